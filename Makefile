@@ -1,0 +1,89 @@
+# make setup   .venv with the tailbound command, system packages from apt-packages.txt; nothing when all is there
+# make demo    train a real model over a lossy lab, beside Gloo
+# make test    all tests (make lint: ruff, mypy, clang-format, generated files)
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= /usr/bin/python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-done
+EXTRAS := torch,test,plots,demo,dev
+OUT ?= out
+C_SOURCES = $(filter-out ebpf/wire.h ebpf/abi.h,$(wildcard ebpf/*.[ch] xdp_programs/*.[ch]))
+
+.PHONY: help setup packages demo test lint format generate wheel bench clean
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+# The stamp is trusted only if the command in this very folder still starts: a virtual environment cannot be moved.
+setup: packages
+	@if ! grep -qsF '$(CURDIR)/$(VENV)/' $(BIN)/tailbound || ! $(BIN)/tailbound --version >/dev/null 2>&1; then \
+		rm -f $(STAMP); \
+	fi
+	@$(MAKE) --no-print-directory --silent $(STAMP)
+
+packages:
+	@missing=(); \
+	for name in $$(sed 's/#.*//' apt-packages.txt); do \
+		[[ "$$(dpkg-query -W -f '$${db:Status-Status}' "$$name" 2>/dev/null)" == installed ]] || missing+=("$$name"); \
+	done; \
+	if (($${#missing[@]} == 0)); then exit 0; fi; \
+	if ! command -v apt-get >/dev/null; then \
+		echo "This is not Debian: install what these Debian packages hold: $${missing[*]}" >&2; exit 1; \
+	fi; \
+	if ((EUID != 0)); then \
+		echo "Missing system packages: $${missing[*]}" >&2; \
+		echo "Install them and run make again:" >&2; \
+		echo "    sudo apt-get update && sudo apt-get install --no-install-recommends -y $${missing[*]}" >&2; exit 1; \
+	fi; \
+	echo "Installing $${missing[*]}"; \
+	apt-get update -q; \
+	DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$${missing[@]}"
+
+$(STAMP): pyproject.toml constraints.txt apt-packages.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "$(PYTHON) is older than Python 3.11: give another, make setup PYTHON=/path/to/python3" >&2; exit 1; }
+	@if ! grep -qsF '$(CURDIR)/$(VENV)/' $(BIN)/pip; then rm -rf $(VENV); $(PYTHON) -m venv $(VENV); fi
+	@echo "Installing tailbound and what it needs into $(VENV), a minute or two"
+	@$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[$(EXTRAS)]'
+	@$(BIN)/tailbound --version
+	@touch $@
+
+demo: setup
+	$(BIN)/tailbound demo --out $(OUT)/demo
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m tailbound.wire.codegen --check
+	clang-format-14 --dry-run --Werror $(C_SOURCES)
+
+# Puts sources into the form that lint asks for.
+format: setup
+	$(BIN)/ruff check --fix-only -q .
+	$(BIN)/ruff format -q .
+	clang-format-14 -i $(C_SOURCES)
+
+# Files derived from the schema; they are committed.
+generate: setup
+	$(BIN)/python -m tailbound.wire.codegen
+
+wheel: setup
+	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps -w dist .
+
+bench: setup
+	mkdir -p $(OUT)/bench
+	$(BIN)/tailbound bench kernel --json $(OUT)/bench/kernel.json
+	$(BIN)/tailbound bench codec --json $(OUT)/bench/codec.json
+	$(BIN)/tailbound bench allreduce --vs gloo --json $(OUT)/bench/allreduce.json
+	$(BIN)/tailbound bench allreduce --vs gloo --wire --json $(OUT)/bench/allreduce-wire.json
+
+clean:
+	rm -rf build dist $(OUT) .pytest_cache .mypy_cache .ruff_cache .hypothesis host_lib/*.egg-info
+	find host_lib tests -name __pycache__ -type d -prune -exec rm -rf {} +
