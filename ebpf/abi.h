@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Generated from host_lib/tailbound/wire/schema.py: change that, then run `make generate`. */
+#ifndef TB_ABI_H
+#define TB_ABI_H
+
+#define TB_UNKNOWN_SENDER 256
+#define TB_OP_STEPS 4
+#define TB_OP_PER_STEP 256
+#define TB_OP_RING 1024
+#define TB_CONTEXTS 1
+#define TB_VERDICTS 64
+#define TB_FIRST_DROP 8
+
+#define TB_VERDICT_STORED 0
+#define TB_VERDICT_ADDED 1
+#define TB_VERDICT_RESULT_TAKEN 2
+#define TB_VERDICT_CONTROL_PASSED 3
+#define TB_VERDICT_REFLECTED 4
+#define TB_VERDICT_ECHO_TAKEN 5
+#define TB_VERDICT_BAD_LENGTH 8
+#define TB_VERDICT_NOT_LINEAR 9
+#define TB_VERDICT_BAD_VERSION 10
+#define TB_VERDICT_BAD_TYPE 11
+#define TB_VERDICT_WRONG_COOKIE 12
+#define TB_VERDICT_UNKNOWN_RANK 13
+#define TB_VERDICT_WRONG_ADDRESS 14
+#define TB_VERDICT_NOT_FOR_THIS_RANK 15
+#define TB_VERDICT_CORRUPT 16
+#define TB_VERDICT_SLOT_OUT_OF_RANGE 17
+#define TB_VERDICT_STALE_OP 18
+#define TB_VERDICT_FUTURE_OP 19
+#define TB_VERDICT_DUPLICATE 20
+#define TB_VERDICT_LATE 21
+#define TB_VERDICT_SCALE_MISMATCH 22
+#define TB_VERDICT_BAD_SHIFT 23
+#define TB_VERDICT_LAYOUT_MISMATCH 24
+#define TB_VERDICT_WRONG_MAP 25
+#define TB_VERDICT_ABANDONED 26
+#define TB_VERDICT_DUPLICATE_RESULT 27
+#define TB_VERDICT_STALE_RESULT 28
+#define TB_VERDICT_FUTURE_RESULT 29
+#define TB_VERDICT_INACTIVE 30
+#define TB_VERDICT_FRAGMENT 31
+
+#define TB_EVENT_OPENED 1
+#define TB_EVENT_MAJORITY 2
+#define TB_EVENT_TAIL 3
+#define TB_EVENT_COMPLETE 4
+#define TB_EVENT_RESULTS_TAIL 5
+#define TB_EVENT_RESULTS_COMPLETE 6
+
+/* Record of one summed row; written by the program only, under the slot's lock. */
+struct tb_slot {
+	__u32 cookie; /* tag, with op */
+	__u32 op; /* tag, with cookie */
+	__u64 ranks[4]; /* bitmap of the ranks summed */
+	__u32 count; /* ranks summed */
+	__u32 units; /* sum of 1 << shift over the ranks summed */
+	__s32 need; /* largest need seen, EXPONENT_NONE at first */
+	__s32 exponent; /* e of the contributions summed */
+	__u32 row; /* place in the owner's list */
+	__u32 pad; /* 0 */
+};
+_Static_assert(sizeof(struct tb_slot) == 64, "tb_slot");
+
+/* Lock of one sum slot, and the newest op the host has sealed there. Not mmapped: it holds a lock. */
+struct tb_slot_lock {
+	struct bpf_spin_lock lock; /* struct bpf_spin_lock */
+	__u32 sealed_op; /* contributions up to this op are late */
+};
+_Static_assert(sizeof(struct tb_slot_lock) == 8, "tb_slot_lock");
+
+/* A lock and nothing else (result rows, op records, peers). */
+struct tb_lock {
+	struct bpf_spin_lock lock; /* struct bpf_spin_lock */
+	__u32 pad; /* 0 */
+};
+_Static_assert(sizeof(struct tb_lock) == 8, "tb_lock");
+
+/* What the owner's host expects in a sum slot; written by the host. */
+struct tb_expect {
+	__u32 op; /* op the expectation is for; another op: the first contributor decides */
+	__s16 exponent; /* e that contributions must carry */
+	__u16 valid; /* 1 once written */
+};
+_Static_assert(sizeof(struct tb_expect) == 8, "tb_expect");
+
+/* Record of one result row; written by the program only, under the row's lock. */
+struct tb_result {
+	__u32 cookie; /* tag, with op */
+	__u32 op; /* tag, with cookie */
+	__u32 scale; /* largest absolute value of the row */
+	__u32 count; /* contributors in the mean */
+	__s32 exponent; /* e for the key's next op */
+	__u32 owner; /* rank that made it */
+	__u32 row; /* place in the owner's list */
+	__u32 pad; /* 0 */
+};
+_Static_assert(sizeof(struct tb_result) == 32, "tb_result");
+
+/* Which result is whole in a ring position; written after the row, under the op's lock. */
+struct tb_presence {
+	__u32 op; /* op label */
+	__u32 cookie; /* job */
+};
+_Static_assert(sizeof(struct tb_presence) == 8, "tb_presence");
+
+/* What the kernel has seen of one op; written by the program only, under the op's lock. */
+struct tb_op {
+	__u32 cookie; /* tag, with op */
+	__u32 op; /* tag, with cookie */
+	__u64 opened_ns; /* CLOCK_MONOTONIC of the first packet */
+	__u64 heard[4]; /* bitmap of ranks heard in this op, by any packet type that names it */
+	__u64 tail_contributed[4]; /* ranks the tail of whose contributions has been seen */
+	__u64 tail_published[4]; /* ranks the tail of whose results has been seen */
+	__u64 abstained[4]; /* ranks that said ABSTAIN for this op */
+	__u64 majority_ns[2]; /* time at which need - 1 [0] and need [1] live peers had been heard */
+	__u32 heard_live; /* live peers heard */
+	__u32 rows; /* rows of this owner, from the first contribution; 0 before */
+	__u32 rows_complete; /* own rows with a contribution of every live peer */
+	__u32 results_in; /* result rows present */
+	__u32 progress; /* packets taken for own rows; a hint that may lose an increment */
+	__u32 layout; /* layout tag of the first packet */
+	__u32 codes; /* V of the first row */
+	__u32 first_sender; /* rank that opened the op */
+};
+_Static_assert(sizeof(struct tb_op) == 192, "tb_op");
+
+/* Arrival times of one rank in one op, in us after opened_ns, plus one (0: not yet). */
+struct tb_arrival {
+	__u32 first_us; /* first packet */
+	__u32 contributed_us; /* tail of contributions */
+	__u32 published_us; /* tail of results */
+	__u32 pad; /* 0 */
+};
+_Static_assert(sizeof(struct tb_arrival) == 16, "tb_arrival");
+
+/* A registered rank; written by the host. */
+struct tb_peer {
+	__u32 address; /* IPv4 address, network byte order; 0: not registered */
+	__u32 live; /* 1: counted for completion, tail and majority */
+};
+_Static_assert(sizeof(struct tb_peer) == 8, "tb_peer");
+
+/* Latest marks of one rank; written by the program under the peer's lock, only when they rise. */
+struct tb_peer_state {
+	__u32 cookie; /* tag */
+	__u32 contributed; /* highest contributed mark seen */
+	__u32 published; /* highest published mark seen */
+	__u32 newest; /* newest op seen, future ones included */
+	__u64 last_ns; /* time of the last change here */
+	__u64 rtt_ns; /* last round trip measured by probe */
+	__u32 deadline; /* advertised D1, units of 64 us */
+	__u32 lateness; /* advertised lateness, units of 64 us */
+	__u32 map_known; /* highest map id the rank knows */
+	__u32 incast; /* advertised incast */
+};
+_Static_assert(sizeof(struct tb_peer_state) == 48, "tb_peer_state");
+
+/* One context; written by the host, mmapped. `active` is written last. */
+struct tb_control {
+	__u32 active; /* 0: drop everything of ours as INACTIVE */
+	__u32 cookie; /* job */
+	__u32 rank; /* own rank */
+	__u32 ranks; /* world size */
+	__u32 address; /* own IPv4 address, network byte order */
+	__u32 group; /* the job's multicast group, network byte order, or 0 */
+	__u32 map_id; /* owner map in force */
+	__u32 map_since; /* first op of map_id; older ops are taken under map_before */
+	__u32 map_before; /* owner map before that */
+	__u32 sum_base; /* window base of the sums ring, a row sequence */
+	__u32 result_base; /* window base of the result ring, a row sequence */
+	__u32 live_peers; /* live ranks other than this one */
+	__u32 need; /* majority: floor(L / 2) + 1 with L = live_peers + 1 */
+	__u32 shift_cap; /* kcap: largest shift taken */
+	__u32 first_op; /* ops before this one are stale */
+	__u32 pad; /* 0 */
+	__u64 live[4]; /* bitmap of live ranks other than this one */
+};
+_Static_assert(sizeof(struct tb_control) == 96, "tb_control");
+
+/* How many result rows of an op are to come from peers; written by the host. */
+struct tb_expect_results {
+	__u32 op; /* op label */
+	__u32 rows; /* rows; 0: not known yet */
+};
+_Static_assert(sizeof(struct tb_expect_results) == 8, "tb_expect_results");
+
+/* Counters of one (cpu, sender): what became of its packets. */
+struct tb_ledger {
+	__u64 verdict[64]; /* by Verdict */
+};
+_Static_assert(sizeof(struct tb_ledger) == 512, "tb_ledger");
+
+/* A record of the event ring. */
+struct tb_event {
+	__u32 kind; /* Event */
+	__u32 op; /* op label */
+	__u64 ns; /* CLOCK_MONOTONIC */
+};
+_Static_assert(sizeof(struct tb_event) == 16, "tb_event");
+
+/* Fault injection on one interface of the lab; written by the lab. Probabilities in units of 2^-32. */
+struct tb_faults {
+	__u64 state; /* xorshift64* state per map; seeded, never 0 */
+	__u32 loss_good; /* loss in the good state (Bernoulli: the loss) */
+	__u32 loss_bad; /* loss in the bad state */
+	__u32 to_bad; /* per packet, good to bad (Gilbert-Elliott) */
+	__u32 to_good; /* per packet, bad to good */
+	__u32 duplicate; /* send twice */
+	__u32 corrupt; /* flip one bit after the UDP header */
+	__u32 port; /* only UDP to or from this port; 0: every IPv4 packet */
+	__u32 bad; /* 1 while in the bad state */
+};
+_Static_assert(sizeof(struct tb_faults) == 40, "tb_faults");
+
+/* What the fault program did, per cpu. */
+struct tb_fault_counts {
+	__u64 seen; /* packets that faults could hit */
+	__u64 lost; /* dropped */
+	__u64 duplicated; /* sent twice */
+	__u64 corrupted; /* one bit flipped */
+	__u64 passed; /* packets outside the filter */
+	__u64 pad[3]; /* 0 */
+};
+_Static_assert(sizeof(struct tb_fault_counts) == 64, "tb_fault_counts");
+
+#endif /* TB_ABI_H */

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Generated from host_lib/tailbound/wire/schema.py: change that, then run `make generate`. */
+#ifndef TB_WIRE_H
+#define TB_WIRE_H
+
+#define TB_VERSION 1
+#define TB_HEADER_BYTES 64
+#define TB_MAX_RANKS 256
+#define TB_WIDTH_STEP 64
+#define TB_ROW_STEP 16
+#define TB_OP_INDEX_BITS 10
+#define TB_EXPONENT_NONE (-32768)
+#define TB_TIME_UNIT_US 64
+#define TB_CHECK_K1 0x9e3779b97f4a7c15ULL
+#define TB_CHECK_K2 0xc2b2ae3d27d4eb4fULL
+#define TB_CHECK_K3 0x2e8a5c3d4b7f9d62ULL
+#define TB_CHECK_K4 0x58f1a6b5d3c4e792ULL
+
+#define TB_TYPE_CONTRIBUTION 1
+#define TB_TYPE_RESULT 2
+#define TB_TYPE_READY 3
+#define TB_TYPE_REPAIR 4
+#define TB_TYPE_GONE 5
+#define TB_TYPE_MAP 6
+#define TB_TYPE_HOLD 7
+#define TB_TYPE_BYE 8
+#define TB_TYPE_PROBE 9
+#define TB_TYPE_ECHO 10
+
+#define TB_FLAG_FLUSH 1
+#define TB_FLAG_ABSTAIN 2
+#define TB_FLAG_REPEAT 4
+#define TB_FLAG_LATE 8
+
+/* Header of every Tailbound packet, after UDP, network byte order. */
+struct tb_header {
+	__u8 version; /* VERSION */
+	__u8 type; /* PacketType */
+	__be16 flags; /* Flag bits */
+	__be32 cookie; /* the job, drawn at random by rank 0 */
+	__be32 op; /* op label: step << 10 | index, a serial number */
+	__be16 layout; /* hash of (bucket index, numel, dtype, chunk, world size) */
+	__u8 sender; /* rank that sent this packet */
+	__u8 owner; /* contribution: the rank it is for; result: the owner that made it */
+	__be32 seq; /* row sequence: ring position = seq mod ring (sums ring or result ring) */
+	__be16 row; /* place of the row in its owner's list */
+	__be16 rows; /* rows of this owner in this op */
+	__be32 contributed; /* highest op whose contributions the sender has fully sent to this peer */
+	__be32 published; /* highest op whose results the sender has fully sent to this peer */
+	__be16 exponent; /* contribution: e of its group; result: e of the group for the key's next op */
+	__be16 need; /* contribution: largest e this rank would have needed, EXPONENT_NONE if all zero */
+	__be32 scale; /* result: largest absolute value of the row (code 128 + 127 x / scale) */
+	__be16 count; /* result: contributors in the mean */
+	__u8 shift; /* contribution: codes are to be shifted left by this many bits */
+	__u8 incast; /* senders this rank takes at once; 0 says nothing */
+	__be16 deadline; /* advertised D1 in units of 64 us */
+	__be16 lateness; /* own lateness (launch minus majority arrival) in units of 64 us */
+	__be32 map_id; /* owner map of this op */
+	__be32 map_known; /* highest owner map id known in full */
+	__be64 check; /* check over payload and header (see tailbound.wire.check) */
+};
+_Static_assert(sizeof(struct tb_header) == 64, "tb_header");
+
+#endif /* TB_WIRE_H */

@@ -1,0 +1,118 @@
+"""Writes the generated files: ``ebpf/wire.h``, ``ebpf/abi.h`` and the tables of ``docs/wire.md``.
+
+``python -m tailbound.wire.codegen`` writes them; with ``--check`` it fails when one is stale.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+from pathlib import Path
+
+from tailbound.wire import check, schema
+from tailbound.wire.packets import KINDS, dtype_of
+
+_LICENSE = "/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */\n"
+_NOTE = "/* Generated from host_lib/tailbound/wire/schema.py: change that, then run `make generate`. */\n"
+_C = {"u8": "__u8", "u16": "__u16", "u32": "__u32", "u64": "__u64", "s16": "__s16", "s32": "__s32", "f32": "__u32"}
+_WIRE = _C | {"u16": "__be16", "u32": "__be32", "u64": "__be64", "s16": "__be16", "f32": "__be32"}
+
+
+def _enum(prefix: str, kind: type[enum.IntEnum] | type[enum.IntFlag]) -> str:
+    return "".join(f"#define {prefix}_{m.name} {int(m)}\n" for m in kind)
+
+
+def _struct(struct: schema.Struct, kinds: dict[str, str]) -> str:
+    dtype_of(struct)  # refuses holes
+    lines = [f"/* {struct.doc} */", f"struct {struct.name} {{"]
+    for f in struct.fields:
+        kind = "struct bpf_spin_lock" if f.kind == "lock" else kinds[f.kind]
+        array = f"[{f.count}]" if f.count > 1 else ""
+        lines.append(f"\t{kind} {f.name}{array}; /* {f.doc} */")
+    size = sum(KINDS[f.kind][0] * f.count for f in struct.fields)
+    lines += ["};", f'_Static_assert(sizeof(struct {struct.name}) == {size}, "{struct.name}");', ""]
+    return "\n".join(lines) + "\n"
+
+
+def wire_header() -> str:
+    """Text of ``ebpf/wire.h``: what goes over the network."""
+    numbers = {
+        "TB_VERSION": schema.VERSION,
+        "TB_HEADER_BYTES": schema.HEADER_BYTES,
+        "TB_MAX_RANKS": schema.MAX_RANKS,
+        "TB_WIDTH_STEP": schema.WIDTH_STEP,
+        "TB_ROW_STEP": schema.ROW_STEP,
+        "TB_OP_INDEX_BITS": schema.OP_INDEX_BITS,
+        "TB_EXPONENT_NONE": f"({schema.EXPONENT_NONE})",
+        "TB_TIME_UNIT_US": schema.TIME_UNIT_US,
+    }
+    numbers |= {f"TB_CHECK_{k}": f"{getattr(check, k):#x}ULL" for k in ("K1", "K2", "K3", "K4")}
+    body = "".join(f"#define {k} {v}\n" for k, v in numbers.items())
+    body += "\n" + _enum("TB_TYPE", schema.PacketType) + "\n" + _enum("TB_FLAG", schema.Flag)
+    body += "\n" + _struct(schema.HEADER, _WIRE)
+    return f"{_LICENSE}{_NOTE}#ifndef TB_WIRE_H\n#define TB_WIRE_H\n\n{body}#endif /* TB_WIRE_H */\n"
+
+
+def abi_header() -> str:
+    """Text of ``ebpf/abi.h``: values of the maps, ledger columns and events."""
+    numbers = {
+        "TB_UNKNOWN_SENDER": schema.UNKNOWN_SENDER,
+        "TB_OP_STEPS": schema.OP_STEPS,
+        "TB_OP_PER_STEP": schema.OP_PER_STEP,
+        "TB_OP_RING": schema.OP_RING,
+        "TB_CONTEXTS": schema.CONTEXTS,
+        "TB_VERDICTS": schema.VERDICTS,
+        "TB_FIRST_DROP": int(schema.FIRST_DROP),
+    }
+    body = "".join(f"#define {k} {v}\n" for k, v in numbers.items())
+    body += "\n" + _enum("TB_VERDICT", schema.Verdict) + "\n" + _enum("TB_EVENT", schema.Event) + "\n"
+    body += "".join(_struct(s, _C) for s in schema.STRUCTS)
+    return f"{_LICENSE}{_NOTE}#ifndef TB_ABI_H\n#define TB_ABI_H\n\n{body}#endif /* TB_ABI_H */\n"
+
+
+def wire_tables() -> str:
+    """Text of ``docs/wire.md``: header fields, packet types, verdicts."""
+    out = ["# Wire format and ledger", "", "Generated from `host_lib/tailbound/wire/schema.py` by `make generate`.", ""]
+    out += ["## Header (64 bytes, network byte order)", "", "| offset | bytes | field | kind | meaning |", "|---|---|---|---|---|"]
+    offset = 0
+    for f in schema.HEADER.fields:
+        size = KINDS[f.kind][0] * f.count
+        out.append(f"| {offset} | {size} | `{f.name}` | {f.kind} | {f.doc} |")
+        offset += size
+    for title, kind in (("Packet types", schema.PacketType), ("Flags", schema.Flag), ("Verdicts", schema.Verdict)):
+        out += ["", f"## {title}", "", "| number | name |", "|---|---|"]
+        out += [f"| {int(m)} | {m.name} |" for m in kind]
+    return "\n".join(out) + "\n"
+
+
+def generated(root: Path) -> dict[Path, str]:
+    """Every generated file below the repository's ``root`` with the text it ought to have."""
+    return {
+        root / "ebpf" / "wire.h": wire_header(),
+        root / "ebpf" / "abi.h": abi_header(),
+        root / "docs" / "wire.md": wire_tables(),
+    }
+
+
+def stale(root: Path) -> list[Path]:
+    """Generated files that are missing or differ from the schema."""
+    return [p for p, text in generated(root).items() if not p.exists() or p.read_text() != text]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line: write the files, or with ``--check`` name the stale ones and return 1."""
+    arguments = sys.argv[1:] if argv is None else argv
+    root = Path(__file__).resolve().parents[3]
+    if "--check" in arguments:
+        bad = stale(root)
+        for path in bad:
+            print(f"stale: {path.relative_to(root)} (run `make generate`)", file=sys.stderr)
+        return 1 if bad else 0
+    for path, text in generated(root).items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

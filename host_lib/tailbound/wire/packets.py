@@ -1,0 +1,89 @@
+"""The schema as numpy dtypes: packet headers in network byte order, kernel structs in host byte order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.wire import schema
+from tailbound.wire.check import check_packet
+from tailbound.wire.schema import HEADER, HEADER_BYTES, STRUCTS, Struct
+
+#: Size in bytes and numpy code of every field kind. ``lock`` is the kernel's ``struct bpf_spin_lock``.
+KINDS: dict[str, tuple[int, str]] = {
+    "u8": (1, "u1"),
+    "u16": (2, "u2"),
+    "u32": (4, "u4"),
+    "u64": (8, "u8"),
+    "s16": (2, "i2"),
+    "s32": (4, "i4"),
+    "f32": (4, "f4"),
+    "lock": (4, "u4"),
+}
+
+
+def dtype_of(struct: Struct, order: str = "=") -> np.dtype[Any]:
+    """The numpy dtype of ``struct`` in byte order ``order`` (``=`` host, ``>`` network); no padding anywhere.
+
+    Raises:
+        ValueError: a field is not naturally aligned, so that C would pad it.
+    """
+    fields: list[tuple[str, str] | tuple[str, str, int]] = []
+    offset = 0
+    for field in struct.fields:
+        size, code = KINDS[field.kind]
+        if offset % size:
+            raise ValueError(f"{struct.name}.{field.name} at {offset} is not aligned to {size}")
+        offset += size * field.count
+        fields.append((field.name, order + code, field.count) if field.count > 1 else (field.name, order + code))
+    if offset % max(KINDS[f.kind][0] for f in struct.fields):
+        raise ValueError(f"{struct.name} has {offset} bytes, which C would pad")
+    return np.dtype(fields)
+
+
+#: Header of a packet, big endian, 64 bytes.
+HEADER_DTYPE = dtype_of(HEADER, ">")
+#: Kernel structs by C name, host byte order.
+DTYPES: dict[str, np.dtype[Any]] = {s.name: dtype_of(s) for s in STRUCTS}
+
+assert HEADER_DTYPE.itemsize == HEADER_BYTES
+
+
+def header(**values: Any) -> NDArray[Any]:
+    """One header, version filled in, everything else zero unless given.
+
+    Returns:
+        A structured array of shape ``[1]`` and dtype ``HEADER_DTYPE``.
+
+    Raises:
+        ValueError: a name is not a field of the header.
+    """
+    out = np.zeros(1, HEADER_DTYPE)
+    out["version"] = schema.VERSION
+    for name, value in values.items():
+        if name not in HEADER_DTYPE.names:  # type: ignore[operator]
+            raise ValueError(f"no header field {name!r}")
+        out[name] = value
+    return out
+
+
+def packet(head: NDArray[Any], payload: bytes) -> bytes:
+    """Header and payload with the check filled in; the payload is padded with zeros to a multiple of 16 bytes."""
+    body = payload + bytes(-len(payload) % schema.ROW_STEP)
+    data = np.frombuffer(head.tobytes() + body, np.uint8).copy()
+    head = data[:HEADER_BYTES].view(HEADER_DTYPE)
+    head["check"] = int(check_packet(data))
+    return data.tobytes()
+
+
+def parse(data: bytes) -> tuple[NDArray[Any], bytes] | None:
+    """Header (shape ``[1]``) and payload of a packet that is well formed and whose check is right, else None."""
+    if len(data) < HEADER_BYTES or len(data) % schema.ROW_STEP:
+        return None
+    raw = np.frombuffer(data, np.uint8)
+    head = raw[:HEADER_BYTES].view(HEADER_DTYPE)
+    if head["version"][0] != schema.VERSION or int(head["check"][0]) != int(check_packet(raw)):
+        return None
+    return head, data[HEADER_BYTES:]

@@ -1,0 +1,443 @@
+"""The one place where the wire format and the kernel's maps are written down.
+
+Everything else is derived: ``ebpf/wire.h`` and ``ebpf/abi.h`` are generated (``tailbound.wire.codegen``),
+numpy dtypes (``tailbound.wire.packets``) and the scapy layer (``tailbound.wire.scapy_layer``) at import.
+This module holds data only and imports nothing but the standard library.
+
+Numbers, once released, are never reused; a field that goes leaves a hole.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+#: Version byte of every packet. Another version is dropped as ``BAD_VERSION``.
+VERSION = 1
+#: First byte after the UDP header is the version; a magic in the cookie would only repeat the cookie check.
+HEADER_BYTES = 64
+#: Ethernet + IPv4 without options + UDP, in bytes.
+ETHERNET_BYTES, IPV4_BYTES, UDP_BYTES = 14, 20, 8
+#: Ranks in a job at most: 257 x 255 = 65535 would allow one more, the bitmaps hold 256.
+MAX_RANKS = 256
+#: Sender under which packets are counted whose sender cannot be trusted yet.
+UNKNOWN_SENDER = MAX_RANKS
+#: Payload width is a multiple of this many codes; rows may be shorter, in steps of ``ROW_STEP``.
+WIDTH_STEP = 64
+ROW_STEP = 16
+#: Op label = step << OP_INDEX_BITS | index, compared by signed distance of u32.
+OP_INDEX_BITS = 10
+#: Op records: OP_STEPS steps of OP_PER_STEP ops each, addressed by ``op_slot``.
+OP_STEPS = 4
+OP_PER_STEP = 256
+OP_RING = OP_STEPS * OP_PER_STEP
+#: A scale exponent that says "nothing known" (all zero, or never measured).
+EXPONENT_NONE = -32768
+#: Lateness and deadlines travel in units of this many microseconds (u16: up to 4.19 s).
+TIME_UNIT_US = 64
+#: Ring buffer for events, in bytes (a power of two and a multiple of the page size).
+EVENT_RING_BYTES = 65536
+#: Contexts (UDP ports) on one interface. A second attach is refused by name.
+CONTEXTS = 1
+
+
+class PacketType(enum.IntEnum):
+    """What a packet is. Contributions and results end in the kernel; the rest passes to the socket."""
+
+    CONTRIBUTION = 1
+    RESULT = 2
+    READY = 3
+    REPAIR = 4
+    GONE = 5
+    MAP = 6
+    HOLD = 7
+    BYE = 8
+    PROBE = 9
+    ECHO = 10
+
+
+class Flag(enum.IntFlag):
+    """Bits of the header's ``flags``."""
+
+    FLUSH = 1
+    ABSTAIN = 2
+    REPEAT = 4
+    LATE = 8
+
+
+class Verdict(enum.IntEnum):
+    """Ledger columns: what became of a packet of ours. From ``BAD_LENGTH`` on they are drop reasons."""
+
+    STORED = 0
+    ADDED = 1
+    RESULT_TAKEN = 2
+    CONTROL_PASSED = 3
+    REFLECTED = 4
+    ECHO_TAKEN = 5
+    BAD_LENGTH = 8
+    NOT_LINEAR = 9
+    BAD_VERSION = 10
+    BAD_TYPE = 11
+    WRONG_COOKIE = 12
+    UNKNOWN_RANK = 13
+    WRONG_ADDRESS = 14
+    NOT_FOR_THIS_RANK = 15
+    CORRUPT = 16
+    SLOT_OUT_OF_RANGE = 17
+    STALE_OP = 18
+    FUTURE_OP = 19
+    DUPLICATE = 20
+    LATE = 21
+    SCALE_MISMATCH = 22
+    BAD_SHIFT = 23
+    LAYOUT_MISMATCH = 24
+    WRONG_MAP = 25
+    ABANDONED = 26
+    DUPLICATE_RESULT = 27
+    STALE_RESULT = 28
+    FUTURE_RESULT = 29
+    INACTIVE = 30
+    FRAGMENT = 31
+
+
+#: Ledger columns per (cpu, sender); room for reasons to come.
+VERDICTS = 64
+FIRST_DROP = Verdict.BAD_LENGTH
+
+
+class Event(enum.IntEnum):
+    """Ring-buffer events. A hint only: the maps are the truth."""
+
+    OPENED = 1  #: first packet of an op
+    MAJORITY = 2  #: ``need`` or ``need - 1`` live peers have been heard in an op
+    TAIL = 3  #: the last percent of every live peer's contributions has been seen
+    COMPLETE = 4  #: every own row has a contribution of every live peer
+    RESULTS_TAIL = 5  #: the last percent of every live owner's results has been seen
+    RESULTS_COMPLETE = 6  #: as many result rows as ``expect_results`` says are in
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field: name, kind (``u8 u16 u32 u64 s16 s32 f32``), array length, meaning."""
+
+    name: str
+    kind: str
+    doc: str
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Struct:
+    """A C struct with natural alignment and no implicit padding (``codegen`` refuses holes)."""
+
+    name: str
+    doc: str
+    fields: tuple[Field, ...]
+
+
+@dataclass(frozen=True)
+class Map:
+    """A BPF map: who writes it, whether it is mmapped and frozen, and its entry count as an expression.
+
+    ``entries`` is evaluated with ``sum_rows``, ``result_rows``, ``width``, ``cpus``.
+    ``writer`` is ``program`` (frozen at creation, so that the trainer can only read), ``host`` or ``both``.
+    """
+
+    name: str
+    doc: str
+    value: str  # a Struct's name, or "u8[EXPR]"
+    entries: str
+    writer: str
+    mmap: bool = True
+
+
+#: Fields of the 64-byte header, network byte order.
+HEADER = Struct(
+    "tb_header",
+    "Header of every Tailbound packet, after UDP, network byte order.",
+    (
+        Field("version", "u8", "VERSION"),
+        Field("type", "u8", "PacketType"),
+        Field("flags", "u16", "Flag bits"),
+        Field("cookie", "u32", "the job, drawn at random by rank 0"),
+        Field("op", "u32", "op label: step << 10 | index, a serial number"),
+        Field("layout", "u16", "hash of (bucket index, numel, dtype, chunk, world size)"),
+        Field("sender", "u8", "rank that sent this packet"),
+        Field("owner", "u8", "contribution: the rank it is for; result: the owner that made it"),
+        Field("seq", "u32", "row sequence: ring position = seq mod ring (sums ring or result ring)"),
+        Field("row", "u16", "place of the row in its owner's list"),
+        Field("rows", "u16", "rows of this owner in this op"),
+        Field("contributed", "u32", "highest op whose contributions the sender has fully sent to this peer"),
+        Field("published", "u32", "highest op whose results the sender has fully sent to this peer"),
+        Field("exponent", "s16", "contribution: e of its group; result: e of the group for the key's next op"),
+        Field("need", "s16", "contribution: largest e this rank would have needed, EXPONENT_NONE if all zero"),
+        Field("scale", "f32", "result: largest absolute value of the row (code 128 + 127 x / scale)"),
+        Field("count", "u16", "result: contributors in the mean"),
+        Field("shift", "u8", "contribution: codes are to be shifted left by this many bits"),
+        Field("incast", "u8", "senders this rank takes at once; 0 says nothing"),
+        Field("deadline", "u16", "advertised D1 in units of 64 us"),
+        Field("lateness", "u16", "own lateness (launch minus majority arrival) in units of 64 us"),
+        Field("map_id", "u32", "owner map of this op"),
+        Field("map_known", "u32", "highest owner map id known in full"),
+        Field("check", "u64", "check over payload and header (see tailbound.wire.check)"),
+    ),
+)
+
+SLOT_RECORD = Struct(
+    "tb_slot",
+    "Record of one summed row; written by the program only, under the slot's lock.",
+    (
+        Field("cookie", "u32", "tag, with op"),
+        Field("op", "u32", "tag, with cookie"),
+        Field("ranks", "u64", "bitmap of the ranks summed", 4),
+        Field("count", "u32", "ranks summed"),
+        Field("units", "u32", "sum of 1 << shift over the ranks summed"),
+        Field("need", "s32", "largest need seen, EXPONENT_NONE at first"),
+        Field("exponent", "s32", "e of the contributions summed"),
+        Field("row", "u32", "place in the owner's list"),
+        Field("pad", "u32", "0"),
+    ),
+)
+
+SLOT_LOCK = Struct(
+    "tb_slot_lock",
+    "Lock of one sum slot, and the newest op the host has sealed there. Not mmapped: it holds a lock.",
+    (Field("lock", "lock", "struct bpf_spin_lock"), Field("sealed_op", "u32", "contributions up to this op are late")),
+)
+
+PLAIN_LOCK = Struct(
+    "tb_lock",
+    "A lock and nothing else (result rows, op records, peers).",
+    (Field("lock", "lock", "struct bpf_spin_lock"), Field("pad", "u32", "0")),
+)
+
+EXPECT = Struct(
+    "tb_expect",
+    "What the owner's host expects in a sum slot; written by the host.",
+    (
+        Field("op", "u32", "op the expectation is for; another op: the first contributor decides"),
+        Field("exponent", "s16", "e that contributions must carry"),
+        Field("valid", "u16", "1 once written"),
+    ),
+)
+
+RESULT_RECORD = Struct(
+    "tb_result",
+    "Record of one result row; written by the program only, under the row's lock.",
+    (
+        Field("cookie", "u32", "tag, with op"),
+        Field("op", "u32", "tag, with cookie"),
+        Field("scale", "f32", "largest absolute value of the row"),
+        Field("count", "u32", "contributors in the mean"),
+        Field("exponent", "s32", "e for the key's next op"),
+        Field("owner", "u32", "rank that made it"),
+        Field("row", "u32", "place in the owner's list"),
+        Field("pad", "u32", "0"),
+    ),
+)
+
+PRESENCE = Struct(
+    "tb_presence",
+    "Which result is whole in a ring position; written after the row, under the op's lock.",
+    (Field("op", "u32", "op label"), Field("cookie", "u32", "job")),
+)
+
+OP_RECORD = Struct(
+    "tb_op",
+    "What the kernel has seen of one op; written by the program only, under the op's lock.",
+    (
+        Field("cookie", "u32", "tag, with op"),
+        Field("op", "u32", "tag, with cookie"),
+        Field("opened_ns", "u64", "CLOCK_MONOTONIC of the first packet"),
+        Field("heard", "u64", "bitmap of ranks heard in this op, by any packet type that names it", 4),
+        Field("tail_contributed", "u64", "ranks the tail of whose contributions has been seen", 4),
+        Field("tail_published", "u64", "ranks the tail of whose results has been seen", 4),
+        Field("abstained", "u64", "ranks that said ABSTAIN for this op", 4),
+        Field("majority_ns", "u64", "time at which need - 1 [0] and need [1] live peers had been heard", 2),
+        Field("heard_live", "u32", "live peers heard"),
+        Field("rows", "u32", "rows of this owner, from the first contribution; 0 before"),
+        Field("rows_complete", "u32", "own rows with a contribution of every live peer"),
+        Field("results_in", "u32", "result rows present"),
+        Field("progress", "u32", "packets taken for own rows; a hint that may lose an increment"),
+        Field("layout", "u32", "layout tag of the first packet"),
+        Field("codes", "u32", "V of the first row"),
+        Field("first_sender", "u32", "rank that opened the op"),
+    ),
+)
+
+ARRIVAL = Struct(
+    "tb_arrival",
+    "Arrival times of one rank in one op, in us after opened_ns, plus one (0: not yet).",
+    (
+        Field("first_us", "u32", "first packet"),
+        Field("contributed_us", "u32", "tail of contributions"),
+        Field("published_us", "u32", "tail of results"),
+        Field("pad", "u32", "0"),
+    ),
+)
+
+PEER = Struct(
+    "tb_peer",
+    "A registered rank; written by the host.",
+    (
+        Field("address", "u32", "IPv4 address, network byte order; 0: not registered"),
+        Field("live", "u32", "1: counted for completion, tail and majority"),
+    ),
+)
+
+PEER_STATE = Struct(
+    "tb_peer_state",
+    "Latest marks of one rank; written by the program under the peer's lock, only when they rise.",
+    (
+        Field("cookie", "u32", "tag"),
+        Field("contributed", "u32", "highest contributed mark seen"),
+        Field("published", "u32", "highest published mark seen"),
+        Field("newest", "u32", "newest op seen, future ones included"),
+        Field("last_ns", "u64", "time of the last change here"),
+        Field("rtt_ns", "u64", "last round trip measured by probe"),
+        Field("deadline", "u32", "advertised D1, units of 64 us"),
+        Field("lateness", "u32", "advertised lateness, units of 64 us"),
+        Field("map_known", "u32", "highest map id the rank knows"),
+        Field("incast", "u32", "advertised incast"),
+    ),
+)
+
+CONTROL = Struct(
+    "tb_control",
+    "One context; written by the host, mmapped. `active` is written last.",
+    (
+        Field("active", "u32", "0: drop everything of ours as INACTIVE"),
+        Field("cookie", "u32", "job"),
+        Field("rank", "u32", "own rank"),
+        Field("ranks", "u32", "world size"),
+        Field("address", "u32", "own IPv4 address, network byte order"),
+        Field("group", "u32", "the job's multicast group, network byte order, or 0"),
+        Field("map_id", "u32", "owner map in force"),
+        Field("map_since", "u32", "first op of map_id; older ops are taken under map_before"),
+        Field("map_before", "u32", "owner map before that"),
+        Field("sum_base", "u32", "window base of the sums ring, a row sequence"),
+        Field("result_base", "u32", "window base of the result ring, a row sequence"),
+        Field("live_peers", "u32", "live ranks other than this one"),
+        Field("need", "u32", "majority: floor(L / 2) + 1 with L = live_peers + 1"),
+        Field("shift_cap", "u32", "kcap: largest shift taken"),
+        Field("first_op", "u32", "ops before this one are stale"),
+        Field("pad", "u32", "0"),
+        Field("live", "u64", "bitmap of live ranks other than this one", 4),
+    ),
+)
+
+EXPECT_RESULTS = Struct(
+    "tb_expect_results",
+    "How many result rows of an op are to come from peers; written by the host.",
+    (Field("op", "u32", "op label"), Field("rows", "u32", "rows; 0: not known yet")),
+)
+
+LEDGER = Struct(
+    "tb_ledger",
+    "Counters of one (cpu, sender): what became of its packets.",
+    (Field("verdict", "u64", "by Verdict", VERDICTS),),
+)
+
+EVENT = Struct(
+    "tb_event",
+    "A record of the event ring.",
+    (Field("kind", "u32", "Event"), Field("op", "u32", "op label"), Field("ns", "u64", "CLOCK_MONOTONIC")),
+)
+
+FAULTS = Struct(
+    "tb_faults",
+    "Fault injection on one interface of the lab; written by the lab. Probabilities in units of 2^-32.",
+    (
+        Field("state", "u64", "xorshift64* state per map; seeded, never 0"),
+        Field("loss_good", "u32", "loss in the good state (Bernoulli: the loss)"),
+        Field("loss_bad", "u32", "loss in the bad state"),
+        Field("to_bad", "u32", "per packet, good to bad (Gilbert-Elliott)"),
+        Field("to_good", "u32", "per packet, bad to good"),
+        Field("duplicate", "u32", "send twice"),
+        Field("corrupt", "u32", "flip one bit after the UDP header"),
+        Field("port", "u32", "only UDP to or from this port; 0: every IPv4 packet"),
+        Field("bad", "u32", "1 while in the bad state"),
+    ),
+)
+
+FAULT_COUNTS = Struct(
+    "tb_fault_counts",
+    "What the fault program did, per cpu.",
+    (
+        Field("seen", "u64", "packets that faults could hit"),
+        Field("lost", "u64", "dropped"),
+        Field("duplicated", "u64", "sent twice"),
+        Field("corrupted", "u64", "one bit flipped"),
+        Field("passed", "u64", "packets outside the filter"),
+        Field("pad", "u64", "0", 3),
+    ),
+)
+
+STRUCTS: tuple[Struct, ...] = (
+    SLOT_RECORD,
+    SLOT_LOCK,
+    PLAIN_LOCK,
+    EXPECT,
+    RESULT_RECORD,
+    PRESENCE,
+    OP_RECORD,
+    ARRIVAL,
+    PEER,
+    PEER_STATE,
+    CONTROL,
+    EXPECT_RESULTS,
+    LEDGER,
+    EVENT,
+    FAULTS,
+    FAULT_COUNTS,
+)
+
+#: Maps of the worker program, in order of creation.
+WORKER_MAPS: tuple[Map, ...] = (
+    Map("control", "contexts", "tb_control", "CONTEXTS", "host"),
+    Map("peers", "registered ranks", "tb_peer", "MAX_RANKS", "host"),
+    Map("expect", "expected exponents of sum slots", "tb_expect", "sum_rows", "host"),
+    Map("expect_results", "expected result rows of ops", "tb_expect_results", "OP_RING", "host"),
+    Map("slots", "records of sum slots", "tb_slot", "sum_rows", "program"),
+    Map("sums", "u16 lanes of sum slots", "u8[2 * width]", "sum_rows", "program"),
+    Map("results", "codes of result rows", "u8[width]", "result_rows", "program"),
+    Map("result_records", "records of result rows", "tb_result", "result_rows", "program"),
+    Map("presence", "which results are whole", "tb_presence", "result_rows", "program"),
+    Map("ops", "records of ops", "tb_op", "OP_RING", "program"),
+    Map("arrivals", "arrival times by op and rank", "tb_arrival", "OP_RING * MAX_RANKS", "program"),
+    Map("peer_states", "marks of ranks", "tb_peer_state", "MAX_RANKS", "program"),
+    Map("ledger", "counters by cpu and sender (row cpu * (MAX_RANKS + 1) + sender)", "tb_ledger", "cpus * (MAX_RANKS + 1)", "program"),
+    Map("slot_locks", "locks and seals of sum slots", "tb_slot_lock", "sum_rows", "both", mmap=False),
+    Map("result_locks", "locks of result rows", "tb_lock", "result_rows", "program", mmap=False),
+    Map("op_locks", "locks of op records", "tb_lock", "OP_RING", "program", mmap=False),
+    Map("peer_locks", "locks of peer states", "tb_lock", "MAX_RANKS", "program", mmap=False),
+    # the event ring is the one map that is no array; the loader creates it by name: "events", EVENT_RING_BYTES
+)
+
+#: Maps of the faults program.
+FAULT_MAPS: tuple[Map, ...] = (
+    Map("faults", "settings and state", "tb_faults", "1", "both", mmap=False),
+    Map("fault_counts", "counters", "tb_fault_counts", "cpus", "program"),
+)
+
+
+def op_label(step: int, index: int) -> int:
+    """The op label of ``index`` in ``step`` (wraps at 2**32).
+
+    Raises:
+        ValueError: ``index`` does not fit.
+    """
+    if not 0 <= index < 1 << OP_INDEX_BITS:
+        raise ValueError(f"op index {index} outside 0..{(1 << OP_INDEX_BITS) - 1}: use larger buckets")
+    return (step << OP_INDEX_BITS | index) & 0xFFFFFFFF
+
+
+def op_slot(op: int) -> int:
+    """Position of an op's record in the op ring."""
+    step, index = op >> OP_INDEX_BITS, op & ((1 << OP_INDEX_BITS) - 1)
+    return (step % OP_STEPS) * OP_PER_STEP + index % OP_PER_STEP
+
+
+def serial_distance(a: int, b: int) -> int:
+    """Signed distance ``a - b`` of two u32 serial numbers (RFC 1982 in spirit; exact for |d| < 2**31)."""
+    return ((a - b + 0x80000000) & 0xFFFFFFFF) - 0x80000000

@@ -1,0 +1,34 @@
+"""Machine code is kept only as long as everything it was made from."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+PACKAGE = {
+    "wire/__init__.py": "",
+    "low/__init__.py": "",
+    "low/number.py": "from numba import njit\n\n\n@njit(nogil=True)\ndef number():\n    return 1\n",
+    "low/sum.py": (
+        "from tailbound.wire.jit import compiled\nfrom low.number import number\n\n\n"
+        "@compiled\ndef one_more(x):\n    return x + number()\n"
+    ),
+}
+
+
+def run(folder: Path) -> str:
+    code = "from low.sum import one_more; print(one_more(1), sum(one_more.stats.cache_hits.values()))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_a_change_in_another_file_of_the_package_is_noticed(tmp_path: Path) -> None:
+    for name, text in PACKAGE.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert run(tmp_path) == "2 0"
+    assert run(tmp_path) == "2 1"
+    (tmp_path / "low" / "number.py").write_text(PACKAGE["low/number.py"].replace("return 1", "return 20"))
+    assert run(tmp_path) == "21 0"

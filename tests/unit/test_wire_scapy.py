@@ -1,0 +1,94 @@
+"""The scapy layer, built and dissected against literal bytes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from golden import Golden, golden_packets
+from tailbound.wire import packets
+from tailbound.wire.packets import HEADER_DTYPE
+from tailbound.wire.schema import PacketType
+
+pytestmark = pytest.mark.needs("scapy")
+PORT = 45999
+
+
+@pytest.fixture(scope="module")
+def layer():
+    from tailbound.wire import scapy_layer
+
+    scapy_layer.bind(PORT)
+    yield scapy_layer
+    scapy_layer.unbind(PORT)
+
+
+@pytest.mark.parametrize("golden", golden_packets(), ids=lambda g: g.name)
+def test_golden_packets_are_dissected(layer, golden: Golden) -> None:
+    found = layer.Tailbound(golden.data)
+    assert {n: getattr(found, n) for n in HEADER_DTYPE.names} == golden.fields
+    assert bytes(found.payload) == golden.payload
+
+
+@pytest.mark.parametrize("golden", golden_packets(), ids=lambda g: g.name)
+def test_golden_packets_are_built(layer, golden: Golden) -> None:
+    fields = {n: v for n, v in golden.fields.items() if n != "check"}
+    assert bytes(layer.Tailbound(**fields) / golden.payload) == golden.data
+
+
+def test_a_frame_of_literal_bytes(layer) -> None:
+    from scapy.layers.inet import IP, UDP
+    from scapy.layers.l2 import Ether
+
+    frame = bytes.fromhex(
+        "0200000000020200000000010800"  # Ethernet
+        "4500006c000100004011ee58c6120001c6120002"  # IPv4
+        "b3afb3af00580000"  # UDP without a checksum
+        "0108000000000007000000000000010200000000000000000000000000000000"
+        "0000000000000000000000000000000000000000000000002210c5c146c41c5c"
+        "0000011f71fb04cb0000000000000000"
+    )  # fmt: skip
+    found = Ether(frame)
+    body = found[layer.Tailbound]
+    assert (found[UDP].sport, found[UDP].dport) == (PORT, PORT)
+    assert (body.version, body.type, body.sender, body.owner, body.cookie) == (1, PacketType.BYE, 1, 2, 7)
+    assert body.check == 0x2210C5C146C41C5C
+    built = (
+        Ether(src="02:00:00:00:00:01", dst="02:00:00:00:00:02")
+        / IP(src="198.18.0.1", dst="198.18.0.2")
+        / UDP(sport=PORT, chksum=0)
+        / layer.Tailbound(type="BYE", cookie=7, sender=1, owner=2)
+        / (1234567890123).to_bytes(8, "big")
+        / bytes(8)
+    )
+    assert bytes(built) == frame
+
+
+def test_names_of_types_and_flags(layer) -> None:
+    found = layer.Tailbound(bytes(layer.Tailbound(type="READY", flags="ABSTAIN+LATE")))
+    assert found.sprintf("%type% %flags%") == "READY ABSTAIN+LATE"
+    assert (found.type, int(found.flags)) == (PacketType.READY, 10)
+
+
+def test_a_given_check_stays(layer) -> None:
+    assert layer.Tailbound(bytes(layer.Tailbound(check=5))).check == 5
+    assert packets.parse(bytes(layer.Tailbound(type="BYE", check=5))) is None
+    assert packets.parse(bytes(layer.Tailbound(type="BYE"))) is not None
+
+
+def test_both_ports_lead_to_the_layer(layer) -> None:
+    from scapy.layers.inet import IP, UDP
+
+    for ports in ({"dport": PORT}, {"sport": PORT, "dport": 9}):
+        data = bytes(IP() / UDP(**ports) / layer.Tailbound(type="HOLD"))
+        assert layer.Tailbound in IP(data)
+    assert layer.Tailbound not in IP(bytes(IP() / UDP(sport=1, dport=2) / layer.Tailbound()))
+
+
+def test_without_scapy_the_error_says_what_to_install() -> None:
+    code = "import sys; sys.modules['scapy'] = None; import tailbound.wire.scapy_layer"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "CapabilityError: the scapy layer needs scapy: pip install 'tailbound[test]'" in done.stderr

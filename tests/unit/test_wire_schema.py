@@ -1,0 +1,134 @@
+"""The schema as data: no holes, no number used twice, generated files fresh, serial arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailbound.wire import codegen, schema
+from tailbound.wire.packets import DTYPES, HEADER_DTYPE, KINDS, dtype_of
+from tailbound.wire.schema import Field, Struct, op_label, op_slot, serial_distance
+
+U32 = st.integers(0, 0xFFFFFFFF)
+STRUCTS = (schema.HEADER, *schema.STRUCTS)
+
+
+@pytest.mark.parametrize("struct", STRUCTS, ids=lambda s: s.name)
+def test_structs_have_no_holes(struct: Struct) -> None:
+    end = 0
+    for name, (dtype, offset, *_) in dtype_of(struct).fields.items():
+        assert offset == end, f"hole before {name}"
+        end = offset + dtype.itemsize
+    assert end == dtype_of(struct).itemsize == sum(KINDS[f.kind][0] * f.count for f in struct.fields)
+
+
+@pytest.mark.parametrize("struct", STRUCTS, ids=lambda s: s.name)
+def test_c_lays_structs_out_like_numpy(struct: Struct) -> None:
+    """``align=True`` is numpy's imitation of C's padding: it must find nothing to pad."""
+    plain = dtype_of(struct)
+    fields = [(n, d.base.str, d.shape) for n, (d, *_) in plain.fields.items()]
+    assert np.dtype(fields, align=True).itemsize == plain.itemsize
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [(Field("a", "u8", ""), Field("b", "u32", "")), (Field("a", "u32", ""), Field("b", "u16", ""))],
+    ids=["misaligned", "padded at the end"],
+)
+def test_a_hole_is_refused(fields: tuple[Field, ...]) -> None:
+    with pytest.raises(ValueError, match=r"aligned|pad"):
+        dtype_of(Struct("tb_bad", "", fields))
+
+
+def test_the_header_is_64_bytes_with_the_check_last() -> None:
+    assert HEADER_DTYPE.itemsize == schema.HEADER_BYTES == 64
+    assert HEADER_DTYPE.fields["check"][1] == 56
+    assert all(d.base.byteorder in ">|" for d, *_ in HEADER_DTYPE.fields.values())
+
+
+@pytest.mark.parametrize("kind", [schema.PacketType, schema.Verdict, schema.Event, schema.Flag])
+def test_numbers_are_used_once(kind: type) -> None:
+    assert len(kind.__members__) == len({int(m) for m in kind.__members__.values()})
+
+
+def test_verdicts_fit_and_drop_reasons_come_last() -> None:
+    assert max(schema.Verdict) < schema.VERDICTS
+    taken = {"STORED", "ADDED", "RESULT_TAKEN", "CONTROL_PASSED", "REFLECTED", "ECHO_TAKEN"}
+    assert {v.name for v in schema.Verdict if v < schema.FIRST_DROP} == taken
+
+
+def test_names_are_used_once() -> None:
+    for struct in STRUCTS:
+        assert len({f.name for f in struct.fields}) == len(struct.fields)
+    assert len({m.name for m in schema.WORKER_MAPS}) == len(schema.WORKER_MAPS)
+    assert len({s.name for s in STRUCTS}) == len(STRUCTS)
+
+
+def test_maps_name_structs_that_exist() -> None:
+    for map_ in (*schema.WORKER_MAPS, *schema.FAULT_MAPS):
+        assert map_.value in DTYPES or map_.value.startswith("u8[")
+        assert map_.writer in ("program", "host", "both")
+
+
+def test_what_holds_a_lock_is_not_mmapped() -> None:
+    locked = {s.name for s in schema.STRUCTS if any(f.kind == "lock" for f in s.fields)}
+    assert locked
+    for map_ in schema.WORKER_MAPS:
+        assert map_.mmap == (map_.value not in locked), map_.name
+
+
+def test_256_ranks_fit_into_bitmaps_and_lanes() -> None:
+    assert {
+        f.count for s in schema.STRUCTS for f in s.fields if f.name in ("ranks", "heard", "live") and f.count > 1
+    } == {4}
+    assert schema.MAX_RANKS == 64 * 4
+    assert 255 * schema.MAX_RANKS <= 0xFFFF
+
+
+def test_generated_files_are_fresh(repository: Path) -> None:
+    assert codegen.stale(repository) == []
+
+
+def test_a_stale_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [p.name for p in codegen.stale(tmp_path)] == ["wire.h", "abi.h", "wire.md"]
+    for path, text in codegen.generated(tmp_path).items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert codegen.stale(tmp_path) == []
+    changed = dataclasses.replace(schema.HEADER, doc="Something else.")
+    monkeypatch.setattr(schema, "HEADER", changed)
+    assert [p.name for p in codegen.stale(tmp_path)] == ["wire.h"]
+
+
+@given(U32, st.integers(-(1 << 31), (1 << 31) - 1))
+def test_serial_distance_is_the_step_between(a: int, d: int) -> None:
+    assert serial_distance((a + d) & 0xFFFFFFFF, a) == d
+
+
+@given(st.integers(-600, 600), st.integers(-600, 600))
+def test_serials_are_ordered_over_the_wrap(i: int, j: int) -> None:
+    a, b = (0xFFFFFF00 + i) & 0xFFFFFFFF, (0xFFFFFF00 + j) & 0xFFFFFFFF
+    assert serial_distance(a, b) == i - j
+
+
+def test_half_the_circle_is_behind() -> None:
+    assert serial_distance(0x80000000, 0) == -(1 << 31)
+
+
+def test_labels_run_over_the_wrap() -> None:
+    step = (1 << 22) - 1
+    assert serial_distance(op_label(step + 1, 0), op_label(step, 1023)) == 1
+    with pytest.raises(ValueError, match="op index 1024"):
+        op_label(0, 1024)
+
+
+@given(st.integers(0, (1 << 22) - 1), st.integers(0, schema.OP_PER_STEP - 1), st.integers(0, schema.OP_PER_STEP - 1))
+def test_ops_of_neighbouring_steps_have_places_of_their_own(step: int, i: int, j: int) -> None:
+    places = {op_slot(op_label(step + s, k)) for s in range(schema.OP_STEPS) for k in {i, j}}
+    assert len(places) == schema.OP_STEPS * len({i, j})
+    assert all(0 <= p < schema.OP_RING for p in places)
