@@ -1,0 +1,197 @@
+"""``tailbound bench codec``: what encoding, averaging and decoding cost, and what error they leave.
+
+Times are medians of interleaved repeats: every pass runs once a round, so that all see the same state of the machine.
+``memcpy`` is the yardstick: a copy of the same bucket.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.codec.decode import decode, own_source
+from tailbound.codec.encode import encode, measure
+from tailbound.codec.hashing import seed_of
+from tailbound.codec.local import LocalJob, nmse
+from tailbound.codec.mean import mean_rows
+from tailbound.codec.owners import OwnerMap, place
+from tailbound.codec.scale import cold_exponents, headroom_of, shift_cap_of
+from tailbound.codec.scratch import Scratch
+from tailbound.codec.shape import shape_for
+from tailbound.errors import ConfigError
+from tailbound.wire.packets import DTYPES
+from tailbound.wire.schema import HEADER_BYTES
+
+RANKS, WIDTH, OP, COOKIE = 4, 1408, 1, 1
+#: Layers of a small model: (name, entries, size of a gradient). Unequal on purpose: neighbours share groups.
+LAYERS = (
+    ("embedding", 32768 * 4, 1e-4),
+    ("attention", 4 * 256 * 256, 1e-2),
+    ("attention.bias", 4 * 256, 1e-1),
+    ("norm", 256, 1.0),
+    ("mlp", 8 * 256 * 256, 3e-3),
+    ("mlp.bias", 5 * 256, 3e-2),
+    ("head", 256 * 100, 1e-1),
+    ("head.bias", 100, 1.0),
+)
+
+
+def run(
+    json_path: Path | None = None, threads: int = 1, *, quick: bool = False, megabytes: float = 26.2144
+) -> list[dict[str, Any]]:
+    """Measures every pass over one float32 bucket.
+
+    Args:
+        json_path: where the rows go, with those of ``errors`` after them.
+        threads: threads that share the groups (rows) of a pass.
+        quick: fewer repeats, no error rows.
+        megabytes: size of the bucket, 10**6 bytes.
+
+    Returns:
+        Rows ``name, bytes, threads, ms, gbps``: bytes of float32 that the pass stands for, GB (10**9 bytes) a second.
+
+    Raises:
+        ConfigError: ``threads`` or ``megabytes`` below 1 (entry).
+    """
+    numel = int(megabytes * 1e6) // 4
+    if threads < 1 or numel < 1:
+        raise ConfigError(f"{threads} threads and {megabytes} MB: both must be positive")
+    with ThreadPoolExecutor(threads) as pool:
+        passes = _passes(numel, threads, pool)
+        times: dict[str, list[float]] = {name: [] for name in passes}
+        for _, call in passes.values():
+            call()
+        for _ in range(5 if quick else 21):
+            for name, (_, call) in passes.items():
+                start = time.perf_counter()
+                call()
+                times[name].append(time.perf_counter() - start)
+    rows = []
+    for name, (size, _) in passes.items():
+        seconds = float(np.median(times[name]))
+        rows.append(
+            {"name": name, "bytes": size, "threads": threads, "ms": seconds * 1e3, "gbps": size / seconds / 1e9}
+        )
+    if json_path is not None:
+        json_path.parent.mkdir(parents=True, exist_ok=True)
+        json_path.write_text(json.dumps(rows + ([] if quick else errors()), indent=1) + "\n")
+    return rows
+
+
+def _passes(numel: int, threads: int, pool: ThreadPoolExecutor) -> dict[str, tuple[int, Callable[[], Any]]]:
+    """Name -> (bytes of float32, call) of every pass, for the first of four ranks."""
+    shape = shape_for(numel, WIDTH)
+    at = place(shape, OwnerMap(1, tuple(range(RANKS))), RANKS)
+    seed, codes, rng = seed_of(COOKIE, OP), shape.codes, np.random.default_rng(0)
+    scratches = [Scratch(WIDTH) for _ in range(threads)]
+    own, groups = int(at.counts[0]), at.groups_of(0)
+    x = rng.standard_normal(numel, np.float32)
+    copy = np.empty_like(x)
+    need, shift = np.zeros(shape.groups, np.int16), np.zeros(shape.groups, np.uint8)
+    skipped, needs = np.zeros(shape.groups, np.uint8), [np.zeros(shape.groups, np.int16) for _ in range(threads)]
+    packets = np.zeros((shape.rows, HEADER_BYTES + codes), np.uint8)
+    partials = np.zeros((shape.rows, 4), np.uint64)
+    measure(x, shape, seed, scratches[0], need)
+    exponents = cold_exponents(need[None], headroom_of(RANKS))
+    # sums of three peers, in a ring twice as long as needed
+    ring = 2 << (own - 1).bit_length()
+    sums, slots = np.zeros((ring, 2 * WIDTH), np.uint8), np.zeros(ring, DTYPES["tb_slot"])
+    sums.view(np.uint16)[:] = rng.integers(3, 3 * 255, (ring, WIDTH))
+    slots["cookie"], slots["op"], slots["count"], slots["units"] = COOKIE, OP, 3, 3
+    slots["exponent"][:own] = exponents[groups]
+    out, scale = np.zeros((own, HEADER_BYTES + codes), np.uint8), np.zeros(own, np.float32)
+    count, e_next = np.zeros(own, np.uint16), np.zeros(own, np.int16)
+    usable, states = np.zeros(own, np.uint8), np.zeros((own, 4), np.uint64)
+    results = rng.integers(1, 256, (1 << (shape.rows - 1).bit_length(), WIDTH), dtype=np.uint8)
+    source = np.arange(shape.rows, dtype=np.int64)
+    source[at.rows_of(0)] = [own_source(i) for i in range(own)]
+    scales, decoded = np.ones(shape.rows, np.float32), np.empty_like(x)
+
+    def shared(total: int, work: Callable[[int, tuple[int, int]], Any]) -> Callable[[], None]:
+        cuts = [(total * i // threads, total * (i + 1) // threads) for i in range(threads)]
+        if threads == 1:
+            return lambda: work(0, cuts[0])
+        return lambda: [*pool.map(work, range(threads), cuts)].clear()
+
+    def encode_part(i: int, part: tuple[int, int]) -> None:
+        encode(
+            x, shape, seed, 0, shift_cap_of(RANKS), exponents, packets, at.position, partials, scratches[i], need,
+            shift, skipped, groups=part,
+        )  # fmt: skip
+
+    def mean_part(i: int, part: tuple[int, int]) -> None:
+        mean_rows(
+            sums, slots, 0, COOKIE, OP, groups, codes, packets[:own], True, exponents, need, shift, exponents,
+            headroom_of(RANKS), seed, 0, out, scale, count, e_next, states, usable, needs[i], scratches[i], places=part,
+        )  # fmt: skip
+
+    return {
+        "encode": (4 * numel, shared(shape.groups, encode_part)),
+        "measure": (
+            4 * numel,
+            shared(shape.groups, lambda i, part: measure(x, shape, seed, scratches[i], need, groups=part)),
+        ),
+        "mean": (4 * own * codes, shared(own, mean_part)),
+        "decode": (
+            4 * numel,
+            shared(
+                shape.groups,
+                lambda i, part: decode(results, out, source, scales, shape, seed, scratches[i], decoded, groups=part),
+            ),
+        ),
+        "memcpy": (4 * numel, shared(numel, lambda i, part: np.copyto(copy[slice(*part)], x[slice(*part)]))),
+    }
+
+
+def errors() -> list[dict[str, Any]]:
+    """What four ranks get for layers of unequal scale, lossless and with 1 % of the results lost.
+
+    Rotation spreads a loss over all entries of a group, and so from large tensors into small ones beside them: the
+    error of the worst tensor says how much (CODEC rule 16).
+
+    Returns:
+        Rows ``name, bytes, threads, ms, gbps, nmse, worst_tensor, worst_tensor_nmse``; ``ms`` for all four ranks.
+    """
+    rows = []
+    for rotate in (True, False):
+        for loss in (0.0, 0.01):
+            rng = np.random.default_rng(7)
+            parts = [[rng.standard_normal(n, np.float32) * np.float32(s) for _, n, s in LAYERS] for _ in range(RANKS)]
+            gradients = [np.concatenate(p) for p in parts]
+            job = LocalJob(RANKS, gradients[0].size, WIDTH, rotate=rotate)
+            lost = rng.random((RANKS, job.shape.rows)) < loss
+            start = time.perf_counter()
+            value = job.step(OP, gradients, lost_results=lost, receivers=[0]).outputs[0]
+            seconds, size = time.perf_counter() - start, gradients[0].nbytes
+            worst, error = _worst_tensor(value, gradients)
+            rows.append(
+                {
+                    "name": f"{'rotated' if rotate else 'plain'}, {loss:.0%} of results lost",
+                    "bytes": size,
+                    "threads": 1,
+                    "ms": seconds * 1e3,
+                    "gbps": size / seconds / 1e9,
+                    "nmse": nmse(value, gradients),
+                    "worst_tensor": worst,
+                    "worst_tensor_nmse": error,
+                }
+            )
+    return rows
+
+
+def _worst_tensor(value: NDArray[np.float32], gradients: list[NDArray[np.float32]]) -> tuple[str, float]:
+    """Name and NMSE of the layer that is furthest off."""
+    found, first = [], 0
+    for name, entries, _ in LAYERS:
+        part = slice(first, first + entries)
+        found.append((nmse(value[part], [g[part] for g in gradients]), name))
+        first += entries
+    error, name = max(found)
+    return name, error

@@ -1,0 +1,137 @@
+"""From result rows back to float32 gradients.
+
+Every rank must get the same bits from the same codes: no fastmath and no fused multiply-add here (numba emits none
+unless fastmath allows contraction; a test looks at the machine code), and sums have a fixed order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.codec import kernels
+from tailbound.codec.scale import SPAN, root_of
+from tailbound.codec.scratch import PITCH_EXTRA, Scratch, readonly
+from tailbound.codec.shape import Shape
+from tailbound.codec.simd import LANES
+from tailbound.wire.jit import compiled
+from tailbound.wire.schema import HEADER_BYTES
+
+#: ``source`` of a row that is missing.
+MISSING = -1
+
+
+def own_source(place: int) -> int:
+    """``source`` of the own result row at ``place``."""
+    return -(place + 2)
+
+
+@compiled
+def _expand(addresses, factors, rows, codes, work, pitch):  # type: ignore[no-untyped-def]
+    """First pass: codes to values, and the butterflies between rows 8, 16 and 32 apart."""
+    for i in range(8):
+        if rows == 64:
+            kernels.expand8(addresses, factors, i, codes, work, i * pitch, pitch)
+        elif rows == 32:
+            kernels.expand4(addresses, factors, i, codes, work, i * pitch, pitch)
+        else:
+            kernels.expand2(addresses, factors, i, codes, work, i * pitch, pitch)
+
+
+@compiled
+def _decode(  # type: ignore[no-untyped-def]
+    ring, own, source, scale, lo, hi, rows, codes, seed, rotate, work, padded, blank, factors, addresses, out
+):
+    failed = 0
+    pitch = codes + PITCH_EXTRA
+    size = rows * codes
+    ring_at = np.int64(ring.ctypes.data)
+    own_at = np.int64(own.ctypes.data) + HEADER_BYTES
+    # around the caches only by whole lines: half ones would be written to memory twice
+    stream = LANES == 16 and np.int64(out.ctypes.data) % 64 == 0
+    for g in range(lo, hi):
+        received = 0
+        for r in range(rows):
+            k = g * rows + r
+            at = source[k]
+            addresses[r] = np.int64(blank.ctypes.data)
+            factors[r] = np.float32(0.0)
+            if at == MISSING:
+                continue
+            if at >= ring.shape[0] or -at - 2 >= own.shape[0]:
+                return -1
+            received += 1
+            addresses[r] = ring_at + at * ring.shape[1] if at >= 0 else own_at - (at + 2) * own.shape[1]
+            factors[r] = np.float32(np.float64(scale[k]) / SPAN)
+        first = np.int64(g) * size
+        last = min(first + size, out.shape[0])
+        if received == 0:
+            failed += 1
+            out[first:last] = np.float32(0.0)
+            continue
+        whole = last - first == size
+        target, at = (out, first) if whole else (padded, np.int64(0))
+        if not rotate:
+            for r in range(rows):
+                kernels.expand1(addresses, factors, r, codes, target, at + r * codes, 0)
+        else:
+            _expand(addresses, factors, rows, codes, work, pitch)
+            factor = np.float32(root_of(rows) / received)
+            for r in range(0, rows, 8):
+                index = np.uint32(seed + np.uint32(first + r * codes))
+                if whole and stream:
+                    kernels.restore_stream(work, r * pitch, pitch, factor, index, target, at + r * codes, codes)
+                else:
+                    kernels.restore(work, r * pitch, pitch, factor, index, target, at + r * codes, codes)
+        if not whole:
+            for i in range(last - first):  # a slice assignment might allocate
+                out[first + i] = padded[i]
+    return failed
+
+
+def decode(
+    ring: NDArray[np.uint8],
+    own: NDArray[np.uint8],
+    source: NDArray[np.int64],
+    scale: NDArray[np.float32],
+    shape: Shape,
+    seed: int,
+    scratch: Scratch,
+    out: NDArray[np.float32],
+    *,
+    rotate: bool = True,
+    groups: tuple[int, int] | None = None,
+) -> int:
+    """Decodes the results of an op (CODEC rule 11).
+
+    Args:
+        ring: u8[result_rows, W], the result ring.
+        own: u8[own rows, 64 + V], own result packets in place order.
+        source: i64[T], of row k: a ring position, MISSING (-1), or ``own_source(place)`` (<= -2).
+        scale: f32[T], scale of row k; not read where missing.
+        seed: ``hashing.seed_of(cookie, op)``.
+        out: f32[numel], written, C-contiguous. Missing rows count as zero, and each group is multiplied by
+            R / received; a group of which nothing came is zero. With ``rotate`` off missing entries are zero and
+            nothing is corrected.
+        groups: only the groups of this half-open range.
+
+    Returns:
+        Groups of which nothing was received.
+
+    Raises:
+        ValueError: an array does not fit the shape, or a source is out of range.
+    """
+    if out.shape != (shape.numel,) or out.dtype != np.float32 or not out.flags.c_contiguous:
+        raise ValueError(f"output {out.dtype}{out.shape} is not a contiguous float32 array of {shape.numel} entries")
+    if shape.codes > min(scratch.width, ring.shape[1]) or len(source) != shape.rows or len(scale) != shape.rows:
+        raise ValueError(
+            f"ring {ring.shape}, {len(source)} sources or a scratch for {scratch.width} do not fit {shape}"
+        )
+    lo, hi = groups or (0, shape.groups)
+    failed = _decode(
+        readonly(ring), own, source, scale, lo, hi, shape.group_rows, shape.codes, np.uint32(seed), rotate,
+        scratch.work, scratch.group, scratch.blank, scratch.factors, scratch.addresses, out,
+    )  # fmt: skip
+    if failed < 0:
+        raise ValueError(f"a source lies outside the ring of {ring.shape[0]} rows or the {own.shape[0]} own rows")
+    return int(failed)

@@ -1,0 +1,276 @@
+"""From float32 gradients to packets of u8 codes, one pass over the groups.
+
+A group is multiplied by its signs, rotated in cache, its largest value found, and its rows quantised into packet
+memory with stochastic rounding, while the check's partial state over each payload is taken. Nothing is allocated.
+
+code = clamp(floor(y * 127 / (2^(e/4) 2^k) + 128 + u), 1, 255): zero is exactly 128, and 0 never occurs. ``128 + u``
+with a 16-bit u is exact in float32; 24 bits would not be.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.codec import hashing, kernels
+from tailbound.codec.hashing import bits_of, float_of, row_key
+from tailbound.codec.scale import OVERFLOW_BITS, SPAN, need_of, root_of, scale_of
+from tailbound.codec.scratch import PITCH_EXTRA, Scratch, readonly
+from tailbound.codec.shape import Shape
+from tailbound.wire.check import partial
+from tailbound.wire.jit import compiled
+from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES
+
+
+class Encoded(NamedTuple):
+    """What became of a bucket. Not ``finite``: nothing may be sent. ``clipped``: entries that did not fit."""
+
+    finite: bool
+    clipped: int
+
+
+@compiled
+def _source(x, first, size, padded):  # type: ignore[no-untyped-def]
+    """Where a group is: (array, offset); a copy filled up with zeros where the bucket ends within it."""
+    if first + size <= x.shape[0]:
+        return x, first
+    left = x.shape[0] - first
+    for i in range(left):  # a slice assignment might allocate
+        padded[i] = x[first + i]
+    padded[left:size] = np.float32(0.0)
+    return padded, np.int64(0)
+
+
+@compiled
+def _ahead(x, at, size):  # type: ignore[no-untyped-def]
+    """Where to prefetch: the same rows of the next group; nowhere new at the end (unmapped addresses are slow)."""
+    return at + size if at + size + size // 8 <= x.shape[0] else 0
+
+
+@compiled
+def _spread(source, at, rows, codes, index, work, pitch):  # type: ignore[no-untyped-def]
+    """First pass: signs, and the butterflies between rows 8, 16 and 32 apart."""
+    for i in range(8):
+        base = np.uint32(index + np.uint32(i * codes))
+        if rows == 64:
+            kernels.spread8(source, at + i * codes, codes, base, work, i * pitch, pitch)
+        elif rows == 32:
+            kernels.spread4(source, at + i * codes, codes, base, work, i * pitch, pitch)
+        else:
+            kernels.spread2(source, at + i * codes, codes, base, work, i * pitch, pitch)
+
+
+@compiled
+def _normal(bits, rows, rotate):  # type: ignore[no-untyped-def]
+    """Bits of the largest value after the factor 1 / sqrt(R)."""
+    if rotate:
+        return bits_of(np.float32(np.float64(float_of(bits)) / root_of(rows)))
+    return bits
+
+
+@compiled
+def _measure(x, lo, hi, rows, codes, seed, rotate, need, work, padded, keys, targets):  # type: ignore[no-untyped-def]
+    pitch = codes + PITCH_EXTRA
+    size = rows * codes
+    none = np.float32(0.0)
+    for g in range(lo, hi):
+        first = np.int64(g) * size
+        source, at = _source(x, first, size, padded)
+        if rotate:
+            _spread(source, at, rows, codes, np.uint32(seed + np.uint32(first)), work, pitch)
+        most = np.uint32(0)
+        for r in range(0, rows, 8):
+            ahead = _ahead(x, first + r * codes, size)
+            if rotate:
+                bits = kernels.measure_turned(work, r * pitch, pitch, codes, none, keys, targets, x, ahead)
+            else:
+                bits = kernels.measure_plain(source, at + r * codes, codes, codes, none, keys, targets, x, ahead)
+            most = max(most, bits)
+        if most >= OVERFLOW_BITS:
+            return False
+        need[g] = need_of(_normal(most, rows, rotate))
+    return True
+
+
+@compiled
+def _finish(  # type: ignore[no-untyped-def]
+    x, source, at, g, rows, codes, rotate, factor, rounding, packets, position, partials, work, keys, targets
+):
+    """Second pass: butterflies between neighbours, codes and check. Returns the bits of the largest value."""
+    pitch = codes + PITCH_EXTRA
+    base = np.int64(packets.ctypes.data) + HEADER_BYTES
+    most = np.uint32(0)
+    for r in range(0, rows, 8):
+        k = g * rows + r
+        ahead = _ahead(x, np.int64(k) * codes, rows * codes)
+        for i in range(8):
+            targets[i] = base + np.int64(position[k + i]) * packets.shape[1]
+        for i in range(4):
+            keys[i] = row_key(rounding, np.uint32(k // 2 + i))
+        if rotate:
+            bits = kernels.finish_turned(work, r * pitch, pitch, codes, factor, keys, targets, x, ahead)
+        else:
+            bits = kernels.finish_plain(source, at + r * codes, codes, codes, factor, keys, targets, x, ahead)
+        most = max(most, bits)
+        for i in range(8):
+            row = position[k + i]
+            state = partials[row]
+            state[:] = 0
+            partial(packets[row, HEADER_BYTES : HEADER_BYTES + codes].view(np.uint64), state)
+    return most
+
+
+@compiled
+def _count_beyond(source, at, rows, codes, rotate, limit, work):  # type: ignore[no-untyped-def]
+    """Entries of the group whose absolute value is above ``limit``; finishes ``work`` in place, so it comes last."""
+    beyond = 0
+    pitch = codes + PITCH_EXTRA
+    for r in range(0, rows, 8):
+        if rotate:
+            kernels.settle(work, r * pitch, pitch, codes)
+        for i in range(r, r + 8):
+            row = work[i * pitch : i * pitch + codes] if rotate else source[at + i * codes : at + (i + 1) * codes]
+            for value in row:
+                beyond += abs(value) > limit
+    return beyond
+
+
+@compiled
+def _encode(  # type: ignore[no-untyped-def]
+    x, lo, hi, rows, codes, seed, rounding, rotate, cap, exponents, packets, position, partials, need, shift, skipped,
+    work, padded, keys, targets,
+):  # fmt: skip
+    clipped = 0
+    pitch = codes + PITCH_EXTRA
+    size = rows * codes
+    root = root_of(rows) if rotate else 1.0
+    for g in range(lo, hi):
+        first = np.int64(g) * size
+        e = np.int64(exponents[g])
+        shift[g] = 0
+        skipped[g] = e == EXPONENT_NONE
+        if e == EXPONENT_NONE:
+            if not _measure(x, g, g + 1, rows, codes, seed, rotate, need, work, padded, keys, targets):
+                return False, clipped
+            continue
+        source, at = _source(x, first, size, padded)
+        if rotate:
+            _spread(source, at, rows, codes, np.uint32(seed + np.uint32(first)), work, pitch)
+        factor = np.float32(SPAN / (scale_of(e) * root))
+        bits = _finish(
+            x, source, at, g, rows, codes, rotate, factor, rounding, packets, position, partials, work, keys, targets
+        )
+        if bits >= OVERFLOW_BITS:
+            return False, clipped
+        want = need_of(_normal(bits, rows, rotate))
+        need[g] = want
+        if want <= e:
+            continue
+        k = min((want - e + 3) // 4, cap)
+        shift[g] = k
+        scale = scale_of(e + 4 * k) * root
+        if k > 0:
+            factor = np.float32(SPAN / scale)
+            _finish(
+                x, source, at, g, rows, codes, rotate, factor, rounding, packets, position, partials, work, keys,
+                targets,
+            )  # fmt: skip
+        if want > e + 4 * k:
+            clipped += _count_beyond(source, at, rows, codes, rotate, np.float32(scale), work)
+    return True, clipped
+
+
+def _fits(x: NDArray[np.float32], shape: Shape, scratch: Scratch) -> None:
+    if x.shape != (shape.numel,) or x.dtype != np.float32 or not x.flags.c_contiguous:
+        raise ValueError(f"bucket {x.dtype}{x.shape} is not a contiguous float32 array of {shape.numel} entries")
+    if shape.codes > scratch.width:
+        raise ValueError(f"rows of {shape.codes} codes do not fit a scratch for {scratch.width}")
+
+
+def measure(
+    x: NDArray[np.float32],
+    shape: Shape,
+    seed: int,
+    scratch: Scratch,
+    need: NDArray[np.int16],
+    *,
+    rotate: bool = True,
+    groups: tuple[int, int] | None = None,
+) -> bool:
+    """What scale each group needs, for a cold op; codes nothing.
+
+    Args:
+        x: f32[numel], C-contiguous.
+        seed: ``hashing.seed_of(cookie, op)``.
+        need: i16[G], written: ceil(4 log2 max|y|) a group, EXPONENT_NONE where all is zero.
+        rotate: rotate; without it y is x.
+        groups: only the groups of this half-open range.
+
+    Returns:
+        False when a value is NaN, Inf or beyond 2^120; ``need`` is then undefined and the rank abstains.
+
+    Raises:
+        ValueError: an array does not fit the shape.
+    """
+    _fits(x, shape, scratch)
+    lo, hi = groups or (0, shape.groups)
+    return bool(
+        _measure(
+            x, lo, hi, shape.group_rows, shape.codes, np.uint32(seed), rotate, need, scratch.work, scratch.group,
+            scratch.keys, scratch.addresses,
+        )
+    )  # fmt: skip
+
+
+def encode(
+    x: NDArray[np.float32],
+    shape: Shape,
+    seed: int,
+    rank: int,
+    shift_cap: int,
+    exponents: NDArray[np.int16],
+    packets: NDArray[np.uint8],
+    position: NDArray[np.int32],
+    partials: NDArray[np.uint64],
+    scratch: Scratch,
+    need: NDArray[np.int16],
+    shift: NDArray[np.uint8],
+    skipped: NDArray[np.uint8],
+    *,
+    rotate: bool = True,
+    groups: tuple[int, int] | None = None,
+) -> Encoded:
+    """Codes a bucket into packet memory (CODEC rules 3 to 7).
+
+    Args:
+        x: f32[numel], C-contiguous.
+        seed: ``hashing.seed_of(cookie, op)``.
+        exponents: i16[G], e of each group; EXPONENT_NONE: the group is only measured, its packets stay as they are.
+        packets: u8[T, 64 + V], C-contiguous; codes go to columns 64 and up, headers are left alone.
+        position: i32[T], packet position of row k (``Placement.position``).
+        partials: u64[T, 4], written by packet position: ``wire.check`` state over the payload.
+        need: i16[G], written, as by ``measure``.
+        shift: u8[G], written: k of each group.
+        skipped: u8[G], written: 1 where the exponent was EXPONENT_NONE.
+        rotate: rotate; without it y is x.
+        groups: only the groups of this half-open range, so that threads can share the work (a scratch each).
+
+    Returns:
+        Whether all is finite (else outputs are undefined and nothing may be sent), and the number of clipped entries.
+
+    Raises:
+        ValueError: an array does not fit the shape.
+    """
+    _fits(x, shape, scratch)
+    if packets.shape != (shape.rows, HEADER_BYTES + shape.codes) or partials.shape != (shape.rows, 4):
+        raise ValueError(f"packets {packets.shape} or partials {partials.shape} do not fit {shape}")
+    lo, hi = groups or (0, shape.groups)
+    rounding = np.uint32(hashing.rounding_seed(seed, rank, hashing.STAGE_CONTRIBUTION))
+    finite, clipped = _encode(
+        x, lo, hi, shape.group_rows, shape.codes, np.uint32(seed), rounding, rotate, shift_cap, exponents, packets,
+        readonly(position), partials, need, shift, skipped, scratch.work, scratch.group, scratch.keys,
+        scratch.addresses,
+    )  # fmt: skip
+    return Encoded(bool(finite), int(clipped))

@@ -1,0 +1,198 @@
+"""All ranks of a job in one process, without packets: for the error table, the tests and the benchmark's report.
+
+Sums are made in the lane layout of the kernel; everything else is the codec that the transport uses. Losses are given
+as masks, so a case can be stated exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.codec import reference
+from tailbound.codec.decode import MISSING, decode, own_source
+from tailbound.codec.encode import encode, measure
+from tailbound.codec.hashing import seed_of
+from tailbound.codec.mean import Means, mean_rows
+from tailbound.codec.owners import OwnerMap, place
+from tailbound.codec.scale import cold_exponents, headroom_of, shift_cap_of, warm_exponents
+from tailbound.codec.scratch import Scratch
+from tailbound.codec.shape import shape_for
+from tailbound.wire.packets import DTYPES
+from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES
+
+
+@dataclass
+class Step:
+    """What an op gave.
+
+    ``outputs`` f32[numel] by receiving rank; ``failed`` groups by receiving rank; ``means`` by owner; ``finite`` by
+    rank; ``clipped`` entries, ``shifted`` and ``skipped`` groups over all ranks; ``refused`` contributions whose scale
+    was not the owner's.
+    """
+
+    outputs: dict[int, NDArray[np.float32]]
+    failed: dict[int, int]
+    means: list[Means]
+    finite: list[bool]
+    clipped: int
+    shifted: int
+    skipped: int
+    refused: int
+
+
+class LocalJob:
+    """``world_size`` ranks that average buckets of ``numel`` entries; scales are carried from op to op as on the wire.
+
+    ``exponents`` i16[world_size, G] is what each rank uses next, None before the first op.
+    """
+
+    def __init__(
+        self, world_size: int, numel: int, width: int = 1408, *, rotate: bool = True, cookie: int = 1,
+        owners: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
+        self.world_size = world_size
+        self.shape = shape_for(numel, width)
+        self.placement = place(self.shape, OwnerMap(1, tuple(owners or range(world_size))), world_size)
+        self.rotate = rotate
+        self.cookie = cookie
+        self.headroom = headroom_of(world_size)
+        self.scratch = Scratch(width)
+        self.exponents: NDArray[np.int16] | None = None
+        shape, ranks = self.shape, world_size
+        self.row_groups = self.placement.row_at // shape.group_rows
+        self.packets = np.zeros((ranks, shape.rows, HEADER_BYTES + shape.codes), np.uint8)
+        self.partials = np.zeros((shape.rows, 4), np.uint64)
+        self.need = np.zeros((ranks, shape.groups), np.int16)
+        self.shift = np.zeros((ranks, shape.groups), np.uint8)
+        self.skipped = np.zeros((ranks, shape.groups), np.uint8)
+
+    def cold(self, gradients: Sequence[NDArray[np.float32]], op: int) -> None:
+        """The agreement on scales before a first op, nothing lost."""
+        seed, needs = seed_of(self.cookie, op), np.zeros((self.world_size, self.shape.groups), np.int16)
+        heard = [
+            measure(x, self.shape, seed, self.scratch, needs[rank], rotate=self.rotate)
+            for rank, x in enumerate(gradients)
+        ]
+        exponents = cold_exponents(needs[np.array(heard)], self.headroom)
+        self.exponents = np.tile(exponents, (self.world_size, 1))
+
+    def step(
+        self,
+        op: int,
+        gradients: Sequence[NDArray[np.float32]],
+        *,
+        lost_contributions: NDArray[np.bool_] | None = None,
+        lost_results: NDArray[np.bool_] | None = None,
+        receivers: Sequence[int] | None = None,
+    ) -> Step:
+        """One op.
+
+        Args:
+            op: op label.
+            gradients: f32[numel] by rank.
+            lost_contributions: bool[sender, T], row order; the own row is never lost.
+            lost_results: bool[receiver, T], row order; own rows are never lost.
+            receivers: ranks that decode (default: all); all learn the next scales.
+        """
+        if self.exponents is None:
+            self.cold(gradients, op)
+        assert self.exponents is not None
+        shape, seed, ranks = self.shape, seed_of(self.cookie, op), self.world_size
+        finite, clipped = [], 0
+        for rank, x in enumerate(gradients):
+            done = encode(
+                x, shape, seed, rank, shift_cap_of(ranks), self.exponents[rank], self.packets[rank],
+                self.placement.position, self.partials, self.scratch, self.need[rank], self.shift[rank],
+                self.skipped[rank], rotate=self.rotate,
+            )  # fmt: skip
+            finite.append(done.finite)
+            clipped += done.clipped if done.finite else 0
+        lost = np.zeros((ranks, shape.rows), bool) if lost_contributions is None else lost_contributions.copy()
+        lost[[not f for f in finite]] = True
+        sums, slots, refused = self._sum(op, lost)
+        out = np.zeros((shape.rows, HEADER_BYTES + shape.codes), np.uint8)
+        scale, e_next = np.zeros(shape.rows, np.float32), np.zeros(shape.rows, np.int16)
+        usable, means = np.zeros(shape.rows, np.uint8), []
+        for owner in range(ranks):
+            start, rows = int(self.placement.starts[owner]), int(self.placement.counts[owner])
+            if rows:
+                part, expected = slice(start, start + rows), self.exponents[owner]
+                means.append(
+                    mean_rows(
+                        sums, slots, start, self.cookie, op, self.placement.groups_of(owner), shape.codes,
+                        self.packets[owner][part], finite[owner], expected, self.need[owner], self.shift[owner],
+                        expected, self.headroom, seed, owner, out[part], scale[part], np.zeros(rows, np.uint16),
+                        e_next[part], np.zeros((rows, 4), np.uint64), usable[part], np.zeros(shape.groups, np.int16),
+                        self.scratch,
+                    )
+                )  # fmt: skip
+        outputs, failed = self._receive(out, scale, e_next, usable, seed, lost_results, receivers)
+        ready = np.array(finite)
+        return Step(
+            outputs, failed, means, finite, clipped, int(np.count_nonzero(self.shift[ready])),
+            int(self.skipped[ready].sum()), refused,
+        )  # fmt: skip
+
+    def _sum(self, op: int, lost: NDArray[np.bool_]) -> tuple[NDArray[np.uint8], NDArray[Any], int]:
+        """Sums and records of all owners, by packet position, as their kernels would make them; and the refused."""
+        assert self.exponents is not None
+        shape, at = self.shape, self.placement
+        ring = 1 << (shape.rows - 1).bit_length()
+        sums, slots = np.zeros((ring, 2 * shape.width), np.uint8), np.zeros(ring, DTYPES["tb_slot"])
+        rows, lanes, refused = slots[: shape.rows], sums.view(np.uint16)[: shape.rows, : shape.codes], 0
+        rows["need"], rows["cookie"], rows["op"] = EXPONENT_NONE, self.cookie, op
+        owner = at.owner[at.row_at]
+        expected = self.exponents[owner, self.row_groups]
+        rows["exponent"] = expected
+        for sender in range(self.world_size):
+            e = self.exponents[sender][self.row_groups]
+            sent = ~lost[sender][at.row_at] & (e != EXPONENT_NONE) & (owner != sender)
+            first = sent & (expected == EXPONENT_NONE) & (rows["count"] == 0)
+            rows["exponent"][first] = e[first]
+            taken = sent & (e == rows["exponent"])
+            refused += int(np.count_nonzero(sent & ~taken))
+            k = np.where(taken, self.shift[sender][self.row_groups], 0)
+            lanes += reference.to_lanes(self.packets[sender][:, HEADER_BYTES:] * taken[:, None]) << k[:, None]
+            rows["count"] += taken
+            rows["units"] += np.where(taken, 1 << k, 0).astype(np.uint32)
+            rows["need"] = np.where(taken, np.maximum(rows["need"], self.need[sender][self.row_groups]), rows["need"])
+        return sums, slots, refused
+
+    def _receive(
+        self, out: NDArray[np.uint8], scale: NDArray[np.float32], e_next: NDArray[np.int16], usable: NDArray[np.uint8],
+        seed: int, lost_results: NDArray[np.bool_] | None, receivers: Sequence[int] | None,
+    ) -> tuple[dict[int, NDArray[np.float32]], dict[int, int]]:  # fmt: skip
+        assert self.exponents is not None
+        shape, place_of = self.shape, self.placement
+        outputs: dict[int, NDArray[np.float32]] = {}
+        failed: dict[int, int] = {}
+        ring = np.zeros((shape.rows, shape.width), np.uint8)
+        ring[:, : shape.codes] = out[:, HEADER_BYTES:]
+        for rank in range(self.world_size):
+            here = usable.astype(bool)
+            if lost_results is not None:
+                here &= ~lost_results[rank][place_of.row_at] | (place_of.owner[place_of.row_at] == rank)
+            self.exponents[rank] = warm_exponents(self.row_groups[here], e_next[here], shape.groups)
+            if receivers is not None and rank not in receivers:
+                continue
+            start, rows = int(place_of.starts[rank]), int(place_of.counts[rank])
+            by_position = np.where(here, np.arange(shape.rows), MISSING)
+            own = np.arange(rows)
+            by_position[start : start + rows] = np.where(here[start : start + rows], own_source(own), MISSING)  # type: ignore[arg-type]
+            outputs[rank] = np.empty(shape.numel, np.float32)
+            failed[rank] = decode(
+                ring, out[start : start + rows], by_position[place_of.position], scale[place_of.position], shape, seed,
+                self.scratch, outputs[rank], rotate=self.rotate,
+            )  # fmt: skip
+        return outputs, failed
+
+
+def nmse(value: NDArray[np.float32], gradients: Sequence[NDArray[np.float32]]) -> float:
+    """Squared error of ``value`` against the float64 mean of ``gradients``, over the mean's squared norm."""
+    exact = np.mean([g.astype(np.float64) for g in gradients], axis=0)
+    return float(((value - exact) ** 2).sum() / (exact**2).sum())

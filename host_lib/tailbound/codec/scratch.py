@@ -1,0 +1,48 @@
+"""Memory that the codec works in: made once for each thread, used for every op."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.codec.scale import ZERO
+from tailbound.codec.shape import GROUP_ROWS
+from tailbound.errors import ConfigError
+from tailbound.wire.schema import WIDTH_STEP
+
+#: Rows of ``work`` are this many float32 apart beyond their length: rows at a power-of-two distance would fight for
+#: the same cache sets.
+PITCH_EXTRA = 16
+
+
+class Scratch:
+    """Working memory for rows of up to ``width`` codes; about 0.75 MB at 1408. Not to be shared between threads.
+
+    ``work`` f32[64 * (width + 16)]: a half-transformed group. ``group`` f32[64 * width]: a zero-padded copy of the
+    last group. ``row`` u16[width]: sums of one row. ``blank`` u8[width]: codes of a row of zeros. ``factors`` f32[64],
+    ``addresses`` i64[64] and ``keys`` u32[4]: what the kernels need to know of the rows at hand.
+
+    Raises:
+        ConfigError: ``width`` is not a positive multiple of 64.
+    """
+
+    def __init__(self, width: int) -> None:
+        if width < WIDTH_STEP or width % WIDTH_STEP:
+            raise ConfigError(f"width {width} is not a positive multiple of {WIDTH_STEP}: derive it from the path MTU")
+        self.width = width
+        self.work: NDArray[np.float32] = np.zeros(GROUP_ROWS * (width + PITCH_EXTRA), np.float32)
+        self.group: NDArray[np.float32] = np.zeros(GROUP_ROWS * width, np.float32)
+        self.row: NDArray[np.uint16] = np.zeros(width, np.uint16)
+        self.blank: NDArray[np.uint8] = np.full(width, ZERO, np.uint8)
+        self.factors: NDArray[np.float32] = np.zeros(GROUP_ROWS, np.float32)
+        self.addresses: NDArray[np.int64] = np.zeros(GROUP_ROWS, np.int64)
+        self.keys: NDArray[np.uint32] = np.zeros(4, np.uint32)
+
+
+def readonly(array: NDArray[Any]) -> NDArray[Any]:
+    """A read-only view, so that compiled functions see one type whether or not the caller may write."""
+    view = array.view()
+    view.flags.writeable = False
+    return view

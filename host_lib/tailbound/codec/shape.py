@@ -1,0 +1,82 @@
+"""How a bucket is cut into rows: groups of R rows, V codes a row.
+
+Entry ``i`` of a bucket of ``numel`` float values lies in row ``k = i // V`` at column ``i % V``; row ``k`` is row
+``k % R`` of group ``k // R``. Rows are shortened rather than padded, so that at most R * 16 entries of a group are
+padding. The shape is a function of (numel, width) alone and part of the layout tag.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+
+from tailbound.errors import ConfigError
+from tailbound.wire.schema import ROW_STEP, WIDTH_STEP
+
+#: Rows rotated together: at most, and at least.
+GROUP_ROWS = 64
+GROUP_ROWS_LEAST = 16
+#: Hash indices are 32 bits; a larger bucket would repeat its signs.
+NUMEL_MOST = 1 << 31
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Shape of one op.
+
+    ``numel`` entries, ``width`` the widest row W the path takes, ``group_rows`` R (64, 32 or 16), ``groups`` G,
+    ``codes`` V (codes a row, a multiple of 16).
+    """
+
+    numel: int
+    width: int
+    group_rows: int
+    groups: int
+    codes: int
+
+    @property
+    def rows(self) -> int:
+        """T = G * R."""
+        return self.groups * self.group_rows
+
+    @property
+    def padding(self) -> int:
+        """Entries after the last one that are sent as zeros."""
+        return self.rows * self.codes - self.numel
+
+
+@lru_cache(maxsize=4096)
+def shape_for(numel: int, width: int) -> Shape:
+    """The shape of a bucket of ``numel`` entries on a path that takes ``width`` codes a packet.
+
+    Raises:
+        ConfigError: ``numel`` is not in 1..2**31, or ``width`` is not a positive multiple of 64.
+    """
+    if not 1 <= numel <= NUMEL_MOST:
+        raise ConfigError(f"a bucket of {numel} entries cannot be coded: use 1 to {NUMEL_MOST} entries")
+    if width < WIDTH_STEP or width % WIDTH_STEP:
+        raise ConfigError(f"width {width} is not a positive multiple of {WIDTH_STEP}: derive it from the path MTU")
+    packets = -(-numel // width)
+    group_rows = GROUP_ROWS
+    while group_rows > GROUP_ROWS_LEAST and packets <= group_rows // 2:
+        group_rows //= 2
+    groups = -(-numel // (group_rows * width))
+    codes = min(width, ROW_STEP * -(-numel // (ROW_STEP * groups * group_rows)))
+    return Shape(numel, width, group_rows, groups, codes)
+
+
+def layout_tag(*, bucket: int, numel: int, dtype: str, chunk: int, world_size: int, width: int, mode: int) -> int:
+    """16-bit tag of everything ranks must agree on before their packets mean the same; stable across processes.
+
+    Args:
+        bucket: index of the bucket in the step.
+        numel: entries of the chunk that is one op.
+        dtype: name of the bucket's type, as ``"float32"``.
+        chunk: index of the chunk in the bucket.
+        world_size: ranks of the job.
+        width: widest row W.
+        mode: number of the codec mode (rotation, bits).
+    """
+    text = f"{bucket}/{numel}/{dtype}/{chunk}/{world_size}/{width}/{mode}"
+    return int.from_bytes(blake2b(text.encode(), digest_size=2).digest(), "little")

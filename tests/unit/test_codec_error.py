@@ -1,0 +1,373 @@
+"""What the codec as a whole does to a mean: the table of NMSE, unbiasedness, agreement, and behaviour under loss.
+
+All ranks run in one process (``codec.local``), losses are masks; 8 groups of 64 rows unless said otherwise. An op
+with 720,896 entries leaves its NMSE within a few per cent of the mean of many, so few are enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tailbound.codec.local import LocalJob, Step, nmse
+from tailbound.wire.schema import EXPONENT_NONE
+
+N8 = 8 * 64 * 1408
+Gradients = list[NDArray[np.float32]]
+
+
+def independent(ranks: int, op: int) -> Gradients:
+    rng = np.random.default_rng((1, op))
+    return [rng.standard_normal(N8, np.float32) for _ in range(ranks)]
+
+
+def correlated(ranks: int, op: int) -> Gradients:
+    rng = np.random.default_rng((2, op))
+    common = rng.standard_normal(N8, np.float32)
+    return [np.sqrt(np.float32(0.5)) * (common + rng.standard_normal(N8, np.float32)) for _ in range(ranks)]
+
+
+def identical(ranks: int, op: int) -> Gradients:
+    return [np.random.default_rng((3, op)).standard_normal(N8, np.float32)] * ranks
+
+
+def student(ranks: int, op: int) -> Gradients:
+    rng = np.random.default_rng((4, op))
+    heavy = [
+        rng.standard_normal(N8, np.float32) / np.sqrt(rng.standard_gamma(1.5, N8, np.float32)) for _ in range(ranks)
+    ]
+    return [x.astype(np.float32) for x in heavy]
+
+
+KINDS: dict[str, Callable[[int, int], Gradients]] = {
+    "U": independent, "C": correlated, "I": identical, "t3": student,
+}  # fmt: skip
+
+
+def mean_error(kind: str, ranks: int, ops: int, mask: Callable[[LocalJob, int], dict[str, NDArray[np.bool_]]]) -> float:
+    job, errors = LocalJob(ranks, N8), []
+    for op in range(ops):
+        gradients = KINDS[kind](ranks, op)
+        job.exponents = None  # every op on its own: scales under loss have tests below
+        step = job.step(op, gradients, receivers=[0, 1], **mask(job, op))
+        errors += [nmse(step.outputs[rank], gradients) for rank in (0, 1)]
+    return float(np.mean(errors))
+
+
+def nothing(job: LocalJob, op: int) -> dict[str, NDArray[np.bool_]]:
+    return {}
+
+
+def lose(what: str, rate: float) -> Callable[[LocalJob, int], dict[str, NDArray[np.bool_]]]:
+    def mask(job: LocalJob, op: int) -> dict[str, NDArray[np.bool_]]:
+        return {what: np.random.default_rng((9, op)).random((job.world_size, job.shape.rows)) < rate}
+
+    return mask
+
+
+def dead_contributor(job: LocalJob, op: int) -> dict[str, NDArray[np.bool_]]:
+    lost = np.zeros((job.world_size, job.shape.rows), bool)
+    lost[-1] = True
+    return {"lost_contributions": lost}
+
+
+def dead_owner(job: LocalJob, op: int) -> dict[str, NDArray[np.bool_]]:
+    """The last rank sends no results (and its contributions arrive)."""
+    return {"lost_results": np.tile(job.placement.owner == job.world_size - 1, (job.world_size, 1))}
+
+
+def dead_rank(job: LocalJob, op: int) -> dict[str, NDArray[np.bool_]]:
+    return dead_contributor(job, op) | dead_owner(job, op)
+
+
+def cut_tail(job: LocalJob, op: int) -> dict[str, NDArray[np.bool_]]:
+    lost = np.zeros((job.world_size, job.shape.rows), bool)
+    for owner in range(job.world_size):
+        rows = job.placement.rows_of(owner)
+        lost[:, rows[-max(1, len(rows) // 100) :]] = True
+    return {"lost_results": lost}
+
+
+@cache
+def lossless(kind: str, ranks: int) -> float:
+    return mean_error(kind, ranks, 8 if ranks <= 4 else 4 if ranks == 8 else 1, nothing)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "most"),
+    [
+        ("U", 4, 1.5e-3), ("U", 8, 1.5e-3), ("U", 64, 1.5e-3), ("C", 4, 7e-4), ("I", 4, 5e-4), ("I", 8, 4e-4),
+        ("I", 64, 3e-4), ("t3", 4, 8e-3),
+    ],
+)  # fmt: skip
+def test_nothing_lost(kind: str, ranks: int, most: float) -> None:
+    assert 0 < lossless(kind, ranks) <= most
+
+
+def test_error_does_not_grow_with_the_ranks() -> None:
+    assert lossless("U", 64) <= 1.5 * lossless("U", 4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rate", "most"),
+    [
+        ("U", 0.001, 3e-3), ("U", 0.01, 2e-2), ("U", 0.05, 8e-2), ("C", 0.001, 1e-3), ("C", 0.01, 5e-3),
+        ("C", 0.05, 2e-2), ("I", 0.001, 5e-4), ("I", 0.01, 5e-4), ("I", 0.05, 5e-4),
+    ],
+)  # fmt: skip
+def test_contributions_lost(kind: str, rate: float, most: float) -> None:
+    """Identical gradients at 5 % loss stay at the lossless error only when divided by the count, not by N."""
+    assert mean_error(kind, 4, 4, lose("lost_contributions", rate)) <= most
+
+
+@pytest.mark.parametrize(("rate", "most"), [(0.001, 3e-3), (0.01, 1.6e-2), (0.05, 6e-2)])
+def test_results_lost(rate: float, most: float) -> None:
+    error = mean_error("U", 4, 4, lose("lost_results", rate))
+    assert rate / 2 < error <= most
+
+
+def test_last_percent_of_results_cut() -> None:
+    assert mean_error("U", 4, 3, cut_tail) <= 2e-2
+
+
+@pytest.mark.parametrize("ranks", [4, 8, 64])
+def test_dead_owner(ranks: int) -> None:
+    assert mean_error("U", ranks, 4 if ranks < 64 else 1, dead_owner) <= 1.15 / (ranks - 1) + lossless("U", ranks)
+
+
+@pytest.mark.parametrize(("kind", "most"), [("U", 0.40), ("C", 0.10), ("I", 6e-4)])
+def test_dead_contributor(kind: str, most: float) -> None:
+    """Rows that the dead rank itself owns are missing with it in the table's case; here only its contributions."""
+    assert mean_error(kind, 4, 5, dead_contributor) <= most
+
+
+@pytest.mark.parametrize("ranks", [4, 8, 64])
+def test_ten_times_up_is_taken_by_the_shift(ranks: int) -> None:
+    job = LocalJob(ranks, N8)
+    job.step(0, independent(ranks, 0), receivers=[])
+    gradients = [10 * x for x in independent(ranks, 1)]
+    step = job.step(1, gradients, receivers=[0])
+    assert nmse(step.outputs[0], gradients) <= 2e-3
+    assert step.shifted == ranks * 8
+    assert job.step(2, gradients, receivers=[0]).shifted == 0
+
+
+def test_ten_times_down_is_coarse_once() -> None:
+    job = LocalJob(4, N8)
+    job.step(0, independent(4, 0), receivers=[])
+    gradients = [x / 10 for x in independent(4, 1)]
+    step = job.step(1, gradients, receivers=[0])
+    assert lossless("U", 4) * 3 < nmse(step.outputs[0], gradients) <= 0.15
+    step = job.step(2, gradients, receivers=[0])
+    assert nmse(step.outputs[0], gradients) <= 1.5e-3
+
+
+@pytest.mark.parametrize("case", ["one entry", "one column", "64 values x 100"])
+def test_concentrated_values(case: str) -> None:
+    rng = np.random.default_rng(6)
+    x = np.zeros(N8, np.float32)
+    if case == "one entry":
+        x[12345] = 3
+    elif case == "one column":
+        x[700::1408] = rng.standard_normal(512)
+    else:
+        x = rng.standard_normal(N8, np.float32)
+        x[5000:5064] *= 100
+    job, errors = LocalJob(1, N8), []
+    for op in range(10):
+        errors.append(nmse(job.step(op, [x]).outputs[0], [x]))
+        job.exponents = None
+    assert np.mean(errors) <= 4e-3
+
+
+@pytest.mark.parametrize("rotate", [True, False])
+def test_all_zero_stays_exactly_zero(rotate: bool) -> None:
+    job = LocalJob(3, 100000, rotate=rotate)
+    zeros = [np.zeros(100000, np.float32)] * 3
+    for op in range(3):
+        step = job.step(op, zeros)
+        assert all(not out.any() for out in step.outputs.values())
+        assert not any(step.failed.values())
+
+
+def test_a_group_that_was_zero_comes_back() -> None:
+    """Never-touched parameters have no need; the first op in which they matter is clipped, the next one is right."""
+    job, size = LocalJob(4, N8), 64 * 1408
+    quiet = independent(4, 0)
+    for x in quiet:
+        x[:size] = 0
+    job.step(0, quiet)
+    loud = independent(4, 1)
+    first = job.step(1, loud, receivers=[0])
+    assert first.clipped > 0.9 * 4 * size
+    assert np.isfinite(first.outputs[0]).all()
+    second = job.step(2, loud, receivers=[0])
+    assert second.clipped == 0
+    assert nmse(second.outputs[0], loud) <= 1.5e-3
+
+
+@pytest.mark.parametrize("rotate", [True, False])
+def test_the_mean_is_unbiased(rotate: bool) -> None:
+    """The average of many ops approaches the exact mean as 1 / ops: rounding errors have no direction."""
+    numel, ops = 16 * 160, 300
+    gradients = [np.random.default_rng(rank).standard_normal(numel).astype(np.float32) for rank in range(3)]
+    job, total, single = LocalJob(3, numel, rotate=rotate), np.zeros(numel), []
+    for op in range(ops):
+        out = job.step(op, gradients, receivers=[1]).outputs[1]
+        single.append(nmse(out, gradients))
+        total += out
+    assert nmse((total / ops).astype(np.float32), gradients) < 2 * float(np.mean(single)) / ops
+
+
+def test_identical_gradients_do_not_round_alike() -> None:
+    """N equal gradients average their rounding out; with the same offsets on all ranks they would not."""
+    job = LocalJob(64, 64 * 1408)
+    x = identical(1, 0)[0][: 64 * 1408]
+    step = job.step(0, [x] * 64, receivers=[0])
+    assert step.clipped == 0
+    assert nmse(step.outputs[0], [x]) < 3e-4
+    assert not np.array_equal(job.packets[0], job.packets[1])
+
+
+@pytest.mark.parametrize("rotate", [True, False])
+def test_all_ranks_get_the_same_bits_every_time(rotate: bool) -> None:
+    def run() -> Step:
+        job = LocalJob(4, 200001, rotate=rotate)
+        gradients = [x[:200001] for x in independent(4, 7)]
+        job.step(0, gradients)
+        return job.step(1, gradients)
+
+    first, again = run(), run()
+    for rank in range(4):
+        assert np.array_equal(first.outputs[0].view(np.uint32), first.outputs[rank].view(np.uint32))
+        assert np.array_equal(first.outputs[0].view(np.uint32), again.outputs[rank].view(np.uint32))
+
+
+def test_signs_are_fresh_every_op() -> None:
+    """The same loss in two ops hits other directions."""
+    job, gradients = LocalJob(2, N8), independent(2, 3)
+    lost = np.zeros((2, job.shape.rows), bool)
+    lost[:, ::16] = True
+    errors = [job.step(op, gradients, lost_results=lost).outputs[1] - np.mean(gradients, axis=0) for op in range(2)]
+    overlap = np.corrcoef(errors[0], errors[1])[0, 1]
+    assert np.linalg.norm(errors[0]) > 0.1 * np.linalg.norm(gradients[0])
+    assert abs(overlap) < 0.15
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_rank_with_nan_abstains_and_the_others_go_on(bad: float) -> None:
+    job, gradients = LocalJob(4, N8), independent(4, 0)
+    gradients[2][777] = bad
+    step = job.step(0, gradients)
+    assert step.finite == [True, True, False, True]
+    for out in step.outputs.values():
+        assert nmse(out, [g for rank, g in enumerate(gradients) if rank != 2]) <= 1.5e-3
+    assert sum(made.contributions for made in step.means) == 3 * job.shape.rows
+
+
+def test_scales_agree_under_heavy_loss_of_results() -> None:
+    """Scales come from result headers: up to 30 % loss nobody disagrees and nothing is refused."""
+    job = LocalJob(4, N8)
+    for op in range(8):
+        gradients = [np.float32(1.3**op) * x for x in independent(4, op)]
+        step = job.step(op, gradients, receivers=[], **lose("lost_results", 0.3)(job, op))  # type: ignore[arg-type]
+        assert (step.refused, step.skipped) == (0, 0)
+    assert job.exponents is not None
+    assert (job.exponents == job.exponents[0]).all()
+
+
+def test_a_rank_that_heard_nothing_skips_its_groups_for_one_op() -> None:
+    job = LocalJob(4, N8)
+    lost = np.zeros((4, job.shape.rows), bool)
+    lost[3, :64] = job.placement.owner[:64] != 3
+    job.step(0, independent(4, 0), receivers=[])
+    gradients = independent(4, 1)
+    assert job.exponents is not None
+    job.exponents[3, 0] = EXPONENT_NONE
+    step = job.step(1, gradients, receivers=[0])
+    assert (step.skipped, step.refused) == (1, 0)
+    assert sum(made.contributions for made in step.means) == 4 * 512 - 64
+    assert nmse(step.outputs[0][64 * 1408 :], [g[64 * 1408 :] for g in gradients]) <= 1.5e-3
+    assert nmse(step.outputs[0][: 64 * 1408], [g[: 64 * 1408] for g in gradients[:3]]) <= 1.5e-3
+    assert job.step(2, gradients, receivers=[]).skipped == 0
+
+
+def test_a_contribution_with_another_scale_is_refused_and_counted() -> None:
+    job, gradients = LocalJob(4, N8), independent(4, 0)
+    job.step(0, gradients, receivers=[])
+    assert job.exponents is not None
+    job.exponents[1, 2] += 1
+    step = job.step(1, gradients, receivers=[0])
+    # its rows elsewhere are refused by three owners; its own rows refuse those of the three others
+    assert step.refused == 48 + 3 * 16
+    assert nmse(step.outputs[0], gradients) < 1 / 8 + 0.01  # one of the 8 groups fell apart
+    assert job.step(2, gradients, receivers=[]).refused == 0
+
+
+def test_loss_correction_beats_none() -> None:
+    """Rows lost for good: R / received keeps the projection on the mean at 1."""
+    job, gradients = LocalJob(2, N8), correlated(2, 0)
+    step = job.step(0, gradients, lost_results=lose("lost_results", 0.3)(job, 0)["lost_results"], receivers=[0])
+    exact = np.mean(gradients, axis=0)
+    assert float(step.outputs[0] @ exact / (exact @ exact)) == pytest.approx(1.0, abs=0.02)
+
+
+def test_without_rotation_a_lost_row_costs_its_entries_only() -> None:
+    job, gradients = LocalJob(2, N8, rotate=False), independent(2, 0)
+    lost = np.zeros((2, job.shape.rows), bool)
+    lost[0, 7] = True
+    step = job.step(0, gradients, lost_results=lost)
+    row = slice(7 * 1408, 8 * 1408)
+    assert job.placement.owner[7] == 1
+    assert not step.outputs[0][row].any()
+    assert np.array_equal(np.delete(step.outputs[0], np.r_[row]), np.delete(step.outputs[1], np.r_[row]))
+
+
+def digits_gradients(kind: str) -> Gradients:
+    """Gradients of four ranks after a few steps of training, on the handwritten digits that scikit-learn ships."""
+    from sklearn.datasets import load_digits
+
+    import torch
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    images, labels = load_digits(return_X_y=True)
+    images, labels = torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
+    if kind == "cnn":
+        model: torch.nn.Module = torch.nn.Sequential(
+            torch.nn.Unflatten(1, (1, 8, 8)), torch.nn.Conv2d(1, 64, 3, padding=1), torch.nn.ReLU(),
+            torch.nn.Conv2d(64, 128, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(),
+            torch.nn.Linear(128 * 16, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10),
+        )  # fmt: skip
+    else:
+        layer = torch.nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True)
+        model = torch.nn.Sequential(
+            torch.nn.Unflatten(1, (8, 8)), torch.nn.Linear(8, 128),
+            torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), torch.nn.Flatten(),
+            torch.nn.Linear(8 * 128, 10),
+        )  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def gradient(start: int, count: int) -> NDArray[np.float32]:
+        at = torch.arange(start, start + count) % len(labels)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images[at]), labels[at]).backward()
+        return np.concatenate([p.grad.numpy().ravel() for p in model.parameters() if p.grad is not None])
+
+    for step in range(8):
+        gradient(64 * step, 64)
+        optimizer.step()
+    return [gradient(64 * 8 + 32 * rank, 32) for rank in range(4)]
+
+
+@pytest.mark.needs("torch", "sklearn")
+@pytest.mark.parametrize(("kind", "most"), [("cnn", 4e-3), ("transformer", 4e-3)])
+def test_gradients_of_real_models(kind: str, most: float) -> None:
+    gradients = digits_gradients(kind)
+    job = LocalJob(4, gradients[0].size)
+    errors = [nmse(job.step(op, gradients, receivers=[0]).outputs[0], gradients) for op in range(5)]
+    assert np.mean(errors) <= most

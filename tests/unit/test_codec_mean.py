@@ -1,0 +1,180 @@
+"""The owner's pass against the plain numpy reference, bit by bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tailbound.codec import reference
+from tailbound.codec.mean import Means, mean_rows
+from tailbound.codec.owners import OwnerMap, place
+from tailbound.codec.scale import scale_of
+from tailbound.codec.scratch import Scratch
+from tailbound.codec.shape import shape_for
+from tailbound.wire.check import check_packet, final
+from tailbound.wire.packets import DTYPES
+from tailbound.wire.schema import EXPONENT_NONE
+
+SCRATCH = Scratch(1408)
+
+
+class Owner:
+    """Sums ring and outputs of one owner whose rows are those of rank 0 in a job of 4."""
+
+    def __init__(self, numel: int = 100000, seed: int = 0) -> None:
+        self.shape = shape_for(numel, 1408)
+        self.placement = place(self.shape, OwnerMap(1, (0, 1, 2, 3)), 4)
+        self.rows = int(self.placement.counts[0])
+        self.groups = self.placement.groups_of(0)
+        self.ring, self.seq0 = 64, 0xFFFFFFF0
+        self.slots = np.zeros(self.ring, DTYPES["tb_slot"])
+        self.at = (self.seq0 + np.arange(self.rows)) % self.ring
+        rng = np.random.default_rng(seed)
+        self.sums = rng.integers(0, 255, (self.ring, 2816), dtype=np.uint8)
+        self.codes = rng.integers(1, 256, (3, self.rows, self.shape.codes), dtype=np.uint8)
+        self.own = np.zeros((self.rows, 64 + self.shape.codes), np.uint8)
+        self.own[:, 64:] = rng.integers(1, 256, (self.rows, self.shape.codes), dtype=np.uint8)
+        self.exponents = np.arange(self.shape.groups).astype(np.int16) - 5
+        self.need = np.full(self.shape.groups, -9, np.int16)
+        self.shift = np.zeros(self.shape.groups, np.uint8)
+        self.slots["cookie"], self.slots["op"], self.slots["need"] = 9, 3, EXPONENT_NONE
+        self.scale = np.zeros(self.rows, np.float32)
+        self.count = np.zeros(self.rows, np.uint16)
+        self.e_next = np.zeros(self.rows, np.int16)
+        self.partials = np.zeros((self.rows, 4), np.uint64)
+        self.usable = np.zeros(self.rows, np.uint8)
+        self.out = np.full_like(self.own, 7)
+        total = np.zeros((self.rows, self.shape.codes), np.uint16)
+        for shift, codes in zip((0, 2, 0), self.codes, strict=True):
+            total += reference.to_lanes(codes) << shift
+        self.lanes = total
+        self.sums.view(np.uint16)[self.at, : self.shape.codes] = total
+        self.slots["count"][self.at], self.slots["units"][self.at] = 3, 6
+        self.slots["exponent"][self.at] = self.exponents[self.groups]
+
+    def mean(self, own: bool = True, expected: NDArray[np.int16] | None = None, **options: Any) -> Means:
+        return mean_rows(
+            self.sums, self.slots, self.seq0, 9, 3, self.groups, self.shape.codes, self.own, own, self.exponents,
+            self.need, self.shift, self.exponents if expected is None else expected, 2, 12345, 0, self.out, self.scale,
+            self.count, self.e_next, self.partials, self.usable, np.zeros(self.shape.groups, np.int16), SCRATCH,
+            **options,
+        )  # fmt: skip
+
+    def check(self, row: int, lanes: NDArray[np.uint16], units: int, count: int, e: int) -> None:
+        expected = reference.mean(lanes, units, count, e, 12345, 0, row)
+        assert np.array_equal(self.out[row, 64:], expected.codes)
+        assert self.scale[row] == expected.scale
+        assert self.count[row] == count
+        assert final(np.zeros(8, np.uint64), self.partials[row].copy()) == check_packet(
+            np.concatenate((np.zeros(64, np.uint8), expected.codes))
+        )
+
+
+@pytest.mark.parametrize("numel", [300, 30000, 100000])
+@pytest.mark.parametrize("own", [True, False])
+def test_mean_equals_the_reference(numel: int, own: bool) -> None:
+    owner = Owner(numel)
+    owner.shift[:] = 1
+    made = owner.mean(own)
+    assert made == Means(owner.rows, owner.rows, 0, 0, 0, owner.rows * (3 + own))
+    for row in range(owner.rows):
+        lanes = owner.lanes[row]
+        if own:
+            lanes = lanes + (reference.to_lanes(owner.own[row, 64:]) << np.uint16(1))
+        owner.check(row, lanes, 6 + 2 * own, 3 + own, int(owner.exponents[owner.groups[row]]))
+    assert owner.usable.all()
+    assert (owner.out[:, :64] == 7).all()
+
+
+def test_own_row_in_the_sums_gives_the_same_bits() -> None:
+    apart, together = Owner(), Owner()
+    apart.mean()
+    added = together.lanes + reference.to_lanes(together.own[:, 64:])
+    together.sums.view(np.uint16)[together.at, : together.shape.codes] = added
+    together.slots["count"][together.at] += 1
+    together.slots["units"][together.at] += 1
+    together.mean(own=False)
+    assert np.array_equal(apart.out, together.out)
+    assert np.array_equal(apart.scale, together.scale)
+    assert np.array_equal(apart.count, together.count)
+
+
+def test_full_lanes_of_256_ranks() -> None:
+    owner = Owner()
+    owner.sums.view(np.uint16)[owner.at, : owner.shape.codes] = 255 * 255
+    owner.slots["count"][owner.at] = owner.slots["units"][owner.at] = 255
+    owner.own[:, 64:] = 255
+    owner.mean()
+    assert (owner.count == 256).all()
+    assert np.allclose(owner.scale, [scale_of(owner.exponents[g]) for g in owner.groups])
+    assert (owner.out[:, 64:] == 255).all()
+
+
+@pytest.mark.parametrize(("field", "value"), [("op", 2), ("cookie", 8), ("count", 0)])
+def test_rows_of_another_tag_are_not_used(field: str, value: int) -> None:
+    owner = Owner()
+    owner.slots[field][owner.at[5]] = value
+    made = owner.mean()
+    assert (made.own_only, made.missing, made.mismatched) == (1, 0, 0)
+    owner.check(5, reference.to_lanes(owner.own[5, 64:]), 1, 1, int(owner.exponents[owner.groups[5]]))
+    made = owner.mean(own=False)
+    assert (made.own_only, made.missing, made.rows) == (0, 1, owner.rows - 1)
+    assert not owner.usable[5]
+    assert owner.count[5] == 0
+
+
+def test_contributions_of_another_scale_are_discarded() -> None:
+    owner = Owner()
+    owner.slots["exponent"][owner.at[4]] += 1
+    assert owner.mean().mismatched == 1
+    owner.check(4, reference.to_lanes(owner.own[4, 64:]), 1, 1, int(owner.exponents[owner.groups[4]]))
+    assert owner.mean(own=False).missing == 1
+
+
+def test_unknown_expectation_takes_the_first_contributors_scale() -> None:
+    owner = Owner()
+    unknown = np.full_like(owner.exponents, EXPONENT_NONE)
+    owner.exponents[1] = EXPONENT_NONE  # the own group was skipped
+    made = owner.mean(expected=unknown)
+    assert (made.rows, made.mismatched) == (owner.rows, 0)
+    for row in range(owner.rows):
+        own = owner.groups[row] != 1
+        lanes = owner.lanes[row] + reference.to_lanes(owner.own[row, 64:]) if own else owner.lanes[row]
+        owner.check(row, lanes, 6 + own, 3 + own, int(owner.slots["exponent"][owner.at[row]]))
+
+
+def test_next_scale_is_the_largest_need_plus_headroom() -> None:
+    owner = Owner()
+    first = np.flatnonzero(owner.groups == 0)
+    owner.slots["need"][owner.at[first[3]]] = 4
+    owner.slots["need"][owner.at[first[4]]] = 11
+    owner.slots["op"][owner.at[first[5]]] = 2
+    owner.slots["need"][owner.at[first[5]]] = 99
+    owner.mean()
+    assert (owner.e_next[first] == 13).all()
+    assert (owner.e_next[owner.groups == 1] == -7).all()
+    owner.mean(own=False)
+    assert (owner.e_next[owner.groups == 1] == owner.exponents[1]).all()
+    owner.mean(places=(2, 3))
+    assert owner.e_next[2] == 13 or owner.groups[2] != 0
+
+
+def test_ranges_of_places_make_the_same_rows() -> None:
+    whole, parts = Owner(), Owner()
+    whole.mean()
+    for lo in range(0, parts.rows, 7):
+        parts.mean(places=(lo, min(lo + 7, parts.rows)))
+    assert np.array_equal(whole.out, parts.out)
+    assert np.array_equal(whole.e_next, parts.e_next)
+    assert np.array_equal(whole.scale, parts.scale)
+
+
+def test_mean_of_cancelling_rows_is_exactly_zero() -> None:
+    owner = Owner()
+    owner.sums.view(np.uint16)[owner.at, : owner.shape.codes] = 6 * 128
+    owner.mean(own=False)
+    assert (owner.scale == 0).all()
+    assert (owner.out[:, 64:] == 128).all()

@@ -1,0 +1,73 @@
+"""Owners and sending order: CODEC rule 2."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailbound.codec.owners import OwnerMap, Placement, place
+from tailbound.codec.shape import shape_for
+from tailbound.errors import ConfigError
+
+
+def dealt(numel: int, ranks: int, width: int = 1408) -> Placement:
+    return place(shape_for(numel, width), OwnerMap(1, tuple(range(ranks))), ranks)
+
+
+@given(st.integers(1, 3_000_000), st.integers(1, 256), st.data())
+def test_arrays_agree(numel: int, ranks: int, data: st.DataObject) -> None:
+    owners = data.draw(st.lists(st.integers(0, ranks - 1), min_size=1, max_size=ranks, unique=True))
+    shape = shape_for(numel, 1408)
+    p = place(shape, OwnerMap(7, tuple(owners)), ranks)
+    k = np.arange(shape.rows)
+    assert np.array_equal(p.owner, np.array(owners)[k % len(owners)])
+    assert np.array_equal(p.position, p.starts[p.owner] + p.place)
+    assert np.array_equal(p.row_at[p.position], k)
+    assert p.counts.sum() == shape.rows
+    for owner in owners:
+        rows = p.rows_of(owner)
+        assert np.array_equal(p.place[rows], np.arange(p.counts[owner]))
+        order = [(int(row) % shape.group_rows, int(row) // shape.group_rows) for row in rows]
+        assert order == sorted(order)
+        assert np.array_equal(p.groups_of(owner), rows // shape.group_rows)
+    assert not any(p.counts[rank] for rank in range(ranks) if rank not in owners)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8, 48, 64, 128])
+def test_rows_are_dealt_within_four_percent(ranks: int) -> None:
+    counts = dealt(6553600, ranks).counts
+    assert counts.max() / counts.min() <= 1.04
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8, 16])
+def test_dead_owner_costs_every_group_the_same(ranks: int) -> None:
+    p = dealt(6553600, ranks)
+    for owner in range(ranks):
+        lost = np.bincount(p.groups_of(owner), minlength=p.shape.groups)
+        assert lost.max() - lost.min() <= 1
+        assert abs(lost.mean() - 64 / ranks) < 1
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_cut_tail_takes_groups_in_turn(ranks: int) -> None:
+    p = dealt(6553600, ranks)
+    rows = p.rows_of(1)
+    groups_with_a_row = len(set((rows // 64).tolist()))
+    for cut in (1, groups_with_a_row // 8, groups_with_a_row // ranks):
+        lost = np.bincount(rows[-cut:] // 64, minlength=p.shape.groups)
+        assert lost.max() == 1
+
+
+@pytest.mark.parametrize(("owners", "ranks"), [((), 4), ((0, 0), 4), ((4,), 4), ((-1,), 4), ((0,), 0), ((0,), 257)])
+def test_bad_maps_are_refused(owners: tuple[int, ...], ranks: int) -> None:
+    with pytest.raises(ConfigError):
+        place(shape_for(1000, 1408), OwnerMap(1, owners), ranks)
+
+
+def test_placement_is_made_once_and_read_only() -> None:
+    p = dealt(100000, 4)
+    assert dealt(100000, 4) is p
+    with pytest.raises(ValueError, match="read-only"):
+        p.position[0] = 1
