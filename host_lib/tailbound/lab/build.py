@@ -1,0 +1,218 @@
+"""Make a topology real: one function per kind of namespace, each run inside the namespace it builds.
+
+Every function opens its own netlink socket in the thread that ``namespaces.call`` gives it, so no
+interface ever exists in the machine's own namespace, not even for a moment: a veth pair is created with
+its peer already in the other namespace.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from pyroute2 import IPRoute
+
+from tailbound.errors import CapabilityError
+from tailbound.lab import ethtool, namespaces, portstate
+from tailbound.lab.topology import LINKS, Link, Topology, Worker
+
+__all__ = ["RateLimit", "build", "set_rate"]
+
+#: A static entry in the bridge's own table: ``bridge fdb add MAC dev PORT master static``.
+_NTF_MASTER, _NUD_NOARP = 0x04, 0x40
+#: A cable's buffer holds this much time at its rate; a top-of-rack port's share is of this order.
+_BUFFER_SECONDS = 0.025
+#: ... and never less than this many bytes, four super-frames, or a burst could not pass at all.
+_BUFFER_BYTES = 256 * 1024
+#: Frames that wait before a veth whose other end receives by NAPI (XDP or GRO). Its ring holds 256 and drops
+#: what is beyond, silently, unless there is a queue to push back to; a switch port and a NIC have one.
+_QUEUE_FRAMES = 1000
+#: Bytes that may leave at once. One super-frame, so that tbf does not cut it up.
+_BURST_BYTES = 66_000
+_PORTS_UP_SECONDS = 10.0
+
+
+class RateLimit:
+    """tbf parameters for a rate in bits per second: bytes/s, burst bytes, buffer bytes."""
+
+    def __init__(self, rate: int) -> None:
+        self.rate = rate // 8
+        self.burst = max(_BURST_BYTES, self.rate // 1000)
+        self.limit = max(_BUFFER_BYTES, int(self.rate * _BUFFER_SECONDS))
+
+
+def _quiet() -> None:
+    """No IPv6, no reverse-path filter, no firewall between bridge ports; loopback up."""
+    for key in ("all", "default"):
+        namespaces.write_sysctl(f"net/ipv6/conf/{key}/disable_ipv6", 1)
+        namespaces.write_sysctl(f"net/ipv4/conf/{key}/rp_filter", 0)
+    for family in ("ip", "ip6", "arp"):
+        namespaces.write_sysctl(f"net/bridge/bridge-nf-call-{family}tables", 0)
+    with IPRoute() as ip:
+        ip.link("set", index=ip.link_lookup(ifname="lo")[0], state="up")
+
+
+def _bridges(ip: IPRoute, mtu: int) -> dict[Link, int]:
+    """One bridge a link, without spanning tree, IGMP snooping or delay; their indices."""
+    found = {}
+    for link in LINKS:
+        ip.link(
+            "add", ifname=link.bridge, kind="bridge", mtu=mtu,
+            br_stp_state=0, br_forward_delay=0, br_mcast_snooping=0, br_ageing_time=0,
+        )  # fmt: skip
+        found[link] = ip.link_lookup(ifname=link.bridge)[0]
+    return found
+
+
+def _pair(ip: IPRoute, name: str, namespace: str, peer: str, mac: str | None, mtu: int, queues: int) -> int:
+    """A veth here whose peer is born in ``namespace``; its index. As many queues as asked, at both ends."""
+    other: dict[str, object] = {
+        "ifname": peer, "net_ns_fd": namespace, "mtu": mtu, "num_tx_queues": queues, "num_rx_queues": queues,
+    }  # fmt: skip
+    if mac is not None:
+        other["address"] = mac
+    ip.link("add", ifname=name, kind="veth", mtu=mtu, num_tx_queues=queues, num_rx_queues=queues, peer=other)
+    return int(ip.link_lookup(ifname=name)[0])
+
+
+def _queue(ip: IPRoute, index: int, queues: int) -> None:
+    """A first-in first-out queue for each send queue of an interface, whatever this machine's default is."""
+    if queues == 1:
+        ip.tc("replace", "pfifo", index=index, root=True, handle="1:", limit=_QUEUE_FRAMES)
+        return
+    ip.tc("replace", "mq", index=index, root=True, handle="1:")
+    for number in range(1, queues + 1):
+        ip.tc("replace", "pfifo", index=index, parent=0x10000 + number, limit=_QUEUE_FRAMES)
+
+
+def _plug(ip: IPRoute, index: int, bridge: int, *, flood: bool) -> None:
+    """Make a port of the bridge; nothing is learned, and unknown addresses are flooded only if asked."""
+    ip.link("set", index=index, master=bridge)
+    ip.brport("set", index=index, learning=0, unicast_flood=int(flood), mcast_flood=1, bcast_flood=1)
+    ip.link("set", index=index, state="up")
+
+
+def _switch(topology: Topology, mtu: int, queues: int, flood: bool, queued: bool) -> None:
+    _quiet()
+    with IPRoute() as ip:
+        bridges = _bridges(ip, mtu)
+        for link in LINKS:
+            ip.link("set", index=bridges[link], state="up")
+            for worker in topology.workers:
+                name = link.port(worker.rank)
+                if topology.cables:
+                    index = _pair(ip, name, topology.cables[worker.rank].namespace, link.switch_port, None, mtu, queues)
+                else:
+                    mac = link.mac(worker.rank)
+                    index = _pair(ip, name, worker.namespace, link.interface, mac, mtu, queues)
+                _plug(ip, index, bridges[link], flood=flood)
+                if queued or link is Link.DATA:
+                    _queue(ip, index, queues)
+                if not flood:
+                    ip.fdb("add", ifindex=index, lladdr=link.mac(worker.rank), flags=_NTF_MASTER, state=_NUD_NOARP)
+
+
+def _cable(worker: Worker, mtu: int, queues: int) -> None:
+    """Two ports that flood to each other and learn nothing: a wire, for whatever addresses pass.
+
+    Entries in its table would only filter, and a flooding switch must reach the workers through it.
+    """
+    _quiet()
+    with IPRoute() as ip:
+        bridges = _bridges(ip, mtu)
+        for link in LINKS:
+            mac = link.mac(worker.rank)
+            index = _pair(ip, link.worker_port, worker.namespace, link.interface, mac, mtu, queues)
+            for port in (index, ip.link_lookup(ifname=link.switch_port)[0]):
+                _plug(ip, port, bridges[link], flood=True)
+                _queue(ip, port, queues)
+            ip.link("set", index=bridges[link], state="up")
+
+
+def _worker(topology: Topology, worker: Worker, queues: int, queued: bool) -> None:
+    """Addresses and permanent neighbours, so that no ARP is ever lost or late."""
+    _quiet()
+    with IPRoute() as ip:
+        for link in LINKS:
+            index = ip.link_lookup(ifname=link.interface)[0]
+            ip.addr(
+                "add", index=index, address=link.address(worker.rank), prefixlen=link.network.prefixlen,
+                broadcast=str(link.network.broadcast_address),
+            )  # fmt: skip
+            ip.link("set", index=index, state="up")
+            if queued:
+                _queue(ip, index, queues)
+            for other in topology.workers:
+                if other.rank != worker.rank:
+                    ip.neigh(
+                        "add", ifindex=index, dst=link.address(other.rank), lladdr=link.mac(other.rank),
+                        state="permanent",
+                    )  # fmt: skip
+
+
+def _wait_forwarding(ports: Sequence[str]) -> None:
+    """The bridge turns a port on from a work queue of the kernel; wait until it did."""
+    with IPRoute() as ip:
+        indices = {name: ip.link_lookup(ifname=name)[0] for name in ports}
+        end = time.monotonic() + _PORTS_UP_SECONDS
+        for name, index in indices.items():
+            while _port_state(ip, index) != portstate.FORWARDING:
+                if time.monotonic() > end:
+                    raise CapabilityError(f"bridge port {name} does not come up within {_PORTS_UP_SECONDS:.0f} s")
+                time.sleep(0.002)
+
+
+def _port_state(ip: IPRoute, index: int) -> int | None:
+    """State of a bridge port, None if it is no port."""
+    info = ip.get_links(index)[0].get_attr("IFLA_LINKINFO")
+    data = info.get_attr("IFLA_INFO_SLAVE_DATA") if info is not None else None
+    return None if data is None else data.get_attr("IFLA_BRPORT_STATE")
+
+
+def build(topology: Topology, *, mtu: int, queues: int, flood: bool, wire: bool) -> None:
+    """Make every namespace and interface of ``topology``; returns when all ports forward.
+
+    Args:
+        topology: what to make.
+        mtu: of every interface, in bytes.
+        queues: receive and send queues of every veth.
+        flood: the switch floods every frame.
+        wire: XDP will be put on all inner ends, so every end needs a queue.
+
+    Raises:
+        CapabilityError: not root, or the kernel lacks veth or bridge.
+        OSError, pyroute2.NetlinkError: what the kernel said. What exists by then is the caller's to remove.
+    """
+    for name in topology.namespaces:
+        namespaces.create(name)
+
+    def inside(name: str, function: partial[None]) -> None:
+        namespaces.call(name, function, patient=True)
+
+    inside(topology.switch, partial(_switch, topology, mtu, queues, flood, wire or bool(topology.cables)))
+    for cable in topology.cables:
+        inside(cable.namespace, partial(_cable, topology.workers[cable.rank], mtu, queues))
+    for worker in topology.workers:
+        inside(worker.namespace, partial(_worker, topology, worker, queues, wire))
+    for cable in topology.cables:
+        ports = [port for link in LINKS for port in (link.worker_port, link.switch_port)]
+        inside(cable.namespace, partial(_wait_forwarding, ports))
+    ports = [link.port(worker.rank) for worker in topology.workers for link in LINKS]
+    inside(topology.switch, partial(_wait_forwarding, ports))
+
+
+def set_rate(interface: str, rate: int | None) -> None:
+    """Limit what leaves ``interface`` (of the calling thread's namespace) to ``rate`` bit/s; None: no limit."""
+    with IPRoute() as ip:
+        index = ip.link_lookup(ifname=interface)[0]
+        if rate is None:
+            ip.tc("del", index=index, root=True)
+            _queue(ip, index, ethtool.queues(interface)[1])
+            return
+        tbf = RateLimit(rate)
+        kind = "tbf"
+        # the kind of a root queue cannot be changed in place
+        if ip.get_qdiscs(index)[0].get_attr("TCA_KIND") != kind:
+            ip.tc("del", index=index, root=True)
+        ip.tc("replace", kind, index=index, root=True, handle="1:", rate=tbf.rate, burst=tbf.burst, limit=tbf.limit)

@@ -1,0 +1,135 @@
+"""Faults of the lab's cables: what is asked for on the way from worker to worker, and what each end must do for it.
+
+A packet crosses two fault programs, one in the sender's cable and one in the receiver's, so an end gets
+p' = 1 - sqrt(1 - p) of every probability p. Losses in bursts follow Gilbert and Elliott (Gilbert, "Capacity of a
+burst-noise channel", 1960; Elliott, 1963): in the bad state everything is lost, P(bad -> good) = 1 / LEN,
+P(good -> bad) = p' / (LEN (1 - p')), so that the stationary share of the bad state is p' and its mean length LEN
+packets.
+
+No I/O; ``inject`` loads and attaches.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tailbound.errors import ConfigError
+from tailbound.kernel.faults import FaultSettings
+from tailbound.lab.spec import Burst, LabSpec
+
+__all__ = ["Fault", "FaultCounts", "end_settings", "seed_of"]
+
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Probabilities on the whole way from one worker to another; see ``LabSpec``.
+
+    Raises:
+        ConfigError: one of them cannot be.
+    """
+
+    loss: float = 0.0
+    burst: Burst | None = None
+    duplicate: float = 0.0
+    corrupt: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("loss", "duplicate", "corrupt"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name} {getattr(self, name)} is outside 0 <= p < 1")
+        end_settings(self)
+
+    @property
+    def needs_checksums(self) -> bool:
+        """Whether packets must carry finished checksums.
+
+        A veth only promises one. XDP cannot finish it, so a redirected duplicate would be refused by the receiver's
+        stack, both copies of it; and nobody would notice a flipped bit.
+        """
+        return self.duplicate > 0 or self.corrupt > 0
+
+    @classmethod
+    def of(cls, spec: LabSpec) -> Fault:
+        """The faults a lab is built with."""
+        return cls(spec.loss, spec.burst, spec.duplicate, spec.corrupt)
+
+
+@dataclass(frozen=True)
+class FaultCounts:
+    """What fault programs did, in packets.
+
+    Attributes:
+        seen: packets that faults could hit.
+        lost: dropped.
+        duplicated: sent twice.
+        corrupted: with one bit flipped.
+        passed: packets outside the filter.
+    """
+
+    seen: int = 0
+    lost: int = 0
+    duplicated: int = 0
+    corrupted: int = 0
+    passed: int = 0
+
+    def __add__(self, other: FaultCounts) -> FaultCounts:
+        return FaultCounts(
+            self.seen + other.seen,
+            self.lost + other.lost,
+            self.duplicated + other.duplicated,
+            self.corrupted + other.corrupted,
+            self.passed + other.passed,
+        )
+
+
+def _one_of_two(probability: float) -> float:
+    """What each of two independent ends must do for ``probability`` together: 1 - sqrt(1 - p), exact for small p."""
+    return -math.expm1(0.5 * math.log1p(-probability))
+
+
+def end_settings(fault: Fault, *seed: int) -> FaultSettings:
+    """What the end does that ``seed`` names.
+
+    Args:
+        fault: what is asked for between two workers.
+        seed: the lab's seed and what tells the end from the others.
+
+    Raises:
+        ConfigError: the bursts would have to follow each other faster than their length allows.
+    """
+    to_bad = to_good = 0.0
+    if fault.burst is not None and fault.burst.loss > 0:
+        share = _one_of_two(fault.burst.loss)
+        to_good = 1 / fault.burst.length
+        to_bad = share * to_good / (1 - share)
+        if to_bad > 1:
+            raise ConfigError(
+                f"bursts of {fault.burst.length:g} packets cannot lose {fault.burst.loss:g} of all: make them longer"
+            )
+    return FaultSettings(
+        seed=seed_of(*seed),
+        loss_good=_one_of_two(fault.loss),
+        loss_bad=1.0,
+        to_bad=to_bad,
+        to_good=to_good,
+        duplicate=_one_of_two(fault.duplicate),
+        corrupt=_one_of_two(fault.corrupt),
+    )
+
+
+def seed_of(*parts: int) -> int:
+    """A 64-bit generator state from a seed and what tells one end from the others; never 0.
+
+    Each part goes through the finaliser of splitmix64 (Steele, Lea and Flood, OOPSLA 2014, section 5), so that
+    neighbouring seeds and ranks give unrelated sequences.
+    """
+    state = 0
+    for part in parts:
+        state = (state + part + 0x9E3779B97F4A7C15) & _MASK
+        state = ((state ^ state >> 30) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ state >> 27) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state or 1

@@ -1,0 +1,79 @@
+"""The fault programs of a lab: one on each end of every cable, with settings and counters of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tailbound.kernel.faults import FaultProgram
+from tailbound.lab import namespaces
+from tailbound.lab.faults import Fault, FaultCounts, end_settings
+from tailbound.lab.topology import LINKS, Link, Topology
+
+__all__ = ["Injector"]
+
+
+class _End(NamedTuple):
+    """One fault program and what tells it from the others."""
+
+    rank: int
+    link: Link
+    number: int  # 0: packets from the worker, 1: packets to the worker
+    program: FaultProgram
+
+
+class Injector:
+    """Fault programs on all cables of a built topology, until closed.
+
+    Args:
+        topology: with cables.
+        fault: what they do at first.
+        seed: of all their generators.
+
+    Raises:
+        CapabilityError: compiler, privilege or kernel feature missing.
+        AttachError: an interface refuses; nothing stays attached.
+    """
+
+    def __init__(self, topology: Topology, fault: Fault, seed: int) -> None:
+        self._seed = seed
+        self._ends: list[_End] = []
+        try:
+            for cable in topology.cables:
+                for link in LINKS:
+                    self._add(topology, cable.rank, link)
+            self.set(fault)
+        except BaseException:
+            self.close()
+            raise
+
+    def _add(self, topology: Topology, rank: int, link: Link) -> None:
+        ends = topology.cable_ends(rank, link)
+        for number, (namespace, interface) in enumerate(ends):
+            program = FaultProgram()
+            self._ends.append(_End(rank, link, number, program))
+            # duplicates leave by the other port; the device map takes its index as seen from inside
+            namespaces.call(namespace, program.attach, interface, ends[1 - number][1], patient=True)
+
+    def _select(self, rank: int | None, link: Link | None) -> Iterator[_End]:
+        for end in self._ends:
+            if rank in (None, end.rank) and link in (None, end.link):
+                yield end
+
+    def set(self, fault: Fault, rank: int | None = None, link: Link | None = None) -> None:
+        """New settings, and generators in their first state, for one worker's cable or all, one link or both."""
+        for end in self._select(rank, link):
+            end.program.set(end_settings(fault, self._seed, LINKS.index(end.link), end.rank, end.number))
+
+    def counts(self, rank: int | None = None, link: Link | None = None) -> FaultCounts:
+        """Sum over one worker's cable or all, one link or both, from building on."""
+        total = FaultCounts()
+        for end in self._select(rank, link):
+            total += FaultCounts(**end.program.counts())
+        return total
+
+    def close(self) -> None:
+        """Detach everywhere; may be called twice."""
+        for end in self._ends:
+            end.program.close()
+        self._ends.clear()

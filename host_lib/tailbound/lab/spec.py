@@ -1,0 +1,215 @@
+"""What a lab should be like: the settings of ``tailbound lab run`` and how they are written.
+
+Pure: strings in, values out, a ``ConfigError`` that names the option and a right example otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tailbound.errors import ConfigError
+from tailbound.wire.schema import MAX_RANKS
+
+__all__ = [
+    "DEFAULT_BURST",
+    "DEFAULT_MTU",
+    "DEFAULT_PORT",
+    "Burst",
+    "LabSpec",
+    "Straggler",
+    "parse_burst",
+    "parse_probability",
+    "parse_rate",
+    "parse_straggler",
+]
+
+DEFAULT_MTU = 1500
+#: UDP port of a job, below the ephemeral range so that no client socket takes it by chance.
+DEFAULT_PORT = 7411
+#: Mean burst length in packets where ``--burst-loss`` names none.
+DEFAULT_BURST = 5.0
+
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)bit(?:/s)?", re.IGNORECASE)
+_RATE_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+def parse_rate(text: str) -> int:
+    """Bits per second of ``1gbit``, ``500mbit``, ``2.5gbit``, ``800kbit`` (powers of 1000, as tc has it).
+
+    Raises:
+        ConfigError: anything else, or below 8 kbit or above 400 gbit.
+    """
+    match = _RATE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"rate {text!r} is not a rate: write for example 1gbit, 500mbit or 2.5gbit")
+    rate = int(float(match[1]) * _RATE_FACTORS[match[2].lower()])
+    if not 8_000 <= rate <= 400 * 10**9:
+        raise ConfigError(f"rate {text!r} is outside 8kbit..400gbit")
+    return rate
+
+
+def parse_probability(text: str, option: str = "probability") -> float:
+    """A probability below one, written ``0.01`` or ``1%``.
+
+    Raises:
+        ConfigError: not a number, or outside 0 <= p < 1.
+    """
+    words = text.strip()
+    try:
+        value = float(words[:-1]) / 100 if words.endswith("%") else float(words)
+    except ValueError:
+        raise ConfigError(f"{option} {text!r} is not a probability: write for example 0.01 or 1%") from None
+    if not 0 <= value < 1:
+        raise ConfigError(f"{option} {text!r} is outside 0 <= p < 1: write for example 0.01 or 1%")
+    return value
+
+
+@dataclass(frozen=True)
+class Burst:
+    """Losses in bursts: ``loss`` of all packets on the way from worker to worker, ``length`` packets a burst."""
+
+    loss: float
+    length: float = DEFAULT_BURST
+
+
+def parse_burst(text: str) -> Burst:
+    """``P`` or ``P:LEN``: mean loss and mean burst length in packets.
+
+    Raises:
+        ConfigError: P is no probability, or LEN is not a number of at least 1.
+    """
+    loss, colon, length = text.partition(":")
+    probability = parse_probability(loss, "burst loss")
+    if not colon:
+        return Burst(probability)
+    try:
+        mean = float(length)
+    except ValueError:
+        mean = 0.0
+    if not 1 <= mean <= 1e6:
+        raise ConfigError(f"burst length {length!r} must be a number of packets from 1: write for example 0.01:8")
+    return Burst(probability, mean)
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """One slow rank.
+
+    Attributes:
+        rank: which.
+        ms: for how long it stands still each time, in milliseconds.
+        every_ms: mean time from one stop to the next, in milliseconds; None: once a step, by the
+            command itself, which reads ``TAILBOUND_LAB_STRAGGLER`` (see ``tailbound.lab.straggler``).
+    """
+
+    rank: int
+    ms: float
+    every_ms: float | None
+
+    def __str__(self) -> str:
+        every = "step" if self.every_ms is None else f"{self.every_ms:g}"
+        return f"{self.rank}:{self.ms:g}:{every}"
+
+
+def parse_straggler(text: str) -> Straggler:
+    """``RANK:MS`` (stopped at random, every 4 x MS on average), ``RANK:MS:EVERY_MS`` or ``RANK:MS:step``.
+
+    Raises:
+        ConfigError: not of this form, or not positive, or EVERY_MS not above MS.
+    """
+    example = "write for example 3:40, 3:40:200 or 3:40:step"
+    parts = text.strip().split(":")
+    if not 2 <= len(parts) <= 3:
+        raise ConfigError(f"straggler {text!r} is not RANK:MS[:EVERY_MS|:step]: {example}")
+    try:
+        rank, ms = int(parts[0]), float(parts[1])
+        every: float | None = 4 * ms
+        if len(parts) == 3:
+            every = None if parts[2] == "step" else float(parts[2])
+    except ValueError:
+        raise ConfigError(f"straggler {text!r} is not RANK:MS[:EVERY_MS|:step]: {example}") from None
+    if rank < 0 or not 0 < ms <= 3_600_000:
+        raise ConfigError(f"straggler {text!r}: the rank must be at least 0 and MS above 0: {example}")
+    if every is not None and not ms < every <= 36_000_000:
+        raise ConfigError(f"straggler {text!r}: EVERY_MS must be above MS, or the rank would never run: {example}")
+    return Straggler(rank, ms, every)
+
+
+@dataclass(frozen=True)
+class LabSpec:
+    """A lab. Loss, duplication and corruption are probabilities on the whole way from one worker to another.
+
+    Attributes:
+        workers: number of workers, 1..256.
+        rate: bits per second of every worker's cable, each way; None: as fast as the machine.
+        loss: independent losses.
+        burst: losses in bursts, on top of ``loss``.
+        duplicate: packets that arrive twice.
+        corrupt: packets in which one bit is flipped after the UDP header.
+        straggler: one slow rank.
+        wire: packets have wire size on both links: XDP at the far end of every worker's veth keeps
+            super-frames from leaving the worker. Faults imply it.
+        seed: of losses and of the straggler's stops.
+        mtu: of every interface, in bytes.
+        flood: the switch knows no addresses and floods every frame to every worker.
+        cables: build cables with idle fault programs where nothing asks for them, so that rate and
+            faults can be set later. Implies wire size.
+        queues: receive and send queues of every interface; None: as many as CPUs.
+        port: UDP port of the job (``TAILBOUND_PORT``).
+    """
+
+    workers: int
+    rate: int | None = None
+    loss: float = 0.0
+    burst: Burst | None = None
+    duplicate: float = 0.0
+    corrupt: float = 0.0
+    straggler: Straggler | None = None
+    wire: bool = False
+    seed: int = 1
+    mtu: int = DEFAULT_MTU
+    flood: bool = False
+    cables: bool = False
+    queues: int | None = None
+    port: int = DEFAULT_PORT
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.workers <= MAX_RANKS:
+            raise ConfigError(f"workers {self.workers} is outside 1..{MAX_RANKS}")
+        for option in ("loss", "duplicate", "corrupt"):
+            if not 0 <= getattr(self, option) < 1:
+                raise ConfigError(f"{option} {getattr(self, option)} is outside 0 <= p < 1")
+        if self.burst is not None and not (0 <= self.burst.loss < 1 and self.burst.length >= 1):
+            raise ConfigError(f"burst loss {self.burst} needs 0 <= loss < 1 and a length of at least 1")
+        if self.rate is not None and self.rate < 8_000:
+            raise ConfigError(f"rate {self.rate} bit/s is below 8000")
+        if not 576 <= self.mtu <= 9000:
+            raise ConfigError(f"MTU {self.mtu} is outside 576..9000")
+        if self.queues is not None and not 1 <= self.queues <= 1024:
+            raise ConfigError(f"queues {self.queues} is outside 1..1024")
+        if not 1 <= self.port <= 65535:
+            raise ConfigError(f"port {self.port} is outside 1..65535")
+        if self.straggler is not None and self.straggler.rank >= self.workers:
+            raise ConfigError(f"straggler rank {self.straggler.rank} does not exist: ranks are 0..{self.workers - 1}")
+
+    @property
+    def has_faults(self) -> bool:
+        """Whether any packet is to be lost, doubled or spoilt."""
+        burst = self.burst.loss if self.burst is not None else 0.0
+        return any(p > 0 for p in (self.loss, burst, self.duplicate, self.corrupt))
+
+    @property
+    def has_fault_programs(self) -> bool:
+        """Whether the cables carry fault programs, idle ones included."""
+        return self.cables or self.has_faults
+
+    @property
+    def wire_size(self) -> bool:
+        """Whether packets have wire size everywhere: asked for, or forced by the fault programs."""
+        return self.wire or self.has_fault_programs
+
+    @property
+    def has_cables(self) -> bool:
+        """Whether workers are joined to the switch by cable namespaces instead of directly."""
+        return self.rate is not None or self.has_fault_programs

@@ -1,0 +1,165 @@
+"""The shape of a lab: names, addresses, MACs. Pure; ``build`` makes it real.
+
+::
+
+    worker namespace          cable namespace (one per worker)       switch namespace
+    data0   198.18.0.R+1  ==  data-worker  [data bridge]  data-switch  ==  dataR   [data bridge]
+    plain0  198.19.0.R+1  ==  plain-worker [plain bridge] plain-switch ==  plainR  [plain bridge]
+
+``==`` is a veth pair. Where neither rate nor faults are asked for there is no cable and the worker's
+veth ends at the switch. The data link is the one whose worker end may carry Tailbound's XDP program;
+the plain link is for peers that are measured against it. 198.18.0.0/15 is kept for benchmarks (RFC 2544,
+RFC 6890), and no namespace of a lab has a link or a route to anything else.
+"""
+
+from __future__ import annotations
+
+import enum
+import ipaddress
+from dataclasses import dataclass
+
+__all__ = ["LINKS", "Cable", "Link", "Topology", "Worker", "describe"]
+
+
+class Link(enum.Enum):
+    """The two networks every worker is on."""
+
+    DATA = "data"
+    PLAIN = "plain"
+
+    @property
+    def network(self) -> ipaddress.IPv4Network:
+        """Its addresses."""
+        return ipaddress.IPv4Network("198.18.0.0/16" if self is Link.DATA else "198.19.0.0/16")
+
+    @property
+    def interface(self) -> str:
+        """Name of its interface in a worker."""
+        return f"{self.value}0"
+
+    def address(self, rank: int) -> str:
+        """IPv4 address of ``rank``: network + 1 + rank."""
+        return str(self.network.network_address + 1 + rank)
+
+    def mac(self, rank: int) -> str:
+        """MAC of ``rank``'s end: locally administered, unicast."""
+        return f"02:7b:{0 if self is Link.DATA else 1:02x}:00:{rank >> 8:02x}:{rank & 255:02x}"
+
+    @property
+    def worker_port(self) -> str:
+        """Name of the cable's end towards the worker."""
+        return f"{self.value}-worker"
+
+    @property
+    def switch_port(self) -> str:
+        """Name of the cable's end towards the switch."""
+        return f"{self.value}-switch"
+
+    @property
+    def bridge(self) -> str:
+        """Name of its bridge in cable and switch."""
+        return self.value
+
+    def port(self, rank: int) -> str:
+        """Name of ``rank``'s port at the switch."""
+        return f"{self.value}{rank}"
+
+
+LINKS = (Link.DATA, Link.PLAIN)
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One worker: its namespace and its two interfaces."""
+
+    rank: int
+    namespace: str
+    interface: str
+    address: str
+    mac: str
+    plain_interface: str
+    plain_address: str
+    plain_mac: str
+
+    def address_on(self, link: Link) -> str:
+        """IPv4 address on ``link``."""
+        return self.address if link is Link.DATA else self.plain_address
+
+    def interface_on(self, link: Link) -> str:
+        """Interface on ``link``."""
+        return self.interface if link is Link.DATA else self.plain_interface
+
+
+@dataclass(frozen=True)
+class Cable:
+    """The namespace between one worker and the switch."""
+
+    rank: int
+    namespace: str
+
+
+@dataclass(frozen=True)
+class Topology:
+    """All of a lab's namespaces. ``cables`` is empty where workers are joined to the switch directly."""
+
+    workers: tuple[Worker, ...]
+    cables: tuple[Cable, ...]
+    switch: str
+
+    @property
+    def namespaces(self) -> tuple[str, ...]:
+        """Every namespace, in the order of creation."""
+        return (self.switch, *(c.namespace for c in self.cables), *(w.namespace for w in self.workers))
+
+    @property
+    def hosts(self) -> str:
+        """Lines for ``/etc/hosts``: ``workerR`` on the plain link, ``workerR-data`` on the data link.
+
+        Mapped addresses too: a server that listens on an IPv6 socket asks for those.
+        """
+        return "\n".join(
+            line for w in self.workers
+            for address, name in ((w.plain_address, f"worker{w.rank}"), (w.address, f"worker{w.rank}-data"))
+            for line in (f"{address} {name}", f"::ffff:{address} {name}")
+        )  # fmt: skip
+
+    def far_end(self, rank: int, link: Link) -> tuple[str, str]:
+        """(namespace, interface) of the peer of the worker's own interface."""
+        if self.cables:
+            return self.cables[rank].namespace, link.worker_port
+        return self.switch, link.port(rank)
+
+    def cable_ends(self, rank: int, link: Link) -> list[tuple[str, str]]:
+        """(namespace, interface) of both ends of a cable: towards the worker, towards the switch."""
+        return [(self.cables[rank].namespace, port) for port in (link.worker_port, link.switch_port)]
+
+    def inner_ends(self, link: Link) -> list[tuple[str, str]]:
+        """Every interface outside the workers and the cables: the switch's ports."""
+        return [(self.switch, link.port(worker.rank)) for worker in self.workers]
+
+
+def describe(prefix: str, workers: int, *, cables: bool) -> Topology:
+    """The topology of a lab whose namespaces begin with ``prefix``.
+
+    Args:
+        prefix: unique among the labs of this machine.
+        workers: how many, 1..256.
+        cables: with cable namespaces.
+    """
+    return Topology(
+        workers=tuple(
+            Worker(
+                rank=rank,
+                namespace=f"{prefix}-w{rank}",
+                interface=Link.DATA.interface,
+                address=Link.DATA.address(rank),
+                mac=Link.DATA.mac(rank),
+                plain_interface=Link.PLAIN.interface,
+                plain_address=Link.PLAIN.address(rank),
+                plain_mac=Link.PLAIN.mac(rank),
+            )
+            for rank in range(workers)
+        ),
+        cables=tuple(Cable(rank, f"{prefix}-c{rank}") for rank in range(workers)) if cables else (),
+        switch=f"{prefix}-s",
+    )

@@ -1,0 +1,73 @@
+"""What the tests in namespaces share: sockets inside a lab, and a check that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tailbound.lab import namespaces, owner
+from tailbound.lab.cluster import Cluster
+from tailbound.lab.topology import Link
+
+#: Long enough for a loaded machine; only a failing test ever waits for it.
+PATIENCE = 20.0
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    before = os.listdir("/sys/class/net")
+    yield
+    own = f"{owner.PREFIX}{os.getpid()}-"
+    assert namespaces.names(own) == []
+    assert sorted(os.listdir("/sys/class/net")) == sorted(before)
+
+
+@pytest.fixture
+def datagram_socket() -> Iterator[Callable[..., socket.socket]]:
+    """``(lab, rank, link, port=0)`` -> a UDP socket of that worker, bound to its address."""
+    sockets: list[socket.socket] = []
+
+    def make(lab: Cluster, rank: int, link: Link = Link.DATA, port: int = 0) -> socket.socket:
+        def inside() -> socket.socket:
+            made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            made.settimeout(PATIENCE)
+            made.bind((lab.workers[rank].address_on(link), port))
+            return made
+
+        sockets.append(lab.run(rank, inside))
+        return sockets[-1]
+
+    yield make
+    for each in sockets:
+        each.close()
+
+
+@pytest.fixture
+def start_script(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """``(source, *arguments)`` -> a Python process that runs ``source`` with pipes for its output."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(source: str, *arguments: str) -> subprocess.Popen[str]:
+        path = tmp_path / f"script{len(started)}.py"
+        path.write_text(source)
+        process = subprocess.Popen(
+            [sys.executable, str(path), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()

@@ -1,0 +1,359 @@
+"""A lab is what it says it is: connected inside, separate from everything else, with the queues and rates asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyroute2 import IPRoute
+
+from tailbound.errors import ConfigError
+from tailbound.lab import ethtool, namespaces
+from tailbound.lab.cluster import Cluster
+from tailbound.lab.counters import InterfaceCounters
+from tailbound.lab.faults import Fault, FaultCounts
+from tailbound.lab.topology import Link
+
+pytestmark = pytest.mark.needs("root", "netns")
+
+Make = Callable[..., Cluster]
+Datagrams = Callable[..., socket.socket]
+KERNEL = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
+UDP_SEGMENT = 103
+ETH_HEADER = 14
+#: Ethernet, IPv4 and UDP around a datagram of 1472 bytes
+FULL_FRAME = 1514
+
+
+def veths(lab: Cluster) -> list[tuple[str, str]]:
+    return [(c.namespace, c.interface) for c in lab.drops()]
+
+
+def counters_of(lab: Cluster, place: tuple[str, str]) -> InterfaceCounters:
+    return next(c for c in lab.drops() if (c.namespace, c.interface) == place)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"rate": 10**9}, {"wire": True}, {"rate": 10**10, "wire": True}, {"flood": True}]
+)
+def test_all_workers_reach_each_other_on_both_links(
+    tailbound_lab: Make, datagram_socket: Datagrams, settings: dict[str, object]
+) -> None:
+    lab = tailbound_lab(workers=3, **settings)
+    for link in Link:
+        sockets = [datagram_socket(lab, rank, link, 5000) for rank in range(3)]
+        for sender in range(3):
+            for to in range(3):
+                if sender != to:
+                    sockets[sender].sendto(f"{sender} to {to}".encode(), (lab.workers[to].address_on(link), 5000))
+        for to in range(3):
+            came = [sockets[to].recvfrom(100) for _ in range(2)]
+            assert {(text.decode(), address[0]) for text, address in came} == {
+                (f"{s} to {to}", lab.workers[s].address_on(link)) for s in range(3) if s != to
+            }
+
+
+@pytest.mark.parametrize("settings", [{}, {"rate": 10**10}, {"wire": True}])
+def test_streams_arrive_unspoilt(tailbound_lab: Make, settings: dict[str, object]) -> None:
+    lab = tailbound_lab(workers=2, **settings)
+    payload = bytes(range(256)) * 4096
+    for link in Link:
+        address = (lab.workers[1].address_on(link), 5001)
+        with lab.run(1, socket.create_server, address) as server:
+            server.settimeout(20)
+            with lab.run(0, socket.create_connection, address) as client:
+                accepted, peer = server.accept()
+                assert peer[0] == lab.workers[0].address_on(link)
+                with accepted:
+                    client.setblocking(False)
+                    sent, got = 0, bytearray()
+                    while len(got) < len(payload):
+                        if sent < len(payload):
+                            with contextlib.suppress(BlockingIOError):
+                                sent += client.send(payload[sent : sent + 65536])
+                        accepted.settimeout(20)
+                        got += accepted.recv(1 << 20)
+                    assert bytes(got) == payload
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"), [({}, os.cpu_count()), ({"rate": 10**9}, os.cpu_count()), ({"queues": 3}, 3)]
+)
+def test_every_end_has_the_queues_asked_for(tailbound_lab: Make, settings: dict[str, object], count: int) -> None:
+    lab = tailbound_lab(workers=2, **settings)
+    places = veths(lab)
+    assert len(places) == (16 if lab.topology.cables else 8)
+    for namespace, interface in places:
+        assert namespaces.call(namespace, ethtool.queues, interface) == (count, count)
+
+
+def test_nothing_leads_out_of_a_lab(tailbound_lab: Make) -> None:
+    lab = tailbound_lab(workers=2, rate=10**9)
+
+    def look() -> tuple[set[tuple[str, int]], set[str], list[str | None]]:
+        with IPRoute() as ip:
+            routes = {(r.get_attr("RTA_DST"), r["dst_len"]) for r in ip.get_routes(family=socket.AF_INET, table=254)}
+            links = ip.get_links()
+            return (
+                routes,
+                {n.get_attr("IFLA_IFNAME") for n in links},
+                [
+                    a.get_attr("IFA_ADDRESS")
+                    for n in links
+                    for a in ip.get_addr(index=n["index"], family=socket.AF_INET6)
+                ],
+            )
+
+    for worker in lab.workers:
+        routes, links, ipv6 = lab.run(worker.rank, look)
+        assert routes == {("198.18.0.0", 16), ("198.19.0.0", 16)}
+        assert links == {"lo", "data0", "plain0"}
+        assert ipv6 == []
+    for namespace in (lab.topology.switch, *(c.namespace for c in lab.topology.cables)):
+        assert namespaces.call(namespace, look)[0] == set()
+
+    def reach_out() -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.sendto(b"", ("192.0.2.1", 9))
+
+    with pytest.raises(OSError, match="unreachable"):
+        lab.run(0, reach_out)
+
+
+def test_every_peer_of_every_veth_is_inside_the_lab(tailbound_lab: Make) -> None:
+    """The kernel lists for each veth the index of its other end; every one must be found within the lab."""
+    lab = tailbound_lab(workers=2, rate=10**9)
+
+    def ends() -> list[tuple[str, int]]:
+        with IPRoute() as ip:
+            return [
+                (n.get_attr("IFLA_IFNAME"), n.get_attr("IFLA_LINK"))
+                for n in ip.get_links()
+                if n.get_attr("IFLA_IFNAME") not in ("lo", "data", "plain")
+            ]
+
+    def index(name: str) -> int:
+        return socket.if_nametoindex(name)
+
+    for worker in lab.workers:
+        for name, peer in lab.run(worker.rank, ends):
+            namespace, other = lab.topology.far_end(worker.rank, Link(name.removesuffix("0")))
+            assert namespaces.call(namespace, index, other) == peer
+    for cable in lab.topology.cables:
+        for name, peer in namespaces.call(cable.namespace, ends):
+            link, end = name.split("-")
+            namespace, other = (
+                (lab.workers[cable.rank].namespace, f"{link}0")
+                if end == "worker"
+                else (lab.topology.switch, f"{link}{cable.rank}")
+            )
+            assert namespaces.call(namespace, index, other) == peer
+
+
+def packet_socket(interface: str) -> socket.socket:
+    tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0800))
+    tap.settimeout(20)
+    tap.bind((interface, 0x0800))
+    return tap
+
+
+@pytest.mark.parametrize(("flood", "cables"), [(False, False), (True, False), (True, True)])
+def test_only_a_flooding_switch_shows_frames_to_others(
+    tailbound_lab: Make, datagram_socket: Datagrams, flood: bool, cables: bool
+) -> None:
+    lab = tailbound_lab(workers=3, flood=flood, cables=cables)
+    with lab.run(2, packet_socket, "data0") as tap:
+        sender = datagram_socket(lab, 0)
+        sender.sendto(b"for 1", (lab.workers[1].address, 5000))
+        sender.sendto(b"for 2", (lab.workers[2].address, 5000))
+        seen = []
+        while not seen or seen[-1][0] != b"for 2":
+            frame, (_, _, kind, _, _) = tap.recvfrom(2048)
+            if frame[23] == socket.IPPROTO_UDP:  # worker 1's "port unreachable" is flooded too
+                seen.append((frame[42:47], kind))
+    others = [(b"for 1", socket.PACKET_OTHERHOST)] if flood else []
+    assert seen == [*others, (b"for 2", socket.PACKET_HOST)]
+
+
+def send_burst(sender: socket.socket, to: tuple[str, int], segments: int) -> None:
+    """One UDP GSO send of full segments."""
+    sender.sendmsg([bytes(1472 * segments)], [(socket.IPPROTO_UDP, UDP_SEGMENT, struct.pack("=H", 1472))], 0, to)
+
+
+@pytest.mark.parametrize("rate", [None, 10**10])
+@pytest.mark.parametrize("link", list(Link))
+def test_super_frames_stay_whole_only_without_wire(
+    tailbound_lab: Make, datagram_socket: Datagrams, link: Link, rate: int | None
+) -> None:
+    for wire in (False, True):
+        lab = tailbound_lab(workers=2, wire=wire, rate=rate)
+        sender, receiver = datagram_socket(lab, 0, link), datagram_socket(lab, 1, link, 5000)
+        send_burst(sender, (lab.workers[1].address_on(link), 5000), 40)
+        for _ in range(40):
+            assert len(receiver.recv(65536)) == 1472
+        arrived = counters_of(lab, (lab.workers[1].namespace, lab.workers[1].interface_on(link)))
+        frames = arrived.rx_packets
+        assert frames == (40 if wire else 1)
+        for namespace, interface in [lab.topology.far_end(rank, link) for rank in range(2)]:
+            there = counters_of(lab, (namespace, interface))
+            assert max(there.rx_packets, there.tx_packets) == frames
+            if wire:
+                assert max(there.rx_bytes, there.tx_bytes) <= 40 * FULL_FRAME
+        assert lab.lost_frames() == 0
+
+
+def test_wire_keeps_checksum_offload_on(tailbound_lab: Make) -> None:
+    """Or UDP GSO would be refused, and peers on TCP would pay for a checksum that no NIC makes them compute."""
+    lab = tailbound_lab(workers=2, wire=True)
+
+    assert lab.run(0, ethtool.tx_checksum, "plain0")
+    assert lab.run(0, ethtool.tx_checksum, "data0")
+
+
+@pytest.mark.skipif(KERNEL < (6, 16), reason="missing capability: a veth that pushes back (Linux 6.16)")
+def test_a_ring_never_drops_while_its_queue_can_hold_the_frames(
+    tailbound_lab: Make, datagram_socket: Datagrams
+) -> None:
+    """A veth ring holds 256 frames; 20 bursts of 45 wait in the queue before it."""
+    lab = tailbound_lab(workers=2, wire=True)
+    sender = datagram_socket(lab, 0)
+    for _ in range(20):
+        send_burst(sender, (lab.workers[1].address, 5000), 44)
+    while True:
+        arrived = counters_of(lab, (lab.workers[1].namespace, "data0"))
+        if arrived.rx_packets + arrived.rx_dropped >= 880 or lab.lost_frames():
+            break
+    assert lab.lost_frames() == 0
+    assert arrived.rx_packets == 880
+
+
+def shapers(lab: Cluster) -> dict[tuple[str, str], int]:
+    """Rate in bytes/s of every tbf of the lab."""
+
+    def look() -> list[tuple[str, int]]:
+        with IPRoute() as ip:
+            return [
+                (link.get_attr("IFLA_IFNAME"), q.get_attr("TCA_OPTIONS").get_attr("TCA_TBF_PARMS")["rate"])
+                for link in ip.get_links()
+                for q in ip.get_qdiscs(link["index"])
+                if q.get_attr("TCA_KIND") == "tbf"
+            ]
+
+    return {(name, end): rate for name in lab.topology.namespaces for end, rate in namespaces.call(name, look)}
+
+
+def test_rates_are_on_both_ends_of_every_cable_and_can_be_changed(
+    tailbound_lab: Make, datagram_socket: Datagrams
+) -> None:
+    lab = tailbound_lab(workers=2, rate=10**9)
+    ends = {end for rank in range(2) for link in Link for end in lab.topology.cable_ends(rank, link)}
+    assert shapers(lab) == dict.fromkeys(ends, 125_000_000)
+    slow = set(lab.topology.cable_ends(1, Link.DATA))
+    lab.set_rate(1, 50_000_000, Link.DATA)
+    assert shapers(lab) == {end: 6_250_000 if end in slow else 125_000_000 for end in ends}
+    lab.set_rate(1, None, Link.DATA)
+    assert shapers(lab) == dict.fromkeys(ends - slow, 125_000_000)
+    receiver = datagram_socket(lab, 1, Link.DATA, 5000)
+    datagram_socket(lab, 0).sendto(b"still there", (lab.workers[1].address, 5000))
+    assert receiver.recv(100) == b"still there"
+
+
+def test_a_slow_cable_passes_its_burst_holds_its_buffer_and_drops_the_rest(
+    tailbound_lab: Make, datagram_socket: Datagrams
+) -> None:
+    """In bytes: 10 kB/s is nothing against what a burst and the buffer hold, however long the test takes."""
+    lab = tailbound_lab(workers=2, rate=80_000, wire=True)
+    sender = datagram_socket(lab, 0)
+    sender.setsockopt(socket.SOL_SOCKET, 32, 16 << 20)  # SO_SNDBUFFORCE: packets in the buffer are the sender's
+    frames = 700
+    for _ in range(frames // 35):
+        send_burst(sender, (lab.workers[1].address, 5000), 35)
+    up = lab.topology.cable_ends(0, Link.DATA)[1]
+    end = counters_of(lab, up)
+    kept = frames - end.qdisc
+    assert 66_000 + 256 * 1024 - 2 * FULL_FRAME <= kept * FULL_FRAME <= 2 * (66_000 + 256 * 1024)
+    assert end.tx_bytes <= 150_000
+    assert lab.lost_frames() == end.qdisc > 0
+
+
+def test_a_cut_link_passes_nothing_until_it_is_mended(tailbound_lab: Make, datagram_socket: Datagrams) -> None:
+    lab = tailbound_lab(workers=3)
+    receiver, sender = datagram_socket(lab, 1, Link.DATA, 5000), datagram_socket(lab, 0)
+    plain = datagram_socket(lab, 1, Link.PLAIN, 5000)
+    lab.set_link(1, up=False, link=Link.DATA)
+    sender.sendto(b"lost", (lab.workers[1].address, 5000))
+    datagram_socket(lab, 0, Link.PLAIN).sendto(b"other link", (lab.workers[1].plain_address, 5000))
+    assert plain.recv(100) == b"other link"
+    lab.set_link(1, up=True)
+    sender.sendto(b"arrives", (lab.workers[1].address, 5000))
+    assert receiver.recv(100) == b"arrives"
+    lab.set_link(1, up=False)
+    receiver.sendto(b"lost too", (lab.workers[2].address, 5000))
+    lab.set_link(1, up=True)
+    third = datagram_socket(lab, 2, Link.DATA, 5000)
+    receiver.sendto(b"arrives too", (lab.workers[2].address, 5000))
+    assert third.recv(100) == b"arrives too"
+
+
+def test_two_labs_at_once_are_strangers(tailbound_lab: Make, datagram_socket: Datagrams) -> None:
+    one, two = tailbound_lab(workers=2), tailbound_lab(workers=2)
+    assert not set(one.topology.namespaces) & set(two.topology.namespaces)
+    assert one.workers[1].address == two.workers[1].address
+    receivers = [datagram_socket(lab, 1, Link.DATA, 5000) for lab in (one, two)]
+    for lab, text in ((one, b"one"), (two, b"two")):
+        datagram_socket(lab, 0).sendto(text, (lab.workers[1].address, 5000))
+    assert [receiver.recv(100) for receiver in receivers] == [b"one", b"two"]
+    receivers[0].setblocking(False)
+    with pytest.raises(BlockingIOError):
+        receivers[0].recv(100)
+
+
+def test_jumbo_frames(tailbound_lab: Make, datagram_socket: Datagrams) -> None:
+    lab = tailbound_lab(workers=2, mtu=9000, wire=True)
+    receiver = datagram_socket(lab, 1, Link.DATA, 5000)
+    datagram_socket(lab, 0).sendto(bytes(8972), (lab.workers[1].address, 5000))
+    assert len(receiver.recv(65536)) == 8972
+    assert counters_of(lab, (lab.workers[1].namespace, "data0")).rx_packets == 1
+
+
+def test_commands_see_their_own_interfaces_and_everything_else_of_sys(tailbound_lab: Make) -> None:
+    lab = tailbound_lab(workers=2)
+    script = "ls /sys/class/net; cat /sys/class/net/data0/address; cat /etc/hosts; cut -d' ' -f2 /proc/mounts"
+    process = lab.popen(1, ["sh", "-c", script], stdout=-1, text=True)
+    lines = process.communicate()[0].splitlines()
+    assert process.returncode == 0
+    assert lines[:4] == ["data0", "lo", "plain0", lab.workers[1].mac]
+    assert "198.19.0.2 worker1" in lines
+    assert "198.18.0.1 worker0-data" in lines
+    below_sys = {
+        line.split()[1] for line in Path("/proc/mounts").read_text().splitlines() if line.split()[1].startswith("/sys/")
+    }
+    assert below_sys <= set(lines)
+
+
+def test_run_raises_what_the_function_raises_and_returns_what_it_returns(tailbound_lab: Make) -> None:
+    lab = tailbound_lab(workers=1)
+    assert lab.run(0, divmod, 7, 2) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        lab.run(0, divmod, 7, 0)
+    assert lab.run(0, os.listdir, "/sys/class/net", sysfs=True) != os.listdir("/sys/class/net")
+    assert "data0" not in os.listdir("/sys/class/net")
+
+
+def test_what_a_lab_cannot_do_is_said(tailbound_lab: Make) -> None:
+    lab = tailbound_lab(workers=2)
+    with pytest.raises(ConfigError, match="cables=True"):
+        lab.set_rate(0, 10**6)
+    with pytest.raises(ConfigError, match="cables=True"):
+        lab.set_faults(Fault(loss=0.5))
+    assert lab.fault_counts() == FaultCounts()
+    for rank in (-1, 2):
+        with pytest.raises(ConfigError, match=r"ranks are 0\.\.1"):
+            lab.run(rank, os.getpid)
+        with pytest.raises(ConfigError, match=r"ranks are 0\.\.1"):
+            lab.set_link(rank, up=False)
