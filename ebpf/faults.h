@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Faults as a function of a seed and the order of packets: every packet that faults could hit takes the same
+ * five draws, whatever becomes of it, so that changing one probability leaves the other faults where they were.
+ */
+#ifndef TB_FAULTS_H
+#define TB_FAULTS_H
+
+#include "compat.h"
+
+#include "abi.h"
+
+struct tb_fate {
+	__u32 lost;
+	__u32 duplicated;
+	__u32 corrupted;
+	__u32 where; /* a random number that says which bit */
+};
+
+/* xorshift64* (Vigna 2014), upper half. */
+static __always_inline __u32 tb_draw(__u64 *state)
+{
+	__u64 x = *state;
+
+	x ^= x >> 12;
+	x ^= x << 25;
+	x ^= x >> 27;
+	*state = x;
+	return (x * 0x2545f4914f6cdd1dULL) >> 32;
+}
+
+/* p in units of 2^-32; the largest means always. */
+static __always_inline __u32 tb_hit(__u32 drawn, __u32 p)
+{
+	return drawn < p || p == 0xffffffff;
+}
+
+/*
+ * Gilbert-Elliott: lose with the probability of the state the packet found, then perhaps change it.
+ * Bernoulli loss is the good state for ever. Under the lock of the faults.
+ */
+static __always_inline void tb_fate_draw(struct tb_faults *f, struct tb_fate *fate)
+{
+	__u64 state = f->state;
+	__u32 move = tb_draw(&state), lose = tb_draw(&state);
+	__u32 duplicate = tb_draw(&state), corrupt = tb_draw(&state);
+
+	fate->where = tb_draw(&state);
+	f->state = state;
+	fate->lost = tb_hit(lose, f->bad ? f->loss_bad : f->loss_good);
+	fate->duplicated = !fate->lost && tb_hit(duplicate, f->duplicate);
+	fate->corrupted = !fate->lost && tb_hit(corrupt, f->corrupt);
+	if (tb_hit(move, f->bad ? f->to_good : f->to_bad))
+		f->bad = !f->bad;
+}
+
+#endif /* TB_FAULTS_H */

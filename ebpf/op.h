@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The record of an op: who has been heard, since when, and how much is in. An op exists as soon as a packet
+ * names it. The record is read without a lock (its tag is written last when it is started) and written under
+ * the op's lock, where the tag is looked at again.
+ */
+#ifndef TB_OP_H
+#define TB_OP_H
+
+#include "compat.h"
+
+#include "abi.h"
+#include "packet.h"
+#include "ranks.h"
+#include "window.h"
+
+/* What a packet has to tell an op's record. */
+#define TB_NEWS_HEARD 1
+#define TB_NEWS_ABSTAINED 2
+#define TB_NEWS_CONTRIBUTED 4
+#define TB_NEWS_PUBLISHED 8
+
+static __always_inline __u32 tb_op_tag(const struct tb_op *op, const struct tb_packet *p)
+{
+	return tb_tag(p->cookie, p->op, TB_READ_ONCE(op->cookie), TB_READ_ONCE(op->op));
+}
+
+/* Under the op's lock. Arrivals are not cleared: one is valid only if its rank's heard bit is set. */
+static __always_inline void tb_op_start(struct tb_op *op, const struct tb_packet *p, __u32 codes,
+					__u64 now)
+{
+	int i;
+
+	op->opened_ns = now;
+#pragma unroll
+	for (i = 0; i < TB_RANK_WORDS; i++) {
+		op->heard[i] = 0;
+		op->tail_contributed[i] = 0;
+		op->tail_published[i] = 0;
+		op->abstained[i] = 0;
+	}
+	op->majority_ns[0] = 0;
+	op->majority_ns[1] = 0;
+	op->heard_live = 0;
+	op->rows = 0;
+	op->rows_complete = 0;
+	op->results_in = 0;
+	op->progress = 0;
+	op->layout = p->layout;
+	op->codes = codes;
+	op->first_sender = p->sender;
+	TB_WRITE_ONCE(op->cookie, p->cookie);
+	TB_WRITE_ONCE(op->op, p->op);
+}
+
+/*
+ * The last percent of an owner's rows (max(1, rows / 100) of them), or a mark that says that everything was
+ * sent. Multiplied out: a division costs more than all the rest of this.
+ */
+static __always_inline int tb_in_tail(const struct tb_packet *p, __u32 mark)
+{
+	__u32 left = p->rows - p->row;
+
+	return left <= 1 || left * 100 <= p->rows || tb_distance(mark, p->op) >= 0;
+}
+
+static __always_inline __u32 tb_op_news(const struct tb_op *op, const struct tb_packet *p)
+{
+	__u32 news = 0;
+
+	if (!tb_rank_in(op->heard, p->sender))
+		news |= TB_NEWS_HEARD;
+	if (p->flags & TB_FLAG_ABSTAIN && !tb_rank_in(op->abstained, p->sender))
+		news |= TB_NEWS_ABSTAINED;
+	if (p->type == TB_TYPE_CONTRIBUTION && tb_in_tail(p, p->contributed) &&
+	    !tb_rank_in(op->tail_contributed, p->sender))
+		news |= TB_NEWS_CONTRIBUTED;
+	if (p->type == TB_TYPE_RESULT && tb_in_tail(p, p->published) &&
+	    !tb_rank_in(op->tail_published, p->sender))
+		news |= TB_NEWS_PUBLISHED;
+	return news;
+}
+
+/* Arrival times are in us after the op was opened, plus one: 0 means not yet. */
+static __always_inline __u32 tb_since(const struct tb_op *op, __u64 now)
+{
+	return now > op->opened_ns ? (now - op->opened_ns) / 1000 + 1 : 1;
+}
+
+/*
+ * Under the op's lock: takes the news that are still news, and returns the events they make as a bitmap of
+ * 1 << TB_EVENT_x. need counts this rank's own launch: [0] is the majority with it, [1] without.
+ */
+static __always_inline __u32 tb_op_take(struct tb_op *op, struct tb_arrival *arrival,
+					const struct tb_packet *p, __u32 news,
+					const struct tb_control *control, int live, __u64 now)
+{
+	__u32 events = 0, since = tb_since(op, now);
+
+	if (news & TB_NEWS_HEARD && !tb_rank_in(op->heard, p->sender)) {
+		tb_rank_put(op->heard, p->sender);
+		arrival->first_us = since;
+		arrival->contributed_us = 0;
+		arrival->published_us = 0;
+		if (live) {
+			op->heard_live++;
+			if (!op->majority_ns[0] && op->heard_live + 1 >= control->need) {
+				op->majority_ns[0] = now;
+				events |= 1 << TB_EVENT_MAJORITY;
+			}
+			if (!op->majority_ns[1] && op->heard_live >= control->need) {
+				op->majority_ns[1] = now;
+				events |= 1 << TB_EVENT_MAJORITY;
+			}
+		}
+	}
+	if (news & TB_NEWS_ABSTAINED)
+		tb_rank_put(op->abstained, p->sender);
+	if (news & TB_NEWS_CONTRIBUTED && !tb_rank_in(op->tail_contributed, p->sender)) {
+		tb_rank_put(op->tail_contributed, p->sender);
+		arrival->contributed_us = since;
+		if (live && tb_ranks_within(control->live, op->tail_contributed))
+			events |= 1 << TB_EVENT_TAIL;
+	}
+	if (news & TB_NEWS_PUBLISHED && !tb_rank_in(op->tail_published, p->sender)) {
+		tb_rank_put(op->tail_published, p->sender);
+		arrival->published_us = since;
+		if (live && tb_ranks_within(control->live, op->tail_published))
+			events |= 1 << TB_EVENT_RESULTS_TAIL;
+	}
+	return events;
+}
+
+#endif /* TB_OP_H */

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * From a frame to a Tailbound packet, with every bound checked. What is not ours (other protocols, VLAN,
+ * IP options, fragments, other ports) is told apart before anything of it is judged.
+ *
+ * The frame must end where the IP packet ends: then data_end is the end of the codes, and the loops over
+ * them need no second bound. (Ethernet pads frames only below 60 bytes; ours have at least 106.)
+ */
+#ifndef TB_PARSE_H
+#define TB_PARSE_H
+
+#include "compat.h"
+
+#include "abi.h"
+#include "wire.h"
+
+/* Answers besides the verdicts of abi.h. */
+#define TB_FOREIGN 0x100 /* not ours: pass it, count nothing */
+#define TB_GO_ON 0x101 /* no verdict yet */
+
+/* Offsets in a frame of ours: Ethernet, IPv4 without options, UDP, header, codes. */
+#define TB_IP_OFFSET 14
+#define TB_UDP_OFFSET 34
+#define TB_HEAD_OFFSET 42
+#define TB_CODES_OFFSET 106
+
+struct tb_frame {
+	struct ethhdr *eth;
+	struct iphdr *ip;
+	struct udphdr *udp;
+	struct tb_header *head;
+	__u8 *codes;
+	void *end;
+};
+
+/* The frame's pointers; false where the linear part is shorter than all headers. */
+static __always_inline int tb_frame_of(struct xdp_md *ctx, struct tb_frame *f)
+{
+	void *data = (void *)(long)ctx->data;
+
+	f->end = (void *)(long)ctx->data_end;
+	f->eth = data;
+	f->ip = data + TB_IP_OFFSET;
+	f->udp = data + TB_UDP_OFFSET;
+	f->head = data + TB_HEAD_OFFSET;
+	f->codes = data + TB_CODES_OFFSET;
+	return data + TB_CODES_OFFSET <= f->end;
+}
+
+/*
+ * TB_GO_ON for a well-formed packet of ours, with its number of codes; TB_FOREIGN; or the reason to drop.
+ * A frame whose linear part ends elsewhere than its IP packet is either not linear or not honest.
+ */
+static __always_inline __u32 tb_parse(struct xdp_md *ctx, __u16 port, __u32 width, __u32 *codes)
+{
+	void *data = (void *)(long)ctx->data;
+	void *end = (void *)(long)ctx->data_end;
+	struct ethhdr *eth = data;
+	struct iphdr *ip = data + TB_IP_OFFSET;
+	struct udphdr *udp = data + TB_UDP_OFFSET;
+	struct tb_header *head = data + TB_HEAD_OFFSET;
+	__u32 total, length;
+
+	if (data + TB_HEAD_OFFSET > end)
+		return TB_FOREIGN;
+	if (eth->h_proto != tb_be16(ETH_P_IP) || *(__u8 *)ip != 0x45 ||
+	    ip->protocol != TB_IPPROTO_UDP || (ip->frag_off & tb_be16(0x3fff)) ||
+	    udp->dest != tb_be16(port))
+		return TB_FOREIGN;
+
+	total = tb_be16(ip->tot_len);
+	if (end - data != total + TB_IP_OFFSET) {
+		if (bpf_xdp_get_buff_len(ctx) > (__u64)(end - data))
+			return TB_VERDICT_NOT_LINEAR;
+		return TB_VERDICT_BAD_LENGTH;
+	}
+	length = tb_be16(udp->len);
+	if (length + TB_UDP_OFFSET - TB_IP_OFFSET != total || data + TB_CODES_OFFSET > end)
+		return TB_VERDICT_BAD_LENGTH;
+	length -= TB_CODES_OFFSET - TB_UDP_OFFSET;
+	if (length % TB_ROW_STEP || length > width)
+		return TB_VERDICT_BAD_LENGTH;
+	if (!length && (head->type == TB_TYPE_CONTRIBUTION || head->type == TB_TYPE_RESULT))
+		return TB_VERDICT_BAD_LENGTH;
+	if (head->version != TB_VERSION)
+		return TB_VERDICT_BAD_VERSION;
+	if (head->type < TB_TYPE_CONTRIBUTION || head->type > TB_TYPE_ECHO)
+		return TB_VERDICT_BAD_TYPE;
+	*codes = length;
+	return TB_GO_ON;
+}
+
+#endif /* TB_PARSE_H */

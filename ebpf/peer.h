@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Marks of a peer: what its newest packets said about it. Looked at without a lock, and written, under the
+ * peer's lock, only when one of them rises or changes, so that the common packet takes no lock here.
+ */
+#ifndef TB_PEER_H
+#define TB_PEER_H
+
+#include "compat.h"
+
+#include "abi.h"
+#include "packet.h"
+
+struct tb_marks {
+	__u32 map_known;
+	__u32 deadline;
+	__u32 lateness;
+	__u32 incast;
+};
+
+static __always_inline void tb_marks_of(struct tb_marks *m, const struct tb_header *head)
+{
+	m->map_known = tb_be32(head->map_known);
+	m->deadline = tb_be16(head->deadline);
+	m->lateness = tb_be16(head->lateness);
+	m->incast = head->incast;
+}
+
+static __always_inline int tb_peer_news(const struct tb_peer_state *s, const struct tb_packet *p,
+					const struct tb_marks *m)
+{
+	return TB_READ_ONCE(s->cookie) != p->cookie || tb_distance(p->op, s->newest) > 0 ||
+	       tb_distance(p->contributed, s->contributed) > 0 ||
+	       tb_distance(p->published, s->published) > 0 ||
+	       tb_distance(m->map_known, s->map_known) > 0 || m->deadline != s->deadline ||
+	       m->lateness != s->lateness || (m->incast && m->incast != s->incast);
+}
+
+static __always_inline __u32 tb_later(__u32 a, __u32 b)
+{
+	return tb_distance(a, b) > 0 ? a : b;
+}
+
+/* Under the peer's lock. */
+static __always_inline void tb_peer_take(struct tb_peer_state *s, const struct tb_packet *p,
+					 const struct tb_marks *m, __u64 now)
+{
+	if (s->cookie != p->cookie) {
+		s->contributed = p->contributed;
+		s->published = p->published;
+		s->newest = p->op;
+		s->map_known = m->map_known;
+		s->incast = m->incast;
+		s->cookie = p->cookie;
+	} else {
+		s->contributed = tb_later(p->contributed, s->contributed);
+		s->published = tb_later(p->published, s->published);
+		s->newest = tb_later(p->op, s->newest);
+		s->map_known = tb_later(m->map_known, s->map_known);
+		if (m->incast)
+			s->incast = m->incast;
+	}
+	s->deadline = m->deadline;
+	s->lateness = m->lateness;
+	s->last_ns = now;
+}
+
+#endif /* TB_PEER_H */

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The state machine of a result row; all of it runs under the row's lock. */
+#ifndef TB_RESULT_H
+#define TB_RESULT_H
+
+#include "compat.h"
+
+#include "abi.h"
+#include "packet.h"
+#include "window.h"
+
+static __always_inline __u32 tb_result_judge(const struct tb_result *record,
+					     const struct tb_packet *p)
+{
+	__u32 tag = tb_tag(p->cookie, p->op, record->cookie, record->op);
+
+	if (tag == TB_TAG_SAME)
+		return TB_VERDICT_DUPLICATE_RESULT;
+	return tag == TB_TAG_NEWER ? TB_VERDICT_STALE_RESULT : TB_VERDICT_RESULT_TAKEN;
+}
+
+static __always_inline void tb_result_take(struct tb_result *record, const struct tb_packet *p,
+					   const struct tb_header *head)
+{
+	record->cookie = p->cookie;
+	record->op = p->op;
+	record->scale = tb_be32(head->scale);
+	record->count = tb_be16(head->count);
+	record->exponent = (__s16)tb_be16(head->exponent);
+	record->owner = p->owner;
+	record->row = p->row;
+}
+
+#endif /* TB_RESULT_H */

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The state machine of a sum slot. All of it runs under the slot's lock; the record is written here only.
+ *
+ *   d = op - record.op   < 0: stale    = 0: add, or a duplicate    > 0 (or another job): store
+ */
+#ifndef TB_SLOT_H
+#define TB_SLOT_H
+
+#include "compat.h"
+
+#include "abi.h"
+#include "packet.h"
+#include "ranks.h"
+#include "window.h"
+
+/* The expectation as one word, so that a host that is just writing it is never seen half-way. */
+static __always_inline struct tb_expect tb_expect_of(const struct tb_expect *expect)
+{
+	union {
+		__u64 word;
+		struct tb_expect value;
+	} e = { .word = TB_READ_ONCE(*(const tb_u64 *)expect) };
+
+	return e.value;
+}
+
+/* STORED or ADDED: what to do; or the reason not to. */
+static __always_inline __u32 tb_slot_judge(const struct tb_slot *slot, __u32 sealed_op,
+					   struct tb_expect expect, const struct tb_packet *p,
+					   __s32 exponent)
+{
+	int expected = expect.valid && expect.op == p->op;
+	__u32 tag;
+
+	if (tb_distance(p->op, sealed_op) <= 0)
+		return TB_VERDICT_LATE;
+	tag = tb_tag(p->cookie, p->op, slot->cookie, slot->op);
+	if (tag == TB_TAG_NEWER)
+		return TB_VERDICT_STALE_OP;
+	if (tag == TB_TAG_SAME) {
+		if (tb_rank_in(slot->ranks, p->sender))
+			return TB_VERDICT_DUPLICATE;
+		if (exponent != (expected ? expect.exponent : slot->exponent))
+			return TB_VERDICT_SCALE_MISMATCH;
+		return TB_VERDICT_ADDED;
+	}
+	if (expected && exponent != expect.exponent)
+		return TB_VERDICT_SCALE_MISMATCH;
+	return TB_VERDICT_STORED;
+}
+
+static __always_inline void tb_slot_start(struct tb_slot *slot, const struct tb_packet *p,
+					  __s32 exponent, __s32 need, __u32 shift)
+{
+	slot->cookie = p->cookie;
+	slot->op = p->op;
+	slot->ranks[0] = 0;
+	slot->ranks[1] = 0;
+	slot->ranks[2] = 0;
+	slot->ranks[3] = 0;
+	tb_rank_put(slot->ranks, p->sender);
+	slot->count = 1;
+	slot->units = 1U << (shift & 31);
+	slot->need = need;
+	slot->exponent = exponent;
+	slot->row = p->row;
+}
+
+static __always_inline void tb_slot_join(struct tb_slot *slot, const struct tb_packet *p,
+					 __s32 need, __u32 shift)
+{
+	tb_rank_put(slot->ranks, p->sender);
+	slot->count++;
+	slot->units += 1U << (shift & 31);
+	if (need > slot->need)
+		slot->need = need;
+}
+
+#endif /* TB_SLOT_H */

@@ -1,0 +1,203 @@
+"""Who was heard in an op and when: serial numbers, windows, op records, tails, events. Rules 14 and 15.
+
+The order of the tests and the verdicts are those of ``ebpf/``; the same table of cases (``tests/cases.py``) runs
+through both. The kernel takes a lock per slot, row, op and peer; here one mutex is held for a whole received buffer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.datapath.native import lock, unlock
+from tailbound.datapath.tables import (
+    EVENT_HEAD,
+    EVENT_QUEUE,
+    EVENT_TAIL,
+    EVENTS_LOST,
+    STATE_WORDS,
+    arrival_at,
+    control_at,
+    i64_row,
+    op_at,
+    u64_row,
+)
+from tailbound.wire.jit import Scalar, compiled
+from tailbound.wire.schema import (
+    MAX_RANKS,
+    OP_INDEX_BITS,
+    OP_PER_STEP,
+    OP_STEPS,
+    Event,
+    Flag,
+    PacketType,
+    Verdict,
+)
+
+_CONTRIBUTION, _READY = int(PacketType.CONTRIBUTION), int(PacketType.READY)
+_ABSTAIN = int(Flag.ABSTAIN)
+_STALE_OP, _STALE_RESULT = int(Verdict.STALE_OP), int(Verdict.STALE_RESULT)
+_FUTURE_OP, _FUTURE_RESULT = int(Verdict.FUTURE_OP), int(Verdict.FUTURE_RESULT)
+_LAYOUT_MISMATCH = int(Verdict.LAYOUT_MISMATCH)
+# int64, not int: numba would compile ``emit`` once more for every literal
+_OPENED, _MAJORITY = np.int64(Event.OPENED), np.int64(Event.MAJORITY)
+_TAIL, _RESULTS_TAIL = np.int64(Event.TAIL), np.int64(Event.RESULTS_TAIL)
+_ONE = np.uint64(1)
+#: Not a verdict: the packet is good so far.
+GO_ON = -1
+
+
+@compiled
+def serial(a: Scalar, b: Scalar) -> Scalar:
+    """Signed distance a - b of two u32 serial numbers."""
+    return np.int64(np.int32(np.int64(a) - np.int64(b)))
+
+
+@compiled
+def has(bitmap: NDArray[np.uint64], rank: Scalar) -> Scalar:
+    """Whether ``rank`` is in the bitmap (u64[4])."""
+    return (bitmap[rank >> 6] >> np.uint64(rank & 63)) & _ONE == _ONE
+
+
+@compiled
+def put(bitmap: NDArray[np.uint64], rank: Scalar) -> None:
+    """Adds ``rank`` to the bitmap (u64[4])."""
+    bitmap[rank >> 6] |= _ONE << np.uint64(rank & 63)
+
+
+@compiled
+def covers(bitmap: NDArray[np.uint64], wanted: NDArray[np.uint64]) -> Scalar:
+    """Whether every rank of ``wanted`` is in the bitmap."""
+    missing = np.uint64(0)
+    for i in range(4):
+        missing |= wanted[i] & ~bitmap[i]
+    return missing == np.uint64(0)
+
+
+@compiled
+def emit(t: Any, kind: Scalar, op: Scalar, now: Scalar) -> None:
+    """Queues an event; one that does not fit is counted and forgotten, since events are hints."""
+    s = i64_row(t.state, 0, STATE_WORDS)
+    lock(t.queue_mutex)
+    end = s[EVENT_HEAD]
+    if end - s[EVENT_TAIL] >= EVENT_QUEUE:
+        s[EVENTS_LOST] += 1
+    else:
+        entry = u64_row(t.events, end & (EVENT_QUEUE - 1), 3)
+        entry[0] = np.uint64(kind)
+        entry[1] = np.uint64(op)
+        entry[2] = np.uint64(now)
+        s[EVENT_HEAD] = end + 1
+    unlock(t.queue_mutex)
+
+
+@compiled
+def window(t: Any, h: Any) -> Scalar:
+    """Rule 14: ``GO_ON`` if the row lies in its ring's window and the op is not before the first."""
+    c = control_at(t.control, 0)
+    contribution = h.type == _CONTRIBUTION
+    stale = _STALE_OP if contribution else _STALE_RESULT
+    if serial(h.op, c.first_op) < 0:
+        return stale
+    d = serial(h.seq, c.sum_base if contribution else c.result_base)
+    if d < 0:
+        return stale
+    if d >= (t.sum_rows if contribution else t.result_rows):
+        return _FUTURE_OP if contribution else _FUTURE_RESULT
+    return GO_ON
+
+
+@compiled
+def op_position(op: Scalar) -> Scalar:
+    """Position of an op's record, as ``schema.op_slot``."""
+    return ((op >> OP_INDEX_BITS) % OP_STEPS) * OP_PER_STEP + (op & ((1 << OP_INDEX_BITS) - 1)) % OP_PER_STEP
+
+
+@compiled
+def _start(t: Any, h: Any, position: Scalar, now: Scalar) -> None:
+    """Starts an op record anew. Its arrivals need no clearing: one counts only if its rank's heard bit is set."""
+    r = op_at(t.ops, position)
+    for i in range(4):
+        r.heard[i] = 0
+        r.tail_contributed[i] = 0
+        r.tail_published[i] = 0
+        r.abstained[i] = 0
+    r.majority_ns[0] = 0
+    r.majority_ns[1] = 0
+    r.heard_live = 0
+    r.rows = 0
+    r.rows_complete = 0
+    r.results_in = 0
+    r.progress = 0
+    r.opened_ns = now
+    r.layout = h.layout
+    r.codes = 0
+    r.first_sender = h.sender
+    r.cookie = h.cookie
+    r.op = h.op
+    emit(t, _OPENED, h.op, now)
+
+
+@compiled
+def hear(t: Any, h: Any, codes: Scalar, now: Scalar) -> Scalar:
+    """Rule 15: finds or opens the op's record, notes who was heard and when, and the tails. ``GO_ON`` or a verdict."""
+    sender = np.int64(h.sender)
+    position = op_position(np.int64(h.op))
+    r = op_at(t.ops, position)
+    c = control_at(t.control, 0)
+    if r.cookie != h.cookie or r.op != h.op:
+        if r.cookie == h.cookie and serial(r.op, h.op) > 0:
+            return _STALE_OP if h.type == _CONTRIBUTION else _STALE_RESULT
+        _start(t, h, position, now)
+    if r.layout != h.layout:
+        return _LAYOUT_MISMATCH
+    if h.type != _READY:
+        if r.codes == 0:
+            r.codes = codes
+        elif r.codes != codes:
+            return _LAYOUT_MISMATCH
+    since = np.uint32((now - np.int64(r.opened_ns)) // 1000 + 1)
+    if not has(r.heard, sender):
+        times = arrival_at(t.arrivals, position * MAX_RANKS + sender)
+        times.first_us = since
+        times.contributed_us = 0
+        times.published_us = 0
+        put(r.heard, sender)
+        if has(c.live, sender):
+            r.heard_live += np.uint32(1)
+            reached = False
+            for own in range(2):  # [0]: with the own launch counted, [1]: without
+                if r.majority_ns[own] == 0 and np.int64(r.heard_live) + 1 - own >= np.int64(c.need):
+                    r.majority_ns[own] = now
+                    reached = True
+            if reached:
+                emit(t, _MAJORITY, h.op, now)
+    if h.flags & _ABSTAIN:
+        put(r.abstained, sender)
+    if h.type != _READY:
+        _tails(t, h, position, since, now)
+    return GO_ON
+
+
+@compiled
+def _tails(t: Any, h: Any, position: Scalar, since: Scalar, now: Scalar) -> None:
+    """Notes that the last percent of a sender's rows of this op, or its finished mark, has been seen."""
+    sender = np.int64(h.sender)
+    r = op_at(t.ops, position)
+    c = control_at(t.control, 0)
+    rows = np.int64(h.rows)
+    share = rows // 100
+    last = np.int64(h.row) >= rows - (share if share > 1 else 1)
+    if h.type == _CONTRIBUTION:
+        if (last or serial(h.contributed, h.op) >= 0) and not has(r.tail_contributed, sender):
+            put(r.tail_contributed, sender)
+            arrival_at(t.arrivals, position * MAX_RANKS + sender).contributed_us = since
+            if has(c.live, sender) and covers(r.tail_contributed, c.live):
+                emit(t, _TAIL, h.op, now)
+    elif (last or serial(h.published, h.op) >= 0) and not has(r.tail_published, sender):
+        put(r.tail_published, sender)
+        arrival_at(t.arrivals, position * MAX_RANKS + sender).published_us = since
+        if has(c.live, sender) and covers(r.tail_published, c.live):
+            emit(t, _RESULTS_TAIL, h.op, now)

@@ -1,0 +1,91 @@
+"""What a datapath is: memory that fills by itself, a way to seal it, and something to wait on.
+
+The collective reads and writes the arrays of a ``Store``; who fills them (XDP programs in the kernel, or a receiving
+thread with numba) it does not know. Both ways follow the same slot rules and give the same bits.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Store:
+    """Arrays named and typed like the maps of ``wire.schema.WORKER_MAPS`` (dtypes: ``wire.packets.DTYPES``).
+
+    Written by the host: ``control`` [1], ``peers`` [256], ``expect`` [sum_rows], ``expect_results`` [OP_RING].
+    Read only: ``slots`` [sum_rows], ``sums`` u8[sum_rows, 2 * width] (lane order: see ``codec``), ``results``
+    u8[result_rows, width], ``result_records`` and ``presence`` [result_rows], ``ops`` [OP_RING], ``arrivals``
+    [OP_RING * 256], ``peer_states`` [256], ``ledger`` [cpus * 257]. Ring sizes are powers of two.
+    """
+
+    width: int
+    sum_rows: int
+    result_rows: int
+    control: NDArray[Any]
+    peers: NDArray[Any]
+    expect: NDArray[Any]
+    expect_results: NDArray[Any]
+    slots: NDArray[Any]
+    sums: NDArray[np.uint8]
+    results: NDArray[np.uint8]
+    result_records: NDArray[Any]
+    presence: NDArray[Any]
+    ops: NDArray[Any]
+    arrivals: NDArray[Any]
+    peer_states: NDArray[Any]
+    ledger: NDArray[Any]
+
+
+class EventRecord(NamedTuple):
+    """One event: ``kind`` is a ``schema.Event``; a hint only."""
+
+    kind: int
+    op: int
+    ns: int
+
+
+class Datapath(Protocol):
+    """Receives and sums; sending is the sender's (``transport.sender``), over sockets of its own."""
+
+    name: str
+    store: Store
+    #: bound to the job's port; control packets come in here, and the sender may share it
+    socket: socket.socket
+
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """IPv4 address and UDP port at which peers reach this rank."""
+
+    def set_endpoints(self, endpoints: Sequence[tuple[str, int]]) -> None:
+        """Tells the (IPv4 address, UDP port) of every rank, own included."""
+
+    def reset(self, first_op: int) -> None:
+        """Seals every slot below ``first_op``; called before ``control.active`` is set to 1."""
+
+    def seal(self, op: int, seq: int, rows: int) -> None:
+        """Makes contributions to ``rows`` slots from row sequence ``seq`` late for ``op`` and everything older.
+
+        When it returns, nobody is adding to them for that op.
+        """
+
+    def fds(self) -> Sequence[int]:
+        """File descriptors that become readable when there are events or control packets."""
+
+    def events(self) -> list[EventRecord]:
+        """Events since the last call; never blocks."""
+
+    def control_packets(self) -> list[bytes]:
+        """UDP payloads (header and body) of control packets since the last call, unverified; never blocks."""
+
+    def fence(self) -> None:
+        """Full memory barrier between reading ``presence`` and reading the rows it names."""
+
+    def close(self) -> None:
+        """Detaches, unmaps and closes; may be called twice."""

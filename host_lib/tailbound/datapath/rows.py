@@ -1,0 +1,136 @@
+"""What becomes of a row once its packet may be trusted: sums and results. Rules 16 and 17."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.datapath.ops import covers, emit, has, op_position, put, serial
+from tailbound.datapath.tables import (
+    control_at,
+    expect_at,
+    expect_results_at,
+    op_at,
+    presence_at,
+    result_at,
+    slot_at,
+    slot_lock_at,
+    u64_row,
+)
+from tailbound.wire.jit import Scalar, compiled
+from tailbound.wire.schema import Event, Verdict
+
+_STORED, _ADDED, _RESULT_TAKEN = int(Verdict.STORED), int(Verdict.ADDED), int(Verdict.RESULT_TAKEN)
+_STALE_OP, _STALE_RESULT, _LATE = int(Verdict.STALE_OP), int(Verdict.STALE_RESULT), int(Verdict.LATE)
+_DUPLICATE, _DUPLICATE_RESULT = int(Verdict.DUPLICATE), int(Verdict.DUPLICATE_RESULT)
+_SCALE_MISMATCH = int(Verdict.SCALE_MISMATCH)
+_COMPLETE, _RESULTS_COMPLETE = np.int64(Event.COMPLETE), np.int64(Event.RESULTS_COMPLETE)
+_LANES = np.uint64(0x00FF00FF00FF00FF)
+_EIGHT = np.uint64(8)
+
+
+@compiled
+def _add(row: NDArray[np.uint64], words: NDArray[np.uint64], shift: Scalar) -> None:
+    if shift == 0:
+        for i in range(words.shape[0]):
+            w = words[i]
+            row[2 * i] += w & _LANES
+            row[2 * i + 1] += (w >> _EIGHT) & _LANES
+    else:
+        k = np.uint64(shift)
+        for i in range(words.shape[0]):
+            w = words[i]
+            row[2 * i] += (w & _LANES) << k
+            row[2 * i + 1] += ((w >> _EIGHT) & _LANES) << k
+
+
+@compiled
+def _store(row: NDArray[np.uint64], words: NDArray[np.uint64], shift: Scalar) -> None:
+    k = np.uint64(shift)
+    for i in range(words.shape[0]):
+        w = words[i]
+        row[2 * i] = (w & _LANES) << k
+        row[2 * i + 1] = ((w >> _EIGHT) & _LANES) << k
+
+
+@compiled
+def contribute(t: Any, h: Any, words: NDArray[np.uint64], now: Scalar) -> Scalar:
+    """Rule 16: adds a contribution to its slot, or stores it as the first. ``words`` is the payload."""
+    sender = np.int64(h.sender)
+    slot = np.int64(h.seq) & (t.sum_rows - 1)
+    record = slot_at(t.slots, slot)
+    if serial(h.op, slot_lock_at(t.slot_locks, slot).sealed_op) <= 0:
+        return _LATE
+    wanted = expect_at(t.expect, slot)
+    expected = wanted.valid != 0 and wanted.op == h.op
+    same = record.cookie == h.cookie and record.op == h.op
+    if not same and record.cookie == h.cookie and serial(record.op, h.op) > 0:
+        return _STALE_OP
+    if same and has(record.ranks, sender):
+        return _DUPLICATE
+    exponent = np.int64(h.exponent)
+    if expected and exponent != np.int64(wanted.exponent):
+        return _SCALE_MISMATCH
+    if same:
+        if not expected and exponent != np.int64(record.exponent):
+            return _SCALE_MISMATCH
+        _add(u64_row(t.sums, slot, t.width // 4), words, np.int64(h.shift))
+        record.count += np.uint32(1)
+        record.units += np.uint32(1) << np.uint32(h.shift)
+        record.need = max(np.int64(record.need), np.int64(h.need))
+    else:
+        _store(u64_row(t.sums, slot, t.width // 4), words, np.int64(h.shift))
+        for i in range(4):
+            record.ranks[i] = 0
+        record.count = 1
+        record.units = np.uint32(1) << np.uint32(h.shift)
+        record.need = h.need
+        record.exponent = h.exponent
+        record.row = h.row
+        record.cookie = h.cookie
+        record.op = h.op
+    put(record.ranks, sender)
+    r = op_at(t.ops, op_position(np.int64(h.op)))
+    if r.rows == 0:
+        r.rows = h.rows
+    r.progress += np.uint32(1)
+    live = control_at(t.control, 0).live
+    if has(live, sender) and covers(record.ranks, live):
+        r.rows_complete += np.uint32(1)
+        if r.rows_complete == r.rows:
+            emit(t, _COMPLETE, h.op, now)
+    return _ADDED if same else _STORED
+
+
+@compiled
+def publish(t: Any, h: Any, words: NDArray[np.uint64], now: Scalar) -> Scalar:
+    """Rule 17: copies a result into its row and marks it present. ``words`` is the payload."""
+    position = np.int64(h.seq) & (t.result_rows - 1)
+    record = result_at(t.result_records, position)
+    if record.cookie == h.cookie:
+        if record.op == h.op:
+            return _DUPLICATE_RESULT
+        if serial(record.op, h.op) > 0:
+            return _STALE_RESULT
+    row = u64_row(t.results, position, t.width // 8)
+    for i in range(words.shape[0]):
+        row[i] = words[i]
+    record.scale = h.scale
+    record.count = h.count
+    record.exponent = h.exponent
+    record.owner = h.owner
+    record.row = h.row
+    record.cookie = h.cookie
+    record.op = h.op
+    present = presence_at(t.presence, position)
+    present.op = h.op
+    present.cookie = h.cookie
+    at = op_position(np.int64(h.op))
+    r = op_at(t.ops, at)
+    r.results_in += np.uint32(1)
+    wanted = expect_results_at(t.expect_results, at)
+    if wanted.op == h.op and wanted.rows > 0 and r.results_in >= wanted.rows:
+        emit(t, _RESULTS_COMPLETE, h.op, now)
+    return _RESULT_TAKEN

@@ -1,0 +1,65 @@
+"""Chooses and opens the datapath of a rank: ``xdp`` where it can be had, else ``udp``, and says why."""
+
+from __future__ import annotations
+
+import logging
+
+from tailbound.datapath.protocol import Datapath
+from tailbound.datapath.sizes import ring_rows
+from tailbound.errors import AttachError, CapabilityError, ConfigError
+from tailbound.transport.config import Config, width_for_mtu
+from tailbound.transport.interface import default_address, interface
+
+log = logging.getLogger("tailbound")
+NAMES = ("auto", "xdp", "udp")
+
+
+def open_datapath(name: str, interface_name: str | None, config: Config) -> tuple[Datapath, tuple[str, int]]:
+    """Opens a datapath.
+
+    Returns:
+        The datapath and the (IPv4 address, UDP port) at which peers reach it.
+
+    Raises:
+        ConfigError: a name or interface that is not there.
+        CapabilityError, AttachError: ``xdp`` was asked for by name and cannot be had.
+    """
+    if name not in NAMES:
+        raise ConfigError(f"datapath {name!r}: choose one of {', '.join(NAMES)}")
+    if name == "xdp" and not interface_name:
+        raise ConfigError("datapath 'xdp' needs an interface: pass interface= or set TAILBOUND_INTERFACE")
+    if name != "udp" and interface_name:
+        try:
+            return _xdp(interface_name, config)
+        except (CapabilityError, AttachError) as error:
+            if name == "xdp":
+                raise
+            log.warning("rank %d: no xdp datapath on %s, using udp: %s", config.rank, interface_name, error)
+    return _udp(interface_name, config)
+
+
+def _xdp(name: str, config: Config) -> tuple[Datapath, tuple[str, int]]:
+    from tailbound.datapath.xdp import XdpDatapath
+
+    found = interface(name)
+    width = min(config.width, width_for_mtu(found.mtu))
+    if XdpDatapath.is_attached(name):
+        path = XdpDatapath.open(name)
+    else:
+        sum_rows, result_rows = ring_rows(config.ring_mib, width, config.ranks)
+        path = XdpDatapath.attach(name, config.port, width, sum_rows, result_rows)
+    return path, (found.address, path.endpoint[1])
+
+
+def _udp(name: str | None, config: Config) -> tuple[Datapath, tuple[str, int]]:
+    from tailbound.datapath.udp import UdpDatapath
+
+    if name:
+        found = interface(name)
+        address, width = found.address, min(config.width, width_for_mtu(found.mtu))
+    else:
+        address, width = default_address(), config.width
+    sum_rows, result_rows = ring_rows(config.ring_mib, width, config.ranks)
+    port = 0 if address.startswith("127.") else config.port
+    path = UdpDatapath(address, port, None, width, sum_rows, result_rows)
+    return path, path.endpoint

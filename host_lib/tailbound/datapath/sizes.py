@@ -1,0 +1,94 @@
+"""How many rows a memory budget holds, and what every map costs: pure arithmetic, shared by engine and doctor.
+
+The user gives one number, the MiB of the result ring; everything else follows from it, the payload width and the
+number of workers. Nothing here touches the kernel.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+
+from tailbound.errors import ConfigError
+from tailbound.wire import schema
+from tailbound.wire.packets import DTYPES
+
+__all__ = ["MIN_ROWS", "map_entries", "map_value_bytes", "memory", "ring_rows"]
+
+#: Rows in each ring at least: one GSO burst per direction.
+MIN_ROWS = 64
+
+
+def ring_rows(ring_mib: float, width: int, workers: int) -> tuple[int, int]:
+    """Rows of the two rings for a result ring of ``ring_mib`` MiB.
+
+    The result ring takes every row of an op, the sums ring only those of one owner; it is dealt among ``workers - 1``
+    so that one owner may be missing. Both are powers of two and at least ``MIN_ROWS``.
+
+    Args:
+        ring_mib: budget of the result ring in MiB (2**20 bytes).
+        width: W, codes (bytes) of a result row; a multiple of ``schema.WIDTH_STEP``.
+        workers: world size.
+
+    Returns:
+        ``(sum_rows, result_rows)``.
+
+    Raises:
+        ConfigError: a budget, width or world size that cannot be.
+    """
+    _check_width(width)
+    if not 1 <= workers <= schema.MAX_RANKS:
+        raise ConfigError(f"{workers} workers is outside 1..{schema.MAX_RANKS}")
+    budget = ring_mib * 2**20
+    if not math.isfinite(budget) or budget < MIN_ROWS * width:
+        least = MIN_ROWS * width / 2**20
+        raise ConfigError(
+            f"a ring of {ring_mib} MiB is below {MIN_ROWS} rows of {width} codes: give at least {least:.2f}"
+        )
+    result_rows = 1 << (int(budget // width).bit_length() - 1)
+    if result_rows >= 1 << 30:
+        raise ConfigError(f"a ring of {ring_mib} MiB has more than 2**30 rows, too many for serial numbers of 32 bits")
+    share = -(-result_rows // max(1, workers - 1))
+    return max(MIN_ROWS, 1 << (share - 1).bit_length()), result_rows
+
+
+def map_entries(entry: schema.Map, *, sum_rows: int, result_rows: int, width: int, cpus: int) -> int:
+    """Entries of a map: its expression in the schema with these values filled in."""
+    return _evaluate(entry.entries, sum_rows=sum_rows, result_rows=result_rows, width=width, cpus=cpus)
+
+
+def map_value_bytes(entry: schema.Map, width: int) -> int:
+    """Bytes of one value of a map, as the schema writes it (``u8[EXPR]`` or a struct)."""
+    if entry.value.startswith("u8["):
+        return _evaluate(entry.value[3:-1], sum_rows=0, result_rows=0, width=width, cpus=0)
+    return DTYPES[entry.value].itemsize
+
+
+def memory(sum_rows: int, result_rows: int, width: int, cpus: int) -> dict[str, int]:
+    """Kernel memory of one worker, in bytes by map name, the event ring included, and nothing that grows later.
+
+    Values of a BPF array take a multiple of 8 bytes, mmapped arrays whole pages.
+
+    Raises:
+        ConfigError: sizes that no map can have.
+    """
+    _check_width(width)
+    if min(sum_rows, result_rows, cpus) < 1:
+        raise ConfigError(f"sum_rows {sum_rows}, result_rows {result_rows} and cpus {cpus} must all be at least 1")
+    out = {}
+    for entry in schema.WORKER_MAPS:
+        count = map_entries(entry, sum_rows=sum_rows, result_rows=result_rows, width=width, cpus=cpus)
+        size = -(-map_value_bytes(entry, width) // 8) * 8 * count
+        out[entry.name] = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE if entry.mmap else size
+    out["events"] = schema.EVENT_RING_BYTES
+    return out
+
+
+def _check_width(width: int) -> None:
+    if width < schema.WIDTH_STEP or width % schema.WIDTH_STEP:
+        raise ConfigError(f"width {width} is not a positive multiple of {schema.WIDTH_STEP}")
+
+
+def _evaluate(expression: str, **names: int) -> int:
+    constants = {"CONTEXTS": schema.CONTEXTS, "MAX_RANKS": schema.MAX_RANKS, "OP_RING": schema.OP_RING}
+    return int(eval(expression, {"__builtins__": {}}, constants | names))  # noqa: S307 - text of our own schema

@@ -1,0 +1,179 @@
+"""What nogil code sees of a store: one record of addresses, and accessors that make arrays of them.
+
+Two dozen arrays as arguments would cost more than summing a packet: every call would copy their descriptors and count
+references. A record travels as one pointer. ``Tables`` keeps the memory alive; nogil code gets ``Tables.context``.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numba import from_dtype, types
+from numba.extending import intrinsic
+from numba.np.arrayobj import make_array, populate_array
+from numpy.typing import NDArray
+
+from tailbound.datapath.native import Mutex
+from tailbound.wire import schema
+from tailbound.wire.packets import DTYPES, dtype_of
+
+#: Entries of the two queues; powers of two. An event that does not fit is a hint lost; a control packet is counted.
+EVENT_QUEUE = 1024
+CONTROL_QUEUE = 1024
+
+#: Words of the state array.
+EVENT_HEAD, EVENT_TAIL, EVENTS_LOST, CONTROL_HEAD, CONTROL_TAIL, CONTROLS_LOST = range(6)
+STOP, KERNEL_DROPS, RECEIVED, CALLS = range(6, 10)
+STATE_WORDS = 16
+
+
+def _bits(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """``dtype`` with f32 fields as u32: nogil code moves them, it never computes with them."""
+    return np.dtype([(n, "=u4") if d[0] == np.float32 else (n, d[0]) for n, d in dtype.fields.items()])  # type: ignore[union-attr]
+
+
+_HEAD = _bits(dtype_of(schema.HEADER))
+
+#: All worker maps but the locks that one mutex stands for.
+_MAPS = tuple(m.name for m in schema.WORKER_MAPS if m.mmap or m.name == "slot_locks")
+_OWN = ("endpoints", "head", "scratch", "events", "controls", "control_lengths", "state", "mutex", "queue_mutex")
+#: Addresses of all arrays, and the sizes that are not in the schema.
+_SIZES = ("width", "sum_rows", "result_rows")
+CONTEXT_DTYPE = np.dtype([(name, "=u8") for name in (*_MAPS, *_OWN)] + [(name, "=i8") for name in _SIZES])
+
+
+def endpoint_words(endpoints: Sequence[tuple[str, int]]) -> NDArray[np.uint64]:
+    """Source endpoints as in the second to eighth byte of a sockaddr_in: port, then address << 16; u64[ranks].
+
+    Raises:
+        OSError: an address is not dotted IPv4.
+    """
+    raw = [port.to_bytes(2, "big") + socket.inet_aton(ip) for ip, port in endpoints]
+    return np.array([int.from_bytes(word, "little") for word in raw], np.uint64)
+
+
+class Tables:
+    """The memory of a udp datapath: the arrays of ``store.allocate`` and its own queues.
+
+    ``context`` (CONTEXT_DTYPE[1]) is what nogil code is given; it is valid as long as this object lives.
+    """
+
+    def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        result_rows, width = arrays["results"].shape
+        self.arrays = dict(arrays)
+        self.mutex = Mutex()  #: held while a received buffer is taken in, and while slots are sealed
+        self.queue_mutex = Mutex()  #: held while a queue is written or drained
+        self.endpoints = np.zeros(schema.MAX_RANKS, np.uint64)
+        self.events = np.zeros((EVENT_QUEUE, 3), np.uint64)  # kind, op, ns
+        self.controls = np.zeros((CONTROL_QUEUE, schema.HEADER_BYTES + width), np.uint8)
+        self.control_lengths = np.zeros(CONTROL_QUEUE, np.int64)
+        self.state = np.zeros(STATE_WORDS, np.int64)
+        self._head = np.zeros(1, _HEAD)
+        self._scratch = np.zeros((schema.HEADER_BYTES + width) // 8, np.uint64)
+        memory = self.arrays | {
+            "endpoints": self.endpoints,
+            "head": self._head,
+            "scratch": self._scratch,
+            "events": self.events,
+            "controls": self.controls,
+            "control_lengths": self.control_lengths,
+            "state": self.state,
+            "mutex": self.mutex.words,
+            "queue_mutex": self.queue_mutex.words,
+        }
+        self.context = np.zeros(1, CONTEXT_DTYPE)
+        for name in (*_MAPS, *_OWN):
+            self.context[name] = memory[name].ctypes.data
+        self.context["width"], self.context["result_rows"] = width, result_rows
+        self.context["sum_rows"] = arrays["sums"].shape[0]
+
+    def register(self, endpoints: Sequence[tuple[str, int]]) -> None:
+        """Tells the source (IPv4 address, port) by rank.
+
+        Raises:
+            OSError: an address is not dotted IPv4.
+        """
+        words = endpoint_words(endpoints)
+        with self.mutex:
+            self.endpoints[:] = 0
+            self.endpoints[: len(words)] = words
+
+    def seal(self, op: int, seq: int, rows: int) -> None:
+        """Seals ``rows`` slots from row sequence ``seq`` up to ``op``; when it returns, nobody is adding."""
+        sealed = self.arrays["slot_locks"]["sealed_op"]
+        first = seq & (len(sealed) - 1)
+        end = first + min(rows, len(sealed))
+        with self.mutex:
+            sealed[first:end] = op
+            sealed[: max(0, end - len(sealed))] = op
+
+    def take_events(self) -> list[tuple[int, int, int]]:
+        """Queued events (kind, op, ns), oldest first; the queue is empty afterwards."""
+        with self.queue_mutex:
+            at = np.arange(self.state[EVENT_TAIL], self.state[EVENT_HEAD]) & (EVENT_QUEUE - 1)
+            self.state[EVENT_TAIL] = self.state[EVENT_HEAD]
+            return [(kind, op, ns) for kind, op, ns in self.events[at].tolist()]
+
+    def take_controls(self) -> list[bytes]:
+        """Queued control packets, oldest first; the queue is empty afterwards."""
+        with self.queue_mutex:
+            at = np.arange(self.state[CONTROL_TAIL], self.state[CONTROL_HEAD]) & (CONTROL_QUEUE - 1)
+            self.state[CONTROL_TAIL] = self.state[CONTROL_HEAD]
+            return [self.controls[i, : self.control_lengths[i]].tobytes() for i in at]
+
+
+def _record(dtype: np.dtype[Any]) -> Any:
+    """``f(address, index)``: the record at ``index`` of an array at ``address``, in place."""
+    kind = from_dtype(dtype)
+
+    @intrinsic
+    def at(_: Any, address: Any, index: Any) -> Any:
+        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            offset = builder.mul(args[1], args[1].type(dtype.itemsize))
+            return builder.inttoptr(builder.add(args[0], offset), context.get_value_type(kind))
+
+        return kind(types.uint64, types.int64), build
+
+    return at
+
+
+def _row(scalar: Any) -> Any:
+    """``f(address, index, length)``: row ``index`` of a two-dimensional array of ``length`` columns at ``address``."""
+    kind = types.Array(scalar, 1, "C")
+    size = scalar.bitwidth // 8
+
+    @intrinsic
+    def at(_: Any, address: Any, index: Any, length: Any) -> Any:
+        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            item = args[1].type(size)
+            offset = builder.mul(args[1], builder.mul(args[2], item))
+            array = make_array(kind)(context, builder)  # type: ignore[no-untyped-call]
+            data = builder.inttoptr(builder.add(args[0], offset), array.data.type)
+            shape = {"shape": (args[2],), "strides": (item,), "itemsize": item}
+            populate_array(array, data=data, **shape, meminfo=None)  # type: ignore[no-untyped-call]
+            return array._getvalue()
+
+        return kind(types.uint64, types.int64, types.int64), build
+
+    return at
+
+
+#: In nogil code, ``t`` being the context: ``control_at(t.control, 0).cookie``, ``u64_row(t.sums, slot, t.width // 4)``.
+control_at = _record(DTYPES["tb_control"])
+peer_at = _record(DTYPES["tb_peer"])
+peer_state_at = _record(DTYPES["tb_peer_state"])
+expect_at = _record(DTYPES["tb_expect"])
+expect_results_at = _record(DTYPES["tb_expect_results"])
+slot_at = _record(DTYPES["tb_slot"])
+slot_lock_at = _record(DTYPES["tb_slot_lock"])
+result_at = _record(_bits(DTYPES["tb_result"]))
+presence_at = _record(DTYPES["tb_presence"])
+op_at = _record(DTYPES["tb_op"])
+arrival_at = _record(DTYPES["tb_arrival"])
+head_at = _record(_HEAD)
+u8_row = _row(types.uint8)
+i64_row = _row(types.int64)
+u64_row = _row(types.uint64)

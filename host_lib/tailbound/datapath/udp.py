@@ -1,0 +1,226 @@
+"""The udp datapath: sockets and numba instead of XDP. No privileges; the same rules, verdicts and bits.
+
+A thread receives super-packets (UDP GRO) and takes them in by ``ingest`` in one nogil loop. The socket is shared with
+the sender, so that peers can be told apart by address *and* port and several ranks may live on one address.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tailbound.datapath.native import SUPPORTED, messages
+from tailbound.datapath.protocol import EventRecord
+from tailbound.datapath.receive import BATCH, BUFFER_BYTES, SO_RXQ_OVFL, UDP_GRO, receive
+from tailbound.datapath.store import allocate, store_of
+from tailbound.datapath.tables import CONTROLS_LOST, KERNEL_DROPS, STOP, Tables
+from tailbound.errors import CapabilityError, ConfigError
+from tailbound.wire import schema
+
+_SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
+#: Below this many bytes of receive buffer (three or four super-packets fit into 208 KiB) senders must leave gaps.
+_AMPLE_BUFFER = 2 << 20
+_GAP = 60e-6  # seconds between bursts; longer gaps lost no fewer, shorter ones more, and no gap was no faster
+
+
+def loopback_endpoints(ranks: int, port: int) -> list[tuple[str, int]]:
+    """(127.0.0.10 + rank, port) for every rank: a job on one machine without privileges.
+
+    Raises:
+        ConfigError: more ranks than such addresses.
+    """
+    if not 0 < ranks <= 240:
+        raise ConfigError(f"{ranks} ranks on loopback: use 1..240")
+    return [(f"127.0.0.{10 + rank}", port) for rank in range(ranks)]
+
+
+def _buffer(sock: socket.socket, force: int, plain: int, wanted: int) -> None:
+    """Raises a socket buffer as far as allowed."""
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, force, wanted)
+    except OSError:
+        sock.setsockopt(socket.SOL_SOCKET, plain, wanted)
+
+
+def _receive(arguments: tuple[Any, ...], *_kept: object) -> None:
+    receive(*arguments)
+
+
+class UdpDatapath:
+    """Receives on ``address``:``port`` and sums in user space; implements ``protocol.Datapath``.
+
+    ``store`` is filled in by the caller as for XDP: control, peers, then ``control.active``. The endpoints may be
+    given later with ``set_endpoints`` (with port 0 the system chooses a port: see ``endpoint``).
+
+    Args:
+        address: own IPv4 address.
+        port: own UDP port; 0: any.
+        endpoints: (IPv4 address, port) by rank, own included, or None for later.
+        width: codes of a row at most, a multiple of 64.
+        sum_rows: rows of the sums ring, a power of two.
+        result_rows: rows of the result ring, a power of two.
+        receive_buffer: bytes of socket buffer to ask for; the system grants ``receive_buffer`` of it.
+
+    Raises:
+        ConfigError: sizes that cannot be, or the port is taken, or the address is not this machine's.
+        CapabilityError: not a 64-bit little-endian Linux.
+    """
+
+    name = "udp"
+
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        endpoints: Sequence[tuple[str, int]] | None,
+        width: int,
+        sum_rows: int,
+        result_rows: int,
+        *,
+        receive_buffer: int = 16 << 20,
+    ) -> None:
+        if not SUPPORTED:
+            raise CapabilityError("the udp datapath needs 64-bit little-endian Linux")
+        self._closed = True
+        arrays = allocate(width, sum_rows, result_rows)
+        self.store = store_of(arrays)
+        self._tables = Tables(arrays)
+        if endpoints is not None:
+            self.set_endpoints(endpoints)
+        self.socket = self._open(address, port, receive_buffer)
+        self._wake, self._events, self._controls = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(3))
+        self._closed = False
+        self._thread = self._start()
+
+    def _start(self) -> threading.Thread:
+        """Starts the receiving thread, which keeps all memory that it works on alive."""
+        memory, iovecs, names, controls, buffers = messages(BATCH, BUFFER_BYTES)
+        fds = (self.socket.fileno(), self._wake, self._events, self._controls)
+        arguments = (self._tables.context, *fds, memory, names, controls, buffers)
+        self._tables.state[STOP] = 1
+        receive(*arguments)  # compiles, or loads the cache, before any packet is due
+        self._tables.state[STOP] = 0
+        thread = threading.Thread(
+            target=_receive, args=(arguments, self._tables, iovecs), name="tailbound-udp", daemon=True
+        )
+        thread.start()
+        return thread
+
+    def _open(self, address: str, port: int, receive_buffer: int) -> socket.socket:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            sock.bind((address, port))
+        except OSError as error:
+            sock.close()
+            if error.errno == errno.EADDRINUSE:
+                raise ConfigError(f"UDP port {port} on {address} is taken: choose another") from error
+            raise ConfigError(f"cannot bind {address}:{port}, {error.strerror}: give a local address") from error
+        _buffer(sock, _SO_RCVBUFFORCE, socket.SO_RCVBUF, receive_buffer)
+        _buffer(sock, _SO_SNDBUFFORCE, socket.SO_SNDBUF, 4 << 20)
+        sock.setsockopt(socket.SOL_SOCKET, SO_RXQ_OVFL, 1)
+        with contextlib.suppress(OSError):  # before Linux 5.0: one packet a receive, slower
+            sock.setsockopt(socket.IPPROTO_UDP, UDP_GRO, 1)
+        sock.setblocking(False)
+        return sock
+
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """Own (IPv4 address, port) as bound."""
+        host, port = self.socket.getsockname()
+        return host, port
+
+    @property
+    def receive_buffer(self) -> int:
+        """Bytes of receive buffer that the system granted (it counts its own overhead in)."""
+        return self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+
+    @property
+    def pace(self) -> Callable[[int, int], float] | None:
+        """What to pace this rank's sender with (``transport.sender.Pace``), or None if the receive buffer is ample.
+
+        All ranks ask for the same buffer, so the own one tells what peers have. Where it is small, and more so where
+        ranks share cores, a sender that never pauses fills it before the receiver is even scheduled.
+        """
+        return None if self.receive_buffer >= _AMPLE_BUFFER else lambda rank, size: _GAP
+
+    @property
+    def kernel_drops(self) -> int:
+        """Packets that the full receive buffer lost; a GRO super-packet counts once. Known at the next packet."""
+        return int(self._tables.state[KERNEL_DROPS])
+
+    @property
+    def control_drops(self) -> int:
+        """Control packets lost because nobody fetched the ones before."""
+        return int(self._tables.state[CONTROLS_LOST])
+
+    def set_endpoints(self, endpoints: Sequence[tuple[str, int]]) -> None:
+        """Tells the source (IPv4 address, port) by rank; packets from elsewhere are WRONG_ADDRESS.
+
+        Raises:
+            ConfigError: too many ranks or an address that is not dotted IPv4.
+        """
+        if len(endpoints) > schema.MAX_RANKS:
+            raise ConfigError(f"{len(endpoints)} ranks: at most {schema.MAX_RANKS}")
+        try:
+            self._tables.register(endpoints)
+        except OSError as error:
+            raise ConfigError(f"endpoints {list(endpoints)}: dotted IPv4 addresses are needed") from error
+
+    def reset(self, first_op: int) -> None:
+        """Seals every slot below ``first_op``; called before ``control.active`` is set to 1."""
+        self._tables.seal((first_op - 1) & 0xFFFFFFFF, 0, self.store.sum_rows)
+
+    def seal(self, op: int, seq: int, rows: int) -> None:
+        """Makes contributions to ``rows`` slots from row sequence ``seq`` late for ``op`` and everything older.
+
+        Taken in under the same mutex: when it returns, nobody is adding.
+        """
+        self._tables.seal(op, seq, rows)
+
+    def fds(self) -> Sequence[int]:
+        """Readable when there are events or control packets, respectively."""
+        return (self._events, self._controls)
+
+    def events(self) -> list[EventRecord]:
+        """Events since the last call; never blocks."""
+        self._clear(self._events)
+        return [EventRecord(*entry) for entry in self._tables.take_events()]
+
+    def control_packets(self) -> list[bytes]:
+        """UDP payloads of control packets since the last call; never blocks. Their checks have been verified."""
+        self._clear(self._controls)
+        return self._tables.take_controls()
+
+    def fence(self) -> None:
+        """Waits for the buffer in hand: what was present before the call is whole and visible after it.
+
+        The mutex is the barrier, on every architecture; the XDP side needs membarrier for this.
+        """
+        with self._tables.mutex:
+            pass
+
+    def close(self) -> None:
+        """Ends the thread and closes socket and descriptors; may be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._tables.state[STOP] = 1
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+        self.socket.close()
+        for fd in (self._wake, self._events, self._controls):
+            os.close(fd)
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            self.close()
+
+    @staticmethod
+    def _clear(fd: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(fd)

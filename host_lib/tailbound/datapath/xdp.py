@@ -1,0 +1,219 @@
+"""The datapath in the kernel: XDP programs on this rank's interface fill the maps, this class gives them a face.
+
+``attach`` does all of it in this process (the program goes with it); ``pin`` is the privileged half alone and
+``open`` the unprivileged one.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+
+from tailbound.datapath.protocol import EventRecord, Store
+from tailbound.datapath.store import check_sizes, layout, store_of
+from tailbound.errors import AttachError, ConfigError
+from tailbound.kernel import attach as attaching
+from tailbound.kernel import barrier, interfaces, load, pin
+from tailbound.kernel import maps as kernel_maps
+from tailbound.kernel.events import EventRing
+from tailbound.kernel.maps import EVENTS, Maps, Shape
+from tailbound.kernel.seal import Sealer
+from tailbound.wire.schema import HEADER_BYTES, WORKER_MAPS
+
+#: Bytes asked for the control socket's buffer; the kernel may give less without CAP_NET_ADMIN.
+_RECEIVE_BYTES = 8 << 20
+#: Maps that a trainer needs: what is mmapped, the seals and the events.
+PINNED = (*(m.name for m in WORKER_MAPS if m.mmap or m.writer != "program"), EVENTS)
+
+
+def shapes(width: int, sum_rows: int, result_rows: int) -> dict[str, Shape]:
+    """Dtype and shape of every worker map on this machine.
+
+    Raises:
+        ConfigError: sizes that cannot be.
+    """
+    check_sizes(width, sum_rows, result_rows)
+    sizes = {"width": width, "sum_rows": sum_rows, "result_rows": result_rows, "cpus": interfaces.possible_cpus()}
+    return {m.name: layout(m, **sizes) for m in WORKER_MAPS}
+
+
+def bound_socket(address: str, port: int) -> socket.socket:
+    """The UDP socket at ``address``: it takes control packets, and keeps peers from seeing ECONNREFUSED.
+
+    Raises:
+        ConfigError: the port is taken.
+    """
+    out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        out.setblocking(False)
+        try:
+            out.setsockopt(socket.SOL_SOCKET, 33, _RECEIVE_BYTES)  # SO_RCVBUFFORCE
+        except OSError:
+            out.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+        out.bind((address, port))
+    except OSError as error:
+        out.close()
+        raise ConfigError(f"UDP port {port} of {address} cannot be had: {error.strerror}; choose another") from error
+    return out
+
+
+class XdpDatapath:
+    """See ``datapath.protocol.Datapath``. ``socket`` is bound to ``endpoint`` and may be used for sending."""
+
+    name = "xdp"
+
+    def __init__(self, maps: Maps, interface: str, port: int, program: int = -1, link: int = -1) -> None:
+        self.interface = interface
+        self.maps = maps
+        self.store: Store = store_of(maps.arrays)
+        self.program = program
+        self.endpoint = (interfaces.address_of(interface), port)
+        self._link = link
+        self._sealer = Sealer(maps.fds["slot_locks"], self.store.sum_rows)
+        self._ring = EventRing(maps.fds[EVENTS])
+        barrier.register()
+        self.socket = bound_socket(*self.endpoint)
+        self._closed = False
+
+    @classmethod
+    def attach(
+        cls, interface: str, port: int, width: int = 1408, sum_rows: int = 4096, result_rows: int = 8192,
+        loader: str = "auto", mode: str = "native",
+    ) -> XdpDatapath:
+        """Makes maps, loads and attaches the program; all of it goes when this process ends.
+
+        Args:
+            width: W, codes of a full row; a multiple of 64.
+            sum_rows, result_rows: rows of the rings; powers of two.
+            loader: ``auto``, ``bcc`` or ``clang``.
+
+        Raises:
+            ConfigError: interface, port or sizes that cannot be.
+            CapabilityError: compiler, privilege or kernel feature missing.
+            AttachError: the interface refuses, or a program is there.
+        """
+        maps, program, link = _attach(interface, port, width, sum_rows, result_rows, loader, mode)
+        try:
+            return cls(maps, interface, port, program, link)
+        except BaseException:
+            _close(maps, program, link)
+            raise
+
+    @classmethod
+    def pin(
+        cls, interface: str, port: int, width: int = 1408, sum_rows: int = 4096, result_rows: int = 8192,
+        loader: str = "auto", mode: str = "native", group: int = 0,
+    ) -> None:
+        """Attaches for good, for processes of ``group`` (a group id) to ``open``. Arguments and errors: ``attach``."""
+        maps, program, link = _attach(interface, port, width, sum_rows, result_rows, loader, mode)
+        try:
+            there = interfaces.xdp_on(interface)
+            if there is None:
+                raise AttachError(f"{interface} lost its program while it was pinned")
+            found = pin.Settings(interface, port, width, sum_rows, result_rows, there.prog_id)
+            pin.pin(found, {name: maps.fds[name] for name in PINNED}, link, group)
+        finally:
+            _close(maps, program, link)
+
+    @classmethod
+    def is_attached(cls, interface: str) -> bool:
+        """Whether ``open`` would find pins with a program behind them.
+
+        Raises:
+            ConfigError: no such interface.
+        """
+        return pin.settings(interface) is not None
+
+    @classmethod
+    def open(cls, interface: str) -> XdpDatapath:
+        """Opens pinned maps; needs no privilege but the files' group.
+
+        Raises:
+            AttachError: nothing is attached and pinned.
+            CapabilityError: the pins may not be opened.
+        """
+        found = pin.settings(interface)
+        if found is None:
+            raise AttachError(f"nothing is attached and pinned on {interface}: run `sudo tailbound attach {interface}`")
+        maps = Maps(pin.open_pins(interface, PINNED))
+        try:
+            dims = shapes(found.width, found.sum_rows, found.result_rows)
+            for map_ in WORKER_MAPS:
+                if map_.mmap:
+                    maps.map_array(map_, dims[map_.name])
+            return cls(maps, interface, found.port)
+        except BaseException:
+            maps.close()
+            raise
+
+    def set_endpoints(self, endpoints: Sequence[tuple[str, int]]) -> None:
+        """Nothing to do: the program tells ranks apart by the addresses in ``store.peers``, whatever the port."""
+
+    def reset(self, first_op: int) -> None:
+        """Seals every slot below ``first_op``; called before ``control.active`` is set to 1."""
+        self._sealer.seal((first_op - 1) & 0xFFFFFFFF, 0, self.store.sum_rows)
+
+    def seal(self, op: int, seq: int, rows: int) -> None:
+        """Makes contributions to ``rows`` slots from row sequence ``seq`` late for ``op`` and everything older.
+
+        When it returns, nobody is adding to them for that op.
+        """
+        self._sealer.seal(op, seq, rows)
+
+    def fds(self) -> Sequence[int]:
+        """File descriptors that become readable when there are events or control packets."""
+        return self.maps.fds[EVENTS], self.socket.fileno()
+
+    def events(self) -> list[EventRecord]:
+        """Events since the last call; never blocks."""
+        return [EventRecord(*event) for event in self._ring.drain()]
+
+    def control_packets(self) -> list[bytes]:
+        """UDP payloads (header and body) of control packets since the last call, unverified; never blocks."""
+        out = []
+        try:
+            while True:
+                out.append(self.socket.recv(HEADER_BYTES + self.store.width))
+        except BlockingIOError:
+            return out
+
+    def fence(self) -> None:
+        """Full memory barrier between reading ``presence`` and reading the rows it names."""
+        barrier.full()
+
+    def close(self) -> None:
+        """Detaches (unless pinned), unmaps and closes; may be called twice. Arrays of ``store`` end with it."""
+        if self._closed:
+            return
+        self._closed = True
+        self.socket.close()
+        self._ring.close()
+        _close(self.maps, self.program, self._link)
+
+
+def _attach(
+    interface: str, port: int, width: int, sum_rows: int, result_rows: int, loader: str, mode: str
+) -> tuple[Maps, int, int]:
+    if not 0 < port < 65536:
+        raise ConfigError(f"UDP port {port}: choose one of 1..65535")
+    interfaces.index_of(interface)
+    attaching.refuse_occupied(interface)
+    maps = kernel_maps.create(WORKER_MAPS, shapes(width, sum_rows, result_rows), events=True)
+    program = link = -1
+    try:
+        program = load.load_worker(
+            maps.fds, port=port, width=width, sum_rows=sum_rows, result_rows=result_rows, loader=loader
+        )
+        link = attaching.attach(program, interface, mode)
+    except BaseException:
+        _close(maps, program, link)
+        raise
+    return maps, program, link
+
+
+def _close(maps: Maps, program: int, link: int) -> None:
+    for fd in (link, program):
+        if fd >= 0:
+            os.close(fd)
+    maps.close()

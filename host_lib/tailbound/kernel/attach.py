@@ -1,0 +1,94 @@
+"""Attaches a program to an interface by BPF link, in native mode: it goes with its owner and replaces nobody.
+
+Generic mode runs after the network stack has merged segments on some devices, so a program that takes single packets
+would see frames of 64 KB there; it is refused for those.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from tailbound.errors import AttachError, CapabilityError, ConfigError
+from tailbound.kernel import interfaces, syscalls
+
+MODES = ("native", "generic")
+#: Drivers that hand over frames of many segments.
+SUPER_FRAMES = ("veth", "loopback", "tun", "virtio_net")
+#: Names of our own programs, as the kernel shows them.
+OURS = ("tb_worker", "tb_faults")
+
+
+def program_name(prog_id: int) -> str:
+    """Name of a loaded program; empty where it may not be looked at."""
+    try:
+        fd = syscalls.prog_by_id(prog_id)
+    except OSError:
+        return ""
+    try:
+        return syscalls.prog_info(fd).name
+    finally:
+        os.close(fd)
+
+
+def refuse_occupied(interface: str) -> None:
+    """Says who is there already.
+
+    Raises:
+        AttachError: an XDP program is on ``interface``; it is named and never replaced.
+    """
+    there = interfaces.xdp_on(interface)
+    if there is None:
+        return
+    name = program_name(there.prog_id)
+    if name in OURS:
+        raise AttachError(
+            f"{interface} already carries Tailbound's {name} (program {there.prog_id}): one job an interface; "
+            f"end the other one or run `tailbound detach {interface}`"
+        )
+    raise AttachError(
+        f"{interface} already carries the XDP program {name or '(unnamed)'} (id {there.prog_id}, {there.mode} mode), "
+        f"which Tailbound never replaces: remove it (`ip link set dev {interface} xdp off`) or use the udp datapath"
+    )
+
+
+def attach(program: int, interface: str, mode: str = "native") -> int:
+    """Attaches ``program`` (a descriptor) and returns the link's descriptor; closing it detaches.
+
+    Raises:
+        ConfigError: no such interface or mode.
+        AttachError: somebody is there, or the driver refuses; the message says what to try next.
+        CapabilityError: no privilege.
+    """
+    index = interfaces.index_of(interface)
+    if mode not in MODES:
+        raise ConfigError(f"attach mode {mode!r}: choose {' or '.join(MODES)}")
+    driver = interfaces.driver_of(interface)
+    if mode == "generic" and driver in SUPER_FRAMES:
+        raise AttachError(
+            f"generic XDP on {interface} ({driver}) sees merged frames of up to 64 KB, in which packets are not told "
+            "apart: use native mode or the udp datapath"
+        )
+    refuse_occupied(interface)
+    flags = syscalls.XDP_FLAGS_DRV_MODE if mode == "native" else syscalls.XDP_FLAGS_SKB_MODE
+    try:
+        return syscalls.link_create(program, index, flags)
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            refuse_occupied(interface)
+        if error.errno == errno.EPERM:
+            raise CapabilityError(
+                f"attaching to {interface} needs CAP_NET_ADMIN and CAP_BPF: run `sudo tailbound attach {interface}` "
+                "once, or use the udp datapath"
+            ) from error
+        hints = {
+            errno.EOPNOTSUPP: f"driver {driver or '(unknown)'} has no native XDP",
+            errno.ENOTSUP: f"driver {driver or '(unknown)'} has no native XDP",
+            errno.EINVAL: "the driver refuses it at this MTU or with these offloads (lower the MTU, turn LRO off)",
+            errno.ERANGE: "the MTU is too large for this driver's XDP: lower it",
+            errno.ENOMEM: "no memory for its queues",
+        }
+        hint = hints.get(error.errno or 0, error.strerror)
+        raise AttachError(
+            f"{mode} XDP on {interface} was refused (errno {error.errno}): {hint}; or use the udp datapath"
+        ) from error

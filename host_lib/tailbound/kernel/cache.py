@@ -1,0 +1,56 @@
+"""Compiled objects kept between processes, by a hash of everything that went into them.
+
+Four workers that start together compile once: the first holds a file lock, the others find its result.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+
+@functools.cache
+def folder() -> Path:
+    """The user's cache folder, or a temporary one where that is not ours or not writable.
+
+    An object from here is loaded into the kernel, so a folder that somebody else owns is not trusted.
+    """
+    base = os.environ.get("XDG_CACHE_HOME")
+    path = (Path(base) if base else Path.home() / ".cache") / "tailbound"
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if path.stat().st_uid == os.geteuid() and not path.stat().st_mode & 0o022 and os.access(path, os.W_OK):
+            return path
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="tailbound-"))
+
+
+def key(parts: Iterable[str | bytes]) -> str:
+    """A name for what ``parts`` determine."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "big") + data)
+    return digest.hexdigest()[:32]
+
+
+def get(name: str, make: Callable[[], bytes]) -> bytes:
+    """The cached bytes of ``name``, made and kept if they are not there."""
+    path = folder() / f"{name}.bpf"
+    if path.exists():
+        return path.read_bytes()
+    with (folder() / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.exists():
+            return path.read_bytes()
+        data = make()
+        with tempfile.NamedTemporaryFile(dir=folder(), delete=False) as out:
+            out.write(data)
+        os.replace(out.name, path)
+        return data

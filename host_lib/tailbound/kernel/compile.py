@@ -1,0 +1,141 @@
+"""From C to instructions, by BCC or by clang; both compile the same sources and give the same form.
+
+See ``kernel.objects`` for that form. Results are cached, so that only the first worker on a machine pays.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tailbound.errors import CapabilityError, ConfigError
+from tailbound.kernel import cache, headers, objects
+from tailbound.kernel.assets import assets
+
+LOADERS = ("bcc", "clang")
+_BCC = Path("/usr/lib/python3/dist-packages/bcc")
+_TIMEOUT_S = 120
+
+
+def bcc_path() -> Path | None:
+    """Debian's BCC module. Never the PyPI package of that name, which is something else."""
+    return _BCC if (_BCC / "libbcc.py").exists() else None
+
+
+@functools.cache
+def clang_path() -> str | None:
+    """The newest clang on the path."""
+    names = ["clang", *(f"clang-{v}" for v in range(21, 10, -1))]
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
+def choose(loader: str) -> str:
+    """``bcc`` or ``clang`` for ``auto``: BCC if it is there.
+
+    Raises:
+        ConfigError: no such loader.
+        CapabilityError: neither is installed.
+    """
+    if loader != "auto":
+        if loader not in LOADERS:
+            raise ConfigError(f"loader {loader!r}: choose auto, {' or '.join(LOADERS)}")
+        return loader
+    if bcc_path():
+        return "bcc"
+    if clang_path():
+        return "clang"
+    raise CapabilityError("neither BCC nor clang: apt-get install python3-bpfcc linux-headers-amd64, or use udp")
+
+
+def _sources() -> list[Path]:
+    return sorted(p for part in ("ebpf", "xdp_programs") for p in assets(part).glob("*.[ch]"))
+
+
+def _flags(defines: Mapping[str, int]) -> list[str]:
+    include = [f"-I{assets(part)}" for part in ("ebpf", "xdp_programs")]
+    return ["-fno-strict-aliasing", *include, *(f"-D{name}={value}" for name, value in sorted(defines.items()))]
+
+
+@functools.cache
+def _version(loader: str) -> str:
+    """What else a result depends on: the compiler, and for BCC the kernel whose headers it uses."""
+    if loader == "clang":
+        clang = clang_path()
+        return subprocess.run([clang, "--version"], capture_output=True, text=True).stdout if clang else ""
+    path = bcc_path()
+    tree = headers.running() or headers.installed()
+    return f"{(path / 'version.py').read_text() if path else ''} {platform.release()} {tree}"
+
+
+def compile_program(
+    source: str, function: str, defines: Mapping[str, int], maps: Sequence[str], loader: str
+) -> bytes:
+    """Instructions of ``function`` in ``xdp_programs/source``, with maps as numbers.
+
+    Args:
+        defines: macros of the specialisation, all integers.
+        maps: names of the maps the program may use, in the order of their numbers.
+        loader: ``bcc`` or ``clang``.
+
+    Raises:
+        CapabilityError: the compiler is missing or failed; the message has its output.
+    """
+    texts = [p.read_bytes() for p in _sources()]
+    flags = _flags(defines)
+    name = cache.key([loader, _version(loader), source, function, " ".join(flags), " ".join(maps), *texts])
+    make = _with_bcc if loader == "bcc" else _with_clang
+    return cache.get(name, lambda: make(source, function, flags, maps))
+
+
+def _run(command: list[str], text: bytes, loader: str, environment: Mapping[str, str] | None = None) -> bytes:
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, env=environment, timeout=_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CapabilityError(f"{loader} could not be run: {error}") from error
+    if done.returncode or (loader == "bcc" and not done.stdout):
+        output = done.stderr.decode(errors="replace")[-4000:]
+        raise CapabilityError(f"{loader} failed with {done.returncode}; it said:\n{output}")
+    return done.stdout
+
+
+def _with_bcc(source: str, function: str, flags: list[str], maps: Sequence[str]) -> bytes:
+    path = bcc_path()
+    if path is None:
+        raise CapabilityError("BCC is missing: apt-get install python3-bpfcc (not the PyPI package called bcc)")
+    import os
+
+    environment = dict(os.environ)
+    if (tree := headers.source(cache.folder())) is not None:
+        environment["BCC_KERNEL_SOURCE"] = tree
+    numbers = [f"-DTB_FD_{name}={number}" for name, number in objects.placeholders(maps).items()]
+    job = {
+        "bcc": str(path),
+        "text": (assets("xdp_programs") / source).read_text(),
+        "function": function,
+        "cflags": ["-DTB_BCC=1", "-Wno-macro-redefined", *flags, *numbers],
+    }
+    child = Path(__file__).with_name("bcc_child.py")
+    return _run([sys.executable, "-I", str(child)], json.dumps(job).encode(), "bcc", environment)
+
+
+def _with_clang(source: str, function: str, flags: list[str], maps: Sequence[str]) -> bytes:
+    clang = clang_path()
+    if clang is None:
+        raise CapabilityError("clang is missing: apt-get install clang-14 libbpf-dev")
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "program.o"
+        include = f"-I/usr/include/{platform.machine()}-linux-gnu"
+        options = ["-O2", "-g", "-target", "bpf", "-mcpu=v3", "-Wall", "-Wextra", "-Werror", include, *flags]
+        path = assets("xdp_programs") / source
+        _run([clang, *options, "-c", str(path), "-o", str(out)], b"", "clang")
+        try:
+            return objects.read_elf(out.read_bytes(), "xdp", maps)
+        except ValueError as error:
+            raise CapabilityError(f"clang's object of {source} ({function}) cannot be used: {error}") from error

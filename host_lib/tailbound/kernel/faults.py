@@ -1,0 +1,134 @@
+"""The fault program of the lab's cables: settings in, counters out (``xdp_programs/faults.bpf.c``).
+
+Runs on the port of a two-port bridge at which packets come in, and only there: the lab's own namespaces.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+from tailbound.errors import ConfigError
+from tailbound.kernel import attach as attaching
+from tailbound.kernel import interfaces, load, maps, syscalls
+from tailbound.wire.packets import DTYPES
+from tailbound.wire.schema import FAULT_MAPS, Map
+
+#: A lock for settings and state, in a map of its own, since user space reads and writes those without it.
+_LOCK = Map("fault_lock", "lock of settings and state", "tb_lock", "1", "program", mmap=False)
+_PORTS = "fault_ports"
+_COUNTS = ("seen", "lost", "duplicated", "corrupted", "passed")
+
+
+def probability(value: float, name: str = "probability") -> int:
+    """A probability in units of 2**-32; 1 becomes 2**32 - 1, which means always.
+
+    Raises:
+        ConfigError: outside 0..1.
+    """
+    if not 0 <= value <= 1:
+        raise ConfigError(f"{name} {value} is outside 0..1")
+    return min(int(value * 2**32), 2**32 - 1)
+
+
+@dataclass(frozen=True)
+class FaultSettings:
+    """Probabilities a packet; Bernoulli loss is ``loss_good`` alone.
+
+    Gilbert-Elliott: the chain is in the bad state a share ``to_bad / (to_bad + to_good)`` of packets, in bursts of
+    ``1 / to_good`` packets on average.
+    """
+
+    seed: int = 1
+    loss_good: float = 0.0
+    loss_bad: float = 0.0
+    to_bad: float = 0.0
+    to_good: float = 0.0
+    duplicate: float = 0.0
+    corrupt: float = 0.0
+    port: int = 0  #: only UDP to or from this port; 0: every IPv4 packet
+
+    def record(self) -> bytes:
+        """``tb_faults`` in its first state.
+
+        Raises:
+            ConfigError: a probability outside 0..1, or a port that cannot be.
+        """
+        if not 0 <= self.port < 65536:
+            raise ConfigError(f"UDP port {self.port}: choose one of 0..65535")
+        out = np.zeros(1, DTYPES["tb_faults"])
+        # Neighbouring seeds must not give neighbouring sequences, and 0 would stay 0 for ever.
+        out["state"] = (self.seed * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) % 2**64 or 1
+        for name in ("loss_good", "loss_bad", "to_bad", "to_good", "duplicate", "corrupt"):
+            out[name] = probability(getattr(self, name), name)
+        out["port"] = self.port
+        return out.tobytes()
+
+
+class FaultProgram:
+    """The program with its maps; ``attach`` puts it on an interface of the present network namespace.
+
+    Args:
+        loader: ``auto``, ``bcc`` or ``clang``.
+
+    Raises:
+        CapabilityError: compiler, privilege or kernel feature missing.
+    """
+
+    def __init__(self, loader: str = "auto") -> None:
+        shapes: dict[str, maps.Shape] = {
+            "faults": (DTYPES["tb_faults"], (1,)),
+            "fault_counts": (DTYPES["tb_fault_counts"], (interfaces.possible_cpus(),)),
+            _LOCK.name: (DTYPES["tb_lock"], (1,)),
+        }
+        self.maps = maps.create((*FAULT_MAPS, _LOCK), shapes, events=False)
+        self._links: list[int] = []
+        self._ports = False
+        try:
+            self.maps.fds[_PORTS] = syscalls.map_create(syscalls.MAP_TYPE_DEVMAP, 4, 4, 2, name=_PORTS)
+            self.program = load.load("faults.bpf.c", load.FAULTS, {}, load.FAULT_MAP_NAMES, self.maps.fds, loader)
+        except BaseException:
+            self.maps.close()
+            raise
+
+    def attach(self, interface: str, out: str | None = None) -> None:
+        """Attaches natively to ``interface``; duplicates leave by ``out``, the bridge's other port.
+
+        Raises:
+            ConfigError: no such interface.
+            AttachError: the interface refuses, or a program is there.
+        """
+        if out is not None:
+            port = struct.pack("=I", interfaces.index_of(out))
+            for key in range(2):
+                syscalls.map_update(self.maps.fds[_PORTS], struct.pack("=I", key), port)
+            self._ports = True
+        self._links.append(attaching.attach(self.program, interface))
+
+    def set(self, settings: FaultSettings) -> None:
+        """Replaces settings and state; packets under way see the old or the new ones.
+
+        Raises:
+            ConfigError: a setting that cannot be, or duplicates without a port to leave by.
+        """
+        if settings.duplicate and self._links and not self._ports:
+            raise ConfigError("duplicates need the port they leave by: attach(interface, out)")
+        syscalls.map_update(self.maps.fds["faults"], bytes(4), settings.record())
+
+    def counts(self) -> dict[str, int]:
+        """Packets ``seen`` (that faults could hit), ``lost``, ``duplicated``, ``corrupted``, ``passed`` (others)."""
+        counts = self.maps.arrays["fault_counts"]
+        return {name: int(counts[name].sum()) for name in _COUNTS}
+
+    def close(self) -> None:
+        """Detaches and closes; may be called twice."""
+        for link in self._links:
+            os.close(link)
+        self._links.clear()
+        if self.program >= 0:
+            os.close(self.program)
+            self.program = -1
+        self.maps.close()

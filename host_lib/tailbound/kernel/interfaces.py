@@ -1,0 +1,115 @@
+"""What the kernel knows of a network interface: index, address, driver, and the XDP program on it."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import re
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from tailbound.errors import ConfigError
+
+_SIOCGIFADDR, _SIOCGIFFLAGS, _SIOCETHTOOL = 0x8915, 0x8913, 0x8946
+_ETHTOOL_GDRVINFO, _IFF_LOOPBACK = 3, 8
+_RTM_NEWLINK, _RTM_GETLINK, _NLM_F_REQUEST, _NLMSG_ERROR = 16, 18, 1, 2
+_IFLA_XDP, _IFLA_XDP_ATTACHED, _IFLA_XDP_PROG_ID = 43, 2, 4
+_MODES = {1: "native", 2: "generic", 3: "offloaded", 4: "several"}
+
+
+def index_of(interface: str) -> int:
+    """Interface index.
+
+    Raises:
+        ConfigError: no such interface in this network namespace.
+    """
+    try:
+        return socket.if_nametoindex(interface)
+    except OSError as error:
+        names = ", ".join(name for _, name in socket.if_nameindex())
+        raise ConfigError(f"no interface {interface!r} in this network namespace; there are: {names}") from error
+
+
+def _ioctl(interface: str, request: int, payload: bytes = b"") -> bytes:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        return fcntl.ioctl(s, request, interface.encode()[:15].ljust(16, b"\0") + payload.ljust(24, b"\0"))
+
+
+def address_of(interface: str) -> str:
+    """First IPv4 address.
+
+    Raises:
+        ConfigError: no such interface, or it has none.
+    """
+    index_of(interface)
+    try:
+        return socket.inet_ntoa(_ioctl(interface, _SIOCGIFADDR)[20:24])
+    except OSError as error:
+        raise ConfigError(f"interface {interface} has no IPv4 address: give it one") from error
+
+
+def driver_of(interface: str) -> str:
+    """Name of the driver; ``loopback`` for lo, empty where none is known."""
+    index_of(interface)
+    if struct.unpack_from("=H", _ioctl(interface, _SIOCGIFFLAGS), 16)[0] & _IFF_LOOPBACK:
+        return "loopback"
+    info = ctypes.create_string_buffer(struct.pack("=I", _ETHTOOL_GDRVINFO), 196)
+    try:
+        _ioctl(interface, _SIOCETHTOOL, struct.pack("=Q", ctypes.addressof(info)))
+    except OSError:
+        return ""
+    return info.raw[4:36].split(b"\0")[0].decode()
+
+
+@dataclass(frozen=True)
+class Attached:
+    """An XDP program on an interface."""
+
+    mode: str  #: native, generic, offloaded or several
+    prog_id: int  #: 0 where there are several
+
+
+def _attributes(data: bytes) -> dict[int, bytes]:
+    found, at = {}, 0
+    while at + 4 <= len(data):
+        length, kind = struct.unpack_from("=HH", data, at)
+        if length < 4:
+            break
+        found[kind & 0x3FFF] = data[at + 4 : at + length]
+        at += (length + 3) & ~3
+    return found
+
+
+def xdp_on(interface: str) -> Attached | None:
+    """The XDP program on ``interface``, by rtnetlink; needs no privilege.
+
+    Raises:
+        ConfigError: no such interface.
+    """
+    index = index_of(interface)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as s:
+        message = struct.pack("=BxHiII", 0, 0, index, 0, 0)
+        s.send(struct.pack("=IHHII", 16 + len(message), _RTM_GETLINK, _NLM_F_REQUEST, 1, 0) + message)
+        reply = s.recv(1 << 17)
+    kind = struct.unpack_from("=H", reply, 4)[0]
+    if kind == _NLMSG_ERROR:
+        code = -struct.unpack_from("=i", reply, 16)[0]
+        raise OSError(code, os.strerror(code))
+    if kind != _RTM_NEWLINK:
+        raise OSError(errno.EPROTO, f"rtnetlink answered with message {kind}")
+    xdp = _attributes(_attributes(reply[32:]).get(_IFLA_XDP, b""))
+    mode = xdp.get(_IFLA_XDP_ATTACHED, b"\0")[0]
+    if not mode:
+        return None
+    prog_id = struct.unpack_from("=I", xdp.get(_IFLA_XDP_PROG_ID, bytes(4)))[0]
+    return Attached(_MODES.get(mode, f"mode {mode}"), prog_id)
+
+
+def possible_cpus() -> int:
+    """Highest possible CPU plus one, the kernel's nr_cpu_ids: rows of counters per CPU."""
+    text = Path("/sys/devices/system/cpu/possible").read_text()
+    return int(re.split(r"[-,]", text.strip())[-1]) + 1

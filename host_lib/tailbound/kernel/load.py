@@ -1,0 +1,52 @@
+"""Compiles, links and loads a program over maps that exist already."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+
+from tailbound.errors import CapabilityError
+from tailbound.kernel import objects, syscalls
+from tailbound.kernel.compile import choose, compile_program
+from tailbound.kernel.maps import EVENTS
+from tailbound.wire.schema import FAULT_MAPS, WORKER_MAPS
+
+WORKER = "tb_worker"
+FAULTS = "tb_faults"
+#: Maps that each program may use, in the order of their numbers.
+WORKER_MAP_NAMES = (*(m.name for m in WORKER_MAPS), EVENTS)
+FAULT_MAP_NAMES = (*(m.name for m in FAULT_MAPS), "fault_lock", "fault_ports")
+
+
+def load(
+    source: str, function: str, defines: Mapping[str, int], maps: tuple[str, ...], fds: Mapping[str, int], loader: str
+) -> int:
+    """Loads ``function`` of ``xdp_programs/source`` and returns its descriptor.
+
+    Raises:
+        CapabilityError: compiler missing, or the kernel refused; the message ends with the verifier's last lines.
+    """
+    code = compile_program(source, function, defines, maps, choose(loader))
+    try:
+        return syscalls.prog_load(objects.link(code, maps, fds), name=function)
+    except syscalls.VerifierError as error:
+        if error.errno == errno.EPERM and not error.log:
+            raise CapabilityError(
+                "loading a program needs CAP_BPF and CAP_NET_ADMIN: run as root, or let root run `tailbound attach`"
+            ) from error
+        tail = "\n".join(error.log.splitlines()[-40:])
+        raise CapabilityError(
+            f"the kernel refused {function} (errno {error.errno}, {error.strerror}); the verifier said:\n{tail}"
+        ) from error
+
+
+def load_worker(
+    fds: Mapping[str, int], *, port: int, width: int, sum_rows: int, result_rows: int, loader: str = "auto"
+) -> int:
+    """Loads the worker's program for one UDP port, payload width (codes) and size of rings (rows).
+
+    Raises:
+        CapabilityError: see ``load``.
+    """
+    defines = {"TB_PORT": port, "TB_WIDTH": width, "TB_SUM_ROWS": sum_rows, "TB_RESULT_ROWS": result_rows}
+    return load("worker.bpf.c", WORKER, defines, WORKER_MAP_NAMES, fds, loader)

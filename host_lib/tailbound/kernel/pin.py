@@ -1,0 +1,210 @@
+"""Pinned maps: attaching is a short privileged step, training an unprivileged process that opens files.
+
+An own bpffs under /run/tailbound (mode 0710, root and a group), one folder an interface and network namespace, pins
+0660 there, and a file of settings beside it. The link is pinned for root alone: only root detaches. Programs keep the
+lock maps that nobody else needs alive by themselves.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import shutil
+import struct
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tailbound.errors import AttachError, CapabilityError
+from tailbound.kernel import interfaces, syscalls
+
+ROOT = Path("/run/tailbound")
+#: Raised whenever the maps of this version would be read wrongly by another.
+ABI = 1
+_LINK = "link"
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What was fixed at attach time."""
+
+    interface: str
+    port: int
+    width: int
+    sum_rows: int
+    result_rows: int
+    prog_id: int
+    abi: int = ABI
+
+
+def _bpffs() -> Path:
+    return ROOT / "bpf"
+
+
+def _key(interface: str) -> str:
+    return f"{interface}-{os.stat('/proc/self/ns/net').st_ino}"
+
+
+def _pins(interface: str) -> Path:
+    return _bpffs() / _key(interface).replace(".", "_")
+
+
+def _settings_file(interface: str) -> Path:
+    return ROOT / f"{_key(interface)}.json"
+
+
+def _mount(group: int) -> None:
+    """Makes the folders and mounts the bpffs, unless that is done.
+
+    Raises:
+        CapabilityError: no privilege to.
+    """
+    try:
+        _bpffs().mkdir(mode=0o710, parents=True, exist_ok=True)
+        target = os.fsencode(_bpffs())
+        if not os.path.ismount(target) and _libc.mount(b"tailbound", target, b"bpf", 0, b"mode=0710") < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        for path in (ROOT, _bpffs()):
+            os.chown(path, 0, group)
+            os.chmod(path, 0o710)  # noqa: S103 - the group may enter, nobody may list
+    except OSError as error:
+        raise CapabilityError(f"cannot mount a BPF file system on {_bpffs()}: {error.strerror}; run as root") from error
+
+
+def settings(interface: str) -> Settings | None:
+    """What is pinned for ``interface``; None if nothing is, or what is there is left over and no longer attached.
+
+    Raises:
+        ConfigError: no such interface.
+        AttachError: pinned by another version of Tailbound.
+    """
+    there = interfaces.xdp_on(interface)
+    try:
+        values = json.loads(_settings_file(interface).read_text())
+    except (OSError, ValueError):
+        return None
+    if there is None or there.prog_id != values.get("prog_id"):
+        return None
+    if values.get("abi") != ABI:
+        raise AttachError(
+            f"{interface} was attached by another version of Tailbound: run `tailbound detach {interface}` "
+            f"and `tailbound attach {interface}` again"
+        )
+    return Settings(**values)
+
+
+def pin(found: Settings, fds: Mapping[str, int], link: int, group: int) -> None:
+    """Pins maps and link, readable by ``group``; whatever was left over there is removed first.
+
+    Raises:
+        CapabilityError: no privilege to.
+    """
+    _mount(group)
+    remove(found.interface)
+    folder = _pins(found.interface)
+    try:
+        folder.mkdir(mode=0o710)
+        for name, fd in fds.items():
+            path = folder / name
+            syscalls.obj_pin(fd, str(path))
+            os.chown(path, 0, group)
+            os.chmod(path, 0o660)
+        os.chown(folder, 0, group)
+        syscalls.obj_pin(link, str(folder / _LINK))
+        os.chmod(folder / _LINK, 0o600)
+        temporary = _settings_file(found.interface).with_suffix(".new")
+        temporary.write_text(json.dumps(asdict(found)) + "\n")
+        os.chown(temporary, 0, group)
+        os.chmod(temporary, 0o640)
+        os.replace(temporary, _settings_file(found.interface))
+    except OSError as error:
+        remove(found.interface)
+        raise CapabilityError(f"cannot pin below {folder}: {error.strerror} (errno {error.errno})") from error
+
+
+def open_pins(interface: str, names: tuple[str, ...]) -> dict[str, int]:
+    """Descriptors of the pinned maps ``names``.
+
+    Raises:
+        AttachError: nothing is pinned.
+        CapabilityError: the files may not be opened.
+    """
+    fds: dict[str, int] = {}
+    try:
+        for name in names:
+            fds[name] = syscalls.obj_get(str(_pins(interface) / name))
+    except OSError as error:
+        for fd in fds.values():
+            os.close(fd)
+        if isinstance(error, FileNotFoundError):
+            raise AttachError(f"nothing is pinned for {interface}: run `sudo tailbound attach {interface}`") from error
+        raise CapabilityError(
+            f"pins of {interface} may not be opened ({error.strerror}): attach with --group and be in that group "
+            "(pinned maps need Linux 5.19 for unprivileged users)"
+        ) from error
+    return fds
+
+
+def remove(interface: str) -> bool:
+    """Detaches and removes all pins of ``interface``, also the remains of an attach that did not finish.
+
+    Returns:
+        Whether anything was there.
+
+    Raises:
+        CapabilityError: no privilege to.
+    """
+    return _remove(_pins(interface), _settings_file(interface))
+
+
+def _remove(folder: Path, file: Path) -> bool:
+    try:
+        found = folder.is_dir() or file.exists()
+        if folder.is_dir():
+            _detach(folder / _LINK)
+            shutil.rmtree(folder)
+        file.unlink(missing_ok=True)
+        file.with_suffix(".new").unlink(missing_ok=True)
+    except OSError as error:
+        raise CapabilityError(f"cannot remove {folder}: {error.strerror}; run as root") from error
+    return found
+
+
+def _detach(link: Path) -> None:
+    """Takes the program off, so that it is gone when this returns; nothing to do where interface or pin are gone."""
+    if not link.exists():
+        return
+    fd = syscalls.obj_get(str(link))
+    try:
+        syscalls.link_detach(fd)
+    except OSError as error:
+        if error.errno != errno.ENOLINK:  # its interface is gone already
+            raise
+    finally:
+        os.close(fd)
+    link.unlink()
+
+
+def _defunct(link: Path) -> bool:
+    """Whether the pinned link has lost its interface (struct bpf_link_info: xdp.ifindex at 16), or is missing."""
+    try:
+        fd = syscalls.obj_get(str(link))
+    except OSError:
+        return True
+    try:
+        return bool(struct.unpack_from("=I", syscalls.link_info(fd), 16)[0] == 0)
+    finally:
+        os.close(fd)
+
+
+def sweep() -> list[str]:
+    """Removes pins whose interface or namespace is gone; returns their names."""
+    if not os.path.ismount(_bpffs()):
+        return []
+    gone = [p for p in sorted(_bpffs().iterdir()) if p.is_dir() and _defunct(p / _LINK)]
+    for folder in gone:
+        _remove(folder, ROOT / f"{folder.name}.json")
+    return [folder.name for folder in gone]

@@ -1,0 +1,223 @@
+"""bpf(2), one function a command, over ctypes: no library between us and the kernel, nothing printed.
+
+Every function raises ``OSError`` with the kernel's errno; callers turn it into an error that says what to do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import struct
+from dataclasses import dataclass
+
+from tailbound.errors import CapabilityError
+
+_NUMBERS = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "loongarch64": 280, "s390x": 351, "ppc64le": 361}
+_MAP_CREATE, _MAP_LOOKUP, _MAP_UPDATE, _PROG_LOAD, _OBJ_PIN, _OBJ_GET = 0, 1, 2, 5, 6, 7
+_TEST_RUN, _PROG_BY_ID, _INFO_BY_FD, _BTF_LOAD, _MAP_FREEZE = 10, 13, 15, 18, 22
+_UPDATE_BATCH, _LINK_CREATE, _LINK_DETACH = 26, 28, 34
+
+MAP_TYPE_ARRAY, MAP_TYPE_DEVMAP, MAP_TYPE_RINGBUF, MAP_TYPE_DEVMAP_HASH = 2, 14, 27, 25
+F_LOCK, F_MMAPABLE = 4, 1 << 10
+_PROG_TYPE_XDP, _ATTACH_XDP, _F_XDP_HAS_FRAGS = 6, 37, 1 << 5
+XDP_FLAGS_SKB_MODE, XDP_FLAGS_DRV_MODE = 1 << 1, 1 << 2
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def _number() -> int:
+    machine = platform.machine()
+    if machine not in _NUMBERS:
+        raise CapabilityError(f"no bpf(2) number known for {machine}: use the udp datapath")
+    return _NUMBERS[machine]
+
+
+def _bpf(command: int, attr: bytes | bytearray, size: int = 0) -> tuple[int, bytes]:
+    buffer = ctypes.create_string_buffer(bytes(attr), max(len(attr), size))
+    result = _libc.syscall(_number(), command, buffer, len(buffer))
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return result, buffer.raw
+
+
+def _address(buffer: ctypes.Array[ctypes.c_char] | None) -> int:
+    return ctypes.addressof(buffer) if buffer is not None else 0
+
+
+def _name(name: str) -> bytes:
+    return name.encode()[:15].ljust(16, b"\0")
+
+
+def map_create(
+    kind: int,
+    key_size: int,
+    value_size: int,
+    entries: int,
+    *,
+    name: str = "",
+    flags: int = 0,
+    btf: tuple[int, int, int] = (0, 0, 0),
+) -> int:
+    """Creates a map and returns its descriptor; ``btf`` is (BTF descriptor, key type, value type)."""
+    attr = struct.pack("=IIIII8x16s4xIII", kind, key_size, value_size, entries, flags, _name(name), *btf)
+    return _bpf(_MAP_CREATE, attr)[0]
+
+
+def map_freeze(fd: int) -> None:
+    """User space can no longer write the map; programs still can."""
+    _bpf(_MAP_FREEZE, struct.pack("=I", fd))
+
+
+def map_update(fd: int, key: bytes, value: bytes, flags: int = 0) -> None:
+    """Writes one element."""
+    k, v = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(value, len(value))
+    _bpf(_MAP_UPDATE, struct.pack("=I4xQQQ", fd, _address(k), _address(v), flags))
+
+
+def map_lookup(fd: int, key: bytes, value_size: int, flags: int = 0) -> bytes:
+    """Reads one element."""
+    k, v = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(value_size)
+    _bpf(_MAP_LOOKUP, struct.pack("=I4xQQQ", fd, _address(k), _address(v), flags))
+    return v.raw
+
+
+def map_update_batch(fd: int, keys: int, values: int, count: int, flags: int) -> None:
+    """Writes ``count`` elements from the addresses ``keys`` (u32 each) and ``values``; flags as for one element."""
+    _bpf(_UPDATE_BATCH, struct.pack("=QQQQIIQQ", 0, 0, keys, values, count, fd, flags, 0))
+
+
+def btf_load(blob: bytes) -> int:
+    """Loads a BTF blob and returns its descriptor."""
+    data = ctypes.create_string_buffer(blob, len(blob))
+    return _bpf(_BTF_LOAD, struct.pack("=QQIII4x", _address(data), 0, len(blob), 0, 0))[0]
+
+
+class VerifierError(OSError):
+    """The kernel refused a program; ``log`` is what the verifier said."""
+
+    def __init__(self, error: int, log: str) -> None:
+        super().__init__(error, os.strerror(error))
+        self.log = log
+
+
+def prog_load(code: bytes, *, name: str, frags: bool = True) -> int:
+    """Loads an XDP program and returns its descriptor.
+
+    Raises:
+        VerifierError: with the log of a second try, since logging is slow and mostly not needed.
+    """
+    insns = ctypes.create_string_buffer(code, len(code))
+    text = ctypes.create_string_buffer(b"Dual BSD/GPL")
+    flags = _F_XDP_HAS_FRAGS if frags else 0
+
+    def attr(level: int, log: ctypes.Array[ctypes.c_char] | None) -> bytes:
+        head = struct.pack("=IIQQ", _PROG_TYPE_XDP, len(code) // 8, _address(insns), _address(text))
+        head += struct.pack("=IIQ", level, len(log) if log is not None else 0, _address(log))
+        return head + struct.pack("=II16sII", 0, flags, _name(name), 0, _ATTACH_XDP)
+
+    try:
+        return _bpf(_PROG_LOAD, attr(0, None), 128)[0]
+    except OSError as error:
+        log = ctypes.create_string_buffer(16 << 20)
+        try:
+            return _bpf(_PROG_LOAD, attr(1, log), 128)[0]
+        except OSError:
+            raise VerifierError(error.errno or 0, log.value.decode(errors="replace")) from error
+
+
+def obj_pin(fd: int, path: str) -> None:
+    """Pins a map, program or link at ``path`` on a bpffs."""
+    p = ctypes.create_string_buffer(os.fsencode(path))
+    _bpf(_OBJ_PIN, struct.pack("=QII", _address(p), fd, 0))
+
+
+def obj_get(path: str) -> int:
+    """Opens what is pinned at ``path``, for reading and writing."""
+    p = ctypes.create_string_buffer(os.fsencode(path))
+    return _bpf(_OBJ_GET, struct.pack("=QII", _address(p), 0, 0))[0]
+
+
+def link_create(program: int, ifindex: int, flags: int) -> int:
+    """Attaches an XDP program by BPF link; the program goes when the link's last descriptor and pin are gone."""
+    return _bpf(_LINK_CREATE, struct.pack("=IIII", program, ifindex, _ATTACH_XDP, flags))[0]
+
+
+def link_detach(fd: int) -> None:
+    """Takes the program off its interface now; unpinning alone leaves that to a worker of the kernel's."""
+    _bpf(_LINK_DETACH, struct.pack("=I", fd))
+
+
+def prog_by_id(id_: int) -> int:
+    """Opens a loaded program by its id."""
+    return _bpf(_PROG_BY_ID, struct.pack("=III", id_, 0, 0))[0]
+
+
+def _info(fd: int, size: int) -> bytes:
+    info = ctypes.create_string_buffer(size)
+    _bpf(_INFO_BY_FD, struct.pack("=IIQ", fd, size, _address(info)))
+    return info.raw
+
+
+@dataclass(frozen=True)
+class MapInfo:
+    """What the kernel says of a map; sizes in bytes."""
+
+    kind: int
+    id: int
+    key_size: int
+    value_size: int
+    entries: int
+    flags: int
+    name: str
+
+
+def map_info(fd: int) -> MapInfo:
+    """Describes a map."""
+    kind, id_, key, value, entries, flags, name = struct.unpack_from("=IIIIII16s", _info(fd, 88))
+    return MapInfo(kind, id_, key, value, entries, flags, name.rstrip(b"\0").decode())
+
+
+@dataclass(frozen=True)
+class ProgInfo:
+    """What the kernel says of a program."""
+
+    id: int
+    name: str
+    jited_bytes: int
+
+
+def prog_info(fd: int) -> ProgInfo:
+    """Describes a program. Layout of struct bpf_prog_info: type, id, tag[8], jited, xlated, ..., name at 64."""
+    raw = _info(fd, 128)
+    return ProgInfo(
+        id=struct.unpack_from("=I", raw, 4)[0],
+        jited_bytes=struct.unpack_from("=I", raw, 16)[0],
+        name=raw[64:80].split(b"\0")[0].decode(),
+    )
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """Outcome of a test run: the program's return value, the packet after it, mean duration in ns."""
+
+    action: int
+    data: bytes
+    duration_ns: int
+
+
+def run_xdp(program: int, data: bytes, repeat: int = 1) -> RunResult:
+    """Runs an XDP program on ``data`` (an Ethernet frame) without any interface; the kernel pins it to this CPU."""
+    packet = ctypes.create_string_buffer(data, len(data))
+    out = ctypes.create_string_buffer(len(data) + 256)
+    attr = struct.pack("=IIIIQQII", program, 0, len(data), len(out), _address(packet), _address(out), repeat, 0)
+    _, back = _bpf(_TEST_RUN, attr, 80)
+    _, action, _, size, _, _, _, duration = struct.unpack_from("=IIIIQQII", back)
+    return RunResult(action, out.raw[:size], duration)
+
+
+def link_info(fd: int) -> bytes:
+    """struct bpf_link_info, as bytes: type, id, program id, padding, then for XDP the interface index."""
+    return _info(fd, 32)

@@ -1,0 +1,378 @@
+"""What a receiver must do with a packet, case by case: one table for the kernel program and the udp datapath.
+
+The world of a case: rank 0 of four, rings of 64 and 128 rows of up to 256 codes, the state below. A case changes some
+of that state, has packets taken in before, and names the verdict and the ledger row of the packet it is about. Whoever
+runs the table writes ``control`` and ``peers`` (``address_of``), feeds ``before`` and ``packet`` as UDP payloads from
+``source`` and looks at the ledger.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tailbound.wire import packets, schema
+from tailbound.wire.schema import HEADER_BYTES, UNKNOWN_SENDER, Flag, PacketType, Verdict, op_label
+
+PORT = 45900
+WIDTH, SUM_ROWS, RESULT_ROWS = 256, 64, 128
+RANK, RANKS = 0, 4
+COOKIE = 0x7A11B0DE
+MAP_BEFORE, MAP_ID = 6, 7
+FIRST_OP = op_label(1, 0)
+OP = op_label(3, 1)  # the op that most cases are about
+MAP_SINCE = op_label(2, 0)
+SUM_BASE, RESULT_BASE = 1000, 5000
+SEQ = SUM_BASE + 5
+RESULT_SEQ = RESULT_BASE + 9
+ROWS = 20
+CODES = 128
+LAYOUT = 0xBEEF
+EXPONENT, NEED = -37, -39
+
+
+def ip_of(rank: int) -> str:
+    """The IPv4 address of a rank."""
+    return f"198.18.0.{1 + rank}"
+
+
+def address_of(rank: int) -> int:
+    """The same as the maps hold it: network byte order, read as a host integer."""
+    return int.from_bytes(socket.inet_aton(ip_of(rank)), "little")
+
+
+def control_values(ranks: int = RANKS) -> dict[str, Any]:
+    """Fields of ``tb_control`` in the world of the cases; ``live`` is a list of four words."""
+    live = sum(1 << r for r in range(ranks) if r != RANK)
+    return {
+        "active": 1,
+        "cookie": COOKIE,
+        "rank": RANK,
+        "ranks": ranks,
+        "address": address_of(RANK),
+        "group": 0,
+        "map_id": MAP_ID,
+        "map_since": MAP_SINCE,
+        "map_before": MAP_BEFORE,
+        "sum_base": SUM_BASE,
+        "result_base": RESULT_BASE,
+        "live_peers": ranks - 1,
+        "need": ranks // 2 + 1,
+        "shift_cap": 6,
+        "first_op": FIRST_OP,
+        "live": [live >> 64 * i & (1 << 64) - 1 for i in range(4)],
+    }
+
+
+def codes(seed: int, count: int = CODES) -> bytes:
+    """``count`` codes 1..255 that follow from ``seed``."""
+    return bytes(1 + (seed * 7919 + i * 104729 + i * i * 31) % 255 for i in range(count))
+
+
+def build(kind: PacketType, body: bytes, **fields: Any) -> bytes:
+    """A packet of ``kind`` from rank 1 with its check right; ``fields`` override."""
+    values = {"type": kind, "cookie": COOKIE, "op": OP, "layout": LAYOUT, "sender": 1, "map_id": MAP_ID} | fields
+    return packets.packet(packets.header(**values), body)
+
+
+def contribution(sender: int = 1, length: int = CODES, **fields: Any) -> bytes:
+    """A contribution to row 5 of rank 0."""
+    values = {"owner": RANK, "seq": SEQ, "row": 5, "rows": ROWS, "exponent": EXPONENT, "need": NEED} | fields
+    return build(PacketType.CONTRIBUTION, codes(sender + 16 * values["row"], length), sender=sender, **values)
+
+
+def result(sender: int = 1, length: int = CODES, **fields: Any) -> bytes:
+    """A result made by ``sender``: row 9 of the op, place 3 in its list."""
+    values = {"owner": sender, "seq": RESULT_SEQ, "row": 3, "rows": ROWS, "exponent": EXPONENT}
+    values |= {"scale": 0.25, "count": 3} | fields
+    return build(PacketType.RESULT, codes(sender + 100, length), sender=sender, **values)
+
+
+def ready(sender: int = 1, **fields: Any) -> bytes:
+    """READY with a small body."""
+    return build(PacketType.READY, codes(3, 32), sender=sender, **({"owner": RANK, "seq": RESULT_BASE} | fields))
+
+
+def control_packet(kind: PacketType, body: bytes = bytes(16), **fields: Any) -> bytes:
+    """A control packet to rank 0."""
+    return build(kind, body, **({"owner": RANK} | fields))
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    """``data`` with one bit turned."""
+    out = bytearray(data)
+    out[bit // 8] ^= 1 << bit % 8
+    return bytes(out)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One packet and what must become of it.
+
+    Attributes:
+        name: says it in words; the test's id.
+        packet: UDP payload.
+        verdict: its ledger column.
+        sender: its ledger row.
+        before: UDP payloads taken in first, each from the address of the sender it names.
+        control: fields of ``tb_control`` other than ``control_values()``, for the packet (not for ``before``).
+        expect: slot -> (op, exponent): expectations of the host, written before anything is taken in.
+        expect_results: (op, rows) that the host expects, or None.
+        sealed: (op, seq, rows) sealed between ``before`` and ``packet``, or None.
+        registered: ranks whose address is registered.
+        source: rank from whose address the packet comes; None: the sender's.
+        events: kinds of the events that ``packet`` must cause, in order (``schema.Event``); None: not looked at.
+    """
+
+    name: str
+    packet: bytes
+    verdict: Verdict
+    sender: int = 1
+    before: tuple[bytes, ...] = ()
+    control: Mapping[str, Any] = field(default_factory=dict)
+    expect: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    expect_results: tuple[int, int] | None = None
+    sealed: tuple[int, int, int] | None = None
+    registered: tuple[int, ...] = (1, 2, 3)
+    source: int | None = None
+    events: tuple[int, ...] | None = None
+
+
+_E = schema.Event
+_OLDER, _NEWER = op_label(3, 0), op_label(3, 2)
+#: Another op whose record stands at the same place in the op ring.
+_OP_RING_LATER = op_label(3 + schema.OP_STEPS, 1)
+_SLOT = SEQ & (SUM_ROWS - 1)
+_MOVED = {"sum_base": SUM_BASE + 10, "result_base": RESULT_BASE + 10}
+
+
+def _bad(name: str, packet: bytes, verdict: Verdict, **more: Any) -> Case:
+    """A case that is over before the sender can be trusted."""
+    return Case(name, packet, verdict, sender=UNKNOWN_SENDER, **more)
+
+
+_LENGTH = [
+    _bad("nothing at all", b"", Verdict.BAD_LENGTH),
+    _bad("one byte short of a header", contribution()[:63], Verdict.BAD_LENGTH),
+    _bad("a contribution without codes", contribution(length=0), Verdict.BAD_LENGTH),
+    _bad("a result without codes", result(length=0), Verdict.BAD_LENGTH),
+    _bad("codes in no whole steps", contribution()[:-1], Verdict.BAD_LENGTH),
+    _bad("eight bytes too many", contribution() + bytes(8), Verdict.BAD_LENGTH),
+    _bad("one step wider than the width", contribution(length=WIDTH + 16), Verdict.BAD_LENGTH),
+    _bad("a control packet too wide", control_packet(PacketType.MAP, bytes(WIDTH + 16)), Verdict.BAD_LENGTH),
+    Case("one step of codes", contribution(length=16), Verdict.STORED),
+    Case("as wide as the width", contribution(length=WIDTH), Verdict.STORED),
+    Case("a control packet without a body", control_packet(PacketType.BYE, b""), Verdict.CONTROL_PASSED),
+]
+
+_TRUST = [
+    _bad("another version", contribution(version=2), Verdict.BAD_VERSION),
+    _bad("type 0", contribution(type=0), Verdict.BAD_TYPE),
+    _bad("a type that does not exist", contribution(type=max(PacketType) + 1), Verdict.BAD_TYPE),
+    _bad("a context that is not active", contribution(), Verdict.INACTIVE, control={"active": 0}),
+    _bad("inactive comes before the cookie", contribution(cookie=1), Verdict.INACTIVE, control={"active": 0}),
+    _bad("another job", contribution(cookie=COOKIE + 1), Verdict.WRONG_COOKIE),
+    _bad("own rank as sender", contribution(sender=RANK), Verdict.UNKNOWN_RANK, source=1),
+    _bad("a rank beyond the world", contribution(sender=RANKS), Verdict.UNKNOWN_RANK),
+    _bad("a rank nobody registered", contribution(sender=3), Verdict.UNKNOWN_RANK, registered=(1, 2)),
+    _bad("another rank's address", contribution(), Verdict.WRONG_ADDRESS, source=2),
+    _bad("one bit of the codes", flipped(contribution(), 8 * (HEADER_BYTES + 40) + 3), Verdict.CORRUPT),
+    _bad("one bit of the mark", flipped(contribution(), 8 * 27 + 1), Verdict.CORRUPT),
+    _bad("one bit of the check", flipped(contribution(), 8 * 63), Verdict.CORRUPT),
+    _bad("codes cut off", contribution()[:-16], Verdict.CORRUPT),
+    _bad("codes added", contribution() + bytes(16), Verdict.CORRUPT),
+    _bad("no check at all", contribution()[:56] + bytes(8) + contribution()[64:], Verdict.CORRUPT),
+]
+
+_ADDRESSEE = [
+    Case("a contribution for another owner", contribution(owner=2), Verdict.NOT_FOR_THIS_RANK),
+    Case("a result under another owner's name", result(owner=2), Verdict.NOT_FOR_THIS_RANK),
+    Case("a control packet for another rank", control_packet(PacketType.MAP, owner=2), Verdict.NOT_FOR_THIS_RANK),
+    Case("a probe for another rank", control_packet(PacketType.PROBE, owner=2), Verdict.NOT_FOR_THIS_RANK),
+    Case("an echo for another rank", control_packet(PacketType.ECHO, owner=2), Verdict.NOT_FOR_THIS_RANK),
+    Case("the row after the last", contribution(row=ROWS), Verdict.SLOT_OUT_OF_RANGE),
+    Case("a result row after the last", result(row=ROWS), Verdict.SLOT_OUT_OF_RANGE),
+    Case("an op without rows", contribution(row=0, rows=0), Verdict.SLOT_OUT_OF_RANGE),
+    Case("another owner map", contribution(map_id=MAP_ID + 1), Verdict.WRONG_MAP),
+    Case("a result under another map", result(map_id=MAP_BEFORE), Verdict.WRONG_MAP),
+    Case("the map before, for an op of its time", contribution(op=MAP_SINCE - 1, map_id=MAP_BEFORE), Verdict.STORED),
+    Case("the new map for an op before it", contribution(op=MAP_SINCE - 1, map_id=MAP_ID), Verdict.WRONG_MAP),
+    Case("a control packet under another map", control_packet(PacketType.HOLD, map_id=99), Verdict.CONTROL_PASSED),
+    Case("the largest shift", contribution(shift=6), Verdict.STORED),
+    Case("a shift beyond the lanes", contribution(shift=7), Verdict.BAD_SHIFT),
+    Case("the same shift on a result means nothing", result(shift=7), Verdict.RESULT_TAKEN),
+]
+
+_CONTROL = [
+    Case(f"{kind.name} passes", control_packet(kind), Verdict.CONTROL_PASSED, events=())
+    for kind in (PacketType.REPAIR, PacketType.GONE, PacketType.MAP, PacketType.HOLD, PacketType.BYE)
+] + [
+    Case("READY passes and opens its op", ready(), Verdict.CONTROL_PASSED, events=(_E.OPENED,)),
+    Case("READY of the ring's last row", ready(seq=RESULT_BASE + RESULT_ROWS - 1), Verdict.CONTROL_PASSED),
+    Case("READY beyond the ring", ready(seq=RESULT_BASE + RESULT_ROWS), Verdict.FUTURE_RESULT),
+    Case("READY behind the ring", ready(seq=RESULT_BASE - 1), Verdict.STALE_RESULT),
+    Case("READY before the first op", ready(op=FIRST_OP - 1), Verdict.STALE_RESULT),
+    Case("READY with another layout", ready(sender=2, layout=1), Verdict.LAYOUT_MISMATCH, 2, before=(ready(),)),
+    Case(
+        "READY of an op whose record is taken by a newer one",
+        ready(),
+        Verdict.STALE_RESULT,
+        before=(ready(sender=2, op=_OP_RING_LATER),),
+    ),
+    Case("the majority is heard", ready(sender=2), Verdict.CONTROL_PASSED, 2, before=(ready(),), events=(_E.MAJORITY,)),
+    Case("heard twice is heard once", ready(), Verdict.CONTROL_PASSED, before=(ready(),), events=()),
+    Case("a probe comes back", control_packet(PacketType.PROBE), Verdict.REFLECTED, events=()),
+    Case("an echo is taken", control_packet(PacketType.ECHO, struct.pack(">QQ", 1, 0)), Verdict.ECHO_TAKEN, events=()),
+    Case("an echo without a time", control_packet(PacketType.ECHO, b""), Verdict.BAD_LENGTH),
+]
+
+_WINDOW = [
+    Case("the first op", contribution(op=FIRST_OP, map_id=MAP_BEFORE), Verdict.STORED),
+    Case("before the first op", contribution(op=FIRST_OP - 1, map_id=MAP_BEFORE), Verdict.STALE_OP),
+    Case("a result before the first op", result(op=FIRST_OP - 1, map_id=MAP_BEFORE), Verdict.STALE_RESULT),
+    Case("the window's first row", contribution(seq=SUM_BASE), Verdict.STORED),
+    Case("the window's last row", contribution(seq=SUM_BASE + SUM_ROWS - 1), Verdict.STORED),
+    Case("behind the window", contribution(seq=SUM_BASE - 1), Verdict.STALE_OP),
+    Case("beyond the window", contribution(seq=SUM_BASE + SUM_ROWS), Verdict.FUTURE_OP),
+    Case("the window has moved on", contribution(), Verdict.STALE_OP, control=_MOVED),
+    Case("a result behind the window", result(seq=RESULT_BASE - 1), Verdict.STALE_RESULT),
+    Case("a result beyond the window", result(seq=RESULT_BASE + RESULT_ROWS), Verdict.FUTURE_RESULT),
+    Case("the result window's last row", result(seq=RESULT_BASE + RESULT_ROWS - 1), Verdict.RESULT_TAKEN),
+    Case("half the number circle away", contribution(seq=(SUM_BASE + (1 << 31)) & 0xFFFFFFFF), Verdict.STALE_OP),
+    Case(
+        "a window over the end of the number circle",
+        contribution(seq=3),
+        Verdict.STORED,
+        control={"sum_base": 0xFFFFFFF0},
+    ),
+    Case(
+        "beyond a window over the end of the number circle",
+        contribution(seq=48),
+        Verdict.FUTURE_OP,
+        control={"sum_base": 0xFFFFFFF0},
+    ),
+]
+
+_OPS = [
+    Case("the first packet opens the op", contribution(), Verdict.STORED, events=(_E.OPENED,)),
+    Case("another layout", contribution(2, layout=1), Verdict.LAYOUT_MISMATCH, 2, before=(contribution(),)),
+    Case("rows of another length", contribution(2, length=112), Verdict.LAYOUT_MISMATCH, 2, before=(contribution(),)),
+    Case("results of another length", result(2, length=112), Verdict.LAYOUT_MISMATCH, 2, before=(contribution(),)),
+    Case("READY says nothing of the length", contribution(2, length=112), Verdict.STORED, 2, before=(ready(),)),
+    Case(
+        "an op whose record is taken by a newer one",
+        contribution(2),
+        Verdict.STALE_OP,
+        2,
+        before=(ready(op=_OP_RING_LATER),),
+    ),
+    Case(
+        "a newer op takes the record over",
+        contribution(op=_OP_RING_LATER),
+        Verdict.STORED,
+        before=(ready(sender=2),),
+        events=(_E.OPENED,),
+    ),
+    Case(
+        "the tail of all live ranks",
+        contribution(3, row=ROWS - 1),
+        Verdict.ADDED,
+        3,
+        before=(contribution(1, row=ROWS - 1), contribution(2, contributed=OP)),
+        events=(_E.MAJORITY, _E.TAIL),
+    ),
+    Case(
+        "the tail of all results",
+        result(3, published=OP),
+        Verdict.DUPLICATE_RESULT,
+        3,
+        before=(result(1, row=ROWS - 1), result(2, published=_NEWER)),
+        events=(_E.MAJORITY, _E.RESULTS_TAIL),
+    ),
+    Case("ABSTAIN is heard", ready(flags=Flag.ABSTAIN), Verdict.CONTROL_PASSED, events=(_E.OPENED,)),
+]
+
+_SUMS = [
+    Case("the second contributor", contribution(2), Verdict.ADDED, 2, before=(contribution(),)),
+    Case("the same again", contribution(), Verdict.DUPLICATE, before=(contribution(),)),
+    Case("a repeat of what was added", contribution(2), Verdict.DUPLICATE, 2, before=(contribution(), contribution(2))),
+    Case("an older op in the slot goes", contribution(), Verdict.STORED, before=(contribution(2, op=_OLDER),)),
+    Case("a newer op in the slot stays", contribution(), Verdict.STALE_OP, before=(contribution(2, op=_NEWER),)),
+    Case("another exponent", contribution(2, exponent=1), Verdict.SCALE_MISMATCH, 2, before=(contribution(),)),
+    Case(
+        "not the expected exponent, as the first",
+        contribution(),
+        Verdict.SCALE_MISMATCH,
+        expect={_SLOT: (OP, EXPONENT + 1)},
+    ),
+    Case("the expected exponent, as the first", contribution(), Verdict.STORED, expect={_SLOT: (OP, EXPONENT)}),
+    Case("an expectation for another op", contribution(), Verdict.STORED, expect={_SLOT: (_OLDER, EXPONENT + 1)}),
+    Case(
+        "the expectation counts, not the first contributor",
+        contribution(2, exponent=EXPONENT),
+        Verdict.SCALE_MISMATCH,
+        2,
+        before=(contribution(exponent=5),),
+        expect={_SLOT: (OP, 5)},
+    ),
+    Case("a duplicate comes before its scale", contribution(exponent=1), Verdict.DUPLICATE, before=(contribution(),)),
+    Case("sealed", contribution(), Verdict.LATE, sealed=(OP, SEQ, 1)),
+    Case("sealed for a newer op", contribution(), Verdict.LATE, sealed=(_NEWER, SEQ - 3, 8)),
+    Case("sealed for an older op only", contribution(), Verdict.STORED, sealed=(_OLDER, SEQ, 1)),
+    Case("the slot after the sealed ones", contribution(), Verdict.STORED, sealed=(OP, SEQ - 4, 4)),
+    Case("late comes before duplicate", contribution(), Verdict.LATE, before=(contribution(),), sealed=(OP, SEQ, 1)),
+    Case(
+        "the row is complete, and the op with it",
+        contribution(3, rows=1, row=0),
+        Verdict.ADDED,
+        3,
+        before=(contribution(1, rows=1, row=0), contribution(2, rows=1, row=0)),
+        events=(_E.MAJORITY, _E.TAIL, _E.COMPLETE),
+    ),
+    Case(
+        "with one live peer, one contribution completes",
+        contribution(rows=1, row=0),
+        Verdict.STORED,
+        control={"ranks": 2, "live": [2, 0, 0, 0], "live_peers": 1, "need": 2},
+        events=(_E.OPENED, _E.MAJORITY, _E.TAIL, _E.COMPLETE),
+    ),
+    Case(
+        "who is not live completes nothing",
+        contribution(rows=1, row=0),
+        Verdict.STORED,
+        control={"live": [0b1100, 0, 0, 0], "live_peers": 2, "need": 2},
+        events=(_E.OPENED,),
+    ),
+]
+
+_RESULTS = [
+    Case("a result", result(), Verdict.RESULT_TAKEN, events=(_E.OPENED,)),
+    Case("the same result again", result(), Verdict.DUPLICATE_RESULT, before=(result(),)),
+    Case("a newer result in the row stays", result(), Verdict.STALE_RESULT, before=(result(2, op=_NEWER),)),
+    Case("an older result in the row goes", result(), Verdict.RESULT_TAKEN, before=(result(2, op=_OLDER),)),
+    Case(
+        "the last expected result",
+        result(2, seq=RESULT_SEQ + 1),
+        Verdict.RESULT_TAKEN,
+        2,
+        before=(result(),),
+        expect_results=(OP, 2),
+        events=(_E.MAJORITY, _E.RESULTS_COMPLETE),
+    ),
+    Case(
+        "results expected of another op",
+        result(2, seq=RESULT_SEQ + 1),
+        Verdict.RESULT_TAKEN,
+        2,
+        before=(result(),),
+        expect_results=(_OLDER, 2),
+        events=(_E.MAJORITY,),
+    ),
+]
+
+CASES: tuple[Case, ...] = (*_LENGTH, *_TRUST, *_ADDRESSEE, *_CONTROL, *_WINDOW, *_OPS, *_SUMS, *_RESULTS)
+
+assert len({c.name for c in CASES}) == len(CASES)

@@ -1,0 +1,252 @@
+"""Attaching for real: a veth pair in namespaces of its own, packets through the stack, pins, strangers, leftovers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import cases
+import veths
+from tailbound.datapath.xdp import XdpDatapath
+from tailbound.errors import AttachError, CapabilityError, ConfigError
+from tailbound.kernel import attach, interfaces, pin, syscalls
+from tailbound.wire.schema import Event, PacketType, Verdict
+
+pytestmark = pytest.mark.needs("netns")
+SIZES = {"width": cases.WIDTH, "sum_rows": cases.SUM_ROWS, "result_rows": cases.RESULT_ROWS}
+PASS_ALL = bytes.fromhex("b700000002000000 9500000000000000")
+
+
+@pytest.fixture
+def wire() -> Iterator[list[str]]:
+    """Two namespaces and a veth ``tbx`` in each; the test begins in the first, which is rank 0's."""
+    with veths.pair("tbx", (cases.ip_of(0), cases.ip_of(1))) as names:
+        veths.go(names[0])
+        yield names
+        veths.go(names[0])
+        with contextlib.suppress(ConfigError):  # the test may have taken the interface away
+            pin.remove("tbx")
+
+
+def activate(path: XdpDatapath) -> None:
+    """Rank 0 of four, in the state of the cases."""
+    path.reset(cases.FIRST_OP)
+    path.store.peers[1] = (cases.address_of(1), 1)
+    for name, value in cases.control_values().items():
+        path.store.control[name][0] = value
+
+
+def send(wire: list[str], *payloads: bytes) -> None:
+    """From rank 1's namespace, by its stack."""
+    veths.go(wire[1])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
+        out.bind((cases.ip_of(1), cases.PORT))
+        for payload in payloads:
+            out.sendto(payload, (cases.ip_of(0), cases.PORT))
+    veths.go(wire[0])
+
+
+def stranger(command: list[str], group: int) -> subprocess.CompletedProcess[str]:
+    """Runs a command as nobody in particular, in a home that holds nothing."""
+    with tempfile.TemporaryDirectory() as home:
+        os.chown(home, 12346, group)
+        environment = os.environ | {"HOME": home}
+        environment.pop("XDG_CACHE_HOME", None)
+        return subprocess.run(
+            command, user=12346, group=group, extra_groups=[], capture_output=True, text=True, env=environment
+        )
+
+
+def counted(path: XdpDatapath) -> dict[Verdict, int]:
+    return {Verdict(i): int(n) for i, n in enumerate(path.store.ledger["verdict"].sum(0)) if n}
+
+
+def exercise(path: XdpDatapath, wire: list[str]) -> None:
+    """A contribution, a result, READY and rubbish; all there is to see of them."""
+    activate(path)
+    send(wire, cases.contribution(), cases.result(), cases.ready(), cases.flipped(cases.result(), 700))
+    ready, _, _ = select.select(path.fds(), [], [], 20)
+    assert ready
+    while sum(counted(path).values()) < 4:  # veth delivers in softirq, at the latest when this thread sleeps
+        select.select([], [], [], 0.001)
+    assert counted(path) == {Verdict.STORED: 1, Verdict.RESULT_TAKEN: 1, Verdict.CONTROL_PASSED: 1, Verdict.CORRUPT: 1}
+    assert [event.kind for event in path.events()] == [Event.OPENED]
+    assert path.events() == []
+    while not (packets := path.control_packets()):
+        select.select([path.socket], [], [], 20)
+    assert packets == [cases.ready()]
+    codes = np.frombuffer(cases.codes(1 + 16 * 5), np.uint8)
+    lanes = path.store.sums[cases.SEQ & 63].view(np.uint16).reshape(-1, 2, 4).transpose(0, 2, 1).reshape(-1)
+    assert np.array_equal(lanes[: cases.CODES], codes)
+    row = path.store.results[cases.RESULT_SEQ & 127]
+    assert np.array_equal(row[: cases.CODES], np.frombuffer(cases.codes(101), np.uint8))
+    path.fence()
+    path.seal(cases.OP, cases.SEQ, 1)
+    send(wire, cases.contribution())
+    while sum(counted(path).values()) < 5:
+        select.select([], [], [], 0.001)
+    assert counted(path)[Verdict.LATE] == 1
+
+
+def test_attach_in_process(wire: list[str], loader: str) -> None:
+    path = XdpDatapath.attach("tbx", cases.PORT, loader=loader, **SIZES)
+    try:
+        assert path.endpoint == (cases.ip_of(0), cases.PORT)
+        assert interfaces.xdp_on("tbx").mode == "native"  # type: ignore[union-attr]
+        exercise(path, wire)
+        with pytest.raises(AttachError, match="already carries Tailbound's tb_worker"):
+            XdpDatapath.attach("tbx", cases.PORT + 1, loader=loader, **SIZES)
+        for array in (path.store.sums, path.store.slots, path.store.ops, path.store.ledger):
+            assert not array.flags.writeable
+    finally:
+        path.close()
+    path.close()
+    assert interfaces.xdp_on("tbx") is None
+
+
+def test_pinned(wire: list[str], loader: str) -> None:
+    """Pinned by one object, used by another, and gone after detach."""
+    assert not XdpDatapath.is_attached("tbx")
+    with pytest.raises(AttachError, match="nothing is attached"):
+        XdpDatapath.open("tbx")
+    XdpDatapath.pin("tbx", cases.PORT, loader=loader, **SIZES)
+    assert XdpDatapath.is_attached("tbx")
+    path = XdpDatapath.open("tbx")
+    exercise(path, wire)
+    path.close()
+    assert interfaces.xdp_on("tbx") is not None
+    with pytest.raises(AttachError, match="tailbound detach tbx"):
+        XdpDatapath.attach("tbx", cases.PORT, loader=loader, **SIZES)
+    assert pin.remove("tbx")
+    assert interfaces.xdp_on("tbx") is None
+    assert not pin.remove("tbx")
+
+
+@pytest.mark.needs("root")
+def test_unprivileged_trainer(wire: list[str]) -> None:
+    """A process of another user, in the group, opens the pins, receives and seals; one outside the group may not."""
+    XdpDatapath.pin("tbx", cases.PORT, group=12345, **SIZES)
+    code = (
+        "import sys; sys.path[:0] = sys.argv[1:]\n"
+        "from tailbound.datapath.xdp import XdpDatapath\n"
+        "path = XdpDatapath.open('tbx'); path.reset(5); path.store.control['active'] = 1; path.fence()\n"
+        "print(path.store.sum_rows, path.events(), path.control_packets()); path.close()\n"
+    )
+    command = [sys.executable, "-c", code, *[p for p in sys.path if p]]
+    done = stranger(command, 12345)
+    assert done.stdout == f"{cases.SUM_ROWS} [] []\n", done.stderr[-2000:]
+    done = stranger(command, 12346)
+    assert done.returncode
+    assert "Error" in done.stderr
+    assert "attach" in done.stderr.splitlines()[-1]
+
+
+def test_leftovers(wire: list[str]) -> None:
+    """Pins without a program behind them are seen as stale, and go with the next attach or detach."""
+    XdpDatapath.pin("tbx", cases.PORT, **SIZES)
+    folder = next(p for p in (pin.ROOT / "bpf").iterdir() if p.name.startswith("tbx-"))
+    (folder / "link").unlink()  # as if somebody had taken the program away
+    while interfaces.xdp_on("tbx") is not None:  # a worker of the kernel's does it
+        select.select([], [], [], 0.001)
+    assert not XdpDatapath.is_attached("tbx")
+    XdpDatapath.pin("tbx", cases.PORT, **SIZES)
+    assert XdpDatapath.is_attached("tbx")
+    veths.delete("tbx")
+    assert folder.name in pin.sweep()
+    assert not folder.exists()
+
+
+def test_stranger_is_never_replaced(wire: list[str]) -> None:
+    program = syscalls.prog_load(PASS_ALL, name="stranger")
+    link = attach.attach(program, "tbx")
+    try:
+        with pytest.raises(AttachError, match=r"stranger.*never replaces"):
+            XdpDatapath.attach("tbx", cases.PORT, **SIZES)
+        assert attach.program_name(interfaces.xdp_on("tbx").prog_id) == "stranger"  # type: ignore[union-attr]
+    finally:
+        os.close(link)
+        os.close(program)
+
+
+def test_dies_with_its_process(wire: list[str]) -> None:
+    """A trainer that is killed leaves no program behind."""
+    code = (
+        "import os, signal, sys; sys.path[:0] = sys.argv[1:]\n"
+        "from tailbound.datapath.xdp import XdpDatapath\n"
+        f"path = XdpDatapath.attach('tbx', {cases.PORT})\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *[p for p in sys.path if p]], capture_output=True, text=True)
+    assert done.returncode == -9, done.stderr
+    assert interfaces.xdp_on("tbx") is None
+
+
+@pytest.mark.parametrize(
+    ("interface", "port", "sizes", "error", "says"),
+    [
+        ("nowhere0", 7000, {}, ConfigError, "nowhere0.*there are"),
+        ("tbx", 0, {}, ConfigError, "port"),
+        ("tbx", 7000, {"width": 100}, ConfigError, "multiple of 64"),
+        ("tbx", 7000, {"sum_rows": 100}, ConfigError, "power of two"),
+        ("tbx", 7000, {"loader": "gcc"}, ConfigError, "gcc"),
+        ("tbx", 7000, {"mode": "generic"}, AttachError, "64 KB"),
+        ("lo", 7000, {"mode": "generic"}, AttachError, "loopback"),
+        ("lo", 7000, {}, AttachError, "no native XDP"),
+    ],
+)
+def test_refusals(wire: list[str], interface: str, port: int, sizes: dict, error: type, says: str) -> None:
+    with pytest.raises(error, match=says):
+        XdpDatapath.attach(interface, port, **(SIZES | sizes))
+    assert interfaces.xdp_on("tbx") is None
+
+
+def test_port_taken(wire: list[str]) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.bind((cases.ip_of(0), cases.PORT))
+        with pytest.raises(ConfigError, match=f"port {cases.PORT}"):
+            XdpDatapath.attach("tbx", cases.PORT, **SIZES)
+    assert interfaces.xdp_on("tbx") is None
+
+
+def test_probe_through_the_stack(wire: list[str]) -> None:
+    """A probe is answered by XDP_TX, past the sleeping host."""
+    path = XdpDatapath.attach("tbx", cases.PORT, **SIZES)
+    passes = syscalls.prog_load(PASS_ALL, name="passes")
+    veths.go(wire[1])
+    link = attach.attach(passes, "tbx")  # XDP_TX over veth needs a program at the other end
+    try:
+        activate(path)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
+            out.bind((cases.ip_of(1), cases.PORT))
+            out.settimeout(20)
+            out.sendto(cases.control_packet(PacketType.PROBE), (cases.ip_of(0), cases.PORT))
+            echo = out.recv(4096)
+        assert (echo[1], echo[14], echo[15]) == (PacketType.ECHO, 0, 1)
+    finally:
+        veths.go(wire[0])
+        os.close(link)
+        os.close(passes)
+        path.close()
+
+
+def test_no_privilege(wire: list[str]) -> None:
+    """Without privileges the error names them, and what to do."""
+    code = (
+        "import sys; sys.path[:0] = sys.argv[1:]\n"
+        "from tailbound.datapath.xdp import XdpDatapath\n"
+        f"XdpDatapath.attach('tbx', {cases.PORT})\n"
+    )
+    done = stranger([sys.executable, "-c", code, *[p for p in sys.path if p]], 12346)
+    assert done.returncode
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("tailbound.errors." + CapabilityError.__name__)
+    assert "udp" in last

@@ -1,0 +1,36 @@
+"""The kernel benchmark measures sums that were made, and says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tailbound.bench import kernel
+from tailbound.errors import TailboundError
+from tailbound.wire.schema import PacketType, Verdict
+
+MUST = {"store", "add", "add-shifted", "refused", "result", "contended", "reflect"}
+
+
+def test_rows(loader: str, tmp_path: Path) -> None:
+    rows = kernel.run(tmp_path / "kernel.json", loaders=(loader,), quick=True)
+    assert json.loads((tmp_path / "kernel.json").read_text()) == rows
+    assert {row["name"] for row in rows} >= MUST
+    for row in rows:
+        assert row["loader"] == loader
+        assert row["ns_median"] >= row["ns_per_packet"] > 0
+        summing = row["name"] in ("store", "contended") or row["name"].startswith("add")
+        assert row["summed"] == (row["repeats"] if summing else 0), row["name"]
+
+
+def test_refuses_to_lie(loader: str) -> None:
+    """A packet that is repeated as it is is not summed: asked to count that as sums, the benchmark fails."""
+    bench = kernel.Bench(loader)
+    case = kernel.Case("wrong", PacketType.CONTRIBUTION, 0, (Verdict.STORED, Verdict.ADDED))
+    try:
+        with pytest.raises(TailboundError, match="0 of 100 packets.*DUPLICATE"):
+            bench.run(case, 100)
+    finally:
+        bench.close()

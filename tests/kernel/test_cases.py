@@ -1,0 +1,93 @@
+"""The shared table of cases through the kernel program; and memory the same as the udp datapath's after each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cases
+from kernel_world import DROP, HEADERS, PASS, TX, KernelWorld, same_memory
+from tailbound.kernel.frames import frame
+from tailbound.wire import packets
+from tailbound.wire.schema import PacketType, Verdict, op_slot
+from udp_world import World
+
+ACTIONS = {Verdict.CONTROL_PASSED: PASS, Verdict.REFLECTED: TX}
+
+
+def prepare(world: KernelWorld, case: cases.Case) -> None:
+    for slot, (op, exponent) in case.expect.items():
+        world.store.expect[slot] = (op, exponent, 1)
+    if case.expect_results:
+        world.store.expect_results[op_slot(case.expect_results[0])] = case.expect_results
+    for packet in case.before:
+        world.take(packet)
+    if case.sealed:
+        world.sealer.seal(*case.sealed)
+    world.control(**case.control)
+    world.ring.drain()
+
+
+def udp_after(case: cases.Case) -> World:
+    """The udp datapath after the same."""
+    world = World(registered=case.registered)
+    for slot, (op, exponent) in case.expect.items():
+        world.store.expect[slot] = (op, exponent, 1)
+    if case.expect_results:
+        world.store.expect_results[op_slot(case.expect_results[0])] = case.expect_results
+    for packet in case.before:
+        world.take(packet)
+    if case.sealed:
+        world.tables.seal(*case.sealed)
+    world.control(**case.control)
+    world.take(case.packet, case.source)
+    return world
+
+
+@pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
+def test_case(make, case: cases.Case) -> None:
+    world = make(registered=case.registered)
+    prepare(world, case)
+    sums, results = world.store.sums.copy(), world.store.results.copy()
+    assert world.take(case.packet, case.source) == (case.verdict, case.sender)
+    assert world.action == ACTIONS.get(case.verdict, DROP)
+    if case.events is not None:
+        assert tuple(kind for kind, _, _ in world.ring.drain()) == case.events
+    assert (world.store.sums != sums).any() == (case.verdict in (Verdict.STORED, Verdict.ADDED))
+    assert (world.store.results != results).any() == (case.verdict == Verdict.RESULT_TAKEN)
+    if case.verdict != Verdict.REFLECTED:
+        assert world.back == world.frame_of(case.packet, case.source)
+    same_memory(world, udp_after(case))
+
+
+def test_probe_comes_back_whole(make) -> None:
+    """The echo is a packet of its own right: addresses turned, check right, IP checksum right, UDP checksum absent."""
+    world = make()
+    probe = cases.control_packet(PacketType.PROBE, bytes(range(16)), sender=2)
+    world.take(probe)
+    there = frame(b"", cases.ip_of(2), cases.ip_of(cases.RANK), cases.PORT, cases.PORT)
+    assert world.back[:6] == there[6:12]
+    assert world.back[6:12] == there[:6]
+    assert world.back[26:30] == there[30:34]
+    assert world.back[30:34] == there[26:30]
+    assert sum(int.from_bytes(world.back[i : i + 2], "big") for i in range(14, 34, 2)) % 0xFFFF == 0
+    assert world.back[40:42] == b"\0\0"
+    parsed = packets.parse(world.back[HEADERS:])
+    assert parsed is not None
+    head, payload = parsed
+    assert (head["type"][0], head["sender"][0], head["owner"][0]) == (PacketType.ECHO, cases.RANK, 2)
+    assert payload == bytes(range(16))
+
+
+def test_not_linear(make) -> None:
+    """A frame that does not lie in one piece is none of ours to sum: counted under its own reason."""
+    world = make(width=4096)
+    data = packets.packet(packets.header(type=PacketType.CONTRIBUTION, cookie=cases.COOKIE), bytes(4096))
+    assert world.take(data, 1) == (Verdict.NOT_LINEAR, 256)
+    assert not world.store.sums.any()
+
+
+def test_every_verdict_of_a_frame_has_a_case() -> None:
+    elsewhere = {Verdict.NOT_LINEAR, Verdict.FRAGMENT, Verdict.ABANDONED}
+    assert set(Verdict) - elsewhere == {case.verdict for case in cases.CASES}
+    assert np.unique([case.verdict for case in cases.CASES]).size > 20

@@ -1,0 +1,66 @@
+"""The check in C is the check of ``wire.check``: golden packets, every length, and the change by parts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cases
+from golden import golden_packets
+from kernel_world import HEADERS, address_of
+from tailbound.kernel.frames import frame
+from tailbound.wire.check import check_reference
+from tailbound.wire.schema import PacketType, Verdict
+
+
+@pytest.mark.parametrize("golden", golden_packets(), ids=lambda g: g.name)
+def test_golden(make, golden) -> None:
+    """A golden packet gets past the check, one of another check does not; nothing else differs."""
+    world = make(width=1408)
+    fields = golden.fields
+    rank = (int(fields["sender"]) + 1) % 256
+    world.control(cookie=fields["cookie"], rank=rank, ranks=256)
+    world.store.peers["address"] = address_of(1)
+    own = ".".join(str(b) for b in int(world.store.control["address"][0]).to_bytes(4, "little"))
+    data = frame(golden.data, cases.ip_of(1), own, 9, cases.PORT)
+    assert world.judge(data)[0] != Verdict.CORRUPT
+    for bit in (0, 7, 31, 63):
+        wrong = bytearray(data)
+        wrong[HEADERS + 56 + bit // 8] ^= 1 << bit % 8
+        assert world.judge(bytes(wrong)) == (Verdict.CORRUPT, 256)
+
+
+def test_every_length(make) -> None:
+    """Rows of 16 to 1408 codes: the program takes what the plain-integer reference has checked."""
+    world = make(width=1408, sum_rows=128)
+    rng = np.random.default_rng(3)
+    for i, count in enumerate(range(16, 1409, 16)):
+        head = bytearray(cases.contribution(1, count=16, seq=cases.SUM_BASE + i, op=cases.OP + i)[:64])
+        payload = rng.integers(0, 256, count, np.uint8).tobytes()
+        head[56:] = check_reference(bytes(head), payload).to_bytes(8, "big")
+        slot = cases.SUM_BASE + i & 127
+        assert world.take(bytes(head) + payload)[0] == Verdict.STORED
+        assert np.array_equal(world.lanes(slot, count), np.frombuffer(payload, np.uint8))
+        assert not world.store.sums[slot, 2 * count :].any()
+
+
+def test_every_bit_counts(make) -> None:
+    """Any single flipped bit of a small packet is seen, wherever it is."""
+    world = make()
+    data = cases.contribution(count=16)
+    for bit in range(8 * len(data)):
+        verdict, sender = world.take(cases.flipped(data, bit), 1)
+        assert verdict >= Verdict.BAD_LENGTH, bit
+        assert sender == 256
+    assert not world.store.sums.any()
+
+
+@pytest.mark.parametrize("owner", [0, 1, 254])
+def test_reflected_check(make, owner: int) -> None:
+    """The echo's check is made from the probe's by difference; it equals the one made from nothing."""
+    world = make(ranks=255)
+    world.control(rank=owner)
+    probe = cases.control_packet(PacketType.PROBE, bytes(range(32)), sender=7, owner=owner, lateness=77)
+    world.take(probe)
+    echo = world.back[HEADERS:]
+    assert int.from_bytes(echo[56:64], "big") == check_reference(echo[:64], echo[64:])

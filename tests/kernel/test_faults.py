@@ -1,0 +1,137 @@
+"""The fault program: the same faults as a model in Python, packet for packet; and duplicates through real veths."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+import cases
+import veths
+from kernel_world import DROP, HEADERS, PASS
+from tailbound.errors import AttachError, ConfigError
+from tailbound.kernel import syscalls
+from tailbound.kernel.faults import FaultProgram, FaultSettings, probability
+from tailbound.kernel.frames import frame
+
+FRAME = frame(bytes(200), cases.ip_of(1), cases.ip_of(0), 9, cases.PORT)
+
+
+class Model:
+    """xorshift64* and a Gilbert-Elliott chain in plain integers."""
+
+    def __init__(self, settings: FaultSettings) -> None:
+        self.state = int.from_bytes(settings.record()[:8], "little")
+        self.settings = settings
+        self.bad = False
+
+    def draw(self) -> int:
+        x = self.state
+        x ^= x >> 12
+        x ^= x << 25 & 2**64 - 1
+        x ^= x >> 27
+        self.state = x
+        return (x * 0x2545F4914F6CDD1D & 2**64 - 1) >> 32
+
+    def fate(self, size: int) -> tuple[bool, int | None]:
+        """Whether the packet is lost, and which bit behind its headers is flipped."""
+        s = self.settings
+        move, lose, _, corrupt, where = (self.draw() for _ in range(5))
+        lost = lose < probability(s.loss_bad if self.bad else s.loss_good)
+        if move < probability(s.to_good if self.bad else s.to_bad):
+            self.bad = not self.bad
+        return lost, None if lost or corrupt >= probability(s.corrupt) else where * (size * 8) >> 32
+
+
+@pytest.fixture
+def program(loader: str) -> Iterator[FaultProgram]:
+    made = FaultProgram(loader)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        FaultSettings(seed=1, loss_good=0.1, corrupt=0.2, port=cases.PORT),
+        FaultSettings(seed=2, loss_good=0.01, loss_bad=0.7, to_bad=0.05, to_good=0.3),
+    ],
+    ids=["bernoulli", "gilbert-elliott"],
+)
+def test_as_the_model(program: FaultProgram, settings: FaultSettings) -> None:
+    program.set(settings)
+    model = Model(settings)
+    lost = corrupted = 0
+    for i in range(4000):
+        result = syscalls.run_xdp(program.program, FRAME)
+        gone, bit = model.fate(len(FRAME) - HEADERS)
+        assert result.action == (DROP if gone else PASS), i
+        want = bytearray(FRAME)
+        if bit is not None:
+            want[HEADERS + bit // 8] ^= 1 << bit % 8
+        assert result.data == bytes(want), i
+        lost, corrupted = lost + gone, corrupted + (bit is not None)
+    assert program.counts() == {"seen": 4000, "lost": lost, "duplicated": 0, "corrupted": corrupted, "passed": 0}
+    expected = settings.loss_good or 0
+    if settings.to_bad:
+        bad = settings.to_bad / (settings.to_bad + settings.to_good)
+        expected = bad * settings.loss_bad + (1 - bad) * settings.loss_good
+    assert lost / 4000 == pytest.approx(expected, rel=0.3)
+
+
+def test_certain_and_impossible(program: FaultProgram) -> None:
+    program.set(FaultSettings(loss_good=1.0))
+    assert {syscalls.run_xdp(program.program, FRAME).action for _ in range(500)} == {DROP}
+    program.set(FaultSettings())
+    assert {syscalls.run_xdp(program.program, FRAME).action for _ in range(500)} == {PASS}
+
+
+def test_only_the_port(program: FaultProgram) -> None:
+    """Other traffic is neither hit nor drawn for."""
+    program.set(FaultSettings(loss_good=1.0, port=cases.PORT))
+    other = frame(bytes(200), cases.ip_of(1), cases.ip_of(0), 9, cases.PORT + 1)
+    answer = frame(bytes(200), cases.ip_of(1), cases.ip_of(0), cases.PORT, 9)
+    assert syscalls.run_xdp(program.program, other).action == PASS
+    assert syscalls.run_xdp(program.program, bytes(60)).action == PASS
+    assert syscalls.run_xdp(program.program, answer).action == DROP
+    assert program.counts() == {"seen": 1, "lost": 1, "duplicated": 0, "corrupted": 0, "passed": 2}
+
+
+@pytest.mark.parametrize("wrong", [{"loss_good": 1.1}, {"corrupt": -0.1}, {"port": 70000}])
+def test_refuses_settings(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        FaultSettings(**wrong).record()  # type: ignore[arg-type]
+
+
+def socket_at(address: str) -> socket.socket:
+    out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    out.bind((address, 7777))
+    out.settimeout(20)
+    return out
+
+
+@pytest.mark.needs("netns")
+def test_duplicates_on_a_cable(program: FaultProgram) -> None:
+    """Every packet twice, in order, through a bridge; the far end takes redirected frames since XDP is on it."""
+    passes = FaultProgram("auto")
+    with contextlib.closing(passes), veths.cable("tbx", ("198.18.77.1", "198.18.77.2")) as (left, middle, right):
+        veths.go(right)
+        passes.attach("tbx")
+        receiver = socket_at("198.18.77.2")
+        veths.go(left)
+        sender = socket_at("198.18.77.1")
+        veths.go(middle)
+        with pytest.raises(ConfigError, match="no interface"):
+            program.attach("nowhere")
+        program.attach("a", out="b")
+        with pytest.raises(AttachError, match="tb_faults"):
+            program.attach("a")
+        program.set(FaultSettings(duplicate=1.0, port=7777))
+        with sender, receiver:
+            for i in range(50):
+                sender.sendto(bytes([i]) * 100, ("198.18.77.2", 7777))
+                assert [receiver.recv(200)[0] for _ in range(2)] == [i, i]
+        counts = program.counts()
+        assert (counts["seen"], counts["duplicated"], counts["lost"]) == (50, 50, 0)

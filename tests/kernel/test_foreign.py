@@ -1,0 +1,63 @@
+"""What is not ours passes untouched and is not counted."""
+
+from __future__ import annotations
+
+import pytest
+
+import cases
+from kernel_world import DROP, PASS
+from tailbound.wire.schema import Verdict
+
+scapy = pytest.importorskip("scapy.all", reason="missing capability 'scapy': pip install 'tailbound[test]'")
+
+OURS = {"src": cases.ip_of(1), "dst": cases.ip_of(cases.RANK)}
+BODY = cases.contribution()
+TAG = scapy.Ether() / scapy.Dot1Q(vlan=5)
+UDP = scapy.UDP(sport=cases.PORT, dport=cases.PORT)
+
+FOREIGN = {
+    "ARP": scapy.Ether() / scapy.ARP(pdst=OURS["dst"]),
+    "IPv6": scapy.Ether() / scapy.IPv6(src="fd00::1", dst="fd00::2") / UDP / BODY,
+    "TCP to our port": scapy.Ether() / scapy.IP(**OURS) / scapy.TCP(dport=cases.PORT) / BODY,
+    "ICMP": scapy.Ether() / scapy.IP(**OURS) / scapy.ICMP() / BODY,
+    "another UDP port": scapy.Ether() / scapy.IP(**OURS) / scapy.UDP(dport=cases.PORT + 1) / BODY,
+    "our port as source only": scapy.Ether() / scapy.IP(**OURS) / scapy.UDP(sport=cases.PORT, dport=9) / BODY,
+    "VLAN": TAG / scapy.IP(**OURS) / UDP / BODY,
+    "IP options": scapy.Ether() / scapy.IP(**OURS, options=scapy.IPOption(b"\x94\x04\0\0")) / UDP / BODY,
+    "first fragment": scapy.Ether() / scapy.IP(**OURS, flags="MF") / UDP / BODY,
+    "last fragment": scapy.Ether() / scapy.IP(**OURS, frag=64) / UDP / BODY,
+    "IPv4 by its type, not by its version": scapy.Ether() / scapy.IP(**OURS, version=5) / UDP / BODY,
+    "a frame of 14 bytes": scapy.Ether(type=0x0800),
+    "a frame that ends inside UDP": scapy.Ether(type=0x0800) / scapy.Raw(bytes(scapy.IP(**OURS) / UDP)[:26]),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_passes_untouched(make, name: str) -> None:
+    world = make()
+    data = bytes(FOREIGN[name])
+    assert world.run(data) == PASS
+    assert world.back == data
+    assert not world.ledger().any()
+    assert not world.store.ops["op"].any()
+
+
+def test_the_same_from_scapy_is_ours(make) -> None:
+    """The control: with nothing odd about it, the packet is taken."""
+    world = make()
+    data = bytes(scapy.Ether() / scapy.IP(**OURS) / UDP / BODY)
+    assert world.judge(data) == (Verdict.STORED, 1)
+    assert world.action == DROP
+
+
+@pytest.mark.parametrize("length", ["ip", "udp", "frame"])
+@pytest.mark.parametrize("by", [-16, -1, 1, 16])
+def test_lengths_that_disagree(make, length: str, by: int) -> None:
+    world = make()
+    ip, udp, frame = (by if length == name else 0 for name in ("ip", "udp", "frame"))
+    packet = scapy.IP(**OURS, len=28 + len(BODY) + ip) / scapy.UDP(
+        sport=cases.PORT, dport=cases.PORT, len=8 + len(BODY) + udp
+    )
+    data = bytes(scapy.Ether() / packet / BODY)
+    data = data[:frame] if frame < 0 else data + bytes(frame)
+    assert world.judge(data) == (Verdict.BAD_LENGTH, 256)

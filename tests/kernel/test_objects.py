@@ -1,0 +1,93 @@
+"""Objects and what carries them: placeholders for maps, the event ring across its end, verifier errors."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+import cases
+from tailbound.errors import CapabilityError
+from tailbound.kernel import compile as compiling
+from tailbound.kernel import load, objects, syscalls
+from tailbound.wire.schema import EVENT_RING_BYTES, WORKER_MAPS, Event, op_label
+
+DEFINES = {"TB_PORT": 7000, "TB_WIDTH": 128, "TB_SUM_ROWS": 64, "TB_RESULT_ROWS": 64}
+
+
+def worker(loader: str) -> bytes:
+    return compiling.compile_program("worker.bpf.c", load.WORKER, DEFINES, load.WORKER_MAP_NAMES, loader)
+
+
+def maps_in(code: bytes) -> set[int]:
+    """Numbers of the maps that the code names."""
+    found, at = set(), 0
+    while at < len(code):
+        opcode, registers, _, number = struct.unpack_from("=BBhi", code, at)
+        if opcode == 0x18 and registers >> 4 == 1:
+            found.add(number)
+        at += 16 if opcode == 0x18 else 8
+    return found
+
+
+def test_placeholders(loader: str) -> None:
+    """Every map of the schema is used, and linking replaces each number by its descriptor and nothing else."""
+    code = worker(loader)
+    names = load.WORKER_MAP_NAMES
+    assert maps_in(code) == set(range(1, len(WORKER_MAPS) + 2))
+    fds = {name: 100 + i for i, name in enumerate(names)}
+    linked = objects.link(code, names, fds)
+    assert maps_in(linked) == set(fds.values())
+    assert objects.link(linked, (*names, *["more"] * 200), dict.fromkeys([*names, "more"], 1)) != code
+    changed = [i // 8 for i in range(len(code)) if code[i] != linked[i]]
+    assert len(set(changed)) < 60
+    with pytest.raises(ValueError, match="names map"):
+        objects.link(code, names[:3], fds)
+
+
+def test_no_elf() -> None:
+    with pytest.raises(ValueError, match="ELF"):
+        objects.read_elf(b"no", "xdp", ())
+
+
+def test_compiler_error_is_shown(loader: str) -> None:
+    """What the compiler says reaches the user."""
+    with pytest.raises(CapabilityError, match="TB_SUM_ROWS"):
+        compiling.compile_program("worker.bpf.c", load.WORKER, {"TB_PORT": 1, "TB_WIDTH": 64}, load.WORKER_MAP_NAMES, loader)
+
+
+def test_verifier_error_is_shown(make) -> None:
+    """A map that is too small for the width is refused by the verifier, and its log is in the error."""
+    world = make(width=64)
+    defines = DEFINES | {"TB_WIDTH": 128}
+    with pytest.raises(CapabilityError, match="invalid access to map value"):
+        load.load("worker.bpf.c", load.WORKER, defines, load.WORKER_MAP_NAMES, world.maps.fds, "auto")
+
+
+def test_broken_program_is_refused() -> None:
+    with pytest.raises(syscalls.VerifierError) as caught:
+        syscalls.prog_load(bytes.fromhex("9500000000000000"), name="nothing")
+    assert "R0 !read_ok" in caught.value.log
+
+
+def test_event_ring_goes_round(make) -> None:
+    """Three times round the ring, every event once and in order; then overflow: hints are lost, nothing else."""
+    world = make()
+    opened: list[int] = []
+    ops = [op_label(10 + i // 256, i % 256) for i in range(8192)]
+    for i, op in enumerate(ops):
+        world.take(cases.ready(op=op))
+        if i % 1000 == 999 or i == len(ops) - 1:
+            events = world.ring.drain()
+            assert {kind for kind, _, _ in events} == {Event.OPENED}
+            assert [ns for _, _, ns in events] == sorted(ns for _, _, ns in events)
+            opened += [op for _, op, _ in events]
+    assert opened == ops
+    later = [op_label(100 + i // 256, i % 256) for i in range(4096)]
+    for op in later:
+        world.take(cases.ready(op=op))
+    kept = [op for _, op, _ in world.ring.drain()]
+    assert kept == later[: len(kept)]
+    assert EVENT_RING_BYTES // 24 - 1 <= len(kept) < len(later)
+    world.take(cases.ready(op=op_label(200, 0)))
+    assert [op for _, op, _ in world.ring.drain()] == [op_label(200, 0)]

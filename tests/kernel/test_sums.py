@@ -1,0 +1,102 @@
+"""What is in the sums afterwards: many ranks, shifts, short rows, serial numbers that wrap."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cases
+from tailbound.wire.schema import EXPONENT_NONE, Verdict, op_slot
+
+FF = bytes([255]) * cases.WIDTH
+
+
+def contribution(sender: int, body: bytes, **fields: int) -> bytes:
+    values = {"owner": cases.RANK, "seq": cases.SEQ, "row": 5, "rows": cases.ROWS} | fields
+    return cases.build(1, body, sender=sender, exponent=cases.EXPONENT, **values)  # type: ignore[arg-type]
+
+
+def test_lanes_hold_65535(make) -> None:
+    """256 ranks, and the largest sum that 16 bits hold: 128 ranks at shift 1 and one at shift 0 give 257 x 255."""
+    world = make(ranks=256)
+    slot = cases.SEQ & (cases.SUM_ROWS - 1)
+    for sender in range(1, 129):
+        world.take(contribution(sender, FF, shift=1, need=sender - 200))
+    assert world.take(contribution(129, FF, need=-300))[0] == Verdict.ADDED
+    assert (world.lanes(slot, cases.WIDTH) == 65535).all()
+    record = world.store.slots[slot]
+    assert (record["count"], record["units"], record["need"]) == (129, 257, 128 - 200)
+    assert record["exponent"] == cases.EXPONENT
+    assert record["row"] == 5
+
+
+def test_every_rank_once(make) -> None:
+    """255 senders in turn, each with codes of its own: exact sums, a full bitmap, and everything heard."""
+    world = make(ranks=256)
+    slot = cases.SEQ & (cases.SUM_ROWS - 1)
+    rng = np.random.default_rng(1)
+    codes = rng.integers(0, 256, (256, cases.CODES), np.uint8)
+    for sender in rng.permutation(np.arange(1, 256)):
+        world.take(contribution(int(sender), codes[sender].tobytes()))
+    assert np.array_equal(world.lanes(slot, cases.CODES), codes[1:].astype(np.uint16).sum(0, dtype=np.uint16))
+    assert not world.store.sums[slot, 2 * cases.CODES :].any()
+    ranks = [2**64 - 2, *[2**64 - 1] * 3]
+    assert world.store.slots[slot]["ranks"].tolist() == ranks
+    op = world.store.ops[op_slot(cases.OP)]
+    assert op["heard"].tolist() == ranks
+    assert (op["heard_live"], op["rows_complete"], op["progress"]) == (255, 1, 255)
+    arrivals = world.store.arrivals.reshape(-1, 256)[op_slot(cases.OP)]
+    assert (arrivals["first_us"] > 0).tolist() == [False, *[True] * 255]
+    assert world.counted() == {Verdict.STORED: 1, Verdict.ADDED: 254}
+
+
+@pytest.mark.parametrize("shifts", [(0, 0, 0), (0, 3, 6), (6, 6, 6), (2, 0, 1)])
+@pytest.mark.parametrize("count", [16, 48, 64, 112, 128, 176, 256])
+def test_shifted_and_short(make, shifts: tuple[int, int, int], count: int) -> None:
+    """The first is stored with its shift, the others added with theirs; nothing beyond the packet's codes changes."""
+    world = make()
+    slot = cases.SEQ & (cases.SUM_ROWS - 1)
+    world.take(contribution(3, FF, op=cases.OP - 1))  # what an older op left there
+    rng = np.random.default_rng(count)
+    codes = rng.integers(0, 256, (3, count), np.uint8)
+    for sender, shift in enumerate(shifts):
+        verdict, _ = world.take(contribution(sender + 1, codes[sender].tobytes(), shift=shift, need=EXPONENT_NONE))
+        assert verdict == (Verdict.ADDED if sender else Verdict.STORED)
+    want = (codes.astype(np.uint16) << np.array(shifts, np.uint16)[:, None]).sum(0, dtype=np.uint16)
+    assert np.array_equal(world.lanes(slot, count), want)
+    assert (world.lanes(slot, cases.WIDTH)[count:] == 255).all()
+    record = world.store.slots[slot]
+    assert (record["units"], record["need"]) == (sum(1 << s for s in shifts), EXPONENT_NONE)
+
+
+@pytest.mark.parametrize("start", [0xFFFFFF00, 0x7FFFFF00, 0xFFFFFFFE])
+def test_serials_wrap(make, start: int) -> None:
+    """600 ops and rows across the place where a serial number starts again or changes its sign: no gap, no ghost."""
+    world = make()
+    world.sealer.seal(start - 1 & 0xFFFFFFFF, 0, cases.SUM_ROWS)
+    world.control(first_op=start, map_since=start, sum_base=start, result_base=start)
+    for i in range(600):
+        serial = start + i & 0xFFFFFFFF
+        marks = {"contributed": serial - 1 & 0xFFFFFFFF, "published": serial - 1 & 0xFFFFFFFF}
+        row = contribution(1, bytes([i % 255 + 1]) * 16, op=serial, seq=serial, rows=300, **marks)
+        assert world.take(row) == (Verdict.STORED, 1), i
+        assert world.take(cases.result(2, 16, op=serial, seq=serial, **marks)) == (Verdict.RESULT_TAKEN, 2), i
+        assert world.take(row) == (Verdict.DUPLICATE, 1), i
+        if i >= 40:
+            world.sealer.seal(serial - 40 & 0xFFFFFFFF, serial - 40 & 0xFFFFFFFF, 1)
+            late = contribution(2, bytes(16), op=serial - 40 & 0xFFFFFFFF, seq=serial - 40 & 0xFFFFFFFF)
+            assert world.take(late) == (Verdict.LATE, 2), i
+            world.control(sum_base=serial - 45 & 0xFFFFFFFF, result_base=serial - 45 & 0xFFFFFFFF)
+    newest = start + 599 & 0xFFFFFFFF
+    assert world.store.peer_states[1]["newest"] == newest
+    assert world.store.presence[newest & (cases.RESULT_ROWS - 1)]["op"] == newest
+    assert set(world.counted()) == {Verdict.STORED, Verdict.RESULT_TAKEN, Verdict.DUPLICATE, Verdict.LATE}
+
+
+def test_seal_wraps_with_the_ring(make) -> None:
+    """Sealing across the end of the ring seals those slots and no others."""
+    world = make()
+    world.control(sum_base=cases.SUM_ROWS - 6)
+    world.sealer.seal(cases.OP, cases.SUM_ROWS - 3, 6)
+    verdicts = [world.take(contribution(1, bytes(16), seq=cases.SUM_ROWS - 6 + i))[0] for i in range(12)]
+    assert verdicts == [Verdict.STORED] * 3 + [Verdict.LATE] * 6 + [Verdict.STORED] * 3

@@ -1,0 +1,71 @@
+"""The udp datapath without a socket: the world of ``cases``, and packets fed to it as received buffers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import cases
+from tailbound.datapath.ingest import ingest
+from tailbound.datapath.store import allocate, store_of
+from tailbound.datapath.tables import Tables, endpoint_words
+from tailbound.wire.schema import HEADER_BYTES, UNKNOWN_SENDER, Verdict
+
+
+class World:
+    """Tables in the state that ``cases`` begins with; ``clock`` advances by a microsecond a packet."""
+
+    def __init__(self, ranks: int = cases.RANKS, width: int = cases.WIDTH, registered: Any = None) -> None:
+        self.tables = Tables(allocate(width, cases.SUM_ROWS, cases.RESULT_ROWS))
+        self.store = store_of(self.tables.arrays)
+        self.endpoints = [(cases.ip_of(r) if r < 250 else f"198.19.0.{r - 249}", cases.PORT + r) for r in range(ranks)]
+        self.words = endpoint_words(self.endpoints)
+        self.tables.register(self.endpoints)
+        self.tables.seal(cases.FIRST_OP - 1, 0, cases.SUM_ROWS)
+        for rank in range(ranks):
+            if rank != cases.RANK and (registered is None or rank in registered):
+                self.store.peers[rank]["address"] = int(self.words[rank]) >> 16
+                self.store.peers[rank]["live"] = 1
+        self.control(**cases.control_values(ranks))
+        self.clock = 1_000_000_000
+        self.echoes = np.zeros((64, 2), np.int64)
+
+    def control(self, **values: Any) -> None:
+        """Changes fields of the control record."""
+        for name, value in values.items():
+            self.store.control[name][0] = value
+
+    def feed(self, data: bytes, source: int, segment: int = 0) -> NDArray[np.uint8]:
+        """One received buffer from rank ``source``; returns the buffer as it is afterwards, reflections in it."""
+        buffer = np.zeros(max(8, -(-len(data) // 8) * 8), np.uint8)
+        buffer[: len(data)] = np.frombuffer(data, np.uint8)
+        self.clock += 1000
+        self.reflected = ingest(
+            self.tables.context, buffer, len(data), segment, int(self.words[source]), self.clock, self.echoes
+        )
+        return buffer
+
+    def take(self, data: bytes, source: int | None = None) -> tuple[Verdict, int]:
+        """One packet (from the sender it names unless told otherwise): its verdict and its ledger row."""
+        if source is None:
+            named = data[14] if len(data) >= HEADER_BYTES else 1
+            source = named if 0 < named < len(self.words) else 1
+        before = self.ledger()
+        self.feed(data, source)
+        counted = np.argwhere(self.ledger() - before)
+        assert counted.shape == (1, 2), f"not counted exactly once: {counted}"
+        return Verdict(counted[0, 1]), int(counted[0, 0])
+
+    def ledger(self) -> NDArray[np.uint64]:
+        """Counters by sender and verdict, a copy."""
+        return self.store.ledger["verdict"].copy()
+
+    def lanes(self, slot: int, count: int) -> NDArray[np.uint16]:
+        """The sums of the first ``count`` codes of a slot, in the order of the codes."""
+        lanes = self.store.sums[slot].view(np.uint16).reshape(-1, 2, 4)
+        return lanes.transpose(0, 2, 1).reshape(-1)[:count].copy()
+
+
+assert UNKNOWN_SENDER == 256

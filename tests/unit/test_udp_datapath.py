@@ -1,0 +1,335 @@
+"""The udp datapath over real sockets on loopback, with the sender that belongs to it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cases
+from cases import CODES, OP, SUM_BASE, SUM_ROWS, WIDTH
+from tailbound.datapath.protocol import Datapath
+from tailbound.datapath.udp import UdpDatapath, loopback_endpoints
+from tailbound.errors import ConfigError
+from tailbound.transport.sender import Sender
+from tailbound.transport.stamp import partials, stamp_contributions, stamp_results, template
+from tailbound.wire import packets
+from tailbound.wire.schema import HEADER_BYTES, Event, PacketType, Verdict
+
+RANKS = 3
+
+
+class Rank:
+    """A rank on loopback: datapath and sender, in the world of ``cases`` but with its own rank and addresses."""
+
+    def __init__(self, rank: int, **options: Any) -> None:
+        self.rank = rank
+        self.path = UdpDatapath(f"127.0.0.{10 + rank}", 0, None, WIDTH, SUM_ROWS, cases.RESULT_ROWS, **options)
+
+    def join(self, endpoints: list[tuple[str, int]]) -> None:
+        self.path.set_endpoints(endpoints)
+        self.path.reset(cases.FIRST_OP)
+        others = [r for r in range(len(endpoints)) if r != self.rank]
+        values = cases.control_values(len(endpoints)) | {"rank": self.rank, "active": 0}
+        values["live"] = [sum(1 << r for r in others), 0, 0, 0]
+        for name, value in values.items():
+            self.path.store.control[name][0] = value
+        for r in others:
+            address = int.from_bytes(socket.inet_aton(endpoints[r][0]), "little")
+            self.path.store.peers[r] = (address, 1)
+        self.path.store.control["active"] = 1
+        self.sender = Sender([self.path.socket], {r: endpoints[r] for r in others})
+
+    def counted(self) -> dict[tuple[int, Verdict], int]:
+        table = self.path.store.ledger["verdict"].copy()  # nonzero raises on what changes under it
+        return {(int(s), Verdict(v)): int(table[s, v]) for s, v in np.argwhere(table)}
+
+    def await_event(self, kind: Event, op: int) -> list[int]:
+        """Waits for an event of ``op``; returns the kinds seen of that op."""
+        seen: list[int] = []
+        while kind not in seen:
+            assert select.select([self.path.fds()[0]], [], [], 10)[0], f"no {kind.name} in 10 s, only {seen}"
+            seen += [e.kind for e in self.path.events() if e.op == op]
+        return seen
+
+    def await_rows(self, count: int) -> None:
+        """Waits until so many packets are in the ledger. There is no event for refused ones, so it looks again."""
+        until = time.monotonic() + 10
+        while (found := sum(self.counted().values())) < count:
+            assert time.monotonic() < until, f"only {found} of {count} packets in 10 s"
+            self.path.fence()
+
+    def await_control(self, count: int = 1) -> list[bytes]:
+        out: list[bytes] = []
+        while len(out) < count:
+            assert select.select([self.path.fds()[1]], [], [], 10)[0], f"only {len(out)} control packets in 10 s"
+            out += self.path.control_packets()
+        return out
+
+
+@pytest.fixture
+def ranks() -> Iterator[list[Rank]]:
+    job = [Rank(r) for r in range(RANKS)]
+    for rank in job:
+        rank.join([r.path.endpoint for r in job])
+    yield job
+    for rank in job:
+        rank.path.close()
+
+
+class Rows:
+    """Packet memory of a rank's contributions to one owner, or of an owner's results."""
+
+    def __init__(self, rows: int, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.packets = rng.integers(1, 256, (rows, HEADER_BYTES + CODES), np.uint8)
+        self.codes = self.packets[:, HEADER_BYTES:]
+        self.states = np.zeros((rows, 4), np.uint64)
+        partials(self.packets, 0, rows, self.states)
+        self.zeros = np.zeros(rows, np.int16)
+
+    def contributions(self, sender: int, owner: int, op: int, seq: int) -> np.ndarray:
+        rows = len(self.packets)
+        fields = {"cookie": cases.COOKIE, "layout": 1, "map_id": cases.MAP_ID, "rows": rows}
+        head = template(type=PacketType.CONTRIBUTION, op=op, sender=sender, owner=owner, **fields)
+        arrays = (self.states, self.zeros, self.zeros, self.zeros.astype(np.uint8))
+        stamp_contributions(self.packets, 0, rows, head, *arrays, seq, 0, op - 1, op)
+        return self.packets
+
+    def results(self, owner: int, op: int, seq: int) -> np.ndarray:
+        rows = len(self.packets)
+        fields = {"cookie": cases.COOKIE, "layout": 1, "map_id": cases.MAP_ID, "rows": rows}
+        head = template(type=PacketType.RESULT, op=op, sender=owner, owner=owner, **fields)
+        arrays = (self.states, self.zeros, np.ones(rows, np.float32), np.full(rows, RANKS, np.uint16))
+        places = np.arange(rows, dtype=np.uint32)[::-1].copy()
+        stamp_results(self.packets, 0, rows, head, *arrays, seq, places, 0, op - 1, op)
+        return self.packets
+
+
+def lanes(path: UdpDatapath, slot: int) -> np.ndarray:
+    return path.store.sums[slot].view(np.uint16).reshape(-1, 2, 4).transpose(0, 2, 1).reshape(-1)[:CODES]
+
+
+def test_it_is_a_datapath(ranks: list[Rank]) -> None:
+    path: Datapath = ranks[0].path
+    assert path.name == "udp"
+    assert path.store.width == WIDTH
+    assert ranks[0].path.receive_buffer >= 65536
+
+
+def test_contributions_are_summed(ranks: list[Rank]) -> None:
+    rows = {r: Rows(SUM_ROWS, r) for r in (1, 2)}
+    for r in (1, 2):
+        assert ranks[r].sender.send(0, rows[r].contributions(r, 0, OP, SUM_BASE)) == SUM_ROWS
+    seen = ranks[0].await_event(Event.COMPLETE, OP)
+    assert seen[0] == Event.OPENED
+    assert set(seen) >= {Event.MAJORITY, Event.TAIL}
+    for row in range(SUM_ROWS):
+        expected = rows[1].codes[row].astype(np.uint16) + rows[2].codes[row]
+        assert (lanes(ranks[0].path, (SUM_BASE + row) & (SUM_ROWS - 1)) == expected).all()
+    assert sum(ranks[0].counted().values()) == 2 * SUM_ROWS
+    assert ranks[0].path.kernel_drops == 0
+
+
+def test_results_arrive(ranks: list[Rank]) -> None:
+    rows = Rows(100, 3)
+    for r in (1, 2):
+        ranks[r].path.store.expect_results[cases.schema.op_slot(OP)] = (OP, 100)
+    memory = rows.results(0, OP, cases.RESULT_BASE)
+    assert ranks[0].sender.send_runs([(1, memory), (2, memory)]) == 200
+    for r in (1, 2):
+        path = ranks[r].path
+        ranks[r].await_event(Event.RESULTS_COMPLETE, OP)
+        present = path.store.presence["op"] == OP
+        path.fence()
+        assert present.sum() == 100
+        for i in range(100):
+            at = (cases.RESULT_BASE + 99 - i) & (cases.RESULT_ROWS - 1)
+            assert (path.store.results[at, :CODES] == rows.codes[i]).all()
+            assert path.store.result_records[at]["row"] == i
+
+
+def test_control_packets_come_in_order(ranks: list[Rank]) -> None:
+    sent = [cases.control_packet(PacketType.HOLD, bytes([i]) * 16) for i in range(50)]
+    for data in sent:
+        assert ranks[1].sender.send_burst(0, data, 1 << 16) == 1
+    assert ranks[0].await_control(50) == sent
+    assert ranks[0].path.control_packets() == []
+    assert not select.select([ranks[0].path.fds()[1]], [], [], 0)[0]
+
+
+def test_a_stranger_is_not_heard(ranks: list[Rank]) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+        stranger.bind(("127.0.0.11", 0))  # the address of rank 1, another port
+        stranger.sendto(cases.contribution(1), ranks[0].path.endpoint)
+    hold = cases.control_packet(PacketType.HOLD)
+    ranks[1].sender.send_burst(0, hold, 1 << 16)  # behind it in the same queue
+    assert ranks[0].await_control() == [hold]
+    assert ranks[0].counted() == {(256, Verdict.WRONG_ADDRESS): 1, (1, Verdict.CONTROL_PASSED): 1}
+    assert not ranks[0].path.store.sums.any()
+
+
+def test_two_ranks_on_one_address() -> None:
+    paths = [UdpDatapath("127.0.0.1", 0, None, WIDTH, SUM_ROWS, cases.RESULT_ROWS) for _ in range(2)]
+    ends = [path.endpoint for path in paths]
+    assert ends[0][1] != ends[1][1]
+    job = [Rank.__new__(Rank) for _ in paths]
+    for r, rank in enumerate(job):
+        rank.rank, rank.path = r, paths[r]
+        rank.join(ends)
+    hold = cases.control_packet(PacketType.HOLD)
+    job[1].sender.send_burst(0, hold, 1 << 16)
+    assert job[0].await_control() == [hold]
+    for path in paths:
+        path.close()
+
+
+def test_probes_are_answered_without_python(ranks: list[Rank]) -> None:
+    probe = cases.control_packet(PacketType.PROBE, time.monotonic_ns().to_bytes(8, "big") + bytes(8))
+    hold = cases.control_packet(PacketType.HOLD, owner=1, sender=0)
+    ranks[1].sender.send_burst(0, probe, 1 << 16)
+    # rank 0 reflects before it hears of HOLD, so that its own HOLD leaves after the echo
+    ranks[1].sender.send_burst(0, cases.control_packet(PacketType.HOLD), 1 << 16)
+    ranks[0].await_control()
+    ranks[0].sender.send_burst(1, hold, 1 << 16)
+    ranks[1].await_control()
+    assert ranks[0].counted()[1, Verdict.REFLECTED] == 1
+    assert ranks[1].counted()[0, Verdict.ECHO_TAKEN] == 1
+    assert 0 < ranks[1].path.store.peer_states[0]["rtt_ns"] < 10_000_000_000
+
+
+def test_nothing_is_added_once_sealing_has_returned(ranks: list[Rank]) -> None:
+    """Contributions pour in while ops are sealed: what a slot holds when seal returns, it holds for ever."""
+    rows = {r: Rows(SUM_ROWS, r) for r in (1, 2)}
+    path = ranks[0].path
+    go = {r: threading.Semaphore(0) for r in (1, 2)}
+    ops = [OP + i for i in range(60)]
+
+    def pour(r: int) -> None:
+        for op in ops:
+            go[r].acquire()
+            ranks[r].sender.send(0, rows[r].contributions(r, 0, op, SUM_BASE))
+
+    threads = [threading.Thread(target=pour, args=(r,)) for r in (1, 2)]
+    for thread in threads:
+        thread.start()
+    late = 0
+    try:
+        for op in ops:
+            for r in (1, 2):
+                go[r].release()
+            ranks[0].await_event(Event.OPENED, op)
+            path.seal(op, SUM_BASE, SUM_ROWS)
+            sums, slots = path.store.sums.copy(), path.store.slots.copy()
+            # every packet of the op is counted before the next op may begin
+            expected = 2 * SUM_ROWS * (ops.index(op) + 1)
+            ranks[0].await_rows(expected)
+            assert path.store.sums.tobytes() == sums.tobytes()
+            assert path.store.slots.tobytes() == slots.tobytes()
+            late = sum(n for (_, verdict), n in ranks[0].counted().items() if verdict == Verdict.LATE)
+    finally:
+        for r in (1, 2):
+            go[r].release(len(ops))
+        for thread in threads:
+            thread.join()
+    assert late > 0
+
+
+def test_a_full_receive_buffer_is_counted(ranks: list[Rank]) -> None:
+    small = Rank(0, receive_buffer=4096)
+    small.join([small.path.endpoint, ranks[1].path.endpoint])
+    sender = Sender([ranks[1].path.socket], {0: small.path.endpoint})
+    hold = cases.control_packet(PacketType.HOLD)
+    with small.path._tables.mutex:  # the thread stands still, the socket fills
+        for _ in range(500):
+            sender.send_burst(0, hold, 1 << 16)
+    taken = small.await_control()
+    while True:  # the count comes with the next packet that finds room
+        sender.send_burst(0, hold, 1 << 16)
+        taken += small.await_control()
+        if small.path.kernel_drops:
+            break
+    assert 0 < small.path.kernel_drops < 500
+    assert small.counted() == {(1, Verdict.CONTROL_PASSED): len(taken)}
+    small.path.close()
+
+
+def test_senders_are_paced_where_buffers_are_small(ranks: list[Rank]) -> None:
+    small = UdpDatapath("127.0.0.1", 0, None, 64, 16, 16, receive_buffer=100_000)
+    assert small.receive_buffer < 1 << 20
+    assert 0 < small.pace(1, 65536) < 0.001
+    small.close()
+
+
+def test_closing_twice_and_for_good(ranks: list[Rank]) -> None:
+    path = ranks[2].path
+    endpoint = path.endpoint
+    path.close()
+    path.close()
+    assert not any(t.name == "tailbound-udp" and t is path._thread for t in threading.enumerate())
+    again = UdpDatapath(*endpoint, None, WIDTH, SUM_ROWS, cases.RESULT_ROWS)  # the port is free again
+    again.close()
+
+
+def test_many_datapaths_come_and_go_without_leaks(ranks: list[Rank]) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        UdpDatapath("127.0.0.1", 0, None, 64, 16, 16).close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_forgotten_datapath_ends_its_thread() -> None:
+    before = threading.active_count()
+    path = UdpDatapath("127.0.0.1", 0, None, 64, 16, 16)
+    assert threading.active_count() == before + 1
+    del path
+    gc.collect()
+    assert threading.active_count() == before
+
+
+def test_a_port_that_is_taken(ranks: list[Rank]) -> None:
+    with pytest.raises(ConfigError, match="is taken: choose another"):
+        UdpDatapath(*ranks[0].path.endpoint, None, WIDTH, SUM_ROWS, 64)
+
+
+def test_an_address_of_another_host() -> None:
+    with pytest.raises(ConfigError, match=r"cannot bind 192.0.2.1:0.*give a local address"):
+        UdpDatapath("192.0.2.1", 0, None, WIDTH, SUM_ROWS, 64)
+
+
+def test_sizes_that_cannot_be() -> None:
+    with pytest.raises(ConfigError, match="use a power of two"):
+        UdpDatapath("127.0.0.1", 0, None, WIDTH, 63, 64)
+
+
+def test_endpoints_that_cannot_be(ranks: list[Rank]) -> None:
+    with pytest.raises(ConfigError, match="257 ranks"):
+        ranks[0].path.set_endpoints([("127.0.0.1", 1)] * 257)
+    with pytest.raises(ConfigError, match="dotted IPv4"):
+        ranks[0].path.set_endpoints([("localhost", 1)])
+
+
+def test_loopback_endpoints() -> None:
+    assert loopback_endpoints(3, 7) == [("127.0.0.10", 7), ("127.0.0.11", 7), ("127.0.0.12", 7)]
+    with pytest.raises(ConfigError, match=r"use 1\.\.240"):
+        loopback_endpoints(241, 7)
+
+
+def test_packets_of_another_kind_of_sender(ranks: list[Rank]) -> None:
+    """Datagrams one by one, without GSO, are the same to the receiver."""
+    rows = Rows(20, 9)
+    ranks[1].sender.plain.add(0)
+    assert ranks[1].sender.send(0, rows.contributions(1, 0, OP, SUM_BASE)) == 20
+    hold = cases.control_packet(PacketType.HOLD)
+    ranks[1].sender.send_burst(0, hold, 1 << 16)
+    assert ranks[0].await_control() == [hold]
+    assert ranks[0].counted() == {(1, Verdict.STORED): 20, (1, Verdict.CONTROL_PASSED): 1}
+    assert packets.parse(rows.packets[0].tobytes()) is not None

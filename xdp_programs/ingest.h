@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * One packet, from frame to verdict: the rules of ebpf/ applied to the maps, in the order in which the
+ * udp datapath applies them too.
+ *
+ * Locks: one at a time, and nothing is looked up or called while one is held. Packet pointers are taken anew
+ * from the context after each loop over the codes, so that the verifier does not carry the loop's exits on.
+ */
+#ifndef TB_INGEST_H
+#define TB_INGEST_H
+
+#include "check.h"
+#include "lanes.h"
+#include "ledger.h"
+#include "maps.h"
+#include "op.h"
+#include "packet.h"
+#include "parse.h"
+#include "peer.h"
+#include "ranks.h"
+#include "reflect.h"
+#include "result.h"
+#include "slot.h"
+#include "window.h"
+
+static __always_inline void tb_emit(__u32 kind, __u32 op, __u64 ns)
+{
+	struct tb_event event = { .kind = kind, .op = op, .ns = ns };
+
+	bpf_ringbuf_output(TB_MAP(events), &event, sizeof(event), 0);
+}
+
+/* Rules 5 to 8: whether the packet is this job's, from a rank we know, to us. */
+static __always_inline __u32 tb_admit(const struct tb_control *control, const struct tb_peer *peer,
+				      const struct tb_frame *f)
+{
+	__u32 sender = f->head->sender;
+
+	if (tb_be32(f->head->cookie) != control->cookie)
+		return TB_VERDICT_WRONG_COOKIE;
+	if (sender == control->rank || sender >= control->ranks || !peer->address)
+		return TB_VERDICT_UNKNOWN_RANK;
+	if (f->ip->saddr != peer->address || (f->ip->daddr != control->address &&
+					      (!control->group || f->ip->daddr != control->group)))
+		return TB_VERDICT_WRONG_ADDRESS;
+	return TB_GO_ON;
+}
+
+/* Probes are answered from here, and their echoes measured: neither touches an op. */
+static __always_inline __u32 tb_probe(const struct tb_control *control, const struct tb_frame *f,
+				      const struct tb_packet *p)
+{
+	struct tb_peer_state *state;
+	struct tb_lock *lock;
+	__u64 now;
+
+	if (p->owner != control->rank)
+		return TB_VERDICT_NOT_FOR_THIS_RANK;
+	if (p->type == TB_TYPE_PROBE) {
+		/* The answer's source is the probe's destination, which must not be the group. */
+		if (f->ip->daddr != control->address)
+			return TB_VERDICT_WRONG_ADDRESS;
+		tb_reflect(f, control->rank);
+		return TB_VERDICT_REFLECTED;
+	}
+	if ((void *)f->codes + TB_ROW_STEP > f->end)
+		return TB_VERDICT_BAD_LENGTH;
+	now = bpf_ktime_get_ns() - tb_be64(*(__be64 *)f->codes);
+	state = TB_LOOKUP(peer_states, p->sender);
+	lock = TB_LOOKUP(peer_locks, p->sender);
+	if (!state || !lock)
+		return TB_VERDICT_UNKNOWN_RANK;
+	bpf_spin_lock(&lock->lock);
+	state->rtt_ns = now;
+	bpf_spin_unlock(&lock->lock);
+	return TB_VERDICT_ECHO_TAKEN;
+}
+
+/* Rule 11, for rows. */
+static __always_inline __u32 tb_row_rules(const struct tb_control *control,
+					  const struct tb_header *head, const struct tb_packet *p)
+{
+	__u32 map_id =
+		tb_distance(p->op, control->map_since) >= 0 ? control->map_id : control->map_before;
+
+	if (p->row >= p->rows)
+		return TB_VERDICT_SLOT_OUT_OF_RANGE;
+	if (tb_be32(head->map_id) != map_id)
+		return TB_VERDICT_WRONG_MAP;
+	if (p->type == TB_TYPE_CONTRIBUTION && head->shift > control->shift_cap)
+		return TB_VERDICT_BAD_SHIFT;
+	return TB_GO_ON;
+}
+
+/* Rule 12. */
+static __always_inline void tb_peer_note(const struct tb_packet *p, const struct tb_header *head)
+{
+	struct tb_peer_state *state = TB_LOOKUP(peer_states, p->sender);
+	struct tb_marks marks;
+	struct tb_lock *lock;
+	__u64 now;
+
+	tb_marks_of(&marks, head);
+	if (!state || !tb_peer_news(state, p, &marks))
+		return;
+	lock = TB_LOOKUP(peer_locks, p->sender);
+	if (!lock)
+		return;
+	now = bpf_ktime_get_ns();
+	bpf_spin_lock(&lock->lock);
+	tb_peer_take(state, p, &marks, now);
+	bpf_spin_unlock(&lock->lock);
+}
+
+/* Rule 14, before any lock; rows look again under theirs. */
+static __always_inline __u32 tb_window_rules(const struct tb_control *control,
+					     const struct tb_packet *p)
+{
+	int sum = p->type == TB_TYPE_CONTRIBUTION;
+	__u32 place;
+
+	if (tb_distance(p->op, control->first_op) < 0)
+		return sum ? TB_VERDICT_STALE_OP : TB_VERDICT_STALE_RESULT;
+	if (sum)
+		place = tb_window(p->seq, TB_READ_ONCE(control->sum_base), TB_SUM_ROWS);
+	else
+		place = tb_window(p->seq, TB_READ_ONCE(control->result_base), TB_RESULT_ROWS);
+	if (place == TB_BEHIND)
+		return sum ? TB_VERDICT_STALE_OP : TB_VERDICT_STALE_RESULT;
+	if (place == TB_AHEAD)
+		return sum ? TB_VERDICT_FUTURE_OP : TB_VERDICT_FUTURE_RESULT;
+	return TB_GO_ON;
+}
+
+/* Rule 15. codes is 0 where the packet says nothing about V. */
+static __always_inline __u32 tb_op_note(const struct tb_control *control, const struct tb_packet *p,
+					int live, struct tb_op *op, __u32 codes)
+{
+	__u32 slot = tb_op_slot(p->op), tag = tb_op_tag(op, p), news, events = 0;
+	struct tb_arrival *arrival;
+	struct tb_lock *lock;
+	__u64 now = 0;
+
+	if (tag != TB_TAG_SAME) {
+		lock = TB_LOOKUP(op_locks, slot);
+		if (!lock)
+			return TB_VERDICT_STALE_OP;
+		now = bpf_ktime_get_ns();
+		bpf_spin_lock(&lock->lock);
+		tag = tb_op_tag(op, p);
+		if (tag == TB_TAG_OLD)
+			tb_op_start(op, p, codes, now);
+		bpf_spin_unlock(&lock->lock);
+		if (tag == TB_TAG_NEWER)
+			return p->type == TB_TYPE_CONTRIBUTION ? TB_VERDICT_STALE_OP
+							       : TB_VERDICT_STALE_RESULT;
+		if (tag == TB_TAG_OLD)
+			tb_emit(TB_EVENT_OPENED, p->op, now);
+	}
+	if (op->layout != p->layout)
+		return TB_VERDICT_LAYOUT_MISMATCH;
+	if (codes && TB_READ_ONCE(op->codes) != codes) {
+		lock = TB_LOOKUP(op_locks, slot);
+		if (!lock)
+			return TB_VERDICT_LAYOUT_MISMATCH;
+		bpf_spin_lock(&lock->lock);
+		/* Opened by a packet without rows: the first row says how long they are. */
+		if (!op->codes && tb_op_tag(op, p) == TB_TAG_SAME)
+			op->codes = codes;
+		bpf_spin_unlock(&lock->lock);
+		if (TB_READ_ONCE(op->codes) != codes)
+			return TB_VERDICT_LAYOUT_MISMATCH;
+	}
+	news = tb_op_news(op, p);
+	if (!news)
+		return TB_GO_ON;
+	lock = TB_LOOKUP(op_locks, slot);
+	arrival = TB_LOOKUP(arrivals, slot * TB_MAX_RANKS + (p->sender & (TB_MAX_RANKS - 1)));
+	if (!lock || !arrival)
+		return TB_GO_ON;
+	if (!now)
+		now = bpf_ktime_get_ns();
+	bpf_spin_lock(&lock->lock);
+	if (tb_op_tag(op, p) == TB_TAG_SAME)
+		events = tb_op_take(op, arrival, p, news, control, live, now);
+	bpf_spin_unlock(&lock->lock);
+	if (events & 1 << TB_EVENT_MAJORITY)
+		tb_emit(TB_EVENT_MAJORITY, p->op, now);
+	if (events & 1 << TB_EVENT_TAIL)
+		tb_emit(TB_EVENT_TAIL, p->op, now);
+	if (events & 1 << TB_EVENT_RESULTS_TAIL)
+		tb_emit(TB_EVENT_RESULTS_TAIL, p->op, now);
+	return TB_GO_ON;
+}
+
+/* Rule 16. */
+static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb_control *control,
+					     const struct tb_packet *p, int live, struct tb_op *op)
+{
+	__u32 slot = p->seq & (TB_SUM_ROWS - 1), verdict, place, shift, done;
+	struct tb_slot_lock *lock = TB_LOOKUP(slot_locks, slot);
+	struct tb_expect *expected = TB_LOOKUP(expect, slot), expect;
+	struct tb_slot *record = TB_LOOKUP(slots, slot);
+	__u64 *sums = TB_LOOKUP(sums, slot);
+	__s32 exponent, need;
+	struct tb_lock *op_lock;
+	struct tb_frame f;
+	int complete = 0;
+
+	if (!lock || !expected || !record || !sums || !tb_frame_of(ctx, &f))
+		return TB_VERDICT_SLOT_OUT_OF_RANGE;
+	exponent = (__s16)tb_be16(f.head->exponent);
+	need = (__s16)tb_be16(f.head->need);
+	shift = f.head->shift;
+	expect = tb_expect_of(expected);
+
+	bpf_spin_lock(&lock->lock);
+	place = tb_window(p->seq, TB_READ_ONCE(control->sum_base), TB_SUM_ROWS);
+	if (place == TB_INSIDE)
+		verdict = tb_slot_judge(record, lock->sealed_op, expect, p, exponent);
+	else
+		verdict = place == TB_BEHIND ? TB_VERDICT_STALE_OP : TB_VERDICT_FUTURE_OP;
+	if (verdict == TB_VERDICT_ADDED) {
+		tb_slot_join(record, p, need, shift);
+		complete = live && tb_ranks_within(control->live, record->ranks);
+		tb_lanes_add(sums, f.codes, f.end, shift);
+	} else if (verdict == TB_VERDICT_STORED) {
+		tb_slot_start(record, p, exponent, need, shift);
+		complete = live && tb_ranks_within(control->live, record->ranks);
+		tb_lanes_store(sums, f.codes, f.end, shift);
+	}
+	bpf_spin_unlock(&lock->lock);
+
+	if (verdict != TB_VERDICT_ADDED && verdict != TB_VERDICT_STORED)
+		return verdict;
+	op->progress++;
+	if (!complete && TB_READ_ONCE(op->rows))
+		return verdict;
+	op_lock = TB_LOOKUP(op_locks, tb_op_slot(p->op));
+	if (!op_lock)
+		return verdict;
+	bpf_spin_lock(&op_lock->lock);
+	done = 0;
+	if (tb_op_tag(op, p) == TB_TAG_SAME) {
+		if (!op->rows)
+			op->rows = p->rows;
+		if (complete)
+			done = ++op->rows_complete == op->rows;
+	}
+	bpf_spin_unlock(&op_lock->lock);
+	if (done)
+		tb_emit(TB_EVENT_COMPLETE, p->op, bpf_ktime_get_ns());
+	return verdict;
+}
+
+/* Rule 17. */
+static __always_inline __u32 tb_result(struct xdp_md *ctx, const struct tb_control *control,
+				       const struct tb_packet *p, struct tb_op *op)
+{
+	__u32 position = p->seq & (TB_RESULT_ROWS - 1), op_slot = tb_op_slot(p->op), verdict, place,
+	      in = 0;
+	struct tb_lock *lock = TB_LOOKUP(result_locks, position),
+		       *op_lock = TB_LOOKUP(op_locks, op_slot);
+	struct tb_expect_results *expected = TB_LOOKUP(expect_results, op_slot);
+	struct tb_result *record = TB_LOOKUP(result_records, position);
+	struct tb_presence *presence = TB_LOOKUP(presence, position);
+	__u64 *codes = TB_LOOKUP(results, position);
+	struct tb_frame f;
+	__u32 rows;
+
+	if (!lock || !op_lock || !expected || !record || !presence || !codes ||
+	    !tb_frame_of(ctx, &f))
+		return TB_VERDICT_SLOT_OUT_OF_RANGE;
+
+	bpf_spin_lock(&lock->lock);
+	place = tb_window(p->seq, TB_READ_ONCE(control->result_base), TB_RESULT_ROWS);
+	if (place == TB_INSIDE)
+		verdict = tb_result_judge(record, p);
+	else
+		verdict = place == TB_BEHIND ? TB_VERDICT_STALE_RESULT : TB_VERDICT_FUTURE_RESULT;
+	if (verdict == TB_VERDICT_RESULT_TAKEN) {
+		tb_result_take(record, p, f.head);
+		tb_codes_copy(codes, f.codes, f.end);
+	}
+	bpf_spin_unlock(&lock->lock);
+
+	if (verdict != TB_VERDICT_RESULT_TAKEN)
+		return verdict;
+	bpf_spin_lock(&op_lock->lock);
+	presence->cookie = p->cookie;
+	presence->op = p->op;
+	if (tb_op_tag(op, p) == TB_TAG_SAME)
+		in = ++op->results_in;
+	bpf_spin_unlock(&op_lock->lock);
+	rows = TB_READ_ONCE(expected->rows);
+	if (rows && in >= rows && TB_READ_ONCE(expected->op) == p->op)
+		tb_emit(TB_EVENT_RESULTS_COMPLETE, p->op, bpf_ktime_get_ns());
+	return verdict;
+}
+
+/* Rules 5 to 17. *sender stays UNKNOWN until the check has passed. */
+static __always_inline __u32 tb_judge(struct xdp_md *ctx, __u32 codes, __u32 *sender)
+{
+	struct tb_control *control = TB_LOOKUP(control, 0);
+	struct tb_packet p;
+	struct tb_peer *peer;
+	struct tb_frame f;
+	struct tb_op *op;
+	__u32 verdict;
+	int live, row;
+
+	if (!control || !TB_READ_ONCE(control->active))
+		return TB_VERDICT_INACTIVE;
+	if (!tb_frame_of(ctx, &f))
+		return TB_VERDICT_BAD_LENGTH;
+	peer = TB_LOOKUP(peers, f.head->sender);
+	if (!peer)
+		return TB_VERDICT_UNKNOWN_RANK;
+	verdict = tb_admit(control, peer, &f);
+	if (verdict != TB_GO_ON)
+		return verdict;
+	if (tb_check(f.head, f.codes, f.end) != tb_be64(f.head->check))
+		return TB_VERDICT_CORRUPT;
+	if (!tb_frame_of(ctx, &f))
+		return TB_VERDICT_BAD_LENGTH;
+	tb_packet_of(&p, f.head, codes);
+	*sender = p.sender;
+	if (p.type == TB_TYPE_PROBE || p.type == TB_TYPE_ECHO)
+		return tb_probe(control, &f, &p);
+
+	row = p.type == TB_TYPE_CONTRIBUTION || p.type == TB_TYPE_RESULT;
+	if (p.owner != (p.type == TB_TYPE_RESULT ? p.sender : control->rank))
+		return TB_VERDICT_NOT_FOR_THIS_RANK;
+	if (row) {
+		verdict = tb_row_rules(control, f.head, &p);
+		if (verdict != TB_GO_ON)
+			return verdict;
+	}
+	tb_peer_note(&p, f.head);
+	if (!row && p.type != TB_TYPE_READY)
+		return TB_VERDICT_CONTROL_PASSED;
+
+	verdict = tb_window_rules(control, &p);
+	if (verdict != TB_GO_ON)
+		return verdict;
+	op = TB_LOOKUP(ops, tb_op_slot(p.op));
+	if (!op)
+		return TB_VERDICT_STALE_OP;
+	live = tb_rank_in(control->live, p.sender);
+	verdict = tb_op_note(control, &p, live, op, row ? p.codes : 0);
+	if (verdict != TB_GO_ON)
+		return verdict;
+	if (p.type == TB_TYPE_CONTRIBUTION)
+		return tb_contribution(ctx, control, &p, live, op);
+	if (p.type == TB_TYPE_RESULT)
+		return tb_result(ctx, control, &p, op);
+	return TB_VERDICT_CONTROL_PASSED;
+}
+
+/* The one way out: every packet of ours is counted once, and its verdict says what the kernel does. */
+static __always_inline int tb_ingest(struct xdp_md *ctx)
+{
+	__u32 sender = TB_UNKNOWN_SENDER, codes = 0,
+	      verdict = tb_parse(ctx, TB_PORT, TB_WIDTH, &codes);
+	struct tb_ledger *row;
+
+	if (verdict == TB_FOREIGN)
+		return XDP_PASS;
+	if (verdict == TB_GO_ON)
+		verdict = tb_judge(ctx, codes, &sender);
+	row = TB_LOOKUP(ledger, tb_ledger_row(bpf_get_smp_processor_id(), sender));
+	if (row)
+		tb_ledger_count(row, verdict);
+	return tb_action(verdict);
+}
+
+#endif /* TB_INGEST_H */

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * The worker's XDP program: contributions into slot sums, results into result rows, probes turned round,
+ * other control packets to the socket. What is not ours passes untouched and is not counted.
+ *
+ * Compiled for one payload width, one UDP port and one size of rings: TB_WIDTH, TB_PORT, TB_SUM_ROWS,
+ * TB_RESULT_ROWS.
+ */
+#include "ingest.h"
+
+TB_PROGRAM tb_worker(struct xdp_md *ctx)
+{
+	return tb_ingest(ctx);
+}
+
+#ifndef TB_BCC
+char _license[] SEC("license") = "Dual BSD/GPL";
+#endif
