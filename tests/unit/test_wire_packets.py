@@ -111,7 +111,7 @@ def test_a_stuck_bit_column_is_seen(bit: int) -> None:
 
 
 def test_the_known_blind_spot() -> None:
-    """Sums modulo 2^64 keep one bit of a word's top bit: two of them in one lane cancel. CRCs below us see those."""
+    """The upper bits of two words can cancel, since carries run upwards only: the price of a check without tables."""
     data = array(GOLDEN[3].data)
     data[HEADER_BYTES:].view(np.uint64)[[0, 4]] ^= np.uint64(1) << np.uint64(63)
     assert packets.parse(data.tobytes()) is not None

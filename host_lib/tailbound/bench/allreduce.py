@@ -1,0 +1,200 @@
+"""``tailbound bench allreduce``: whole all-reduces between worker processes, interleaved with Gloo's.
+
+Every iteration begins at one moment for all ranks (``start``) and takes as long as the slowest of them. Gloo and
+Tailbound take turns, iteration by iteration, in alternating order, so that both see the same state of the machine.
+Gloo runs on the lab's link without Tailbound's XDP program; ``wire`` makes packets wire-sized on both links.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from tailbound.bench import figures
+from tailbound.bench.places import open_place
+from tailbound.bench.prepare import Preparation
+from tailbound.bench.start import StartLine
+from tailbound.bench.team import Team
+from tailbound.errors import ConfigError
+from tailbound.lab.spec import LabSpec
+
+#: Iterations before those that count: connections, scales, caches, DVFS.
+WARMUP = 5
+
+
+def run(
+    spec: LabSpec,
+    *,
+    sizes: Sequence[int] = (25 << 20, 1 << 20),
+    iters: int = 50,
+    vs: str = "gloo",
+    datapath: str = "auto",
+    json_file: Path | None = None,
+    console: Console | None = None,
+) -> list[dict[str, Any]]:
+    """Measures, prints a table, writes ``json_file``; returns its rows.
+
+    Args:
+        spec: the lab; without root only workers and straggler can be had, on loopback over ``udp``.
+        sizes: bytes of float32.
+        iters: all-reduces of each size and kind.
+        vs: ``gloo`` or ``none``.
+        datapath: ``auto``, ``xdp`` or ``udp``.
+        json_file: where the rows go.
+        console: where the table goes.
+
+    Raises:
+        ConfigError, CapabilityError: what is asked for cannot be had here.
+        TransportError: a worker failed.
+    """
+    console = console or Console()
+    if iters < 1 or not sizes or min(sizes) < 4 * spec.workers:
+        raise ConfigError("an all-reduce benchmark needs at least one iteration, and one float32 a worker")
+    sizes = [size - size % 4 for size in sizes]
+    with tempfile.TemporaryDirectory(prefix="tailbound-bench-") as folder, Preparation() as preparation:
+        line = Path(folder, "start")
+        StartLine.create(line, spec.workers)
+        console.print("preparing: compiling what is not compiled yet", highlight=False)
+        preparation.wait()
+        with open_place(spec, datapath) as (place, why_not):
+            if why_not is not None:
+                console.print(f"no lab, ranks run on loopback over udp: {why_not}", highlight=False, soft_wrap=True)
+            job = {
+                "sizes": sizes, "iters": iters, "warmup": WARMUP, "vs": vs, "line": str(line),
+                "datapath": datapath if why_not is None else "udp",
+            }  # fmt: skip
+            with Team(place, "tailbound.bench.worker", job, console) as team:
+                reports, used = _follow(team, sizes, iters, console)
+    rows = []
+    for size in sizes:
+        rows += summarize(size, reports[size], {**conditions(spec, why_not is None), "datapath": used})
+    console.print(table(rows))
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(rows, indent=1) + "\n")
+    return rows
+
+
+def conditions(spec: LabSpec, lab: bool) -> dict[str, Any]:
+    """What the rows say of the network they were measured on."""
+    return {
+        "lab": lab,
+        "wire": spec.wire_size,
+        "rate": spec.rate,
+        "loss": spec.loss,
+        "burst_loss": None if spec.burst is None else {"loss": spec.burst.loss, "length": spec.burst.length},
+        "straggler": None if spec.straggler is None else str(spec.straggler),
+    }
+
+
+def summarize(size: int, ranks: Sequence[dict[str, Any]], settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows of one size, Tailbound's first, from what every rank reported (by rank)."""
+    rows = []
+    for name in ranks[0]["times"]:
+        times = figures.slowest([report["times"][name] for report in ranks])
+        p50 = figures.percentile(times, 50)
+        errors = [error for report in ranks for error in report["nmse"][name]]
+        ours = name == "tailbound"
+        expected = sum(report["expected"] for report in ranks)
+        rows.append(
+            {
+                "name": name,
+                "workers": len(ranks),
+                "bytes": size,
+                "iters": len(times),
+                "p50_ms": p50 * 1e3,
+                "p99_ms": figures.percentile(times, 99) * 1e3,
+                "max_ms": max(times) * 1e3,
+                "min_ms": min(times) * 1e3,
+                "algbw_gbps": figures.algbw(size, p50),
+                "busbw_gbps": figures.busbw(size, p50, len(ranks)),
+                "delivered": sum(r["delivered"] for r in ranks) / expected if ours and expected else 1.0,
+                "deadline_hits": sum(r["deadline_hits"] for r in ranks) if ours else 0,
+                "nmse": sum(errors) / len(errors) if errors else None,
+                **settings,
+                "datapath": settings["datapath"] if ours else "tcp",
+            }
+        )
+    by_name = {row["name"]: row for row in rows}
+    if "gloo" in by_name:
+        by_name["tailbound"]["ratio_p50"] = by_name["gloo"]["p50_ms"] / by_name["tailbound"]["p50_ms"]
+    return rows
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Table:
+    """The rows in the manner of nccl-tests, narrow enough for 80 columns; GB are 10**9 bytes."""
+    result = Table(title=_title(rows[0]), title_justify="left", box=SIMPLE_HEAD, padding=0, pad_edge=False)
+    result.add_column("\nsize B", justify="right", no_wrap=True)
+    result.add_column("\nwho", no_wrap=True)
+    for heading in ("p50\nms", "p99\nms", "max\nms", "algbw\nGB/s", "busbw\nGB/s", "arrived\n%", "late\n", "\nNMSE"):
+        result.add_column(heading, justify="right", no_wrap=True)
+    result.add_column("p50\nratio", justify="right", no_wrap=True)
+    last = None
+    for row in rows:
+        if last not in (None, row["bytes"]):
+            result.add_section()
+        last = row["bytes"]
+        ratio = row.get("ratio_p50")
+        result.add_row(
+            str(row["bytes"]), row["name"], *(_ms(row[name]) for name in ("p50_ms", "p99_ms", "max_ms")),
+            f"{row['algbw_gbps']:.2f}", f"{row['busbw_gbps']:.2f}", f"{100 * row['delivered']:.3f}",
+            str(row["deadline_hits"]), "-" if row["nmse"] is None else f"{row['nmse']:.1e}",
+            "" if ratio is None else f"{ratio:.2f}",
+        )  # fmt: skip
+    return result
+
+
+def _ms(value: float) -> str:
+    return f"{value:.2f}" if value < 100 else f"{value:.1f}"
+
+
+def _title(row: dict[str, Any]) -> str:
+    parts = [f"all-reduce of float32, {row['workers']} workers", "lab" if row["lab"] else "loopback"]
+    parts.append(f"datapath {row['datapath']}")
+    parts.append("packets of wire size" if row["wire"] else "TCP with offloads")
+    if row["rate"]:
+        parts.append(f"{row['rate'] / 1e6:g} Mbit/s")
+    if row["loss"]:
+        parts.append(f"loss {row['loss']:.2%}")
+    if row["burst_loss"]:
+        parts.append(f"bursty loss {row['burst_loss']['loss']:.2%}")
+    if row["straggler"]:
+        parts.append(f"straggler {row['straggler']}")
+    return ", ".join(parts)
+
+
+def _follow(
+    team: Team, sizes: Sequence[int], iters: int, console: Console
+) -> tuple[dict[int, list[dict[str, Any]]], str]:
+    """Shows progress until all sizes are measured; reports by size and rank, and the datapath used."""
+    reports: dict[int, dict[int, dict[str, Any]]] = {size: {} for size in sizes}
+    used: dict[int, str] = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        tasks = {size: progress.add_task(f"{size:>11} B", total=iters) for size in sizes}
+        while any(len(by_rank) < team.ranks for by_rank in reports.values()):
+            rank, message = team.next()
+            if message["kind"] == "ready":
+                used[rank] = message["datapath"]
+            elif message["kind"] == "progress":
+                progress.update(tasks[message["size"]], completed=message["done"])
+            elif message["kind"] == "size":
+                size = message["size"]
+                reports[size][rank] = message
+                if len(reports[size]) == team.ranks:
+                    progress.update(tasks[size], completed=iters)
+                    if not console.is_terminal:
+                        console.print(f"{size} B: {iters} iterations done", highlight=False)
+    team.finish()
+    return (
+        {size: [by_rank[rank] for rank in range(team.ranks)] for size, by_rank in reports.items()},
+        "+".join(sorted(set(used.values()))),
+    )

@@ -1,0 +1,98 @@
+"""Compile what numba has not compiled yet, once, before several processes would all do it at the same time.
+
+Run as a process of its own (``python -m tailbound.bench.prepare``): two ranks average small arrays over ``udp`` on
+loopback, which takes every path of the codec and of the collective; the machine code stays in numba's cache on disk.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+
+from tailbound.collective.communicator import Communicator
+from tailbound.errors import TransportError
+from tailbound.transport.config import Config
+
+#: Entries: a part of one row, some rows, several groups with a rest.
+_SIZES = (10, 5_000, 200_000)
+
+
+class MemoryStore:
+    """A ``rendezvous.Store`` for threads of one process."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+
+    def set(self, key: str, value: Any) -> None:
+        """Sets a key."""
+        with self._changed:
+            self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
+            self._changed.notify_all()
+
+    def get(self, key: str) -> bytes:
+        """Returns a key that has been waited for."""
+        with self._changed:
+            return self._values[key]
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        """Waits for keys.
+
+        Raises:
+            TimeoutError: one was not set in time.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: all(k in self._values for k in keys), timeout.total_seconds()):
+                raise TimeoutError(f"{keys} not set within {timeout}")
+
+
+def compile_all() -> None:
+    """Takes every path once."""
+    store = MemoryStore()
+
+    def rank(number: int) -> None:
+        with Communicator(store, Config(rank=number, ranks=2, port=0, ring_mib=4), datapath="udp") as ours:
+            for size in _SIZES:
+                data = np.arange(number, number + size, dtype=np.float32)
+                for _ in range(3):
+                    ours.allreduce(data, np.empty_like(data)).result()
+            ours.stats()
+            ours.meet("over")
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(rank, range(2)))
+
+
+class Preparation:
+    """``compile_all`` in a process of its own, to be waited for: ``with Preparation() as p: ...; p.wait()``."""
+
+    def __enter__(self) -> Preparation:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, process_group=0
+        )
+        return self
+
+    def wait(self) -> None:
+        """Waits for the end.
+
+        Raises:
+            TransportError: it failed; with its last words.
+        """
+        words = self._process.communicate()[1].decode(errors="replace").strip()
+        if self._process.returncode != 0:
+            raise TransportError(f"two ranks on loopback cannot average: {words[-2000:]}")
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
+
+
+if __name__ == "__main__":
+    compile_all()

@@ -1,0 +1,138 @@
+"""One rank of ``tailbound bench allreduce``: Tailbound and Gloo in turn, in the same process and the same minute."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from tailbound.bench.channel import Channel, serve
+from tailbound.bench.figures import nmse
+from tailbound.bench.start import StartLine
+from tailbound.collective.communicator import Communicator
+from tailbound.errors import TransportError
+from tailbound.transport.config import DEFAULT_PORT, Config
+
+OURS, THEIRS = "tailbound", "gloo"
+#: Iterations whose results are compared with the exact mean; spread evenly over all.
+_COMPARED = 8
+_REPORT_EVERY = 0.2
+
+
+def gradient(size: int, rank: int) -> NDArray[np.float32]:
+    """Gaussian data of ``size`` bytes, the same for the same rank."""
+    return np.random.default_rng([size, rank]).standard_normal(size // 4, dtype=np.float32)
+
+
+def exact_mean(size: int, ranks: int) -> NDArray[np.float64]:
+    """Mean of all ranks' ``gradient`` in float64."""
+    total = np.zeros(size // 4)
+    for rank in range(ranks):
+        total += gradient(size, rank)
+    total /= ranks
+    return total
+
+
+class Contest:
+    """One size: the data, and one timed all-reduce of each kind at a time."""
+
+    def __init__(self, size: int, ours: Communicator, line: StartLine) -> None:
+        self._ours, self._line = ours, line
+        self._ranks = ours.config.ranks
+        self._data = gradient(size, ours.config.rank)
+        self._exact = exact_mean(size, self._ranks)
+        self._out = np.zeros_like(self._data)
+        self._buffer = torch.zeros(self._data.size)
+        self._run: dict[str, Callable[[], None]] = {OURS: self._tailbound, THEIRS: self._gloo}
+        self._compare = {OURS: self._out, THEIRS: self._buffer.numpy()}
+        self.times: dict[str, list[float]] = {OURS: [], THEIRS: []}
+        self.errors: dict[str, list[float]] = {OURS: [], THEIRS: []}
+
+    def round(self, name: str, *, keep: bool, compare: bool) -> None:
+        """One all-reduce; time in seconds from the common start to this rank's result."""
+        self._buffer.numpy()[:] = self._data
+        self._line.wait()
+        begin = time.perf_counter()
+        self._run[name]()
+        taken = time.perf_counter() - begin
+        if keep:
+            self.times[name].append(taken)
+        if compare:
+            self.errors[name].append(nmse(self._compare[name], self._exact))
+
+    def _tailbound(self) -> None:
+        outcome = self._ours.allreduce(self._data, self._out).result()
+        if outcome.error is not None:
+            raise TransportError(outcome.error)
+
+    def _gloo(self) -> None:
+        dist.all_reduce(self._buffer)
+        self._buffer.mul_(1 / self._ranks)
+
+
+def totals(ours: Communicator) -> dict[str, int]:
+    """Rows expected and delivered, and stages ended by their deadline, since the start."""
+    counters = ours.stats()["counters"]
+    hits = counters.get("seal_deadline_hits", 0) + counters.get("result_deadline_hits", 0)
+    return {
+        "expected": counters.get("rows_expected", 0),
+        "delivered": counters.get("rows_delivered", 0),
+        "deadline_hits": hits,
+    }
+
+
+def measure(job: dict[str, Any], size: int, ours: Communicator, line: StartLine, channel: Channel) -> None:
+    """Measures one size and reports it."""
+    contest = Contest(size, ours, line)
+    names = [OURS, THEIRS] if job["vs"] == THEIRS else [OURS]
+    for _ in range(job["warmup"]):
+        for name in names:
+            contest.round(name, keep=False, compare=False)
+    ours.drain()
+    before = totals(ours)
+    told = time.monotonic()
+    every = max(1, job["iters"] // _COMPARED)
+    for i in range(job["iters"]):
+        for name in names if i % 2 == 0 else reversed(names):
+            contest.round(name, keep=True, compare=i % every == 0)
+        if ours.config.rank == 0 and time.monotonic() - told > _REPORT_EVERY:
+            told = time.monotonic()
+            channel.report("progress", size=size, done=i + 1)
+    ours.drain()
+    after = totals(ours)
+    channel.report(
+        "size",
+        size=size,
+        times={name: contest.times[name] for name in names},
+        nmse={name: contest.errors[name] for name in names},
+        **{name: after[name] - before[name] for name in before},
+    )
+
+
+def work(job: dict[str, Any], channel: Channel) -> None:
+    """Everything this rank does."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=300))
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    config = Config(rank=rank, ranks=ranks, port=int(os.environ.get("TAILBOUND_PORT", DEFAULT_PORT)))
+    line = StartLine(Path(job["line"]), rank, ranks)
+    store = dist.distributed_c10d._get_default_store()
+    with Communicator(store, config, datapath=job["datapath"]) as ours:
+        channel.report("ready", datapath=ours.datapath)
+        for size in job["sizes"]:
+            measure(job, size, ours, line, channel)
+        ours.meet("measured")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(serve(work))

@@ -1,0 +1,137 @@
+"""The command line: verbs only, no logic.
+
+Every verb imports what it needs when it runs, so that ``tailbound --help`` is quick. Errors of
+``tailbound.errors`` become one line and exit status 2, Ctrl-C becomes 130.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+import click
+
+from tailbound import __version__
+from tailbound.errors import TailboundError
+from tailbound.transport.config import DEFAULT_PORT, Config
+
+__all__ = ["cli", "main"]
+
+
+class _Verbs(click.Group):
+    """A group that knows some verbs as ``name: (module, attribute, help)`` and imports them when they are called."""
+
+    def __init__(self, *args: Any, late: Mapping[str, tuple[str, str, str]] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.late = dict(late or {})
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *self.late])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.late:
+            return super().get_command(ctx, cmd_name)
+        module, attribute, _ = self.late[cmd_name]
+        return cast(click.Command, getattr(import_module(module), attribute))
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        words = {name: help_text for name, (_, _, help_text) in self.late.items()}
+        words |= {name: command.get_short_help_str(90) for name, command in self.commands.items()}
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(words.items()))
+
+
+@click.group(
+    cls=_Verbs,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+    late={
+        "bench": ("tailbound.bench.cli", "bench", "Measure the kernel path, the codec, whole all-reduces."),
+        "lab": ("tailbound.lab.cli", "lab", "Build a cluster of network namespaces and run a command in it."),
+    },
+)
+@click.version_option(__version__, "-V", "--version", prog_name="tailbound", message="%(prog)s %(version)s")
+def cli() -> None:
+    """All-reduce in bounded time: gradients summed inside the kernel."""
+
+
+@cli.command()
+@click.argument("interface", metavar="IFACE")
+@click.option("--port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, help="UDP port of the job.")
+@click.option("--mtu", type=int, help="MTU of the path; without it, that of IFACE.")
+@click.option("--ring", "ring_mib", type=float, default=Config.ring_mib, metavar="MIB", help="Size of the result ring.")
+@click.option("--workers", type=int, default=2, help="World size, if known: more workers, smaller sums ring.")
+@click.option("--group", metavar="GROUP", help="Who may train; without it, root alone.")
+@click.option(
+    "--loader", type=click.Choice(["auto", "bcc", "clang"]), default="auto", help="What compiles the program."
+)
+def attach(interface: str, **options: Any) -> None:
+    """Load the XDP program onto IFACE, once, for training without privileges."""
+    from tailbound.datapath.attach import attach
+
+    click.echo(attach(interface, **options))
+
+
+@cli.command()
+@click.argument("interface", metavar="IFACE")
+def detach(interface: str) -> None:
+    """Remove our program and maps from IFACE, after a crash too."""
+    from tailbound.datapath.attach import detach
+
+    click.echo(f"detached from {interface}" if detach(interface) else f"nothing of Tailbound's is on {interface}")
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the same data as JSON.")
+@click.option("--interface", metavar="IFACE", help="Interface to judge; without it, that of the default route.")
+@click.option("--ring", "ring_mib", type=float, metavar="MIB", help="Result ring to compute the memory of.")
+@click.option("--workers", type=int, default=4, help="World size to compute the memory for.")
+def doctor(as_json: bool, interface: str | None, ring_mib: float | None, workers: int) -> None:
+    """Say what this machine can do, which datapath it gets and why."""
+    from tailbound.doctor import examine, show
+
+    report = examine(interface, ring_mib=ring_mib, workers=workers)
+    if as_json:
+        click.echo(report.to_json())
+    else:
+        show(report)
+
+
+@cli.command()
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), default="out/demo", help="Folder for the results."
+)
+@click.option("--quick", is_flag=True, help="A shorter training.")
+@click.option(
+    "--datapath", type=click.Choice(["auto", "xdp", "udp"]), default="auto", help="How gradients are received."
+)
+@click.option("--workers", type=click.IntRange(2, 256), default=4, help="Ranks.")
+def demo(out: Path, quick: bool, datapath: str, workers: int) -> None:
+    """Train a real model over a lossy network, beside Gloo."""
+    from tailbound.demo.run import run
+
+    run(out=out, quick=quick, datapath=datapath, workers=workers)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit status."""
+    try:
+        status = cli.main(
+            args=None if arguments is None else list(arguments), prog_name="tailbound", standalone_mode=False
+        )
+    except click.Abort:  # click's name for Ctrl-C
+        return 128 + signal.SIGINT
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except TailboundError as error:
+        click.secho(f"error: {error}", fg="red", err=True)
+        return 2
+    return status if isinstance(status, int) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""READY packets: agreeing on cold scales, abstaining, and telling marks whose packets were lost (rules 2, 17, 25).
+
+Every rank sends every peer at least one packet per op; where rows do that, READY is only sent by a rank that has been
+waiting for a while (its tail packet, and with it the mark, may be what others miss) or that is asked.
+"""
+
+from __future__ import annotations
+
+from tailbound.collective.job import Job
+from tailbound.collective.messages import decode_ready, encode_ready
+from tailbound.collective.op import Op
+from tailbound.transport.config import MS
+from tailbound.wire import packets
+from tailbound.wire.schema import Flag, PacketType, serial_distance
+
+#: Pauses before READY is sent (again): an op is reminded of after the time it usually takes, within these limits.
+_FIRST_PAUSE, _LONGEST_PAUSE = 2 * MS, 20 * MS
+
+
+def announce(job: Job, op: Op, peers: list[int], *, ask: bool) -> None:
+    """Sends READY for ``op`` to ``peers``; with ``ask`` they answer with their own marks."""
+    needs = op.needs.get(job.rank) if op.cold else None
+    body = encode_ready(set(op.needs) | {job.rank}, needs)
+    flags = Flag(0)
+    if ask:
+        flags |= Flag.REPEAT
+    if op.outcome.abstained:
+        flags |= Flag.ABSTAIN
+    if op.outcome.late:
+        flags |= Flag.LATE
+    lateness = 0
+    if op.launch and op.start:
+        lateness = min(0xFFFF, max(0, op.launch.launched - op.start) // 64000)
+    head = job.header(PacketType.READY, op.label, op.place.layout.tag, flags=flags, lateness=lateness)
+    head["seq"] = op.place.result_seq
+    for peer in peers:
+        head["owner"] = peer
+        job.sender.send_burst(peer, packets.packet(head, body), 1 << 16)
+        job.counters["ready_sent"] += 1
+
+
+def remind(job: Job, op: Op, now: int) -> int:
+    """Sends READY again while ``op`` is waiting; returns when to look again."""
+    if op.ready_again == 0:
+        op.ready_wait = min(max(_FIRST_PAUSE, job.typical.get(op.place.layout.key, 0)), _LONGEST_PAUSE)
+        op.ready_again = now + op.ready_wait
+    elif now >= op.ready_again:
+        op.ready_wait = min(2 * op.ready_wait, _LONGEST_PAUSE)
+        op.ready_again = now + op.ready_wait
+        if op.published:
+            _ask(job, op)
+        else:
+            announce(job, op, [p for p in job.peers if _unfinished(job, op, p)], ask=True)
+    return op.ready_again
+
+
+def _ask(job: Job, op: Op) -> None:
+    """Asks the owners whose finished mark for ``op`` is missing, with an empty repair request.
+
+    READY would not do: to an owner that is through with the op it is a stale row, and the kernel drops it.
+    """
+    head = job.header(PacketType.REPAIR, op.label, op.place.layout.tag)
+    for peer in job.peers:
+        if peer in job.gone or job.published(peer, op.label):
+            continue
+        head["owner"] = peer
+        job.sender.send_burst(peer, packets.packet(head, b""), 1 << 16)
+        job.counters["asked"] += 1
+
+
+def _unfinished(job: Job, op: Op, peer: int) -> bool:
+    """Whether a mark of ``peer`` is missing here: only those are worth asking."""
+    if peer in job.gone:
+        return False
+    contributed = peer in op.abstainers or job.contributed(peer, op.label)
+    return not contributed or not job.published(peer, op.label)
+
+
+class Inbox:
+    """Takes control packets and keeps what READY packets say of ops that are not launched here yet."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._early: dict[int, dict[int, tuple[int, int, bytes]]] = {}  # label, sender: layout, flags, body
+
+    def take(self, data: bytes, ops: dict[int, Op]) -> None:
+        """Works on one control packet (UDP payload); the kernel has checked it, it is checked again here."""
+        job = self._job
+        parsed = packets.parse(data)
+        if parsed is None:
+            job.counters["control_refused"] += 1
+            return
+        head, body = parsed[0][0], parsed[1]
+        sender, label = int(head["sender"]), int(head["op"])
+        if int(head["cookie"]) != job.cookie or sender not in job.sender.peers or int(head["owner"]) != job.rank:
+            job.counters["control_refused"] += 1
+            return
+        job.counters["control_taken"] += 1
+        if head["type"] == PacketType.BYE:
+            job.gone.add(sender)
+            job.publish_live()
+        elif head["type"] == PacketType.READY:
+            flags = int(head["flags"])
+            op = ops.get(label)
+            if op is not None:
+                if int(head["layout"]) == op.place.layout.tag:
+                    self._ready(op, sender, flags, body)
+            elif serial_distance(label, job.sequence.next_label) >= 0 and len(self._early) < 4096:
+                self._early.setdefault(label, {})[sender] = (int(head["layout"]), flags, body)
+        elif head["type"] == PacketType.REPAIR and serial_distance(label, job.marks.published) <= 0:
+            self._answer(sender, label, int(head["layout"]))
+
+    def adopt(self, op: Op) -> None:
+        """Hands an op what was said of it before it was placed, and forgets older words."""
+        for sender, (layout, flags, body) in self._early.pop(op.label, {}).items():
+            if layout == op.place.layout.tag:
+                self._ready(op, sender, flags, body)
+        for label in [e for e in self._early if serial_distance(e, op.label) < 0]:
+            del self._early[label]
+
+    def _ready(self, op: Op, sender: int, flags: int, body: bytes) -> None:
+        ready = decode_ready(body, op.place.layout.shape.groups)
+        if ready is None:
+            self._job.counters["control_refused"] += 1
+            return
+        if flags & Flag.ABSTAIN:
+            op.abstainers.add(sender)
+        if ready.needs is not None:
+            op.needs[sender] = ready.needs
+        if self._job.rank in ready.heard:
+            op.heard_by.add(sender)
+        elif op.cold and op.needs_own:
+            announce(self._job, op, [sender], ask=False)
+        if flags & Flag.REPEAT and op.launch and op.encoded:
+            if op.published:
+                self._answer(sender, op.label, op.place.layout.tag)
+            else:
+                announce(self._job, op, [sender], ask=False)
+
+    def _answer(self, sender: int, label: int, layout: int) -> None:
+        """Tells a rank that waits for results which have been sent in full that no more will come: the marks say it."""
+        job = self._job
+        head = job.header(PacketType.GONE, label, layout, owner=sender)
+        job.sender.send_burst(sender, packets.packet(head, b""), 1 << 16)
+
+
+def farewell(job: Job, label: int) -> None:
+    """BYE, three times to every peer (rule 15)."""
+    head = job.header(PacketType.BYE, label, 0)
+    for _ in range(3):
+        for peer in job.peers:
+            head["owner"] = peer
+            job.sender.send_burst(peer, packets.packet(head, b""), 1 << 16)

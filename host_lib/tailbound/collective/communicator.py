@@ -1,0 +1,282 @@
+"""One rank's handle on a job: opens a datapath, meets the other ranks, averages buckets.
+
+This is the whole of Tailbound without PyTorch: arrays in, averaged arrays out, over any ``rendezvous.Store``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import tailbound
+from tailbound.codec.shape import GROUP_ROWS, layout_tag, shape_for
+from tailbound.collective import report
+from tailbound.collective.job import Job
+from tailbound.collective.messages import READY_BYTES
+from tailbound.collective.op import Launch, Outcome
+from tailbound.collective.transpose import Transpose
+from tailbound.collective.warmup import warm_up
+from tailbound.datapath.protocol import Datapath
+from tailbound.datapath.select import open_datapath
+from tailbound.errors import ConfigError
+from tailbound.transport import rendezvous
+from tailbound.transport.config import Config
+from tailbound.transport.rendezvous import Greeting, Store
+from tailbound.transport.sender import Sender
+from tailbound.transport.sequence import Layout
+from tailbound.wire.schema import OP_INDEX_BITS, VERSION
+
+log = logging.getLogger("tailbound")
+
+#: An op has at most this many rows, so that rows of an owner fit the header's u16 and needs fit one READY packet.
+MAX_OP_ROWS = 40960
+
+
+class Communicator:
+    """Averages float32 arrays over all ranks in bounded time.
+
+    Args:
+        store: any ``rendezvous.Store``, as ``torch.distributed`` has.
+        config: settings; ``rank`` and ``ranks`` among them.
+        datapath: ``auto``, ``xdp`` or ``udp``.
+        interface: name of the interface to use; default ``TAILBOUND_INTERFACE``, else the way to MASTER_ADDR.
+        name: tells several jobs on one store apart.
+        timeout: seconds to wait for the other ranks at the start.
+        model: digest of what is trained; must be equal on all ranks.
+        on_thread: called once in the transport thread.
+
+    Raises:
+        ConfigError, CapabilityError, AttachError: this rank cannot take part, and why.
+        LayoutError, TransportError: the ranks do not fit together, or one is missing.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        config: Config,
+        *,
+        datapath: str = "auto",
+        interface: str | None = None,
+        name: str = "tailbound",
+        timeout: float = 60.0,
+        model: str = "",
+        on_thread: Callable[[], None] | None = None,
+    ) -> None:
+        self.config = config
+        self._store, self._prefix = store, name
+        self._closed = False
+        path, address = open_datapath(datapath, interface or os.environ.get("TAILBOUND_INTERFACE"), config)
+        try:
+            self.greetings = self._meet(path, address, model, timeout)
+            self.job = self._activate(path, address)
+            rendezvous.meet(store, "active", config.rank, config.ranks, name, timeout)
+        except BaseException:
+            path.close()
+            raise
+        needs_fit = GROUP_ROWS * ((path.store.width - READY_BYTES) // 2)
+        self._rows_most = min([MAX_OP_ROWS, needs_fit, *(g.rows // 2 for g in self.greetings)])
+        self._lock = threading.Lock()
+        self._engine = Transpose(self.job, on_thread)
+        _open.add(self)
+
+    def _meet(self, path: Datapath, address: tuple[str, int], model: str, timeout: float) -> list[Greeting]:
+        config = self.config
+        own = Greeting(
+            rank=config.rank,
+            ranks=config.ranks,
+            wire=VERSION,
+            version=tailbound.__version__,
+            address=address[0],
+            port=address[1],
+            width=path.store.width,
+            rows=path.store.result_rows,
+            datapath=path.name,
+            rotate=config.rotate,
+            mode="u8",
+            model=model,
+            cookie=rendezvous.new_cookie() if config.rank == 0 else 0,
+        )
+        return rendezvous.exchange(self._store, own, self._prefix, timeout)
+
+    def _activate(self, path: Datapath, address: tuple[str, int]) -> Job:
+        endpoints = {g.rank: (g.address, g.port) for g in self.greetings if g.rank != self.config.rank}
+        path.set_endpoints([(g.address, g.port) for g in self.greetings])
+        job = Job(self.config, path, Sender([path.socket], endpoints), self.greetings[0].cookie)
+        warm_up(job)
+        job.activate([_u32(g.address) for g in self.greetings], _u32(address[0]))
+        return job
+
+    @property
+    def datapath(self) -> str:
+        """Name of the datapath in use."""
+        return self.job.datapath.name
+
+    def allreduce(self, data: NDArray[np.float32], out: NDArray[np.float32] | None = None) -> Future[Outcome]:
+        """Averages ``data`` (f32[n], contiguous) over all ranks into ``out`` (default: in place).
+
+        Every rank must call it for the same sizes in the same order. Returns a future of the ``Outcome``, which always
+        completes, within ``config.bound`` and the time to decode.
+        """
+        done: Future[Outcome] = Future()
+        self.launch(0, data, data if out is None else out, last=True, done=done.set_result)
+        return done
+
+    def launch(
+        self,
+        bucket: int,
+        data: NDArray[np.float32],
+        out: NDArray[np.float32],
+        *,
+        last: bool,
+        done: Callable[[Outcome], None],
+        dtype: str = "float32",
+        prepare: Callable[[], None] | None = None,
+    ) -> None:
+        """Starts averaging one bucket; ``done`` is called once in the transport thread.
+
+        Args:
+            bucket: index of the bucket in its step; buckets are launched in the same order on all ranks.
+            data: f32[n], C-contiguous, not to be written until ``done``; all of it is read in the transport thread.
+            out: f32[n], C-contiguous; may be ``data`` itself.
+            last: whether this ends the step.
+            done: gets the ``Outcome``, merged over the ops of the bucket.
+            dtype: the bucket's own type, part of the layout tag.
+            prepare: called in the transport thread before ``data`` is read for the first time.
+
+        Raises:
+            ConfigError: arrays that cannot be averaged.
+            TransportError, LayoutError: see ``Transpose.launch``.
+        """
+        _check(data, "data", data.size)
+        _check(out, "out", data.size)
+        config, width = self.config, self.job.store.width
+        chunks = cut(data.size, width, self._rows_most)
+        merged = _Merge(len(chunks), done)
+        with self._lock:
+            for index, (lo, hi) in enumerate(chunks):
+                ends = last and index == len(chunks) - 1
+                shape = shape_for(hi - lo, width)
+                tag = layout_tag(
+                    bucket=bucket,
+                    numel=hi - lo,
+                    dtype=dtype,
+                    chunk=index,
+                    world_size=config.ranks,
+                    width=width,
+                    mode=int(config.rotate),
+                )
+                layout = Layout((bucket, data.size, index, int(config.rotate)), shape, tag, ends)
+                first = prepare if index == 0 else None
+                self._engine.launch(
+                    Launch(layout, data[lo:hi], out[lo:hi], merged, self.job.now(), first)
+                )
+
+    def drain(self, timeout: float = 10.0) -> bool:
+        """Waits until nothing is in flight here; returns False if it took longer than ``timeout`` seconds."""
+        return self._engine.drain(timeout)
+
+    def meet(self, name: str, timeout: float = 60.0) -> None:
+        """Waits for all ranks at a point outside the data path (before reading final counters, say)."""
+        rendezvous.meet(self._store, f"{name}", self.config.rank, self.config.ranks, self._prefix, timeout)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of this rank, in plain types (see ``report.snapshot``)."""
+        return report.snapshot(self.job, self.greetings)
+
+    def close(self) -> None:
+        """Says goodbye and releases everything; may be called twice. Unfinished ops end first, in bounded time."""
+        if self._closed:
+            return
+        self._closed = True
+        _open.discard(self)
+        self._engine.close(2 * self.config.bound / 1e9)
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _check(array: NDArray[np.float32], name: str, size: int) -> None:
+    """Refuses what cannot be coded in place.
+
+    Raises:
+        ConfigError: not float32, not one-dimensional and contiguous, empty, or of another size.
+    """
+    if array.dtype != np.float32 or array.ndim != 1 or not array.flags.c_contiguous:
+        raise ConfigError(
+            f"{name} is {array.dtype} of shape {array.shape}: give a contiguous one-dimensional float32 array"
+        )
+    if size == 0 or array.size != size:
+        raise ConfigError(f"{name} has {array.size} entries: give at least one, and as many for out as for data")
+
+
+def cut(numel: int, width: int, rows_most: int) -> list[tuple[int, int]]:
+    """Half-open ranges of a bucket of ``numel`` entries, each an op of at most ``rows_most`` rows.
+
+    Rows come in groups of 64, or of 16 or 32 in the smallest ops, so a range is a multiple of these.
+
+    Raises:
+        ConfigError: more ops than a step can number.
+    """
+    most = (rows_most // GROUP_ROWS * GROUP_ROWS or rows_most // 16 * 16 or 1) * width
+    pieces = -(-numel // most)
+    if pieces > 1 << OP_INDEX_BITS:
+        raise ConfigError(f"a bucket of {numel} entries needs {pieces} ops: give a larger ring")
+    step = -(-numel // pieces)
+    step += -step % 64
+    return [(lo, min(numel, lo + step)) for lo in range(0, numel, step)]
+
+
+class _Merge:
+    """Calls ``done`` once all ops of a bucket are over, with their outcomes as one."""
+
+    def __init__(self, parts: int, done: Callable[[Outcome], None]) -> None:
+        self._left, self._done, self._whole = parts, done, Outcome()
+
+    def __call__(self, outcome: Outcome) -> None:
+        self._left -= 1
+        whole = self._whole
+        whole.label = outcome.label
+        whole.expected += outcome.expected
+        whole.delivered += outcome.delivered
+        whole.deadline_hits += outcome.deadline_hits
+        whole.failed_groups += outcome.failed_groups
+        whole.skipped_groups += outcome.skipped_groups
+        whole.clipped += outcome.clipped
+        whole.overwritten += outcome.overwritten
+        whole.abstained |= outcome.abstained
+        whole.late |= outcome.late
+        whole.missing |= outcome.missing
+        whole.error = whole.error or outcome.error
+        whole.nanoseconds = max(whole.nanoseconds, outcome.nanoseconds)
+        if self._left == 0:
+            self._done(whole)
+
+
+def _u32(address: str) -> int:
+    """An IPv4 address as the kernel's maps hold it: network byte order read as a host integer."""
+    return int(np.frombuffer(socket.inet_aton(address), np.uint32)[0])
+
+
+_open: weakref.WeakSet[Communicator] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    """A daemon thread inside torch's future code at interpreter exit would abort the process: stop it before."""
+    for communicator in list(_open):
+        communicator.close()
+
+
+atexit.register(_close_all)

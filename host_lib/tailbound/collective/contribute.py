@@ -1,0 +1,198 @@
+"""First half, sending side: agree on scales, encode, send contributions (CODEC.md rules 4-8, CLOCKS.md 17)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tailbound.codec.encode import encode, measure
+from tailbound.codec.hashing import seed_of
+from tailbound.collective.announce import announce
+from tailbound.collective.job import Job
+from tailbound.collective.op import Op
+from tailbound.collective.scales import cold_exponents
+from tailbound.transport.clock import stage_start
+from tailbound.transport.stamp import stamp_contributions
+from tailbound.wire.schema import EXPONENT_NONE, PacketType, op_slot
+
+
+def start_clock(job: Job, op: Op) -> None:
+    """Looks whether a majority has shown up (rule 3), and notes when; once started, a clock stands."""
+    if op.start:
+        return
+    record = job.record(op.label)
+    need = int(job.store.control["need"][0])
+    op.start = stage_start(
+        heard_fewer=int(record["majority_ns"][0]) if record is not None else 0,
+        heard_need=int(record["majority_ns"][1]) if record is not None else 0,
+        alone=need <= 1,
+        launched=op.admitted if op.launch else 0,
+        start_max=job.config.start_max,
+    )
+    if op.start > job.now():
+        op.start = 0
+
+
+def contribute(job: Job, op: Op, now: int) -> int:
+    """Moves the sending side of ``op`` on as far as it goes.
+
+    Returns:
+        When to look again (0: when something arrives).
+    """
+    if op.launch is None or op.encoded:
+        return 0
+    if op.launch.prepare is not None:
+        op.launch.prepare()
+        op.launch.prepare = None
+    if op.sealed and _too_late(job, op, now):
+        _stay_out(job, op)
+        return 0
+    if not op.needs_own:
+        op.cold = op.place.layout.key not in job.exponents
+    if op.cold:
+        again = _agree(job, op, now)
+        if again >= 0:
+            return again
+    else:
+        known = job.exponents.get(op.place.layout.key)
+        op.buffers.exponents[:] = EXPONENT_NONE if known is None else known
+    _encode(job, op)
+    return 0
+
+
+def _too_late(job: Job, op: Op, now: int) -> bool:
+    """Whether the first half is over for everybody, and not only for the own rows, which may not be waited for."""
+    return op.start > 0 and now > op.start + (job.config.stage_max if op.cold else job.config.deadline_1)
+
+
+def _stay_out(job: Job, op: Op) -> None:
+    """The own rows have been sealed without us: one packet says so instead of rows that nobody takes (rule 17)."""
+    op.outcome.late = True
+    job.counters["late_launches"] += 1
+    _done_sending(job, op)
+    announce(job, op, job.peers, ask=False)
+
+
+def _agree(job: Job, op: Op, now: int) -> int:
+    """Cold op: hears everybody's needs; returns when to look again, or -1 when the exponents are settled."""
+    assert op.launch is not None
+    if not op.needs_own:
+        seed = seed_of(job.cookie, op.label)
+        shape = op.place.layout.shape
+        finite = measure(op.launch.data, shape, seed, job.scratch, op.buffers.need, rotate=job.config.rotate)
+        op.needs_own, op.cold_since = True, now
+        if not finite:
+            op.buffers.need[:] = EXPONENT_NONE
+        op.needs[job.rank] = op.buffers.need.copy()
+        announce(job, op, job.peers, ask=False)
+        op.ready_again = now + 2_000_000
+    missing = [p for p in job.waited_for if p not in op.needs and p not in op.abstainers]
+    # half of the stage, so that what is agreed on can still be sent before the seal
+    limit = (op.start or op.admitted + job.config.start_max) + job.config.stage_max // 2
+    settled = [p for p in missing if job.contributed(p, op.label)]
+    if len(settled) == len(missing):  # for them this op is not cold, or they have settled without us
+        limit = min(limit, op.cold_since + job.config.deadline_1)
+    if missing and now < limit:
+        if now >= op.ready_again:
+            op.ready_again = now + 2_000_000
+            announce(job, op, [p for p in job.peers if p not in op.heard_by], ask=False)
+        return min(op.ready_again, limit)
+    op.ready_again = 0
+    op.buffers.exponents[:] = cold_exponents(list(op.needs.values()), job.ranks)
+    if missing:
+        job.counters["cold_incomplete"] += 1
+    if settled:
+        op.buffers.exponents[:] = EXPONENT_NONE  # whatever we chose would not be theirs
+    return -1
+
+
+def _encode(job: Job, op: Op) -> None:
+    assert op.launch is not None
+    b, place = op.buffers, op.place
+    shape = place.layout.shape
+    finite, clipped = encode(
+        op.launch.data,
+        shape,
+        seed_of(job.cookie, op.label),
+        job.rank,
+        job.shift_cap,
+        b.exponents,
+        b.packets,
+        place.placement.position,
+        b.partials,
+        job.scratch,
+        b.need,
+        b.shift,
+        b.skipped,
+        rotate=job.config.rotate,
+    )
+    if not finite:
+        op.outcome.abstained = True
+        job.counters["abstained"] += 1
+        _done_sending(job, op)
+        announce(job, op, job.peers, ask=False)
+        return
+    op.outcome.clipped = int(clipped)
+    op.outcome.skipped_groups = int(b.skipped.sum())
+    op.own_present = not op.sealed
+    job.self_misses = 0
+    _expect(job, op)
+    np.take(b.exponents, b.group, out=b.packet_exponent)
+    np.take(b.need, b.group, out=b.packet_need)
+    np.take(b.shift, b.group, out=b.packet_shift)
+    _send(job, op)
+    _done_sending(job, op)
+
+
+def _expect(job: Job, op: Op) -> None:
+    """Tells the kernel which exponents are right for the own slots (CODEC.md rule 9)."""
+    store, place = job.store, op.place
+    own = int(place.placement.counts[job.rank])
+    at = (place.sum_seqs[job.rank] + np.arange(own, dtype=np.uint32)) & np.uint32(job.sum_mask)
+    wanted = op.buffers.exponents[op.buffers.own_groups]
+    view = store.expect
+    view["exponent"][at] = wanted
+    view["op"][at] = op.label
+    view["valid"][at] = wanted != EXPONENT_NONE
+    slot = op_slot(op.label)
+    store.expect_results[slot]["rows"] = place.layout.shape.rows - own
+    store.expect_results[slot]["op"] = op.label
+
+
+def _send(job: Job, op: Op) -> None:
+    """Stamps and sends the rows of every peer, bursts in turn, beginning with rank + 1."""
+    b, place = op.buffers, op.place
+    placement, label = place.placement, op.label
+    runs = []
+    keep = None
+    if b.skipped.any():
+        keep = b.skipped[b.group] == 0
+    for peer in job.peers:
+        first, count = int(placement.starts[peer]), int(placement.counts[peer])
+        if count == 0 or peer in job.gone:
+            continue
+        head = job.header(PacketType.CONTRIBUTION, label, place.layout.tag, owner=peer, rows=count)
+        stamp_contributions(
+            b.packets,
+            first,
+            count,
+            head.view(np.uint8),
+            b.partials,
+            b.packet_exponent,
+            b.packet_need,
+            b.packet_shift,
+            place.sum_seqs[peer],
+            0,
+            job.marks.contributed,
+            label,
+        )
+        rows = b.packets[first : first + count]
+        runs.append((peer, rows if keep is None else rows[keep[first : first + count]]))
+    job.counters["contributions_sent"] += job.sender.send_runs(runs)
+
+
+def _done_sending(job: Job, op: Op) -> None:
+    op.encoded = True
+    op.contributed = True
+    job.marks.contributed = op.label
+
+

@@ -1,0 +1,179 @@
+"""What all stages of a rank share: settings, datapath, sender, memory, suspicions, marks and counters."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.codec.owners import OwnerMap
+from tailbound.codec.scale import headroom_of, shift_cap_of
+from tailbound.codec.scratch import Scratch, readonly
+from tailbound.collective.buffers import BufferPool
+from tailbound.datapath.protocol import Datapath, Store
+from tailbound.transport.clock import majority
+from tailbound.transport.config import Config
+from tailbound.transport.sender import Sender
+from tailbound.transport.sequence import Sequence
+from tailbound.transport.suspicion import Suspicion
+from tailbound.wire import packets, schema
+from tailbound.wire.schema import PacketType, op_slot, serial_distance
+
+log = logging.getLogger("tailbound")
+
+
+@dataclass
+class Marks:
+    """Own marks: the highest op whose contributions (results) have been sent in full."""
+
+    contributed: int
+    published: int
+
+
+class Job:
+    """One rank's share of one job over one datapath."""
+
+    def __init__(self, config: Config, datapath: Datapath, sender: Sender, cookie: int) -> None:
+        self.config = config
+        self.datapath = datapath
+        self.sender = sender
+        self.cookie = cookie
+        self.rank, self.ranks = config.rank, config.ranks
+        self.peers = [(self.rank + i) % self.ranks for i in range(1, self.ranks)]
+        self.map = OwnerMap(0, tuple(range(self.ranks)))
+        self.sequence = Sequence(self.ranks, self.map, config.first_step)
+        before = (self.sequence.next_label - 1) & 0xFFFFFFFF
+        self.marks = Marks(before, before)
+        self.headroom, self.shift_cap = headroom_of(self.ranks), shift_cap_of(self.ranks)
+        self.pool = BufferPool(self.rank)
+        self.scratch = Scratch(config.width)
+        self.contribution_suspicion = Suspicion(self.ranks, self.rank, config.suspect_after)
+        self.result_suspicion = Suspicion(self.ranks, self.rank, config.suspect_after)
+        self.gone: set[int] = set()
+        self.self_misses = 0
+        self.exponents: dict[tuple[int, int, int, int], NDArray[np.int16]] = {}
+        #: how long a complete op of a key usually takes, ns
+        self.typical: dict[tuple[int, int, int, int], int] = {}
+        self.counters: Counter[str] = Counter()
+        self.by_sender = np.zeros((self.ranks, 2), np.int64)  # contributions to own rows: expected, summed
+        self.by_owner = np.zeros((self.ranks, 2), np.int64)  # result rows: expected, present
+        # numba compiles for read-only and writable arrays apart: the same views for every datapath
+        self.slots = readonly(datapath.store.slots)
+        self.presence = readonly(datapath.store.presence)
+        self.result_records = readonly(datapath.store.result_records)
+        self.sum_mask = datapath.store.sum_rows - 1
+        self.result_mask = datapath.store.result_rows - 1
+
+    @property
+    def store(self) -> Store:
+        """The datapath's arrays."""
+        return self.datapath.store
+
+    @staticmethod
+    def now() -> int:
+        """CLOCK_MONOTONIC in ns, the clock that the kernel's stamps use too."""
+        return time.monotonic_ns()
+
+    @property
+    def waited_for(self) -> list[int]:
+        """Peers whose contributions a seal waits for: live ones (rules 1 and 8)."""
+        out = self.contribution_suspicion.suspects | self.gone
+        return [p for p in self.peers if p not in out]
+
+    @property
+    def waited_owners(self) -> list[int]:
+        """Peers whose results a receiver waits for."""
+        out = self.result_suspicion.suspects | self.gone
+        return [p for p in self.peers if p not in out]
+
+    @property
+    def self_late(self) -> bool:
+        """Whether the own row is no longer waited for (rule 8)."""
+        return self.self_misses >= self.config.self_late_after
+
+    def activate(self, addresses: list[int], own_address: int) -> None:
+        """Fills control and peers and lets packets in; addresses as u32 in network byte order, by rank."""
+        control, store = self.store.control, self.store
+        control["active"] = 0
+        first = self.sequence.next_label
+        self.datapath.reset(first)
+        store.peers[:] = 0
+        for rank, address in enumerate(addresses):
+            if rank != self.rank:
+                store.peers[rank]["address"] = address
+        store.expect[:] = 0
+        store.expect_results[:] = 0
+        for name, value in {
+            "cookie": self.cookie,
+            "rank": self.rank,
+            "ranks": self.ranks,
+            "address": own_address,
+            "group": 0,
+            "map_id": self.map.id,
+            "map_since": first,
+            "map_before": self.map.id,
+            "sum_base": 0,
+            "result_base": 0,
+            "shift_cap": self.shift_cap,
+            "first_op": first,
+        }.items():
+            control[name] = value
+        self.publish_live()
+        self.datapath.fence()
+        control["active"] = 1
+
+    def publish_live(self) -> None:
+        """Writes the live set to the kernel, for completion, tails and the majority clock."""
+        live = self.waited_for
+        control, peers = self.store.control, self.store.peers
+        bitmap = sum(1 << p for p in live)
+        words = [bitmap >> 64 * i & (1 << 64) - 1 for i in range(4)]
+        for rank in self.peers:
+            peers[rank]["live"] = rank in live
+        control["live"][0] = words
+        control["live_peers"] = len(live)
+        control["need"] = majority(len(live) + 1)
+
+    def record(self, label: int) -> Any | None:
+        """The kernel's record of an op, or None while no packet has named it."""
+        record = self.store.ops[op_slot(label)]
+        if record["op"] == label and record["cookie"] == self.cookie:
+            return record
+        return None
+
+    def contributed(self, rank: int, label: int) -> bool:
+        """Whether ``rank`` has fully sent its contributions to ops up to ``label``."""
+        state = self.store.peer_states[rank]
+        return bool(state["cookie"] == self.cookie and serial_distance(int(state["contributed"]), label) >= 0)
+
+    def published(self, rank: int, label: int) -> bool:
+        """Whether ``rank`` has fully sent its results of ops up to ``label``."""
+        state = self.store.peer_states[rank]
+        return bool(state["cookie"] == self.cookie and serial_distance(int(state["published"]), label) >= 0)
+
+    def header(self, kind: PacketType, label: int, layout: int, **fields: int) -> NDArray[Any]:
+        """A header of this rank with its marks and advertisements."""
+        return packets.header(
+            type=kind,
+            cookie=self.cookie,
+            op=label,
+            layout=layout,
+            sender=self.rank,
+            contributed=self.marks.contributed,
+            published=self.marks.published,
+            deadline=min(0xFFFF, self.config.deadline_1 // (schema.TIME_UNIT_US * 1000)),
+            map_id=self.map.id,
+            map_known=self.map.id,
+            **fields,
+        )
+
+    def verdicts(self) -> NDArray[np.uint64]:
+        """The ledger summed over cpus: u64[257, VERDICTS], by sender and verdict."""
+        ledger = self.store.ledger["verdict"]
+        total: NDArray[np.uint64] = ledger.reshape(-1, schema.MAX_RANKS + 1, schema.VERDICTS).sum(axis=0)
+        return total

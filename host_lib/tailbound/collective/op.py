@@ -1,0 +1,99 @@
+"""State of one op on one rank: what has been done of it, and its clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.collective.buffers import Buffers
+from tailbound.transport.clock import Extension, Quiet
+from tailbound.transport.sequence import Layout, Place
+
+
+@dataclass
+class Outcome:
+    """What an op came to, for the caller and the statistics.
+
+    Attributes:
+        label: op label.
+        expected, delivered: rows: contributions to own rows plus results of others, as they should be and as they came.
+        deadline_hits: stages (0..2) that ended by their deadline and not by completeness or quiet.
+        failed_groups: groups of which no row arrived (zero in the result).
+        abstained: the own gradient was not finite.
+        late: the own gradient came after its rows had been sealed.
+        missing: ranks from which nothing came in a stage.
+        overwritten: result rows that were overwritten before use.
+        nanoseconds: from launch to the end of decode.
+    """
+
+    label: int = 0
+    expected: int = 0
+    delivered: int = 0
+    deadline_hits: int = 0
+    failed_groups: int = 0
+    skipped_groups: int = 0
+    clipped: int = 0
+    abstained: bool = False
+    late: bool = False
+    missing: set[int] = field(default_factory=set)
+    overwritten: int = 0
+    nanoseconds: int = 0
+    error: str | None = None
+
+
+@dataclass
+class Launch:
+    """A request of the training thread: average ``data`` into ``out`` (both f32[numel]), then call ``done``."""
+
+    layout: Layout
+    data: NDArray[np.float32]
+    out: NDArray[np.float32]
+    done: Callable[[Outcome], None]
+    launched: int
+    prepare: Callable[[], None] | None = None
+
+
+@dataclass
+class Op:
+    """One op from its first sign of life to the release of its slots."""
+
+    place: Place
+    buffers: Buffers
+    launch: Launch | None = None
+    #: when the own launch found room; the clocks count from here, since a caller may queue as much as it likes
+    admitted: int = 0
+    outcome: Outcome = field(default_factory=Outcome)
+    #: cold: scales still to be agreed on
+    cold: bool = False
+    needs: dict[int, NDArray[np.int16]] = field(default_factory=dict)
+    needs_own: bool = False
+    heard_by: set[int] = field(default_factory=set)
+    cold_since: int = 0
+    ready_again: int = 0
+    ready_wait: int = 0
+    encoded: bool = False
+    own_present: bool = False
+    contributed: bool = False
+    sealed: bool = False
+    published: bool = False
+    finished: bool = False
+    delivered: bool = False
+    start: int = 0
+    own_clock: Extension = field(default_factory=Extension)
+    own_quiet: Quiet = field(default_factory=Quiet)
+    result_clock: Extension = field(default_factory=Extension)
+    result_quiet: Quiet = field(default_factory=Quiet)
+    abstainers: set[int] = field(default_factory=set)
+
+    @property
+    def label(self) -> int:
+        """The op label."""
+        return self.place.label
+
+    @property
+    def own_ready(self) -> bool:
+        """Whether the own rows are there, or are known not to come."""
+        return self.encoded

@@ -1,0 +1,88 @@
+"""Counting over slot records and presence: who is in a row, which results are whole. One pass each, no allocation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def rows_by_rank(
+    slots: NDArray[Any], seq: int, rows: int, mask: int, cookie: int, op: int, out: NDArray[np.int64]
+) -> None:
+    """Counts into ``out`` i64[ranks] how many of an op's own rows hold a contribution of each rank."""
+    out[:] = 0
+    for i in range(rows):
+        slot = slots[(seq + i) & mask]
+        if slot.cookie != cookie or slot.op != op:
+            continue
+        for rank in range(out.shape[0]):
+            out[rank] += (slot.ranks[rank >> 6] >> np.uint64(rank & 63)) & np.uint64(1)
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def gather_results(
+    presence: NDArray[Any],
+    seq: int,
+    mask: int,
+    cookie: int,
+    op: int,
+    owner: NDArray[np.uint8],
+    rank: int,
+    source: NDArray[np.int64],
+    by_owner: NDArray[np.int64],
+) -> int:
+    """Copies presence once: ``source[k]`` becomes the ring position of row k, or -1; own rows are left alone.
+
+    Returns:
+        Rows present; ``by_owner`` i64[ranks] says how many of each owner.
+    """
+    by_owner[:] = 0
+    found = 0
+    for k in range(source.shape[0]):
+        if owner[k] == rank:
+            continue
+        position = (seq + k) & mask
+        here = presence[position].op == op and presence[position].cookie == cookie
+        source[k] = position if here else -1
+        if here:
+            found += 1
+            by_owner[owner[k]] += 1
+    return found
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def read_records(
+    records: NDArray[Any],
+    source: NDArray[np.int64],
+    op: int,
+    scale: NDArray[np.float32],
+    exponent: NDArray[np.int16],
+    none: int,
+) -> int:
+    """Reads scale and next exponent of every row present in the ring (``source[k] >= 0``).
+
+    A record whose op is another one was overwritten before use: its row is taken out (-1).
+
+    Returns:
+        Rows overwritten.
+    """
+    lost = 0
+    for k in range(source.shape[0]):
+        position = source[k]
+        if position < -1:
+            continue
+        exponent[k] = none
+        if position < 0:
+            continue
+        record = records[position]
+        if record.op != op or record.count == 0:
+            source[k] = -1
+            lost += 1
+            continue
+        scale[k] = record.scale
+        exponent[k] = record.exponent
+    return lost

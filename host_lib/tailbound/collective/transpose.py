@@ -1,0 +1,320 @@
+"""The Transpose AllReduce (TAR): a background thread that carries ops from launch to result.
+
+TAR is the two-hop all-reduce of OptiReduce (NSDI'25, section 3.2): every rank owns an equal share of the rows, everybody
+sends it its contributions, it averages and sends the result to everybody. Here the summing happens below, in the
+datapath, also for ops that the training thread of this rank has not launched yet.
+
+One thread, one loop: take what has come, move every op on, sleep until something arrives or the earliest deadline.
+It never spins, and never waits for anything without a time at which it stops waiting.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from tailbound.collective.announce import Inbox, farewell, remind
+from tailbound.collective.average import average
+from tailbound.collective.collect import collect
+from tailbound.collective.contribute import contribute, start_clock
+from tailbound.collective.job import Job, log
+from tailbound.collective.op import Launch, Op, Outcome
+from tailbound.errors import LayoutError, TransportError
+from tailbound.transport.sequence import Place
+from tailbound.transport.wait import Waiter
+from tailbound.wire.schema import OP_INDEX_BITS, OP_PER_STEP, OP_STEPS, Event, serial_distance
+
+_INDEX_MASK, _STEP_MASK = (1 << OP_INDEX_BITS) - 1, 0xFFFFFFFF >> OP_INDEX_BITS
+#: ``control.first_op`` follows at this distance: far enough for words about old ops, near enough for serial numbers.
+_FIRST_OP_LAG = 1 << 24
+#: The loop looks around this often even when nothing arrives (an event is a hint, not a promise).
+_LONGEST_SLEEP = 100_000_000
+
+
+class Transpose:
+    """Runs the ops of one job in a thread of its own.
+
+    Args:
+        job: an activated job.
+        on_thread: called once in the new thread (to set its affinity or torch's thread count).
+    """
+
+    def __init__(self, job: Job, on_thread: Callable[[], None] | None = None) -> None:
+        self.job = job
+        self._inbox = Inbox(job)
+        self._ops: dict[int, Op] = {}  # in label order
+        self._new: deque[Launch] = deque()
+        self._waiting: deque[Launch] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._closing = False
+        self._error: BaseException | None = None
+        self._on_thread = on_thread
+        self._recent: deque[tuple[int, int]] = deque(maxlen=4)  # (label, start) of ops that are over
+        self._idle = threading.Event()
+        self._idle.set()
+        self._thread = threading.Thread(target=self._run, name="tailbound", daemon=True)
+        self._thread.start()
+
+    def launch(self, launch: Launch) -> None:
+        """Hands an op to the thread; ops are numbered in the order of these calls.
+
+        Raises:
+            TransportError: the thread has ended.
+            LayoutError: ranks disagree on the layout of an earlier op.
+        """
+        if self._error is not None:
+            if isinstance(self._error, LayoutError):
+                raise self._error
+            raise TransportError(f"rank {self.job.rank}: the transport has failed: {self._error}") from self._error
+        if self._closing:
+            raise TransportError(f"rank {self.job.rank}: the transport is closed")
+        self._idle.clear()
+        self._new.append(launch)
+        self._poke()
+
+    def drain(self, timeout: float) -> bool:
+        """Waits until all launched ops are over, at most ``timeout`` seconds; returns whether they are."""
+        return self._idle.wait(timeout)
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Says goodbye, ends the thread and closes the datapath; unfinished ops end with what they have."""
+        self._closing = True
+        self._poke()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+        if not self._thread.is_alive() and self._wake >= 0:
+            os.close(self._wake)
+            self._wake = -1
+            self.job.datapath.close()
+            for sock in self.job.sender.sockets:
+                sock.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` has been called or the thread has ended."""
+        return self._closing or not self._thread.is_alive()
+
+    def _poke(self) -> None:
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
+
+    def _run(self) -> None:
+        try:
+            if self._on_thread is not None:
+                self._on_thread()
+            self._waiter = Waiter([self._wake, *self.job.datapath.fds()])
+            while not (self._closing and not self._new and not self._waiting and not self._launched()):
+                again = self._turn(self.job.now())
+                self._sleep(again)
+            farewell(self.job, self.job.marks.contributed)
+        except BaseException as error:
+            log.exception("rank %d: the transport thread ended", self.job.rank)
+            self._fail(error)
+        finally:
+            self._idle.set()
+
+    def _launched(self) -> bool:
+        return any(op.launch is not None for op in self._ops.values())
+
+    def _sleep(self, again: int) -> None:
+        """Sleeps until something is readable or ``again`` (monotonic ns)."""
+        now = self.job.now()
+        wait = _LONGEST_SLEEP if not again else min(_LONGEST_SLEEP, again - now)
+        if self._waiter.wait(wait) and self._waiter.readable(self._wake):
+            os.eventfd_read(self._wake)
+
+    def _turn(self, now: int) -> int:
+        """One turn: take in, move on, let go; returns the earliest time to look again (0: none)."""
+        job = self.job
+        for event in job.datapath.events():
+            if event.kind == Event.OPENED:
+                self._foresee(event.op)
+        for data in job.datapath.control_packets():
+            self._inbox.take(data, self._ops)
+        self._admit()
+        looks = []
+        sending = True
+        unsettled: set[tuple[int, int, int, int]] = set()
+        for op in list(self._ops.values()):
+            start_clock(job, op)
+            self._forgive(op.label, op.start)
+            if op.launch is not None and not op.finished:
+                self._check_layout(op)
+            # scales follow from the key's previous op, so that one has to be over first
+            if sending and op.place.layout.key not in unsettled:
+                looks.append(contribute(job, op, now))
+            sending = op.encoded
+            looks.append(average(job, op, job.now()))
+            self._advance_published()
+            looks.append(collect(job, op, job.now()))
+            if op.finished:
+                self._deliver(op)
+                continue
+            unsettled.add(op.place.layout.key)
+            if op.encoded:
+                looks.append(remind(job, op, job.now()))
+        self._release()
+        if not self._new and not self._waiting and not self._launched():
+            self._idle.set()
+            if self._new:
+                self._idle.clear()
+        return min((t for t in looks if t), default=0)
+
+    def _admit(self) -> None:
+        """Places launched ops in order, as far as the ring has room (half of it: peers may lag by the other half)."""
+        while self._new:
+            self._waiting.append(self._new.popleft())
+        while self._waiting:
+            launch = self._waiting[0]
+            if not self._room(launch.layout.shape.rows) or not self._recordable(self.job.sequence.upcoming):
+                return
+            self._waiting.popleft()
+            place, wrong = self.job.sequence.assign(launch.layout)
+            for old in wrong:
+                self._drop(old)
+            op = self._ops.get(place.label) or self._open(place)
+            op.launch, op.admitted = launch, self.job.now()
+            op.cold = place.layout.key not in self.job.exponents
+            self._inbox.adopt(op)
+
+    def _room(self, rows: int) -> bool:
+        pending = sum(op.place.layout.shape.rows for op in self._ops.values() if op.launch is not None)
+        return pending == 0 or 2 * (pending + rows) <= self.job.store.result_rows
+
+    def _recordable(self, label: int) -> bool:
+        """Whether op records last: peers may lag by as much again, and must keep the record of an op they are in."""
+        if not self._ops:
+            return True
+        oldest = next(iter(self._ops))
+        steps = (label >> OP_INDEX_BITS) - (oldest >> OP_INDEX_BITS) & _STEP_MASK
+        index, first = label & _INDEX_MASK, oldest & _INDEX_MASK if steps == 0 else 0
+        return steps < OP_STEPS // 2 and index - first < OP_PER_STEP // 2
+
+    def _open(self, place: Place) -> Op:
+        op = Op(place, self.job.pool.take(place.layout.shape, place.placement))
+        self._ops[place.label] = op
+        return op
+
+    def _foresee(self, label: int) -> None:
+        """A packet has named an op: place everything up to it that the last steps let us tell in advance (rule 2)."""
+        job = self.job
+        while serial_distance(label, job.sequence.next_label) >= 0:
+            held = sum(op.place.layout.shape.rows for op in self._ops.values())
+            if 2 * held > job.store.result_rows or not self._recordable(job.sequence.next_label):
+                return
+            if label >> OP_INDEX_BITS != job.sequence.next_label >> OP_INDEX_BITS and held:
+                return
+            place = job.sequence.predict()
+            if place is None:
+                return
+            op = self._open(place)
+            self._inbox.adopt(op)
+
+    def _drop(self, place: Place) -> None:
+        """Forgets a prediction that this rank's own launch has proved wrong."""
+        op = self._ops.pop(place.label, None)
+        if op is not None:
+            self.job.pool.give(place.layout.shape, place.placement, op.buffers)
+            self.job.counters["predictions_wrong"] += 1
+
+    def _check_layout(self, op: Op) -> None:
+        record = self.job.record(op.label)
+        tag = op.place.layout.tag
+        if record is None or int(record["layout"]) == tag:
+            return
+        key = op.place.layout.key
+        op.outcome.error = (
+            f"rank {self.job.rank} and rank {int(record['first_sender'])} disagree on op {op.place.step}.{op.place.index}: "
+            f"rank {self.job.rank} has bucket {key[0]} of {key[1]} entries (layout tag {tag:#06x}), rank "
+            f"{int(record['first_sender'])} has tag {int(record['layout']):#06x}. All ranks must train the same model "
+            f"with the same bucket sizes and take part in every backward pass"
+        )
+        if not isinstance(self._error, LayoutError):
+            log.error("%s", op.outcome.error)
+            self._error = LayoutError(op.outcome.error)
+
+    def _forgive(self, label: int, start: int) -> None:
+        """Clears suspects that would have met the deadline of an op they were not waited for in (rule 14).
+
+        Judged by their marks and the time these rose: rows that come after the window has moved on are dropped as
+        stale, but their marks are still taken. An op from before they went missing proves nothing.
+        """
+        job, config = self.job, self.job.config
+        seen = [(label, start), *self._recent]
+        for suspicion, limit, marked in (
+            (job.contribution_suspicion, config.deadline_1, job.contributed),
+            (job.result_suspicion, config.deadline_1 + config.deadline_2, job.published),
+        ):
+            for rank in suspicion.suspects:
+                came, since = int(job.store.peer_states[rank]["last_ns"]), suspicion.first_missed(rank)
+                if any(
+                    begun and serial_distance(op, since) >= 0 and marked(rank, op) and came <= begun + limit
+                    for op, begun in seen
+                ):
+                    suspicion.clear(rank)
+                    job.publish_live()
+
+    def _advance_published(self) -> None:
+        """The published mark is the newest op before which nothing is outstanding."""
+        marks = self.job.marks
+        for op in self._ops.values():
+            if not op.published:
+                return
+            if serial_distance(op.label, marks.published) > 0:
+                marks.published = op.label
+
+    def _deliver(self, op: Op) -> None:
+        """Gives the result to the training thread, once."""
+        launch = op.launch
+        if launch is None or op.delivered:
+            return
+        op.delivered = True
+        job, outcome = self.job, op.outcome
+        outcome.nanoseconds = job.now() - launch.launched
+        if outcome.delivered == outcome.expected:
+            key = op.place.layout.key
+            job.typical[key] = (7 * job.typical.get(key, outcome.nanoseconds) + outcome.nanoseconds) // 8
+        counters = job.counters
+        counters["ops"] += 1
+        counters["ops_incomplete"] += outcome.delivered < outcome.expected
+        counters["rows_expected"] += outcome.expected
+        counters["rows_delivered"] += outcome.delivered
+        counters["ops_late"] += outcome.late
+        counters["clipped"] += outcome.clipped
+        counters["groups_skipped"] += outcome.skipped_groups
+        try:
+            launch.done(outcome)
+        except Exception:  # somebody else's code (a cancelled future, say) must not end the transport
+            log.exception("rank %d: the callback of op %#x failed", job.rank, op.label)
+
+    def _release(self) -> None:
+        """Moves the window past the ops that are over, in order; only the host moves it (rule 19)."""
+        job = self.job
+        moved: Place | None = None
+        while self._ops:
+            label, op = next(iter(self._ops.items()))
+            if not (op.finished and op.published):
+                break
+            del self._ops[label]
+            moved = op.place
+            self._recent.append((label, op.start))
+            job.pool.give(op.place.layout.shape, op.place.placement, op.buffers)
+        if moved is None:
+            return
+        own = int(moved.placement.counts[job.rank])
+        control = job.store.control
+        control["result_base"] = (moved.result_seq + moved.layout.shape.rows) & 0xFFFFFFFF
+        control["sum_base"] = (moved.sum_seqs[job.rank] + own) & 0xFFFFFFFF
+        if serial_distance(moved.label, int(control["first_op"][0])) > 2 * _FIRST_OP_LAG:
+            control["first_op"] = (moved.label - _FIRST_OP_LAG) & 0xFFFFFFFF
+
+    def _fail(self, error: BaseException) -> None:
+        """Ends every launched op with its own data: a future always completes."""
+        self._error = error
+        pending: list[Any] = [op.launch for op in self._ops.values() if op.launch is not None and not op.delivered]
+        for launch in [*pending, *self._waiting, *self._new]:
+            launch.out[:] = launch.data
+            launch.done(Outcome(error=f"rank {self.job.rank}: transport failed: {error}"))

@@ -1,0 +1,53 @@
+"""Compiles, or loads from the cache, all that the transport thread will call, before the first packet is due.
+
+numba compiles at the first call; several seconds there would cost the first ops their deadlines.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tailbound.codec.decode import decode
+from tailbound.codec.encode import encode, measure
+from tailbound.codec.mean import mean_rows
+from tailbound.codec.owners import place
+from tailbound.codec.shape import shape_for
+from tailbound.collective.buffers import Buffers
+from tailbound.collective.job import Job
+from tailbound.collective.tally import gather_results, read_records, rows_by_rank
+from tailbound.transport.stamp import stamp_contributions, stamp_results
+from tailbound.wire.schema import EXPONENT_NONE, PacketType
+
+
+def warm_up(job: Job) -> None:
+    """Runs one tiny op through the codec, the tallies and the stamps; sends nothing and changes no map."""
+    width = job.store.width
+    shape = shape_for(width, width)
+    placement = place(shape, job.map, job.ranks)
+    b = Buffers(shape, placement, job.rank)
+    data = np.zeros(shape.numel, np.float32)
+    rotate, rank, own = job.config.rotate, job.rank, len(b.own_rows)
+    measure(data, shape, 1, job.scratch, b.need, rotate=rotate)
+    encode(
+        data, shape, 1, rank, job.shift_cap, b.exponents, b.packets, placement.position, b.partials, job.scratch,
+        b.need, b.shift, b.skipped, rotate=rotate,
+    )  # fmt: skip
+    head = job.header(PacketType.CONTRIBUTION, 0, 0).view(np.uint8)
+    stamp_contributions(
+        b.packets, 0, 1, head, b.partials, b.packet_exponent, b.packet_need, b.packet_shift, 0, 0, 0, 0
+    )
+    counts = np.zeros(job.ranks, np.int64)
+    # cookie 0 belongs to no job, so that no record is taken for one of this op
+    rows_by_rank(job.slots, 0, own, job.sum_mask, 0, 1, counts)
+    mean_rows(
+        job.store.sums, job.store.slots, 0, 0, 1, b.own_groups, shape.codes,
+        b.packets[int(placement.starts[rank]) :][:own], True, b.exponents, b.need, b.shift, b.unknown, job.headroom, 1,
+        rank, b.results, b.scale, b.count, b.exponent_next, b.result_partials, b.usable, b.need_work, job.scratch,
+    )  # fmt: skip
+    stamp_results(
+        b.results, 0, own, head, b.result_partials, b.exponent_next, b.scale, b.count, 0, b.own_rows, 0, 0, 0
+    )
+    b.source[:] = -1
+    gather_results(job.presence, 0, job.result_mask, 0, 1, placement.owner, rank, b.source, counts)
+    read_records(job.result_records, b.source, 1, b.row_scale, b.row_exponent, EXPONENT_NONE)
+    decode(job.store.results, b.results, b.source, b.row_scale, shape, 1, job.scratch, data, rotate=rotate)

@@ -1,0 +1,94 @@
+"""The demo's data and model: handwritten digits of 8 x 8 pixels, and a convolutional net that fills several buckets.
+
+The digits ship with scikit-learn (a part of the UCI optical recognition set), so nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from tailbound.errors import CapabilityError
+
+#: Digits kept for the test: one in five.
+_TEST_EVERY = 5
+#: Width of the hidden layers: 10 MiB of gradients in four buckets that close at ``BUCKET_MIB``.
+_HIDDEN = 1024
+BUCKET_MIB = 2
+
+
+class Digits(NamedTuple):
+    """Images f32[n, 1, 8, 8] in 0..1 and labels i64[n]."""
+
+    train_images: NDArray[np.float32]
+    train_labels: NDArray[np.int64]
+    test_images: NDArray[np.float32]
+    test_labels: NDArray[np.int64]
+
+
+def load(seed: int) -> Digits:
+    """The digits, shuffled by ``seed`` and split.
+
+    Raises:
+        CapabilityError: scikit-learn is missing.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise CapabilityError("the demo's data comes with scikit-learn: pip install 'tailbound[demo]'") from error
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(seed).permutation(len(labels))
+    images = (images[order] / 16).astype(np.float32).reshape(-1, 1, 8, 8)
+    labels = labels[order].astype(np.int64)
+    test = np.arange(len(labels)) % _TEST_EVERY == 0
+    return Digits(images[~test], labels[~test], images[test], labels[test])
+
+
+def save(digits: Digits, path: Path) -> None:
+    """Writes them for the workers, who need not import scikit-learn then."""
+    np.savez(path, **digits._asdict())
+
+
+def restore(path: Path) -> Digits:
+    """Reads what ``save`` wrote."""
+    with np.load(path) as arrays:
+        return Digits(**{name: arrays[name] for name in Digits._fields})
+
+
+def batches(count: int, ranks: int, per_rank: int, epoch: int, seed: int) -> Iterator[NDArray[np.int64]]:
+    """The steps of an epoch: i64[ranks, per_rank] indices into ``count`` images, none twice; the rest is left out."""
+    order = np.random.default_rng([seed, epoch]).permutation(count)
+    step = ranks * per_rank
+    for start in range(0, count - step + 1, step):
+        yield order[start : start + step].reshape(ranks, per_rank)
+
+
+def model(seed: int) -> nn.Module:
+    """The net, the same for the same seed. No BatchNorm: running statistics would need barriers of their own."""
+    torch.manual_seed(seed)
+    net = nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * 4 * 4, _HIDDEN),
+        nn.ReLU(),
+        nn.Linear(_HIDDEN, _HIDDEN),
+        nn.ReLU(),
+        nn.Linear(_HIDDEN, _HIDDEN),
+        nn.ReLU(),
+        nn.Linear(_HIDDEN, 10),
+    )
+    for layer in net:
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            assert layer.bias is not None
+            nn.init.zeros_(layer.bias)
+    return net

@@ -1,0 +1,270 @@
+"""``tailbound demo``: a real training on lossy links, beside the same over Gloo."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from tailbound.bench.places import Loopback, Place, open_place
+from tailbound.bench.prepare import Preparation
+from tailbound.bench.start import StartLine
+from tailbound.bench.team import Team
+from tailbound.demo import digits, show
+from tailbound.demo.ledger import Balance, balance
+from tailbound.demo.summary import Curve, delivery, drift
+from tailbound.errors import CapabilityError, TransportError
+from tailbound.lab.cluster import Cluster
+from tailbound.lab.spec import Burst, LabSpec, Straggler
+from tailbound.lab.topology import Link
+
+#: What both have to bear: bursty losses from worker to worker, and one rank that computes longer in every step.
+LOSS, STRAGGLER_MS = 0.01, 25.0
+SEED = 7
+#: Images a rank and step; learning rate.
+_BATCH, _RATE = 16, 0.01
+#: Steps in a row over the same transport, between looks at the accuracy.
+_TURN = 11
+#: Gradients are allocated anew in every step: that glibc maps and unmaps them each time takes as long as backward.
+_MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+#: Lines of the workers' output that are shown when one fails.
+_LAST_WORDS = 20
+#: Attempts at reading all counters while nothing moves.
+_READINGS = 20
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long to train: epochs, and seconds (both transports together) after which no new turn begins."""
+
+    epochs: int
+    seconds: float
+
+
+FULL, QUICK = Length(12, 90.0), Length(3, 25.0)
+
+
+@dataclass
+class Records:
+    """Everything that the ranks reported."""
+
+    datapath: str
+    curves: dict[str, Curve]
+    warm: list[dict[str, Any]]
+    last: list[dict[str, Any]]
+    cpu_seconds: list[float]
+    ledger: Balance
+    lost_on_purpose: int
+
+
+def run(
+    *,
+    out: Path,
+    quick: bool = False,
+    datapath: str = "auto",
+    workers: int = 4,
+    length: Length | None = None,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Trains, prints a table, writes ``demo.png`` and ``summary.json`` into ``out``; returns the summary.
+
+    The workers' own output goes to ``workers.log`` there.
+
+    Args:
+        out: folder, made if need be.
+        quick: a shorter training.
+        datapath: ``auto``, ``xdp`` or ``udp``.
+        workers: ranks.
+        length: of the training, instead of what ``quick`` says.
+        console: where progress and the table go.
+
+    Raises:
+        CapabilityError: ``xdp`` was asked for and cannot be had, or an extra is missing.
+        TransportError: a rank failed; the message names it.
+    """
+    console = console or Console()
+    length = length or (QUICK if quick else FULL)
+    straggler = Straggler(workers - 1, STRAGGLER_MS, None)
+    plain = LabSpec(workers, straggler=straggler, seed=SEED)
+    lossy = LabSpec(workers, burst=Burst(LOSS), straggler=straggler, seed=SEED)
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="tailbound-demo-") as name, Preparation() as preparation:
+        folder = Path(name)
+        console.print("preparing: the data, and machine code that is not in the cache yet", highlight=False)
+        data = digits.load(SEED)
+        digits.save(data, folder / "digits.npz")
+        StartLine.create(folder / "start", workers)
+        preparation.wait()
+        turns = -(-(len(data.train_labels) // (workers * _BATCH)) // _TURN) * length.epochs
+        with open_best(plain, lossy, datapath) as (place, why_not):
+            spec = place.spec
+            show.conditions(console, spec, why_not)
+            job = {
+                "folder": name, "data": str(folder / "digits.npz"), "line": str(folder / "start"), "seed": SEED,
+                "rate": _RATE, "batch": _BATCH, "turn": _TURN, "epochs": length.epochs, "seconds": length.seconds,
+                "datapath": datapath if why_not is None else "udp",
+            }  # fmt: skip
+            with (
+                _log(out / "workers.log", console) as log,
+                Team(place, "tailbound.demo.worker", job, log, env=_MALLOC) as team,
+            ):
+                records = follow(team, place, turns, console)
+        drifts = {
+            each: drift([np.load(folder / f"{each}{rank}.npy") for rank in range(workers)]) for each in records.curves
+        }
+    summary = summarize(records, drifts, spec, why_not, length)
+    (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    show.picture(records.curves, summary, out / "demo.png")
+    show.results(console, summary, out)
+    return summary
+
+
+@contextmanager
+def _log(path: Path, console: Console) -> Iterator[Console]:
+    """What workers print goes to a file, its last lines to the console if the demo fails."""
+    with path.open("w") as file:
+        try:
+            yield Console(file=file, width=1000)
+        except TransportError:
+            file.flush()
+            lines = path.read_text().splitlines()[-_LAST_WORDS:]
+            console.print(*lines, f"all of it: {path}", sep="\n", markup=False, highlight=False, soft_wrap=True)
+            raise
+
+
+@contextmanager
+def open_best(plain: LabSpec, lossy: LabSpec, datapath: str) -> Iterator[tuple[Place, str | None]]:
+    """The lossy lab where it can be had, else loopback without losses.
+
+    Yields:
+        The place, and why it is not the lab (None: it is).
+
+    Raises:
+        CapabilityError: ``xdp`` was asked for and there can be no lab.
+    """
+    with ExitStack() as stack:
+        try:
+            place, why_not = stack.enter_context(open_place(lossy, datapath))
+        except CapabilityError as error:
+            if datapath == "xdp":
+                raise
+            place, why_not = stack.enter_context(Loopback(plain)), str(error)
+        yield place, why_not
+
+
+def follow(team: Team, place: Place, turns: int, console: Console) -> Records:
+    """Shows progress until the training is over and everything is counted.
+
+    Args:
+        team: started.
+        place: where it runs.
+        turns: of each transport, at most.
+        console: for progress.
+    """
+    curves = {"tailbound": Curve(), "gloo": Curve()}
+    open_turns: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in curves}
+    warm: dict[int, dict[str, Any]] = {}
+    paths: set[str] = set()
+    cpu: dict[int, float] = {}
+    with show.progress(console, turns) as tell:
+        for rank, message in team.gather("trained"):
+            if message["kind"] == "ready":
+                paths.add(message["datapath"])
+            elif message["kind"] == "warm":
+                warm[rank] = message["stats"]
+            elif message["kind"] == "trained":
+                cpu[rank] = message["cpu_seconds"]
+            else:
+                name = message["name"]
+                of_turn = open_turns[name]
+                of_turn[rank] = message
+                if len(of_turn) == team.ranks:
+                    curves[name].add(
+                        [of_turn[r]["times"] for r in range(team.ranks)],
+                        [of_turn[r]["accuracy"] for r in range(team.ranks)],
+                    )
+                    of_turn.clear()
+                    tell(name, curves[name], message["epoch"])
+    last, ledger, lost = count(team, place)
+    team.tell("go")
+    team.finish()
+    ranks = range(team.ranks)
+    path = "+".join(sorted(paths))
+    return Records(path, curves, [warm[r] for r in ranks], last, [cpu[r] for r in ranks], ledger, lost)
+
+
+def count(team: Team, place: Place) -> tuple[list[dict[str, Any]], Balance, int]:
+    """Reads every counter until two readings in a row are the same: then nothing is in flight any more.
+
+    Returns:
+        The ranks' statistics, the balance, packets that the cables lost on purpose.
+
+    Raises:
+        TransportError: the counters never rest.
+    """
+    before = None
+    for _ in range(_READINGS):
+        team.tell("stats")
+        found = dict(team.gather("stats"))
+        stats = [found[rank]["stats"] for rank in range(team.ranks)]
+        sockets = sum(found[rank]["socket_drops"] for rank in range(team.ranks))
+        lost = doubled = queues = 0
+        if isinstance(place, Cluster):
+            faults = place.fault_counts(link=Link.DATA)
+            lost, doubled = faults.lost, faults.duplicated
+            queues = sum(entry.lost for entry in place.drops() if entry.interface.startswith(Link.DATA.value))
+        whole = balance(
+            stats, socket_drops=sockets, lost_on_purpose=lost, duplicated=doubled, lost_in_queues=queues
+        )
+        if whole == before:
+            return stats, whole, lost
+        before = whole
+    raise TransportError(f"packets are still moving after the end of the training: {before}")
+
+
+def summarize(
+    records: Records, drifts: dict[str, float], spec: LabSpec, why_not: str | None, length: Length
+) -> dict[str, Any]:
+    """The content of ``summary.json``."""
+    ours, theirs = records.curves["tailbound"], records.curves["gloo"]
+    flow = delivery(records.warm, records.last)
+    summed = flow.pop("rows_summed")
+    steps = len(ours.iterations)
+    return {
+        "datapath": records.datapath,
+        **ours.figures(),
+        **{f"gloo_{name}": value for name, value in theirs.figures().items()},
+        "rows_summed_in_kernel": summed if records.datapath == "xdp" else 0,
+        "rows_summed": summed,
+        **flow,
+        "ledger_balanced": records.ledger.balanced,
+        "ledger": records.ledger.as_dict(),
+        "replica_drift": drifts["tailbound"],
+        "gloo_replica_drift": drifts["gloo"],
+        "workers": spec.workers,
+        "steps": steps,
+        "epochs_planned": length.epochs,
+        "stopped_by_time": steps < length.epochs * _steps_of_epoch(spec.workers),
+        "batch_per_worker": _BATCH,
+        "lab": why_not is None,
+        "why_no_lab": why_not,
+        "burst_loss": spec.burst.loss if spec.burst else 0.0,
+        "burst_length": spec.burst.length if spec.burst else None,
+        "wire": spec.wire_size,
+        "straggler": str(spec.straggler),
+        "seed": SEED,
+        "cpu_seconds_by_rank": records.cpu_seconds,
+        "host": show.host(),
+        "curves": {name: curve.curve() for name, curve in records.curves.items()},
+    }
+
+
+def _steps_of_epoch(workers: int) -> int:
+    return 1437 // (workers * _BATCH)

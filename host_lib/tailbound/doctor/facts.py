@@ -1,0 +1,121 @@
+"""Raw facts about this machine, read from /proc, /sys and the file system; nothing is judged and nothing is changed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tailbound.errors import CapabilityError
+from tailbound.kernel import headers, interfaces, syscalls
+from tailbound.kernel.compile import bcc_path, clang_path
+
+__all__ = [
+    "CAPABILITY_BITS",
+    "Machine",
+    "bcc_path",
+    "bcc_version",
+    "bpf_error",
+    "clang_path",
+    "has_capability",
+    "kernel_headers",
+    "machine",
+]
+
+#: Bits of the capabilities that matter here (linux/capability.h).
+CAPABILITY_BITS = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21, "CAP_SYS_RESOURCE": 24, "CAP_BPF": 39}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the kernel and the file system say."""
+
+    kernel: str  #: release, as in ``uname -r``
+    architecture: str
+    btf: bool  #: /sys/kernel/btf/vmlinux exists
+    jit: bool | None  #: BPF JIT on; None where the setting cannot be read
+    bpf_error: str | None  #: why this process may not use bpf(2); None where it may
+    bcc: str | None  #: path of Debian's module
+    bcc_version: str | None
+    headers: str | None  #: path of the kernel headers BCC can use
+    clang: str | None  #: path of a clang that can build the same sources
+    libbpf: bool  #: bpf/bpf_helpers.h is installed
+    effective_uid: int
+    capabilities: dict[str, bool]  #: effective, by name
+    bpffs: str | None  #: a mounted BPF file system
+    cpus: int  #: CPUs this machine could have (per-CPU maps count them)
+
+
+def machine() -> Machine:
+    """Reads all facts; takes a few milliseconds."""
+    own_headers, bcc = kernel_headers(), bcc_path()
+    return Machine(
+        kernel=platform.release(),
+        architecture=platform.machine(),
+        btf=Path("/sys/kernel/btf/vmlinux").exists(),
+        jit=_jit(),
+        bpf_error=bpf_error(),
+        bcc=str(bcc) if bcc else None,
+        bcc_version=bcc_version(),
+        headers=str(own_headers) if own_headers else None,
+        clang=clang_path(),
+        libbpf=Path("/usr/include/bpf/bpf_helpers.h").exists(),
+        effective_uid=os.geteuid(),
+        capabilities={name: has_capability(name) for name in CAPABILITY_BITS},
+        bpffs=_bpffs(),
+        cpus=interfaces.possible_cpus(),
+    )
+
+
+def bcc_version() -> str | None:
+    """Version of Debian's BCC module, or None."""
+    found_at = bcc_path()
+    text = (_read(found_at / "version.py") if found_at else None) or ""
+    found = re.search(r"__version__\s*=\s*['\"]([^'\"]+)", text)
+    return found[1] if found else None
+
+
+def kernel_headers() -> Path | None:
+    """Kernel headers for BCC: those of the running kernel, else the newest that are installed, else None."""
+    return headers.running() or headers.installed()
+
+
+def has_capability(*names: str) -> bool:
+    """Whether all of ``names`` are in this process's effective set."""
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)", _read(Path("/proc/self/status")) or "", re.MULTILINE)
+    effective = int(found[1], 16) if found else 0
+    return all(effective >> CAPABILITY_BITS[name] & 1 for name in names)
+
+
+def bpf_error() -> str | None:
+    """Why bpf(2) refuses to make a small map for this process (closed again at once), or None where it does not."""
+    try:
+        os.close(syscalls.map_create(syscalls.MAP_TYPE_ARRAY, 4, 8, 1))
+    except CapabilityError as error:
+        return str(error)
+    except OSError as error:
+        return f"{errno.errorcode.get(error.errno or 0, error.errno)}: {error.strerror}"
+    return None
+
+
+def _jit() -> bool | None:
+    text = _read(Path("/proc/sys/net/core/bpf_jit_enable"))
+    return None if text is None else text.strip() != "0"
+
+
+def _bpffs() -> str | None:
+    for line in (_read(Path("/proc/mounts")) or "").splitlines():
+        _, target, kind, *_ = line.split()
+        if kind == "bpf":
+            return target
+    return None
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except OSError:
+        return None

@@ -1,0 +1,188 @@
+"""Everything ``tailbound doctor`` says, as data; one function prints it as tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tailbound import __version__
+from tailbound.datapath.sizes import memory, ring_rows
+from tailbound.doctor import facts
+from tailbound.doctor.interfaces import Interface, default_interface, interface, interfaces
+from tailbound.doctor.verdict import Verdict, choose
+from tailbound.errors import AttachError, CapabilityError, ConfigError
+from tailbound.kernel import pin
+from tailbound.transport.config import Config, width_for_mtu
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["Memory", "Report", "examine", "show"]
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Kernel memory of one worker: bounded, all of it allocated at attach."""
+
+    ring_mib: float
+    workers: int
+    width: int  #: W in codes
+    sum_rows: int
+    result_rows: int
+    bytes_by_map: dict[str, int]
+    total_bytes: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ``tailbound doctor`` found."""
+
+    version: str
+    machine: facts.Machine
+    interfaces: list[Interface]
+    verdict: Verdict
+    memory: Memory
+
+    def to_json(self) -> str:
+        """The whole report as indented JSON."""
+        return json.dumps(dataclasses.asdict(self), indent=2)
+
+
+def examine(name: str | None = None, *, ring_mib: float | None = None, workers: int = 4) -> Report:
+    """Looks at this machine; changes nothing.
+
+    Args:
+        name: interface to judge; None takes the one of the default route.
+        ring_mib: result ring in MiB; None takes the default of a job.
+        workers: world size, for the memory.
+
+    Raises:
+        ConfigError: no such interface, an MTU too small for one row, or a ring or world size that cannot be.
+    """
+    chosen = name or default_interface()
+    link = interface(chosen) if chosen else None
+    machine = facts.machine()
+    return Report(
+        version=__version__,
+        machine=machine,
+        interfaces=interfaces(),
+        verdict=choose(machine, link, attached=link is not None and _attached(link.name), tailbound=_command()),
+        memory=_memory(
+            Config.ring_mib if ring_mib is None else ring_mib, workers, link.mtu if link else 1500, machine.cpus
+        ),
+    )
+
+
+def _memory(ring_mib: float, workers: int, mtu: int, cpus: int) -> Memory:
+    width = width_for_mtu(mtu)
+    rows = ring_rows(ring_mib, width, workers)
+    maps = memory(*rows, width, cpus)
+    return Memory(ring_mib, workers, width, *rows, maps, sum(maps.values()))
+
+
+def _attached(name: str) -> bool:
+    """Whether Tailbound's maps of an interface are pinned and this process may open them."""
+    try:
+        if pin.settings(name) is None:
+            return False
+        for fd in pin.open_pins(name, ("control",)).values():
+            os.close(fd)
+    except (AttachError, CapabilityError):
+        return False
+    return True
+
+
+def _command() -> str:
+    """How to call this very installation through sudo, whose PATH knows no virtual environment."""
+    own = Path(sys.prefix, "bin", "tailbound")
+    return str(own) if own.exists() else shutil.which("tailbound") or f"{sys.executable} -m tailbound.cli"
+
+
+def show(report: Report) -> None:
+    """Prints the report on standard output."""
+    from rich.console import Console
+
+    console = Console()
+    for table in (_machine_table(report.machine), _interface_table(report), _memory_table(report.memory)):
+        console.print(table)
+    verdict = report.verdict
+    where = f" on {verdict.interface}" if verdict.interface else ""
+    console.print(f"datapath: [bold]{verdict.datapath}[/bold]{where}")
+    for line in verdict.reasons:
+        console.print(f"  because {line}", markup=False, soft_wrap=True)
+    if verdict.datapath != "xdp":
+        console.print("  for xdp:" if verdict.commands else "  for xdp: no command of ours helps, see above")
+        for line in verdict.commands:
+            console.print(f"    {line}", markup=False, soft_wrap=True)
+    for line in verdict.notes:
+        console.print(f"  note: {line}", markup=False, soft_wrap=True)
+
+
+def _table(title: str, *columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column)
+    return table
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value is None else str(value)
+
+
+def _machine_table(machine: facts.Machine) -> Table:
+    table = _table("Machine", "what", "here")
+    capabilities = ", ".join(name for name, has in machine.capabilities.items() if has) or "none"
+    rows = {
+        "kernel": f"{machine.kernel} ({machine.architecture}, {machine.cpus} CPUs)",
+        "BTF": machine.btf,
+        "BPF JIT": machine.jit,
+        "bpf(2)": machine.bpf_error or "allowed",
+        "BCC": f"{machine.bcc_version} in {machine.bcc}" if machine.bcc else None,
+        "kernel headers": machine.headers,
+        "clang, libbpf": f"{_word(machine.clang)}, {_word(machine.libbpf)}",
+        "capabilities": f"{capabilities} (uid {machine.effective_uid})",
+        "BPF file system": machine.bpffs,
+    }
+    for what, here in rows.items():
+        table.add_row(what, _word(here))
+    return table
+
+
+def _interface_table(report: Report) -> Table:
+    columns = ("name", "up", "driver", "native XDP", "MTU", "codes a row", "queues rx/tx", "LRO", "XDP program")
+    table = _table("Interfaces", *columns)
+    for i in report.interfaces:
+        try:
+            width = str(width_for_mtu(i.mtu))
+        except ConfigError:
+            width = "-"
+        queues = f"{i.rx_queues}/{i.tx_queues}"
+        cells = (i.up, i.driver, i.native_xdp, i.mtu, width, queues, i.lro, i.xdp_program)
+        table.add_row(i.name, *map(_word, cells), style="bold" if i.name == report.verdict.interface else None)
+    return table
+
+
+def _memory_table(memory: Memory) -> Table:
+    title = (
+        f"Kernel memory of one worker: ring {memory.ring_mib:g} MiB, {memory.workers} workers, "
+        f"{memory.sum_rows} sum rows, {memory.result_rows} result rows of {memory.width} codes"
+    )
+    table = _table(title, "map", "KiB")
+    table.columns[1].justify = "right"
+    for name, size in memory.bytes_by_map.items():
+        table.add_row(name, f"{size / 1024:.0f}")
+    table.add_section()
+    table.add_row("all, and no more later", f"{memory.total_bytes / 1024:.0f}", style="bold")
+    return table

@@ -1,0 +1,14 @@
+"""Tailbound for PyTorch: ``register(ddp_model)``, or the hook and its state by hand."""
+
+from __future__ import annotations
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise ImportError("tailbound.torch needs PyTorch: pip install 'tailbound[torch]'") from error
+
+from tailbound.torch.hook import allreduce_hook
+from tailbound.torch.register import register
+from tailbound.torch.state import TailboundState
+
+__all__ = ["TailboundState", "allreduce_hook", "register"]

@@ -1,0 +1,91 @@
+"""When a stage starts, seals and gives up: CLOCKS.md rules 3, 7, 10-13 as pure functions and one small class.
+
+Nothing here reads a clock or a map: the time is an argument, and so is what has been seen. All times are nanoseconds
+of one host's CLOCK_MONOTONIC; 0 means «not yet».
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+def majority(live: int) -> int:
+    """How many of ``live`` ranks (self included) start a stage clock: floor(L / 2) + 1 (rule 1)."""
+    return live // 2 + 1
+
+
+def stage_start(*, heard_fewer: int, heard_need: int, alone: bool, launched: int, start_max: int) -> int:
+    """c(i): when a majority of live ranks had shown up (rule 3); 0 while that has not happened.
+
+    Args:
+        heard_fewer: when ``need - 1`` live peers had been heard.
+        heard_need: when ``need`` live peers had been heard.
+        alone: ``need`` is 1, so that the own launch is a majority.
+        launched: own launch, which counts as one rank.
+        start_max: D_start; the clock starts at the latest this long after the own launch.
+    """
+    candidates = [heard_need] if heard_need else []
+    if launched:
+        candidates.append(launched + start_max)
+        if alone:
+            candidates.append(launched)
+        elif heard_fewer:
+            candidates.append(max(heard_fewer, launched))
+    return min(candidates, default=0)
+
+
+@dataclass
+class Extension:
+    """A deadline that moves on by a tenth while packets still come, up to ``start + stage_max`` (rules 7c, 11)."""
+
+    due: int = 0
+    limit: int = 0
+    step: int = 1
+    progress: int = -1
+
+    def begin(self, start: int, length: int, stage_max: int) -> None:
+        """Starts the deadline at ``start + length``; later calls change nothing."""
+        if not self.due:
+            self.due = start + length
+            self.limit = max(self.due, start + stage_max)
+            self.step = max(1, length // 10)
+
+    def expired(self, now: int, progress: int) -> bool:
+        """Whether the deadline has passed, moving it on if ``progress`` rose since it was last looked at."""
+        if not self.due or now < self.due:
+            if self.due and now >= self.due - self.step and self.progress < 0:
+                self.progress = progress
+            return False
+        moved = self.progress >= 0 and progress != self.progress
+        self.progress = progress
+        if moved and self.due < self.limit:
+            self.due = min(now + self.step, self.limit)
+            return now >= self.limit
+        return True
+
+    def next_look(self, now: int) -> int:
+        """The time to look again: the start of the last tenth, then the deadline itself."""
+        if not self.due:
+            return 0
+        early = self.due - self.step
+        return early if self.progress < 0 and now < early else self.due
+
+
+@dataclass
+class Quiet:
+    """Whether nothing came for ``q`` since everybody had finished (rule 7b, 12)."""
+
+    since: int = 0
+    progress: int = -1
+
+    def passed(self, now: int, finished: bool, progress: int, q: int) -> bool:
+        """Call at every look; ``progress`` is any number that changes when a packet is taken."""
+        if not finished or progress != self.progress or not self.since:
+            self.since = now if finished else 0
+            self.progress = progress
+            return False
+        return now - self.since >= q
+
+    def next_look(self, q: int) -> int:
+        """When ``passed`` may turn true; 0 while not everybody has finished."""
+        return self.since + q if self.since else 0

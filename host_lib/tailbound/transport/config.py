@@ -1,0 +1,81 @@
+"""Settings of a job's transport, checked in one place before anything is opened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tailbound.errors import ConfigError
+from tailbound.wire.schema import HEADER_BYTES, IPV4_BYTES, MAX_RANKS, UDP_BYTES, WIDTH_STEP
+
+MS = 1_000_000
+_OVERHEAD = IPV4_BYTES + UDP_BYTES + HEADER_BYTES
+#: Widest row: what a jumbo frame of 9000 bytes takes.
+WIDTH_MOST = 8896
+#: UDP port of a job unless another is given.
+DEFAULT_PORT = 5515
+
+
+def width_for_mtu(mtu: int) -> int:
+    """Payload width W in codes for a path MTU in bytes (1408 at 1500; CODEC.md rule 1).
+
+    Raises:
+        ConfigError: the MTU holds no row.
+    """
+    width = (mtu - _OVERHEAD) // WIDTH_STEP * WIDTH_STEP
+    if width < WIDTH_STEP:
+        raise ConfigError(f"MTU {mtu} is too small: at least {_OVERHEAD + WIDTH_STEP} bytes are needed for one row")
+    return min(width, WIDTH_MOST)
+
+
+@dataclass(frozen=True)
+class Config:
+    """What one rank needs to know; every time in nanoseconds.
+
+    Attributes:
+        rank, ranks: this rank and the world size.
+        deadline_1, deadline_2: D1 and D2 of CLOCKS.md rules 4 and 11.
+        start_max: D_start of rule 3.
+        stage_max: rule 4; no stage lasts longer, whatever arrives.
+        quiet: q of rule 10.
+        self_late_after: seals missed by the own row before it is no longer waited for (rule 8).
+        suspect_after: stages missed by a rank before it is suspected (rule 14).
+        rotate: Hadamard rotation on.
+        first_step: step number the job starts with; only tests of wrap-around change it.
+    """
+
+    rank: int
+    ranks: int
+    port: int = DEFAULT_PORT
+    width: int = 1408
+    ring_mib: float = 32.0
+    deadline_1: int = 100 * MS
+    deadline_2: int = 100 * MS
+    start_max: int = 1000 * MS
+    stage_max: int = 2000 * MS
+    quiet: int = 1 * MS
+    self_late_after: int = 3
+    suspect_after: int = 3
+    rotate: bool = True
+    first_step: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.ranks <= MAX_RANKS:
+            raise ConfigError(f"world size {self.ranks} is outside 1..{MAX_RANKS}")
+        if not 0 <= self.rank < self.ranks:
+            raise ConfigError(f"rank {self.rank} is outside 0..{self.ranks - 1} for world size {self.ranks}")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"UDP port {self.port} is outside 0..65535")
+        if self.width < WIDTH_STEP or self.width % WIDTH_STEP or self.width > WIDTH_MOST:
+            raise ConfigError(f"payload width {self.width} is not a multiple of {WIDTH_STEP} between {WIDTH_STEP} and {WIDTH_MOST}")
+        if not self.ring_mib > 0:
+            raise ConfigError(f"ring of {self.ring_mib} MiB: give a size above 0")
+        for name in ("deadline_1", "deadline_2", "start_max", "stage_max", "quiet"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} must be above 0 ns, not {getattr(self, name)}")
+        if self.deadline_1 > self.stage_max or self.deadline_2 > self.stage_max:
+            raise ConfigError("deadline_1 and deadline_2 must not exceed stage_max")
+
+    @property
+    def bound(self) -> int:
+        """Longest time in ns from an op's launch to its end, decode apart (CLOCKS.md rule 12)."""
+        return self.start_max + 2 * self.stage_max

@@ -1,0 +1,152 @@
+"""Who takes part: ranks exchange a greeting over PyTorch's store, once, before the first packet.
+
+The store is only used here and at the end; the data path has no TCP and no barrier.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+from tailbound.errors import LayoutError, TransportError
+
+#: Fields that must be equal on all ranks, with what to do when they are not.
+_EQUAL = {
+    "wire": "install the same version of tailbound on every host",
+    "ranks": "start all ranks with the same world size",
+    "width": "give every worker's interface the same MTU (or pass the smallest as mtu=)",
+    "rotate": "pass the same hadamard= on every rank",
+    "model": "train the same model (parameter shapes, order and types) on every rank",
+    "mode": "pass the same options to tailbound on every rank",
+}
+
+
+class Store(Protocol):
+    """The part of ``torch.distributed.Store`` that is used here."""
+
+    def set(self, key: str, value: Any) -> None:
+        """Sets a key."""
+
+    def get(self, key: str) -> bytes:
+        """Waits for a key and returns it."""
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        """Waits for keys."""
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """What a rank says of itself. ``rows`` is its result ring; ``cookie`` counts on rank 0 only."""
+
+    rank: int
+    ranks: int
+    wire: int
+    version: str
+    address: str
+    port: int
+    width: int
+    rows: int
+    datapath: str
+    rotate: bool
+    mode: str
+    model: str
+    cookie: int = 0
+
+
+def new_cookie() -> int:
+    """A job's cookie: 32 random bits, never 0 (empty records have cookie 0)."""
+    return secrets.randbelow(0xFFFFFFFF) + 1
+
+
+def exchange(store: Store, own: Greeting, prefix: str, timeout: float) -> list[Greeting]:
+    """Sets the own greeting and returns all of them by rank, checked.
+
+    Raises:
+        TransportError: a rank did not show up within ``timeout`` seconds.
+        LayoutError: two ranks say different things of something that must be equal.
+    """
+    store.set(f"{prefix}/greeting/{own.rank}", json.dumps(asdict(own)))
+    greetings = []
+    for rank in range(own.ranks):
+        key = f"{prefix}/greeting/{rank}"
+        _wait(store, key, rank, own, timeout, "greet")
+        greetings.append(_parse(own, rank, store.get(key)))
+        compare(own, greetings[-1])  # at once: with another world size the next one might never come
+        if rank == own.rank and greetings[-1] != own:
+            raise LayoutError(
+                f"two processes say they are rank {rank}: {own.address}:{own.port} and "
+                f"{greetings[-1].address}:{greetings[-1].port}; give every process a rank of its own"
+            )
+    check(own, greetings)
+    return greetings
+
+
+def _parse(own: Greeting, rank: int, text: bytes) -> Greeting:
+    """A greeting; another version may have other fields."""
+    said = json.loads(text)
+    if said.get("wire") != own.wire or set(said) != set(asdict(own)):
+        raise LayoutError(
+            f"rank {own.rank} runs tailbound {own.version} (wire format {own.wire}), rank {rank} runs "
+            f"{said.get('version')} (wire format {said.get('wire')}): {_EQUAL['wire']}"
+        )
+    return Greeting(**said)
+
+
+def compare(own: Greeting, other: Greeting) -> None:
+    """Compares what must be equal on two ranks.
+
+    Raises:
+        LayoutError: naming both ranks, both values and what to do.
+    """
+    for name, advice in _EQUAL.items():
+        mine, theirs = getattr(own, name), getattr(other, name)
+        if mine != theirs:
+            raise LayoutError(f"rank {own.rank} has {name} {mine!r}, rank {other.rank} has {theirs!r}: {advice}")
+
+
+def check(own: Greeting, greetings: list[Greeting]) -> None:
+    """Compares what must be equal, and what must differ, over all ranks.
+
+    Raises:
+        LayoutError: naming both ranks, both values and what to do.
+    """
+    for other in greetings:
+        compare(own, other)
+    seen: dict[tuple[str, int], int] = {}
+    for other in greetings:
+        twin = seen.setdefault((other.address, other.port), other.rank)
+        if twin != other.rank:
+            raise LayoutError(
+                f"ranks {twin} and {other.rank} both say they are {other.address}:{other.port}: "
+                "the xdp datapath takes one rank per interface; use datapath='udp' for several ranks on a host"
+            )
+
+
+def meet(store: Store, name: str, rank: int, ranks: int, prefix: str, timeout: float) -> None:
+    """Waits until every rank has come to the same point (at start and at the end only).
+
+    Raises:
+        TransportError: a rank did not come within ``timeout`` seconds.
+    """
+    store.set(f"{prefix}/{name}/{rank}", "1")
+    for other in range(ranks):
+        _wait(store, f"{prefix}/{name}/{other}", other, None, timeout, name)
+
+
+def _wait(store: Store, key: str, rank: int, own: Greeting | None, timeout: float, what: str) -> None:
+    try:
+        store.wait([key], timedelta(seconds=timeout))
+    except Exception as error:
+        who = f"rank {own.rank} of {own.ranks}: " if own else ""
+        raise TransportError(
+            f"{who}rank {rank} did not {what} within {timeout:g} s: is it running, with the same world size?"
+        ) from error
+
+
+def describe(greetings: list[Greeting]) -> Mapping[str, Any]:
+    """Endpoints and datapaths by rank, for logs and statistics."""
+    return {str(g.rank): f"{g.address}:{g.port} ({g.datapath})" for g in greetings}

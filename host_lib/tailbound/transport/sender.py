@@ -1,0 +1,178 @@
+"""Sends bursts straight from packet memory: one system call for up to 64 packets (UDP GSO), no copies in Python.
+
+The data path never raises: what cannot be sent is counted per peer and, to the protocol, is lost like any other
+packet. A refused burst is a burst that the deadline takes care of.
+"""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.errors import ConfigError
+from tailbound.transport.burst import burst_packets, interleave
+
+#: ``<linux/udp.h>``: segment size of a GSO send. The socket module has no name for it before 3.13.
+UDP_SEGMENT = 103
+SOL_UDP = socket.IPPROTO_UDP
+
+#: ``pace(rank, bytes)``: seconds to wait before a burst of so many bytes to ``rank``; 0 or less: go.
+Pace = Callable[[int, int], float]
+
+_FULL = (errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM)
+_NO_GSO = (errno.EIO, errno.EINVAL, errno.EOPNOTSUPP)
+
+
+@dataclass
+class PeerCounts:
+    """What happened to the packets for one peer."""
+
+    packets: int = 0  #: handed to the kernel
+    bytes: int = 0  #: UDP payload handed to the kernel
+    bursts: int = 0  #: system calls that took packets
+    waits: int = 0  #: times the socket was full and the sender waited
+    lost: int = 0  #: packets given up
+    errors: dict[str, int] = field(default_factory=dict)  #: refused calls by errno name
+
+
+class Sender:
+    """Sends packet memory to peers over sockets that the caller owns (and closes).
+
+    Not thread-safe: one thread sends. The GIL is released in every system call.
+
+    Args:
+        sockets: bound UDP sockets; with several (several source ports, for receive-side scaling at the peers) bursts
+            take turns. The udp datapath knows its peers by address *and* port: give it only its own socket.
+        peers: (IPv4 address, UDP port) by rank.
+        pace: asked before every burst, see ``Pace``.
+        patience: seconds to wait at most for room in a full socket before a burst is given up.
+
+    Raises:
+        ConfigError: no socket.
+    """
+
+    def __init__(
+        self,
+        sockets: Sequence[socket.socket],
+        peers: Mapping[int, tuple[str, int]],
+        *,
+        pace: Pace | None = None,
+        patience: float = 0.05,
+    ) -> None:
+        if not sockets:
+            raise ConfigError("a sender needs at least one bound socket")
+        self.sockets = list(sockets)
+        self.peers = dict(peers)
+        self.counts = {rank: PeerCounts() for rank in self.peers}
+        self.plain: set[int] = set()  #: ranks to which GSO does not work
+        self._pace = pace
+        self._patience = patience
+        self._turn = 0
+
+    @property
+    def packets(self) -> int:
+        """Packets handed to the kernel, all peers."""
+        return sum(c.packets for c in self.counts.values())
+
+    def send(self, rank: int, packets: NDArray[np.uint8], count: int | None = None) -> int:
+        """Sends the first ``count`` packets (default: all) to ``rank``.
+
+        Args:
+            rank: a key of ``peers``.
+            packets: u8[>= count, stride], C-contiguous, headers finished.
+            count: packets.
+
+        Returns:
+            Packets that the kernel took.
+        """
+        total = len(packets) if count is None else count
+        return self.send_runs([(rank, packets[:total])])
+
+    def send_runs(self, runs: Sequence[tuple[int, NDArray[np.uint8]]]) -> int:
+        """Sends several runs, a burst of each in turn, in the order given (see ``burst.stagger``).
+
+        Args:
+            runs: (rank, u8[count, stride]) pairs; all of one stride. The same memory may occur several times.
+
+        Returns:
+            Packets that the kernel took.
+        """
+        runs = [(rank, packets) for rank, packets in runs if len(packets)]
+        if not runs:
+            return 0
+        stride = runs[0][1].shape[1]
+        views = [packets.data.cast("B") for _, packets in runs]
+        sent = 0
+        for run, first, count in interleave([len(packets) for _, packets in runs], burst_packets(stride)):
+            view = views[run][first * stride : (first + count) * stride]
+            sent += self.send_burst(runs[run][0], view, stride)
+        return sent
+
+    def send_burst(self, rank: int, view: memoryview | bytes, stride: int) -> int:
+        """One burst of packets of ``stride`` bytes (the last may be shorter); paced. Returns the packets taken."""
+        if self._pace is not None and (wait := self._pace(rank, len(view))) > 0:
+            time.sleep(wait)
+        sock = self.sockets[self._turn % len(self.sockets)]
+        self._turn += 1
+        if len(view) > stride and rank not in self.plain:
+            error = self._call(sock, rank, view, stride)
+            if error == 0:
+                return -(-len(view) // stride)
+            if error not in _NO_GSO:
+                self.counts[rank].lost += -(-len(view) // stride)
+                return 0
+            self.plain.add(rank)
+        sent = 0
+        for start in range(0, len(view), stride):
+            if self._call(sock, rank, view[start : start + stride], 0) == 0:
+                sent += 1
+            else:
+                self.counts[rank].lost += 1
+        return sent
+
+    def _call(self, sock: socket.socket, rank: int, view: memoryview | bytes, stride: int) -> int:
+        """One system call with waiting and one retry; returns 0 or the errno that ended it, counted."""
+        counts = self.counts[rank]
+        control = [(SOL_UDP, UDP_SEGMENT, struct.pack("=H", stride))] if stride else []
+        until = 0.0
+        retried = False
+        while True:
+            try:
+                sock.sendmsg([view], control, socket.MSG_DONTWAIT, self.peers[rank])
+            except OSError as error:
+                number = error.errno or errno.EIO
+                if number in _FULL and self._room(sock, number, counts, until):
+                    until = until or time.monotonic() + self._patience
+                    continue
+                name = errno.errorcode.get(number, str(number))
+                counts.errors[name] = counts.errors.get(name, 0) + 1
+                if number == errno.ECONNREFUSED and not retried:
+                    retried = True  # the error belongs to an earlier datagram, this one was not tried
+                    continue
+                return number
+            counts.packets += -(-len(view) // stride) if stride else 1
+            counts.bytes += len(view)
+            counts.bursts += 1
+            return 0
+
+    def _room(self, sock: socket.socket, number: int, counts: PeerCounts, until: float) -> bool:
+        """Waits for room in a full socket; False when patience is at its end (``until``, 0: not begun)."""
+        left = until - time.monotonic() if until else self._patience
+        if left <= 0:
+            return False
+        counts.waits += 1
+        if number == errno.EAGAIN:
+            poller = select.poll()
+            poller.register(sock, select.POLLOUT)
+            poller.poll(left * 1e3)
+        else:
+            time.sleep(min(left, 0.0005))  # a full device queue makes no socket event
+        return True

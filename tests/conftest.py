@@ -1,0 +1,91 @@
+"""What every test shares: deterministic hypothesis, and skips that name the capability that is missing.
+
+``@pytest.mark.needs("root", "bcc")`` says what a test cannot do without. With ``TAILBOUND_REQUIRE_ALL=1`` (continuous
+integration) every skip, of whatever origin, is a failure.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tailbound.doctor import facts
+
+REQUIRE_ALL = os.environ.get("TAILBOUND_REQUIRE_ALL") == "1"
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+try:
+    from hypothesis import settings
+except ImportError:  # the tests that use it say so themselves
+    pass
+else:
+    # Shared cores make single examples slow, and the same commit has to give the same answer.
+    settings.register_profile("tailbound", derandomize=True, deadline=None, database=None, print_blob=True)
+    settings.load_profile("tailbound")
+
+
+def _module(name: str) -> Callable[[], bool]:
+    return lambda: importlib.util.find_spec(name) is not None
+
+
+#: Capability -> (is it there, what to say where it is not).
+CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
+    "root": (lambda: os.geteuid() == 0, "run as root"),
+    "netns": (lambda: facts.has_capability("CAP_SYS_ADMIN", "CAP_NET_ADMIN"), "CAP_SYS_ADMIN and CAP_NET_ADMIN"),
+    "bpf": (lambda: facts.bpf_error() is None, "a kernel and privileges that let this process use bpf(2)"),
+    "bcc": (lambda: facts.bcc_path() is not None, "apt-get install python3-bpfcc"),
+    "headers": (lambda: facts.kernel_headers() is not None, "apt-get install linux-headers-amd64"),
+    "clang": (lambda: facts.clang_path() is not None, "apt-get install clang-14"),
+    "libbpf": (lambda: Path("/usr/include/bpf/bpf_helpers.h").exists(), "apt-get install libbpf-dev"),
+    "torch": (_module("torch"), "pip install 'tailbound[torch]'"),
+    "scapy": (_module("scapy"), "pip install 'tailbound[test]'"),
+    "sklearn": (_module("sklearn"), "pip install 'tailbound[demo]'"),
+    "matplotlib": (_module("matplotlib"), "pip install 'tailbound[plots]'"),
+}
+
+
+@functools.cache
+def missing(capability: str) -> str | None:
+    """What to do for ``capability``, or None where it is there."""
+    there, remedy = CAPABILITIES[capability]
+    return None if there() else f"missing capability {capability!r}: {remedy}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for mark in item.iter_markers("needs"):
+            for capability in mark.args:
+                if reason := missing(capability):
+                    item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report = yield
+    return _no_skips(report)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    report = yield
+    return _no_skips(report)
+
+
+def _no_skips(report):
+    """A skip as a failure, where none is allowed; expected failures are not skips."""
+    if REQUIRE_ALL and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        report.outcome = "failed"
+        report.longrepr = f"skipped although TAILBOUND_REQUIRE_ALL=1: {reason}"
+    return report
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """Root of the checkout that the tests are in."""
+    return REPOSITORY

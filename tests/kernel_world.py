@@ -1,0 +1,127 @@
+"""The worker's program without an interface: the world of ``cases``, and frames fed to it by BPF_PROG_TEST_RUN."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import cases
+from tailbound.datapath.store import store_of
+from tailbound.datapath.xdp import shapes
+from tailbound.kernel import load, maps, syscalls
+from tailbound.kernel.events import EventRing
+from tailbound.kernel.frames import frame
+from tailbound.kernel.seal import Sealer
+from tailbound.wire.schema import HEADER_BYTES, WORKER_MAPS, Verdict
+
+DROP, PASS, TX = 1, 2, 3
+#: Ethernet, IPv4 and UDP before the payload.
+HEADERS = 42
+
+
+def ip_of(rank: int) -> str:
+    """As in the udp world: ``cases.ip_of`` as far as that goes."""
+    return cases.ip_of(rank) if rank < 250 else f"198.19.0.{rank - 249}"
+
+
+def address_of(rank: int) -> int:
+    """The same as the maps hold it."""
+    return int.from_bytes(bytes(int(part) for part in ip_of(rank).split(".")), "little")
+
+
+class KernelWorld:
+    """Maps and program in the state that ``cases`` begins with; ``program`` may be the benchmark's."""
+
+    def __init__(
+        self,
+        loader: str,
+        ranks: int = cases.RANKS,
+        width: int = cases.WIDTH,
+        registered: Any = None,
+        bench: bool = False,
+        sum_rows: int = cases.SUM_ROWS,
+        result_rows: int = cases.RESULT_ROWS,
+    ) -> None:
+        sizes = {"width": width, "sum_rows": sum_rows, "result_rows": result_rows}
+        self.maps = maps.create(WORKER_MAPS, shapes(**sizes), events=True)
+        defines = {f"TB_{name.upper()}": value for name, value in sizes.items()} | {"TB_PORT": cases.PORT}
+        source, function = ("bench.bpf.c", "tb_bench") if bench else ("worker.bpf.c", load.WORKER)
+        self.program = load.load(source, function, defines, load.WORKER_MAP_NAMES, self.maps.fds, loader)
+        self.store = store_of(self.maps.arrays)
+        self.ring = EventRing(self.maps.fds[maps.EVENTS])
+        self.sealer = Sealer(self.maps.fds["slot_locks"], sum_rows)
+        self.sealer.seal(cases.FIRST_OP - 1, 0, sum_rows)
+        self.ranks = ranks
+        for rank in range(ranks):
+            if rank != cases.RANK and (registered is None or rank in registered):
+                self.store.peers[rank] = (address_of(rank), 1)
+        self.control(**cases.control_values(ranks))
+        self.action = -1
+        self.back = b""
+
+    def close(self) -> None:
+        self.ring.close()
+        os.close(self.program)
+        self.maps.close()
+
+    def control(self, **values: Any) -> None:
+        """Changes fields of the control record."""
+        for name, value in values.items():
+            self.store.control[name][0] = value
+
+    def frame_of(self, data: bytes, source: int | None = None, port: int = cases.PORT) -> bytes:
+        """A frame to this rank, from the sender that ``data`` names unless told otherwise."""
+        if source is None:
+            named = data[14] if len(data) >= HEADER_BYTES else 1
+            source = named if 0 < named < self.ranks else 1
+        return frame(data, ip_of(source), ip_of(cases.RANK), cases.PORT, port)
+
+    def run(self, data: bytes, repeat: int = 1) -> int:
+        """One frame; returns and keeps the action, and keeps the frame as it is afterwards."""
+        result = syscalls.run_xdp(self.program, data, repeat)
+        self.action, self.back = result.action, result.data
+        return result.action
+
+    def judge(self, data: bytes) -> tuple[Verdict, int]:
+        """One frame: its verdict and its ledger row; it must be counted exactly once."""
+        before = self.ledger()
+        self.run(data)
+        counted = np.argwhere(self.ledger() - before)
+        assert counted.shape == (1, 2), f"not counted exactly once: {counted}"
+        return Verdict(counted[0, 1]), int(counted[0, 0])
+
+    def take(self, data: bytes, source: int | None = None) -> tuple[Verdict, int]:
+        """One UDP payload: its verdict and its ledger row."""
+        return self.judge(self.frame_of(data, source))
+
+    def ledger(self) -> NDArray[np.uint64]:
+        """Counters by sender and verdict, over all CPUs."""
+        counts: NDArray[np.uint64] = self.store.ledger["verdict"].reshape(-1, 257, 64).sum(0)
+        return counts
+
+    def counted(self) -> dict[Verdict, int]:
+        """Counters by verdict that are not zero."""
+        return {Verdict(i): int(n) for i, n in enumerate(self.ledger().sum(0)) if n}
+
+    def lanes(self, slot: int, count: int) -> NDArray[np.uint16]:
+        """The sums of the first ``count`` codes of a slot, in the order of the codes."""
+        lanes = self.store.sums[slot].view(np.uint16).reshape(-1, 2, 4)
+        return lanes.transpose(0, 2, 1).reshape(-1)[:count].copy()
+
+
+def same_memory(kernel: KernelWorld, udp: Any) -> None:
+    """Asserts that two datapaths hold the same, times of day aside."""
+    for name in ("slots", "sums", "results", "result_records", "presence"):
+        assert np.array_equal(getattr(kernel.store, name), getattr(udp.store, name)), name
+    for name in ("ops", "peer_states"):
+        ours, theirs = getattr(kernel.store, name), getattr(udp.store, name)
+        for field in ours.dtype.names:
+            if field in ("last_ns", "rtt_ns", "opened_ns", "majority_ns"):
+                assert np.array_equal(ours[field] != 0, theirs[field] != 0), f"{name}.{field}"
+            else:
+                assert np.array_equal(ours[field], theirs[field]), f"{name}.{field}"
+    for field in ("first_us", "contributed_us", "published_us"):
+        assert np.array_equal(kernel.store.arrivals[field] != 0, udp.store.arrivals[field] != 0), field

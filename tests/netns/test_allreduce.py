@@ -1,0 +1,373 @@
+"""All-reduces over XDP between namespaces: accuracy, bits, floods, faults, kills, foreign traffic, refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lab_team import lab_team, served_store
+from support import MS, PATIENCE, MemoryStore, Reference, Team, Trouble, exact_mean, gradients, hasty, nmse, patient
+from tailbound.collective.communicator import Communicator
+from tailbound.errors import AttachError, ConfigError, LayoutError
+from tailbound.lab import namespaces
+from tailbound.lab.cluster import Cluster
+from tailbound.lab.spec import Burst
+from tailbound.transport.config import Config
+from tailbound.wire import packets
+from tailbound.wire.schema import PacketType, op_label
+
+pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
+
+Make = Callable[..., Cluster]
+#: 8 groups of 64 rows of a full packet.
+NUMEL = 8 * 64 * 1408
+WIDE = {"width": 1408, "ring_mib": 8.0}
+
+
+def steady(job: Team, ops: int, numel: int = NUMEL) -> list[float]:
+    """All-reduces in which nothing may be missing; their errors."""
+    errors = []
+    for op in range(ops):
+        inputs = gradients("U", len(job), numel, seed=op)
+        results = job.allreduce(inputs)
+        for out, outcome in results:
+            assert outcome.delivered == outcome.expected
+            np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
+        errors.append(nmse(results[0][0], exact_mean(inputs)))
+    return errors
+
+
+def test_the_bits_are_those_of_the_reference_over_both_datapaths(tailbound_lab: Make) -> None:
+    """One lab, one cookie, the same inputs: kernel sums, numba sums and numpy give the same bits."""
+    ranks, cookie, numel = 3, 0xBEEF, 100 * 1408 + 13
+    lab = tailbound_lab(workers=ranks)
+    for datapath in ("xdp", "udp"):
+        expected = Reference(ranks, 1408, cookie)
+        with lab_team(lab, patient(**WIDE), datapath=datapath, cookie=cookie) as job:
+            assert {member.datapath for member in job.communicators} == {datapath}
+            for op, factor in enumerate([1.0, 10.0, 1.0]):
+                inputs = [factor * x for x in gradients("U", ranks, numel, seed=op)]
+                wanted = expected.allreduce(inputs, op_label(op, 0))
+                for out, outcome in job.allreduce(inputs):
+                    assert outcome.delivered == outcome.expected
+                    np.testing.assert_array_equal(out.view(np.uint32), wanted.view(np.uint32))
+            for member in job.communicators:
+                assert member.stats()["drops"] == {}
+
+
+@pytest.mark.parametrize("flood", [False, True])
+def test_the_mean_is_within_the_quantisers_bound(tailbound_lab: Make, flood: bool) -> None:
+    """Also on a bridge that floods: every program then sees every packet, and adds only its own."""
+    lab = tailbound_lab(workers=4, flood=flood)
+    with lab_team(lab, patient(**WIDE)) as job:
+        assert np.mean(steady(job, 8)) <= 1.5e-3
+        for member in job.communicators:
+            stats = member.stats()
+            assert stats["rows_summed"] == sum(c["summed"] for c in stats["contributions_by_sender"].values()) > 0
+            foreign = stats["drops"].get("WRONG_ADDRESS", 0) + stats["drops"].get("NOT_FOR_THIS_RANK", 0)
+            assert (foreign > 1000) if flood else stats["drops"] == {}
+
+
+@pytest.mark.parametrize(
+    ("faults", "counted", "most"),
+    [
+        ({"loss": 0.01}, None, 2e-2 + 1.6e-2),
+        ({"burst": Burst(0.01, 8.0)}, None, 5e-2),
+        ({"duplicate": 0.05}, "DUPLICATE", 1.5e-3),
+        ({"corrupt": 0.01}, "CORRUPT", 2e-2 + 1.6e-2),
+    ],
+    ids=["loss", "burst", "duplicate", "corrupt"],
+)
+def test_faults_on_the_cables(tailbound_lab: Make, faults: Any, counted: str | None, most: float) -> None:
+    ranks, errors = 4, []
+    lab = tailbound_lab(workers=ranks, seed=3, **faults)
+    # what cannot be lost may take its time on a loaded machine
+    settings = patient(**WIDE) if counted == "DUPLICATE" else hasty(**WIDE, deadline_1=400 * MS, deadline_2=400 * MS)
+    with lab_team(lab, settings) as job:
+        for op in range(8):
+            inputs = gradients("U", ranks, NUMEL, seed=op)
+            begun = time.monotonic()
+            results = job.allreduce(inputs)
+            assert time.monotonic() - begun < job[0].config.bound / 1e9 + 10
+            for out, outcome in results:
+                assert outcome.error is None
+                assert np.isfinite(out).all()
+            errors += [nmse(out, exact_mean(inputs)) for out, _ in results]
+            if counted == "DUPLICATE":
+                for out, outcome in results:
+                    assert outcome.delivered == outcome.expected
+                    np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
+        stats = [member.stats() for member in job.communicators]
+    assert np.mean(errors) <= most
+    counts = lab.fault_counts()
+    if counted is None:
+        assert counts.lost > 50
+        assert all(s["delivered"] < 1 for s in stats)
+    else:
+        assert sum(s["drops"].get(counted, 0) for s in stats) > 20
+    if counted == "CORRUPT":
+        # a flip in the UDP payload is found by the check, whatever it hit: nothing else is ever counted for it
+        assert all(set(s["drops"]) <= {"CORRUPT", "LATE", "STALE_OP", "STALE_RESULT", *_HEADER_FLIPS} for s in stats)
+
+
+#: What a flip in the header can look like before the check is reached.
+_HEADER_FLIPS = {"BAD_VERSION", "BAD_TYPE", "WRONG_COOKIE", "UNKNOWN_RANK", "WRONG_ADDRESS", "BAD_LENGTH"}
+
+
+def test_shuffled_packets_change_no_bit(tailbound_lab: Make) -> None:
+    ranks, cookie = 3, 5
+    lab = tailbound_lab(workers=ranks)
+    outs: list[list[np.ndarray]] = []
+    for shuffle in (False, True):
+        with lab_team(lab, patient(**WIDE), cookie=cookie) as job:
+            for member in job.communicators:
+                Trouble(seed=1, shuffle=shuffle).attach(member)
+            outs.append([job.allreduce(gradients("U", ranks, 200_000, seed=op))[1][0] for op in range(4)])
+    for plain, shuffled in zip(*outs, strict=True):
+        np.testing.assert_array_equal(plain.view(np.uint32), shuffled.view(np.uint32))
+
+
+def test_a_rank_in_its_backward_pass_is_served_by_its_kernel(tailbound_lab: Make) -> None:
+    """The others' rows are summed, averaged and published without it; it finds the result in its memory."""
+    ranks = 3
+    lab = tailbound_lab(workers=ranks)
+    with lab_team(lab, hasty(**WIDE, deadline_1=400 * MS, deadline_2=400 * MS)) as job:
+        steady(job, 3)
+        inputs = gradients("U", ranks, NUMEL, seed=9)
+        results = job.allreduce(inputs, ranks=[0, 1])
+        assert nmse(results[0][0], exact_mean(inputs[:2])) <= 1.5e-3
+        ((out, outcome),) = job.allreduce(inputs, ranks=[2])
+        assert outcome.late
+        for other, _ in results:
+            np.testing.assert_array_equal(out, other)
+
+
+WORKER = """
+import json, sys, time
+import numpy as np
+sys.path.insert(0, sys.argv[1])
+from lab_team import connect
+from tailbound.collective.communicator import Communicator
+from tailbound.transport.config import Config
+import logging, os
+
+class Said(logging.Handler):
+    texts = []
+    def emit(self, record):
+        self.texts.append(record.getMessage())
+
+logging.getLogger("tailbound").addHandler(Said())
+rank, ranks, ops = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(sys.argv[3])
+config = Config(rank=rank, ranks=ranks, port=int(os.environ["TAILBOUND_PORT"]), ring_mib=8.0,
+                deadline_1=200_000_000, deadline_2=200_000_000)
+with Communicator(connect(sys.argv[2]), config, datapath="xdp") as job:
+    data, out, longest = np.full(200_000, rank, np.float32), np.empty(200_000, np.float32), 0.0
+    for op in range(ops):
+        begun = time.monotonic()
+        outcome = job.allreduce(data, out).result()
+        longest = max(longest, time.monotonic() - begun)
+        assert outcome.error is None, outcome.error
+        print("op", op, flush=True)
+        if op == 4:
+            sys.stdin.readline()  # until the test has killed the one it wants to kill
+    stats = job.stats()
+    print(json.dumps({"longest": longest, "stats": stats, "said": Said.texts, "missing": sorted(outcome.missing)}))
+"""
+
+
+def test_a_killed_worker_is_named_and_the_others_finish(tailbound_lab: Make, tmp_path: Path) -> None:
+    """SIGKILL between two ops: its program goes with it, the others end every op in time and say who is missing."""
+    ranks, victim, ops = 3, 1, 20
+    lab = tailbound_lab(workers=ranks)
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    tests = str(Path(__file__).resolve().parents[1])
+    with served_store(tmp_path / "store.sock") as store:
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        workers = [lab.popen(r, [sys.executable, str(script), tests, store, str(ops)], **pipes) for r in range(ranks)]
+        for worker in workers:
+            for line in worker.stdout:
+                if line == "op 4\n":
+                    break
+        os.killpg(workers[victim].pid, signal.SIGKILL)
+        workers[victim].wait(PATIENCE)
+        for rank in (0, 2):
+            workers[rank].stdin.write("\n")
+            workers[rank].stdin.flush()
+        for rank in (0, 2):
+            out, _ = workers[rank].communicate(timeout=PATIENCE)
+            assert workers[rank].returncode == 0
+            told = json.loads(out.splitlines()[-1])
+            assert told["longest"] < 20
+            assert told["missing"] == [victim]
+            assert told["stats"]["suspects"] == [victim]
+            assert any(f"rank {rank}: rank {victim} has" in text for text in told["said"])
+            assert told["stats"]["counters"]["ops"] == ops
+        for pipe in (workers[victim].stdin, workers[victim].stdout):
+            pipe.close()
+
+
+def _frames(lab: Cluster, job: Team, count: int) -> list[bytes]:
+    """Frames from worker 1 to worker 0's port, none of which may be added: truncated, foreign, replayed, random."""
+    scapy = pytest.importorskip("scapy.all")
+    generator = random.Random(11)
+    target, source = lab.workers[0], lab.workers[1]
+    good = packets.packet(
+        job[1].job.header(PacketType.CONTRIBUTION, 1 << 10, 7, owner=0, seq=3, row=3, rows=9), bytes([128]) * 256
+    )
+    mac = namespaces.call(target.namespace, _mac_of, target.interface)
+    out = []
+    for i in range(count):
+        kind = i % 6
+        port, data = lab.spec.port, bytearray(good)
+        if kind == 0:
+            data = data[: generator.randrange(len(data))]
+        elif kind == 1:
+            data = bytearray(generator.randbytes(generator.randrange(1400)))
+        elif kind == 2:
+            at = generator.randrange(len(data))
+            data[at] ^= 1 << generator.randrange(8)
+        elif kind == 3:
+            data[8:12] = generator.randbytes(4)
+        frame = scapy.Ether(dst=mac, src=b"\x02\x00\x00\x00\x00\x01") / scapy.IP(
+            src=source.address if kind != 4 else f"198.19.{i & 255}.7", dst=target.address
+        ) / scapy.UDP(sport=1024 + i % 60000, dport=port)
+        raw = bytearray(bytes(frame / scapy.Raw(bytes(data))))
+        if kind == 5:
+            raw[14 + 20 + 4 : 14 + 20 + 6] = struct.pack("!H", generator.randrange(65536))  # UDP length that lies
+        out.append(bytes(raw))
+    return out
+
+
+def _mac_of(interface: str) -> bytes:
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sock:
+        sock.bind((interface, 0))
+        return sock.getsockname()[4]
+
+
+@pytest.mark.needs("scapy")
+def test_foreign_and_malformed_traffic_beside_an_allreduce(tailbound_lab: Make) -> None:
+    """TCP and UDP of others pass untouched on the same interface, a flood of rubbish is counted, no bit changes."""
+    ranks, cookie, flood = 3, 21, 6000
+    lab = tailbound_lab(workers=ranks)
+    expected = Reference(ranks, 1408, cookie)
+    with lab_team(lab, patient(**WIDE), cookie=cookie) as job:
+        frames = _frames(lab, job, flood)
+        over = threading.Event()
+
+        def throw() -> None:
+            with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sock:
+                sock.bind((lab.workers[1].interface, 0))
+                for frame in frames:
+                    sock.send(frame)
+            over.set()
+
+        sink = lab.run(0, lambda: socket.create_server((lab.workers[0].address, 9100)))
+        udp = lab.run(0, socket.socket, socket.AF_INET, socket.SOCK_DGRAM)
+        udp.bind((lab.workers[0].address, 9101))
+        udp.settimeout(PATIENCE)
+        text = random.Random(5).randbytes(1 << 20)
+
+        def talk() -> None:
+            with socket.create_connection((lab.workers[0].address, 9100), timeout=PATIENCE) as sock:
+                sock.sendall(text)
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+                for i in range(50):
+                    sock.sendto(struct.pack("!I", i), (lab.workers[0].address, 9101))
+
+        heard = bytearray()
+
+        def listen() -> None:
+            connection, _ = sink.accept()
+            with connection:
+                while piece := connection.recv(1 << 16):
+                    heard.extend(piece)
+
+        threads = [
+            threading.Thread(target=listen),
+            threading.Thread(target=lab.run, args=(2, talk)),
+            threading.Thread(target=lab.run, args=(1, throw)),
+        ]
+        for thread in threads:
+            thread.start()
+        op = 0
+        while not over.is_set() or op < 4:
+            inputs = gradients("U", ranks, 50_000, seed=op)
+            wanted = expected.allreduce(inputs, op_label(op, 0))
+            for out, outcome in job.allreduce(inputs):
+                assert outcome.delivered == outcome.expected
+                np.testing.assert_array_equal(out.view(np.uint32), wanted.view(np.uint32))
+            op += 1
+        for thread in threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+        assert bytes(heard) == text
+        assert [struct.unpack("!I", udp.recv(64))[0] for _ in range(50)] == list(range(50))
+        sink.close()
+        udp.close()
+        stats = job[0].stats()
+        drops = stats["drops"]
+        assert stats["rows_summed"] == sum(c["summed"] for c in stats["contributions_by_sender"].values())
+        assert {"BAD_LENGTH", "CORRUPT", "WRONG_COOKIE", "WRONG_ADDRESS"} <= set(drops)
+        assert sum(drops.values()) > 0.9 * flood
+        assert sum(drops.values()) == sum(sum(d.values()) for d in stats["drops_by_sender"].values())
+
+
+def test_a_second_job_on_the_same_interface_and_port(tailbound_lab: Make) -> None:
+    lab = tailbound_lab(workers=2)
+    store = MemoryStore()
+    for name in ("first", "second"):
+        with lab_team(lab, patient(**WIDE), store=store, name=name) as job:
+            steady(job, 2, 50_000)
+
+
+def test_what_cannot_be_is_refused(tailbound_lab: Make) -> None:
+    lab = tailbound_lab(workers=2)
+    worker = lab.workers[0]
+
+    def join(datapath: str, interface: str, **settings: Any) -> None:
+        config = Config(**({"rank": 0, "ranks": 2, "port": lab.spec.port, "ring_mib": 1.0} | settings))
+        Communicator(MemoryStore(), config, datapath=datapath, interface=interface, timeout=0.1).close()
+
+    with pytest.raises(ConfigError, match="no interface 'nosuch0'"):
+        lab.run(0, join, "xdp", "nosuch0")
+    blocker = lab.run(0, socket.socket, socket.AF_INET, socket.SOCK_DGRAM)
+    with blocker:
+        blocker.bind((worker.address, lab.spec.port))
+        with pytest.raises(ConfigError, match=f"UDP port {lab.spec.port} .*choose another"):
+            lab.run(0, join, "xdp", worker.interface)
+        with pytest.raises(ConfigError, match=f"UDP port {lab.spec.port} .*choose another"):
+            lab.run(0, join, "udp", worker.interface)
+    with pytest.raises(AttachError, match="lo"):
+        lab.run(0, join, "xdp", "lo")
+    with lab_team(lab, patient(**WIDE)), pytest.raises(AttachError, match=worker.interface):
+        lab.run(0, lambda: join("xdp", worker.interface, port=lab.spec.port + 1))
+
+
+def test_ranks_with_another_mtu_are_told(tailbound_lab: Make) -> None:
+    lab = tailbound_lab(workers=2)
+    worker = lab.workers[1]
+
+    def shrink() -> None:
+        from pyroute2 import IPRoute
+
+        with IPRoute() as route:
+            route.link("set", index=route.link_lookup(ifname=worker.interface)[0], mtu=1000)
+
+    lab.run(1, shrink)
+    with pytest.raises(LayoutError, match=r"width 1408.*width|width.*same MTU"), lab_team(lab, patient(**WIDE)):
+        pass

@@ -1,0 +1,281 @@
+"""What tests of whole jobs share: a store in memory, teams of communicators in one process, and trouble for packets.
+
+A team is N communicators over the udp datapath on loopback, one thread each, as N processes would be.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.codec import reference
+from tailbound.codec.hashing import seed_of
+from tailbound.codec.owners import OwnerMap, place
+from tailbound.codec.scale import headroom_of, shift_cap_of
+from tailbound.codec.shape import shape_for
+from tailbound.collective.communicator import Communicator
+from tailbound.collective.op import Outcome
+from tailbound.transport import rendezvous
+from tailbound.transport.config import Config
+from tailbound.wire.packets import HEADER_DTYPE
+from tailbound.wire.schema import EXPONENT_NONE, PacketType
+
+T = TypeVar("T")
+MS = 1_000_000
+#: Seconds that anything may take on a loaded machine before a test gives up on it.
+PATIENCE = 60.0
+_TYPE_AT = HEADER_DTYPE.fields["type"][1]
+CODES_AT = HEADER_DTYPE.itemsize
+
+
+class MemoryStore:
+    """The part of ``torch.distributed.Store`` that the rendezvous uses, for threads of one process."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+
+    def set(self, key: str, value: str | bytes) -> None:
+        with self._changed:
+            self.values[key] = value.encode() if isinstance(value, str) else value
+            self._changed.notify_all()
+
+    def get(self, key: str) -> bytes:
+        self.wait([key], timedelta(seconds=PATIENCE))
+        return self.values[key]
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: all(k in self.values for k in keys), timeout.total_seconds()):
+                raise TimeoutError(f"no {keys}")
+
+
+@dataclass
+class Trouble:
+    """Drops, doubles, flips and shuffles the packets that one sender hands to the kernel; seeded, counted.
+
+    Attributes:
+        loss, duplicate, corrupt: probability per packet.
+        shuffle: whether packets of a burst leave in another order.
+        types: packet types that are troubled; None: all.
+        to: ranks whose packets are troubled; None: all.
+    """
+
+    seed: int
+    loss: float = 0.0
+    duplicate: float = 0.0
+    corrupt: float = 0.0
+    shuffle: bool = False
+    types: frozenset[PacketType] | None = None
+    to: frozenset[int] | None = None
+    dropped: dict[tuple[int, int], int] = field(default_factory=dict)  # (rank, type): packets
+    doubled: int = 0
+    flipped: int = 0
+
+    def attach(self, communicator: Communicator) -> Trouble:
+        """Puts itself between the communicator and its sender's system calls."""
+        sender = communicator.job.sender
+        send = type(sender).send_burst
+        self._random = random.Random(f"{self.seed}/{communicator.config.rank}")
+
+        def troubled(rank: int, view: memoryview | bytes, stride: int) -> int:
+            packets = [bytes(view[at : at + stride]) for at in range(0, len(view), stride)]
+            for packet in self._pass(rank, packets):
+                send(sender, rank, packet, 1 << 16)
+            return len(packets)
+
+        sender.send_burst = troubled  # type: ignore[method-assign]
+        return self
+
+    def _pass(self, rank: int, packets: list[bytes]) -> list[bytes]:
+        out = []
+        for packet in packets:
+            kind = PacketType(packet[_TYPE_AT])
+            if (self.types is not None and kind not in self.types) or (self.to is not None and rank not in self.to):
+                out.append(packet)
+                continue
+            if self._random.random() < self.loss:
+                self.dropped[rank, kind] = self.dropped.get((rank, kind), 0) + 1
+                continue
+            if self._random.random() < self.corrupt:
+                at = self._random.randrange(CODES_AT, len(packet)) if len(packet) > CODES_AT else CODES_AT - 1
+                packet = packet[:at] + bytes([packet[at] ^ 1 << self._random.randrange(8)]) + packet[at + 1 :]
+                self.flipped += 1
+            out.append(packet)
+            if self._random.random() < self.duplicate:
+                out.append(packet)
+                self.doubled += 1
+        if self.shuffle:
+            self._random.shuffle(out)
+        return out
+
+
+class Team:
+    """Communicators of one job, and a way to let all of them do the same at once."""
+
+    def __init__(self, communicators: Sequence[Communicator]) -> None:
+        self.communicators = list(communicators)
+        self._threads = ThreadPoolExecutor(max(1, len(communicators)))
+
+    def __getitem__(self, rank: int) -> Communicator:
+        return self.communicators[rank]
+
+    def __len__(self) -> int:
+        return len(self.communicators)
+
+    def each(self, function: Callable[[Communicator], T], ranks: Sequence[int] | None = None) -> list[T]:
+        """``function(communicator)`` in a thread per rank, at the same time; the results in rank order."""
+        chosen = range(len(self)) if ranks is None else ranks
+        futures = [self._threads.submit(function, self[rank]) for rank in chosen]
+        return [future.result(PATIENCE) for future in futures]
+
+    def allreduce(
+        self, inputs: Sequence[NDArray[np.float32]], ranks: Sequence[int] | None = None
+    ) -> list[tuple[NDArray[np.float32], Outcome]]:
+        """One all-reduce of ``inputs[rank]`` by ``ranks``; (average, outcome) of each."""
+
+        def one(communicator: Communicator) -> tuple[NDArray[np.float32], Outcome]:
+            data = inputs[communicator.config.rank]
+            out = np.full_like(data, np.nan)
+            return out, communicator.allreduce(data, out).result(PATIENCE)
+
+        return self.each(one, ranks)
+
+    def close(self) -> None:
+        self.each(lambda c: c.close())
+        self._threads.shutdown()
+
+
+def patient(**settings: Any) -> dict[str, Any]:
+    """Settings with which a loaded machine loses nothing: deadlines of seconds, rows of 256 codes, a small ring."""
+    return {
+        "width": 256,
+        "ring_mib": 4.0,
+        "deadline_1": 10_000 * MS,
+        "deadline_2": 10_000 * MS,
+        "stage_max": 20_000 * MS,
+        "start_max": 20_000 * MS,
+        "quiet": 2_000 * MS,
+    } | settings
+
+
+def hasty(**settings: Any) -> dict[str, Any]:
+    """Settings for jobs in which something is missing: every stage is over soon."""
+    return {
+        "width": 256,
+        "ring_mib": 4.0,
+        "deadline_1": 150 * MS,
+        "deadline_2": 150 * MS,
+        "stage_max": 600 * MS,
+        "start_max": 400 * MS,
+        "quiet": 5 * MS,
+    } | settings
+
+
+@contextmanager
+def assembled(makers: Sequence[Callable[[], Communicator]], cookie: int | None = None) -> Iterator[Team]:
+    """Calls all ``makers`` at once, since a communicator waits for its peers, and closes what they made.
+
+    ``cookie`` makes all random choices of the codec repeatable.
+    """
+    original = rendezvous.new_cookie
+    if cookie is not None:
+        rendezvous.new_cookie = lambda: cookie
+    try:
+        with ThreadPoolExecutor(len(makers)) as threads:
+            members: list[Future[Communicator]] = [threads.submit(make) for make in makers]
+    finally:
+        rendezvous.new_cookie = original
+    whole = Team([member.result() for member in members])
+    try:
+        yield whole
+    finally:
+        whole.close()
+
+
+@contextmanager
+def team(
+    ranks: int,
+    settings: dict[str, Any],
+    *,
+    name: str = "job",
+    store: MemoryStore | None = None,
+    cookie: int | None = None,
+) -> Iterator[Team]:
+    """A job of ``ranks`` communicators over udp on loopback."""
+    shared = store or MemoryStore()
+
+    def maker(rank: int) -> Callable[[], Communicator]:
+        config = Config(rank=rank, ranks=ranks, **settings)
+        return lambda: Communicator(shared, config, datapath="udp", name=name)
+
+    with assembled([maker(rank) for rank in range(ranks)], cookie) as whole:
+        yield whole
+
+
+def gradients(kind: str, ranks: int, numel: int, seed: int) -> list[NDArray[np.float32]]:
+    """Inputs of CODEC.md's table: ``U`` independent, ``C`` correlation 0.5, ``I`` identical; f32[numel] each."""
+    rng = np.random.default_rng(seed)
+    common = rng.standard_normal(numel)
+    share = {"U": 0.0, "C": 0.5, "I": 1.0}[kind]
+    return [
+        (np.sqrt(share) * common + np.sqrt(1 - share) * rng.standard_normal(numel)).astype(np.float32)
+        for _ in range(ranks)
+    ]
+
+
+def exact_mean(inputs: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
+    """The mean in float64."""
+    return np.mean(np.stack([x.astype(np.float64) for x in inputs]), axis=0)
+
+
+def nmse(value: NDArray[Any], exact: NDArray[np.float64]) -> float:
+    """Squared error over squared length; 0 where both are zero."""
+    length = float(np.square(exact).sum())
+    error = float(np.square(value.astype(np.float64) - exact).sum())
+    return error / length if length else error
+
+
+@dataclass
+class Reference:
+    """An all-reduce without loss in plain numpy, op after op of one key: what every datapath must give, bit by bit."""
+
+    ranks: int
+    width: int
+    cookie: int
+    exponents: NDArray[np.int16] | None = None
+
+    def allreduce(self, inputs: Sequence[NDArray[np.float32]], label: int) -> NDArray[np.float32]:
+        """The average of ``inputs`` (f32[n] by rank; all finite) in the op ``label``; keeps the next scales."""
+        shape = shape_for(inputs[0].size, self.width)
+        seed, headroom, cap = seed_of(self.cookie, label), headroom_of(self.ranks), shift_cap_of(self.ranks)
+        where = place(shape, OwnerMap(0, tuple(range(self.ranks))), self.ranks)
+        if self.exponents is None:
+            none = np.full(shape.groups, EXPONENT_NONE, np.int16)
+            needs = [reference.encode(x, shape, seed, rank, cap, none).need for rank, x in enumerate(inputs)]
+            largest = np.max(needs, axis=0)
+            assert (largest != EXPONENT_NONE).all(), "give inputs without groups of zeros"
+            self.exponents = (largest + headroom).astype(np.int16)
+        e = self.exponents
+        coded = [reference.encode(x, shape, seed, rank, cap, e) for rank, x in enumerate(inputs)]
+        codes = np.zeros((shape.rows, shape.codes), np.uint8)
+        scale = np.zeros(shape.rows, np.float32)
+        need = np.max([c.need for c in coded], axis=0)
+        for k in range(shape.rows):
+            g = k // shape.group_rows
+            lanes = np.sum([reference.to_lanes(c.codes[k]).astype(np.int64) << int(c.shift[g]) for c in coded], axis=0)
+            units = sum(1 << int(c.shift[g]) for c in coded)
+            codes[k], scale[k] = reference.mean(
+                lanes, units, self.ranks, int(e[g]), seed, int(where.owner[k]), int(where.place[k])
+            )
+        self.exponents = np.where(need == EXPONENT_NONE, e, need + headroom).astype(np.int16)
+        return reference.decode(codes, scale, np.ones(shape.rows, bool), shape, seed)

@@ -1,0 +1,142 @@
+"""The DDP hook in real processes, against plain DDP over Gloo."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.needs("torch")
+
+
+def test_gradients_are_those_of_plain_ddp(tmp_path: Path) -> None:
+    """First-iteration rebuild, several buckets, bf16, fp16, fp64, views, static graph, no_sync."""
+    import torch_jobs
+    from processes import Job
+
+    with Job(torch_jobs.parity, 2, tmp_path) as job:
+        for rank, stats in enumerate(job.results()):
+            assert stats["rank"] == rank
+            assert stats["delivered"] == 1.0
+            assert stats["drops"] == {}
+            assert stats["counters"]["ops"] > 5
+
+
+def test_a_world_of_one(tmp_path: Path) -> None:
+    import torch_jobs
+    from processes import Job
+
+    with Job(torch_jobs.alone, 1, tmp_path) as job:
+        assert job.results() == [{}]
+
+
+def test_join_with_uneven_inputs(tmp_path: Path) -> None:
+    import torch_jobs
+    from processes import Job
+
+    with Job(torch_jobs.joined, 2, tmp_path) as job:
+        assert min(job.results()) > 5
+
+
+def test_a_rank_with_nan_abstains(tmp_path: Path) -> None:
+    import torch_jobs
+    from processes import Job
+
+    with Job(torch_jobs.abstaining, 3, tmp_path) as job:
+        pattern = [set(), {1}, set(), {0, 1, 2}, set(), {1}]
+        assert job.results() == [[rank in ill for ill in pattern] for rank in range(3)]
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    import torch_jobs
+    from processes import Job
+
+    with Job(torch_jobs.refusals, 2, tmp_path) as job:
+        job.results()
+
+
+def test_ranks_with_other_buckets_are_named(tmp_path: Path) -> None:
+    import torch_jobs
+    from processes import Job
+
+    with Job(torch_jobs.other_layout, 2, tmp_path) as job:
+        for said in job.results():
+            assert "rank 0" in said
+            assert "rank 1" in said
+            assert "same model" in said
+
+
+def test_a_killed_worker_is_named_and_the_others_finish(tmp_path: Path) -> None:
+    import torch_jobs
+    from processes import PATIENCE, Job
+
+    context = multiprocessing.get_context("forkserver")
+    ready, die = context.Event(), context.Event()
+    with Job(torch_jobs.killed, 3, tmp_path, 2, ready, die) as job:
+        assert ready.wait(PATIENCE)
+        job.processes[2].kill()
+        for rank in (0, 1):
+            texts, times, stats = job.result(rank)
+            assert len(times) == 16
+            # a bucket costs D1 + D2 = 0.4 s at most until the third miss; the rest is for a machine that is busy
+            assert max(times) < 20
+            assert any(f"rank {rank}: rank 2 has" in text for text in texts)
+            assert stats["suspects"] == [2]
+
+
+_ALONE = """
+import os, sys, torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from tailbound.torch import register
+rank, ranks, store, close = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=ranks)
+net = DDP(nn.Linear(64, 64))
+state = register(net, datapath="udp", deadline_ms=(2000, 2000), ring_mib=1)
+for step in range(3):
+    net.zero_grad()
+    net(torch.ones(2, 64)).sum().backward()
+if close == "twice":
+    state.close()
+    state.close()
+    dist.destroy_process_group()
+print("end of script")
+"""
+
+
+@pytest.mark.parametrize("close", ["never", "twice"])
+def test_the_interpreter_ends_cleanly(close: str, tmp_path: Path) -> None:
+    """Without close() and without destroy_process_group(), and with both."""
+    ranks = 2
+    script = tmp_path / "script.py"
+    script.write_text(_ALONE)
+    store = str(tmp_path / "store")
+    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "PYTHONWARNINGS": "default"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), str(ranks), store, close],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=env,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=100)
+            assert process.returncode == 0, err
+            assert out.strip().endswith("end of script")
+            assert "Traceback" not in err
+            assert "terminate" not in err
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()

@@ -1,0 +1,281 @@
+"""What the processes of the PyTorch tests do; one function a job, several checks in each, since processes are dear."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from tailbound.errors import ConfigError, LayoutError
+from tailbound.torch import TailboundState, allreduce_hook, register
+from tailbound.torch.register import _SYNC_OPTION
+
+#: Long deadlines: a loaded machine must lose nothing where a test compares.
+PATIENT = {"deadline_ms": (2000.0, 2000.0), "ring_mib": 8.0, "datapath": "udp", "timeout": 60.0}
+#: Bound of CODEC.md's table for gradients of real nets.
+BOUND = 4e-3
+
+
+def model(seed: int = 0) -> nn.Module:
+    """About 50,000 parameters in 8 tensors of unequal sizes."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 256), nn.Tanh(), nn.Linear(256, 32), nn.Tanh(), nn.Linear(32, 10)
+    )
+
+
+def batch(rank: int, step: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(16, 32, generator=generator).to(dtype), torch.randint(0, 10, (16,), generator=generator)
+
+
+def backward(net: nn.Module, rank: int, step: int, dtype: torch.dtype = torch.float32) -> None:
+    data, target = batch(rank, step, dtype)
+    nn.functional.cross_entropy(net(data).float(), target).backward()
+
+
+def gradient(net: nn.Module) -> torch.Tensor:
+    """All gradients in one float64 vector."""
+    return torch.cat([p.grad.double().flatten() for p in net.parameters()])
+
+
+def digest(net: nn.Module) -> str:
+    return hashlib.sha256(gradient(net).numpy().tobytes()).hexdigest()
+
+
+def nmse(value: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((value - exact).square().sum() / exact.square().sum())
+
+
+def same_everywhere(value: Any) -> bool:
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, value)
+    return all(other == everyone[0] for other in everyone)
+
+
+@contextlib.contextmanager
+def pair(dtype: torch.dtype = torch.float32, **options: Any) -> Iterator[tuple[DDP, DDP, TailboundState]]:
+    """The same model twice: under plain DDP over Gloo, and under Tailbound."""
+    plain = DDP(model().to(dtype), **options)
+    ours = DDP(model().to(dtype), **options)
+    with register(ours, **PATIENT) as state:
+        yield plain, ours, state
+
+
+#: Of every step compared in this process; the bound is for their mean.
+errors: list[float] = []
+
+
+def check_step(plain: DDP, ours: DDP, rank: int, step: int, dtype: torch.dtype = torch.float32) -> None:
+    """One backward pass of both; gradients alike within the bound, and bits equal on all ranks."""
+    for net in (plain, ours):
+        net.zero_grad()
+        backward(net, rank, step, dtype)
+    errors.append(nmse(gradient(ours), gradient(plain)))
+    assert errors[-1] <= 3 * BOUND, f"step {step}: NMSE {errors[-1]}"
+    assert all(p.grad.dtype == dtype for p in ours.parameters())
+    assert same_everywhere(digest(ours)), f"step {step}: ranks have other bits"
+
+
+def parity(rank: int) -> dict[str, Any]:
+    """Gradients under the hook against plain DDP's: types, buckets, views, accumulation."""
+    with pair(bucket_cap_mb=0.05) as (plain, ours, state):
+        for step in range(5):
+            check_step(plain, ours, rank, step)
+            assert state.last.error is None
+        first = state.stats()
+        keys = sorted(state._buckets)
+    assert len({numel for index, numel, _ in keys}) > 2, keys  # step 0 had one bucket, later ones several
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        with pair(dtype, bucket_cap_mb=0.05) as (plain, ours, _):
+            for step in range(3):
+                check_step(plain, ours, rank, step, dtype)
+    with pair(gradient_as_bucket_view=True, bucket_cap_mb=0.05) as (plain, ours, _):
+        for step in range(3):
+            check_step(plain, ours, rank, step)
+    with pair(static_graph=True, bucket_cap_mb=0.05) as (plain, ours, _):
+        for step in range(4):
+            check_step(plain, ours, rank, step)
+    with pair(bucket_cap_mb=0.05) as (plain, ours, state):
+        for step in range(3):
+            ops = state.stats()["counters"].get("ops", 0)
+            for net in (plain, ours):
+                net.zero_grad()
+                with net.no_sync():
+                    backward(net, rank, 10 * step)
+            assert state.stats()["counters"].get("ops", 0) == ops
+            for net in (plain, ours):
+                backward(net, rank, 10 * step + 1)
+            errors.append(nmse(gradient(ours), gradient(plain)))
+            assert same_everywhere(digest(ours))
+    assert sum(errors) / len(errors) <= BOUND, errors
+    return first
+
+
+def joined(rank: int) -> int:
+    """``join()`` with uneven inputs: a rank out of data contributes zeros, the others go on."""
+    with pair(bucket_cap_mb=0.05) as (plain, ours, state):
+        for net in (plain, ours):
+            with net.join(divide_by_initial_world_size=True):
+                for step in range(3 + 2 * rank):
+                    net.zero_grad()
+                    backward(net, rank, step)
+        if rank == dist.get_world_size() - 1:  # the one that had data in the last step
+            assert nmse(gradient(ours), gradient(plain)) <= 3 * BOUND
+        ops = state.stats()["counters"]["ops"]
+        assert same_everywhere(ops)
+    return int(ops)
+
+
+def abstaining(rank: int) -> list[bool]:
+    """NaN on one rank: finite and equal everywhere, the mean of the others; on all: zeros, and then as usual."""
+    out = []
+    ours = DDP(model())
+    with register(ours, **PATIENT) as state:
+        for step, ill in enumerate([set(), {1}, set(), {0, 1, 2}, set(), {1}]):
+            ours.zero_grad()
+            data, target = batch(rank, step)
+            loss = nn.functional.cross_entropy(ours(data), target)
+            (loss * (float("nan") if rank in ill else 1.0)).backward()
+            out.append(state.last.abstained)
+            value = gradient(ours)
+            assert value.isfinite().all()
+            assert same_everywhere(digest(ours))
+            well = [r for r in range(3) if r not in ill]
+            exact = torch.zeros_like(value)
+            for other in well:
+                alone = model()
+                backward(alone, other, step)
+                exact += gradient(alone) / len(well)
+            assert nmse(value, exact) <= 3 * BOUND if well else not value.any()
+        assert state.stats()["suspects"] == []
+    return out
+
+
+def refusals(rank: int) -> None:
+    """Everything that cannot be is said before a step, or in it, by an error that says what to do."""
+
+    def refused(error: type[Exception], words: str, action: Any) -> None:
+        said = None
+        try:
+            action()
+        except error as caught:
+            said = str(caught)
+        assert said is not None, f"no {error.__name__} with {words!r}"
+        assert words in said, f"{words!r} not in {said}"
+
+    refused(ConfigError, "not Sequential", lambda: register(model()))
+    refused(ConfigError, "rdma", lambda: register(DDP(model()), datapath="rdma"))
+    refused(ConfigError, "no interface 'nosuch0'", lambda: register(DDP(model()), interface="nosuch0"))
+    refused(ConfigError, "UDP port 70000", lambda: register(DDP(model()), port=70000))
+    os.environ["TAILBOUND_PORT"] = "five"
+    refused(ConfigError, "TAILBOUND_PORT is 'five'", lambda: register(DDP(model())))
+    del os.environ["TAILBOUND_PORT"]
+    dist.barrier()
+
+    def other_models() -> None:
+        state_of = nn.Linear(4 + rank, 2)
+        from tailbound.torch.state import model_digest
+
+        TailboundState(model=model_digest(state_of), **PATIENT)
+
+    refused(LayoutError, "train the same model", other_models)
+    refused(LayoutError, "hadamard=", lambda: TailboundState(hadamard=bool(rank), **PATIENT))
+    with TailboundState(**PATIENT) as state:
+        refused(ConfigError, "optimize_ddp", lambda: allreduce_hook(state, (torch.zeros(3),)))
+        refused(ConfigError, "dtype torch.int64", lambda: state.average(0, torch.zeros(3, dtype=torch.int64), True))
+        refused(ConfigError, "sparse", lambda: state.average(0, torch.zeros(3, 3).to_sparse(), True))
+        refused(ConfigError, "on meta", lambda: state.average(0, torch.zeros(3, device="meta"), True))
+        dist.barrier()
+    refused(Exception, "transport is closed", lambda: state.average(0, torch.zeros(3), True))
+
+    sparse = DDP(nn.EmbeddingBag(50, 8, sparse=True, mode="sum"))
+    with register(sparse, **PATIENT):
+        refused(Exception, "sparse", lambda: sparse(torch.arange(6).view(2, 3)).sum().backward())
+        dist.barrier()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        net = DDP(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), find_unused_parameters=True)
+        register(net, **PATIENT).close()
+        texts = [str(w.message) for w in caught]
+        assert any("_buffers=False to Dist" in text for text in texts), texts
+        assert any("find_unused_parameters=False" in text for text in texts), texts
+        assert all("register" not in w.filename for w in caught if "DDP" in str(w.message))  # it points at the caller
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        option = {_SYNC_OPTION: False}
+        register(DDP(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), **option), **PATIENT).close()
+
+
+def other_layout(rank: int) -> str:
+    """A rank whose bucket has another size in the same op: ``backward`` fails on both with both named."""
+    with TailboundState(**{**PATIENT, "deadline_ms": (200.0, 200.0)}) as state:
+        future = state.average(0, torch.ones(100 + 50 * rank), True)
+        try:
+            future.wait()
+        except Exception as error:
+            said = str(error)
+        else:
+            said = ""
+        try:
+            state.average(0, torch.ones(100), True).wait()
+        except LayoutError as error:
+            return said + " | " + str(error)
+        raise AssertionError("no LayoutError")
+
+
+def alone(rank: int) -> dict[str, Any]:
+    """A world of one: the hook changes nothing."""
+    ours, plain = DDP(model()), model()
+    with register(ours, **PATIENT) as state:
+        for step in range(2):
+            for net in (ours, plain):
+                net.zero_grad()
+                backward(net, rank, step)
+            assert torch.equal(gradient(ours), gradient(plain))
+        return state.stats()
+
+
+class _Messages(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def killed(rank: int, victim: int, ready: Any, die: Any) -> tuple[list[str], list[float], dict[str, Any]]:
+    """Trains on; ``victim`` says that it is under way and waits to be killed. Returns what the others log and take."""
+    import time
+
+    messages = _Messages()
+    logging.getLogger("tailbound").addHandler(messages)
+    ours = DDP(model(), bucket_cap_mb=0.05)
+    optimizer = torch.optim.SGD(ours.parameters(), 0.05)
+    state = register(ours, optimizer=optimizer, **{**PATIENT, "deadline_ms": (200.0, 200.0)})
+    times = []
+    for step in range(16):
+        if step == 4:
+            if rank == victim:
+                ready.set()
+                die.wait()  # never set: SIGKILL comes here, between two steps
+            ready.wait()
+        begun = time.monotonic()
+        optimizer.zero_grad()
+        backward(ours, rank, step)
+        optimizer.step()
+        times.append(time.monotonic() - begun)
+    stats = state.stats()
+    state.close()
+    return messages.texts, times, stats

@@ -1,0 +1,88 @@
+"""Figures of collectives, and rows made of what ranks report."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from tailbound.bench import allreduce, figures
+from tailbound.lab.spec import Burst, LabSpec
+
+
+@pytest.mark.parametrize(
+    ("percent", "expected"), [(1, 15), (20, 15), (21, 20), (40, 20), (50, 35), (99, 50), (100, 50)]
+)
+def test_percentiles_are_of_the_nearest_rank(percent: float, expected: float) -> None:
+    assert figures.percentile([50, 15, 40, 35, 20], percent) == expected
+
+
+@pytest.mark.parametrize(("values", "percent"), [([], 50), ([1.0], 0), ([1.0], 101)])
+def test_percentiles_of_nothing_are_refused(values: list[float], percent: float) -> None:
+    with pytest.raises(ValueError, match=r"no values|outside"):
+        figures.percentile(values, percent)
+
+
+def test_an_iteration_takes_as_long_as_its_slowest_rank() -> None:
+    assert figures.slowest([[1, 5, 2], [3, 4, 1]]) == [3, 5, 2]
+    with pytest.raises(ValueError, match="shorter"):
+        figures.slowest([[1, 2], [1]])
+
+
+def test_bandwidths_are_those_of_nccl_tests() -> None:
+    assert figures.algbw(10**9, 0.5) == 2.0
+    assert figures.busbw(10**9, 0.5, 4) == 3.0
+    assert figures.busbw(10**9, 0.5, 2) == 2.0
+
+
+def test_nmse() -> None:
+    exact = np.array([3.0, 4.0])
+    assert figures.nmse(exact.astype(np.float32), exact) == 0
+    assert figures.nmse(np.array([3.0, 4.5], np.float32), exact) == pytest.approx(0.01)
+    assert figures.nmse(np.zeros(2, np.float32), exact) == 1
+
+
+def report(ours: list[float], theirs: list[float], delivered: int = 100) -> dict[str, Any]:
+    return {
+        "times": {"tailbound": ours, "gloo": theirs},
+        "nmse": {"tailbound": [1e-3, 3e-3], "gloo": [1e-14]},
+        "expected": 100,
+        "delivered": delivered,
+        "deadline_hits": 1,
+    }
+
+
+SPEC = LabSpec(2, burst=Burst(0.01, 8), wire=True)
+
+
+def rows() -> list[dict[str, Any]]:
+    reports = [report([0.010, 0.030, 0.010], [0.040] * 3), report([0.020, 0.010, 0.010], [0.030] * 3, 90)]
+    settings = {**allreduce.conditions(SPEC, lab=True), "datapath": "xdp"}
+    return allreduce.summarize(4_000_000, reports, settings)
+
+
+def test_rows_are_made_of_the_slowest_ranks() -> None:
+    ours, theirs = rows()
+    assert (ours["name"], ours["workers"], ours["bytes"], ours["iters"]) == ("tailbound", 2, 4_000_000, 3)
+    assert (ours["p50_ms"], ours["p99_ms"], ours["max_ms"]) == (20, 30, 30)
+    assert ours["algbw_gbps"] == pytest.approx(0.2)
+    assert ours["busbw_gbps"] == pytest.approx(0.2)
+    assert ours["delivered"] == 0.95
+    assert ours["deadline_hits"] == 2
+    assert ours["nmse"] == pytest.approx(2e-3)
+    assert ours["ratio_p50"] == 2
+    assert (ours["datapath"], ours["wire"], ours["burst_loss"]) == ("xdp", True, {"loss": 0.01, "length": 8})
+    assert (theirs["name"], theirs["p50_ms"], theirs["delivered"], theirs["deadline_hits"]) == ("gloo", 40, 1.0, 0)
+
+
+def test_the_table_fits_a_terminal_and_shows_every_row() -> None:
+    text = io.StringIO()
+    Console(file=text, width=80).print(allreduce.table(rows()))
+    assert "…" not in text.getvalue()
+    lines = text.getvalue().splitlines()
+    assert sum("4000000" in line for line in lines) == 2
+    (ours,) = (line for line in lines if "tailbound" in line)
+    assert ours.split() == "4000000 tailbound 20.00 30.00 30.00 0.20 0.20 95.000 2 2.0e-03 2.00".split()

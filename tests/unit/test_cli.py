@@ -1,0 +1,133 @@
+"""The command line: quick help, errors in one line, exit statuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tailbound import __version__, cli
+from tailbound.bench.table import show
+from tailbound.errors import AttachError, ConfigError, TailboundError
+
+
+def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    words = capsys.readouterr().out.split()
+    assert {"attach", "bench", "demo", "detach", "doctor", "lab"} <= set(words)
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ["attach"],
+        ["bench"],
+        ["bench", "allreduce"],
+        ["bench", "codec"],
+        ["bench", "kernel"],
+        ["demo"],
+        ["detach"],
+        ["doctor"],
+        ["lab"],
+        ["lab", "run"],
+    ],
+    ids=" ".join,
+)
+def test_every_verb_has_help(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*verb, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"Usage: tailbound {' '.join(verb)}")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from tailbound.cli import main; assert main(['--help']) == 0;"
+        "heavy = {'numpy', 'numba', 'torch', 'rich', 'pyroute2', 'scapy'} & set(sys.modules); assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"tailbound {__version__}\n"
+
+
+def test_an_unknown_verb_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["frobnicate"]) == 2
+    assert "frobnicate" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [TailboundError, ConfigError, AttachError])
+def test_our_errors_are_one_line(
+    error: type[TailboundError], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error("eth7 said no: try eth8")
+
+    monkeypatch.setattr("tailbound.doctor.examine", fails)
+    assert cli.main(["doctor"]) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "error: eth7 said no: try eth8\n")
+
+
+def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("tailbound.doctor.examine", fails)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["doctor"])
+
+
+def test_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("tailbound.doctor.examine", interrupted)
+    assert cli.main(["doctor"]) == 130
+
+
+def test_doctor_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--json", "--interface", "lo", "--ring", "8", "--workers", "2"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["memory"]["ring_mib"] == 8
+    assert report["verdict"]["datapath"] in {"udp", "xdp"}
+
+
+def test_doctor_tables_say_the_same(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.main(["doctor", "--interface", "lo"]) == 0
+    out = capsys.readouterr().out
+    for words in ("BTF", "kernel headers", "native XDP", "all, and no more later", "on lo", "because"):
+        assert words in out
+
+
+def test_doctor_refuses_an_interface_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--interface", "nowhere0"]) == 2
+    assert "no interface 'nowhere0'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("25MiB", 25 << 20), ("1.5 kib", 1536), ("26MB", 26_000_000), ("4", 4), ("100", 100)]
+)
+def test_sizes_as_people_write_them(text: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, object] = {}
+    monkeypatch.setattr("tailbound.bench.allreduce.run", lambda spec, **options: seen.update(options, spec=spec))
+    assert cli.main(["bench", "allreduce", "--size", text, "--size", "1MiB", "--workers", "3", "--loss", "1%"]) == 0
+    assert seen["sizes"] == (size, 1 << 20)
+    assert (seen["spec"].workers, seen["spec"].loss, seen["vs"]) == (3, 0.01, "gloo")
+
+
+@pytest.mark.parametrize("text", ["", "3", "-1", "25 MB/s", "25Mi", "1e9"])
+def test_a_size_that_cannot_be_is_a_usage_error(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "allreduce", "--size", text]) == 2
+    assert "write for example 25MiB" in capsys.readouterr().err
+
+
+def test_rows_of_a_benchmark_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    show("Kernel", [{"name": "add", "ns": 158.25, "summed": 20000}, {"name": "store", "ns": 98765.4, "summed": 0}])
+    out = capsys.readouterr().out
+    assert all(words in out for words in ("Kernel", "add", "158.2", "20,000", "98,765"))

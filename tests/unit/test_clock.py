@@ -1,0 +1,144 @@
+"""Stage clocks: majorities, starts, deadlines that move on, quiet (CLOCKS.md rules 1, 3, 7, 11, 12)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailbound.transport.clock import Extension, Quiet, majority, stage_start
+
+MS = 1_000_000
+
+
+@pytest.mark.parametrize(("live", "need"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (6, 4), (7, 4), (8, 5)])
+def test_majority(live: int, need: int) -> None:
+    assert majority(live) == need
+
+
+@given(st.integers(1, 256))
+def test_a_majority_is_more_than_half_and_two_of_them_meet(live: int) -> None:
+    assert 2 * majority(live) > live
+    assert 2 * (majority(live) - 1) <= live
+
+
+def start(**seen: int | bool) -> int:
+    settings = {"heard_fewer": 0, "heard_need": 0, "alone": False, "launched": 0, "start_max": 1000 * MS}
+    return stage_start(**(settings | seen))
+
+
+def test_nothing_has_happened() -> None:
+    assert start() == 0
+    assert start(alone=True) == 0
+
+
+def test_one_short_of_a_majority_waits_for_the_own_launch() -> None:
+    assert start(heard_fewer=5 * MS) == 0
+    assert start(heard_fewer=5 * MS, launched=9 * MS) == 9 * MS
+    assert start(heard_fewer=12 * MS, launched=9 * MS) == 12 * MS
+
+
+def test_a_majority_of_peers_starts_it_without_the_own_launch() -> None:
+    assert start(heard_fewer=5 * MS, heard_need=7 * MS) == 7 * MS
+    assert start(heard_fewer=5 * MS, heard_need=7 * MS, launched=6 * MS) == 6 * MS
+    assert start(heard_fewer=5 * MS, heard_need=7 * MS, launched=30 * MS) == 7 * MS
+
+
+def test_alone_the_own_launch_is_the_majority() -> None:
+    assert start(alone=True, launched=3 * MS) == 3 * MS
+
+
+def test_at_the_latest_start_max_after_the_own_launch() -> None:
+    assert start(launched=3 * MS) == 1003 * MS
+    assert start(launched=3 * MS, heard_fewer=2000 * MS) == 1003 * MS
+    assert start(launched=3 * MS, heard_need=2000 * MS) == 1003 * MS
+
+
+def test_a_deadline_without_progress_is_kept() -> None:
+    clock = Extension()
+    assert not clock.expired(10**12, 0)  # not begun
+    assert clock.next_look(5) == 0
+    clock.begin(1000, 100, 500)
+    assert not clock.expired(1050, 7)
+    assert clock.next_look(1050) == 1090  # to see whether rows come in the last tenth
+    assert not clock.expired(1090, 7)
+    assert clock.next_look(1090) == 1100
+    assert clock.expired(1100, 7)
+
+
+def test_begin_counts_once() -> None:
+    clock = Extension()
+    clock.begin(1000, 100, 500)
+    clock.begin(2000, 300, 500)
+    assert (clock.due, clock.limit) == (1100, 1500)
+
+
+def test_a_deadline_moves_on_by_a_tenth_while_rows_come() -> None:
+    clock = Extension()
+    clock.begin(1000, 100, 500)
+    clock.expired(1090, 1)
+    assert not clock.expired(1100, 2)
+    assert clock.due == 1110
+    assert not clock.expired(1110, 3)
+    assert clock.due == 1120
+    assert clock.expired(1120, 3)
+
+
+def test_a_deadline_never_passes_its_limit() -> None:
+    clock = Extension()
+    clock.begin(1000, 100, 250)
+    now, progress = 1090, 0
+    while not clock.expired(now, progress):
+        assert now <= 1250
+        now, progress = clock.next_look(now), progress + 1
+    assert now == 1250
+
+
+def test_a_deadline_that_nobody_looked_at_in_time_is_over() -> None:
+    """Nothing is known of the last tenth, so there is no reason to wait on."""
+    clock = Extension()
+    clock.begin(1000, 100, 5000)
+    assert clock.expired(4000, 9)
+
+
+@given(
+    length=st.integers(1, 10**9),
+    stage_max=st.integers(1, 10**9),
+    steps=st.lists(st.tuples(st.integers(1, 10**8), st.booleans()), max_size=200),
+)
+def test_whatever_comes_a_deadline_is_over_by_its_limit(
+    length: int, stage_max: int, steps: list[tuple[int, bool]]
+) -> None:
+    clock = Extension()
+    clock.begin(10**9, length, stage_max)
+    now, progress = 10**9, 0
+    for ahead, more in steps:
+        progress += more
+        over = clock.expired(now, progress)
+        assert not (over and now < clock.due)
+        assert over or now < 10**9 + max(length, stage_max)
+        if over:
+            return
+        now += ahead
+
+
+def test_quiet_passes_after_q_without_a_packet() -> None:
+    quiet = Quiet()
+    assert quiet.next_look(10) == 0
+    assert not quiet.passed(100, True, 5, 10)
+    assert quiet.next_look(10) == 110
+    assert not quiet.passed(109, True, 5, 10)
+    assert quiet.passed(110, True, 5, 10)
+
+
+def test_quiet_begins_anew_with_every_packet_and_counts_only_when_all_have_finished() -> None:
+    quiet = Quiet()
+    assert not quiet.passed(100, False, 5, 10)
+    assert quiet.next_look(10) == 0
+    assert not quiet.passed(200, False, 5, 10)
+    assert not quiet.passed(210, True, 5, 10)
+    assert not quiet.passed(219, True, 6, 10)
+    assert not quiet.passed(228, True, 6, 10)
+    assert quiet.passed(229, True, 6, 10)
+    assert not quiet.passed(240, False, 6, 10)  # somebody is waited for again
+    assert not quiet.passed(250, True, 6, 10)

@@ -1,0 +1,377 @@
+"""Whole all-reduces over udp in one process, nothing lost: accuracy, equal bits, shapes, scales, labels."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from support import PATIENCE, MemoryStore, Reference, Team, exact_mean, gradients, nmse, patient, team
+from tailbound.collective.communicator import Communicator, cut
+from tailbound.errors import ConfigError, TransportError
+from tailbound.transport.config import Config
+from tailbound.wire.schema import op_label
+
+#: At least 8 groups of 64 rows of 256 codes.
+EIGHT_GROUPS = 8 * 64 * 256
+
+
+def identical(results: list[Any]) -> bool:
+    """Whether all ranks have the same bits."""
+    first = results[0][0].view(np.uint32)
+    return all(np.array_equal(first, out.view(np.uint32)) for out, _ in results)
+
+
+def whole(results: list[Any]) -> bool:
+    """Whether nothing was missing anywhere."""
+    return all(o.delivered == o.expected and o.error is None and not o.missing for _, o in results)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "most"),
+    [
+        ("U", 2, 1.5e-3),
+        ("U", 3, 1.5e-3),
+        ("U", 4, 1.5e-3),
+        ("U", 8, 1.5e-3),
+        ("C", 4, 7e-4),
+        ("I", 4, 5e-4),
+        ("I", 8, 4e-4),
+    ],
+)
+def test_the_mean_is_within_the_quantisers_bound(kind: str, ranks: int, most: float) -> None:
+    errors = []
+    with team(ranks, patient()) as job:
+        for op in range(20 if ranks <= 4 else 10):
+            inputs = gradients(kind, ranks, EIGHT_GROUPS, seed=op)
+            results = job.allreduce(inputs)
+            assert whole(results)
+            assert identical(results)
+            errors.append(nmse(results[0][0], exact_mean(inputs)))
+    assert np.mean(errors) <= most
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_the_bits_are_those_of_the_reference(ranks: int) -> None:
+    cookie, width, numel = 0xC0FFEE, 256, 20 * 256 * 16 + 77
+    expected = Reference(ranks, width, cookie)
+    with team(ranks, patient(width=width), cookie=cookie) as job:
+        for op, factor in enumerate([1.0, 1.0, 10.0, 0.01, 1.0]):  # scales that jump: shifts up, codes wasted down
+            inputs = [factor * x for x in gradients("U", ranks, numel, seed=op)]
+            results = job.allreduce(inputs)
+            assert whole(results)
+            wanted = expected.allreduce(inputs, op_label(op, 0))
+            for out, _ in results:
+                np.testing.assert_array_equal(out.view(np.uint32), wanted.view(np.uint32))
+
+
+def test_buckets_of_every_size() -> None:
+    width, ranks = 128, 3
+    sizes = [1, 2, 15, 16, 17, 255, 256, 257, width * 16 - 1, width * 16, width * 16 + 1]
+    sizes += [width * 32 + 1, width * 64 - 1, width * 64, width * 64 + 1, width * 128 + 16, 100_003]
+    with team(ranks, patient(width=width)) as job:
+        for _, size in itertools.product(range(3), sizes):  # cold, warm, foreseen
+            inputs = gradients("U", ranks, size, seed=size)
+            results = job.allreduce(inputs)
+            assert whole(results)
+            assert identical(results)
+            # a lone entry is spread over 16 codes of one scale; larger ones reach the bound of the table
+            assert nmse(results[0][0], exact_mean(inputs)) <= 4e-3
+        for rank, (_, outcome) in enumerate(results):
+            assert outcome.expected == outcome.delivered > 0
+            assert job[rank].stats()["drops"] == {}
+
+
+def test_several_ops_in_flight() -> None:
+    """More steps than there are op records for, of one size and of two, all launched before the first is over."""
+    ranks, count = 3, 12
+    inputs = [[gradients("U", ranks, 4000 + 3000 * (op % 2), seed=op)[r] for op in range(count)] for r in range(ranks)]
+    with team(ranks, patient()) as job:
+        for _ in range(2):
+
+            def launch(communicator: Communicator) -> list[NDArray[np.float32]]:
+                own = inputs[communicator.config.rank]
+                outs = [np.full_like(x, np.nan) for x in own]
+                futures = [communicator.allreduce(x, out) for x, out in zip(own, outs, strict=True)]
+                outcomes = [future.result(PATIENCE) for future in futures]
+                assert all(o.delivered == o.expected and o.deadline_hits == 0 for o in outcomes)
+                return outs
+
+            results = job.each(launch)
+            for op in range(count):
+                exact = exact_mean([inputs[r][op] for r in range(ranks)])
+                for rank in range(ranks):
+                    np.testing.assert_array_equal(results[rank][op], results[0][op])
+                assert nmse(results[0][op], exact) <= 4e-3
+        assert job[0].drain(PATIENCE)
+        assert all("SCALE_MISMATCH" not in member.stats()["drops"] for member in job.communicators)
+
+
+def test_several_buckets_a_step_in_place() -> None:
+    ranks, sizes = 2, [3000, 20_000, 70, 9000]
+    with team(ranks, patient()) as job:
+        for step in range(5):
+            inputs = [gradients("U", ranks, size, seed=10 * step + size) for size in sizes]
+
+            def launch(
+                communicator: Communicator, inputs: list[Any] = inputs, step: int = step
+            ) -> list[NDArray[np.float32]]:
+                own = [x[communicator.config.rank].copy() for x in inputs]
+                over: list[Any] = []
+                for index, data in enumerate(own):
+                    communicator.launch(index, data, data, last=index == len(own) - 1, done=over.append)
+                assert communicator.drain(PATIENCE)
+                assert sorted(o.label for o in over) == [op_label(step, i) for i in range(len(own))]
+                assert all(o.delivered == o.expected for o in over)
+                return own
+
+            results = job.each(launch)
+            for bucket, x in enumerate(inputs):
+                np.testing.assert_array_equal(results[0][bucket], results[1][bucket])
+                assert nmse(results[0][bucket], exact_mean(x)) <= 4e-3
+
+
+def test_buckets_larger_than_the_ring_are_cut() -> None:
+    ranks = 3
+    with team(ranks, patient(ring_mib=0.0625)) as job:  # 256 rows of 256 codes
+        rows = job[0].job.store.result_rows
+        numel = 5 * rows * 256 + 1000
+        for op in range(3):
+            inputs = gradients("U", ranks, numel, seed=op)
+            results = job.allreduce(inputs)
+            assert whole(results)
+            assert identical(results)
+            assert nmse(results[0][0], exact_mean(inputs)) <= 1.5e-3
+            assert results[0][1].label & 1023 > 8  # the step had many ops
+
+
+def test_cut_covers_a_bucket_and_never_exceeds_the_rows() -> None:
+    from tailbound.codec.shape import shape_for
+
+    for width, rows in itertools.product([64, 256, 1408], [16, 32, 64, 100, 128, 4096]):
+        for numel in [1, 15, 64, width, width * rows - 1, width * rows, width * rows + 1, 7 * width * rows + 13]:
+            pieces = cut(numel, width, rows)
+            assert pieces[0][0] == 0
+            assert pieces[-1][1] == numel
+            assert all(a[1] == b[0] for a, b in itertools.pairwise(pieces))
+            assert max(shape_for(hi - lo, width).rows for lo, hi in pieces) <= rows
+    with pytest.raises(ConfigError, match="larger ring"):
+        cut(64 * 16 * 1025, 64, 16)
+
+
+def test_zeros_stay_zeros_and_a_group_wakes_again() -> None:
+    ranks, numel = 3, 20_000
+    zeros = [np.zeros(numel, np.float32)] * ranks
+    ones = gradients("U", ranks, numel, seed=1)
+    with team(ranks, patient()) as job:
+        for _ in range(3):
+            results = job.allreduce(zeros)
+            assert whole(results)
+            assert not any(out.any() for out, _ in results)
+        results = job.allreduce(ones)  # scales are for zeros: clipped, counted, and known to all afterwards
+        assert all(o.clipped > 0 for _, o in results)
+        results = job.allreduce(ones)
+        assert whole(results)
+        assert nmse(results[0][0], exact_mean(ones)) <= 1.5e-3
+        for member in job.communicators:
+            assert member.stats()["drops"] == {}
+
+
+def test_one_entry_among_zeros() -> None:
+    inputs = [np.zeros(64 * 256, np.float32) for _ in range(4)]
+    inputs[2][5000] = 3.0
+    with team(4, patient()) as job:
+        for _ in range(3):
+            results = job.allreduce(inputs)
+            assert identical(results)
+            assert nmse(results[0][0], exact_mean(inputs)) <= 4e-3
+
+
+def test_a_jump_in_scale_costs_little() -> None:
+    """CODEC.md's table: x 10 up at once within 2e-3; x 10 down within 0.15, and as without a jump in the next op."""
+    ranks = 4
+    with team(ranks, patient()) as job:
+        for op, (factor, most) in enumerate([(1, 1.5e-3), (10, 2e-3), (10, 1.5e-3), (1, 0.15), (1, 1.5e-3)]):
+            inputs = [np.float32(factor) * x for x in gradients("U", ranks, EIGHT_GROUPS, seed=op)]
+            results = job.allreduce(inputs)
+            assert whole(results)
+            assert nmse(results[0][0], exact_mean(inputs)) <= most
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("first", [0, 3])
+def test_a_rank_with_a_gradient_that_is_not_finite_abstains(value: float, first: int) -> None:
+    """In a cold op (the first) and in a warm one: the others' mean, the same bits everywhere, and no suspicion."""
+    ranks = 3
+    with team(ranks, patient()) as job:
+        for op in range(first + 2):
+            inputs = gradients("U", ranks, EIGHT_GROUPS, seed=op)
+            exact = exact_mean(inputs)
+            if op == first:
+                inputs[1][12345] = value
+                exact = exact_mean([inputs[0], inputs[2]])
+            results = job.allreduce(inputs)
+            assert [o.abstained for _, o in results] == [op == first and rank == 1 for rank in range(ranks)]
+            assert whole(results)
+            assert identical(results)
+            assert nmse(results[0][0], exact) <= 1.5e-3
+        assert job[1].stats()["counters"]["abstained"] == 1
+        assert all(member.stats()["suspects"] == [] for member in job.communicators)
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_all_ranks_abstain_and_go_on(first: int) -> None:
+    """As when a loss scale overflows: that op fails everywhere, the next one is as good as ever."""
+    ranks = 3
+    with team(ranks, patient(quiet=50_000_000)) as job:
+        for op in range(first + 3):
+            inputs = gradients("U", ranks, EIGHT_GROUPS, seed=op)
+            if op == first:
+                for x in inputs:
+                    x[0] = np.inf
+            results = job.allreduce(inputs)
+            assert identical(results)
+            if op == first:
+                assert all(o.abstained and o.failed_groups == 8 for _, o in results)
+                assert not results[0][0].any()
+            else:
+                assert whole(results)
+                assert nmse(results[0][0], exact_mean(inputs)) <= 1.5e-3
+
+
+def test_labels_wrap() -> None:
+    """Steps around 2**22, where the op label passes 2**32, and row sequences that pass it too."""
+    ranks, numel = 3, 5000
+    with team(ranks, patient(first_step=(1 << 22) - 4)) as job:
+        for member in job.communicators:
+            sequence, control = member.job.sequence, member.job.store.control
+            sequence._result_seq = 0xFFFFFFFF - 100
+            sequence._sum_seqs = (0xFFFFFFFF - 30,) * ranks
+            control["result_base"], control["sum_base"] = 0xFFFFFFFF - 100, 0xFFFFFFFF - 30
+        labels = []
+        for op in range(8):
+            inputs = gradients("U", ranks, numel, seed=op)
+            results = job.allreduce(inputs)
+            assert whole(results)
+            assert identical(results)
+            labels.append(results[0][1].label)
+        assert labels == [op_label(((1 << 22) - 4 + op) % (1 << 22), 0) for op in range(8)]
+        assert all(member.stats()["drops"] == {} for member in job.communicators)
+
+
+def test_the_layout_may_change_between_steps() -> None:
+    """Predictions that turn out wrong are undone: sizes change after they had been the same for many steps."""
+    ranks = 3
+    with team(ranks, patient()) as job:
+        for op, size in enumerate([3000] * 4 + [7000] * 4 + [100, 3000, 3000, 3000]):
+            inputs = gradients("U", ranks, size, seed=op)
+            results = job.allreduce(inputs)
+            assert whole(results)
+            assert identical(results)
+            assert nmse(results[0][0], exact_mean(inputs)) <= 4e-3
+
+
+def test_without_rotation() -> None:
+    with team(3, patient(rotate=False)) as job:
+        inputs = gradients("U", 3, EIGHT_GROUPS, seed=0)
+        for _ in range(2):
+            results = job.allreduce(inputs)
+            assert identical(results)
+            assert nmse(results[0][0], exact_mean(inputs)) <= 1.5e-3
+
+
+def test_a_world_of_one() -> None:
+    with team(1, patient()) as job:
+        for op in range(3):
+            inputs = gradients("U", 1, 10_000, seed=op)
+            ((out, outcome),) = job.allreduce(inputs)
+            assert nmse(out, exact_mean(inputs)) <= 1.5e-3
+            assert outcome.error is None
+
+
+def test_steady_state_allocates_nothing_big() -> None:
+    """Memory of an op is kept and used again: neither the heap nor the pool grows with ops."""
+    ranks, numel = 2, 400_000
+
+    def loop(job: Team, inputs: list[Any], outs: list[Any], count: int) -> None:
+        def run(communicator: Communicator) -> None:
+            rank = communicator.config.rank
+            for _ in range(count):
+                communicator.allreduce(inputs[rank], outs[rank]).result(PATIENCE)
+
+        job.each(run)
+
+    with team(ranks, patient()) as job:
+        inputs = gradients("U", ranks, numel, seed=0)
+        outs = [np.empty(numel, np.float32) for _ in range(ranks)]
+        loop(job, inputs, outs, 4)
+        pools = [
+            {key: {id(b) for b in free} for key, free in member.job.pool._free.items()} for member in job.communicators
+        ]
+        kept, peaks = [], []
+        tracemalloc.start()
+        try:
+            for _ in range(3):  # what every op allocates shows in every round; other tests' leavings do not
+                gc.collect()
+                tracemalloc.reset_peak()
+                before = tracemalloc.get_traced_memory()[0]
+                loop(job, inputs, outs, 8)
+                gc.collect()
+                after, peak = tracemalloc.get_traced_memory()
+                kept.append(after - before)
+                peaks.append(peak - before)
+        finally:
+            tracemalloc.stop()
+        assert min(kept) < 0.01 * numel * 4
+        assert min(peaks) < 0.10 * numel * 4
+        assert pools == [
+            {key: {id(b) for b in free} for key, free in member.job.pool._free.items()} for member in job.communicators
+        ]
+
+
+def test_a_second_job_on_the_same_store() -> None:
+    store = MemoryStore()
+    inputs = gradients("U", 3, 5000, seed=0)
+    for name in ("first", "second"):
+        with team(3, patient(), store=store, name=name) as job:
+            assert whole(job.allreduce(inputs))
+
+
+@pytest.mark.parametrize(
+    ("data", "out", "message"),
+    [
+        (np.zeros(8, np.float64), None, "float64"),
+        (np.zeros((2, 4), np.float32), None, "one-dimensional"),
+        (np.zeros(16, np.float32)[::2], None, "contiguous"),
+        (np.zeros(0, np.float32), None, "at least one"),
+        (np.zeros(8, np.float32), np.zeros(9, np.float32), "as many for out"),
+        (np.zeros(8, np.float32), np.zeros(8, np.float16), "float16"),
+    ],
+)
+def test_arrays_that_cannot_be_averaged_are_refused(data: Any, out: Any, message: str) -> None:
+    with team(1, patient()) as job, pytest.raises(ConfigError, match=message):
+        job[0].allreduce(data, out)
+
+
+def test_after_close_nothing_is_launched() -> None:
+    with team(2, patient()) as job:
+        for member in job.communicators:
+            member.close()
+            member.close()
+            with pytest.raises(TransportError, match="closed"):
+                member.allreduce(np.zeros(8, np.float32))
+
+
+def test_a_datapath_that_is_not_there_is_named() -> None:
+    config = Config(rank=0, ranks=1)
+    with pytest.raises(ConfigError, match="choose one of auto, xdp, udp"):
+        Communicator(MemoryStore(), config, datapath="rdma")
+    with pytest.raises(ConfigError, match="no interface 'nosuch0'"):
+        Communicator(MemoryStore(), config, interface="nosuch0")
+    with pytest.raises(ConfigError, match="needs an interface"):
+        Communicator(MemoryStore(), config, datapath="xdp")

@@ -1,0 +1,54 @@
+"""Settings that cannot be right are refused by name, before anything is opened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tailbound.errors import ConfigError, TailboundError
+from tailbound.transport.config import Config, width_for_mtu
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rank": 4}, "rank 4 is outside 0..3 for world size 4"),
+        ({"rank": -1}, "rank -1 is outside"),
+        ({"ranks": 0}, r"world size 0 is outside 1..256"),
+        ({"ranks": 257}, "world size 257"),
+        ({"port": 65536}, "UDP port 65536"),
+        ({"port": -1}, "UDP port -1"),
+        ({"width": 100}, "width 100 is not a multiple of 64"),
+        ({"width": 0}, "width 0"),
+        ({"width": 9000}, "width 9000"),
+        ({"ring_mib": 0}, "ring of 0 MiB"),
+        ({"ring_mib": float("nan")}, "ring of nan MiB"),
+        ({"deadline_1": 0}, "deadline_1 must be above 0"),
+        ({"quiet": -5}, "quiet must be above 0"),
+        ({"stage_max": 50_000_000}, "must not exceed stage_max"),
+    ],
+)
+def test_what_cannot_be_is_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        Config(**({"rank": 0, "ranks": 4} | settings))
+    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, TailboundError)
+
+
+def test_the_bound_is_that_of_the_rules() -> None:
+    """CLOCKS.md rule 12: D_start + 2 stage_max."""
+    assert Config(0, 1, start_max=5, stage_max=10, deadline_1=1, deadline_2=1, quiet=1).bound == 25
+
+
+@pytest.mark.parametrize(
+    ("mtu", "width"), [(156, 64), (576, 448), (1500, 1408), (1499, 1344), (9000, 8896), (65535, 8896)]
+)
+def test_width_for_mtu(mtu: int, width: int) -> None:
+    assert width_for_mtu(mtu) == width
+
+
+@pytest.mark.parametrize("mtu", [0, 68, 155])
+def test_an_mtu_that_holds_no_row_is_refused(mtu: int) -> None:
+    with pytest.raises(ConfigError, match=f"MTU {mtu} is too small: at least 156"):
+        width_for_mtu(mtu)

@@ -1,0 +1,128 @@
+"""The demo's pure parts: the balance of packets, curves and figures, data and batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tailbound.demo.ledger import balance, udp_drops
+from tailbound.demo.summary import Curve, delivery, differences, drift, total
+
+
+def stats(sent: int, verdicts: dict[str, int], drops: dict[str, int]) -> dict[str, Any]:
+    """One rank of two, as ``report.snapshot`` has it; ``verdicts`` there include the drops."""
+    return {"sent": {"0": {"packets": sent}}, "verdicts": {**verdicts, **drops}, "drops": drops}
+
+
+RANKS = [
+    stats(100, {"STORED": 40, "ADDED": 30, "RESULT_TAKEN": 15, "CONTROL_PASSED": 5}, {"LATE": 2, "DUPLICATE": 1}),
+    stats(90, {"STORED": 60, "RESULT_TAKEN": 33, "CONTROL_PASSED": 2}, {}),
+]
+
+
+def test_every_packet_has_gone_somewhere() -> None:
+    whole = balance(RANKS, lost_on_purpose=4, duplicated=6, lost_in_queues=3, socket_drops=1)
+    assert (whole.sent, whole.taken, whole.dropped) == (190, 185, 3)
+    assert whole.difference == 0
+    assert whole.balanced
+    assert whole.as_dict()["balanced"] is True
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [({"lost_on_purpose": 3}, 1), ({"lost_on_purpose": 6}, -2), ({"duplicated": 7}, 1), ({"lost_in_queues": 2}, 1)],
+)
+def test_a_packet_too_many_or_too_few_shows(change: dict[str, int], difference: int) -> None:
+    right = {"lost_on_purpose": 4, "duplicated": 6, "lost_in_queues": 3, "socket_drops": 1}
+    whole = balance(RANKS, **(right | change))
+    assert whole.difference == difference
+    assert not whole.balanced
+
+
+def test_drops_of_a_udp_socket_are_found_by_its_port() -> None:
+    heading = "sl local_address rem_address st tx_queue rx_queue tr tm->when retrnsmt uid timeout inode ref pointer drops"
+    rest = "00000000:0000 07 00000000:00000000 00:00000000 00000000 0 0 19283 2 00000000"
+    table = f"  {heading}\n 1081: 010012C6:1CF3 {rest} 17\n 1082: 0100007F:1CF4 {rest} 5\n"
+    assert udp_drops(table, 0x1CF3) == 17
+    assert udp_drops(table, 0x1CF4) == 5
+    assert udp_drops(table, 53) == 0
+
+
+def test_a_curve_adds_up_the_slowest_ranks_and_shows_the_worst_replica() -> None:
+    curve = Curve()
+    curve.add([[0.1, 0.2], [0.3, 0.1]], [0.8, 0.7])
+    curve.add([[0.1], [0.2]], [0.96, 0.97])
+    assert curve.iterations == [0.3, 0.2, 0.2]
+    assert [reached for _, reached in curve.points] == [0.7, 0.96]
+    assert curve.time_to(0.95) == pytest.approx(0.7)
+    assert curve.time_to(0.99) is None
+    figures = curve.figures()
+    assert figures["accuracy"] == 0.96
+    assert (figures["iter_p50_ms"], figures["iter_p99_ms"]) == (200, 300)
+    assert figures["training_s"] == pytest.approx(0.7)
+
+
+def test_counters_are_compared_and_summed() -> None:
+    assert differences({"a": 1, "b": 2}, {"a": 1, "b": 5, "c": 7}) == {"b": 3, "c": 7}
+    assert list(total([{"a": 1, "b": 2}, {"b": 3}]).items()) == [("b", 5), ("a", 1)]
+
+
+def test_delivery_leaves_the_warm_up_out() -> None:
+    warm = {"counters": {"rows_expected": 100, "rows_delivered": 10, "ops": 4}, "drops": {"LATE": 5}, "rows_summed": 7}
+    last = {
+        "counters": {"rows_expected": 300, "rows_delivered": 160, "ops": 8, "seal_deadline_hits": 2},
+        "drops": {"LATE": 6, "DUPLICATE": 1},
+        "rows_summed": 70,
+    }
+    found = delivery([warm, warm], [last, last])
+    assert found["delivered"] == 0.75
+    assert (found["ops"], found["deadline_hits"], found["rows_summed"]) == (8, 4, 140)
+    assert found["drops"] == {"LATE": 2, "DUPLICATE": 2}
+
+
+def test_drift_of_equal_replicas_is_nothing() -> None:
+    one = np.array([3.0, 4.0], np.float32)
+    assert drift([one, one.copy()]) == 0
+    assert drift([one * np.float32(0.5), one * np.float32(1.5)]) == pytest.approx(0.5)
+
+
+@pytest.mark.needs("sklearn", "torch")
+def test_the_digits_are_split_and_shuffled_by_the_seed() -> None:
+    from tailbound.demo import digits
+
+    data = digits.load(7)
+    assert data.train_images.shape == (1437, 1, 8, 8)
+    assert data.test_images.shape == (360, 1, 8, 8)
+    assert (data.train_images.min(), data.train_images.max()) == (0, 1)
+    assert np.bincount(data.train_labels).min() > 100
+    again, other = digits.load(7), digits.load(8)
+    assert (again.test_labels == data.test_labels).all()
+    assert (other.test_labels != data.test_labels).any()
+
+
+@pytest.mark.needs("torch")
+def test_no_image_is_seen_twice_in_an_epoch() -> None:
+    from tailbound.demo import digits
+
+    steps = list(digits.batches(1437, ranks=4, per_rank=16, epoch=3, seed=7))
+    assert len(steps) == 22
+    assert {step.shape for step in steps} == {(4, 16)}
+    seen = np.concatenate([step.ravel() for step in steps])
+    assert np.unique(seen).size == seen.size
+    other = next(digits.batches(1437, ranks=4, per_rank=16, epoch=4, seed=7))
+    assert (other != steps[0]).any()
+
+
+@pytest.mark.needs("torch")
+def test_the_model_fills_several_buckets_and_keeps_no_running_statistics() -> None:
+    import torch
+
+    from tailbound.demo import digits
+
+    net = digits.model(7)
+    size = 4 * sum(p.numel() for p in net.parameters())
+    assert 8 << 20 <= size <= 16 << 20
+    assert not list(net.buffers())
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), digits.model(7).parameters(), strict=True))

@@ -1,0 +1,125 @@
+"""Imports go one way: wire <- codec, kernel, transport, datapath <- collective <- torch; lab, bench, cli on top."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+#: Lowest first; a package imports only from lower rows, and from its own row where that makes no circle.
+LAYERS = (
+    {"__init__", "errors"},
+    {"wire"},
+    {"codec", "kernel", "transport", "datapath"},
+    {"collective"},
+    {"torch"},
+    {"lab", "bench", "doctor", "demo", "cli"},
+)
+LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}
+
+
+def imports_of(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:
+    """Dotted names that ``source`` imports anywhere, those under ``if TYPE_CHECKING`` and in functions included."""
+    package = module.split(".") if is_package else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            stem = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{stem}.{alias.name}" for alias in node.names)
+
+
+def module_graph(root: Path) -> dict[str, set[str]]:
+    """Modules of the package below ``root`` and the modules of it that each imports."""
+    files = {}
+    for path in sorted((root / "tailbound").rglob("*.py")):
+        if "_assets" in path.parts:
+            continue
+        parts = path.relative_to(root).with_suffix("").parts
+        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    graph: dict[str, set[str]] = {}
+    for module, path in files.items():
+        named = imports_of(path.read_text(), module, is_package=path.name == "__init__.py")
+        # `from tailbound.wire import schema` names a module, `from tailbound.wire.schema import VERSION` a part of one
+        found = {name if name in files else name.rpartition(".")[0] for name in named}
+        graph[module] = {name for name in found if name in files} - {module}
+    return graph
+
+
+def package_of(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def wrong_ways(graph: dict[str, set[str]]) -> list[str]:
+    """Imports from a higher layer."""
+    return [
+        f"{module} imports {other}"
+        for module, others in graph.items()
+        for other in others
+        if LEVEL[package_of(other)] > LEVEL[package_of(module)]
+    ]
+
+
+def package_graph(graph: dict[str, set[str]]) -> dict[str, set[str]]:
+    packages: dict[str, set[str]] = {}
+    for module, others in graph.items():
+        here = package_of(module)
+        packages.setdefault(here, set()).update(package_of(o) for o in others if package_of(o) != here)
+    return packages
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """One circle of imports, or an empty list."""
+    try:
+        tuple(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+@pytest.fixture(scope="module")
+def graph(repository: Path) -> dict[str, set[str]]:
+    return module_graph(repository / "host_lib")
+
+
+def test_every_package_has_a_layer(graph: dict[str, set[str]]) -> None:
+    assert {package_of(m) for m in graph} <= set(LEVEL)
+
+
+def test_imports_go_one_way(graph: dict[str, set[str]]) -> None:
+    assert len(graph) > 20
+    assert wrong_ways(graph) == []
+
+
+def test_packages_import_in_no_circle(graph: dict[str, set[str]]) -> None:
+    assert circle(package_graph(graph)) == []
+
+
+def test_modules_import_in_no_circle(graph: dict[str, set[str]]) -> None:
+    assert circle(graph) == []
+
+
+def test_the_schema_needs_the_standard_library_only(graph: dict[str, set[str]]) -> None:
+    assert graph["tailbound.wire.schema"] == set()
+    assert graph["tailbound.errors"] == set()
+
+
+def test_the_check_sees_what_it_should(tmp_path: Path) -> None:
+    for name, text in {
+        "__init__": "",
+        "wire/__init__": "def late():\n    from tailbound.torch import hook\n",
+        "torch/__init__": "",
+        "torch/hook": "from . import state\n",
+        "torch/state": "import tailbound.torch.hook\n",
+    }.items():
+        path = tmp_path / "tailbound" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    graph = module_graph(tmp_path)
+    assert wrong_ways(graph) == ["tailbound.wire imports tailbound.torch.hook"]
+    assert set(circle(graph)) == {"tailbound.torch.hook", "tailbound.torch.state"}

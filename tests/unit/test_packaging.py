@@ -1,0 +1,153 @@
+"""The wheel: sources of the kernel programs inside, working from site-packages."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import tomllib
+import venv
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+import tailbound
+
+SOURCES = {"ebpf": "*.h", "xdp_programs": "*.[ch]"}
+
+
+def pip(*arguments: str | Path, python: str | Path = sys.executable) -> None:
+    """pip without a network, from the packages that are here."""
+    command = [python, "-m", "pip", "--isolated", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def sources(root: Path) -> set[str]:
+    return {
+        path.relative_to(root).as_posix()
+        for folder, pattern in SOURCES.items()
+        for path in (root / folder).rglob(pattern)
+    }
+
+
+@pytest.fixture(scope="session")
+def checkout(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what a build needs, so that building leaves nothing in the repository."""
+    target = tmp_path_factory.mktemp("checkout")
+    listed = ("pyproject.toml", "README.md", "LICENSE", "LICENSES", "host_lib", "ebpf", "xdp_programs", "p4")
+    extra = [name for name in ("MANIFEST.in", "setup.py") if (repository / name).exists()]
+    skip = ["--exclude=__pycache__", "--exclude=*.egg-info"]
+    tar = subprocess.run(["tar", "-C", repository, *skip, "-c", *listed, *extra], capture_output=True, check=True)
+    subprocess.run(["tar", "-C", target, "-x"], input=tar.stdout, check=True)
+    return target
+
+
+@pytest.fixture(scope="session")
+def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    pip("wheel", "--no-deps", "--no-build-isolation", "-w", out, checkout)
+    (found,) = out.glob("tailbound-*.whl")
+    return found
+
+
+def test_version_is_the_same_everywhere(repository: Path) -> None:
+    project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
+    assert project["version"] == tailbound.__version__
+    assert f"## {tailbound.__version__}" in (repository / "CHANGELOG.md").read_text()
+
+
+def test_nothing_depends_on_the_lattice_library(repository: Path) -> None:
+    project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *(d for extra in project["optional-dependencies"].values() for d in extra)]
+    assert not [d for d in wanted if d.lower().startswith("bcc")]
+
+
+def test_every_bpf_source_names_its_licence(repository: Path) -> None:
+    files = [repository / name for name in sources(repository)]
+    assert files
+    assert not [p for p in files if "GPL-2.0-only OR BSD-2-Clause" not in p.read_text().splitlines()[0]]
+
+
+def test_assets_resolve_in_the_checkout(repository: Path) -> None:
+    assets = repository / "host_lib" / "tailbound" / "_assets"
+    assert sources(assets) == sources(repository)
+    assert all(link.is_symlink() and not Path(os.readlink(link)).is_absolute() for link in assets.iterdir())
+
+
+def test_wheel_holds_sources_types_and_licences(wheel: Path, repository: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        (metadata,) = [n for n in names if n.endswith(".dist-info/METADATA")]
+        (entries,) = [n for n in names if n.endswith(".dist-info/entry_points.txt")]
+        headers = Parser().parsestr(archive.read(metadata).decode())
+        points = archive.read(entries).decode()
+    assert {f"tailbound/_assets/{name}" for name in sources(repository)} <= names
+    assert "tailbound/py.typed" in names
+    assert headers["License-Expression"] == "Apache-2.0 AND (GPL-2.0-only OR BSD-2-Clause)"
+    assert {n.rpartition("/")[2] for n in names if "/licenses/" in n} == {
+        "LICENSE",
+        "Apache-2.0.txt",
+        "BSD-2-Clause.txt",
+        "GPL-2.0-only.txt",
+    }
+    assert "tailbound = tailbound.cli:main" in points
+    assert "tailbound_lab = tailbound.lab.pytest_plugin" in points
+    assert not [n for n in names if "__pycache__" in n or n.endswith((".nbi", ".nbc", ".o"))]
+
+
+def test_wheel_works_from_site_packages(wheel: Path, repository: Path, tmp_path: Path) -> None:
+    """A new environment with the wheel alone; its dependencies are those of the environment that runs the tests."""
+    home = tmp_path / "venv"
+    venv.create(home, with_pip=False, symlinks=True)
+    python = home / "bin" / "python"
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    installed = home / "lib" / version / "site-packages"
+    pip("--python", python, "install", "--no-deps", "--no-index", wheel)
+    there = [p for p in sys.path if p.endswith("site-packages")]
+    (installed / "dependencies.pth").write_text("".join(f"{p}\n" for p in there))
+    code = (
+        "import pathlib, sys, tailbound\n"
+        "root = pathlib.Path(tailbound.__file__).parent\n"
+        "print(root)\n"
+        "print(*sorted(p.relative_to(root / '_assets').as_posix() for p in (root / '_assets').rglob('*.[ch]')))\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    done = subprocess.run(
+        [python, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    root, names = done.stdout.splitlines()
+    assert Path(root) == installed / "tailbound"
+    assert set(names.split()) == sources(repository)
+    script = subprocess.run(
+        [home / "bin" / "tailbound", "doctor", "--json", "--interface", "lo"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert script.returncode == 0, script.stderr
+
+
+def test_sdist_builds_the_same_wheel(checkout: Path, wheel: Path, tmp_path: Path) -> None:
+    """Symbolic links are files there, so that it can be built anywhere."""
+    build = "import setuptools.build_meta as b, sys; print(b.build_sdist(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-c", build, tmp_path], cwd=checkout, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (archive,) = tmp_path.glob("tailbound-*.tar.gz")
+    with tarfile.open(archive) as tar:
+        assert not [m.name for m in tar.getmembers() if m.issym()]
+    unpacked = tmp_path / "unpacked"
+    unpacked.mkdir()
+    subprocess.run(["tar", "-C", unpacked, "-xf", archive], check=True)
+    (source,) = unpacked.iterdir()
+    pip("wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path / "again", source)
+    (again,) = (tmp_path / "again").glob("tailbound-*.whl")
+    with zipfile.ZipFile(again) as one, zipfile.ZipFile(wheel) as other:
+        assert set(one.namelist()) == set(other.namelist())

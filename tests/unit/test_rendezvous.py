@@ -1,0 +1,148 @@
+"""The greeting: ranks that do not fit together hear it before the first packet, with both named."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from support import MemoryStore, patient
+from tailbound.collective.communicator import Communicator
+from tailbound.errors import LayoutError, TransportError
+from tailbound.transport.config import Config
+from tailbound.transport.interface import default_address, interface
+from tailbound.transport.rendezvous import Greeting, exchange, meet, new_cookie
+
+
+def greeting(rank: int, **fields: Any) -> Greeting:
+    usual = Greeting(
+        rank=rank, ranks=3, wire=1, version="0.1.0", address=f"10.0.0.{rank}", port=5515, width=1408, rows=64,
+        datapath="udp", rotate=True, mode="u8", model="abc", cookie=7 if rank == 0 else 0,
+    )  # fmt: skip
+    return replace(usual, **fields)
+
+
+def greet(store: MemoryStore, *greetings: Greeting) -> None:
+    for one in greetings:
+        store.set(f"job/greeting/{one.rank}", json.dumps(asdict(one)))
+
+
+def test_all_greetings_by_rank() -> None:
+    store = MemoryStore()
+    with ThreadPoolExecutor(3) as threads:
+        futures = [threads.submit(exchange, store, greeting(rank), "job", 10) for rank in range(3)]
+        for future in futures:
+            assert future.result() == [greeting(rank) for rank in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "advice"),
+    [
+        ("wire", 2, "same version of tailbound"),
+        ("width", 448, "same MTU"),
+        ("rotate", False, "hadamard="),
+        ("model", "xyz", "same model"),
+        ("mode", "u4", "same options"),
+        ("ranks", 2, "same world size"),
+    ],
+)
+def test_what_must_be_equal(field: str, value: Any, advice: str) -> None:
+    store = MemoryStore()
+    greet(store, greeting(0), greeting(2))
+    with pytest.raises(LayoutError, match=f"rank 1 .*rank 0 .*{advice}"):
+        exchange(store, greeting(1, **{field: value}), "job", 10)
+    store = MemoryStore()
+    greet(store, greeting(0), greeting(1, **{field: value}), greeting(2))
+    with pytest.raises(LayoutError, match=f"rank 2 .*rank 1 .*{advice}"):
+        exchange(store, greeting(2), "job", 10)
+
+
+def test_another_world_size_is_told_before_waiting_for_ranks_that_never_come() -> None:
+    store = MemoryStore()
+    greet(store, greeting(0, ranks=2))
+    with pytest.raises(LayoutError, match=r"rank 2 has ranks 3, rank 0 has 2: .*world size"):
+        exchange(store, greeting(2), "job", 60)
+
+
+def test_a_version_with_other_fields_is_told() -> None:
+    store = MemoryStore()
+    store.set("job/greeting/0", json.dumps({"rank": 0, "wire": 9, "version": "7.0.0", "colour": "red"}))
+    with pytest.raises(LayoutError, match=r"rank 1 runs tailbound 0.1.0 .* rank 0 runs 7.0.0 .*same version"):
+        exchange(store, greeting(1), "job", 10)
+
+
+def test_one_rank_twice() -> None:
+    store = MemoryStore()
+    greet(store, greeting(0), greeting(2))
+    own = greeting(1)
+
+    class Overwritten(MemoryStore):
+        def set(self, key: str, value: str | bytes) -> None:
+            super().set(key, json.dumps(asdict(greeting(1, port=9))) if key.endswith("/1") else value)
+
+    both = Overwritten()
+    greet(both, greeting(0), greeting(2))
+    with pytest.raises(LayoutError, match=r"two processes say they are rank 1: 10.0.0.1:5515 and 10.0.0.1:9"):
+        exchange(both, own, "job", 10)
+
+
+def test_two_ranks_on_one_address() -> None:
+    store = MemoryStore()
+    greet(store, greeting(0), greeting(1, address="10.0.0.0"))
+    with pytest.raises(LayoutError, match=r"ranks 0 and 1 both say they are 10.0.0.0:5515.*datapath='udp'"):
+        exchange(store, greeting(2), "job", 10)
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    store = MemoryStore()
+    greet(store, greeting(0))
+    with pytest.raises(TransportError, match=r"rank 1 of 3: rank 2 did not greet within 0.1 s: is it running"):
+        exchange(store, greeting(1), "job", 0.1)
+    with pytest.raises(TransportError, match=r"rank 0 did not end within 0.1 s"):
+        meet(store, "end", 1, 3, "job", 0.1)
+
+
+def test_cookies_are_never_zero_and_differ() -> None:
+    cookies = {new_cookie() for _ in range(200)}
+    assert len(cookies) == 200
+    assert all(0 < cookie < 1 << 32 for cookie in cookies)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "advice"),
+    [
+        ({"width": 256}, {"width": 320}, "same MTU"),
+        ({}, {"rotate": False}, "hadamard="),
+        ({}, {"ranks": 3}, "world size"),
+    ],
+)
+def test_communicators_that_do_not_fit_end_at_once(one: Any, other: Any, advice: str) -> None:
+    store = MemoryStore()
+
+    def join(rank: int, settings: Any) -> Communicator:
+        config = Config(**(patient(rank=rank, ranks=2) | settings))
+        return Communicator(store, config, datapath="udp", timeout=3)
+
+    with ThreadPoolExecutor(2) as threads:
+        futures = [threads.submit(join, rank, settings) for rank, settings in enumerate((one, other))]
+        for rank, future in enumerate(futures):
+            with pytest.raises(LayoutError, match=f"rank {rank} .*rank {1 - rank} .*{advice}"):
+                future.result()
+
+
+def test_a_missing_rank_ends_the_start() -> None:
+    with pytest.raises(TransportError, match="rank 1 did not greet"):
+        Communicator(MemoryStore(), Config(rank=0, ranks=2), datapath="udp", timeout=0.2)
+
+
+def test_interface_and_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = interface("lo")
+    assert found.address == "127.0.0.1"
+    assert found.mtu > 1500
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    assert default_address() == "127.0.0.1"
+    monkeypatch.delenv("MASTER_ADDR")
+    assert default_address() == "127.0.0.1"

@@ -1,0 +1,36 @@
+"""Scales that ranks agree on without a round trip (CODEC.md rule 5)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tailbound.codec.scale import headroom_of
+from tailbound.collective.scales import EXPONENT_ZERO, cold_exponents, warm_exponents
+from tailbound.wire.schema import EXPONENT_NONE
+
+
+@pytest.mark.parametrize("ranks", [2, 32, 65, 256])
+def test_cold_is_the_largest_need_and_headroom(ranks: int) -> None:
+    headroom = headroom_of(ranks)
+    assert headroom == (2 if ranks <= 64 else 4)
+    needs = [np.array([3, -40, EXPONENT_NONE, 7], np.int16), np.array([5, EXPONENT_NONE, EXPONENT_NONE, -7], np.int16)]
+    np.testing.assert_array_equal(
+        cold_exponents(needs, ranks), [5 + headroom, -40 + headroom, EXPONENT_ZERO, 7 + headroom]
+    )
+
+
+def test_a_group_of_zeros_has_a_scale() -> None:
+    """Without one nobody would ever contribute to it."""
+    (e,) = cold_exponents([np.full(1, EXPONENT_NONE, np.int16)] * 3, 3)
+    assert e != EXPONENT_NONE
+
+
+def test_cold_does_not_overflow() -> None:
+    assert cold_exponents([np.array([480], np.int16)], 256).dtype == np.int16
+
+
+def test_warm_is_the_largest_of_the_rows_that_came() -> None:
+    none = EXPONENT_NONE
+    rows = np.array([4, none, 6, none, none, none, none, none, -9, none, none, -11], np.int16)
+    np.testing.assert_array_equal(warm_exponents(rows, 3), [6, none, -9])

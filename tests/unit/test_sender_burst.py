@@ -1,0 +1,53 @@
+"""Whose turn it is."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailbound.errors import ConfigError
+from tailbound.transport.burst import MAX_BYTES, burst_packets, interleave, stagger
+
+
+@pytest.mark.parametrize(("stride", "packets"), [(1472, 44), (80, 64), (8960, 7), (1023, 64), (1024, 63), (65507, 1)])
+def test_packets_of_a_burst(stride: int, packets: int) -> None:
+    assert burst_packets(stride) == packets
+
+
+@pytest.mark.parametrize("stride", [0, -1, MAX_BYTES + 1])
+def test_a_stride_that_does_not_fit(stride: int) -> None:
+    with pytest.raises(ConfigError, match="a UDP payload has"):
+        burst_packets(stride)
+
+
+def test_stagger() -> None:
+    assert list(stagger(1, 4)) == [2, 3, 0]
+    assert list(stagger(0, 1)) == []
+
+
+@given(st.integers(1, 40))
+def test_nobody_is_hit_by_two_at_once(ranks: int) -> None:
+    orders = [list(stagger(rank, ranks)) for rank in range(ranks)]
+    for turn in zip(*orders, strict=True):
+        assert sorted(turn) == list(range(ranks))
+
+
+def test_interleave() -> None:
+    assert list(interleave([5, 0, 2, 4], 2)) == [
+        (0, 0, 2),
+        (2, 0, 2),
+        (3, 0, 2),
+        (0, 2, 2),
+        (3, 2, 2),
+        (0, 4, 1),
+    ]
+
+
+@given(st.lists(st.integers(0, 50), max_size=6), st.integers(1, 20))
+def test_every_packet_leaves_once_and_in_order(counts: list[int], size: int) -> None:
+    seen: list[list[int]] = [[] for _ in counts]
+    for run, first, packets in interleave(counts, size):
+        assert 1 <= packets <= size
+        seen[run] += range(first, first + packets)
+    assert seen == [list(range(count)) for count in counts]

@@ -1,0 +1,143 @@
+"""Finished headers against the schema's own reader."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailbound.transport.stamp import partials, stamp_contributions, stamp_results, template
+from tailbound.wire import packets
+from tailbound.wire.packets import HEADER_DTYPE
+from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES, Flag, PacketType
+
+TOTAL = 12
+FIXED = {
+    "flags": Flag.REPEAT,
+    "cookie": 0xDEADBEEF,
+    "op": 0xFFFFFF01,
+    "layout": 0xABCD,
+    "sender": 200,
+    "owner": 255,
+    "rows": 65535,
+    "incast": 3,
+    "deadline": 1562,
+    "lateness": 77,
+    "map_id": 5,
+    "map_known": 0xFFFFFFFF,
+}
+
+
+class Memory:
+    """Packet memory full of codes, with partial checks; headers hold rubbish."""
+
+    def __init__(self, codes: int = 48, seed: int = 3) -> None:
+        rng = np.random.default_rng(seed)
+        self.packets = rng.integers(0, 256, (TOTAL, HEADER_BYTES + codes), np.uint8)
+        self.states = np.zeros((TOTAL, 4), np.uint64)
+        partials(self.packets, 0, TOTAL, self.states)
+        self.exponents = rng.integers(-300, 300, TOTAL).astype(np.int16)
+        self.needs = rng.integers(-300, 300, TOTAL).astype(np.int16)
+        self.needs[4] = EXPONENT_NONE
+        self.shifts = rng.integers(0, 8, TOTAL).astype(np.uint8)
+        self.scales = rng.random(TOTAL).astype(np.float32)
+        self.counts = rng.integers(1, 257, TOTAL).astype(np.uint16)
+        self.places = rng.permutation(1000)[:TOTAL].astype(np.uint32)
+
+    def contribute(self, first: int, count: int, head: np.ndarray, *serials: int) -> None:
+        stamp_contributions(
+            self.packets, first, count, head, self.states, self.exponents, self.needs, self.shifts, *serials
+        )
+
+    def publish(self, first: int, count: int, head: np.ndarray, seq: int, row: int, *marks: int) -> None:
+        arrays = (self.states, self.exponents, self.scales, self.counts)
+        stamp_results(self.packets, first, count, head, *arrays, seq, self.places, row, *marks)
+
+    def read(self, p: int) -> dict[str, int | float]:
+        """Fields of packet ``p``, whose check must be right."""
+        parsed = packets.parse(self.packets[p].tobytes())
+        assert parsed is not None, f"packet {p} does not parse"
+        return {n: parsed[0][n][0].item() for n in HEADER_DTYPE.names if n not in ("check", "version")}
+
+
+@pytest.fixture
+def memory() -> Memory:
+    return Memory()
+
+
+def test_contributions(memory: Memory) -> None:
+    before = memory.packets.copy()
+    head = template(type=PacketType.CONTRIBUTION, published=9, **FIXED)
+    memory.contribute(3, 5, head, 0xFFFFFFFE, 100, 76, 77)
+    for i in range(5):
+        p = 3 + i
+        assert memory.read(p) == FIXED | {
+            "type": PacketType.CONTRIBUTION,
+            "published": 9,
+            "seq": (0xFFFFFFFE + i) % 2**32,
+            "row": 100 + i,
+            "contributed": 77 if i == 4 else 76,
+            "exponent": memory.exponents[p],
+            "need": memory.needs[p],
+            "shift": memory.shifts[p],
+            "scale": 0,
+            "count": 0,
+        }
+    untouched = np.r_[0:3, 8:TOTAL]
+    assert (memory.packets[untouched] == before[untouched]).all()
+    assert (memory.packets[:, HEADER_BYTES:] == before[:, HEADER_BYTES:]).all()
+
+
+def test_results(memory: Memory) -> None:
+    head = template(type=PacketType.RESULT, contributed=9, **FIXED)
+    memory.publish(2, 7, head, 0xFFFFFFF0, 40, 0xFFFFFF00, 0xFFFFFF01)
+    for i in range(7):
+        p = 2 + i
+        assert memory.read(p) == FIXED | {
+            "type": PacketType.RESULT,
+            "contributed": 9,
+            "seq": (0xFFFFFFF0 + int(memory.places[p])) % 2**32,
+            "row": 40 + i,
+            "published": 0xFFFFFF01 if i == 6 else 0xFFFFFF00,
+            "exponent": memory.exponents[p],
+            "scale": memory.scales[p],
+            "count": memory.counts[p],
+            "need": 0,
+            "shift": 0,
+        }
+
+
+def test_a_run_in_two_bursts_is_the_run_in_one(memory: Memory) -> None:
+    head = template(type=PacketType.CONTRIBUTION, **FIXED)
+    memory.contribute(0, TOTAL, head, 50, 0, 6, 7)
+    whole = memory.packets.copy()
+    memory.packets[:, :HEADER_BYTES] = 0
+    memory.contribute(0, 8, head, 50, 0, 6, 6)
+    memory.contribute(8, 4, head, 58, 8, 6, 7)
+    assert (memory.packets == whole).all()
+
+
+def test_packets_can_be_stamped_again(memory: Memory) -> None:
+    memory.contribute(0, TOTAL, template(type=PacketType.CONTRIBUTION, **FIXED), 50, 0, 6, 7)
+    memory.contribute(0, TOTAL, template(type=PacketType.CONTRIBUTION, **FIXED | {"deadline": 1}), 50, 0, 6, 7)
+    assert {memory.read(p)["deadline"] for p in range(TOTAL)} == {1}
+
+
+def test_nothing_to_stamp(memory: Memory) -> None:
+    before = memory.packets.copy()
+    memory.contribute(3, 0, template(type=PacketType.CONTRIBUTION), 1, 1, 1, 1)
+    assert (memory.packets == before).all()
+
+
+@given(st.integers(0, 88), st.integers(0, 1 << 32))
+def test_partials_of_any_length(steps: int, seed: int) -> None:
+    memory = Memory(16 * steps, seed)
+    memory.publish(0, TOTAL, template(type=PacketType.RESULT, **FIXED), 0, 0, 1, 2)
+    for p in range(TOTAL):
+        memory.read(p)
+
+
+def test_an_unknown_field_is_named() -> None:
+    with pytest.raises(ValueError, match="no header field 'colour'"):
+        template(colour=1)

@@ -1,0 +1,130 @@
+"""Op labels, places in the rings, and predictions (CLOCKS.md rules 2, 18, 19)."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tailbound.codec.owners import OwnerMap
+from tailbound.codec.shape import shape_for
+from tailbound.transport.sequence import Layout, Place, Sequence
+from tailbound.wire.schema import op_label, serial_distance
+
+RANKS = 3
+MAP = OwnerMap(0, (0, 1, 2))
+
+
+def layout(size: int, *, index: int = 0, last: bool = False) -> Layout:
+    return Layout((index, size, 0, 1), shape_for(size, 256), 7 * size & 0xFFFF, last)
+
+
+def step(*sizes: int) -> list[Layout]:
+    return [layout(size, index=i, last=i == len(sizes) - 1) for i, size in enumerate(sizes)]
+
+
+def launch(sequence: Sequence, layouts: list[Layout]) -> list[Place]:
+    placed = []
+    for each in layouts:
+        place, wrong = sequence.assign(each)
+        assert wrong == []
+        placed.append(place)
+    return placed
+
+
+def test_labels_count_ops_and_steps() -> None:
+    sequence = Sequence(RANKS, MAP)
+    places = launch(sequence, step(1000, 2000) + step(1000, 2000))
+    assert [p.label for p in places] == [op_label(0, 0), op_label(0, 1), op_label(1, 0), op_label(1, 1)]
+    assert [p.previous for p in places] == [0xFFFFFFFF, *(p.label for p in places[:-1])]
+    assert sequence.next_label == sequence.upcoming == op_label(2, 0)
+
+
+def test_rows_follow_each_other_in_every_ring() -> None:
+    sequence = Sequence(RANKS, MAP)
+    for a, b in itertools.pairwise(launch(sequence, step(1000, 70_000, 5, 300_000))):
+        assert b.result_seq == a.result_seq + a.layout.shape.rows
+        for rank in range(RANKS):
+            assert b.sum_seqs[rank] == a.sum_seqs[rank] + a.placement.counts[rank]
+
+
+def test_two_ranks_with_the_same_history_agree_on_everything() -> None:
+    history = step(100, 7) + step(100, 7) + step(99) * 2 + step(100, 7)
+    one, two = (launch(Sequence(RANKS, MAP), history) for _ in range(2))
+    assert one == two
+
+
+@pytest.mark.parametrize("first", [0, (1 << 22) - 2, 0xFFFFFF00 >> 10])
+def test_labels_and_sequences_wrap(first: int) -> None:
+    sequence = Sequence(RANKS, MAP, first)
+    sequence._result_seq, sequence._sum_seqs = 0xFFFFFF00, (0xFFFFFFF0,) * RANKS
+    before = sequence.next_label
+    labels = []
+    for _ in range(6):
+        for place in launch(sequence, step(50_000, 3000)):
+            labels.append(place.label)
+            assert serial_distance(place.previous, place.label) < 0
+            assert 0 <= place.result_seq <= 0xFFFFFFFF
+            assert all(0 <= seq <= 0xFFFFFFFF for seq in place.sum_seqs)
+    assert labels[0] == before
+    assert all(serial_distance(b, a) > 0 for a, b in itertools.pairwise(labels))
+    assert labels == [op_label((first + s) % (1 << 22), i) for s in range(6) for i in range(2)]
+    assert sequence._result_seq == (0xFFFFFF00 + 6 * sum(x.shape.rows for x in step(50_000, 3000))) & 0xFFFFFFFF
+
+
+def test_predictions_need_two_equal_steps() -> None:
+    sequence = Sequence(RANKS, MAP)
+    assert sequence.predict() is None
+    launch(sequence, step(1000, 2000))
+    assert sequence.predict() is None
+    launch(sequence, step(1000, 3000))
+    assert sequence.predict() is None
+    launch(sequence, step(1000, 3000))
+    assert sequence.stable
+    assert sequence.predict() is not None
+
+
+def test_a_prediction_that_comes_true_is_the_place() -> None:
+    sequence, plain = Sequence(RANKS, MAP), Sequence(RANKS, MAP)
+    for each in (sequence, plain):
+        launch(each, step(1000, 2000) * 2)
+    predicted = [sequence.predict() for _ in range(5)]
+    assert sequence.upcoming == predicted[0].label  # type: ignore[union-attr]
+    expected = launch(plain, step(1000, 2000) * 3)
+    assert predicted == expected[:5]
+    for wanted, each in zip(expected, step(1000, 2000) * 3, strict=True):
+        place, wrong = sequence.assign(each)
+        assert (place, wrong) == (wanted, [])
+
+
+def test_no_prediction_beyond_a_step_that_went_another_way() -> None:
+    sequence = Sequence(RANKS, MAP)
+    launch(sequence, step(1000, 2000) * 2)
+    launch(sequence, [layout(500, index=0)])
+    assert sequence.predict() is None
+
+
+@pytest.mark.parametrize(("ahead", "right"), [(1, 0), (2, 0), (3, 0), (4, 0), (2, 1), (3, 1), (4, 1)])
+def test_a_wrong_prediction_is_undone(ahead: int, right: int) -> None:
+    """What follows has the places of a rank that never predicted anything."""
+    old, new = step(1000, 2000), [*step(1000, 2000)[:right], *step(1000, 7000)[right:]]
+    new = new if right == 1 else step(640, 7000)
+    sequence, plain = Sequence(RANKS, MAP), Sequence(RANKS, MAP)
+    for each in (sequence, plain):
+        launch(each, old * 2)
+    predicted = [sequence.predict() for _ in range(ahead)]
+    got, undone = [], []
+    for each in new * 3:
+        place, wrong = sequence.assign(each)
+        got.append(place)
+        undone += wrong
+    assert got == launch(plain, new * 3)
+    assert undone == predicted[right:]
+    assert sequence.predict() is not None  # two equal steps again
+
+
+def test_a_step_has_at_most_1024_ops() -> None:
+    sequence = Sequence(RANKS, MAP)
+    launch(sequence, [layout(100, index=i) for i in range(1024)])
+    with pytest.raises(ValueError, match="larger buckets"):
+        sequence.assign(layout(100))

@@ -1,0 +1,76 @@
+"""Suspicion: three misses running, cleared by any presence, never more than half (CLOCKS.md rule 14)."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailbound.transport.suspicion import Suspicion
+
+
+def test_three_misses_running() -> None:
+    suspicion = Suspicion(4, 0, 3)
+    assert suspicion.observe({3}, 10) == set()
+    assert suspicion.observe({3}, 11) == set()
+    assert suspicion.suspects == frozenset()
+    assert suspicion.observe({3}, 12) == {3}
+    assert suspicion.suspects == {3}
+    assert suspicion.first_missed(3) == 10
+    assert suspicion.observe({3}, 13) == set()  # said once
+
+
+def test_presence_in_between_starts_the_count_anew() -> None:
+    suspicion = Suspicion(4, 0, 3)
+    for op, absent in enumerate([{2}, {2}, set(), {2}, {2}]):
+        assert suspicion.observe(absent, op) == set()
+    assert suspicion.observe({2}, 5) == {2}
+    assert suspicion.first_missed(2) == 3
+
+
+def test_any_row_clears() -> None:
+    suspicion = Suspicion(4, 0, 1)
+    suspicion.observe({1})
+    assert not suspicion.clear(2)
+    assert suspicion.clear(1)
+    assert suspicion.suspects == frozenset()
+    suspicion.observe({1})
+    suspicion.observe(set())
+    assert suspicion.suspects == frozenset()
+
+
+def test_the_own_rank_is_never_suspected() -> None:
+    suspicion = Suspicion(3, 1, 1)
+    assert suspicion.observe({1}) == set()
+    assert suspicion.suspects == frozenset()
+
+
+def test_when_more_than_half_are_suspect_nobody_is() -> None:
+    suspicion = Suspicion(4, 0, 1)
+    suspicion.observe({1, 2})
+    assert suspicion.suspects == {1, 2}
+    suspicion.observe({1, 2, 3})
+    assert suspicion.suspects == frozenset()
+    suspicion.clear(1)
+    assert suspicion.suspects == {2, 3}
+
+
+def test_of_two_ranks_the_other_may_be_suspect() -> None:
+    suspicion = Suspicion(2, 0, 3)
+    for _ in range(3):
+        suspicion.observe({1})
+    assert suspicion.suspects == {1}
+
+
+@given(
+    ranks=st.integers(2, 9),
+    after=st.integers(1, 4),
+    stages=st.lists(st.sets(st.integers(0, 8)), max_size=30),
+)
+def test_suspects_are_those_absent_from_the_last_stages(ranks: int, after: int, stages: list[set[int]]) -> None:
+    suspicion = Suspicion(ranks, 0, after)
+    for op, absent in enumerate(stages):
+        suspicion.observe(absent, op)
+    last = stages[-after:]
+    missing = set.intersection(*last) if len(last) == after else set()
+    expected = {rank for rank in missing if 0 < rank < ranks}
+    assert suspicion.suspects == (expected if 2 * len(expected) <= ranks else set())

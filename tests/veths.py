@@ -1,0 +1,89 @@
+"""Network namespaces joined by veths, for tests that need real interfaces; never one of the machine's own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from pyroute2 import IPRoute
+
+from tailbound.lab import enter, namespaces
+
+
+def _index(ip: IPRoute, name: str) -> int:
+    return int(ip.link_lookup(ifname=name)[0])
+
+
+def _veth(name: str, peer: str, namespace: str) -> None:
+    with IPRoute() as ip:
+        ip.link("add", ifname=name, kind="veth", peer={"ifname": peer, "net_ns_fd": namespace})
+
+
+def _up(name: str, address: str | None) -> None:
+    with IPRoute() as ip:
+        if address is not None:
+            ip.addr("add", index=_index(ip, name), address=address, prefixlen=24)
+        ip.link("set", index=_index(ip, name), state="up")
+
+
+def _bridge(*ports: str) -> None:
+    with IPRoute() as ip:
+        ip.link("add", ifname="br", kind="bridge")
+        for port in ports:
+            ip.link("set", index=_index(ip, port), master=_index(ip, "br"))
+            ip.link("set", index=_index(ip, port), state="up")
+        ip.link("set", index=_index(ip, "br"), state="up")
+
+
+def delete(name: str) -> None:
+    """Removes an interface of the present namespace, and its peer with it."""
+    with IPRoute() as ip:
+        ip.link("del", index=_index(ip, name))
+
+
+@contextlib.contextmanager
+def _made(count: int) -> Iterator[list[str]]:
+    """Fresh namespaces; this thread is back in its own, and they are gone, at the end."""
+    names = [f"tb-test-{os.getpid()}-{i}" for i in range(count)]
+    home = os.open("/proc/self/ns/net", os.O_RDONLY)
+    made: list[str] = []
+    try:
+        for name in names:
+            namespaces.create(name)
+            made.append(name)
+        yield names
+    finally:
+        enter.enter_network(f"/proc/self/fd/{home}")
+        os.close(home)
+        for name in made:
+            namespaces.remove(name)
+
+
+def go(name: str) -> None:
+    """Moves this thread into a namespace."""
+    enter.enter_network(str(namespaces.path(name)))
+
+
+@contextlib.contextmanager
+def pair(interface: str, addresses: tuple[str, str]) -> Iterator[list[str]]:
+    """Two namespaces with a veth of the same name in each; yields their names."""
+    with _made(2) as names:
+        namespaces.call(names[0], _veth, interface, interface, names[1])
+        for name, address in zip(names, addresses, strict=True):
+            namespaces.call(name, _up, interface, address)
+        namespaces.call(names[0], _up, "lo", None)
+        yield names
+
+
+@contextlib.contextmanager
+def cable(interface: str, addresses: tuple[str, str]) -> Iterator[list[str]]:
+    """Three namespaces; the middle one joins its ports ``a`` and ``b`` by a bridge. Yields left, middle, right."""
+    with _made(3) as names:
+        left, middle, right = names
+        namespaces.call(left, _veth, interface, "a", middle)
+        namespaces.call(right, _veth, interface, "b", middle)
+        namespaces.call(middle, _bridge, "a", "b")
+        namespaces.call(left, _up, interface, addresses[0])
+        namespaces.call(right, _up, interface, addresses[1])
+        yield names
