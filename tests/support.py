@@ -173,10 +173,10 @@ def hasty(**settings: Any) -> dict[str, Any]:
     return {
         "width": 256,
         "ring_mib": 4.0,
-        "deadline_1": 150 * MS,
-        "deadline_2": 150 * MS,
-        "stage_max": 600 * MS,
-        "start_max": 400 * MS,
+        "deadline_1": 400 * MS,
+        "deadline_2": 400 * MS,
+        "stage_max": 1000 * MS,
+        "start_max": 600 * MS,
         "quiet": 5 * MS,
     } | settings
 

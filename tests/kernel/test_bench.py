@@ -30,7 +30,7 @@ def test_refuses_to_lie(loader: str) -> None:
     bench = kernel.Bench(loader)
     case = kernel.Case("wrong", PacketType.CONTRIBUTION, 0, (Verdict.STORED, Verdict.ADDED))
     try:
-        with pytest.raises(TailboundError, match="0 of 100 packets.*DUPLICATE"):
+        with pytest.raises(TailboundError, match=r"0 of 100 packets.*DUPLICATE"):
             bench.run(case, 100)
     finally:
         bench.close()

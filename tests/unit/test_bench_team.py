@@ -79,17 +79,26 @@ def test_reports_orders_and_output(place: Loopback) -> None:
 
 
 def test_the_error_of_a_rank_names_it(place: Loopback) -> None:
-    with team(place, io.StringIO(), raises=1) as workers, pytest.raises(TransportError, match="rank 1 failed: ConfigError: no such thing"):
+    with (
+        team(place, io.StringIO(), raises=1) as workers,
+        pytest.raises(TransportError, match="rank 1 failed: ConfigError: no such thing"),
+    ):
         list(workers.gather("never"))
 
 
 def test_a_killed_rank_is_named(place: Loopback) -> None:
-    with team(place, io.StringIO(), dies=2) as workers, pytest.raises(TransportError, match="rank 2 was killed by signal 9"):
+    with (
+        team(place, io.StringIO(), dies=2) as workers,
+        pytest.raises(TransportError, match="rank 2 was killed by signal 9"),
+    ):
         list(workers.gather("never"))
 
 
 def test_a_rank_that_ends_too_early_is_named(place: Loopback) -> None:
-    with team(place, io.StringIO(), ends=0) as workers, pytest.raises(TransportError, match="rank 0 ended too early with status 0"):
+    with (
+        team(place, io.StringIO(), ends=0) as workers,
+        pytest.raises(TransportError, match="rank 0 ended too early with status 0"),
+    ):
         list(workers.gather("never"))
 
 
@@ -109,7 +118,10 @@ def test_nobody_is_left_behind(place: Loopback) -> None:
 
 
 def test_silence_is_an_error(place: Loopback) -> None:
-    with Team(place, "bench_team_worker", {"word": "x"}, Console(file=io.StringIO()), silence=1) as workers, pytest.raises(TransportError, match="said nothing for 1 s"):
+    with (
+        Team(place, "bench_team_worker", {"word": "x"}, Console(file=io.StringIO()), silence=1) as workers,
+        pytest.raises(TransportError, match="said nothing for 1 s"),
+    ):
         list(workers.gather("never"))
 
 

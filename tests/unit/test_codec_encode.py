@@ -14,7 +14,7 @@ from tailbound.codec import reference
 from tailbound.codec.encode import Encoded, encode, measure
 from tailbound.codec.hashing import mix, seed_of
 from tailbound.codec.owners import OwnerMap, place
-from tailbound.codec.scale import NEED_LEAST, cold_exponents, need_of, scale_of, shift_cap_of, warm_exponents
+from tailbound.codec.scale import NEED_LEAST, cold_exponents, need_of, scale_of, shift_cap_of
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import Shape, shape_for
 from tailbound.wire.check import check_packet, final
@@ -185,7 +185,6 @@ def test_need_is_the_smallest_scale_that_holds(value: float) -> None:
 def test_exponents_from_needs_and_from_results() -> None:
     needs = np.array([[3, EXPONENT_NONE, EXPONENT_NONE], [5, -7, EXPONENT_NONE]], np.int16)
     assert cold_exponents(needs, 2).tolist() == [7, -5, NEED_LEAST + 2]
-    assert warm_exponents(np.array([0, 2, 0]), np.array([4, -9, 6], np.int16), 3).tolist() == [6, EXPONENT_NONE, -9]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8, 64, 128, 129, 256, 257])

@@ -329,9 +329,8 @@ def test_without_rotation_a_lost_row_costs_its_entries_only() -> None:
 
 def digits_gradients(kind: str) -> Gradients:
     """Gradients of four ranks after a few steps of training, on the handwritten digits that scikit-learn ships."""
-    from sklearn.datasets import load_digits
-
     import torch
+    from sklearn.datasets import load_digits
 
     torch.manual_seed(0)
     torch.set_num_threads(1)

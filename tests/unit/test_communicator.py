@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import time
 import tracemalloc
 from typing import Any
 
@@ -110,6 +111,24 @@ def test_several_ops_in_flight() -> None:
                 assert nmse(results[0][op], exact) <= 4e-3
         assert job[0].drain(PATIENCE)
         assert all("SCALE_MISMATCH" not in member.stats()["drops"] for member in job.communicators)
+
+
+def test_ops_that_wait_for_room_start_as_soon_as_there_is_some() -> None:
+    """A loop that slept instead would take a tenth of a second for each."""
+    ranks, count = 2, 60
+    with team(ranks, patient()) as job:
+        data = gradients("U", ranks, 1000, seed=0)
+
+        def run(communicator: Communicator) -> float:
+            own = data[communicator.config.rank]
+            begun = time.monotonic()
+            futures = [communicator.allreduce(own, np.empty_like(own)) for _ in range(count)]
+            for future in futures:
+                assert future.result(PATIENCE).deadline_hits == 0
+            return time.monotonic() - begun
+
+        job.each(run)
+        assert min(max(job.each(run)) for _ in range(3)) < 0.1 * count / 4
 
 
 def test_several_buckets_a_step_in_place() -> None:
@@ -310,9 +329,6 @@ def test_steady_state_allocates_nothing_big() -> None:
         inputs = gradients("U", ranks, numel, seed=0)
         outs = [np.empty(numel, np.float32) for _ in range(ranks)]
         loop(job, inputs, outs, 4)
-        pools = [
-            {key: {id(b) for b in free} for key, free in member.job.pool._free.items()} for member in job.communicators
-        ]
         kept, peaks = [], []
         tracemalloc.start()
         try:
@@ -329,9 +345,9 @@ def test_steady_state_allocates_nothing_big() -> None:
             tracemalloc.stop()
         assert min(kept) < 0.01 * numel * 4
         assert min(peaks) < 0.10 * numel * 4
-        assert pools == [
-            {key: {id(b) for b in free} for key, free in member.job.pool._free.items()} for member in job.communicators
-        ]
+        assert all(job.each(lambda c: c.drain(PATIENCE)))
+        for member in job.communicators:  # one in use, and one for an op that a packet named before it was over
+            assert all(len(free) <= 2 for free in member.job.pool._free.values())
 
 
 def test_a_second_job_on_the_same_store() -> None:

@@ -42,9 +42,9 @@ def test_a_packet_too_many_or_too_few_shows(change: dict[str, int], difference: 
 
 
 def test_drops_of_a_udp_socket_are_found_by_its_port() -> None:
-    heading = "sl local_address rem_address st tx_queue rx_queue tr tm->when retrnsmt uid timeout inode ref pointer drops"
+    head = "sl local_address rem_address st tx_queue rx_queue tr tm->when retrnsmt uid timeout inode ref pointer drops"
     rest = "00000000:0000 07 00000000:00000000 00:00000000 00000000 0 0 19283 2 00000000"
-    table = f"  {heading}\n 1081: 010012C6:1CF3 {rest} 17\n 1082: 0100007F:1CF4 {rest} 5\n"
+    table = f"  {head}\n 1081: 010012C6:1CF3 {rest} 17\n 1082: 0100007F:1CF4 {rest} 5\n"
     assert udp_drops(table, 0x1CF3) == 17
     assert udp_drops(table, 0x1CF4) == 5
     assert udp_drops(table, 53) == 0

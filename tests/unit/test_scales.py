@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tailbound.codec.scale import headroom_of
-from tailbound.collective.scales import EXPONENT_ZERO, cold_exponents, warm_exponents
+from tailbound.codec.scale import NEED_LEAST, cold_exponents, headroom_of, warm_exponents
 from tailbound.wire.schema import EXPONENT_NONE
 
 
@@ -16,18 +15,18 @@ def test_cold_is_the_largest_need_and_headroom(ranks: int) -> None:
     assert headroom == (2 if ranks <= 64 else 4)
     needs = [np.array([3, -40, EXPONENT_NONE, 7], np.int16), np.array([5, EXPONENT_NONE, EXPONENT_NONE, -7], np.int16)]
     np.testing.assert_array_equal(
-        cold_exponents(needs, ranks), [5 + headroom, -40 + headroom, EXPONENT_ZERO, 7 + headroom]
+        cold_exponents(np.stack(needs), headroom), [5 + headroom, -40 + headroom, NEED_LEAST + headroom, 7 + headroom]
     )
 
 
 def test_a_group_of_zeros_has_a_scale() -> None:
     """Without one nobody would ever contribute to it."""
-    (e,) = cold_exponents([np.full(1, EXPONENT_NONE, np.int16)] * 3, 3)
+    (e,) = cold_exponents(np.full((3, 1), EXPONENT_NONE, np.int16), headroom_of(3))
     assert e != EXPONENT_NONE
 
 
 def test_cold_does_not_overflow() -> None:
-    assert cold_exponents([np.array([480], np.int16)], 256).dtype == np.int16
+    assert cold_exponents(np.array([[480]], np.int16), headroom_of(256)).dtype == np.int16
 
 
 def test_warm_is_the_largest_of_the_rows_that_came() -> None:

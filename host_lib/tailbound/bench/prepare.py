@@ -13,11 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
-
-from tailbound.collective.communicator import Communicator
 from tailbound.errors import TransportError
-from tailbound.transport.config import Config
 
 #: Entries: a part of one row, some rows, several groups with a rest.
 _SIZES = (10, 5_000, 200_000)
@@ -54,6 +50,12 @@ class MemoryStore:
 
 def compile_all() -> None:
     """Takes every path once."""
+    # here, because the process that starts this one does not need numba
+    import numpy as np
+
+    from tailbound.collective.communicator import Communicator
+    from tailbound.transport.config import Config
+
     store = MemoryStore()
 
     def rank(number: int) -> None:

@@ -177,7 +177,9 @@ class LocalJob:
             here = usable.astype(bool)
             if lost_results is not None:
                 here &= ~lost_results[rank][place_of.row_at] | (place_of.owner[place_of.row_at] == rank)
-            self.exponents[rank] = warm_exponents(self.row_groups[here], e_next[here], shape.groups)
+            row_exponents = np.full(shape.rows, EXPONENT_NONE, np.int16)
+            row_exponents[place_of.row_at[here]] = e_next[here]
+            self.exponents[rank] = warm_exponents(row_exponents, shape.groups)
             if receivers is not None and rank not in receivers:
                 continue
             start, rows = int(place_of.starts[rank]), int(place_of.counts[rank])

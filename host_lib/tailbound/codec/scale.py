@@ -68,20 +68,18 @@ def cold_exponents(needs: NDArray[np.int16], headroom: int) -> NDArray[np.int16]
     return exponents
 
 
-def warm_exponents(row_groups: NDArray[np.integer], e_next: NDArray[np.int16], groups: int) -> NDArray[np.int16]:
-    """e of each group from the results received in the key's previous op: the largest ``e_next`` of its rows.
+def warm_exponents(row_exponents: NDArray[np.int16], groups: int) -> NDArray[np.int16]:
+    """e of each group from the results received in the key's previous op: the largest of its rows.
 
     Args:
-        row_groups: group of each received result row, own rows included.
-        e_next: i16, what the row's header said.
+        row_exponents: i16[T], next exponent by row k, own rows included; EXPONENT_NONE where nothing was received.
         groups: G.
 
     Returns:
-        i16[G]; EXPONENT_NONE for a group of which nothing was received: no contribution to it in this op.
+        i16[G]; EXPONENT_NONE for a group of which nothing was received.
     """
-    exponents = np.full(groups, EXPONENT_NONE, np.int16)
-    np.maximum.at(exponents, row_groups, e_next)
-    return exponents
+    largest: NDArray[np.int16] = row_exponents.reshape(groups, -1).max(axis=1)
+    return largest
 
 
 @compiled

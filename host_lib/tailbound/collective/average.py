@@ -10,7 +10,10 @@ from tailbound.collective.job import Job, log
 from tailbound.collective.op import Op
 from tailbound.collective.tally import rows_by_rank
 from tailbound.transport.stamp import stamp_results
-from tailbound.wire.schema import EXPONENT_NONE, PacketType
+from tailbound.wire.schema import PacketType, Verdict
+
+#: What to do about ranks that disagree on a bucket.
+SAME_MODEL = "All ranks must train the same model with the same bucket sizes and take part in every backward pass"
 
 
 def average(job: Job, op: Op, now: int) -> int:
@@ -21,6 +24,8 @@ def average(job: Job, op: Op, now: int) -> int:
         op.sealed = True
         _published(job, op)
         return 0
+    if op.launch is None and _foreseen_wrongly(job, op):
+        return 0
     due, again = _due(job, op, now)
     if due is None:
         return again
@@ -29,6 +34,12 @@ def average(job: Job, op: Op, now: int) -> int:
         job.counters["seal_deadline_hits"] += 1
     _seal(job, op)
     return 0
+
+
+def _foreseen_wrongly(job: Job, op: Op) -> bool:
+    """Whether the peers' packets have another layout than was foreseen: then nothing can be said before the launch."""
+    record = job.record(op.label)
+    return record is not None and int(record["layout"]) != op.place.layout.tag
 
 
 def _due(job: Job, op: Op, now: int) -> tuple[str | None, int]:
@@ -116,6 +127,7 @@ def _account(job: Job, op: Op, seq: int, own: int) -> None:
         op.outcome.delivered += int(summed[peer])
     absent = {p for p in job.peers if summed[p] == 0 and p not in op.abstainers and p not in job.gone}
     op.outcome.missing |= absent
+    _name_strangers(job, op, absent)
     suspects = job.contribution_suspicion.observe(absent, op.label)
     for rank in sorted(suspects):
         log.warning(
@@ -123,6 +135,17 @@ def _account(job: Job, op: Op, seq: int, own: int) -> None:
             job.rank, rank, job.config.suspect_after, op.label,
         )  # fmt: skip
     job.publish_live()
+
+
+def _name_strangers(job: Job, op: Op, absent: set[int]) -> None:
+    """A rank of which nothing counts because its layout is another one is not missing but wrong; the op says so."""
+    for rank in sorted(absent):
+        refused = int(job.verdicts()[rank][Verdict.LAYOUT_MISMATCH])
+        if refused and op.launch is not None and op.outcome.error is None:
+            op.outcome.error = (
+                f"rank {job.rank} and rank {rank} disagree on op {op.place.step}.{op.place.index}: {refused} packets "
+                f"of rank {rank} had another layout. {SAME_MODEL}"
+            )
 
 
 def _publish(job: Job, op: Op, own: int) -> None:
@@ -155,13 +178,3 @@ def _publish(job: Job, op: Op, own: int) -> None:
 
 def _published(job: Job, op: Op) -> None:
     op.published = True
-
-
-def own_sources(job: Job, op: Op) -> None:
-    """Points the own rows of ``op.buffers.source`` at the own results."""
-    b = op.buffers
-    own = b.own_rows
-    places = np.arange(len(own), dtype=np.int64)
-    b.source[own] = np.where(b.usable != 0, -2 - places, -1)
-    b.row_scale[own] = b.scale
-    b.row_exponent[own] = np.where(b.usable != 0, b.exponent_next, EXPONENT_NONE)

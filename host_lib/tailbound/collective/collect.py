@@ -6,11 +6,10 @@ import numpy as np
 
 from tailbound.codec.decode import decode
 from tailbound.codec.hashing import seed_of
-from tailbound.collective.average import own_sources
+from tailbound.codec.scale import warm_exponents
 from tailbound.collective.job import Job, log
 from tailbound.collective.op import Op
-from tailbound.collective.scales import warm_exponents
-from tailbound.collective.tally import gather_results, read_records
+from tailbound.collective.tally import gather_results, point_own, read_records
 from tailbound.wire.schema import EXPONENT_NONE, TIME_UNIT_US
 
 
@@ -85,7 +84,9 @@ def _finish(job: Job, op: Op, why: str) -> None:
     assert op.launch is not None
     b, place, outcome = op.buffers, op.place, op.outcome
     shape = place.layout.shape
-    own_sources(job, op)
+    point_own(
+        b.own_rows, b.usable, b.scale, b.exponent_next, b.source, b.row_scale, b.row_exponent, EXPONENT_NONE
+    )
     by_owner = np.zeros(job.ranks, np.int64)
     if job.peers:
         present = _gather(job, op, by_owner)

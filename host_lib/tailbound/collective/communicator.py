@@ -68,7 +68,7 @@ class Communicator:
         datapath: str = "auto",
         interface: str | None = None,
         name: str = "tailbound",
-        timeout: float = 60.0,
+        timeout: float = 180.0,
         model: str = "",
         on_thread: Callable[[], None] | None = None,
     ) -> None:
@@ -111,7 +111,7 @@ class Communicator:
     def _activate(self, path: Datapath, address: tuple[str, int]) -> Job:
         endpoints = {g.rank: (g.address, g.port) for g in self.greetings if g.rank != self.config.rank}
         path.set_endpoints([(g.address, g.port) for g in self.greetings])
-        job = Job(self.config, path, Sender([path.socket], endpoints), self.greetings[0].cookie)
+        job = Job(self.config, path, Sender([path.socket], endpoints, pace=path.pace), self.greetings[0].cookie)
         warm_up(job)
         job.activate([_u32(g.address) for g in self.greetings], _u32(address[0]))
         return job

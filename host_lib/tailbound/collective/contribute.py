@@ -6,10 +6,11 @@ import numpy as np
 
 from tailbound.codec.encode import encode, measure
 from tailbound.codec.hashing import seed_of
+from tailbound.codec.scale import cold_exponents
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
 from tailbound.collective.op import Op
-from tailbound.collective.scales import cold_exponents
+from tailbound.collective.tally import write_expect
 from tailbound.transport.clock import stage_start
 from tailbound.transport.stamp import stamp_contributions
 from tailbound.wire.schema import EXPONENT_NONE, PacketType, op_slot
@@ -97,7 +98,7 @@ def _agree(job: Job, op: Op, now: int) -> int:
             announce(job, op, [p for p in job.peers if p not in op.heard_by], ask=False)
         return min(op.ready_again, limit)
     op.ready_again = 0
-    op.buffers.exponents[:] = cold_exponents(list(op.needs.values()), job.ranks)
+    op.buffers.exponents[:] = cold_exponents(np.stack(list(op.needs.values())), job.headroom)
     if missing:
         job.counters["cold_incomplete"] += 1
     if settled:
@@ -147,12 +148,15 @@ def _expect(job: Job, op: Op) -> None:
     """Tells the kernel which exponents are right for the own slots (CODEC.md rule 9)."""
     store, place = job.store, op.place
     own = int(place.placement.counts[job.rank])
-    at = (place.sum_seqs[job.rank] + np.arange(own, dtype=np.uint32)) & np.uint32(job.sum_mask)
-    wanted = op.buffers.exponents[op.buffers.own_groups]
-    view = store.expect
-    view["exponent"][at] = wanted
-    view["op"][at] = op.label
-    view["valid"][at] = wanted != EXPONENT_NONE
+    write_expect(
+        store.expect,
+        place.sum_seqs[job.rank],
+        job.sum_mask,
+        op.label,
+        op.buffers.own_groups,
+        op.buffers.exponents,
+        EXPONENT_NONE,
+    )
     slot = op_slot(op.label)
     store.expect_results[slot]["rows"] = place.layout.shape.rows - own
     store.expect_results[slot]["op"] = op.label

@@ -62,6 +62,14 @@ class Job:
         self.counters: Counter[str] = Counter()
         self.by_sender = np.zeros((self.ranks, 2), np.int64)  # contributions to own rows: expected, summed
         self.by_owner = np.zeros((self.ranks, 2), np.int64)  # result rows: expected, present
+        self._head = packets.header(
+            cookie=cookie,
+            sender=self.rank,
+            deadline=min(0xFFFF, config.deadline_1 // (schema.TIME_UNIT_US * 1000)),
+            map_id=self.map.id,
+            map_known=self.map.id,
+        )
+        self._live: list[int] | None = None
         # numba compiles for read-only and writable arrays apart: the same views for every datapath
         self.slots = readonly(datapath.store.slots)
         self.presence = readonly(datapath.store.presence)
@@ -123,6 +131,7 @@ class Job:
             "first_op": first,
         }.items():
             control[name] = value
+        self._live = None
         self.publish_live()
         self.datapath.fence()
         control["active"] = 1
@@ -130,6 +139,9 @@ class Job:
     def publish_live(self) -> None:
         """Writes the live set to the kernel, for completion, tails and the majority clock."""
         live = self.waited_for
+        if live == self._live:
+            return
+        self._live = live
         control, peers = self.store.control, self.store.peers
         bitmap = sum(1 << p for p in live)
         words = [bitmap >> 64 * i & (1 << 64) - 1 for i in range(4)]
@@ -158,19 +170,15 @@ class Job:
 
     def header(self, kind: PacketType, label: int, layout: int, **fields: int) -> NDArray[Any]:
         """A header of this rank with its marks and advertisements."""
-        return packets.header(
-            type=kind,
-            cookie=self.cookie,
-            op=label,
-            layout=layout,
-            sender=self.rank,
-            contributed=self.marks.contributed,
-            published=self.marks.published,
-            deadline=min(0xFFFF, self.config.deadline_1 // (schema.TIME_UNIT_US * 1000)),
-            map_id=self.map.id,
-            map_known=self.map.id,
-            **fields,
-        )
+        head = self._head.copy()  # ten times faster than filling every field anew
+        head["type"] = kind
+        head["op"] = label
+        head["layout"] = layout
+        head["contributed"] = self.marks.contributed
+        head["published"] = self.marks.published
+        for name, value in fields.items():
+            head[name] = value
+        return head
 
     def verdicts(self) -> NDArray[np.uint64]:
         """The ledger summed over cpus: u64[257, VERDICTS], by sender and verdict."""

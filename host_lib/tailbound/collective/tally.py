@@ -86,3 +86,40 @@ def read_records(
         scale[k] = record.scale
         exponent[k] = record.exponent
     return lost
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def write_expect(
+    expect: NDArray[Any],
+    seq: int,
+    mask: int,
+    op: int,
+    groups: NDArray[np.int32],
+    exponents: NDArray[np.int16],
+    none: int,
+) -> None:
+    """Writes the expected exponent of an op's own slots; a group without one (``none``) expects nothing."""
+    for i in range(groups.shape[0]):
+        slot = expect[(seq + i) & mask]
+        slot.exponent = exponents[groups[i]]
+        slot.op = op
+        slot.valid = exponents[groups[i]] != none
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def point_own(
+    rows: NDArray[np.uint32],
+    usable: NDArray[np.uint8],
+    scales: NDArray[np.float32],
+    exponents: NDArray[np.int16],
+    source: NDArray[np.int64],
+    row_scale: NDArray[np.float32],
+    row_exponent: NDArray[np.int16],
+    none: int,
+) -> None:
+    """Points the own rows of ``source`` at the own results: -2 - place, or -1 where nobody contributed."""
+    for place in range(rows.shape[0]):
+        k = rows[place]
+        source[k] = -2 - place if usable[place] else -1
+        row_scale[k] = scales[place]
+        row_exponent[k] = exponents[place] if usable[place] else none

@@ -1,7 +1,7 @@
 """The Transpose AllReduce (TAR): a background thread that carries ops from launch to result.
 
-TAR is the two-hop all-reduce of OptiReduce (NSDI'25, section 3.2): every rank owns an equal share of the rows, everybody
-sends it its contributions, it averages and sends the result to everybody. Here the summing happens below, in the
+TAR is the two-hop all-reduce of OptiReduce (NSDI'25, section 3.2): every rank owns an equal share of the rows, all
+send it theirs, it averages and sends the result to everybody. Here the summing happens below, in the
 datapath, also for ops that the training thread of this rank has not launched yet.
 
 One thread, one loop: take what has come, move every op on, sleep until something arrives or the earliest deadline.
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tailbound.collective.announce import Inbox, farewell, remind
-from tailbound.collective.average import average
+from tailbound.collective.average import SAME_MODEL, average
 from tailbound.collective.collect import collect
 from tailbound.collective.contribute import contribute, start_clock
 from tailbound.collective.job import Job, log
@@ -53,6 +53,7 @@ class Transpose:
         self._error: BaseException | None = None
         self._on_thread = on_thread
         self._recent: deque[tuple[int, int]] = deque(maxlen=4)  # (label, start) of ops that are over
+        self._named = (job.sequence.next_label - 1) & 0xFFFFFFFF  # the newest op that a packet has named
         self._idle = threading.Event()
         self._idle.set()
         self._thread = threading.Thread(target=self._run, name="tailbound", daemon=True)
@@ -105,7 +106,8 @@ class Transpose:
         try:
             if self._on_thread is not None:
                 self._on_thread()
-            self._waiter = Waiter([self._wake, *self.job.datapath.fds()])
+            self._event_fd, self._control_fd = self.job.datapath.fds()
+            self._waiter = Waiter([self._wake, self._event_fd, self._control_fd])
             while not (self._closing and not self._new and not self._waiting and not self._launched()):
                 again = self._turn(self.job.now())
                 self._sleep(again)
@@ -129,11 +131,15 @@ class Transpose:
     def _turn(self, now: int) -> int:
         """One turn: take in, move on, let go; returns the earliest time to look again (0: none)."""
         job = self.job
-        for event in job.datapath.events():
-            if event.kind == Event.OPENED:
-                self._foresee(event.op)
-        for data in job.datapath.control_packets():
-            self._inbox.take(data, self._ops)
+        if self._waiter.readable(self._event_fd):
+            for event in job.datapath.events():
+                if event.kind == Event.OPENED:
+                    if serial_distance(event.op, self._named) > 0:
+                        self._named = event.op
+                    self._foresee(event.op)
+        if self._waiter.readable(self._control_fd):
+            for data in job.datapath.control_packets():
+                self._inbox.take(data, self._ops)
         self._admit()
         looks = []
         sending = True
@@ -156,7 +162,10 @@ class Transpose:
             unsettled.add(op.place.layout.key)
             if op.encoded:
                 looks.append(remind(job, op, job.now()))
-        self._release()
+        if self._release():
+            self._foresee(self._named)  # there may be room now for what had to wait
+            if self._waiting or self._ops:
+                looks.append(job.now())
         if not self._new and not self._waiting and not self._launched():
             self._idle.set()
             if self._new:
@@ -225,16 +234,12 @@ class Transpose:
         tag = op.place.layout.tag
         if record is None or int(record["layout"]) == tag:
             return
-        key = op.place.layout.key
+        key, own, other = op.place.layout.key, self.job.rank, int(record["first_sender"])
         op.outcome.error = (
-            f"rank {self.job.rank} and rank {int(record['first_sender'])} disagree on op {op.place.step}.{op.place.index}: "
-            f"rank {self.job.rank} has bucket {key[0]} of {key[1]} entries (layout tag {tag:#06x}), rank "
-            f"{int(record['first_sender'])} has tag {int(record['layout']):#06x}. All ranks must train the same model "
-            f"with the same bucket sizes and take part in every backward pass"
+            f"rank {own} and rank {other} disagree on op {op.place.step}.{op.place.index}: rank {own} has bucket "
+            f"{key[0]} of {key[1]} entries (layout tag {tag:#06x}), rank {other} has tag {int(record['layout']):#06x}. "
+            f"{SAME_MODEL}"
         )
-        if not isinstance(self._error, LayoutError):
-            log.error("%s", op.outcome.error)
-            self._error = LayoutError(op.outcome.error)
 
     def _forgive(self, label: int, start: int) -> None:
         """Clears suspects that would have met the deadline of an op they were not waited for in (rule 14).
@@ -273,6 +278,9 @@ class Transpose:
             return
         op.delivered = True
         job, outcome = self.job, op.outcome
+        if outcome.error is not None and self._error is None:
+            log.error("%s", outcome.error)
+            self._error = LayoutError(outcome.error)
         outcome.nanoseconds = job.now() - launch.launched
         if outcome.delivered == outcome.expected:
             key = op.place.layout.key
@@ -290,8 +298,8 @@ class Transpose:
         except Exception:  # somebody else's code (a cancelled future, say) must not end the transport
             log.exception("rank %d: the callback of op %#x failed", job.rank, op.label)
 
-    def _release(self) -> None:
-        """Moves the window past the ops that are over, in order; only the host moves it (rule 19)."""
+    def _release(self) -> bool:
+        """Moves the window past the ops that are over, in order; only the host moves it (rule 19). Whether it moved."""
         job = self.job
         moved: Place | None = None
         while self._ops:
@@ -303,13 +311,14 @@ class Transpose:
             self._recent.append((label, op.start))
             job.pool.give(op.place.layout.shape, op.place.placement, op.buffers)
         if moved is None:
-            return
+            return False
         own = int(moved.placement.counts[job.rank])
         control = job.store.control
         control["result_base"] = (moved.result_seq + moved.layout.shape.rows) & 0xFFFFFFFF
         control["sum_base"] = (moved.sum_seqs[job.rank] + own) & 0xFFFFFFFF
         if serial_distance(moved.label, int(control["first_op"][0])) > 2 * _FIRST_OP_LAG:
             control["first_op"] = (moved.label - _FIRST_OP_LAG) & 0xFFFFFFFF
+        return True
 
     def _fail(self, error: BaseException) -> None:
         """Ends every launched op with its own data: a future always completes."""

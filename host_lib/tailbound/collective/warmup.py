@@ -14,7 +14,7 @@ from tailbound.codec.owners import place
 from tailbound.codec.shape import shape_for
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.job import Job
-from tailbound.collective.tally import gather_results, read_records, rows_by_rank
+from tailbound.collective.tally import gather_results, point_own, read_records, rows_by_rank, write_expect
 from tailbound.transport.stamp import stamp_contributions, stamp_results
 from tailbound.wire.schema import EXPONENT_NONE, PacketType
 
@@ -47,7 +47,10 @@ def warm_up(job: Job) -> None:
     stamp_results(
         b.results, 0, own, head, b.result_partials, b.exponent_next, b.scale, b.count, 0, b.own_rows, 0, 0, 0
     )
+    expect = np.zeros_like(job.store.expect[:1])  # not the kernel's own
+    write_expect(expect, 0, 0, 1, b.own_groups, b.exponents, EXPONENT_NONE)
     b.source[:] = -1
+    point_own(b.own_rows, b.usable, b.scale, b.exponent_next, b.source, b.row_scale, b.row_exponent, EXPONENT_NONE)
     gather_results(job.presence, 0, job.result_mask, 0, 1, placement.owner, rank, b.source, counts)
     read_records(job.result_records, b.source, 1, b.row_scale, b.row_exponent, EXPONENT_NONE)
     decode(job.store.results, b.results, b.source, b.row_scale, shape, 1, job.scratch, data, rotate=rotate)

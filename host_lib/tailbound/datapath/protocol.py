@@ -7,7 +7,7 @@ thread with numba) it does not know. Both ways follow the same slot rules and gi
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -63,6 +63,10 @@ class Datapath(Protocol):
     def endpoint(self) -> tuple[str, int]:
         """IPv4 address and UDP port at which peers reach this rank."""
 
+    @property
+    def pace(self) -> Callable[[int, int], float] | None:
+        """How long the sender waits before a burst (``transport.sender.Pace``); None where nothing needs it."""
+
     def set_endpoints(self, endpoints: Sequence[tuple[str, int]]) -> None:
         """Tells the (IPv4 address, UDP port) of every rank, own included."""
 
@@ -75,8 +79,8 @@ class Datapath(Protocol):
         When it returns, nobody is adding to them for that op.
         """
 
-    def fds(self) -> Sequence[int]:
-        """File descriptors that become readable when there are events or control packets."""
+    def fds(self) -> tuple[int, int]:
+        """File descriptors that become readable when there are events, and when there are control packets."""
 
     def events(self) -> list[EventRecord]:
         """Events since the last call; never blocks."""

@@ -182,7 +182,7 @@ class UdpDatapath:
         """
         self._tables.seal(op, seq, rows)
 
-    def fds(self) -> Sequence[int]:
+    def fds(self) -> tuple[int, int]:
         """Readable when there are events or control packets, respectively."""
         return (self._events, self._controls)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tailbound.datapath.protocol import EventRecord, Store
 from tailbound.datapath.store import check_sizes, layout, store_of
@@ -62,6 +62,8 @@ class XdpDatapath:
     """See ``datapath.protocol.Datapath``. ``socket`` is bound to ``endpoint`` and may be used for sending."""
 
     name = "xdp"
+    #: the kernel takes packets in as they come
+    pace: Callable[[int, int], float] | None = None
 
     def __init__(self, maps: Maps, interface: str, port: int, program: int = -1, link: int = -1) -> None:
         self.interface = interface
@@ -161,7 +163,7 @@ class XdpDatapath:
         """
         self._sealer.seal(op, seq, rows)
 
-    def fds(self) -> Sequence[int]:
+    def fds(self) -> tuple[int, int]:
         """File descriptors that become readable when there are events or control packets."""
         return self.maps.fds[EVENTS], self.socket.fileno()
 

@@ -14,7 +14,7 @@ _COLOURS = {"tailbound": "#0f766e", "gloo": "#c2410c"}
 _LABELS = {"tailbound": "Tailbound", "gloo": "Gloo"}
 _INK, _FAINT = "#1f2937", "#9ca3af"
 
-_TICKS = (1, 2, 3, 5, 10, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000, 2000, 3000, 5000, 10_000)
+_TICKS = (5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000, 1500, 2000, 3000, 5000, 7000, 10_000)
 
 
 def draw(curves: dict[str, Curve], headline: str, conditions: str, path: Path) -> None:
@@ -88,15 +88,17 @@ def _iterations(axes: Any, curves: dict[str, Curve]) -> None:
             axes.plot(figures[key], height, "o", color=colour, markersize=5.5, zorder=4)
             # outwards, away from the other curve
             left = all(figures[key] <= other.figures()[key] for other in curves.values())
+            aside = (-8, -3.5) if left else (8, -13 if height > 90 else -3.5)
             axes.annotate(
-                f"{words} {figures[key]:.0f} ms", (figures[key], height), xytext=(-8 if left else 8, -3.5),
-                textcoords="offset points", ha="right" if left else "left", color=colour, fontsize=9,
+                f"{words} {figures[key]:.0f} ms", (figures[key], height), xytext=aside, textcoords="offset points",
+                ha="right" if left else "left", color=colour, fontsize=9,
             )  # fmt: skip
     axes.set_xscale("log")
     low = min(min(curve.iterations) for curve in curves.values()) * 1e3
     high = max(max(curve.iterations) for curve in curves.values()) * 1e3
     axes.set_xlim(0.6 * low, 1.9 * high)
-    ticks = [t for t in _TICKS if 0.6 * low <= t <= 1.9 * high]
+    wide = high > 10 * low
+    ticks = [t for t in (_TICKS[0::2] if wide else _TICKS) if 0.6 * low <= t <= 1.9 * high]
     axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
     axes.minorticks_off()
     axes.set_ylim(0, 102)

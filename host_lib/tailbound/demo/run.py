@@ -30,8 +30,8 @@ LOSS, STRAGGLER_MS = 0.01, 25.0
 SEED = 7
 #: Images a rank and step; learning rate.
 _BATCH, _RATE = 16, 0.01
-#: Steps in a row over the same transport, between looks at the accuracy.
-_TURN = 11
+#: Steps in a row over the same transport; steps between looks at the accuracy.
+_TURN, _LOOK = 11, 4
 #: Gradients are allocated anew in every step: that glibc maps and unmaps them each time takes as long as backward.
 _MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 #: Lines of the workers' output that are shown when one fails.
@@ -48,7 +48,7 @@ class Length:
     seconds: float
 
 
-FULL, QUICK = Length(12, 90.0), Length(3, 25.0)
+FULL, QUICK = Length(8, 80.0), Length(2, 20.0)
 
 
 @dataclass
@@ -102,24 +102,25 @@ def run(
         digits.save(data, folder / "digits.npz")
         StartLine.create(folder / "start", workers)
         preparation.wait()
-        turns = -(-(len(data.train_labels) // (workers * _BATCH)) // _TURN) * length.epochs
+        steps = len(data.train_labels) // (workers * _BATCH) * length.epochs
         with open_best(plain, lossy, datapath) as (place, why_not):
             spec = place.spec
             show.conditions(console, spec, why_not)
             job = {
                 "folder": name, "data": str(folder / "digits.npz"), "line": str(folder / "start"), "seed": SEED,
-                "rate": _RATE, "batch": _BATCH, "turn": _TURN, "epochs": length.epochs, "seconds": length.seconds,
+                "rate": _RATE, "batch": _BATCH, "turn": _TURN, "look": _LOOK,
+                "epochs": length.epochs, "seconds": length.seconds,
                 "datapath": datapath if why_not is None else "udp",
             }  # fmt: skip
             with (
                 _log(out / "workers.log", console) as log,
                 Team(place, "tailbound.demo.worker", job, log, env=_MALLOC) as team,
             ):
-                records = follow(team, place, turns, console)
+                records = follow(team, place, steps, console)
         drifts = {
             each: drift([np.load(folder / f"{each}{rank}.npy") for rank in range(workers)]) for each in records.curves
         }
-    summary = summarize(records, drifts, spec, why_not, length)
+    summary = summarize(records, drifts, spec, why_not, steps)
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     show.picture(records.curves, summary, out / "demo.png")
     show.results(console, summary, out)
@@ -159,21 +160,21 @@ def open_best(plain: LabSpec, lossy: LabSpec, datapath: str) -> Iterator[tuple[P
         yield place, why_not
 
 
-def follow(team: Team, place: Place, turns: int, console: Console) -> Records:
+def follow(team: Team, place: Place, steps: int, console: Console) -> Records:
     """Shows progress until the training is over and everything is counted.
 
     Args:
         team: started.
         place: where it runs.
-        turns: of each transport, at most.
+        steps: of each transport, at most.
         console: for progress.
     """
     curves = {"tailbound": Curve(), "gloo": Curve()}
-    open_turns: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in curves}
+    looks: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in curves}
     warm: dict[int, dict[str, Any]] = {}
     paths: set[str] = set()
     cpu: dict[int, float] = {}
-    with show.progress(console, turns) as tell:
+    with show.progress(console, steps) as tell:
         for rank, message in team.gather("trained"):
             if message["kind"] == "ready":
                 paths.add(message["datapath"])
@@ -183,15 +184,15 @@ def follow(team: Team, place: Place, turns: int, console: Console) -> Records:
                 cpu[rank] = message["cpu_seconds"]
             else:
                 name = message["name"]
-                of_turn = open_turns[name]
-                of_turn[rank] = message
-                if len(of_turn) == team.ranks:
+                look = looks[name]
+                look[rank] = message
+                if len(look) == team.ranks:
                     curves[name].add(
-                        [of_turn[r]["times"] for r in range(team.ranks)],
-                        [of_turn[r]["accuracy"] for r in range(team.ranks)],
+                        [look[r]["times"] for r in range(team.ranks)],
+                        [look[r]["accuracy"] for r in range(team.ranks)],
                     )
-                    of_turn.clear()
-                    tell(name, curves[name], message["epoch"])
+                    look.clear()
+                    tell(name, curves[name])
     last, ledger, lost = count(team, place)
     team.tell("go")
     team.finish()
@@ -220,9 +221,7 @@ def count(team: Team, place: Place) -> tuple[list[dict[str, Any]], Balance, int]
             faults = place.fault_counts(link=Link.DATA)
             lost, doubled = faults.lost, faults.duplicated
             queues = sum(entry.lost for entry in place.drops() if entry.interface.startswith(Link.DATA.value))
-        whole = balance(
-            stats, socket_drops=sockets, lost_on_purpose=lost, duplicated=doubled, lost_in_queues=queues
-        )
+        whole = balance(stats, socket_drops=sockets, lost_on_purpose=lost, duplicated=doubled, lost_in_queues=queues)
         if whole == before:
             return stats, whole, lost
         before = whole
@@ -230,13 +229,12 @@ def count(team: Team, place: Place) -> tuple[list[dict[str, Any]], Balance, int]
 
 
 def summarize(
-    records: Records, drifts: dict[str, float], spec: LabSpec, why_not: str | None, length: Length
+    records: Records, drifts: dict[str, float], spec: LabSpec, why_not: str | None, steps_planned: int
 ) -> dict[str, Any]:
     """The content of ``summary.json``."""
     ours, theirs = records.curves["tailbound"], records.curves["gloo"]
     flow = delivery(records.warm, records.last)
     summed = flow.pop("rows_summed")
-    steps = len(ours.iterations)
     return {
         "datapath": records.datapath,
         **ours.figures(),
@@ -249,9 +247,9 @@ def summarize(
         "replica_drift": drifts["tailbound"],
         "gloo_replica_drift": drifts["gloo"],
         "workers": spec.workers,
-        "steps": steps,
-        "epochs_planned": length.epochs,
-        "stopped_by_time": steps < length.epochs * _steps_of_epoch(spec.workers),
+        "steps": len(ours.iterations),
+        "steps_planned": steps_planned,
+        "stopped_by_time": len(ours.iterations) < steps_planned,
         "batch_per_worker": _BATCH,
         "lab": why_not is None,
         "why_no_lab": why_not,
@@ -264,7 +262,3 @@ def summarize(
         "host": show.host(),
         "curves": {name: curve.curve() for name, curve in records.curves.items()},
     }
-
-
-def _steps_of_epoch(workers: int) -> int:
-    return 1437 // (workers * _BATCH)

@@ -22,14 +22,14 @@ class Curve:
 
     Attributes:
         iterations: seconds of every step (the slowest rank's).
-        points: (seconds of training, accuracy) after every turn; the accuracy is the worst replica's.
+        points: (seconds of training, accuracy of the worst replica) at every look, the first before any step.
     """
 
     iterations: list[float] = field(default_factory=list)
     points: list[tuple[float, float]] = field(default_factory=list)
 
     def add(self, times: Sequence[Sequence[float]], accuracies: Sequence[float]) -> None:
-        """Takes one turn: times by rank and step, accuracies by rank."""
+        """Takes one look: times of the steps before it by rank and step, accuracies by rank."""
         self.iterations += slowest(times)
         self.points.append((sum(self.iterations), min(accuracies)))
 

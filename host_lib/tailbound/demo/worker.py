@@ -36,7 +36,8 @@ class Trainee:
     def __init__(self, name: str, seed: int, rate: float, delay: float, state_options: dict[str, Any]) -> None:
         self.name, self._delay = name, delay
         self.net = digits.model(seed)
-        self._ddp = DistributedDataParallel(self.net, bucket_cap_mb=digits.BUCKET_MIB)
+        # the same seed makes the same weights everywhere: there is nothing to broadcast over lossy links
+        self._ddp = DistributedDataParallel(self.net, bucket_cap_mb=digits.BUCKET_MIB, init_sync=False)
         self._optimizer = torch.optim.SGD(self.net.parameters(), lr=rate, momentum=0.9, fused=True)
         self.state: TailboundState | None = None
         if name == "tailbound":
@@ -88,7 +89,7 @@ class Course:
         }
 
     def _turn(self, name: str, steps: list[NDArray[np.int64]]) -> list[float]:
-        """Some steps of one trainee, all ranks starting together; their times."""
+        """Steps of one trainee in a row, all ranks starting together; their times."""
         images, labels = self._train
         self._line.wait()
         mine = [torch.from_numpy(step[self.rank]) for step in steps]
@@ -104,18 +105,25 @@ class Course:
             self._turn(name, self._steps(0)[:_WARMUP])
             self.trainees[name].rewind()
 
+    def _look(self, name: str, times: list[float]) -> None:
+        """Reports what the last steps took and how good this replica is now."""
+        accuracy = self.trainees[name].accuracy(*self._test)
+        self._channel.report("look", name=name, times=times, accuracy=accuracy)
+
     def run(self) -> None:
         """Turns of ``turn`` steps until all epochs are done or the time is over; rank 0 looks at the clock."""
         end = time.monotonic() + self._job["seconds"]
+        for name in NAMES:
+            self._look(name, [])
         turn, done = self._job["turn"], 0
         for epoch in range(self._job["epochs"]):
             steps = self._steps(epoch)
             for first in range(0, len(steps), turn):
                 part = steps[first : first + turn]
                 for name in NAMES if done % 2 == 0 else reversed(NAMES):
-                    times = self._turn(name, part)
-                    right = self.trainees[name].accuracy(*self._test)
-                    self._channel.report("turn", name=name, epoch=epoch, times=times, accuracy=right)
+                    for start in range(0, len(part), self._job["look"]):
+                        times = self._turn(name, part[start : start + self._job["look"]])
+                        self._look(name, times)
                 done += 1
                 if not self._all_go_on(time.monotonic() < end):
                     return

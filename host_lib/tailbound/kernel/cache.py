@@ -5,10 +5,12 @@ Four workers that start together compile once: the first holds a file lock, the 
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import functools
 import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,15 +22,17 @@ def folder() -> Path:
 
     An object from here is loaded into the kernel, so a folder that somebody else owns is not trusted.
     """
-    base = os.environ.get("XDG_CACHE_HOME")
-    path = (Path(base) if base else Path.home() / ".cache") / "tailbound"
     try:
+        base = os.environ.get("XDG_CACHE_HOME")
+        path = (Path(base) if base else Path.home() / ".cache") / "tailbound"
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if path.stat().st_uid == os.geteuid() and not path.stat().st_mode & 0o022 and os.access(path, os.W_OK):
             return path
-    except OSError:
+    except (OSError, RuntimeError):  # no home at all is a RuntimeError
         pass
-    return Path(tempfile.mkdtemp(prefix="tailbound-"))
+    temporary = Path(tempfile.mkdtemp(prefix="tailbound-"))
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    return temporary
 
 
 def key(parts: Iterable[str | bytes]) -> str:

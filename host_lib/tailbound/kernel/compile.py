@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -70,7 +71,7 @@ def _version(loader: str) -> str:
         clang = clang_path()
         return subprocess.run([clang, "--version"], capture_output=True, text=True).stdout if clang else ""
     path = bcc_path()
-    tree = headers.running() or headers.installed()
+    tree = os.environ.get("BCC_KERNEL_SOURCE") or headers.running() or headers.installed()
     return f"{(path / 'version.py').read_text() if path else ''} {platform.release()} {tree}"
 
 
@@ -112,7 +113,7 @@ def _with_bcc(source: str, function: str, flags: list[str], maps: Sequence[str])
     import os
 
     environment = dict(os.environ)
-    if (tree := headers.source(cache.folder())) is not None:
+    if not environment.get("BCC_KERNEL_SOURCE") and (tree := headers.source(cache.folder())) is not None:
         environment["BCC_KERNEL_SOURCE"] = tree
     numbers = [f"-DTB_FD_{name}={number}" for name, number in objects.placeholders(maps).items()]
     job = {

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 
 from tailbound.errors import ConfigError
+from tailbound.transport.config import DEFAULT_PORT
 from tailbound.wire.schema import MAX_RANKS
 
 __all__ = [
@@ -26,7 +27,6 @@ __all__ = [
 
 DEFAULT_MTU = 1500
 #: UDP port of a job, below the ephemeral range so that no client socket takes it by chance.
-DEFAULT_PORT = 7411
 #: Mean burst length in packets where ``--burst-loss`` names none.
 DEFAULT_BURST = 5.0
 

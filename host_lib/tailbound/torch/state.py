@@ -62,7 +62,7 @@ class TailboundState:
         ring_mib: float = 32.0,
         deadline_ms: tuple[float, float] = (100.0, 100.0),
         hadamard: bool = True,
-        timeout: float = 60.0,
+        timeout: float = 180.0,
         model: str = "",
     ) -> None:
         global _jobs

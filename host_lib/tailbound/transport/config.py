@@ -66,7 +66,7 @@ class Config:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"UDP port {self.port} is outside 0..65535")
         if self.width < WIDTH_STEP or self.width % WIDTH_STEP or self.width > WIDTH_MOST:
-            raise ConfigError(f"payload width {self.width} is not a multiple of {WIDTH_STEP} between {WIDTH_STEP} and {WIDTH_MOST}")
+            raise ConfigError(f"payload width {self.width}: give a multiple of {WIDTH_STEP} up to {WIDTH_MOST}")
         if not self.ring_mib > 0:
             raise ConfigError(f"ring of {self.ring_mib} MiB: give a size above 0")
         for name in ("deadline_1", "deadline_2", "start_max", "stage_max", "quiet"):

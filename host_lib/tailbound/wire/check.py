@@ -6,6 +6,9 @@ per word; the second-order sums ``b`` make it sensitive to position, so that a s
 misses, is seen. ``K3`` and ``K4`` are even on purpose: a changed word at weight m contributes ``d * (K1 + m * K3)``,
 and an odd factor is never lost modulo 2**64.
 
+Every change within one word is seen. Its limit: carries only run upwards, so changes confined to the top bytes of two
+words can cancel (about 1 in 256 of such pairs). It is a check against damage and strays, not a MAC.
+
 Payload first, header last: headers can change (marks, deadlines) without reading the payload again.
 """
 
@@ -75,7 +78,7 @@ def final(header_words: NDArray[np.uint64], state: NDArray[np.uint64]) -> np.uin
     b0 += a0
     b1 += a1
     c = a0 * _K1 + a1 * _K2 + b0 * _K3 + b1 * _K4
-    return c ^ (c >> np.uint64(32))
+    return np.uint64(c ^ (c >> np.uint64(32)))
 
 
 @njit(nogil=True, cache=True, boundscheck=False)

@@ -73,7 +73,8 @@ def abi_header() -> str:
 def wire_tables() -> str:
     """Text of ``docs/wire.md``: header fields, packet types, verdicts."""
     out = ["# Wire format and ledger", "", "Generated from `host_lib/tailbound/wire/schema.py` by `make generate`.", ""]
-    out += ["## Header (64 bytes, network byte order)", "", "| offset | bytes | field | kind | meaning |", "|---|---|---|---|---|"]
+    out += ["## Header (64 bytes, network byte order)", ""]
+    out += ["| offset | bytes | field | kind | meaning |", "|---|---|---|---|---|"]
     offset = 0
     for f in schema.HEADER.fields:
         size = KINDS[f.kind][0] * f.count

@@ -406,7 +406,7 @@ WORKER_MAPS: tuple[Map, ...] = (
     Map("ops", "records of ops", "tb_op", "OP_RING", "program"),
     Map("arrivals", "arrival times by op and rank", "tb_arrival", "OP_RING * MAX_RANKS", "program"),
     Map("peer_states", "marks of ranks", "tb_peer_state", "MAX_RANKS", "program"),
-    Map("ledger", "counters by cpu and sender (row cpu * (MAX_RANKS + 1) + sender)", "tb_ledger", "cpus * (MAX_RANKS + 1)", "program"),
+    Map("ledger", "row cpu * (MAX_RANKS + 1) + sender: counters", "tb_ledger", "cpus * (MAX_RANKS + 1)", "program"),
     Map("slot_locks", "locks and seals of sum slots", "tb_slot_lock", "sum_rows", "both", mmap=False),
     Map("result_locks", "locks of result rows", "tb_lock", "result_rows", "program", mmap=False),
     Map("op_locks", "locks of op records", "tb_lock", "OP_RING", "program", mmap=False),
