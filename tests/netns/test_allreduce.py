@@ -33,6 +33,8 @@ from tailbound.wire.schema import PacketType, op_label
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 
 Make = Callable[..., Cluster]
+#: A question after an op may cross its end, and is stale then.
+STRAY = {"STALE_RESULT"}
 #: 8 groups of 64 rows of a full packet.
 NUMEL = 8 * 64 * 1408
 WIDE = {"width": 1408, "ring_mib": 8.0}
@@ -66,7 +68,7 @@ def test_the_bits_are_those_of_the_reference_over_both_datapaths(tailbound_lab: 
                     assert outcome.delivered == outcome.expected
                     np.testing.assert_array_equal(out.view(np.uint32), wanted.view(np.uint32))
             for member in job.communicators:
-                assert member.stats()["drops"] == {}
+                assert set(member.stats()["drops"]) <= STRAY
 
 
 @pytest.mark.parametrize("flood", [False, True])
@@ -79,7 +81,7 @@ def test_the_mean_is_within_the_quantisers_bound(tailbound_lab: Make, flood: boo
             stats = member.stats()
             assert stats["rows_summed"] == sum(c["summed"] for c in stats["contributions_by_sender"].values()) > 0
             foreign = stats["drops"].get("WRONG_ADDRESS", 0) + stats["drops"].get("NOT_FOR_THIS_RANK", 0)
-            assert (foreign > 1000) if flood else stats["drops"] == {}
+            assert (foreign > 1000) if flood else set(stats["drops"]) <= STRAY
 
 
 @pytest.mark.parametrize(

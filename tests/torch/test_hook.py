@@ -22,7 +22,7 @@ def test_gradients_are_those_of_plain_ddp(tmp_path: Path) -> None:
         for rank, stats in enumerate(job.results()):
             assert stats["rank"] == rank
             assert stats["delivered"] == 1.0
-            assert stats["drops"] == {}
+            assert set(stats["drops"]) <= {"STALE_RESULT"}  # a question may cross the end of its op
             assert stats["counters"]["ops"] > 5
 
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PACKAGE = {
     "wire/__init__.py": "",
     "low/__init__.py": "",
@@ -32,3 +34,21 @@ def test_a_change_in_another_file_of_the_package_is_noticed(tmp_path: Path) -> N
     assert run(tmp_path) == "2 1"
     (tmp_path / "low" / "number.py").write_text(PACKAGE["low/number.py"].replace("return 1", "return 20"))
     assert run(tmp_path) == "21 0"
+
+
+@pytest.mark.needs("root")
+def test_a_user_with_nothing_to_write_to_can_import() -> None:
+    """numba would refuse: the package belongs to root, and there is no home."""
+    package = Path(__file__).parents[2] / "host_lib"
+    code = "import tailbound.wire.packets as p; print(len(p.packet(p.header(type=1), bytes(16))))"
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", code],
+        user=65534,
+        group=65534,
+        extra_groups=[],
+        cwd="/",
+        env={"HOME": "/nonexistent", "PYTHONPATH": str(package), "TMPDIR": "/tmp"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "80"), done.stderr

@@ -129,7 +129,7 @@ class Inbox:
             op.needs[sender] = ready.needs
         if self._job.rank in ready.heard:
             op.heard_by.add(sender)
-        elif op.cold and op.needs_own:
+        elif op.cold and op.needs_own and not self._job.contributed(sender, op.label):
             announce(self._job, op, [sender], ask=False)
         if flags & Flag.REPEAT and op.launch and op.encoded:
             if op.published:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from tailbound.wire.jit import compiled
 
-@njit(nogil=True, cache=True, boundscheck=False)
+
+@compiled
 def rows_by_rank(
     slots: NDArray[Any], seq: int, rows: int, mask: int, cookie: int, op: int, out: NDArray[np.int64]
 ) -> None:
@@ -23,7 +24,7 @@ def rows_by_rank(
             out[rank] += (slot.ranks[rank >> 6] >> np.uint64(rank & 63)) & np.uint64(1)
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@compiled
 def gather_results(
     presence: NDArray[Any],
     seq: int,
@@ -54,7 +55,7 @@ def gather_results(
     return found
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@compiled
 def read_records(
     records: NDArray[Any],
     source: NDArray[np.int64],
@@ -88,7 +89,7 @@ def read_records(
     return lost
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@compiled
 def write_expect(
     expect: NDArray[Any],
     seq: int,
@@ -106,7 +107,7 @@ def write_expect(
         slot.valid = exponents[groups[i]] != none
 
 
-@njit(nogil=True, cache=True, boundscheck=False)
+@compiled
 def point_own(
     rows: NDArray[np.uint32],
     usable: NDArray[np.uint8],

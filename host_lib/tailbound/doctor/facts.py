@@ -47,6 +47,7 @@ class Machine:
     capabilities: dict[str, bool]  #: effective, by name
     bpffs: str | None  #: a mounted BPF file system
     cpus: int  #: CPUs this machine could have (per-CPU maps count them)
+    rmem_max: int | None = None  #: net.core.rmem_max, bytes; None where it cannot be read
 
 
 def machine() -> Machine:
@@ -67,6 +68,7 @@ def machine() -> Machine:
         capabilities={name: has_capability(name) for name in CAPABILITY_BITS},
         bpffs=_bpffs(),
         cpus=interfaces.possible_cpus(),
+        rmem_max=int(_read(Path("/proc/sys/net/core/rmem_max")) or 0) or None,
     )
 
 

@@ -11,6 +11,8 @@ from tailbound.doctor.interfaces import Interface
 
 __all__ = ["Verdict", "choose"]
 
+#: What the udp datapath asks for: bursts of all peers fit.
+_RECEIVE_BYTES = 16 << 20
 #: mmap of frozen maps by file permission of their pins, and BPF links for XDP (Linux 5.19 has both).
 LEAST_KERNEL = (5, 19)
 
@@ -53,7 +55,14 @@ def choose(machine: Machine, link: Interface | None, *, attached: bool = False, 
             commands.append(f"{sudo}apt-get install --no-install-recommends {' '.join(p for _, p in packages)}")
         if powerless and machine.effective_uid != 0:
             commands.append(f"sudo {tailbound or 'tailbound'} attach {name}")
-    return Verdict("udp", name, tuple(reasons), tuple(commands), tuple(_notes(link)))
+    return Verdict("udp", name, tuple(reasons), tuple(commands), (*_notes(link), *_receive_room(machine)))
+
+
+def _receive_room(machine: Machine) -> Sequence[str]:
+    if machine.rmem_max is None or machine.rmem_max >= _RECEIVE_BYTES:
+        return ()
+    room = f"sockets may buffer only {machine.rmem_max >> 10} KiB, so that senders have to pause between bursts"
+    return (f"{room}: sudo sysctl -w net.core.rmem_max={_RECEIVE_BYTES}",)
 
 
 def _interface_problems(link: Interface | None) -> list[str]:

@@ -45,7 +45,7 @@ def _bpffs() -> Path:
 
 
 def _key(interface: str) -> str:
-    return f"{interface}-{os.stat('/proc/self/ns/net').st_ino}"
+    return f"{interface}-{os.stat('/proc/thread-self/ns/net').st_ino}"
 
 
 def _pins(interface: str) -> Path:
