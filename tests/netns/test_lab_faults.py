@@ -216,7 +216,8 @@ def test_streams_survive_every_fault(tailbound_lab: Make) -> None:
                     got += data
     assert bytes(got) == payload
     counts = lab.fault_counts(link=Link.PLAIN)
-    assert min(counts.lost, counts.duplicated, counts.corrupted) > 0
+    assert min(counts.lost, counts.corrupted) > 0
+    assert counts.duplicated == 0  # only UDP is doubled: a copy bypasses the cable's bridge, and TCP's order with it
 
 
 @in_a_lab

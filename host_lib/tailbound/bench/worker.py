@@ -19,7 +19,6 @@ from tailbound.bench.channel import Channel, serve
 from tailbound.bench.figures import nmse
 from tailbound.bench.start import StartLine
 from tailbound.collective.communicator import Communicator
-from tailbound.errors import TransportError
 from tailbound.transport.config import DEFAULT_PORT, Config
 
 OURS, THEIRS = "tailbound", "gloo"
@@ -72,7 +71,7 @@ class Contest:
     def _tailbound(self) -> None:
         outcome = self._ours.allreduce(self._data, self._out).result()
         if outcome.error is not None:
-            raise TransportError(outcome.error)
+            raise outcome.error
 
     def _gloo(self) -> None:
         dist.all_reduce(self._buffer)

@@ -9,6 +9,7 @@ from tailbound.codec.mean import mean_rows
 from tailbound.collective.job import Job, log
 from tailbound.collective.op import Op
 from tailbound.collective.tally import rows_by_rank
+from tailbound.errors import LayoutError
 from tailbound.transport.stamp import stamp_results
 from tailbound.wire.schema import PacketType, Verdict
 
@@ -142,7 +143,7 @@ def _name_strangers(job: Job, op: Op, absent: set[int]) -> None:
     for rank in sorted(absent):
         refused = int(job.verdicts()[rank][Verdict.LAYOUT_MISMATCH])
         if refused and op.launch is not None and op.outcome.error is None:
-            op.outcome.error = (
+            op.outcome.error = LayoutError(
                 f"rank {job.rank} and rank {rank} disagree on op {op.place.step}.{op.place.index}: {refused} packets "
                 f"of rank {rank} had another layout. {SAME_MODEL}"
             )

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.collective.buffers import Buffers
+from tailbound.errors import TailboundError
 from tailbound.transport.clock import Extension, Quiet
 from tailbound.transport.sequence import Layout, Place
 
@@ -27,6 +28,7 @@ class Outcome:
         missing: ranks from which nothing came in a stage.
         overwritten: result rows that were overwritten before use.
         nanoseconds: from launch to the end of decode.
+        error: why the result cannot be used (``LayoutError``, ``TransportError``); None as a rule.
     """
 
     label: int = 0
@@ -41,7 +43,7 @@ class Outcome:
     missing: set[int] = field(default_factory=set)
     overwritten: int = 0
     nanoseconds: int = 0
-    error: str | None = None
+    error: TailboundError | None = None
 
 
 @dataclass

@@ -14,7 +14,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from tailbound.collective.announce import Inbox, farewell, remind
 from tailbound.collective.average import SAME_MODEL, average
@@ -50,6 +49,7 @@ class Transpose:
         self._waiting: deque[Launch] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = False
+        self._ended = False
         self._error: BaseException | None = None
         self._on_thread = on_thread
         self._recent: deque[tuple[int, int]] = deque(maxlen=4)  # (label, start) of ops that are over
@@ -71,10 +71,13 @@ class Transpose:
                 raise self._error
             raise TransportError(f"rank {self.job.rank}: the transport has failed: {self._error}") from self._error
         if self._closing:
-            raise TransportError(f"rank {self.job.rank}: the transport is closed")
+            raise self._closed()
         self._idle.clear()
         self._new.append(launch)
         self._poke()
+        if self._ended:  # the thread ended in between and may not have seen it
+            self._refuse(self._closed())
+            self._idle.set()
 
     def drain(self, timeout: float) -> bool:
         """Waits until all launched ops are over, at most ``timeout`` seconds; returns whether they are."""
@@ -116,7 +119,12 @@ class Transpose:
             log.exception("rank %d: the transport thread ended", self.job.rank)
             self._fail(error)
         finally:
+            self._ended = True
+            self._refuse(self._closed())
             self._idle.set()
+
+    def _closed(self) -> TransportError:
+        return TransportError(f"rank {self.job.rank}: the transport is closed")
 
     def _launched(self) -> bool:
         return any(op.launch is not None for op in self._ops.values())
@@ -235,7 +243,7 @@ class Transpose:
         if record is None or int(record["layout"]) == tag:
             return
         key, own, other = op.place.layout.key, self.job.rank, int(record["first_sender"])
-        op.outcome.error = (
+        op.outcome.error = LayoutError(
             f"rank {own} and rank {other} disagree on op {op.place.step}.{op.place.index}: rank {own} has bucket "
             f"{key[0]} of {key[1]} entries (layout tag {tag:#06x}), rank {other} has tag {int(record['layout']):#06x}. "
             f"{SAME_MODEL}"
@@ -280,7 +288,7 @@ class Transpose:
         job, outcome = self.job, op.outcome
         if outcome.error is not None and self._error is None:
             log.error("%s", outcome.error)
-            self._error = LayoutError(outcome.error)
+            self._error = outcome.error
         outcome.nanoseconds = job.now() - launch.launched
         if outcome.delivered == outcome.expected:
             key = op.place.layout.key
@@ -323,7 +331,18 @@ class Transpose:
     def _fail(self, error: BaseException) -> None:
         """Ends every launched op with its own data: a future always completes."""
         self._error = error
-        pending: list[Any] = [op.launch for op in self._ops.values() if op.launch is not None and not op.delivered]
-        for launch in [*pending, *self._waiting, *self._new]:
-            launch.out[:] = launch.data
-            launch.done(Outcome(error=f"rank {self.job.rank}: transport failed: {error}"))
+        for op in self._ops.values():
+            if op.launch is not None and not op.delivered:
+                self._waiting.append(op.launch)
+        self._refuse(TransportError(f"rank {self.job.rank}: transport failed: {error}"))
+
+    def _refuse(self, error: TransportError) -> None:
+        """Completes what nobody will work on any more; called by the thread at its end, and by who comes after it."""
+        for queue in (self._waiting, self._new):
+            while queue:
+                try:
+                    launch = queue.popleft()
+                except IndexError:  # the other thread was quicker
+                    break
+                launch.out[:] = launch.data
+                launch.done(Outcome(error=error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 from tailbound.datapath.protocol import Datapath
 from tailbound.datapath.sizes import ring_rows
@@ -60,6 +61,7 @@ def _udp(name: str | None, config: Config) -> tuple[Datapath, tuple[str, int]]:
     else:
         address, width = default_address(), config.width
     sum_rows, result_rows = ring_rows(config.ring_mib, width, config.ranks)
-    port = 0 if address.startswith("127.") else config.port
+    # several ranks on a host share its address: each takes a port of its own, which the greeting tells the others
+    port = 0 if address.startswith("127.") else config.port + int(os.environ.get("LOCAL_RANK", "0"))
     path = UdpDatapath(address, port, None, width, sum_rows, result_rows)
     return path, path.endpoint

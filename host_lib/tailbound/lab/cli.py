@@ -52,7 +52,7 @@ def spec_options(command: F) -> F:
         _parsed("--rate", "RATE", parse_rate, "Rate of every cable, each way: 1gbit, 500mbit."),
         _probability("loss", "Independent losses, on the way from worker to worker."),
         _parsed("--burst-loss", "P[:LEN]", parse_burst, "Losses in bursts of LEN packets on average (default 5)."),
-        _probability("duplicate", "Packets that arrive twice."),
+        _probability("duplicate", "UDP packets that arrive twice."),
         _probability("corrupt", "Packets in which one bit is flipped."),
         _parsed(
             "--straggler",

@@ -145,7 +145,7 @@ class LabSpec:
         rate: bits per second of every worker's cable, each way; None: as fast as the machine.
         loss: independent losses.
         burst: losses in bursts, on top of ``loss``.
-        duplicate: packets that arrive twice.
+        duplicate: UDP packets that arrive twice.
         corrupt: packets in which one bit is flipped after the UDP header.
         straggler: one slow rank.
         wire: packets have wire size on both links: XDP at the far end of every worker's veth keeps

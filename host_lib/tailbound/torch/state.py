@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.op import Outcome
-from tailbound.errors import ConfigError, LayoutError
+from tailbound.errors import ConfigError, TailboundError
 from tailbound.transport.config import DEFAULT_PORT, MS, Config
 
 log = logging.getLogger("tailbound")
@@ -124,15 +124,17 @@ class TailboundState:
             source, native = bucket.source, tensor.detach()
             prepare = _Copy(source, native)
 
-        errors: list[str] = []
+        errors: list[TailboundError] = []
 
         def done(outcome: Outcome) -> None:
             if outcome.error is not None:
                 errors.append(outcome.error)
-            if bucket.result is not bucket.decoded:
-                bucket.result.copy_(bucket.decoded)
-            self._note(outcome)
-            future.set_result(bucket.result)
+            try:
+                if bucket.result is not bucket.decoded:
+                    bucket.result.copy_(bucket.decoded)
+                self._note(outcome)
+            finally:  # a future that never completes would hang DDP
+                future.set_result(bucket.result)
 
         self.communicator.launch(
             index,
@@ -147,7 +149,7 @@ class TailboundState:
         def checked(completed: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
             # raising here, after completion, reaches backward() with this message; set_exception would not
             if errors:
-                raise LayoutError(errors[0])
+                raise errors[0]
             return completed.value()
 
         return future.then(checked)
