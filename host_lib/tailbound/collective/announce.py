@@ -13,8 +13,8 @@ from tailbound.transport.config import MS
 from tailbound.wire import packets
 from tailbound.wire.schema import Flag, PacketType, serial_distance
 
-#: Pauses before READY is sent (again): an op is reminded of after the time it usually takes, within these limits.
-_FIRST_PAUSE, _LONGEST_PAUSE = 2 * MS, 20 * MS
+#: How long nothing must have come before a mark is asked for: at first, and at most (it doubles with every question).
+_FIRST_PAUSE, _LONGEST_PAUSE = 4 * MS, 20 * MS
 
 
 def announce(job: Job, op: Op, peers: list[int], *, ask: bool) -> None:
@@ -40,9 +40,15 @@ def announce(job: Job, op: Op, peers: list[int], *, ask: bool) -> None:
 
 
 def remind(job: Job, op: Op, now: int) -> int:
-    """Sends READY again while ``op`` is waiting; returns when to look again."""
-    if op.ready_again == 0:
-        op.ready_wait = min(max(_FIRST_PAUSE, job.typical.get(op.place.layout.key, 0)), _LONGEST_PAUSE)
+    """Asks for marks while ``op`` is waiting and nothing comes any more; returns when to look again.
+
+    A tail packet that was lost shows as a silence: as long as rows keep coming, nobody is asked.
+    """
+    record = job.record(op.label)
+    progress = int(record["progress"]) + int(record["results_in"]) if record is not None else 0
+    if op.ready_again == 0 or progress != op.ready_progress:
+        op.ready_progress = progress
+        op.ready_wait = max(op.ready_wait, _FIRST_PAUSE)
         op.ready_again = now + op.ready_wait
     elif now >= op.ready_again:
         op.ready_wait = min(2 * op.ready_wait, _LONGEST_PAUSE)

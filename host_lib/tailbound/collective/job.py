@@ -57,8 +57,6 @@ class Job:
         self.gone: set[int] = set()
         self.self_misses = 0
         self.exponents: dict[tuple[int, int, int, int], NDArray[np.int16]] = {}
-        #: how long a complete op of a key usually takes, ns
-        self.typical: dict[tuple[int, int, int, int], int] = {}
         self.counters: Counter[str] = Counter()
         self.by_sender = np.zeros((self.ranks, 2), np.int64)  # contributions to own rows: expected, summed
         self.by_owner = np.zeros((self.ranks, 2), np.int64)  # result rows: expected, present

@@ -76,6 +76,7 @@ class Op:
     cold_since: int = 0
     ready_again: int = 0
     ready_wait: int = 0
+    ready_progress: int = -1
     encoded: bool = False
     own_present: bool = False
     contributed: bool = False

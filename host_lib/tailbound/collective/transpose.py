@@ -290,9 +290,6 @@ class Transpose:
             log.error("%s", outcome.error)
             self._error = outcome.error
         outcome.nanoseconds = job.now() - launch.launched
-        if outcome.delivered == outcome.expected:
-            key = op.place.layout.key
-            job.typical[key] = (7 * job.typical.get(key, outcome.nanoseconds) + outcome.nanoseconds) // 8
         counters = job.counters
         counters["ops"] += 1
         counters["ops_incomplete"] += outcome.delivered < outcome.expected
