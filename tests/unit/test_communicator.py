@@ -16,7 +16,7 @@ from support import PATIENCE, MemoryStore, Reference, Team, exact_mean, gradient
 from tailbound.collective.communicator import Communicator, cut
 from tailbound.errors import ConfigError, TransportError
 from tailbound.transport.config import Config
-from tailbound.wire.schema import op_label
+from tailbound.wire.schema import Verdict, op_label
 
 #: A question after an op may cross its end, and is stale then; nothing else is ever refused.
 STRAY = {"STALE_RESULT"}
@@ -393,3 +393,26 @@ def test_a_datapath_that_is_not_there_is_named() -> None:
         Communicator(MemoryStore(), config, interface="nosuch0")
     with pytest.raises(ConfigError, match="needs an interface"):
         Communicator(MemoryStore(), config, datapath="xdp")
+
+
+def test_a_small_sums_ring_bounds_the_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pinned maps may have been sized for more workers: the own rows of an op must fit the sums ring, too."""
+    from tailbound.datapath import select
+
+    monkeypatch.setattr(select, "ring_rows", lambda ring_mib, width, workers: (64, 4096))
+    with team(2, patient()) as job:
+        inputs = gradients("U", 2, 256 * 64 * 5, seed=3)
+        (average, outcome), (other, _) = job.allreduce(inputs)
+        assert outcome.delivered == outcome.expected
+        np.testing.assert_array_equal(average, other)
+        assert job[0].stats()["drops"] == {}
+
+
+def test_the_ledger_of_an_earlier_job_is_not_ours() -> None:
+    """Pinned maps outlive a job, and nobody but the program may write them."""
+    with team(2, patient()) as members:
+        job = members[0].job
+        job.store.ledger["verdict"][1, Verdict.LAYOUT_MISMATCH] += np.uint64(5)
+        assert job.verdicts()[1][Verdict.LAYOUT_MISMATCH] == 5
+        job.activate([int(a) for a in job.store.peers["address"][:2]], int(job.store.control["address"][0]))
+        assert not job.verdicts().any()

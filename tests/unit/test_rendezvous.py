@@ -14,13 +14,13 @@ from tailbound.collective.communicator import Communicator
 from tailbound.errors import LayoutError, TransportError
 from tailbound.transport.config import Config
 from tailbound.transport.interface import default_address, interface
-from tailbound.transport.rendezvous import Greeting, exchange, meet, new_cookie
+from tailbound.transport.rendezvous import Greeting, check, exchange, meet, new_cookie
 
 
 def greeting(rank: int, **fields: Any) -> Greeting:
     usual = Greeting(
         rank=rank, ranks=3, wire=1, version="0.1.0", address=f"10.0.0.{rank}", port=5515, width=1408, rows=64,
-        datapath="udp", rotate=True, mode="u8", model="abc", cookie=7 if rank == 0 else 0,
+        sum_rows=64, datapath="udp", rotate=True, mode="u8", model="abc", cookie=7 if rank == 0 else 0,
     )  # fmt: skip
     return replace(usual, **fields)
 
@@ -146,3 +146,9 @@ def test_interface_and_address(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_address() == "127.0.0.1"
     monkeypatch.delenv("MASTER_ADDR")
     assert default_address() == "127.0.0.1"
+
+
+def test_a_loopback_address_among_others_is_refused() -> None:
+    greetings = [greeting(0, address="127.0.1.1"), greeting(1), greeting(2)]
+    with pytest.raises(LayoutError, match=r"rank 0 is at 127\.0\.1\.1 and rank 2 at 10\.0\.0\.2.*TAILBOUND_INTERFACE"):
+        check(greetings[1], greetings)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tailbound.codec.hashing import seed_of
@@ -49,7 +51,7 @@ def _due(job: Job, op: Op, now: int) -> tuple[str | None, int]:
     record = job.record(op.label)
     own_in = op.own_ready or job.self_late
     own_rows = int(op.place.placement.counts[job.rank])
-    if record is not None and own_in and int(record["rows_complete"]) >= own_rows:
+    if record is not None and own_in and int(record["rows_complete"]) >= own_rows and _really(job, op, record):
         return "complete", 0
     if job.ranks == 1 and op.encoded:
         return "complete", 0
@@ -64,6 +66,19 @@ def _due(job: Job, op: Op, now: int) -> tuple[str | None, int]:
             return "deadline", 0
     looks = [t for t in (op.own_quiet.next_look(config.quiet), op.own_clock.next_look(now)) if t]
     return None, min(looks, default=0)
+
+
+def _really(job: Job, op: Op, record: Any) -> bool:
+    """Whether the kernel's count of complete rows can be believed.
+
+    A rank that became live in the middle of an op may have made a row complete for the second time.
+    """
+    if int(record["opened_ns"]) > job.live_since:
+        return True
+    own = int(op.place.placement.counts[job.rank])
+    summed = np.zeros(job.ranks, np.int64)
+    rows_by_rank(job.slots, op.place.sum_seqs[job.rank], own, job.sum_mask, job.cookie, op.label, summed)
+    return all(summed[p] >= own for p in job.waited_for)
 
 
 def _has_finished(job: Job, op: Op, rank: int) -> bool:
@@ -173,7 +188,8 @@ def _publish(job: Job, op: Op, own: int) -> None:
         )
         rows = b.results if not empty else b.results[usable]
         runs = [(peer, rows) for peer in job.peers if peer not in job.gone]
-        job.counters["results_sent"] += job.sender.send_runs(runs)
+        until = job.now() + job.config.stage_max
+        job.counters["results_sent"] += job.sender.send_runs(runs, until)
     _published(job, op)
 
 

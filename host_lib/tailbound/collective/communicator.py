@@ -84,7 +84,8 @@ class Communicator:
             path.close()
             raise
         needs_fit = GROUP_ROWS * ((path.store.width - READY_BYTES) // 2)
-        self._rows_most = min([MAX_OP_ROWS, needs_fit, *(g.rows // 2 for g in self.greetings)])
+        rings = [min(g.rows, g.sum_rows * config.ranks) // 2 for g in self.greetings]
+        self._rows_most = min([MAX_OP_ROWS, needs_fit, *rings])
         self._lock = threading.Lock()
         self._engine = Transpose(self.job, on_thread)
         _open.add(self)
@@ -100,6 +101,7 @@ class Communicator:
             port=address[1],
             width=path.store.width,
             rows=path.store.result_rows,
+            sum_rows=path.store.sum_rows,
             datapath=path.name,
             rotate=config.rotate,
             mode="u8",
@@ -125,7 +127,7 @@ class Communicator:
         """Averages ``data`` (f32[n], contiguous) over all ranks into ``out`` (default: in place).
 
         Every rank must call it for the same sizes in the same order. Returns a future of the ``Outcome``, which always
-        completes, within ``config.bound`` and the time to decode.
+        completes: within ``config.bound`` and the time to decode, once those launched before have made room.
         """
         done: Future[Outcome] = Future()
         self.launch(0, data, data if out is None else out, last=True, done=done.set_result)

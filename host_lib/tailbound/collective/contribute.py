@@ -191,7 +191,11 @@ def _send(job: Job, op: Op) -> None:
         )
         rows = b.packets[first : first + count]
         runs.append((peer, rows if keep is None else rows[keep[first : first + count]]))
-    job.counters["contributions_sent"] += job.sender.send_runs(runs)
+    until = (op.start or op.admitted) + job.config.stage_max  # no seal is later, so no row is worth more
+    job.counters["contributions_sent"] += job.sender.send_runs(runs, until)
+    rowless = [p for p in job.peers if placement.counts[p] == 0 and p not in job.gone]
+    if rowless:  # every rank hears of every op (CLOCKS.md rule 2)
+        announce(job, op, rowless, ask=False)
 
 
 def _done_sending(job: Job, op: Op) -> None:

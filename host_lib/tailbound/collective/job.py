@@ -68,6 +68,10 @@ class Job:
             map_known=self.map.id,
         )
         self._live: list[int] | None = None
+        #: when the live set last changed: the kernel's counts of complete rows in older ops are of several sets
+        self.live_since = 0
+        #: pinned maps outlive jobs, and only the program writes the ledger
+        self._ledger_before = np.zeros((schema.MAX_RANKS + 1, schema.VERDICTS), np.uint64)
         # numba compiles for read-only and writable arrays apart: the same views for every datapath
         self.slots = readonly(datapath.store.slots)
         self.presence = readonly(datapath.store.presence)
@@ -130,6 +134,7 @@ class Job:
         }.items():
             control[name] = value
         self._live = None
+        self._ledger_before = self.verdicts() + self._ledger_before
         self.publish_live()
         self.datapath.fence()
         control["active"] = 1
@@ -139,7 +144,7 @@ class Job:
         live = self.waited_for
         if live == self._live:
             return
-        self._live = live
+        self._live, self.live_since = live, self.now()
         control, peers = self.store.control, self.store.peers
         bitmap = sum(1 << p for p in live)
         words = [bitmap >> 64 * i & (1 << 64) - 1 for i in range(4)]
@@ -179,7 +184,7 @@ class Job:
         return head
 
     def verdicts(self) -> NDArray[np.uint64]:
-        """The ledger summed over cpus: u64[257, VERDICTS], by sender and verdict."""
+        """The ledger of this job, summed over cpus: u64[257, VERDICTS], by sender and verdict."""
         ledger = self.store.ledger["verdict"]
         total: NDArray[np.uint64] = ledger.reshape(-1, schema.MAX_RANKS + 1, schema.VERDICTS).sum(axis=0)
-        return total
+        return total - self._ledger_before

@@ -89,7 +89,9 @@ class Transpose:
         self._poke()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout)
-        if not self._thread.is_alive() and self._wake >= 0:
+        if self._thread.is_alive():
+            log.error("rank %d: the transport did not end within %g s and is left behind", self.job.rank, timeout)
+        elif self._wake >= 0:
             os.close(self._wake)
             self._wake = -1
             self.job.datapath.close()
@@ -188,18 +190,19 @@ class Transpose:
             launch = self._waiting[0]
             if not self._room(launch.layout.shape.rows) or not self._recordable(self.job.sequence.upcoming):
                 return
-            self._waiting.popleft()
             place, wrong = self.job.sequence.assign(launch.layout)
             for old in wrong:
                 self._drop(old)
             op = self._ops.get(place.label) or self._open(place)
             op.launch, op.admitted = launch, self.job.now()
+            self._waiting.popleft()  # not before: what fails here must still be found and completed
             op.cold = place.layout.key not in self.job.exponents
             self._inbox.adopt(op)
 
     def _room(self, rows: int) -> bool:
         pending = sum(op.place.layout.shape.rows for op in self._ops.values() if op.launch is not None)
-        return pending == 0 or 2 * (pending + rows) <= self.job.store.result_rows
+        store = self.job.store
+        return pending == 0 or 2 * (pending + rows) <= min(store.result_rows, store.sum_rows * self.job.ranks)
 
     def _recordable(self, label: int) -> bool:
         """Whether op records last: peers may lag by as much again, and must keep the record of an op they are in."""
@@ -342,4 +345,7 @@ class Transpose:
                 except IndexError:  # the other thread was quicker
                     break
                 launch.out[:] = launch.data
-                launch.done(Outcome(error=error))
+                try:
+                    launch.done(Outcome(error=error))
+                except Exception:
+                    log.exception("rank %d: a callback failed", self.job.rank)

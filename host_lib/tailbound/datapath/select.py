@@ -9,7 +9,7 @@ from tailbound.datapath.protocol import Datapath
 from tailbound.datapath.sizes import ring_rows
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.transport.config import Config, width_for_mtu
-from tailbound.transport.interface import default_address, interface
+from tailbound.transport.interface import default_address, interface, mtu_of
 
 log = logging.getLogger("tailbound")
 NAMES = ("auto", "xdp", "udp")
@@ -59,9 +59,14 @@ def _udp(name: str | None, config: Config) -> tuple[Datapath, tuple[str, int]]:
         found = interface(name)
         address, width = found.address, min(config.width, width_for_mtu(found.mtu))
     else:
-        address, width = default_address(), config.width
+        address = default_address()
+        mtu = mtu_of(address)
+        width = config.width if mtu is None else min(config.width, width_for_mtu(mtu))
     sum_rows, result_rows = ring_rows(config.ring_mib, width, config.ranks)
     # several ranks on a host share its address: each takes a port of its own, which the greeting tells the others
-    port = 0 if address.startswith("127.") else config.port + int(os.environ.get("LOCAL_RANK", "0"))
+    port = config.port + int(os.environ.get("LOCAL_RANK", "0")) if config.port else 0
+    port = 0 if address.startswith("127.") else port
+    if port > 65535:
+        raise ConfigError(f"port {config.port} and this local rank make {port}: choose a smaller TAILBOUND_PORT")
     path = UdpDatapath(address, port, None, width, sum_rows, result_rows)
     return path, path.endpoint

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +60,7 @@ class TailboundState:
         datapath: str = "auto",
         interface: str | None = None,
         port: int | None = None,
-        ring_mib: float = 32.0,
+        ring_mib: float = 64.0,
         deadline_ms: tuple[float, float] = (100.0, 100.0),
         hadamard: bool = True,
         timeout: float = 180.0,
@@ -83,7 +84,8 @@ class TailboundState:
         )
         name = f"tailbound/{group.group_name}/{_jobs}"
         _jobs += 1
-        self._buckets: dict[tuple[int, int, torch.dtype], _Bucket] = {}
+        self._buckets: dict[int, _Bucket] = {}
+        self._complaints: Counter[str] = Counter()
         self._warned: set[int] = set()
         self.last = Outcome()
         #: the optimizer that ``register`` was given
@@ -170,19 +172,20 @@ class TailboundState:
         self.close()
 
     def _bucket(self, index: int, tensor: torch.Tensor) -> _Bucket:
-        key = (index, tensor.numel(), tensor.dtype)
-        found = self._buckets.get(key)
-        if found is None:
+        found = self._buckets.get(index)
+        # DDP builds its buckets anew after the first step: the old memory of this index goes
+        if found is None or found.result.numel() != tensor.numel() or found.result.dtype != tensor.dtype:
             decoded = torch.empty(tensor.numel(), dtype=torch.float32)
             if tensor.dtype == torch.float32:
                 found = _Bucket(None, decoded, decoded)
             else:
                 found = _Bucket(torch.empty_like(decoded), decoded, torch.empty_like(tensor))
-            self._buckets[key] = found
+            self._buckets[index] = found
         return found
 
     def _note(self, outcome: Outcome) -> None:
         self.last = outcome
+        self._warned &= outcome.missing | {self.rank}  # who is back and goes again is named again
         new = outcome.missing - self._warned
         if outcome.abstained and self.rank not in self._warned:
             self._warned.add(self.rank)
@@ -190,6 +193,19 @@ class TailboundState:
         if new:
             self._warned |= new
             log.warning("rank %d: nothing from rank(s) %s in op %#x", self.rank, sorted(new), outcome.label)
+        if outcome.failed_groups:
+            self._complain("parts of a gradient are zero, since no rank's rows of them came in time")
+        if outcome.overwritten:
+            self._complain("results were overwritten before use: give a larger ring_mib")
+        if outcome.late and not outcome.abstained:
+            self._complain("this rank was too late with its gradient; the average is that of the others")
+
+    def _complain(self, what: str) -> None:
+        """Warns at the 1st, 10th, 100th ... time."""
+        self._complaints[what] += 1
+        times = self._complaints[what]
+        if times in (1, 10, 100) or times % 1000 == 0:
+            log.warning("rank %d: %s (%d times so far)", self.rank, what, times)
 
 
 class _Copy:

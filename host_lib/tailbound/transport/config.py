@@ -47,7 +47,7 @@ class Config:
     ranks: int
     port: int = DEFAULT_PORT
     width: int = 1408
-    ring_mib: float = 32.0
+    ring_mib: float = 64.0
     deadline_1: int = 100 * MS
     deadline_2: int = 100 * MS
     start_max: int = 1000 * MS

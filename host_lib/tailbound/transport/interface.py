@@ -48,3 +48,15 @@ def default_address() -> str:
         except OSError:
             return "127.0.0.1"
         return str(probe.getsockname()[0])
+
+
+def mtu_of(address: str) -> int | None:
+    """MTU in bytes of the interface that has ``address``; None where none has, and for loopback, which takes all."""
+    if address.startswith("127."):
+        return None
+    with IPRoute() as route:
+        for found in route.get_addr(family=socket.AF_INET):
+            if found.get_attr("IFA_ADDRESS") == address:
+                (link,) = route.get_links(found["index"])
+                return int(link.get_attr("IFLA_MTU"))
+    return None

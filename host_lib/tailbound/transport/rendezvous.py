@@ -40,7 +40,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True)
 class Greeting:
-    """What a rank says of itself. ``rows`` is its result ring; ``cookie`` counts on rank 0 only."""
+    """What a rank says of itself; ``rows`` and ``sum_rows`` are its rings, ``cookie`` counts on rank 0 only."""
 
     rank: int
     ranks: int
@@ -50,6 +50,7 @@ class Greeting:
     port: int
     width: int
     rows: int
+    sum_rows: int
     datapath: str
     rotate: bool
     mode: str
@@ -116,6 +117,13 @@ def check(own: Greeting, greetings: list[Greeting]) -> None:
     """
     for other in greetings:
         compare(own, other)
+    local = {other.address.startswith("127."): other for other in greetings}
+    if len(local) == 2:
+        raise LayoutError(
+            f"rank {local[True].rank} is at {local[True].address} and rank {local[False].rank} at "
+            f"{local[False].address}: a loopback address is of no use to other hosts; set TAILBOUND_INTERFACE (or pass "
+            f"interface=) on rank {local[True].rank}"
+        )
     seen: dict[tuple[str, int], int] = {}
     for other in greetings:
         twin = seen.setdefault((other.address, other.port), other.rank)

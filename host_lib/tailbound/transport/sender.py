@@ -96,11 +96,12 @@ class Sender:
         total = len(packets) if count is None else count
         return self.send_runs([(rank, packets[:total])])
 
-    def send_runs(self, runs: Sequence[tuple[int, NDArray[np.uint8]]]) -> int:
+    def send_runs(self, runs: Sequence[tuple[int, NDArray[np.uint8]]], until: int | None = None) -> int:
         """Sends several runs, a burst of each in turn, in the order given (see ``burst.stagger``).
 
         Args:
             runs: (rank, u8[count, stride]) pairs; all of one stride. The same memory may occur several times.
+            until: CLOCK_MONOTONIC in ns; what has not left by then is given up and counted as lost.
 
         Returns:
             Packets that the kernel took.
@@ -112,6 +113,9 @@ class Sender:
         views = [packets.data.cast("B") for _, packets in runs]
         sent = 0
         for run, first, count in interleave([len(packets) for _, packets in runs], burst_packets(stride)):
+            if until is not None and time.monotonic_ns() > until:
+                self.counts[runs[run][0]].lost += count
+                continue
             view = views[run][first * stride : (first + count) * stride]
             sent += self.send_burst(runs[run][0], view, stride)
         return sent
