@@ -132,9 +132,9 @@ def _drop_result_tails(communicator: Communicator) -> None:
     sender = communicator.job.sender
     send = type(sender).send_runs
 
-    def shortened(runs: Any) -> int:
+    def shortened(runs: Any, until: int | None = None) -> int:
         kept = [(r, p[:-1] if len(p) and p[0, 1] == PacketType.RESULT else p) for r, p in runs]
-        return send(sender, kept)
+        return send(sender, kept, until)
 
     assert communicator.job.header(PacketType.RESULT, 0, 0).view(np.uint8).ravel()[1] == PacketType.RESULT
     sender.send_runs = shortened
