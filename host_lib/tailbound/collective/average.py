@@ -24,8 +24,7 @@ def average(job: Job, op: Op, now: int) -> int:
     if op.sealed:
         return 0
     if op.place.placement.counts[job.rank] == 0:
-        op.sealed = True
-        _published(job, op)
+        op.sealed = op.published = True
         return 0
     if op.launch is None and _foreseen_wrongly(job, op):
         return 0
@@ -49,7 +48,7 @@ def _due(job: Job, op: Op, now: int) -> tuple[str | None, int]:
     """Why to seal now, if so, and when to look again if not."""
     config = job.config
     record = job.record(op.label)
-    own_in = op.own_ready or job.self_late
+    own_in = op.encoded or job.self_late
     own_rows = int(op.place.placement.counts[job.rank])
     if record is not None and own_in and int(record["rows_complete"]) >= own_rows and _really(job, op, record):
         return "complete", 0
@@ -190,8 +189,4 @@ def _publish(job: Job, op: Op, own: int) -> None:
         runs = [(peer, rows) for peer in job.peers if peer not in job.gone]
         until = job.now() + job.config.stage_max
         job.counters["results_sent"] += job.sender.send_runs(runs, until)
-    _published(job, op)
-
-
-def _published(job: Job, op: Op) -> None:
     op.published = True

@@ -12,8 +12,12 @@ from tailbound.collective.job import Job
 from tailbound.collective.op import Op
 from tailbound.collective.tally import write_expect
 from tailbound.transport.clock import stage_start
+from tailbound.transport.config import MS
 from tailbound.transport.stamp import stamp_contributions
 from tailbound.wire.schema import EXPONENT_NONE, PacketType, op_slot
+
+#: How long a cold op waits before it tells its needs again to ranks that have not heard them.
+_AGREE_PAUSE = 2 * MS
 
 
 def start_clock(job: Job, op: Op) -> None:
@@ -85,7 +89,7 @@ def _agree(job: Job, op: Op, now: int) -> int:
             op.buffers.need[:] = EXPONENT_NONE
         op.needs[job.rank] = op.buffers.need.copy()
         announce(job, op, job.peers, ask=False)
-        op.ready_again = now + 2_000_000
+        op.ready_again = now + _AGREE_PAUSE
     missing = [p for p in job.waited_for if p not in op.needs and p not in op.abstainers]
     # half of the stage, so that what is agreed on can still be sent before the seal
     limit = (op.start or op.admitted + job.config.start_max) + job.config.stage_max // 2
@@ -94,7 +98,7 @@ def _agree(job: Job, op: Op, now: int) -> int:
         limit = min(limit, op.cold_since + job.config.deadline_1)
     if missing and now < limit:
         if now >= op.ready_again:
-            op.ready_again = now + 2_000_000
+            op.ready_again = now + _AGREE_PAUSE
             announce(job, op, [p for p in job.peers if p not in op.heard_by], ask=False)
         return min(op.ready_again, limit)
     op.ready_again = 0
@@ -200,7 +204,6 @@ def _send(job: Job, op: Op) -> None:
 
 def _done_sending(job: Job, op: Op) -> None:
     op.encoded = True
-    op.contributed = True
     job.marks.contributed = op.label
 
 

@@ -77,9 +77,9 @@ class Op:
     ready_again: int = 0
     ready_wait: int = 0
     ready_progress: int = -1
+    #: the own rows are there, or are known not to come
     encoded: bool = False
     own_present: bool = False
-    contributed: bool = False
     sealed: bool = False
     published: bool = False
     finished: bool = False
@@ -95,8 +95,3 @@ class Op:
     def label(self) -> int:
         """The op label."""
         return self.place.label
-
-    @property
-    def own_ready(self) -> bool:
-        """Whether the own rows are there, or are known not to come."""
-        return self.encoded
