@@ -41,6 +41,8 @@
 #define TB_VERDICT_FUTURE_RESULT 29
 #define TB_VERDICT_INACTIVE 30
 #define TB_VERDICT_FRAGMENT 31
+#define TB_VERDICT_DUPLICATE_REPAIR 32
+#define TB_VERDICT_DUPLICATE_REPAIR_RESULT 33
 
 #define TB_EVENT_OPENED 1
 #define TB_EVENT_MAJORITY 2
@@ -94,7 +96,7 @@ struct tb_result {
 	__s32 exponent; /* e for the key's next op */
 	__u32 owner; /* rank that made it */
 	__u32 row; /* place in the owner's list */
-	__u32 pad; /* 0 */
+	__u32 flags; /* flags of its header */
 };
 _Static_assert(sizeof(struct tb_result) == 32, "tb_result");
 
@@ -114,6 +116,7 @@ struct tb_op {
 	__u64 tail_contributed[4]; /* ranks the tail of whose contributions has been seen */
 	__u64 tail_published[4]; /* ranks the tail of whose results has been seen */
 	__u64 abstained[4]; /* ranks that said ABSTAIN for this op */
+	__u64 begun[4]; /* ranks of whom a contribution row has been seen */
 	__u64 majority_ns[2]; /* time at which need - 1 [0] and need [1] live peers had been heard */
 	__u32 heard_live; /* live peers heard */
 	__u32 rows; /* rows of this owner, from the first contribution; 0 before */
@@ -123,15 +126,17 @@ struct tb_op {
 	__u32 layout; /* layout tag of the first packet */
 	__u32 codes; /* V of the first row */
 	__u32 first_sender; /* rank that opened the op */
+	__u32 late; /* contribution rows refused as late or behind the window; a hint as progress is */
+	__u32 late_results; /* result rows behind the window; a hint as progress is */
 };
-_Static_assert(sizeof(struct tb_op) == 192, "tb_op");
+_Static_assert(sizeof(struct tb_op) == 232, "tb_op");
 
 /* Arrival times of one rank in one op, in us after opened_ns, plus one (0: not yet). */
 struct tb_arrival {
 	__u32 first_us; /* first packet */
 	__u32 contributed_us; /* tail of contributions */
 	__u32 published_us; /* tail of results */
-	__u32 pad; /* 0 */
+	__u32 row_us; /* first row of contributions */
 };
 _Static_assert(sizeof(struct tb_arrival) == 16, "tb_arrival");
 
@@ -174,7 +179,7 @@ struct tb_control {
 	__u32 need; /* majority: floor(L / 2) + 1 with L = live_peers + 1 */
 	__u32 shift_cap; /* kcap: largest shift taken */
 	__u32 first_op; /* ops before this one are stale */
-	__u32 pad; /* 0 */
+	__u32 released; /* newest op over here: late rows leave stamps and may open its record */
 	__u64 live[4]; /* bitmap of live ranks other than this one */
 };
 _Static_assert(sizeof(struct tb_control) == 96, "tb_control");
@@ -211,8 +216,10 @@ struct tb_faults {
 	__u32 corrupt; /* flip one bit after the UDP header */
 	__u32 port; /* only UDP to or from this port; 0: every IPv4 packet */
 	__u32 bad; /* 1 while in the bad state */
+	__u32 reorder; /* let others pass it, or pass others (UDP only) */
+	__u32 pad; /* 0 */
 };
-_Static_assert(sizeof(struct tb_faults) == 40, "tb_faults");
+_Static_assert(sizeof(struct tb_faults) == 48, "tb_faults");
 
 /* What the fault program did, per cpu. */
 struct tb_fault_counts {
@@ -221,7 +228,8 @@ struct tb_fault_counts {
 	__u64 duplicated; /* sent twice */
 	__u64 corrupted; /* one bit flipped */
 	__u64 passed; /* packets outside the filter */
-	__u64 pad[3]; /* 0 */
+	__u64 reordered; /* sent past the queue */
+	__u64 pad[2]; /* 0 */
 };
 _Static_assert(sizeof(struct tb_fault_counts) == 64, "tb_fault_counts");
 

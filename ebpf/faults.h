@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Faults as a function of a seed and the order of packets: every packet that faults could hit takes the same
- * five draws, whatever becomes of it, so that changing one probability leaves the other faults where they were.
+ * six draws, whatever becomes of it, so that changing one probability leaves the other faults where they were.
  */
 #ifndef TB_FAULTS_H
 #define TB_FAULTS_H
@@ -15,6 +15,7 @@ struct tb_fate {
 	__u32 duplicated;
 	__u32 corrupted;
 	__u32 where; /* a random number that says which bit */
+	__u32 reordered;
 };
 
 /* xorshift64* (Vigna 2014), upper half. */
@@ -43,13 +44,15 @@ static __always_inline void tb_fate_draw(struct tb_faults *f, struct tb_fate *fa
 {
 	__u64 state = f->state;
 	__u32 move = tb_draw(&state), lose = tb_draw(&state);
-	__u32 duplicate = tb_draw(&state), corrupt = tb_draw(&state);
+	__u32 duplicate = tb_draw(&state), corrupt = tb_draw(&state), reorder;
 
 	fate->where = tb_draw(&state);
+	reorder = tb_draw(&state);
 	f->state = state;
 	fate->lost = tb_hit(lose, f->bad ? f->loss_bad : f->loss_good);
 	fate->duplicated = !fate->lost && tb_hit(duplicate, f->duplicate);
 	fate->corrupted = !fate->lost && tb_hit(corrupt, f->corrupt);
+	fate->reordered = !fate->lost && tb_hit(reorder, f->reorder);
 	if (tb_hit(move, f->bad ? f->to_good : f->to_bad))
 		f->bad = !f->bad;
 }

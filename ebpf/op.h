@@ -19,6 +19,7 @@
 #define TB_NEWS_ABSTAINED 2
 #define TB_NEWS_CONTRIBUTED 4
 #define TB_NEWS_PUBLISHED 8
+#define TB_NEWS_BEGUN 16
 
 static __always_inline __u32 tb_op_tag(const struct tb_op *op, const struct tb_packet *p)
 {
@@ -38,6 +39,7 @@ static __always_inline void tb_op_start(struct tb_op *op, const struct tb_packet
 		op->tail_contributed[i] = 0;
 		op->tail_published[i] = 0;
 		op->abstained[i] = 0;
+		op->begun[i] = 0;
 	}
 	op->majority_ns[0] = 0;
 	op->majority_ns[1] = 0;
@@ -46,6 +48,8 @@ static __always_inline void tb_op_start(struct tb_op *op, const struct tb_packet
 	op->rows_complete = 0;
 	op->results_in = 0;
 	op->progress = 0;
+	op->late = 0;
+	op->late_results = 0;
 	op->layout = p->layout;
 	op->codes = codes;
 	op->first_sender = p->sender;
@@ -72,6 +76,8 @@ static __always_inline __u32 tb_op_news(const struct tb_op *op, const struct tb_
 		news |= TB_NEWS_HEARD;
 	if (p->flags & TB_FLAG_ABSTAIN && !tb_rank_in(op->abstained, p->sender))
 		news |= TB_NEWS_ABSTAINED;
+	if (p->type == TB_TYPE_CONTRIBUTION && !tb_rank_in(op->begun, p->sender))
+		news |= TB_NEWS_BEGUN;
 	if (p->type == TB_TYPE_CONTRIBUTION && tb_in_tail(p, p->contributed) &&
 	    !tb_rank_in(op->tail_contributed, p->sender))
 		news |= TB_NEWS_CONTRIBUTED;
@@ -102,6 +108,7 @@ static __always_inline __u32 tb_op_take(struct tb_op *op, struct tb_arrival *arr
 		arrival->first_us = since;
 		arrival->contributed_us = 0;
 		arrival->published_us = 0;
+		arrival->row_us = 0;
 		if (live) {
 			op->heard_live++;
 			if (!op->majority_ns[0] && op->heard_live + 1 >= control->need) {
@@ -113,6 +120,10 @@ static __always_inline __u32 tb_op_take(struct tb_op *op, struct tb_arrival *arr
 				events |= 1 << TB_EVENT_MAJORITY;
 			}
 		}
+	}
+	if (news & TB_NEWS_BEGUN && !tb_rank_in(op->begun, p->sender)) {
+		tb_rank_put(op->begun, p->sender);
+		arrival->row_us = since;
 	}
 	if (news & TB_NEWS_ABSTAINED)
 		tb_rank_put(op->abstained, p->sender);

@@ -15,7 +15,8 @@ static __always_inline __u32 tb_result_judge(const struct tb_result *record,
 	__u32 tag = tb_tag(p->cookie, p->op, record->cookie, record->op);
 
 	if (tag == TB_TAG_SAME)
-		return TB_VERDICT_DUPLICATE_RESULT;
+		return p->flags & TB_FLAG_REPEAT ? TB_VERDICT_DUPLICATE_REPAIR_RESULT
+						 : TB_VERDICT_DUPLICATE_RESULT;
 	return tag == TB_TAG_NEWER ? TB_VERDICT_STALE_RESULT : TB_VERDICT_RESULT_TAKEN;
 }
 
@@ -29,6 +30,7 @@ static __always_inline void tb_result_take(struct tb_result *record, const struc
 	record->exponent = (__s16)tb_be16(head->exponent);
 	record->owner = p->owner;
 	record->row = p->row;
+	record->flags = tb_be16(head->flags);
 }
 
 #endif /* TB_RESULT_H */

@@ -40,7 +40,8 @@ static __always_inline __u32 tb_slot_judge(const struct tb_slot *slot, __u32 sea
 		return TB_VERDICT_STALE_OP;
 	if (tag == TB_TAG_SAME) {
 		if (tb_rank_in(slot->ranks, p->sender))
-			return TB_VERDICT_DUPLICATE;
+			return p->flags & TB_FLAG_REPEAT ? TB_VERDICT_DUPLICATE_REPAIR
+							 : TB_VERDICT_DUPLICATE;
 		if (exponent != (expected ? expect.exponent : slot->exponent))
 			return TB_VERDICT_SCALE_MISMATCH;
 		return TB_VERDICT_ADDED;

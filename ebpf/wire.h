@@ -31,6 +31,10 @@
 #define TB_FLAG_ABSTAIN 2
 #define TB_FLAG_REPEAT 4
 #define TB_FLAG_LATE 8
+#define TB_FLAG_SKIP 16
+#define TB_FLAG_STOP 32
+#define TB_FLAG_LOSSY 64
+#define TB_FLAG_FIRST_HALF 128
 
 /* Header of every Tailbound packet, after UDP, network byte order. */
 struct tb_header {

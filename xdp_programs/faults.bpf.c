@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Faults on a cable of the lab, on the port where packets come in: loss (Bernoulli, Gilbert-Elliott),
- * duplication, one flipped bit. What is not hit goes on to the bridge as if nothing were there.
+ * duplication, reordering, one flipped bit. What is not hit goes on to the bridge as if nothing were there.
  *
  * A duplicate is a broadcast redirect through a device map that holds the outgoing port twice. Both copies go
  * round the bridge and the port's qdisc; the veth at the other end of that port must take redirected frames,
  * that is, have an XDP program (a worker's interface has) or GRO switched on. Only UDP is duplicated.
+ *
+ * A packet that is put out of order takes the same way once: it leaves before what waits in the port's qdisc, and
+ * after what came with it in one poll.
  *
  * State and settings lie in one record, changed under a lock, so that a seed gives the same faults for the
  * same order of packets, on however many CPUs they come.
@@ -96,8 +99,12 @@ TB_PROGRAM tb_faults(struct xdp_md *ctx)
 	}
 	if (fate.corrupted && tb_flip(ctx, fate.where))
 		counts->corrupted++;
-	if (!fate.duplicated || !tb_unpromise(ctx))
+	if (!(fate.duplicated || fate.reordered) || !tb_unpromise(ctx))
 		return XDP_PASS;
+	if (!fate.duplicated) {
+		counts->reordered++;
+		return bpf_redirect_map(TB_MAP(fault_ports), 0, 0);
+	}
 	counts->duplicated++;
 	return bpf_redirect_map(TB_MAP(fault_ports), 0, BPF_F_BROADCAST);
 }

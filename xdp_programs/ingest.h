@@ -193,6 +193,53 @@ static __always_inline __u32 tb_op_note(const struct tb_control *control, const 
 	return TB_GO_ON;
 }
 
+/*
+ * A row behind the window came too late for its op, but deadlines are learned from true arrival times: it leaves
+ * its stamp, and only that, while the op's record lasts. A rank that has left all others behind (two ranks, one of
+ * them suspect) is through with an op before anything of it came: then the late row opens the record.
+ */
+static __always_inline void tb_op_late(const struct tb_control *control, const struct tb_packet *p,
+				       struct tb_op *op)
+{
+	__u32 slot = tb_op_slot(p->op), news, tag;
+	struct tb_arrival *arrival;
+	struct tb_lock *lock;
+	__u64 now;
+
+	tag = tb_op_tag(op, p);
+	if (tag == TB_TAG_OLD && tb_distance(p->op, TB_READ_ONCE(control->released)) <= 0) {
+		lock = TB_LOOKUP(op_locks, slot);
+		if (!lock)
+			return;
+		now = bpf_ktime_get_ns();
+		bpf_spin_lock(&lock->lock);
+		tag = tb_op_tag(op, p);
+		if (tag == TB_TAG_OLD) {
+			tb_op_start(op, p, p->codes, now);
+			tag = TB_TAG_SAME;
+		}
+		bpf_spin_unlock(&lock->lock);
+	}
+	if (tag != TB_TAG_SAME || op->layout != p->layout)
+		return;
+	if (p->type == TB_TYPE_CONTRIBUTION)
+		op->late++;
+	else
+		op->late_results++;
+	news = tb_op_news(op, p) & ~TB_NEWS_ABSTAINED;
+	if (!news)
+		return;
+	lock = TB_LOOKUP(op_locks, slot);
+	arrival = TB_LOOKUP(arrivals, slot * TB_MAX_RANKS + (p->sender & (TB_MAX_RANKS - 1)));
+	if (!lock || !arrival)
+		return;
+	now = bpf_ktime_get_ns();
+	bpf_spin_lock(&lock->lock);
+	if (tb_op_tag(op, p) == TB_TAG_SAME)
+		tb_op_take(op, arrival, p, news, control, 0, now);
+	bpf_spin_unlock(&lock->lock);
+}
+
 /* Rule 16. */
 static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb_control *control,
 					     const struct tb_packet *p, int live, struct tb_op *op)
@@ -231,6 +278,8 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 	}
 	bpf_spin_unlock(&lock->lock);
 
+	if (verdict == TB_VERDICT_LATE)
+		op->late++;
 	if (verdict != TB_VERDICT_ADDED && verdict != TB_VERDICT_STORED)
 		return verdict;
 	op->progress++;
@@ -341,11 +390,14 @@ static __always_inline __u32 tb_judge(struct xdp_md *ctx, __u32 codes, __u32 *se
 		return TB_VERDICT_CONTROL_PASSED;
 
 	verdict = tb_window_rules(control, &p);
-	if (verdict != TB_GO_ON)
-		return verdict;
 	op = TB_LOOKUP(ops, tb_op_slot(p.op));
 	if (!op)
 		return TB_VERDICT_STALE_OP;
+	if (verdict != TB_GO_ON) {
+		if (row && (verdict == TB_VERDICT_STALE_OP || verdict == TB_VERDICT_STALE_RESULT))
+			tb_op_late(control, &p, op);
+		return verdict;
+	}
 	live = tb_rank_in(control->live, p.sender);
 	verdict = tb_op_note(control, &p, live, op, row ? p.codes : 0);
 	if (verdict != TB_GO_ON)

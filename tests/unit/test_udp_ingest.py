@@ -184,7 +184,7 @@ def test_an_op_record_from_its_first_packet_on(world: World) -> None:
     world.take(cases.result(2, published=OP))
     assert op["majority_ns"].tolist() == [opened + 4_999_000, opened + 5_000_000]
     arrivals = world.store.arrivals.reshape(-1, 256)[op_slot(OP)]
-    assert [a.tolist() for a in arrivals[1:4]] == [(5000, 5000, 0, 0), (5001, 0, 5001, 0), (1, 0, 0, 0)]
+    assert [a.tolist() for a in arrivals[1:4]] == [(5000, 5000, 0, 5000), (5001, 0, 5001, 0), (1, 0, 0, 0)]
     assert [op[k][0] for k in ("tail_contributed", "tail_published")] == [2, 4]
 
 
@@ -193,7 +193,24 @@ def test_arrivals_of_an_earlier_op_are_forgotten(world: World) -> None:
     later = op_label(7, 1)
     assert op_slot(later) == op_slot(OP)
     world.take(cases.contribution(1, op=later))
-    assert world.store.arrivals.reshape(-1, 256)[op_slot(OP), 1].tolist() == (1, 0, 0, 0)
+    assert world.store.arrivals.reshape(-1, 256)[op_slot(OP), 1].tolist() == (1, 0, 0, 1)
+
+
+def test_rows_behind_the_window_leave_their_stamps_and_nothing_else(world: World) -> None:
+    """Deadlines are learned from true arrival times (CLOCKS.md rule 5)."""
+    world.take(cases.ready(2))
+    op = world.store.ops[op_slot(OP)]
+    world.control(sum_base=cases.SUM_BASE + 60, result_base=cases.RESULT_BASE + 100)
+    world.clock += 6_998_000
+    world.take(cases.contribution(1))
+    world.clock += 999_000
+    world.take(cases.contribution(1, row=ROWS - 1, contributed=OP))
+    world.take(cases.result(3, published=OP))
+    arrivals = world.store.arrivals.reshape(-1, 256)[op_slot(OP)]
+    assert [arrivals[1][k] for k in ("first_us", "row_us", "contributed_us")] == [7000, 7000, 8000]
+    assert [arrivals[3][k] for k in ("first_us", "row_us", "published_us")] == [8001, 0, 8001]
+    assert (op["late"], op["late_results"], op["progress"], op["results_in"], op["heard_live"]) == (2, 1, 0, 0, 1)
+    assert op["majority_ns"].tolist() == [0, 0]
 
 
 def test_marks_only_rise_and_advertisements_follow(world: World) -> None:

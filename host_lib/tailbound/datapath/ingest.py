@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.datapath.native import lock, unlock
-from tailbound.datapath.ops import GO_ON, hear, serial, window
+from tailbound.datapath.ops import GO_ON, hear, serial, stamp_late, window
 from tailbound.datapath.parse import checksum, read_header, read_u64, write_u64
 from tailbound.datapath.rows import contribute, publish
 from tailbound.datapath.tables import (
@@ -51,6 +51,7 @@ _BAD_LENGTH, _BAD_VERSION, _BAD_TYPE = int(Verdict.BAD_LENGTH), int(Verdict.BAD_
 _INACTIVE, _WRONG_COOKIE, _CORRUPT = int(Verdict.INACTIVE), int(Verdict.WRONG_COOKIE), int(Verdict.CORRUPT)
 _UNKNOWN_RANK, _WRONG_ADDRESS = int(Verdict.UNKNOWN_RANK), int(Verdict.WRONG_ADDRESS)
 _NOT_FOR_THIS_RANK, _WRONG_MAP = int(Verdict.NOT_FOR_THIS_RANK), int(Verdict.WRONG_MAP)
+_STALE_OP, _STALE_RESULT = int(Verdict.STALE_OP), int(Verdict.STALE_RESULT)
 _SLOT_OUT_OF_RANGE, _BAD_SHIFT = int(Verdict.SLOT_OUT_OF_RANGE), int(Verdict.BAD_SHIFT)
 _CONTROL_PASSED, _REFLECTED, _ECHO_TAKEN = int(Verdict.CONTROL_PASSED), int(Verdict.REFLECTED), int(Verdict.ECHO_TAKEN)
 
@@ -176,6 +177,8 @@ def _take(t: Any, d: NDArray[np.uint8], words: NDArray[np.uint64], now: Scalar) 
     if data or h.type == _READY:
         verdict = window(t, h)
         if verdict != GO_ON:
+            if data and verdict in (_STALE_OP, _STALE_RESULT):
+                stamp_late(t, h, d.shape[0] - HEADER_BYTES, now)
             return verdict
         verdict = hear(t, h, d.shape[0] - HEADER_BYTES, now)
         if verdict != GO_ON:

@@ -116,14 +116,18 @@ def op_position(op: Scalar) -> Scalar:
 
 
 @compiled
-def _start(t: Any, h: Any, position: Scalar, now: Scalar) -> None:
-    """Starts an op record anew. Its arrivals need no clearing: one counts only if its rank's heard bit is set."""
+def _start(t: Any, h: Any, position: Scalar, now: Scalar, quietly: Scalar) -> None:
+    """Starts an op record anew, ``quietly`` without an event.
+
+    Its arrivals need no clearing: one counts only if its rank's heard bit is set.
+    """
     r = op_at(t.ops, position)
     for i in range(4):
         r.heard[i] = 0
         r.tail_contributed[i] = 0
         r.tail_published[i] = 0
         r.abstained[i] = 0
+        r.begun[i] = 0
     r.majority_ns[0] = 0
     r.majority_ns[1] = 0
     r.heard_live = 0
@@ -131,13 +135,16 @@ def _start(t: Any, h: Any, position: Scalar, now: Scalar) -> None:
     r.rows_complete = 0
     r.results_in = 0
     r.progress = 0
+    r.late = 0
+    r.late_results = 0
     r.opened_ns = now
     r.layout = h.layout
     r.codes = 0
     r.first_sender = h.sender
     r.cookie = h.cookie
     r.op = h.op
-    emit(t, _OPENED, h.op, now)
+    if not quietly:
+        emit(t, _OPENED, h.op, now)
 
 
 @compiled
@@ -150,7 +157,7 @@ def hear(t: Any, h: Any, codes: Scalar, now: Scalar) -> Scalar:
     if r.cookie != h.cookie or r.op != h.op:
         if r.cookie == h.cookie and serial(r.op, h.op) > 0:
             return _STALE_OP if h.type == _CONTRIBUTION else _STALE_RESULT
-        _start(t, h, position, now)
+        _start(t, h, position, now, False)
     if r.layout != h.layout:
         return _LAYOUT_MISMATCH
     if h.type != _READY:
@@ -164,6 +171,7 @@ def hear(t: Any, h: Any, codes: Scalar, now: Scalar) -> Scalar:
         times.first_us = since
         times.contributed_us = 0
         times.published_us = 0
+        times.row_us = 0
         put(r.heard, sender)
         if has(c.live, sender):
             r.heard_live += np.uint32(1)
@@ -191,6 +199,9 @@ def _tails(t: Any, h: Any, position: Scalar, since: Scalar, now: Scalar) -> None
     share = rows // 100
     last = np.int64(h.row) >= rows - (share if share > 1 else 1)
     if h.type == _CONTRIBUTION:
+        if not has(r.begun, sender):
+            put(r.begun, sender)
+            arrival_at(t.arrivals, position * MAX_RANKS + sender).row_us = since
         if (last or serial(h.contributed, h.op) >= 0) and not has(r.tail_contributed, sender):
             put(r.tail_contributed, sender)
             arrival_at(t.arrivals, position * MAX_RANKS + sender).contributed_us = since
@@ -201,3 +212,48 @@ def _tails(t: Any, h: Any, position: Scalar, since: Scalar, now: Scalar) -> None
         arrival_at(t.arrivals, position * MAX_RANKS + sender).published_us = since
         if has(c.live, sender) and covers(r.tail_published, c.live):
             emit(t, _RESULTS_TAIL, h.op, now)
+
+
+@compiled
+def stamp_late(t: Any, h: Any, codes: Scalar, now: Scalar) -> None:
+    """A row behind the window leaves its arrival stamp, and only that, while its op's record lasts.
+
+    Deadlines are learned from true arrival times, late rows included (CLOCKS.md rule 5). A rank that has left all
+    others behind is through with an op before anything of it came: then the late row opens the record.
+    """
+    sender = np.int64(h.sender)
+    position = op_position(np.int64(h.op))
+    r = op_at(t.ops, position)
+    if r.cookie != h.cookie or r.op != h.op:
+        newer = r.cookie == h.cookie and serial(r.op, h.op) > 0
+        if newer or serial(h.op, control_at(t.control, 0).released) > 0:
+            return
+        _start(t, h, position, now, True)
+        r.codes = codes
+    if r.layout != h.layout:
+        return
+    if h.type == _CONTRIBUTION:
+        r.late += np.uint32(1)
+    else:
+        r.late_results += np.uint32(1)
+    since = np.uint32((now - np.int64(r.opened_ns)) // 1000 + 1)
+    times = arrival_at(t.arrivals, position * MAX_RANKS + sender)
+    if not has(r.heard, sender):
+        times.first_us = since
+        times.contributed_us = 0
+        times.published_us = 0
+        times.row_us = 0
+        put(r.heard, sender)
+    rows = np.int64(h.rows)
+    share = rows // 100
+    last = np.int64(h.row) >= rows - (share if share > 1 else 1)
+    if h.type == _CONTRIBUTION:
+        if not has(r.begun, sender):
+            put(r.begun, sender)
+            times.row_us = since
+        if (last or serial(h.contributed, h.op) >= 0) and not has(r.tail_contributed, sender):
+            put(r.tail_contributed, sender)
+            times.contributed_us = since
+    elif (last or serial(h.published, h.op) >= 0) and not has(r.tail_published, sender):
+        put(r.tail_published, sender)
+        times.published_us = since

@@ -20,11 +20,14 @@ from tailbound.datapath.tables import (
     u64_row,
 )
 from tailbound.wire.jit import Scalar, compiled
-from tailbound.wire.schema import Event, Verdict
+from tailbound.wire.schema import Event, Flag, Verdict
 
 _STORED, _ADDED, _RESULT_TAKEN = int(Verdict.STORED), int(Verdict.ADDED), int(Verdict.RESULT_TAKEN)
 _STALE_OP, _STALE_RESULT, _LATE = int(Verdict.STALE_OP), int(Verdict.STALE_RESULT), int(Verdict.LATE)
 _DUPLICATE, _DUPLICATE_RESULT = int(Verdict.DUPLICATE), int(Verdict.DUPLICATE_RESULT)
+_DUPLICATE_REPAIR = int(Verdict.DUPLICATE_REPAIR)
+_DUPLICATE_REPAIR_RESULT = int(Verdict.DUPLICATE_REPAIR_RESULT)
+_REPEAT = int(Flag.REPEAT)
 _SCALE_MISMATCH = int(Verdict.SCALE_MISMATCH)
 _COMPLETE, _RESULTS_COMPLETE = np.int64(Event.COMPLETE), np.int64(Event.RESULTS_COMPLETE)
 _LANES = np.uint64(0x00FF00FF00FF00FF)
@@ -62,6 +65,7 @@ def contribute(t: Any, h: Any, words: NDArray[np.uint64], now: Scalar) -> Scalar
     slot = np.int64(h.seq) & (t.sum_rows - 1)
     record = slot_at(t.slots, slot)
     if serial(h.op, slot_lock_at(t.slot_locks, slot).sealed_op) <= 0:
+        op_at(t.ops, op_position(np.int64(h.op))).late += np.uint32(1)
         return _LATE
     wanted = expect_at(t.expect, slot)
     expected = wanted.valid != 0 and wanted.op == h.op
@@ -69,7 +73,7 @@ def contribute(t: Any, h: Any, words: NDArray[np.uint64], now: Scalar) -> Scalar
     if not same and record.cookie == h.cookie and serial(record.op, h.op) > 0:
         return _STALE_OP
     if same and has(record.ranks, sender):
-        return _DUPLICATE
+        return _DUPLICATE_REPAIR if h.flags & _REPEAT else _DUPLICATE
     exponent = np.int64(h.exponent)
     if expected and exponent != np.int64(wanted.exponent):
         return _SCALE_MISMATCH
@@ -111,7 +115,7 @@ def publish(t: Any, h: Any, words: NDArray[np.uint64], now: Scalar) -> Scalar:
     record = result_at(t.result_records, position)
     if record.cookie == h.cookie:
         if record.op == h.op:
-            return _DUPLICATE_RESULT
+            return _DUPLICATE_REPAIR_RESULT if h.flags & _REPEAT else _DUPLICATE_RESULT
         if serial(record.op, h.op) > 0:
             return _STALE_RESULT
     row = u64_row(t.results, position, t.width // 8)
@@ -122,6 +126,7 @@ def publish(t: Any, h: Any, words: NDArray[np.uint64], now: Scalar) -> Scalar:
     record.exponent = h.exponent
     record.owner = h.owner
     record.row = h.row
+    record.flags = h.flags
     record.cookie = h.cookie
     record.op = h.op
     present = presence_at(t.presence, position)

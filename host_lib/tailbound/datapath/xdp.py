@@ -80,8 +80,14 @@ class XdpDatapath:
 
     @classmethod
     def attach(
-        cls, interface: str, port: int, width: int = 1408, sum_rows: int = 4096, result_rows: int = 8192,
-        loader: str = "auto", mode: str = "native",
+        cls,
+        interface: str,
+        port: int,
+        width: int = 1408,
+        sum_rows: int = 4096,
+        result_rows: int = 8192,
+        loader: str = "auto",
+        mode: str = "native",
     ) -> XdpDatapath:
         """Makes maps, loads and attaches the program; all of it goes when this process ends.
 
@@ -104,8 +110,15 @@ class XdpDatapath:
 
     @classmethod
     def pin(
-        cls, interface: str, port: int, width: int = 1408, sum_rows: int = 4096, result_rows: int = 8192,
-        loader: str = "auto", mode: str = "native", group: int = 0,
+        cls,
+        interface: str,
+        port: int,
+        width: int = 1408,
+        sum_rows: int = 4096,
+        result_rows: int = 8192,
+        loader: str = "auto",
+        mode: str = "native",
+        group: int = 0,
     ) -> None:
         """Attaches for good, for processes of ``group`` (a group id) to ``open``. Arguments and errors: ``attach``."""
         maps, program, link = _attach(interface, port, width, sum_rows, result_rows, loader, mode)

@@ -75,9 +75,7 @@ def _version(loader: str) -> str:
     return f"{(path / 'version.py').read_text() if path else ''} {platform.release()} {tree}"
 
 
-def compile_program(
-    source: str, function: str, defines: Mapping[str, int], maps: Sequence[str], loader: str
-) -> bytes:
+def compile_program(source: str, function: str, defines: Mapping[str, int], maps: Sequence[str], loader: str) -> bytes:
     """Instructions of ``function`` in ``xdp_programs/source``, with maps as numbers.
 
     Args:

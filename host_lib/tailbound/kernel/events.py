@@ -26,9 +26,7 @@ class EventRing:
         self.fd = fd
         self._mask = size - 1
         self._own = mmap.mmap(fd, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-        self._their = mmap.mmap(
-            fd, mmap.PAGESIZE + 2 * size, mmap.MAP_SHARED, mmap.PROT_READ, offset=mmap.PAGESIZE
-        )
+        self._their = mmap.mmap(fd, mmap.PAGESIZE + 2 * size, mmap.MAP_SHARED, mmap.PROT_READ, offset=mmap.PAGESIZE)
         self._consumed = np.frombuffer(self._own, np.uint64, 1)
         self._produced = np.frombuffer(self._their, np.uint64, 1)
 

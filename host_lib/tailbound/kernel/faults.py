@@ -20,7 +20,7 @@ from tailbound.wire.schema import FAULT_MAPS, Map
 #: A lock for settings and state, in a map of its own, since user space reads and writes those without it.
 _LOCK = Map("fault_lock", "lock of settings and state", "tb_lock", "1", "program", mmap=False)
 _PORTS = "fault_ports"
-_COUNTS = ("seen", "lost", "duplicated", "corrupted", "passed")
+_COUNTS = ("seen", "lost", "duplicated", "corrupted", "passed", "reordered")
 
 
 def probability(value: float, name: str = "probability") -> int:
@@ -49,6 +49,7 @@ class FaultSettings:
     to_good: float = 0.0
     duplicate: float = 0.0
     corrupt: float = 0.0
+    reorder: float = 0.0
     port: int = 0  #: only UDP to or from this port; 0: every IPv4 packet
 
     def record(self) -> bytes:
@@ -62,7 +63,7 @@ class FaultSettings:
         out = np.zeros(1, DTYPES["tb_faults"])
         # Neighbouring seeds must not give neighbouring sequences, and 0 would stay 0 for ever.
         out["state"] = (self.seed * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) % 2**64 or 1
-        for name in ("loss_good", "loss_bad", "to_bad", "to_good", "duplicate", "corrupt"):
+        for name in ("loss_good", "loss_bad", "to_bad", "to_good", "duplicate", "corrupt", "reorder"):
             out[name] = probability(getattr(self, name), name)
         out["port"] = self.port
         return out.tobytes()
@@ -95,7 +96,7 @@ class FaultProgram:
             raise
 
     def attach(self, interface: str, out: str | None = None) -> None:
-        """Attaches natively to ``interface``; duplicates leave by ``out``, the bridge's other port.
+        """Attaches natively to ``interface``; duplicates and disorder leave by ``out``, the bridge's other port.
 
         Raises:
             ConfigError: no such interface.
@@ -112,14 +113,14 @@ class FaultProgram:
         """Replaces settings and state; packets under way see the old or the new ones.
 
         Raises:
-            ConfigError: a setting that cannot be, or duplicates without a port to leave by.
+            ConfigError: a setting that cannot be, or duplicates or disorder without a port to leave by.
         """
-        if settings.duplicate and self._links and not self._ports:
-            raise ConfigError("duplicates need the port they leave by: attach(interface, out)")
+        if (settings.duplicate or settings.reorder) and self._links and not self._ports:
+            raise ConfigError("duplicates and packets out of order need the port they leave by: attach(interface, out)")
         syscalls.map_update(self.maps.fds["faults"], bytes(4), settings.record())
 
     def counts(self) -> dict[str, int]:
-        """Packets ``seen`` (that faults could hit), ``lost``, ``duplicated``, ``corrupted``, ``passed`` (others)."""
+        """By what became of a packet: ``seen``, ``lost``, ``duplicated``, ``corrupted``, ``reordered``, ``passed``."""
         counts = self.maps.arrays["fault_counts"]
         return {name: int(counts[name].sum()) for name in _COUNTS}
 

@@ -63,6 +63,10 @@ class Flag(enum.IntFlag):
     ABSTAIN = 2
     REPEAT = 4
     LATE = 8
+    SKIP = 16  #: result: its owner summed too little of this op, nobody is to apply it
+    STOP = 32  #: result: beyond the limit at which training is to stop
+    LOSSY = 64  #: result: its owner measures losses that the rotation is needed for
+    FIRST_HALF = 128  #: repair, gone: contributions are meant, not results
 
 
 class Verdict(enum.IntEnum):
@@ -98,6 +102,8 @@ class Verdict(enum.IntEnum):
     FUTURE_RESULT = 29
     INACTIVE = 30
     FRAGMENT = 31
+    DUPLICATE_REPAIR = 32  # a contribution sent again on request, of which the first copy counts
+    DUPLICATE_REPAIR_RESULT = 33
 
 
 #: Ledger columns per (cpu, sender); room for reasons to come.
@@ -232,7 +238,7 @@ RESULT_RECORD = Struct(
         Field("exponent", "s32", "e for the key's next op"),
         Field("owner", "u32", "rank that made it"),
         Field("row", "u32", "place in the owner's list"),
-        Field("pad", "u32", "0"),
+        Field("flags", "u32", "flags of its header"),
     ),
 )
 
@@ -253,6 +259,7 @@ OP_RECORD = Struct(
         Field("tail_contributed", "u64", "ranks the tail of whose contributions has been seen", 4),
         Field("tail_published", "u64", "ranks the tail of whose results has been seen", 4),
         Field("abstained", "u64", "ranks that said ABSTAIN for this op", 4),
+        Field("begun", "u64", "ranks of whom a contribution row has been seen", 4),
         Field("majority_ns", "u64", "time at which need - 1 [0] and need [1] live peers had been heard", 2),
         Field("heard_live", "u32", "live peers heard"),
         Field("rows", "u32", "rows of this owner, from the first contribution; 0 before"),
@@ -262,6 +269,8 @@ OP_RECORD = Struct(
         Field("layout", "u32", "layout tag of the first packet"),
         Field("codes", "u32", "V of the first row"),
         Field("first_sender", "u32", "rank that opened the op"),
+        Field("late", "u32", "contribution rows refused as late or behind the window; a hint as progress is"),
+        Field("late_results", "u32", "result rows behind the window; a hint as progress is"),
     ),
 )
 
@@ -272,7 +281,7 @@ ARRIVAL = Struct(
         Field("first_us", "u32", "first packet"),
         Field("contributed_us", "u32", "tail of contributions"),
         Field("published_us", "u32", "tail of results"),
-        Field("pad", "u32", "0"),
+        Field("row_us", "u32", "first row of contributions"),
     ),
 )
 
@@ -321,7 +330,7 @@ CONTROL = Struct(
         Field("need", "u32", "majority: floor(L / 2) + 1 with L = live_peers + 1"),
         Field("shift_cap", "u32", "kcap: largest shift taken"),
         Field("first_op", "u32", "ops before this one are stale"),
-        Field("pad", "u32", "0"),
+        Field("released", "u32", "newest op over here: late rows leave stamps and may open its record"),
         Field("live", "u64", "bitmap of live ranks other than this one", 4),
     ),
 )
@@ -357,6 +366,8 @@ FAULTS = Struct(
         Field("corrupt", "u32", "flip one bit after the UDP header"),
         Field("port", "u32", "only UDP to or from this port; 0: every IPv4 packet"),
         Field("bad", "u32", "1 while in the bad state"),
+        Field("reorder", "u32", "let others pass it, or pass others (UDP only)"),
+        Field("pad", "u32", "0"),
     ),
 )
 
@@ -369,7 +380,8 @@ FAULT_COUNTS = Struct(
         Field("duplicated", "u64", "sent twice"),
         Field("corrupted", "u64", "one bit flipped"),
         Field("passed", "u64", "packets outside the filter"),
-        Field("pad", "u64", "0", 3),
+        Field("reordered", "u64", "sent past the queue"),
+        Field("pad", "u64", "0", 2),
     ),
 )
 
