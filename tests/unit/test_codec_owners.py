@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailbound.codec.owners import OwnerMap, Placement, place
+from tailbound.codec.owners import OwnerMap, Placement, place, table
 from tailbound.codec.shape import shape_for
 from tailbound.errors import ConfigError
 
@@ -18,7 +18,7 @@ def dealt(numel: int, ranks: int, width: int = 1408) -> Placement:
 
 @given(st.integers(1, 3_000_000), st.integers(1, 256), st.data())
 def test_arrays_agree(numel: int, ranks: int, data: st.DataObject) -> None:
-    owners = data.draw(st.lists(st.integers(0, ranks - 1), min_size=1, max_size=ranks, unique=True))
+    owners = data.draw(st.lists(st.integers(0, ranks - 1), min_size=1, max_size=ranks))
     shape = shape_for(numel, 1408)
     p = place(shape, OwnerMap(7, tuple(owners)), ranks)
     k = np.arange(shape.rows)
@@ -60,7 +60,7 @@ def test_cut_tail_takes_groups_in_turn(ranks: int) -> None:
         assert lost.max() == 1
 
 
-@pytest.mark.parametrize(("owners", "ranks"), [((), 4), ((0, 0), 4), ((4,), 4), ((-1,), 4), ((0,), 0), ((0,), 257)])
+@pytest.mark.parametrize(("owners", "ranks"), [((), 4), ((4,), 4), ((-1,), 4), ((0,), 0), ((0,), 257)])
 def test_bad_maps_are_refused(owners: tuple[int, ...], ranks: int) -> None:
     with pytest.raises(ConfigError):
         place(shape_for(1000, 1408), OwnerMap(1, owners), ranks)
@@ -71,3 +71,33 @@ def test_placement_is_made_once_and_read_only() -> None:
     assert dealt(100000, 4) is p
     with pytest.raises(ValueError, match="read-only"):
         p.position[0] = 1
+
+
+def test_maps_of_equal_tables_share_their_arrays() -> None:
+    shape = shape_for(100000, 1408)
+    a, b = (place(shape, OwnerMap(i, (0, 2)), 3) for i in (1, 2))
+    assert a.owner_map != b.owner_map
+    assert a.position is b.position
+
+
+def test_a_table_names_ranks_by_weight_and_mixes_them() -> None:
+    assert table((1, 1, 1, 1)) == table((4, 4, 4, 4)) == (0, 1, 2, 3)
+    assert table((0, 1, 0, 2)) == (3, 1, 3)
+    assert table((4, 4, 1, 4)) == (0, 1, 3, 0, 1, 3, 2, 0, 1, 3, 0, 1, 3)
+
+
+@pytest.mark.parametrize("weights", [(), (0, 0), (1, -1)])
+def test_bad_weights_are_refused(weights: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError):
+        table(weights)
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=32).filter(any))
+def test_rows_follow_the_weights_in_every_group(weights: list[int]) -> None:
+    ranks, total = len(weights), sum(weights)
+    owner_map = OwnerMap(1, table(tuple(weights)))
+    p = place(shape_for(3_000_000, 1408), owner_map, ranks)
+    assert owner_map.share == pytest.approx(max(weights) / total)
+    for owner, weight in enumerate(weights):
+        in_groups = np.bincount(p.groups_of(owner), minlength=p.shape.groups)
+        assert np.all(abs(in_groups - 64 * weight / total) <= max(2, weight))

@@ -8,6 +8,7 @@ import pytest
 
 from tailbound.codec.owners import OwnerMap
 from tailbound.codec.shape import shape_for
+from tailbound.errors import TransportError
 from tailbound.transport.sequence import Layout, Place, Sequence
 from tailbound.wire.schema import op_label, serial_distance
 
@@ -128,3 +129,125 @@ def test_a_step_has_at_most_1024_ops() -> None:
     launch(sequence, [layout(100, index=i) for i in range(1024)])
     with pytest.raises(ValueError, match="larger buckets"):
         sequence.assign(layout(100))
+
+
+def test_a_map_begins_with_a_step_and_moves_every_ring_alike() -> None:
+    history = step(1000, 70_000)
+    other = OwnerMap(257, (2, 0))
+    one, two = Sequence(RANKS, MAP), Sequence(RANKS, MAP)
+    one.set_map(other, 2)
+    placed = launch(one, history * 3)
+    placed_two = launch(two, history)
+    two.set_map(other, 2)  # told later, in time
+    placed_two += launch(two, history * 2)
+    assert placed == placed_two
+    assert [p.placement.owner_map.id for p in placed] == [0, 0, 0, 0, 257, 257]
+    assert placed[-1].placement.counts[1] == 0
+
+
+@pytest.mark.parametrize("launched", range(2, 14))
+def test_a_map_told_late_puts_the_ops_to_come_where_the_others_have_them(launched: int) -> None:
+    history = step(1000, 70_000) * 9
+    maps = [(0, MAP), (1, OwnerMap(257, (2, 0))), (3, OwnerMap(513, (1, 1, 0)))]
+    told, late = Sequence(RANKS, MAP), Sequence(RANKS, MAP)
+    told.set_maps(maps)
+    places = launch(told, history)
+    launch(late, history[:launched])
+    ahead = [place for _ in range(3) if (place := late.predict())]
+    wrong = late.set_maps(maps)
+    assert [p.placement.owner_map.id for p in ahead if p not in wrong] == [0] * (len(ahead) - len(wrong))
+    assert launch(late, history[launched:]) == places[launched:]
+    assert late.position() == told.position()
+
+
+def test_another_history_of_maps_takes_the_place_of_the_first() -> None:
+    history = step(1000, 70_000) * 6
+    one, two = Sequence(RANKS, MAP), Sequence(RANKS, MAP)
+    one.set_maps([(0, MAP), (1, OwnerMap(256, (0,)))])
+    launch(one, history[:7])
+    for sequence in (one, two):
+        sequence.set_maps([(0, MAP), (2, OwnerMap(257, (1, 0)))])
+    assert launch(one, history[7:]) == launch(two, history)[7:]
+
+
+def test_a_map_that_began_too_long_ago_asks_for_a_jump() -> None:
+    sequence = Sequence(RANKS, MAP)
+    launch(sequence, step(1000) * 12)
+    with pytest.raises(TransportError, match="where rows go"):
+        sequence.set_map(OwnerMap(257, (1,)), 2)
+    assert sequence.adrift
+    donor = Sequence(RANKS, MAP)
+    donor.set_map(OwnerMap(257, (1,)), 2)
+    launch(donor, step(1000) * 14)
+    sequence.jump(donor.position())
+    assert not sequence.adrift
+    assert launch(sequence, step(1000) * 2)[1:] == launch(donor, step(1000) * 2)[1:]
+
+
+def test_maps_that_are_too_old_to_be_named_change_nothing() -> None:
+    maps = [(0, MAP), (3, OwnerMap(257, (2, 0))), (6, OwnerMap(513, (1, 1, 0))), (40, OwnerMap(769, (1,)))]
+    sequence, told = Sequence(RANKS, MAP), Sequence(RANKS, MAP)
+    for known in range(1, 4):
+        sequence.set_maps(maps[max(0, known - 2) : known + 1])
+        launch(sequence, step(1000) * 10)
+    told.set_maps(maps)
+    launch(told, step(1000) * 30)
+    assert sequence.position() == told.position()
+
+
+def test_a_rank_that_jumped_may_hear_later_when_its_map_began() -> None:
+    maps = [(0, MAP), (3, OwnerMap(257, (2, 0)))]
+    donor, lost = Sequence(RANKS, MAP), Sequence(RANKS, MAP)
+    donor.set_maps(maps)
+    launch(donor, step(1000) * 20)
+    lost.jump(donor.position())
+    launch(lost, step(1000) * 10)
+    lost.set_maps(maps)
+    assert not lost.adrift
+    launch(donor, step(1000) * 10)
+    assert launch(lost, step(1000)) == launch(donor, step(1000))
+
+
+def test_a_gap_in_the_history_of_maps_asks_for_a_jump() -> None:
+    sequence = Sequence(RANKS, MAP)
+    with pytest.raises(TransportError, match="where rows go"):
+        sequence.set_maps([(20, OwnerMap(513, (1,))), (30, OwnerMap(769, (0,)))])
+
+
+def test_a_map_turned_within_wrong_predictions_turns_again() -> None:
+    sequence = Sequence(RANKS, MAP)
+    launch(sequence, step(100, 7) * 2)
+    sequence.set_map(OwnerMap(257, (1,)), 3)
+    ahead = [sequence.predict() for _ in range(3)]
+    assert [p.placement.owner_map.id for p in ahead if p] == [0, 0, 257]
+    place, wrong = sequence.assign(layout(99, last=True))
+    assert len(wrong) == 3
+    assert place.placement.owner_map.id == 0
+    place, _ = sequence.assign(layout(99, last=True))
+    assert place.step == 3
+    assert place.placement.owner_map.id == 257
+
+
+@pytest.mark.parametrize("launched", [0, 1, 2, 3])
+def test_a_rank_that_jumps_meets_the_others(launched: int) -> None:
+    history = step(100, 7, 3000)
+    donor, lost = Sequence(RANKS, MAP), Sequence(RANKS, MAP)
+    launch(lost, history * 2)
+    launch(donor, history * 9 + history[:launched])
+    lost.predict()
+    to = donor.position()
+    assert to.step == (9 if launched in (0, 3) else 10) + (launched == 3)
+    lost.jump(to)
+    launch(donor, history[launched:] if launched in (1, 2) else [])
+    assert [p.label for p in launch(lost, history)] == [op_label(to.step, i) for i in range(3)]
+    mine, theirs = launch(lost, history), launch(donor, history * 2)[-3:]
+    assert mine == theirs
+
+
+def test_nobody_says_where_to_join_while_the_layout_changes() -> None:
+    sequence = Sequence(RANKS, MAP)
+    launch(sequence, step(100, 7))
+    assert sequence.position().step == 1
+    sequence.assign(layout(100))
+    with pytest.raises(TransportError, match="not stable"):
+        sequence.position()

@@ -3,12 +3,18 @@
 Row ``k = g * R + r`` belongs to ``owners[k mod M]``; an owner's rows are sorted by ``(r, g)``, which is also their
 sending order: a tail cut off costs every group at most one row more than another, a dead owner costs every group the
 same share. Dealing by ``r mod M`` alone would be unequal (1.5 times at 48 ranks, 2 times at 128).
+
+A table may name a rank several times, or not at all: that is how a slow link gets a smaller share, and a straggler
+none (CLOCKS.md rule 22; the gain of StragglAR, for any number of ranks).
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +26,35 @@ from tailbound.wire.schema import MAX_RANKS
 
 @dataclass(frozen=True)
 class OwnerMap:
-    """A table of owners with its id; ``owners`` are distinct ranks, at least one."""
+    """A table of owners with its id; ``rotate``: Hadamard on.
+
+    ``owners`` holds at least one entry; a rank owns rows in proportion to how often it is named.
+    """
 
     id: int
     owners: tuple[int, ...]
+    rotate: bool = True
+
+    @property
+    def share(self) -> float:
+        """Largest share of the rows that one rank owns."""
+        return max(Counter(self.owners).values()) / len(self.owners)
+
+
+@lru_cache(maxsize=64)
+def table(weights: tuple[int, ...]) -> tuple[int, ...]:
+    """The owners table of ``weights`` (by rank): every rank as often as its weight says, evenly interleaved.
+
+    Equal weights give each rank once, in order.
+
+    Raises:
+        ConfigError: a negative weight, or none above 0.
+    """
+    if not weights or min(weights) < 0 or max(weights) == 0:
+        raise ConfigError(f"weights of owners {weights}: give none below 0 and at least one above")
+    least = math.gcd(*weights)
+    turns = [((2 * j + 1) / (2 * w // least), rank) for rank, w in enumerate(weights) for j in range(w // least)]
+    return tuple(rank for _, rank in sorted(turns))
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,26 +87,33 @@ class Placement:
         return groups
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def place(shape: Shape, owner_map: OwnerMap, world_size: int) -> Placement:
     """Deals the rows of ``shape`` to the owners of ``owner_map``.
 
     Raises:
-        ConfigError: no owner, an owner twice, an owner outside the job, or a job too large.
+        ConfigError: no owner, an owner outside the job, or a job too large.
     """
     owners = owner_map.owners
     if not 1 <= world_size <= MAX_RANKS:
         raise ConfigError(f"world size {world_size} is not in 1..{MAX_RANKS}")
-    if not owners or len(set(owners)) != len(owners) or min(owners) < 0 or max(owners) >= world_size:
-        raise ConfigError(f"owner map {owner_map.id}: {owners} are not distinct ranks of 0..{world_size - 1}")
-    rows = np.arange(shape.rows)
-    owner = np.array(owners, np.uint8)[rows % len(owners)]
-    row_at = np.lexsort((rows // shape.group_rows, rows % shape.group_rows, owner)).astype(np.int32)
+    if not owners or min(owners) < 0 or max(owners) >= world_size:
+        raise ConfigError(f"owner map {owner_map.id}: {owners} are not ranks of 0..{world_size - 1}")
+    return Placement(shape, owner_map, world_size, *_deal(shape, owners, world_size))
+
+
+@lru_cache(maxsize=256)
+def _deal(shape: Shape, owners: tuple[int, ...], world_size: int) -> tuple[NDArray[Any], ...]:
+    """The arrays of a placement; maps that differ in their ids alone share them."""
+    owner = np.resize(np.array(owners, np.uint8), shape.rows)
+    by_place = np.arange(shape.rows, dtype=np.int32).reshape(shape.groups, shape.group_rows).T.ravel()
+    row_at = by_place[np.argsort(owner[by_place], kind="stable")]
     counts = np.bincount(owner, minlength=world_size).astype(np.int64)
     starts = np.cumsum(counts) - counts
     position = np.empty(shape.rows, np.int32)
-    position[row_at] = rows
+    position[row_at] = np.arange(shape.rows, dtype=np.int32)
     within = (position - starts[owner]).astype(np.int32)
-    for array in (owner, within, counts, starts, position, row_at):
+    arrays = (owner, within, counts, starts, position, row_at)
+    for array in arrays:
         array.flags.writeable = False
-    return Placement(shape, owner_map, world_size, owner, within, counts, starts, position, row_at)
+    return arrays

@@ -34,6 +34,11 @@ def stage_start(*, heard_fewer: int, heard_need: int, alone: bool, launched: int
     return min(candidates, default=0)
 
 
+#: A deadline moves on by a tenth of itself, but by no less: over a link at a twentieth of its rate the bursts to one
+#: of eight ranks are 8 ms apart, and a thread may well not run for as long.
+LEAST_STEP = 10_000_000
+
+
 @dataclass
 class Extension:
     """A deadline that moves on by a tenth while packets still come, up to ``start + stage_max`` (rules 7c, 11)."""
@@ -43,20 +48,24 @@ class Extension:
     step: int = 1
     progress: int = -1
 
-    def begin(self, start: int, length: int, stage_max: int) -> None:
+    def begin(self, start: int, length: int, stage_max: int, least_step: int = 1) -> None:
         """Starts the deadline at ``start + length``; later calls change nothing."""
         if not self.due:
             self.due = start + length
             self.limit = max(self.due, start + stage_max)
-            self.step = max(1, length // 10)
+            self.step = max(least_step, length // 10)
 
-    def expired(self, now: int, progress: int) -> bool:
-        """Whether the deadline has passed, moving it on if ``progress`` rose since it was last looked at."""
+    def expired(self, now: int, progress: int, *, unwatched: bool = True) -> bool:
+        """Whether the deadline has passed, moving it on if ``progress`` rose since it was last looked at.
+
+        ``unwatched`` is the answer where nobody looked in the last tenth: True, it is over (a launch that came too
+        late, rule 13); False, this thread was busy with something else, and rows may be on their way: one tenth more.
+        """
         if not self.due or now < self.due:
             if self.due and now >= self.due - self.step and self.progress < 0:
                 self.progress = progress
             return False
-        moved = self.progress >= 0 and progress != self.progress
+        moved = progress != self.progress if self.progress >= 0 else not unwatched
         self.progress = progress
         if moved and self.due < self.limit:
             self.due = min(now + self.step, self.limit)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from tailbound.errors import ConfigError
+from tailbound.transport.safeguard import Limits
 from tailbound.wire.schema import HEADER_BYTES, IPV4_BYTES, MAX_RANKS, UDP_BYTES, WIDTH_STEP
 
 MS = 1_000_000
@@ -33,13 +35,17 @@ class Config:
 
     Attributes:
         rank, ranks: this rank and the world size.
-        deadline_1, deadline_2: D1 and D2 of CLOCKS.md rules 4 and 11.
-        start_max: D_start of rule 3.
+        deadline_1, deadline_2: D1 and D2 of CLOCKS.md rules 4 and 11; 0: learned.
+        start_max: least D_start of rule 3.
         stage_max: rule 4; no stage lasts longer, whatever arrives.
-        quiet: q of rule 10.
+        quiet: q of rule 10; 0: learned.
         self_late_after: seals missed by the own row before it is no longer waited for (rule 8).
         suspect_after: stages missed by a rank before it is suspected (rule 14).
-        rotate: Hadamard rotation on.
+        hold_max: for so long a rank that holds is waited for (rule 16).
+        rotate: Hadamard rotation on, off, or ``auto``: by the measured loss, alike on all ranks.
+        safeguard: what to do when too much is lost.
+        repair: ask for results that are missing once their owner has finished (rule 23).
+        share_rows: agree on smaller shares of the rows for slow links, and none for stragglers (rule 22).
         first_step: step number the job starts with; only tests of wrap-around change it.
     """
 
@@ -48,14 +54,18 @@ class Config:
     port: int = DEFAULT_PORT
     width: int = 1408
     ring_mib: float = 64.0
-    deadline_1: int = 100 * MS
-    deadline_2: int = 100 * MS
+    deadline_1: int = 0
+    deadline_2: int = 0
     start_max: int = 1000 * MS
     stage_max: int = 2000 * MS
-    quiet: int = 1 * MS
+    quiet: int = 0
     self_late_after: int = 3
     suspect_after: int = 3
-    rotate: bool = True
+    hold_max: int = 60_000 * MS
+    rotate: bool | Literal["auto"] = True
+    repair: bool = True
+    safeguard: Limits = field(default_factory=Limits)
+    share_rows: bool = True
     first_step: int = 0
 
     def __post_init__(self) -> None:
@@ -67,9 +77,14 @@ class Config:
             raise ConfigError(f"UDP port {self.port} is outside 0..65535")
         if self.width < WIDTH_STEP or self.width % WIDTH_STEP or self.width > WIDTH_MOST:
             raise ConfigError(f"payload width {self.width}: give a multiple of {WIDTH_STEP} up to {WIDTH_MOST}")
+        if self.rotate not in (True, False, "auto"):
+            raise ConfigError(f"rotate is {self.rotate!r}: give True, False or 'auto'")
         if not self.ring_mib > 0:
             raise ConfigError(f"ring of {self.ring_mib} MiB: give a size above 0")
-        for name in ("deadline_1", "deadline_2", "start_max", "stage_max", "quiet"):
+        for name in ("deadline_1", "deadline_2", "quiet"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must be at least 0 ns (0: learned), not {getattr(self, name)}")
+        for name in ("start_max", "stage_max"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be above 0 ns, not {getattr(self, name)}")
         if self.deadline_1 > self.stage_max or self.deadline_2 > self.stage_max:

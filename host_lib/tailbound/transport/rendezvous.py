@@ -40,7 +40,10 @@ class Store(Protocol):
 
 @dataclass(frozen=True)
 class Greeting:
-    """What a rank says of itself; ``rows`` and ``sum_rows`` are its rings, ``cookie`` counts on rank 0 only."""
+    """What a rank says of itself.
+
+    ``rows`` and ``sum_rows`` are its rings, ``cookie`` counts on rank 0 only, ``reliable`` is a TCP port.
+    """
 
     rank: int
     ranks: int
@@ -52,10 +55,11 @@ class Greeting:
     rows: int
     sum_rows: int
     datapath: str
-    rotate: bool
+    rotate: bool | str
     mode: str
     model: str
     cookie: int = 0
+    reliable: int = 0
 
 
 def new_cookie() -> int:

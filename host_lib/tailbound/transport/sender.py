@@ -11,6 +11,7 @@ import select
 import socket
 import struct
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -27,8 +28,11 @@ SOL_UDP = socket.IPPROTO_UDP
 #: ``pace(rank, bytes)``: seconds to wait before a burst of so many bytes to ``rank``; 0 or less: go.
 Pace = Callable[[int, int], float]
 
+#: Single packets that may wait for room.
+_DEFERRED = 1024
 _FULL = (errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM)
-_NO_GSO = (errno.EIO, errno.EINVAL, errno.EOPNOTSUPP)
+#: What a path without UDP GSO answers.
+NO_GSO = (errno.EIO, errno.EINVAL, errno.EOPNOTSUPP)
 
 
 @dataclass
@@ -73,9 +77,36 @@ class Sender:
         self.peers = dict(peers)
         self.counts = {rank: PeerCounts() for rank in self.peers}
         self.plain: set[int] = set()  #: ranks to which GSO does not work
+        #: single packets for which a full socket has no room wait here, where a send queue empties it; None: they are
+        #: waited for. The oldest give way when it is full.
+        self.deferred: deque[tuple[int, bytes]] | None = None
         self._pace = pace
         self._patience = patience
         self._turn = 0
+        self._plain_sockets = all(type(sock) is socket.socket for sock in self.sockets)
+
+    @property
+    def batched(self) -> bool:
+        """Whether bursts may go to the kernel many at a time, past ``send_burst``."""
+        return self._plain_sockets and self._pace is None and "send_burst" not in self.__dict__
+
+    def turn(self) -> socket.socket:
+        """The socket whose turn it is."""
+        self._turn += 1
+        return self.sockets[(self._turn - 1) % len(self.sockets)]
+
+    def flush(self) -> bool:
+        """Tries deferred packets again, the oldest first; returns whether all are gone."""
+        while self.deferred:
+            rank, packet = self.deferred[0]
+            number = self._try(self.turn(), rank, packet, 0)
+            if number in _FULL:
+                return False
+            if number:
+                self.refuse(rank, number)
+                self.counts[rank].lost += 1
+            self.deferred.popleft()
+        return True
 
     @property
     def packets(self) -> int:
@@ -124,13 +155,12 @@ class Sender:
         """One burst of packets of ``stride`` bytes (the last may be shorter); paced. Returns the packets taken."""
         if self._pace is not None and (wait := self._pace(rank, len(view))) > 0:
             time.sleep(wait)
-        sock = self.sockets[self._turn % len(self.sockets)]
-        self._turn += 1
+        sock = self.turn()
         if len(view) > stride and rank not in self.plain:
             error = self._call(sock, rank, view, stride)
             if error == 0:
                 return -(-len(view) // stride)
-            if error not in _NO_GSO:
+            if error not in NO_GSO:
                 self.counts[rank].lost += -(-len(view) // stride)
                 return 0
             self.plain.add(rank)
@@ -144,28 +174,49 @@ class Sender:
 
     def _call(self, sock: socket.socket, rank: int, view: memoryview | bytes, stride: int) -> int:
         """One system call with waiting and one retry; returns 0 or the errno that ended it, counted."""
-        counts = self.counts[rank]
-        control = [(SOL_UDP, UDP_SEGMENT, struct.pack("=H", stride))] if stride else []
         until = 0.0
         retried = False
         while True:
-            try:
-                sock.sendmsg([view], control, socket.MSG_DONTWAIT, self.peers[rank])
-            except OSError as error:
-                number = error.errno or errno.EIO
-                if number in _FULL and self._room(sock, number, counts, until):
+            number = self._try(sock, rank, view, stride)
+            if number == 0:
+                return 0
+            if number in _FULL:
+                if self.deferred is not None and not stride:
+                    self._defer(rank, bytes(view))
+                    return 0
+                if self._room(sock, number, self.counts[rank], until):
                     until = until or time.monotonic() + self._patience
                     continue
-                name = errno.errorcode.get(number, str(number))
-                counts.errors[name] = counts.errors.get(name, 0) + 1
-                if number == errno.ECONNREFUSED and not retried:
-                    retried = True  # the error belongs to an earlier datagram, this one was not tried
-                    continue
-                return number
-            counts.packets += -(-len(view) // stride) if stride else 1
-            counts.bytes += len(view)
-            counts.bursts += 1
-            return 0
+            self.refuse(rank, number)
+            if number == errno.ECONNREFUSED and not retried:
+                retried = True  # the error belongs to an earlier datagram, this one was not tried
+                continue
+            return number
+
+    def _try(self, sock: socket.socket, rank: int, view: memoryview | bytes, stride: int) -> int:
+        """One system call; returns 0, counted, or its errno."""
+        control = [(SOL_UDP, UDP_SEGMENT, struct.pack("=H", stride))] if stride else []
+        try:
+            sock.sendmsg([view], control, socket.MSG_DONTWAIT, self.peers[rank])
+        except OSError as error:
+            return error.errno or errno.EIO
+        counts = self.counts[rank]
+        counts.packets += -(-len(view) // stride) if stride else 1
+        counts.bytes += len(view)
+        counts.bursts += 1
+        return 0
+
+    def _defer(self, rank: int, packet: bytes) -> None:
+        assert self.deferred is not None
+        self.counts[rank].waits += 1
+        if len(self.deferred) >= _DEFERRED:
+            self.counts[self.deferred.popleft()[0]].lost += 1
+        self.deferred.append((rank, packet))
+
+    def refuse(self, rank: int, number: int) -> None:
+        """Counts a refused call by the name of its errno."""
+        errors, name = self.counts[rank].errors, errno.errorcode.get(number, str(number))
+        errors[name] = errors.get(name, 0) + 1
 
     def _room(self, sock: socket.socket, number: int, counts: PeerCounts, until: float) -> bool:
         """Waits for room in a full socket; False when patience is at its end (``until``, 0: not begun)."""

@@ -8,13 +8,19 @@ transport of a rank that is still in its backward pass can average and publish f
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from tailbound.codec.owners import OwnerMap, Placement, place
 from tailbound.codec.shape import Shape
-from tailbound.wire.schema import op_label
+from tailbound.errors import TransportError
+from tailbound.transport.steps import step_distance
+from tailbound.wire.schema import op_label, serial_distance
 
 _U32 = 0xFFFFFFFF
+#: So many steps back an owner map may turn out to have begun.
+REMEMBERED = 8
 
 
 @dataclass(frozen=True)
@@ -48,12 +54,36 @@ class Place:
     previous: int
 
 
+@dataclass(frozen=True)
+class Position:
+    """Where a step begins in everybody's rings, for a rank that jumps there (CLOCKS.md rule 20)."""
+
+    step: int
+    result_seq: int
+    sum_seqs: tuple[int, ...]
+    map_id: int
+    owners: tuple[int, ...]
+    rotate: bool = True
+
+
+@dataclass
+class _Begun:
+    """A step that has begun: where it began in the sums rings, and what has been placed in it."""
+
+    step: int
+    sum_seqs: tuple[int, ...]
+    layouts: list[Layout]
+
+
 class Sequence:
     """Assigns places in order; ``assign`` for launched ops, ``predict`` for those that only packets name."""
 
     def __init__(self, ranks: int, owner_map: OwnerMap, first_step: int = 0) -> None:
         self._ranks = ranks
-        self._map = owner_map
+        self._maps: list[tuple[int, OwnerMap]] = [(first_step, owner_map)]  # by the step they begin with
+        self._begun: deque[_Begun] = deque(maxlen=REMEMBERED)
+        #: row sequences are not those of the others any more, and only ``jump`` can make them so again
+        self.adrift = False
         self._step, self._index = first_step, 0
         self._result_seq = 0
         self._sum_seqs = (0,) * ranks
@@ -77,6 +107,116 @@ class Sequence:
         """Whether the last two steps had the same layout (rule 18), so that predictions are made."""
         return len(self._history) == 2 and self._history[0] == self._history[1]
 
+    @property
+    def step_rows(self) -> int:
+        """Rows of a step of the present layout; 0 while it is not stable."""
+        return sum(layout.shape.rows for layout in self._history[1]) if self.stable else 0
+
+    @property
+    def sum_seqs(self) -> tuple[int, ...]:
+        """Where the next op to be placed begins in the sums rings, by rank."""
+        return self._sum_seqs
+
+    @property
+    def map(self) -> OwnerMap:
+        """The owner map of the next op to be placed."""
+        return self.map_at(self._step)
+
+    def map_at(self, step: int) -> OwnerMap:
+        """The owner map of ``step``, as far as is known now."""
+        begun = [owner_map for since, owner_map in self._maps if step_distance(step, since) >= 0]
+        return begun[-1] if begun else self._maps[0][1]
+
+    def set_map(self, owner_map: OwnerMap, since_step: int) -> list[Place]:
+        """From the first op of ``since_step`` on, ops are placed by ``owner_map``; see ``set_maps``."""
+        before = [entry for entry in self._maps if step_distance(entry[0], since_step) < 0]
+        return self.set_maps([*before, (since_step, owner_map)])
+
+    def set_maps(self, maps: Collection[tuple[int, OwnerMap]]) -> list[Place]:
+        """Takes the owner maps agreed on, each with the step it begins with, oldest first.
+
+        A rank may hear of a map after its beginning. What it has launched since then stays where it was put, for
+        nobody (the others refuse its map id); the ops to come are placed as if the map had been known in time.
+
+        Returns:
+            Predictions that this proves wrong, which must be forgotten.
+
+        Raises:
+            TransportError: a map began more than ``REMEMBERED`` steps ago: this rank has to jump.
+        """
+        before, self._maps = self._maps, list(maps)
+        wrong: list[Place] = []
+        for i, ahead in enumerate(self._ahead):
+            if ahead.placement.owner_map != self.map_at(ahead.step):
+                self._ahead, wrong = self._ahead[:i], self._ahead[i:]
+                self._take_back(wrong[0])
+                break
+        first = self._maps[0][0]  # older ones are not named any more, which changes nothing
+        known, named = {m.id for _, m in before}, {m.id for _, m in maps}
+        # by id: a rank that jumped knows of its map, but not when it began
+        other = [since for since, m in maps if m.id not in known and serial_distance(m.id, before[0][1].id) > 0]
+        other += [since for since, m in before if m.id not in named and step_distance(since, first) >= 0]
+        changed = [since for since in other if step_distance(self._step, since) >= 0]
+        oldest = self._begun[0].step if self._begun else self._step
+        long_ago = len(self._begun) == REMEMBERED and any(step_distance(oldest, since) > 0 for since in changed)
+        if long_ago or not known & named:
+            self.adrift = True
+            raise TransportError(
+                f"step {self._step}: owner maps changed more than {REMEMBERED} steps ago, or several times, before "
+                "this rank heard of it: where rows go is not known"
+            )
+        if changed and self._begun:
+            sums = self._begun[0].sum_seqs
+            for begun in self._begun:
+                begun.sum_seqs = sums
+                for layout in begun.layouts:
+                    sums = self._past(sums, layout, begun.step)
+            self._sum_seqs = sums
+        return wrong
+
+    def _past(self, sums: tuple[int, ...], layout: Layout, step: int) -> tuple[int, ...]:
+        """The first row sequences of the sums rings after an op of ``layout`` in ``step``."""
+        counts = place(layout.shape, self.map_at(step), self._ranks).counts
+        return tuple((seq + int(count)) & _U32 for seq, count in zip(sums, counts, strict=True))
+
+    def _take_back(self, first: Place) -> None:
+        """Goes back to before ``first`` and what was predicted after it."""
+        self._step, self._index = first.step, first.index
+        self._result_seq, self._sum_seqs, self._previous = first.result_seq, first.sum_seqs, first.previous
+        while self._begun and step_distance(self._begun[-1].step, first.step) > 0:
+            self._begun.pop()
+        if self._begun and self._begun[-1].step == first.step:
+            del self._begun[-1].layouts[first.index :]
+        self._current = list(self._history[1][: first.index])
+
+    def position(self) -> Position:
+        """Where the next step begins (the present one, if none of its ops has been placed): what a lost rank is told.
+
+        Raises:
+            TransportError: the layout is not stable, so that the rows to come are not known.
+        """
+        step, result_seq, sums = self._step, self._result_seq, self._sum_seqs
+        if self._index:
+            if not self.stable or tuple(self._current) != self._history[1][: self._index]:
+                raise TransportError("the bucket layout is not stable yet: nobody can say where the next step begins")
+            for layout in self._history[1][self._index :]:
+                result_seq = (result_seq + layout.shape.rows) & _U32
+                sums = self._past(sums, layout, step)
+            step = (step + 1) & (_U32 >> 10)
+        owner_map = self.map_at(step)
+        return Position(step, result_seq, sums, owner_map.id, owner_map.owners, owner_map.rotate)
+
+    def jump(self, to: Position) -> None:
+        """Goes on at ``to``; predictions are forgotten, the layout of a step stays known."""
+        self._step, self._index = to.step, 0
+        self._result_seq, self._sum_seqs = to.result_seq, to.sum_seqs
+        self._previous = (op_label(to.step, 0) - 1) & _U32
+        self._current, self._ahead = [], []
+        self._begun.clear()
+        self.adrift = False
+        if self.map.id != to.map_id:  # else it is known already, and so is what is to follow
+            self._maps = [(to.step, OwnerMap(to.map_id, to.owners, to.rotate))]
+
     def predict(self) -> Place | None:
         """The op after the last one placed, if the layout has been the same for two steps; it stays to be launched."""
         if not self.stable:
@@ -99,24 +239,21 @@ class Sequence:
             return self._ahead.pop(0), []
         wrong, self._ahead = self._ahead, []
         if wrong:
-            first = wrong[0]
-            self._step, self._index = first.step, first.index
-            self._result_seq, self._sum_seqs, self._previous = first.result_seq, first.sum_seqs, first.previous
-            steps = self._history[1]
-            self._current = list(steps[: first.index])
+            self._take_back(wrong[0])
             self._history = []
         return self._place(layout), wrong
 
     def _place(self, layout: Layout) -> Place:
-        placement = place(layout.shape, self._map, self._ranks)
+        placement = place(layout.shape, self.map, self._ranks)
         label = op_label(self._step, self._index)
         found = Place(
             label, self._step, self._index, layout, placement, self._result_seq, self._sum_seqs, self._previous
         )
+        if not self._begun or self._begun[-1].step != self._step:
+            self._begun.append(_Begun(self._step, self._sum_seqs, []))
+        self._begun[-1].layouts.append(layout)
         self._result_seq = (self._result_seq + layout.shape.rows) & _U32
-        self._sum_seqs = tuple(
-            (seq + int(count)) & _U32 for seq, count in zip(self._sum_seqs, placement.counts, strict=True)
-        )
+        self._sum_seqs = self._past(self._sum_seqs, layout, self._step)
         self._previous = label
         self._current.append(layout)
         self._index += 1

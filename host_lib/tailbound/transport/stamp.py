@@ -43,6 +43,7 @@ _SCALE, _SCALE_SHIFT, _SCALE_KEEP = _place("scale")
 _COUNT, _COUNT_SHIFT, _COUNT_KEEP = _place("count")
 _SHIFT, _SHIFT_SHIFT, _SHIFT_KEEP = _place("shift")
 _CHECK, _, _ = _place("check")
+_FLAGS, _FLAGS_SHIFT, _ = _place("flags")
 
 
 def template(**values: Any) -> NDArray[np.uint8]:
@@ -193,4 +194,22 @@ def stamp_results(
         out[_EXPONENT] = (out[_EXPONENT] & _EXPONENT_KEEP) | (exponent << _EXPONENT_SHIFT)
         out[_SCALE] = (out[_SCALE] & _SCALE_KEEP) | (_swap32(np.uint64(bits[p])) << _SCALE_SHIFT)
         out[_COUNT] = (out[_COUNT] & _COUNT_KEEP) | (_swap16(np.uint64(counts[p])) << _COUNT_SHIFT)
+        out[_CHECK] = _swap64(final(out, states[p]))
+
+
+@cached
+@njit(nogil=True, cache=True, boundscheck=False)
+def restamp(packets: NDArray[np.uint8], states: NDArray[np.uint64], flags: int) -> None:
+    """Sets ``flags`` in the headers of packets that have been stamped before, and makes their checks anew.
+
+    Args:
+        packets: u8[T, stride], C-contiguous, stride a multiple of 16.
+        states: u64[T, 4], partial checks of the payloads.
+        flags: bits to set; the others stay.
+    """
+    words = packets.view(np.uint64)
+    more = _swap16(np.uint64(np.uint16(flags))) << _FLAGS_SHIFT
+    for p in range(words.shape[0]):
+        out = words[p, :_WORDS]
+        out[_FLAGS] |= more
         out[_CHECK] = _swap64(final(out, states[p]))

@@ -18,13 +18,16 @@ class Suspicion:
         self._after = after
         self._suspects: set[int] = set()
         self._first_missed: dict[int, int] = {}
+        self._judged: frozenset[int] = frozenset()
 
     @property
     def suspects(self) -> frozenset[int]:
         """Ranks suspected now; nobody when it would be more than half of all ranks, self included (rule 14)."""
-        if 2 * len(self._suspects) > len(self._misses):
-            return frozenset()
-        return frozenset(self._suspects)
+        return self._judged  # asked for many times an op
+
+    def _judge(self) -> None:
+        too_many = 2 * len(self._suspects) > len(self._misses)
+        self._judged = frozenset() if too_many else frozenset(self._suspects)
 
     def first_missed(self, rank: int) -> int:
         """Label of the op that ``rank`` was absent from first, in the present row of misses."""
@@ -49,6 +52,7 @@ class Suspicion:
             self._misses[rank] += 1
             if self._misses[rank] >= self._after and rank not in self._suspects:
                 self._suspects.add(rank)
+                self._judge()
                 new.add(rank)
         return new
 
@@ -57,5 +61,6 @@ class Suspicion:
         self._misses[rank] = 0
         if rank in self._suspects:
             self._suspects.discard(rank)
+            self._judge()
             return True
         return False

@@ -11,7 +11,7 @@ import errno
 import os
 from collections.abc import Sequence
 
-_POLLIN = 1
+_POLLIN, _POLLOUT = 1, 4
 _ppoll = ctypes.CDLL(None, use_errno=True).ppoll
 
 
@@ -24,11 +24,21 @@ class _Timespec(ctypes.Structure):
 
 
 class Waiter:
-    """Waits on a fixed set of descriptors; allocates nothing per call, releases the GIL while it sleeps."""
+    """Waits on a fixed set of descriptors; allocates nothing per call, releases the GIL while it sleeps.
 
-    def __init__(self, fds: Sequence[int]) -> None:
-        self._polled = (_PollFd * len(fds))(*(_PollFd(fd, _POLLIN, 0) for fd in fds))
+    Args:
+        fds: to be readable.
+        sending: to be writable, where ``want_room`` says so; -1: none.
+    """
+
+    def __init__(self, fds: Sequence[int], sending: int = -1) -> None:
+        self._polled = (_PollFd * (len(fds) + 1))(*(_PollFd(fd, _POLLIN, 0) for fd in fds), _PollFd(-1, _POLLOUT, 0))
+        self._sending = sending
         self._time = _Timespec()
+
+    def want_room(self, wanted: bool) -> None:
+        """Whether room in the socket ``sending`` (given at the start) ends a wait too."""
+        self._polled[len(self._polled) - 1].fd = self._sending if wanted else -1
 
     def wait(self, nanoseconds: int) -> int:
         """Returns how many descriptors are readable, after at most ``nanoseconds``; a signal may end it early.
@@ -47,4 +57,4 @@ class Waiter:
 
     def readable(self, fd: int) -> bool:
         """Whether the last wait found ``fd`` readable (or broken, which reading it will tell)."""
-        return any(one.fd == fd and one.revents for one in self._polled)
+        return any(one.fd == fd and one.revents for one in self._polled if one.events == _POLLIN)

@@ -1,0 +1,302 @@
+"""Agreeing on owner maps: two phases, led by the lowest live rank (CLOCKS.md rule 22). Pure, with the time passed in.
+
+The leader proposes a map, every live rank acknowledges it, more than half of all in any case, and only then the leader
+settles the step with which it begins, three or more after the newest. A map that is not acknowledged in time lapses. A
+map that has been settled is told to every rank whose headers name an older one (``map_known``), by whoever knows: the
+leader may have died meanwhile.
+
+An id means one map with one beginning, for good, and every packet that is placed by a map carries its id. So ranks that
+know different maps refuse each other's packets and lose them, but never put a row where it does not belong. Of two maps
+that two leaders settled, each taking the other for dead, the one with the higher id replaces the other everywhere,
+history included: what is told is a chain of the newest maps.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import struct
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tailbound.codec.owners import OwnerMap, table
+from tailbound.transport.config import MS
+from tailbound.transport.steps import step_distance
+from tailbound.wire.schema import MAX_RANKS, OP_INDEX_BITS, serial_distance
+
+#: A map begins so many steps after the newest one that its leader has heard of.
+LEAD_STEPS = 3
+#: So many maps are remembered, and told as one chain.
+CHAIN = 4
+#: Pause between two packets of the same purpose to the same rank: at first, and at most (it doubles).
+_PAUSE, _LONGEST_PAUSE = 2 * MS, 250 * MS
+#: Others than the leader wait so long before they tell of a map.
+_PATIENCE = 20 * MS
+#: A proposal that is not acknowledged by all lapses; the next one waits as long, and twice as long every time.
+_LAPSE, _LONGEST_LAPSE = 300 * MS, 5_000 * MS
+
+_STEPS = 0xFFFFFFFF >> OP_INDEX_BITS
+_HEAD, _ENTRY = struct.Struct(">BBHI"), struct.Struct(">IIB")
+
+
+class Kind(enum.IntEnum):
+    """What the body of a MAP packet is."""
+
+    PROPOSE = 1  #: one map, without its beginning; ``ref``: the id of the map it is to follow
+    ACKNOWLEDGE = 2  #: ``ref``: the id proposed, or the higher one promised to somebody else, or the one known
+    SETTLED = 3  #: the newest maps with their beginnings, oldest first
+    SPEEDS = 4  #: how fast every rank's rows come in here, as u8[ranks]: 255 as fast as the median, 0 unknown
+
+
+@dataclass(frozen=True)
+class Content:
+    """What is agreed on: weights of the owners by rank (0..255, not all 0), and whether ops are rotated."""
+
+    weights: tuple[int, ...]
+    rotate: bool = True
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """A settled map: its id, the step it begins with, its content."""
+
+    id: int
+    since: int
+    content: Content
+
+    @property
+    def owner_map(self) -> OwnerMap:
+        """As the codec takes it."""
+        return OwnerMap(self.id, table(self.content.weights), self.content.rotate)
+
+
+class Message(NamedTuple):
+    """Body of a MAP packet."""
+
+    kind: Kind
+    ref: int = 0
+    maps: tuple[Agreed, ...] = ()
+    speeds: tuple[int, ...] = ()
+
+
+def encode_map(message: Message, ranks: int) -> bytes:
+    """The body of a MAP packet."""
+    parts = [_HEAD.pack(message.kind, len(message.maps), ranks, message.ref)]
+    for each in message.maps:
+        parts += [_ENTRY.pack(each.id, each.since, each.content.rotate), bytes(each.content.weights)]
+    return b"".join([*parts, bytes(message.speeds)])
+
+
+def decode_map(body: bytes, ranks: int) -> Message | None:
+    """The body of a MAP packet, or None if it is not one of a job of ``ranks``."""
+    if len(body) < _HEAD.size:
+        return None
+    kind, count, size, ref = _HEAD.unpack_from(body)
+    if size != ranks or kind not in Kind.__members__.values():
+        return None
+    if count != {Kind.PROPOSE: 1, Kind.SETTLED: count or 1}.get(kind, 0):
+        return None
+    at, maps = _HEAD.size, []
+    for _ in range(count):
+        end = at + _ENTRY.size + ranks
+        if end > len(body):
+            return None
+        ident, since, rotate = _ENTRY.unpack_from(body, at)
+        weights = tuple(body[at + _ENTRY.size : end])
+        if not any(weights) or rotate > 1 or since > _STEPS or ident & 0xFF >= ranks:
+            return None
+        maps.append(Agreed(ident, since, Content(weights, bool(rotate))))
+        at = end
+    if any(
+        serial_distance(b.id, a.id) <= 0 or step_distance(b.since, a.since) <= 0 for a, b in itertools.pairwise(maps)
+    ):
+        return None
+    if kind != Kind.SPEEDS:
+        return Message(Kind(kind), ref, tuple(maps))
+    return Message(Kind.SPEEDS, ref, (), tuple(body[at : at + ranks])) if len(body) >= at + ranks else None
+
+
+@dataclass
+class _Proposal:
+    """A map that has been proposed here and not been settled yet."""
+
+    id: int
+    content: Content
+    begun: int
+    again: int
+    pause: int = _PAUSE
+    acknowledged: set[int] = field(default_factory=set)
+
+
+class Agreement:
+    """One rank's part in agreeing.
+
+    Args:
+        rank, ranks: this rank, and world size.
+        first: the map with id 0, with which the job begins on all ranks alike.
+        first_step: the job's first step.
+        room: bytes that the body of a packet can have.
+    """
+
+    def __init__(self, rank: int, ranks: int, first: Content, first_step: int = 0, room: int = 1408) -> None:
+        self.rank, self.ranks = rank, ranks
+        #: settled maps, oldest first; the last one may still be to begin
+        self.agreed: list[Agreed] = [Agreed(0, first_step, first)]
+        self._chain = min(CHAIN, (room - _HEAD.size) // (_ENTRY.size + ranks))
+        self._proposal: _Proposal | None = None
+        self._promised = self._promised_at = 0
+        self._answers: list[tuple[int, Message]] = []
+        self._telling: dict[int, tuple[int, int]] = {}  # rank: when to tell it again, pause after that
+        self._not_before, self._rest = 0, _LAPSE
+        self.lapsed = 0
+
+    @property
+    def known(self) -> int:
+        """Id of the newest map known in full, for ``map_known`` of every header."""
+        return self.agreed[-1].id
+
+    def due(self, step: int) -> Agreed:
+        """The map of ``step``, as far as is known now."""
+        begun = [each for each in self.agreed if step_distance(step, each.since) >= 0]
+        return begun[-1] if begun else self.agreed[0]
+
+    def busy(self, step: int, now: int) -> bool:
+        """Whether a change is on its way, or one has just lapsed: nothing can be proposed by a rank in ``step``."""
+        waiting = step_distance(step, self.agreed[-1].since) < 0
+        return waiting or self._proposal is not None or now < self._not_before or self._chain < 2
+
+    def propose(self, content: Content, step: int, now: int) -> bool:
+        """Proposes ``content``; returns False if it is the present one, or a change is on its way already.
+
+        Raises:
+            ConfigError: weights that are no map.
+        """
+        table(content.weights)
+        if len(content.weights) != self.ranks or content == self.agreed[-1].content or self.busy(step, now):
+            return False
+        counter = (max(self.known, self._promised, key=lambda i: serial_distance(i, self.known)) >> 8) + 1
+        self._promised, self._promised_at = (counter << 8 | self.rank) & 0xFFFFFFFF, now
+        self._proposal = _Proposal(self._promised, content, now, now)
+        return True
+
+    def take(self, message: Message, sender: int, live: Collection[int], now: int) -> bool:
+        """Takes a message of another rank; ``live``: peers that this rank takes for alive.
+
+        Returns:
+            Whether ``agreed`` has changed.
+        """
+        if message.kind == Kind.PROPOSE:
+            self._consider(message, sender, live, now)
+        elif message.kind == Kind.ACKNOWLEDGE:
+            self._count(message.ref, sender, now)
+        elif message.kind == Kind.SETTLED:
+            newest = message.maps[-1]
+            ahead = serial_distance(newest.id, self.known)
+            if ahead > 0:
+                self._adopt(message.maps)
+            if ahead >= 0:
+                self._answers.append((sender, Message(Kind.ACKNOWLEDGE, self.known)))
+            else:
+                self._telling[sender] = (now, _PAUSE)
+            return ahead > 0
+        return False
+
+    def turn(
+        self, now: int, newest: int, live: Collection[int], known: Mapping[int, int], lead: int = LEAD_STEPS
+    ) -> list[tuple[int, Message]]:
+        """What is to be sent now, to whom; a proposal is settled, or lapses. ``agreed`` may change.
+
+        Args:
+            newest: newest step that this rank or a peer has named.
+            live: peers taken for alive; all of them have to acknowledge.
+            known: ``map_known`` of every peer that is to be told of maps.
+            lead: steps after the newest one with which a map begins; more than three where steps are short.
+        """
+        out, self._answers = self._answers, []
+        proposal = self._proposal
+        if proposal is not None:
+            missing = [p for p in live if p not in proposal.acknowledged]
+            if min(live, default=self.rank) < self.rank or now - proposal.begun >= _LAPSE:
+                self._give_up(now)
+            elif not missing and 2 * (len(proposal.acknowledged) + 1) > self.ranks:
+                since = newest + lead
+                if step_distance(since, self.agreed[-1].since) <= 0:
+                    since = self.agreed[-1].since + 1
+                self._adopt((*self.agreed, Agreed(proposal.id, since & _STEPS, proposal.content)))
+                self._rest = _LAPSE
+            elif now >= proposal.again:
+                proposed = Agreed(proposal.id, 0, proposal.content)
+                out += [(p, Message(Kind.PROPOSE, self.known, (proposed,))) for p in missing]
+                proposal.again, proposal.pause = now + proposal.pause, min(2 * proposal.pause, _LONGEST_PAUSE)
+        return out + self._tell(now, known)
+
+    def look(self) -> int:
+        """When ``turn`` is due again; 0 if nothing is on its way."""
+        looks = [again for again, _ in self._telling.values()]
+        if self._proposal is not None:
+            looks.append(self._proposal.again)
+        return min(looks, default=0)
+
+    def _tell(self, now: int, known: Mapping[int, int]) -> list[tuple[int, Message]]:
+        out = []
+        for peer, newest in known.items():
+            if serial_distance(self.known, newest) <= 0:
+                self._telling.pop(peer, None)
+                continue
+            leader = self.known & 0xFF == self.rank
+            again, pause = self._telling.setdefault(peer, (now if leader else now + _PATIENCE, _PAUSE))
+            if now >= again:
+                out.append((peer, Message(Kind.SETTLED, 0, tuple(self.agreed[-self._chain :]))))
+                self._telling[peer] = (now + pause, min(2 * pause, _LONGEST_PAUSE))
+        for peer in [p for p in self._telling if p not in known]:
+            del self._telling[peer]
+        return out
+
+    def _consider(self, message: Message, sender: int, live: Collection[int], now: int) -> None:
+        """Acknowledges a proposal, unless it is not its sender's turn, or it does not follow the newest map."""
+        proposed = message.maps[0]
+        if proposed.id & 0xFF != sender or min(live, default=sender) < sender or self.rank < sender:
+            return
+        if message.ref != self.known:
+            if serial_distance(self.known, message.ref) > 0:
+                self._telling[sender] = (now, _PAUSE)
+            return
+        if serial_distance(proposed.id, self._promised) >= 0:
+            other = proposed.id & 0xFF != self._promised & 0xFF and serial_distance(self._promised, self.known) > 0
+            if other and now - self._promised_at < 2 * _LAPSE:
+                return  # that one may have been settled, and word of it be on its way
+            self._promised, self._promised_at, self._proposal = proposed.id, now, None
+        self._answers.append((sender, Message(Kind.ACKNOWLEDGE, self._promised)))
+
+    def _count(self, ref: int, sender: int, now: int) -> None:
+        proposal = self._proposal
+        if proposal is None:
+            return
+        if ref == proposal.id:
+            proposal.acknowledged.add(sender)
+        elif serial_distance(ref, proposal.id) > 0:  # somebody else has been promised more: begin above that
+            self._promised, self._promised_at = ref, now
+            self._give_up(now)
+
+    def _adopt(self, chain: tuple[Agreed, ...]) -> None:
+        """Takes the history that the newest map has: what is newer than the chain's first and not in it is dropped."""
+        kept = [each for each in self.agreed if serial_distance(each.id, chain[0].id) < 0]
+        self.agreed = [*kept, *chain][-CHAIN:]
+        if serial_distance(self.known, self._promised) > 0:
+            self._promised = self.known
+        self._proposal = None
+        self._telling.clear()
+
+    def _give_up(self, now: int) -> None:
+        self._proposal = None
+        self._not_before, self._rest = now + self._rest, min(2 * self._rest, _LONGEST_LAPSE)
+        self.lapsed += 1
+
+
+def speeds_to_wire(speeds: Mapping[int, float], ranks: int) -> tuple[int, ...]:
+    """Speeds relative to the median (1.0) as ``Message.speeds``."""
+    return tuple(max(1, min(255, round(255 * speeds[r]))) if r in speeds else 0 for r in range(ranks))
+
+
+assert MAX_RANKS <= 256  # the proposer's rank is the low byte of an id

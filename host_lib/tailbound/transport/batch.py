@@ -1,0 +1,147 @@
+"""Many bursts in one system call: message headers filled by nogil code, handed over by ``sendmmsg``.
+
+A flow is a run of packets for one rank. The turns that ``burst.interleave`` describes are taken here without a Python
+object per burst: the flow that is least far on is always next, so that a call that was cut short goes on where it was.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+from collections.abc import Mapping
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from tailbound.wire.jit import Scalar, cached
+
+#: Columns of a flow: address of its first packet; packets that have left, packets in all; rank; packets of a burst;
+#: bursts that may leave now; bursts that have left.
+BASE, NEXT, TOTAL, RANK, SIZE, ALLOWED, BURSTS = range(7)
+FLOW_WORDS = 7
+#: As many bursts as one may want: no limit.
+ANY = 1 << 30
+#: Messages of one system call.
+BATCH = 32
+
+_MSG_DONTWAIT = 0x40
+_NAME_BYTES, _CONTROL_BYTES = 16, 24
+_UDP_SEGMENT = 103
+_sendmmsg = ctypes.CDLL(None, use_errno=True).sendmmsg
+_sendmmsg.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int)
+_sendmmsg.restype = ctypes.c_int
+
+
+@cached
+@njit(nogil=True, cache=True, boundscheck=False)
+def fill(
+    flows: NDArray[np.int64],
+    stride: int,
+    most: int,
+    names: NDArray[np.uint64],
+    control: int,
+    messages: NDArray[np.uint64],
+    iovecs: NDArray[np.uint64],
+    order: NDArray[np.int64],
+) -> Scalar:
+    """Writes messages for the next bursts; returns how many. Nothing counts as sent before ``settle`` says so.
+
+    Args:
+        flows: i64[F, 7], see the columns.
+        stride: bytes of a packet.
+        most: messages at most.
+        names: u64[ranks], addresses of each rank's ``sockaddr_in``; 0: not a peer.
+        control: address of the control message with the segment size.
+        messages: u64[BATCH, 8], ``struct mmsghdr``; the iovec pointers are in place.
+        iovecs: u64[BATCH, 2].
+        order: i64[BATCH, 2], out: flow and packets of every message.
+    """
+    count = flows.shape[0]
+    ahead = np.empty((count, 2), np.int64)
+    for f in range(count):
+        ahead[f, 0], ahead[f, 1] = flows[f, NEXT], flows[f, ALLOWED]
+    n = 0
+    while n < most:
+        best = -1
+        for f in range(count):
+            open_ = ahead[f, 1] > 0 and ahead[f, 0] < flows[f, TOTAL]
+            if open_ and (best < 0 or ahead[f, 0] < ahead[best, 0]):
+                best = f
+        if best < 0:
+            break
+        packets = min(flows[best, SIZE], flows[best, TOTAL] - ahead[best, 0])
+        iovecs[n, 0] = np.uint64(flows[best, BASE] + ahead[best, 0] * stride)
+        iovecs[n, 1] = np.uint64(packets * stride)
+        messages[n, 0] = names[flows[best, RANK]]
+        messages[n, 4] = np.uint64(control if packets > 1 else 0)
+        messages[n, 5] = np.uint64(_CONTROL_BYTES if packets > 1 else 0)
+        order[n, 0], order[n, 1] = best, packets
+        ahead[best, 0] += packets
+        ahead[best, 1] -= 1
+        n += 1
+    return n
+
+
+@cached
+@njit(nogil=True, cache=True, boundscheck=False)
+def settle(flows: NDArray[np.int64], order: NDArray[np.int64], taken: int) -> Scalar:
+    """Moves the flows past the first ``taken`` messages; returns the packets that are left in all flows."""
+    for i in range(taken):
+        f = order[i, 0]
+        flows[f, NEXT] += order[i, 1]
+        flows[f, ALLOWED] -= 1
+        flows[f, BURSTS] += 1
+    left = 0
+    for f in range(flows.shape[0]):
+        left += flows[f, TOTAL] - flows[f, NEXT]
+    return left
+
+
+def flows_of(runs: list[tuple[int, NDArray[np.uint8]]], size: int) -> NDArray[np.int64]:
+    """Flows of (rank, u8[count, stride]) runs, in bursts of ``size`` packets; the caller keeps the memory alive."""
+    rows = [(packets.ctypes.data, 0, len(packets), rank, size, ANY, 0) for rank, packets in runs]
+    return np.array(rows, np.int64).reshape(-1, FLOW_WORDS)
+
+
+class Batch:
+    """Memory for the messages of one call, and the call. Layouts are those of 64-bit little-endian Linux.
+
+    Args:
+        peers: (IPv4 address, UDP port) by rank.
+    """
+
+    def __init__(self, peers: Mapping[int, tuple[str, int]]) -> None:
+        self._names = np.zeros((max(peers, default=0) + 1, 2), np.uint64)
+        self._pointers = np.zeros(len(self._names), np.uint64)
+        for rank, (host, port) in peers.items():
+            raw = socket.AF_INET.to_bytes(2, "little") + port.to_bytes(2, "big") + socket.inet_aton(host) + bytes(8)
+            self._names[rank] = np.frombuffer(raw, np.uint64)
+            self._pointers[rank] = self._names[rank].ctypes.data
+        self._messages = np.zeros((BATCH, 8), np.uint64)
+        self._iovecs = np.zeros((BATCH, 2), np.uint64)
+        for i in range(BATCH):
+            self._messages[i] = 0, _NAME_BYTES, self._iovecs[i].ctypes.data, 1, 0, 0, 0, 0
+        self._address = self._messages.ctypes.data
+        self._controls: dict[int, tuple[NDArray[np.uint64], int]] = {}
+        #: flow and packets of the messages that ``fill`` wrote
+        self.order = np.zeros((BATCH, 2), np.int64)
+
+    def fill(self, flows: NDArray[np.int64], stride: int, most: int = BATCH) -> int:
+        """Prepares the next bursts of ``flows``, at most ``most``; returns how many."""
+        found = self._controls.get(stride)
+        if found is None:
+            # cmsghdr: length 18, level and type, segment size
+            words = np.array([18, socket.IPPROTO_UDP | _UDP_SEGMENT << 32, stride], np.uint64)
+            found = self._controls[stride] = words, int(words.ctypes.data)
+        arguments = (self._pointers, found[1], self._messages, self._iovecs, self.order)
+        return int(fill(flows, stride, min(most, BATCH), *arguments))
+
+    def send(self, sock: socket.socket, count: int) -> tuple[int, int]:
+        """Hands over the first ``count`` messages; returns how many were taken, and the errno if none was."""
+        taken = int(_sendmmsg(sock.fileno(), self._address, count, _MSG_DONTWAIT))
+        return (taken, 0) if taken >= 0 else (0, ctypes.get_errno())
+
+    def settle(self, flows: NDArray[np.int64], taken: int) -> int:
+        """The first ``taken`` messages have left (or are given up); returns the packets left."""
+        return int(settle(flows, self.order, taken))

@@ -1,0 +1,259 @@
+"""Deadlines learned from true arrival times: S, transfer, D1, D2, q and D_start (CLOCKS.md rules 3-6, 10, 11, 26).
+
+Pure state: durations go in, durations come out; no clock, no map. All times are nanoseconds. Start skew and transfer
+are learned apart, since one is the ranks' doing and the other the network's, and every size of op has its transfer
+times to itself: what a flow of two packets takes says nothing about the seconds per byte of one of four thousand.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from tailbound.transport.clock import LEAST_STEP
+
+MS = 1_000_000
+#: Samples a window holds, and the share of them that a deadline covers (rules 4, 5).
+WINDOW = 200
+_COVER = 0.95
+#: What is put on top of what was measured (rules 4, 11).
+_MARGIN = 1.25
+#: Ops of a size before its deadlines are trusted (rule 26).
+WARM_UP_OPS = 20
+#: Neither half is given less (rule 11 says so for D2): threads and interrupts are late by this much on any machine.
+LEAST = 10 * MS
+#: q before anything is known, and its bounds apart from 2 RTT and a quarter of D1 (rule 10).
+_QUIET_FIRST, _QUIET_LEAST = 1 * MS, MS // 4
+_STEPS_KEPT = 5
+
+
+class Settings(Protocol):
+    """The part of ``Config`` that counts here; a deadline of 0 is learned, any other stays as it is."""
+
+    @property
+    def ranks(self) -> int: ...  # noqa: D102
+    @property
+    def deadline_1(self) -> int: ...  # noqa: D102
+    @property
+    def deadline_2(self) -> int: ...  # noqa: D102
+    @property
+    def start_max(self) -> int: ...  # noqa: D102
+    @property
+    def stage_max(self) -> int: ...  # noqa: D102
+    @property
+    def quiet(self) -> int: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What became of one op, judged two steps later by the stamps of all its rows, late ones included (rule 5).
+
+    Attributes:
+        flow_bytes: bytes of one rank's contributions to this one.
+        first: from c to the first row of the last waited-for rank; None: no arrival. A suspect counts if it came
+            within S_max: three ops make a suspect, but ten late samples a longer deadline, so that without this a rank
+            that is late by less than it is worth would stay out for good.
+        transfer: the longest time from first to last row of a rank; None: no last row seen.
+        results: from the own seal to the last result row; None: none.
+        early: a half ended by quiet.
+        regretted: and rows came after it.
+    """
+
+    flow_bytes: int
+    first: int | None = None
+    transfer: int | None = None
+    results: int | None = None
+    early: bool = False
+    regretted: bool = False
+
+
+class Window:
+    """The last ``size`` values, and what ``_COVER`` of them do not exceed."""
+
+    def __init__(self, size: int = WINDOW) -> None:
+        self._order: deque[int] = deque()
+        self._sorted: list[int] = []
+        self._size = size
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def add(self, value: int) -> None:
+        """Takes a value; the oldest leaves a full window."""
+        if len(self._order) == self._size:
+            del self._sorted[bisect_left(self._sorted, self._order.popleft())]
+        self._order.append(value)
+        insort(self._sorted, value)
+
+    def quantile(self, share: float = _COVER) -> int:
+        """The smallest value that ``share`` of all do not exceed; 0 for an empty window."""
+        return self._sorted[max(0, -(-int(share * 1000) * len(self._sorted) // 1000) - 1)] if self._sorted else 0
+
+
+class _Size:
+    """What is known of ops of about one size."""
+
+    def __init__(self) -> None:
+        self.ops = 0
+        self.transfer = Window()  # ns for a flow
+        self.per_byte = Window()  # ns per 2**20 bytes
+        self.results = Window()
+
+
+class Deadlines:
+    """One rank's own deadlines, and those it applies after hearing the others'."""
+
+    def __init__(self, config: Settings) -> None:
+        self._config = config
+        self._first = Window()
+        self._sizes: dict[int, _Size] = {}
+        self._recent: deque[int] = deque(maxlen=WINDOW)
+        self._largest = 0
+        self._step_times, self._computes = Window(_STEPS_KEPT), Window(_STEPS_KEPT)
+        self._step, self._launched, self._finished = -1, 0, 0
+        self._quiet, self._regret = float(_QUIET_FIRST), 0.0
+        self.rtt = 0  #: largest round trip to a live peer, ns; 0: not measured
+        self._advertised = config.deadline_1 or config.stage_max
+
+    # -- learning -------------------------------------------------------------------------------------------------
+
+    def observe(self, sample: Sample) -> None:
+        """Takes an op that is settled; only while this rank is in step (rule 5)."""
+        size = self._sizes.setdefault(sample.flow_bytes.bit_length(), _Size())
+        size.ops += 1
+        if sample.first is not None:
+            self._first.add(sample.first)
+        if sample.transfer is not None:
+            size.per_byte.add((sample.transfer << 20) // max(1, sample.flow_bytes))
+        if sample.results is not None:
+            size.results.add(sample.results)
+        if len(self._recent) == WINDOW and self._recent[0] == self._largest:
+            self._recent.popleft()
+            self._largest = max(self._recent)
+        self._recent.append(sample.flow_bytes)
+        self._largest = max(self._largest, sample.flow_bytes)
+        self._learn_quiet(sample)
+        self._advertised = self.stage_one(self._largest)
+
+    def _learn_quiet(self, sample: Sample) -> None:
+        """Rule 10: one regretted op in a thousand is too many, one in ten thousand too few."""
+        if not sample.early:
+            return
+        self._regret += (sample.regretted - self._regret) / 1000
+        if sample.regretted and self._regret >= 1e-3 * 0.999:
+            self._quiet *= 1.5
+        elif self._regret < 1e-4:
+            self._quiet *= 0.99
+        self._quiet = min(max(self._quiet, 2.0 * self.rtt, _QUIET_LEAST), max(0.25 * self._advertised, _QUIET_LEAST))
+
+    def step(self, step: int, launched: int, finished: int, *, last: bool) -> None:
+        """An op of ``step`` is over: what a step takes, and how much of it is computing (rules 3, 4).
+
+        Args:
+            step: its number.
+            launched, finished: when its own launch came and when it ended.
+            last: whether the step ends with it.
+        """
+        if step != self._step:
+            if self._launched and step == self._step + 1:
+                self._step_times.add(max(0, launched - self._launched))
+            else:
+                self._finished = 0
+            self._step, self._launched = step, launched
+        if last:
+            if self._finished:
+                self._computes.add(max(0, launched - self._finished))
+            self._finished = finished
+
+    # -- asking ---------------------------------------------------------------------------------------------------
+
+    def warm(self, flow_bytes: int) -> bool:
+        """Whether enough is known of ops with flows of this size (rule 26)."""
+        size = self._sizes.get(flow_bytes.bit_length())
+        return size is not None and size.ops >= WARM_UP_OPS and len(size.per_byte) > 0 and len(self._first) > 0
+
+    @property
+    def skew_max(self) -> int:
+        """S_max of rule 4: waiting longer than this would cost more than the last rank's share is worth."""
+        if not len(self._step_times):
+            return self._config.stage_max
+        return max(LEAST, self._step_times.quantile(0.5) // max(1, self._config.ranks - 1))
+
+    @property
+    def skew(self) -> int:
+        """S of rule 4: how long to wait for the first row of the last rank."""
+        return min(int(self._first.quantile() * _MARGIN), self.skew_max)
+
+    def transfer(self, flow_bytes: int) -> int:
+        """bytes x tau of rule 4."""
+        size = self._sizes.get(flow_bytes.bit_length())
+        if size is None:
+            return 0
+        return int(size.per_byte.quantile() * flow_bytes * _MARGIN) >> 20
+
+    def stage_one(self, flow_bytes: int) -> int:
+        """The own D1 for flows of ``flow_bytes`` bytes (rules 4, 26)."""
+        if self._config.deadline_1:
+            return self._config.deadline_1
+        if not self.warm(flow_bytes):
+            return self._config.stage_max
+        return min(max(LEAST, self.skew + self.transfer(flow_bytes)), self._config.stage_max)
+
+    def stage_two(self, flow_bytes: int) -> int:
+        """D2 for flows of ``flow_bytes`` bytes (rules 11, 26)."""
+        if self._config.deadline_2:
+            return self._config.deadline_2
+        size = self._sizes.get(flow_bytes.bit_length())
+        if size is None or size.ops < WARM_UP_OPS or not len(size.results):
+            return self._config.stage_max
+        return min(max(LEAST, int(size.results.quantile() * _MARGIN)), self._config.stage_max)
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest flow of late."""
+        return self._largest
+
+    @property
+    def advertised(self) -> int:
+        """The own D1 that headers carry: that of the largest ops of late, so that ranks compare like with like."""
+        return self._advertised
+
+    def applied(self, flow_bytes: int, heard: Iterable[int]) -> int:
+        """D1 for an op: the lower median of what live ranks advertise, own included (rule 6).
+
+        What is advertised is meant for the largest ops; a smaller one takes off what its transfer is shorter by here.
+        """
+        if self._config.deadline_1:
+            return self._config.deadline_1
+        values = sorted([self._advertised, *heard])
+        return self._fitted(flow_bytes, values[(len(values) - 1) // 2])
+
+    def longest(self, flow_bytes: int, heard: Iterable[int]) -> int:
+        """The largest D1 of an op among owners, own included: a receiver's base (rule 11)."""
+        if self._config.deadline_1:
+            return min(max([self._config.deadline_1, *heard]), self._config.stage_max)
+        return self._fitted(flow_bytes, max([self._advertised, *heard]))
+
+    def receiver(self, flow_bytes: int, heard: Iterable[int]) -> int:
+        """R - c of rule 11: the longest D1 of an owner, once moved on (rule 7c) as one dead rank makes it, and D2."""
+        base = self.longest(flow_bytes, heard)
+        return base + max(LEAST_STEP, base // 10) + self.stage_two(flow_bytes)
+
+    def _fitted(self, flow_bytes: int, largest: int) -> int:
+        own = self.stage_one(flow_bytes)
+        if not self.warm(flow_bytes):
+            return own
+        return min(max(LEAST, largest + min(0, own - self._advertised)), self._config.stage_max)
+
+    @property
+    def quiet(self) -> int:
+        """q of rule 10."""
+        return self._config.quiet or int(max(self._quiet, 2.0 * self.rtt))
+
+    @property
+    def start_max(self) -> int:
+        """D_start of rule 3: at least what is configured, and four times what a step computes."""
+        return max(self._config.start_max, 4 * self._computes.quantile(0.5))

@@ -1,0 +1,78 @@
+"""How many senders a receiver takes at once (OptiReduce's dynamic incast, NSDI'25 section 3.2, and CLOCKS.md rule 24).
+
+A receiver advertises a number in every header; a sender keeps at most as many destinations open as the smallest of the
+live receivers takes. Pure state, fed with one sample an op.
+
+Only loss counts, never lateness: rows that are missing although their sender has said that it is through. Loss that is
+always there (a bad cable) is not for this: it is the long-run floor. A fall that did not lower the loss was for
+nothing, so what is lost then belongs to the floor, and the number goes back.
+"""
+
+from __future__ import annotations
+
+#: Loss above twice the floor and this is too much.
+_TOLERATED = 1e-3
+#: Ops that a decision is given to show, and good ops before one more sender is taken.
+_TRIAL, _PATIENCE = 8, 32
+#: A fall helped if less than this part of the loss is left.
+_HELPED = 0.7
+#: Weight of an op in the long-run floor.
+_SLOW = 1 / 256
+
+
+class Incast:
+    """Own number of senders taken at once.
+
+    Args:
+        senders: peers in all; the number starts there and never exceeds it.
+    """
+
+    def __init__(self, senders: int) -> None:
+        self.senders = senders
+        self.taken = senders
+        self.floor = 0.0
+        self.falls = 0
+        self._expected = self._lost = self._ops = 0
+        self._good = 0
+        self._before: tuple[int, float] | None = None  # number and loss before the fall that is on trial
+
+    @property
+    def advertised(self) -> int:
+        """For the header: 0 says nothing (all may send)."""
+        return 0 if self.taken >= self.senders else min(255, self.taken)
+
+    def observe(self, expected: int, lost: int) -> None:
+        """One op: rows expected of senders that are through with it, and those of them that did not arrive."""
+        if expected <= 0 or self.senders < 2:
+            return
+        self._expected += expected
+        self._lost += lost
+        self._ops += 1
+        if self._ops >= _TRIAL:
+            self._decide(self._lost / self._expected)
+            self._expected = self._lost = self._ops = 0
+
+    def _decide(self, loss: float) -> None:
+        if self._before is not None:
+            taken, before = self._before
+            self._before = None
+            if loss > _HELPED * before:
+                self.taken, self.floor, self._good = taken, max(self.floor, loss), 0
+                return
+        if loss > 2 * self.floor + _TOLERATED:
+            self._good = 0
+            if self.taken > 1:
+                self._before = self.taken, loss
+                self.taken = max(1, self.taken // 2)
+                self.falls += 1
+            return
+        self.floor += _TRIAL * _SLOW * (loss - self.floor)
+        self._good += _TRIAL
+        if self._good >= _PATIENCE and self.taken < self.senders:
+            self.taken += 1
+            self._good = 0
+
+
+def allowed(advertised: list[int], senders: int) -> int:
+    """Destinations that may be open at once, by what live receivers advertise (0: nothing said)."""
+    return max(1, min([a for a in advertised if a] + [senders]))

@@ -1,0 +1,133 @@
+"""Who owes whom how many rows: the books of one rank, by peer and stage. Pure.
+
+Every row that a peer should have brought is taken or missing (``expected = taken + missing``), and every missing row
+is one of these, since late is not lost (CLOCKS.md rule 24):
+
+- **lost**: missing although its sender had marked the op as fully sent, a gap below the finished mark;
+- **late**: not there at the end of the stage, its sender not finished; the kernel has seen and refused it afterwards;
+- **refused**: the kernel has refused it for another reason than lateness (another scale, map, layout ...);
+- **absent**: neither came in time nor late: its sender was slow, stopped or gone.
+
+What was taken is counted here op by op; what the kernel refused is counted there, by sender and reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.wire.schema import Verdict
+
+
+class Stage(IntEnum):
+    """Half of an op: contributions to the own rows, by sender; results of the others' rows, by owner."""
+
+    CONTRIBUTIONS = 0
+    RESULTS = 1
+
+
+#: Verdicts on rows that came when their stage was over, that were there already, and that did not fit, by stage.
+LATE = {Stage.CONTRIBUTIONS: (Verdict.LATE, Verdict.STALE_OP), Stage.RESULTS: (Verdict.STALE_RESULT,)}
+DUPLICATE = {
+    Stage.CONTRIBUTIONS: (Verdict.DUPLICATE, Verdict.DUPLICATE_REPAIR),
+    Stage.RESULTS: (Verdict.DUPLICATE_RESULT, Verdict.DUPLICATE_REPAIR_RESULT),
+}
+REFUSED = {
+    Stage.CONTRIBUTIONS: (Verdict.SCALE_MISMATCH, Verdict.BAD_SHIFT, Verdict.FUTURE_OP, Verdict.ABANDONED),
+    Stage.RESULTS: (Verdict.FUTURE_RESULT,),
+}
+#: Columns of the books.
+_OPS, _EXPECTED, _TAKEN, _GAPS, _OPEN, _COLUMNS = range(6)
+
+
+class Ledger:
+    """The books of one rank. Every call is one addition; nothing grows."""
+
+    def __init__(self, ranks: int) -> None:
+        self._books = np.zeros((2, ranks, _COLUMNS), np.int64)
+
+    def close(self, stage: Stage, peer: int, expected: int, taken: int, *, finished: bool) -> None:
+        """Enters one op's stage that is over.
+
+        Args:
+            peer: sender (contributions) or owner (results).
+            expected: rows that the peer should have brought.
+            taken: rows that were in when the stage ended.
+            finished: whether the peer's finished mark covered the op then.
+            repaired: rows among ``taken`` that had been asked for again.
+        """
+        book = self._books[stage, peer]
+        missing = expected - taken
+        book[_OPS] += 1
+        book[_EXPECTED] += expected
+        book[_TAKEN] += taken
+        book[_GAPS if finished else _OPEN] += missing
+
+    def totals(self, stage: Stage, peers: Iterable[int]) -> tuple[int, int, int]:
+        """Rows of ``peers`` together: expected, taken, gaps below finished marks."""
+        some = self._books[stage, list(peers)].sum(axis=0)
+        return int(some[_EXPECTED]), int(some[_TAKEN]), int(some[_GAPS])
+
+    def entry(self, stage: Stage, peer: int, verdicts: NDArray[np.uint64], repaired: int = 0) -> dict[str, int]:
+        """What became of the rows of ``peer``, in plain types.
+
+        Args:
+            verdicts: u64[VERDICTS], what the kernel made of this peer's packets.
+            repaired: rows among those taken that had been asked for again.
+
+        Returns:
+            ``ops, expected, taken, missing, late, lost, refused, absent, repaired, duplicated``, with
+            ``expected = taken + missing`` and ``missing = late + lost + refused + absent``.
+        """
+        book = [int(x) for x in self._books[stage, peer]]
+        gaps, left = book[_GAPS], book[_OPEN]
+        refused = min(_sum(verdicts, REFUSED[stage]), gaps + left)
+        lost = gaps - min(refused, gaps)
+        left -= refused - (gaps - lost)
+        late = min(_sum(verdicts, LATE[stage]), left)
+        return {
+            "ops": book[_OPS],
+            "expected": book[_EXPECTED],
+            "taken": book[_TAKEN],
+            "missing": book[_GAPS] + book[_OPEN],
+            "late": late,
+            "lost": lost,
+            "refused": refused,
+            "absent": left - late,
+            "repaired": repaired,
+            "duplicated": _sum(verdicts, DUPLICATE[stage]),
+        }
+
+
+def balanced(entry: Mapping[str, int]) -> bool:
+    """Whether an entry's rows add up, none of them negative."""
+    missing = entry["late"] + entry["lost"] + entry["refused"] + entry["absent"]
+    adds_up = entry["expected"] == entry["taken"] + entry["missing"] and entry["missing"] == missing
+    return adds_up and min(entry.values()) >= 0
+
+
+def _sum(verdicts: NDArray[np.uint64], which: Iterable[Verdict]) -> int:
+    return sum(int(verdicts[v]) for v in which)
+
+
+class Window:
+    """The last ``size`` durations, for a median and a tail."""
+
+    def __init__(self, size: int = 512) -> None:
+        self._values = np.zeros(size, np.int64)
+        self._count = 0
+
+    def add(self, value: int) -> None:
+        """Takes one value, forgetting the oldest of a full window."""
+        self._values[self._count % len(self._values)] = value
+        self._count += 1
+
+    def percentiles(self, *percent: float) -> tuple[float, ...]:
+        """Percentiles of what is in the window; zeros while it is empty."""
+        filled = self._values[: min(self._count, len(self._values))]
+        if not len(filled):
+            return (0.0,) * len(percent)
+        return tuple(float(x) for x in np.percentile(filled, percent))

@@ -1,0 +1,89 @@
+"""Structured events of one rank: logged as text with fields, counted, and the last ones kept for the trace and `top`.
+
+An event is a name and fields of plain types: ``emit("suspect", suspect=3, stage="contributions", op=1024)``. The text
+goes to the logger ``tailbound``; the fields travel with the record (``record.tailbound``), so that ``JsonLines`` or
+any other formatter can write them as data. A flood of one kind is thinned out in the log, never in the counts.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+log = logging.getLogger("tailbound")
+
+#: Events kept in memory.
+KEPT = 512
+#: Lines in the log per kind and period; the others are counted and told of with the next line.
+LINES, PERIOD = 5, 10_000_000_000
+
+
+class LogEvent(NamedTuple):
+    """One event: when (CLOCK_MONOTONIC, ns), what, and its fields."""
+
+    ns: int
+    name: str
+    fields: dict[str, Any]
+
+
+class Events:
+    """The events of one rank; ``emit`` may be called by any thread.
+
+    Args:
+        rank: own rank, in every line and record.
+        clock: CLOCK_MONOTONIC in ns.
+        keep: events kept for ``recent``.
+    """
+
+    def __init__(self, rank: int, clock: Callable[[], int] = time.monotonic_ns, keep: int = KEPT) -> None:
+        self._rank, self._clock = rank, clock
+        self._kept: deque[LogEvent] = deque(maxlen=keep)
+        self._lines: dict[str, tuple[int, int, int]] = {}  # by name: begin of the period, lines in it, lines left out
+        #: how often each kind has happened, left out of the log or not
+        self.counts: Counter[str] = Counter()
+
+    def emit(self, event: str, text: str = "", /, *, level: int = logging.WARNING, **fields: Any) -> None:
+        """Notes one event.
+
+        Args:
+            event: its name, one or two words with underscores, the same for all events of the kind.
+            text: a sentence for people; without it, the fields.
+            level: of the ``logging`` module.
+            fields: plain types (what json can write).
+        """
+        now = self._clock()
+        self.counts[event] += 1
+        self._kept.append(LogEvent(now, event, fields))
+        if not log.isEnabledFor(level):
+            return
+        since, lines, left_out = self._lines.get(event, (now, 0, 0))
+        if now - since >= PERIOD:
+            since, lines = now, 0
+        if lines >= LINES:
+            self._lines[event] = (since, lines, left_out + 1)
+            return
+        self._lines[event] = (since, lines + 1, 0)
+        said = text or " ".join([event, *(f"{name}={value}" for name, value in fields.items())])
+        if left_out:
+            said += f" ({left_out} more like it were not logged)"
+        log.log(level, "rank %d: %s", self._rank, said, extra={"tailbound": {"event": event, **fields}})
+
+    def recent(self, most: int = KEPT) -> list[LogEvent]:
+        """The last events, oldest first."""
+        return list(self._kept)[-most:]
+
+
+class JsonLines(logging.Formatter):
+    """Formats records of the logger ``tailbound`` as one JSON object a line, with the event's fields as data."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line: time (Unix, s), level, text, and ``event`` with its fields where the record has them."""
+        line: dict[str, Any] = {"time": record.created, "level": record.levelname, "text": record.getMessage()}
+        line |= getattr(record, "tailbound", {})
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)

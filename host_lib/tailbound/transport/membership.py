@@ -1,0 +1,114 @@
+"""Who takes part: suspects, dead ranks, those who said goodbye, and those who hold (CLOCKS.md rules 1, 14-16).
+
+Pure state with the time passed in; the discrete-event simulation runs it unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tailbound.transport.config import MS
+from tailbound.transport.steps import step_distance
+from tailbound.transport.suspicion import Suspicion
+
+#: A hold lasts this long after its last packet (rule 16: silence ends it), and is repeated four times as often.
+HOLD_SILENCE = 200 * MS
+HOLD_EVERY = HOLD_SILENCE // 4
+#: Steps without a sign of life after which a rank suspect in both halves counts as dead (rule 15).
+_DEAD_AFTER = 2
+
+
+class Membership:
+    """What this rank knows about the others' part in the job.
+
+    Args:
+        ranks, rank: world size and own rank.
+        after: consecutive misses that make a suspect (rule 14).
+        hold_max: ns for which a hold is respected at most (rule 16).
+    """
+
+    def __init__(self, ranks: int, rank: int, after: int = 3, hold_max: int = 60_000 * MS) -> None:
+        self.rank, self.ranks = rank, ranks
+        self.peers = [(rank + i) % ranks for i in range(1, ranks)]
+        self.contribution = Suspicion(ranks, rank, after)
+        self.result = Suspicion(ranks, rank, after)
+        self.gone: set[int] = set()
+        self._hold_max = hold_max
+        self._live: tuple[frozenset[int], int, list[int]] = (frozenset(), -1, [])  # suspects, gone: who is left
+        self._owners = self._live
+        self._heard_step: dict[int, int] = {}
+        self._holds: dict[int, tuple[int, int]] = {}  # rank: since, until
+        self._blind_step: int | None = None
+
+    @property
+    def live(self) -> list[int]:
+        """Peers whose contributions a seal waits for (rules 1, 8)."""
+        self._live = self._left(self._live, self.contribution.suspects)
+        return self._live[2]
+
+    @property
+    def owners(self) -> list[int]:
+        """Peers whose results a receiver waits for."""
+        self._owners = self._left(self._owners, self.result.suspects)
+        return self._owners[2]
+
+    def _left(
+        self, known: tuple[frozenset[int], int, list[int]], suspects: frozenset[int]
+    ) -> tuple[frozenset[int], int, list[int]]:
+        """Peers that are neither suspect nor gone; who has gone stays so, and the answer is wanted many times an op."""
+        if known[0] is suspects and known[1] == len(self.gone):
+            return known
+        return suspects, len(self.gone), [p for p in self.peers if p not in suspects and p not in self.gone]
+
+    def dead(self, step: int) -> set[int]:
+        """Ranks suspect in both halves that have not been heard for two steps before ``step`` (rule 15)."""
+        both = self.contribution.suspects & self.result.suspects
+        return {r for r in both if step_distance(step, self._heard_step.get(r, 0)) >= _DEAD_AFTER}
+
+    def heard(self, rank: int, step: int) -> None:
+        """A packet of ``rank`` named an op of ``step``."""
+        before = self._heard_step.get(rank)
+        if before is None or step_distance(step, before) > 0:
+            self._heard_step[rank] = step
+
+    def bye(self, rank: int) -> None:
+        """``rank`` has said goodbye: nobody waits for it any more."""
+        self.gone.add(rank)
+        self._holds.pop(rank, None)
+
+    def woke(self, step: int) -> None:
+        """This process did not run for a while: it suspects nobody in ``step`` (rule 14)."""
+        self._blind_step = step
+
+    def observe_contributions(self, absent: Iterable[int], op: int, *, in_step: bool, step: int) -> set[int]:
+        """Takes the ranks absent from one sealed op; returns new suspects (rule 14)."""
+        return self._observe(self.contribution, absent, op, in_step, step)
+
+    def observe_results(self, absent: Iterable[int], op: int, *, in_step: bool, step: int) -> set[int]:
+        """Takes the owners of whom no result came in one op; returns new suspects (rule 14)."""
+        return self._observe(self.result, absent, op, in_step, step)
+
+    def _observe(self, suspicion: Suspicion, absent: Iterable[int], op: int, in_step: bool, step: int) -> set[int]:
+        if not in_step:
+            return set()
+        if self._blind_step is not None:
+            if step_distance(step, self._blind_step) <= 0:
+                return set()
+            self._blind_step = None
+        return suspicion.observe(absent, op)
+
+    def hold(self, rank: int, now: int) -> None:
+        """``rank`` is alive and between steps: it is waited for, ``hold_max`` in all (rule 16)."""
+        since, until = self._holds.get(rank, (now, 0))
+        if until < now:
+            since = now
+        self._holds[rank] = (since, min(now + HOLD_SILENCE, since + self._hold_max))
+
+    def unhold(self, rank: int) -> None:
+        """``rank`` goes on."""
+        self._holds.pop(rank, None)
+
+    def holding(self, now: int) -> int:
+        """Until when a live rank's hold lasts; 0 if nobody holds."""
+        last = max((until for rank, (_, until) in self._holds.items() if rank not in self.gone), default=0)
+        return last if last > now else 0

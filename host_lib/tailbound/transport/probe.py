@@ -1,0 +1,97 @@
+"""Round trips to every peer: small PROBE packets behind bursts, turned round by the peer's kernel (XDP_TX).
+
+The time of sending travels in the packet, and the program that receives the echo stores the difference
+(``peer_states.rtt_ns``), so no process needs to be awake at either end. On the udp datapath the receiving threads do
+both: the round trip then contains two wake-ups of threads, and ``by`` says so.
+
+One probe per peer is on the way at a time: what it measures is the queue behind the decisions made so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.wire import packets
+from tailbound.wire.check import check_packet
+from tailbound.wire.schema import HEADER_BYTES, ROW_STEP, PacketType
+
+#: Bytes to a peer between two probes: a few bursts.
+EVERY = 192 * 1024
+#: ns after which a probe without an echo counts as lost. Longer than any queue that the pacer lets stand.
+LOST = 100_000_000
+#: Probes without any echo, ever, after which this host is taken to have none (XDP_TX into a veth whose other end has
+#: no program, say) and is asked a hundred times less.
+MUTE = 100
+
+
+class Prober:
+    """When to probe which peer, the probe packets, and what came back.
+
+    Args:
+        cookie, rank: of the job and of this rank.
+        peers: ranks to probe.
+        states: ``peer_states`` of the datapath.
+        by: who turns probes round and measures: the ``kernel`` (xdp) or a ``thread`` (udp).
+    """
+
+    def __init__(
+        self, cookie: int, rank: int, peers: Iterable[int], states: NDArray[Any], by: Literal["kernel", "thread"]
+    ) -> None:
+        self._by = by
+        self.sent = self.echoes = self.lost = 0
+        self._rtt = states["rtt_ns"]
+        self._packets: dict[int, NDArray[np.uint8]] = {}
+        for peer in peers:
+            head = packets.header(type=PacketType.PROBE, cookie=cookie, sender=rank, owner=peer)
+            self._packets[peer] = np.frombuffer(packets.packet(head, bytes(ROW_STEP)), np.uint8).copy()
+        self._bytes = dict.fromkeys(self._packets, EVERY)  # since the last probe
+        #: by peer on whose echo we wait: time of sending, value in ``rtt_ns`` before, bytes since the probe before
+        self._waiting: dict[int, tuple[int, int, int]] = {}
+
+    @property
+    def by(self) -> str:
+        """Who measures round trips: ``kernel``, ``thread``, or ``nobody`` as long as no probe has come back."""
+        return self._by if self.echoes else "nobody"
+
+    def count(self, peer: int, size: int) -> None:
+        """``size`` bytes have left for ``peer``."""
+        self._bytes[peer] += size
+
+    def due(self, peer: int, now: int, limited: bool) -> bool:
+        """Whether ``peer`` is to be probed behind the burst that has just left for it; a limited one always is."""
+        if not limited and self._bytes[peer] < EVERY:
+            return False
+        waiting = self._waiting.get(peer)
+        if waiting is None:
+            return True
+        if now - waiting[0] < (LOST if self.echoes or self.lost < MUTE else MUTE * LOST):
+            return False
+        self.lost += 1
+        return True
+
+    def packet(self, peer: int, now: int) -> NDArray[np.uint8]:
+        """The probe to send at once: u8[80]; it counts as on the way from here."""
+        data = self._packets[peer]
+        data[HEADER_BYTES : HEADER_BYTES + 8].view(">u8")[0] = now
+        head = data[:HEADER_BYTES].view(packets.HEADER_DTYPE)
+        head["check"] = int(check_packet(data))
+        self._waiting[peer] = now, int(self._rtt[peer]), self._bytes[peer]
+        self._bytes[peer] = 0
+        self.sent += 1
+        return data
+
+    def take(self, now: int) -> list[tuple[int, int, int]]:
+        """Echoes since the last call: (peer, round trip in ns, bytes sent between this probe and the one before)."""
+        found = []
+        for peer, (sent, before, size) in self._waiting.items():
+            rtt = int(self._rtt[peer])
+            if rtt != before and 0 < rtt <= now - sent:  # a longer one is that of a probe given up before
+                found.append((peer, rtt, size))
+        for peer, _, _ in found:
+            del self._waiting[peer]
+        self.echoes += len(found)
+        return found

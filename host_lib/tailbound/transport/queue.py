@@ -1,0 +1,349 @@
+"""What waits to be sent: results before contributions, nothing that is stale, never a sleep (CLOCKS.md rule 17).
+
+The transport thread submits runs of packets and pumps once a turn. As a rule everything leaves within ``submit``: the
+queue holds what a full socket, a rate (``pace``) or the incast limit (``incast``) keeps back. Per destination the order
+of submission is kept within results and within contributions, since the last packet of a run says that all before it
+has been sent.
+
+A row is stale when its time is up (``until``) or when nobody takes it any more (``over``); it is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.transport.batch import ALLOWED, ANY, BATCH, BURSTS, NEXT, RANK, SIZE, TOTAL, Batch, flows_of
+from tailbound.transport.burst import burst_packets
+from tailbound.transport.pace import Pacer
+from tailbound.transport.probe import Prober
+from tailbound.transport.sender import NO_GSO, Sender
+from tailbound.wire.schema import PacketType
+
+#: (rank, u8[count, stride]): packets for one rank, headers finished.
+Run = tuple[int, NDArray[np.uint8]]
+
+#: A pump hands over this many bursts at most before the loop looks around again (8 MiB: about 10 ms).
+_BURSTS = 128
+#: ns until a full device queue is tried again; it makes no socket event.
+_RETRY = 500_000
+#: ns until a full socket is tried again at the latest; as a rule it becomes writable before.
+_ROOM = 5_000_000
+
+
+class _Item:
+    """One submission."""
+
+    __slots__ = (
+        "constrained", "done", "flows", "kind", "label", "left", "memory", "over", "packets", "stride", "until",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        label: int,
+        kind: PacketType,
+        runs: Sequence[Run],
+        until: int,
+        done: Callable[[int], None] | None,
+        over: Callable[[int], bool] | None,
+    ) -> None:
+        self.label, self.kind, self.until, self.done, self.over = label, kind, until, done, over
+        self.memory = [run for run in runs if len(run[1])]
+        self.stride = self.memory[0][1].shape[1] if self.memory else 0
+        self.flows = flows_of(self.memory, burst_packets(self.stride)) if self.memory else np.zeros((0, 7), np.int64)
+        self.left = sum(len(packets) for _, packets in self.memory)
+        self.packets = 0  # handed to the kernel
+        self.constrained = False  # the flows' burst sizes and permissions are not the free ones
+
+
+class SendQueue:
+    """The send queue of one rank; all calls from one thread.
+
+    Args:
+        sender: sockets, addresses and counters. A sender that was given a socket of another class or a ``pace``
+            (or whose ``send_burst`` was replaced) is used burst by burst.
+        pacer: rates by rank.
+        prober: sends probes behind bursts and feeds ``pacer``; None: no round trips, no limits.
+
+    Attributes:
+        limit: destinations that may be open at once (``incast.allowed``).
+        stale: rows dropped because their time was up or nobody takes them any more.
+        waits: times a full socket or device queue stopped the pump.
+        held: times a rate kept something back.
+        room: whether a full socket stopped the pump: it becomes writable when there is room again.
+    """
+
+    def __init__(self, sender: Sender, pacer: Pacer | None = None, prober: Prober | None = None) -> None:
+        self._sender = sender
+        self.pacer = pacer or Pacer(sender.peers)
+        self.prober = prober
+        self.limit = len(sender.peers)
+        self.stale = self.waits = self.held = 0
+        self.room = False
+        self._queues: tuple[deque[_Item], deque[_Item]] = (deque(), deque())  # results, contributions
+        self._batch: Batch | None = None
+        self._again = 0
+        self._refused: tuple[int, int] | None = None
+        self._pumping = False
+        sender.deferred = deque()
+
+    def warm_up(self) -> None:
+        """Makes what takes long at its first use: compiled code, above all."""
+        none = flows_of([], 1)
+        batch = self._batches()
+        batch.fill(none, 64)
+        batch.settle(none, 0)
+
+    def submit(
+        self,
+        label: int,
+        kind: PacketType,
+        runs: Sequence[Run],
+        until: int,
+        done: Callable[[int], None] | None,
+        now: int,
+        over: Callable[[int], bool] | None = None,
+    ) -> None:
+        """Takes over packets, which must not change until ``done`` or ``cancel``, and sends what can be sent now.
+
+        Args:
+            label: op.
+            kind: CONTRIBUTION queues behind everything else.
+            runs: may be empty: ``done`` then still waits for its turn among those of its kind.
+            until: CLOCK_MONOTONIC in ns; what has not left by then is stale.
+            done: called once, in the order of submission of its kind, with the number of packets that left.
+            now: CLOCK_MONOTONIC in ns.
+            over: asked about a rank before rows that had to wait are sent: whether that rank has no use for them now.
+        """
+        item = _Item(label, kind, runs, until, done, over)
+        self._queues[kind == PacketType.CONTRIBUTION].append(item)
+        self.pump(now, fresh=item)
+
+    def cancel(self, label: int) -> int:
+        """Drops what is still queued for op ``label``, whose memory is about to be used again; returns the rows."""
+        dropped = 0
+        for queue in self._queues:
+            for item in queue:
+                if item.label == label and item.left:
+                    dropped += item.left
+                    self._drop(item, range(len(item.flows)))
+        if dropped:
+            self._finish()
+        return dropped
+
+    @property
+    def again(self) -> int:
+        """When to pump again (0: nothing waits)."""
+        return self._again
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits."""
+        return self._nothing()
+
+    @property
+    def packets(self) -> int:
+        """Packets that wait."""
+        return sum(item.left for queue in self._queues for item in queue)
+
+    def pump(self, now: int, fresh: _Item | None = None) -> int:
+        """Sends what may leave now; returns when to look again (0: nothing waits, or for a writable socket)."""
+        if self.prober is not None:
+            for rank, rtt, sent in self.prober.take(now):
+                self.pacer.observe(rank, rtt, sent, now)
+        if self._pumping:  # a callback of ours has submitted more
+            self._look(now)
+            return now
+        if self._nothing():
+            self._again = 0
+            return 0
+        self._pumping = True
+        self.room, self._again = False, 0
+        try:
+            if self._sender.flush():
+                self._round(now, fresh)
+            else:
+                self._full(errno.EAGAIN, now)
+            self._finish()
+        finally:
+            self._pumping = False
+        if self._nothing():
+            self._again = 0
+        return self._again
+
+    def _nothing(self) -> bool:
+        return not (self._queues[0] or self._queues[1] or self._sender.deferred)
+
+    def _round(self, now: int, fresh: _Item | None) -> None:
+        budget = _BURSTS
+        behind: set[int] = set()  # ranks for which something older waits
+        opened: set[int] = set()
+        for queue in self._queues:
+            for item in list(queue):
+                if item is not fresh:
+                    self._expire(item, now)
+                if item.left:
+                    budget = self._drain(item, budget, behind, opened, now)
+                if item.left:
+                    if self.room or self._again == now + _RETRY:
+                        return
+                    if budget <= 0:
+                        self._look(now)
+                        return
+                    behind.update(int(f[RANK]) for f in item.flows if f[NEXT] < f[TOTAL])
+                    if len(behind) == len(self._sender.peers):
+                        return
+
+    def _drain(self, item: _Item, budget: int, behind: set[int], opened: set[int], now: int) -> int:
+        """Sends of one item what may leave; returns what is left of ``budget`` bursts."""
+        free = not (behind or self.pacer.limited or self._sender.plain) and self.limit >= len(self._sender.peers)
+        if free and item.constrained:
+            item.flows[:, ALLOWED], item.flows[:, SIZE] = ANY, burst_packets(item.stride)
+        item.constrained = not free
+        while item.left and budget > 0:
+            if not free:
+                self._allow(item, behind, opened, now)
+            count = self._batch_of(item, budget)
+            if count == 0:
+                break
+            taken = self._hand_over(item, count, now)
+            budget -= max(taken, 1)
+            if taken < count and (self.room or self._again == now + _RETRY):
+                break
+        return budget
+
+    def _allow(self, item: _Item, behind: set[int], opened: set[int], now: int) -> None:
+        """Bursts and their size by flow: what is older goes first, then incast, then rates."""
+        most, pacer = burst_packets(item.stride), self.pacer
+        for flow in item.flows:
+            rank = int(flow[RANK])
+            flow[ALLOWED] = 0
+            if flow[NEXT] >= flow[TOTAL]:
+                opened.discard(rank)
+                continue
+            if rank in behind:
+                continue
+            limited = rank in pacer.limited
+            if not limited and rank not in opened and len(opened) >= self.limit:
+                continue
+            size = 1 if rank in self._sender.plain else pacer.burst(rank, item.stride, most)
+            allowed, again = pacer.grant(rank, size * item.stride, now)
+            flow[SIZE], flow[ALLOWED] = size, allowed
+            if again:
+                self.held += 1
+                self._look(again)
+            if not limited:
+                opened.add(rank)
+
+    def _batch_of(self, item: _Item, budget: int) -> int:
+        return self._batches().fill(item.flows, item.stride, min(budget, BATCH))
+
+    def _batches(self) -> Batch:
+        if self._batch is None:
+            self._batch = Batch(self._sender.peers)
+        return self._batch
+
+    def _hand_over(self, item: _Item, count: int, now: int) -> int:
+        """Gives the filled messages to the kernel; returns how many bursts left."""
+        assert self._batch is not None
+        sender, batch, flows = self._sender, self._batch, item.flows
+        before = flows.tolist()
+        if sender.batched:
+            taken, number = batch.send(sender.turn(), count)
+        else:
+            taken, number = self._one_by_one(item), 0
+        if taken:
+            item.left = batch.settle(flows, taken)
+            for new, old in zip(flows.tolist(), before, strict=True):
+                packets = new[NEXT] - old[NEXT]
+                if packets:
+                    self._left(item, new[RANK], packets, new[BURSTS] - old[BURSTS], now)
+        if number:
+            self._failed(item, number, now)
+        return taken
+
+    def _left(self, item: _Item, rank: int, packets: int, bursts: int, now: int) -> None:
+        sender, size = self._sender, packets * item.stride
+        item.packets += packets
+        if sender.batched:
+            counts = sender.counts[rank]
+            counts.packets += packets
+            counts.bytes += size
+            counts.bursts += bursts
+        if rank in self.pacer.limited:
+            self.pacer.spend(rank, size, now)
+        if self.prober is not None:
+            self.prober.count(rank, size)
+            if self.prober.due(rank, now, rank in self.pacer.limited):
+                sender.send_burst(rank, self.prober.packet(rank, now).data, 1 << 16)
+
+    def _one_by_one(self, item: _Item) -> int:
+        """The first prepared burst by ``send_burst``, which waits and counts by itself."""
+        assert self._batch is not None
+        flow, count = self._batch.order[0]
+        rank, packets = item.memory[flow]
+        first = int(item.flows[flow][NEXT])
+        view = packets.data.cast("B")[first * item.stride : (first + int(count)) * item.stride]
+        item.packets -= int(count) - self._sender.send_burst(rank, view, item.stride)
+        return 1
+
+    def _failed(self, item: _Item, number: int, now: int) -> None:
+        """The first message of a call was refused."""
+        assert self._batch is not None
+        flow, count = self._batch.order[0]
+        rank, sender = int(item.flows[flow][RANK]), self._sender
+        counts = sender.counts[rank]
+        if number in (errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM):
+            counts.waits += 1
+            self._full(number, now)
+            return
+        sender.refuse(rank, number)
+        if number in NO_GSO and count > 1:
+            sender.plain.add(rank)
+            item.flows[flow][SIZE] = 1
+            return
+        at = id(item), int(item.flows[flow][NEXT])
+        if number == errno.ECONNREFUSED and self._refused != at:
+            self._refused = at  # the error belongs to an earlier datagram, this one was not tried
+            return
+        item.left = self._batch.settle(item.flows, 1)
+        counts.lost += int(count)
+
+    def _full(self, number: int, now: int) -> None:
+        self.waits += 1
+        self.room = number == errno.EAGAIN
+        self._again = now + (_ROOM if self.room else _RETRY)
+
+    def _look(self, when: int) -> None:
+        self._again = min(self._again, when) if self._again else when
+
+    def _expire(self, item: _Item, now: int) -> None:
+        """Drops the stale rows of an item that had to wait."""
+        if now > item.until:
+            self.stale += self._drop(item, range(len(item.flows)))
+        elif item.over is not None:
+            over = item.over
+            self.stale += self._drop(item, [i for i, flow in enumerate(item.flows) if over(int(flow[RANK]))])
+
+    def _drop(self, item: _Item, flows: Sequence[int]) -> int:
+        dropped = 0
+        for i in flows:
+            flow = item.flows[i]
+            count = int(flow[TOTAL] - flow[NEXT])
+            self._sender.counts[int(flow[RANK])].lost += count
+            flow[NEXT] = flow[TOTAL]
+            dropped += count
+        item.left -= dropped
+        return dropped
+
+    def _finish(self) -> None:
+        """Says of every submission at the head of its queue that it is over, if it is."""
+        for queue in self._queues:
+            while queue and queue[0].left == 0:
+                item = queue.popleft()
+                if item.done is not None:
+                    item.done(item.packets)

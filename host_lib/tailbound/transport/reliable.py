@@ -1,0 +1,216 @@
+"""The reliable path: a request and its answer over TCP, point to point, for what must arrive whole.
+
+Slices of a replica's state, and where a lost rank jumps to, go this way (CLOCKS.md rules 20 and 21). It is no part of
+the data path: it has threads of its own, the engine never waits for it, and every wait has a time at which it ends. A
+peer that is stopped or dead costs the asker its timeout and nobody else anything.
+
+Frames, network byte order. Request: magic u32, cookie u32, sender u16, length of name u16, length of request u32, name,
+request. Answer: magic u32, status u8 (0: well, 1: refused, with a text), length u64, body. One request a connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeAlias
+
+from tailbound.errors import TransportError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+log = logging.getLogger("tailbound")
+
+_MAGIC = 0x7B72656C
+_REQUEST = struct.Struct("!IIHHI")
+_ANSWER = struct.Struct("!IBQ")
+_NAME_MOST, _REQUEST_MOST = 255, 1 << 16
+#: Seconds that a peer may be silent in the middle of a frame.
+_SILENCE = 10.0
+_CHUNK = 1 << 20
+
+Handler: TypeAlias = "Callable[[bytes], Iterable[Buffer]]"
+
+
+class Refusal(TransportError):
+    """A peer is there and says no; the message has its words. A handler raises it to say so."""
+
+
+class Reliable:
+    """Serves requests of the job's other ranks, and asks them.
+
+    Args:
+        address: IPv4 address to listen at; peers know ``port`` from the greeting.
+
+    Raises:
+        TransportError: the address cannot be bound.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._handlers: dict[str, Handler] = {}
+        self._cookie, self._rank = 0, -1
+        self._peers: list[tuple[str, int]] = []
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._asking: set[socket.socket] = set()
+        self._room = threading.Semaphore(0)
+        try:
+            self._listener = socket.create_server((address, 0), backlog=128)
+        except OSError as error:
+            raise TransportError(f"cannot listen for the reliable path at {address}: {error}") from error
+        #: TCP port, for the greeting
+        self.port: int = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._accept, name="tailbound-reliable", daemon=True)
+
+    def start(self, cookie: int, rank: int, peers: Sequence[tuple[str, int]]) -> None:
+        """Lets requests in; ``peers`` are (address, port) by rank, the own one included."""
+        self._cookie, self._rank, self._peers = cookie, rank, list(peers)
+        for _ in range(8 + 2 * len(peers)):
+            self._room.release()
+        self._thread.start()
+
+    def serve(self, name: str, handler: Handler) -> None:
+        """Answers requests called ``name`` with the buffers that ``handler(request)`` gives, in a thread of their own.
+
+        The handler may wait, but not for ever, and may raise ``Refusal``.
+        """
+        self._handlers[name] = handler
+
+    def pull(self, rank: int, name: str, request: bytes, timeout: float, most: int = 1 << 34) -> bytearray:
+        """Asks ``rank`` and returns its answer, of at most ``most`` bytes; takes ``timeout`` seconds at most.
+
+        Raises:
+            Refusal: the peer says no.
+            TransportError: it cannot be reached, does not answer in time, or answers nonsense.
+        """
+        until = time.monotonic() + timeout
+        what = f"rank {self._rank}: asking rank {rank} for {name!r}"
+        if self._over.is_set() or not 0 <= rank < len(self._peers) or rank == self._rank:
+            raise TransportError(f"{what}: there is no such peer")
+        title = name.encode()
+        try:
+            with self._connect(rank, timeout) as sock:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                head = _REQUEST.pack(_MAGIC, self._cookie, self._rank, len(title), len(request))
+                sock.sendall(head + title + request)
+                magic, status, length = _ANSWER.unpack(_receive(sock, _ANSWER.size, until))
+                if magic != _MAGIC or length > most:
+                    raise TransportError(f"{what}: the answer is not one ({length} bytes)")
+                body = _receive(sock, length, until)
+        except (OSError, EOFError) as error:
+            raise TransportError(f"{what}: {error or type(error).__name__}") from error
+        if status:
+            raise Refusal(f"{what}: {body.decode(errors='replace')}")
+        return body
+
+    @contextmanager
+    def _connect(self, rank: int, timeout: float) -> Iterator[socket.socket]:
+        with socket.create_connection(self._peers[rank], timeout, (self._address, 0)) as sock:
+            with self._lock:
+                self._asking.add(sock)
+            try:
+                if self._over.is_set():
+                    raise EOFError("the reliable path was closed")
+                yield sock
+            finally:
+                with self._lock:
+                    self._asking.discard(sock)
+
+    def close(self) -> None:
+        """Ends the listener and own requests; answers under way end in bounded time. May be called twice."""
+        if self._over.is_set():
+            return
+        self._over.set()
+        with self._lock:
+            for sock in self._asking:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # wakes accept, which close alone would not
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(5)
+
+    def _accept(self) -> None:
+        known = {address for address, _ in self._peers}
+        while not self._over.is_set():
+            try:
+                sock, (address, _) = self._listener.accept()
+            except OSError:
+                self._over.wait(0.05)  # out of descriptors, say: not a reason to spin
+                continue
+            if address not in known or not self._room.acquire(blocking=False):
+                sock.close()
+                continue
+            threading.Thread(target=self._answer, args=(sock,), name="tailbound-answer", daemon=True).start()
+
+    def _answer(self, sock: socket.socket) -> None:
+        try:
+            with sock:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                found = self._take(sock)
+                if found is None:
+                    return
+                status, parts = 0, []
+                try:
+                    handler, request = found
+                    parts = [memoryview(part).cast("B") for part in handler(request)]
+                except Refusal as refusal:
+                    status, parts = 1, [memoryview(str(refusal).encode())]
+                except Exception as error:
+                    log.exception("rank %d: answering over the reliable path", self._rank)
+                    status, parts = 1, [memoryview(f"{type(error).__name__}: {error}".encode())]
+                sock.settimeout(_SILENCE)
+                sock.sendall(_ANSWER.pack(_MAGIC, status, sum(part.nbytes for part in parts)))
+                for part in parts:
+                    for at in range(0, part.nbytes, _CHUNK):  # the timeout is that of a call
+                        sock.sendall(part[at : at + _CHUNK])
+        except (OSError, EOFError) as error:
+            log.debug("rank %d: an answer over the reliable path did not get through: %s", self._rank, error)
+        finally:
+            self._room.release()
+
+    def _take(self, sock: socket.socket) -> tuple[Handler, bytes] | None:
+        """The handler and the request; None for what is not of this job, which gets no answer."""
+        until = time.monotonic() + _SILENCE
+        magic, cookie, sender, title, length = _REQUEST.unpack(_receive(sock, _REQUEST.size, until))
+        if (magic, cookie) != (_MAGIC, self._cookie) or sender >= len(self._peers) or sender == self._rank:
+            return None
+        if title > _NAME_MOST or length > _REQUEST_MOST:
+            return None
+        name = _receive(sock, title, until).decode(errors="replace")
+        request = bytes(_receive(sock, length, until))
+        handler = self._handlers.get(name)
+        if handler is None:
+
+            def handler(_: bytes) -> Iterable[Buffer]:
+                raise Refusal(f"nobody serves {name!r} here")
+
+        return handler, request
+
+
+def _receive(sock: socket.socket, length: int, until: float) -> bytearray:
+    """Exactly ``length`` bytes.
+
+    Raises:
+        TimeoutError: ``until`` (monotonic seconds) has come. EOFError: the other side has closed.
+    """
+    data = bytearray(length)
+    view, got = memoryview(data), 0
+    while got < length:
+        left = until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("no answer in time")
+        sock.settimeout(left)
+        count = sock.recv_into(view[got:])
+        if count == 0:
+            raise EOFError("the connection was closed")
+        got += count
+    return data

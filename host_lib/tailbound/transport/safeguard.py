@@ -1,0 +1,99 @@
+"""What to do when too much of an op is lost: warn, skip it, stop; decided by owners, obeyed by all. Pure.
+
+Every row has one owner, and an owner's verdict travels in the flags of its result rows: so all ranks that have a row of
+it decide alike, without a word more. Loss here is what is missing of ranks that did bring rows or said that they had
+sent them; ranks of which nothing came at all are counted by ``min_contributors`` (CLOCKS.md rules 15 and 24).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import IntEnum
+
+from tailbound.errors import ConfigError
+
+#: Weight of one op in the smoothed loss.
+WEIGHT = 1 / 50
+
+
+class Action(IntEnum):
+    """What a limit calls for; the larger wins."""
+
+    NONE = 0
+    WARN = 1
+    SKIP = 2
+    STOP = 3
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Fractions of rows beyond which something is done; None: never.
+
+    Attributes:
+        warn_op, warn_smoothed: say so, for one op and for the smoothed loss.
+        skip_op, skip_smoothed: nobody applies the op: its average is zero and flagged ``skipped``.
+        stop_op, stop_smoothed: the next launch raises ``TransportError`` on every rank.
+        min_contributors: fewest ranks in an average, own included; 0: a majority of all.
+        too_few: what to do with fewer (rule 15): ``none``, ``warn``, ``skip`` or ``stop``.
+    """
+
+    warn_op: float | None = 0.10
+    warn_smoothed: float | None = 0.02
+    skip_op: float | None = 0.80
+    skip_smoothed: float | None = 0.50
+    stop_op: float | None = None
+    stop_smoothed: float | None = None
+    min_contributors: int = 0
+    too_few: str = "warn"
+
+    def __post_init__(self) -> None:
+        for field in fields(self)[:6]:
+            value = getattr(self, field.name)
+            if value is not None and not 0 <= value <= 1:
+                raise ConfigError(f"safeguard {field.name} is {value}: give a fraction of 0..1, or None for never")
+        if self.min_contributors < 0:
+            raise ConfigError(f"safeguard min_contributors is {self.min_contributors}: give 0 (a majority) or more")
+        if self.too_few.upper() not in Action.__members__:
+            raise ConfigError(f"safeguard too_few is {self.too_few!r}: give 'none', 'warn', 'skip' or 'stop'")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one op came to: the action, and in words why."""
+
+    action: Action = Action.NONE
+    why: str = ""
+
+
+class Safeguard:
+    """Judges one stage's ops in the order in which they end."""
+
+    def __init__(self, limits: Limits, ranks: int) -> None:
+        self._limits = limits
+        self._fewest = limits.min_contributors or ranks // 2 + 1
+        #: exponentially smoothed loss, the weight of an op being ``WEIGHT``
+        self.smoothed = 0.0
+
+    def judge(self, expected: int, taken: int, contributors: int | None = None) -> Finding:
+        """Judges one op.
+
+        Args:
+            expected, taken: rows of the ranks that took part, as they should be and as they came.
+            contributors: ranks of which anything is in the averages, own included; None: does not matter here.
+        """
+        loss = 1 - taken / expected if expected else 0.0
+        self.smoothed += (loss - self.smoothed) * WEIGHT
+        limits = self._limits
+        for action, one, smooth in (
+            (Action.STOP, limits.stop_op, limits.stop_smoothed),
+            (Action.SKIP, limits.skip_op, limits.skip_smoothed),
+            (Action.WARN, limits.warn_op, limits.warn_smoothed),
+        ):
+            few = contributors is not None and contributors < self._fewest
+            if few and Action[limits.too_few.upper()] == action:
+                return Finding(action, f"{contributors} contributors, fewer than {self._fewest}")
+            if one is not None and loss > one:
+                return Finding(action, f"{loss:.1%} of an op's rows lost, more than {one:.1%}")
+            if smooth is not None and self.smoothed > smooth:
+                return Finding(action, f"{self.smoothed:.1%} of rows lost in the last ops, more than {smooth:.1%}")
+        return Finding()

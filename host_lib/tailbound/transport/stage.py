@@ -1,0 +1,61 @@
+"""When a stage of an op is over: sealing and giving up (CLOCKS.md rules 7, 11-13), one decision for both halves.
+
+Pure: what has been seen is asked of a ``Seen``, the time is an argument. The discrete-event simulation (``tests/sim``)
+runs this code unchanged.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+from tailbound.transport.clock import Extension, Quiet
+
+Why = Literal["complete", "quiet", "deadline"]
+
+
+class Seen(Protocol):
+    """What a rank sees of one half of one op; asked only for what the decision still needs."""
+
+    @property
+    def progress(self) -> int:
+        """Changes with every row that is taken."""
+
+    def complete(self) -> bool:
+        """Whether all rows of all that are waited for are in, own ones too unless self-late (rules 7a, 8)."""
+
+    def finished(self) -> bool:
+        """Whether all that are waited for have sent everything, as far as their marks say (rules 7b, 12)."""
+
+    def repair(self, now: int, *, late: bool) -> tuple[bool, int]:
+        """Repairs what is to be repaired; whether an answer may still come, and when to look again (rule 23)."""
+
+    def last_call(self, now: int) -> int:
+        """Until when a launch that came too late waits for its one round of repair; 0: no longer (rule 13)."""
+
+
+def decide(seen: Seen, clock: Extension, quiet: Quiet, now: int, q: int, launched: int = 0) -> tuple[Why | None, int]:
+    """Why the stage is over, if it is; and when to look again if not (0: on arrival).
+
+    Args:
+        seen: the stage.
+        clock: its deadline, begun by the caller as soon as the stage clock has started.
+        quiet: its silence.
+        now: the time, ns.
+        q: rule 10.
+        launched: own launch; one that came after the deadline takes what is there at once (rule 13).
+    """
+    if seen.complete():
+        return "complete", 0
+    late = 0 < clock.due < launched
+    repairing, repair_look = seen.repair(now, late=late)
+    finished = not repairing and seen.finished()
+    progress = seen.progress
+    if quiet.passed(now, finished, progress, q):
+        return "quiet", 0
+    if clock.expired(now, progress, unwatched=late):
+        last = seen.last_call(now) if late else 0
+        if not last:
+            return "deadline", 0
+        return None, min(last, repair_look or last)
+    looks = [t for t in (quiet.next_look(q), clock.next_look(now), repair_look) if t]
+    return None, min(looks, default=0)

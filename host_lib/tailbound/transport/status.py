@@ -1,0 +1,204 @@
+"""A small file per rank that says how it is doing, for ``tailbound top``: replaced whole, a few times a second.
+
+The folder is ``TAILBOUND_STATUS`` if set (``off``: no files); else ``/run/tailbound-status`` for root,
+``$XDG_RUNTIME_DIR/tailbound`` or ``<tmp>/tailbound-<uid>`` for others. A status that cannot be written is left out:
+training never fails for it. A file goes when its job ends; those of processes that were killed go when the next job
+of the same user starts.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger("tailbound")
+
+VARIABLE = "TAILBOUND_STATUS"
+ROOT_FOLDER = Path("/run/tailbound-status")
+#: Seconds between two writes.
+PERIOD = 0.3
+#: A status larger than this is not read, and of a folder no more than this many.
+LARGEST, MOST = 1 << 20, 4096
+_SUFFIX = ".status.json"
+#: Writes in a row that may fail before it is given up.
+_PATIENCE = 5
+
+
+def folder() -> Path | None:
+    """Where this process writes its status; None: nowhere."""
+    said = os.environ.get(VARIABLE, "")
+    if said.lower() == "off":
+        return None
+    if said:
+        return Path(said)
+    if os.geteuid() == 0:
+        return ROOT_FOLDER
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(runtime) / "tailbound" if runtime else Path(tempfile.gettempdir()) / f"tailbound-{os.geteuid()}"
+
+
+def folders() -> list[Path]:
+    """Where ``top`` looks: the own folder, and root's where none is named."""
+    own = folder()
+    found = [own] if own is not None else []
+    if not os.environ.get(VARIABLE) and ROOT_FOLDER not in found:
+        found.append(ROOT_FOLDER)
+    return found
+
+
+def namespace() -> str:
+    """Names the PID namespace: process ids mean something only inside one."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+class StatusFile:
+    """One rank's file; every method may raise OSError.
+
+    Args:
+        where: the folder; made (0755) if it is missing, refused if it is another user's.
+        name: of the file, without suffix.
+    """
+
+    def __init__(self, where: Path, name: str) -> None:
+        where.mkdir(mode=0o755, parents=True, exist_ok=True)
+        about = where.lstat()
+        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
+            raise PermissionError(f"{where} is not a folder that belongs to this user alone")
+        self.path = where / f"{name}{_SUFFIX}"
+        self._half = where / f".{name}.{os.getpid()}.part"
+
+    def write(self, content: dict[str, Any]) -> None:
+        """Replaces the file at one blow: a reader sees the old one or the new one."""
+        self._half.unlink(missing_ok=True)
+        fd = os.open(self._half, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        with open(fd, "w", encoding="utf-8") as file:
+            json.dump(content, file, default=str)
+        self._half.replace(self.path)
+
+    def remove(self) -> None:
+        """Takes the file away."""
+        self._half.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
+
+
+class StatusWriter:
+    """Writes what ``make`` returns until ``close``, in a thread of its own: a stuck transport can still be seen.
+
+    Args:
+        name: of the file, unique to job and rank.
+        make: returns plain types; called in the thread. If it fails again and again, writing ends, and nothing else.
+        where: the folder; None: ``folder()``.
+        period: seconds between writes (default ``PERIOD``); the first one comes after one period.
+    """
+
+    def __init__(
+        self, name: str, make: Callable[[], dict[str, Any]], where: Path | None = None, period: float | None = None
+    ) -> None:
+        self._make, self._period = make, PERIOD if period is None else period
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        place = where or folder()
+        if place is None:
+            return
+        self._thread = threading.Thread(target=self._run, args=(place, name), name="tailbound-status", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread and takes the file away; may be called twice."""
+        self._over.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(5)
+
+    def _run(self, place: Path, name: str) -> None:
+        file: StatusFile | None = None
+        failed = 0
+        try:
+            while not self._over.wait(self._period):
+                try:
+                    if file is None:
+                        file = StatusFile(place, name)
+                        sweep(place)
+                    file.write({"pid": os.getpid(), "pidns": namespace(), **self._make()})
+                    failed = 0
+                except Exception as error:  # never the training's problem; a reading may meet a list that just changes
+                    failed += 1
+                    if failed == _PATIENCE:
+                        log.info("no status for `tailbound top` any more: %s", error)
+                        return
+        finally:
+            if file is not None:
+                try:
+                    file.remove()
+                except OSError as error:
+                    log.debug("the status file stays: %s", error)
+
+
+def read(where: Iterable[Path]) -> list[dict[str, Any]]:
+    """All statuses in the folders, those of dead processes left out; what is no status is ignored."""
+    found: list[dict[str, Any]] = []
+    for place in where:
+        for path in _files(place):
+            status = _load(path)
+            if status is not None and not _dead(status):
+                found.append(status)
+    found.sort(key=lambda s: (str(s.get("cookie")), s["rank"]))
+    return found
+
+
+def sweep(where: Path) -> None:
+    """Takes away what dead processes of this user have left."""
+    for path in _files(where):
+        try:
+            if path.lstat().st_uid == os.geteuid() and (status := _load(path)) is not None and _dead(status):
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            log.debug("a dead process's status stays: %s", error)
+
+
+def _files(where: Path) -> list[Path]:
+    try:
+        return sorted(where.glob(f"*{_SUFFIX}"))[:MOST]
+    except OSError:
+        return []
+
+
+def _load(path: Path) -> dict[str, Any] | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            about = os.fstat(file.fileno())
+            if not stat.S_ISREG(about.st_mode) or about.st_size > LARGEST:
+                return None
+            status = json.loads(file.read(LARGEST + 1))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(status, dict) or not all(isinstance(status.get(name), int) for name in ("rank", "pid")):
+        return None
+    return {**status, "age": max(0.0, time.time() - _number(status.get("time")))}
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def _dead(status: dict[str, Any]) -> bool:
+    if status.get("pidns") != namespace() or not 0 < status["pid"] < 1 << 22:
+        return False
+    try:
+        os.kill(status["pid"], 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False

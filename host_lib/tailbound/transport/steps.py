@@ -1,0 +1,75 @@
+"""Where this rank stands among the others: in step, behind, or lost (CLOCKS.md rule 20). Pure state, labels only.
+
+A rank that was stopped finds itself behind: its transport has averaged and published for it as long as the ring lasted.
+Within the ring it catches up from memory; beyond it, it is lost and has to jump.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tailbound.wire.schema import OP_INDEX_BITS, OP_STEPS, serial_distance
+
+_STEP_MASK = 0xFFFFFFFF >> OP_INDEX_BITS
+
+
+def step_of(label: int) -> int:
+    """The step of an op label."""
+    return label >> OP_INDEX_BITS
+
+
+def step_distance(a: int, b: int) -> int:
+    """Signed distance ``a - b`` of two step numbers (22 bits, serial)."""
+    half = (_STEP_MASK + 1) >> 1
+    return ((a - b + half) & _STEP_MASK) - half
+
+
+class Steps:
+    """Compares the own next op with the newest ones that live peers have named.
+
+    Args:
+        ring_rows: rows of the result ring; what lies further back than this has been overwritten.
+    """
+
+    def __init__(self, ring_rows: int) -> None:
+        self._ring_rows = ring_rows
+        self._own = 0
+        self._newest: int | None = None
+        self._step_rows = 0
+
+    def look(self, own: int, newest: Iterable[int], step_rows: int) -> None:
+        """Takes the label of the own next op, the newest labels of live peers, and the rows of a step (0: unknown)."""
+        self._own, self._step_rows, found = own, step_rows, None
+        for label in newest:
+            if found is None or serial_distance(label, found) > 0:
+                found = label
+        self._newest = found
+
+    @property
+    def own(self) -> int:
+        """Step of the own next op."""
+        return step_of(self._own)
+
+    @property
+    def newest(self) -> int:
+        """Newest step that a live peer has named, at least the own one."""
+        if self._newest is None or serial_distance(self._newest, self._own) <= 0:
+            return self.own
+        return step_of(self._newest)
+
+    @property
+    def behind(self) -> int:
+        """Steps by which the newest live peer is ahead; 0 in step."""
+        return max(0, step_distance(self.newest, self.own))
+
+    @property
+    def in_step(self) -> bool:
+        """Whether no live peer is in a newer step; only then this rank suspects others and learns (rules 5, 14)."""
+        return self.behind == 0
+
+    @property
+    def lost(self) -> bool:
+        """Whether results of the own next step can have left the ring (by the op records while no step is known)."""
+        if self._step_rows:
+            return (self.behind + 1) * self._step_rows > self._ring_rows
+        return self.behind >= OP_STEPS

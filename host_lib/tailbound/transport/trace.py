@@ -1,0 +1,162 @@
+"""A timeline of ops and stages in Chrome's trace format (chrome://tracing, ui.perfetto.dev); bounded memory.
+
+One row of a ring of integers an op is kept while it runs; everything else is done when the trace is written. Times are
+CLOCK_MONOTONIC of the host, so traces of ranks on one host lie on one time axis and can be merged.
+Format: "Trace Event Format", Google, complete (X), instant (i) and metadata (M) events, times in us.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tailbound.transport.log import LogEvent
+from tailbound.wire.schema import OP_INDEX_BITS
+
+#: Environment variable: folder into which every rank writes its trace at the end.
+TRACE_VARIABLE = "TAILBOUND_TRACE"
+#: Ops kept; the oldest go first.
+OPS_KEPT = 16_384
+#: What is kept of an op beside its label, rows and times.
+FACTS = ("expected", "delivered", "late", "skipped", "deadline_hits", "missing", "map")
+
+
+@dataclass(slots=True)
+class Spans:
+    """When an op passed its stages on this rank, CLOCK_MONOTONIC in ns; 0: not (yet)."""
+
+    clock: int = 0  #: a majority was there (c of CLOCKS.md rule 3)
+    launched: int = 0
+    admitted: int = 0
+    encoding: int = 0
+    sent: int = 0
+    sealed: int = 0
+    published: int = 0
+    decoding: int = 0
+    finished: int = 0
+
+
+_TIMES = tuple(Spans.__dataclass_fields__)
+_COLUMNS = ("label", "rows", *_TIMES, *FACTS)
+#: Name of a stage, where it begins (the first that is known counts) and where it ends, as fields of ``Spans``.
+_STAGES: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("op", ("launched", "clock"), "finished"),
+    ("queue", ("launched",), "admitted"),
+    ("agree", ("admitted",), "encoding"),
+    ("encode and send", ("encoding",), "sent"),
+    ("wait for contributions", ("clock", "sent"), "sealed"),
+    ("average and publish", ("sealed",), "published"),
+    ("wait for results", ("published",), "decoding"),
+    ("decode", ("decoding",), "finished"),
+)
+
+
+class Trace:
+    """Keeps the last ops of one rank."""
+
+    def __init__(self, rank: int, keep: int = OPS_KEPT) -> None:
+        self._rank = rank
+        self._ops = np.zeros((keep, len(_COLUMNS)), np.int64)  # touched, and so taken, only as far as it is filled
+        self._count = 0
+
+    def __len__(self) -> int:
+        return min(self._count, len(self._ops))
+
+    def add(self, label: int, rows: int, spans: Spans, **facts: int) -> None:
+        """Keeps one op that is over; ``facts`` are those of ``FACTS``."""
+        self._ops[self._count % len(self._ops)] = (
+            label,
+            rows,
+            *[getattr(spans, name) for name in _TIMES],
+            *[facts.get(name, 0) for name in FACTS],
+        )
+        self._count += 1
+
+    def chrome(self, events: Iterable[LogEvent] = ()) -> dict[str, Any]:
+        """The trace as the object that chrome://tracing loads; ``events`` become instants.
+
+        Overlapping spans must not share a track, so each stage has as many tracks as it needs: process = rank,
+        thread = stage and lane.
+        """
+        made: list[dict[str, Any]] = [_named("process_name", self._rank, 0, f"rank {self._rank}")]
+        ops = [dict(zip(_COLUMNS, row, strict=True)) for row in self._ops[: len(self)].tolist()]
+        for stage, (name, begins, end) in enumerate(_STAGES):
+            spans = []
+            for op in ops:
+                begin = next((op[b] for b in begins if op[b]), 0)
+                if begin and op[end] >= begin:
+                    spans.append((begin, op[end], op))
+            spans.sort(key=lambda s: (s[0], s[1]))
+            lanes: list[int] = []
+            for begin, finish, op in spans:
+                lane = next((i for i, free in enumerate(lanes) if free <= begin), len(lanes))
+                if lane == len(lanes):
+                    lanes.append(0)
+                    thread = stage * 1000 + lane
+                    made.append(_named("thread_name", self._rank, thread, f"{name} {lane}" if lane else name))
+                    made.append(
+                        {"ph": "M", "name": "thread_sort_index", "pid": self._rank, "tid": thread,
+                         "args": {"sort_index": thread}}
+                    )  # fmt: skip
+                lanes[lane] = finish
+                made.append(
+                    {
+                        "ph": "X",
+                        "name": f"{name} {label_text(op['label'])}",
+                        "cat": name,
+                        "pid": self._rank,
+                        "tid": stage * 1000 + lane,
+                        "ts": begin / 1000,
+                        "dur": (finish - begin) / 1000,
+                        "args": {name: op[name] for name in ("rows", *FACTS)} if stage == 0 else {},
+                    }
+                )
+        made += [
+            {"ph": "i", "s": "p", "name": e.name, "cat": "event", "pid": self._rank, "tid": 0, "ts": e.ns / 1000,
+             "args": e.fields}
+            for e in events
+        ]  # fmt: skip
+        return {"traceEvents": made, "displayTimeUnit": "ms"}
+
+    def write(self, path: str | Path, events: Iterable[LogEvent] = ()) -> Path:
+        """Writes the trace to ``path`` at one blow.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        return _write(Path(path), self.chrome(events))
+
+
+def merge(paths: Sequence[str | Path], into: str | Path) -> Path:
+    """Puts the traces of ranks of one host into one file.
+
+    Raises:
+        OSError, ValueError: a file cannot be read, is no trace, or ``into`` cannot be written.
+    """
+    made: list[Any] = []
+    for path in paths:
+        made += json.loads(Path(path).read_text())["traceEvents"]
+    return _write(Path(into), {"traceEvents": made, "displayTimeUnit": "ms"})
+
+
+def label_text(label: int) -> str:
+    """An op label as people read it: step.index."""
+    return f"{label >> OP_INDEX_BITS}.{label & (1 << OP_INDEX_BITS) - 1}"
+
+
+def _named(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}
+
+
+def _write(path: Path, trace: dict[str, Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_name(f"{path.name}.{os.getpid()}.part")
+    half.write_text(json.dumps(trace, default=str))
+    half.replace(path)
+    return path

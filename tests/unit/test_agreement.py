@@ -1,0 +1,338 @@
+"""Agreeing on owner maps while packets are lost, late and doubled, and ranks die (CLOCKS.md rule 22)."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailbound.codec.shape import shape_for
+from tailbound.errors import ConfigError
+from tailbound.transport.agreement import (
+    CHAIN,
+    LEAD_STEPS,
+    Agreed,
+    Agreement,
+    Content,
+    Kind,
+    Message,
+    decode_map,
+    encode_map,
+    speeds_to_wire,
+)
+from tailbound.transport.sequence import Layout, Sequence
+
+MS = 1_000_000
+
+
+# -- what packets say ---------------------------------------------------------------------------------------------
+
+CONTENTS = st.builds(
+    Content, st.lists(st.integers(0, 255), min_size=3, max_size=3).filter(any).map(tuple), st.booleans()
+)
+MESSAGES = st.one_of(
+    st.builds(
+        lambda ident, c, ref: Message(Kind.PROPOSE, ref, (Agreed(ident << 8, 0, c),)),
+        st.integers(0, 99),
+        CONTENTS,
+        st.integers(0, 2**32 - 1),
+    ),
+    st.builds(lambda ref: Message(Kind.ACKNOWLEDGE, ref), st.integers(0, 2**32 - 1)),
+    st.builds(
+        lambda contents: Message(Kind.SETTLED, 0, tuple(Agreed(i << 8 | 2, 3 * i, c) for i, c in enumerate(contents))),
+        st.lists(CONTENTS, min_size=1, max_size=CHAIN),
+    ),
+    st.builds(
+        lambda speeds: Message(Kind.SPEEDS, speeds=speeds),
+        st.tuples(st.integers(0, 255), st.integers(0, 255), st.integers(0, 255)),
+    ),
+)
+
+
+@given(MESSAGES, st.integers(0, 15))
+def test_messages_come_back_from_their_bodies(message: Message, padding: int) -> None:
+    body = encode_map(message, 3)
+    assert decode_map(body + bytes(padding), 3) == message
+    assert decode_map(body, 4) is None
+    assert all(decode_map(body[:n], 3) is None for n in range(len(body)))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_message_or_none(body: bytes) -> None:
+    message = decode_map(body, 3)
+    if message is not None:
+        decode_again = decode_map(encode_map(message, 3), 3)
+        assert decode_again == message
+        for each in message.maps:
+            assert each.owner_map.owners
+
+
+@given(MESSAGES, st.data())
+def test_a_changed_body_harms_nobody(message: Message, data: st.DataObject) -> None:
+    body = bytearray(encode_map(message, 3))
+    for _ in range(data.draw(st.integers(1, 4))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    changed = decode_map(bytes(body), 3)
+    rank = Agreement(1, 3, Content((1, 1, 1)))
+    if changed is not None:
+        rank.take(changed, 2, [0, 2], 0)
+        rank.turn(0, 5, [0, 2], {0: 0, 2: 0})
+    assert rank.due(0).owner_map.owners
+
+
+def test_speeds_on_the_wire() -> None:
+    assert speeds_to_wire({0: 1.0, 2: 0.25, 3: 0.0}, 5) == (255, 0, 64, 1, 0)
+
+
+# -- two or three ranks, step by step -----------------------------------------------------------------------------
+
+
+def ranks_of(count: int) -> list[Agreement]:
+    return [Agreement(rank, count, Content((1,) * count)) for rank in range(count)]
+
+
+def turn(ranks: list[Agreement], who: int, now: int, *, step: int = 5, live: list[int] | None = None) -> list[int]:
+    """One rank's turn, its packets delivered at once; returns to whom it sent."""
+    live = [r for r in range(len(ranks)) if r != who] if live is None else live
+    known = {r: ranks[r].known for r in live}
+    sent = ranks[who].turn(now, step, live, known)
+    for to, message in sent:
+        whom = [r for r in range(len(ranks)) if r != to]
+        ranks[to].take(decode_map(encode_map(message, len(ranks)), len(ranks)), who, whom, now)  # type: ignore[arg-type]
+    return [to for to, _ in sent]
+
+
+def test_a_map_begins_three_steps_after_the_newest_once_all_have_acknowledged() -> None:
+    ranks = ranks_of(3)
+    wanted = Content((1, 0, 2), False)
+    assert ranks[0].propose(wanted, 5, 0)
+    assert turn(ranks, 0, 0) == [1, 2]
+    turn(ranks, 1, 0)
+    assert turn(ranks, 0, MS) == []
+    assert ranks[0].known == 0
+    turn(ranks, 2, MS)
+    assert turn(ranks, 0, 2 * MS, step=7) == [1, 2]
+    assert {r.agreed[-1] for r in ranks} == {Agreed(1 << 8, 7 + LEAD_STEPS, wanted)}
+    assert ranks[1].due(9).id == 0
+    assert ranks[1].due(10).owner_map.owners == (2, 0, 2)
+    assert ranks[1].due(10).owner_map.rotate is False
+
+
+def test_without_all_acknowledgements_it_lapses_and_waits_longer_every_time() -> None:
+    ranks = ranks_of(3)
+    now, gaps = MS, []
+    for _ in range(4):
+        begun = now
+        while not ranks[0].propose(Content((1, 1, 0)), 5, now):
+            now += MS
+        gaps.append(now - begun)
+        while ranks[0].busy(5, now) and ranks[0].look():
+            turn(ranks, 0, now)
+            turn(ranks, 1, now)  # rank 2 never answers
+            now += MS
+    assert ranks[0].lapsed == 4
+    assert ranks[0].known == 0
+    assert gaps[0] == 0
+    assert gaps[1] < gaps[2] < gaps[3]
+
+
+def test_only_the_lowest_live_rank_is_answered() -> None:
+    ranks = ranks_of(3)
+    ranks[1].propose(Content((0, 1, 1)), 5, 0)
+    message = ranks[1].turn(0, 5, [2], {})[0][1]
+    for live, answered in (([0, 1], False), ([1], True)):
+        ranks[2].take(message, 1, live, 0)
+        assert bool(ranks[2].turn(0, 5, live, {})) == answered
+    ranks[0].take(message, 1, [1, 2], 0)
+    assert ranks[0].turn(0, 5, [1, 2], {}) == []
+
+
+def test_nothing_is_proposed_twice_or_while_a_map_is_to_begin() -> None:
+    ranks = ranks_of(2)
+    assert not ranks[0].propose(Content((1, 1)), 5, 0)
+    assert ranks[0].propose(Content((0, 1)), 5, 0)
+    assert not ranks[0].propose(Content((1, 0)), 5, 0)
+    for now in range(3):
+        turn(ranks, 0, now * MS)
+        turn(ranks, 1, now * MS)
+    assert ranks[0].known == ranks[1].known == 1 << 8
+    assert not ranks[0].propose(Content((1, 1)), 7, 3 * MS)
+    assert ranks[0].propose(Content((1, 1)), 8, 3 * MS)
+    with pytest.raises(ConfigError):
+        ranks[0].propose(Content((0, 0)), 8, 3 * MS)
+
+
+def test_whoever_knows_a_map_tells_those_whose_headers_do_not() -> None:
+    ranks = ranks_of(3)
+    ranks[0].propose(Content((1, 1, 0)), 5, 0)
+    for now in range(3):
+        turn(ranks, 0, now * MS, live=[1])  # it takes rank 2 for dead
+        turn(ranks, 1, now * MS, live=[0])
+    assert [r.known for r in ranks] == [256, 256, 0]
+    assert turn(ranks, 1, 10 * MS, live=[2]) == []  # the leader goes first
+    assert turn(ranks, 1, 40 * MS, live=[2]) == [2]
+    assert ranks[2].agreed == ranks[1].agreed
+    assert turn(ranks, 1, 400 * MS, live=[2]) == []
+
+
+def test_a_job_whose_maps_fill_no_packet_keeps_its_map() -> None:
+    rank = Agreement(0, 200, Content((1,) * 200), room=256)
+    assert not rank.propose(Content((1,) * 199 + (0,)), 5, 0)
+
+
+# -- many ranks, a bad network, random histories ------------------------------------------------------------------
+
+
+@dataclass(order=True)
+class _Arrival:
+    time: int
+    order: int
+    to: int = field(compare=False)
+    sender: int = field(compare=False)
+    body: bytes = field(compare=False)
+
+
+class World:
+    """Ranks that step on, talk over a bad network, believe each other dead now and then, and place ops."""
+
+    LAYOUT = Layout((0, 1000, 0, 1), shape_for(3000, 64), 7, True)
+
+    def __init__(self, ranks: int, seed: int, *, loss: float, delay: int) -> None:
+        self.random = random.Random(seed)
+        self.loss, self.delay, self.now = loss, delay, 0
+        self.ranks = ranks_of(ranks)
+        self.sequences = [Sequence(ranks, each.due(0).owner_map) for each in self.ranks]
+        self.shown = [0] * ranks
+        self.seen = [[0] * ranks for _ in self.ranks]  # map_known as heard: by whom, of whom
+        self.believed = [set(range(ranks)) - {r} for r in range(ranks)]
+        self.dead: set[int] = set()
+        self.places: list[dict[int, tuple[int, tuple[int, ...], tuple[int, ...]]]] = [{} for _ in self.ranks]
+        self.contents: dict[int, tuple[int, Content]] = {}
+        self._wires: list[_Arrival] = []
+        self._order = itertools.count()
+
+    def send(self, sender: int, to: int, body: bytes) -> None:
+        for _ in range(1 + (self.random.random() < 0.05)):
+            if self.random.random() >= self.loss:
+                late = self.now + int(self.random.expovariate(1 / self.delay)) + 50_000
+                heapq.heappush(self._wires, _Arrival(late, next(self._order), to, sender, body))
+
+    def step_of(self, rank: int) -> int:
+        return self.sequences[rank].next_label >> 10
+
+    def tick(self) -> None:
+        """A millisecond: packets arrive, every live rank takes a turn, perhaps a step."""
+        self.now += MS
+        while self._wires and self._wires[0].time <= self.now:
+            arrival = heapq.heappop(self._wires)
+            rank = arrival.to
+            if rank in self.dead:
+                continue
+            message = decode_map(arrival.body[4:], len(self.ranks))
+            heard = int.from_bytes(arrival.body[:4], "big")
+            self.seen[rank][arrival.sender] = max(self.seen[rank][arrival.sender], heard)
+            if message is not None:
+                self.ranks[rank].take(message, arrival.sender, self.believed[rank], self.now)
+        newest = max(self.step_of(r) for r in range(len(self.ranks)) if r not in self.dead)
+        for rank, agreement in enumerate(self.ranks):
+            if rank in self.dead:
+                continue
+            known = {p: self.seen[rank][p] for p in range(len(self.ranks)) if p != rank}
+            # how far the others are is heard late
+            heard_newest = max(self.step_of(rank), newest - self.random.randrange(2))
+            for to, message in agreement.turn(self.now, heard_newest, self.believed[rank], known):
+                self.send(rank, to, agreement.known.to_bytes(4, "big") + encode_map(message, len(self.ranks)))
+            if self.random.random() < 0.3:  # the headers of ordinary packets
+                for to in known:
+                    self.send(rank, to, agreement.known.to_bytes(4, "big"))
+            self._place(rank, newest)
+            self.check(rank)
+
+    def _place(self, rank: int, newest: int) -> None:
+        agreement, sequence = self.ranks[rank], self.sequences[rank]
+        if agreement.known != self.shown[rank]:
+            self.shown[rank] = agreement.known
+            sequence.set_maps([(each.since, each.owner_map) for each in agreement.agreed])
+        behind = newest - self.step_of(rank)
+        if self.random.random() < (0.25 if behind == 0 else 0.6):
+            if self.random.random() < 0.3:
+                sequence.predict()
+            place, _ = sequence.assign(self.LAYOUT)
+            owner_map = place.placement.owner_map
+            self.places[rank][place.step] = (owner_map.id, owner_map.owners, place.sum_seqs)
+
+    def check(self, rank: int) -> None:
+        """An id means one map with one beginning, whoever knows it."""
+        for each in self.ranks[rank].agreed:
+            assert self.contents.setdefault(each.id, (each.since, each.content)) == (each.since, each.content)
+
+    def wish(self, rank: int) -> None:
+        weights = [self.random.choice((0, 1, 1, 2, 4)) for _ in self.ranks]
+        if any(weights) and min(self.believed[rank], default=rank) > rank:
+            content = Content(tuple(weights), self.random.random() < 0.5)
+            self.ranks[rank].propose(content, self.step_of(rank), self.now)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("seed", range(6))
+def test_no_two_ranks_use_one_id_for_two_maps_and_all_come_to_the_same_one(ranks: int, seed: int) -> None:
+    world = World(ranks, 100 * ranks + seed, loss=0.05 * (seed % 4), delay=(1 + seed % 3) * MS)
+    draw, settled = world.random, 0
+    for tick in range(1500):
+        if tick % 10 == 0:
+            world.wish(draw.randrange(ranks))
+        if draw.random() < 0.01:  # opinions on who is alive differ, for a while
+            rank = draw.randrange(ranks)
+            world.believed[rank] ^= {draw.choice([r for r in range(ranks) if r != rank])}
+        elif draw.random() < 0.02:
+            rank = draw.randrange(ranks)
+            world.believed[rank] = set(range(ranks)) - world.dead - {rank}
+        if tick == 700 and ranks > 2 and seed % 2:
+            world.dead.add(draw.randrange(ranks))
+            for believed in world.believed:
+                believed -= world.dead
+        world.tick()
+    live = [r for r in range(ranks) if r not in world.dead]
+    world.loss = 0.05
+    for rank in live:  # peace
+        world.believed[rank] = set(live) - {rank}
+    for _ in range(1200):
+        world.tick()
+        if all(world.ranks[r].known == world.ranks[live[0]].known for r in live) and not any(
+            world.ranks[r].busy(world.step_of(r), world.now) for r in live
+        ):
+            settled += 1
+        if settled > 60:
+            break
+    histories = [world.ranks[r].agreed[-1] for r in live]
+    assert len(set(histories)) == 1
+    assert len(world.contents) > 2
+    # the same id for an op means the same owners; and in the end all put every row at the same place again
+    for step in range(max(max(p, default=0) for p in world.places)):
+        used = {(p[step][0], p[step][1]) for p in world.places if step in p}
+        assert len({ident for ident, _ in used}) == len(used)
+    last = max(set.intersection(*(set(world.places[r]) for r in live)))
+    assert len({world.places[r][last] for r in live}) == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_when_the_leader_dies_the_next_one_leads(seed: int) -> None:
+    world = World(4, seed, loss=0.1, delay=MS)
+    world.ranks[0].propose(Content((1, 0, 1, 1)), 0, 0)
+    for _ in range(3 + seed):  # between its proposal and the end of it
+        world.tick()
+    world.dead.add(0)
+    for believed in world.believed:
+        believed.discard(0)
+    wanted = Content((0, 1, 1, 2))
+    for _ in range(5000):
+        world.ranks[1].propose(wanted, world.step_of(1), world.now)
+        world.tick()
+        if all(r.agreed[-1].content == wanted for r in world.ranks[1:]):
+            break
+    assert [r.agreed[-1].content for r in world.ranks[1:]] == [wanted] * 3

@@ -1,0 +1,183 @@
+"""Deadlines learned from samples (CLOCKS.md rules 3-6, 10, 11, 26)."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailbound.transport.config import Config
+from tailbound.transport.deadline import LEAST, MS, WARM_UP_OPS, WINDOW, Deadlines, Sample, Window
+
+BIG, SMALL = 1_600_000, 3_000
+
+
+def learned(**settings: int) -> Deadlines:
+    return Deadlines(Config(0, 4, **settings))
+
+
+def feed(deadlines: Deadlines, count: int, size: int = BIG, **values: int | bool) -> None:
+    for _ in range(count):
+        deadlines.observe(Sample(size, **({"first": 2 * MS, "transfer": 8 * MS, "results": 6 * MS} | values)))  # type: ignore[arg-type]
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=500))
+def test_the_window_keeps_the_last_values_and_gives_their_quantile(values: list[int]) -> None:
+    window = Window()
+    for value in values:
+        window.add(value)
+    kept = sorted(values[-WINDOW:])
+    assert len(window) == len(kept)
+    found = window.quantile()
+    assert found in kept
+    assert sum(v <= found for v in kept) >= 0.95 * len(kept)
+    assert sum(v < found for v in kept) < 0.95 * len(kept)
+
+
+def test_an_empty_window_has_no_quantile() -> None:
+    assert Window().quantile() == 0
+
+
+def test_until_a_size_is_warm_everything_has_the_whole_stage() -> None:
+    d = learned()
+    feed(d, WARM_UP_OPS - 1)
+    assert d.stage_one(BIG) == d.stage_two(BIG) == d.advertised == 2000 * MS
+    assert d.applied(BIG, [20 * MS, 20 * MS]) == 2000 * MS
+    feed(d, 1)
+    assert d.warm(BIG)
+    assert not d.warm(SMALL)
+    assert d.stage_one(SMALL) == 2000 * MS
+    assert d.stage_one(BIG) == pytest.approx(1.25 * (2 + 8) * MS, rel=1e-3)
+    assert d.stage_two(BIG) == LEAST  # 7.5 ms would do
+
+
+def test_sizes_learn_their_transfer_apart_and_share_the_skew() -> None:
+    """Two packets that took a millisecond say nothing about the seconds per byte of a thousand."""
+    d = learned()
+    feed(d, 30)
+    feed(d, 30, SMALL, transfer=1 * MS)
+    assert d.transfer(BIG) == pytest.approx(10 * MS, rel=1e-3)
+    assert d.transfer(SMALL) == pytest.approx(1.25 * MS, rel=1e-3)
+    assert d.stage_one(SMALL) == LEAST
+    assert d.advertised == d.stage_one(BIG)  # ranks compare the largest
+
+
+def test_the_largest_size_is_forgotten_when_it_does_not_come_any_more() -> None:
+    d = learned()
+    feed(d, 30)
+    feed(d, WINDOW, SMALL, transfer=1 * MS)
+    assert d.advertised == LEAST
+
+
+def test_skew_is_capped_by_what_the_last_rank_is_worth() -> None:
+    d = learned()
+    feed(d, 30, first=300 * MS)
+    assert d.skew == 375 * MS  # no step has been seen
+    for step in range(10):
+        d.step(step, 150 * MS * step + 1, 150 * MS * step + 2, last=True)
+    assert d.skew_max == d.skew == 50 * MS
+    assert d.stage_one(BIG) == pytest.approx(60 * MS, rel=1e-3)
+
+
+def test_only_stage_max_caps_the_transfer() -> None:
+    d = learned()
+    feed(d, 30, transfer=1700 * MS)
+    assert d.stage_one(BIG) == 2000 * MS
+
+
+def test_a_rare_slow_op_does_not_move_a_deadline_and_a_lasting_one_does() -> None:
+    d = learned()
+    feed(d, 190)
+    feed(d, 9, first=40 * MS)
+    assert d.skew == 2.5 * MS
+    feed(d, 12, first=40 * MS)
+    assert d.skew == 50 * MS
+    feed(d, WINDOW)
+    assert d.skew == 2.5 * MS
+
+
+def test_the_lower_median_is_applied() -> None:
+    d = learned()
+    feed(d, 30)
+    own = d.advertised
+    assert d.applied(BIG, []) == own
+    assert d.applied(BIG, [50 * MS]) == own  # of two the lower
+    assert d.applied(BIG, [11 * MS]) == 11 * MS
+    assert d.applied(BIG, [50 * MS, 60 * MS]) == 50 * MS
+    assert d.applied(BIG, [50 * MS, 60 * MS, 2000 * MS]) == 50 * MS
+    assert d.longest(BIG, [11 * MS, 60 * MS]) == 60 * MS
+
+
+def test_a_smaller_op_takes_off_what_its_transfer_is_shorter_by() -> None:
+    d = learned()
+    feed(d, 30, transfer=80 * MS)
+    feed(d, 30, SMALL, transfer=1 * MS)
+    assert d.applied(SMALL, [150 * MS, 150 * MS]) == 150 * MS + d.stage_one(SMALL) - d.stage_one(BIG)
+    assert d.applied(SMALL, [20 * MS, 20 * MS]) == LEAST
+
+
+@given(st.lists(st.integers(1, 3 * 10**9), max_size=8), st.integers(1, 10**9), st.integers(0, 10**9))
+def test_whatever_is_heard_an_owners_deadline_lies_inside_its_receivers(
+    heard: list[int], transfer: int, first: int
+) -> None:
+    d = learned()
+    feed(d, 30, transfer=transfer, first=first)
+    assert LEAST <= d.applied(BIG, heard) <= d.longest(BIG, heard) <= 2000 * MS
+    assert d.receiver(BIG, heard) > d.applied(BIG, heard) + LEAST
+
+
+def test_given_deadlines_stay() -> None:
+    d = learned(deadline_1=30 * MS, deadline_2=40 * MS, quiet=3 * MS)
+    feed(d, 100, first=500 * MS, results=500 * MS, early=True, regretted=True)
+    assert (d.stage_one(BIG), d.stage_two(BIG), d.quiet) == (30 * MS, 40 * MS, 3 * MS)
+    assert d.applied(BIG, [1 * MS, 500 * MS]) == 30 * MS
+    assert d.longest(BIG, [500 * MS]) == 500 * MS
+
+
+def test_no_arrival_no_sample() -> None:
+    d = learned()
+    for _ in range(50):
+        d.observe(Sample(BIG))
+    assert d.stage_one(BIG) == d.stage_two(BIG) == 2000 * MS
+
+
+def test_quiet_grows_when_it_is_regretted_and_shrinks_when_it_never_is() -> None:
+    d = learned()
+    feed(d, 30, first=400 * MS)
+    start = d.quiet
+    feed(d, 1, early=True, regretted=True)
+    assert d.quiet == pytest.approx(1.5 * start)
+    feed(d, 10, early=True, regretted=True)
+    assert d.quiet <= d.advertised / 4
+    grown = d.quiet
+    feed(d, 5000, early=True)
+    assert d.quiet < grown / 10
+    d.rtt = 3 * MS
+    assert d.quiet >= 6 * MS
+
+
+def test_an_op_that_was_complete_says_nothing_about_quiet() -> None:
+    d = learned()
+    before = d.quiet
+    feed(d, 500)
+    assert d.quiet == before
+
+
+def test_d_start_follows_the_own_computing() -> None:
+    d = learned()
+    now = 0
+    for step in range(9):
+        d.step(step, now + 600 * MS, now + 610 * MS, last=False)
+        d.step(step, now + 900 * MS, now + 1000 * MS, last=True)
+        now += 1000 * MS
+    assert d.start_max == 4 * 900 * MS
+    assert learned().start_max == 1000 * MS
+
+
+def test_a_seeded_run_settles_near_what_is_drawn() -> None:
+    dice, d = random.Random(7), learned()
+    for _ in range(1000):
+        d.observe(Sample(BIG, int(dice.expovariate(1 / (3 * MS))), int(dice.gauss(9 * MS, MS)), 5 * MS))
+    assert 1.25 * (6 + 9) * MS < d.stage_one(BIG) < 1.25 * (13 + 12) * MS

@@ -1,0 +1,87 @@
+"""The books of rows by peer and stage: they always balance, and late is not lost."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from tailbound.transport.ledger import Ledger, Stage, Window, balanced
+from tailbound.wire.schema import VERDICTS, Verdict
+
+
+def verdicts(**counts: int) -> np.ndarray:
+    made = np.zeros(VERDICTS, np.uint64)
+    for name, count in counts.items():
+        made[Verdict[name]] = count
+    return made
+
+
+def test_a_gap_below_the_finished_mark_is_a_loss() -> None:
+    ledger = Ledger(3)
+    ledger.close(Stage.CONTRIBUTIONS, 1, 100, 97, finished=True)
+    entry = ledger.entry(Stage.CONTRIBUTIONS, 1, verdicts())
+    assert entry == {
+        "ops": 1, "expected": 100, "taken": 97, "missing": 3, "late": 0, "lost": 3, "refused": 0, "absent": 0,
+        "repaired": 0, "duplicated": 0,
+    }  # fmt: skip
+    assert balanced(entry)
+
+
+def test_rows_that_came_after_the_seal_are_late_and_not_lost() -> None:
+    ledger = Ledger(2)
+    ledger.close(Stage.CONTRIBUTIONS, 1, 100, 40, finished=False)
+    assert ledger.entry(Stage.CONTRIBUTIONS, 1, verdicts())["absent"] == 60
+    entry = ledger.entry(Stage.CONTRIBUTIONS, 1, verdicts(LATE=50, STALE_OP=7, DUPLICATE=2))
+    assert (entry["late"], entry["lost"], entry["absent"], entry["duplicated"]) == (57, 0, 3, 2)
+    assert balanced(entry)
+
+
+def test_refused_rows_come_out_of_the_gaps_first() -> None:
+    ledger = Ledger(2)
+    ledger.close(Stage.CONTRIBUTIONS, 1, 50, 40, finished=True)
+    ledger.close(Stage.CONTRIBUTIONS, 1, 50, 45, finished=False)
+    entry = ledger.entry(Stage.CONTRIBUTIONS, 1, verdicts(SCALE_MISMATCH=12, LATE=2))
+    assert (entry["refused"], entry["lost"], entry["late"], entry["absent"]) == (12, 0, 2, 1)
+    assert balanced(entry)
+
+
+def test_results_are_booked_apart() -> None:
+    ledger = Ledger(2)
+    ledger.close(Stage.CONTRIBUTIONS, 1, 10, 10, finished=True)
+    ledger.close(Stage.RESULTS, 1, 20, 18, finished=True)
+    entry = ledger.entry(Stage.RESULTS, 1, verdicts(STALE_RESULT=9, DUPLICATE_RESULT=1, LATE=3), repaired=4)
+    assert (entry["expected"], entry["lost"], entry["late"], entry["repaired"]) == (20, 2, 0, 4)
+    assert ledger.totals(Stage.RESULTS, [1]) == (20, 18, 2)
+    assert ledger.totals(Stage.CONTRIBUTIONS, [0, 1]) == (10, 10, 0)
+
+
+def test_whatever_happens_the_books_balance() -> None:
+    draw = random.Random(5)
+    for _ in range(300):
+        ledger = Ledger(2)
+        for stage in Stage:
+            for _ in range(draw.randrange(4)):
+                expected = draw.randrange(50)
+                ledger.close(stage, 1, expected, draw.randint(0, expected), finished=draw.random() < 0.5)
+        seen = verdicts(**{v.name: draw.randrange(60) for v in Verdict})
+        for stage in Stage:
+            assert balanced(ledger.entry(stage, 1, seen))
+
+
+@pytest.mark.parametrize("name", ["expected", "missing", "lost"])
+def test_a_wrong_entry_is_seen(name: str) -> None:
+    ledger = Ledger(2)
+    ledger.close(Stage.RESULTS, 1, 20, 18, finished=True)
+    entry = ledger.entry(Stage.RESULTS, 1, verdicts())
+    entry[name] += 1
+    assert not balanced(entry)
+
+
+def test_a_window_forgets_the_oldest() -> None:
+    window = Window(4)
+    assert window.percentiles(50, 99) == (0.0, 0.0)
+    for value in (1000, 1, 2, 3, 4):
+        window.add(value)
+    assert window.percentiles(0, 50, 100) == (1.0, 2.5, 4.0)

@@ -1,0 +1,57 @@
+"""Structured events: kept, counted, thinned out in the log, written as JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from tailbound.transport.log import LINES, PERIOD, Events, JsonLines
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def test_an_event_is_kept_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    events = Events(3, Clock())
+    with caplog.at_level(logging.INFO, "tailbound"):
+        events.emit("suspect", suspect=1, stage="results")
+        events.emit("map", "a new map", level=logging.INFO, id=7)
+    assert [r.getMessage() for r in caplog.records] == ["rank 3: suspect suspect=1 stage=results", "rank 3: a new map"]
+    assert [r.levelname for r in caplog.records] == ["WARNING", "INFO"]
+    assert caplog.records[1].tailbound == {"event": "map", "id": 7}
+    assert [(e.name, e.fields) for e in events.recent()] == [
+        ("suspect", {"suspect": 1, "stage": "results"}), ("map", {"id": 7}),
+    ]  # fmt: skip
+    assert events.counts == {"suspect": 1, "map": 1}
+
+
+def test_a_flood_is_thinned_out_and_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    events = Events(0, clock, keep=16)
+    with caplog.at_level(logging.WARNING, "tailbound"):
+        for i in range(100):
+            events.emit("loss", op=i)
+        events.emit("other")
+        assert len(caplog.records) == LINES + 1
+        clock.now += PERIOD
+        events.emit("loss", op=100)
+    assert caplog.records[-1].getMessage().endswith(f"({100 - LINES} more like it were not logged)")
+    assert events.counts["loss"] == 101
+    assert [e.fields.get("op") for e in events.recent(3)] == [99, None, 100]
+    assert len(events.recent()) == 16
+
+
+def test_records_become_lines_of_json() -> None:
+    record = logging.LogRecord("tailbound", logging.WARNING, "", 0, "rank %d: %s", (2, "lost"), None)
+    record.tailbound = {"event": "loss", "op": 5}
+    line = json.loads(JsonLines().format(record))
+    assert line | {"time": 0} == {"time": 0, "level": "WARNING", "text": "rank 2: lost", "event": "loss", "op": 5}
+    plain = logging.LogRecord("tailbound", logging.INFO, "", 0, "hello", (), None)
+    assert json.loads(JsonLines().format(plain))["text"] == "hello"

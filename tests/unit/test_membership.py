@@ -1,0 +1,100 @@
+"""Who takes part: suspects, dead ranks, goodbyes and holds (CLOCKS.md rules 1, 14-16)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tailbound.transport.config import MS
+from tailbound.transport.membership import HOLD_SILENCE, Membership
+
+HOLD_MAX = 1000 * MS
+
+
+def membership() -> Membership:
+    return Membership(ranks=4, rank=1, after=3, hold_max=HOLD_MAX)
+
+
+def miss(who: Membership, rank: int, times: int, *, step: int = 5, in_step: bool = True) -> None:
+    for op in range(times):
+        who.observe_contributions({rank}, op, in_step=in_step, step=step)
+        who.observe_results({rank}, op, in_step=in_step, step=step)
+
+
+def test_peers_begin_with_the_next_rank() -> None:
+    assert membership().peers == membership().live == membership().owners == [2, 3, 0]
+
+
+def test_the_two_suspicions_are_separate() -> None:
+    who = membership()
+    for op in range(3):
+        who.observe_contributions({3}, op, in_step=True, step=0)
+        who.observe_results(set(), op, in_step=True, step=0)
+    assert who.live == [2, 0]
+    assert who.owners == [2, 3, 0]
+
+
+def test_a_rank_out_of_step_suspects_nobody() -> None:
+    who = membership()
+    miss(who, 3, 10, in_step=False)
+    assert who.live == who.owners == [2, 3, 0]
+
+
+def test_nobody_is_suspected_in_the_step_of_waking() -> None:
+    who = membership()
+    who.woke(5)
+    miss(who, 3, 10, step=5)
+    assert who.live == [2, 3, 0]
+    miss(who, 3, 3, step=6)
+    assert who.live == [2, 0]
+
+
+def test_dead_is_suspect_in_both_and_silent_for_two_steps() -> None:
+    who = membership()
+    who.heard(3, 5)
+    miss(who, 3, 2)
+    assert who.dead(9) == set()
+    miss(who, 3, 1)
+    assert who.dead(6) == set()
+    assert who.dead(7) == {3}
+    who.heard(3, 6)
+    assert who.dead(7) == set()
+    who.heard(3, 4)  # an old word takes nothing back
+    assert who.dead(7) == set()
+
+
+def test_who_says_goodbye_is_not_waited_for() -> None:
+    who = membership()
+    who.hold(2, 10)
+    who.bye(2)
+    assert who.live == who.owners == [3, 0]
+    assert who.holding(11) == 0
+
+
+def test_a_hold_ends_by_silence_or_a_word() -> None:
+    who = membership()
+    assert who.holding(0) == 0
+    who.hold(2, 100)
+    assert who.holding(100) == 100 + HOLD_SILENCE
+    assert who.holding(100 + HOLD_SILENCE) == 0
+    who.hold(2, 500)
+    who.unhold(2)
+    assert who.holding(501) == 0
+
+
+def test_a_hold_is_respected_for_hold_max_at_most() -> None:
+    who, now, ended = membership(), 0, 0
+    while now < 2 * HOLD_MAX:
+        who.hold(2, now)
+        now += HOLD_SILENCE // 4
+        if not ended and not who.holding(now):
+            ended = now
+    assert HOLD_MAX <= ended <= HOLD_MAX + HOLD_SILENCE
+
+
+@pytest.mark.parametrize("first", [0, (1 << 22) - 1])
+def test_steps_wrap(first: int) -> None:
+    who = membership()
+    who.heard(3, first)
+    miss(who, 3, 3, step=first)
+    assert who.dead((first + 1) & 0x3FFFFF) == set()
+    assert who.dead((first + 2) & 0x3FFFFF) == {3}

@@ -1,0 +1,191 @@
+"""The rate control: rules one by one, and a link that many share and that changes, in a simulation."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tailbound.transport.pace import UNLIMITED, Limits, Pacer, Timely
+
+MS = 1_000_000
+SECOND = 1_000_000_000
+L = Limits()
+
+
+class Path(Timely):
+    """A ``Timely`` whose round trips come ``step`` ns apart."""
+
+    def __init__(self, step: int = 5 * MS) -> None:
+        super().__init__(L)
+        self._now, self._step = 0, step
+
+    def take(self, rtt: int, sent: int = 0) -> float:
+        self._now += self._step
+        self.observe(rtt, sent, self._now)
+        return self.rate
+
+
+def limited(rate: float = 2e8, step: int = 5 * MS) -> Path:
+    path = Path(step)
+    for _ in range(L.sure):
+        path.take(10 * MS, int(rate * 10 * MS / SECOND))
+    assert path.rate == pytest.approx(rate)
+    return path
+
+
+def test_nothing_is_limited_until_three_round_trips_are_long() -> None:
+    path = Path()
+    for rtt in (50_000, 7 * MS, L.t_high, 30 * MS, 20 * MS, 50_000, 30 * MS, 30 * MS, 1 * MS, 20 * MS, 20 * MS):
+        assert path.take(rtt, 1 << 22) == UNLIMITED
+    assert path.take(20 * MS, 1 << 22) == pytest.approx((1 << 22) / 0.020)  # what drained
+
+
+def test_the_first_limit_has_bounds() -> None:
+    for sent, rate in ((0, L.first), (1 << 40, L.free)):
+        path = Path()
+        assert [path.take(20 * MS, sent) for _ in range(3)][-1] == rate
+
+
+def test_short_round_trips_add_and_after_three_add_more() -> None:
+    path = limited()
+    rates = [path.take(L.t_low - 1) for _ in range(7)]
+    steps = [(b - a - L.step) / a for a, b in zip([2e8, *rates[:1]], rates[:2], strict=True)]
+    assert steps == pytest.approx([L.addend] * 2)
+    assert rates[5] - rates[4] == pytest.approx(5 * (L.addend * rates[4] + L.step))
+
+
+def test_raises_have_a_pause() -> None:
+    path = limited(step=MS)
+    rates = [path.take(100_000) for _ in range(8)]
+    assert len(set(rates)) <= 3
+
+
+def test_long_round_trips_multiply_down_in_proportion() -> None:
+    path = limited()
+    assert path.take(4 * L.t_high) == pytest.approx(2e8 * (1 - 0.8 * 0.75))
+    for _ in range(200):
+        path.take(10 * L.t_high)
+    assert path.rate == L.floor
+
+
+def test_a_queue_that_drains_already_is_left_alone() -> None:
+    path = limited()
+    path.take(40 * MS)
+    before = path.rate
+    for rtt in (35, 30, 25, 20, 15, 10):
+        assert path.take(rtt * MS) == before
+
+
+def test_one_long_one_after_a_short_one_is_noise() -> None:
+    path = limited()
+    before = path.take(1 * MS)
+    assert path.take(50 * MS) == before
+
+
+def test_between_the_bounds_the_gradient_decides() -> None:
+    path = limited()
+    up = path.take(3 * MS)  # falling
+    assert up > 2e8
+    down = path.take(5 * MS)  # rising
+    assert down < up
+    assert path.take(4_500_000) <= down  # falling, but too long for more
+
+
+def test_a_rate_that_is_no_limit_is_dropped() -> None:
+    path = limited()
+    for _ in range(40):
+        path.take(50_000)
+    assert path.rate == UNLIMITED
+
+
+def test_the_bucket_holds_one_quantum() -> None:
+    pacer = Pacer([1, 2])
+    assert pacer.grant(1, 1000, 5) == (1 << 30, 0)
+    for _ in range(3):
+        pacer.observe(1, 10 * MS, 2_000_000, 0)  # 2e8 bytes a second
+    assert pacer.limited == {1}
+    assert pacer.burst(1, 1000, 44) == 44
+    assert pacer.burst(1, 20_000, 44) == 5
+    now = SECOND
+    assert pacer.grant(1, 20_000, now) == (5, 0)
+    pacer.spend(1, 100_000, now)
+    assert pacer.grant(1, 20_000, now) == (1, 0)  # one more, then a wait for it
+    pacer.spend(1, 20_000, now)
+    assert pacer.grant(1, 20_000, now) == (0, now + 100_000)
+    assert pacer.grant(2, 10_000, now) == (1 << 30, 0)
+
+
+class Link:
+    """One queue that ``senders`` share; each sends bursts as its pacer allows, and has one probe on the way."""
+
+    def __init__(self, senders: int, seed: int, buffer: float = 0.025) -> None:
+        self.rate = 1.25e9
+        self.buffer = buffer
+        self.queue = 0.0
+        self.lost = self.drained = 0.0
+        self.delays: list[float] = []
+        self.pacers = [Pacer([0]) for _ in range(senders)]
+        self._since = [0] * senders
+        self._echo: list[tuple[int, int, int] | None] = [None] * senders
+        self._bytes = [0] * senders
+        self._random = random.Random(seed)
+
+    def run(self, begin: int, seconds: float, offered: float, burst: int = 64_000) -> float:
+        """Every sender offers ``offered`` bytes a second; returns the part of the link that was used."""
+        step, drained = 50_000, 0.0
+        credit = [0.0] * len(self.pacers)
+        for now in range(begin, begin + int(seconds * SECOND), step):
+            out = min(self.queue, self.rate * step / SECOND)
+            self.queue -= out
+            drained += out
+            self.delays.append(self.queue / self.rate)
+            for s, pacer in enumerate(self.pacers):
+                echo = self._echo[s]
+                if echo is not None and now >= echo[0]:
+                    pacer.observe(0, echo[1], echo[2], now)
+                    self._echo[s] = None
+                credit[s] = min(credit[s] + offered * step / SECOND, 4 * burst)
+                while credit[s] >= burst:
+                    size = 1472 * pacer.burst(0, 1472, burst // 1472)
+                    if not pacer.grant(0, size, now)[0]:
+                        break
+                    credit[s] -= size
+                    pacer.spend(0, size, now)
+                    self._put(s, size, now)
+        return drained / (self.rate * seconds)
+
+    def _put(self, s: int, size: int, now: int) -> None:
+        self._since[s] += size
+        if self.queue + size > self.rate * self.buffer:
+            self.lost += size
+        else:
+            self.queue += size
+        limited = bool(self.pacers[s].limited)
+        if self._echo[s] is None and (limited or self._since[s] >= 192_000):
+            rtt = int(self.queue / self.rate * SECOND) + self._random.randrange(20_000, 400_000)
+            if self._random.random() < 0.02:
+                rtt += 10 * MS  # a host that was busy
+            self._echo[s] = now + rtt, rtt, self._since[s]
+            self._since[s] = 0
+
+
+@pytest.mark.parametrize("senders", [1, 3, 7])
+def test_a_link_that_falls_to_a_twentieth_and_comes_back(senders: int) -> None:
+    link = Link(senders, seed=senders)
+    link.run(0, 0.1, 1.0e9 / senders)
+    assert all(not p.limited for p in link.pacers)  # a little below capacity: nobody is limited
+    assert link.lost == 0
+    link.rate, link.delays = 62.5e6, []
+    link.run(SECOND // 2, 0.5, 1.0e9 / senders)
+    lost, link.delays = link.lost, []
+    used = link.run(SECOND, 0.5, 1.0e9 / senders)
+    delays = sorted(link.delays)
+    assert link.lost - lost <= 0.02 * link.rate  # settled: next to nothing is lost any more
+    assert used >= 0.7
+    assert delays[len(delays) // 2] <= 1e-9 * L.t_high  # no standing queue
+    rates = [p.rate(0) for p in link.pacers]
+    assert max(rates) <= 20 * min(rates)
+    link.rate = 1.25e9
+    link.run(3 * SECOND // 2, 0.5, 1.0e9 / senders)
+    assert link.run(2 * SECOND, 0.25, 1.0e9 / senders) >= 0.75  # as much as is offered

@@ -1,0 +1,75 @@
+"""Probes: when, what, and which echoes count."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tailbound.transport.probe import EVERY, LOST, MUTE, Prober
+from tailbound.wire import packets
+from tailbound.wire.packets import DTYPES
+from tailbound.wire.schema import PacketType
+
+MS = 1_000_000
+
+
+def make() -> tuple[Prober, np.ndarray]:
+    states = np.zeros(256, DTYPES["tb_peer_state"])
+    return Prober(77, 2, [3, 0], states, "kernel"), states
+
+
+def test_a_probe_says_who_and_when() -> None:
+    prober, _ = make()
+    for now in (123456789, 987654321012):
+        parsed = packets.parse(prober.packet(3, now).tobytes())
+        assert parsed is not None
+        head, body = parsed
+        assert (head["type"][0], head["cookie"][0], head["sender"][0], head["owner"][0]) == (PacketType.PROBE, 77, 2, 3)
+        assert int.from_bytes(body[:8], "big") == now
+
+
+def test_one_is_on_the_way_and_the_next_follows_after_some_bytes() -> None:
+    prober, states = make()
+    assert prober.due(3, 0, False)
+    prober.packet(3, 0)
+    prober.count(3, 10 * EVERY)
+    assert not prober.due(3, MS, False)
+    assert prober.due(0, MS, False)
+    assert prober.take(MS) == []
+    states["rtt_ns"][3] = 400_000
+    assert prober.take(MS) == [(3, 400_000, EVERY)]
+    assert prober.take(MS) == []
+    assert prober.due(3, 2 * MS, False)
+    prober.packet(3, 2 * MS)
+    states["rtt_ns"][3] = 500_000
+    assert prober.take(3 * MS) == [(3, 500_000, 10 * EVERY)]
+    prober.count(3, EVERY - 1)
+    assert not prober.due(3, 4 * MS, False)
+    assert prober.due(3, 4 * MS, True)
+    assert prober.by == "kernel"
+
+
+def test_a_lost_one_is_given_up_and_its_late_echo_is_not_taken_for_the_next() -> None:
+    prober, states = make()
+    prober.packet(3, 0)
+    prober.count(3, EVERY)
+    assert not prober.due(3, LOST - 1, False)
+    assert prober.due(3, LOST, False)
+    assert prober.lost == 1
+    prober.packet(3, LOST)
+    states["rtt_ns"][3] = LOST + MS  # of the first
+    assert prober.take(LOST + MS) == []
+    states["rtt_ns"][3] = 2 * MS
+    assert prober.take(LOST + 2 * MS) == [(3, 2 * MS, EVERY)]
+
+
+def test_where_no_echo_ever_comes_probes_become_rare() -> None:
+    prober, _ = make()
+    now, sent = 0, 0
+    for _ in range(100 * MUTE):
+        prober.count(3, EVERY)
+        if prober.due(3, now, False):
+            prober.packet(3, now)
+            sent += 1
+        now += LOST
+    assert MUTE < sent < 2.1 * MUTE
+    assert prober.by == "nobody"

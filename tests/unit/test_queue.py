@@ -1,0 +1,280 @@
+"""The send queue over real sockets, and over one that is full or refuses as told."""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tailbound.transport import batch as batching
+from tailbound.transport.pace import Pacer
+from tailbound.transport.queue import SendQueue
+from tailbound.transport.sender import Sender
+from tailbound.wire.schema import PacketType
+
+ADDRESS, STRIDE = "127.0.0.1", 128
+C, R = PacketType.CONTRIBUTION, PacketType.RESULT
+LATER = 1 << 62
+MS = 1_000_000
+
+
+@pytest.fixture
+def receivers() -> Iterator[list[socket.socket]]:
+    sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(3)]
+    for sock in sockets:
+        sock.bind((ADDRESS, 0))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+    yield sockets
+    for sock in sockets:
+        sock.close()
+
+
+@pytest.fixture
+def bound() -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind((ADDRESS, 0))
+        yield sock
+
+
+class Kernel:
+    """Stands in for ``sendmmsg``: takes what it is told to, fails as it is told to, remembers (flow, packets)."""
+
+    def __init__(self, queue: SendQueue) -> None:
+        self.script: list[int] = []  # errno, or minus the number of messages to take
+        self.always = 0
+        self.taken: list[tuple[int, int]] = []
+        queue._batch = batching.Batch(queue._sender.peers)
+        self._batch = queue._batch
+        self._batch.send = self.send  # type: ignore[method-assign]
+
+    def send(self, sock: socket.socket, count: int) -> tuple[int, int]:
+        step = self.script.pop(0) if self.script else self.always
+        if step > 0:
+            return 0, step
+        count = min(count, -step) if step else count
+        for m in range(count):
+            rank = int(np.flatnonzero(self._batch._pointers == self._batch._messages[m, 0])[0])
+            self.taken.append((rank, int(self._batch.order[m, 1])))
+        return count, 0
+
+
+@pytest.fixture
+def faked(bound: socket.socket) -> tuple[SendQueue, Kernel]:
+    sender = Sender([bound], dict.fromkeys((1, 2, 3), (ADDRESS, 9)))
+    queue = SendQueue(sender)
+    return queue, Kernel(queue)
+
+
+def memory(count: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, STRIDE), np.uint8)
+
+
+def received(sock: socket.socket, count: int) -> list[bytes]:
+    out = []
+    for _ in range(count):
+        assert select.select([sock], [], [], 5)[0], f"only {len(out)} of {count} datagrams"
+        out.append(sock.recv(65536))
+    assert not select.select([sock], [], [], 0)[0]
+    return out
+
+
+def test_everything_leaves_at_once_whole_and_in_order(bound: socket.socket, receivers: list[socket.socket]) -> None:
+    sender = Sender([bound], {r: sock.getsockname() for r, sock in enumerate(receivers)})
+    queue, done = SendQueue(sender), []
+    packets = memory(150)
+    queue.submit(7, C, [(2, packets), (0, packets), (1, packets[:5])], LATER, done.append, 0)
+    assert done == [305]
+    assert queue.empty
+    assert queue.again == 0
+    assert received(receivers[0], 150) == received(receivers[2], 150) == [p.tobytes() for p in packets]
+    assert received(receivers[1], 5) == [p.tobytes() for p in packets[:5]]
+    counts = sender.counts[0]
+    assert (counts.packets, counts.bytes, counts.bursts, counts.errors) == (150, packets.nbytes, 3, {})
+
+
+def test_bursts_take_turns(faked: tuple[SendQueue, Kernel]) -> None:
+    queue, kernel = faked
+    queue.submit(7, C, [(2, memory(150)), (3, memory(65)), (1, memory(64))], LATER, None, 0)
+    assert kernel.taken == [(2, 64), (3, 64), (1, 64), (2, 64), (3, 1), (2, 22)]
+
+
+def test_a_full_socket_is_left_and_gone_on_with(faked: tuple[SendQueue, Kernel]) -> None:
+    queue, kernel = faked
+    kernel.script = [-2, errno.EAGAIN]
+    done: list[int] = []
+    queue.submit(7, C, [(2, memory(150)), (3, memory(65))], LATER, done.append, 5)
+    assert queue.room
+    assert queue.again > 5
+    assert (done, queue.packets, queue.waits) == ([], 87, 1)
+    assert queue.pump(6) == 0
+    assert not queue.room
+    assert done == [215]
+    assert kernel.taken == [(2, 64), (3, 64), (2, 64), (3, 1), (2, 22)]
+
+
+def test_a_full_device_is_tried_again_soon(faked: tuple[SendQueue, Kernel]) -> None:
+    queue, kernel = faked
+    kernel.always = errno.ENOBUFS
+    queue.submit(7, C, [(2, memory(5))], LATER, None, 5)
+    assert not queue.room
+    assert 5 < queue.again <= 5 + MS
+    kernel.always = 0
+    assert queue.pump(queue.again) == 0
+    assert kernel.taken == [(2, 5)]
+
+
+def test_results_overtake_contributions_but_nothing_its_own_kind(faked: tuple[SendQueue, Kernel]) -> None:
+    queue, kernel = faked
+    kernel.always = errno.EAGAIN
+    order: list[str] = []
+    queue.submit(7, C, [(1, memory(1)), (2, memory(2))], LATER, lambda n: order.append("c7"), 0)
+    queue.submit(8, C, [(1, memory(3))], LATER, lambda n: order.append("c8"), 0)
+    queue.submit(9, C, [], LATER, lambda n: order.append("c9"), 0)
+    queue.submit(6, R, [(1, memory(4)), (3, memory(5))], LATER, lambda n: order.append("r6"), 0)
+    queue.submit(7, R, [(3, memory(6))], LATER, lambda n: order.append("r7"), 0)
+    kernel.always = 0
+    queue.pump(1)
+    assert kernel.taken == [(1, 4), (3, 5), (3, 6), (1, 1), (2, 2), (1, 3)]
+    assert order == ["r6", "r7", "c7", "c8", "c9"]
+
+
+def test_stale_rows_are_dropped_and_counted(faked: tuple[SendQueue, Kernel]) -> None:
+    queue, kernel = faked
+    kernel.always = errno.EAGAIN
+    done: list[int] = []
+    queue.submit(7, C, [(1, memory(3)), (2, memory(4))], 100, done.append, 0)
+    queue.submit(8, C, [(1, memory(5)), (2, memory(6))], LATER, done.append, 0, over=lambda rank: rank == 2)
+    kernel.always = 0
+    queue.pump(101)
+    assert kernel.taken == [(1, 5)]
+    assert queue.stale == 3 + 4 + 6
+    assert done == [0, 5]
+    assert queue._sender.counts[2].lost == 10
+
+
+def test_what_is_fresh_is_not_asked_about(faked: tuple[SendQueue, Kernel]) -> None:
+    queue, kernel = faked
+    queue.submit(7, C, [(1, memory(3))], 100, None, 0, over=lambda rank: True)
+    assert kernel.taken == [(1, 3)]
+
+
+def test_cancelled_memory_is_never_read_again(faked: tuple[SendQueue, Kernel]) -> None:
+    queue, kernel = faked
+    kernel.always = errno.EAGAIN
+    done: list[int] = []
+    queue.submit(7, C, [(1, memory(3))], LATER, done.append, 0)
+    queue.submit(8, C, [(1, memory(4))], LATER, done.append, 0)
+    assert queue.cancel(7) == 3
+    assert queue.cancel(5) == 0
+    assert done == [0]
+    kernel.always = 0
+    queue.pump(1)
+    assert kernel.taken == [(1, 4)]
+
+
+def test_only_so_many_destinations_are_open(faked: tuple[SendQueue, Kernel]) -> None:
+    queue, kernel = faked
+    queue.limit = 1
+    queue.submit(7, C, [(2, memory(130)), (3, memory(130)), (1, memory(1))], LATER, None, 0)
+    assert [rank for rank, _ in kernel.taken] == [2, 2, 2, 3, 3, 3, 1]
+    assert queue.empty
+
+
+def test_a_slow_rank_does_not_hold_the_others(faked: tuple[SendQueue, Kernel]) -> None:
+    queue, kernel = faked
+    for _ in range(3):
+        queue.pacer.observe(2, 20 * MS, 4_000_000, 0)
+    rate = queue.pacer.rate(2)
+    now, done = 1000 * MS, []
+    queue.submit(7, C, [(2, memory(6400)), (1, memory(640))], LATER, done.append, now)
+    sent = sum(n for rank, n in kernel.taken if rank == 2)
+    assert sum(n for rank, n in kernel.taken if rank == 1) == 640
+    assert 0 < sent * STRIDE <= 1.7 * rate * queue.pacer.limits.quantum / 1e9
+    assert queue.held > 0
+    begun = now
+    while not queue.empty:
+        assert queue.again > now
+        now = queue.again
+        queue.pump(now)
+    assert done == [7040]
+    assert 6400 * STRIDE / rate * 0.8 <= (now - begun) / 1e9 <= 6400 * STRIDE / rate * 1.1
+
+
+def test_one_turn_has_a_budget(faked: tuple[SendQueue, Kernel]) -> None:
+    queue, kernel = faked
+    done: list[int] = []
+    queue.submit(7, C, [(1, memory(64 * 40)), (2, memory(64 * 40))], LATER, done.append, 5)
+    assert len(kernel.taken) == 32
+    assert queue.again == 5  # at once, but not in this turn
+    while not queue.empty:
+        queue.pump(6)
+    assert done == [64 * 80]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EINVAL, errno.EOPNOTSUPP])
+def test_without_gso_packets_go_one_by_one(faked: tuple[SendQueue, Kernel], number: int) -> None:
+    queue, kernel = faked
+    kernel.script = [number]
+    queue.submit(7, C, [(1, memory(3)), (2, memory(3))], LATER, None, 0)
+    assert sorted(kernel.taken) == [(1, 1), (1, 1), (1, 1), (2, 3)]
+    assert queue._sender.plain == {1}
+    assert queue._sender.counts[1].errors == {errno.errorcode[number]: 1}
+
+
+def test_a_refused_burst_is_lost_and_counted(faked: tuple[SendQueue, Kernel]) -> None:
+    queue, kernel = faked
+    kernel.script = [errno.EPERM]
+    done: list[int] = []
+    queue.submit(7, C, [(1, memory(70)), (2, memory(3))], LATER, done.append, 0)
+    assert sorted(kernel.taken) == [(1, 6), (2, 3)]
+    assert (queue._sender.counts[1].lost, queue._sender.counts[1].errors) == (64, {"EPERM": 1})
+    assert done == [9]
+
+
+def test_a_refused_connection_belongs_to_the_datagram_before(faked: tuple[SendQueue, Kernel]) -> None:
+    queue, kernel = faked
+    kernel.script = [errno.ECONNREFUSED]
+    queue.submit(7, C, [(1, memory(3))], LATER, None, 0)
+    assert kernel.taken == [(1, 3)]
+    kernel.script = [errno.ECONNREFUSED] * 2
+    queue.submit(8, C, [(1, memory(3))], LATER, None, 0)
+    assert queue._sender.counts[1].lost == 3
+    assert queue.empty
+
+
+def test_control_packets_never_wait_for_room(faked: tuple[SendQueue, Kernel], monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, _ = faked
+    sender = queue._sender
+    sent: list[tuple[int, bytes]] = []
+    full = True
+
+    def attempt(sock: socket.socket, rank: int, view: bytes, stride: int) -> int:
+        if not full:
+            sent.append((rank, bytes(view)))
+        return errno.EAGAIN if full else 0
+
+    monkeypatch.setattr(sender, "_try", attempt)
+    assert sender.send_burst(1, b"a" * 80, 1 << 16) == 1
+    assert sender.send_burst(2, b"b" * 80, 1 << 16) == 1
+    assert not queue.empty
+    queue.pump(5)
+    assert queue.room
+    full = False
+    queue.pump(6)
+    assert sent == [(1, b"a" * 80), (2, b"b" * 80)]
+    assert queue.empty
+
+
+def test_a_replaced_send_burst_is_used(bound: socket.socket) -> None:
+    sender = Sender([bound], {1: (ADDRESS, 9)})
+    seen: list[tuple[int, int]] = []
+    sender.send_burst = lambda rank, view, stride: seen.append((rank, len(view) // stride)) or 1  # type: ignore
+    queue = SendQueue(sender, Pacer([1]))
+    done: list[int] = []
+    queue.submit(7, C, [(1, memory(70))], LATER, done.append, 0)
+    assert seen == [(1, 64), (1, 6)]
+    assert len(done) == 1

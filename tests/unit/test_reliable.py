@@ -1,0 +1,145 @@
+"""The reliable path: requests answered whole, refused with words, and never waited for longer than told."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tailbound.errors import TransportError
+from tailbound.transport.reliable import Refusal, Reliable
+
+COOKIE = 0xC00C1E
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Reliable, Reliable]]:
+    both = Reliable("127.0.0.1"), Reliable("127.0.0.1")
+    peers = [("127.0.0.1", one.port) for one in both]
+    for rank, one in enumerate(both):
+        one.start(COOKIE, rank, peers)
+    yield both
+    for one in both:
+        one.close()
+        one.close()
+
+
+def test_answers_come_whole_and_in_order(pair: tuple[Reliable, Reliable]) -> None:
+    big = np.random.default_rng(1).integers(0, 256, 3_000_001, np.uint8)
+    pair[0].serve("state", lambda request: [b"head", big, request, memoryview(b"tail")])
+    got = pair[1].pull(0, "state", b"which", 20)
+    assert got[:4] == b"head"
+    np.testing.assert_array_equal(np.frombuffer(got, np.uint8)[4 : 4 + big.size], big)
+    assert got[4 + big.size :] == b"whichtail"
+    pair[0].serve("nothing", lambda _: [])
+    assert pair[1].pull(0, "nothing", b"", 20) == b""
+
+
+def test_many_at_once(pair: tuple[Reliable, Reliable]) -> None:
+    pair[0].serve("echo", lambda request: [request * 1000])
+    got: dict[int, bytes] = {}
+
+    def ask(which: int) -> None:
+        got[which] = bytes(pair[1].pull(0, "echo", b"%03d" % which, 20))
+
+    threads = [threading.Thread(target=ask, args=(which,)) for which in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == {which: b"%03d" % which * 1000 for which in range(10)}
+
+
+def test_refusals_and_errors_have_words(pair: tuple[Reliable, Reliable]) -> None:
+    def refuse(_: bytes) -> list[bytes]:
+        raise Refusal("step 7 is over here")
+
+    def fail(_: bytes) -> list[bytes]:
+        raise KeyError("slice")
+
+    pair[0].serve("late", refuse)
+    pair[0].serve("broken", fail)
+    with pytest.raises(Refusal, match="rank 1: asking rank 0 for 'late': step 7 is over here"):
+        pair[1].pull(0, "late", b"", 20)
+    with pytest.raises(Refusal, match="KeyError: 'slice'"):
+        pair[1].pull(0, "broken", b"", 20)
+    with pytest.raises(Refusal, match="nobody serves 'other'"):
+        pair[1].pull(0, "other", b"", 20)
+    for rank in (1, 2, -1):
+        with pytest.raises(TransportError, match="no such peer"):
+            pair[1].pull(rank, "late", b"", 20)
+    pair[0].serve("long", lambda _: [bytes(100)])
+    with pytest.raises(TransportError, match="100 bytes"):
+        pair[1].pull(0, "long", b"", 20, most=99)
+
+
+def test_a_peer_that_does_not_answer_costs_the_timeout(pair: tuple[Reliable, Reliable]) -> None:
+    go_on = threading.Event()
+
+    def wait(_: bytes) -> list[bytes]:
+        go_on.wait(30)
+        return [b"late"]
+
+    pair[0].serve("wait", wait)
+    begun = time.monotonic()
+    with pytest.raises(TransportError, match="rank 1: asking rank 0 for 'wait'"):
+        pair[1].pull(0, "wait", b"", 0.2)
+    assert time.monotonic() - begun < 5
+    go_on.set()
+    pair[0].close()
+    with pytest.raises(TransportError, match="asking rank 0"):
+        pair[1].pull(0, "wait", b"", 1)
+
+
+def test_closing_ends_own_requests(pair: tuple[Reliable, Reliable]) -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def wait(_: bytes) -> list[bytes]:
+        asked.set()
+        go_on.wait(30)
+        return []
+
+    pair[0].serve("wait", wait)
+    errors: list[str] = []
+
+    def ask() -> None:
+        try:
+            pair[1].pull(0, "wait", b"", 60)
+        except TransportError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert asked.wait(20)
+    pair[1].close()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert "closed" in errors[0]
+    go_on.set()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_is_not_ours_gets_no_answer(pair: tuple[Reliable, Reliable], seed: int) -> None:
+    """Other cookies, ranks, lengths and plain noise: the connection ends, and the next request is answered."""
+    pair[0].serve("state", lambda _: [b"secret"])
+    rng = np.random.default_rng(seed)
+    fields = [0x7B72656C, COOKIE, 1, 5, 0]
+    which = int(rng.integers(0, 6))
+    if which < 5:
+        fields[which] = [7, COOKIE ^ 1, int(rng.choice([0, 2, 999])), 60000, 1 << 30][which]
+        data = struct.pack("!IIHHI", *fields) + b"state"
+    else:
+        data = os.urandom(0) + rng.integers(0, 256, int(rng.integers(16, 200)), np.uint8).tobytes()
+    sock = socket.create_connection(("127.0.0.1", pair[0].port), 10)
+    with sock, contextlib.suppress(OSError):  # it may be gone before all is sent
+        sock.sendall(data)
+        sock.shutdown(socket.SHUT_WR)
+        assert sock.recv(100) == b""
+    assert pair[1].pull(0, "state", b"", 20) == b"secret"

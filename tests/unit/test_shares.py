@@ -1,0 +1,227 @@
+"""Who should own how many rows: lateness, speeds, and the policy over them (CLOCKS.md rule 22)."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailbound.transport.shares import FULL, Lateness, Observation, Shares, Speeds, levels
+
+MS = 1_000_000
+
+
+def seen(
+    lateness: dict[int, int] | None = None, *, pace: int = 20, absent: set[int] | None = None, **speeds: float
+) -> Observation:
+    """An observation in ms; speeds as ``r3=0.2``."""
+    by_rank = {int(name[1:]): speed for name, speed in speeds.items()}
+    return Observation({r: ms * MS for r, ms in (lateness or {}).items()}, absent or set(), by_rank, pace * MS)
+
+
+def steps_until(shares: Shares, observation: Observation, wanted: tuple[int, ...], most: int = 2000) -> int:
+    for step in itertools.count(1):
+        if shares.observe(observation) == wanted:
+            return step
+        assert step < most, shares.weights
+    raise AssertionError
+
+
+# -- measuring ----------------------------------------------------------------------------------------------------
+
+
+def lateness_of(launches: list[int], rank: int) -> int:
+    late = Lateness()
+    for _ in range(8):
+        late.observe(launches[rank], [t for r, t in enumerate(launches) if r != rank])
+    return late.value
+
+
+@pytest.mark.parametrize(
+    ("launches", "late"),
+    [
+        ([0, 50], [1]),
+        ([50, 0, 0], [0]),
+        ([0, 0, 50, 0], [2]),
+        ([50, 0, 0, 60], [0, 3]),
+        ([0, 50, 0, 70, 0, 60, 0, 90], [1, 3, 5, 7]),
+        ([0, 0, 0, 0], []),
+    ],
+)
+def test_the_late_ones_see_themselves_and_nobody_else(launches: list[int], late: list[int]) -> None:
+    assert [r for r in range(len(launches)) if lateness_of(launches, r) > 25] == late
+
+
+def test_lateness_is_typical_and_needs_half_a_window() -> None:
+    late = Lateness()
+    for i in range(3):
+        late.observe(10 + i, [0, 0])
+    assert late.value == 0
+    for own in (500, 11, 12, 11, 900):
+        late.observe(own, [0, 0])
+    assert late.value in (11, 12)
+    late.observe(5, [])
+    for _ in range(8):
+        late.observe(0, [7])
+    assert late.value == 0
+
+
+def test_a_slow_link_is_seen_through_disturbances() -> None:
+    speeds = Speeds()
+    for i in range(32):
+        noise = 9 * MS if i % 3 else 0
+        speeds.observe({1: 10 * MS, 2: 40 * MS, 3: 10 * MS + noise}, 100)
+        speeds.observe({1: MS, 2: MS, 3: 90 * MS}, 100)  # too short to say anything
+    assert speeds.values() == pytest.approx({1: 1.0, 2: 0.25, 3: 1.0})
+
+
+def test_one_peer_alone_has_no_speed() -> None:
+    speeds = Speeds()
+    for _ in range(32):
+        speeds.observe({1: 10 * MS}, 100)
+    assert speeds.values() == {}
+
+
+# -- the policy ---------------------------------------------------------------------------------------------------
+
+
+def test_a_straggler_goes_after_some_steps_and_comes_back_after_more() -> None:
+    shares = Shares(4)
+    gone = steps_until(shares, seen({2: 50}), (1, 1, 0, 1))
+    back = steps_until(shares, seen({2: 1}), (1, 1, 1, 1))
+    assert 1 < gone < back < 20
+
+
+def test_two_stragglers_go_and_each_comes_back_alone() -> None:
+    shares = Shares(4)
+    steps_until(shares, seen({0: 80, 2: 50}), (0, 1, 0, 1))
+    steps_until(shares, seen({0: 80, 2: 0}), (0, 1, 1, 1))
+    steps_until(shares, seen({}), (1, 1, 1, 1))
+
+
+def test_a_single_late_step_changes_nothing() -> None:
+    shares = Shares(4)
+    for step in range(300):
+        assert shares.observe(seen({1: 500} if step % 10 == 0 else {1: 0})) == (1, 1, 1, 1)
+
+
+@pytest.mark.parametrize("lateness", [{1: 4}, {1: 4, 2: 400}, {1: 20, 2: 400}])
+def test_who_is_hardly_late_stays(lateness: dict[int, int]) -> None:
+    shares = Shares(4)
+    for _ in range(50):
+        assert shares.observe(seen(lateness))[1]
+
+
+def test_lateness_is_measured_against_the_pace_of_an_op() -> None:
+    slow, fast = Shares(4), Shares(4)
+    for _ in range(50):
+        slow.observe(seen({1: 30}, pace=200))
+        fast.observe(seen({1: 30}, pace=20))
+    assert slow.weights == (1, 1, 1, 1)
+    assert fast.weights == (1, 0, 1, 1)
+
+
+def test_between_the_limits_nothing_moves() -> None:
+    shares = Shares(4)
+    for _ in range(50):
+        assert shares.observe(seen({1: 4})) == (1, 1, 1, 1)
+    steps_until(shares, seen({1: 50}), (1, 0, 1, 1))
+    for _ in range(50):
+        assert shares.observe(seen({1: 4})) == (1, 0, 1, 1)
+
+
+def test_who_goes_again_and_again_is_let_in_ever_later() -> None:
+    shares, times = Shares(4), []
+    for _ in range(12):
+        steps_until(shares, seen({1: 50}), (1, 0, 1, 1))
+        times.append(steps_until(shares, seen({}), (1, 1, 1, 1)))
+    assert times == sorted(times)
+    assert times[1] >= 2 * times[0]
+    assert times[-1] <= 512
+    for _ in range(200):
+        shares.observe(seen({}))
+    steps_until(shares, seen({1: 50}), (1, 0, 1, 1))
+    assert steps_until(shares, seen({}), (1, 1, 1, 1)) == times[0]
+
+
+def test_suspects_and_the_dead_go_at_once() -> None:
+    shares = Shares(4)
+    assert shares.observe(seen(absent={3})) == (1, 1, 1, 0)
+    assert shares.observe(seen(absent={3, 1})) == (1, 0, 1, 0)
+    steps_until(shares, seen(), (1, 1, 1, 1))
+
+
+def test_there_is_always_an_owner_and_no_rank_that_is_there_gives_way_to_one_that_is_not() -> None:
+    shares = Shares(3)
+    for _ in range(20):
+        weights = shares.observe(seen({0: 90, 1: 50}, absent={2}))
+    assert weights == (0, 1, 0)
+    for _ in range(20):
+        weights = shares.observe(seen(absent={0, 1, 2}))
+    assert any(weights)
+
+
+def test_nobody_owns_more_than_there_is_room_for() -> None:
+    shares = Shares(4, share_most=0.5)
+    for _ in range(20):
+        weights = shares.observe(seen({0: 90, 1: 80, 2: 70}))
+    assert weights == (0, 0, 1, 1)
+
+
+@given(
+    st.integers(2, 8),
+    st.floats(0.13, 1.0),
+    st.lists(
+        st.tuples(
+            st.dictionaries(st.integers(0, 7), st.integers(0, 200)),
+            st.sets(st.integers(0, 7)),
+            st.dictionaries(st.integers(0, 7), st.floats(0.01, 1.0)),
+            st.integers(1, 12),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+)
+@settings(max_examples=60)
+def test_whatever_is_seen_the_weights_are_a_map(ranks: int, most: float, history: list) -> None:  # type: ignore[type-arg]
+    shares = Shares(ranks, max(most, 1 / ranks))
+    for lateness, absent, speeds, times in history:
+        for _ in range(times):
+            observation = Observation(
+                {r: ms * MS for r, ms in lateness.items() if r < ranks}, {r for r in absent if r < ranks},
+                {r: v for r, v in speeds.items() if r < ranks}, 10 * MS,
+            )  # fmt: skip
+            weights = shares.observe(observation)
+            assert len(weights) == ranks
+            assert all(0 <= w <= FULL for w in weights)
+            assert sum(weights) > 0
+            assert max(weights) / sum(weights) <= max(most, 1 / ranks) + 1e-9
+
+
+# -- slow links ---------------------------------------------------------------------------------------------------
+
+
+def test_links_of_equal_speed_own_the_same() -> None:
+    assert levels({0: 1.0, 1: 0.8, 2: 0.76}, 4) == {0: FULL, 1: FULL, 2: FULL}
+    assert levels({1: 0.1}, 2) == {1: FULL}
+    assert levels({}, 8) == {}
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 8])
+def test_a_slower_link_owns_less_and_all_are_through_at_once(ranks: int) -> None:
+    owned = [levels({0: v / 100}, ranks)[0] for v in range(1, 101)]
+    assert owned == sorted(owned)
+    assert owned[0] == 0
+    assert owned[-1] == FULL
+    assert 1 in owned or 2 in owned
+
+
+def test_a_slow_link_gets_a_smaller_share_and_all_of_it_back() -> None:
+    shares = Shares(4)
+    less = levels({3: 0.7}, 4)[3]
+    assert 0 < less < FULL
+    steps_until(shares, seen(r3=0.7), (FULL, FULL, FULL, less))
+    steps_until(shares, seen(r3=0.3), (1, 1, 1, 0))
+    steps_until(shares, seen(r3=1.0), (1, 1, 1, 1))

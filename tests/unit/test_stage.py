@@ -1,0 +1,97 @@
+"""The decision that ends a stage (CLOCKS.md rules 7, 11-13)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tailbound.transport.clock import Extension, Quiet
+from tailbound.transport.stage import decide
+
+MS = 1_000_000
+
+
+@dataclass
+class Half:
+    """A stage as it is told to be."""
+
+    progress: int = 0
+    whole: bool = False
+    all_finished: bool = False
+    repairing: int = 0
+    call_until: int = 0
+    was_late: bool | None = None
+
+    def complete(self) -> bool:
+        return self.whole
+
+    def finished(self) -> bool:
+        return self.all_finished
+
+    def repair(self, now: int, *, late: bool) -> tuple[bool, int]:
+        self.was_late = late
+        return now < self.repairing, self.repairing if now < self.repairing else 0
+
+    def last_call(self, now: int) -> int:
+        return self.call_until if now < self.call_until else 0
+
+
+def clocks(due: int = 100 * MS) -> tuple[Extension, Quiet]:
+    clock = Extension()
+    clock.begin(due - 50 * MS, 50 * MS, 500 * MS)
+    return clock, Quiet()
+
+
+def test_complete_ends_at_once_whatever_the_clock_says() -> None:
+    assert decide(Half(whole=True), Extension(), Quiet(), 5, MS) == ("complete", 0)
+
+
+def test_without_a_clock_it_waits_for_arrivals() -> None:
+    assert decide(Half(), Extension(), Quiet(), 5 * MS, MS) == (None, 0)
+
+
+def test_all_finished_and_quiet() -> None:
+    clock, quiet = clocks()
+    half = Half(progress=3, all_finished=True)
+    assert decide(half, clock, quiet, 60 * MS, MS) == (None, 61 * MS)
+    half.progress = 4
+    assert decide(half, clock, quiet, 61 * MS, MS) == (None, 62 * MS)
+    assert decide(half, clock, quiet, 62 * MS, MS) == ("quiet", 0)
+
+
+def test_repair_keeps_it_from_being_quiet_but_not_from_its_deadline() -> None:
+    clock, quiet = clocks()
+    half = Half(progress=3, all_finished=True, repairing=300 * MS)
+    assert decide(half, clock, quiet, 60 * MS, MS)[0] is None
+    assert decide(half, clock, quiet, 95 * MS, MS)[0] is None
+    assert decide(half, clock, quiet, 100 * MS, MS) == ("deadline", 0)
+
+
+def test_the_deadline_moves_on_while_rows_come() -> None:
+    clock, quiet = clocks()
+    half = Half(progress=3)
+    assert decide(half, clock, quiet, 60 * MS, MS) == (None, 95 * MS)
+    assert decide(half, clock, quiet, 95 * MS, MS) == (None, 100 * MS)
+    half.progress = 4
+    assert decide(half, clock, quiet, 100 * MS, MS) == (None, 105 * MS)
+    assert decide(half, clock, quiet, 105 * MS, MS) == ("deadline", 0)
+
+
+def test_a_thread_that_was_busy_gives_one_step_more() -> None:
+    clock, quiet = clocks()
+    assert decide(Half(progress=3), clock, quiet, 130 * MS, MS) == (None, 135 * MS)
+    assert decide(Half(progress=3), clock, quiet, 135 * MS, MS) == ("deadline", 0)
+
+
+def test_a_late_launch_takes_what_is_there() -> None:
+    clock, quiet = clocks()
+    half = Half(progress=3)
+    assert decide(half, clock, quiet, 130 * MS, MS, launched=130 * MS) == ("deadline", 0)
+    assert half.was_late
+
+
+def test_a_late_launch_may_use_one_round_of_repair() -> None:
+    clock, quiet = clocks()
+    half = Half(progress=3, repairing=134 * MS, call_until=140 * MS)
+    assert decide(half, clock, quiet, 130 * MS, MS, launched=130 * MS) == (None, 134 * MS)
+    assert decide(half, clock, quiet, 136 * MS, MS, launched=130 * MS) == (None, 140 * MS)
+    assert decide(half, clock, quiet, 140 * MS, MS, launched=130 * MS) == ("deadline", 0)

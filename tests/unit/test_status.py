@@ -1,0 +1,183 @@
+"""Status files: where, whole, gone at the end, harmless whatever lies there; and the rows of ``tailbound top``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from tailbound.top.cli import top
+from tailbound.top.rows import rows_of
+from tailbound.top.table import table
+from tailbound.transport import status
+
+DEAD_PID = 4_194_303  # pid_max at most, taken by nobody in a test's lifetime
+
+
+def report(rank: int = 0, **changes: Any) -> dict[str, Any]:
+    peer = {
+        "newest": "3.1", "lateness_ms": 0.0, "deadline_ms": 9.9, "incast": 3, "rtt_us": 120.0, "rate_mbit_s": 0.0,
+        "sent_packets": 10, "sent_bytes": 1000, "expected": 100, "taken": 96, "late": 1, "lost": 2, "absent": 1,
+        "repaired": 1, "suspect": "",
+    }  # fmt: skip
+    return {
+        "pid": os.getpid(), "pidns": status.namespace(), "rank": rank, "ranks": 3, "cookie": "c0ffee00",
+        "datapath": "udp", "time": time.time(), "monotonic": 100.0, "op": "3.1", "ops": 50, "ops_incomplete": 1,
+        "ops_late": 0, "ops_skipped": 0, "p50_ms": 12.0, "p99_ms": 30.0, "delivered": 0.96, "loss": 0.04,
+        "deadlines_ms": {"d1": 10.0, "d2": 20.0, "q": 0.5}, "deadline_hits": 0,
+        "map": {"id": 4, "owners": [0, 1], "rotate": True}, "behind": 0, "sent_bytes": 2000, "drops": {"LATE": 3},
+        "gone": [], "peers": {str(p): dict(peer) for p in range(3) if p != rank},
+        "incast": {"own": 3, "obeyed": 2}, "queued": 0, "stale": 0,
+        "events": [{"monotonic": 99.0, "event": "suspect", "suspect": 2}],
+    } | changes  # fmt: skip
+
+
+def put(folder: Path, name: str, content: Any) -> Path:
+    path = folder / f"{name}.status.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("environment", "uid", "expected"),
+    [
+        ({"TAILBOUND_STATUS": "/somewhere"}, 0, Path("/somewhere")),
+        ({"TAILBOUND_STATUS": "off"}, 0, None),
+        ({}, 0, status.ROOT_FOLDER),
+        ({"XDG_RUNTIME_DIR": "/run/user/7"}, 7, Path("/run/user/7/tailbound")),
+        ({"TMPDIR": "/tmp"}, 7, Path("/tmp/tailbound-7")),
+    ],
+)
+def test_the_folder(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], uid: int, expected: Path | None
+) -> None:
+    for name in ("TAILBOUND_STATUS", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    assert status.folder() == expected
+
+
+def test_a_writer_writes_and_takes_its_file_away(tmp_path: Path) -> None:
+    writer = status.StatusWriter("a-0", lambda: {"rank": 0, "time": time.time()}, tmp_path, period=0.01)
+    until = time.monotonic() + 30
+    while not (found := status.read([tmp_path])):
+        assert time.monotonic() < until
+    assert found[0]["pid"] == os.getpid()
+    writer.close()
+    writer.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_writer_that_cannot_write_troubles_nobody(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    writer = status.StatusWriter("a-0", dict, tmp_path / "file", period=0.01)
+    assert writer._thread is not None
+    writer._thread.join(30)
+    assert not writer._thread.is_alive()
+    writer.close()
+
+
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(PermissionError):
+        status.StatusFile(tmp_path, "a-0")
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.mkdir()
+    link.symlink_to(real)
+    with pytest.raises(PermissionError):
+        status.StatusFile(link, "a-0")
+
+
+def test_what_dead_processes_left_is_not_shown_and_is_swept(tmp_path: Path) -> None:
+    put(tmp_path, "live", report(0))
+    dead = put(tmp_path, "dead", report(1, pid=DEAD_PID))
+    elsewhere = put(tmp_path, "elsewhere", report(2, pid=DEAD_PID, pidns="pid:[1]"))  # a container's: nobody can know
+    assert [s["rank"] for s in status.read([tmp_path])] == [0, 2]
+    status.sweep(tmp_path)
+    assert not dead.exists()
+    assert elsewhere.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "null", '{"rank": "x", "pid": 1}', '{"rank": 0}', "[" * 100_000, "x" * (status.LARGEST + 1)],
+)
+def test_files_that_are_no_status_are_ignored(tmp_path: Path, content: str) -> None:
+    put(tmp_path, "bad", content)
+    put(tmp_path, "good", report())
+    assert [s["rank"] for s in status.read([tmp_path])] == [0]
+
+
+def test_links_and_pipes_are_not_followed(tmp_path: Path) -> None:
+    target = put(tmp_path, "good", report())
+    (tmp_path / "link.status.json").symlink_to(target)
+    os.mkfifo(tmp_path / "pipe.status.json")
+    assert len(status.read([tmp_path])) == 1
+
+
+def test_rates_come_from_two_readings() -> None:
+    before = [report() | {"age": 0.1}]
+    now = [report(monotonic=102.0, ops=70, sent_bytes=2_002_000) | {"age": 0.1}]
+    now[0]["peers"]["2"] |= {"lost": 9}
+    (row,) = rows_of(now, before)
+    assert (row.ops_per_s, row.sent_mbit_s) == (10.0, 8.0)
+    assert row.losing_ranks == (2,)
+    assert row.late_ranks == ()
+    (first,) = rows_of(before)
+    assert first.ops_per_s is None
+    assert (first.late_ranks, first.losing_ranks) == ((1, 2), (1, 2))
+    assert (first.rtt_us, first.incast, first.owns, first.lost, first.drops) == (120.0, 3, True, 4, 3)
+
+
+def test_states_and_foreign_shapes() -> None:
+    rows = rows_of([report(0) | {"age": 9.0}, report(1, behind=3) | {"age": 0.1}, {"rank": 2, "pid": 1, "age": 0.0}])
+    assert [r.state for r in rows] == ["silent 9 s", "3 behind"]
+
+
+def test_the_table_says_who_and_what(tmp_path: Path) -> None:
+    bad = report(2)
+    bad["peers"]["1"]["suspect"] = "cr"
+    rows = rows_of([s | {"age": 0.1} for s in (report(0), report(1), bad)])
+    console = Console(width=300, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(table(rows, "here"))
+    console.file.close()
+    text = console.export_text()
+    for word in ("3 rank(s) here", "10/20/0.5", "96.000%", "1cr", "4 owns 0 H", "suspect", "last event"):
+        assert word in text, word
+
+
+def test_once_and_json(tmp_path: Path) -> None:
+    put(tmp_path, "a", report(0))
+    put(tmp_path, "b", report(1))
+    result = CliRunner().invoke(top, ["--once", "--json", "--interval", "0.1", "--folder", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    shown = json.loads(result.output)
+    assert [r["rank"] for r in shown["rows"]] == [0, 1]
+    assert [s["rank"] for s in shown["statuses"]] == [0, 1]
+    assert shown["rows"][0]["p99_ms"] == 30.0
+
+
+def test_nobody_there(tmp_path: Path) -> None:
+    result = CliRunner().invoke(top, ["--once", "--folder", str(tmp_path / "nowhere")])
+    assert result.exit_code == 0
+    assert "no rank of Tailbound" in result.output
+
+
+def test_live_until_interrupted(tmp_path: Path) -> None:
+    put(tmp_path, "a", report(0))
+    command = [sys.executable, "-m", "tailbound.cli", "top", "--json", "--interval", "0.1", "--folder", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert [json.loads(process.stdout.readline())["rows"][0]["rank"] for _ in range(3)] == [0, 0, 0]
+        process.send_signal(2)
+        assert process.wait(30) == 130

@@ -1,0 +1,44 @@
+"""In step, behind, lost (CLOCKS.md rule 20)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tailbound.transport.steps import Steps, step_distance
+from tailbound.wire.schema import OP_STEPS, op_label
+
+
+def standing(own: int, *newest: int, step_rows: int = 0, ring: int = 1000) -> Steps:
+    steps = Steps(ring)
+    steps.look(op_label(own, 0), [op_label(n, 3) for n in newest], step_rows)
+    return steps
+
+
+def test_in_step_with_nobody_and_with_equals() -> None:
+    assert standing(7).in_step
+    assert standing(7, 7, 6).in_step
+    assert not standing(7).lost
+
+
+def test_behind_by_the_newest_live_rank() -> None:
+    steps = standing(7, 6, 9, 8)
+    assert (steps.behind, steps.newest, steps.own) == (2, 9, 7)
+    assert not steps.in_step
+
+
+def test_lost_when_the_ring_cannot_hold_what_lies_between() -> None:
+    assert not standing(7, 8, step_rows=500).lost
+    assert standing(7, 8, step_rows=501).lost
+    assert standing(7, 9, step_rows=500).lost
+
+
+def test_lost_when_the_records_are_gone_and_no_step_is_known() -> None:
+    assert not standing(7, 7 + OP_STEPS - 1).lost
+    assert standing(7, 7 + OP_STEPS).lost
+    assert not standing(7, 7 + OP_STEPS, step_rows=1).lost
+
+
+@pytest.mark.parametrize(("a", "b", "distance"), [(0, 0x3FFFFF, 1), (0x3FFFFF, 0, -1), (5, 3, 2), (0x3FFFFE, 2, -4)])
+def test_steps_are_serial_numbers(a: int, b: int, distance: int) -> None:
+    assert step_distance(a, b) == distance
+    assert standing(b, a).behind == max(0, distance)
