@@ -51,6 +51,7 @@ class _Verbs(click.Group):
     late={
         "bench": ("tailbound.bench.cli", "bench", "Measure the kernel path, the codec, whole all-reduces."),
         "lab": ("tailbound.lab.cli", "lab", "Build a cluster of network namespaces and run a command in it."),
+        "top": ("tailbound.top.cli", "top", "Show the ranks on this host live: pace, deadlines, late and lost rows."),
     },
 )
 @click.version_option(__version__, "-V", "--version", prog_name="tailbound", message="%(prog)s %(version)s")

@@ -18,7 +18,7 @@ from tailbound.errors import AttachError, ConfigError, TailboundError
 def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     words = capsys.readouterr().out.split()
-    assert {"attach", "bench", "demo", "detach", "doctor", "lab"} <= set(words)
+    assert {"attach", "bench", "demo", "detach", "doctor", "lab", "top"} <= set(words)
 
 
 @pytest.mark.parametrize(
@@ -29,11 +29,13 @@ def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
         ["bench", "allreduce"],
         ["bench", "codec"],
         ["bench", "kernel"],
+        ["bench", "tail"],
         ["demo"],
         ["detach"],
         ["doctor"],
         ["lab"],
         ["lab", "run"],
+        ["top"],
     ],
     ids=" ".join,
 )

@@ -24,9 +24,9 @@ from tailbound.transport.config import Config, width_for_mtu
         ({"width": 9000}, "width 9000"),
         ({"ring_mib": 0}, "ring of 0 MiB"),
         ({"ring_mib": float("nan")}, "ring of nan MiB"),
-        ({"deadline_1": 0}, "deadline_1 must be above 0"),
-        ({"quiet": -5}, "quiet must be above 0"),
-        ({"stage_max": 50_000_000}, "must not exceed stage_max"),
+        ({"deadline_1": -1}, "deadline_1 must be at least 0"),
+        ({"quiet": -5}, "quiet must be at least 0"),
+        ({"deadline_1": 60_000_000, "stage_max": 50_000_000}, "must not exceed stage_max"),
     ],
 )
 def test_what_cannot_be_is_named(settings: dict[str, Any], message: str) -> None:

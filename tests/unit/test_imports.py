@@ -16,7 +16,7 @@ LAYERS = (
     {"codec", "kernel", "transport", "datapath"},
     {"collective"},
     {"torch"},
-    {"lab", "bench", "doctor", "demo", "cli"},
+    {"lab", "bench", "doctor", "demo", "top", "cli"},
 )
 LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}
 

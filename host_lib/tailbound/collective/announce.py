@@ -7,6 +7,8 @@ waiting for a while (its tail packet, and with it the mark, may be what others m
 from __future__ import annotations
 
 from tailbound.collective.job import Job
+from tailbound.collective.maps import Maps
+from tailbound.collective.mend import take_gone, take_request
 from tailbound.collective.messages import decode_ready, encode_ready
 from tailbound.collective.op import Op
 from tailbound.transport.config import MS
@@ -24,14 +26,11 @@ def announce(job: Job, op: Op, peers: list[int], *, ask: bool) -> None:
     flags = Flag(0)
     if ask:
         flags |= Flag.REPEAT
-    if op.outcome.abstained:
+    if op.outcome.abstained or op.silent:
         flags |= Flag.ABSTAIN
     if op.outcome.late:
         flags |= Flag.LATE
-    lateness = 0
-    if op.launch and op.start:
-        lateness = min(0xFFFF, max(0, op.launch.launched - op.start) // 64000)
-    head = job.header(PacketType.READY, op.label, op.place.layout.tag, flags=flags, lateness=lateness)
+    head = job.header(PacketType.READY, op.label, op.place.layout.tag, flags=flags)
     head["seq"] = op.place.result_seq
     for peer in peers:
         head["owner"] = peer
@@ -85,8 +84,8 @@ def _unfinished(job: Job, op: Op, peer: int) -> bool:
 class Inbox:
     """Takes control packets and keeps what READY packets say of ops that are not launched here yet."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, job: Job, maps: Maps) -> None:
+        self._job, self._maps = job, maps
         self._early: dict[int, dict[int, tuple[int, int, bytes]]] = {}  # label, sender: layout, flags, body
 
     def take(self, data: bytes, ops: dict[int, Op]) -> None:
@@ -105,6 +104,13 @@ class Inbox:
         if head["type"] == PacketType.BYE:
             job.gone.add(sender)
             job.publish_live()
+        elif head["type"] == PacketType.MAP:
+            self._maps.take(sender, body)
+        elif head["type"] == PacketType.HOLD:
+            if int(head["flags"]) & Flag.FLUSH:
+                job.membership.unhold(sender)
+            else:
+                job.membership.hold(sender, job.now())
         elif head["type"] == PacketType.READY:
             flags = int(head["flags"])
             op = ops.get(label)
@@ -113,8 +119,13 @@ class Inbox:
                     self._ready(op, sender, flags, body)
             elif serial_distance(label, job.sequence.next_label) >= 0 and len(self._early) < 4096:
                 self._early.setdefault(label, {})[sender] = (int(head["layout"]), flags, body)
-        elif head["type"] == PacketType.REPAIR and serial_distance(label, job.marks.published) <= 0:
-            self._answer(sender, label, int(head["layout"]))
+        elif head["type"] == PacketType.REPAIR:
+            if int(head["rows"]):
+                take_request(job, head, body)
+            elif serial_distance(label, job.marks.published) <= 0:
+                self._answer(sender, label, int(head["layout"]))
+        elif head["type"] == PacketType.GONE and int(head["rows"]) and label in ops:
+            take_gone(ops[label], head)
 
     def adopt(self, op: Op) -> None:
         """Hands an op what was said of it before it was placed, and forgets older words."""
@@ -131,6 +142,8 @@ class Inbox:
             return
         if flags & Flag.ABSTAIN:
             op.abstainers.add(sender)
+        if flags & Flag.LATE:
+            op.stayed_out.add(sender)
         if ready.needs is not None:
             op.needs[sender] = ready.needs
         if self._job.rank in ready.heard:
@@ -148,6 +161,14 @@ class Inbox:
         job = self._job
         head = job.header(PacketType.GONE, label, layout, owner=sender)
         job.sender.send_burst(sender, packets.packet(head, b""), 1 << 16)
+
+
+def hold(job: Job, label: int, *, over: bool) -> None:
+    """HOLD to every peer: this rank is alive but between steps, wait for it; ``over``: it goes on (rule 16)."""
+    head = job.header(PacketType.HOLD, label, 0, flags=Flag.FLUSH if over else Flag(0))
+    for peer in job.peers:
+        head["owner"] = peer
+        job.sender.send_burst(peer, packets.packet(head, b""), 1 << 16)
 
 
 def farewell(job: Job, label: int) -> None:

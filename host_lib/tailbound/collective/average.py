@@ -8,10 +8,14 @@ import numpy as np
 
 from tailbound.codec.hashing import seed_of
 from tailbound.codec.mean import mean_rows
-from tailbound.collective.job import Job, log
+from tailbound.collective import traffic, watch
+from tailbound.collective.job import Job
+from tailbound.collective.mend import ask_contributions, settle_contributions
 from tailbound.collective.op import Op
 from tailbound.collective.tally import rows_by_rank
+from tailbound.collective.timing import begin_seal
 from tailbound.errors import LayoutError
+from tailbound.transport.stage import Why, decide
 from tailbound.transport.stamp import stamp_results
 from tailbound.wire.schema import PacketType, Verdict
 
@@ -34,6 +38,7 @@ def average(job: Job, op: Op, now: int) -> int:
     if due == "deadline":
         op.outcome.deadline_hits += 1
         job.counters["seal_deadline_hits"] += 1
+    op.early |= due == "quiet"
     _seal(job, op)
     return 0
 
@@ -44,27 +49,39 @@ def _foreseen_wrongly(job: Job, op: Op) -> bool:
     return record is not None and int(record["layout"]) != op.place.layout.tag
 
 
-def _due(job: Job, op: Op, now: int) -> tuple[str | None, int]:
-    """Why to seal now, if so, and when to look again if not."""
-    config = job.config
-    record = job.record(op.label)
-    own_in = op.encoded or job.self_late
-    own_rows = int(op.place.placement.counts[job.rank])
-    if record is not None and own_in and int(record["rows_complete"]) >= own_rows and _really(job, op, record):
-        return "complete", 0
-    if job.ranks == 1 and op.encoded:
-        return "complete", 0
-    waited = job.waited_for
-    finished = own_in and all(_has_finished(job, op, p) for p in waited)
-    progress = int(record["progress"]) if record is not None else 0
-    if op.own_quiet.passed(now, finished, progress, config.quiet):
-        return "quiet", 0
-    if op.start:
-        op.own_clock.begin(op.start, config.stage_max if op.cold else config.deadline_1, config.stage_max)
-        if op.own_clock.expired(now, progress):
-            return "deadline", 0
-    looks = [t for t in (op.own_quiet.next_look(config.quiet), op.own_clock.next_look(now)) if t]
-    return None, min(looks, default=0)
+def _due(job: Job, op: Op, now: int) -> tuple[Why | None, int]:
+    """Why to seal now, if so, and when to look again if not (rule 7)."""
+    begin_seal(job, op)
+    return decide(_Contributions(job, op), op.own_clock, op.own_quiet, now, job.deadlines.quiet)
+
+
+class _Contributions:
+    """What the owner sees of the first half (``stage.Seen``)."""
+
+    def __init__(self, job: Job, op: Op) -> None:
+        self._job, self._op = job, op
+        self._record = job.record(op.label)
+        self._own_in = op.encoded or job.self_late
+
+    @property
+    def progress(self) -> int:
+        return int(self._record["progress"]) if self._record is not None else 0
+
+    def complete(self) -> bool:
+        job, op, record = self._job, self._op, self._record
+        if job.ranks == 1:
+            return op.encoded
+        own = int(op.place.placement.counts[job.rank])
+        return record is not None and self._own_in and int(record["rows_complete"]) >= own and _really(job, op, record)
+
+    def finished(self) -> bool:
+        return self._own_in and all(_has_finished(self._job, self._op, p) for p in self._job.waited_for)
+
+    def repair(self, now: int, *, late: bool) -> tuple[bool, int]:
+        return ask_contributions(self._job, self._op, now)
+
+    def last_call(self, now: int) -> int:
+        return 0
 
 
 def _really(job: Job, op: Op, record: Any) -> bool:
@@ -89,6 +106,7 @@ def _seal(job: Job, op: Op) -> None:
     seq, own = place.sum_seqs[job.rank], int(place.placement.counts[job.rank])
     job.datapath.seal(op.label, seq, own)
     op.sealed = True
+    op.spans.sealed = job.now()
     if job.ranks > 1:
         _account(job, op, seq, own)
     if not op.own_present and not op.outcome.abstained and not op.encoded:
@@ -128,6 +146,7 @@ def _seal(job: Job, op: Op) -> None:
 
 def _account(job: Job, op: Op, seq: int, own: int) -> None:
     """Who was in: the ledger of this op, and the suspicion of those of whom nothing came (rule 14)."""
+    settle_contributions(job, op)
     summed = np.zeros(job.ranks, np.int64)
     rows_by_rank(job.slots, seq, own, job.sum_mask, job.cookie, op.label, summed)
     record = job.record(op.label)
@@ -137,18 +156,23 @@ def _account(job: Job, op: Op, seq: int, own: int) -> None:
     for peer in job.peers:
         if peer in op.abstainers or peer in job.gone:
             continue
-        job.by_sender[peer] += (own, summed[peer])
         op.outcome.expected += own
         op.outcome.delivered += int(summed[peer])
+    watch.sealed(job, op, summed)
     absent = {p for p in job.peers if summed[p] == 0 and p not in op.abstainers and p not in job.gone}
     op.outcome.missing |= absent
     _name_strangers(job, op, absent)
-    suspects = job.contribution_suspicion.observe(absent, op.label)
+    suspects = job.membership.observe_contributions(
+        absent, op.label, in_step=job.steps.in_step and not op.overtaken, step=op.place.step
+    )
     for rank in sorted(suspects):
-        log.warning(
-            "rank %d: rank %d has sent no contribution for %d ops (last: op %#x); no longer waiting for it",
-            job.rank, rank, job.config.suspect_after, op.label,
+        job.emit(
+            "suspect",
+            f"rank {rank} has sent no contribution for {job.config.suspect_after} ops (last: op {op.label:#x}); "
+            "no longer waiting for it",
+            suspect=rank, stage="contributions", op=op.label,
         )  # fmt: skip
+    traffic.observe(job, op, summed)
     job.publish_live()
 
 
@@ -169,7 +193,8 @@ def _publish(job: Job, op: Op, own: int) -> None:
     usable = b.usable.astype(bool)
     empty = own - int(usable.sum())
     if job.peers:
-        head = job.header(PacketType.RESULT, op.label, place.layout.tag, owner=job.rank, rows=own)
+        head = job.header(PacketType.RESULT, op.label, place.layout.tag, owner=job.rank, rows=own, flags=op.flags)
+        head["map_id"] = place.placement.owner_map.id
         stamp_results(
             b.results,
             0,
@@ -183,10 +208,11 @@ def _publish(job: Job, op: Op, own: int) -> None:
             b.own_rows,
             0,
             job.marks.published,
-            op.label if job.marks.published == place.previous else job.marks.published,
+            traffic.published_by(job, op),
         )
         rows = b.results if not empty else b.results[usable]
         runs = [(peer, rows) for peer in job.peers if peer not in job.gone]
-        until = job.now() + job.config.stage_max
-        job.counters["results_sent"] += job.sender.send_runs(runs, until)
-    op.published = True
+        traffic.results(job, op, runs)
+    else:
+        op.published = True
+        op.spans.published = job.now()

@@ -1,15 +1,39 @@
-"""Memory of one op, kept and used again: in steady state an op allocates nothing."""
+"""Memory of one op, kept and used again: in steady state an op allocates nothing.
+
+The results of the own rows outlive their op, so that others can still be sent what they miss of it (CLOCKS.md rule 23):
+those of the last two steps, as long as the result ring of a rank that is behind could take them. That is at most the
+own share of one result ring, beside the buffers of ops in flight.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
+from collections.abc import Collection
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.owners import Placement
 from tailbound.codec.shape import Shape
+from tailbound.transport.sequence import Place
+from tailbound.transport.steps import step_distance
 from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES
+
+#: Steps whose results are kept.
+_STEPS_KEPT = 2
+
+
+class Results:
+    """Results of ``own`` rows as packets of ``stride`` bytes, and what their headers say."""
+
+    def __init__(self, own: int, stride: int) -> None:
+        self.packets: NDArray[np.uint8] = np.zeros((own, stride), np.uint8)
+        self.partials: NDArray[np.uint64] = np.zeros((own, 4), np.uint64)
+        self.scale: NDArray[np.float32] = np.zeros(own, np.float32)
+        self.count: NDArray[np.uint16] = np.zeros(own, np.uint16)
+        self.exponent_next: NDArray[np.int16] = np.zeros(own, np.int16)
+        self.usable: NDArray[np.uint8] = np.zeros(own, np.uint8)
 
 
 class Buffers:
@@ -35,30 +59,76 @@ class Buffers:
         #: results of the own rows; ``own_rows`` says which rows of the op they are, ``own_groups`` of which group
         self.own_rows: NDArray[np.uint32] = placement.rows_of(rank).astype(np.uint32)
         self.own_groups: NDArray[np.int32] = placement.groups_of(rank).astype(np.int32)
-        self.results: NDArray[np.uint8] = np.zeros((own, stride), np.uint8)
-        self.result_partials: NDArray[np.uint64] = np.zeros((own, 4), np.uint64)
-        self.scale: NDArray[np.float32] = np.zeros(own, np.float32)
-        self.count: NDArray[np.uint16] = np.zeros(own, np.uint16)
-        self.exponent_next: NDArray[np.int16] = np.zeros(own, np.int16)
-        self.usable: NDArray[np.uint8] = np.zeros(own, np.uint8)
+        self.hold(Results(own, stride))
         #: where every row of the op is read from at the end
         self.source: NDArray[np.int64] = np.zeros(rows, np.int64)
         self.row_scale: NDArray[np.float32] = np.zeros(rows, np.float32)
         self.row_exponent: NDArray[np.int16] = np.zeros(rows, np.int16)
 
+    def hold(self, results: Results) -> None:
+        """Takes ``results`` as the place of the own rows' results."""
+        self.own = results
+        self.results, self.result_partials = results.packets, results.partials
+        self.scale, self.count = results.scale, results.count
+        self.exponent_next, self.usable = results.exponent_next, results.usable
+
+
+class Kept(NamedTuple):
+    """Results of an op that is over."""
+
+    place: Place
+    results: Results
+
 
 class BufferPool:
-    """Hands out ``Buffers`` by shape and takes them back; never more than were in flight at once."""
+    """Hands out ``Buffers`` by shape and takes them back; never more than were in flight at once, and the results kept.
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
+    Args:
+        rank: own rank.
+        ring: rows of a result ring: what lies further back nobody can take any more.
+    """
+
+    def __init__(self, rank: int, ring: int) -> None:
+        self._rank, self._ring = rank, ring
         self._free: defaultdict[tuple[Shape, int], list[Buffers]] = defaultdict(list)
+        self._free_results: defaultdict[tuple[int, ...], list[Results]] = defaultdict(list)
+        self._kept: deque[Kept] = deque()
 
     def take(self, shape: Shape, placement: Placement) -> Buffers:
         """A free one, or a new one when all of this shape are in use."""
         free = self._free[shape, placement.owner_map.id]
         return free.pop() if free else Buffers(shape, placement, self._rank)
 
+    def forget(self, maps: Collection[int]) -> None:
+        """Lets go of what is free and was made for other owner maps than those with the ids in ``maps``."""
+        for key in [key for key in self._free if key[1] not in maps]:
+            del self._free[key]
+        self._free_results.clear()
+
     def give(self, shape: Shape, placement: Placement, buffers: Buffers) -> None:
         """Takes ``buffers`` back."""
         self._free[shape, placement.owner_map.id].append(buffers)
+
+    def keep(self, place: Place, buffers: Buffers) -> None:
+        """Takes the ``buffers`` of a finished op back, all but its results: these stay until they are too old."""
+        self._kept.append(Kept(place, buffers.own))
+        end = place.result_seq + place.layout.shape.rows
+        while self._kept:
+            oldest = self._kept[0].place
+            back = (end - oldest.result_seq) & 0xFFFFFFFF
+            if back <= self._ring and step_distance(place.step, oldest.step) < _STEPS_KEPT:
+                break
+            results = self._kept.popleft().results
+            self._free_results[results.packets.shape].append(results)
+        free = self._free_results[buffers.own.packets.shape]
+        buffers.hold(free.pop() if free else Results(*buffers.own.packets.shape))
+        self.give(place.layout.shape, place.placement, buffers)
+
+    def kept(self, label: int) -> Kept | None:
+        """What is kept of the results of op ``label``."""
+        return next((k for k in reversed(self._kept) if k.place.label == label), None)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Packet memory of the results kept."""
+        return sum(k.results.packets.nbytes for k in self._kept)

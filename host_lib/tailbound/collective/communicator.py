@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 import tailbound
 from tailbound.codec.shape import GROUP_ROWS, layout_tag, shape_for
-from tailbound.collective import report
+from tailbound.collective import jump, report
 from tailbound.collective.job import Job
 from tailbound.collective.messages import READY_BYTES
 from tailbound.collective.op import Launch, Outcome
@@ -31,9 +32,13 @@ from tailbound.datapath.select import open_datapath
 from tailbound.errors import ConfigError
 from tailbound.transport import rendezvous
 from tailbound.transport.config import Config
+from tailbound.transport.reliable import Reliable
 from tailbound.transport.rendezvous import Greeting, Store
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Layout
+from tailbound.transport.status import StatusWriter
+from tailbound.transport.steps import step_of
+from tailbound.transport.trace import TRACE_VARIABLE
 from tailbound.wire.schema import OP_INDEX_BITS, VERSION
 
 log = logging.getLogger("tailbound")
@@ -77,9 +82,16 @@ class Communicator:
         self._closed = False
         path, address = open_datapath(datapath, interface or os.environ.get("TAILBOUND_INTERFACE"), config)
         try:
-            self.greetings = self._meet(path, address, model, timeout)
-            self.job = self._activate(path, address)
-            rendezvous.meet(store, "active", config.rank, config.ranks, name, timeout)
+            #: requests to other ranks outside the data path (CLOCKS.md rules 20, 21)
+            self.reliable = Reliable(address[0])
+            try:
+                self.greetings = self._meet(path, address, model, timeout)
+                self.job = self._activate(path, address)
+                self.reliable.start(self.job.cookie, config.rank, [(g.address, g.reliable) for g in self.greetings])
+                rendezvous.meet(store, "active", config.rank, config.ranks, name, timeout)
+            except BaseException:
+                self.reliable.close()
+                raise
         except BaseException:
             path.close()
             raise
@@ -88,6 +100,9 @@ class Communicator:
         self._rows_most = min([MAX_OP_ROWS, needs_fit, *rings])
         self._lock = threading.Lock()
         self._engine = Transpose(self.job, on_thread)
+        self._engine.maps.limit_share(min(g.sum_rows for g in self.greetings) / self._rows_most)
+        jump.serve(self.reliable, self._engine)
+        self._status = StatusWriter(f"{self.job.cookie:08x}-{config.rank}", lambda: report.status(self.job))
         _open.add(self)
 
     def _meet(self, path: Datapath, address: tuple[str, int], model: str, timeout: float) -> list[Greeting]:
@@ -107,6 +122,7 @@ class Communicator:
             mode="u8",
             model=model,
             cookie=rendezvous.new_cookie() if config.rank == 0 else 0,
+            reliable=self.reliable.port,
         )
         return rendezvous.exchange(self._store, own, self._prefix, timeout)
 
@@ -143,6 +159,7 @@ class Communicator:
         done: Callable[[Outcome], None],
         dtype: str = "float32",
         prepare: Callable[[], None] | None = None,
+        contribute: bool = True,
     ) -> None:
         """Starts averaging one bucket; ``done`` is called once in the transport thread.
 
@@ -154,6 +171,7 @@ class Communicator:
             done: gets the ``Outcome``, merged over the ops of the bucket.
             dtype: the bucket's own type, part of the layout tag.
             prepare: called in the transport thread before ``data`` is read for the first time.
+            contribute: False to take part without rows: the others neither wait for this rank nor count it.
 
         Raises:
             ConfigError: arrays that cannot be averaged.
@@ -164,6 +182,7 @@ class Communicator:
         config, width = self.config, self.job.store.width
         chunks = cut(data.size, width, self._rows_most)
         merged = _Merge(len(chunks), done)
+        mode = 2 if config.rotate == "auto" else int(config.rotate)
         with self._lock:
             for index, (lo, hi) in enumerate(chunks):
                 ends = last and index == len(chunks) - 1
@@ -175,17 +194,53 @@ class Communicator:
                     chunk=index,
                     world_size=config.ranks,
                     width=width,
-                    mode=int(config.rotate),
+                    mode=mode,
                 )
-                layout = Layout((bucket, data.size, index, int(config.rotate)), shape, tag, ends)
+                layout = Layout((bucket, data.size, index, mode), shape, tag, ends)
                 first = prepare if index == 0 else None
-                self._engine.launch(
-                    Launch(layout, data[lo:hi], out[lo:hi], merged, self.job.now(), first)
-                )
+                self._engine.launch(Launch(layout, data[lo:hi], out[lo:hi], merged, self.job.now(), first, contribute))
 
     def drain(self, timeout: float = 10.0) -> bool:
         """Waits until nothing is in flight here; returns False if it took longer than ``timeout`` seconds."""
         return self._engine.drain(timeout)
+
+    @property
+    def behind(self) -> int:
+        """Steps by which the newest live rank is ahead of this one (CLOCKS.md rule 20); 0 in step."""
+        return self._engine.standing().behind
+
+    @property
+    def lost(self) -> bool:
+        """Whether this rank is so far behind that results it needs have left the ring: it has to ``jump``."""
+        return self._engine.standing().lost or self.job.sequence.adrift
+
+    def jump(self) -> int:
+        """If this rank is lost, leaves behind what cannot be had any more and joins the others at their next step.
+
+        To be called between two steps, with nothing in flight. Its parameters are then out of date: it should take
+        part with ``contribute=False`` until they have been synchronised.
+
+        Returns:
+            Steps skipped: 0 if it was not lost.
+
+        Raises:
+            TransportError: no live rank could say where to join.
+        """
+        if not self.lost:
+            return 0
+        return jump.jump(self.job, self._engine, self.reliable.pull)
+
+    @property
+    def step(self) -> int:
+        """Step of the op that is launched here next."""
+        return step_of(self._engine.call(lambda: self.job.sequence.upcoming).result(10))
+
+    def hold(self, on: bool) -> None:
+        """Says to the others that this rank is alive but between steps (evaluation, checkpoint), or no longer.
+
+        While it lasts, and at most ``config.hold_max``, they wait for it instead of leaving it out (rule 16).
+        """
+        self._engine.hold(on)
 
     def meet(self, name: str, timeout: float = 60.0) -> None:
         """Waits for all ranks at a point outside the data path (before reading final counters, say)."""
@@ -195,13 +250,35 @@ class Communicator:
         """Counters of this rank, in plain types (see ``report.snapshot``)."""
         return report.snapshot(self.job, self.greetings)
 
+    def trace(self, path: str | Path) -> Path:
+        """Writes a timeline of the last ops for chrome://tracing or ui.perfetto.dev (``transport.trace``).
+
+        With ``TAILBOUND_TRACE=FOLDER`` every rank writes one there when it closes.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        return self.job.trace.write(path, self.job.events.recent())
+
     def close(self) -> None:
         """Says goodbye and releases everything; may be called twice. Unfinished ops end first, in bounded time."""
         if self._closed:
             return
         self._closed = True
         _open.discard(self)
+        self._status.close()
+        self._leave_trace()
+        self.reliable.close()
         self._engine.close(2 * self.config.bound / 1e9)
+
+    def _leave_trace(self) -> None:
+        where = os.environ.get(TRACE_VARIABLE)
+        if not where:
+            return
+        try:
+            self.trace(Path(where) / f"tailbound-{self.job.cookie:08x}-rank{self.config.rank}.json")
+        except OSError as error:
+            log.warning("rank %d: no trace in %s: %s", self.config.rank, where, error)
 
     def __enter__(self) -> Communicator:
         return self
@@ -245,11 +322,13 @@ class _Merge:
     """Calls ``done`` once all ops of a bucket are over, with their outcomes as one."""
 
     def __init__(self, parts: int, done: Callable[[Outcome], None]) -> None:
-        self._left, self._done, self._whole = parts, done, Outcome()
+        self._left, self._done, self._whole = parts, done, Outcome(unsent=True)
 
     def __call__(self, outcome: Outcome) -> None:
         self._left -= 1
         whole = self._whole
+        whole.unsent &= outcome.unsent
+        whole.missed += outcome.missed
         whole.label = outcome.label
         whole.expected += outcome.expected
         whole.delivered += outcome.delivered
@@ -258,6 +337,7 @@ class _Merge:
         whole.skipped_groups += outcome.skipped_groups
         whole.clipped += outcome.clipped
         whole.overwritten += outcome.overwritten
+        whole.skipped |= outcome.skipped
         whole.abstained |= outcome.abstained
         whole.late |= outcome.late
         whole.missing |= outcome.missing

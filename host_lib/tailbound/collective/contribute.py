@@ -7,10 +7,12 @@ import numpy as np
 from tailbound.codec.encode import encode, measure
 from tailbound.codec.hashing import seed_of
 from tailbound.codec.scale import cold_exponents
+from tailbound.collective import traffic
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
 from tailbound.collective.op import Op
 from tailbound.collective.tally import write_expect
+from tailbound.collective.timing import deadline_1
 from tailbound.transport.clock import stage_start
 from tailbound.transport.config import MS
 from tailbound.transport.stamp import stamp_contributions
@@ -31,7 +33,7 @@ def start_clock(job: Job, op: Op) -> None:
         heard_need=int(record["majority_ns"][1]) if record is not None else 0,
         alone=need <= 1,
         launched=op.admitted if op.launch else 0,
-        start_max=job.config.start_max,
+        start_max=job.deadlines.start_max,
     )
     if op.start > job.now():
         op.start = 0
@@ -48,17 +50,21 @@ def contribute(job: Job, op: Op, now: int) -> int:
     if op.launch.prepare is not None:
         op.launch.prepare()
         op.launch.prepare = None
-    if op.sealed and _too_late(job, op, now):
+    if op.silent:
+        _done_sending(job, op)
+        announce(job, op, job.peers, ask=False)
+        return 0
+    if op.overtaken or (op.sealed and _too_late(job, op, now)):
         _stay_out(job, op)
         return 0
     if not op.needs_own:
-        op.cold = op.place.layout.key not in job.exponents
+        op.cold = op.key not in job.exponents
     if op.cold:
         again = _agree(job, op, now)
         if again >= 0:
             return again
     else:
-        known = job.exponents.get(op.place.layout.key)
+        known = job.exponents.get(op.key)
         op.buffers.exponents[:] = EXPONENT_NONE if known is None else known
     _encode(job, op)
     return 0
@@ -66,12 +72,12 @@ def contribute(job: Job, op: Op, now: int) -> int:
 
 def _too_late(job: Job, op: Op, now: int) -> bool:
     """Whether the first half is over for everybody, and not only for the own rows, which may not be waited for."""
-    return op.start > 0 and now > op.start + (job.config.stage_max if op.cold else job.config.deadline_1)
+    return op.start > 0 and now > op.start + deadline_1(job, op)
 
 
 def _stay_out(job: Job, op: Op) -> None:
     """The own rows have been sealed without us: one packet says so instead of rows that nobody takes (rule 17)."""
-    op.outcome.late = True
+    op.outcome.late = op.outcome.unsent = True
     job.counters["late_launches"] += 1
     _done_sending(job, op)
     announce(job, op, job.peers, ask=False)
@@ -83,7 +89,7 @@ def _agree(job: Job, op: Op, now: int) -> int:
     if not op.needs_own:
         seed = seed_of(job.cookie, op.label)
         shape = op.place.layout.shape
-        finite = measure(op.launch.data, shape, seed, job.scratch, op.buffers.need, rotate=job.config.rotate)
+        finite = measure(op.launch.data, shape, seed, job.scratch, op.buffers.need, rotate=op.rotate)
         op.needs_own, op.cold_since = True, now
         if not finite:
             op.buffers.need[:] = EXPONENT_NONE
@@ -92,10 +98,10 @@ def _agree(job: Job, op: Op, now: int) -> int:
         op.ready_again = now + _AGREE_PAUSE
     missing = [p for p in job.waited_for if p not in op.needs and p not in op.abstainers]
     # half of the stage, so that what is agreed on can still be sent before the seal
-    limit = (op.start or op.admitted + job.config.start_max) + job.config.stage_max // 2
+    limit = (op.start or op.admitted + job.deadlines.start_max) + job.config.stage_max // 2
     settled = [p for p in missing if job.contributed(p, op.label)]
     if len(settled) == len(missing):  # for them this op is not cold, or they have settled without us
-        limit = min(limit, op.cold_since + job.config.deadline_1)
+        limit = min(limit, op.cold_since + job.deadlines.advertised)
     if missing and now < limit:
         if now >= op.ready_again:
             op.ready_again = now + _AGREE_PAUSE
@@ -112,6 +118,7 @@ def _agree(job: Job, op: Op, now: int) -> int:
 
 def _encode(job: Job, op: Op) -> None:
     assert op.launch is not None
+    op.spans.encoding = job.now()
     b, place = op.buffers, op.place
     shape = place.layout.shape
     finite, clipped = encode(
@@ -128,7 +135,7 @@ def _encode(job: Job, op: Op) -> None:
         b.need,
         b.shift,
         b.skipped,
-        rotate=job.config.rotate,
+        rotate=op.rotate,
     )
     if not finite:
         op.outcome.abstained = True
@@ -139,13 +146,13 @@ def _encode(job: Job, op: Op) -> None:
     op.outcome.clipped = int(clipped)
     op.outcome.skipped_groups = int(b.skipped.sum())
     op.own_present = not op.sealed
+    op.own_in = job.now()
     job.self_misses = 0
     _expect(job, op)
     np.take(b.exponents, b.group, out=b.packet_exponent)
     np.take(b.need, b.group, out=b.packet_need)
     np.take(b.shift, b.group, out=b.packet_shift)
     _send(job, op)
-    _done_sending(job, op)
 
 
 def _expect(job: Job, op: Op) -> None:
@@ -179,6 +186,7 @@ def _send(job: Job, op: Op) -> None:
         if count == 0 or peer in job.gone:
             continue
         head = job.header(PacketType.CONTRIBUTION, label, place.layout.tag, owner=peer, rows=count)
+        head["map_id"] = placement.owner_map.id
         stamp_contributions(
             b.packets,
             first,
@@ -195,15 +203,14 @@ def _send(job: Job, op: Op) -> None:
         )
         rows = b.packets[first : first + count]
         runs.append((peer, rows if keep is None else rows[keep[first : first + count]]))
-    until = (op.start or op.admitted) + job.config.stage_max  # no seal is later, so no row is worth more
-    job.counters["contributions_sent"] += job.sender.send_runs(runs, until)
+    op.encoded = True
+    traffic.contributions(job, op, runs)
     rowless = [p for p in job.peers if placement.counts[p] == 0 and p not in job.gone]
     if rowless:  # every rank hears of every op (CLOCKS.md rule 2)
         announce(job, op, rowless, ask=False)
 
 
 def _done_sending(job: Job, op: Op) -> None:
+    """Nothing of this rank's own comes in this op."""
     op.encoded = True
-    job.marks.contributed = op.label
-
-
+    traffic.contributions(job, op, [])

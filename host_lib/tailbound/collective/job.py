@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,19 @@ from tailbound.codec.owners import OwnerMap
 from tailbound.codec.scale import headroom_of, shift_cap_of
 from tailbound.codec.scratch import Scratch, readonly
 from tailbound.collective.buffers import BufferPool
+from tailbound.collective.lines import Traffic
+from tailbound.collective.repair import Repairs
 from tailbound.datapath.protocol import Datapath, Store
+from tailbound.transport.books import Books
 from tailbound.transport.clock import majority
 from tailbound.transport.config import Config
+from tailbound.transport.deadline import Deadlines
+from tailbound.transport.log import Events
+from tailbound.transport.membership import Membership
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Sequence
-from tailbound.transport.suspicion import Suspicion
+from tailbound.transport.steps import Steps
+from tailbound.transport.trace import Trace
 from tailbound.wire import packets, schema
 from tailbound.wire.schema import PacketType, op_slot, serial_distance
 
@@ -45,36 +52,47 @@ class Job:
         self.cookie = cookie
         self.rank, self.ranks = config.rank, config.ranks
         self.peers = [(self.rank + i) % self.ranks for i in range(1, self.ranks)]
-        self.map = OwnerMap(0, tuple(range(self.ranks)))
+        self.map = OwnerMap(0, tuple(range(self.ranks)), config.rotate is not False)
         self.sequence = Sequence(self.ranks, self.map, config.first_step)
         before = (self.sequence.next_label - 1) & 0xFFFFFFFF
         self.marks = Marks(before, before)
         self.headroom, self.shift_cap = headroom_of(self.ranks), shift_cap_of(self.ranks)
-        self.pool = BufferPool(self.rank)
+        self.pool = BufferPool(self.rank, datapath.store.result_rows)
+        self.repairs = Repairs(self.ranks)
         self.scratch = Scratch(config.width)
-        self.contribution_suspicion = Suspicion(self.ranks, self.rank, config.suspect_after)
-        self.result_suspicion = Suspicion(self.ranks, self.rank, config.suspect_after)
-        self.gone: set[int] = set()
+        self.membership = Membership(self.ranks, self.rank, config.suspect_after, config.hold_max)
+        self.contribution_suspicion, self.result_suspicion = self.membership.contribution, self.membership.result
+        self.gone = self.membership.gone
+        self.steps = Steps(datapath.store.result_rows)
+        self.deadlines = Deadlines(config)
+        #: finished ops whose arrival stamps are still to be read (``timing.Pending``)
+        self.pending: deque[Any] = deque()
         self.self_misses = 0
         self.exponents: dict[tuple[int, int, int, int], NDArray[np.int16]] = {}
         self.counters: Counter[str] = Counter()
-        self.by_sender = np.zeros((self.ranks, 2), np.int64)  # contributions to own rows: expected, summed
-        self.by_owner = np.zeros((self.ranks, 2), np.int64)  # result rows: expected, present
+        self.events = Events(self.rank)
+        self.emit = self.events.emit
+        self.trace = Trace(self.rank)
+        self.books = Books(self.ranks, config.safeguard, config.rotate)
+        self.traffic = Traffic(sender, datapath, cookie, self.rank, self.peers)
+        self.queue = self.traffic.queue
         self._head = packets.header(
             cookie=cookie,
             sender=self.rank,
-            deadline=min(0xFFFF, config.deadline_1 // (schema.TIME_UNIT_US * 1000)),
             map_id=self.map.id,
             map_known=self.map.id,
         )
+        self.advertise_deadline(self.deadlines.advertised)
         self._live: list[int] | None = None
+        self.live_ranks = np.array(self.peers, np.int64)
         #: when the live set last changed: the kernel's counts of complete rows in older ops are of several sets
         self.live_since = 0
         #: pinned maps outlive jobs, and only the program writes the ledger
-        self._ledger_before = np.zeros((schema.MAX_RANKS + 1, schema.VERDICTS), np.uint64)
+        self.verdicts_before = np.zeros((schema.MAX_RANKS + 1, schema.VERDICTS), np.uint64)
         # numba compiles for read-only and writable arrays apart: the same views for every datapath
         self.slots = readonly(datapath.store.slots)
         self.presence = readonly(datapath.store.presence)
+        self.peer_states = readonly(datapath.store.peer_states)
         self.result_records = readonly(datapath.store.result_records)
         self.sum_mask = datapath.store.sum_rows - 1
         self.result_mask = datapath.store.result_rows - 1
@@ -92,14 +110,12 @@ class Job:
     @property
     def waited_for(self) -> list[int]:
         """Peers whose contributions a seal waits for: live ones (rules 1 and 8)."""
-        out = self.contribution_suspicion.suspects | self.gone
-        return [p for p in self.peers if p not in out]
+        return self.membership.live
 
     @property
     def waited_owners(self) -> list[int]:
         """Peers whose results a receiver waits for."""
-        out = self.result_suspicion.suspects | self.gone
-        return [p for p in self.peers if p not in out]
+        return self.membership.owners
 
     @property
     def self_late(self) -> bool:
@@ -131,10 +147,11 @@ class Job:
             "result_base": 0,
             "shift_cap": self.shift_cap,
             "first_op": first,
+            "released": (first - 1) & 0xFFFFFFFF,
         }.items():
             control[name] = value
         self._live = None
-        self._ledger_before = self.verdicts() + self._ledger_before
+        self.verdicts_before = self.verdicts() + self.verdicts_before
         self.publish_live()
         self.datapath.fence()
         control["active"] = 1
@@ -145,6 +162,7 @@ class Job:
         if live == self._live:
             return
         self._live, self.live_since = live, self.now()
+        self.live_ranks = np.array(live, np.int64)
         control, peers = self.store.control, self.store.peers
         bitmap = sum(1 << p for p in live)
         words = [bitmap >> 64 * i & (1 << 64) - 1 for i in range(4)]
@@ -179,12 +197,22 @@ class Job:
         head["layout"] = layout
         head["contributed"] = self.marks.contributed
         head["published"] = self.marks.published
+        head["incast"] = self.traffic.incast.advertised
         for name, value in fields.items():
             head[name] = value
         return head
+
+    def advertise(self, **fields: int) -> None:
+        """What every header says from now on."""
+        for name, value in fields.items():
+            self._head[name] = value
+
+    def advertise_deadline(self, deadline: int) -> None:
+        """Writes D1 (ns) into every header from now on (rule 6)."""
+        self._head["deadline"] = min(0xFFFF, -(-deadline // (schema.TIME_UNIT_US * 1000)))
 
     def verdicts(self) -> NDArray[np.uint64]:
         """The ledger of this job, summed over cpus: u64[257, VERDICTS], by sender and verdict."""
         ledger = self.store.ledger["verdict"]
         total: NDArray[np.uint64] = ledger.reshape(-1, schema.MAX_RANKS + 1, schema.VERDICTS).sum(axis=0)
-        return total - self._ledger_before
+        return total - self.verdicts_before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from tailbound.collective.buffers import Buffers
 from tailbound.errors import TailboundError
 from tailbound.transport.clock import Extension, Quiet
 from tailbound.transport.sequence import Layout, Place
+from tailbound.transport.trace import Spans
 
 
 @dataclass
@@ -27,6 +29,9 @@ class Outcome:
         late: the own gradient came after its rows had been sealed.
         missing: ranks from which nothing came in a stage.
         overwritten: result rows that were overwritten before use.
+        skipped: nothing of it could be had any more, since this rank came after the ring had moved on (rule 20).
+        missed: result rows of others that never came: what other ranks may have in their averages and this one not.
+        unsent: the rank sent no rows at all, since it came too late for the first half.
         nanoseconds: from launch to the end of decode.
         error: why the result cannot be used (``LayoutError``, ``TransportError``); None as a rule.
     """
@@ -42,6 +47,9 @@ class Outcome:
     late: bool = False
     missing: set[int] = field(default_factory=set)
     overwritten: int = 0
+    skipped: bool = False
+    missed: int = 0
+    unsent: bool = False
     nanoseconds: int = 0
     error: TailboundError | None = None
 
@@ -56,6 +64,8 @@ class Launch:
     done: Callable[[Outcome], None]
     launched: int
     prepare: Callable[[], None] | None = None
+    #: False: take part without rows of its own (steps applied without computing them, rule 20)
+    contribute: bool = True
 
 
 @dataclass
@@ -90,6 +100,34 @@ class Op:
     result_clock: Extension = field(default_factory=Extension)
     result_quiet: Quiet = field(default_factory=Quiet)
     abstainers: set[int] = field(default_factory=set)
+    #: flags of the own results (``Flag.SKIP``, ``STOP``, ``LOSSY``)
+    flags: int = 0
+    #: ranks that have said that they are too late to bring rows
+    stayed_out: set[int] = field(default_factory=set)
+    spans: Spans = field(default_factory=Spans)
+    #: state of asking for missing rows (``collective.repair``)
+    repair: Any = None
+    #: the rank takes part without rows, by its own choice
+    silent: bool = False
+    #: when a live rank was last seen to hold: no clock starts before
+    held: int = 0
+    #: when the own rows were coded and summed
+    own_in: int = 0
+    #: a half ended by quiet
+    early: bool = False
+    #: all others were through with it before anything of it was seen here
+    overtaken: bool = False
+
+    @property
+    def rotate(self) -> bool:
+        """Whether this op is rotated: the owner map says so, so that all ranks agree (CODEC.md rule 12)."""
+        return self.place.placement.owner_map.rotate
+
+    @property
+    def key(self) -> tuple[int, int, int, int]:
+        """Whose scales this op carries on: another codec mode makes it cold."""
+        bucket, numel, chunk, _ = self.place.layout.key
+        return bucket, numel, chunk, int(self.rotate)
 
     @property
     def label(self) -> int:

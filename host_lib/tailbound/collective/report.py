@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tailbound.collective.job import Job
+from tailbound.transport.ledger import Stage
 from tailbound.transport.rendezvous import Greeting, describe
-from tailbound.wire.schema import FIRST_DROP, UNKNOWN_SENDER, Verdict
+from tailbound.transport.trace import label_text
+from tailbound.wire import schema
+from tailbound.wire.schema import FIRST_DROP, TIME_UNIT_US, UNKNOWN_SENDER, Verdict
+
+#: Events in a snapshot and in a status.
+_EVENTS, _EVENTS_SHORT = 64, 8
 
 
 def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
@@ -15,40 +25,159 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
     ``verdicts`` counts packets by what became of them here; ``drops`` is the part of it that was refused, by reason;
     ``drops_by_sender`` the same by rank (``unknown``: not yet trusted). ``delivered`` is the fraction of expected rows
     (contributions to own rows, and results) that came in time. ``sent`` counts packets handed to the kernel.
+    ``ledger`` says of every peer what became of the rows that it should have brought, by stage: ``contributions`` to
+    the own rows, and ``results`` (``transport.ledger``). ``status`` is what ``tailbound top`` shows.
     """
     verdicts = job.verdicts()
     totals = verdicts.sum(axis=0)
     counters = job.counters
-    expected = counters["rows_expected"]
+    books = ledger(job, verdicts)
     return {
         "rank": job.rank,
         "ranks": job.ranks,
         "datapath": job.datapath.name,
         "peers": dict(describe(greetings)),
         "counters": {name: int(value) for name, value in sorted(counters.items())},
-        "delivered": counters["rows_delivered"] / expected if expected else 1.0,
+        "delivered": _delivered(job),
         "rows_summed": int(totals[Verdict.STORED] + totals[Verdict.ADDED]),
         "verdicts": {v.name: int(totals[v]) for v in Verdict if totals[v]},
-        "drops": {v.name: int(totals[v]) for v in Verdict if v >= FIRST_DROP and totals[v]},
+        "drops": _drops(totals),
         "drops_by_sender": {
-            ("unknown" if sender == UNKNOWN_SENDER else str(sender)): {
-                v.name: int(verdicts[sender][v]) for v in Verdict if v >= FIRST_DROP and verdicts[sender][v]
-            }
+            ("unknown" if sender == UNKNOWN_SENDER else str(sender)): _drops(verdicts[sender])
             for sender in [*range(job.ranks), UNKNOWN_SENDER]
             if verdicts[sender][FIRST_DROP:].any()
         },
+        "ledger": books,
         "contributions_by_sender": {
-            str(rank): {"expected": int(job.by_sender[rank][0]), "summed": int(job.by_sender[rank][1])}
-            for rank in job.peers
+            peer: {"expected": one["expected"], "summed": one["taken"]} for peer, one in books["contributions"].items()
         },
         "results_by_owner": {
-            str(rank): {"expected": int(job.by_owner[rank][0]), "present": int(job.by_owner[rank][1])}
-            for rank in job.peers
+            peer: {"expected": one["expected"], "present": one["taken"]} for peer, one in books["results"].items()
         },
         "sent": {str(rank): _sent(job, rank) for rank in job.peers},
         "suspects": sorted(job.contribution_suspicion.suspects | job.result_suspicion.suspects),
         "gone": sorted(job.gone),
+        "safeguard": {
+            "contributions": job.books.contributions.smoothed,
+            "results": job.books.results.smoothed,
+            "rotation": job.books.rotation.loss,
+        },
+        "traffic": job.traffic.snapshot(),
+        "events": _events(job, _EVENTS),
+        "event_counts": dict(job.events.counts),
+        "status": status(job, verdicts),
     }
+
+
+def ledger(job: Job, verdicts: NDArray[np.uint64]) -> dict[str, dict[str, dict[str, int]]]:
+    """The books by stage and peer; ``verdicts`` u64[257, VERDICTS] as of ``Job.verdicts``."""
+    return {
+        stage.name.lower(): {str(peer): _entry(job, stage, peer, verdicts) for peer in sorted(job.peers)}
+        for stage in Stage
+    }
+
+
+def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, Any]:
+    """What is worth seeing a few times a second, small and of plain types; times in ms, rates in Mb/s.
+
+    May be called by any thread: it reads, and a number may be of the op before.
+    """
+    counts = verdicts_of(job) if verdicts is None else verdicts
+    books, states = job.books, job.store.peer_states
+    half, tail = books.latency.percentiles(50, 99)
+    totals = [books.ledger.totals(stage, job.peers) for stage in Stage]
+    traffic = job.traffic.snapshot()
+    peers = {}
+    for peer in sorted(job.peers):
+        state, sent = states[peer], job.sender.counts[peer]
+        known = bool(state["cookie"] == job.cookie)
+        first, second = (_entry(job, stage, peer, counts) for stage in Stage)
+        peers[str(peer)] = {
+            "newest": label_text(int(state["newest"])) if known else None,
+            "lateness_ms": int(state["lateness"]) * TIME_UNIT_US / 1000 if known else None,
+            "deadline_ms": int(state["deadline"]) * TIME_UNIT_US / 1000 if known else None,
+            "incast": int(state["incast"]) if known else None,
+            "rtt_us": traffic["rtt_us"].get(str(peer)),
+            "rate_mbit_s": traffic["rates"].get(str(peer), 0) * 8 / 1e6,
+            "sent_packets": sent.packets,
+            "sent_bytes": sent.bytes,
+            "expected": first["expected"] + second["expected"],
+            "taken": first["taken"] + second["taken"],
+            "late": first["late"] + second["late"],
+            "lost": first["lost"] + second["lost"],
+            "absent": first["absent"] + second["absent"],
+            "repaired": first["repaired"] + second["repaired"],
+            "suspect": _suspicion(job, peer),
+        }
+    return {
+        "rank": job.rank,
+        "ranks": job.ranks,
+        "cookie": f"{job.cookie:08x}",
+        "datapath": job.datapath.name,
+        "time": time.time(),
+        "monotonic": job.now() / 1e9,
+        "op": label_text(job.marks.contributed),
+        "ops": job.counters["ops"],
+        "ops_incomplete": job.counters["ops_incomplete"],
+        "ops_late": job.counters["ops_late"],
+        "ops_skipped": job.counters["ops_skipped"],
+        "p50_ms": half / 1e6,
+        "p99_ms": tail / 1e6,
+        "delivered": _delivered(job),
+        "loss": max((1 - taken / expected if expected else 0.0) for expected, taken, _ in totals),
+        "deadlines_ms": _deadlines(job),
+        "deadline_hits": job.counters["seal_deadline_hits"] + job.counters["result_deadline_hits"],
+        "incast": {"own": traffic["incast"], "obeyed": traffic["open_limit"]},
+        "queued": traffic["queued"],
+        "stale": traffic["stale"],
+        "map": {"id": job.map.id, "owners": list(job.map.owners), "rotate": job.map.rotate},
+        "behind": job.steps.behind,
+        "sent_bytes": sum(p["sent_bytes"] for p in peers.values()),
+        "drops": _drops(counts.sum(axis=0)),
+        "gone": sorted(job.gone),
+        "peers": peers,
+        "events": _events(job, _EVENTS_SHORT),
+    }
+
+
+def verdicts_of(job: Job) -> NDArray[np.uint64]:
+    """``Job.verdicts`` of this job's ranks only: u64[257, VERDICTS]; cheap enough for a few times a second."""
+    rows = [*range(job.ranks), UNKNOWN_SENDER]
+    table = job.store.ledger["verdict"].reshape(-1, schema.MAX_RANKS + 1, schema.VERDICTS)
+    counts = np.zeros((schema.MAX_RANKS + 1, schema.VERDICTS), np.uint64)
+    counts[rows] = table[:, rows].sum(axis=0) - job.verdicts_before[rows]
+    return counts
+
+
+def _entry(job: Job, stage: Stage, peer: int, verdicts: NDArray[np.uint64]) -> dict[str, int]:
+    return job.books.ledger.entry(stage, peer, verdicts[peer], int(job.repairs.came[stage, peer]))
+
+
+def _delivered(job: Job) -> float:
+    expected = job.counters["rows_expected"]
+    return float(job.counters["rows_delivered"] / expected) if expected else 1.0
+
+
+def _drops(counts: NDArray[np.uint64]) -> dict[str, int]:
+    return {v.name: int(counts[v]) for v in Verdict if v >= FIRST_DROP and counts[v]}
+
+
+def _deadlines(job: Job) -> dict[str, float]:
+    """The own D1, D2 and q as they are now, for ops like the last one, in ms."""
+    learned, size = job.deadlines, job.books.flow_bytes
+    return {"d1": learned.advertised / 1e6, "d2": learned.stage_two(size) / 1e6, "q": learned.quiet / 1e6}
+
+
+def _suspicion(job: Job, peer: int) -> str:
+    """In which halves a peer is no longer waited for: ``""``, ``c``, ``r`` or ``cr``; ``bye`` after its goodbye."""
+    if peer in job.gone:
+        return "bye"
+    halves = (("c", job.contribution_suspicion), ("r", job.result_suspicion))
+    return "".join(letter for letter, suspicion in halves if peer in suspicion.suspects)
+
+
+def _events(job: Job, most: int) -> list[dict[str, Any]]:
+    return [{"monotonic": e.ns / 1e9, "event": e.name, **e.fields} for e in job.events.recent(most)]
 
 
 def _sent(job: Job, rank: int) -> dict[str, Any]:

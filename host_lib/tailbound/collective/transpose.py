@@ -14,23 +14,40 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
 
-from tailbound.collective.announce import Inbox, farewell, remind
+from tailbound.collective import traffic, watch
+from tailbound.collective.announce import Inbox, farewell, hold, remind
 from tailbound.collective.average import SAME_MODEL, average
 from tailbound.collective.collect import collect
 from tailbound.collective.contribute import contribute, start_clock
 from tailbound.collective.job import Job, log
+from tailbound.collective.maps import Maps
+from tailbound.collective.mend import answer
 from tailbound.collective.op import Launch, Op, Outcome
+from tailbound.collective.tally import newest_op
+from tailbound.collective.timing import on_time
 from tailbound.errors import LayoutError, TransportError
-from tailbound.transport.sequence import Place
+from tailbound.transport.clock import Extension
+from tailbound.transport.membership import HOLD_EVERY
+from tailbound.transport.sequence import Place, Position
+from tailbound.transport.steps import Steps, step_distance, step_of
 from tailbound.transport.wait import Waiter
-from tailbound.wire.schema import OP_INDEX_BITS, OP_PER_STEP, OP_STEPS, Event, serial_distance
+from tailbound.wire.schema import OP_INDEX_BITS, OP_PER_STEP, OP_STEPS, Event, op_label, serial_distance
 
 _INDEX_MASK, _STEP_MASK = (1 << OP_INDEX_BITS) - 1, 0xFFFFFFFF >> OP_INDEX_BITS
 #: ``control.first_op`` follows at this distance: far enough for words about old ops, near enough for serial numbers.
 _FIRST_OP_LAG = 1 << 24
 #: The loop looks around this often even when nothing arrives (an event is a hint, not a promise).
 _LONGEST_SLEEP = 100_000_000
+#: Two turns further apart than this mean that the process did not run (stopped, or starved): it suspects nobody then.
+_STOPPED = 350_000_000
+
+#: Who closes while others go on answers them for so long at most.
+_LINGER = 500_000_000
+
+T = TypeVar("T")
 
 
 class Transpose:
@@ -43,7 +60,8 @@ class Transpose:
 
     def __init__(self, job: Job, on_thread: Callable[[], None] | None = None) -> None:
         self.job = job
-        self._inbox = Inbox(job)
+        self.maps = Maps(job)
+        self._inbox = Inbox(job, self.maps)
         self._ops: dict[int, Op] = {}  # in label order
         self._new: deque[Launch] = deque()
         self._waiting: deque[Launch] = deque()
@@ -52,6 +70,10 @@ class Transpose:
         self._ended = False
         self._error: BaseException | None = None
         self._on_thread = on_thread
+        self._commands: deque[Callable[[], None]] = deque()
+        self._hold_again = 0  # when to say again that this rank holds; 0: it does not
+        self._hold_ends = 0  # it is computing again: holds until it has launched a step, or until then
+        self._last_turn = 0
         self._recent: deque[tuple[int, int]] = deque(maxlen=4)  # (label, start) of ops that are over
         self._named = (job.sequence.next_label - 1) & 0xFFFFFFFF  # the newest op that a packet has named
         self._idle = threading.Event()
@@ -78,6 +100,80 @@ class Transpose:
         if self._ended:  # the thread ended in between and may not have seen it
             self._refuse(self._closed())
             self._idle.set()
+
+    def call(self, what: Callable[[], T]) -> Future[T]:
+        """Runs ``what`` in the transport thread between two turns; only there the sequence and the window may change.
+
+        Raises:
+            TransportError: the thread has ended.
+        """
+        if self.closed:
+            raise self._closed()
+        future: Future[T] = Future()
+
+        def command() -> None:
+            try:
+                future.set_result(what())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._commands.append(command)
+        self._poke()
+        return future
+
+    def standing(self) -> Steps:
+        """Where this rank stands now; may be asked by any thread."""
+        job, steps = self.job, Steps(self.job.store.result_rows)
+        own = job.sequence.upcoming
+        newest = newest_op(job.peer_states, job.live_ranks, job.cookie, own)
+        steps.look(own, [int(newest)], job.sequence.step_rows)
+        return steps
+
+    def hold(self, on: bool) -> None:
+        """Tells the others, from now on or no longer, that this rank is alive but between steps (rule 16).
+
+        A hold ends with the next whole step that is launched: a rank that begins to compute when the others' clocks
+        start again would miss their deadlines by what a step computes, and stay behind by it for many steps.
+        """
+
+        def change() -> None:
+            if on:
+                self._hold_again, self._hold_ends = self._say_hold(self.job.now(), over=False), 0
+            elif self._hold_again:
+                self._hold_ends = self.job.now() + self.job.deadlines.start_max
+
+        self.call(change).result(10)
+
+    def position(self) -> Position:
+        """Where a rank that is lost can join: the next step that begins here. For ``call``.
+
+        Raises:
+            TransportError: the layout is not stable yet.
+        """
+        return self.job.sequence.position()
+
+    def jump(self, to: Position) -> int:
+        """Leaves everything before ``to`` behind; for ``call``, with nothing launched. Returns the steps skipped."""
+        job = self.job
+        if self._new or self._waiting or self._launched():
+            raise TransportError(f"rank {job.rank}: a rank jumps between two steps, not with ops in flight")
+        skipped = step_distance(to.step, step_of(job.sequence.upcoming))
+        if skipped <= 0:
+            return 0
+        for op in self._ops.values():
+            job.queue.cancel(op.label)
+            job.pool.give(op.place.layout.shape, op.place.placement, op.buffers)
+        self._ops.clear()
+        self._recent.clear()
+        job.sequence.jump(to)
+        before = (op_label(to.step, 0) - 1) & 0xFFFFFFFF
+        job.marks.contributed = job.marks.published = self._named = before
+        control = job.store.control
+        control["result_base"], control["sum_base"] = to.result_seq, to.sum_seqs[job.rank]
+        job.membership.woke(to.step)
+        job.counters["jumps"] += 1
+        job.counters["steps_jumped"] += skipped
+        return skipped
 
     def drain(self, timeout: float) -> bool:
         """Waits until all launched ops are over, at most ``timeout`` seconds; returns whether they are."""
@@ -112,11 +208,12 @@ class Transpose:
             if self._on_thread is not None:
                 self._on_thread()
             self._event_fd, self._control_fd = self.job.datapath.fds()
-            self._waiter = Waiter([self._wake, self._event_fd, self._control_fd])
+            self._waiter = Waiter([self._wake, self._event_fd, self._control_fd], self.job.sender.sockets[0].fileno())
             while not (self._closing and not self._new and not self._waiting and not self._launched()):
                 again = self._turn(self.job.now())
                 self._sleep(again)
             farewell(self.job, self.job.marks.contributed)
+            self._linger()
         except BaseException as error:
             log.exception("rank %d: the transport thread ended", self.job.rank)
             self._fail(error)
@@ -124,6 +221,16 @@ class Transpose:
             self._ended = True
             self._refuse(self._closed())
             self._idle.set()
+
+    def _linger(self) -> None:
+        """Answers requests for rows for two deadlines, or until all others have said goodbye too (rule 15)."""
+        job, config = self.job, self.job.config
+        until = job.now() + min(_LINGER, config.deadline_1 + config.deadline_2 or _LINGER)
+        while job.waited_owners and (now := job.now()) < until:
+            for data in job.datapath.control_packets():
+                self._inbox.take(data, self._ops)
+            again = answer(job, self._ops, now)
+            self._sleep(min(again, until) if again else until)
 
     def _closed(self) -> TransportError:
         return TransportError(f"rank {self.job.rank}: the transport is closed")
@@ -134,6 +241,7 @@ class Transpose:
     def _sleep(self, again: int) -> None:
         """Sleeps until something is readable or ``again`` (monotonic ns)."""
         now = self.job.now()
+        self._waiter.want_room(self.job.queue.room)
         wait = _LONGEST_SLEEP if not again else min(_LONGEST_SLEEP, again - now)
         if self._waiter.wait(wait) and self._waiter.readable(self._wake):
             os.eventfd_read(self._wake)
@@ -141,6 +249,19 @@ class Transpose:
     def _turn(self, now: int) -> int:
         """One turn: take in, move on, let go; returns the earliest time to look again (0: none)."""
         job = self.job
+        looks: list[int] = []
+        if self._last_turn and now - self._last_turn > _STOPPED:
+            job.membership.woke(step_of(job.sequence.upcoming))
+            job.counters["stops_noticed"] += 1
+        self._last_turn = now
+        while self._commands:
+            self._commands.popleft()()
+        if self._hold_again:
+            if 0 < self._hold_ends <= now:
+                self._end_hold(now)
+            elif now >= self._hold_again:
+                self._hold_again = self._say_hold(now, over=False)
+            looks.append(self._hold_again)
         if self._waiter.readable(self._event_fd):
             for event in job.datapath.events():
                 if event.kind == Event.OPENED:
@@ -150,17 +271,29 @@ class Transpose:
         if self._waiter.readable(self._control_fd):
             for data in job.datapath.control_packets():
                 self._inbox.take(data, self._ops)
+        looks.append(self.maps.turn(now, self._ops, self._drop))
         self._admit()
-        looks = []
+        job.steps = self.standing()
+        for rank in job.contribution_suspicion.suspects:
+            job.membership.heard(rank, step_of(int(job.store.peer_states[rank]["newest"])))
+        traffic.turn(job, now)
+        holding = self._hold_again or job.membership.holding(now)
         sending = True
         unsettled: set[tuple[int, int, int, int]] = set()
         for op in list(self._ops.values()):
-            start_clock(job, op)
+            if holding and not op.finished:
+                self._stand_still(op, now)
+                looks.append(holding)
+            else:
+                start_clock(job, op)
+                if op.start:
+                    op.start = max(op.start, op.held)
+                self._overtaken(op, now)
             self._forgive(op.label, op.start)
             if op.launch is not None and not op.finished:
                 self._check_layout(op)
             # scales follow from the key's previous op, so that one has to be over first
-            if sending and op.place.layout.key not in unsettled:
+            if sending and op.key not in unsettled:
                 looks.append(contribute(job, op, now))
             sending = op.encoded
             looks.append(average(job, op, job.now()))
@@ -169,9 +302,11 @@ class Transpose:
             if op.finished:
                 self._deliver(op)
                 continue
-            unsettled.add(op.place.layout.key)
+            unsettled.add(op.key)
             if op.encoded:
                 looks.append(remind(job, op, job.now()))
+        looks.append(job.queue.again)
+        looks.append(answer(job, self._ops, job.now()))
         if self._release():
             self._foresee(self._named)  # there may be room now for what had to wait
             if self._waiting or self._ops:
@@ -181,6 +316,34 @@ class Transpose:
             if self._new:
                 self._idle.clear()
         return min((t for t in looks if t), default=0)
+
+    def _stand_still(self, op: Op, now: int) -> None:
+        """While a live rank holds, no clock runs; all start anew from the end of the hold (rule 16)."""
+        op.held = now
+        if op.sealed:
+            op.result_clock = Extension()
+        else:
+            op.start, op.own_clock = 0, Extension()
+
+    def _overtaken(self, op: Op, now: int) -> None:
+        """An op that all others are through with before this rank has sent rows: nothing more will come (13, 20)."""
+        job = self.job
+        if op.overtaken or op.encoded or op.launch is None:
+            return
+        counts = op.place.placement.counts
+        owners = [p for p in job.waited_owners if counts[p]]
+        if owners and all(job.published(p, op.label) and job.contributed(p, op.label) for p in owners):
+            op.start = op.start or max(1, now - 4 * job.config.stage_max)
+            op.overtaken = True
+            job.counters["ops_overtaken"] += 1
+
+    def _say_hold(self, now: int, *, over: bool) -> int:
+        hold(self.job, self.job.sequence.upcoming, over=over)
+        return now + HOLD_EVERY
+
+    def _end_hold(self, now: int) -> None:
+        self._hold_again = self._hold_ends = 0
+        self._say_hold(now, over=True)
 
     def _admit(self) -> None:
         """Places launched ops in order, as far as the ring has room (half of it: peers may lag by the other half)."""
@@ -195,14 +358,18 @@ class Transpose:
                 self._drop(old)
             op = self._ops.get(place.label) or self._open(place)
             op.launch, op.admitted = launch, self.job.now()
+            op.silent = not launch.contribute
             self._waiting.popleft()  # not before: what fails here must still be found and completed
-            op.cold = place.layout.key not in self.job.exponents
+            op.cold = op.key not in self.job.exponents
             self._inbox.adopt(op)
+            if self._hold_ends and place.layout.last:
+                self._end_hold(self.job.now())
 
     def _room(self, rows: int) -> bool:
         pending = sum(op.place.layout.shape.rows for op in self._ops.values() if op.launch is not None)
         store = self.job.store
-        return pending == 0 or 2 * (pending + rows) <= min(store.result_rows, store.sum_rows * self.job.ranks)
+        most = min(store.result_rows, store.sum_rows / self.job.sequence.map.share)
+        return pending == 0 or 2 * (pending + rows) <= most
 
     def _recordable(self, label: int) -> bool:
         """Whether op records last: peers may lag by as much again, and must keep the record of an op they are in."""
@@ -237,6 +404,7 @@ class Transpose:
         """Forgets a prediction that this rank's own launch has proved wrong."""
         op = self._ops.pop(place.label, None)
         if op is not None:
+            self.job.queue.cancel(place.label)
             self.job.pool.give(place.layout.shape, place.placement, op.buffers)
             self.job.counters["predictions_wrong"] += 1
 
@@ -255,21 +423,15 @@ class Transpose:
     def _forgive(self, label: int, start: int) -> None:
         """Clears suspects that would have met the deadline of an op they were not waited for in (rule 14).
 
-        Judged by their marks and the time these rose: rows that come after the window has moved on are dropped as
-        stale, but their marks are still taken. An op from before they went missing proves nothing.
+        Judged by the stamps of their rows, which are taken after the window has moved on too.
         """
-        job, config = self.job, self.job.config
-        seen = [(label, start), *self._recent]
-        for suspicion, limit, marked in (
-            (job.contribution_suspicion, config.deadline_1, job.contributed),
-            (job.result_suspicion, config.deadline_1 + config.deadline_2, job.published),
-        ):
-            for rank in suspicion.suspects:
-                came, since = int(job.store.peer_states[rank]["last_ns"]), suspicion.first_missed(rank)
-                if any(
-                    begun and serial_distance(op, since) >= 0 and marked(rank, op) and came <= begun + limit
-                    for op, begun in seen
-                ):
+        job = self.job
+        suspicions = (job.contribution_suspicion, job.result_suspicion)
+        if not any(suspicion.suspects for suspicion in suspicions):
+            return
+        for op, begun in [(label, start), *self._recent]:
+            for suspicion, ranks in zip(suspicions, on_time(job, op, begun), strict=True):
+                for rank in ranks:
                     suspicion.clear(rank)
                     job.publish_live()
 
@@ -293,6 +455,8 @@ class Transpose:
             log.error("%s", outcome.error)
             self._error = outcome.error
         outcome.nanoseconds = job.now() - launch.launched
+        watch.delivered(job, op)
+        self.maps.observe(op)
         counters = job.counters
         counters["ops"] += 1
         counters["ops_incomplete"] += outcome.delivered < outcome.expected
@@ -317,11 +481,13 @@ class Transpose:
             del self._ops[label]
             moved = op.place
             self._recent.append((label, op.start))
-            job.pool.give(op.place.layout.shape, op.place.placement, op.buffers)
+            job.queue.cancel(label)
+            job.pool.keep(op.place, op.buffers)
         if moved is None:
             return False
         own = int(moved.placement.counts[job.rank])
         control = job.store.control
+        control["released"] = moved.label
         control["result_base"] = (moved.result_seq + moved.layout.shape.rows) & 0xFFFFFFFF
         control["sum_base"] = (moved.sum_seqs[job.rank] + own) & 0xFFFFFFFF
         if serial_distance(moved.label, int(control["first_op"][0])) > 2 * _FIRST_OP_LAG:

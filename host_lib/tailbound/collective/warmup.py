@@ -14,8 +14,17 @@ from tailbound.codec.owners import place
 from tailbound.codec.shape import shape_for
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.job import Job
-from tailbound.collective.tally import gather_results, point_own, read_records, rows_by_rank, write_expect
-from tailbound.transport.stamp import stamp_contributions, stamp_results
+from tailbound.collective.tally import (
+    gather_flags,
+    gather_results,
+    newest_op,
+    point_own,
+    read_records,
+    rows_by_rank,
+    write_expect,
+)
+from tailbound.collective.timing import last_stamps
+from tailbound.transport.stamp import restamp, stamp_contributions, stamp_results
 from tailbound.wire.schema import EXPONENT_NONE, PacketType
 
 
@@ -26,16 +35,14 @@ def warm_up(job: Job) -> None:
     placement = place(shape, job.map, job.ranks)
     b = Buffers(shape, placement, job.rank)
     data = np.zeros(shape.numel, np.float32)
-    rotate, rank, own = job.config.rotate, job.rank, len(b.own_rows)
+    rotate, rank, own = job.map.rotate, job.rank, len(b.own_rows)
     measure(data, shape, 1, job.scratch, b.need, rotate=rotate)
     encode(
         data, shape, 1, rank, job.shift_cap, b.exponents, b.packets, placement.position, b.partials, job.scratch,
         b.need, b.shift, b.skipped, rotate=rotate,
     )  # fmt: skip
     head = job.header(PacketType.CONTRIBUTION, 0, 0).view(np.uint8)
-    stamp_contributions(
-        b.packets, 0, 1, head, b.partials, b.packet_exponent, b.packet_need, b.packet_shift, 0, 0, 0, 0
-    )
+    stamp_contributions(b.packets, 0, 1, head, b.partials, b.packet_exponent, b.packet_need, b.packet_shift, 0, 0, 0, 0)
     counts = np.zeros(job.ranks, np.int64)
     # cookie 0 belongs to no job, so that no record is taken for one of this op
     rows_by_rank(job.slots, 0, own, job.sum_mask, 0, 1, counts)
@@ -44,13 +51,23 @@ def warm_up(job: Job) -> None:
         b.packets[int(placement.starts[rank]) :][:own], True, b.exponents, b.need, b.shift, b.unknown, job.headroom, 1,
         rank, b.results, b.scale, b.count, b.exponent_next, b.result_partials, b.usable, b.need_work, job.scratch,
     )  # fmt: skip
-    stamp_results(
-        b.results, 0, own, head, b.result_partials, b.exponent_next, b.scale, b.count, 0, b.own_rows, 0, 0, 0
+    stamp_results(b.results, 0, own, head, b.result_partials, b.exponent_next, b.scale, b.count, 0, b.own_rows, 0, 0, 0)
+    last_stamps(
+        job.store.arrivals,
+        np.zeros(4, np.uint64),
+        *(np.zeros(0, np.int64),) * 2,
+        0,
+        np.zeros(0, np.int64),
+        np.zeros(3, np.int64),
     )
+    restamp(b.results[:1].copy(), b.result_partials[:1], 0)
+    newest_op(job.peer_states, job.live_ranks, 0, 0)
     expect = np.zeros_like(job.store.expect[:1])  # not the kernel's own
     write_expect(expect, 0, 0, 1, b.own_groups, b.exponents, EXPONENT_NONE)
     b.source[:] = -1
     point_own(b.own_rows, b.usable, b.scale, b.exponent_next, b.source, b.row_scale, b.row_exponent, EXPONENT_NONE)
     gather_results(job.presence, 0, job.result_mask, 0, 1, placement.owner, rank, b.source, counts)
     read_records(job.result_records, b.source, 1, b.row_scale, b.row_exponent, EXPONENT_NONE)
+    gather_flags(job.result_records, b.source, 1)
+    job.queue.warm_up()
     decode(job.store.results, b.results, b.source, b.row_scale, shape, 1, job.scratch, data, rotate=rotate)

@@ -19,6 +19,7 @@ from tailbound.doctor.verdict import Verdict, choose
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel import pin
 from tailbound.transport.config import Config, width_for_mtu
+from tailbound.wire.schema import HEADER_BYTES
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -185,4 +186,6 @@ def _memory_table(memory: Memory) -> Table:
         table.add_row(name, f"{size / 1024:.0f}")
     table.add_section()
     table.add_row("all, and no more later", f"{memory.total_bytes / 1024:.0f}", style="bold")
+    kept = memory.result_rows // memory.workers * (HEADER_BYTES + memory.width)  # collective.buffers
+    table.add_row("in the process: results kept for repair, at most", f"{kept / 1024:.0f}")
     return table

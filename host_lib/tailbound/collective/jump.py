@@ -1,0 +1,87 @@
+"""Where a lost rank joins the others: asked of one of them over the reliable path, never of all (CLOCKS.md rule 20).
+
+A rank that was away for longer than the ring lasts cannot count the rows it has missed. A donor tells it where the next
+step begins, in labels and in everybody's rings, and which owner map holds there; scales are learned from the first
+results.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from tailbound.collective.transpose import Transpose
+from tailbound.errors import TransportError
+from tailbound.transport.reliable import Refusal, Reliable
+from tailbound.transport.sequence import Position
+from tailbound.wire.schema import MAX_RANKS, serial_distance
+
+if TYPE_CHECKING:
+    from tailbound.collective.job import Job
+
+#: Name of the request on the reliable path.
+REQUEST = "position"
+#: Seconds for the own engine to answer, and for a donor to.
+_ENGINE, _DONOR = 2.0, 3.0
+_ANSWER_MOST = 1 << 16
+
+
+def serve(reliable: Reliable, engine: Transpose) -> None:
+    """Answers ranks that ask where to join."""
+
+    def answer(_: bytes) -> list[bytes]:
+        try:
+            return [encode(engine.call(engine.position).result(_ENGINE))]
+        except (TransportError, TimeoutError) as error:
+            raise Refusal(f"cannot say where the next step begins: {error or 'busy'}") from error
+
+    reliable.serve(REQUEST, answer)
+
+
+def jump(job: Job, engine: Transpose, pull: Callable[..., bytes | bytearray]) -> int:
+    """Asks the live ranks, the newest first, and goes where the first answer says. Returns the steps skipped.
+
+    Args:
+        pull: ``Reliable.pull``.
+
+    Raises:
+        TransportError: nobody could say, with everybody's reason; or ops are in flight here.
+    """
+    states, own = job.store.peer_states, job.sequence.upcoming
+    donors = sorted(job.waited_for, key=lambda rank: -serial_distance(int(states[rank]["newest"]), own))
+    reasons = []
+    for donor in donors:
+        try:
+            to = decode(bytes(pull(donor, REQUEST, b"", _DONOR, _ANSWER_MOST)), job.ranks)
+        except TransportError as error:
+            reasons.append(str(error))
+            continue
+        return engine.call(lambda to=to: engine.jump(to)).result(_ENGINE)  # type: ignore[misc]
+    raise TransportError(f"rank {job.rank}: nobody said where to join: {'; '.join(reasons) or 'no live rank is left'}")
+
+
+def encode(position: Position) -> bytes:
+    """A position as bytes."""
+    return json.dumps(asdict(position)).encode()
+
+
+def decode(data: bytes, ranks: int) -> Position:
+    """The position in ``data``, for a job of ``ranks``.
+
+    Raises:
+        TransportError: it is none.
+    """
+    try:
+        found: dict[str, Any] = json.loads(data)
+        sums, owners = [int(s) for s in found["sum_seqs"]], [int(o) for o in found["owners"]]
+        numbers = [int(found[name]) for name in ("step", "result_seq", "map_id")]
+        right = len(sums) == ranks and 1 <= len(owners) <= 16 * MAX_RANKS
+        right = right and all(0 <= n < 1 << 32 for n in [*numbers, *sums]) and all(0 <= o < ranks for o in owners)
+        if not right:
+            raise ValueError("numbers out of range")
+        step, result_seq, map_id = numbers
+        return Position(step, result_seq, tuple(sums), map_id, tuple(owners), bool(found["rotate"]))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise TransportError(f"the answer is no position: {error}") from error

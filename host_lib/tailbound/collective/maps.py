@@ -1,0 +1,243 @@
+"""Owner maps at work: who is late, who is slow, MAP packets, and which map the kernel takes (CLOCKS.md rule 22).
+
+Everything is decided elsewhere: ``transport.shares`` says what the map should be, ``transport.agreement`` brings all
+ranks to the same one, ``transport.sequence`` places ops by it. Here these are fed and heard once a turn.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from tailbound.collective.job import Job
+from tailbound.collective.op import Op
+from tailbound.errors import TransportError
+from tailbound.transport.agreement import (
+    LEAD_STEPS,
+    Agreement,
+    Content,
+    Kind,
+    Message,
+    decode_map,
+    encode_map,
+    speeds_to_wire,
+)
+from tailbound.transport.config import MS
+from tailbound.transport.sequence import Place
+from tailbound.transport.shares import Lateness, Observation, Shares, Speeds
+from tailbound.transport.steps import step_distance, step_of
+from tailbound.wire import packets
+from tailbound.wire.schema import MAX_RANKS, TIME_UNIT_US, PacketType, op_label, op_slot
+
+#: What peers know of maps is looked at so often while nothing is on its way.
+_IDLE = 10 * MS
+_TIME_UNIT = TIME_UNIT_US * 1000
+#: Ops and steps that follow each other faster than this are not looked at one by one.
+_APART = 5 * MS
+#: All should have heard of a map this long before it begins, in case of short steps; but so many steps at most.
+_NOTICE, _LEAD_MOST = 50 * MS, 64
+#: Speeds are told to the others again after so many steps, while one rank is slow.
+_TELL_SPEEDS = 16
+
+
+class Maps:
+    """The owner maps of one rank.
+
+    Args:
+        job: the job.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        first = Content((1,) * job.ranks, job.map.rotate)
+        self.agreement = Agreement(job.rank, job.ranks, first, job.config.first_step, job.config.width)
+        self.shares = Shares(job.ranks)
+        self._lateness, self._speeds = Lateness(), Speeds()
+        self._paces: deque[int] = deque(maxlen=16)
+        self._told: dict[int, dict[int, float]] = {}  # by sender: how fast it gets everybody's rows
+        self._step = job.config.first_step
+        self._again = self._steps = self._stepped = 0
+        self._observed = self._wished = -_APART
+        self._lead = LEAD_STEPS
+        self._misplaced = False
+        self._known = 0
+
+    def limit_share(self, share_most: float) -> None:
+        """No rank is to own a larger share of the rows than ``share_most``: there is no room for more."""
+        self.shares = Shares(self._job.ranks, share_most)
+
+    @property
+    def lateness(self) -> int:
+        """Own lateness in ns, as told to the others."""
+        return self._lateness.value
+
+    def take(self, sender: int, body: bytes) -> None:
+        """Takes the body of a MAP packet of another rank."""
+        job = self._job
+        message = decode_map(body, job.ranks)
+        if message is None:
+            job.counters["control_refused"] += 1
+        elif message.kind == Kind.SPEEDS:
+            self._told[sender] = {r: v / 255 for r, v in enumerate(message.speeds) if v}
+        else:
+            self.agreement.take(message, sender, self._alive(), job.now())
+        self._again = 0
+
+    def observe(self, op: Op) -> None:
+        """Learns from an op that is over: own lateness, and how fast everybody's rows came in."""
+        job, launch = self._job, op.launch
+        now = job.now()
+        if now - self._observed < _APART:
+            return
+        self._observed = now
+        if launch is None or op.silent or op.cold or op.held or op.overtaken:
+            return
+        record = job.record(op.label)
+        if record is None:
+            return
+        opened, first = int(record["opened_ns"]), op_slot(op.label) * MAX_RANKS
+        stamps = job.store.arrivals[first : first + job.ranks]
+        heard = record["heard"].tolist()
+        came, done = stamps["first_us"].tolist(), stamps["contributed_us"].tolist()
+        here = [p for p in job.membership.live if came[p] and heard[p >> 6] >> (p & 63) & 1]
+        began = [opened + 1000 * (came[p] - 1) for p in here]
+        took = {p: 1000 * max(1, done[p] - came[p]) for p in here if done[p]}
+        self._lateness.observe(launch.launched, began)
+        job.advertise(lateness=min(0xFFFF, self.lateness // _TIME_UNIT))
+        rows = int(op.place.placement.counts[job.rank])
+        if rows:
+            self._speeds.observe(took, rows)
+        self._paces.append(job.now() - max(launch.launched, op.start))
+
+    def turn(self, now: int, ops: Mapping[int, Op], drop: Callable[[Place], None]) -> int:
+        """Works on everything about maps; ``drop`` forgets a prediction. Returns when to look again (0: on arrival)."""
+        job = self._job
+        if job.ranks == 1:
+            return 0
+        step = step_of(job.sequence.upcoming)
+        if step != self._step:
+            took = (now - self._stepped) // max(1, step_distance(step, self._step))
+            self._lead = max(LEAD_STEPS, min(_LEAD_MOST, -(-_NOTICE // max(1, took))))
+            self._step, self._again, self._stepped = step, 0, now
+            self._steps += 1
+            if now - self._wished >= _APART and (job.config.share_rows or job.config.rotate == "auto"):
+                self._wished = now
+                self._wish(step, now)
+            self._show(ops)
+        if self._misplaced:
+            self._realign(ops)
+        if now < self._again:
+            return self._again if self.agreement.look() else 0
+        known = self._known_by_peers()
+        newest = max((step_of(int(job.peer_states[p]["newest"])) for p in known), default=step, key=self._ahead)
+        newest = max(newest, step, key=self._ahead)
+        for peer, message in self.agreement.turn(now, newest, self._alive(), known, self._lead):
+            self._send(peer, message)
+        if self.agreement.known != self._known:
+            self._change(ops, drop)
+        look = self.agreement.look()
+        self._again = max(now + MS, look) if look else now + _IDLE
+        return look
+
+    def _ahead(self, step: int) -> int:
+        return step_distance(step, self._step)
+
+    def _alive(self) -> list[int]:
+        """Peers that have to agree: all that are neither dead nor gone."""
+        job = self._job
+        out = job.membership.dead(self._step) | job.gone
+        return [p for p in job.peers if p not in out]
+
+    def _known_by_peers(self) -> dict[int, int]:
+        states, job = self._job.peer_states, self._job
+        return {
+            p: int(states[p]["map_known"]) for p in job.peers if p not in job.gone and states[p]["cookie"] == job.cookie
+        }
+
+    def _wish(self, step: int, now: int) -> None:
+        """Once a step: what the map should be; proposes it if this is the lowest live rank."""
+        job, config = self._job, self._job.config
+        weights = self.agreement.agreed[-1].content.weights
+        if config.share_rows:
+            states = job.peer_states
+            lateness = {p: int(states[p]["lateness"]) * _TIME_UNIT for p in self._known_by_peers()}
+            lateness[job.rank] = self.lateness
+            suspects = job.contribution_suspicion.suspects | job.result_suspicion.suspects
+            paces = sorted(self._paces)
+            weights = self.shares.observe(
+                Observation(
+                    lateness,
+                    suspects | job.gone | job.membership.dead(step),
+                    self._all_speeds(),
+                    paces[len(paces) // 2] if paces else 0,
+                )
+            )
+        rotate = job.books.rotation.wanted if config.rotate == "auto" else config.rotate
+        alive = self._alive()
+        if min(alive, default=job.rank) > job.rank or not alive:
+            if job.steps.in_step and self.agreement.propose(Content(weights, bool(rotate)), step, now):
+                job.emit("map_proposed", level=logging.INFO, weights=list(weights), rotate=bool(rotate), step=step)
+        elif self._steps % _TELL_SPEEDS == 0 and min(self._speeds.values().values(), default=1.0) < 0.75:
+            self._send(min(alive), Message(Kind.SPEEDS, speeds=speeds_to_wire(self._speeds.values(), job.ranks)))
+
+    def _all_speeds(self) -> dict[int, float]:
+        """Of every rank, the median of how fast the others get its rows (the slower of two)."""
+        said: dict[int, list[float]] = {}
+        for speeds in [self._speeds.values(), *self._told.values()]:
+            for rank, speed in speeds.items():
+                said.setdefault(rank, []).append(speed)
+        return {rank: sorted(values)[(len(values) - 1) // 2] for rank, values in said.items()}
+
+    def _change(self, ops: Mapping[int, Op], drop: Callable[[Place], None]) -> None:
+        """Another history of maps is known: places are foretold anew, headers and the kernel follow."""
+        job, agreed = self._job, self.agreement.agreed
+        self._known = self.agreement.known
+        job.advertise(map_known=self._known)
+        try:
+            for place in job.sequence.set_maps([(each.since, each.owner_map) for each in agreed]):
+                drop(place)
+        except TransportError as error:
+            job.emit("map_too_late", reason=str(error))
+        self._misplaced = True
+        self._show(ops)
+        job.pool.forget({each.id for each in agreed} | {op.place.placement.owner_map.id for op in ops.values()})
+        job.counters["maps_settled"] += 1
+        newest = agreed[-1]
+        job.emit(
+            "map_settled", level=logging.INFO, id=newest.id, since=newest.since, weights=list(newest.content.weights),
+            rotate=newest.content.rotate,
+        )  # fmt: skip
+
+    def _show(self, ops: Mapping[int, Op]) -> None:
+        """Tells the kernel the maps before and after the next change (the last one, if none is to come).
+
+        Written so that between two writes, too, ops in flight are judged by their own map.
+        """
+        job, agreed = self._job, self.agreement.agreed
+        job.map = job.sequence.map
+        if len(agreed) < 2:
+            return
+        oldest = step_of(next(iter(ops), job.sequence.upcoming))
+        after = next((i for i, each in enumerate(agreed) if step_distance(each.since, oldest) > 0), len(agreed) - 1)
+        after = max(1, after)
+        since, control = op_label(agreed[after].since, 0), job.store.control
+        if int(control["map_id"][0]) == agreed[after].id and int(control["map_since"][0]) == since:
+            return
+        control["map_before"] = agreed[after - 1].id
+        control["map_since"] = since
+        control["map_id"] = agreed[after].id
+
+    def _realign(self, ops: Mapping[int, Op]) -> None:
+        """While ops are in flight that were placed by a map that others have left, the window is where it should be."""
+        job = self._job
+        right = [op for op in ops.values() if op.place.placement.owner_map == job.sequence.map_at(op.place.step)]
+        self._misplaced = len(right) < len(ops)
+        sums = right[0].place.sum_seqs if right else job.sequence.sum_seqs
+        job.store.control["sum_base"] = sums[job.rank]
+
+    def _send(self, peer: int, message: Message) -> None:
+        job = self._job
+        head = job.header(PacketType.MAP, job.marks.contributed, 0, owner=peer)  # an op that it may name: one begun
+        job.sender.send_burst(peer, packets.packet(head, encode_map(message, job.ranks)), 1 << 16)
+        job.counters["map_packets"] += 1

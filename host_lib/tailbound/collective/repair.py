@@ -1,0 +1,294 @@
+"""Asking for missing rows and answering (CLOCKS.md rules 13, 23, 26): what, when and how much, as pure parts.
+
+Nothing here reads a clock, a map or a socket: times (ns) and what has been seen are arguments.
+
+A rank asks an owner only when its finished mark for the op is in, and only for what is still missing a moment later:
+one bitmap and one repeat. What may be asked of an op is bounded, so is what is spent on answers, and a rank that
+misses much waits for a random while first, since then others probably miss the same.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.transport.config import MS
+from tailbound.wire.schema import serial_distance
+
+Places = NDArray[np.int64]
+
+#: Part of an op's rows that may be asked for, and part of the pace that answers may take.
+SHARE = 0.05
+#: How often the same rows are asked for again: as a rule, and where everything is repaired (warm-up, cold ops).
+REPEATS, REPEATS_COLD = 1, 6
+#: Ops of one key that count as its warm-up (rule 26).
+WARM_UP_OPS = 20
+#: For so long nothing of an answer comes before it counts as lost, at least and at most. Two round trips are far less,
+#: but the owner's thread may be coding another op when it is asked.
+PATIENCE, PATIENCE_MOST = 10 * MS, 50 * MS
+#: How often a rank that waits for an answer looks.
+LOOK = 1 * MS
+
+
+def asked_most(rows: int, *, cold: bool) -> int:
+    """How many of an op's ``rows`` may be asked for: 5 %, at least one; all in warm-up and of cold ops."""
+    return rows if cold else max(1, int(rows * SHARE))
+
+
+def patience(stage_two: int) -> int:
+    """How long an answer may take without progress: part of what results take as a rule, D2 of rule 11, in ns."""
+    return min(PATIENCE_MOST, max(PATIENCE, stage_two // 4))
+
+
+def thin(places: Places, most: int) -> Places:
+    """At most ``most`` of ``places``, spread evenly: a list is in (r, g) order, so no group gains or loses more."""
+    if len(places) <= most:
+        return places
+    if most <= 0:
+        return places[:0]
+    return places[np.arange(most) * len(places) // most]
+
+
+@dataclass
+class _Peer:
+    due: int  #: when to look next
+    delayed: bool = False
+    asked: int = 0
+    given_up_at: int = 0
+    places: Places = field(default_factory=lambda: np.zeros(0, np.int64))
+    over: bool = False
+
+
+class Round:
+    """One rank's repair of one half of one op: which rows to ask of whom, and whether an answer is still due.
+
+    Args:
+        seed: of the random delay; differs by rank and op.
+        most: rows that may be asked for in all (``asked_most``).
+        repeats: how often rows are asked for again.
+        patience: ns without progress after which an answer counts as lost.
+    """
+
+    def __init__(self, seed: int, most: int, repeats: int = REPEATS, patience: int = PATIENCE) -> None:
+        self._random = random.Random(seed)
+        self._left = most
+        self._repeats, self._patience = repeats, patience
+        self._peers: dict[int, _Peer] = {}
+        self.asked: dict[int, Places] = {}  #: rows asked for, by rank
+        self.unanswered = 0  #: rows that were asked for and did not come
+
+    @property
+    def open(self) -> bool:
+        """Whether something is to be asked, or an answer may still come."""
+        return any(not peer.over for peer in self._peers.values())
+
+    @property
+    def look(self) -> int:
+        """When to call ``turn`` again; 0 when nothing is open."""
+        return min((peer.due for peer in self._peers.values() if not peer.over), default=0)
+
+    def over(self, rank: int) -> bool:
+        """Whether ``rank`` has been looked at, and nothing more is asked of it."""
+        peer = self._peers.get(rank)
+        return peer is not None and peer.over
+
+    def gone(self, rank: int) -> None:
+        """``rank`` has said that no more of this op will come from it."""
+        peer = self._peers.get(rank)
+        if peer is not None and peer.asked and not peer.over:
+            peer.over = True
+
+    def turn(
+        self,
+        now: int,
+        finished: Iterable[int],
+        missing: Callable[[int], Places],
+        rows: Callable[[int], int],
+        pause: int,
+    ) -> list[tuple[int, Places]]:
+        """What to ask for now.
+
+        Args:
+            now: the time.
+            finished: ranks that have sent all of their rows, are not suspect, and have rows in this op.
+            missing: the places in a rank's list that are not here (i64[], rising); only called when it matters.
+            rows: rows of a rank's list.
+            pause: for so long after the finished mark rows may still be on their way.
+
+        Returns:
+            (rank, places) to send requests for.
+        """
+        here = list(finished)
+        for rank, peer in self._peers.items():
+            peer.over |= rank not in here
+        requests = []
+        for rank in here:
+            peer = self._peers.setdefault(rank, _Peer(now + pause))
+            if peer.over or now < peer.due:
+                continue
+            lacking = missing(rank)
+            wanted = self._wanted(peer, lacking, now) if peer.asked else self._first(peer, lacking, rows(rank), now)
+            if wanted is None:
+                continue
+            peer.places, peer.asked = wanted, peer.asked + 1
+            peer.given_up_at = now + (self._patience << peer.asked - 1)
+            peer.due = now + LOOK
+            self.asked.setdefault(rank, wanted)
+            requests.append((rank, wanted))
+        return requests
+
+    def _first(self, peer: _Peer, lacking: Places, rows: int, now: int) -> Places | None:
+        if 4 * len(lacking) > rows and not peer.delayed:
+            peer.delayed = True
+            peer.due = now + self._random.randrange(self._patience)
+            return None
+        wanted = thin(lacking, self._left)
+        self._left -= len(wanted)
+        peer.over = not len(wanted)
+        return None if peer.over else wanted
+
+    def _wanted(self, peer: _Peer, lacking: Places, now: int) -> Places | None:
+        """What is still missing of what was asked for, if it is time to ask again."""
+        wanted = np.intersect1d(peer.places, lacking, assume_unique=True)
+        peer.due = now + LOOK
+        if len(wanted) == 0:
+            peer.over = True
+        elif len(wanted) < len(peer.places):
+            peer.places, peer.given_up_at = wanted, now + (self._patience << peer.asked - 1)
+        elif now >= peer.given_up_at:
+            if peer.asked <= self._repeats:
+                return wanted
+            peer.over = True
+            self.unanswered += len(wanted)
+        return None
+
+
+@dataclass
+class Halves:
+    """The repair of one op: of contributions to the own rows, and of results."""
+
+    first: Round | None = None
+    second: Round | None = None
+
+
+class Budget:
+    """Bytes that may be spent on answers now: a share of the pace, saved up to ``depth``.
+
+    Args:
+        pace: bytes per second at which this rank sends; may be set anew at any time.
+        depth: bytes saved up at most.
+    """
+
+    def __init__(self, pace: float = 1.25e9, depth: int = 256 << 10) -> None:
+        self.pace, self._depth = pace, depth
+        self._tokens, self._at = float(depth), 0
+
+    def take(self, size: int, now: int) -> int:
+        """How many of ``size`` bytes may be sent at ``now``; they are taken off."""
+        if now > self._at:
+            earned = (now - self._at) * 1e-9 * self.pace * SHARE if self._at else 0.0
+            self._tokens = min(float(self._depth), self._tokens + earned)
+            self._at = now
+        granted = min(size, max(0, int(self._tokens)))
+        self._tokens -= granted
+        return granted
+
+    def give(self, size: int) -> None:
+        """Puts back what was granted and not needed."""
+        self._tokens += size
+
+    def enough_in(self, size: int) -> int:
+        """Nanoseconds until ``size`` bytes (at most the depth) are there."""
+        lacking = min(size, self._depth) - self._tokens
+        return max(0, int(lacking / (self.pace * SHARE) * 1e9) + 1) if lacking > 0 else 0
+
+
+@dataclass
+class Request:
+    """Rows that one rank asked for and has not been sent yet."""
+
+    label: int
+    asker: int
+    first_half: bool  #: contributions, not results
+    layout: int
+    places: Places
+    holes: bool = False  #: some of what was asked for does not exist
+
+
+class Requests:
+    """What has been asked of this rank: newest op first, each row once per request.
+
+    Args:
+        most: requests kept; beyond them the oldest op's are forgotten (it will be asked for again, or was in vain).
+    """
+
+    def __init__(self, most: int = 1024) -> None:
+        self._most = most
+        self._waiting: dict[tuple[int, int, bool], Request] = {}
+        self._gone: OrderedDict[tuple[int, int, bool], None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, request: Request) -> None:
+        """Takes a request; rows of the same op for the same rank are put together."""
+        key = request.label, request.asker, request.first_half
+        old = self._waiting.get(key)
+        if old is not None and old.layout == request.layout:
+            request.places = np.union1d(old.places, request.places)
+        self._waiting[key] = request
+        if len(self._waiting) > self._most:
+            del self._waiting[self._extreme(newest=False)]
+
+    def newest(self) -> Request | None:
+        """The request to answer first."""
+        return self._waiting[self._extreme(newest=True)] if self._waiting else None
+
+    def done(self, request: Request, count: int) -> None:
+        """The first ``count`` places of ``request`` have been dealt with."""
+        request.places = request.places[count:]
+        if not len(request.places):
+            self._waiting.pop((request.label, request.asker, request.first_half), None)
+
+    def say_gone(self, label: int, asker: int, *, first_half: bool) -> bool:
+        """Whether ``asker`` is to be told that rows of ``label`` are gone: once."""
+        key = label, asker, first_half
+        if key in self._gone:
+            return False
+        self._gone[key] = None
+        while len(self._gone) > self._most:
+            self._gone.popitem(last=False)
+        return True
+
+    def _extreme(self, *, newest: bool) -> tuple[int, int, bool]:
+        keys = iter(self._waiting)
+        best = next(keys)
+        for key in keys:
+            if (serial_distance(key[0], best[0]) > 0) == newest and key[0] != best[0]:
+                best = key
+        return best
+
+
+class Repairs:
+    """What a rank keeps about repair beside its ops: requests, budget, and how far every key is in its warm-up."""
+
+    def __init__(self, ranks: int) -> None:
+        self.requests = Requests()
+        self.budget = Budget()
+        #: rows asked for and rows of these that came, by the rank that was asked: results and contributions
+        self.asked = np.zeros((2, ranks), np.int64)
+        self.came = np.zeros((2, ranks), np.int64)
+        self._finished: dict[tuple[int, int, int, int], int] = {}
+
+    def warming(self, key: tuple[int, int, int, int]) -> bool:
+        """Whether the next op of ``key`` belongs to its warm-up."""
+        return self._finished.get(key, 0) < WARM_UP_OPS
+
+    def finished(self, key: tuple[int, int, int, int]) -> None:
+        """An op of ``key`` is over."""
+        self._finished[key] = self._finished.get(key, 0) + 1

@@ -1,0 +1,63 @@
+"""Handing packets of an op to the send queue, and the incast control its losses (CLOCKS.md rules 17 and 24)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.collective.job import Job
+from tailbound.collective.op import Op
+from tailbound.wire.schema import PacketType, serial_distance
+
+
+def turn(job: Job, now: int) -> None:
+    """Once a turn, before ops are moved on: sends what waits."""
+    job.traffic.look(job.waited_for, now)
+    if not job.queue.empty:
+        job.queue.pump(now)
+
+
+def contributions(job: Job, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -> None:
+    """Queues the own rows of ``op`` (none: says in its turn that there are none); then its mark rises."""
+
+    def done(packets: int) -> None:
+        job.counters["contributions_sent"] += packets
+        op.spans.sent = job.now()
+        if serial_distance(op.label, job.marks.contributed) > 0:
+            job.marks.contributed = op.label
+
+    until = (op.start or op.admitted) + job.config.stage_max  # no seal is later, so no row is worth more
+    over = job.published  # an owner that has published an op takes no more rows for it
+    job.queue.submit(op.label, PacketType.CONTRIBUTION, runs, until, done, job.now(), lambda rank: over(rank, op.label))
+
+
+def results(job: Job, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -> None:
+    """Queues the results of ``op``, which counts as published once they have left."""
+
+    def done(packets: int) -> None:
+        job.counters["results_sent"] += packets
+        op.published, op.spans.published = True, job.now()
+
+    now = job.now()
+    until = now + job.config.stage_max
+    job.queue.submit(op.label, PacketType.RESULT, runs, until, done, now, lambda rank: rank in job.gone)
+
+
+def published_by(job: Job, op: Op) -> int:
+    """The mark for the last packet of the results of ``op``, which are queued next: all before them left before."""
+    traffic, marks = job.traffic, job.marks
+    if traffic.tip is None or serial_distance(marks.published, traffic.tip) > 0:
+        traffic.tip = marks.published
+    if traffic.tip == op.place.previous:
+        traffic.tip = op.label
+    return traffic.tip
+
+
+def observe(job: Job, op: Op, summed: NDArray[np.int64]) -> None:
+    """Feeds the incast control with one sealed op: rows missing of senders that are through with it (rule 24)."""
+    if op.cold:  # ranks that settle on other scales are refused, not lost
+        return
+    own = int(op.place.placement.counts[job.rank])
+    through = [p for p in job.waited_for if p not in op.abstainers and job.contributed(p, op.label)]
+    lost = sum(own - int(summed[p]) for p in through if summed[p] > 0)
+    job.traffic.incast.observe(own * len(through), lost)

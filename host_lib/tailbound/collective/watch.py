@@ -1,0 +1,118 @@
+"""What is noted of every op beside averaging it: books, limits on loss, times. Called once a stage, not per packet."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.collective.job import Job
+from tailbound.collective.op import Op
+from tailbound.collective.tally import gather_flags
+from tailbound.collective.timing import flow_bytes
+from tailbound.errors import TransportError
+from tailbound.transport.ledger import Stage
+from tailbound.transport.safeguard import Action
+from tailbound.transport.trace import label_text
+from tailbound.wire.schema import Flag
+
+
+def sealed(job: Job, op: Op, summed: NDArray[np.int64]) -> None:
+    """Enters the first half of an op that has just been sealed, and sets the flags of the own results.
+
+    Args:
+        summed: i64[ranks], contributions of each rank in the own rows.
+    """
+    own = int(op.place.placement.counts[job.rank])
+    expected = taken = 0
+    there = int(op.own_present)
+    for peer in job.peers:
+        if peer in op.abstainers or peer in job.gone:
+            continue
+        count = int(summed[peer])
+        finished = job.contributed(peer, op.label) and peer not in op.stayed_out
+        job.books.ledger.close(Stage.CONTRIBUTIONS, peer, own, count, finished=finished)
+        if count or finished:
+            expected += own
+            taken += count
+        there += count > 0
+    found = job.books.contributions.judge(expected, taken, there if not op.abstainers else None)
+    if found.action >= Action.SKIP:
+        op.flags |= Flag.SKIP
+    if found.action == Action.STOP:
+        op.flags |= Flag.STOP
+    if job.books.rotation.lossy:
+        op.flags |= Flag.LOSSY
+    if found.action:
+        _say(job, op, found.action, f"of the contributions to rank {job.rank}: {found.why}")
+
+
+def collected(job: Job, op: Op, by_owner: NDArray[np.int64]) -> None:
+    """Enters the second half of an op that has just ended, and obeys what the owners' flags say.
+
+    Args:
+        by_owner: i64[ranks], results present of each owner.
+    """
+    counts = op.place.placement.counts
+    expected = taken = 0
+    for peer in job.peers:
+        due, count = int(counts[peer]), int(by_owner[peer])
+        if not due or peer in job.gone:
+            continue
+        finished = job.published(peer, op.label)
+        job.books.ledger.close(Stage.RESULTS, peer, due, count, finished=finished)
+        if count or finished:
+            expected += due
+            taken += count
+    flags = int(gather_flags(job.result_records, op.buffers.source, op.label)) | op.flags
+    outcome = op.outcome
+    others = bool(flags & Flag.LOSSY)
+    job.books.rotation.observe(outcome.expected, outcome.delivered, rotating=op.rotate, others=others)
+    found = job.books.results.judge(expected, taken)
+    if found.action:
+        _say(job, op, Action.WARN, f"of the results for rank {job.rank}: {found.why}")
+    if flags & (Flag.SKIP | Flag.STOP):
+        _skip(job, op, stop=bool(flags & Flag.STOP))
+
+
+def _skip(job: Job, op: Op, *, stop: bool) -> None:
+    """Nobody applies this op: every rank that has a row of the owner who said so gets zeros."""
+    assert op.launch is not None
+    op.launch.out[:] = 0.0
+    op.outcome.skipped = True
+    job.counters["ops_skipped"] += 1
+    job.emit("skipped", f"op {label_text(op.label)} is not applied: too much of it was lost", op=op.label)
+    if stop and op.outcome.error is None:
+        op.outcome.error = TransportError(
+            f"rank {job.rank}: op {label_text(op.label)}: more contributions were lost than the safeguard allows "
+            "(Limits.stop_op, stop_smoothed); `tailbound top` and stats()['ledger'] say between which ranks"
+        )
+
+
+def delivered(job: Job, op: Op) -> None:
+    """Enters an op whose result has been given to its caller."""
+    outcome = op.outcome
+    job.books.latency.add(outcome.nanoseconds)
+    job.books.flow_bytes = flow_bytes(op)
+    op.spans.clock = op.start
+    if op.launch is not None:
+        op.spans.launched, op.spans.admitted = op.launch.launched, op.admitted
+    job.trace.add(
+        op.label,
+        op.place.layout.shape.rows,
+        op.spans,
+        delivered=outcome.delivered,
+        expected=outcome.expected,
+        late=outcome.late,
+        skipped=outcome.skipped,
+        deadline_hits=outcome.deadline_hits,
+        missing=len(outcome.missing),
+        map=op.place.placement.owner_map.id,
+    )
+
+
+def _say(job: Job, op: Op, action: Action, what: str) -> None:
+    job.counters[f"safeguard_{action.name.lower()}"] += 1
+    level = logging.WARNING if action < Action.STOP else logging.ERROR
+    job.emit("loss", f"op {label_text(op.label)}, {what}", level=level, op=op.label, action=action.name.lower())

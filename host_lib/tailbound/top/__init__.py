@@ -1,0 +1,1 @@
+"""``tailbound top``: how every rank on this host is doing, live."""

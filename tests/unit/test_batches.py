@@ -1,0 +1,68 @@
+"""Batches of steps that this rank does not compute are left out, over the ends of epochs too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.needs("torch")
+
+
+class Away:
+    """Stands in for the state: says before which steps this rank is how far behind, or lost."""
+
+    def __init__(self, applied: dict[int, int] | None = None, jumps: dict[int, int] | None = None) -> None:
+        self.applied, self.jumps = applied or {}, jumps or {}
+        self.owed_batches = 0
+        self.step = 0  # of the job, as this rank sees it
+
+    def jump(self) -> int:
+        skipped = self.jumps.pop(self.step, 0)
+        self.step += skipped
+        return skipped
+
+    def apply_finished(self, *, step: Any = None) -> int:
+        done = self.applied.pop(self.step, 0)
+        for _ in range(done):
+            if step is not None:
+                step()
+        self.step += done
+        return done
+
+
+def run(state: Away, epochs: list[range], **options: Any) -> list[list[int]]:
+    from tailbound.torch import batches
+
+    out = []
+    for epoch in epochs:
+        seen = []
+        for place, batch in enumerate(batches(epoch, state, **options)):  # type: ignore[arg-type]
+            seen.append(batch)
+            state.step += (place + 1) % options.get("per_step", 1) == 0
+        out.append(seen)
+    return out
+
+
+def test_in_step_nothing_is_left_out() -> None:
+    assert run(Away(), [range(5)]) == [[0, 1, 2, 3, 4]]
+
+
+def test_as_many_batches_as_steps() -> None:
+    calls: list[int] = []
+    state = Away(applied={2: 3}, jumps={7: 2})
+    assert run(state, [range(12)], step=lambda: calls.append(0), on_skip=calls.append) == [[0, 1, 5, 6, 9, 10, 11]]
+    assert calls == [0, 0, 0, 2]
+    assert state.step == 12
+
+
+def test_a_jump_and_then_finished_steps() -> None:
+    assert run(Away(jumps={1: 2}, applied={3: 1}), [range(6)]) == [[0, 4, 5]]
+
+
+def test_what_is_left_at_the_end_goes_into_the_next_epoch() -> None:
+    assert run(Away(jumps={3: 4}), [range(5), range(5)]) == [[0, 1, 2], [2, 3, 4]]
+
+
+def test_steps_of_several_batches() -> None:
+    assert run(Away(applied={1: 2}), [range(10)], per_step=2) == [[0, 1, 6, 7, 8, 9]]

@@ -1,0 +1,143 @@
+"""State as bytes: all of it is in the slices once, and what is written is what was read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.needs("torch")
+
+
+def trained(seed: int, kind: str = "Adam", steps: int = 2) -> tuple[Any, Any, Any]:
+    """A model with several types, layouts and a frozen part, its optimizer, and its replica."""
+    import torch
+    from torch import nn
+
+    from tailbound.torch.replica import Replica
+
+    torch.manual_seed(seed)
+    net = nn.Sequential(
+        nn.Conv2d(3, 16, 3).to(memory_format=torch.channels_last), nn.BatchNorm2d(16), nn.Flatten(),
+        nn.Linear(16 * 36, 300), nn.Linear(300, 300).double(),
+    )  # fmt: skip
+    net[4].bias.requires_grad_(False)
+    optimizer = getattr(torch.optim, kind)(net.parameters(), lr=0.01)
+    replica = Replica(net)
+    assert replica.adopt(optimizer)
+    assert replica.adopt(optimizer)
+    for _ in range(steps):
+        x = net[3](net[2](net[1](net[0](torch.randn(4, 3, 8, 8)))))
+        net[4](x.double()).square().sum().backward()
+        optimizer.step()
+    replica.freeze()
+    return net, optimizer, replica
+
+
+def everything(replica: Any) -> list[bytes]:
+    return [b"".join(bytes(part) for part in replica.copy(which)) for which in range(replica.slices)]
+
+
+@pytest.mark.parametrize("kind", ["Adam", "SGD", "Adagrad", "Adafactor"])
+def test_another_ranks_state_is_written_whole(kind: str) -> None:
+    import torch
+
+    net, optimizer, mine = trained(1, kind)
+    other, their_optimizer, theirs = trained(2, kind)
+    assert mine.slices == theirs.slices > 4
+    assert mine.slices & (mine.slices - 1) == 0
+    for which, data in enumerate(everything(theirs)):
+        assert mine.layout(which) == theirs.layout(which)
+        assert mine.digest(which) != theirs.digest(which)
+        mine.write(which, memoryview(data))
+        assert mine.digest(which) == theirs.digest(which)
+    for (name, a), (_, b) in zip(net.named_parameters(), other.named_parameters(), strict=True):
+        assert torch.equal(a, b) == a.requires_grad, name
+        for key, value in optimizer.state[a].items():
+            assert not isinstance(value, torch.Tensor) or torch.equal(value, their_optimizer.state[b][key]), key
+    for a, b in zip(net.buffers(), other.buffers(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_every_byte_is_in_one_slice() -> None:
+    _, optimizer, replica = trained(3)
+    sizes = [sum(len(part) for part in everything(replica))]
+    state = [p.numel() * p.element_size() for p in replica.parameters]
+    state += [v.numel() * v.element_size() for p in replica.parameters for v in optimizer.state[p].values()]
+    buffers = 16 * 4 * 2 + 8
+    assert sizes[0] == sum(state) + buffers
+    data = [view for which in range(replica.slices) for view in replica.views(which)]
+    for view in data:
+        assert (view != 0xA5).any()
+        view[:] = 0xA5
+    assert all((np.asarray(octet) == 0xA5).all() for octet in data)
+
+
+def test_every_change_is_seen_in_the_digest_of_its_slice() -> None:
+    _, _, replica = trained(4)
+    rng = np.random.default_rng(4)
+    for _ in range(40):
+        which = int(rng.integers(0, replica.slices))
+        views = replica.views(which)
+        view = views[int(rng.integers(0, len(views)))]
+        at, bit = int(rng.integers(0, view.size)), 1 << int(rng.integers(0, 8))
+        before = [replica.digest(k) for k in range(replica.slices)]
+        view[at] ^= bit
+        after = [replica.digest(k) for k in range(replica.slices)]
+        assert [a == b for a, b in zip(before, after, strict=True)] == [k != which for k in range(replica.slices)]
+        view[at] ^= bit
+        assert replica.digest(which) == before[which]
+
+
+def test_a_rank_without_optimizer_state_gets_it() -> None:
+    import torch
+
+    from tailbound.errors import TransportError
+
+    _, fresh_optimizer, fresh = trained(5, steps=0)
+    _, optimizer, theirs = trained(6, steps=3)
+    assert fresh.layout(0) != theirs.layout(0)
+    with pytest.raises(TransportError, match="train the same model with the same optimizer"):
+        fresh.write(0, memoryview(everything(theirs)[0]))
+    optimizer.param_groups[0]["lr"] = 0.125
+    fresh.arrange(theirs.describe())
+    for which, data in enumerate(everything(theirs)):
+        fresh.write(which, memoryview(data))
+    assert fresh_optimizer.param_groups[0]["lr"] == 0.125
+    assert fresh_optimizer.param_groups[0]["betas"] == (0.9, 0.999)
+    for mine, other in zip(fresh.parameters, theirs.parameters, strict=True):
+        assert fresh_optimizer.state[mine].keys() == optimizer.state[other].keys()
+        for key, value in optimizer.state[other].items():
+            assert torch.equal(fresh_optimizer.state[mine][key], value)
+    fresh_optimizer.step()  # it can go on
+    fresh.optimizers.clear()
+    with pytest.raises(TransportError, match="by 1 optimizers, this one by 0"):
+        fresh.arrange(theirs.describe())
+
+
+def test_buffers_are_as_they_were_at_the_boundary() -> None:
+    net, _, replica = trained(7)
+    last = replica.slices - 1
+    before = replica.digest(last)
+    mean = net[1].running_mean.clone()
+    net[1].running_mean.fill_(9.0)  # a forward pass
+    assert replica.digest(last) == before
+    data = b"".join(bytes(part) for part in replica.copy(last))
+    replica.write(last, memoryview(data))
+    assert (net[1].running_mean == mean).all()
+
+
+def test_the_sketch_is_of_the_parameters_of_a_slice() -> None:
+    _, _, replica = trained(8)
+    norms = [replica.sketch(which, 3)[1] for which in range(replica.slices)]
+    whole = sum(float(p.detach().double().square().sum()) for p in replica.parameters)
+    assert sum(norms) == pytest.approx(whole, rel=1e-6)
+
+
+def test_a_foreign_optimizer_is_none_of_ours() -> None:
+    import torch
+
+    _, _, replica = trained(9, steps=0)
+    assert not replica.adopt(torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], 0.1))
+    assert len(replica.optimizers) == 1

@@ -1,0 +1,235 @@
+"""Rounds of re-synchronisation among threads: who asks whom, what is taken, and what makes a rank sound again."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.needs("torch")
+
+COOKIE, PATIENCE = 77, 60
+
+
+class World:
+    """Ranks with equal models, all stepping at once; a step adds the same to all parameters of all ranks."""
+
+    def __init__(self, ranks: int, entries: int, **settings: Any) -> None:
+        import torch
+
+        from tailbound.torch.replica import Replica
+        from tailbound.torch.resync import Resync
+        from tailbound.transport.reliable import Reliable
+
+        self.paths = [Reliable("127.0.0.1") for _ in range(ranks)]
+        self.models = []
+        self.ranks: list[Any] = []
+        self.live = set(range(ranks))
+        self.step = -1
+        self._threads = ThreadPoolExecutor(ranks)
+        settings = {"period": 0, "threshold": 1e9, "share": 1e6} | settings
+        for rank, path in enumerate(self.paths):
+            net = torch.nn.Linear(entries, 1, bias=False)
+            torch.nn.init.ones_(net.weight)
+            self.models.append(net)
+            path.start(COOKIE, rank, [("127.0.0.1", one.port) for one in self.paths])
+            peers: Callable[[], list[int]] = lambda rank=rank: sorted(self.live - {rank})  # type: ignore[misc]  # noqa: E731
+            self.ranks.append(Resync(path, Replica(net), rank, ranks, COOKIE, peers, **settings))
+
+    def __getitem__(self, rank: int) -> Any:
+        return self.ranks[rank]
+
+    def run(self, steps: int, only: set[int] | None = None) -> None:
+        """All live ranks take ``steps`` steps."""
+        for _ in range(steps):
+            self.step += 1
+            slots = list(self._threads.map(self._one, sorted(self.live if only is None else only), timeout=PATIENCE))
+            for slot in slots:  # real steps are longer than an answer takes
+                assert slot is None or only is not None or slot.ready.wait(PATIENCE)
+
+    def _one(self, rank: int) -> Any:
+        slot = self.ranks[rank]._slot
+        self.ranks[rank].moment.disturb()
+        self.models[rank].weight.data.add_(0.001)
+        self.ranks[rank].boundary(self.step)
+        return slot
+
+    def damage(self, rank: int, by: float, entries: slice = slice(None)) -> None:
+        """A result has been missed: other parameters than the others'."""
+        self.models[rank].weight.data[0, entries] += by
+        self.ranks[rank].note_missing(1)
+
+    def equal(self) -> bool:
+        first = self.models[0].weight
+        return all(bool((model.weight == first).all()) for model in self.models)
+
+    def counts(self, name: str) -> list[int]:
+        return [one.counters[name] for one in self.ranks]
+
+    def close(self) -> None:
+        for one, path in zip(self.ranks, self.paths, strict=True):
+            one.close()
+            path.close()
+        self._threads.shutdown()
+
+
+@contextmanager
+def world(ranks: int, entries: int = 4 * 16384, **settings: Any) -> Iterator[World]:
+    made = World(ranks, entries, **settings)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_ranks_that_miss_nothing_say_nothing() -> None:
+    with world(3, period=4) as w:
+        w.run(16)
+        assert w.counts("marks_given") == [0, 0, 0]
+        assert w.counts("rounds") == [0, 0, 0]
+        assert all(one.sound for one in w.ranks)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_one_damaged_rank_takes_from_the_sound_ones(ranks: int) -> None:
+    with world(ranks, period=16) as w:
+        assert w[0].replica.slices == 4
+        w.run(4)
+        w.damage(1, 0.5, slice(0, 16384))  # the first slice only
+        w.run(8)
+        assert not w.equal()
+        w.run(9)  # up to and with the window 16..19, and one more
+        assert w.equal()
+        assert [one.sound for one in w.ranks] == [True] * ranks
+        assert w.counts("slices_taken") == [int(rank == 1) for rank in range(ranks)]
+        assert w[1].counters["slices_equal"] == 3
+        assert w[1].counters["bytes_taken"] == 65536
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_that_are_all_damaged_take_turns(ranks: int) -> None:
+    with world(ranks, period=16) as w:
+        w.run(2)
+        for rank in range(ranks):
+            w.damage(rank, 0.1 * (rank + 1))
+        w.run(19)
+        assert w.equal()
+        assert all(one.sound for one in w.ranks)
+        assert sum(w.counts("slices_taken")) == 4 * (ranks - 1)
+
+
+def test_damage_during_a_round_leaves_the_rank_unsound() -> None:
+    with world(2, period=8) as w:
+        w.run(4)
+        w.damage(1, 0.5)
+        w.run(6)  # the window is 8..11
+        w.damage(1, 0.25)
+        w.run(3)
+        assert not w[1].sound
+        w.run(8)
+        assert w[1].sound
+        assert w.equal()
+
+
+def test_a_donor_that_is_damaged_during_the_round_makes_nobody_sound() -> None:
+    with world(2, period=8) as w:
+        w.run(4)
+        w.damage(1, 0.5)
+        w.run(6)
+        w.damage(0, 0.25)
+        w.run(3)
+        assert not w[0].sound
+        assert not w[1].sound
+        w.run(16)
+        assert w[0].sound
+        assert w[1].sound
+        assert w.equal()
+
+
+def test_drift_is_measured_and_starts_a_round() -> None:
+    with world(2, threshold=0.05) as w:
+        w.run(1)
+        w.damage(1, 0.02)
+        w.run(9)
+        assert w[1].drift.relative == pytest.approx(0.02, rel=0.2)
+        assert w.counts("rounds") == [0, 0]
+        w.damage(1, 0.2)
+        w.run(12)
+        assert w[1].counters["rounds"] >= 1
+        assert w.equal()
+        assert w[1].drift.relative == 0
+
+
+def test_a_donor_that_stands_still_costs_a_wait_and_no_more() -> None:
+    with world(2, period=4, share=1e-9) as w:
+        w.run(2)
+        w.damage(1, 0.5)
+        w.run(6, only={1})  # rank 0 is stopped
+        assert w[1].counters["slices_missed"] >= 1
+        assert not w[1].sound
+        assert not w.equal()
+
+
+def test_synchronising_takes_the_state_of_a_sound_rank() -> None:
+    with world(3) as w:
+        w.run(3)
+        for rank in (0, 2):
+            w.damage(rank, 0.3 * (rank + 1))
+            w[rank].moment.settle(w.step)
+        assert w[1].synchronise(PATIENCE)
+        assert w[0].synchronise(PATIENCE)
+        assert w[2].synchronise(PATIENCE)
+        assert w.equal()
+        assert all(one.sound for one in w.ranks)
+        assert w.counts("whole_taken") == [1, 0, 1]
+        assert w[2].synchronise(PATIENCE)
+        assert w.counts("whole_taken") == [1, 0, 1]
+
+
+def test_synchronising_without_a_sound_rank_follows_the_turn() -> None:
+    with world(3) as w:
+        w.run(3)  # after step 2 it is rank 2's turn
+        for rank in range(3):
+            w.damage(rank, 0.3 * (rank + 1))
+        assert all(list(ThreadPoolExecutor(3).map(lambda one: one.synchronise(PATIENCE), w.ranks)))
+        assert w.equal()
+        assert w.counts("whole_taken") == [1, 1, 0]
+        assert not any(one.sound for one in w.ranks)  # nobody knows what the others did
+
+
+def test_nobody_gives_a_state_of_another_step() -> None:
+    with world(2) as w:
+        w.run(2)
+        w.damage(1, 0.5)
+        w.run(1, only={0})
+        assert not w[1].adopt_any(3, 0.3)
+        assert w[1]._adopt(0, 1, PATIENCE) is None
+        assert w[1].counters["whole_failed"] == 2
+        assert not w.equal()
+        assert w[1].adopt_any(1, PATIENCE) == 2  # the present one is later and will do
+        assert w.equal()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_requests_that_make_no_sense_are_refused(seed: int) -> None:
+    from tailbound.transport.reliable import Refusal
+
+    rng = np.random.default_rng(seed)
+    with world(2, entries=1000) as w:
+        w.run(1)
+        for name in ("mark", "slice", "whole"):
+            noise = rng.integers(0, 256, int(rng.integers(0, 30)), np.uint8).tobytes()
+            if len(noise) == 7:
+                noise += b"x"
+            with pytest.raises(Refusal, match=f"a request of {len(noise)} bytes"):
+                w.paths[1].pull(0, name, noise, PATIENCE)
+            with pytest.raises(Refusal, match="there are 1 slices here"):
+                w.paths[1].pull(0, name, struct.pack("!IHB", 0, 1, 0), PATIENCE)
+        w[0].moment.disturb()
+        with pytest.raises(Refusal, match="step 0 is past"):
+            w.paths[1].pull(0, "slice", struct.pack("!IHB", 0, 0, 0), PATIENCE)
