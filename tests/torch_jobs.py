@@ -177,6 +177,8 @@ def refusals(rank: int) -> None:
     refused(ConfigError, "rdma", lambda: register(DDP(model()), datapath="rdma"))
     refused(ConfigError, "no interface 'nosuch0'", lambda: register(DDP(model()), interface="nosuch0"))
     refused(ConfigError, "UDP port 70000", lambda: register(DDP(model()), port=70000))
+    for option in ({"late": "keep"}, {"resync_period": -1}, {"resync_drift": 0.0}, {"resync_share": -0.5}):
+        refused(ConfigError, next(iter(option)), lambda option=option: register(DDP(model()), **option))
     os.environ["TAILBOUND_PORT"] = "five"
     refused(ConfigError, "TAILBOUND_PORT is 'five'", lambda: register(DDP(model())))
     del os.environ["TAILBOUND_PORT"]

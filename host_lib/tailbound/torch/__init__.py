@@ -7,8 +7,9 @@ try:
 except ImportError as error:
     raise ImportError("tailbound.torch needs PyTorch: pip install 'tailbound[torch]'") from error
 
+from tailbound.torch.batches import batches
 from tailbound.torch.hook import allreduce_hook
 from tailbound.torch.register import register
 from tailbound.torch.state import TailboundState
 
-__all__ = ["TailboundState", "allreduce_hook", "register"]
+__all__ = ["TailboundState", "allreduce_hook", "batches", "register"]

@@ -27,4 +27,6 @@ def allreduce_hook(state: TailboundState, bucket: GradBucket) -> torch.futures.F
             f"the hook got a {type(bucket).__name__} instead of a GradBucket: torch.compile with "
             'optimize_ddp="python_reducer" is not supported; use torch._dynamo.config.optimize_ddp = "ddp_optimizer"'
         )
-    return state.average(bucket.index(), bucket.buffer(), bucket.is_last())
+    future = state.average(bucket.index(), bucket.buffer(), bucket.is_last())  # refuses what is not supported
+    state.layout.note(bucket)
+    return future

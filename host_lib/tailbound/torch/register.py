@@ -28,7 +28,7 @@ def register(
 
     Args:
         ddp_model: a DistributedDataParallel model, before its first step.
-        optimizer: the optimizer that steps it.
+        optimizer: the optimizer that steps it; one that is not named is found at its first step.
         **options: of ``TailboundState``.
 
     Raises:
@@ -41,8 +41,8 @@ def register(
         )
     _warn_of_barriers(ddp_model)
     state = TailboundState(ddp_model.process_group, model=model_digest(ddp_model.module), **options)
-    state.optimizer = optimizer
     ddp_model.register_comm_hook(state, allreduce_hook)
+    state.attach(ddp_model, optimizer)
     return state
 
 

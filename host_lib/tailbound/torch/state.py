@@ -6,17 +6,25 @@ import hashlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TailboundError
+from tailbound.torch import away
+from tailbound.torch.finished import Layout
+from tailbound.torch.replica import Replica
+from tailbound.torch.resync import Resync
 from tailbound.transport.config import DEFAULT_PORT, MS, Config
+from tailbound.transport.safeguard import Limits
+from tailbound.transport.steps import step_of
 
 log = logging.getLogger("tailbound")
 
@@ -32,6 +40,8 @@ class _Bucket:
     source: torch.Tensor | None
     decoded: torch.Tensor
     result: torch.Tensor
+    #: gradient of the last step that came too late to be sent, with ``late="carry"``
+    carried: torch.Tensor | None = None
 
 
 class TailboundState:
@@ -44,10 +54,19 @@ class TailboundState:
         port: UDP port of the job, the same on all ranks; default ``TAILBOUND_PORT``, else 5515.
         ring_mib: MiB of result rows kept ready to receive; bounds how much is in flight.
         deadline_ms: how long the first half may wait for contributions after a majority has shown up, and how much
-            longer the second half for results.
+            longer the second half for results; None: learned.
         hadamard: rotate, so that a lost packet costs every entry a little instead of some entries everything.
+            ``"auto"``: only while packets are lost, switched at the same op on all ranks.
+        safeguard: limits of loss beyond which to warn, skip an op, or stop (``transport.safeguard.Limits``).
         timeout: seconds to wait for the other ranks at the start.
         model: digest of what is trained (``model_digest``); ranks that differ are refused.
+        share_rows: agree on owners, so that stragglers and slow links own fewer rows or none (CLOCKS.md rule 22).
+        late: what becomes of a gradient that came too late to be sent: ``drop``, or ``carry`` for half of its sum with
+            the next one as the next contribution (CODEC.md rule 15).
+        resync_period: steps between two rounds in which ranks that have missed results take slices of the others'
+            state (CLOCKS.md rule 21); 0: only when they have drifted apart, and on demand.
+        resync_drift: relative distance to another rank at which a round is held early.
+        resync_share: share of a step that a rank waits for such a slice; what comes later is taken in another round.
 
     Raises:
         ConfigError, CapabilityError, AttachError, LayoutError, TransportError: before any training step.
@@ -61,10 +80,16 @@ class TailboundState:
         interface: str | None = None,
         port: int | None = None,
         ring_mib: float = 64.0,
-        deadline_ms: tuple[float, float] = (100.0, 100.0),
-        hadamard: bool = True,
+        deadline_ms: tuple[float, float] | None = None,
+        hadamard: bool | Literal["auto"] = True,
+        safeguard: Limits | None = None,
         timeout: float = 180.0,
         model: str = "",
+        share_rows: bool = True,
+        late: str = "drop",
+        resync_period: int = 200,
+        resync_drift: float = 0.01,
+        resync_share: float = 0.05,
     ) -> None:
         global _jobs
         if not dist.is_initialized():
@@ -78,12 +103,29 @@ class TailboundState:
             ranks=self.ranks,
             port=_port() if port is None else port,
             ring_mib=ring_mib,
-            deadline_1=int(deadline_ms[0] * MS),
-            deadline_2=int(deadline_ms[1] * MS),
+            deadline_1=int(deadline_ms[0] * MS) if deadline_ms else 0,
+            deadline_2=int(deadline_ms[1] * MS) if deadline_ms else 0,
             rotate=hadamard,
+            safeguard=safeguard or Limits(),
+            share_rows=share_rows,
         )
         name = f"tailbound/{group.group_name}/{_jobs}"
         _jobs += 1
+        if resync_period < 0 or not resync_drift > 0 or not resync_share > 0:
+            raise ConfigError("resync_period is a number of steps or 0, resync_drift and resync_share are above 0")
+        if late not in ("drop", "carry"):
+            raise ConfigError(f'late={late!r}: give "drop" or "carry"')
+        self._late, self._resync_settings = late, (resync_period, resync_drift, resync_share)
+        self.layout = Layout()
+        #: batches still to be skipped (``batches``)
+        self.owed_batches = 0
+        #: keeps the replica equal to the others', once attached to a model
+        self.resync: Resync | None = None
+        self._handles: list[Any] = []
+        #: the step whose last bucket is over, until its boundary
+        self.ended: int | None = None
+        #: the state is not that of the others yet: take part without contributing (rule 20)
+        self.abstaining = False
         self._buckets: dict[int, _Bucket] = {}
         self._complaints: Counter[str] = Counter()
         self._warned: set[int] = set()
@@ -122,7 +164,11 @@ class TailboundState:
         bucket = self._bucket(index, tensor)
         prepare: Callable[[], None] | None = None
         source = tensor.detach()
-        if bucket.source is not None:
+        if bucket.carried is not None:
+            source, bucket.carried = bucket.carried, None
+            prepare = _Carry(source, tensor.detach())
+            self._complaints["carried"] += 1
+        elif bucket.source is not None:
             source, native = bucket.source, tensor.detach()
             prepare = _Copy(source, native)
 
@@ -132,9 +178,13 @@ class TailboundState:
             if outcome.error is not None:
                 errors.append(outcome.error)
             try:
+                if outcome.unsent and self._late == "carry" and tensor.isfinite().all():
+                    bucket.carried = tensor.detach().float().clone()
                 if bucket.result is not bucket.decoded:
                     bucket.result.copy_(bucket.decoded)
-                self._note(outcome)
+                self.note(outcome)
+                if last:
+                    self.ended = step_of(outcome.label)
             finally:  # a future that never completes would hang DDP
                 future.set_result(bucket.result)
 
@@ -146,6 +196,7 @@ class TailboundState:
             done=done,
             dtype=str(tensor.dtype).removeprefix("torch."),
             prepare=prepare,
+            contribute=not self.abstaining,
         )
 
         def checked(completed: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
@@ -157,11 +208,26 @@ class TailboundState:
         return future.then(checked)
 
     def stats(self) -> dict[str, Any]:
-        """Counters of this rank, in plain types (``tailbound.collective.report.snapshot``); empty for one rank."""
-        return self.communicator.stats() if self.communicator is not None else {}
+        """Counters of this rank, in plain types (``tailbound.collective.report.snapshot``); empty for one rank.
+
+        ``replica`` tells of re-synchronisation: whether this replica is sound (has missed no result since it was last
+        equal to the others), its estimated relative ``drift``, and what was taken and given.
+        """
+        if self.communicator is None:
+            return {}
+        stats = self.communicator.stats()
+        if self.resync is not None:
+            stats["replica"] = self.resync.stats()
+        stats["carried"] = self._complaints["carried"]
+        return stats
 
     def close(self) -> None:
         """Ends the transport thread and releases the datapath; may be called twice."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        if self.resync is not None:
+            self.resync.close()
         if self.communicator is not None:
             self.communicator.close()
 
@@ -171,20 +237,145 @@ class TailboundState:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def attach(self, ddp_model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Keeps ``ddp_model``'s replica equal to the others' from now on; ``register`` calls it.
+
+        Steps end at the next forward pass of ``ddp_model``. Without ``optimizer``, those that step its parameters are
+        found at their first ``step()``.
+        """
+        self.optimizer = optimizer
+        if self.communicator is None or self.resync is not None:
+            return
+        replica = Replica(getattr(ddp_model, "module", ddp_model))
+        if optimizer is not None and not replica.adopt(optimizer):
+            raise ConfigError("the optimizer given to register steps none of the model's parameters")
+        job, (period, drift, share) = self.communicator.job, self._resync_settings
+        self.resync = Resync(
+            self.communicator.reliable,
+            replica,
+            self.rank,
+            self.ranks,
+            job.cookie,
+            lambda: [p for p in job.peers if p not in job.membership.gone | job.membership.dead(job.steps.own)],
+            period=period,
+            threshold=drift,
+            share=share,
+        )
+        self._handles.append(ddp_model.register_forward_pre_hook(lambda *_: self.boundary()))
+        self._handles.append(register_optimizer_step_pre_hook(self._before_step))
+
+    @torch.compiler.disable
+    def boundary(self) -> None:
+        """Between two steps: the last one has been applied, the next one has not begun."""
+        step, self.ended = self.ended, None
+        if step is not None and self.resync is not None:
+            self.resync.boundary(step)
+            if self.abstaining and self.resync.sound:
+                self.abstaining = False
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self.resync is not None and self.resync.replica.adopt(optimizer):
+            self.resync.moment.disturb()
+
+    def synchronise(self, timeout: float = 10.0) -> bool:
+        """Makes this replica equal to the others', between two steps: before a checkpoint or an evaluation.
+
+        A rank that has missed nothing has nothing to do. Another one takes the whole state, point to point, from a rank
+        that has missed nothing, or from the rank whose turn it is, which has to stand after the same step: so it works
+        best when all ranks call it after the same step. It is no collective: a stopped rank costs a time-out.
+
+        Returns:
+            False if no rank that stands after the same step answered within ``timeout`` seconds.
+        """
+        self.boundary()
+        return True if self.resync is None else self.resync.synchronise(timeout)
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Within the context the others wait for this rank (a checkpoint, an evaluation) and leave it out of nothing.
+
+        For as long as ``hold_max`` at most (CLOCKS.md rule 16).
+        """
+        if self.communicator is None:
+            yield
+            return
+        self.boundary()
+        self.communicator.hold(True)
+        try:
+            yield
+        finally:
+            self.communicator.hold(False)
+
+    @property
+    def behind(self) -> int:
+        """Steps that the others have finished and this rank has not (CLOCKS.md rule 20)."""
+        return self.communicator.behind if self.communicator is not None else 0
+
+    def apply_finished(
+        self, optimizer: torch.optim.Optimizer | None = None, *, step: Callable[[], object] | None = None
+    ) -> int:
+        """Applies the steps that the others have finished, without computing them; between two steps.
+
+        Args:
+            optimizer: default: every optimizer that steps the model's parameters.
+            step: what to do once the averages are in ``.grad``, instead of ``optimizer.step()``: whatever the training
+                loop does between ``backward`` and the next step (clipping, the scheduler).
+
+        Returns:
+            How many steps were applied; ``.grad`` is what it was before.
+
+        Raises:
+            ConfigError: no optimizer is known.
+            TailboundError: see ``allreduce_hook``.
+        """
+        if self.communicator is None:
+            return 0
+        self.boundary()
+        default = optimizer.step if optimizer is not None else lambda: away.step_optimizers(self)
+        return away.apply_finished(self, self.communicator, step or default)
+
+    def jump(self, timeout: float = 30.0) -> int:
+        """If this rank is lost (``communicator.lost``), joins the others at their next step and takes their state.
+
+        Until the state is there, the rank takes part without contributing. To be called between two steps.
+
+        Returns:
+            How many steps were skipped; 0 if it is not lost.
+
+        Raises:
+            TransportError: no live rank could say where to join.
+        """
+        if self.communicator is None or not self.communicator.lost:
+            return 0
+        self.boundary()
+        return away.jump(self, self.communicator, timeout)
+
+    def forget_late(self) -> None:
+        """Drops gradients kept for the next step: it is another one now."""
+        for bucket in self._buckets.values():
+            bucket.carried = None
+
     def _bucket(self, index: int, tensor: torch.Tensor) -> _Bucket:
+        return self.memory(index, tensor.numel(), tensor.dtype)
+
+    def memory(self, index: int, numel: int, dtype: torch.dtype) -> _Bucket:
+        """Memory of bucket ``index``, made anew if it is another one now."""
         found = self._buckets.get(index)
         # DDP builds its buckets anew after the first step: the old memory of this index goes
-        if found is None or found.result.numel() != tensor.numel() or found.result.dtype != tensor.dtype:
-            decoded = torch.empty(tensor.numel(), dtype=torch.float32)
-            if tensor.dtype == torch.float32:
+        if found is None or found.result.numel() != numel or found.result.dtype != dtype:
+            decoded = torch.empty(numel, dtype=torch.float32)
+            if dtype == torch.float32:
                 found = _Bucket(None, decoded, decoded)
             else:
-                found = _Bucket(torch.empty_like(decoded), decoded, torch.empty_like(tensor))
+                found = _Bucket(torch.empty_like(decoded), decoded, torch.empty(numel, dtype=dtype))
             self._buckets[index] = found
         return found
 
-    def _note(self, outcome: Outcome) -> None:
+    def note(self, outcome: Outcome) -> None:
+        """Takes in what became of a bucket, and warns."""
         self.last = outcome
+        if self.resync is not None:
+            self.resync.note_missing(outcome.missed)
         self._warned &= outcome.missing | {self.rank}  # who is back and goes again is named again
         new = outcome.missing - self._warned
         if outcome.abstained and self.rank not in self._warned:
@@ -216,6 +407,16 @@ class _Copy:
 
     def __call__(self) -> None:
         self._target.copy_(self._source)
+
+
+class _Carry:
+    """Averages a carried gradient with the present one, in the transport thread (CODEC.md rule 15)."""
+
+    def __init__(self, carried: torch.Tensor, present: torch.Tensor) -> None:
+        self._carried, self._present = carried, present
+
+    def __call__(self) -> None:
+        self._carried.add_(self._present).mul_(0.5)
 
 
 def model_digest(model: torch.nn.Module) -> str:

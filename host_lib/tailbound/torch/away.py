@@ -1,0 +1,137 @@
+"""A rank that was away applies what the others have finished meanwhile, or jumps and takes their state (rule 20)."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from tailbound.collective.communicator import Communicator
+from tailbound.collective.op import Outcome
+from tailbound.errors import ConfigError, TransportError
+from tailbound.torch.finished import Bucket, gradients
+from tailbound.transport.steps import step_distance, step_of
+from tailbound.wire.schema import OP_INDEX_BITS
+
+#: A ``TailboundState``, whose module imports this one.
+TailboundState: TypeAlias = Any
+
+log = logging.getLogger("tailbound")
+
+_STEP_MASK = 0xFFFFFFFF >> OP_INDEX_BITS
+#: A rank that is lost again while it takes the others' state tries so often, and is then left as it is for this step.
+_JUMPS = 3
+
+
+def apply_finished(state: TailboundState, communicator: Communicator, act: Callable[[], object]) -> int:
+    """Applies finished steps by ``act`` while this rank is behind; returns how many steps it has moved on.
+
+    Where the averages are gone (the owner map changed while this rank was away, say), it takes another rank's state.
+    """
+    applied = 0
+    while communicator.behind > 0 and not communicator.lost:
+        buckets = state.layout.step()
+        if not buckets:
+            break
+        averages, outcomes = _collect(state, communicator, buckets)
+        if any(outcome.missed > outcome.expected // 2 for outcome in outcomes) and state.resync is not None:
+            state.resync.unsound()
+            state.abstaining = True
+            return applied + 1 + take_state(state, communicator, time.monotonic() + 10)
+        for outcome in outcomes:
+            state.note(outcome)
+        state.ended = step_of(outcomes[-1].label)
+        with gradients(buckets, averages):
+            act()
+        applied += 1
+        communicator.job.counters["steps_applied"] += 1
+        state.boundary()
+    return applied
+
+
+def step_optimizers(state: TailboundState) -> None:
+    """``step()`` of every optimizer that is known to step the model's parameters.
+
+    Raises:
+        ConfigError: none is known.
+    """
+    known = state.resync.replica.optimizers if state.resync is not None else []
+    if not known:
+        raise ConfigError("no optimizer is known: pass optimizer= to register or to apply_finished")
+    for optimizer in known:
+        optimizer.step()
+
+
+def jump(state: TailboundState, communicator: Communicator, timeout: float) -> int:
+    """Joins the others at their next step and takes their state; returns how many steps this rank has moved on."""
+    until, moved = time.monotonic() + timeout, 0
+    communicator.drain(2)
+    for _ in range(_JUMPS):
+        if not communicator.lost:
+            break
+        try:
+            skipped = communicator.jump()
+        except TransportError as error:
+            log.warning("%s", error)
+            break
+        if not skipped:
+            break
+        state.abstaining = True
+        state.forget_late()
+        if state.resync is not None:
+            state.resync.unsound()
+        moved += skipped + take_state(state, communicator, until)
+    if moved:
+        log.warning("rank %d: was away for too long and has skipped %d steps", state.rank, moved)
+    return moved
+
+
+def take_state(state: TailboundState, communicator: Communicator, until: float) -> int:
+    """Takes the state of another rank as it is after the step before the next one here, or after a later one.
+
+    In the latter case the steps in between are taken part in, without rows, and their averages dropped.
+
+    Returns:
+        How many those were. The rank goes on abstaining if nobody gave a state until ``until`` (monotonic seconds).
+    """
+    if state.resync is None:
+        return 0
+    before = communicator.step - 1 & _STEP_MASK
+    stands = state.resync.adopt_any(before, until - time.monotonic())
+    if stands is None:
+        log.warning("rank %d: nobody gave a state to go on from; this rank abstains until one does", state.rank)
+        return 0
+    dropped = 0
+    while (buckets := state.layout.step()) and step_distance(stands, communicator.step) >= 0:
+        _collect(state, communicator, buckets)
+        dropped += 1
+    state.ended = None
+    state.abstaining = False
+    return dropped
+
+
+def _collect(
+    state: TailboundState, communicator: Communicator, buckets: Sequence[Bucket]
+) -> tuple[list[torch.Tensor], list[Outcome]]:
+    """The averages of the next step, without a contribution of this rank, and what became of its ops."""
+    over: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+    memory = [state.memory(bucket.index, bucket.numel, bucket.dtype) for bucket in buckets]
+    for bucket, part in zip(buckets, memory, strict=True):
+        part.carried = None
+        values = part.decoded.numpy()
+        dtype = str(bucket.dtype).removeprefix("torch.")
+        communicator.launch(
+            bucket.index, values, values, last=bucket.last, done=over.put, dtype=dtype, contribute=False
+        )
+    outcomes = [over.get() for _ in buckets]
+    for outcome in outcomes:
+        if outcome.error is not None:
+            raise outcome.error
+    for part in memory:
+        if part.result is not part.decoded:
+            part.result.copy_(part.decoded)
+    return [part.result for part in memory], outcomes

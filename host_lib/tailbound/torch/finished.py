@@ -1,0 +1,83 @@
+"""Steps that the others have finished, applied without computing them (CLOCKS.md rule 20).
+
+The transport of a rank that was stopped has received their averages all the while. Such a step needs no forward and no
+backward pass: its averages go into ``.grad``, and the optimizer steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch._C._distributed_c10d import GradBucket
+
+
+@dataclass(frozen=True)
+class _Share:
+    """Where a parameter's gradient lies in its bucket."""
+
+    parameter: torch.Tensor
+    offset: int
+    stride: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One bucket as DDP made it: index, entries, type, whether it ends the step, and what is in it."""
+
+    index: int
+    numel: int
+    dtype: torch.dtype
+    last: bool
+    shares: tuple[_Share, ...]
+
+
+class Layout:
+    """DDP's buckets of the last steps, noted by the hook."""
+
+    #: DDP builds its buckets anew after the first step or two; until then every call is looked at
+    _UNSETTLED = 4
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, Bucket] = {}
+        self._seen: dict[int, int] = {}
+
+    def note(self, bucket: GradBucket) -> None:
+        """Notes what ``bucket`` is made of, if that is not known yet."""
+        index, buffer = bucket.index(), bucket.buffer()
+        known = self._buckets.get(index)
+        seen = self._seen[index] = self._seen.get(index, 0) + 1
+        if seen > self._UNSETTLED and known is not None and known.numel == buffer.numel():
+            return
+        start = buffer.storage_offset()
+        shares = tuple(
+            _Share(parameter, int(gradient.storage_offset() - start), gradient.stride())
+            for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)
+        )
+        self._buckets[index] = Bucket(index, buffer.numel(), buffer.dtype, bucket.is_last(), shares)
+        if bucket.is_last():
+            for other in [i for i in self._buckets if i > index]:
+                del self._buckets[other]
+
+    def step(self) -> Sequence[Bucket]:
+        """The buckets of a step in order; empty while a whole one has not been seen."""
+        buckets = [self._buckets[index] for index in sorted(self._buckets)]
+        whole = [b.index for b in buckets] == list(range(len(buckets))) and [b.last for b in buckets[-1:]] == [True]
+        return buckets if whole and not any(b.last for b in buckets[:-1]) else []
+
+
+@contextmanager
+def gradients(buckets: Sequence[Bucket], averages: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Within the context, ``.grad`` of all parameters is their part of ``averages``; after it, what it was."""
+    before = [(share.parameter, share.parameter.grad) for bucket in buckets for share in bucket.shares]
+    try:
+        for bucket, average in zip(buckets, averages, strict=True):
+            for share in bucket.shares:
+                shape = share.parameter.shape
+                share.parameter.grad = average.as_strided(shape, share.stride, average.storage_offset() + share.offset)
+        yield
+    finally:
+        for parameter, gradient in before:
+            parameter.grad = gradient

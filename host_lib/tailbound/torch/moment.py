@@ -1,0 +1,72 @@
+"""After which step a replica stands, and whether it may be read now (CLOCKS.md rule 21).
+
+Between the end of a step and the next change by an optimizer the parameters stand still, also while the next forward
+and backward passes run: other threads read them then. A change waits for a reader, which takes about a millisecond.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tailbound.transport.reliable import Refusal
+from tailbound.transport.steps import step_distance
+
+
+class Moment:
+    """Shared by the training thread, which settles and disturbs, and the threads that read."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition(threading.Lock())
+        self._step: int | None = None
+        self._still = False
+        self._over = False
+
+    @property
+    def step(self) -> int | None:
+        """The last step that ended here."""
+        return self._step
+
+    def settle(self, step: int) -> None:
+        """The state is that after ``step``, and stands still."""
+        with self._changed:
+            self._step, self._still = step, True
+            self._changed.notify_all()
+
+    def disturb(self) -> None:
+        """The state is about to change; returns when nobody reads."""
+        with self._changed:
+            self._still = False
+
+    def close(self) -> None:
+        """Refuses everybody from now on."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    @contextmanager
+    def reading(self, step: int, timeout: float, *, or_later: bool = False) -> Iterator[int]:
+        """Waits until the state is that after ``step``; it stays so within the context, which gets the step.
+
+        Args:
+            timeout: seconds.
+            or_later: take any later step too, once the state stands still.
+
+        Raises:
+            Refusal: it is not reached in time, or over.
+        """
+
+        def reached() -> bool:
+            there = self._step is not None and step_distance(self._step, step) >= 0
+            return self._over or (there and (self._still or not or_later))
+
+        with self._changed:
+            well = self._changed.wait_for(reached, timeout)
+            if self._over:
+                raise Refusal("this rank is closing")
+            if not well or self._step is None:
+                raise Refusal(f"step {step} has not ended here yet")
+            if not self._still or (self._step != step and not or_later):
+                raise Refusal(f"step {step} is past here")
+            yield self._step

@@ -1,0 +1,257 @@
+"""A replica's state as bytes: parameters, what the optimizers keep of them, and buffers, cut into slices.
+
+A slice is a range of parameter entries with the optimizer's entries of the same range: an elementwise optimizer then
+goes on equally wherever a slice is equal. What an optimizer keeps in other shapes (step counts) goes with a parameter's
+first entry, buffers go with the last slice. All ranks cut alike, since the cut depends on the parameters only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tailbound.errors import TransportError
+from tailbound.torch.drift import BINS, add_to_bins
+from tailbound.wire.jit import compiled
+
+#: Most slices, and fewest bytes of parameters in one. At 64 slices one is a few per cent of a step to send, whatever
+#: the size of the model: a step sends all of them, at a quarter of the bytes.
+SLICES_MOST, SLICE_LEAST = 64, 64 << 10
+
+_M1, _M2 = np.uint64(0x9E3779B185EBCA87), np.uint64(0xC2B2AE3D27D4EB4F)
+_LEFT, _RIGHT = np.uint64(31), np.uint64(33)
+
+
+@compiled
+def _digest(words: NDArray[np.uint64], lanes: NDArray[np.uint64]) -> None:
+    """Four lanes of xxHash64's round (Y. Collet, BSD) over ``words``; every change of one word changes its lane."""
+    for i in range(words.shape[0]):
+        value = lanes[i & 3] + words[i] * _M2
+        lanes[i & 3] = ((value << _LEFT) | (value >> _RIGHT)) * _M1
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor's memory as one dimension, in the order of memory; None where it has holes or overlaps."""
+    data = tensor.detach()
+    if data.is_contiguous():
+        return data.view(-1)
+    expected = 1
+    for stride, size in sorted(zip(data.stride(), data.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return None
+        expected *= size
+    return data.as_strided((data.numel(),), (1,))
+
+
+def octets(tensor: torch.Tensor) -> NDArray[np.uint8]:
+    """Memory of a contiguous one-dimensional tensor as u8, not copied."""
+    view: NDArray[np.uint8] = tensor.view(torch.uint8).numpy()
+    return view
+
+
+class Replica:
+    """State of one rank's model.
+
+    Args:
+        module: the model itself, not its DDP wrapper.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        kept = module.state_dict().keys()
+        self._module = module
+        self._names = [name for name, b in module.named_buffers() if name in kept and b.numel() and flat(b) is not None]
+        self._frozen = [view.clone() for view in self._buffers()]
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self._foreign: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._starts = np.cumsum([0] + [p.numel() for p in self.parameters])
+        size = sum(p.numel() * p.element_size() for p in self.parameters)
+        wanted = min(SLICES_MOST, max(1, size // SLICE_LEAST))
+        #: number of slices: a power of two, so that step numbers may wrap
+        self.slices = 1 << (int(wanted).bit_length() - 1)
+
+    def adopt(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Takes an optimizer in if it steps any of the parameters; returns whether it does."""
+        if any(optimizer is known for known in self.optimizers):
+            return True
+        if optimizer in self._foreign:
+            return False
+        ours = {id(p) for p in self.parameters}
+        if any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+            self.optimizers.append(optimizer)
+            return True
+        self._foreign.add(optimizer)
+        return False
+
+    def warm_up(self) -> None:
+        """Compiles what reads the state, so that no step waits for it."""
+        some = np.zeros(17, np.uint8)
+        for start in (0, 1):  # slices begin anywhere
+            _digest(some[start : start + 16].view(np.uint64), np.zeros(4, np.uint64))
+        self.sketch(0, 0)
+
+    def freeze(self) -> None:
+        """Keeps the buffers as they are now: a forward pass changes them while parameters stand still."""
+        for kept, view in zip(self._frozen, self._buffers(), strict=True):
+            kept.copy_(view)
+
+    def _buffers(self) -> list[torch.Tensor]:
+        views = (flat(self._module.get_buffer(name)) for name in self._names)
+        return [view for view in views if view is not None]
+
+    def cut(self, which: int) -> Iterator[tuple[torch.nn.Parameter, int, int, int]]:
+        """Parameters of a slice: (parameter, low, high, low counted over all parameters)."""
+        total = int(self._starts[-1])
+        low, high = total * which // self.slices, total * (which + 1) // self.slices
+        at = int(np.searchsorted(self._starts, low, "right")) - 1
+        while at < len(self.parameters) and self._starts[at] < high:
+            start = int(self._starts[at])
+            lo, hi = max(low - start, 0), min(high - start, self.parameters[at].numel())
+            if lo < hi:
+                yield self.parameters[at], lo, hi, start + lo
+            at += 1
+
+    def views(self, which: int) -> list[NDArray[np.uint8]]:
+        """Memory of a slice, piece by piece, not copied; the pieces of two ranks match if ``layout`` does."""
+        return [octets(view) for _, view in self._pieces(which)]
+
+    def _pieces(self, which: int) -> Iterator[tuple[str, torch.Tensor]]:
+        for p, lo, hi, first in self.cut(which):
+            whole = flat(p)
+            if whole is None or p.device.type != "cpu":
+                continue
+            yield f"p{first}", whole[lo:hi]
+            for number, optimizer in enumerate(self.optimizers):
+                kept = optimizer.state.get(p) or {}
+                for name in sorted(kept, key=str):
+                    tensor = kept[name]
+                    if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu" or not tensor.numel():
+                        continue
+                    view = flat(tensor)
+                    if view is None:
+                        continue
+                    if tensor.shape == p.shape and tensor.stride() == p.stride():
+                        yield f"{number}.{name}{first}", view[lo:hi]
+                    elif lo == 0:
+                        yield f"{number}.{name}", view
+        if which == self.slices - 1:
+            for number, view in enumerate(self._frozen):
+                yield f"b{number}", view
+
+    def layout(self, which: int) -> bytes:
+        """8 bytes that tell whether two ranks' slices consist of the same pieces."""
+        text = ";".join(f"{name}:{view.numel()}:{view.dtype}" for name, view in self._pieces(which))
+        return hashlib.blake2b(text.encode(), digest_size=8).digest()
+
+    def digest(self, which: int) -> bytes:
+        """32 bytes over the contents of a slice."""
+        lanes = np.arange(1, 5, dtype=np.uint64)
+        for view in self.views(which):
+            whole = view.size // 8 * 8
+            _digest(view[:whole].view(np.uint64), lanes)
+            if whole < view.size:
+                rest = np.zeros(8, np.uint8)
+                rest[: view.size - whole] = view[whole:]
+                _digest(rest.view(np.uint64), lanes)
+        return lanes.tobytes()
+
+    def sketch(self, which: int, seed: int) -> tuple[NDArray[np.float32], float]:
+        """Bins (f32[256]) of a slice's parameters, and their squared norm."""
+        bins, norm = np.zeros(BINS), 0.0
+        for p, lo, hi, first in self.cut(which):
+            view = flat(p)
+            if view is not None and p.device.type == "cpu":
+                norm += add_to_bins(view[lo:hi].float().numpy(), first & 0xFFFFFFFF, seed, bins)
+        return bins.astype(np.float32), norm
+
+    def copy(self, which: int) -> list[memoryview]:
+        """A slice, copied."""
+        return [view.copy().data for view in self.views(which)]
+
+    def size(self, which: int) -> int:
+        """Bytes of a slice."""
+        return sum(view.size for view in self.views(which))
+
+    def write(self, which: int, data: memoryview) -> None:
+        """Assigns a slice.
+
+        Raises:
+            TransportError: ``data`` is of another size; nothing is assigned then.
+        """
+        views = self.views(which)
+        if self.size(which) != len(data):
+            raise TransportError(
+                f"slice {which} has {len(data)} bytes on another rank and {self.size(which)} here: "
+                "train the same model with the same optimizer on every rank"
+            )
+        at = 0
+        for view in views:
+            view[:] = np.frombuffer(data[at : at + view.size], np.uint8)
+            at += view.size
+        if which == self.slices - 1:
+            for kept, buffer in zip(self._frozen, self._buffers(), strict=True):
+                buffer.copy_(kept)
+
+    def describe(self) -> bytes:
+        """Which tensors the optimizers keep, and their plain values, as JSON: for a rank that has jumped."""
+        return json.dumps([self._describe(optimizer) for optimizer in self.optimizers]).encode()
+
+    def _describe(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        state: dict[str, Any] = {}
+        for number, p in enumerate(self.parameters):
+            kept = optimizer.state.get(p)
+            if kept:
+                state[str(number)] = {str(name): _describe(value, p) for name, value in kept.items()}
+        groups = [{k: v for k, v in group.items() if _plain(v)} for group in optimizer.param_groups]
+        return {"state": state, "groups": groups}
+
+    def arrange(self, description: bytes) -> None:
+        """Makes what the optimizers keep of the shape that ``description`` tells, values of plain types included.
+
+        Raises:
+            TransportError: the other rank has other optimizers.
+        """
+        told: Sequence[dict[str, Any]] = json.loads(description)
+        if len(told) != len(self.optimizers):
+            raise TransportError(
+                f"another rank steps its parameters by {len(told)} optimizers, this one by {len(self.optimizers)}: "
+                "pass optimizer= to register"
+            )
+        for optimizer, theirs in zip(self.optimizers, told, strict=True):
+            for group, values in zip(optimizer.param_groups, theirs["groups"], strict=False):
+                for name, own in group.items():
+                    if name in values and _plain(own):
+                        group[name] = tuple(values[name]) if isinstance(own, tuple) else values[name]
+            for number, entries in theirs["state"].items():
+                p = self.parameters[int(number)]
+                for name, value in entries.items():
+                    own = optimizer.state[p].get(name)
+                    if not isinstance(value, dict):
+                        optimizer.state[p][name] = value
+                    elif not isinstance(own, torch.Tensor) or list(own.shape) != value["shape"]:
+                        dtype = getattr(torch, value["dtype"])
+                        alike = value["like"] and list(p.shape) == value["shape"]
+                        made = torch.zeros_like(p, dtype=dtype) if alike else torch.zeros(value["shape"], dtype=dtype)
+                        optimizer.state[p][name] = made.detach()
+
+
+def _plain(value: Any) -> bool:
+    return (
+        value is None
+        or isinstance(value, bool | int | float | str)
+        or (isinstance(value, list | tuple) and all(isinstance(v, bool | int | float) for v in value))
+    )
+
+
+def _describe(value: Any, p: torch.Tensor) -> Any:
+    if isinstance(value, torch.Tensor):
+        alike = value.shape == p.shape and value.stride() == p.stride()
+        return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch."), "like": alike}
+    return value if _plain(value) else None

@@ -1,0 +1,438 @@
+"""Replicas that have drifted apart come together again, slice by slice and point to point (CLOCKS.md 21, CODEC.md 13).
+
+Results that are lost for good leave a rank with another average than the others'. A rank that has missed nothing since
+it was last equal is *sound*: it neither measures nor asks, it only answers. The others measure how far they are from
+each other (1 KiB and one slice a step), and take slices from a sound rank or, where there is none, from ranks in turn:
+
+- Time is cut into windows of Q steps, Q being the number of slices; in step s of a round everybody takes slice s mod Q
+  as it is after step s from the same donor, which keeps its own. A round is held in the first window after every
+  ``period`` steps, and in the next window when the drift is above ``threshold`` here or at a rank that was asked.
+- A slice is taken at the boundary after step s, when both replicas stand after the same step; the receiver waits for it
+  for a small part of a step. What does not come is taken in another round, from another donor.
+- A rank that got all slices of a round is sound again if the donors were either all sound, or none of the ranks was.
+- Nothing is collective, nobody waits for more than one peer, and every wait ends by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import statistics
+import struct
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.codec.hashing import seed_of
+from tailbound.errors import TransportError
+from tailbound.torch.drift import BINS, Drift
+from tailbound.torch.moment import Moment
+from tailbound.torch.replica import Replica
+from tailbound.transport.reliable import Refusal, Reliable
+from tailbound.transport.steps import step_distance
+
+log = logging.getLogger("tailbound")
+
+_ASK = struct.Struct("!IHB")
+_WHOLE = struct.Struct("!IIB")
+_MARK = struct.Struct("!B8s32s")
+_SOUND, _WANTS = 1, 2
+#: Seconds that a donor waits for its own step to end before it refuses, and in steps if these are long.
+_PATIENCE, _PATIENT_STEPS = 5.0, 4
+#: A receiver waits for a slice at least this long, in seconds: steps may be shorter than a round trip.
+_LEAST_WAIT = 0.002
+#: A round that got less than half of the slices lets the next one wait twice as long, up to so many times.
+_STRETCH_MOST = 4
+
+
+@dataclass
+class _Slot:
+    """What is asked for one step: a mark of slice ``which`` from ``donor``."""
+
+    step: int
+    which: int
+    donor: int
+    measure: bool
+    ready: threading.Event = field(default_factory=threading.Event)
+    digest: bytes | None = None
+    layout: bytes = b""
+    sound: bool = False
+
+
+@dataclass
+class _Round:
+    """A round under way.
+
+    ``sound``: slices are taken from sound ranks only, else from all in turn. ``counts``: every donor was what this
+    round is about, so that who has all slices is equal to the others. ``missed``: ops with missing results when it
+    began. ``equal``: slices that are equal now.
+    """
+
+    sound: bool
+    counts: bool
+    missed: int
+    equal: set[int] = field(default_factory=set)
+
+
+class Resync:
+    """Keeps one replica equal to the others'.
+
+    Args:
+        reliable: the path to the other ranks.
+        replica: the state.
+        rank, ranks, cookie: of the job.
+        live: gives the peers that answer, as far as is known.
+        period: steps between two rounds; 0: none but for drift and on demand.
+        threshold: relative drift at which a round is held in the next window.
+        share: of a median step: so long a receiver waits for a slice.
+    """
+
+    def __init__(
+        self,
+        reliable: Reliable,
+        replica: Replica,
+        rank: int,
+        ranks: int,
+        cookie: int,
+        live: Callable[[], Sequence[int]],
+        *,
+        period: int = 200,
+        threshold: float = 0.01,
+        share: float = 0.05,
+    ) -> None:
+        self.replica, self.moment, self.drift = replica, Moment(), Drift(replica.slices)
+        self._reliable, self._rank, self._ranks, self._cookie, self._live = reliable, rank, ranks, cookie, live
+        self._period, self._threshold, self._share = period, threshold, share
+        self.counters: Counter[str] = Counter()
+        self._missed = self._missed_before = 0  # ops with results that never came: now, and when last equal
+        self._round: _Round | None = None
+        self._ending: _Round | None = None
+        self._slot: _Slot | None = None
+        self._heard: dict[int, tuple[int, bool]] = {}  # rank: step in which it said whether it is sound
+        self._told = False
+        self._stretch = 1
+        self._durations: deque[float] = deque(maxlen=32)
+        self._boundary_at = 0.0
+        self._tasks: queue.SimpleQueue[_Slot | None] = queue.SimpleQueue()
+        replica.warm_up()
+        reliable.serve("mark", self._answer_mark)
+        reliable.serve("slice", self._answer_slice)
+        reliable.serve("whole", self._answer_whole)
+        self._thread = threading.Thread(target=self._run, name="tailbound-resync", daemon=True)
+        self._thread.start()
+
+    @property
+    def sound(self) -> bool:
+        """Whether this replica has missed nothing since it was last equal to the others."""
+        return self._missed == self._missed_before
+
+    def note_missing(self, rows: int) -> None:
+        """An op has ended here without ``rows`` of its result rows."""
+        if rows:
+            self._missed += 1
+
+    def unsound(self) -> None:
+        """The state is not what the others have (after a jump, say)."""
+        self._missed += 1
+
+    def boundary(self, step: int) -> None:
+        """``step`` has ended: parameters stand still from now on until ``moment.disturb``. In the training thread."""
+        slot, self._slot = self._slot, None
+        now = time.monotonic()
+        if self._boundary_at:
+            self._durations.append(now - self._boundary_at)
+        self._boundary_at = now
+        self.replica.freeze()
+        if slot is not None and slot.step == step and not slot.measure:
+            self._take(slot)
+        if self._ending is not None:  # not before: to those who asked for its last slice this rank was not sound
+            self._end_round(self._ending)
+            self._ending = None
+        self.moment.settle(step)
+        if self._round is not None and (step + 1) % self.replica.slices == 0:
+            self._ending, self._round = self._round, None
+        self._plan(step + 1)
+
+    def close(self) -> None:
+        """Ends the thread and the reliable path that it may be waiting for; may be called twice."""
+        self.moment.close()
+        self._tasks.put(None)
+        self._reliable.close()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_PATIENCE)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and the estimated drift, in plain types."""
+        return {
+            "sound": self.sound,
+            "drift": self.drift.relative,
+            "slices": self.replica.slices,
+            "in_round": self._round is not None,
+            "counters": dict(sorted(self.counters.items())),
+        }
+
+    # -- rounds, in the training thread
+
+    def _plan(self, step: int) -> None:
+        slices = self.replica.slices
+        which, window = step % slices, step // slices
+        if which == 0 and not self.sound and (self._due(window) or self._told or self._drifted):
+            self._begin_round(step)
+        if self.sound:
+            return
+        measure = self._round is None
+        donor = self._rotated(step)[0] if self._round is None else self._donor(self._round, which + window, step)
+        if donor == self._rank and self._round is not None:
+            self._round.equal.add(which)  # the others take it from here
+        if donor in (-1, self._rank) or (measure and not self._tasks.empty()):
+            return
+        slot = _Slot(step, which, donor, measure)
+        self._slot = slot
+        self._tasks.put(slot)
+
+    @property
+    def _drifted(self) -> bool:
+        return not self.sound and self.drift.relative > self._threshold
+
+    def _due(self, window: int) -> bool:
+        slices, period = self.replica.slices, self._period
+        return period > 0 and (window * slices) // period != ((window - 1) * slices) // period
+
+    def _rotated(self, turn: int) -> list[int]:
+        """Live peers in an order that all ranks share, beginning with another one each ``turn``; -1 if none."""
+        live = set(self._live())
+        order = [(turn + i) % self._ranks for i in range(self._ranks)]
+        return [r for r in order if r in live and r != self._rank] or [-1]
+
+    def _begin_round(self, step: int) -> None:
+        """From sound ranks if one is known; else from all in turn, which counts only if none can be sound."""
+        heard, live = self._said(step), set(self._live())
+        sound = any(heard.get(r, False) for r in live)
+        self._round = _Round(sound, sound or live <= heard.keys(), self._missed)
+        self._told = False
+        self.counters["rounds"] += 1
+
+    def _said(self, step: int) -> dict[int, bool]:
+        """Ranks that said lately whether they are sound."""
+        fresh = 4 * max(self.replica.slices, self._ranks)
+        return {rank: sound for rank, (when, sound) in self._heard.items() if step_distance(step, when) < fresh}
+
+    def _donor(self, held: _Round, turn: int, step: int) -> int:
+        """Who gives a slice in this turn, maybe this rank itself; -1 if nobody can."""
+        heard, live = self._said(step), {*self._live(), self._rank}
+        order = [(turn + i) % self._ranks for i in range(self._ranks)]
+        fit = [r for r in order if r in live and (heard.get(r, False) or not held.sound)]
+        return fit[0] if fit else -1
+
+    def _wait(self) -> float:
+        step = statistics.median(self._durations) if self._durations else 0.0
+        return max(_LEAST_WAIT, self._share * self._stretch * step)
+
+    @property
+    def _patience(self) -> float:
+        return max(_PATIENCE, _PATIENT_STEPS * max(self._durations, default=0.0))
+
+    def _take(self, slot: _Slot) -> None:
+        """Makes slice ``slot.which`` equal to the donor's; both stand after ``slot.step``."""
+        until = time.monotonic() + self._wait()
+        which, counters = slot.which, self.counters
+        if not slot.ready.wait(self._wait()) or slot.digest is None:
+            counters["slices_missed"] += 1
+            return
+        if self._round is not None and slot.sound != self._round.sound:
+            self._round.counts = False
+            if not slot.sound:
+                return
+        if self.replica.layout(which) != slot.layout:
+            counters["slices_unlike"] += 1
+            return
+        if self.replica.digest(which) != slot.digest:
+            try:
+                body = self._reliable.pull(
+                    slot.donor, "slice", _ASK.pack(slot.step, which, 0), max(0.001, until - time.monotonic())
+                )
+                self.replica.write(which, memoryview(body))
+            except TransportError as error:
+                log.debug("%s", error)
+                counters["slices_missed"] += 1
+                return
+            counters["slices_taken"] += 1
+            counters["bytes_taken"] += len(body)
+        else:
+            counters["slices_equal"] += 1
+        self.drift.equal(which)
+        if self._round is not None:
+            self._round.equal.add(which)
+
+    def _end_round(self, held: _Round) -> None:
+        if held.counts and len(held.equal) == self.replica.slices:
+            self._missed_before = held.missed  # sound if nothing was missed during the round
+            self.counters["rounds_whole"] += 1
+            self._stretch = 1
+        elif len(held.equal) * 2 < self.replica.slices:
+            self._stretch = min(2 * self._stretch, _STRETCH_MOST)
+
+    # -- on demand, in the training thread
+
+    def synchronise(self, timeout: float) -> bool:
+        """Takes the whole state from a sound rank that stands after the same step, or from the rank whose turn it is.
+
+        Returns:
+            Whether this replica is now one that the others have, or take.
+        """
+        step = self.moment.step
+        if self.sound or step is None:
+            return True
+        until = time.monotonic() + timeout
+        order = [(step + i) % self._ranks for i in range(self._ranks)]
+        live = {*self._live(), self._rank}
+        order = [r for r in order if r in live]
+        answers: list[int] = []
+        for rank in order:
+            if rank == self._rank:
+                answers.append(rank)
+                continue
+            try:
+                flags = self._ask_mark(rank, step, 0, False, max(0.05, min(_PATIENCE, until - time.monotonic())))[0]
+            except TransportError as error:
+                log.debug("%s", error)
+                continue
+            answers.append(rank)
+            if flags & _SOUND:
+                return self._adopt(rank, step, until - time.monotonic()) is not None
+        if answers[0] == self._rank:
+            return True
+        return self._adopt(answers[0], step, until - time.monotonic()) is not None
+
+    def _adopt(self, rank: int, step: int, timeout: float, *, or_later: bool = False) -> int | None:
+        """Takes the whole state of ``rank`` as it is after ``step``; returns the step, None if it was not possible."""
+        before = self._missed
+        try:
+            body = memoryview(self._reliable.pull(rank, "whole", _ASK.pack(step, 0, or_later), max(0.05, timeout)))
+            stands, length, sound = _WHOLE.unpack_from(body)
+            self.moment.disturb()
+            self.replica.arrange(bytes(body[_WHOLE.size : _WHOLE.size + length]))
+            at, sizes = _WHOLE.size + length, [self.replica.size(which) for which in range(self.replica.slices)]
+            if at + sum(sizes) != len(body):
+                raise TransportError(f"rank {rank} has {len(body) - at} bytes of state, this one {sum(sizes)}")
+            for which, size in enumerate(sizes):
+                self.replica.write(which, body[at : at + size])
+                at += size
+        except TransportError as error:
+            log.info("rank %d: not synchronised: %s", self._rank, error)
+            self.counters["whole_failed"] += 1
+            return None
+        finally:
+            self.replica.freeze()
+            if self.moment.step is not None:
+                self.moment.settle(self.moment.step)
+        self.moment.settle(stands)
+        self.counters["whole_taken"] += 1
+        self.counters["bytes_taken"] += len(body)
+        if sound:
+            self._missed_before = before
+            for which in range(self.replica.slices):
+                self.drift.equal(which)
+        return int(stands)
+
+    def adopt_any(self, step: int, timeout: float) -> int | None:
+        """Takes the state after ``step`` or a later one from any live rank, those first that were sound.
+
+        For a rank that has jumped. Returns the step; None if nobody gave it in time.
+        """
+        until = time.monotonic() + timeout
+        peers = [r for r in self._rotated(step) if r >= 0]
+        peers.sort(key=lambda r: not self._said(step).get(r, False))
+        for rank in peers:
+            left = until - time.monotonic()
+            stands = self._adopt(rank, step, left, or_later=True) if left > 0 else None
+            if stands is not None:
+                return stands
+        return None
+
+    # -- asking, in a thread of its own
+
+    def _run(self) -> None:
+        while (slot := self._tasks.get()) is not None:
+            try:
+                self._fetch(slot)
+            except TransportError as error:
+                log.debug("%s", error)
+                self.counters["unanswered"] += 1
+            except Exception:
+                log.exception("rank %d: measuring the drift of replicas", self._rank)
+            finally:
+                slot.ready.set()
+
+    def _fetch(self, slot: _Slot) -> None:
+        now = self.moment.step
+        if now is not None and step_distance(now, slot.step) > 0:  # an answer has taken too long
+            self.counters["unanswered"] += 1
+            return
+        flags, layout, digest, bins = self._ask_mark(slot.donor, slot.step, slot.which, slot.measure, self._patience)
+        slot.sound = bool(flags & _SOUND)
+        self._heard[slot.donor] = slot.step, slot.sound
+        if flags & _WANTS:
+            self._told = True
+        slot.layout, slot.digest = layout, digest
+        if bins is None:
+            return
+        with self.moment.reading(slot.step, self._patience):
+            if self.replica.digest(slot.which) == digest:
+                self.drift.equal(slot.which)
+            else:
+                own, norm = self.replica.sketch(slot.which, seed_of(self._cookie, slot.step))
+                self.drift.observe(slot.which, own, bins, norm)
+        self.counters["measured"] += 1
+
+    def _ask_mark(
+        self, rank: int, step: int, which: int, bins: bool, timeout: float
+    ) -> tuple[int, bytes, bytes, NDArray[Any] | None]:
+        most = _MARK.size + 4 * BINS
+        body = self._reliable.pull(rank, "mark", _ASK.pack(step, which, bins), timeout, most)
+        if len(body) not in (_MARK.size, most):
+            raise TransportError(f"rank {self._rank}: rank {rank} answers {len(body)} bytes instead of a mark")
+        flags, layout, digest = _MARK.unpack_from(body)
+        return flags, layout, digest, np.frombuffer(body, ">f4", offset=_MARK.size) if len(body) == most else None
+
+    # -- answering, in threads of the reliable path
+
+    def _asked(self, request: bytes) -> tuple[int, int, int]:
+        if len(request) != _ASK.size:
+            raise Refusal(f"a request of {len(request)} bytes")
+        step, which, option = _ASK.unpack(request)
+        if which >= self.replica.slices:
+            raise Refusal(f"there are {self.replica.slices} slices here, not {which + 1}")
+        return step, which, option
+
+    def _answer_mark(self, request: bytes) -> list[bytes]:
+        step, which, bins = self._asked(request)
+        with self.moment.reading(step, self._patience):
+            flags = _SOUND * self.sound | _WANTS * self._drifted
+            parts = [_MARK.pack(flags, self.replica.layout(which), self.replica.digest(which))]
+            if bins:
+                sketch, _ = self.replica.sketch(which, seed_of(self._cookie, step))
+                parts.append(sketch.astype(">f4").tobytes())
+        self.counters["marks_given"] += 1
+        return parts
+
+    def _answer_slice(self, request: bytes) -> list[memoryview]:
+        step, which, _ = self._asked(request)
+        with self.moment.reading(step, 0):
+            parts = self.replica.copy(which)
+        self.counters["slices_given"] += 1
+        return parts
+
+    def _answer_whole(self, request: bytes) -> list[bytes | memoryview]:
+        step, _, or_later = self._asked(request)
+        with self.moment.reading(step, self._patience, or_later=bool(or_later)) as stands:
+            told, sound = self.replica.describe(), self.sound
+            slices = [part for which in range(self.replica.slices) for part in self.replica.copy(which)]
+        self.counters["whole_given"] += 1
+        return [_WHOLE.pack(stands, len(told), sound), told, *slices]

@@ -1,0 +1,176 @@
+"""What the processes of the tests of drifting, stopped and lost replicas do; one function a job."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from support import Trouble
+from tailbound.torch import TailboundState, batches, register
+from tailbound.torch.register import _SYNC_OPTION
+from tailbound.wire.schema import PacketType
+from torch_jobs import backward, model, nmse
+
+#: Deadlines that a loaded machine meets as a rule; what it misses is repaired by what is tested here.
+SETTINGS: dict[str, Any] = {
+    "deadline_ms": (500.0, 500.0),
+    "ring_mib": 8.0,
+    "datapath": "udp",
+    "timeout": 60.0,
+    "share_rows": False,
+}
+
+
+def state_digest(net: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """Over parameters and everything the optimizer keeps (running statistics of batches are every rank's own)."""
+    out = hashlib.sha256()
+    for p in net.parameters():
+        out.update(p.detach().numpy().tobytes())
+        for name, value in sorted(optimizer.state[p].items()):
+            out.update(f"{name}{value.tolist() if isinstance(value, torch.Tensor) else value}".encode())
+    return out.hexdigest()
+
+
+def train(net: DDP, optimizer: torch.optim.Optimizer, rank: int, steps: range) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        backward(net, rank, step)
+        optimizer.step()
+
+
+def lose_results(state: TailboundState, loss: float) -> Trouble:
+    """From now on this rank's results get lost on their way."""
+    assert state.communicator is not None
+    return Trouble(seed=5, loss=loss, types=frozenset({PacketType.RESULT})).attach(state.communicator)
+
+
+def everywhere(value: Any) -> list[Any]:
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, value)
+    return everyone
+
+
+def drifting(rank: int, period: int, losers: set[int]) -> dict[str, Any]:
+    """Results of some ranks get lost for a while, so that replicas drift apart; then rounds, or one call, undo it."""
+    normed = nn.Sequential(model(), nn.BatchNorm1d(10))
+    net = DDP(normed, **{_SYNC_OPTION: False}, bucket_cap_mb=0.05)
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
+    options = {"resync_period": period, "resync_drift": 1e9, "resync_share": 50.0}
+    with register(net, optimizer=optimizer, **options, **SETTINGS) as state:
+        train(net, optimizer, rank, range(4))
+        dist.barrier()
+        trouble = lose_results(state, 0.6 if rank in losers else 0.0)
+        train(net, optimizer, rank, range(4, 8))
+        trouble.loss = 0.0
+        apart = everywhere((state_digest(net, optimizer), state.stats()["replica"]["sound"]))
+        synchronised, together = True, []
+        for step in range(8, 200, 8):  # more may get lost on a loaded machine
+            if period:
+                train(net, optimizer, rank, range(step, step + 8))
+            else:
+                train(net, optimizer, rank, range(step, step + 1))
+                synchronised &= state.synchronise(60)
+                dist.barrier()
+            together = everywhere((state_digest(net, optimizer), state.stats()["replica"]["sound"]))
+            if all(sound for _, sound in together) or not period:
+                break
+        train(net, optimizer, rank, range(200, 202))
+        after = everywhere((state_digest(net, optimizer), state.stats()["replica"]["sound"]))
+        stats = state.stats()
+        dist.barrier()
+    return {
+        "apart": apart, "together": together, "synchronised": synchronised, "after": after, "stats": stats,
+    }  # fmt: skip
+
+
+def stopped(rank: int, victim: int, ring_mib: float, away: int, steps: int, ready: Any, moved: Any) -> dict[str, Any]:
+    """Trains with ``batches``; the victim stops until the others are ``away`` steps on, catches up or jumps."""
+    net = DDP(model(), bucket_cap_mb=0.05)
+    optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
+    settings = {**SETTINGS, "deadline_ms": (150.0, 150.0), "ring_mib": ring_mib, "share_rows": False}
+    computed, jumped, back_at = [], [], 0.0
+    with register(net, optimizer=optimizer, resync_share=50.0, **settings) as state:
+        for step in batches(range(steps), state, on_skip=jumped.append):
+            if step == 5 and rank == victim:
+                ready.set()
+                os.kill(os.getpid(), signal.SIGSTOP)  # SIGCONT comes from the test
+                back_at = time.monotonic()
+            if step >= 5 + away:
+                moved.set()
+                time.sleep(0.02)  # the others' own computing
+            optimizer.zero_grad()
+            backward(net, rank, step)
+            optimizer.step()
+            computed.append(step)
+        took = time.monotonic() - back_at
+        behind = state.behind
+        synchronised = state.synchronise(60)
+        dist.barrier()
+        digests = everywhere((state_digest(net, optimizer), state.stats()["replica"]["sound"], synchronised))
+        stats = state.stats()
+        dist.barrier()
+    return {
+        "computed": computed, "jumped": sum(jumped), "behind": behind, "took": took, "digests": digests, "stats": stats
+    }  # fmt: skip
+
+
+def carrying(rank: int, late: str, over: Any) -> list[float]:
+    """One rank comes when the step is over for the others; what its next contribution is made of.
+
+    Returns:
+        NMSE of the third step's average against: the plain mean, and the mean with the late gradient carried.
+    """
+    numel = 20_000
+    settings = {**SETTINGS, "deadline_ms": (300.0, 300.0)}
+
+    def gradient(of: int, step: int) -> torch.Tensor:
+        return torch.randn(numel, generator=torch.Generator().manual_seed(100 * step + of))
+
+    with TailboundState(late=late, **settings) as state:
+        for step in range(4):
+            if step == 2:
+                if rank == 2:
+                    over.wait()
+                    time.sleep(0.5)  # the deadlines of the first half, counted from the majority, are over
+                    out = state.average(0, gradient(rank, step), True).wait()
+                    assert state.last.unsent
+                else:
+                    out = state.average(0, gradient(rank, step), True).wait()
+                    over.set()
+                mean = (gradient(0, step) + gradient(1, step)) / 2
+                assert nmse(out.double(), mean.double()) < 1e-2
+                dist.barrier()
+                continue
+            out = state.average(0, gradient(rank, step), True).wait().clone()
+        plain = sum(gradient(r, 3) for r in range(3)) / 3
+        carried = (gradient(0, 3) + gradient(1, 3) + (gradient(2, 3) + gradient(2, 2)) / 2) / 3
+        assert state.stats()["carried"] == (rank == 2 and late == "carry")
+        dist.barrier()
+        return [nmse(out.double(), plain.double()), nmse(out.double(), carried.double())]
+
+
+def holding(rank: int) -> list[int]:
+    """A rank evaluates for longer than all deadlines and nobody leaves it out."""
+    net = DDP(model(), bucket_cap_mb=0.05)
+    optimizer = torch.optim.SGD(net.parameters(), 0.05)
+    with register(net, optimizer=optimizer, **{**SETTINGS, "deadline_ms": (150.0, 150.0)}) as state:
+        train(net, optimizer, rank, range(4))
+        dist.barrier()
+        before = state.stats()["counters"].get("contribution_deadline_hits", 0)
+        if rank == 0:
+            with state.hold():
+                time.sleep(1.5)
+        train(net, optimizer, rank, range(4, 6))
+        missing = sorted(state.last.missing)
+        stats = state.stats()
+        assert stats["suspects"] == []
+        dist.barrier()
+        return [len(missing), stats["counters"].get("contribution_deadline_hits", 0) - before]

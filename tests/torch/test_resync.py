@@ -1,0 +1,104 @@
+"""Replicas that came apart, ranks that were stopped, late gradients: real processes over udp on loopback."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.needs("torch")
+
+
+@pytest.mark.parametrize(
+    ("period", "losers"),
+    [(8, {0}), (8, {0, 1, 2}), (0, {0, 1, 2})],
+    ids=["rounds_one_loser", "rounds_all_losers", "on_demand"],
+)
+def test_replicas_forced_apart_come_together(tmp_path: Path, period: int, losers: set[int]) -> None:
+    """Parameters and the optimizer's state are equal bit by bit after a round, or after one call on all ranks."""
+    import resync_jobs
+    from processes import Job
+
+    with Job(resync_jobs.drifting, 3, tmp_path, period, losers) as job:
+        results = job.results()
+    digests, sound = zip(*results[0]["apart"], strict=True)
+    assert len(set(digests)) > 1
+    assert not all(sound)
+    for rank, result in enumerate(results):
+        taken = result["stats"]["replica"]["counters"]
+        assert result["synchronised"]
+        if period and not sound[rank]:
+            assert taken["rounds_whole"] >= 1
+    took = [r["stats"]["replica"]["counters"].get("slices_taken" if period else "whole_taken", 0) for r in results]
+    assert any(took)
+    assert not all(took) or len(losers) > 1  # who has missed nothing takes nothing
+    digests, sound = zip(*results[0]["together"], strict=True)
+    assert len(set(digests)) == 1
+    assert all(sound) or not period
+    digests, sound = zip(*results[0]["after"], strict=True)
+    assert len(set(digests)) == 1 or not all(sound)  # equal, unless something got lost anew
+
+
+def test_a_stopped_rank_applies_what_the_others_have_finished(tmp_path: Path) -> None:
+    """It computes none of the steps it was away for, and comes out with the same bits."""
+    import resync_jobs
+    from processes import PATIENCE, Job
+
+    context = multiprocessing.get_context("forkserver")
+    ready, moved = context.Event(), context.Event()
+    with Job(resync_jobs.stopped, 3, tmp_path, 2, 8.0, 10, 60, ready, moved) as job:
+        assert ready.wait(PATIENCE)
+        assert moved.wait(PATIENCE)
+        os.kill(job.processes[2].pid, signal.SIGCONT)
+        results = job.results()
+    back = results[2]
+    applied = back["stats"]["counters"]["steps_applied"]
+    assert applied >= 9
+    assert len(back["computed"]) + applied == 60
+    assert back["jumped"] == 0
+    assert len({digest for digest, sound, _ in back["digests"] if sound}) <= 1
+    assert len({digest for digest, _, synchronised in back["digests"] if synchronised}) == 1, back["digests"]
+
+
+def test_a_lost_rank_jumps_and_takes_the_state_of_another(tmp_path: Path) -> None:
+    """The ring holds a few steps only: what the rank missed is gone."""
+    import resync_jobs
+    from processes import PATIENCE, Job
+
+    context = multiprocessing.get_context("forkserver")
+    ready, moved = context.Event(), context.Event()
+    with Job(resync_jobs.stopped, 3, tmp_path, 2, 0.5, 30, 90, ready, moved) as job:
+        assert ready.wait(PATIENCE)
+        assert moved.wait(PATIENCE)
+        os.kill(job.processes[2].pid, signal.SIGCONT)
+        results = job.results()
+    back = results[2]
+    assert back["jumped"] >= 25
+    assert back["stats"]["replica"]["counters"]["whole_taken"] >= 1
+    assert back["computed"][-1] == 89  # at the same place in the data as the others
+    assert len({digest for digest, sound, _ in back["digests"] if sound}) <= 1
+    assert len({digest for digest, _, synchronised in back["digests"] if synchronised}) == 1, back["digests"]
+
+
+@pytest.mark.parametrize("late", ["carry", "drop"])
+def test_a_late_gradient_is_carried_into_the_next_step(tmp_path: Path, late: str) -> None:
+    import resync_jobs
+    from processes import Job
+
+    over = multiprocessing.get_context("forkserver").Event()
+    with Job(resync_jobs.carrying, 3, tmp_path, late, over) as job:
+        for plain, carried in job.results():
+            right, wrong = (carried, plain) if late == "carry" else (plain, carried)
+            assert right < 2e-3
+            assert wrong > 0.05
+
+
+def test_the_others_wait_for_a_rank_that_holds(tmp_path: Path) -> None:
+    import resync_jobs
+    from processes import Job
+
+    with Job(resync_jobs.holding, 3, tmp_path) as job:
+        assert job.results() == [[0, 0]] * 3
