@@ -83,6 +83,7 @@ bench: setup
 	$(BIN)/tailbound bench codec --json $(OUT)/bench/codec.json
 	$(BIN)/tailbound bench allreduce --vs gloo --json $(OUT)/bench/allreduce.json
 	$(BIN)/tailbound bench allreduce --vs gloo --wire --json $(OUT)/bench/allreduce-wire.json
+	$(BIN)/tailbound bench tail --json $(OUT)/bench/tail.json
 
 clean:
 	rm -rf build dist $(OUT) .pytest_cache .mypy_cache .ruff_cache .hypothesis host_lib/*.egg-info

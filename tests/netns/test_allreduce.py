@@ -116,7 +116,9 @@ def test_faults_on_the_cables(tailbound_lab: Make, faults: Any, counted: str | N
     counts = lab.fault_counts()
     if counted is None:
         assert counts.lost > 50
-        assert all(s["delivered"] < 1 for s in stats)
+        # in the first ops of a size both halves are repaired
+        assert all(s["delivered"] > 0.999 for s in stats)
+        assert sum(s["counters"]["rows_repaired"] for s in stats) > 0
     else:
         assert sum(s["drops"].get(counted, 0) for s in stats) > 20
     if counted == "CORRUPT":
@@ -243,9 +245,11 @@ def _frames(lab: Cluster, job: Team, count: int) -> list[bytes]:
             data[at] ^= 1 << generator.randrange(8)
         elif kind == 3:
             data[8:12] = generator.randbytes(4)
-        frame = scapy.Ether(dst=mac, src=b"\x02\x00\x00\x00\x00\x01") / scapy.IP(
-            src=source.address if kind != 4 else f"198.19.{i & 255}.7", dst=target.address
-        ) / scapy.UDP(sport=1024 + i % 60000, dport=port)
+        frame = (
+            scapy.Ether(dst=mac, src=b"\x02\x00\x00\x00\x00\x01")
+            / scapy.IP(src=source.address if kind != 4 else f"198.19.{i & 255}.7", dst=target.address)
+            / scapy.UDP(sport=1024 + i % 60000, dport=port)
+        )
         raw = bytearray(bytes(frame / scapy.Raw(bytes(data))))
         if kind == 5:
             raw[14 + 20 + 4 : 14 + 20 + 6] = struct.pack("!H", generator.randrange(65536))  # UDP length that lies

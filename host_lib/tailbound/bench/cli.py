@@ -82,3 +82,47 @@ def allreduce(sizes: tuple[int, ...], iters: int, vs: str, datapath: str, json_f
     from tailbound.bench.allreduce import run
 
     run(spec_from_options(lab), sizes=sizes, iters=iters, vs=vs, datapath=datapath, json_file=json_file)
+
+
+@bench.command()
+@click.option("--workers", "-n", type=click.IntRange(2), default=4, help="Workers, one namespace each.")
+@click.option("--size", type=_Size(), default="25MiB", help="Bytes of float32.")
+@click.option("--rate", default="1gbit", help="Of every cable, each way, where no packets are lost.")
+@click.option("--seconds", type=click.FloatRange(1), default=60.0, help="How long to measure in each environment.")
+@click.option(
+    "--env", "envs", type=click.Choice(["calm", "tail1.5", "tail3", "stopped", "loss0.1", "loss1"]), multiple=True,
+    help="Only these; all by default.", show_default=False,
+)  # fmt: skip
+@click.option("--seed", type=int, default=1, help="Of losses and bursts.")
+@click.option("--datapath", type=click.Choice(["auto", "xdp", "udp"]), default="auto", help="How we receive.")
+@_QUICK
+@_JSON
+def tail(rate: str, envs: tuple[str, ...], quick: bool, json_file: Path | None, **settings: Any) -> None:
+    """The slowest all-reduces under foreign traffic, loss and a rank that stands still, in turn with Gloo's."""
+    from tailbound.bench.tail import ENVS, run
+    from tailbound.lab.spec import parse_rate
+
+    if quick:
+        settings["seconds"] = min(settings["seconds"], 15.0)
+    run(rate=parse_rate(rate), envs=envs or ENVS, json_file=json_file, **settings)
+
+
+@bench.command()
+@spec_options
+@click.option("--size", type=_Size(), default="25MiB", help="Bytes of float32 of a step.")
+@click.option("--delay", "delays", type=click.FloatRange(0, 500), multiple=True, help="Of the last rank, in ms.")
+@click.option("--iters", type=click.IntRange(2), default=20, help="Steps of each kind at every delay.")
+@click.option("--datapath", type=click.Choice(["auto", "xdp", "udp"]), default="auto", help="How we receive.")
+@_QUICK
+@_JSON
+def straggler(
+    size: int, delays: tuple[float, ...], iters: int, datapath: str, quick: bool, json_file: Path | None, **lab: Any
+) -> None:
+    """What a step still costs once a late rank is there: with agreed owner maps, without, and with Gloo."""
+    from tailbound.bench.straggler import DELAYS_MS, run
+    from tailbound.lab.spec import parse_rate
+
+    lab["rate"] = lab["rate"] or parse_rate("1gbit")
+    delays = delays or (DELAYS_MS[::2] if quick else DELAYS_MS)
+    iters = min(iters, 6) if quick else iters
+    run(spec_from_options(lab), size=size, delays=delays, iters=iters, datapath=datapath, json_file=json_file)

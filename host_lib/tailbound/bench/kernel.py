@@ -68,9 +68,7 @@ class Bench:
         sizes = {"width": WIDTH, "sum_rows": ROWS, "result_rows": ROWS}
         self.maps = maps.create(WORKER_MAPS, shapes(**sizes), events=True)
         defines = {"TB_PORT": PORT, "TB_WIDTH": WIDTH, "TB_SUM_ROWS": ROWS, "TB_RESULT_ROWS": ROWS}
-        self.program = load.load(
-            "bench.bpf.c", "tb_bench", defines, load.WORKER_MAP_NAMES, self.maps.fds, loader
-        )
+        self.program = load.load("bench.bpf.c", "tb_bench", defines, load.WORKER_MAP_NAMES, self.maps.fds, loader)
         peers, control = self.maps.arrays["peers"], self.maps.arrays["control"][0]
         peers["address"] = _address(_PEER)
         control["cookie"], control["address"] = _COOKIE, _address(_OWN)
@@ -127,9 +125,15 @@ class Bench:
     def _frame(self, case: Case, sender: int) -> bytes:
         own = case.ranks - 1
         head = header(
-            type=case.type, cookie=_COOKIE, op=self._op, sender=sender,
+            type=case.type,
+            cookie=_COOKIE,
+            op=self._op,
+            sender=sender,
             owner=sender if case.type is PacketType.RESULT else own,
-            rows=schema.MAX_RANKS, shift=case.shift, contributed=self._op - 1, published=self._op - 1,
+            rows=schema.MAX_RANKS,
+            shift=case.shift,
+            contributed=self._op - 1,
+            published=self._op - 1,
         )
         payload = np.random.default_rng(7).integers(1, 256, case.codes, np.uint8).tobytes()
         return frame(packet(head, payload), _PEER, _OWN, case.turn, case.port)

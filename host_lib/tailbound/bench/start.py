@@ -33,14 +33,18 @@ class StartLine:
         self._rank, self._ranks, self._timeout = rank, ranks, timeout
         self._times = 0
         self._last = 0
+        #: whether rank 0 said at the newest start that it was the last one
+        self.over = False
 
     @staticmethod
     def create(path: Path, ranks: int) -> None:
         """Makes the file."""
         path.write_bytes(bytes(8 * (ranks + 1)))
 
-    def wait(self) -> int:
+    def wait(self, *, last: bool = False) -> int:
         """Waits for all ranks; returns the common start (CLOCK_MONOTONIC in ns).
+
+        ``last``, said by rank 0, reaches all ranks at this start as ``over``: so they end a phase in the same round.
 
         Raises:
             TransportError: a rank did not come in time.
@@ -51,10 +55,11 @@ class StartLine:
         if self._rank == 0:
             while (come := self._words[: self._ranks]).min() < self._times:
                 self._pause(end, f"rank {int(come.argmin())} did not come to the start")
-            self._words[self._ranks] = time.monotonic_ns() + _LEAD_NS
+            self._words[self._ranks] = (time.monotonic_ns() + _LEAD_NS) & ~1 | last
         while (start := int(self._words[self._ranks])) <= self._last:
             self._pause(end, "rank 0 did not give the start")
         self._last = start
+        self.over = bool(start & 1)
         while (left := start - time.monotonic_ns()) > 0:
             time.sleep(left / 1e9)
         return start

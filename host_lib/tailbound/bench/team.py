@@ -28,6 +28,10 @@ _CONFESS_SECONDS = 0.5
 _GOODBYE_SECONDS = 10.0
 
 
+class Silence(TransportError):
+    """No worker has said anything for too long; all of them live."""
+
+
 class Team:
     """Processes of ``python -m MODULE JOB``, one a rank, killed at the end of the ``with`` block.
 
@@ -77,6 +81,11 @@ class Team:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def processes(self) -> tuple[subprocess.Popen[bytes], ...]:
+        """By rank."""
+        return tuple(self._processes)
+
     def tell(self, order: str) -> None:
         """Gives an order to every rank."""
         for process in self._processes:
@@ -85,18 +94,20 @@ class Team:
                 process.stdin.write(f"{order}\n".encode())
                 process.stdin.flush()
 
-    def next(self) -> tuple[int, dict[str, Any]]:
-        """Waits for the next report of any rank.
+    def next(self, silence: float | None = None) -> tuple[int, dict[str, Any]]:
+        """Waits for the next report of any rank, ``silence`` seconds or as long as the team does.
 
         Raises:
-            TransportError: a rank has failed, or nobody has said anything for too long.
+            TransportError: a rank has failed.
+            Silence: nobody has said anything for too long.
         """
-        end = time.monotonic() + self._silence
+        patience = self._silence if silence is None else silence
+        end = time.monotonic() + patience
         while not self._messages:
             self._pump(_POLL_SECONDS)
             self._check(ended_is_wrong=True)
             if time.monotonic() > end:
-                raise TransportError(f"the workers have said nothing for {self._silence:.0f} s: given up")
+                raise Silence(f"the workers have said nothing for {patience:.0f} s: given up")
         return self._messages.popleft()
 
     def gather(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:

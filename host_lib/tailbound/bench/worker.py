@@ -56,7 +56,20 @@ class Contest:
         self.times: dict[str, list[float]] = {OURS: [], THEIRS: []}
         self.errors: dict[str, list[float]] = {OURS: [], THEIRS: []}
 
-    def round(self, name: str, *, keep: bool, compare: bool) -> None:
+    def forget(self) -> None:
+        """Drops the times and errors so far."""
+        for kept in (self.times, self.errors):
+            for name in kept:
+                kept[name] = []
+
+    def alone(self, name: str) -> float:
+        """One all-reduce that begins now, wherever the other ranks are; time in seconds to this rank's result."""
+        self._buffer.numpy()[:] = self._data
+        begin = time.perf_counter()
+        self._run[name]()
+        return time.perf_counter() - begin
+
+    def round(self, name: str, *, keep: bool, compare: bool) -> float:
         """One all-reduce; time in seconds from the common start to this rank's result."""
         self._buffer.numpy()[:] = self._data
         self._line.wait()
@@ -67,6 +80,7 @@ class Contest:
             self.times[name].append(taken)
         if compare:
             self.errors[name].append(nmse(self._compare[name], self._exact))
+        return taken
 
     def _tailbound(self) -> None:
         outcome = self._ours.allreduce(self._data, self._out).result()

@@ -5,7 +5,7 @@ Only ``spec`` and ``topology`` are imported here; the rest needs pyroute2 and is
 
 from __future__ import annotations
 
-from tailbound.lab.spec import Burst, LabSpec, Straggler
+from tailbound.lab.spec import Background, Burst, LabSpec, Straggler
 from tailbound.lab.topology import Link, Topology, Worker
 
-__all__ = ["Burst", "LabSpec", "Link", "Straggler", "Topology", "Worker"]
+__all__ = ["Background", "Burst", "LabSpec", "Link", "Straggler", "Topology", "Worker"]

@@ -151,6 +151,30 @@ def _worker(topology: Topology, worker: Worker, queues: int, queued: bool) -> No
                     )  # fmt: skip
 
 
+def _background_ports(topology: Topology, name: str, mtu: int) -> None:
+    """The switch's ports towards the background; nothing is ever sent to it, so nothing is flooded there."""
+    with IPRoute() as ip:
+        for link in LINKS:
+            index = _pair(ip, link.background_port, name, link.interface, link.background_mac, mtu, 1)
+            ip.link("set", index=index, master=ip.link_lookup(ifname=link.bridge)[0])
+            ip.brport("set", index=index, learning=0, unicast_flood=0, mcast_flood=0, bcast_flood=0)
+            ip.link("set", index=index, state="up")
+
+
+def _background(topology: Topology) -> None:
+    """Addresses of nobody, one behind every worker's MAC."""
+    _quiet()
+    with IPRoute() as ip:
+        for link in LINKS:
+            index = ip.link_lookup(ifname=link.interface)[0]
+            ip.addr("add", index=index, address=link.background_address, prefixlen=link.network.prefixlen)
+            ip.link("set", index=index, state="up")
+            for worker in topology.workers:
+                ip.neigh(
+                    "add", ifindex=index, dst=link.nobody(worker.rank), lladdr=link.mac(worker.rank), state="permanent"
+                )
+
+
 def _wait_forwarding(ports: Sequence[str]) -> None:
     """The bridge turns a port on from a work queue of the kernel; wait until it did."""
     with IPRoute() as ip:
@@ -199,6 +223,10 @@ def build(topology: Topology, *, mtu: int, queues: int, flood: bool, wire: bool)
         ports = [port for link in LINKS for port in (link.worker_port, link.switch_port)]
         inside(cable.namespace, partial(_wait_forwarding, ports))
     ports = [link.port(worker.rank) for worker in topology.workers for link in LINKS]
+    if topology.background is not None:
+        inside(topology.switch, partial(_background_ports, topology, topology.background, mtu))
+        inside(topology.background, partial(_background, topology))
+        ports += [link.background_port for link in LINKS]
     inside(topology.switch, partial(_wait_forwarding, ports))
 
 

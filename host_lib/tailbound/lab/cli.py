@@ -18,6 +18,7 @@ from tailbound.lab.spec import (
     DEFAULT_MTU,
     DEFAULT_PORT,
     LabSpec,
+    parse_background,
     parse_burst,
     parse_probability,
     parse_rate,
@@ -54,6 +55,13 @@ def spec_options(command: F) -> F:
         _parsed("--burst-loss", "P[:LEN]", parse_burst, "Losses in bursts of LEN packets on average (default 5)."),
         _probability("duplicate", "UDP packets that arrive twice."),
         _probability("corrupt", "Packets in which one bit is flipped."),
+        _probability("reorder", "UDP packets that pass others or are passed."),
+        _parsed(
+            "--background",
+            "RATE:ON:OFF",
+            parse_background,
+            "Foreign bursts towards every worker: at RATE for ON ms, every OFF ms on average.",
+        ),
         _parsed(
             "--straggler",
             "RANK:MS[:EVERY]",
@@ -61,7 +69,7 @@ def spec_options(command: F) -> F:
             "Stop RANK for MS, every EVERY ms on average (default 4 x MS); EVERY 'step': it sleeps by itself.",
         ),
         click.option("--wire", is_flag=True, help="Packets of wire size on both links, as XDP forces."),
-        click.option("--seed", type=int, default=1, show_default=True, help="Of losses and stops."),
+        click.option("--seed", type=int, default=1, show_default=True, help="Of losses, stops and the background."),
         click.option("--mtu", type=int, default=DEFAULT_MTU, show_default=True, help="Of every interface, in bytes."),
         click.option("--port", type=int, default=DEFAULT_PORT, show_default=True, help="UDP port of the job."),
     )
@@ -76,7 +84,10 @@ def spec_from_options(options: dict[str, Any]) -> LabSpec:
     Raises:
         ConfigError: they do not fit together.
     """
-    names = ("workers", "rate", "loss", "duplicate", "corrupt", "straggler", "wire", "seed", "mtu", "port")
+    names = (
+        "workers", "rate", "loss", "duplicate", "corrupt", "reorder", "background", "straggler", "wire", "seed",
+        "mtu", "port",
+    )  # fmt: skip
     values = {name: options.pop(name) for name in names}
     return LabSpec(burst=options.pop("burst_loss"), **values)
 

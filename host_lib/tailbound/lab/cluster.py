@@ -26,12 +26,12 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from tailbound.errors import CapabilityError, ConfigError
-from tailbound.lab import build, counters, enter, ethtool, namespaces, owner, portstate
-from tailbound.lab.faults import Fault, FaultCounts
+from tailbound.lab import build, counters, enter, ethtool, namespaces, owner, portstate, traffic
+from tailbound.lab.faults import Fault, FaultCounts, Way
 from tailbound.lab.inject import Injector
 from tailbound.lab.passthrough import PassThrough
 from tailbound.lab.signals import ExitOnSignal, held
-from tailbound.lab.spec import LabSpec
+from tailbound.lab.spec import Background, LabSpec
 from tailbound.lab.topology import LINKS, Link, Topology, Worker, describe
 
 __all__ = ["Cluster"]
@@ -56,12 +56,13 @@ class Cluster:
 
     def __init__(self, spec: LabSpec | int) -> None:
         self.spec = LabSpec(spec) if isinstance(spec, int) else spec
-        self.topology: Topology = describe("tb-unbuilt", self.spec.workers, cables=self.spec.has_cables)
+        self.topology: Topology = self._describe("tb-unbuilt")
         self._owner = 0
         self._fault = Fault.of(self.spec)  # here, so that faults that cannot be are refused before anything is built
         self._faults: Injector | None = None
         self._wire: PassThrough | None = None
         self._processes: list[subprocess.Popen[Any]] = []
+        self._background: subprocess.Popen[Any] | None = None
         self._signals = ExitOnSignal()
 
     @property
@@ -76,7 +77,7 @@ class Cluster:
             raise CapabilityError("the lab makes network namespaces and needs root: run it with sudo")
         owner.reap()
         self._owner = os.getpid()
-        self.topology = describe(owner.new_prefix(), self.spec.workers, cables=self.spec.has_cables)
+        self.topology = self._describe(owner.new_prefix())
         self._signals.install()
         try:
             queues = self.spec.queues or os.cpu_count() or 1
@@ -91,6 +92,8 @@ class Cluster:
                 self._faults = Injector(self.topology, self._fault, self.spec.seed)
                 if self._fault.needs_checksums:
                     self._finish_checksums(LINKS)
+            if self.spec.background is not None:
+                self.set_background(self.spec.background)
         except BaseException:
             self.close()
             raise
@@ -122,6 +125,7 @@ class Cluster:
                 if process.poll() is None:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGKILL)
+            self._end_background()
             owner.remove_all(list(self.topology.namespaces))
             for process in self._processes:
                 process.wait()
@@ -213,8 +217,13 @@ class Cluster:
             for port in (each.worker_port, each.switch_port):
                 namespaces.call(cable, build.set_rate, port, rate, patient=True)
 
-    def set_faults(self, fault: Fault, rank: int | None = None, link: Link | None = None) -> None:
+    def set_faults(
+        self, fault: Fault, rank: int | None = None, link: Link | None = None, way: Way | None = None
+    ) -> None:
         """Replace the faults of one worker's cables, or of all, and start their generators anew; counters go on.
+
+        ``way``: only in one direction, the other one stays as it is. The probabilities are then those of this cable
+        alone, and not half of what two workers see of each other.
 
         Raises:
             ConfigError: the lab has no fault programs.
@@ -224,7 +233,26 @@ class Cluster:
         injector = self._injector()
         if fault.needs_checksums:
             self._finish_checksums(LINKS if link is None else (link,))
-        injector.set(fault, rank, link)
+        injector.set(fault, rank, link, way)
+
+    def set_background(self, background: Background | None) -> None:
+        """Replace the foreign traffic; None: silence. The same seed gives the same bursts, counted from this call.
+
+        Raises:
+            ConfigError: the lab has no namespace for it.
+            CapabilityError: what was to be sent until now was not: the process that sends has ended by itself.
+        """
+        if self.topology.background is None:
+            raise ConfigError("this lab has no place for foreign traffic: build it with LabSpec(background=...)")
+        if not self._end_background():
+            raise CapabilityError("the background's sender has ended by itself; see its output above")
+        if background is not None:
+            self._background = traffic.start(self.topology, background, self.spec.seed)
+
+    def _end_background(self) -> bool:
+        """Whether it ran until now, or there was none."""
+        process, self._background = self._background, None
+        return process is None or traffic.stop(process)
 
     # -- looking at it ----------------------------------------------------------------------------
 
@@ -245,6 +273,10 @@ class Cluster:
         return sum(entry.lost for entry in self.drops())
 
     # -- own business -----------------------------------------------------------------------------
+
+    def _describe(self, prefix: str) -> Topology:
+        spec = self.spec
+        return describe(prefix, spec.workers, cables=spec.has_cables, background=spec.background is not None)
 
     def _worker(self, rank: int) -> Worker:
         if not 0 <= rank < self.spec.workers:

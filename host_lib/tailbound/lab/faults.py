@@ -11,6 +11,7 @@ No I/O; ``inject`` loads and attaches.
 
 from __future__ import annotations
 
+import enum
 import math
 from dataclasses import dataclass
 
@@ -18,9 +19,16 @@ from tailbound.errors import ConfigError
 from tailbound.kernel.faults import FaultSettings
 from tailbound.lab.spec import Burst, LabSpec
 
-__all__ = ["Fault", "FaultCounts", "end_settings", "seed_of"]
+__all__ = ["Fault", "FaultCounts", "Way", "end_settings", "seed_of"]
 
 _MASK = (1 << 64) - 1
+
+
+class Way(enum.Enum):
+    """One direction of a worker's cable; the value is the number of the end at which its packets come in."""
+
+    FROM_WORKER = 0
+    TO_WORKER = 1
 
 
 @dataclass(frozen=True)
@@ -35,9 +43,10 @@ class Fault:
     burst: Burst | None = None
     duplicate: float = 0.0
     corrupt: float = 0.0
+    reorder: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("loss", "duplicate", "corrupt"):
+        for name in ("loss", "duplicate", "corrupt", "reorder"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} {getattr(self, name)} is outside 0 <= p < 1")
         end_settings(self)
@@ -46,15 +55,15 @@ class Fault:
     def needs_checksums(self) -> bool:
         """Whether packets must carry finished checksums.
 
-        A veth only promises one. XDP cannot finish it, so a redirected duplicate would be refused by the receiver's
-        stack, both copies of it; and nobody would notice a flipped bit.
+        A veth only promises one. XDP cannot finish it, so a redirected packet (a duplicate, one out of order) would be
+        refused by the receiver's stack; and nobody would notice a flipped bit.
         """
-        return self.duplicate > 0 or self.corrupt > 0
+        return self.duplicate > 0 or self.corrupt > 0 or self.reorder > 0
 
     @classmethod
     def of(cls, spec: LabSpec) -> Fault:
         """The faults a lab is built with."""
-        return cls(spec.loss, spec.burst, spec.duplicate, spec.corrupt)
+        return cls(spec.loss, spec.burst, spec.duplicate, spec.corrupt, spec.reorder)
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,7 @@ class FaultCounts:
         duplicated: sent twice.
         corrupted: with one bit flipped.
         passed: packets outside the filter.
+        reordered: sent past the queue.
     """
 
     seen: int = 0
@@ -74,6 +84,7 @@ class FaultCounts:
     duplicated: int = 0
     corrupted: int = 0
     passed: int = 0
+    reordered: int = 0
 
     def __add__(self, other: FaultCounts) -> FaultCounts:
         return FaultCounts(
@@ -82,6 +93,7 @@ class FaultCounts:
             self.duplicated + other.duplicated,
             self.corrupted + other.corrupted,
             self.passed + other.passed,
+            self.reordered + other.reordered,
         )
 
 
@@ -90,19 +102,21 @@ def _one_of_two(probability: float) -> float:
     return -math.expm1(0.5 * math.log1p(-probability))
 
 
-def end_settings(fault: Fault, *seed: int) -> FaultSettings:
+def end_settings(fault: Fault, *seed: int, alone: bool = False) -> FaultSettings:
     """What the end does that ``seed`` names.
 
     Args:
         fault: what is asked for between two workers.
         seed: the lab's seed and what tells the end from the others.
+        alone: this end does all of it by itself (loss in one direction), instead of its part.
 
     Raises:
         ConfigError: the bursts would have to follow each other faster than their length allows.
     """
+    part = float if alone else _one_of_two
     to_bad = to_good = 0.0
     if fault.burst is not None and fault.burst.loss > 0:
-        share = _one_of_two(fault.burst.loss)
+        share = part(fault.burst.loss)
         to_good = 1 / fault.burst.length
         to_bad = share * to_good / (1 - share)
         if to_bad > 1:
@@ -111,12 +125,13 @@ def end_settings(fault: Fault, *seed: int) -> FaultSettings:
             )
     return FaultSettings(
         seed=seed_of(*seed),
-        loss_good=_one_of_two(fault.loss),
+        loss_good=part(fault.loss),
         loss_bad=1.0,
         to_bad=to_bad,
         to_good=to_good,
-        duplicate=_one_of_two(fault.duplicate),
-        corrupt=_one_of_two(fault.corrupt),
+        duplicate=part(fault.duplicate),
+        corrupt=part(fault.corrupt),
+        reorder=part(fault.reorder),
     )
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tailbound.kernel.faults import FaultProgram
 from tailbound.lab import namespaces
-from tailbound.lab.faults import Fault, FaultCounts, end_settings
+from tailbound.lab.faults import Fault, FaultCounts, Way, end_settings
 from tailbound.lab.topology import LINKS, Link, Topology
 
 __all__ = ["Injector"]
@@ -60,10 +60,15 @@ class Injector:
             if rank in (None, end.rank) and link in (None, end.link):
                 yield end
 
-    def set(self, fault: Fault, rank: int | None = None, link: Link | None = None) -> None:
-        """New settings, and generators in their first state, for one worker's cable or all, one link or both."""
+    def set(self, fault: Fault, rank: int | None = None, link: Link | None = None, way: Way | None = None) -> None:
+        """New settings, and generators in their first state, for one worker's cable or all, one link or both.
+
+        ``way``: only in this direction, and all of the probability at this one end.
+        """
         for end in self._select(rank, link):
-            end.program.set(end_settings(fault, self._seed, LINKS.index(end.link), end.rank, end.number))
+            if way is None or end.number == way.value:
+                seed = (self._seed, LINKS.index(end.link), end.rank, end.number)
+                end.program.set(end_settings(fault, *seed, alone=way is not None))
 
     def counts(self, rank: int | None = None, link: Link | None = None) -> FaultCounts:
         """Sum over one worker's cable or all, one link or both, from building on."""

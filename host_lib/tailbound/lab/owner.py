@@ -19,7 +19,7 @@ from tailbound.lab import namespaces
 __all__ = ["PREFIX", "Owned", "is_alive", "new_prefix", "owned", "reap", "remove_all"]
 
 PREFIX = "tb-"
-_NAME = re.compile(r"tb-(\d+)-([0-9a-z]+)-(\d+)-(?:s|[cw]\d+)")
+_NAME = re.compile(r"tb-(\d+)-([0-9a-z]+)-(\d+)-(?:[sb]|[cw]\d+)")
 _count = itertools.count()
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _KILL_SECONDS = 5.0

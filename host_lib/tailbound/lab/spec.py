@@ -16,9 +16,11 @@ __all__ = [
     "DEFAULT_BURST",
     "DEFAULT_MTU",
     "DEFAULT_PORT",
+    "Background",
     "Burst",
     "LabSpec",
     "Straggler",
+    "parse_background",
     "parse_burst",
     "parse_probability",
     "parse_rate",
@@ -137,6 +139,54 @@ def parse_straggler(text: str) -> Straggler:
 
 
 @dataclass(frozen=True)
+class Background:
+    """Traffic of other tenants: bursts towards every worker, each worker's apart from the others'.
+
+    Attributes:
+        rate: bits per second while a burst lasts.
+        on_ms: mean length of a burst in milliseconds; lengths are uniform in 0.8..1.2 times that, so they are bounded.
+        off_ms: mean pause between the bursts towards one worker; pauses are exponential.
+    """
+
+    rate: int
+    on_ms: float
+    off_ms: float
+
+    def __post_init__(self) -> None:
+        if not 1_000_000 <= self.rate <= 10 * 10**9:
+            raise ConfigError(f"background rate {self.rate} bit/s is outside 1mbit..10gbit")
+        if not (0 < self.on_ms <= 10_000 and 1 <= self.off_ms <= 3_600_000):
+            raise ConfigError(
+                f"background bursts of {self.on_ms:g} ms every {self.off_ms:g} ms: give 0 < ON <= 10000 and OFF >= 1"
+            )
+
+    @property
+    def duty(self) -> float:
+        """Share of the time in which there is a burst towards one worker."""
+        return self.on_ms / (self.on_ms + self.off_ms)
+
+    def __str__(self) -> str:
+        return f"{self.rate / 1e6:g}mbit:{self.on_ms:g}:{self.off_ms:g}"
+
+
+def parse_background(text: str) -> Background:
+    """``RATE:ON_MS:OFF_MS``.
+
+    Raises:
+        ConfigError: not of this form, or out of range.
+    """
+    parts = text.strip().split(":")
+    example = "write for example 800mbit:100:3000"
+    if len(parts) != 3:
+        raise ConfigError(f"background {text!r} is not RATE:ON_MS:OFF_MS: {example}")
+    try:
+        on_ms, off_ms = float(parts[1]), float(parts[2])
+    except ValueError:
+        raise ConfigError(f"background {text!r}: ON_MS and OFF_MS are numbers of milliseconds: {example}") from None
+    return Background(parse_rate(parts[0]), on_ms, off_ms)
+
+
+@dataclass(frozen=True)
 class LabSpec:
     """A lab. Loss, duplication and corruption are probabilities on the whole way from one worker to another.
 
@@ -147,10 +197,12 @@ class LabSpec:
         burst: losses in bursts, on top of ``loss``.
         duplicate: UDP packets that arrive twice.
         corrupt: packets in which one bit is flipped after the UDP header.
+        reorder: UDP packets that leave before or after their neighbours.
+        background: bursts of foreign traffic from the switch towards the workers, on both links.
         straggler: one slow rank.
         wire: packets have wire size on both links: XDP at the far end of every worker's veth keeps
             super-frames from leaving the worker. Faults imply it.
-        seed: of losses and of the straggler's stops.
+        seed: of losses, of the straggler's stops and of the background.
         mtu: of every interface, in bytes.
         flood: the switch knows no addresses and floods every frame to every worker.
         cables: build cables with idle fault programs where nothing asks for them, so that rate and
@@ -173,11 +225,13 @@ class LabSpec:
     cables: bool = False
     queues: int | None = None
     port: int = DEFAULT_PORT
+    reorder: float = 0.0
+    background: Background | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= MAX_RANKS:
             raise ConfigError(f"workers {self.workers} is outside 1..{MAX_RANKS}")
-        for option in ("loss", "duplicate", "corrupt"):
+        for option in ("loss", "duplicate", "corrupt", "reorder"):
             if not 0 <= getattr(self, option) < 1:
                 raise ConfigError(f"{option} {getattr(self, option)} is outside 0 <= p < 1")
         if self.burst is not None and not (0 <= self.burst.loss < 1 and self.burst.length >= 1):
@@ -195,9 +249,9 @@ class LabSpec:
 
     @property
     def has_faults(self) -> bool:
-        """Whether any packet is to be lost, doubled or spoilt."""
+        """Whether any packet is to be lost, doubled, spoilt or put out of order."""
         burst = self.burst.loss if self.burst is not None else 0.0
-        return any(p > 0 for p in (self.loss, burst, self.duplicate, self.corrupt))
+        return any(p > 0 for p in (self.loss, burst, self.duplicate, self.corrupt, self.reorder))
 
     @property
     def has_fault_programs(self) -> bool:

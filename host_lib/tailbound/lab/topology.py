@@ -60,6 +60,26 @@ class Link(enum.Enum):
         """Name of its bridge in cable and switch."""
         return self.value
 
+    @property
+    def background_port(self) -> str:
+        """Name of the switch's port towards the namespace that the background comes from."""
+        return f"{self.value}-bg"
+
+    @property
+    def background_address(self) -> str:
+        """IPv4 address of the background's source."""
+        return str(self.network.network_address + (253 << 8) + 1)
+
+    @property
+    def background_mac(self) -> str:
+        """MAC of the background's source."""
+        return f"02:7b:{0 if self is Link.DATA else 1:02x}:01:00:00"
+
+    def nobody(self, rank: int) -> str:
+        """IPv4 address nobody has: packets to it and to the MAC of ``rank`` reach the worker, and its stack drops them
+        without a word."""
+        return str(self.network.network_address + (254 << 8) + rank)
+
     def port(self, rank: int) -> str:
         """Name of ``rank``'s port at the switch."""
         return f"{self.value}{rank}"
@@ -100,16 +120,21 @@ class Cable:
 
 @dataclass(frozen=True)
 class Topology:
-    """All of a lab's namespaces. ``cables`` is empty where workers are joined to the switch directly."""
+    """All of a lab's namespaces. ``cables`` is empty where workers are joined to the switch directly.
+
+    ``background`` is the namespace of the foreign traffic, where there is one.
+    """
 
     workers: tuple[Worker, ...]
     cables: tuple[Cable, ...]
     switch: str
+    background: str | None = None
 
     @property
     def namespaces(self) -> tuple[str, ...]:
         """Every namespace, in the order of creation."""
-        return (self.switch, *(c.namespace for c in self.cables), *(w.namespace for w in self.workers))
+        more = () if self.background is None else (self.background,)
+        return (self.switch, *(c.namespace for c in self.cables), *(w.namespace for w in self.workers), *more)
 
     @property
     def hosts(self) -> str:
@@ -138,13 +163,14 @@ class Topology:
         return [(self.switch, link.port(worker.rank)) for worker in self.workers]
 
 
-def describe(prefix: str, workers: int, *, cables: bool) -> Topology:
+def describe(prefix: str, workers: int, *, cables: bool, background: bool = False) -> Topology:
     """The topology of a lab whose namespaces begin with ``prefix``.
 
     Args:
         prefix: unique among the labs of this machine.
         workers: how many, 1..256.
         cables: with cable namespaces.
+        background: with a namespace for foreign traffic.
     """
     return Topology(
         workers=tuple(
@@ -162,4 +188,5 @@ def describe(prefix: str, workers: int, *, cables: bool) -> Topology:
         ),
         cables=tuple(Cable(rank, f"{prefix}-c{rank}") for rank in range(workers)) if cables else (),
         switch=f"{prefix}-s",
+        background=f"{prefix}-b" if background else None,
     )

@@ -1,0 +1,70 @@
+"""``tailbound bench tail`` in a lab, briefly: every environment gives its rows, and Gloo may hang."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tailbound.bench.crew import Crew
+from tailbound.bench.tail import BOTH, ENVS, run
+from tailbound.errors import ConfigError
+from tailbound.lab.cluster import Cluster
+from tailbound.lab.topology import Link
+
+pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers", "torch")
+
+
+def test_every_environment_gives_rows(tmp_path: Path) -> None:
+    said = io.StringIO()
+    file = tmp_path / "out" / "tail.json"
+    rows = run(
+        workers=2, size=1 << 18, seconds=1.0, envs=("stopped", "tail1.5", "loss1"), json_file=file,
+        console=Console(file=said, width=100),
+    )  # fmt: skip
+    assert json.loads(file.read_text()) == rows
+    assert [(row["env"], row["name"]) for row in rows] == [
+        (env, name) for env in ENVS if env in ("stopped", "tail1.5", "loss1") for name in BOTH
+    ]
+    for row in rows:
+        assert row["iters"] >= 1
+        assert 0 < row["min_ms"] <= row["p50_ms"] <= row["p99_ms"] <= row["max_ms"]
+        assert row["min_ms"] <= row["mean_ms"] <= row["max_ms"]
+        assert row["bytes"] == 1 << 18
+        assert row["workers"] == 2
+        if row["name"] == "tailbound":
+            assert row["datapath"] == "xdp"
+            assert row["delivered"] > 0.5
+    by = {(row["env"], row["name"]): row for row in rows}
+    assert by["tail1.5", "gloo"]["background"] == by["tail1.5", "tailbound"]["background"]
+    assert by["loss1", "gloo"]["wire"]
+    # the one that stands still holds Gloo for what is left of its second, whenever the iteration began
+    assert by["stopped", "gloo"]["max_ms"] > 500
+    assert "aims" in said.getvalue()
+
+
+def test_it_goes_on_when_gloo_hangs(tailbound_lab: Callable[..., Cluster], tmp_path: Path) -> None:
+    """Gloo's link is cut: its iteration counts as stuck, what was measured before stays, new workers go on."""
+    lab = tailbound_lab(workers=2)
+    with Crew(lab, 1 << 16, "auto", tmp_path, Console(file=io.StringIO()), patience=3.0) as crew:
+        assert crew.phase(BOTH, rounds=4).stuck == []
+        lab.set_link(1, False, Link.PLAIN)
+        stuck = crew.phase(BOTH, rounds=4)
+        assert stuck.stuck == [("gloo", 3.0)]
+        assert len(stuck.slowest("tailbound")) == 1
+        assert stuck.slowest("gloo") == [3.0]
+        assert stuck.reports == []
+        lab.set_link(1, True, Link.PLAIN)
+        again = crew.phase(BOTH, rounds=3)
+        assert [len(again.slowest(name)) for name in BOTH] == [3, 3]
+        assert [report["rank"] for report in again.reports] == [0, 1]
+
+
+def test_what_cannot_be_is_refused() -> None:
+    for wrong in ({"workers": 1}, {"size": 4}, {"envs": ("storm",)}, {"seconds": 0.0}):
+        with pytest.raises(ConfigError, match="environments"):
+            run(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,356 @@
+"""Faults in pairs, each on a rank of its own, against a reference in float64 that leaves out what failed.
+
+Nothing is rotated here, so every row of a result stands for itself: it must be the mean over the healthy ranks and some
+of the troubled ones, never one of them twice, never a part of one. Where its owner is in trouble, it may lack healthy
+ranks too, or there may be nothing at all.
+Rows that are there are the same bits on every rank.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fault_rows import contributors, same_bits
+from lab_team import lab_team
+from support import MS, PATIENCE, Team, gradients
+from tailbound.codec.owners import OwnerMap, place
+from tailbound.codec.shape import shape_for
+from tailbound.collective.op import Outcome
+from tailbound.lab import namespaces, owner
+from tailbound.lab.cluster import Cluster
+from tailbound.lab.faults import Fault, Way
+from tailbound.lab.spec import LabSpec
+from tailbound.lab.topology import Link
+from tailbound.wire.schema import FIRST_DROP, Verdict
+
+pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
+
+RANKS, WIDTH, ROWS = 4, 1408, 256
+NUMEL = ROWS * WIDTH
+TROUBLED = (1, 2)
+SETTINGS: dict[str, Any] = {
+    "width": WIDTH,
+    "ring_mib": 8.0,
+    "rotate": False,
+    "deadline_1": 250 * MS,
+    "deadline_2": 250 * MS,
+    "stage_max": 5000 * MS,  # of cold ops, on a loaded machine
+    "start_max": 2000 * MS,
+    "quiet": 5 * MS,
+}
+#: Slow enough for a rank's rows to take half a second after the first burst, which tbf lets through.
+SLOW = 4_000_000
+
+
+@dataclass
+class World:
+    """A lab, a job in it, and what is going on."""
+
+    lab: Cluster
+    job: Team
+    undo: ExitStack
+    label: int = 0
+    frozen: dict[int, threading.Event] = field(default_factory=dict)
+    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(RANKS))
+
+    def launch(self, rank: int, data: NDArray[np.float32]) -> Future[tuple[NDArray[np.float32], Outcome, float]]:
+        """One all-reduce of ``rank``: result, outcome and seconds."""
+
+        def one() -> tuple[NDArray[np.float32], Outcome, float]:
+            out = np.full_like(data, np.nan)
+            begun = time.monotonic()
+            outcome = self.job[rank].allreduce(data, out).result(PATIENCE)
+            return out, outcome, time.monotonic() - begun
+
+        return self.threads.submit(one)
+
+    def cut(self, rank: int) -> None:
+        """No packet from or to ``rank`` any more."""
+        self.lab.set_link(rank, False, Link.DATA)
+
+    def summed(self, at: int, of: int) -> int:
+        """Rows of rank ``of`` that the kernel of rank ``at`` has summed."""
+        verdicts = self.job[at].job.verdicts()[of]
+        return int(verdicts[Verdict.STORED] + verdicts[Verdict.ADDED])
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Waits for something that has to happen."""
+        end = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < end, f"never happened: {what}"
+            time.sleep(0.0005)
+
+
+Step = Callable[[World, int], None]
+
+
+def _nothing(world: World, rank: int) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """One fault of one rank.
+
+    Attributes:
+        before: done before anybody launches.
+        first: the rank launches before the healthy ones, and this is done before those do.
+        launches: ``first``, ``with`` the others, ``after`` them, or ``never``.
+        after: done when the healthy ranks are through with the op.
+        contributes: whether its rows must (True), must not (False) or may (None) be in the rows of healthy owners.
+        owns: the same of the rows it owns, at the healthy ranks.
+        again: whether everything is as before in the second op after that (scales settle in the first one).
+        refused: what healthy ranks must have counted.
+    """
+
+    before: Step = _nothing
+    first: Step | None = None
+    launches: str = "with"
+    after: Step = _nothing
+    contributes: bool | None = None
+    owns: bool | None = None
+    again: bool = True
+    refused: Verdict | None = None
+
+
+def _slow_link(world: World, rank: int) -> None:
+    world.lab.set_rate(rank, SLOW, Link.DATA)
+
+
+def _cut(world: World, rank: int) -> None:
+    world.cut(rank)
+
+
+def _mend(world: World, rank: int) -> None:
+    world.lab.set_link(rank, True, Link.DATA)
+
+
+def _cut_while_sending(world: World, rank: int) -> None:
+    """Its first rows are summed, the last ones wait in its cable."""
+    before = world.summed(0, rank)
+    world.until(lambda: world.summed(0, rank) > before, f"rows of rank {rank} come in")
+    world.cut(rank)
+
+
+def _cut_as_owner(world: World, rank: int) -> None:
+    """Its rows have reached everybody, and nobody's have reached it."""
+    others = [r for r in range(RANKS) if r != rank]
+    world.until(
+        lambda: all(world.job[r].job.contributed(rank, world.label) for r in others), f"rank {rank} has sent everything"
+    )
+    world.cut(rank)
+
+
+def _freeze(world: World, rank: int) -> None:
+    """Its transport thread stands still; the kernel goes on, as it does while a process is stopped."""
+    go, still = threading.Event(), threading.Event()
+
+    def stand() -> None:
+        still.set()
+        go.wait(PATIENCE)
+
+    world.job[rank]._engine.call(stand)
+    assert still.wait(PATIENCE)
+    world.undo.callback(go.set)
+    world.frozen[rank] = go
+
+
+def _thaw(world: World, rank: int) -> None:
+    world.frozen[rank].set()
+
+
+def _lose_one_way(world: World, rank: int) -> None:
+    world.lab.set_faults(Fault(loss=0.3), rank, Link.DATA, Way.FROM_WORKER)
+
+
+def _disorder(world: World, rank: int) -> None:
+    world.lab.set_faults(Fault(duplicate=0.2, reorder=0.3), rank, Link.DATA)
+
+
+def _heal(world: World, rank: int) -> None:
+    world.lab.set_faults(Fault(), rank, Link.DATA)
+
+
+def _jump(world: World, rank: int) -> None:
+    """Its clock is suddenly 5 s ahead of its kernel's stamps, and stays there."""
+    world.job[rank].job.now = lambda: time.monotonic_ns() + 5_000 * MS  # type: ignore[method-assign]
+
+
+def _old_cookie(world: World, rank: int) -> None:
+    """What it sends is of a job that was, as after a restart that missed the new rendezvous."""
+    world.job[rank].job._head["cookie"] ^= 0x5A5A
+
+
+FAULTS: dict[str, Trouble] = {
+    "dies-before": Trouble(before=_cut, launches="never", contributes=False, owns=False, again=False),
+    "dies-sending": Trouble(before=_slow_link, first=_cut_while_sending, launches="first", owns=False, again=False),
+    "dies-as-owner": Trouble(first=_cut_as_owner, launches="first", contributes=True, owns=False, again=False),
+    "stopped": Trouble(before=_freeze, after=_thaw, contributes=False, owns=False),
+    "slow": Trouble(launches="after", contributes=False),
+    "slow-link": Trouble(before=_slow_link, after=lambda w, r: w.lab.set_rate(r, None, Link.DATA), again=False),
+    "down-and-up": Trouble(before=_cut, after=_mend, contributes=False, owns=False),
+    "one-way-loss": Trouble(before=_lose_one_way, after=_heal),
+    "disorder": Trouble(before=_disorder, after=_heal, contributes=True, owns=True, refused=Verdict.DUPLICATE),
+    "clock-jump": Trouble(before=_jump, again=False),
+    "old-cookie": Trouble(before=_old_cookie, contributes=False, owns=False, again=False, refused=Verdict.WRONG_COOKIE),
+}
+SINGLE = [(name, None) for name in FAULTS]
+#: Every fault with several others, spread over all pairs.
+PAIRS = [pair for i, pair in enumerate(itertools.combinations(FAULTS, 2)) if i % 4 == 0]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> None:
+    """The lab lives as long as the module; its end is checked there."""
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Cluster]:
+    with Cluster(LabSpec(workers=RANKS, cables=True)) as made:
+        yield made
+    assert namespaces.names(f"{owner.PREFIX}{os.getpid()}-") == []
+
+
+@pytest.fixture
+def world(lab: Cluster) -> Iterator[World]:
+    with ExitStack() as undo:
+        for rank in TROUBLED:
+            undo.callback(lab.set_faults, Fault(), rank, Link.DATA)
+            undo.callback(lab.set_rate, rank, None, Link.DATA)
+            undo.callback(lab.set_link, rank, True, Link.DATA)
+        with lab_team(lab, SETTINGS) as job, undo:
+            made = World(lab, job, undo)
+            yield made
+        made.threads.shutdown()
+
+
+def whole(world: World, inputs: list[NDArray[np.float32]]) -> None:
+    """An all-reduce of all ranks in which nothing is missing."""
+    futures = [world.launch(rank, inputs[rank]) for rank in range(RANKS)]
+    results = [future.result(PATIENCE) for future in futures]
+    for rank, (out, outcome, _) in enumerate(results):
+        assert outcome.error is None
+        assert outcome.delivered == outcome.expected, (rank, outcome)
+        np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
+    assert set(contributors(results[0][0], inputs, set(), WIDTH)) == {frozenset(range(RANKS))}
+    world.label = results[0][1].label
+
+
+@pytest.mark.parametrize(("one", "other"), SINGLE + PAIRS, ids=lambda name: name or "alone")
+def test_the_others_go_on_without_what_failed(world: World, one: str, other: str | None) -> None:
+    troubles = {rank: FAULTS[name] for rank, name in zip(TROUBLED, (one, other), strict=True) if name is not None}
+    owners = place(shape_for(NUMEL, WIDTH), OwnerMap(0, tuple(range(RANKS))), RANKS).owner
+    for seed in range(3):
+        whole(world, gradients("U", RANKS, NUMEL, seed=seed))
+    world.label += 1 << 10
+    inputs = gradients("U", RANKS, NUMEL, seed=7)
+    counted = world.job[0].job.verdicts().sum(axis=0)
+    healthy = [rank for rank in range(RANKS) if rank not in troubles]
+
+    for rank, trouble in troubles.items():
+        trouble.before(world, rank)
+    futures = {}
+    for rank, trouble in troubles.items():
+        if trouble.launches == "first":
+            futures[rank] = world.launch(rank, inputs[rank])
+            assert trouble.first is not None
+            trouble.first(world, rank)
+    for rank in range(RANKS):
+        if rank in healthy or troubles[rank].launches == "with":
+            futures[rank] = world.launch(rank, inputs[rank])
+    results = {rank: futures[rank].result(PATIENCE) for rank in healthy}
+    for rank, trouble in troubles.items():
+        trouble.after(world, rank)
+        if trouble.launches == "after":
+            futures[rank] = world.launch(rank, inputs[rank])
+
+    missing_owners = {rank for rank, trouble in troubles.items() if trouble.owns is not True}
+    for rank, (out, outcome, seconds) in results.items():
+        assert outcome.error is None
+        assert seconds < 3, f"rank {rank} was held for {seconds:.1f} s"
+        assert outcome.missing <= set(troubles)
+        found = contributors(out, inputs, set(range(RANKS)), WIDTH)
+        for k, who in enumerate(found):
+            if who is None:
+                assert owners[k] in missing_owners, f"row {k} of healthy rank {owners[k]} is missing at rank {rank}"
+                continue
+            if owners[k] in troubles:  # nothing of one that cannot have published
+                assert troubles[int(owners[k])].owns is not False, (rank, k, int(owners[k]))
+                continue
+            assert set(healthy) <= who, f"row {k} of healthy rank {owners[k]} is the mean of {sorted(who)}"
+            for r, trouble in troubles.items():
+                if trouble.contributes is not None:
+                    assert (r in who) == trouble.contributes, (rank, k, r, sorted(who))
+        same_bits(out, results[healthy[0]][0], WIDTH)
+    refused = world.job[0].job.verdicts().sum(axis=0) - counted
+    for trouble in troubles.values():
+        if trouble.refused is not None:
+            assert refused[trouble.refused] > 0, {v.name: int(refused[v]) for v in Verdict if v >= FIRST_DROP}
+    for rank, trouble in troubles.items():
+        if rank in futures and trouble.launches != "never":
+            _, outcome, seconds = futures[rank].result(PATIENCE)
+            assert seconds < 6, f"rank {rank}, which was in trouble, was held for {seconds:.1f} s"
+    if all(trouble.again for trouble in troubles.values()):
+        for member in world.job.communicators:
+            assert member.drain(PATIENCE)
+        inputs = gradients("U", RANKS, NUMEL, seed=8)
+        for future in [world.launch(rank, inputs[rank]) for rank in range(RANKS)]:
+            contributors(future.result(PATIENCE)[0], inputs, set(range(RANKS)), WIDTH)
+        whole(world, gradients("U", RANKS, NUMEL, seed=9))
+
+
+def test_a_dead_rank_is_named_and_no_longer_waited_for(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """Three ops cost a deadline, then nobody waits for it any more; what is said names rank, op and half."""
+    victim, healthy = 1, (0, 2, 3)
+    for seed in range(3):
+        whole(world, gradients("U", RANKS, NUMEL, seed=seed))
+    world.cut(victim)
+    times = []
+    for seed in range(6):
+        inputs = gradients("U", RANKS, NUMEL, seed=seed)
+        results = [world.launch(rank, inputs[rank]) for rank in healthy]
+        times.append(0.0)
+        for future in results:
+            out, outcome, seconds = future.result(PATIENCE)
+            assert outcome.error is None
+            assert outcome.missing == {victim}
+            assert set(contributors(out, inputs, {victim}, WIDTH)) <= {None, frozenset(healthy)}
+            times[-1] = max(times[-1], seconds)
+    assert min(times[4:]) < min(times[0], 0.25), times
+    for rank in healthy:
+        said = [text for text in caplog.messages if text.startswith(f"rank {rank}: rank {victim} ")]
+        assert any("contribution" in text and "op " in text for text in said), caplog.messages
+        assert any("result" in text and "op " in text for text in said), caplog.messages
+
+
+def test_the_reference_knows_what_is_wrong() -> None:
+    """A row summed twice, in part, or from elsewhere is nobody's mean; rows of others are told apart."""
+    inputs = [row.astype(np.float32) for row in np.random.default_rng(1).standard_normal((3, 2 * WIDTH))]
+    good = np.mean(inputs, axis=0).astype(np.float32)
+    without = np.mean(inputs[1:], axis=0).astype(np.float32)
+    mixed = np.concatenate([good[:WIDTH], without[WIDTH:]])
+    assert contributors(mixed, inputs, {0}, WIDTH) == [frozenset({0, 1, 2}), frozenset({1, 2})]
+    mixed[:WIDTH] = 0
+    assert contributors(mixed, inputs, {0}, WIDTH)[0] is None
+    twice = (inputs[0] + inputs[0] + inputs[1] + inputs[2]) / 4
+    part = np.concatenate([good[: WIDTH // 2], without[WIDTH // 2 :]])
+    for wrong in (twice, part, inputs[0], np.full_like(good, np.nan)):
+        with pytest.raises(AssertionError, match="nobody's mean"):
+            contributors(wrong, inputs, {0}, WIDTH)
+    with pytest.raises(AssertionError, match="nobody's mean"):
+        contributors(without, inputs, {1}, WIDTH)
+    same_bits(np.concatenate([good[:WIDTH], 0 * good[WIDTH:]]), good, WIDTH)
+    with pytest.raises(AssertionError):
+        same_bits(without, good, WIDTH)

@@ -1,0 +1,121 @@
+"""Foreign traffic: what is sent when, and that it takes its share of a worker's cable."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tailbound.errors import CapabilityError, ConfigError
+from tailbound.lab.cluster import Cluster
+from tailbound.lab.spec import Background, LabSpec, parse_background, parse_rate
+from tailbound.lab.topology import Link
+from tailbound.lab.traffic import Sender, schedule
+
+Make = Callable[..., Cluster]
+BACKGROUND = Background(800_000_000, 50.0, 450.0)
+
+
+def test_a_background_is_read_and_written() -> None:
+    assert parse_background("800mbit:50:450") == BACKGROUND
+    assert parse_background(str(BACKGROUND)) == BACKGROUND
+    assert BACKGROUND.duty == 0.1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "1gbit", "1gbit:10", "fast:10:10", "1gbit:x:10", "1gbit:0:10", "1gbit:10:0", "100gbit:1:1", "1gbit:1:1:1"],
+)
+def test_a_background_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"back|rate"):
+        parse_background(text)
+
+
+def test_schedules_follow_seed_and_rank_and_have_the_means_asked_for() -> None:
+    def bursts(seed: int, rank: int, count: int = 2000) -> list[tuple[float, float]]:
+        return list(itertools.islice(schedule(BACKGROUND, seed, rank), count))
+
+    one = bursts(1, 0)
+    assert one == bursts(1, 0)
+    assert one[:3] != bursts(2, 0, 3)
+    assert one[:3] != bursts(1, 1, 3)
+    lengths = [length for _, length in one]
+    assert 0.04 <= min(lengths) < max(lengths) <= 0.06
+    assert sum(lengths) / one[-1][0] == pytest.approx(BACKGROUND.duty, rel=0.1)
+    assert all(a + length <= b for (a, length), (b, _) in itertools.pairwise(one))
+
+
+def _sent(sender: Sender, times: list[float]) -> list[tuple[float, int]]:
+    return [(now, rank) for now in times for rank in sender.take(now)]
+
+
+def test_bursts_have_their_rate_and_nothing_is_sent_between_them() -> None:
+    sender, seconds, step = Sender(BACKGROUND, 3, 2), 20.0, 1e-4
+    sent = _sent(sender, [i * step for i in range(int(seconds / step))])
+    for rank in range(2):
+        inside = list(itertools.takewhile(lambda b: b[0] < seconds, schedule(BACKGROUND, 3, rank)))
+        at = [now for now, r in sent if r == rank]
+        assert all(any(a <= now <= a + length + step for a, length in inside) for now in at)
+        bits = len(at) * sender.packets * 8 * 1442
+        assert bits == pytest.approx(sum(length for _, length in inside) * BACKGROUND.rate, rel=0.05)
+
+
+def test_a_sender_that_was_held_up_does_not_catch_up() -> None:
+    """After a pause in the middle of a burst only 5 ms' worth is due, and nothing of bursts that are over."""
+    sender = Sender(BACKGROUND, 3, 1)
+    begin, length = next(schedule(BACKGROUND, 3, 0))
+    assert len(sender.take(begin + 0.9 * length)) <= 0.005 / sender.interval + 2
+    held = Sender(BACKGROUND, 3, 1)
+    assert len(held.take(begin + length + 0.1)) == 0
+
+
+def test_it_needs_a_place(tailbound_lab: Make) -> None:
+    with pytest.raises(ConfigError, match="build it with"):
+        Cluster(LabSpec(2)).set_background(BACKGROUND)
+
+
+@pytest.mark.needs("root", "netns")
+def test_bursts_take_the_place_of_others_in_a_cable(
+    tailbound_lab: Make, datagram_socket: Callable[..., socket.socket]
+) -> None:
+    """What worker 0 sends to worker 1 waits behind the background, on both links; nobody answers the background."""
+    # 256 KiB of buffer at 50 Mbit/s are 42 ms
+    busy = Background(200_000_000, 5000.0, 1.0)
+    lab = tailbound_lab(workers=2, rate=parse_rate("50mbit"), background=busy, seed=5)
+
+    def delays(link: Link) -> list[float]:
+        receiver, sender = datagram_socket(lab, 1, link), datagram_socket(lab, 0, link)
+        out = []
+        for _ in range(10):
+            begun = time.monotonic()
+            sender.sendto(b"x", receiver.getsockname())
+            receiver.recv(2000)
+            out.append(time.monotonic() - begun)
+        return out
+
+    for link in Link:
+        end = time.monotonic() + 20
+        while min(delays(link)) < 0.02:  # until the queue is full
+            assert time.monotonic() < end
+    lab.set_background(None)
+    for link in Link:
+        assert min(delays(link)[1:]) < 0.02
+    by_name = {(c.namespace.rpartition("-")[2], c.interface): c for c in lab.drops()}
+    assert by_name["b", "data0"].rx_packets == by_name["b", "plain0"].rx_packets == 0
+    assert by_name["c1", "data-worker"].qdisc > 0
+    assert by_name["b", "data0"].tx_bytes > 1_000_000
+
+
+@pytest.mark.needs("root", "netns")
+def test_a_sender_that_died_is_told(tailbound_lab: Make) -> None:
+    lab = tailbound_lab(workers=2, background=BACKGROUND)
+    process = lab._background
+    assert process is not None
+    process.kill()
+    process.wait()
+    with pytest.raises(CapabilityError, match="ended by itself"):
+        lab.set_background(None)
+    lab.set_background(BACKGROUND)

@@ -1,0 +1,69 @@
+"""Two countings of one network: what ranks book, and what cables, queues and programs count by themselves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from lab_team import lab_team
+from support import MS, PATIENCE, Team, gradients, patient
+from tailbound.demo.ledger import Balance, balance, rows
+from tailbound.lab.cluster import Cluster
+from tailbound.lab.topology import Link
+from tailbound.transport.ledger import balanced
+
+pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
+
+Make = Callable[..., Cluster]
+NUMEL = 8 * 64 * 1408
+WIDE: dict[str, Any] = {"width": 1408, "ring_mib": 8.0, "quiet": 20 * MS, "share_rows": False}
+
+
+def at_rest(lab: Cluster, job: Team) -> tuple[list[dict[str, Any]], Balance]:
+    """Reads all counters until both sides are equal, or until that can no longer be hoped for."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        stats = [member.stats() for member in job.communicators]
+        faults = lab.fault_counts(link=Link.DATA)
+        queues = sum(entry.lost for entry in lab.drops() if entry.interface.startswith(Link.DATA.value))
+        whole = balance(stats, lost_on_purpose=faults.lost, duplicated=faults.duplicated, lost_in_queues=queues)
+        if whole.balanced or time.monotonic() > until:
+            return stats, whole
+
+
+@pytest.mark.parametrize("repair", [False, True], ids=["plain", "repair"])
+@pytest.mark.parametrize(
+    "faults",
+    # a cable takes what a program sends back (echoes) only where its end has a program too: wire-size mode, or faults
+    [{"wire": True}, {"loss": 0.01}, {"loss": 0.01, "duplicate": 0.02}],
+    ids=["calm", "loss", "loss+duplicates"],
+)
+def test_books_and_counters_agree(tailbound_lab: Make, faults: dict[str, Any], repair: bool) -> None:
+    ranks = 3
+    lab = tailbound_lab(workers=ranks, seed=11, **faults)
+    with lab_team(lab, patient(**WIDE, repair=repair)) as job:
+        for op in range(6):
+            job.allreduce(gradients("U", ranks, NUMEL, seed=op))
+        assert all(job.each(lambda c: c.drain(PATIENCE)))
+        stats, whole = at_rest(lab, job)
+    assert whole.difference == 0, whole
+    for one in stats:
+        for stage in one["ledger"].values():
+            assert all(balanced(entry) for entry in stage.values())
+        assert one["rows_summed"] == sum(e["taken"] for e in one["ledger"]["contributions"].values())
+    books = rows(stats)
+    assert books.balanced, books
+    assert books.lost <= whole.lost_on_purpose + whole.lost_in_queues
+    if not repair:
+        assert books.sent == books.expected  # every row that should have been sent was, once
+        assert books.repaired == 0
+    if "loss" not in faults:
+        assert books.taken == books.expected
+    else:
+        assert whole.lost_on_purpose > 50
+        assert books.repaired > 10 if repair else books.lost > 50
+    if "duplicate" in faults:
+        assert 0 < books.duplicated <= whole.duplicated + books.sent - books.expected

@@ -1,0 +1,124 @@
+"""Owner maps that change while the kernel sums: no row is lost to a change, and none is taken under another map."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lab_team import lab_team
+from support import MS, PATIENCE, Team, exact_mean, gradients, nmse, patient
+from tailbound.codec.owners import table
+from tailbound.collective.communicator import Communicator
+from tailbound.collective.op import Outcome
+from tailbound.lab.cluster import Cluster
+from tailbound.transport.agreement import Content, Kind, Message
+from tailbound.wire.schema import Verdict
+
+pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
+
+RANKS, WIDTH = 3, 1408
+NUMEL = 64 * WIDTH
+BUCKETS = 3
+Make = Callable[..., Cluster]
+
+
+def settle(job: Team, content: Content) -> None:
+    """Has rank 0 propose ``content`` and waits until it is settled."""
+    engine, end = job[0]._engine, time.monotonic() + PATIENCE
+    agreement = engine.maps.agreement
+
+    def propose() -> bool:
+        return agreement.propose(content, job[0].job.sequence.upcoming >> 10, job[0].job.now())
+
+    while not engine.call(propose).result(10):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    while agreement.agreed[-1].content != content:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def steps(job: Team, seed: int, count: int, *, whole: bool = True) -> None:
+    """Steps of several buckets in flight together, on each rank as fast as it can go."""
+    inputs = [gradients("U", RANKS, NUMEL, seed=100 * seed + b) for b in range(BUCKETS)]
+    exact = [exact_mean(each) for each in inputs]
+
+    def run(c: Communicator) -> list[tuple[Outcome, float]]:
+        found = []
+        for _ in range(count):
+            outs = [np.full(NUMEL, np.nan, np.float32) for _ in inputs]
+            ends: list[Future[Outcome]] = [Future() for _ in inputs]
+            for b, (each, out) in enumerate(zip(inputs, outs, strict=True)):
+                c.launch(b, each[c.config.rank], out, last=b == BUCKETS - 1, done=ends[b].set_result)
+            for b, end in enumerate(ends):
+                found.append((end.result(PATIENCE), nmse(outs[b], exact[b])))
+        return found
+
+    for found in job.each(run):
+        for outcome, error in found:
+            assert outcome.error is None
+            if whole:
+                assert outcome.delivered == outcome.expected
+                assert error < 2e-3
+
+
+def refused(job: Team) -> list[int]:
+    return [int(c.job.verdicts()[:, Verdict.WRONG_MAP].sum()) for c in job.communicators]
+
+
+def test_maps_change_between_steps_and_no_row_is_lost(tailbound_lab: Make) -> None:
+    settings: dict[str, Any] = patient(width=WIDTH, ring_mib=8.0, share_rows=False)
+    with lab_team(tailbound_lab(workers=RANKS), settings) as job:
+        steps(job, 0, 4)
+        for i, weights in enumerate([(1, 0, 1), (0, 1, 0), (4, 2, 1), (1, 1, 1)]):
+            settle(job, Content(weights))
+            while any(c.job.map.owners != table(weights) for c in job.communicators):
+                steps(job, 1 + i, 6)
+            steps(job, 1 + i, 6)
+            assert {c.job.map.owners for c in job.communicators} == {table(weights)}
+        assert refused(job) == [0, 0, 0]
+
+
+def test_the_kernel_refuses_rows_of_a_rank_that_missed_a_map(tailbound_lab: Make) -> None:
+    settings: dict[str, Any] = patient(
+        width=WIDTH,
+        ring_mib=8.0,
+        share_rows=False,
+        deadline_1=100 * MS,
+        deadline_2=100 * MS,
+        quiet=5 * MS,
+        stage_max=500 * MS,
+    )
+    with lab_team(tailbound_lab(workers=RANKS), settings) as job:
+        steps(job, 0, 4)
+        blocked = True
+        for member in job.communicators:
+            send = member._engine.maps._send
+
+            def pick(peer: int, message: Message, send: Callable[[int, Message], None] = send) -> None:
+                if not (blocked and peer == 2 and message.kind == Kind.SETTLED):
+                    send(peer, message)
+
+            member._engine.maps._send = pick  # type: ignore[method-assign]
+        settle(job, Content((1, 0, 2)))
+        while job[0].job.map.id != 256 or job[1].job.map.id != 256:
+            steps(job, 1, 2, whole=False)
+        steps(job, 1, 2, whole=False)
+        assert [c.job.map.id for c in job.communicators] == [256, 256, 0]
+        assert all(refused(job))
+        blocked = False
+        for _ in range(30):
+            before = refused(job)
+            steps(job, 2, 3, whole=False)
+            if job[2].job.map.id == 256 and refused(job) == before:
+                break
+        # it is told, and puts its rows where the others have them again
+        assert [c.job.map.id for c in job.communicators] == [256] * 3
+        before = refused(job)
+        steps(job, 3, 4)
+        assert refused(job) == before

@@ -1,0 +1,55 @@
+"""Rates over real queues: a link that falls to a twentieth and comes back; round trips by the kernel's echoes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from lab_team import lab_team
+from support import Team, gradients, patient
+from tailbound.lab.cluster import Cluster
+
+pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
+
+GBIT = 10**9
+NUMEL = 1 << 20
+Make = Callable[..., Cluster]
+
+
+def ops(job: Team, count: int, seed: int) -> tuple[int, int]:
+    """Rows expected and delivered in ``count`` all-reduces."""
+    expected = delivered = 0
+    for op in range(count):
+        for _, outcome in job.allreduce(gradients("U", len(job), NUMEL, seed=seed + op % 3)):
+            expected += outcome.expected
+            delivered += outcome.delivered
+    return expected, delivered
+
+
+def traffic(job: Team, rank: int) -> dict[str, Any]:
+    return job[rank].job.traffic.snapshot()
+
+
+def test_a_link_that_falls_to_a_twentieth_and_comes_back(tailbound_lab: Make) -> None:
+    lab = tailbound_lab(workers=3, rate=10 * GBIT, wire=True)
+    with lab_team(lab, patient(width=1408, ring_mib=16.0)) as job:
+        expected, delivered = ops(job, 8, 0)
+        assert delivered >= 0.99 * expected
+        for rank in range(3):
+            assert traffic(job, rank)["rtt_by"] == "kernel"
+            assert traffic(job, rank)["echoes"] > 0
+        lab.set_rate(2, GBIT // 2)
+        ops(job, 12, 10)  # finds its rate
+        expected, delivered = ops(job, 12, 20)
+        assert delivered >= 0.99 * expected
+        for rank in (0, 1):  # whatever stands in the queue before rank 2 is less than what its buffer holds (25 ms)
+            assert 0 < traffic(job, rank)["rtt_us"]["2"] < 20_000
+        lab.set_rate(2, 10 * GBIT)
+        ops(job, 12, 30)
+        expected, delivered = ops(job, 8, 40)
+        assert delivered >= 0.99 * expected
+        for rank in (0, 1):
+            rate = traffic(job, rank)["rates"]["2"]
+            assert rate == 0 or rate > 40e6, "the rate of the narrow link has stayed"
