@@ -34,7 +34,7 @@ from tailbound.wire.schema import MAX_RANKS, TIME_UNIT_US, PacketType, op_label,
 _IDLE = 10 * MS
 _TIME_UNIT = TIME_UNIT_US * 1000
 #: Ops and steps that follow each other faster than this are not looked at one by one.
-_APART = 5 * MS
+_APART = 20 * MS
 #: All should have heard of a map this long before it begins, in case of short steps; but so many steps at most.
 _NOTICE, _LEAD_MOST = 50 * MS, 64
 #: Speeds are told to the others again after so many steps, while one rank is slow.

@@ -27,7 +27,7 @@ _SETTLED_AFTER = 2
 _HEARD_WITHIN = 2
 _PENDING_MOST = 1024
 #: Once a size is known, ops that follow each other faster than this teach nothing new, and reading stamps costs time.
-_APART = 5 * MS
+_APART = 20 * MS
 
 
 class Pending(NamedTuple):

@@ -17,6 +17,9 @@ from tailbound.transport.safeguard import Action
 from tailbound.transport.trace import label_text
 from tailbound.wire.schema import Flag
 
+#: As plain numbers: arithmetic on an IntFlag costs microseconds.
+_SKIP, _STOP, _LOSSY = int(Flag.SKIP), int(Flag.STOP), int(Flag.LOSSY)
+
 
 def sealed(job: Job, op: Op, summed: NDArray[np.int64]) -> None:
     """Enters the first half of an op that has just been sealed, and sets the flags of the own results.
@@ -39,11 +42,11 @@ def sealed(job: Job, op: Op, summed: NDArray[np.int64]) -> None:
         there += count > 0
     found = job.books.contributions.judge(expected, taken, there if not op.abstainers else None)
     if found.action >= Action.SKIP:
-        op.flags |= Flag.SKIP
+        op.flags |= _SKIP
     if found.action == Action.STOP:
-        op.flags |= Flag.STOP
+        op.flags |= _STOP
     if job.books.rotation.lossy:
-        op.flags |= Flag.LOSSY
+        op.flags |= _LOSSY
     if found.action:
         _say(job, op, found.action, f"of the contributions to rank {job.rank}: {found.why}")
 
@@ -67,13 +70,13 @@ def collected(job: Job, op: Op, by_owner: NDArray[np.int64]) -> None:
             taken += count
     flags = int(gather_flags(job.result_records, op.buffers.source, op.label)) | op.flags
     outcome = op.outcome
-    others = bool(flags & Flag.LOSSY)
+    others = bool(flags & _LOSSY)
     job.books.rotation.observe(outcome.expected, outcome.delivered, rotating=op.rotate, others=others)
     found = job.books.results.judge(expected, taken)
     if found.action:
         _say(job, op, Action.WARN, f"of the results for rank {job.rank}: {found.why}")
-    if flags & (Flag.SKIP | Flag.STOP):
-        _skip(job, op, stop=bool(flags & Flag.STOP))
+    if flags & (_SKIP | _STOP):
+        _skip(job, op, stop=bool(flags & _STOP))
 
 
 def _skip(job: Job, op: Op, *, stop: bool) -> None:

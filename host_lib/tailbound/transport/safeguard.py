@@ -65,11 +65,19 @@ class Finding:
     why: str = ""
 
 
+_NOTHING = Finding()
+
+
 class Safeguard:
     """Judges one stage's ops in the order in which they end."""
 
     def __init__(self, limits: Limits, ranks: int) -> None:
-        self._limits = limits
+        self._few = Action[limits.too_few.upper()]
+        self._order = (
+            (Action.STOP, limits.stop_op, limits.stop_smoothed),
+            (Action.SKIP, limits.skip_op, limits.skip_smoothed),
+            (Action.WARN, limits.warn_op, limits.warn_smoothed),
+        )
         self._fewest = limits.min_contributors or ranks // 2 + 1
         #: exponentially smoothed loss, the weight of an op being ``WEIGHT``
         self.smoothed = 0.0
@@ -83,17 +91,12 @@ class Safeguard:
         """
         loss = 1 - taken / expected if expected else 0.0
         self.smoothed += (loss - self.smoothed) * WEIGHT
-        limits = self._limits
-        for action, one, smooth in (
-            (Action.STOP, limits.stop_op, limits.stop_smoothed),
-            (Action.SKIP, limits.skip_op, limits.skip_smoothed),
-            (Action.WARN, limits.warn_op, limits.warn_smoothed),
-        ):
-            few = contributors is not None and contributors < self._fewest
-            if few and Action[limits.too_few.upper()] == action:
+        few = contributors is not None and contributors < self._fewest
+        for action, one, smooth in self._order:
+            if few and self._few == action:
                 return Finding(action, f"{contributors} contributors, fewer than {self._fewest}")
             if one is not None and loss > one:
                 return Finding(action, f"{loss:.1%} of an op's rows lost, more than {one:.1%}")
             if smooth is not None and self.smoothed > smooth:
                 return Finding(action, f"{self.smoothed:.1%} of rows lost in the last ops, more than {smooth:.1%}")
-        return Finding()
+        return _NOTHING
