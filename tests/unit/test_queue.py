@@ -207,12 +207,12 @@ def test_a_slow_rank_does_not_hold_the_others(faked: tuple[SendQueue, Kernel]) -
 def test_one_turn_has_a_budget(faked: tuple[SendQueue, Kernel]) -> None:
     queue, kernel = faked
     done: list[int] = []
-    queue.submit(7, C, [(1, memory(64 * 40)), (2, memory(64 * 40))], LATER, done.append, 5)
-    assert len(kernel.taken) == 32
+    queue.submit(7, C, [(1, memory(64 * 80)), (2, memory(64 * 80))], LATER, done.append, 5)
+    assert len(kernel.taken) == 128
     assert queue.again == 5  # at once, but not in this turn
     while not queue.empty:
         queue.pump(6)
-    assert done == [64 * 80]
+    assert done == [64 * 160]
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EINVAL, errno.EOPNOTSUPP])
