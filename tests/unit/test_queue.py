@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import select
 import socket
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -20,24 +19,6 @@ ADDRESS, STRIDE = "127.0.0.1", 128
 C, R = PacketType.CONTRIBUTION, PacketType.RESULT
 LATER = 1 << 62
 MS = 1_000_000
-
-
-@pytest.fixture
-def receivers() -> Iterator[list[socket.socket]]:
-    sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(3)]
-    for sock in sockets:
-        sock.bind((ADDRESS, 0))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
-    yield sockets
-    for sock in sockets:
-        sock.close()
-
-
-@pytest.fixture
-def bound() -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        sock.bind((ADDRESS, 0))
-        yield sock
 
 
 class Kernel:

@@ -37,24 +37,6 @@ def scripted() -> Iterator[Scripted]:
         yield sock
 
 
-@pytest.fixture
-def receivers() -> Iterator[list[socket.socket]]:
-    sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(3)]
-    for sock in sockets:
-        sock.bind((ADDRESS, 0))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
-    yield sockets
-    for sock in sockets:
-        sock.close()
-
-
-@pytest.fixture
-def bound() -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        sock.bind((ADDRESS, 0))
-        yield sock
-
-
 def memory(count: int, stride: int = 128, seed: int = 1) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (count, stride), np.uint8)
 

@@ -7,7 +7,6 @@ Gloo runs on the lab's link without Tailbound's XDP program; ``wire`` makes pack
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from rich.table import Table
 from tailbound.bench import figures
 from tailbound.bench.places import open_place
 from tailbound.bench.prepare import Preparation
+from tailbound.bench.save import save
 from tailbound.bench.start import StartLine
 from tailbound.bench.team import Team
 from tailbound.errors import ConfigError
@@ -77,9 +77,7 @@ def run(
     for size in sizes:
         rows += summarize(size, reports[size], {**conditions(spec, why_not is None), "datapath": used})
     console.print(table(rows))
-    if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(rows, indent=1) + "\n")
+    save(rows, json_file)
     return rows
 
 

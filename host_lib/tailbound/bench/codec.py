@@ -6,7 +6,6 @@ Times are medians of interleaved repeats: every pass runs once a round, so that 
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.bench.save import save
 from tailbound.codec.decode import decode, own_source
 from tailbound.codec.encode import encode, measure
 from tailbound.codec.hashing import seed_of
@@ -79,9 +79,7 @@ def run(
         rows.append(
             {"name": name, "bytes": size, "threads": threads, "ms": seconds * 1e3, "gbps": size / seconds / 1e9}
         )
-    if json_path is not None:
-        json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(json.dumps(rows + ([] if quick else errors()), indent=1) + "\n")
+    save(rows + ([] if quick else errors()), json_path)
     return rows
 
 

@@ -7,7 +7,6 @@ kernel's own loop (row ``foreign`` shows both). ``summed`` is read from the ledg
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import threading
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from tailbound.bench.save import save
 from tailbound.datapath.xdp import shapes
 from tailbound.errors import TailboundError
 from tailbound.kernel import load, maps, syscalls
@@ -182,6 +182,5 @@ def run(
     for measured in found.values():
         measured.sort(key=lambda row: float(row["ns_per_packet"]))
         rows.append(measured[0] | {"ns_median": measured[len(measured) // 2]["ns_per_packet"]})
-    if json_path is not None:
-        json_path.write_text(json.dumps(rows, indent=1) + "\n")
+    save(rows, json_path)
     return rows

@@ -13,7 +13,6 @@ of the one before come in.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import sys
 import tempfile
@@ -33,6 +32,7 @@ from tailbound.bench.allreduce import conditions
 from tailbound.bench.channel import Channel, serve
 from tailbound.bench.places import open_place
 from tailbound.bench.prepare import Preparation
+from tailbound.bench.save import save
 from tailbound.bench.start import StartLine
 from tailbound.bench.team import Team
 from tailbound.errors import ConfigError
@@ -99,9 +99,7 @@ def run(
                     console.print(f"{delay:g} ms: done", highlight=False)
                 team.finish()
     console.print(table(rows))
-    if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(rows, indent=1) + "\n")
+    save(rows, json_file)
     return rows
 
 

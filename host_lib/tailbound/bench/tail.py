@@ -8,7 +8,6 @@ that stands still for a second while the others go on.
 from __future__ import annotations
 
 import dataclasses
-import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from tailbound.bench import calibrate, figures
 from tailbound.bench.allreduce import conditions
 from tailbound.bench.crew import Crew, Phase
 from tailbound.bench.prepare import Preparation
+from tailbound.bench.save import save
 from tailbound.bench.worker import OURS, THEIRS
 from tailbound.errors import ConfigError
 from tailbound.lab.cluster import Cluster
@@ -79,9 +79,7 @@ def run(
     def keep(new: list[dict[str, Any]]) -> None:
         rows.extend(new)
         console.print(table(new))
-        if json_file is not None:
-            json_file.parent.mkdir(parents=True, exist_ok=True)
-            json_file.write_text(json.dumps(rows, indent=1) + "\n")
+        save(rows, json_file)
 
     with tempfile.TemporaryDirectory(prefix="tailbound-bench-") as name, Preparation() as preparation:
         folder = Path(name)

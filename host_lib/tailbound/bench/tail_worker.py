@@ -8,21 +8,15 @@ steps do that computing paces: so a rank that stands still is waited for by thos
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 from tailbound.bench.channel import Channel, serve
+from tailbound.bench.join import joined
 from tailbound.bench.start import StartLine
 from tailbound.bench.worker import OURS, THEIRS, Contest, totals
 from tailbound.collective.communicator import Communicator
-from tailbound.transport.config import DEFAULT_PORT, Config
 
 _REPORT_SECONDS = 0.1
 #: Rounds whose results are compared with the exact mean: every so many, since comparing takes as long as averaging.
@@ -118,21 +112,13 @@ class _Worker:
 
 def work(job: dict[str, Any], channel: Channel) -> None:
     """Everything this rank does."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=300))
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    config = Config(rank=rank, ranks=ranks, port=int(os.environ.get("TAILBOUND_PORT", DEFAULT_PORT)))
-    line = StartLine(Path(job["line"]), rank, ranks)
-    store = dist.distributed_c10d._get_default_store()
-    with Communicator(store, config, datapath=job["datapath"]) as ours:
+    with joined(job) as (ours, line):
         worker = _Worker(job, ours, line, channel)
         channel.report("ready", datapath=ours.datapath)
         while order := channel.order():
             if order == "end":
                 break
             worker.phase(json.loads(order))
-        ours.meet("measured")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

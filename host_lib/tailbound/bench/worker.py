@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +14,9 @@ from numpy.typing import NDArray
 
 from tailbound.bench.channel import Channel, serve
 from tailbound.bench.figures import nmse
+from tailbound.bench.join import joined
 from tailbound.bench.start import StartLine
 from tailbound.collective.communicator import Communicator
-from tailbound.transport.config import DEFAULT_PORT, Config
 
 OURS, THEIRS = "tailbound", "gloo"
 #: Iterations whose results are compared with the exact mean; spread evenly over all.
@@ -133,18 +130,10 @@ def measure(job: dict[str, Any], size: int, ours: Communicator, line: StartLine,
 
 def work(job: dict[str, Any], channel: Channel) -> None:
     """Everything this rank does."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=300))
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    config = Config(rank=rank, ranks=ranks, port=int(os.environ.get("TAILBOUND_PORT", DEFAULT_PORT)))
-    line = StartLine(Path(job["line"]), rank, ranks)
-    store = dist.distributed_c10d._get_default_store()
-    with Communicator(store, config, datapath=job["datapath"]) as ours:
+    with joined(job) as (ours, line):
         channel.report("ready", datapath=ours.datapath)
         for size in job["sizes"]:
             measure(job, size, ours, line, channel)
-        ours.meet("measured")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -33,8 +33,7 @@ def announce(job: Job, op: Op, peers: list[int], *, ask: bool) -> None:
     head = job.header(PacketType.READY, op.label, op.place.layout.tag, flags=flags)
     head["seq"] = op.place.result_seq
     for peer in peers:
-        head["owner"] = peer
-        job.sender.send_burst(peer, packets.packet(head, body), 1 << 16)
+        job.tell(peer, head, body)
         job.counters["ready_sent"] += 1
 
 
@@ -68,8 +67,7 @@ def _ask(job: Job, op: Op) -> None:
     for peer in job.peers:
         if peer in job.gone or job.published(peer, op.label):
             continue
-        head["owner"] = peer
-        job.sender.send_burst(peer, packets.packet(head, b""), 1 << 16)
+        job.tell(peer, head)
         job.counters["asked"] += 1
 
 
@@ -160,15 +158,14 @@ class Inbox:
         """Tells a rank that waits for results which have been sent in full that no more will come: the marks say it."""
         job = self._job
         head = job.header(PacketType.GONE, label, layout, owner=sender)
-        job.sender.send_burst(sender, packets.packet(head, b""), 1 << 16)
+        job.tell(sender, head)
 
 
 def hold(job: Job, label: int, *, over: bool) -> None:
     """HOLD to every peer: this rank is alive but between steps, wait for it; ``over``: it goes on (rule 16)."""
     head = job.header(PacketType.HOLD, label, 0, flags=Flag.FLUSH if over else Flag(0))
     for peer in job.peers:
-        head["owner"] = peer
-        job.sender.send_burst(peer, packets.packet(head, b""), 1 << 16)
+        job.tell(peer, head)
 
 
 def farewell(job: Job, label: int) -> None:
@@ -176,5 +173,4 @@ def farewell(job: Job, label: int) -> None:
     head = job.header(PacketType.BYE, label, 0)
     for _ in range(3):
         for peer in job.peers:
-            head["owner"] = peer
-            job.sender.send_burst(peer, packets.packet(head, b""), 1 << 16)
+            job.tell(peer, head)

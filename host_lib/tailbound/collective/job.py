@@ -34,6 +34,10 @@ from tailbound.wire.schema import PacketType, op_slot, serial_distance
 log = logging.getLogger("tailbound")
 
 
+#: A stride that no packet reaches: what is sent is one packet.
+_ONE_PACKET = 1 << 16
+
+
 @dataclass
 class Marks:
     """Own marks: the highest op whose contributions (results) have been sent in full."""
@@ -201,6 +205,11 @@ class Job:
         for name, value in fields.items():
             head[name] = value
         return head
+
+    def tell(self, rank: int, head: NDArray[Any], body: bytes = b"") -> None:
+        """Sends one control packet to ``rank``; ``head`` (see ``header``) may be used again for another."""
+        head["owner"] = rank
+        self.sender.send_burst(rank, packets.packet(head, body), _ONE_PACKET)
 
     def advertise(self, **fields: int) -> None:
         """What every header says from now on."""

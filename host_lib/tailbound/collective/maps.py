@@ -27,7 +27,6 @@ from tailbound.transport.config import MS
 from tailbound.transport.sequence import Place
 from tailbound.transport.shares import Lateness, Observation, Shares, Speeds
 from tailbound.transport.steps import step_distance, step_of
-from tailbound.wire import packets
 from tailbound.wire.schema import MAX_RANKS, TIME_UNIT_US, PacketType, op_label, op_slot
 
 #: What peers know of maps is looked at so often while nothing is on its way.
@@ -239,5 +238,5 @@ class Maps:
     def _send(self, peer: int, message: Message) -> None:
         job = self._job
         head = job.header(PacketType.MAP, job.marks.contributed, 0, owner=peer)  # an op that it may name: one begun
-        job.sender.send_burst(peer, packets.packet(head, encode_map(message, job.ranks)), 1 << 16)
+        job.tell(peer, head, encode_map(message, job.ranks))
         job.counters["map_packets"] += 1

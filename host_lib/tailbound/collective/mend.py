@@ -20,7 +20,6 @@ from tailbound.collective.tally import gather_results
 from tailbound.collective.timing import flow_bytes
 from tailbound.transport.burst import burst_packets
 from tailbound.transport.stamp import restamp
-from tailbound.wire import packets
 from tailbound.wire.schema import Flag, PacketType, serial_distance
 
 _CONTRIBUTIONS, _RESULTS = 0, 1
@@ -167,7 +166,7 @@ def _ask(job: Job, op: Op, rank: int, places: Places, rows: int, flags: Flag) ->
         head = job.header(
             PacketType.REPAIR, op.label, op.place.layout.tag, owner=rank, row=first, rows=rows, flags=flags
         )
-        job.sender.send_burst(rank, packets.packet(head, body), 1 << 16)
+        job.tell(rank, head, body)
         job.counters["repair_asked"] += 1
 
 
@@ -266,5 +265,5 @@ def _gone(job: Job, request: Request) -> None:
         return
     flags = Flag.FIRST_HALF if request.first_half else Flag(0)
     head = job.header(PacketType.GONE, request.label, request.layout, owner=request.asker, rows=1, flags=flags)
-    job.sender.send_burst(request.asker, packets.packet(head, b""), 1 << 16)
+    job.tell(request.asker, head)
     job.counters["repair_gone"] += 1

@@ -166,14 +166,10 @@ def hear(t: Any, h: Any, codes: Scalar, now: Scalar) -> Scalar:
         elif r.codes != codes:
             return _LAYOUT_MISMATCH
     since = np.uint32((now - np.int64(r.opened_ns)) // 1000 + 1)
+    live = has(c.live, sender)
     if not has(r.heard, sender):
-        times = arrival_at(t.arrivals, position * MAX_RANKS + sender)
-        times.first_us = since
-        times.contributed_us = 0
-        times.published_us = 0
-        times.row_us = 0
-        put(r.heard, sender)
-        if has(c.live, sender):
+        _hear_first(t, r, position, sender, since)
+        if live:
             r.heard_live += np.uint32(1)
             reached = False
             for own in range(2):  # [0]: with the own launch counted, [1]: without
@@ -185,13 +181,27 @@ def hear(t: Any, h: Any, codes: Scalar, now: Scalar) -> Scalar:
     if h.flags & _ABSTAIN:
         put(r.abstained, sender)
     if h.type != _READY:
-        _tails(t, h, position, since, now)
+        _tails(t, h, position, since, now, live)
     return GO_ON
 
 
 @compiled
-def _tails(t: Any, h: Any, position: Scalar, since: Scalar, now: Scalar) -> None:
-    """Notes that the last percent of a sender's rows of this op, or its finished mark, has been seen."""
+def _hear_first(t: Any, r: Any, position: Scalar, sender: Scalar, since: Scalar) -> None:
+    """The first packet of a sender in this op: its stamps begin anew."""
+    times = arrival_at(t.arrivals, position * MAX_RANKS + sender)
+    times.first_us = since
+    times.contributed_us = 0
+    times.published_us = 0
+    times.row_us = 0
+    put(r.heard, sender)
+
+
+@compiled
+def _tails(t: Any, h: Any, position: Scalar, since: Scalar, now: Scalar, live: Scalar) -> None:
+    """Notes that the last percent of a sender's rows of this op, or its finished mark, has been seen.
+
+    Only a ``live`` sender makes events.
+    """
     sender = np.int64(h.sender)
     r = op_at(t.ops, position)
     c = control_at(t.control, 0)
@@ -205,12 +215,12 @@ def _tails(t: Any, h: Any, position: Scalar, since: Scalar, now: Scalar) -> None
         if (last or serial(h.contributed, h.op) >= 0) and not has(r.tail_contributed, sender):
             put(r.tail_contributed, sender)
             arrival_at(t.arrivals, position * MAX_RANKS + sender).contributed_us = since
-            if has(c.live, sender) and covers(r.tail_contributed, c.live):
+            if live and covers(r.tail_contributed, c.live):
                 emit(t, _TAIL, h.op, now)
     elif (last or serial(h.published, h.op) >= 0) and not has(r.tail_published, sender):
         put(r.tail_published, sender)
         arrival_at(t.arrivals, position * MAX_RANKS + sender).published_us = since
-        if has(c.live, sender) and covers(r.tail_published, c.live):
+        if live and covers(r.tail_published, c.live):
             emit(t, _RESULTS_TAIL, h.op, now)
 
 
@@ -237,23 +247,6 @@ def stamp_late(t: Any, h: Any, codes: Scalar, now: Scalar) -> None:
     else:
         r.late_results += np.uint32(1)
     since = np.uint32((now - np.int64(r.opened_ns)) // 1000 + 1)
-    times = arrival_at(t.arrivals, position * MAX_RANKS + sender)
     if not has(r.heard, sender):
-        times.first_us = since
-        times.contributed_us = 0
-        times.published_us = 0
-        times.row_us = 0
-        put(r.heard, sender)
-    rows = np.int64(h.rows)
-    share = rows // 100
-    last = np.int64(h.row) >= rows - (share if share > 1 else 1)
-    if h.type == _CONTRIBUTION:
-        if not has(r.begun, sender):
-            put(r.begun, sender)
-            times.row_us = since
-        if (last or serial(h.contributed, h.op) >= 0) and not has(r.tail_contributed, sender):
-            put(r.tail_contributed, sender)
-            times.contributed_us = since
-    elif (last or serial(h.published, h.op) >= 0) and not has(r.tail_published, sender):
-        put(r.tail_published, sender)
-        times.published_us = since
+        _hear_first(t, r, position, sender, since)
+    _tails(t, h, position, since, now, False)
