@@ -108,7 +108,7 @@ def test_a_full_device_is_tried_again_soon(faked: tuple[SendQueue, Kernel]) -> N
     assert kernel.taken == [(2, 5)]
 
 
-def test_results_overtake_contributions_but_nothing_its_own_kind(faked: tuple[SendQueue, Kernel]) -> None:
+def test_results_overtake_contributions_of_later_ops_only(faked: tuple[SendQueue, Kernel]) -> None:
     queue, kernel = faked
     kernel.always = errno.EAGAIN
     order: list[str] = []
@@ -119,7 +119,7 @@ def test_results_overtake_contributions_but_nothing_its_own_kind(faked: tuple[Se
     queue.submit(7, R, [(3, memory(6))], LATER, lambda n: order.append("r7"), 0)
     kernel.always = 0
     queue.pump(1)
-    assert kernel.taken == [(1, 4), (3, 5), (3, 6), (1, 1), (2, 2), (1, 3)]
+    assert kernel.taken == [(1, 4), (3, 5), (1, 1), (2, 2), (3, 6), (1, 3)]
     assert order == ["r6", "r7", "c7", "c8", "c9"]
 
 

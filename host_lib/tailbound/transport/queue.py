@@ -1,9 +1,12 @@
-"""What waits to be sent: results before contributions, nothing that is stale, never a sleep (CLOCKS.md rule 17).
+"""What waits to be sent: op by op, nothing that is stale, never a sleep (CLOCKS.md rule 17).
 
 The transport thread submits runs of packets and pumps once a turn. As a rule everything leaves within ``submit``: the
 queue holds what a full socket, a rate (``pace``) or the incast limit (``incast``) keeps back. Per destination the order
 of submission is kept within results and within contributions, since the last packet of a run says that all before it
 has been sent.
+
+Results go before the contributions of later ops, and behind those of their own: an owner that has its sums early would
+otherwise keep the others' sums waiting for as long as its own results take to send.
 
 A row is stale when its time is up (``until``) or when nobody takes it any more (``over``); it is dropped and counted.
 """
@@ -22,7 +25,7 @@ from tailbound.transport.burst import burst_packets
 from tailbound.transport.pace import Pacer
 from tailbound.transport.probe import Prober
 from tailbound.transport.sender import NO_GSO, Sender
-from tailbound.wire.schema import PacketType
+from tailbound.wire.schema import PacketType, serial_distance
 
 #: (rank, u8[count, stride]): packets for one rank, headers finished.
 Run = tuple[int, NDArray[np.uint8]]
@@ -112,7 +115,7 @@ class SendQueue:
 
         Args:
             label: op.
-            kind: CONTRIBUTION queues behind everything else.
+            kind: CONTRIBUTION, or what is like a result.
             runs: may be empty: ``done`` then still waits for its turn among those of its kind.
             until: CLOCK_MONOTONIC in ns; what has not left by then is stale.
             done: called once, in the order of submission of its kind, with the number of packets that left.
@@ -182,21 +185,32 @@ class SendQueue:
         budget = _BURSTS
         behind: set[int] = set()  # ranks for which something older waits
         opened: set[int] = set()
-        for queue in self._queues:
-            for item in list(queue):
-                if item is not fresh:
-                    self._expire(item, now)
-                if item.left:
-                    budget = self._drain(item, budget, behind, opened, now)
-                if item.left:
-                    if self.room or self._again == now + _RETRY:
-                        return
-                    if budget <= 0:
-                        self._look(now)
-                        return
-                    behind.update(int(f[RANK]) for f in item.flows if f[NEXT] < f[TOTAL])
-                    if len(behind) == len(self._sender.peers):
-                        return
+        for item in self._in_order():
+            if item is not fresh:
+                self._expire(item, now)
+            if item.left:
+                budget = self._drain(item, budget, behind, opened, now)
+            if item.left:
+                if self.room or self._again == now + _RETRY:
+                    return
+                if budget <= 0:
+                    self._look(now)
+                    return
+                behind.update(int(f[RANK]) for f in item.flows if f[NEXT] < f[TOTAL])
+                if len(behind) == len(self._sender.peers):
+                    return
+
+    def _in_order(self) -> list[_Item]:
+        """Everything that waits, in the order in which it may leave."""
+        results, contributions = self._queues
+        if not (results and contributions):
+            return [*results, *contributions]
+        base = contributions[0].label
+
+        def turn(item: _Item) -> tuple[int, bool]:
+            return serial_distance(item.label, base), item.kind != PacketType.CONTRIBUTION
+
+        return sorted([*results, *contributions], key=turn)
 
     def _drain(self, item: _Item, budget: int, behind: set[int], opened: set[int], now: int) -> int:
         """Sends of one item what may leave; returns what is left of ``budget`` bursts."""
