@@ -57,6 +57,16 @@ def test_loss_that_is_always_there_becomes_the_floor(loss: float) -> None:
     assert below < 0.1 * 3000
 
 
+def test_foreign_bursts_that_hit_few_ops_are_not_incast() -> None:
+    incast, rng = Incast(7), random.Random(1)
+    for _ in range(4000):
+        incast.observe(1000, 300 if rng.random() < 0.1 else 0)
+        assert incast.taken == 7
+    assert incast.floor == 0
+    feed(incast, 8, 0.3)
+    assert incast.taken == 3
+
+
 def test_one_sender_is_always_taken() -> None:
     incast = Incast(3)
     feed(incast, 8, 0.2)

@@ -88,11 +88,11 @@ def test_a_full_socket_is_left_and_gone_on_with(faked: tuple[SendQueue, Kernel])
     kernel.script = [-2, errno.EAGAIN]
     done: list[int] = []
     queue.submit(7, C, [(2, memory(150)), (3, memory(65))], LATER, done.append, 5)
-    assert queue.room
+    assert queue.full == {0}
     assert queue.again > 5
     assert (done, queue.packets, queue.waits) == ([], 87, 1)
     assert queue.pump(6) == 0
-    assert not queue.room
+    assert not queue.full
     assert done == [215]
     assert kernel.taken == [(2, 64), (3, 64), (2, 64), (3, 1), (2, 22)]
 
@@ -101,7 +101,7 @@ def test_a_full_device_is_tried_again_soon(faked: tuple[SendQueue, Kernel]) -> N
     queue, kernel = faked
     kernel.always = errno.ENOBUFS
     queue.submit(7, C, [(2, memory(5))], LATER, None, 5)
-    assert not queue.room
+    assert not queue.full
     assert 5 < queue.again <= 5 + MS
     kernel.always = 0
     assert queue.pump(queue.again) == 0
@@ -243,7 +243,7 @@ def test_control_packets_never_wait_for_room(faked: tuple[SendQueue, Kernel], mo
     assert sender.send_burst(2, b"b" * 80, 1 << 16) == 1
     assert not queue.empty
     queue.pump(5)
-    assert queue.room
+    assert queue.full == {0}
     full = False
     queue.pump(6)
     assert sent == [(1, b"a" * 80), (2, b"b" * 80)]
@@ -259,3 +259,24 @@ def test_a_replaced_send_burst_is_used(bound: socket.socket) -> None:
     queue.submit(7, C, [(1, memory(70))], LATER, done.append, 0)
     assert seen == [(1, 64), (1, 6)]
     assert len(done) == 1
+
+
+def test_a_peer_whose_socket_is_full_holds_up_nobody_else(receivers: list[socket.socket], bound: socket.socket) -> None:
+    others = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(3)]
+    try:
+        for other in others:
+            other.bind((ADDRESS, 0))
+        queue = SendQueue(Sender([bound, *others], dict.fromkeys((1, 2, 3), (ADDRESS, 9))))
+        kernel = Kernel(queue)
+        taken = kernel.send
+        stuck = {others[1].fileno()}
+        queue._batch.send = lambda sock, n: (0, errno.EAGAIN) if sock.fileno() in stuck else taken(sock, n)  # type: ignore[union-attr, method-assign]
+        queue.submit(7, C, [(1, memory(10)), (2, memory(20)), (3, memory(30))], LATER, None, 0)
+        queue.submit(8, C, [(2, memory(5)), (3, memory(6))], LATER, None, 0)
+        assert (kernel.taken, queue.full, queue.packets) == ([(1, 10), (3, 30), (3, 6)], {2}, 25)
+        stuck.clear()
+        assert queue.pump(1) == 0
+        assert (kernel.taken[3:], queue.full) == ([(2, 20), (2, 5)], set())
+    finally:
+        for other in others:
+            other.close()

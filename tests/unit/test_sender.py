@@ -76,13 +76,21 @@ def test_runs_to_several_peers_share_memory(bound: socket.socket, receivers: lis
     assert sender.packets == 145
 
 
-def test_several_source_ports_take_turns(bound: socket.socket, receivers: list[socket.socket]) -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
-        other.bind((ADDRESS, 0))
-        sender = Sender([bound, other], {1: receivers[0].getsockname()})
-        sender.send(1, memory(4 * 64))
-        sources = [receivers[0].recvfrom(65536)[1] for _ in range(4 * 64)]
-        assert sources == ([bound.getsockname()] * 64 + [other.getsockname()] * 64) * 2
+def test_bursts_leave_over_a_socket_of_their_peer_and_single_packets_over_the_first(
+    bound: socket.socket, receivers: list[socket.socket]
+) -> None:
+    others = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2)]
+    try:
+        for other in others:
+            other.bind((ADDRESS, 0))
+        sender = Sender([bound, *others], {r: sock.getsockname() for r, sock in enumerate(receivers)})
+        for rank, receiver in enumerate(receivers):
+            sender.send(rank, memory(65))
+            sources = [receiver.recvfrom(65536)[1] for _ in range(65)]
+            assert sources == [others[rank % 2].getsockname()] * 64 + [bound.getsockname()]
+    finally:
+        for other in others:
+            other.close()
 
 
 def test_bursts_take_turns(scripted: Scripted) -> None:

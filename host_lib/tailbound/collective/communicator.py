@@ -129,7 +129,10 @@ class Communicator:
     def _activate(self, path: Datapath, address: tuple[str, int]) -> Job:
         endpoints = {g.rank: (g.address, g.port) for g in self.greetings if g.rank != self.config.rank}
         path.set_endpoints([(g.address, g.port) for g in self.greetings])
-        job = Job(self.config, path, Sender([path.socket], endpoints, pace=path.pace), self.greetings[0].cookie)
+        # the udp datapath knows its peers by port, too
+        alone = all(g.datapath != "udp" for g in self.greetings) and endpoints
+        sockets = path.sending(len(endpoints)) if alone else [path.socket]
+        job = Job(self.config, path, Sender(sockets, endpoints, pace=path.pace), self.greetings[0].cookie)
         warm_up(job)
         job.activate([_u32(g.address) for g in self.greetings], _u32(address[0]))
         return job

@@ -98,15 +98,15 @@ class Maps:
         opened, first = int(record["opened_ns"]), op_slot(op.label) * MAX_RANKS
         stamps = job.store.arrivals[first : first + job.ranks]
         heard = record["heard"].tolist()
-        came, done = stamps["first_us"].tolist(), stamps["contributed_us"].tolist()
+        came, row, done = (stamps[name].tolist() for name in ("first_us", "row_us", "contributed_us"))
         here = [p for p in job.membership.live if came[p] and heard[p >> 6] >> (p & 63) & 1]
         began = [opened + 1000 * (came[p] - 1) for p in here]
-        took = {p: 1000 * max(1, done[p] - came[p]) for p in here if done[p]}
         self._lateness.observe(launch.launched, began)
         job.advertise(lateness=min(0xFFFF, self.lateness // _TIME_UNIT))
         rows = int(op.place.placement.counts[job.rank])
-        if rows:
-            self._speeds.observe(took, rows)
+        # flows that wait for each other (incast) say nothing about links
+        if rows and job.traffic.queue.limit >= len(job.peers):
+            self._speeds.observe({p: 1000 * max(1, done[p] - row[p]) for p in here if done[p] and row[p]}, rows)
         self._paces.append(job.now() - max(launch.launched, op.start))
 
     def turn(self, now: int, ops: Mapping[int, Op], drop: Callable[[Place], None]) -> int:

@@ -191,8 +191,6 @@ class Transpose:
             os.close(self._wake)
             self._wake = -1
             self.job.datapath.close()
-            for sock in self.job.sender.sockets:
-                sock.close()
 
     @property
     def closed(self) -> bool:
@@ -208,7 +206,8 @@ class Transpose:
             if self._on_thread is not None:
                 self._on_thread()
             self._event_fd, self._control_fd = self.job.datapath.fds()
-            self._waiter = Waiter([self._wake, self._event_fd, self._control_fd], self.job.sender.sockets[0].fileno())
+            sending = [sock.fileno() for sock in self.job.sender.sockets]
+            self._waiter = Waiter([self._wake, self._event_fd, self._control_fd], sending)
             while not (self._closing and not self._new and not self._waiting and not self._launched()):
                 again = self._turn(self.job.now())
                 self._sleep(again)
@@ -241,7 +240,7 @@ class Transpose:
     def _sleep(self, again: int) -> None:
         """Sleeps until something is readable or ``again`` (monotonic ns)."""
         now = self.job.now()
-        self._waiter.want_room(self.job.queue.room)
+        self._waiter.want_room(self.job.queue.full)
         wait = _LONGEST_SLEEP if not again else min(_LONGEST_SLEEP, again - now)
         if self._waiter.wait(wait) and self._waiter.readable(self._wake):
             os.eventfd_read(self._wake)

@@ -6,9 +6,9 @@ thread with numba) it does not know. Both ways follow the same slot rules and gi
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from socket import socket as Socket
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -57,11 +57,14 @@ class Datapath(Protocol):
     name: str
     store: Store
     #: bound to the job's port; control packets come in here, and the sender may share it
-    socket: socket.socket
+    socket: Socket
 
     @property
     def endpoint(self) -> tuple[str, int]:
         """IPv4 address and UDP port at which peers reach this rank."""
+
+    def sending(self, peers: int) -> list[Socket]:
+        """Sockets for the sender (``transport.sender.Sender``), ``socket`` first; ``close`` closes them."""
 
     @property
     def pace(self) -> Callable[[int, int], float] | None:

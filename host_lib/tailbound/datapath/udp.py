@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tailbound.datapath.buffers import reserve
 from tailbound.datapath.native import SUPPORTED, messages
 from tailbound.datapath.protocol import EventRecord
 from tailbound.datapath.receive import BATCH, BUFFER_BYTES, SO_RXQ_OVFL, UDP_GRO, receive
@@ -22,7 +23,6 @@ from tailbound.datapath.tables import CONTROLS_LOST, KERNEL_DROPS, STOP, Tables
 from tailbound.errors import CapabilityError, ConfigError
 from tailbound.wire import schema
 
-_SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 #: Below this many bytes of receive buffer (three or four super-packets fit into 208 KiB) senders must leave gaps.
 _AMPLE_BUFFER = 2 << 20
 _GAP = 60e-6  # seconds between bursts; longer gaps lost no fewer, shorter ones more, and no gap was no faster
@@ -37,14 +37,6 @@ def loopback_endpoints(ranks: int, port: int) -> list[tuple[str, int]]:
     if not 0 < ranks <= 240:
         raise ConfigError(f"{ranks} ranks on loopback: use 1..240")
     return [(f"127.0.0.{10 + rank}", port) for rank in range(ranks)]
-
-
-def _buffer(sock: socket.socket, force: int, plain: int, wanted: int) -> None:
-    """Raises a socket buffer as far as allowed."""
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, force, wanted)
-    except OSError:
-        sock.setsockopt(socket.SOL_SOCKET, plain, wanted)
 
 
 def _receive(arguments: tuple[Any, ...], *_kept: object) -> None:
@@ -120,13 +112,17 @@ class UdpDatapath:
             if error.errno == errno.EADDRINUSE:
                 raise ConfigError(f"UDP port {port} on {address} is taken: choose another") from error
             raise ConfigError(f"cannot bind {address}:{port}, {error.strerror}: give a local address") from error
-        _buffer(sock, _SO_RCVBUFFORCE, socket.SO_RCVBUF, receive_buffer)
-        _buffer(sock, _SO_SNDBUFFORCE, socket.SO_SNDBUF, 4 << 20)
+        reserve(sock, socket.SO_RCVBUF, receive_buffer)
+        reserve(sock, socket.SO_SNDBUF, 4 << 20)
         sock.setsockopt(socket.SOL_SOCKET, SO_RXQ_OVFL, 1)
         with contextlib.suppress(OSError):  # before Linux 5.0: one packet a receive, slower
             sock.setsockopt(socket.IPPROTO_UDP, UDP_GRO, 1)
         sock.setblocking(False)
         return sock
+
+    def sending(self, peers: int) -> list[socket.socket]:
+        """See ``Datapath.sending``; peers know this rank by its port too."""
+        return [self.socket]
 
     @property
     def endpoint(self) -> tuple[str, int]:

@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 
+from tailbound.datapath.buffers import reserve
 from tailbound.datapath.protocol import EventRecord, Store
 from tailbound.datapath.store import check_sizes, layout, store_of
 from tailbound.errors import AttachError, ConfigError
@@ -23,6 +24,9 @@ from tailbound.wire.schema import HEADER_BYTES, WORKER_MAPS
 
 #: Bytes asked for the control socket's buffer; the kernel may give less without CAP_NET_ADMIN.
 _RECEIVE_BYTES = 8 << 20
+#: Bytes asked for the buffers of all sockets that bursts leave over, and of one at least (two super-frames); how many
+#: sockets.
+_SEND_BYTES, _SEND_LEAST, _SOCKETS = 1 << 20, 160 << 10, 16
 #: Maps that a trainer needs: what is mmapped, the seals and the events.
 PINNED = (*(m.name for m in WORKER_MAPS if m.mmap or m.writer != "program"), EVENTS)
 
@@ -47,14 +51,27 @@ def bound_socket(address: str, port: int) -> socket.socket:
     out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
         out.setblocking(False)
-        try:
-            out.setsockopt(socket.SOL_SOCKET, 33, _RECEIVE_BYTES)  # SO_RCVBUFFORCE
-        except OSError:
-            out.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+        reserve(out, socket.SO_RCVBUF, _RECEIVE_BYTES)
         out.bind((address, port))
     except OSError as error:
         out.close()
         raise ConfigError(f"UDP port {port} of {address} cannot be had: {error.strerror}; choose another") from error
+    return out
+
+
+def sending_sockets(address: str, count: int) -> list[socket.socket]:
+    """``count`` UDP sockets for bursts, with ports of their own and ``_SEND_BYTES`` of room together.
+
+    More room would be a standing queue behind a slow link; with less the link idles while a busy host gets round to
+    the next burst.
+    """
+    out = []
+    for _ in range(count):
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        out.append(sock)
+        sock.setblocking(False)
+        sock.bind((address, 0))
+        reserve(sock, socket.SO_SNDBUF, max(_SEND_LEAST, _SEND_BYTES // count))
     return out
 
 
@@ -76,6 +93,7 @@ class XdpDatapath:
         self._ring = EventRing(maps.fds[EVENTS])
         barrier.register()
         self.socket = bound_socket(*self.endpoint)
+        self._sending: list[socket.socket] = []
         self._closed = False
 
     @classmethod
@@ -193,6 +211,11 @@ class XdpDatapath:
         except BlockingIOError:
             return out
 
+    def sending(self, peers: int) -> list[socket.socket]:
+        """See ``Datapath.sending``; peers know this rank by its address alone."""
+        self._sending += sending_sockets(self.endpoint[0], min(peers, _SOCKETS))
+        return [self.socket, *self._sending]
+
     def fence(self) -> None:
         """Full memory barrier between reading ``presence`` and reading the rows it names."""
         barrier.full()
@@ -202,7 +225,8 @@ class XdpDatapath:
         if self._closed:
             return
         self._closed = True
-        self.socket.close()
+        for sock in (self.socket, *self._sending):
+            sock.close()
         self._ring.close()
         _close(self.maps, self.program, self._link)
 

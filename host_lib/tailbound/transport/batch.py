@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from tailbound.wire.jit import Scalar, cached
 
 #: Columns of a flow: address of its first packet; packets that have left, packets in all; rank; packets of a burst;
-#: bursts that may leave now; bursts that have left.
-BASE, NEXT, TOTAL, RANK, SIZE, ALLOWED, BURSTS = range(7)
-FLOW_WORDS = 7
+#: bursts that may leave now; bursts that have left; index of the socket.
+BASE, NEXT, TOTAL, RANK, SIZE, ALLOWED, BURSTS, CHANNEL = range(8)
+FLOW_WORDS = 8
 #: As many bursts as one may want: no limit.
 ANY = 1 << 30
 #: Messages of one system call.
@@ -39,6 +39,7 @@ def fill(
     flows: NDArray[np.int64],
     stride: int,
     most: int,
+    channel: int,
     names: NDArray[np.uint64],
     control: int,
     messages: NDArray[np.uint64],
@@ -48,9 +49,10 @@ def fill(
     """Writes messages for the next bursts; returns how many. Nothing counts as sent before ``settle`` says so.
 
     Args:
-        flows: i64[F, 7], see the columns.
+        flows: i64[F, 8], see the columns.
         stride: bytes of a packet.
         most: messages at most.
+        channel: only flows over this socket.
         names: u64[ranks], addresses of each rank's ``sockaddr_in``; 0: not a peer.
         control: address of the control message with the segment size.
         messages: u64[BATCH, 8], ``struct mmsghdr``; the iovec pointers are in place.
@@ -65,7 +67,7 @@ def fill(
     while n < most:
         best = -1
         for f in range(count):
-            open_ = ahead[f, 1] > 0 and ahead[f, 0] < flows[f, TOTAL]
+            open_ = flows[f, CHANNEL] == channel and ahead[f, 1] > 0 and ahead[f, 0] < flows[f, TOTAL]
             if open_ and (best < 0 or ahead[f, 0] < ahead[best, 0]):
                 best = f
         if best < 0:
@@ -98,9 +100,12 @@ def settle(flows: NDArray[np.int64], order: NDArray[np.int64], taken: int) -> Sc
     return left
 
 
-def flows_of(runs: list[tuple[int, NDArray[np.uint8]]], size: int) -> NDArray[np.int64]:
-    """Flows of (rank, u8[count, stride]) runs, in bursts of ``size`` packets; the caller keeps the memory alive."""
-    rows = [(packets.ctypes.data, 0, len(packets), rank, size, ANY, 0) for rank, packets in runs]
+def flows_of(runs: list[tuple[int, NDArray[np.uint8]]], size: int, channels: Mapping[int, int]) -> NDArray[np.int64]:
+    """Flows of (rank, u8[count, stride]) runs, in bursts of ``size`` packets; the caller keeps the memory alive.
+
+    ``channels``: index of each rank's socket.
+    """
+    rows = [(packets.ctypes.data, 0, len(packets), rank, size, ANY, 0, channels[rank]) for rank, packets in runs]
     return np.array(rows, np.int64).reshape(-1, FLOW_WORDS)
 
 
@@ -127,15 +132,15 @@ class Batch:
         #: flow and packets of the messages that ``fill`` wrote
         self.order = np.zeros((BATCH, 2), np.int64)
 
-    def fill(self, flows: NDArray[np.int64], stride: int, most: int = BATCH) -> int:
-        """Prepares the next bursts of ``flows``, at most ``most``; returns how many."""
+    def fill(self, flows: NDArray[np.int64], stride: int, channel: int = 0, most: int = BATCH) -> int:
+        """Prepares the next bursts of ``flows`` over socket ``channel``, at most ``most``; returns how many."""
         found = self._controls.get(stride)
         if found is None:
             # cmsghdr: length 18, level and type, segment size
             words = np.array([18, socket.IPPROTO_UDP | _UDP_SEGMENT << 32, stride], np.uint64)
             found = self._controls[stride] = words, int(words.ctypes.data)
         arguments = (self._pointers, found[1], self._messages, self._iovecs, self.order)
-        return int(fill(flows, stride, min(most, BATCH), *arguments))
+        return int(fill(flows, stride, min(most, BATCH), channel, *arguments))
 
     def send(self, sock: socket.socket, count: int) -> tuple[int, int]:
         """Hands over the first ``count`` messages; returns how many were taken, and the errno if none was."""

@@ -4,8 +4,9 @@ A receiver advertises a number in every header; a sender keeps at most as many d
 live receivers takes. Pure state, fed with one sample an op.
 
 Only loss counts, never lateness: rows that are missing although their sender has said that it is through. Loss that is
-always there (a bad cable) is not for this: it is the long-run floor. A fall that did not lower the loss was for
-nothing, so what is lost then belongs to the floor, and the number goes back.
+always there (a bad cable) is not for this: it is the long-run floor. Loss in a few ops only (foreign bursts) is not
+either: too many senders at once are too many in every op. A fall that did not lower the loss was for nothing, so what
+is lost then belongs to the floor, and the number goes back.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Incast:
         self.taken = senders
         self.floor = 0.0
         self.falls = 0
-        self._expected = self._lost = self._ops = 0
+        self._expected = self._lost = self._ops = self._hit = 0
         self._good = 0
         self._before: tuple[int, float] | None = None  # number and loss before the fall that is on trial
 
@@ -48,25 +49,31 @@ class Incast:
         self._expected += expected
         self._lost += lost
         self._ops += 1
+        self._hit += lost > self._tolerated * expected
         if self._ops >= _TRIAL:
-            self._decide(self._lost / self._expected)
-            self._expected = self._lost = self._ops = 0
+            self._decide(self._lost / self._expected, often=2 * self._hit > self._ops)
+            self._expected = self._lost = self._ops = self._hit = 0
 
-    def _decide(self, loss: float) -> None:
+    @property
+    def _tolerated(self) -> float:
+        return 2 * self.floor + _TOLERATED
+
+    def _decide(self, loss: float, *, often: bool) -> None:
         if self._before is not None:
             taken, before = self._before
             self._before = None
             if loss > _HELPED * before:
                 self.taken, self.floor, self._good = taken, max(self.floor, loss), 0
                 return
-        if loss > 2 * self.floor + _TOLERATED:
+        if loss > self._tolerated and often:
             self._good = 0
             if self.taken > 1:
                 self._before = self.taken, loss
                 self.taken = max(1, self.taken // 2)
                 self.falls += 1
             return
-        self.floor += _TRIAL * _SLOW * (loss - self.floor)
+        if loss <= self._tolerated:
+            self.floor += _TRIAL * _SLOW * (loss - self.floor)
         self._good += _TRIAL
         if self._good >= _PATIENCE and self.taken < self.senders:
             self.taken += 1

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import errno
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.transport.batch import ALLOWED, ANY, BATCH, BURSTS, NEXT, RANK, SIZE, TOTAL, Batch, flows_of
+from tailbound.transport.batch import ALLOWED, ANY, BATCH, BURSTS, CHANNEL, NEXT, RANK, SIZE, TOTAL, Batch, flows_of
 from tailbound.transport.burst import burst_packets
 from tailbound.transport.pace import Pacer
 from tailbound.transport.probe import Prober
@@ -32,6 +32,8 @@ Run = tuple[int, NDArray[np.uint8]]
 
 #: A pump hands over this many bursts at most before the loop looks around again (8 MiB: about 10 ms).
 _BURSTS = 128
+#: Bursts in one system call where several sockets take turns: a quarter of a megabyte.
+_TURN = 4
 #: ns until a full device queue is tried again; it makes no socket event.
 _RETRY = 500_000
 #: ns until a full socket is tried again at the latest; as a rule it becomes writable before.
@@ -42,7 +44,8 @@ class _Item:
     """One submission."""
 
     __slots__ = (
-        "constrained", "done", "flows", "kind", "label", "left", "memory", "over", "packets", "stride", "until",
+        "channels", "constrained", "done", "flows", "kind", "label", "left", "memory", "over", "packets", "stride",
+        "until",
     )  # fmt: skip
 
     def __init__(
@@ -53,11 +56,13 @@ class _Item:
         until: int,
         done: Callable[[int], None] | None,
         over: Callable[[int], bool] | None,
+        channels: Mapping[int, int],
     ) -> None:
         self.label, self.kind, self.until, self.done, self.over = label, kind, until, done, over
         self.memory = [run for run in runs if len(run[1])]
         self.stride = self.memory[0][1].shape[1] if self.memory else 0
-        self.flows = flows_of(self.memory, burst_packets(self.stride)) if self.memory else np.zeros((0, 7), np.int64)
+        self.flows = flows_of(self.memory, burst_packets(self.stride) if self.memory else 1, channels)
+        self.channels = list(dict.fromkeys(int(flow[CHANNEL]) for flow in self.flows))
         self.left = sum(len(packets) for _, packets in self.memory)
         self.packets = 0  # handed to the kernel
         self.constrained = False  # the flows' burst sizes and permissions are not the free ones
@@ -75,9 +80,9 @@ class SendQueue:
     Attributes:
         limit: destinations that may be open at once (``incast.allowed``).
         stale: rows dropped because their time was up or nobody takes them any more.
-        waits: times a full socket or device queue stopped the pump.
+        waits: times a socket or a device queue was full.
         held: times a rate kept something back.
-        room: whether a full socket stopped the pump: it becomes writable when there is room again.
+        full: sockets (by index) that had no room; they become writable when there is some again.
     """
 
     def __init__(self, sender: Sender, pacer: Pacer | None = None, prober: Prober | None = None) -> None:
@@ -86,7 +91,8 @@ class SendQueue:
         self.prober = prober
         self.limit = len(sender.peers)
         self.stale = self.waits = self.held = 0
-        self.room = False
+        self.full: set[int] = set()
+        self._blocked: set[int] = set()  # sockets that are not to be tried again in this pump
         self._queues: tuple[deque[_Item], deque[_Item]] = (deque(), deque())  # results, contributions
         self._batch: Batch | None = None
         self._again = 0
@@ -96,7 +102,7 @@ class SendQueue:
 
     def warm_up(self) -> None:
         """Makes what takes long at its first use: compiled code, above all."""
-        none = flows_of([], 1)
+        none = flows_of([], 1, {})
         batch = self._batches()
         batch.fill(none, 64)
         batch.settle(none, 0)
@@ -122,7 +128,7 @@ class SendQueue:
             now: CLOCK_MONOTONIC in ns.
             over: asked about a rank before rows that had to wait are sent: whether that rank has no use for them now.
         """
-        item = _Item(label, kind, runs, until, done, over)
+        item = _Item(label, kind, runs, until, done, over, self._sender.channel)
         self._queues[kind == PacketType.CONTRIBUTION].append(item)
         self.pump(now, fresh=item)
 
@@ -161,16 +167,17 @@ class SendQueue:
         if self._pumping:  # a callback of ours has submitted more
             self._look(now)
             return now
+        self.full.clear()
         if self._nothing():
             self._again = 0
             return 0
         self._pumping = True
-        self.room, self._again = False, 0
+        self._again = 0
+        self._blocked.clear()
         try:
-            if self._sender.flush():
-                self._round(now, fresh)
-            else:
-                self._full(errno.EAGAIN, now)
+            if not self._sender.flush():
+                self._block(0, errno.EAGAIN, now)
+            self._round(now, fresh)
             self._finish()
         finally:
             self._pumping = False
@@ -191,8 +198,6 @@ class SendQueue:
             if item.left:
                 budget = self._drain(item, budget, behind, opened, now)
             if item.left:
-                if self.room or self._again == now + _RETRY:
-                    return
                 if budget <= 0:
                     self._look(now)
                     return
@@ -218,17 +223,25 @@ class SendQueue:
         if free and item.constrained:
             item.flows[:, ALLOWED], item.flows[:, SIZE] = ANY, burst_packets(item.stride)
         item.constrained = not free
-        while item.left and budget > 0:
-            if not free:
-                self._allow(item, behind, opened, now)
-            count = self._batch_of(item, budget)
-            if count == 0:
-                break
-            taken = self._hand_over(item, count, now)
-            budget -= max(taken, 1)
-            if taken < count and (self.room or self._again == now + _RETRY):
-                break
+        moved = True
+        while moved and item.left and budget > 0:
+            moved = False
+            for channel in item.channels:
+                if channel in self._blocked or budget <= 0:
+                    continue
+                if not free:
+                    self._allow(item, behind, opened, now)
+                count = self._batches().fill(item.flows, item.stride, channel, min(budget, self._most))
+                if count:
+                    taken = self._hand_over(item, channel, count, now)
+                    budget -= max(taken, 1)
+                    moved = True
         return budget
+
+    @property
+    def _most(self) -> int:
+        """Bursts of one call: few where sockets take turns."""
+        return BATCH if len(self._sender.sockets) == 1 else _TURN
 
     def _allow(self, item: _Item, behind: set[int], opened: set[int], now: int) -> None:
         """Bursts and their size by flow: what is older goes first, then incast, then rates."""
@@ -253,21 +266,18 @@ class SendQueue:
             if not limited:
                 opened.add(rank)
 
-    def _batch_of(self, item: _Item, budget: int) -> int:
-        return self._batches().fill(item.flows, item.stride, min(budget, BATCH))
-
     def _batches(self) -> Batch:
         if self._batch is None:
             self._batch = Batch(self._sender.peers)
         return self._batch
 
-    def _hand_over(self, item: _Item, count: int, now: int) -> int:
+    def _hand_over(self, item: _Item, channel: int, count: int, now: int) -> int:
         """Gives the filled messages to the kernel; returns how many bursts left."""
         assert self._batch is not None
         sender, batch, flows = self._sender, self._batch, item.flows
         before = flows.tolist()
         if sender.batched:
-            taken, number = batch.send(sender.turn(), count)
+            taken, number = batch.send(sender.sockets[channel], count)
         else:
             taken, number = self._one_by_one(item), 0
         if taken:
@@ -277,7 +287,7 @@ class SendQueue:
                 if packets:
                     self._left(item, new[RANK], packets, new[BURSTS] - old[BURSTS], now)
         if number:
-            self._failed(item, number, now)
+            self._failed(item, channel, number, now)
         return taken
 
     def _left(self, item: _Item, rank: int, packets: int, bursts: int, now: int) -> None:
@@ -305,7 +315,7 @@ class SendQueue:
         item.packets -= int(count) - self._sender.send_burst(rank, view, item.stride)
         return 1
 
-    def _failed(self, item: _Item, number: int, now: int) -> None:
+    def _failed(self, item: _Item, channel: int, number: int, now: int) -> None:
         """The first message of a call was refused."""
         assert self._batch is not None
         flow, count = self._batch.order[0]
@@ -313,7 +323,7 @@ class SendQueue:
         counts = sender.counts[rank]
         if number in (errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM):
             counts.waits += 1
-            self._full(number, now)
+            self._block(channel, number, now)
             return
         sender.refuse(rank, number)
         if number in NO_GSO and count > 1:
@@ -327,10 +337,12 @@ class SendQueue:
         item.left = self._batch.settle(item.flows, 1)
         counts.lost += int(count)
 
-    def _full(self, number: int, now: int) -> None:
+    def _block(self, channel: int, number: int, now: int) -> None:
         self.waits += 1
-        self.room = number == errno.EAGAIN
-        self._again = now + (_ROOM if self.room else _RETRY)
+        self._blocked.add(channel)
+        if number == errno.EAGAIN:
+            self.full.add(channel)
+        self._look(now + (_ROOM if number == errno.EAGAIN else _RETRY))
 
     def _look(self, when: int) -> None:
         self._again = min(self._again, when) if self._again else when

@@ -53,8 +53,10 @@ class Sender:
     Not thread-safe: one thread sends. The GIL is released in every system call.
 
     Args:
-        sockets: bound UDP sockets; with several (several source ports, for receive-side scaling at the peers) bursts
-            take turns. The udp datapath knows its peers by address *and* port: give it only its own socket.
+        sockets: bound UDP sockets. Single packets leave over the first one. With more, bursts leave over the others, a
+            socket a peer as far as they last: what waits in front of a slow peer then takes no room from the rest, and
+            a peer's receive-side scaling sees several source ports. The udp datapath knows its peers by address *and*
+            port: give it only its own socket.
         peers: (IPv4 address, UDP port) by rank.
         pace: asked before every burst, see ``Pace``.
         patience: seconds to wait at most for room in a full socket before a burst is given up.
@@ -82,7 +84,9 @@ class Sender:
         self.deferred: deque[tuple[int, bytes]] | None = None
         self._pace = pace
         self._patience = patience
-        self._turn = 0
+        data = range(1, len(self.sockets)) if len(self.sockets) > 1 else range(1)
+        #: index in ``sockets`` of the one that bursts for a rank leave over
+        self.channel = {rank: data[i % len(data)] for i, rank in enumerate(self.peers)}
         self._plain_sockets = all(type(sock) is socket.socket for sock in self.sockets)
 
     @property
@@ -90,16 +94,11 @@ class Sender:
         """Whether bursts may go to the kernel many at a time, past ``send_burst``."""
         return self._plain_sockets and self._pace is None and "send_burst" not in self.__dict__
 
-    def turn(self) -> socket.socket:
-        """The socket whose turn it is."""
-        self._turn += 1
-        return self.sockets[(self._turn - 1) % len(self.sockets)]
-
     def flush(self) -> bool:
         """Tries deferred packets again, the oldest first; returns whether all are gone."""
         while self.deferred:
             rank, packet = self.deferred[0]
-            number = self._try(self.turn(), rank, packet, 0)
+            number = self._try(self.sockets[0], rank, packet, 0)
             if number in _FULL:
                 return False
             if number:
@@ -155,7 +154,7 @@ class Sender:
         """One burst of packets of ``stride`` bytes (the last may be shorter); paced. Returns the packets taken."""
         if self._pace is not None and (wait := self._pace(rank, len(view))) > 0:
             time.sleep(wait)
-        sock = self.turn()
+        sock = self.sockets[self.channel[rank] if len(view) > stride else 0]
         if len(view) > stride and rank not in self.plain:
             error = self._call(sock, rank, view, stride)
             if error == 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 _POLLIN, _POLLOUT = 1, 4
 _ppoll = ctypes.CDLL(None, use_errno=True).ppoll
@@ -28,17 +28,23 @@ class Waiter:
 
     Args:
         fds: to be readable.
-        sending: to be writable, where ``want_room`` says so; -1: none.
+        sending: to be writable, where ``want_room`` says so.
     """
 
-    def __init__(self, fds: Sequence[int], sending: int = -1) -> None:
-        self._polled = (_PollFd * (len(fds) + 1))(*(_PollFd(fd, _POLLIN, 0) for fd in fds), _PollFd(-1, _POLLOUT, 0))
-        self._sending = sending
+    def __init__(self, fds: Sequence[int], sending: Sequence[int] = ()) -> None:
+        entries = [_PollFd(fd, _POLLIN, 0) for fd in fds] + [_PollFd(-1, _POLLOUT, 0) for _ in sending]
+        self._polled = (_PollFd * len(entries))(*entries)
+        self._sending = list(sending)
+        self._first = len(fds)
+        self._wanted: Collection[int] = ()
         self._time = _Timespec()
 
-    def want_room(self, wanted: bool) -> None:
-        """Whether room in the socket ``sending`` (given at the start) ends a wait too."""
-        self._polled[len(self._polled) - 1].fd = self._sending if wanted else -1
+    def want_room(self, wanted: Collection[int]) -> None:
+        """Room in which of the sockets ``sending`` (by index) ends a wait too."""
+        if wanted or self._wanted:
+            for i, fd in enumerate(self._sending):
+                self._polled[self._first + i].fd = fd if i in wanted else -1
+            self._wanted = tuple(wanted)
 
     def wait(self, nanoseconds: int) -> int:
         """Returns how many descriptors are readable, after at most ``nanoseconds``; a signal may end it early.
