@@ -218,8 +218,9 @@ struct tb_faults {
 	__u32 bad; /* 1 while in the bad state */
 	__u32 reorder; /* let others pass it, or pass others (UDP only) */
 	__u32 pad; /* 0 */
+	__u64 last; /* CLOCK_MONOTONIC of the newest packet that faults could hit */
 };
-_Static_assert(sizeof(struct tb_faults) == 48, "tb_faults");
+_Static_assert(sizeof(struct tb_faults) == 56, "tb_faults");
 
 /* What the fault program did, per cpu. */
 struct tb_fault_counts {
@@ -229,7 +230,8 @@ struct tb_fault_counts {
 	__u64 corrupted; /* one bit flipped */
 	__u64 passed; /* packets outside the filter */
 	__u64 reordered; /* sent past the queue */
-	__u64 pad[2]; /* 0 */
+	__u64 lost_other; /* of the lost, those that are not UDP */
+	__u64 pad; /* 0 */
 };
 _Static_assert(sizeof(struct tb_fault_counts) == 64, "tb_fault_counts");
 

@@ -36,16 +36,25 @@ static __always_inline __u32 tb_hit(__u32 drawn, __u32 p)
 	return drawn < p || p == 0xffffffff;
 }
 
+/* A burst of losses is over after so long a silence. */
+#define TB_BURST_NS 100000000ULL
+
 /*
  * Gilbert-Elliott: lose with the probability of the state the packet found, then perhaps change it.
  * Bernoulli loss is the good state for ever. Under the lock of the faults.
+ *
+ * The model steps with packets. A lone TCP connection that waits for its retransmission timer would step it once
+ * in a timeout that doubles each time, and sit in a burst of five packets for minutes; no real link does that.
  */
-static __always_inline void tb_fate_draw(struct tb_faults *f, struct tb_fate *fate)
+static __always_inline void tb_fate_draw(struct tb_faults *f, __u64 now, struct tb_fate *fate)
 {
 	__u64 state = f->state;
 	__u32 move = tb_draw(&state), lose = tb_draw(&state);
 	__u32 duplicate = tb_draw(&state), corrupt = tb_draw(&state), reorder;
 
+	if (now - f->last > TB_BURST_NS)
+		f->bad = 0;
+	f->last = now;
 	fate->where = tb_draw(&state);
 	reorder = tb_draw(&state);
 	f->state = state;

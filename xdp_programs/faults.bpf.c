@@ -81,6 +81,7 @@ TB_PROGRAM tb_faults(struct xdp_md *ctx)
 	struct tb_fault_counts *counts = TB_LOOKUP(fault_counts, bpf_get_smp_processor_id());
 	struct tb_faults *faults = TB_LOOKUP(faults, 0);
 	struct tb_lock *lock = TB_LOOKUP(fault_lock, 0);
+	__u64 now = bpf_ktime_get_ns();
 	struct tb_fate fate;
 
 	if (!counts || !faults || !lock)
@@ -91,10 +92,12 @@ TB_PROGRAM tb_faults(struct xdp_md *ctx)
 	}
 	counts->seen++;
 	bpf_spin_lock(&lock->lock);
-	tb_fate_draw(faults, &fate);
+	tb_fate_draw(faults, now, &fate);
 	bpf_spin_unlock(&lock->lock);
 	if (fate.lost) {
 		counts->lost++;
+		if (data + TB_HEAD_OFFSET <= end && !tb_udp(data + TB_IP_OFFSET))
+			counts->lost_other++;
 		return XDP_DROP;
 	}
 	if (fate.corrupted && tb_flip(ctx, fate.where))

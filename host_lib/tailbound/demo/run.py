@@ -219,7 +219,8 @@ def count(team: Team, place: Place) -> tuple[list[dict[str, Any]], Balance, int]
         lost = doubled = queues = 0
         if isinstance(place, Cluster):
             faults = place.fault_counts(link=Link.DATA)
-            lost, doubled = faults.lost, faults.duplicated
+            # what ranks ask of each other over TCP, re-synchronisation above all, takes the same cables
+            lost, doubled = faults.lost - faults.lost_other, faults.duplicated
             queues = sum(entry.lost for entry in place.drops() if entry.interface.startswith(Link.DATA.value))
         whole = balance(stats, socket_drops=sockets, lost_on_purpose=lost, duplicated=doubled, lost_in_queues=queues)
         if whole == before:

@@ -20,7 +20,7 @@ from tailbound.wire.schema import FAULT_MAPS, Map
 #: A lock for settings and state, in a map of its own, since user space reads and writes those without it.
 _LOCK = Map("fault_lock", "lock of settings and state", "tb_lock", "1", "program", mmap=False)
 _PORTS = "fault_ports"
-_COUNTS = ("seen", "lost", "duplicated", "corrupted", "passed", "reordered")
+_COUNTS = ("seen", "lost", "duplicated", "corrupted", "passed", "reordered", "lost_other")
 
 
 def probability(value: float, name: str = "probability") -> int:
@@ -120,7 +120,7 @@ class FaultProgram:
         syscalls.map_update(self.maps.fds["faults"], bytes(4), settings.record())
 
     def counts(self) -> dict[str, int]:
-        """By what became of a packet: ``seen``, ``lost``, ``duplicated``, ``corrupted``, ``reordered``, ``passed``."""
+        """By what became of a packet, the counters of ``tb_fault_counts``."""
         counts = self.maps.arrays["fault_counts"]
         return {name: int(counts[name].sum()) for name in _COUNTS}
 

@@ -77,6 +77,7 @@ class FaultCounts:
         corrupted: with one bit flipped.
         passed: packets outside the filter.
         reordered: sent past the queue.
+        lost_other: of the lost, those that are not UDP.
     """
 
     seen: int = 0
@@ -85,6 +86,7 @@ class FaultCounts:
     corrupted: int = 0
     passed: int = 0
     reordered: int = 0
+    lost_other: int = 0
 
     def __add__(self, other: FaultCounts) -> FaultCounts:
         return FaultCounts(
@@ -94,6 +96,7 @@ class FaultCounts:
             self.corrupted + other.corrupted,
             self.passed + other.passed,
             self.reordered + other.reordered,
+            self.lost_other + other.lost_other,
         )
 
 

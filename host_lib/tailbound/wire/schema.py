@@ -368,6 +368,7 @@ FAULTS = Struct(
         Field("bad", "u32", "1 while in the bad state"),
         Field("reorder", "u32", "let others pass it, or pass others (UDP only)"),
         Field("pad", "u32", "0"),
+        Field("last", "u64", "CLOCK_MONOTONIC of the newest packet that faults could hit"),
     ),
 )
 
@@ -381,7 +382,8 @@ FAULT_COUNTS = Struct(
         Field("corrupted", "u64", "one bit flipped"),
         Field("passed", "u64", "packets outside the filter"),
         Field("reordered", "u64", "sent past the queue"),
-        Field("pad", "u64", "0", 2),
+        Field("lost_other", "u64", "of the lost, those that are not UDP"),
+        Field("pad", "u64", "0"),
     ),
 )
 
