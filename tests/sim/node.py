@@ -21,7 +21,7 @@ from tailbound.transport.config import Config
 from tailbound.transport.deadline import WARM_UP_OPS, Deadlines, Sample
 from tailbound.transport.membership import HOLD_EVERY, Membership
 from tailbound.transport.sequence import Layout, Place, Sequence
-from tailbound.transport.stage import decide
+from tailbound.transport.stage import cut, decide
 from tailbound.transport.steps import Steps, step_distance, step_of
 from tailbound.wire.schema import HEADER_BYTES, op_label, serial_distance
 
@@ -66,6 +66,10 @@ class SimOp:
     published: bool = False
     finished: int = 0
     early: bool = False
+    transfer_cut: int | None = None
+    results_cut: int | None = None
+    lost_1: float = 0.0
+    lost_2: float = 0.0
     missing_rows: int = 0
     missing_results: int = 0
     expected: int = 0
@@ -213,7 +217,7 @@ class Node:
                 record.late = True
             else:
                 record.rows[p.sender] += rows
-                record.progress += 1
+                record.progress += rows
             if p.last:
                 record.contributed.setdefault(p.sender, now)
         elif p.kind in ("result", "answer"):
@@ -412,6 +416,10 @@ class Node:
         op.sealed = now
         own = int(op.place.placement.counts[self.rank])
         summed = record.rows if record is not None else Counter[int]()
+        if due == "deadline":
+            live = self.membership.live
+            flows = [(summed[p], own) for p in live if not self._marked(p, "contributed", op)]
+            op.transfer_cut, op.lost_1 = cut(now - op.start, flows)
         abstained = record.abstained if record is not None else set()
         out = abstained | self.membership.gone
         for p in self.membership.peers:
@@ -441,7 +449,8 @@ class Node:
             self._advance()
         else:
             for peer in peers:
-                self._flow_to(op, "result", peer, own, now + self.config.stage_max, done)
+                until = now + self.deadlines.worth_sending(self._flow(op))
+                self._flow_to(op, "result", peer, own, until, done)
         return 0
 
     def _advance(self) -> None:
@@ -458,6 +467,8 @@ class Node:
         if op.start and not op.result_clock.due:
             flow, most = self._flow(op), self.config.stage_max
             length = self.deadlines.receiver(flow, self._heard(self.membership.owners, op.place.step))
+            if op.launched:
+                length = self.deadlines.hurried(length, flow, op.start - op.launched)
             op.result_clock.begin(op.start, length, 2 * most, LEAST_STEP)
         seen = _Second(self, op, record)
         due, again = decide(seen, op.result_clock, op.result_quiet, now, self.deadlines.quiet, op.launched)
@@ -473,6 +484,10 @@ class Node:
                 op.expected += int(counts[p])
                 op.missing_results += int(counts[p]) - got[p]
                 op.missing_of[p] += int(counts[p]) - got[p]
+        if due == "deadline":
+            owners = self.membership.owners
+            flows = [(got[p], int(counts[p])) for p in owners if not self._marked(p, "published", op)]
+            op.results_cut, op.lost_2 = cut(now - op.sealed, flows)
         absent = {p for p in self.membership.peers if not got[p] and p not in self.membership.gone}
         in_step = self.steps.in_step and not op.overtaken
         self.suspected += len(
@@ -507,7 +522,7 @@ class Node:
                         set(self.membership.contribution.suspects),
                         list(self.membership.owners),
                         own,
-                        why == "complete",
+                        {"complete": op.finished, "quiet": op.result_quiet.since}.get(why, 0),
                         sum(record.results.values()) if record is not None else 0,
                     )
                 )
@@ -525,16 +540,25 @@ class Node:
             flows = [
                 record.contributed[p] - record.begun[p] for p in waited if p in record.contributed and p in record.begun
             ]
-            ends = [record.published[p] for p in owners if p in record.published] + ([op.finished] if complete else [])
+            if op.transfer_cut is not None and any(p in record.begun and p not in record.contributed for p in waited):
+                flows.append(op.transfer_cut)
+            ends = [record.published[p] for p in owners if p in record.published] + ([complete] if complete else [])
+            results = [max(0, max(ends) - op.sealed)] if ends else []
+            if op.results_cut is not None and any(p not in record.published for p in owners):
+                results.append(op.results_cut)
             regretted = record.late or sum(record.results.values()) > present
             self.deadlines.observe(
                 Sample(
                     self._flow(op),
                     max(0, max(rows) - op.start) if rows else None,
                     max(flows) if flows else None,
-                    max(0, max(ends) - op.sealed) if ends else None,
+                    max(results, default=None),
                     op.early,
                     op.early and regretted,
+                    max(op.lost_1, op.lost_2),
+                    op.place.step,
+                    max(results) + op.sealed - op.start if results else None,
+                    op.start - op.launched if op.launched <= op.start else None,
                 )
             )
 
@@ -722,6 +746,11 @@ class _First:
     def progress(self) -> int:
         return self.record.progress if self.record is not None else 0
 
+    @property
+    def left(self) -> int:
+        waited = [p for p in self.node.membership.live if self.record is None or p not in self.record.abstained]
+        return self.own * len(waited) - self.progress
+
     def complete(self) -> bool:
         if not self.own_in:
             return False
@@ -749,6 +778,10 @@ class _Second:
         self.node, self.op, self.record = node, op, record
         self.counts = op.place.placement.counts
         self.progress = sum(record.results.values()) if record is not None else 0
+
+    @property
+    def left(self) -> int:
+        return int(sum(self.counts[p] for p in self.node.membership.owners)) - self.progress
 
     def complete(self) -> bool:
         owners = self.node.membership.owners

@@ -40,17 +40,96 @@ def test_an_empty_window_has_no_quantile() -> None:
     assert Window().quantile() == 0
 
 
-def test_until_a_size_is_warm_everything_has_the_whole_stage() -> None:
+def test_deadlines_of_a_new_size_are_the_whole_stage_then_long_then_what_was_learned() -> None:
     d = learned()
-    feed(d, WARM_UP_OPS - 1)
+    feed(d, 4)
     assert d.stage_one(BIG) == d.stage_two(BIG) == d.advertised == 2000 * MS
     assert d.applied(BIG, [20 * MS, 20 * MS]) == 2000 * MS
+    feed(d, 1)
+    assert d.stage_one(BIG) == d.advertised == pytest.approx(4 * 1.25 * (2 + 8) * MS, rel=1e-3)
+    assert d.stage_two(BIG) == 4 * LEAST
+    feed(d, WARM_UP_OPS - 6)
+    assert not d.warm(BIG)
+    assert d.stage_one(BIG) > 45 * MS
     feed(d, 1)
     assert d.warm(BIG)
     assert not d.warm(SMALL)
     assert d.stage_one(SMALL) == 2000 * MS
     assert d.stage_one(BIG) == pytest.approx(1.25 * (2 + 8) * MS, rel=1e-3)
     assert d.stage_two(BIG) == LEAST  # 7.5 ms would do
+
+
+def test_what_hits_a_minority_of_steps_moves_no_deadline() -> None:
+    """Foreign bursts: one step in four takes three times as long; p95 would wait for all of them."""
+    d = learned()
+    for step in range(60):
+        factor = 3 if step % 4 == 3 else 1
+        for _ in range(4):  # ops of a step
+            sample = Sample(BIG, 2 * MS, 8 * factor * MS, 30 * factor * MS, step=step, whole=38 * factor * MS, start=0)
+            d.observe(sample)
+    assert d.stage_one(BIG) == pytest.approx(1.25 * 10 * MS, rel=1e-3)
+    assert d.stage_two(BIG) == pytest.approx(1.25 * 30 * MS, rel=1e-3)
+    assert d.receiver(BIG, []) == pytest.approx(1.15 * 38 * MS, rel=1e-3)
+
+
+def test_what_a_place_of_the_step_always_takes_is_waited_for() -> None:
+    d = learned()
+    for step in range(30):
+        for place in range(4):
+            d.observe(Sample(BIG, 2 * MS, (24 if place == 2 else 8) * MS, 30 * MS, step=step))
+    assert d.stage_one(BIG) == pytest.approx(1.25 * 26 * MS, rel=1e-3)
+
+
+def test_a_change_is_followed_in_four_steps() -> None:
+    d = learned()
+    for step in range(100):
+        d.observe(Sample(BIG, 2 * MS, 8 * MS, 30 * MS, step=step))
+    found = []
+    for step in range(100, 106):
+        d.observe(Sample(BIG, 2 * MS, 160 * MS, 600 * MS, step=step))
+        found.append(d.stage_one(BIG))
+    assert found[2] < 15 * MS
+    assert found[3] == pytest.approx(1.25 * 162 * MS, rel=1e-3)
+
+
+def test_where_deadlines_cut_off_too_much_they_grow_towards_what_most_take_and_shrink_again() -> None:
+    d = learned()
+    for step in range(300):
+        slow = step % 3 == 0
+        d.observe(Sample(BIG, 2 * MS, (20 if slow else 8) * MS, 30 * MS, step=step, lost=0.3 if slow else 0.0))
+    assert d.patience == 8
+    assert d.stage_one(BIG) == pytest.approx(1.25 * 22 * MS, rel=1e-3)
+    for step in range(300, 700):
+        d.observe(Sample(BIG, 2 * MS, 8 * MS, 30 * MS, step=step))
+    assert d.patience == 1.0
+
+
+def test_a_late_majority_uses_up_the_margin_and_no_more() -> None:
+    d = learned()
+    for step in range(40):
+        d.observe(Sample(BIG, 2 * MS, 8 * MS, 90 * MS, step=step, whole=100 * MS, start=20 * MS))
+    length = d.receiver(BIG, [])
+    assert length == pytest.approx(115 * MS, rel=1e-3)
+    assert d.hurried(length, BIG, 20 * MS) == d.hurried(length, BIG, -50 * MS) == length
+    assert d.hurried(length, BIG, 30 * MS) == length - 10 * MS
+    assert d.hurried(length, BIG, 500 * MS) == pytest.approx(length / 1.25, rel=1e-3)
+    assert d.hurried(length, SMALL, 500 * MS) == length
+
+
+def test_a_receiver_leaves_room_for_the_last_seal() -> None:
+    """Whatever the whole op takes as a rule, results of an owner that waits for its deadline have time to come."""
+    d = learned()
+    for step in range(40):
+        d.observe(Sample(BIG, 2 * MS, 8 * MS, 30 * MS, step=step, whole=15 * MS))
+    assert d.receiver(BIG, []) == pytest.approx(12.5 * MS + 10 * MS + LEAST, rel=1e-3)
+    assert d.receiver(BIG, [200 * MS]) == pytest.approx(200 * MS + 20 * MS + LEAST, rel=1e-3)
+
+
+def test_results_are_not_sent_to_who_has_given_up() -> None:
+    d = learned()
+    assert d.worth_sending(BIG) == 2000 * MS
+    feed(d, 40, results=30 * MS)
+    assert d.worth_sending(BIG) == pytest.approx(2 * 1.25 * 30 * MS, rel=1e-3)
 
 
 def test_sizes_learn_their_transfer_apart_and_share_the_skew() -> None:
@@ -154,7 +233,8 @@ def test_quiet_grows_when_it_is_regretted_and_shrinks_when_it_never_is() -> None
     grown = d.quiet
     feed(d, 5000, early=True)
     assert d.quiet < grown / 10
-    d.rtt = 3 * MS
+    d.round_trip(3 * MS)
+    d.round_trip(4 * MS)
     assert d.quiet >= 6 * MS
 
 

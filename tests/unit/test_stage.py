@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
+
 from tailbound.transport.clock import Extension, Quiet
-from tailbound.transport.stage import decide
+from tailbound.transport.stage import cut, decide
 
 MS = 1_000_000
 
@@ -15,6 +17,7 @@ class Half:
     """A stage as it is told to be."""
 
     progress: int = 0
+    left: int = 1
     whole: bool = False
     all_finished: bool = False
     repairing: int = 0
@@ -74,6 +77,21 @@ def test_the_deadline_moves_on_while_rows_come() -> None:
     half.progress = 4
     assert decide(half, clock, quiet, 100 * MS, MS) == (None, 105 * MS)
     assert decide(half, clock, quiet, 105 * MS, MS) == ("deadline", 0)
+
+
+def test_the_deadline_stands_where_one_more_tenth_would_not_do() -> None:
+    clock, quiet = clocks()
+    half = Half(progress=3, left=10)
+    decide(half, clock, quiet, 95 * MS, MS)
+    half.progress, half.left = 8, 5
+    assert decide(half, clock, quiet, 100 * MS, MS) == (None, 105 * MS)
+    half.progress, half.left = 10, 3
+    assert decide(half, clock, quiet, 105 * MS, MS) == ("deadline", 0)
+
+
+def test_what_is_cut_off_is_told_by_the_pace_of_the_slowest_flow() -> None:
+    assert cut(100, [(50, 100), (90, 100), (0, 100), (100, 100)]) == (200, pytest.approx(0.3))
+    assert cut(100, [(0, 100)]) == cut(100, []) == (None, 0.0)
 
 
 def test_a_thread_that_was_busy_gives_one_step_more() -> None:

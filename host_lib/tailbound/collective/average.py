@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tailbound.codec.hashing import seed_of
 from tailbound.codec.mean import mean_rows
@@ -15,7 +16,7 @@ from tailbound.collective.op import Op
 from tailbound.collective.tally import rows_by_rank
 from tailbound.collective.timing import begin_seal
 from tailbound.errors import LayoutError
-from tailbound.transport.stage import Why, decide
+from tailbound.transport.stage import Why, cut, decide
 from tailbound.transport.stamp import stamp_results
 from tailbound.wire.schema import PacketType, Verdict
 
@@ -35,11 +36,8 @@ def average(job: Job, op: Op, now: int) -> int:
     due, again = _due(job, op, now)
     if due is None:
         return again
-    if due == "deadline":
-        op.outcome.deadline_hits += 1
-        job.counters["seal_deadline_hits"] += 1
     op.early |= due == "quiet"
-    _seal(job, op)
+    _seal(job, op, due)
     return 0
 
 
@@ -66,6 +64,12 @@ class _Contributions:
     @property
     def progress(self) -> int:
         return int(self._record["progress"]) if self._record is not None else 0
+
+    @property
+    def left(self) -> int:
+        job, op = self._job, self._op
+        waited = sum(p not in op.abstainers for p in job.waited_for)
+        return int(op.place.placement.counts[job.rank]) * waited - self.progress
 
     def complete(self) -> bool:
         job, op, record = self._job, self._op, self._record
@@ -101,14 +105,16 @@ def _has_finished(job: Job, op: Op, rank: int) -> bool:
     return rank in op.abstainers or job.contributed(rank, op.label)
 
 
-def _seal(job: Job, op: Op) -> None:
+def _seal(job: Job, op: Op, why: Why) -> None:
     b, place = op.buffers, op.place
     seq, own = place.sum_seqs[job.rank], int(place.placement.counts[job.rank])
     job.datapath.seal(op.label, seq, own)
     op.sealed = True
     op.spans.sealed = job.now()
     if job.ranks > 1:
-        _account(job, op, seq, own)
+        summed = _account(job, op, seq, own)
+        if why == "deadline":
+            _cut(job, op, own, summed)
     if not op.own_present and not op.outcome.abstained and not op.encoded:
         job.self_misses += 1
     else:
@@ -144,8 +150,20 @@ def _seal(job: Job, op: Op) -> None:
     _publish(job, op, own)
 
 
-def _account(job: Job, op: Op, seq: int, own: int) -> None:
-    """Who was in: the ledger of this op, and the suspicion of those of whom nothing came (rule 14)."""
+def _cut(job: Job, op: Op, own: int, summed: NDArray[np.int64]) -> None:
+    """Counts a seal at the deadline, and keeps what it cut off for the next ones."""
+    op.outcome.deadline_hits += 1
+    job.counters["seal_deadline_hits"] += 1
+    flows = [(int(summed[p]), own) for p in job.waited_for if not _has_finished(job, op, p)]
+    op.transfer_cut, op.lost_1 = cut(op.spans.sealed - op.start, flows)
+
+
+def _account(job: Job, op: Op, seq: int, own: int) -> NDArray[np.int64]:
+    """Who was in: the ledger of this op, and the suspicion of those of whom nothing came (rule 14).
+
+    Returns:
+        Rows that came, by rank.
+    """
     settle_contributions(job, op)
     summed = np.zeros(job.ranks, np.int64)
     rows_by_rank(job.slots, seq, own, job.sum_mask, job.cookie, op.label, summed)
@@ -174,6 +192,7 @@ def _account(job: Job, op: Op, seq: int, own: int) -> None:
         )  # fmt: skip
     traffic.observe(job, op, summed)
     job.publish_live()
+    return summed
 
 
 def _name_strangers(job: Job, op: Op, absent: set[int]) -> None:

@@ -13,7 +13,7 @@ from tailbound.collective.mend import ask_results, gather, last_call, owed, sett
 from tailbound.collective.op import Op
 from tailbound.collective.tally import point_own, read_records
 from tailbound.collective.timing import begin_give_up, note
-from tailbound.transport.stage import Why, decide
+from tailbound.transport.stage import Why, cut, decide
 from tailbound.wire.schema import EXPONENT_NONE
 
 
@@ -24,9 +24,6 @@ def collect(job: Job, op: Op, now: int) -> int:
     due, again = _due(job, op, now)
     if due is None:
         return again
-    if due == "deadline":
-        op.outcome.deadline_hits += 1
-        job.counters["result_deadline_hits"] += 1
     op.early |= due == "quiet"
     _finish(job, op, due)
     return 0
@@ -47,6 +44,11 @@ class _Results:
         self.progress = int(record["results_in"]) if record is not None else 0
         counts = op.place.placement.counts
         self._owners = [p for p in job.waited_owners if counts[p]]
+
+    @property
+    def left(self) -> int:
+        counts = self._op.place.placement.counts
+        return int(sum(counts[p] for p in self._owners)) - self.progress
 
     def complete(self) -> bool:
         job, op, owners = self._job, self._op, self._owners
@@ -74,7 +76,7 @@ def _present_of(job: Job, op: Op, owners: list[int]) -> int:
     return int(sum(by_owner[p] for p in owners))
 
 
-def _finish(job: Job, op: Op, why: str) -> None:
+def _finish(job: Job, op: Op, why: Why) -> None:
     assert op.launch is not None
     op.spans.decoding = job.now()
     b, place, outcome = op.buffers, op.place, op.outcome
@@ -95,6 +97,8 @@ def _finish(job: Job, op: Op, why: str) -> None:
         outcome.expected += others
         outcome.missed = others - present + outcome.overwritten
         _suspect(job, op, by_owner)
+        if why == "deadline":
+            _cut(job, op, by_owner)
     outcome.failed_groups = int(
         decode(
             job.store.results,
@@ -118,6 +122,15 @@ def _finish(job: Job, op: Op, why: str) -> None:
     op.spans.finished = job.now()
     op.finished = True
     note(job, op, why, job.now())
+
+
+def _cut(job: Job, op: Op, by_owner: np.ndarray) -> None:
+    """Counts an end at the deadline, and keeps what it cut off for the next ones."""
+    op.outcome.deadline_hits += 1
+    job.counters["result_deadline_hits"] += 1
+    counts = op.place.placement.counts
+    flows = [(int(by_owner[p]), int(counts[p])) for p in job.waited_owners if not job.published(p, op.label)]
+    op.results_cut, op.lost_2 = cut(op.spans.decoding - op.spans.sealed, flows)
 
 
 def _settle_scales(job: Job, op: Op) -> None:

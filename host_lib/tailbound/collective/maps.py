@@ -25,7 +25,7 @@ from tailbound.transport.agreement import (
 )
 from tailbound.transport.config import MS
 from tailbound.transport.sequence import Place
-from tailbound.transport.shares import Lateness, Observation, Shares, Speeds
+from tailbound.transport.shares import FAST_ENOUGH, Lateness, Observation, Shares, Speeds
 from tailbound.transport.steps import step_distance, step_of
 from tailbound.wire.schema import MAX_RANKS, TIME_UNIT_US, PacketType, op_label, op_slot
 
@@ -177,7 +177,7 @@ class Maps:
         if min(alive, default=job.rank) > job.rank or not alive:
             if job.steps.in_step and self.agreement.propose(Content(weights, bool(rotate)), step, now):
                 job.emit("map_proposed", level=logging.INFO, weights=list(weights), rotate=bool(rotate), step=step)
-        elif self._steps % _TELL_SPEEDS == 0 and min(self._speeds.values().values(), default=1.0) < 0.75:
+        elif self._steps % _TELL_SPEEDS == 0 and min(self._speeds.values().values(), default=1.0) < FAST_ENOUGH:
             self._send(min(alive), Message(Kind.SPEEDS, speeds=speeds_to_wire(self._speeds.values(), job.ranks)))
 
     def _all_speeds(self) -> dict[int, float]:

@@ -115,6 +115,11 @@ class Op:
     own_in: int = 0
     #: a half ended by quiet
     early: bool = False
+    #: what deadlines cut off of the two halves (``stage.cut``)
+    transfer_cut: int | None = None
+    results_cut: int | None = None
+    lost_1: float = 0.0
+    lost_2: float = 0.0
     #: all others were through with it before anything of it was seen here
     overtaken: bool = False
 

@@ -37,14 +37,18 @@ class Pending(NamedTuple):
     step: int
     flow_bytes: int
     start: int
+    waited: int | None
     sealed: int
     own: int
-    waited: tuple[int, ...]
+    waited_for: tuple[int, ...]
     suspects: tuple[int, ...]
     owners: tuple[int, ...]
     complete: int
     present: int
     early: bool
+    transfer_cut: int | None
+    results_cut: int | None
+    lost: float
 
 
 def flow_bytes(op: Op) -> int:
@@ -78,6 +82,8 @@ def begin_give_up(job: Job, op: Op) -> None:
         length = 2 * most
         if not op.cold:
             length = job.deadlines.receiver(size, heard(job, job.waited_owners, op.place.step))
+            if op.launch is not None:
+                length = job.deadlines.hurried(length, size, op.start - op.admitted)
         op.result_clock.begin(op.start, length, 2 * most, LEAST_STEP)
 
 
@@ -132,14 +138,18 @@ def note(job: Job, op: Op, why: str, now: int) -> None:
                 op.place.step,
                 flow_bytes(op),
                 op.start,
+                op.start - op.admitted if op.admitted <= op.start else None,
                 op.spans.sealed or now,
                 0 if job.self_late or not op.own_present else op.own_in,
                 tuple(p for p in job.waited_for if p not in op.abstainers) if counts[job.rank] else (),
                 tuple(job.contribution_suspicion.suspects - job.gone) if counts[job.rank] else (),
                 tuple(p for p in job.waited_owners if counts[p]),
-                now if why == "complete" else 0,
+                {"complete": now, "quiet": op.result_quiet.since}.get(why, 0),
                 int(record["results_in"]) if record is not None else 0,
                 op.early,
+                op.transfer_cut,
+                op.results_cut,
+                max(op.lost_1, op.lost_2),
             )
         )
     settle(job)
@@ -156,38 +166,49 @@ def settle(job: Job) -> None:
         if record is not None:
             job.deadlines.observe(_sample(job, one, record))
     rtts = [int(job.store.peer_states[p]["rtt_ns"]) for p in job.waited_for]
-    job.deadlines.rtt = min(max(rtts, default=0), 5 * MS)
+    if any(rtts):
+        job.deadlines.round_trip(min(max(rtts), 5 * MS))
     job.advertise_deadline(job.deadlines.advertised)
 
 
 def _sample(job: Job, one: Pending, record: Any) -> Sample:
     opened = int(record["opened_ns"])
     at = op_slot(one.label) * MAX_RANKS
-    out = np.zeros(3, np.int64)
+    out = np.zeros(5, np.int64)
     last_stamps(
         job.store.arrivals[at : at + job.ranks],
         np.array(record["heard"]),
-        np.array(one.waited, np.int64),
+        np.array(one.waited_for, np.int64),
         np.array(one.suspects, np.int64),
         (one.start + job.deadlines.skew_max - opened) // 1000,
         np.array(one.owners, np.int64),
         out,
     )
-    first, transfer, results = (int(x) for x in out)
+    first, transfer, results, open_rows, open_results = (int(x) for x in out)
     if first or one.own:
         arrived = max(opened + first * 1000 if first else 0, one.own)
         late_by: int | None = max(0, arrived - one.start)
     else:
         late_by = None
+    transfers = [transfer * 1000] if transfer >= 0 else []
+    if open_rows and one.transfer_cut is not None:  # its last row never came
+        transfers.append(one.transfer_cut)
     last = max(opened + results * 1000 if results else 0, one.complete)
+    ends = [max(0, last - one.sealed)] if last else []
+    if open_results and one.results_cut is not None:
+        ends.append(one.results_cut)
     regretted = bool(record["late"]) or bool(record["late_results"]) or int(record["results_in"]) > one.present
     return Sample(
         one.flow_bytes,
         late_by,
-        transfer * 1000 if transfer >= 0 else None,
-        max(0, last - one.sealed) if last else None,
+        max(transfers, default=None),
+        max(ends, default=None),
         one.early,
         one.early and regretted,
+        one.lost,
+        one.step,
+        max(ends) + one.sealed - one.start if ends else None,
+        one.waited,
     )
 
 
@@ -203,9 +224,12 @@ def last_stamps(
 ) -> None:
     """The latest first row, the longest flow (-1: none is whole) and the latest last result, us; stamps are us + 1.
 
+    And how many flows, and how many owners' results, have begun without an end.
+
     Of ``suspects`` only those count that had come by ``latest``.
     """
-    out[0], out[1], out[2] = 0, -1, 0
+    out[:] = 0
+    out[1] = -1
     for i in range(waited.shape[0] + suspects.shape[0]):
         trusted = i < waited.shape[0]
         rank = waited[i] if trusted else suspects[i - waited.shape[0]]
@@ -218,6 +242,10 @@ def last_stamps(
         out[0] = max(out[0], begun)
         if ended:
             out[1] = max(out[1], ended - begun)
+        else:
+            out[3] += 1
     for rank in owners:
         if (heard_by[rank >> 6] >> np.uint64(rank & 63)) & np.uint64(1):
-            out[2] = max(out[2], np.int64(arrivals[rank].published_us))
+            published = np.int64(arrivals[rank].published_us)
+            out[2] = max(out[2], published)
+            out[4] += published == 0

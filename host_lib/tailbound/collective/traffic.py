@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from tailbound.collective.job import Job
 from tailbound.collective.op import Op
+from tailbound.collective.timing import flow_bytes
 from tailbound.wire.schema import PacketType, serial_distance
 
 
@@ -39,7 +40,7 @@ def results(job: Job, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -> None
         op.published, op.spans.published = True, job.now()
 
     now = job.now()
-    until = now + job.config.stage_max
+    until = now + job.deadlines.worth_sending(flow_bytes(op))
     job.queue.submit(op.label, PacketType.RESULT, runs, until, done, now, lambda rank: rank in job.gone)
 
 

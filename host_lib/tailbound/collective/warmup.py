@@ -58,7 +58,7 @@ def warm_up(job: Job) -> None:
         *(np.zeros(0, np.int64),) * 2,
         0,
         np.zeros(0, np.int64),
-        np.zeros(3, np.int64),
+        np.zeros(5, np.int64),
     )
     restamp(b.results[:1].copy(), b.result_partials[:1], 0)
     newest_op(job.peer_states, job.live_ranks, 0, 0)

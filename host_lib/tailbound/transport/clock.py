@@ -41,7 +41,11 @@ LEAST_STEP = 10_000_000
 
 @dataclass
 class Extension:
-    """A deadline that moves on by a tenth while packets still come, up to ``start + stage_max`` (rules 7c, 11)."""
+    """A deadline that moves on by a tenth if that will do, up to ``start + stage_max`` (rules 7c, 11).
+
+    Rule 7c moves it on as long as rows come at all; a link that foreign traffic leaves a tenth of then holds up all
+    ranks for seconds. Here the last tenth must have brought as many rows as are still missing.
+    """
 
     due: int = 0
     limit: int = 0
@@ -55,8 +59,8 @@ class Extension:
             self.limit = max(self.due, start + stage_max)
             self.step = max(least_step, length // 10)
 
-    def expired(self, now: int, progress: int, *, unwatched: bool = True) -> bool:
-        """Whether the deadline has passed, moving it on if ``progress`` rose since it was last looked at.
+    def expired(self, now: int, progress: int, left: int = 0, *, unwatched: bool = True) -> bool:
+        """Whether the deadline has passed, moving it on if ``progress`` rose by ``left`` since it was last looked at.
 
         ``unwatched`` is the answer where nobody looked in the last tenth: True, it is over (a launch that came too
         late, rule 13); False, this thread was busy with something else, and rows may be on their way: one tenth more.
@@ -65,7 +69,7 @@ class Extension:
             if self.due and now >= self.due - self.step and self.progress < 0:
                 self.progress = progress
             return False
-        moved = progress != self.progress if self.progress >= 0 else not unwatched
+        moved = max(1, left) <= progress - self.progress if self.progress >= 0 else not unwatched
         self.progress = progress
         if moved and self.due < self.limit:
             self.due = min(now + self.step, self.limit)

@@ -7,6 +7,7 @@ times to itself: what a flow of two packets takes says nothing about the seconds
 
 from __future__ import annotations
 
+import statistics
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
@@ -19,15 +20,25 @@ MS = 1_000_000
 #: Samples a window holds, and the share of them that a deadline covers (rules 4, 5).
 WINDOW = 200
 _COVER = 0.95
+#: A tail that ``_MOST`` of all do not leave, and that is shorter than so many times the usual, is waited for.
+_MOST, _NEAR = 0.97, 1.5
 #: What is put on top of what was measured (rules 4, 11).
-_MARGIN = 1.25
-#: Ops of a size before its deadlines are trusted (rule 26).
-WARM_UP_OPS = 20
+_MARGIN, _MARGIN_WHOLE = 1.25, 1.15
+#: Steps whose longest transfers make the usual one.
+_USUAL_STEPS = 7
+#: Share of the rows that deadlines may cut off before patience grows (smoothed over ``_LOST_OPS``), its growth an op,
+#: and its decline below half of that.
+_LOST_MOST, _LOST_OPS, _IMPATIENCE, _PATIENCE, _PATIENCE_MOST = 0.02, 32, 0.98, 1.1, 8.0
+#: Ops of a size before its deadlines are trusted (rule 26), and before they are better than none: in between they are
+#: so many times as long. An op whose deadline is needed there would otherwise take seconds.
+WARM_UP_OPS, _FEW_OPS, _CAUTION = 20, 5, 4
 #: Neither half is given less (rule 11 says so for D2): threads and interrupts are late by this much on any machine.
 LEAST = 10 * MS
 #: q before anything is known, and its bounds apart from 2 RTT and a quarter of D1 (rule 10).
 _QUIET_FIRST, _QUIET_LEAST = 1 * MS, MS // 4
 _STEPS_KEPT = 5
+#: Round trips of which the smallest is that of the path.
+_RTTS = 32
 
 
 class Settings(Protocol):
@@ -56,10 +67,15 @@ class Sample:
         first: from c to the first row of the last waited-for rank; None: no arrival. A suspect counts if it came
             within S_max: three ops make a suspect, but ten late samples a longer deadline, so that without this a rank
             that is late by less than it is worth would stay out for good.
-        transfer: the longest time from first to last row of a rank; None: no last row seen.
-        results: from the own seal to the last result row; None: none.
+        transfer: the longest time from first to last row of a rank, or what it would have taken (``stage.cut``); None:
+            no last row seen.
+        results: from the own seal to the last result row, or what that would have taken; None: none.
         early: a half ended by quiet.
         regretted: and rows came after it.
+        lost: share of the rows that a deadline cut off.
+        step: its step; None: one of its own.
+        whole: as ``results``, but from c.
+        start: from the own launch to c; None: launched later.
     """
 
     flow_bytes: int
@@ -68,6 +84,10 @@ class Sample:
     results: int | None = None
     early: bool = False
     regretted: bool = False
+    lost: float = 0.0
+    step: int | None = None
+    whole: int | None = None
+    start: int | None = None
 
 
 class Window:
@@ -93,14 +113,54 @@ class Window:
         return self._sorted[max(0, -(-int(share * 1000) * len(self._sorted) // 1000) - 1)] if self._sorted else 0
 
 
+class Durations:
+    """How long something takes: the usual length of late, and what ``_COVER`` of all do not exceed."""
+
+    def __init__(self) -> None:
+        self._all = Window()
+        self._steps: deque[int] = deque(maxlen=_USUAL_STEPS)  # the longest of each of the last steps
+        self._step: int | None = None
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def add(self, step: int | None, value: int) -> None:
+        """Takes a length of an op of ``step``."""
+        self._all.add(value)
+        if step is not None and step == self._step and self._steps:
+            self._steps[-1] = max(self._steps[-1], value)
+        else:
+            self._steps.append(value)
+        self._step = step
+
+    def bound(self, patience: float) -> int:
+        """A length that nearly none exceeds, if that is not much more than the usual one; else the usual one.
+
+        Where nearly all come within ``_NEAR`` times the usual length (busy hosts, for the most part) it costs little to
+        wait for them. Where the tail is long (foreign bursts) it is not followed: then the bound is ``patience`` times
+        the usual length, and no more than ``_COVER`` take.
+
+        The usual one is the median over steps, of each the longest: what ops at one place of a step always take counts,
+        and what hits a minority of steps does not. It never exceeds the bound, so that a change is followed at once.
+        """
+        if not self._steps:
+            return 0
+        usual = statistics.median_low(self._steps)
+        most = self._all.quantile(_MOST)
+        if most <= _NEAR * usual:
+            return max(usual, most)
+        return max(usual, min(self._all.quantile(), int(patience * usual)))
+
+
 class _Size:
     """What is known of ops of about one size."""
 
     def __init__(self) -> None:
         self.ops = 0
-        self.transfer = Window()  # ns for a flow
-        self.per_byte = Window()  # ns per 2**20 bytes
-        self.results = Window()
+        self.per_byte = Durations()  # ns per 2**20 bytes of a flow
+        self.results = Durations()
+        self.whole = Durations()
+        self.start = Durations()
 
 
 class Deadlines:
@@ -115,7 +175,8 @@ class Deadlines:
         self._step_times, self._computes = Window(_STEPS_KEPT), Window(_STEPS_KEPT)
         self._step, self._launched, self._finished = -1, 0, 0
         self._quiet, self._regret = float(_QUIET_FIRST), 0.0
-        self.rtt = 0  #: largest round trip to a live peer, ns; 0: not measured
+        self._lost, self.patience = 0.0, 1.0
+        self._rtts: deque[int] = deque(maxlen=_RTTS)
         self._advertised = config.deadline_1 or config.stage_max
 
     # -- learning -------------------------------------------------------------------------------------------------
@@ -127,15 +188,20 @@ class Deadlines:
         if sample.first is not None:
             self._first.add(sample.first)
         if sample.transfer is not None:
-            size.per_byte.add((sample.transfer << 20) // max(1, sample.flow_bytes))
+            size.per_byte.add(sample.step, (sample.transfer << 20) // max(1, sample.flow_bytes))
         if sample.results is not None:
-            size.results.add(sample.results)
+            size.results.add(sample.step, sample.results)
+        if sample.whole is not None:
+            size.whole.add(sample.step, sample.whole)
+        if sample.start is not None:
+            size.start.add(sample.step, sample.start)
         if len(self._recent) == WINDOW and self._recent[0] == self._largest:
             self._recent.popleft()
             self._largest = max(self._recent)
         self._recent.append(sample.flow_bytes)
         self._largest = max(self._largest, sample.flow_bytes)
         self._learn_quiet(sample)
+        self._learn_patience(sample)
         self._advertised = self.stage_one(self._largest)
 
     def _learn_quiet(self, sample: Sample) -> None:
@@ -147,7 +213,15 @@ class Deadlines:
             self._quiet *= 1.5
         elif self._regret < 1e-4:
             self._quiet *= 0.99
-        self._quiet = min(max(self._quiet, 2.0 * self.rtt, _QUIET_LEAST), max(0.25 * self._advertised, _QUIET_LEAST))
+        self._quiet = min(max(self._quiet, _QUIET_LEAST), max(0.25 * self._advertised, _QUIET_LEAST))
+
+    def _learn_patience(self, sample: Sample) -> None:
+        """Where deadlines at the usual length cut off too much, they go towards what ``_COVER`` takes (rule 4)."""
+        self._lost += (sample.lost - self._lost) / _LOST_OPS
+        if self._lost > _LOST_MOST and sample.lost:
+            self.patience = min(_PATIENCE_MOST, self.patience * _PATIENCE)
+        elif self._lost < _LOST_MOST / 2:
+            self.patience = max(1.0, self.patience * _IMPATIENCE)
 
     def step(self, step: int, launched: int, finished: int, *, last: bool) -> None:
         """An op of ``step`` is over: what a step takes, and how much of it is computing (rules 3, 4).
@@ -167,6 +241,19 @@ class Deadlines:
             if self._finished:
                 self._computes.add(max(0, launched - self._finished))
             self._finished = finished
+
+    def round_trip(self, rtt: int) -> None:
+        """Takes the largest of the present round trips to live peers, in ns."""
+        self._rtts.append(rtt)
+
+    @property
+    def rtt(self) -> int:
+        """Round trip to the farthest live peer without a queue, ns: the smallest of the last; 0: not measured.
+
+        A loaded one contains the sender's own bursts, and rows that the finished mark has overtaken do not come behind
+        those.
+        """
+        return min(self._rtts, default=0)
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
@@ -192,24 +279,53 @@ class Deadlines:
         size = self._sizes.get(flow_bytes.bit_length())
         if size is None:
             return 0
-        return int(size.per_byte.quantile() * flow_bytes * _MARGIN) >> 20
+        return int(size.per_byte.bound(self.patience) * flow_bytes * _MARGIN) >> 20
 
     def stage_one(self, flow_bytes: int) -> int:
         """The own D1 for flows of ``flow_bytes`` bytes (rules 4, 26)."""
         if self._config.deadline_1:
             return self._config.deadline_1
-        if not self.warm(flow_bytes):
+        size = self._known(flow_bytes)
+        if size is None or not len(size.per_byte) or not len(self._first):
             return self._config.stage_max
-        return min(max(LEAST, self.skew + self.transfer(flow_bytes)), self._config.stage_max)
+        return self._careful(size, self.skew + self.transfer(flow_bytes))
 
     def stage_two(self, flow_bytes: int) -> int:
         """D2 for flows of ``flow_bytes`` bytes (rules 11, 26)."""
         if self._config.deadline_2:
             return self._config.deadline_2
-        size = self._sizes.get(flow_bytes.bit_length())
-        if size is None or size.ops < WARM_UP_OPS or not len(size.results):
+        size = self._known(flow_bytes)
+        if size is None or not len(size.results):
             return self._config.stage_max
-        return min(max(LEAST, int(size.results.quantile() * _MARGIN)), self._config.stage_max)
+        return self._careful(size, int(size.results.bound(self.patience) * _MARGIN))
+
+    def _known(self, flow_bytes: int) -> _Size | None:
+        """Ops of this size, if there were a few."""
+        size = self._sizes.get(flow_bytes.bit_length())
+        return None if size is None or size.ops < _FEW_OPS else size
+
+    def _careful(self, size: _Size, length: int) -> int:
+        """A deadline of ``length`` within its bounds, or a longer one as long as the size is new."""
+        length = max(LEAST, length)
+        if size.ops < WARM_UP_OPS:
+            length *= _CAUTION
+        return min(length, self._config.stage_max)
+
+    def hurried(self, length: int, flow_bytes: int, waited: int) -> int:
+        """R - c as ``receiver`` says, for an op whose majority came ``waited`` ns after the own launch.
+
+        Where foreign traffic delays rows it delays the packets that start the clock, too. What those were later than as
+        a rule comes out of the deadline's margin, so that an op is late once, not twice.
+        """
+        size = self._sizes.get(flow_bytes.bit_length())
+        if self._config.deadline_1 or size is None or not self.warm(flow_bytes) or not len(size.start):
+            return length
+        late = max(0, waited - size.start.bound(1.0))
+        return max(min(length, LEAST), length - min(late, length - int(length / _MARGIN)))
+
+    def worth_sending(self, flow_bytes: int) -> int:
+        """How long after the seal results are worth sending; later their receivers have given up (rules 11, 17)."""
+        return min(2 * self.stage_two(flow_bytes), self._config.stage_max)
 
     @property
     def largest(self) -> int:
@@ -238,9 +354,17 @@ class Deadlines:
         return self._fitted(flow_bytes, max([self._advertised, *heard]))
 
     def receiver(self, flow_bytes: int, heard: Iterable[int]) -> int:
-        """R - c of rule 11: the longest D1 of an owner, once moved on (rule 7c) as one dead rank makes it, and D2."""
+        """R - c of rule 11: the longest D1 of an owner, once moved on (rule 7c) as one dead rank makes it, and D2.
+
+        Each of these has a margin of its own; where the whole op is known to take less with one margin, that is enough.
+        """
         base = self.longest(flow_bytes, heard)
-        return base + max(LEAST_STEP, base // 10) + self.stage_two(flow_bytes)
+        last_seal, second = base + max(LEAST_STEP, base // 10), self.stage_two(flow_bytes)
+        size = self._sizes.get(flow_bytes.bit_length())
+        if self._config.deadline_2 or size is None or size.ops < WARM_UP_OPS or not len(size.whole):
+            return last_seal + second
+        whole = int(size.whole.bound(self.patience) * _MARGIN_WHOLE)
+        return max(last_seal + LEAST, min(last_seal + second, whole))
 
     def _fitted(self, flow_bytes: int, largest: int) -> int:
         own = self.stage_one(flow_bytes)

@@ -24,9 +24,10 @@ _LEAST = 5 * MS
 #: Flows that last less than this say nothing about a link.
 _SHORTEST = 2 * MS
 #: A flow this fast, relative to the median, is as good as the others.
-_FAST_ENOUGH = 0.75
-#: Steps alike before a rank loses (part of) its share, and before it gets it back; the latter doubles up to a limit.
-_GO, _RETURN, _LONGEST_RETURN = 4, 8, 512
+FAST_ENOUGH = 0.75
+#: Steps alike before a rank loses its share for being late, (part of) it for a slow link, and before it gets it back;
+#: the latter doubles up to a limit. Hosts that share cores make flows slower than others for many steps running.
+_GO, _GO_SLOW, _RETURN, _LONGEST_RETURN = 4, 32, 8, 512
 #: A rank that goes again within so many steps after its return has returned too early.
 _RELAPSE = 128
 
@@ -133,19 +134,20 @@ class Shares:
                 wanted = 0 if lateness > limit else slow.get(rank, state.level)
             else:
                 wanted = 0 if 2 * lateness > limit else slow.get(rank, FULL)
-            self._follow(state, wanted, at_once=rank in seen.absent)
+            late = lateness > limit
+            self._follow(state, wanted, 1 if rank in seen.absent else _GO if late else _GO_SLOW)
         self.weights = self._bounded(seen)
         return self.weights
 
-    def _follow(self, state: _Rank, wanted: int, *, at_once: bool) -> None:
-        """Changes a rank's level once the same other one has been wanted often enough running."""
+    def _follow(self, state: _Rank, wanted: int, go: int) -> None:
+        """Changes a rank's level once the same other one has been wanted often enough running (``go``: a lower one)."""
         state.since_return = min(_RELAPSE, state.since_return + 1)
         if wanted == state.level:
             state.candidate, state.alike = wanted, 0
             return
         state.alike = state.alike + 1 if state.candidate == wanted else 1
         state.candidate = wanted
-        if wanted < state.level and (at_once or state.alike >= _GO):
+        if wanted < state.level and state.alike >= go:
             relapsed = state.since_return < _RELAPSE
             state.need = min(_LONGEST_RETURN, 2 * state.need) if relapsed else _RETURN
             state.level, state.alike = wanted, 0
@@ -176,9 +178,9 @@ def levels(speeds: Mapping[int, float], ranks: int) -> dict[int, int]:
     1 + (N - 2) s in all. With speed v this takes as long as everywhere if s = (c v - 1) / (N - 2), for the c with which
     the shares add up to 1. With two ranks it is 1, whatever the shares: nothing to gain.
     """
-    if ranks <= 2 or min(speeds.values(), default=1.0) >= _FAST_ENOUGH:
+    if ranks <= 2 or min(speeds.values(), default=1.0) >= FAST_ENOUGH:
         return dict.fromkeys(speeds, FULL)
-    known = {rank: 1.0 if v >= _FAST_ENOUGH else max(v, 0.01) for rank, v in speeds.items()}
+    known = {rank: 1.0 if v >= FAST_ENOUGH else max(v, 0.01) for rank, v in speeds.items()}
     every = [*known.values(), *[1.0] * (ranks - len(known))]
     low, high = 1.0, 1.0 + ranks * ranks / min(every)
     for _ in range(60):

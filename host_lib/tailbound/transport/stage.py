@@ -6,6 +6,7 @@ runs this code unchanged.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, Protocol
 
 from tailbound.transport.clock import Extension, Quiet
@@ -19,6 +20,10 @@ class Seen(Protocol):
     @property
     def progress(self) -> int:
         """Changes with every row that is taken."""
+
+    @property
+    def left(self) -> int:
+        """By how much ``progress`` will rise until all rows of all that are waited for are in."""
 
     def complete(self) -> bool:
         """Whether all rows of all that are waited for are in, own ones too unless self-late (rules 7a, 8)."""
@@ -52,10 +57,29 @@ def decide(seen: Seen, clock: Extension, quiet: Quiet, now: int, q: int, launche
     progress = seen.progress
     if quiet.passed(now, finished, progress, q):
         return "quiet", 0
-    if clock.expired(now, progress, unwatched=late):
+    if clock.expired(now, progress, seen.left, unwatched=late):
         last = seen.last_call(now) if late else 0
         if not last:
             return "deadline", 0
         return None, min(last, repair_look or last)
     looks = [t for t in (quiet.next_look(q), clock.next_look(now), repair_look) if t]
     return None, min(looks, default=0)
+
+
+def cut(elapsed: int, flows: Iterable[tuple[int, int]]) -> tuple[int | None, float]:
+    """What a deadline has cut off.
+
+    Args:
+        elapsed: since the flows began, ns.
+        flows: (rows that came, rows expected) of every flow whose sender has not said that it is through; one of
+            which nothing came says nothing.
+
+    Returns:
+        How long the slowest would have taken at its pace (None: nothing was cut), in place of an arrival that will
+        never be seen, since senders drop what nobody takes any more; and the share of the rows that was lost by it.
+    """
+    begun = [(came, expected) for came, expected in flows if 0 < came < expected]
+    if not begun:
+        return None, 0.0
+    whole = sum(expected for _, expected in begun)
+    return max(elapsed * expected // came for came, expected in begun), 1 - sum(came for came, _ in begun) / whole
