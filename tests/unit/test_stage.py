@@ -91,6 +91,8 @@ def test_the_deadline_stands_where_one_more_tenth_would_not_do() -> None:
 
 def test_what_is_cut_off_is_told_by_the_pace_of_the_slowest_flow() -> None:
     assert cut(100, [(50, 100), (90, 100), (0, 100), (100, 100)]) == (200, pytest.approx(0.3))
+    assert cut(100, [(80, 100)]) == (125, pytest.approx(0.2))
+    assert cut(100, [(1, 100)]) == (200, pytest.approx(0.99))
     assert cut(100, [(0, 100)]) == cut(100, []) == (None, 0.0)
 
 

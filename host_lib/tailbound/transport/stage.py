@@ -76,10 +76,12 @@ def cut(elapsed: int, flows: Iterable[tuple[int, int]]) -> tuple[int | None, flo
 
     Returns:
         How long the slowest would have taken at its pace (None: nothing was cut), in place of an arrival that will
-        never be seen, since senders drop what nobody takes any more; and the share of the rows that was lost by it.
+        never be seen, since senders drop what nobody takes any more, but twice what it had at most: a rank that stopped
+        in the middle has no pace; and the share of the rows that was lost by it.
     """
     begun = [(came, expected) for came, expected in flows if 0 < came < expected]
     if not begun:
         return None, 0.0
     whole = sum(expected for _, expected in begun)
-    return max(elapsed * expected // came for came, expected in begun), 1 - sum(came for came, _ in begun) / whole
+    slowest = max(elapsed * expected // came for came, expected in begun)
+    return min(slowest, 2 * elapsed), 1 - sum(came for came, _ in begun) / whole
