@@ -132,6 +132,19 @@ def test_results_are_not_sent_to_who_has_given_up() -> None:
     assert d.worth_sending(BIG) == pytest.approx(2 * 1.25 * 30 * MS, rel=1e-3)
 
 
+def test_another_owner_map_makes_flows_longer_and_forgets_nothing() -> None:
+    d, size = learned(), 1_800_000
+    third = size * 4 // 3
+    assert third.bit_length() == size.bit_length() + 1
+    feed(d, 40, size, transfer=40 * MS, results=30 * MS)
+    assert d.warm(third)
+    assert d.stage_one(third) == pytest.approx(1.25 * (2 + 40 * 4 / 3) * MS, rel=1e-2)
+    assert d.stage_two(third) == pytest.approx(1.25 * 30 * 4 / 3 * MS, rel=1e-2)
+    feed(d, 1, third, transfer=60 * MS, results=45 * MS)
+    assert d.stage_two(third) < 100 * MS
+    assert not d.warm(8 * size)
+
+
 def test_sizes_learn_their_transfer_apart_and_share_the_skew() -> None:
     """Two packets that took a millisecond say nothing about the seconds per byte of a thousand."""
     d = learned()

@@ -157,6 +157,7 @@ class _Size:
 
     def __init__(self) -> None:
         self.ops = 0
+        self.bytes = 0  # the largest flow
         self.per_byte = Durations()  # ns per 2**20 bytes of a flow
         self.results = Durations()
         self.whole = Durations()
@@ -185,6 +186,7 @@ class Deadlines:
         """Takes an op that is settled; only while this rank is in step (rule 5)."""
         size = self._sizes.setdefault(sample.flow_bytes.bit_length(), _Size())
         size.ops += 1
+        size.bytes = max(size.bytes, sample.flow_bytes)
         if sample.first is not None:
             self._first.add(sample.first)
         if sample.transfer is not None:
@@ -257,9 +259,22 @@ class Deadlines:
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
+    def _near(self, flow_bytes: int) -> _Size | None:
+        """What is known of flows of about this size; of half or twice that as long as these are new.
+
+        Another owner map changes the size of every flow, and nothing else: what was learned must not be lost by it.
+        """
+        own = self._sizes.get(flow_bytes.bit_length())
+        if own is None or own.ops < WARM_UP_OPS:
+            for bits in (flow_bytes.bit_length() - 1, flow_bytes.bit_length() + 1):
+                size = self._sizes.get(bits)
+                if size is not None and size.ops >= WARM_UP_OPS:
+                    return size
+        return own
+
     def warm(self, flow_bytes: int) -> bool:
         """Whether enough is known of ops with flows of this size (rule 26)."""
-        size = self._sizes.get(flow_bytes.bit_length())
+        size = self._near(flow_bytes)
         return size is not None and size.ops >= WARM_UP_OPS and len(size.per_byte) > 0 and len(self._first) > 0
 
     @property
@@ -276,7 +291,7 @@ class Deadlines:
 
     def transfer(self, flow_bytes: int) -> int:
         """bytes x tau of rule 4."""
-        size = self._sizes.get(flow_bytes.bit_length())
+        size = self._near(flow_bytes)
         if size is None:
             return 0
         return int(size.per_byte.bound(self.patience) * flow_bytes * _MARGIN) >> 20
@@ -297,11 +312,15 @@ class Deadlines:
         size = self._known(flow_bytes)
         if size is None or not len(size.results):
             return self._config.stage_max
-        return self._careful(size, int(size.results.bound(self.patience) * _MARGIN))
+        return self._careful(size, int(self._scaled(size, size.results, flow_bytes) * _MARGIN))
+
+    def _scaled(self, size: _Size, lengths: Durations, flow_bytes: int) -> int:
+        """A bound learned from ``size`` for flows that may be larger."""
+        return int(lengths.bound(self.patience) * max(1.0, flow_bytes / size.bytes))
 
     def _known(self, flow_bytes: int) -> _Size | None:
         """Ops of this size, if there were a few."""
-        size = self._sizes.get(flow_bytes.bit_length())
+        size = self._near(flow_bytes)
         return None if size is None or size.ops < _FEW_OPS else size
 
     def _careful(self, size: _Size, length: int) -> int:
@@ -317,7 +336,7 @@ class Deadlines:
         Where foreign traffic delays rows it delays the packets that start the clock, too. What those were later than as
         a rule comes out of the deadline's margin, so that an op is late once, not twice.
         """
-        size = self._sizes.get(flow_bytes.bit_length())
+        size = self._near(flow_bytes)
         if self._config.deadline_1 or size is None or not self.warm(flow_bytes) or not len(size.start):
             return length
         late = max(0, waited - size.start.bound(1.0))
@@ -360,10 +379,10 @@ class Deadlines:
         """
         base = self.longest(flow_bytes, heard)
         last_seal, second = base + max(LEAST_STEP, base // 10), self.stage_two(flow_bytes)
-        size = self._sizes.get(flow_bytes.bit_length())
+        size = self._near(flow_bytes)
         if self._config.deadline_2 or size is None or size.ops < WARM_UP_OPS or not len(size.whole):
             return last_seal + second
-        whole = int(size.whole.bound(self.patience) * _MARGIN_WHOLE)
+        whole = int(self._scaled(size, size.whole, flow_bytes) * _MARGIN_WHOLE)
         return max(last_seal + LEAST, min(last_seal + second, whole))
 
     def _fitted(self, flow_bytes: int, largest: int) -> int:
