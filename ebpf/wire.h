@@ -35,6 +35,8 @@
 #define TB_FLAG_STOP 32
 #define TB_FLAG_LOSSY 64
 #define TB_FLAG_FIRST_HALF 128
+#define TB_FLAG_SUMS 256
+#define TB_FLAG_SWITCHED 512
 
 /* Header of every Tailbound packet, after UDP, network byte order. */
 struct tb_header {
@@ -53,7 +55,7 @@ struct tb_header {
 	__be32 published; /* highest op whose results the sender has fully sent to this peer */
 	__be16 exponent; /* contribution: e of its group; result: e of the group for the key's next op */
 	__be16 need; /* contribution: largest e this rank would have needed, EXPONENT_NONE if all zero */
-	__be32 scale; /* result: largest absolute value of the row (code 128 + 127 x / scale) */
+	__be32 scale; /* value of code 255: of the row (result), of the group (contribution to a switch) */
 	__be16 count; /* result: contributors in the mean */
 	__u8 shift; /* contribution: codes are to be shifted left by this many bits */
 	__u8 incast; /* senders this rank takes at once; 0 says nothing */

@@ -58,7 +58,7 @@ def test_numbers_are_used_once(kind: type) -> None:
 
 def test_verdicts_fit_and_drop_reasons_come_last() -> None:
     assert max(schema.Verdict) < schema.VERDICTS
-    taken = {"STORED", "ADDED", "RESULT_TAKEN", "CONTROL_PASSED", "REFLECTED", "ECHO_TAKEN"}
+    taken = {"STORED", "ADDED", "RESULT_TAKEN", "CONTROL_PASSED", "REFLECTED", "ECHO_TAKEN", "ANSWERED", "FLUSHED"}
     assert {v.name for v in schema.Verdict if v < schema.FIRST_DROP} == taken
 
 

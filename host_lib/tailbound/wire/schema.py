@@ -67,6 +67,8 @@ class Flag(enum.IntFlag):
     STOP = 32  #: result: beyond the limit at which training is to stop
     LOSSY = 64  #: result: its owner measures losses that the rotation is needed for
     FIRST_HALF = 128  #: repair, gone: contributions are meant, not results
+    SUMS = 256  #: result of a switch: u16 sums of the codes, big-endian, in code order
+    SWITCHED = 512  #: result of a switch: mean codes, in the contributions' scale
 
 
 class Verdict(enum.IntEnum):
@@ -78,6 +80,8 @@ class Verdict(enum.IntEnum):
     CONTROL_PASSED = 3
     REFLECTED = 4
     ECHO_TAKEN = 5
+    ANSWERED = 6  # switch: the row was final, its sender was sent the mean again
+    FLUSHED = 7  # switch: a flush that added nothing, but released the row
     BAD_LENGTH = 8
     NOT_LINEAR = 9
     BAD_VERSION = 10
@@ -177,7 +181,7 @@ HEADER = Struct(
         Field("published", "u32", "highest op whose results the sender has fully sent to this peer"),
         Field("exponent", "s16", "contribution: e of its group; result: e of the group for the key's next op"),
         Field("need", "s16", "contribution: largest e this rank would have needed, EXPONENT_NONE if all zero"),
-        Field("scale", "f32", "result: largest absolute value of the row (code 128 + 127 x / scale)"),
+        Field("scale", "f32", "value of code 255: of the row (result), of the group (contribution to a switch)"),
         Field("count", "u16", "result: contributors in the mean"),
         Field("shift", "u8", "contribution: codes are to be shifted left by this many bits"),
         Field("incast", "u8", "senders this rank takes at once; 0 says nothing"),
