@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,45 +43,43 @@ def test_replicas_forced_apart_come_together(tmp_path: Path, period: int, losers
     assert len(set(digests)) == 1 or not all(sound)  # equal, unless something got lost anew
 
 
-def test_a_stopped_rank_applies_what_the_others_have_finished(tmp_path: Path) -> None:
-    """It computes none of the steps it was away for, and comes out with the same bits."""
+def _stopped(folder: Path, ring_mib: float, missed: int, steps: int) -> dict[str, Any]:
+    """What the last of three ranks tells that was stopped while the others made ``missed`` of ``steps`` steps."""
     import resync_jobs
     from processes import PATIENCE, Job
 
     context = multiprocessing.get_context("forkserver")
     ready, moved = context.Event(), context.Event()
-    with Job(resync_jobs.stopped, 3, tmp_path, 2, 8.0, 10, 60, ready, moved) as job:
+    with Job(resync_jobs.stopped, 3, folder, 2, ring_mib, missed, steps, ready, moved) as job:
         assert ready.wait(PATIENCE)
         assert moved.wait(PATIENCE)
         os.kill(job.processes[2].pid, signal.SIGCONT)
-        results = job.results()
-    back = results[2]
+        back: dict[str, Any] = job.results()[2]
+    return back
+
+
+def _same_in_the_end(back: dict[str, Any]) -> None:
+    assert len({digest for digest, sound, _ in back["digests"] if sound}) <= 1
+    assert len({digest for digest, _, synchronised in back["digests"] if synchronised}) == 1, back["digests"]
+
+
+def test_a_stopped_rank_applies_what_the_others_have_finished(tmp_path: Path) -> None:
+    """It computes none of the steps it was away for, and comes out with the same bits."""
+    back = _stopped(tmp_path, ring_mib=8.0, missed=10, steps=60)
     applied = back["stats"]["counters"]["steps_applied"]
     assert applied >= 9
     assert len(back["computed"]) + applied == 60
     assert back["jumped"] == 0
-    assert len({digest for digest, sound, _ in back["digests"] if sound}) <= 1
-    assert len({digest for digest, _, synchronised in back["digests"] if synchronised}) == 1, back["digests"]
+    _same_in_the_end(back)
 
 
 def test_a_lost_rank_jumps_and_takes_the_state_of_another(tmp_path: Path) -> None:
     """The ring holds a few steps only: what the rank missed is gone."""
-    import resync_jobs
-    from processes import PATIENCE, Job
-
-    context = multiprocessing.get_context("forkserver")
-    ready, moved = context.Event(), context.Event()
-    with Job(resync_jobs.stopped, 3, tmp_path, 2, 0.5, 30, 90, ready, moved) as job:
-        assert ready.wait(PATIENCE)
-        assert moved.wait(PATIENCE)
-        os.kill(job.processes[2].pid, signal.SIGCONT)
-        results = job.results()
-    back = results[2]
+    back = _stopped(tmp_path, ring_mib=0.5, missed=30, steps=90)
     assert back["jumped"] >= 25
     assert back["stats"]["replica"]["counters"]["whole_taken"] >= 1
     assert back["computed"][-1] == 89  # at the same place in the data as the others
-    assert len({digest for digest, sound, _ in back["digests"] if sound}) <= 1
-    assert len({digest for digest, _, synchronised in back["digests"] if synchronised}) == 1, back["digests"]
+    _same_in_the_end(back)
 
 
 @pytest.mark.parametrize("late", ["carry", "drop"])

@@ -40,9 +40,11 @@ def lossy(job: Team, loss: float, *types: PacketType, kind: type[Trouble] = Firs
     return [kind(seed=4, loss=loss, types=frozenset(types)).attach(member) for member in job.communicators]
 
 
-def past_warm_up(job: Team) -> None:
+def past_warm_up(job: Team) -> int:
+    """Takes the job past its warm-up; rows that were asked for until then."""
     for op in range(WARM_UP_OPS):
         job.allreduce(gradients("U", len(job), NUMEL, seed=500 + op))
+    return total(job, "repair_rows_asked")
 
 
 def total(job: Team, counter: str) -> int:
@@ -91,8 +93,7 @@ def test_lost_contributions_come_back_in_warm_up() -> None:
 def test_after_the_warm_up_contributions_are_not_repaired() -> None:
     ranks = 2
     with team(ranks, SETTINGS) as job:
-        past_warm_up(job)
-        asked = total(job, "repair_rows_asked")
+        asked = past_warm_up(job)
         troubles = lossy(job, 0.05, PacketType.CONTRIBUTION)
         results = job.allreduce(gradients("U", ranks, NUMEL, seed=1))
         assert dropped(troubles, PacketType.CONTRIBUTION) > 0
@@ -104,8 +105,7 @@ def test_after_the_warm_up_a_twentieth_is_asked_for() -> None:
     """30 % of the results lost: as much as allowed is asked for, once, and the op ends without the rest."""
     ranks = 2
     with team(ranks, SETTINGS) as job:
-        past_warm_up(job)
-        asked = total(job, "repair_rows_asked")
+        asked = past_warm_up(job)
         troubles = lossy(job, 0.3, PacketType.RESULT)
         results = job.allreduce(gradients("U", ranks, NUMEL, seed=1))
         lost = dropped(troubles, PacketType.RESULT)
@@ -120,8 +120,7 @@ def test_when_everything_is_lost_questions_are_few() -> None:
     """No result and no answer gets through: per op, owner and asker one bitmap and one repeat (a storm of none)."""
     ranks, ops = 4, 5
     with team(ranks, SETTINGS) as job:
-        past_warm_up(job)
-        before, rows = total(job, "repair_asked"), total(job, "repair_rows_asked")
+        rows, before = past_warm_up(job), total(job, "repair_asked")
         lossy(job, 1.0, PacketType.RESULT, kind=Trouble)
         for op in range(ops):
             results = job.allreduce(gradients("U", ranks, NUMEL, seed=op))

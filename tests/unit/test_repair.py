@@ -272,6 +272,13 @@ def test_the_warm_up_is_counted_by_key() -> None:
     assert repairs.warming(other)
 
 
+def test_the_last_call_counts_from_the_first_question() -> None:
+    repair = Round(seed=1, most=10, patience=20 * MS)
+    for now in (1000 * MS, 1010 * MS):
+        repair.turn(now, [1], lambda _: np.array([3]), lambda _: _ROWS, 0)
+    assert repair.last_call == 1040 * MS
+
+
 # -- bodies -------------------------------------------------------------------------------------------------------
 
 

@@ -94,8 +94,7 @@ def last_call(job: Job, op: Op, now: int) -> int:
     second = op.repair.second if op.repair is not None else None
     if second is None or not second.open:
         return 0
-    until = op.admitted + 2 * patience(job.deadlines.stage_two(flow_bytes(op)))
-    return until if now < until else 0
+    return second.last_call if now < second.last_call else 0
 
 
 def settle_contributions(job: Job, op: Op) -> None:

@@ -79,6 +79,7 @@ class Round:
         self._left = most
         self._repeats, self._patience = repeats, patience
         self._peers: dict[int, _Peer] = {}
+        self._begun = 0
         self.asked: dict[int, Places] = {}  #: rows asked for, by rank
         self.unanswered = 0  #: rows that were asked for and did not come
 
@@ -91,6 +92,14 @@ class Round:
     def look(self) -> int:
         """When to call ``turn`` again; 0 when nothing is open."""
         return min((peer.due for peer in self._peers.values() if not peer.over), default=0)
+
+    @property
+    def last_call(self) -> int:
+        """When an op that was launched too late waits no longer (rule 13): one question and its answer after ``turn``.
+
+        Not after the launch: on a starved host coding the own rows alone may take longer than that.
+        """
+        return self._begun + 2 * self._patience
 
     def over(self, rank: int) -> bool:
         """Whether ``rank`` has been looked at, and nothing more is asked of it."""
@@ -123,6 +132,7 @@ class Round:
         Returns:
             (rank, places) to send requests for.
         """
+        self._begun = self._begun or now
         here = list(finished)
         for rank, peer in self._peers.items():
             peer.over |= rank not in here
