@@ -53,14 +53,17 @@ def steady(job: Team, ops: int, numel: int = NUMEL) -> list[float]:
     return errors
 
 
-def test_the_bits_are_those_of_the_reference_over_both_datapaths(tailbound_lab: Make) -> None:
+@pytest.mark.parametrize("mtu", [1500, 9000])
+def test_the_bits_are_those_of_the_reference_over_both_datapaths(tailbound_lab: Make, mtu: int) -> None:
     """One lab, one cookie, the same inputs: kernel sums, numba sums and numpy give the same bits."""
-    ranks, cookie, numel = 3, 0xBEEF, 100 * 1408 + 13
-    lab = tailbound_lab(workers=ranks)
+    ranks, cookie = 3, 0xBEEF
+    lab = tailbound_lab(workers=ranks, mtu=mtu)
     for datapath in ("xdp", "udp"):
-        expected = Reference(ranks, 1408, cookie)
-        with lab_team(lab, patient(**WIDE), datapath=datapath, cookie=cookie) as job:
+        with lab_team(lab, patient(width=0, ring_mib=8.0), datapath=datapath, cookie=cookie) as job:
             assert {member.datapath for member in job.communicators} == {datapath}
+            width = job[0].config.width
+            assert width == (1408 if mtu == 1500 else 3392 if datapath == "xdp" else 8896)
+            expected, numel = Reference(ranks, width, cookie), 100 * width + 13
             for op, factor in enumerate([1.0, 10.0, 1.0]):
                 inputs = [factor * x for x in gradients("U", ranks, numel, seed=op)]
                 wanted = expected.allreduce(inputs, op_label(op, 0))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tailbound.errors import ConfigError, TailboundError
-from tailbound.transport.config import Config, width_for_mtu
+from tailbound.transport.config import Config, row_width, width_for_mtu
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from tailbound.transport.config import Config, width_for_mtu
         ({"port": 65536}, "UDP port 65536"),
         ({"port": -1}, "UDP port -1"),
         ({"width": 100}, "width 100"),
-        ({"width": 0}, "width 0"),
+        ({"width": -64}, "width -64"),
         ({"width": 9000}, "width 9000"),
         ({"ring_mib": 0}, "ring of 0 MiB"),
         ({"ring_mib": float("nan")}, "ring of nan MiB"),
@@ -52,3 +52,20 @@ def test_width_for_mtu(mtu: int, width: int) -> None:
 def test_an_mtu_that_holds_no_row_is_refused(mtu: int) -> None:
     with pytest.raises(ConfigError, match=f"MTU {mtu} is too small: at least 156"):
         width_for_mtu(mtu)
+
+
+@pytest.mark.parametrize(
+    ("asked", "mtu", "xdp", "width"),
+    [
+        (0, 1500, True, 1408),
+        (0, 9000, False, 8896),
+        (0, 9000, True, 3392),  # more would not lie in one page
+        (0, 3498, True, 3392),
+        (1408, 9000, True, 1408),
+        (1408, 576, True, 448),
+        (0, None, False, 1408),
+        (64, None, False, 64),
+    ],
+)
+def test_rows_are_as_wide_as_the_path_takes(asked: int, mtu: int | None, xdp: bool, width: int) -> None:
+    assert row_width(asked, mtu, xdp=xdp) == width

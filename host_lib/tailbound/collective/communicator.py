@@ -6,6 +6,7 @@ This is the whole of Tailbound without PyTorch: arrays in, averaged arrays out, 
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import logging
 import os
 import socket
@@ -77,10 +78,10 @@ class Communicator:
         model: str = "",
         on_thread: Callable[[], None] | None = None,
     ) -> None:
-        self.config = config
         self._store, self._prefix = store, name
         self._closed = False
         path, address = open_datapath(datapath, interface or os.environ.get("TAILBOUND_INTERFACE"), config)
+        self.config = config = dataclasses.replace(config, width=path.store.width)
         try:
             #: requests to other ranks outside the data path (CLOCKS.md rules 20, 21)
             self.reliable = Reliable(address[0])

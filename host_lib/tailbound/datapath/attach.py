@@ -9,7 +9,7 @@ from tailbound.datapath.xdp import XdpDatapath
 from tailbound.errors import ConfigError
 from tailbound.kernel import pin
 from tailbound.kernel.interfaces import possible_cpus
-from tailbound.transport.config import Config, width_for_mtu
+from tailbound.transport.config import Config, row_width
 from tailbound.transport.interface import interface as look_up
 
 __all__ = ["attach", "detach"]
@@ -44,7 +44,7 @@ def attach(
     found = look_up(interface)
     if mtu is not None and mtu > found.mtu:
         raise ConfigError(f"MTU {mtu} is above that of {interface}, {found.mtu}: give at most that")
-    width = width_for_mtu(found.mtu if mtu is None else mtu)
+    width = row_width(0, found.mtu if mtu is None else mtu, xdp=True)
     sum_rows, result_rows = ring_rows(ring_mib, width, workers)
     number = _group(group)
     pin.sweep()

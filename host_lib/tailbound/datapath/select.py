@@ -8,7 +8,7 @@ import os
 from tailbound.datapath.protocol import Datapath
 from tailbound.datapath.sizes import ring_rows
 from tailbound.errors import AttachError, CapabilityError, ConfigError
-from tailbound.transport.config import Config, width_for_mtu
+from tailbound.transport.config import Config, row_width
 from tailbound.transport.interface import default_address, interface, mtu_of
 
 log = logging.getLogger("tailbound")
@@ -43,7 +43,7 @@ def _xdp(name: str, config: Config) -> tuple[Datapath, tuple[str, int]]:
     from tailbound.datapath.xdp import XdpDatapath
 
     found = interface(name)
-    width = min(config.width, width_for_mtu(found.mtu))
+    width = row_width(config.width, found.mtu, xdp=True)
     if XdpDatapath.is_attached(name):
         path = XdpDatapath.open(name)
     else:
@@ -57,11 +57,10 @@ def _udp(name: str | None, config: Config) -> tuple[Datapath, tuple[str, int]]:
 
     if name:
         found = interface(name)
-        address, width = found.address, min(config.width, width_for_mtu(found.mtu))
+        address, width = found.address, row_width(config.width, found.mtu)
     else:
         address = default_address()
-        mtu = mtu_of(address)
-        width = config.width if mtu is None else min(config.width, width_for_mtu(mtu))
+        width = row_width(config.width, mtu_of(address))
     sum_rows, result_rows = ring_rows(config.ring_mib, width, config.ranks)
     # several ranks on a host share its address: each takes a port of its own, which the greeting tells the others
     port = config.port + int(os.environ.get("LOCAL_RANK", "0")) if config.port else 0

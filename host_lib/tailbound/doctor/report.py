@@ -18,7 +18,7 @@ from tailbound.doctor.interfaces import Interface, default_interface, interface,
 from tailbound.doctor.verdict import Verdict, choose
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel import pin
-from tailbound.transport.config import Config, width_for_mtu
+from tailbound.transport.config import Config, row_width
 from tailbound.wire.schema import HEADER_BYTES
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def examine(name: str | None = None, *, ring_mib: float | None = None, workers: 
 
 
 def _memory(ring_mib: float, workers: int, mtu: int, cpus: int) -> Memory:
-    width = width_for_mtu(mtu)
+    width = row_width(0, mtu, xdp=True)
     rows = ring_rows(ring_mib, width, workers)
     maps = memory(*rows, width, cpus)
     return Memory(ring_mib, workers, width, *rows, maps, sum(maps.values()))
@@ -166,7 +166,7 @@ def _interface_table(report: Report) -> Table:
     table = _table("Interfaces", *columns)
     for i in report.interfaces:
         try:
-            width = str(width_for_mtu(i.mtu))
+            width = str(row_width(0, i.mtu, xdp=i.native_xdp is not False))
         except ConfigError:
             width = "-"
         queues = f"{i.rx_queues}/{i.tx_queues}"

@@ -28,7 +28,6 @@ __all__ = [
 ]
 
 DEFAULT_MTU = 1500
-#: UDP port of a job, below the ephemeral range so that no client socket takes it by chance.
 #: Mean burst length in packets where ``--burst-loss`` names none.
 DEFAULT_BURST = 5.0
 

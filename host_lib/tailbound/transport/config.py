@@ -13,6 +13,11 @@ MS = 1_000_000
 _OVERHEAD = IPV4_BYTES + UDP_BYTES + HEADER_BYTES
 #: Widest row: what a jumbo frame of 9000 bytes takes.
 WIDTH_MOST = 8896
+#: Widest row of the xdp datapath: what a frame of one page holds beside the kernel's headroom (256 bytes) and its
+#: ``skb_shared_info`` (320). Larger frames come in fragments, and only the first of them can be summed.
+WIDTH_LINEAR = 3392
+#: Width of rows on loopback, whose MTU says nothing about a network.
+WIDTH_LOOPBACK = 1408
 #: UDP port of a job unless another is given.
 DEFAULT_PORT = 5515
 
@@ -29,12 +34,30 @@ def width_for_mtu(mtu: int) -> int:
     return min(width, WIDTH_MOST)
 
 
+def row_width(asked: int, mtu: int | None, *, xdp: bool = False) -> int:
+    """Payload width W of a job in codes.
+
+    Args:
+        asked: the most that is wanted; 0: as wide as the path takes.
+        mtu: of the path, in bytes; None: loopback.
+        xdp: for the xdp datapath.
+
+    Raises:
+        ConfigError: the MTU holds no row.
+    """
+    if mtu is None:
+        return asked or WIDTH_LOOPBACK
+    most = WIDTH_LINEAR if xdp else WIDTH_MOST
+    return min(asked or most, most, width_for_mtu(mtu))
+
+
 @dataclass(frozen=True)
 class Config:
     """What one rank needs to know; every time in nanoseconds.
 
     Attributes:
         rank, ranks: this rank and the world size.
+        width: most codes of a row; 0: as many as the path's MTU takes.
         deadline_1, deadline_2: D1 and D2 of CLOCKS.md rules 4 and 11; 0: learned.
         start_max: least D_start of rule 3.
         stage_max: rule 4; no stage lasts longer, whatever arrives.
@@ -52,7 +75,7 @@ class Config:
     rank: int
     ranks: int
     port: int = DEFAULT_PORT
-    width: int = 1408
+    width: int = 0
     ring_mib: float = 64.0
     deadline_1: int = 0
     deadline_2: int = 0
@@ -75,7 +98,7 @@ class Config:
             raise ConfigError(f"rank {self.rank} is outside 0..{self.ranks - 1} for world size {self.ranks}")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"UDP port {self.port} is outside 0..65535")
-        if self.width < WIDTH_STEP or self.width % WIDTH_STEP or self.width > WIDTH_MOST:
+        if not 0 <= self.width <= WIDTH_MOST or self.width % WIDTH_STEP:
             raise ConfigError(f"payload width {self.width}: give a multiple of {WIDTH_STEP} up to {WIDTH_MOST}")
         if self.rotate not in (True, False, "auto"):
             raise ConfigError(f"rotate is {self.rotate!r}: give True, False or 'auto'")
