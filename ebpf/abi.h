@@ -8,6 +8,7 @@
 #define TB_OP_PER_STEP 256
 #define TB_OP_RING 1024
 #define TB_CONTEXTS 1
+#define TB_SWITCH_JOBS 8
 #define TB_VERDICTS 64
 #define TB_FIRST_DROP 8
 
@@ -236,5 +237,92 @@ struct tb_fault_counts {
 	__u64 pad; /* 0 */
 };
 _Static_assert(sizeof(struct tb_fault_counts) == 64, "tb_fault_counts");
+
+/* Which bursts leave for all live peers; written by the host, mmapped. `active` is written last. */
+struct tb_fanout {
+	__u32 active; /* 0: nothing is cloned */
+	__u32 address; /* source of the bursts: own IPv4 address, network byte order */
+	__u16 port; /* source of the bursts: UDP port, network byte order */
+	__u16 lead; /* the rank that bursts are addressed to; what goes to others is left alone */
+	__u32 copies; /* entries of order */
+	__u8 order[256]; /* live ranks other than the lead, in the order in which copies leave */
+};
+_Static_assert(sizeof(struct tb_fanout) == 272, "tb_fanout");
+
+/* Where copies for one rank go; written by the host. */
+struct tb_fanout_peer {
+	__u32 address; /* IPv4 address, network byte order; 0: not known */
+	__u16 port; /* UDP port, network byte order */
+	__u8 mac[6]; /* Ethernet address of the next hop */
+	__u32 pad; /* 0 */
+};
+_Static_assert(sizeof(struct tb_fanout_peer) == 16, "tb_fanout_peer");
+
+/* What left for one rank, per cpu. */
+struct tb_fanout_counts {
+	__u64 leads; /* bursts that were addressed to it and went on to the others */
+	__u64 clones; /* copies that the device took */
+	__u64 failed; /* copies that it did not take, or that could not be made */
+	__u64 packets; /* packets in the clones */
+	__u64 packets_failed; /* packets in the failed ones */
+};
+_Static_assert(sizeof(struct tb_fanout_counts) == 40, "tb_fanout_counts");
+
+/* The jobs of a switch as packets name them; written by the host, cookies last. */
+struct tb_switch_directory {
+	__u32 cookie[8]; /* job; 0: none */
+	__u32 address[8]; /* IPv4 address of the switch in it, network byte order */
+	__u32 port[8]; /* its UDP port, network byte order */
+};
+_Static_assert(sizeof(struct tb_switch_directory) == 96, "tb_switch_directory");
+
+/* A job of a switch; written by the host. */
+struct tb_switch_job {
+	__u32 ranks; /* workers N; the switch is rank N */
+	__u32 base; /* first slot */
+	__u32 mask; /* slots - 1, a power of two less one */
+	__u32 headroom; /* e of the next op: largest need plus this */
+	__u32 address; /* IPv4 address of the switch, network byte order */
+	__u8 mac[6]; /* Ethernet address of the switch */
+	__u16 port; /* UDP port, network byte order */
+	__u32 pad; /* 0 */
+};
+_Static_assert(sizeof(struct tb_switch_job) == 32, "tb_switch_job");
+
+/* A worker of a job, by rank (who may send) or by port (where a copy goes); written by the host. */
+struct tb_switch_rank {
+	__u32 address; /* IPv4 address, network byte order; 0: nobody */
+	__u32 ifindex; /* the port towards it */
+	__u8 mac[6]; /* its Ethernet address */
+	__u16 rank; /* which */
+};
+_Static_assert(sizeof(struct tb_switch_rank) == 16, "tb_switch_rank");
+
+/* Record of one row in a switch; written by the program only, under the slot's lock. */
+struct tb_switch_slot {
+	__u32 cookie; /* tag, with seq */
+	__u32 seq; /* tag, with cookie: row sequence */
+	__u32 op; /* op label */
+	__u16 layout; /* layout tag */
+	__u16 row; /* place in the op */
+	__u16 rows; /* rows of the op */
+	__u16 codes; /* V: codes of the row */
+	__u16 count; /* ranks summed */
+	__u16 final; /* 1: released; the mean stands where the sums stood, and never changes */
+	__u64 ranks[4]; /* bitmap of the ranks summed */
+	__s16 need; /* largest need seen */
+	__s16 exponent; /* e of the contributions summed */
+	__u32 scale; /* 2 ** (e / 4), as the first contributor said it */
+};
+_Static_assert(sizeof(struct tb_switch_slot) == 64, "tb_switch_slot");
+
+/* Counters of one (cpu, port) of a switch. */
+struct tb_switch_port {
+	__u64 ours; /* packets for the switch */
+	__u64 foreign; /* packets passed on untouched */
+	__u64 results; /* results that left by it, answers and echoes included */
+	__u64 answers; /* packets from it that were answered to their sender alone */
+};
+_Static_assert(sizeof(struct tb_switch_port) == 32, "tb_switch_port");
 
 #endif /* TB_ABI_H */

@@ -13,6 +13,8 @@
 #include <uapi/linux/ip.h>
 #include <uapi/linux/udp.h>
 #define TB_PROGRAM int
+#define TB_CLASSIFIER int
+#define TB_DEVMAP_PROGRAM int
 #else
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -20,6 +22,8 @@
 #include <linux/udp.h>
 #include <bpf/bpf_helpers.h>
 #define TB_PROGRAM SEC("xdp") int
+#define TB_CLASSIFIER SEC("tc") int
+#define TB_DEVMAP_PROGRAM SEC("xdp/devmap") int
 #endif
 
 #define TB_IPPROTO_UDP 17

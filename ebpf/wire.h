@@ -26,6 +26,7 @@
 #define TB_TYPE_BYE 8
 #define TB_TYPE_PROBE 9
 #define TB_TYPE_ECHO 10
+#define TB_TYPE_GROUP 11
 
 #define TB_FLAG_FLUSH 1
 #define TB_FLAG_ABSTAIN 2

@@ -146,6 +146,7 @@ _OLDER, _NEWER = op_label(3, 0), op_label(3, 2)
 #: Another op whose record stands at the same place in the op ring.
 _OP_RING_LATER = op_label(3 + schema.OP_STEPS, 1)
 _SLOT = SEQ & (SUM_ROWS - 1)
+_GROUP = {"group": address_of(RANK) ^ 1}
 _MOVED = {"sum_base": SUM_BASE + 10, "result_base": RESULT_BASE + 10}
 
 
@@ -193,6 +194,10 @@ _ADDRESSEE = [
     Case("a control packet for another rank", control_packet(PacketType.MAP, owner=2), Verdict.NOT_FOR_THIS_RANK),
     Case("a probe for another rank", control_packet(PacketType.PROBE, owner=2), Verdict.NOT_FOR_THIS_RANK),
     Case("an echo for another rank", control_packet(PacketType.ECHO, owner=2), Verdict.NOT_FOR_THIS_RANK),
+    Case("a packet to a group that there is not", control_packet(PacketType.GROUP, owner=1), Verdict.NOT_FOR_THIS_RANK),
+    Case("a trial of the group", control_packet(PacketType.GROUP, owner=1), Verdict.CONTROL_PASSED, control=_GROUP),
+    Case("another rank's trial", control_packet(PacketType.GROUP, owner=2), Verdict.NOT_FOR_THIS_RANK, control=_GROUP),
+    Case("no trial, but to all", control_packet(PacketType.MAP, owner=1), Verdict.NOT_FOR_THIS_RANK, control=_GROUP),
     Case("the row after the last", contribution(row=ROWS), Verdict.SLOT_OUT_OF_RANGE),
     Case("a result row after the last", result(row=ROWS), Verdict.SLOT_OUT_OF_RANGE),
     Case("an op without rows", contribution(row=0, rows=0), Verdict.SLOT_OUT_OF_RANGE),
@@ -208,7 +213,7 @@ _ADDRESSEE = [
 
 _CONTROL = [
     Case(f"{kind.name} passes", control_packet(kind), Verdict.CONTROL_PASSED, events=())
-    for kind in (PacketType.REPAIR, PacketType.GONE, PacketType.MAP, PacketType.HOLD, PacketType.BYE)
+    for kind in (PacketType.REPAIR, PacketType.GONE, PacketType.MAP, PacketType.HOLD, PacketType.BYE, PacketType.GROUP)
 ] + [
     Case("READY passes and opens its op", ready(), Verdict.CONTROL_PASSED, events=(_E.OPENED,)),
     Case("READY of the ring's last row", ready(seq=RESULT_BASE + RESULT_ROWS - 1), Verdict.CONTROL_PASSED),

@@ -88,6 +88,7 @@ def test_not_linear(make) -> None:
 
 
 def test_every_verdict_of_a_frame_has_a_case() -> None:
-    elsewhere = {Verdict.NOT_LINEAR, Verdict.FRAGMENT, Verdict.ABANDONED}
+    switches = {Verdict.ABANDONED, Verdict.ANSWERED, Verdict.FLUSHED}
+    elsewhere = {Verdict.NOT_LINEAR, Verdict.FRAGMENT} | switches
     assert set(Verdict) - elsewhere == {case.verdict for case in cases.CASES}
     assert np.unique([case.verdict for case in cases.CASES]).size > 20

@@ -18,6 +18,7 @@ import json, os, sys
 from tailbound import cli
 from tailbound.datapath.xdp import XdpDatapath
 from tailbound.kernel import interfaces
+from tailbound.kernel.fanout import Fanout, Peer
 
 name = sys.argv[1]
 told = {}
@@ -36,6 +37,11 @@ if pid == 0:
         assert path.endpoint[1] == 7411 and path.store.width == 1408
         path.reset(1)
         path.close()
+        fanout = Fanout.open(name, 40000)
+        fanout.set_peers(3, [Peer(0, "198.18.0.9", 7411, bytes(6))])
+        fanout.live({0})
+        assert fanout.lead == 0 and not fanout.maps.arrays["fanout_counts"].flags.writeable
+        fanout.close()
         assert cli.main(["detach", name]) == 2 and XdpDatapath.is_attached(name)
         status = 0
     finally:

@@ -9,7 +9,7 @@ from tailbound.wire.schema import Verdict, op_slot
 from udp_world import World
 
 #: Only frames or switches can earn these.
-ELSEWHERE = {Verdict.NOT_LINEAR, Verdict.FRAGMENT, Verdict.ABANDONED}
+ELSEWHERE = {Verdict.NOT_LINEAR, Verdict.FRAGMENT, Verdict.ABANDONED, Verdict.ANSWERED, Verdict.FLUSHED}
 
 
 def prepared(case: cases.Case) -> World:

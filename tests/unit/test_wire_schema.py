@@ -70,7 +70,7 @@ def test_names_are_used_once() -> None:
 
 
 def test_maps_name_structs_that_exist() -> None:
-    for map_ in (*schema.WORKER_MAPS, *schema.FAULT_MAPS):
+    for map_ in (*schema.WORKER_MAPS, *schema.FAULT_MAPS, *schema.FANOUT_MAPS):
         assert map_.value in DTYPES or map_.value.startswith("u8[")
         assert map_.writer in ("program", "host", "both")
 
@@ -95,14 +95,14 @@ def test_generated_files_are_fresh(repository: Path) -> None:
 
 
 def test_a_stale_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [p.name for p in codegen.stale(tmp_path)] == ["wire.h", "abi.h", "wire.md"]
+    assert [p.name for p in codegen.stale(tmp_path)] == ["wire.h", "abi.h", "wire.p4", "wire.md"]
     for path, text in codegen.generated(tmp_path).items():
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     assert codegen.stale(tmp_path) == []
     changed = dataclasses.replace(schema.HEADER, doc="Something else.")
     monkeypatch.setattr(schema, "HEADER", changed)
-    assert [p.name for p in codegen.stale(tmp_path)] == ["wire.h"]
+    assert [p.name for p in codegen.stale(tmp_path)] == ["wire.h", "wire.p4"]
 
 
 @given(U32, st.integers(-(1 << 31), (1 << 31) - 1))

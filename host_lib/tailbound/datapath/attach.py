@@ -6,8 +6,9 @@ import grp
 
 from tailbound.datapath.sizes import memory, ring_rows
 from tailbound.datapath.xdp import XdpDatapath
-from tailbound.errors import ConfigError
+from tailbound.errors import CapabilityError, ConfigError
 from tailbound.kernel import pin
+from tailbound.kernel.fanout import Fanout
 from tailbound.kernel.interfaces import possible_cpus
 from tailbound.transport.config import Config, row_width
 from tailbound.transport.interface import interface as look_up
@@ -49,10 +50,15 @@ def attach(
     number = _group(group)
     pin.sweep()
     XdpDatapath.pin(interface, port, width, sum_rows, result_rows, loader, group=number)
+    try:
+        Fanout.pin(interface, loader, number)
+        results = "one send for all peers"
+    except CapabilityError as error:  # training does without: older kernels cannot pin it
+        results = f"a send for every peer ({str(error).splitlines()[0]})"
     total = sum(memory(sum_rows, result_rows, width, possible_cpus()).values())
     return (
         f"attached to {interface}, UDP port {port}: rows of {width} codes, {sum_rows} sum rows, {result_rows} result "
-        f"rows, {total / 2**20:.1f} MiB; for {'root' if group is None else f'group {group}'}"
+        f"rows, {total / 2**20:.1f} MiB; results: {results}; for {'root' if group is None else f'group {group}'}"
     )
 
 

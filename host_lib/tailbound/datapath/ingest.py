@@ -45,7 +45,7 @@ from tailbound.wire.schema import (
 
 _TYPE, _SENDER, _OWNER, _CHECK = (HEADER_DTYPE.fields[n][1] for n in ("type", "sender", "owner", "check"))  # type: ignore[index]
 _CONTRIBUTION, _RESULT, _READY = int(PacketType.CONTRIBUTION), int(PacketType.RESULT), int(PacketType.READY)
-_PROBE, _ECHO = int(PacketType.PROBE), int(PacketType.ECHO)
+_PROBE, _ECHO, _GROUP = int(PacketType.PROBE), int(PacketType.ECHO), int(PacketType.GROUP)
 _FIRST_TYPE, _LAST_TYPE = int(min(PacketType)), int(max(PacketType))
 _BAD_LENGTH, _BAD_VERSION, _BAD_TYPE = int(Verdict.BAD_LENGTH), int(Verdict.BAD_VERSION), int(Verdict.BAD_TYPE)
 _INACTIVE, _WRONG_COOKIE, _CORRUPT = int(Verdict.INACTIVE), int(Verdict.WRONG_COOKIE), int(Verdict.CORRUPT)
@@ -163,7 +163,8 @@ def _take(t: Any, d: NDArray[np.uint8], words: NDArray[np.uint64], now: Scalar) 
     c = control_at(t.control, 0)
     if h.type == _PROBE or h.type == _ECHO:
         return _echo(t, d, words, now)
-    if h.owner != (h.sender if h.type == _RESULT else c.rank):
+    to_all = h.type == _RESULT or (h.type == _GROUP and h.owner == h.sender and c.group != 0)
+    if h.owner != (h.sender if to_all else c.rank):
         return _NOT_FOR_THIS_RANK
     data = h.type == _CONTRIBUTION or h.type == _RESULT
     if data:

@@ -15,8 +15,8 @@ from tailbound.kernel import interfaces, syscalls
 MODES = ("native", "generic")
 #: Drivers that hand over frames of many segments.
 SUPER_FRAMES = ("veth", "loopback", "tun", "virtio_net")
-#: Names of our own programs, as the kernel shows them.
-OURS = ("tb_worker", "tb_faults")
+#: Names of our own programs, as the kernel shows them, and what takes them off.
+OURS = {"tb_worker": "tailbound detach {}", "tb_faults": "tailbound lab clean", "tb_switch": "tailbound switch down"}
 
 
 def program_name(prog_id: int) -> str:
@@ -43,8 +43,8 @@ def refuse_occupied(interface: str) -> None:
     name = program_name(there.prog_id)
     if name in OURS:
         raise AttachError(
-            f"{interface} already carries Tailbound's {name} (program {there.prog_id}): one job an interface; "
-            f"end the other one or run `tailbound detach {interface}`"
+            f"{interface} already carries Tailbound's {name} (program {there.prog_id}): one program an interface; "
+            f"end the other one or run `{OURS[name].format(interface)}`"
         )
     raise AttachError(
         f"{interface} already carries the XDP program {name or '(unnamed)'} (id {there.prog_id}, {there.mode} mode), "

@@ -75,13 +75,16 @@ def _version(loader: str) -> str:
     return f"{(path / 'version.py').read_text() if path else ''} {platform.release()} {tree}"
 
 
-def compile_program(source: str, function: str, defines: Mapping[str, int], maps: Sequence[str], loader: str) -> bytes:
+def compile_program(
+    source: str, function: str, defines: Mapping[str, int], maps: Sequence[str], loader: str, section: str = "xdp"
+) -> bytes:
     """Instructions of ``function`` in ``xdp_programs/source``, with maps as numbers.
 
     Args:
         defines: macros of the specialisation, all integers.
         maps: names of the maps the program may use, in the order of their numbers.
         loader: ``bcc`` or ``clang``.
+        section: what clang's object calls programs of this kind, ``xdp`` or ``tc``.
 
     Raises:
         CapabilityError: the compiler is missing or failed; the message has its output.
@@ -89,8 +92,9 @@ def compile_program(source: str, function: str, defines: Mapping[str, int], maps
     texts = [p.read_bytes() for p in _sources()]
     flags = _flags(defines)
     name = cache.key([loader, _version(loader), source, function, " ".join(flags), " ".join(maps), *texts])
-    make = _with_bcc if loader == "bcc" else _with_clang
-    return cache.get(name, lambda: make(source, function, flags, maps))
+    if loader == "bcc":
+        return cache.get(name, lambda: _with_bcc(source, function, flags, maps))
+    return cache.get(name, lambda: _with_clang(source, function, flags, maps, section))
 
 
 def _run(command: list[str], text: bytes, loader: str, environment: Mapping[str, str] | None = None) -> bytes:
@@ -124,7 +128,7 @@ def _with_bcc(source: str, function: str, flags: list[str], maps: Sequence[str])
     return _run([sys.executable, "-I", str(child)], json.dumps(job).encode(), "bcc", environment)
 
 
-def _with_clang(source: str, function: str, flags: list[str], maps: Sequence[str]) -> bytes:
+def _with_clang(source: str, function: str, flags: list[str], maps: Sequence[str], section: str) -> bytes:
     clang = clang_path()
     if clang is None:
         raise CapabilityError("clang is missing: apt-get install clang-14 libbpf-dev")
@@ -135,6 +139,6 @@ def _with_clang(source: str, function: str, flags: list[str], maps: Sequence[str
         path = assets("xdp_programs") / source
         _run([clang, *options, "-c", str(path), "-o", str(out)], b"", "clang")
         try:
-            return objects.read_elf(out.read_bytes(), "xdp", maps)
+            return objects.read_elf(out.read_bytes(), section, maps)
         except ValueError as error:
             raise CapabilityError(f"clang's object of {source} ({function}) cannot be used: {error}") from error

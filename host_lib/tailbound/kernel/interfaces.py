@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tailbound.errors import ConfigError
+from tailbound.kernel.rtnetlink import attributes
 
-_SIOCGIFADDR, _SIOCGIFFLAGS, _SIOCETHTOOL = 0x8915, 0x8913, 0x8946
+_SIOCGIFFLAGS, _SIOCGIFADDR, _SIOCGIFMTU, _SIOCGIFHWADDR, _SIOCETHTOOL = 0x8913, 0x8915, 0x8921, 0x8927, 0x8946
 _ETHTOOL_GDRVINFO, _IFF_LOOPBACK = 3, 8
 _RTM_NEWLINK, _RTM_GETLINK, _NLM_F_REQUEST, _NLMSG_ERROR = 16, 18, 1, 2
 _IFLA_XDP, _IFLA_XDP_ATTACHED, _IFLA_XDP_PROG_ID = 43, 2, 4
@@ -52,6 +53,26 @@ def address_of(interface: str) -> str:
         raise ConfigError(f"interface {interface} has no IPv4 address: give it one") from error
 
 
+def mtu_of(interface: str) -> int:
+    """MTU in bytes.
+
+    Raises:
+        ConfigError: no such interface.
+    """
+    index_of(interface)
+    return int(struct.unpack_from("=i", _ioctl(interface, _SIOCGIFMTU), 16)[0])
+
+
+def mac_of(interface: str) -> bytes:
+    """Ethernet address, 6 bytes.
+
+    Raises:
+        ConfigError: no such interface.
+    """
+    index_of(interface)
+    return _ioctl(interface, _SIOCGIFHWADDR)[18:24]
+
+
 def driver_of(interface: str) -> str:
     """Name of the driver; ``loopback`` for lo, empty where none is known."""
     index_of(interface)
@@ -73,17 +94,6 @@ class Attached:
     prog_id: int  #: 0 where there are several
 
 
-def _attributes(data: bytes) -> dict[int, bytes]:
-    found, at = {}, 0
-    while at + 4 <= len(data):
-        length, kind = struct.unpack_from("=HH", data, at)
-        if length < 4:
-            break
-        found[kind & 0x3FFF] = data[at + 4 : at + length]
-        at += (length + 3) & ~3
-    return found
-
-
 def xdp_on(interface: str) -> Attached | None:
     """The XDP program on ``interface``, by rtnetlink; needs no privilege.
 
@@ -101,7 +111,7 @@ def xdp_on(interface: str) -> Attached | None:
         raise OSError(code, os.strerror(code))
     if kind != _RTM_NEWLINK:
         raise OSError(errno.EPROTO, f"rtnetlink answered with message {kind}")
-    xdp = _attributes(_attributes(reply[32:]).get(_IFLA_XDP, b""))
+    xdp = attributes(attributes(reply[32:]).get(_IFLA_XDP, b""))
     mode = xdp.get(_IFLA_XDP_ATTACHED, b"\0")[0]
     if not mode:
         return None

@@ -9,26 +9,41 @@ from tailbound.errors import CapabilityError
 from tailbound.kernel import objects, syscalls
 from tailbound.kernel.compile import choose, compile_program
 from tailbound.kernel.maps import EVENTS
-from tailbound.wire.schema import FAULT_MAPS, WORKER_MAPS
+from tailbound.wire.schema import FANOUT_MAPS, FAULT_MAPS, WORKER_MAPS
 
 WORKER = "tb_worker"
 FAULTS = "tb_faults"
+FANOUT = "tb_fanout"
 #: Maps that each program may use, in the order of their numbers.
 WORKER_MAP_NAMES = (*(m.name for m in WORKER_MAPS), EVENTS)
 FAULT_MAP_NAMES = (*(m.name for m in FAULT_MAPS), "fault_lock", "fault_ports")
+FANOUT_MAP_NAMES = tuple(m.name for m in FANOUT_MAPS)
+#: Program and attach types by what clang's objects call them.
+_KINDS = {
+    "xdp": (syscalls.PROG_TYPE_XDP, syscalls.ATTACH_XDP),
+    "xdp/devmap": (syscalls.PROG_TYPE_XDP, syscalls.ATTACH_XDP_DEVMAP),
+    "tc": (syscalls.PROG_TYPE_TC, 0),
+}
 
 
 def load(
-    source: str, function: str, defines: Mapping[str, int], maps: tuple[str, ...], fds: Mapping[str, int], loader: str
+    source: str,
+    function: str,
+    defines: Mapping[str, int],
+    maps: tuple[str, ...],
+    fds: Mapping[str, int],
+    loader: str,
+    kind: str = "xdp",
 ) -> int:
-    """Loads ``function`` of ``xdp_programs/source`` and returns its descriptor.
+    """Loads ``function`` of ``xdp_programs/source``, of ``kind`` xdp, xdp/devmap or tc, and returns its descriptor.
 
     Raises:
         CapabilityError: compiler missing, or the kernel refused; the message ends with the verifier's last lines.
     """
-    code = compile_program(source, function, defines, maps, choose(loader))
+    code = compile_program(source, function, defines, maps, choose(loader), kind)
     try:
-        return syscalls.prog_load(objects.link(code, maps, fds), name=function)
+        type_, where = _KINDS[kind]
+        return syscalls.prog_load(objects.link(code, maps, fds), name=function, kind=type_, where=where)
     except syscalls.VerifierError as error:
         if error.errno == errno.EPERM and not error.log:
             raise CapabilityError(

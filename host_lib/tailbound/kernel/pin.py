@@ -1,7 +1,7 @@
 """Pinned maps: attaching is a short privileged step, training an unprivileged process that opens files.
 
 An own bpffs under /run/tailbound (mode 0710, root and a group), one folder an interface and network namespace, pins
-0660 there, and a file of settings beside it. The link is pinned for root alone: only root detaches. Programs keep the
+0660 there, and a file of settings beside it. Links are pinned for root alone: only root detaches. Programs keep the
 lock maps that nobody else needs alive by themselves.
 """
 
@@ -24,6 +24,10 @@ ROOT = Path("/run/tailbound")
 #: Raised whenever the maps of this version would be read wrongly by another.
 ABI = 1
 _LINK = "link"
+#: What names of folders begin with that are no interface's, but a switch's.
+SWITCH = "switch@"
+#: What the names of further links end with.
+_MORE_LINKS = "_link"
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -40,7 +44,8 @@ class Settings:
     abi: int = ABI
 
 
-def _bpffs() -> Path:
+def bpffs() -> Path:
+    """Where the file system of pins is mounted."""
     return ROOT / "bpf"
 
 
@@ -49,29 +54,29 @@ def _key(interface: str) -> str:
 
 
 def _pins(interface: str) -> Path:
-    return _bpffs() / _key(interface).replace(".", "_")
+    return bpffs() / _key(interface).replace(".", "_")
 
 
 def _settings_file(interface: str) -> Path:
     return ROOT / f"{_key(interface)}.json"
 
 
-def _mount(group: int) -> None:
+def mount(group: int) -> None:
     """Makes the folders and mounts the bpffs, unless that is done.
 
     Raises:
         CapabilityError: no privilege to.
     """
     try:
-        _bpffs().mkdir(mode=0o710, parents=True, exist_ok=True)
-        target = os.fsencode(_bpffs())
+        bpffs().mkdir(mode=0o710, parents=True, exist_ok=True)
+        target = os.fsencode(bpffs())
         if not os.path.ismount(target) and _libc.mount(b"tailbound", target, b"bpf", 0, b"mode=0710") < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        for path in (ROOT, _bpffs()):
+        for path in (ROOT, bpffs()):
             os.chown(path, 0, group)
             os.chmod(path, 0o710)  # noqa: S103 - the group may enter, nobody may list
     except OSError as error:
-        raise CapabilityError(f"cannot mount a BPF file system on {_bpffs()}: {error.strerror}; run as root") from error
+        raise CapabilityError(f"cannot mount a BPF file system on {bpffs()}: {error.strerror}; run as root") from error
 
 
 def settings(interface: str) -> Settings | None:
@@ -102,19 +107,13 @@ def pin(found: Settings, fds: Mapping[str, int], link: int, group: int) -> None:
     Raises:
         CapabilityError: no privilege to.
     """
-    _mount(group)
+    mount(group)
     remove(found.interface)
     folder = _pins(found.interface)
     try:
         folder.mkdir(mode=0o710)
-        for name, fd in fds.items():
-            path = folder / name
-            syscalls.obj_pin(fd, str(path))
-            os.chown(path, 0, group)
-            os.chmod(path, 0o660)
         os.chown(folder, 0, group)
-        syscalls.obj_pin(link, str(folder / _LINK))
-        os.chmod(folder / _LINK, 0o600)
+        _pin_all(folder, fds, _LINK, link, group)
         temporary = _settings_file(found.interface).with_suffix(".new")
         temporary.write_text(json.dumps(asdict(found)) + "\n")
         os.chown(temporary, 0, group)
@@ -123,6 +122,32 @@ def pin(found: Settings, fds: Mapping[str, int], link: int, group: int) -> None:
     except OSError as error:
         remove(found.interface)
         raise CapabilityError(f"cannot pin below {folder}: {error.strerror} (errno {error.errno})") from error
+
+
+def add(interface: str, program: str, fds: Mapping[str, int], link: int, group: int) -> None:
+    """Pins maps and link of a further program, ``program``, beside what ``pin`` has pinned; they go with that.
+
+    Raises:
+        CapabilityError: no privilege to, or nothing is pinned there.
+    """
+    folder, name = _pins(interface), program + _MORE_LINKS
+    try:
+        _pin_all(folder, fds, name, link, group)
+    except OSError as error:
+        for left in (*fds, name):  # maps without a program would deceive who opens them
+            (folder / left).unlink(missing_ok=True)
+        raise CapabilityError(f"cannot pin below {folder}: {error.strerror} (errno {error.errno})") from error
+
+
+def _pin_all(folder: Path, fds: Mapping[str, int], name: str, link: int, group: int) -> None:
+    """Maps for the group, the link for root."""
+    for map_name, fd in fds.items():
+        path = folder / map_name
+        syscalls.obj_pin(fd, str(path))
+        os.chown(path, 0, group)
+        os.chmod(path, 0o660)
+    syscalls.obj_pin(link, str(folder / name))
+    os.chmod(folder / name, 0o600)
 
 
 def open_pins(interface: str, names: tuple[str, ...]) -> dict[str, int]:
@@ -164,7 +189,9 @@ def _remove(folder: Path, file: Path) -> bool:
     try:
         found = folder.is_dir() or file.exists()
         if folder.is_dir():
-            _detach(folder / _LINK)
+            for more in folder.glob(f"*{_MORE_LINKS}"):
+                detach(more)
+            detach(folder / _LINK)
             shutil.rmtree(folder)
         file.unlink(missing_ok=True)
         file.with_suffix(".new").unlink(missing_ok=True)
@@ -173,7 +200,7 @@ def _remove(folder: Path, file: Path) -> bool:
     return found
 
 
-def _detach(link: Path) -> None:
+def detach(link: Path) -> None:
     """Takes the program off, so that it is gone when this returns; nothing to do where interface or pin are gone."""
     if not link.exists():
         return
@@ -202,9 +229,10 @@ def _defunct(link: Path) -> bool:
 
 def sweep() -> list[str]:
     """Removes pins whose interface or namespace is gone; returns their names."""
-    if not os.path.ismount(_bpffs()):
+    if not os.path.ismount(bpffs()):
         return []
-    gone = [p for p in sorted(_bpffs().iterdir()) if p.is_dir() and _defunct(p / _LINK)]
+    there = [p for p in sorted(bpffs().iterdir()) if p.is_dir() and not p.name.startswith(SWITCH)]
+    gone = [p for p in there if _defunct(p / _LINK)]
     for folder in gone:
         _remove(folder, ROOT / f"{folder.name}.json")
     return [folder.name for folder in gone]

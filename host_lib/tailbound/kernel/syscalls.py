@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from tailbound.errors import CapabilityError
 
 _NUMBERS = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "loongarch64": 280, "s390x": 351, "ppc64le": 361}
-_MAP_CREATE, _MAP_LOOKUP, _MAP_UPDATE, _PROG_LOAD, _OBJ_PIN, _OBJ_GET = 0, 1, 2, 5, 6, 7
+_MAP_CREATE, _MAP_LOOKUP, _MAP_UPDATE, _MAP_DELETE, _PROG_LOAD, _OBJ_PIN, _OBJ_GET = 0, 1, 2, 3, 5, 6, 7
 _TEST_RUN, _PROG_BY_ID, _INFO_BY_FD, _BTF_LOAD, _MAP_FREEZE = 10, 13, 15, 18, 22
 _UPDATE_BATCH, _LINK_CREATE, _LINK_DETACH = 26, 28, 34
 
-MAP_TYPE_ARRAY, MAP_TYPE_DEVMAP, MAP_TYPE_RINGBUF, MAP_TYPE_DEVMAP_HASH = 2, 14, 27, 25
-F_LOCK, F_MMAPABLE = 4, 1 << 10
-_PROG_TYPE_XDP, _ATTACH_XDP, _F_XDP_HAS_FRAGS = 6, 37, 1 << 5
+MAP_TYPE_ARRAY, MAP_TYPE_ARRAY_OF_MAPS, MAP_TYPE_DEVMAP, MAP_TYPE_DEVMAP_HASH, MAP_TYPE_RINGBUF = 2, 12, 14, 25, 27
+F_LOCK, F_MMAPABLE, _F_LIVE_FRAMES = 4, 1 << 10, 1 << 1
+PROG_TYPE_TC, PROG_TYPE_XDP, _F_XDP_HAS_FRAGS = 3, 6, 1 << 5
+ATTACH_XDP_DEVMAP, ATTACH_XDP, ATTACH_TCX_EGRESS = 33, 37, 47
 XDP_FLAGS_SKB_MODE, XDP_FLAGS_DRV_MODE = 1 << 1, 1 << 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -60,9 +61,13 @@ def map_create(
     name: str = "",
     flags: int = 0,
     btf: tuple[int, int, int] = (0, 0, 0),
+    inner: int = 0,
 ) -> int:
-    """Creates a map and returns its descriptor; ``btf`` is (BTF descriptor, key type, value type)."""
-    attr = struct.pack("=IIIII8x16s4xIII", kind, key_size, value_size, entries, flags, _name(name), *btf)
+    """Creates a map and returns its descriptor.
+
+    ``btf`` is (BTF descriptor, key type, value type); ``inner`` describes the maps that a map of maps holds.
+    """
+    attr = struct.pack("=IIIIII4x16s4xIII", kind, key_size, value_size, entries, flags, inner, _name(name), *btf)
     return _bpf(_MAP_CREATE, attr)[0]
 
 
@@ -75,6 +80,12 @@ def map_update(fd: int, key: bytes, value: bytes, flags: int = 0) -> None:
     """Writes one element."""
     k, v = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(value, len(value))
     _bpf(_MAP_UPDATE, struct.pack("=I4xQQQ", fd, _address(k), _address(v), flags))
+
+
+def map_delete(fd: int, key: bytes) -> None:
+    """Removes one element; from a map of maps, when this returns, no program uses what it held any more."""
+    k = ctypes.create_string_buffer(key, len(key))
+    _bpf(_MAP_DELETE, struct.pack("=I4xQ", fd, _address(k)))
 
 
 def map_lookup(fd: int, key: bytes, value_size: int, flags: int = 0) -> bytes:
@@ -103,20 +114,20 @@ class VerifierError(OSError):
         self.log = log
 
 
-def prog_load(code: bytes, *, name: str, frags: bool = True) -> int:
-    """Loads an XDP program and returns its descriptor.
+def prog_load(code: bytes, *, name: str, kind: int = PROG_TYPE_XDP, where: int = ATTACH_XDP) -> int:
+    """Loads a program, of XDP (for ``where``) or of tc, and returns its descriptor.
 
     Raises:
         VerifierError: with the log of a second try, since logging is slow and mostly not needed.
     """
     insns = ctypes.create_string_buffer(code, len(code))
     text = ctypes.create_string_buffer(b"Dual BSD/GPL")
-    flags = _F_XDP_HAS_FRAGS if frags else 0
+    flags, where = (_F_XDP_HAS_FRAGS, where) if kind == PROG_TYPE_XDP else (0, 0)
 
     def attr(level: int, log: ctypes.Array[ctypes.c_char] | None) -> bytes:
-        head = struct.pack("=IIQQ", _PROG_TYPE_XDP, len(code) // 8, _address(insns), _address(text))
+        head = struct.pack("=IIQQ", kind, len(code) // 8, _address(insns), _address(text))
         head += struct.pack("=IIQ", level, len(log) if log is not None else 0, _address(log))
-        return head + struct.pack("=II16sII", 0, flags, _name(name), 0, _ATTACH_XDP)
+        return head + struct.pack("=II16sII", 0, flags, _name(name), 0, where)
 
     try:
         return _bpf(_PROG_LOAD, attr(0, None), 128)[0]
@@ -140,9 +151,9 @@ def obj_get(path: str) -> int:
     return _bpf(_OBJ_GET, struct.pack("=QII", _address(p), 0, 0))[0]
 
 
-def link_create(program: int, ifindex: int, flags: int) -> int:
-    """Attaches an XDP program by BPF link; the program goes when the link's last descriptor and pin are gone."""
-    return _bpf(_LINK_CREATE, struct.pack("=IIII", program, ifindex, _ATTACH_XDP, flags))[0]
+def link_create(program: int, ifindex: int, flags: int, where: int = ATTACH_XDP) -> int:
+    """Attaches a program by BPF link; the program goes when the link's last descriptor and pin are gone."""
+    return _bpf(_LINK_CREATE, struct.pack("=IIII", program, ifindex, where, flags), 64)[0]
 
 
 def link_detach(fd: int) -> None:
@@ -210,12 +221,41 @@ class RunResult:
 
 def run_xdp(program: int, data: bytes, repeat: int = 1) -> RunResult:
     """Runs an XDP program on ``data`` (an Ethernet frame) without any interface; the kernel pins it to this CPU."""
+    return _run(program, data, repeat, None)
+
+
+def run_tc(program: int, data: bytes, *, gso_size: int = 0, gso_segs: int = 0) -> RunResult:
+    """Runs a tc program on ``data`` (an Ethernet frame) as if it left by this network namespace's loopback."""
+    # struct __sk_buff: gso_segs at 164, gso_size at 176
+    return _run(program, data, 1, struct.pack("=164xI8xI12x", gso_segs, gso_size))
+
+
+def _run(program: int, data: bytes, repeat: int, context: bytes | None) -> RunResult:
     packet = ctypes.create_string_buffer(data, len(data))
     out = ctypes.create_string_buffer(len(data) + 256)
     attr = struct.pack("=IIIIQQII", program, 0, len(data), len(out), _address(packet), _address(out), repeat, 0)
+    if context is not None:
+        block = ctypes.create_string_buffer(context, len(context))
+        attr += struct.pack("=IIQQ", len(context), 0, _address(block), 0)
     _, back = _bpf(_TEST_RUN, attr, 80)
     _, action, _, size, _, _, _, duration = struct.unpack_from("=IIIIQQII", back)
     return RunResult(action, out.raw[:size], duration)
+
+
+def run_xdp_live(program: int, data: bytes, repeat: int, batch: int = 64) -> int:
+    """Runs an XDP program on ``repeat`` frames that begin as ``data`` and go where the program sends them.
+
+    Redirects happen from the present network namespace. A frame comes again as the program has left it, without the
+    changes made to copies.
+
+    Returns:
+        Mean duration in ns, with what the kernel did to frames until they were dropped or delivered.
+    """
+    packet = ctypes.create_string_buffer(data, len(data))
+    attr = struct.pack("=IIIIQQII", program, 0, len(data), 0, _address(packet), 0, repeat, 0)
+    attr += struct.pack("=IIQQIII", 0, 0, 0, 0, _F_LIVE_FRAMES, 0, batch)
+    _, back = _bpf(_TEST_RUN, attr, 80)
+    return int(struct.unpack_from("=I", back, 36)[0])
 
 
 def link_info(fd: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Writes the generated files: ``ebpf/wire.h``, ``ebpf/abi.h`` and the tables of ``docs/wire.md``.
+"""Writes the generated files: ``ebpf/wire.h``, ``ebpf/abi.h``, ``p4/wire.p4`` and the tables of ``docs/wire.md``.
 
 ``python -m tailbound.wire.codegen`` writes them; with ``--check`` it fails when one is stale.
 """
@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from tailbound.wire import check, schema
+from tailbound.wire.codegen_p4 import wire_p4
 from tailbound.wire.packets import KINDS, dtype_of
 
 _LICENSE = "/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */\n"
@@ -61,6 +62,7 @@ def abi_header() -> str:
         "TB_OP_PER_STEP": schema.OP_PER_STEP,
         "TB_OP_RING": schema.OP_RING,
         "TB_CONTEXTS": schema.CONTEXTS,
+        "TB_SWITCH_JOBS": schema.SWITCH_JOBS,
         "TB_VERDICTS": schema.VERDICTS,
         "TB_FIRST_DROP": int(schema.FIRST_DROP),
     }
@@ -91,6 +93,7 @@ def generated(root: Path) -> dict[Path, str]:
     return {
         root / "ebpf" / "wire.h": wire_header(),
         root / "ebpf" / "abi.h": abi_header(),
+        root / "p4" / "wire.p4": wire_p4(),
         root / "docs" / "wire.md": wire_tables(),
     }
 

@@ -39,6 +39,8 @@ TIME_UNIT_US = 64
 EVENT_RING_BYTES = 65536
 #: Contexts (UDP ports) on one interface. A second attach is refused by name.
 CONTEXTS = 1
+#: Jobs of one switch at once.
+SWITCH_JOBS = 8
 
 
 class PacketType(enum.IntEnum):
@@ -54,6 +56,7 @@ class PacketType(enum.IntEnum):
     BYE = 8
     PROBE = 9
     ECHO = 10
+    GROUP = 11  #: what of a sender's packets to the group arrives: tried, asked and answered
 
 
 class Flag(enum.IntFlag):
@@ -391,6 +394,109 @@ FAULT_COUNTS = Struct(
     ),
 )
 
+FANOUT = Struct(
+    "tb_fanout",
+    "Which bursts leave for all live peers; written by the host, mmapped. `active` is written last.",
+    (
+        Field("active", "u32", "0: nothing is cloned"),
+        Field("address", "u32", "source of the bursts: own IPv4 address, network byte order"),
+        Field("port", "u16", "source of the bursts: UDP port, network byte order"),
+        Field("lead", "u16", "the rank that bursts are addressed to; what goes to others is left alone"),
+        Field("copies", "u32", "entries of order"),
+        Field("order", "u8", "live ranks other than the lead, in the order in which copies leave", MAX_RANKS),
+    ),
+)
+
+FANOUT_PEER = Struct(
+    "tb_fanout_peer",
+    "Where copies for one rank go; written by the host.",
+    (
+        Field("address", "u32", "IPv4 address, network byte order; 0: not known"),
+        Field("port", "u16", "UDP port, network byte order"),
+        Field("mac", "u8", "Ethernet address of the next hop", 6),
+        Field("pad", "u32", "0"),
+    ),
+)
+
+FANOUT_COUNTS = Struct(
+    "tb_fanout_counts",
+    "What left for one rank, per cpu.",
+    (
+        Field("leads", "u64", "bursts that were addressed to it and went on to the others"),
+        Field("clones", "u64", "copies that the device took"),
+        Field("failed", "u64", "copies that it did not take, or that could not be made"),
+        Field("packets", "u64", "packets in the clones"),
+        Field("packets_failed", "u64", "packets in the failed ones"),
+    ),
+)
+
+SWITCH_DIRECTORY = Struct(
+    "tb_switch_directory",
+    "The jobs of a switch as packets name them; written by the host, cookies last.",
+    (
+        Field("cookie", "u32", "job; 0: none", SWITCH_JOBS),
+        Field("address", "u32", "IPv4 address of the switch in it, network byte order", SWITCH_JOBS),
+        Field("port", "u32", "its UDP port, network byte order", SWITCH_JOBS),
+    ),
+)
+
+SWITCH_JOB = Struct(
+    "tb_switch_job",
+    "A job of a switch; written by the host.",
+    (
+        Field("ranks", "u32", "workers N; the switch is rank N"),
+        Field("base", "u32", "first slot"),
+        Field("mask", "u32", "slots - 1, a power of two less one"),
+        Field("headroom", "u32", "e of the next op: largest need plus this"),
+        Field("address", "u32", "IPv4 address of the switch, network byte order"),
+        Field("mac", "u8", "Ethernet address of the switch", 6),
+        Field("port", "u16", "UDP port, network byte order"),
+        Field("pad", "u32", "0"),
+    ),
+)
+
+SWITCH_RANK = Struct(
+    "tb_switch_rank",
+    "A worker of a job, by rank (who may send) or by port (where a copy goes); written by the host.",
+    (
+        Field("address", "u32", "IPv4 address, network byte order; 0: nobody"),
+        Field("ifindex", "u32", "the port towards it"),
+        Field("mac", "u8", "its Ethernet address", 6),
+        Field("rank", "u16", "which"),
+    ),
+)
+
+SWITCH_SLOT = Struct(
+    "tb_switch_slot",
+    "Record of one row in a switch; written by the program only, under the slot's lock.",
+    (
+        Field("cookie", "u32", "tag, with seq"),
+        Field("seq", "u32", "tag, with cookie: row sequence"),
+        Field("op", "u32", "op label"),
+        Field("layout", "u16", "layout tag"),
+        Field("row", "u16", "place in the op"),
+        Field("rows", "u16", "rows of the op"),
+        Field("codes", "u16", "V: codes of the row"),
+        Field("count", "u16", "ranks summed"),
+        Field("final", "u16", "1: released; the mean stands where the sums stood, and never changes"),
+        Field("ranks", "u64", "bitmap of the ranks summed", 4),
+        Field("need", "s16", "largest need seen"),
+        Field("exponent", "s16", "e of the contributions summed"),
+        Field("scale", "f32", "2 ** (e / 4), as the first contributor said it"),
+    ),
+)
+
+SWITCH_PORT = Struct(
+    "tb_switch_port",
+    "Counters of one (cpu, port) of a switch.",
+    (
+        Field("ours", "u64", "packets for the switch"),
+        Field("foreign", "u64", "packets passed on untouched"),
+        Field("results", "u64", "results that left by it, answers and echoes included"),
+        Field("answers", "u64", "packets from it that were answered to their sender alone"),
+    ),
+)
+
 STRUCTS: tuple[Struct, ...] = (
     SLOT_RECORD,
     SLOT_LOCK,
@@ -408,6 +514,14 @@ STRUCTS: tuple[Struct, ...] = (
     EVENT,
     FAULTS,
     FAULT_COUNTS,
+    FANOUT,
+    FANOUT_PEER,
+    FANOUT_COUNTS,
+    SWITCH_DIRECTORY,
+    SWITCH_JOB,
+    SWITCH_RANK,
+    SWITCH_SLOT,
+    SWITCH_PORT,
 )
 
 #: Maps of the worker program, in order of creation.
@@ -436,6 +550,33 @@ WORKER_MAPS: tuple[Map, ...] = (
 FAULT_MAPS: tuple[Map, ...] = (
     Map("faults", "settings and state", "tb_faults", "1", "both", mmap=False),
     Map("fault_counts", "counters", "tb_fault_counts", "cpus", "program"),
+)
+
+#: Maps of the fan-out program.
+FANOUT_MAPS: tuple[Map, ...] = (
+    Map("fanout", "settings", "tb_fanout", "1", "host"),
+    Map("fanout_peers", "where copies go, by rank", "tb_fanout_peer", "MAX_RANKS", "host"),
+    Map("fanout_counts", "row cpu * MAX_RANKS + rank: counters", "tb_fanout_counts", "cpus * MAX_RANKS", "program"),
+)
+
+#: Maps of the switch. ``entries`` also knows ``slots`` and ``ports`` (a power of two).
+SWITCH_MAPS: tuple[Map, ...] = (
+    Map("switch_directory", "jobs by address, port and cookie", "tb_switch_directory", "1", "host"),
+    Map("switch_jobs", "jobs", "tb_switch_job", "SWITCH_JOBS", "host"),
+    Map("switch_ranks", "row job * MAX_RANKS + rank", "tb_switch_rank", "SWITCH_JOBS * MAX_RANKS", "host"),
+    Map("switch_out", "row job * ports + ifindex mod ports", "tb_switch_rank", "SWITCH_JOBS * ports", "host"),
+    Map("switch_slots", "records of slots", "tb_switch_slot", "slots", "program"),
+    Map("switch_sums", "u16 lanes of slots; once final, the mean", "u8[2 * width]", "slots", "program"),
+    Map("switch_ports", "row cpu * ports + ifindex mod ports", "tb_switch_port", "cpus * ports", "program"),
+    Map(
+        "switch_ledger",
+        "row (cpu * SWITCH_JOBS + job) * (MAX_RANKS + 1) + sender",
+        "tb_ledger",
+        "cpus * SWITCH_JOBS * (MAX_RANKS + 1)",
+        "program",
+    ),
+    Map("switch_locks", "locks of slots", "tb_lock", "slots", "program", mmap=False),
+    # the device maps of the jobs lie in one more map, by job: "switch_devices"
 )
 
 

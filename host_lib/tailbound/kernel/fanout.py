@@ -1,0 +1,232 @@
+"""One burst to all: what leaves a registered UDP socket for the lead peer is cloned in the kernel for the other peers.
+
+::
+
+    fanout = Fanout.attach("eth0", sock.getsockname()[1])            # or Fanout.open where it is pinned
+    macs = next_hops("eth0", addresses)                              # tailbound.kernel.neighbours
+    fanout.set_peers(own, [Peer(rank, address, port, macs[address]), ...])
+    fanout.live({1, 2, 3})
+    sock.sendmsg([burst], gso, 0, (address, port) of fanout.lead)    # an ordinary send; clones leave first
+
+The lead is the last live peer in the order own rank + 1, + 2, ...; copies leave in that order, and the lead's, which is
+the burst itself, leaves last. What the socket sends to anybody else is left alone. Clones belong to no socket: nothing
+holds the sender back for them, so it has to pace itself (``xdp_programs/fanout.bpf.c``).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.errors import ConfigError
+from tailbound.kernel import interfaces, load, maps, pin, tc
+from tailbound.kernel.maps import Maps, Shape
+from tailbound.wire.packets import DTYPES
+from tailbound.wire.schema import FANOUT_MAPS, MAX_RANKS
+
+
+class Peer(NamedTuple):
+    """Where packets for a rank go."""
+
+    rank: int
+    address: str  #: IPv4, dotted
+    port: int  #: UDP
+    mac: bytes  #: Ethernet address of the next hop, 6 bytes
+
+
+class Counts(NamedTuple):
+    """What left for one rank."""
+
+    leads: int  #: bursts addressed to it that were cloned for the others
+    clones: int  #: copies that the device took
+    failed: int  #: copies that it did not take
+    packets: int  #: packets in ``clones``
+    packets_failed: int  #: packets in ``failed``
+
+
+def shapes() -> dict[str, Shape]:
+    """Dtype and shape of the program's maps on this machine."""
+    entries = {"fanout": 1, "fanout_peers": MAX_RANKS, "fanout_counts": interfaces.possible_cpus() * MAX_RANKS}
+    return {m.name: (DTYPES[m.value], (entries[m.name],)) for m in FANOUT_MAPS}
+
+
+class Fanout:
+    """The program on one interface, for one socket. Nothing is cloned before ``live``.
+
+    Not thread-safe: the thread that sends calls ``set_peers`` and ``live``.
+    """
+
+    def __init__(
+        self, made: Maps, interface: str, port: int, program: int = -1, link: tc.Attached | None = None
+    ) -> None:
+        self.interface = interface
+        self.address = interfaces.address_of(interface)
+        self.port = port
+        self.maps = made
+        self.program = program
+        #: the rank that bursts are to be addressed to; None: no live peer
+        self.lead: int | None = None
+        self._link = link
+        self._settings = made.arrays["fanout"]
+        self._settings["active"] = 0
+        self._settings["address"] = _word(self.address)
+        self._settings["port"] = socket.htons(port)
+        self._before = self._sums()
+        self._own = 0
+        self._closed = False
+
+    @classmethod
+    def attach(cls, interface: str, port: int, loader: str = "auto", way: str = "auto") -> Fanout:
+        """Loads and attaches the program; it goes with this process.
+
+        Args:
+            port: UDP source port of the socket that bursts leave; no other traffic may use it.
+            loader: ``auto``, ``bcc`` or ``clang``.
+            way: ``auto``, ``tcx`` or ``clsact``.
+
+        Raises:
+            ConfigError: no such interface, it has no IPv4 address, or a port that cannot be.
+            CapabilityError: compiler, privilege or kernel feature missing: every peer gets a send of its own.
+        """
+        if not 0 < port < 65536:
+            raise ConfigError(f"UDP port {port}: choose one of 1..65535")
+        made, program, link = _attach(interface, port, loader, way)
+        try:
+            return cls(made, interface, port, program, link)
+        except BaseException:
+            _close(made, program, link)
+            raise
+
+    @classmethod
+    def pin(cls, interface: str, loader: str = "auto", group: int = 0) -> None:
+        """Attaches for good, beside what is pinned for ``interface``, for processes of ``group`` to ``open``.
+
+        Raises:
+            ConfigError: no such interface, or it has no IPv4 address.
+            CapabilityError: compiler, privilege or kernel feature missing; only a TCX link (Linux 6.6) can be pinned.
+        """
+        made, program, link = _attach(interface, 0, loader, "tcx")
+        assert isinstance(link, tc.TcxLink)
+        try:
+            pin.add(interface, load.FANOUT, made.fds, link.fd, group)
+        finally:
+            _close(made, program, link)
+
+    @classmethod
+    def open(cls, interface: str, port: int) -> Fanout:
+        """Takes over the program that ``tailbound attach`` has pinned; needs no privilege but the files' group.
+
+        Raises:
+            AttachError: none is pinned.
+            CapabilityError: the pins may not be opened.
+        """
+        made = Maps(pin.open_pins(interface, load.FANOUT_MAP_NAMES))
+        try:
+            for map_ in FANOUT_MAPS:
+                made.map_array(map_, shapes()[map_.name])
+            return cls(made, interface, port)
+        except BaseException:
+            made.close()
+            raise
+
+    def set_peers(self, own: int, peers: Iterable[Peer]) -> None:
+        """Says where ranks are; cloning stops until ``live`` is called again.
+
+        Raises:
+            ConfigError: a rank, address, port or Ethernet address that cannot be.
+        """
+        table = np.zeros(MAX_RANKS, DTYPES["tb_fanout_peer"])
+        for peer in peers:
+            if not 0 <= peer.rank < MAX_RANKS or peer.rank == own:
+                raise ConfigError(f"rank {peer.rank} cannot be a peer of rank {own}")
+            if not 0 < peer.port < 65536 or len(peer.mac) != 6:
+                raise ConfigError(f"rank {peer.rank} cannot be at UDP port {peer.port}, next hop {peer.mac.hex(':')}")
+            table[peer.rank] = (_word(peer.address), socket.htons(peer.port), tuple(peer.mac), 0)
+        self._settings["active"] = 0
+        self.maps.arrays["fanout_peers"][:] = table
+        self._own = own
+        self.lead = None
+
+    def live(self, ranks: Iterable[int]) -> None:
+        """The peers that get what is sent from now on. Own rank may be among them; without peers nothing is cloned.
+
+        Raises:
+            ConfigError: a rank that ``set_peers`` did not name.
+        """
+        order = rotated(self._own, ranks)
+        table = self.maps.arrays["fanout_peers"]
+        if unknown := [rank for rank in order if not 0 <= rank < MAX_RANKS or not table["address"][rank]]:
+            raise ConfigError(f"ranks {unknown} are live, but nothing says where they are")
+        settings = self._settings[0]
+        settings["active"] = 0
+        self.lead = order[-1] if order else None
+        if self.lead is None:
+            return
+        copies = order[:-1]
+        settings["lead"] = self.lead
+        settings["order"][: len(copies)] = copies
+        settings["copies"] = len(copies)
+        settings["active"] = 1
+
+    def counts(self) -> dict[int, Counts]:
+        """By rank, for every rank that has been sent to since this object was made."""
+        counts = self._sums() - self._before
+        return {int(rank): Counts(*(int(n) for n in counts[rank])) for rank in np.flatnonzero(counts.any(1))}
+
+    def _sums(self) -> NDArray[np.uint64]:
+        """u64[MAX_RANKS, counters], over all CPUs."""
+        raw = self.maps.arrays["fanout_counts"].view(np.uint64).reshape(-1, MAX_RANKS, len(Counts._fields))
+        out: NDArray[np.uint64] = raw.sum(0)
+        return out
+
+    def close(self) -> None:
+        """Stops cloning, and detaches unless the program is pinned; may be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self.lead = None
+        self._settings["active"] = 0
+        del self._settings
+        _close(self.maps, self.program, self._link)
+
+
+def rotated(own: int, ranks: Iterable[int]) -> Sequence[int]:
+    """``ranks`` without ``own``, in the order own + 1, own + 2, ..., 0, ..., own - 1."""
+    return sorted(set(ranks) - {own}, key=lambda rank: (rank < own, rank))
+
+
+def _word(address: str) -> int:
+    """An IPv4 address as the maps hold it.
+
+    Raises:
+        ConfigError: not an address.
+    """
+    try:
+        return int(np.frombuffer(socket.inet_aton(address), np.uint32)[0])
+    except OSError as error:
+        raise ConfigError(f"{address!r} is no IPv4 address") from error
+
+
+def _attach(interface: str, port: int, loader: str, way: str) -> tuple[Maps, int, tc.Attached]:
+    name = f"{load.FANOUT} {interfaces.address_of(interface)}:{port}"
+    made = maps.create(FANOUT_MAPS, shapes(), events=False)
+    program = -1
+    try:
+        program = load.load("fanout.bpf.c", load.FANOUT, {}, load.FANOUT_MAP_NAMES, made.fds, loader, "tc")
+        return made, program, tc.attach(program, interface, name, way)
+    except BaseException:
+        _close(made, program, None)
+        raise
+
+
+def _close(made: Maps, program: int, link: tc.Attached | None) -> None:
+    if link is not None:
+        link.close()
+    if program >= 0:
+        os.close(program)
+    made.close()

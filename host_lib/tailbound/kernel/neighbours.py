@@ -1,0 +1,84 @@
+"""Where packets for an address go next, as the kernel knows it: routes and neighbour table, over rtnetlink.
+
+A gateway is the next hop of what lies behind it. What is not in the table yet gets there by an empty datagram.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+
+from tailbound.errors import CapabilityError
+from tailbound.kernel import interfaces
+
+#: NUD_REACHABLE, STALE, DELAY, PROBE and PERMANENT (<linux/neighbour.h>): the kernel sends to these at once.
+_USABLE = 0x02 | 0x04 | 0x08 | 0x10 | 0x80
+_ARPHRD_ETHER = 1
+_DISCARD = 9
+
+
+def next_hops(interface: str, addresses: Iterable[str], patience: float = 1.0) -> dict[str, bytes]:
+    """Ethernet addresses (6 bytes) to which packets for ``addresses`` (IPv4, dotted) leave ``interface``.
+
+    Args:
+        patience: seconds to wait for answers to ARP.
+
+    Raises:
+        ConfigError: no such interface.
+        CapabilityError: no Ethernet interface, an address that is reached another way, or one that nobody answers for.
+    """
+    index = interfaces.index_of(interface)
+    with IPRoute() as route:
+        (link,) = route.get_links(index)
+        if link["ifi_type"] != _ARPHRD_ETHER:
+            raise CapabilityError(f"{interface} is no Ethernet interface: next hops have no addresses there")
+        hops = {address: _hop(route, interface, index, address) for address in addresses}
+        until = time.monotonic() + patience
+        asked: set[str] = set()
+        while True:
+            known = _neighbours(route, index)
+            missing = {address: hop for address, hop in hops.items() if hop not in known}
+            if not missing:
+                return {address: known[hop] for address, hop in hops.items()}
+            if time.monotonic() > until:
+                raise CapabilityError(f"nobody at {interface} answers ARP for {', '.join(sorted(missing.values()))}")
+            _ask(address for address in missing if address not in asked)
+            asked.update(missing)
+            time.sleep(0.002)
+
+
+def _hop(route: IPRoute, interface: str, index: int, address: str) -> str:
+    try:
+        (found,) = route.route("get", dst=address)
+    except NetlinkError as error:
+        raise CapabilityError(f"no route to {address}: {error}") from error
+    if found.get_attr("RTA_OIF") != index:
+        raise CapabilityError(f"the route to {address} does not leave by {interface}")
+    if found.get_attr("RTA_VIA") is not None:
+        raise CapabilityError(f"the next hop to {address} is no IPv4 address")
+    gateway = found.get_attr("RTA_GATEWAY")
+    return address if gateway is None else str(gateway)
+
+
+def _neighbours(route: IPRoute, index: int) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    entry: Any
+    for entry in route.get_neighbours(family=socket.AF_INET, ifindex=index):
+        mac = entry.get_attr("NDA_LLADDR")
+        if mac is not None and entry["state"] & _USABLE:
+            found[entry.get_attr("NDA_DST")] = bytes.fromhex(mac.replace(":", ""))
+    return found
+
+
+def _ask(addresses: Iterable[str]) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.setblocking(False)
+        for address in addresses:
+            with contextlib.suppress(OSError):  # said by whoever waits for the answer
+                sock.sendto(b"", (address, _DISCARD))

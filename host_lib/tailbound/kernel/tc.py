@@ -1,0 +1,159 @@
+"""Puts a program at the way out of an interface (tc egress): by TCX link, or as a filter of clsact on older kernels.
+
+Neither replaces anybody: TCX programs and filters of others stay where they are and see the same packets. The link goes
+with its owner; a filter outlives a killed one, and the next ``attach`` of the same name takes it away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import struct
+from typing import NamedTuple, Protocol
+
+from tailbound.errors import CapabilityError, ConfigError
+from tailbound.kernel import interfaces, syscalls
+from tailbound.kernel.rtnetlink import CREATE, EXCLUSIVE, Rtnetlink, attribute, attributes
+
+WAYS = ("auto", "tcx", "clsact")
+#: What a kernel before 6.6 answers to a TCX link.
+_NO_TCX = (errno.EINVAL, errno.EOPNOTSUPP)
+
+# <linux/rtnetlink.h>, <linux/pkt_sched.h>, <linux/pkt_cls.h>
+_NEW_QDISC, _DEL_QDISC, _NEW_FILTER, _DEL_FILTER, _GET_FILTER = 36, 37, 44, 45, 46
+_CLSACT, _CLSACT_HANDLE, _INGRESS, _EGRESS = 0xFFFFFFF1, 0xFFFF0000, 0xFFFFFFF2, 0xFFFFFFF3
+_KIND, _OPTIONS, _BPF_FD, _BPF_NAME, _BPF_FLAGS, _DIRECT_ACTION = 1, 2, 6, 7, 8, 1
+_ETH_P_IP = 0x0800
+#: struct tcmsg: family, interface, handle, parent, info (priority and protocol of a filter)
+_TCMSG = struct.Struct("=B3xiIII")
+
+
+class Attached(Protocol):
+    """A program in its place; ``close`` takes it off and may be called twice."""
+
+    way: str
+
+    def close(self) -> None:
+        """Takes the program off."""
+
+
+class TcxLink:
+    """A BPF link; ``fd`` is its descriptor."""
+
+    way = "tcx"
+
+    def __init__(self, program: int, index: int) -> None:
+        self.fd = syscalls.link_create(program, index, 0, syscalls.ATTACH_TCX_EGRESS)
+
+    def close(self) -> None:
+        """Takes the program off."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class _Filter(NamedTuple):
+    """A filter that the kernel told of."""
+
+    handle: int
+    info: int
+    name: bytes
+
+
+class ClsactFilter:
+    """A filter of clsact, told from others by its name; clsact goes with it if it came with it and is empty."""
+
+    way = "clsact"
+
+    def __init__(self, program: int, index: int, name: str) -> None:
+        self._name = name.encode() + b"\0"
+        self._index = index
+        self._netlink: Rtnetlink | None = Rtnetlink()
+        self._made = False
+        try:
+            self._made = self._remove()
+            try:
+                self._qdisc(_NEW_QDISC, CREATE | EXCLUSIVE)
+                self._made = True
+            except OSError as error:
+                if error.errno != errno.EEXIST:
+                    raise
+            options = attribute(_BPF_FD, struct.pack("=I", program)) + attribute(_BPF_NAME, self._name)
+            options += attribute(_BPF_FLAGS, struct.pack("=I", _DIRECT_ACTION))
+            body = _TCMSG.pack(0, index, 0, _EGRESS, socket.htons(_ETH_P_IP))  # priority 0: one that is free
+            body += attribute(_KIND, b"bpf\0") + attribute(_OPTIONS, options)
+            self._netlink.request(_NEW_FILTER, CREATE | EXCLUSIVE, body)
+        except BaseException:
+            self.close()
+            raise
+
+    def _qdisc(self, kind: int, flags: int) -> None:
+        assert self._netlink is not None
+        body = _TCMSG.pack(0, self._index, _CLSACT_HANDLE, _CLSACT, 0) + attribute(_KIND, b"clsact\0")
+        self._netlink.request(kind, flags, body)
+
+    def _filters(self, parent: int) -> list[_Filter]:
+        assert self._netlink is not None
+        found = []
+        for reply in self._netlink.dump(_GET_FILTER, _TCMSG.pack(0, self._index, 0, parent, 0)):
+            _, _, handle, _, info = _TCMSG.unpack_from(reply)
+            options = attributes(attributes(reply[_TCMSG.size :]).get(_OPTIONS, b""))
+            if handle:  # the kernel tells of priorities without filters, too
+                found.append(_Filter(handle, info, options.get(_BPF_NAME, b"")))
+        return found
+
+    def _remove(self) -> bool:
+        """Takes off what has this name, which may be left over; returns whether anything was."""
+        assert self._netlink is not None
+        same = [found for found in self._filters(_EGRESS) if found.name == self._name]
+        for found in same:
+            body = _TCMSG.pack(0, self._index, found.handle, _EGRESS, found.info) + attribute(_KIND, b"bpf\0")
+            self._netlink.request(_DEL_FILTER, 0, body)
+        return bool(same)
+
+    def close(self) -> None:
+        """Takes the filter off, and clsact if it came with it and is empty."""
+        if self._netlink is None:
+            return
+        with contextlib.suppress(OSError):  # the interface may be gone
+            self._remove()
+            if self._made and not self._filters(_INGRESS) and not self._filters(_EGRESS):
+                self._qdisc(_DEL_QDISC, 0)
+        self._netlink.close()
+        self._netlink = None
+
+
+def attach(program: int, interface: str, name: str, way: str = "auto") -> Attached:
+    """Lets ``program`` (a descriptor, of type tc) see what leaves ``interface``.
+
+    Args:
+        name: what a filter is called; it must be the caller's alone on this interface.
+        way: ``tcx``, ``clsact``, or ``auto``: the first that there is.
+
+    Raises:
+        ConfigError: no such interface, or way.
+        CapabilityError: no privilege, or the kernel has neither.
+    """
+    index = interfaces.index_of(interface)
+    if way not in WAYS:
+        raise ConfigError(f"way {way!r} to attach to tc: choose {', '.join(WAYS)}")
+    try:
+        if way != "clsact":
+            try:
+                return TcxLink(program, index)
+            except OSError as error:
+                if way == "tcx" or error.errno not in _NO_TCX:
+                    raise
+        return ClsactFilter(program, index, name)
+    except OSError as error:
+        hint = {
+            errno.EPERM: "it needs CAP_NET_ADMIN and CAP_BPF",
+            errno.EINVAL: "this kernel has no TCX (Linux 6.6)",
+            errno.ENOENT: "this kernel lacks clsact or its bpf filter (CONFIG_NET_SCH_INGRESS, CONFIG_NET_CLS_BPF)",
+        }.get(error.errno or 0, error.strerror)
+        raise CapabilityError(
+            f"tc egress of {interface} takes no program (errno {error.errno}): {hint}; "
+            "every peer gets a send of its own"
+        ) from error

@@ -1,0 +1,405 @@
+"""The fan-out program: its packets by BPF_PROG_TEST_RUN on a loopback of its own; attaching, strangers, leftovers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+from pyroute2 import IPRoute
+
+import veths
+from tailbound.errors import AttachError, CapabilityError, ConfigError
+from tailbound.kernel import interfaces, pin, syscalls, tc
+from tailbound.kernel.fanout import Fanout, Peer, rotated
+from tailbound.kernel.neighbours import next_hops
+
+pytestmark = pytest.mark.needs("netns")
+
+OWN, THERE, PORT, SOURCE = "198.18.0.1", "198.18.0.2", 7400, 40000
+MACS = {rank: bytes((2, 0, 0, 0, 9, rank)) for rank in range(5)}
+#: by rank: address and port
+PLACES = {1: ("198.18.0.2", 7400), 2: ("198.18.0.250", 7401), 3: ("10.1.2.3", 9), 4: ("255.255.255.254", 65535)}
+#: return TC_ACT_SHOT
+SHOOT = bytes.fromhex("b700000002000000 9500000000000000")
+EGRESS = 0xFFFFFFF3
+
+
+@pytest.fixture
+def wire() -> Iterator[list[str]]:
+    """Two namespaces and a veth ``tbx`` in each; the test is in the first, which has a loopback."""
+    with veths.pair("tbx", (OWN, THERE)) as names:
+        veths.go(names[0])
+        with IPRoute() as ip:  # rank 2, whom nobody has to be
+            index = interfaces.index_of("tbx")
+            ip.neigh("add", dst=PLACES[2][0], lladdr=MACS[2].hex(":"), ifindex=index, state="permanent")
+        yield names
+        veths.go(names[0])
+        with contextlib.suppress(ConfigError):
+            pin.remove("tbx")
+
+
+@pytest.fixture
+def attach(wire: list[str], loader: str) -> Iterator[Callable[..., Fanout]]:
+    """Makes fan-outs on ``tbx`` for the peers of ``PLACES``, none of them live yet."""
+    made: list[Fanout] = []
+
+    def new(port: int = SOURCE, way: str = "auto") -> Fanout:
+        fanout = Fanout.attach("tbx", port, loader, way)
+        made.append(fanout)
+        fanout.set_peers(0, [Peer(rank, *PLACES[rank], MACS[rank]) for rank in PLACES])
+        return fanout
+
+    yield new
+    for fanout in made:
+        fanout.close()
+
+
+@pytest.fixture
+def tap(wire: list[str]) -> Iterator[socket.socket]:
+    """What passes the loopback, whole frames."""
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as out:
+        out.bind(("lo", 0))
+        out.settimeout(20)
+        yield out
+
+
+def frame(rank: int, payload: bytes, place: tuple[str, int] | None = None, **fields: int) -> bytes:
+    """A burst's packet to ``rank``, or to another place, with scapy's checksums."""
+    from scapy.layers.inet import IP, UDP
+    from scapy.layers.l2 import Ether
+
+    address, port = place or PLACES[rank]
+    udp = {name: value for name, value in fields.items() if name in ("chksum", "sport")}
+    ip = {name: value for name, value in fields.items() if name in ("frag", "proto", "ihl", "ttl")}
+    eth = Ether(dst=MACS[rank].hex(":"), src="02:00:00:00:09:00", type=fields.get("type", 0x0800))
+    return bytes(
+        eth / IP(src=OWN, dst=address, id=7, flags="DF", **ip) / UDP(**{"sport": SOURCE} | udp, dport=port) / payload
+    )
+
+
+def seen(tap: socket.socket, count: int) -> list[bytes]:
+    """The next ``count`` frames that went out; loopback shows each twice."""
+    found: list[bytes] = []
+    while len(found) < count:
+        data, (_, _, kind, *_) = tap.recvfrom(1 << 17)
+        if kind == socket.PACKET_OUTGOING:
+            found.append(data)
+    return found
+
+
+@pytest.mark.needs("scapy")
+@pytest.mark.parametrize("payload", [b"", b"x", b"\xff\xff", bytes(range(256)) * 5])
+def test_clones_are_as_if_sent_to_each_peer(attach: Callable[..., Fanout], tap: socket.socket, payload: bytes) -> None:
+    """A single packet with a whole checksum: clones equal what scapy makes for the peer; the original is as before."""
+    fanout = attach()
+    fanout.live({1, 2, 3, 4})
+    assert fanout.lead == 4
+    result = syscalls.run_tc(fanout.program, frame(4, payload))
+    assert struct.pack("=I", result.action) == struct.pack("=i", -1)
+    assert result.data == frame(4, payload)
+    assert seen(tap, 3) == [frame(rank, payload) for rank in (1, 2, 3)]
+    assert fanout.counts() == {4: (1, 0, 0, 0, 0)} | dict.fromkeys((1, 2, 3), (0, 1, 0, 1, 0))
+
+
+@pytest.mark.needs("scapy")
+def test_no_checksum_stays_none(attach: Callable[..., Fanout], tap: socket.socket) -> None:
+    fanout = attach()
+    fanout.live({2, 3})
+    syscalls.run_tc(fanout.program, frame(3, b"abc", chksum=0))
+    assert seen(tap, 1) == [frame(2, b"abc", chksum=0)]
+
+
+@pytest.mark.needs("scapy")
+def test_buffers_of_segments_are_restored(attach: Callable[..., Fanout]) -> None:
+    """Whether copies of a test's buffer can be cut and leave is the kernel's affair; the original is as before."""
+    fanout = attach()
+    fanout.live({1, 2, 3, 4})
+    data = frame(4, bytes(3000), chksum=0x1234)
+    assert syscalls.run_tc(fanout.program, data, gso_size=1000, gso_segs=3).data == data
+    counts = fanout.counts()
+    assert counts.pop(4) == (1, 0, 0, 0, 0)
+    assert {r: (c.clones + c.failed, c.packets + c.packets_failed) for r, c in counts.items()} == dict.fromkeys(
+        (1, 2, 3), (1, 3)
+    )
+
+
+@pytest.mark.needs("scapy")
+def test_only_bursts_of_the_socket_to_the_lead(attach: Callable[..., Fanout]) -> None:
+    """Fragments, options, other protocols, sources and receivers, IPv6, VLANs and rubbish go on as they are."""
+    fanout = attach()
+    wanted = frame(4, b"abcd")
+
+    def tried(data: bytes) -> bool:
+        before = sum(c.leads for c in fanout.counts().values())
+        result = syscalls.run_tc(fanout.program, data)
+        assert result.data == data
+        assert struct.pack("=I", result.action) == struct.pack("=i", -1)
+        return sum(c.leads for c in fanout.counts().values()) > before
+
+    assert not tried(wanted)  # nobody is live
+    fanout.live({4})
+    assert tried(wanted)
+    others = {
+        "another receiver": frame(3, b"abcd"),
+        "another port": frame(4, b"abcd", sport=SOURCE + 1),
+        "a fragment": frame(4, b"abcd", frag=3),
+        "TCP": frame(4, b"abcd", proto=6),
+        "options": wanted[:14] + b"\x46" + wanted[15:],
+        "another source": wanted[:26] + socket.inet_aton(THERE) + wanted[30:],
+        "another port of the lead": wanted[:36] + struct.pack(">H", PORT) + wanted[38:],
+        "VLAN": wanted[:12] + b"\x81\x00\x00\x05" + wanted[12:],
+        "too short": wanted[:41],
+        "ARP": wanted[:12] + b"\x08\x06" + wanted[14:],
+    }
+    assert {name: tried(data) for name, data in others.items()} == dict.fromkeys(others, False)
+    fanout.live(())
+    assert not tried(wanted)
+
+
+@pytest.mark.needs("scapy")
+def test_256_ranks(attach: Callable[..., Fanout], tap: socket.socket) -> None:
+    """As many copies as there can be, in order, the own rank in their middle."""
+    fanout = attach()
+    fanout.set_peers(100, [Peer(r, f"10.0.0.{r}", 1000 + r, MACS[1]) for r in range(256) if r != 100])
+    fanout.live(range(256))
+    assert fanout.lead == 99
+    syscalls.run_tc(fanout.program, frame(1, b"abcd", place=("10.0.0.99", 1099)))
+    ports = [int.from_bytes(data[36:38], "big") - 1000 for data in seen(tap, 254)]
+    assert ports == [*range(101, 256), *range(99)]
+
+
+def test_order() -> None:
+    assert rotated(2, [0, 1, 2, 3, 5]) == [3, 5, 0, 1]
+    assert rotated(0, {0}) == []
+
+
+def test_what_cannot_be_is_refused(attach: Callable[..., Fanout]) -> None:
+    fanout = attach()
+    with pytest.raises(ConfigError, match=r"ranks \[7\] are live"):
+        fanout.live({1, 7})
+    for peer in (Peer(0, THERE, 1, MACS[1]), Peer(256, THERE, 1, MACS[1]), Peer(1, "nowhere", 1, MACS[1])):
+        with pytest.raises(ConfigError):
+            fanout.set_peers(0, [peer])
+    with pytest.raises(ConfigError, match="next hop"):
+        fanout.set_peers(0, [Peer(1, THERE, 1, b"\1\2")])
+    with pytest.raises(ConfigError, match="no interface"):
+        Fanout.attach("nowhere0", SOURCE)
+    with pytest.raises(ConfigError, match="UDP port"):
+        Fanout.attach("tbx", 0)
+    with pytest.raises(ConfigError, match="way"):
+        Fanout.attach("tbx", SOURCE, way="other")
+
+
+# -- attaching ----------------------------------------------------------------------------------------
+
+
+def send(fanout: Fanout) -> bool:
+    """A datagram to the lead by the stack; whether the program saw it."""
+    before = sum(c.leads for c in fanout.counts().values())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
+        out.bind((OWN, fanout.port))
+        assert fanout.lead is not None
+        out.sendto(b"abcd", PLACES[fanout.lead])
+    return sum(c.leads for c in fanout.counts().values()) > before
+
+
+def filters() -> list[str]:
+    """Names of the filters at the way out of ``tbx``."""
+    with IPRoute() as ip:
+        found = ip.get_filters(index=interfaces.index_of("tbx"), parent=EGRESS)
+        return [f.get_attr("TCA_OPTIONS").get_attr("TCA_BPF_NAME") for f in found if f["handle"]]
+
+
+def qdiscs() -> list[str]:
+    with IPRoute() as ip:
+        return [q.get_attr("TCA_KIND") for q in ip.get_qdiscs(interfaces.index_of("tbx"))]
+
+
+@pytest.mark.parametrize("way", ["tcx", "clsact"])
+def test_attach_and_detach(attach: Callable[..., Fanout], way: str) -> None:
+    before = qdiscs()
+    fanout = attach(way=way)
+    program = syscalls.prog_info(fanout.program)
+    assert program.name == "tb_fanout"
+    fanout.live({1})
+    assert send(fanout)
+    assert filters() == ([] if way == "tcx" else [f"tb_fanout {OWN}:{SOURCE}"])
+    fanout.close()
+    fanout.close()
+    assert filters() == []
+    assert qdiscs() == before
+
+
+@pytest.mark.parametrize("way", ["tcx", "clsact"])
+def test_two_jobs_on_one_interface(attach: Callable[..., Fanout], way: str) -> None:
+    first, second = attach(SOURCE, way), attach(SOURCE + 1, way)
+    first.live({1})
+    second.live({1})
+    assert send(first)
+    assert send(second)
+    second.close()
+    assert send(first)
+    assert first.counts() == {1: (2, 0, 0, 0, 0)}
+
+
+class Stranger:
+    """Somebody else's program at the same place, without a compiler."""
+
+    def __init__(self, code: bytes, way: str) -> None:
+        self.program = syscalls.prog_load(code, name="stranger", kind=syscalls.PROG_TYPE_TC)
+        self.attached = tc.attach(self.program, "tbx", "stranger", way)
+
+    def close(self) -> None:
+        self.attached.close()
+        if self.program >= 0:
+            os.close(self.program)
+            self.program = -1
+
+
+@pytest.mark.parametrize("way", ["tcx", "clsact"])
+def test_a_foreign_program_stays_and_decides(attach: Callable[..., Fanout], way: str) -> None:
+    """Who is first sees a packet first (TCX: the oldest, clsact: the newest); what a stranger drops does not leave."""
+    older = attach(way=way)
+    stranger = Stranger(SHOOT, way)
+    try:
+        for ours, first in ((older, way == "tcx"), (None, way == "clsact")):
+            fanout = ours or attach(way=way)
+            fanout.live({1, 2})
+            assert send(fanout) == first
+            assert fanout.counts() == ({1: (0, 0, 1, 0, 1), 2: (1, 0, 0, 0, 0)} if first else {})
+            fanout.close()
+        assert filters() == ([] if way == "tcx" else ["stranger"])
+        assert ("clsact" in qdiscs()) == (way == "clsact")
+        assert left_by(stranger) == b"after"
+    finally:
+        stranger.close()
+
+
+def left_by(stranger: Stranger) -> bytes:
+    """The first payload that leaves when one is sent while the stranger is there, and one after it has gone."""
+    with (
+        socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as tap,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out,
+    ):
+        tap.bind(("tbx", 0))
+        tap.settimeout(20)
+        out.sendto(b"while", PLACES[2])
+        stranger.close()
+        out.sendto(b"after", PLACES[2])
+        while (data := tap.recv(1 << 16))[30:34] != socket.inet_aton(PLACES[2][0]):
+            pass
+        return data[42:]
+
+
+def test_a_leftover_filter_is_taken_away(attach: Callable[..., Fanout], wire: list[str]) -> None:
+    """A process that is killed cannot take its filter along; the next one of the same socket does."""
+    before = qdiscs()
+    code = (
+        "import sys; sys.path[:0] = sys.argv[1:]\n"
+        "from tailbound.kernel.fanout import Fanout\n"
+        f"fanout = Fanout.attach('tbx', {SOURCE}, way='clsact')\n"
+        "print('there', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    argv = [sys.executable, "-c", code, *[p for p in sys.path if p]]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"there\n"
+        process.send_signal(signal.SIGKILL)
+    assert filters() == [f"tb_fanout {OWN}:{SOURCE}"]
+    fanout = attach(way="clsact")
+    assert filters() == [f"tb_fanout {OWN}:{SOURCE}"]
+    fanout.live({1})
+    assert send(fanout)
+    fanout.close()
+    assert filters() == []
+    assert qdiscs() == before
+
+
+def test_the_interface_may_go_first(attach: Callable[..., Fanout]) -> None:
+    fanouts = [attach(way="tcx"), attach(SOURCE + 1, way="clsact")]
+    veths.delete("tbx")
+    for fanout in fanouts:
+        fanout.close()
+
+
+@pytest.mark.needs("root")
+def test_pinned(wire: list[str], loader: str) -> None:
+    """Pinned beside the worker's program, used by who may open the maps, gone with it."""
+    from tailbound.datapath.xdp import XdpDatapath
+
+    with pytest.raises(CapabilityError, match="cannot pin"):
+        Fanout.pin("tbx", loader)
+    with pytest.raises(AttachError, match="nothing is pinned"):
+        Fanout.open("tbx", SOURCE)
+    XdpDatapath.pin("tbx", 7411, 256, 64, 64, loader)
+    Fanout.pin("tbx", loader)
+    for _ in range(2):
+        fanout = Fanout.open("tbx", SOURCE)
+        fanout.set_peers(0, [Peer(1, *PLACES[1], MACS[1])])
+        fanout.live({1})
+        assert send(fanout)
+        assert fanout.counts() == {1: (1, 0, 0, 0, 0)}
+        fanout.close()
+    fanout = Fanout.open("tbx", SOURCE)
+    fanout.set_peers(0, [Peer(1, *PLACES[1], MACS[1])])
+    fanout.live({1})
+    assert pin.remove("tbx")
+    assert not send(fanout)
+    fanout.close()
+    with pytest.raises(AttachError, match="nothing is pinned"):
+        Fanout.open("tbx", SOURCE)
+
+
+def test_no_privilege(wire: list[str]) -> None:
+    code = (
+        "import sys; sys.path[:0] = sys.argv[1:]\n"
+        "from tailbound.kernel.fanout import Fanout\n"
+        f"Fanout.attach('tbx', {SOURCE})\n"
+    )
+    argv = [sys.executable, "-c", code, *[p for p in sys.path if p]]
+    home = os.environ | {"HOME": "/nonexistent"}
+    done = subprocess.run(argv, user=12346, group=12346, extra_groups=[], capture_output=True, text=True, env=home)
+    assert done.returncode
+    assert done.stderr.strip().splitlines()[-1].startswith("tailbound.errors." + CapabilityError.__name__)
+
+
+# -- next hops ----------------------------------------------------------------------------------------
+
+
+def test_next_hops(wire: list[str]) -> None:
+    """By ARP, from the table, over a gateway; and what has none."""
+    veths.go(wire[1])
+    there = _mac("tbx")
+    veths.go(wire[0])
+    assert next_hops("tbx", [THERE]) == {THERE: there}
+    assert next_hops("tbx", [THERE], patience=0) == {THERE: there}  # known by now
+    index = interfaces.index_of("tbx")
+    with IPRoute() as ip:
+        ip.route("add", dst="10.7.0.0/16", gateway="198.18.0.77")
+        ip.neigh("add", dst="198.18.0.77", lladdr="02:00:00:00:00:77", ifindex=index, state="permanent")
+    hops = next_hops("tbx", ["10.7.1.1", "10.7.1.2", "198.18.0.77"])
+    assert hops == dict.fromkeys(["10.7.1.1", "10.7.1.2", "198.18.0.77"], bytes.fromhex("020000000077"))
+    with pytest.raises(CapabilityError, match=r"answers ARP for 198\.18\.0\.9"):
+        next_hops("tbx", [THERE, "198.18.0.9"], patience=0)
+    with pytest.raises(CapabilityError, match="does not leave by tbx"):
+        next_hops("tbx", [OWN])
+    with pytest.raises(CapabilityError, match="no route to"):
+        next_hops("tbx", ["203.0.113.1"])
+    with pytest.raises(CapabilityError, match="no Ethernet"):
+        next_hops("lo", [THERE])
+    with pytest.raises(ConfigError, match="no interface"):
+        next_hops("nowhere0", [THERE])
+
+
+def _mac(interface: str) -> bytes:
+    with IPRoute() as ip:
+        (link,) = ip.get_links(interfaces.index_of(interface))
+        return bytes.fromhex(link.get_attr("IFLA_ADDRESS").replace(":", ""))
