@@ -87,3 +87,24 @@ def cable(interface: str, addresses: tuple[str, str]) -> Iterator[list[str]]:
         namespaces.call(left, _up, interface, addresses[0])
         namespaces.call(right, _up, interface, addresses[1])
         yield names
+
+
+def _quiet() -> None:
+    """No IPv6 that speaks by itself; loopback up."""
+    for key in ("all", "default"):
+        namespaces.write_sysctl(f"net/ipv6/conf/{key}/disable_ipv6", 1)
+    _up("lo", None)
+
+
+@contextlib.contextmanager
+def star(count: int) -> Iterator[tuple[str, list[str]]]:
+    """A namespace with ``port0``, ``port1``, ... and one with ``data0`` at the other end of each; no addresses."""
+    with _made(count + 1) as names:
+        hub, *ends = names
+        for name in names:
+            namespaces.call(name, _quiet)
+        for port, end in enumerate(ends):
+            namespaces.call(hub, _veth, f"port{port}", "data0", end)
+            namespaces.call(hub, _up, f"port{port}", None)
+            namespaces.call(end, _up, "data0", None)
+        yield hub, ends

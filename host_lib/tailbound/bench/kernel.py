@@ -11,12 +11,15 @@ import os
 import socket
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tailbound.bench import switch
+from tailbound.bench.broadcast import Broadcast, copy_rows
 from tailbound.bench.save import save
 from tailbound.datapath.xdp import shapes
 from tailbound.errors import TailboundError
@@ -165,22 +168,30 @@ def run(
         TailboundError: packets that should have been summed were not.
     """
     repeats, passes = (20_000, 2) if quick else (50_000, 11)
-    benches: list[Bench] = []
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    try:
-        benches.extend(Bench(loader) for loader in loaders)
+    with ExitStack() as stack:
+        benches, tables = [], {}
+        for loader in loaders:
+            benches.append(Bench(loader))
+            stack.callback(benches[-1].close)
+            tables[loader] = switch.Turntable(loader)
+            stack.callback(tables[loader].close)
+        broadcast = stack.enter_context(Broadcast(tables))
         for _ in range(passes):
-            for case in CASES:
-                for bench in benches:
-                    if case.cpus > len(os.sched_getaffinity(0)):
-                        continue
-                    found.setdefault((case.name, bench.loader), []).append(bench.run(case, repeats))
-    finally:
-        for bench in benches:
-            bench.close()
+            measured = [
+                bench.run(case, repeats)
+                for case in CASES
+                if case.cpus <= len(os.sched_getaffinity(0))
+                for bench in benches
+            ]
+            measured += [table.run(each, repeats) for each in switch.CASES for table in tables.values()]
+            measured += [row for loader in loaders for row in broadcast.run(loader, repeats)]
+            for row in measured:
+                found.setdefault((row["name"], row["loader"]), []).append(row)
     rows = []
-    for measured in found.values():
-        measured.sort(key=lambda row: float(row["ns_per_packet"]))
-        rows.append(measured[0] | {"ns_median": measured[len(measured) // 2]["ns_per_packet"]})
+    for passed in found.values():
+        passed.sort(key=lambda row: float(row["ns_per_packet"]))
+        rows.append(passed[0] | {"ns_median": passed[len(passed) // 2]["ns_per_packet"]})
+    rows += copy_rows(rows)
     save(rows, json_path)
     return rows

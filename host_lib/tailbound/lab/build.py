@@ -149,6 +149,7 @@ def _worker(topology: Topology, worker: Worker, queues: int, queued: bool) -> No
                         "add", ifindex=index, dst=link.address(other.rank), lladdr=link.mac(other.rank),
                         state="permanent",
                     )  # fmt: skip
+            ip.neigh("add", ifindex=index, dst=link.switch_address, lladdr=link.switch_mac, state="permanent")
 
 
 def _background_ports(topology: Topology, name: str, mtu: int) -> None:

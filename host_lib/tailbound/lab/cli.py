@@ -69,6 +69,7 @@ def spec_options(command: F) -> F:
             "Stop RANK for MS, every EVERY ms on average (default 4 x MS); EVERY 'step': it sleeps by itself.",
         ),
         click.option("--wire", is_flag=True, help="Packets of wire size on both links, as XDP forces."),
+        click.option("--switch", is_flag=True, help="The switch sums gradients (TAILBOUND_SWITCH); implies --wire."),
         click.option("--seed", type=int, default=1, show_default=True, help="Of losses, stops and the background."),
         click.option("--mtu", type=int, default=DEFAULT_MTU, show_default=True, help="Of every interface, in bytes."),
         click.option("--port", type=int, default=DEFAULT_PORT, show_default=True, help="UDP port of the job."),
@@ -85,8 +86,8 @@ def spec_from_options(options: dict[str, Any]) -> LabSpec:
         ConfigError: they do not fit together.
     """
     names = (
-        "workers", "rate", "loss", "duplicate", "corrupt", "reorder", "background", "straggler", "wire", "seed",
-        "mtu", "port",
+        "workers", "rate", "loss", "duplicate", "corrupt", "reorder", "background", "straggler", "wire", "switch",
+        "seed", "mtu", "port",
     )  # fmt: skip
     values = {name: options.pop(name) for name in names}
     return LabSpec(burst=options.pop("burst_loss"), **values)

@@ -32,6 +32,7 @@ from tailbound.lab.inject import Injector
 from tailbound.lab.passthrough import PassThrough
 from tailbound.lab.signals import ExitOnSignal, held
 from tailbound.lab.spec import Background, LabSpec
+from tailbound.lab.summing import SummingSwitch
 from tailbound.lab.topology import LINKS, Link, Topology, Worker, describe
 
 __all__ = ["Cluster"]
@@ -61,6 +62,7 @@ class Cluster:
         self._fault = Fault.of(self.spec)  # here, so that faults that cannot be are refused before anything is built
         self._faults: Injector | None = None
         self._wire: PassThrough | None = None
+        self._switch: SummingSwitch | None = None
         self._processes: list[subprocess.Popen[Any]] = []
         self._background: subprocess.Popen[Any] | None = None
         self._signals = ExitOnSignal()
@@ -85,6 +87,8 @@ class Cluster:
             build.build(self.topology, mtu=self.spec.mtu, queues=queues, flood=self.spec.flood, wire=wire)
             if wire:
                 self._force_wire_size()
+            if self.spec.switch:
+                self._switch = SummingSwitch(self.topology, self.spec)
             if self.spec.rate is not None:
                 for worker in self.workers:
                     self.set_rate(worker.rank, self.spec.rate)
@@ -121,6 +125,9 @@ class Cluster:
             if self._wire is not None:
                 self._wire.close()
                 self._wire = None
+            if self._switch is not None:
+                self._switch.close()
+                self._switch = None
             for process in self._processes:
                 if process.poll() is None:
                     with contextlib.suppress(ProcessLookupError):
@@ -157,6 +164,8 @@ class Cluster:
             "TAILBOUND_INTERFACE": worker.interface,
             "TAILBOUND_PORT": str(self.spec.port),
         }
+        if self._switch is not None:
+            variables |= self._switch.environment
         if self.spec.straggler is not None:
             variables["TAILBOUND_LAB_STRAGGLER"] = str(self.spec.straggler)
         return variables
@@ -254,6 +263,17 @@ class Cluster:
         process, self._background = self._background, None
         return process is None or traffic.stop(process)
 
+    @property
+    def switch(self) -> SummingSwitch:
+        """The switch that sums.
+
+        Raises:
+            ConfigError: the lab has none.
+        """
+        if self._switch is None:
+            raise ConfigError("this lab's switch does not sum: build it with LabSpec(switch=True)")
+        return self._switch
+
     # -- looking at it ----------------------------------------------------------------------------
 
     def fault_counts(self, rank: int | None = None, link: Link | None = None) -> FaultCounts:
@@ -299,7 +319,8 @@ class Cluster:
 
         Workers receive with GRO, as every NIC does: it is the peers measured on TCP that would suffer.
         """
-        places = [place for link in LINKS for place in self.topology.inner_ends(link)]
+        links = [link for link in LINKS if not (self.spec.switch and link is Link.DATA)]  # there, the switch's own is
+        places = [place for link in links for place in self.topology.inner_ends(link)]
         if self.topology.cables and not self.spec.has_fault_programs:
             places += [end for w in self.workers for link in LINKS for end in self.topology.cable_ends(w.rank, link)]
         places += [(worker.namespace, worker.plain_interface) for worker in self.workers]

@@ -208,6 +208,8 @@ class LabSpec:
             faults can be set later. Implies wire size.
         queues: receive and send queues of every interface; None: as many as CPUs.
         port: UDP port of the job (``TAILBOUND_PORT``).
+        switch: the switch sums for the job of all workers (``TAILBOUND_SWITCH``). Implies wire size.
+        switch_rows: slots of that job, a power of two.
     """
 
     workers: int
@@ -226,6 +228,8 @@ class LabSpec:
     port: int = DEFAULT_PORT
     reorder: float = 0.0
     background: Background | None = None
+    switch: bool = False
+    switch_rows: int = 1 << 14
 
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= MAX_RANKS:
@@ -243,6 +247,13 @@ class LabSpec:
             raise ConfigError(f"queues {self.queues} is outside 1..1024")
         if not 1 <= self.port <= 65535:
             raise ConfigError(f"port {self.port} is outside 1..65535")
+        if self.switch and (
+            self.workers >= MAX_RANKS or self.switch_rows < 1 or self.switch_rows & self.switch_rows - 1
+        ):
+            raise ConfigError(
+                f"a switch for {self.workers} workers with {self.switch_rows} rows: it takes up to {MAX_RANKS - 1} "
+                "workers, and a power of two of rows"
+            )
         if self.straggler is not None and self.straggler.rank >= self.workers:
             raise ConfigError(f"straggler rank {self.straggler.rank} does not exist: ranks are 0..{self.workers - 1}")
 
@@ -259,8 +270,8 @@ class LabSpec:
 
     @property
     def wire_size(self) -> bool:
-        """Whether packets have wire size everywhere: asked for, or forced by the fault programs."""
-        return self.wire or self.has_fault_programs
+        """Whether packets have wire size everywhere: asked for, or forced by the fault programs or the switch's."""
+        return self.wire or self.has_fault_programs or self.switch
 
     @property
     def has_cables(self) -> bool:

@@ -75,6 +75,16 @@ class Link(enum.Enum):
         """MAC of the background's source."""
         return f"02:7b:{0 if self is Link.DATA else 1:02x}:01:00:00"
 
+    @property
+    def switch_address(self) -> str:
+        """IPv4 address of the switch, where it sums."""
+        return str(self.network.network_address + (252 << 8) + 1)
+
+    @property
+    def switch_mac(self) -> str:
+        """MAC of the switch, where it sums."""
+        return f"02:7b:{0 if self is Link.DATA else 1:02x}:02:00:00"
+
     def nobody(self, rank: int) -> str:
         """IPv4 address nobody has: packets to it and to the MAC of ``rank`` reach the worker, and its stack drops them
         without a word."""

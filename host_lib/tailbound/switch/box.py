@@ -1,0 +1,171 @@
+"""A switch that runs: programs on ports, jobs in and out."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tailbound.errors import CapabilityError, ConfigError
+from tailbound.kernel import attach as attaching
+from tailbound.kernel import interfaces
+from tailbound.kernel.switch import Entry, Member, Sizes, Switch, port_table
+from tailbound.switch.job import JobSpec, mac_bytes, place
+from tailbound.transport.config import width_for_mtu
+
+__all__ = ["DEFAULT_SLOTS", "Box", "Port", "environment", "new_cookie"]
+
+#: Slots of all jobs together: two jobs of the default size; 92 MB at W = 1408.
+DEFAULT_SLOTS = 32768
+
+
+def new_cookie() -> int:
+    """A job's cookie: 32 random bits, never 0."""
+    return secrets.randbelow(0xFFFFFFFF) + 1
+
+
+def environment(entry: Entry) -> dict[str, str]:
+    """The variables by which the workers of a job learn of their switch."""
+    return {
+        "TAILBOUND_SWITCH": entry.address,
+        "TAILBOUND_SWITCH_ROWS": str(entry.rows),
+        "TAILBOUND_COOKIE": f"{entry.cookie:#010x}",
+        "TAILBOUND_PORT": str(entry.port),
+    }
+
+
+@dataclass(frozen=True)
+class Port:
+    """A port of the switch."""
+
+    name: str
+    ifindex: int
+
+
+class Box:
+    """Programs on ports; every method is to be called in the network namespace that the ports are in.
+
+    Args:
+        switch: maps and programs.
+        ports: where they are attached.
+        address, mac: of the switch, as workers see it.
+        links: descriptors of the links; empty where others hold them.
+    """
+
+    def __init__(
+        self, switch: Switch, ports: Sequence[Port], address: str, mac: bytes, links: Sequence[int] = ()
+    ) -> None:
+        self.switch = switch
+        self.ports = tuple(ports)
+        self.address = address
+        self.mac = mac
+        self.links = list(links)
+
+    @classmethod
+    def open(
+        cls,
+        ports: Sequence[str],
+        address: str,
+        *,
+        mac: str | None = None,
+        slots: int = DEFAULT_SLOTS,
+        mtu: int | None = None,
+        loader: str = "auto",
+        mode: str = "native",
+    ) -> Box:
+        """Attaches to ports; closing the box detaches.
+
+        Args:
+            address: IPv4 address of the switch.
+            mac: its Ethernet address; None: that of the first port.
+            slots: of all jobs together.
+            mtu: of the path, in bytes; None: the smallest of the ports.
+
+        Raises:
+            ConfigError: a port, address or size that cannot be.
+            CapabilityError: compiler, privilege or kernel feature missing.
+            AttachError: a port refuses, or carries a program; nothing stays attached.
+        """
+        if not ports or len(set(ports)) < len(ports):
+            raise ConfigError(f"ports {', '.join(ports) or '(none)'}: give at least one, and each once")
+        if slots < 1:
+            raise ConfigError(f"{slots} slots: give at least one")
+        found = [Port(name, interfaces.index_of(name)) for name in ports]
+        least = min(interfaces.mtu_of(name) for name in ports)
+        if mtu is not None and mtu > least:
+            raise ConfigError(f"MTU {mtu} is above the ports' {least}: give at most that")
+        for port in found:
+            attaching.refuse_occupied(port.name)
+        own = mac_bytes(mac) if mac is not None else interfaces.mac_of(ports[0])
+        width = width_for_mtu(least if mtu is None else mtu)
+        made = cls(
+            Switch.make(Sizes(width, slots, port_table([p.ifindex for p in found])), loader), found, address, own
+        )
+        try:
+            for port in found:
+                made.links.append(attaching.attach(made.switch.program, port.name, mode))
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def close(self) -> None:
+        """Closes links and maps; what nobody else holds is gone then. May be called twice."""
+        for link in self.links:
+            os.close(link)
+        self.links.clear()
+        self.switch.close()
+
+    def add(self, spec: JobSpec) -> Entry:
+        """Takes a job in.
+
+        Raises:
+            ConfigError: something of it is another job's, or a port is not the switch's.
+            CapabilityError: the kernel refuses a port.
+        """
+        number, base = place(spec, self.switch.entries(), self.switch.sizes.slots)
+        by_name = {port.name: port.ifindex for port in self.ports}
+        for rank, worker in enumerate(spec.ranks):
+            if worker.port not in by_name:
+                raise ConfigError(
+                    f"rank {rank} is behind {worker.port}, which is no port of this switch; there are: "
+                    f"{', '.join(by_name)}"
+                )
+        members = tuple(Member(w.address, mac_bytes(w.mac), by_name[w.port]) for w in spec.ranks)
+        entry = Entry(
+            spec.cookie, self.address, self.mac, spec.port, base, spec.rows, spec.headroom, members
+        )  # fmt: skip
+        try:
+            self.switch.put(number, entry)
+        except OSError as error:
+            self.switch.drop(number)
+            raise CapabilityError(
+                f"the kernel refused the ports of job {spec.cookie:#010x}: {error.strerror}"
+            ) from error
+        return entry
+
+    def remove(self, cookie: int) -> bool:
+        """Takes a job out; its slots are free at once.
+
+        Returns:
+            Whether it was there.
+        """
+        for number, entry in self.switch.entries().items():
+            if entry.cookie == cookie:
+                self.switch.drop(number)
+                return True
+        return False
+
+    def renew(self, old: int, new: int | None = None) -> Entry:
+        """The same job under another cookie, for another run; packets of the old one are a stranger's from now on.
+
+        Raises:
+            ConfigError: there is no such job.
+        """
+        for number, entry in self.switch.entries().items():
+            if entry.cookie == old:
+                fresh = replace(entry, cookie=new_cookie() if new is None else new)
+                self.switch.put(number, fresh)
+                return fresh
+        raise ConfigError(f"there is no job {old:#010x} in this switch")

@@ -1,0 +1,154 @@
+"""Which jobs may share a switch, and where their slots lie. No I/O.
+
+A job has a cookie of its own and a range of slots of its own; both are refused by name where another job has them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tailbound.errors import ConfigError
+from tailbound.kernel.switch import Entry
+from tailbound.transport.config import DEFAULT_PORT
+from tailbound.wire.schema import MAX_RANKS, SWITCH_JOBS
+
+__all__ = ["DEFAULT_HEADROOM", "DEFAULT_ROWS", "JobSpec", "RankSpec", "mac_bytes", "parse_rank", "place"]
+
+#: Slots of a job: a bucket of 25 MiB of float32 at W = 1408, and more than as much again for the ones behind.
+DEFAULT_ROWS = 16384
+#: h of CODEC.md rule 5 where codes cannot be shifted, as they cannot through a switch.
+DEFAULT_HEADROOM = 4
+_MAC = re.compile(r"[0-9a-fA-F]{2}(:[0-9a-fA-F]{2}){5}")
+
+
+def mac_bytes(text: str) -> bytes:
+    """Six bytes of ``02:7b:00:00:00:01``.
+
+    Raises:
+        ConfigError: not such an address, or one of a group.
+    """
+    if not _MAC.fullmatch(text):
+        raise ConfigError(f"Ethernet address {text!r}: write for example 02:7b:00:00:00:01")
+    found = bytes.fromhex(text.replace(":", ""))
+    if found[0] & 1:
+        raise ConfigError(f"Ethernet address {text!r} is a group's, not a machine's")
+    return found
+
+
+def _ipv4(text: str) -> str:
+    try:
+        return str(ipaddress.IPv4Address(text))
+    except ValueError:
+        raise ConfigError(f"address {text!r} is no IPv4 address") from None
+
+
+@dataclass(frozen=True)
+class RankSpec:
+    """A worker: IPv4 address, Ethernet address, and the name of the port towards it."""
+
+    address: str
+    mac: str
+    port: str
+
+    def __post_init__(self) -> None:
+        _ipv4(self.address)
+        mac_bytes(self.mac)
+
+
+def parse_rank(text: str) -> RankSpec:
+    """``ADDRESS,MAC,PORT``.
+
+    Raises:
+        ConfigError: not of this form.
+    """
+    parts = text.split(",")
+    if len(parts) != 3:
+        raise ConfigError(f"rank {text!r} is not ADDRESS,MAC,PORT: write for example 10.0.0.1,02:7b:00:00:00:01,eth1")
+    return RankSpec(parts[0].strip(), parts[1].strip().lower(), parts[2].strip())
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """A job as its user asks for it.
+
+    Attributes:
+        ranks: the workers in rank order.
+        cookie: 1..2**32 - 1.
+        port: UDP port.
+        rows: slots, a power of two.
+        base: first slot; None: wherever there is room.
+        headroom: what the next op's scale leaves above the largest need, in quarter powers of two.
+    """
+
+    ranks: tuple[RankSpec, ...]
+    cookie: int
+    port: int = DEFAULT_PORT
+    rows: int = DEFAULT_ROWS
+    base: int | None = None
+    headroom: int = DEFAULT_HEADROOM
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.ranks) < MAX_RANKS:
+            raise ConfigError(f"a switch takes 1..{MAX_RANKS - 1} workers a job, not {len(self.ranks)}")
+        if not 1 <= self.cookie < 1 << 32:
+            raise ConfigError(f"cookie {self.cookie:#x} is outside 1..0xffffffff")
+        if not 1 <= self.port <= 65535:
+            raise ConfigError(f"UDP port {self.port} is outside 1..65535")
+        if self.rows < 1 or self.rows & (self.rows - 1):
+            raise ConfigError(f"{self.rows} slots: give a power of two")
+        if not 0 <= self.headroom <= 64:
+            raise ConfigError(f"headroom {self.headroom} is outside 0..64 quarter powers of two")
+        for what in ("address", "port"):
+            seen: dict[str, int] = {}
+            for rank, spec in enumerate(self.ranks):
+                twin = seen.setdefault(getattr(spec, what), rank)
+                if twin != rank:
+                    why = "" if what == "address" else ": a copy of each result leaves by a port, so one worker a port"
+                    raise ConfigError(f"ranks {twin} and {rank} have the same {what} {getattr(spec, what)}{why}")
+
+
+def place(spec: JobSpec, there: Mapping[int, Entry], slots: int) -> tuple[int, int]:
+    """Where a job goes in a switch of ``slots`` slots in which the jobs ``there`` are, by place.
+
+    Returns:
+        (place of the entry, first slot).
+
+    Raises:
+        ConfigError: no room, or something of it is another job's; that one is named.
+    """
+    for other in there.values():
+        if other.cookie == spec.cookie:
+            raise ConfigError(
+                f"job {spec.cookie:#010x} is in the switch already: remove it first, or draw another cookie"
+            )
+    free = [number for number in range(SWITCH_JOBS) if number not in there]
+    if not free:
+        raise ConfigError(f"the switch has {SWITCH_JOBS} jobs already, as many as it takes: remove one")
+    if spec.rows > slots:
+        raise ConfigError(f"{spec.rows} slots for job {spec.cookie:#010x}: the switch has {slots} in all")
+    taken = sorted((other.base, other.base + other.rows, other.cookie) for other in there.values())
+    if spec.base is not None:
+        end = spec.base + spec.rows
+        if spec.base < 0 or end > slots:
+            raise ConfigError(f"slots {spec.base}..{end - 1} are outside the switch's 0..{slots - 1}")
+        for low, high, cookie in taken:
+            if spec.base < high and low < end:
+                raise ConfigError(
+                    f"slots {spec.base}..{end - 1} of job {spec.cookie:#010x} overlap {low}..{high - 1}, "
+                    f"which are job {cookie:#010x}'s"
+                )
+        return free[0], spec.base
+    base = 0
+    for low, high, _ in taken:
+        if base + spec.rows <= low:
+            break
+        base = max(base, high)
+    if base + spec.rows > slots:
+        used = ", ".join(f"{low}..{high - 1} by {cookie:#010x}" for low, high, cookie in taken)
+        raise ConfigError(
+            f"no {spec.rows} free slots in a row among {slots} (taken: {used}): remove a job or ask for fewer"
+        )
+    return free[0], base

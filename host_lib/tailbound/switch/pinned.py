@@ -1,0 +1,166 @@
+"""A switch that outlives the process that made it: all of it pinned below /run/tailbound, one a network namespace.
+
+A crash leaves at worst a folder without a file of settings; the next ``up`` or ``down`` removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tailbound.errors import AttachError, CapabilityError
+from tailbound.kernel import interfaces, maps, pin, syscalls
+from tailbound.kernel.switch import DEVICES, Sizes, Switch
+from tailbound.switch.box import Box, Port
+from tailbound.wire.schema import SWITCH_MAPS
+
+__all__ = ["down", "find", "up"]
+
+#: Raised whenever the maps of this version would be read wrongly by another.
+ABI = 1
+_PROGRAM, _OUT, _LINK = "program", "out", "link-"
+_HELD = (*(m.name for m in SWITCH_MAPS), DEVICES)
+
+
+def _key() -> str:
+    return f"{pin.SWITCH}{os.stat('/proc/thread-self/ns/net').st_ino}"
+
+
+def _folder() -> Path:
+    return pin.bpffs() / _key()
+
+
+def _file() -> Path:
+    return pin.ROOT / f"{_key()}.json"
+
+
+def _settings() -> dict[str, Any] | None:
+    """What is up here; None if nothing is, or what is there is left over from something that did not finish."""
+    try:
+        found: dict[str, Any] = json.loads(_file().read_text())
+    except (OSError, ValueError):
+        return None
+    return found if (_folder() / _PROGRAM).exists() else None
+
+
+def up(ports: Sequence[str], address: str, **options: Any) -> Box:
+    """Makes a switch and pins it; see ``Box.open``. What the box holds may be closed, the switch stays.
+
+    Raises:
+        AttachError: a switch is up here already, or a port refuses.
+        CapabilityError, ConfigError: see ``Box.open``.
+    """
+    there = _settings()
+    if there is not None:
+        names = ", ".join(port["name"] for port in there["ports"])
+        raise AttachError(f"a switch is up already at {there['address']} on {names}: run `tailbound switch down` first")
+    pin.mount(0)
+    _remove()
+    box = Box.open(ports, address, **options)
+    try:
+        _pin(box)
+    except OSError as error:
+        box.close()
+        _remove()
+        raise CapabilityError(f"cannot pin below {_folder()}: {error.strerror} (errno {error.errno})") from error
+    except BaseException:
+        box.close()
+        _remove()
+        raise
+    return box
+
+
+def _pin(box: Box) -> None:
+    folder = _folder()
+    folder.mkdir(mode=0o700)
+    fds = {name: box.switch.maps.fds[name] for name in _HELD}
+    fds |= {_PROGRAM: box.switch.program, _OUT: box.switch.out}
+    fds |= {f"{_LINK}{port.ifindex}": link for port, link in zip(box.ports, box.links, strict=True)}
+    for name, fd in fds.items():
+        syscalls.obj_pin(fd, str(folder / name))
+    sizes = box.switch.sizes
+    settings = {
+        "abi": ABI,
+        "address": box.address,
+        "mac": box.mac.hex(),
+        "ports": [{"name": port.name, "ifindex": port.ifindex} for port in box.ports],
+        "sizes": {"width": sizes.width, "slots": sizes.slots, "ports": sizes.ports, "cpus": sizes.cpus},
+    }
+    temporary = _file().with_suffix(".new")
+    temporary.write_text(json.dumps(settings) + "\n")
+    temporary.chmod(0o600)
+    os.replace(temporary, _file())
+
+
+def find() -> Box:
+    """The switch that is up here, with its maps opened; closing it changes nothing.
+
+    Raises:
+        AttachError: none is, or it is another version's.
+        CapabilityError: its pins may not be opened.
+    """
+    there = _settings()
+    if there is None:
+        raise AttachError(
+            "no switch is up in this network namespace: run `tailbound switch up PORT... --address ADDRESS`"
+        )
+    if there.get("abi") != ABI:
+        raise AttachError(
+            "the switch was brought up by another version of Tailbound: run `tailbound switch down` and up"
+        )
+    sizes = Sizes(**there["sizes"])
+    held = maps.Maps()
+    programs: list[int] = []
+    try:
+        for name in _HELD:
+            held.fds[name] = syscalls.obj_get(str(_folder() / name))
+        programs += [syscalls.obj_get(str(_folder() / name)) for name in (_PROGRAM, _OUT)]
+        for map_ in SWITCH_MAPS:
+            if map_.mmap:
+                held.map_array(map_, sizes.shape(map_))
+    except OSError as error:
+        for fd in programs:
+            os.close(fd)
+        held.close()
+        raise CapabilityError(f"the switch's pins may not be opened ({error.strerror}): run as root") from error
+    ports = [Port(**port) for port in there["ports"]]
+    return Box(Switch(sizes, held, *programs), ports, there["address"], bytes.fromhex(there["mac"]))
+
+
+def down() -> bool:
+    """Detaches and removes everything of the switch here, and of one that did not finish coming up or going down.
+
+    Returns:
+        Whether anything was there.
+
+    Raises:
+        CapabilityError: no privilege to.
+    """
+    return _remove()
+
+
+def _remove() -> bool:
+    folder, file = _folder(), _file()
+    try:
+        found = folder.is_dir() or file.exists()
+        if folder.is_dir():
+            for link in sorted(folder.glob(f"{_LINK}*")):
+                pin.detach(link)
+            shutil.rmtree(folder)
+        file.unlink(missing_ok=True)
+        file.with_suffix(".new").unlink(missing_ok=True)
+    except OSError as error:
+        raise CapabilityError(f"cannot remove {folder}: {error.strerror}; run as root") from error
+    return found
+
+
+def attached(port: Port) -> bool:
+    """Whether the port is there and carries an XDP program."""
+    with contextlib.suppress(Exception):
+        return interfaces.index_of(port.name) == port.ifindex and interfaces.xdp_on(port.name) is not None
+    return False

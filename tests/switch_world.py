@@ -1,0 +1,96 @@
+"""The switch's program without interfaces: the jobs of ``switch_cases``, and frames fed by BPF_PROG_TEST_RUN."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import switch_cases
+from switch_cases import Job, Step
+from tailbound.kernel import syscalls
+from tailbound.kernel.frames import frame
+from tailbound.kernel.switch import Entry, Member, Sizes, Switch
+from tailbound.wire.schema import SWITCH_JOBS, UNKNOWN_SENDER, VERDICTS, Verdict
+
+DROP, PASS, REDIRECT = 1, 2, 4
+#: Ethernet, IPv4 and UDP before the payload.
+HEADERS = 42
+_LO = 1
+
+
+def mac_bytes(text: str) -> bytes:
+    """Six bytes of a written Ethernet address."""
+    return bytes.fromhex(text.replace(":", ""))
+
+
+def entry_of(job: Job, ifindices: Sequence[int] | None = None) -> Entry:
+    """The job entry of a job; every rank behind the loopback interface unless told otherwise."""
+    there = range(job.ranks) if job.registered is None else job.registered
+    members = tuple(
+        Member(
+            switch_cases.ip_of(rank),
+            mac_bytes(switch_cases.mac_of(rank)),
+            _LO if ifindices is None else ifindices[rank],
+        )
+        if rank in there
+        else None
+        for rank in range(job.ranks)
+    )
+    mac = mac_bytes(switch_cases.MAC)
+    return Entry(job.cookie, job.address, mac, job.port, job.base, job.rows, job.headroom, members)
+
+
+class SwitchWorld:
+    """A switch with the entries of ``jobs`` and 64 slots."""
+
+    def __init__(
+        self,
+        loader: str,
+        jobs: Sequence[Job] = (switch_cases.JOB,),
+        width: int = switch_cases.WIDTH,
+        slots: int = 64,
+    ) -> None:
+        self.switch = Switch.make(Sizes(width, slots, 64), loader)
+        self.places = {job.cookie: place for place, job in enumerate(jobs)}
+        for place, job in enumerate(jobs):
+            self.switch.put(place, entry_of(job))
+        self.answers = 0
+        self.action = -1
+        self.back = b""
+
+    def close(self) -> None:
+        self.switch.close()
+
+    def frame_of(self, step: Step) -> bytes:
+        """The frame that a step feeds."""
+        return frame(step.packet, step.source_address, step.destination, step.port, step.port)
+
+    def run(self, data: bytes, repeat: int = 1) -> int:
+        """One frame; returns and keeps the action, and keeps the frame as it is afterwards."""
+        done = syscalls.run_xdp(self.switch.program, data, repeat)
+        self.action, self.back = done.action, done.data
+        return done.action
+
+    def ledger(self) -> NDArray[np.uint64]:
+        """Counters u64[jobs, senders, verdicts], over all CPUs."""
+        rows = self.switch.maps.arrays["switch_ledger"]["verdict"]
+        counts: NDArray[np.uint64] = rows.reshape(-1, SWITCH_JOBS, UNKNOWN_SENDER + 1, VERDICTS).sum(0)
+        return counts
+
+    def counted(self) -> dict[Verdict, int]:
+        """Counters by verdict that are not zero."""
+        return {Verdict(i): int(n) for i, n in enumerate(self.ledger().sum((0, 1))) if n}
+
+    def slots(self) -> Any:
+        """Records of the slots."""
+        return self.switch.maps.arrays["switch_slots"]
+
+    def feed(self, step: Step) -> dict[tuple[int, int, Verdict], int]:
+        """Runs a step's packet; what was counted, by (place of the job, sender, verdict)."""
+        before = self.ledger()
+        self.run(self.frame_of(step))
+        after = self.ledger() - before
+        return {(int(j), int(s), Verdict(v)): int(after[j, s, v]) for j, s, v in np.argwhere(after)}
