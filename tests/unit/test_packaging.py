@@ -16,7 +16,7 @@ import pytest
 
 import tailbound
 
-SOURCES = {"ebpf": "*.h", "xdp_programs": "*.[ch]"}
+SOURCES = {"ebpf": "*.h", "xdp_programs": "*.[ch]", "p4": "*.p4"}
 
 
 def pip(*arguments: str | Path, python: str | Path = sys.executable) -> None:
@@ -66,10 +66,12 @@ def test_nothing_depends_on_the_lattice_library(repository: Path) -> None:
     assert not [d for d in wanted if d.lower().startswith("bcc")]
 
 
-def test_every_bpf_source_names_its_licence(repository: Path) -> None:
+def test_every_source_names_its_licence(repository: Path) -> None:
     files = [repository / name for name in sources(repository)]
-    assert files
-    assert not [p for p in files if "GPL-2.0-only OR BSD-2-Clause" not in p.read_text().splitlines()[0]]
+    assert {p.suffix for p in files} == {".c", ".h", ".p4"}
+    for path in files:
+        licence = "Apache-2.0" if path.suffix == ".p4" else "GPL-2.0-only OR BSD-2-Clause"
+        assert f"SPDX-License-Identifier: {licence}" in path.read_text().splitlines()[0], path
 
 
 def test_assets_resolve_in_the_checkout(repository: Path) -> None:
@@ -113,7 +115,8 @@ def test_wheel_works_from_site_packages(wheel: Path, repository: Path, tmp_path:
         "import pathlib, sys, tailbound\n"
         "root = pathlib.Path(tailbound.__file__).parent\n"
         "print(root)\n"
-        "print(*sorted(p.relative_to(root / '_assets').as_posix() for p in (root / '_assets').rglob('*.[ch]')))\n"
+        "files = (p for p in (root / '_assets').rglob('*.*') if p.suffix in ('.c', '.h', '.p4'))\n"
+        "print(*sorted(p.relative_to(root / '_assets').as_posix() for p in files))\n"
     )
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     done = subprocess.run(

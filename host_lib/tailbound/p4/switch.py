@@ -1,0 +1,224 @@
+"""A running P4 switch: forwarding and jobs put in and taken out, counters read.
+
+The same job entries (``kernel.switch.Entry``) as the XDP switch takes; ``Member.ifindex`` is a port's number here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.errors import AttachError, ConfigError
+from tailbound.kernel.switch import Entry
+from tailbound.p4 import commands
+from tailbound.p4.compile import Sizes, compile_switch
+from tailbound.p4.process import THRIFT_PORT, Process
+from tailbound.p4.runtime import Runtime
+from tailbound.wire.schema import VERDICTS
+
+_HANDLE = re.compile(r"handle (\d+)")
+_COUNTER = re.compile(r"(\d+) packets")
+#: Counters of a port: name -> in the program.
+_PORT_COUNTERS = {
+    "ours": f"{commands.INGRESS}.ours",
+    "foreign": f"{commands.INGRESS}.foreign",
+    "results": f"{commands.EGRESS}.results",
+    "answers": f"{commands.EGRESS}.answers",
+}
+
+
+class P4Switch:
+    """A running switch and what has been put into it by this object.
+
+    Args:
+        runtime: a session with it.
+        sizes: what its program was compiled for.
+        process: the switch, where this process runs it.
+    """
+
+    def __init__(self, runtime: Runtime, sizes: Sizes, process: Process | None = None) -> None:
+        self.sizes = sizes
+        self.process = process
+        self._runtime = runtime
+        self._entries: dict[int, Entry] = {}
+        self._own: set[bytes] = set()  # MACs of the switch that it routes for
+        # commands that take out again what was put in: of a job alone, and of what jobs share
+        self._undo: dict[int, list[str]] = {}
+        self._shared: dict[tuple[str, int], list[str]] = {}
+
+    @classmethod
+    def start(cls, ports: Mapping[int, str], sizes: Sizes | None = None, thrift_port: int = THRIFT_PORT) -> P4Switch:
+        """Compiles the program and runs it over the interfaces ``ports`` (number -> name) of this network namespace.
+
+        Raises:
+            CapabilityError: a tool is missing.
+            AttachError: the switch does not start.
+        """
+        wanted = sizes or Sizes()
+        process = Process(compile_switch(wanted), ports, thrift_port)
+        try:
+            return cls(Runtime(thrift_port), wanted, process)
+        except BaseException:
+            process.close()
+            raise
+
+    def close(self) -> None:
+        """Ends the session, and the switch if this process runs it."""
+        self._runtime.close()
+        if self.process is not None:
+            self.process.close()
+
+    # -- forwarding ---------------------------------------------------------------------------------
+
+    def connect(self, stations: Mapping[bytes, int], ports: Iterable[int]) -> None:
+        """Static entries (Ethernet address -> port); what has none is flooded to all of ``ports`` but its own.
+
+        Raises:
+            AttachError: the switch refuses.
+        """
+        self._group(commands.FLOOD_GROUP, {0: sorted(ports)})
+        self._runtime.run_all([*commands.stations(stations), commands.flooding(), commands.queues()])
+
+    def route(self, network: str, prefix: int, port: int, source: bytes, destination: bytes) -> None:
+        """IPv4 for ``network``/``prefix`` that is sent to the switch's MAC ``source`` leaves by ``port``.
+
+        Raises:
+            AttachError: the switch refuses.
+        """
+        if source not in self._own:
+            self._runtime.run(commands.own(source))
+            self._own.add(source)
+        self._runtime.run(commands.route(network, prefix, port, source, destination))
+
+    # -- jobs ---------------------------------------------------------------------------------------
+
+    def put(self, place: int, entry: Entry) -> None:
+        """Installs a job at ``place``, in the order in which packets may find it.
+
+        Raises:
+            ConfigError: the program has no room for it, or the place is taken.
+            AttachError: the switch refuses; nothing of the job stays.
+        """
+        commands.check(entry, place, self.sizes)
+        if place in self._entries:
+            raise ConfigError(f"job {place} of this switch has an entry: take it out first")
+        undo = self._undo[place] = []
+        self._entries[place] = entry
+        try:
+            ports = {rank: [m.ifindex] for rank, m in enumerate(entry.members) if m is not None}
+            undo += self._group(commands.JOB_GROUP + place, ports)
+            for name, command in _shared(entry, place).items():
+                if name not in self._shared:
+                    self._shared[name] = self._tables([command])
+            undo += self._tables(commands.job(entry, place))
+        except BaseException:
+            self.drop(place)
+            raise
+
+    def drop(self, place: int) -> None:
+        """Takes a job out; its slots keep its cookie and count as another job's.
+
+        Raises:
+            AttachError: the switch refuses.
+        """
+        entry = self._entries.pop(place)
+        self._runtime.run_all(reversed(self._undo.pop(place)))
+        still = {name for place, left in self._entries.items() for name in _shared(left, place)}
+        for name in _shared(entry, place).keys() & self._shared.keys() - still:
+            self._runtime.run_all(self._shared.pop(name))
+
+    def entries(self) -> dict[int, Entry]:
+        """The jobs put in, by place."""
+        return dict(self._entries)
+
+    def _tables(self, listed: list[str]) -> list[str]:
+        """Adds entries; the commands that take them out again."""
+        undo = []
+        for command, answer in zip(listed, self._runtime.run_all(listed), strict=True):
+            undo.append(f"table_delete {command.split()[1]} {_number(_HANDLE, command, answer)}")
+        return undo
+
+    def _group(self, group: int, ports: Mapping[int, list[int]]) -> list[str]:
+        """A multicast group: replication id -> ports; the commands that remove it, to be run from the last."""
+        self._runtime.run(f"mc_mgrp_create {group}")
+        undo = [f"mc_mgrp_destroy {group}"]
+        for rid, listed in ports.items():
+            command = f"mc_node_create {rid} {' '.join(map(str, listed))}"
+            node = _number(_HANDLE, command, self._runtime.run(command))
+            self._runtime.run(f"mc_node_associate {group} {node}")
+            undo += [f"mc_node_destroy {node}", f"mc_node_dissociate {group} {node}"]
+        return undo
+
+    # -- counters, the drop simulator, faults -------------------------------------------------------
+
+    def register(self, name: str) -> NDArray[np.int64]:
+        """All cells of a register, by its name in the program."""
+        _, _, cells = self._runtime.run(f"register_read {name}").partition(f"{name}=")
+        return np.array([int(cell) for cell in cells.split(",")], np.int64)
+
+    def ledger(self, place: int) -> NDArray[np.int64]:
+        """Counters of a job, i64[ranks + 1, VERDICTS]; the last row is of senders that are not to be trusted."""
+        whole = self.register(commands.LEDGER)
+        rows = whole.reshape(self.sizes.jobs, self.sizes.ranks + 1, VERDICTS)
+        out: NDArray[np.int64] = rows[place]
+        return out
+
+    def slot_counters(self) -> NDArray[np.int64]:
+        """By slot: contributions that reached it, and results that left it; i64[slots, 2]."""
+        return np.stack([self.register(name) for name in commands.SLOT_COUNTERS], axis=1)
+
+    def slot_state(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """By slot: the cookie of the job that used it last, and whether its row is final."""
+        cookies, final = (self.register(name) for name in commands.SLOT_STATE)
+        return cookies & 0xFFFFFFFF, final
+
+    def port_counters(self, port: int) -> dict[str, int]:
+        """Packets of a port: for the switch, others, results and answers sent; and what the drop simulator lost."""
+        answers = self._runtime.run_all(f"counter_read {name} {port}" for name in _PORT_COUNTERS.values())
+        counts = {name: _number(_COUNTER, name, text) for name, text in zip(_PORT_COUNTERS, answers, strict=True)}
+        lost = (f"register_read {control}.drops.count {port}" for control in (commands.INGRESS, commands.EGRESS))
+        came, went = (int(text.partition("=")[2]) for text in self._runtime.run_all(lost))
+        return counts | {"lost_in": came, "lost_out": went}
+
+    def lose(self, port: int, way: str, probability: float, seed: int) -> None:
+        """Loses packets of jobs at a port, ``in`` or ``out`` of the switch, by a generator that starts at ``seed``.
+
+        Raises:
+            ConfigError: not a probability, no such way, or a seed outside 1..2^32-1.
+        """
+        controls = {"in": commands.INGRESS, "out": commands.EGRESS}
+        if not 0 <= probability <= 1 or way not in controls or not 0 < seed < 1 << 32:
+            raise ConfigError(
+                f"lose {probability} of what goes {way!r} with seed {seed}: 0 to 1, in or out, 1 to 2^32-1"
+            )
+        limit = min(int(probability * (1 << 32)), (1 << 32) - 1)
+        drops = f"{controls[way]}.drops"
+        self._runtime.run_all(
+            [f"register_write {drops}.state {port} {seed}", f"register_write {drops}.loss {port} {limit}"]
+        )
+
+    def forget(self) -> None:
+        """Empties all slots, as a restart of the switch would; jobs and forwarding stay."""
+        self._runtime.run_all(f"register_reset {name}" for name in commands.SLOT_STATE)
+
+    def zero_counters(self) -> None:
+        """Begins the ledger and the counters by slot anew."""
+        self._runtime.run_all(f"register_reset {name}" for name in (commands.LEDGER, *commands.SLOT_COUNTERS))
+
+
+def _shared(entry: Entry, place: int) -> dict[tuple[str, int], str]:
+    """Table entries that jobs at the same address, or the same address and port, have in common."""
+    return {
+        (entry.address, entry.port): commands.service(entry, place),
+        (entry.address, -1): commands.neighbour(entry.address, entry.mac),
+    }
+
+
+def _number(pattern: re.Pattern[str], command: str, answer: str) -> int:
+    found = pattern.search(answer)
+    if found is None:
+        raise AttachError(f"the switch does not do {command!r}: {answer.strip()}")
+    return int(found[1])

@@ -1,0 +1,16 @@
+"""One switch for all tests here: compiling and starting it takes longer than most of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import p4_world
+
+
+@pytest.fixture(scope="session")
+def world() -> Iterator[p4_world.World]:
+    """A running switch with four ports; tests install their own jobs."""
+    with p4_world.world() as made:
+        yield made

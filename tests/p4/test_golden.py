@@ -1,0 +1,44 @@
+"""Golden packets through the P4 parser and deparser, and its check against theirs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import p4_world
+import switch_cases
+from golden import Golden, golden_packets
+from tailbound.wire.schema import Verdict
+
+pytestmark = pytest.mark.needs("root", "netns", "p4c", "bmv2")
+
+GOLDEN = golden_packets()
+every = pytest.mark.parametrize("golden", GOLDEN, ids=lambda g: g.name)
+
+
+@every
+def test_golden_packets_between_others_pass_bit_by_bit(world: p4_world.World, golden: Golden) -> None:
+    """All fields are parsed and written again on their way to another worker."""
+    step = switch_cases.Step(golden.data, None, source=switch_cases.ip_of(0), destination=switch_cases.ip_of(2))
+    p4_world.play(world, [switch_cases.JOB], step)
+
+
+@pytest.mark.parametrize(
+    "golden", [g for g in GOLDEN if len(g.payload) <= 512 and g.fields["sender"] < 8], ids=lambda g: g.name
+)
+def test_golden_checks(world: p4_world.World, golden: Golden) -> None:
+    """The switch finds a packet whole, whatever it thinks of it otherwise, and damaged when a bit of it is turned."""
+    sender = int(golden.fields["sender"])
+    damaged = golden.data[:-1] + bytes([golden.data[-1] ^ 1])
+    found = []
+    with world.jobs([switch_cases.Job(cookie=int(golden.fields["cookie"]), ranks=8)]):
+        for data in (golden.data, damaged):
+            step = switch_cases.Step(data, None, source=switch_cases.ip_of(sender))
+            world.feed(sender % p4_world.PORTS, p4_world.frame_of(step, sender % p4_world.PORTS))
+            ledger = world.switch.ledger(0)
+            found.append([(int(row), Verdict(column)) for row, column in np.argwhere(ledger)])
+            world.switch.zero_counters()
+    (whole,), (broken,) = found
+    assert whole[0] == sender
+    assert whole[1] is not Verdict.CORRUPT
+    assert broken == (p4_world.SIZES.ranks, Verdict.CORRUPT)

@@ -1,0 +1,203 @@
+"""The switch beyond the shared list: jobs that come and go, restarts, forwarding, counters, the drop simulator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import p4_world
+import switch_cases
+from switch_cases import JOB, Step, contribution, ip_of, mac_of
+from switch_world import entry_of, mac_bytes
+from tailbound.errors import AttachError, ConfigError
+from tailbound.kernel.frames import frame, ipv4_checksum
+from tailbound.wire import packets
+from tailbound.wire.schema import HEADER_BYTES, PacketType, Verdict
+
+pytestmark = pytest.mark.needs("root", "netns", "p4c", "bmv2")
+
+_U32 = 0xFFFFFFFF
+
+
+def rows(count: int, job: switch_cases.Job = JOB) -> list[list[bytes]]:
+    """``count`` neighbouring rows of an op, a contribution of each rank for each."""
+    return [[contribution(r, job=job, seq=64 + i, row=i, rows=count) for r in range(job.ranks)] for i in range(count)]
+
+
+def feed(world: p4_world.World, packet: bytes, job: switch_cases.Job = JOB) -> dict[int, bytes]:
+    """A contribution into its sender's port; port -> the result that comes out."""
+    step = Step(packet, None, port=job.port, destination=job.address)
+    return p4_world.results(world.feed(packet[14], p4_world.frame_of(step, packet[14])), job)
+
+
+def send(world: p4_world.World, listed: list[bytes], job: switch_cases.Job = JOB) -> list[dict[int, bytes]]:
+    return [feed(world, packet, job) for packet in listed]
+
+
+def counted(world: p4_world.World, place: int = 0) -> dict[Verdict, int]:
+    """Verdicts of a job that are not zero, over all senders."""
+    return {Verdict(v): int(n) for v, n in enumerate(world.switch.ledger(place).sum(0)) if n}
+
+
+def test_a_restart_forgets_open_rows_and_sums_none_twice(world: p4_world.World) -> None:
+    a, b, c = rows(1)[0]
+    with world.jobs([JOB]):
+        assert send(world, [a, b]) == [{}, {}]
+        world.switch.forget()
+        assert send(world, [c, a]) == [{}, {}]
+        (last,) = send(world, [b])
+        assert last == dict.fromkeys(range(3), switch_cases.result(b, [c, a, b], "sums"))
+
+
+def test_a_worker_that_disappears_holds_up_its_rows_until_a_flush(world: p4_world.World) -> None:
+    listed = rows(4)
+    with world.jobs([JOB]):
+        assert not any(send(world, [packet for row in listed for packet in row[:2]]))
+        flushes = [contribution(0, seq=64 + i, row=i, rows=4, flags=1) for i in range(4)]
+        for row, flush, out in zip(listed, flushes, send(world, flushes), strict=True):
+            assert out == dict.fromkeys(range(3), switch_cases.result(flush, row[:2], "sums"))
+        assert counted(world)[Verdict.FLUSHED] == 4
+
+
+def test_a_flush_and_the_last_contribution_in_either_order_give_one_answer(world: p4_world.World) -> None:
+    a, b, c = rows(1)[0]
+    flush = contribution(1, seq=64, row=0, rows=1, flags=1)
+    for order in ((a, flush, c), (a, c, flush)):
+        with world.jobs([JOB]):
+            seen = [payload[HEADER_BYTES:] for out in send(world, [*order, b]) for payload in out.values()]
+        assert len(seen) in (5, 4)  # all three, and who asked afterwards
+        assert len(set(seen)) == 1
+
+
+def test_two_jobs_in_the_same_slots_never_mix(world: p4_world.World) -> None:
+    """A mistake of the control plane costs rows, not sums."""
+    other = replace(switch_cases.OTHER, base=JOB.base, port=JOB.port + 1)
+    mine, theirs = rows(1)[0], rows(1, other)[0]
+    with world.jobs([JOB, other]):
+        assert send(world, mine[:2]) == [{}, {}]
+        assert send(world, theirs[:1], other) == [{}]
+        assert send(world, mine[2:]) == [{}]  # begins anew: the other job took the slot
+        assert send(world, theirs[1:], other) == [{}]
+        out = send(world, [*theirs[:1]], other)[0]
+        assert out == dict.fromkeys(range(2), switch_cases.result(theirs[0], theirs, "sums", other))
+
+
+def test_a_job_that_never_finishes_is_abandoned_slot_by_slot(world: p4_world.World) -> None:
+    with world.jobs([JOB]):
+        send(world, [contribution(0, seq=64 + i, row=i, rows=40) for i in range(40)])
+        assert counted(world) == {Verdict.STORED: 40, Verdict.ABANDONED: 40 - JOB.rows}
+
+
+def test_jobs_come_and_go(world: p4_world.World) -> None:
+    a = contribution(0)
+    to_switch = p4_world.frame_of(Step(a, None), 0)
+    with world.jobs([JOB]):
+        with pytest.raises(ConfigError, match="has an entry"):
+            world.switch.put(0, entry_of(JOB, range(3)))
+        with pytest.raises(AttachError, match="table_add"):  # the same name twice
+            world.switch.put(1, entry_of(JOB, range(3)))
+        assert list(world.switch.entries()) == [0]
+        assert send(world, [a]) == [{}]
+    assert world.feed(0, to_switch) == {at: [to_switch] for at in (1, 2, 3)}  # nobody's now
+
+
+@pytest.mark.parametrize("change", [{"rows": 24}, {"base": 504, "rows": 16}, {"ranks": 9}], ids=str)
+def test_entries_without_room_are_refused(world: p4_world.World, change: dict[str, int]) -> None:
+    with pytest.raises(ConfigError):
+        world.switch.put(0, entry_of(replace(JOB, **change), range(9)))
+
+
+def test_counters_by_slot_and_port(world: p4_world.World) -> None:
+    a, b, c = rows(1)[0]
+    before = [world.switch.port_counters(port) for port in range(2)]
+    with world.jobs([JOB]):
+        send(world, [a, a, b, c, a])
+        slots = world.switch.slot_counters()
+        assert slots[JOB.base + 64 % JOB.rows].tolist() == [5, 2]
+        assert slots.sum() == 7
+    after = [world.switch.port_counters(port) for port in range(2)]
+    change = [{name: y[name] - x[name] for name in x} for x, y in zip(before, after, strict=True)]
+    fences = 2
+    assert change[0] == {"ours": 3, "foreign": 3 * fences, "results": 1, "answers": 1, "lost_in": 0, "lost_out": 0}
+    assert change[1] == {"ours": 1, "foreign": fences, "results": 1, "answers": 0, "lost_in": 0, "lost_out": 0}
+
+
+def drawn(seed: int, count: int) -> list[int]:
+    """The generator of ``p4/drops.p4``."""
+    out = []
+    for _ in range(count):
+        seed ^= seed << 13 & _U32
+        seed ^= seed >> 17
+        seed ^= seed << 5 & _U32
+        out.append(seed)
+    return out
+
+
+@pytest.mark.parametrize("way", ["in", "out"])
+def test_the_drop_simulator_loses_what_its_seed_says(world: p4_world.World, way: str) -> None:
+    count, seed, loss = 40, 12345, 0.3
+    lost = [x < int(loss * 2**32) for x in drawn(seed, count)]
+    alone = switch_cases.Job(ranks=1)
+    world.switch.lose(0, way, loss, seed)
+    try:
+        with world.jobs([alone]):
+            out = [feed(world, contribution(0, job=alone, seq=i), alone) for i in range(count)]
+            stored = counted(world)
+    finally:
+        world.switch.lose(0, way, 0.0, 1)
+    assert [not frames for frames in out] == lost
+    assert 0 < sum(lost) < count
+    assert stored == {Verdict.STORED: count - sum(lost) if way == "in" else count}
+
+
+def test_a_probe_comes_back_as_its_echo(world: p4_world.World) -> None:
+    probe = contribution(1, codes=16, type=PacketType.PROBE)
+    with world.jobs([JOB]):
+        out = world.feed(1, p4_world.frame_of(Step(probe, None), 1))
+        assert counted(world) == {Verdict.REFLECTED: 1}
+    ((data,),) = out.values()
+    assert list(out) == [1]
+    assert data[:6] == mac_bytes(mac_of(1))
+    head, body = packets.parse(data[p4_world.HEADERS :])
+    assert (head["type"][0], head["sender"][0], head["owner"][0]) == (PacketType.ECHO, JOB.ranks, 1)
+    assert body == probe[HEADER_BYTES:]
+
+
+def test_who_has_the_switch(world: p4_world.World) -> None:
+    asker = mac_bytes(mac_of(2))
+    words = bytes.fromhex("0001 0800 0604 0001") + asker + bytes([198, 18, 0, 3]) + bytes(6) + bytes([198, 18, 252, 1])
+    request = b"\xff" * 6 + asker + b"\x08\x06" + words
+    with world.jobs([JOB]):
+        ((answer,),) = world.feed(2, request).values()
+    switch = mac_bytes(switch_cases.MAC)
+    assert answer[:14] == asker + switch + b"\x08\x06"
+    assert answer[20:42] == b"\x00\x02" + switch + bytes([198, 18, 252, 1]) + asker + bytes([198, 18, 0, 3])
+    assert world.feed(2, request) == {at: [request] for at in (0, 1, 3)}  # no job there, no answer
+
+
+def test_what_is_sent_to_the_switch_is_routed(world: p4_world.World) -> None:
+    source, to = mac_bytes("02:7b:00:02:00:09"), mac_bytes(mac_of(3))
+    world.switch.route("198.51.100.0", 24, 3, source, to)
+    data = source + mac_bytes(mac_of(0)) + frame(b"hello", ip_of(0), "198.51.100.7", 5, 6)[12:]
+    ((routed,),) = world.feed(0, data).values()
+    assert routed[:12] == to + source
+    assert routed[22] == data[22] - 1
+    assert ipv4_checksum(routed[14:24] + bytes(2) + routed[26:34]) == int.from_bytes(routed[24:26], "big")
+    assert routed[34:] == data[34:]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"fragment": 0x2000}, {"fragment": 1}, {"first": 0x46}, {"protocol": 6}],
+    ids=["more fragments", "a fragment", "options", "TCP"],
+)
+def test_what_only_looks_like_ours_is_forwarded(world: p4_world.World, change: dict[str, int]) -> None:
+    data = bytearray(p4_world.frame_of(Step(contribution(0), None, destination=ip_of(1)), 0))
+    data[30:34] = bytes([198, 18, 252, 1])  # to the switch's address, by way of rank 1's MAC
+    data[14] = change.get("first", data[14])
+    data[20:22] = change.get("fragment", 0).to_bytes(2, "big")
+    data[23] = change.get("protocol", data[23])
+    with world.jobs([JOB]):
+        assert world.feed(0, bytes(data)) == {1: [bytes(data)]}
+        assert counted(world) == {}

@@ -1,0 +1,64 @@
+"""Teams of communicators in namespaces whose rows a P4 switch in bmv2 averages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pyroute2 import IPRoute
+
+import switch_cases
+import veths
+from p4_world import SIZES
+from support import MemoryStore, Team, assembled
+from tailbound.codec.scale import headroom_of
+from tailbound.collective.communicator import Communicator
+from tailbound.lab import ethtool, namespaces
+from tailbound.p4.box import P4Box
+from tailbound.switch.job import JobSpec, RankSpec
+from tailbound.transport.config import Config
+from tailbound.transport.switch import switch_of
+
+COOKIE = 0x0B0E0B0E
+
+
+def _worker(rank: int) -> None:
+    """Address and MAC of a rank; its stack makes whole frames, since bmv2 takes them as they are."""
+    with IPRoute() as ip:
+        index = ip.link_lookup(ifname="data0")[0]
+        ip.link("set", index=index, address=switch_cases.mac_of(rank))
+        ip.addr("add", index=index, address=switch_cases.ip_of(rank), prefixlen=16)
+    ethtool.whole_frames("data0")
+
+
+@contextmanager
+def p4_team(ranks: int, settings: dict[str, Any], *, datapath: str, rows: int = 512) -> Iterator[tuple[Team, P4Box]]:
+    """A job of ``ranks`` and its switch; workers find each other and the switch by ARP."""
+    with veths.star(ranks) as (hub, ends):
+        ports = [f"port{rank}" for rank in range(ranks)]
+        for rank, end in enumerate(ends):
+            namespaces.call(end, _worker, rank)
+        stations = {switch_cases.mac_of(rank): port for rank, port in enumerate(ports)}
+        box = namespaces.call(hub, _open, ports, stations)
+        try:
+            there = (RankSpec(switch_cases.ip_of(r), switch_cases.mac_of(r), port) for r, port in enumerate(ports))
+            entry = box.add(JobSpec(tuple(there), COOKIE, rows=rows, headroom=headroom_of(ranks)))
+            where, store = switch_of(None, box.environment(entry)), MemoryStore()
+
+            def maker(rank: int) -> Callable[[], Communicator]:
+                config = Config(rank=rank, ranks=ranks, port=entry.port, switch=where, **settings)
+
+                def make() -> Communicator:
+                    return Communicator(store, config, datapath=datapath, interface="data0")
+
+                return lambda: namespaces.call(ends[rank], make, sysfs=True)
+
+            with assembled([maker(rank) for rank in range(ranks)], COOKIE) as whole:
+                yield whole, box
+        finally:
+            box.close()
+
+
+def _open(ports: list[str], stations: dict[str, str]) -> P4Box:
+    return P4Box.open(ports, switch_cases.ADDRESS, mac=switch_cases.MAC, stations=stations, sizes=SIZES)
