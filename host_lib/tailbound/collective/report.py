@@ -80,6 +80,7 @@ def ledger(job: Job, verdicts: NDArray[np.uint64]) -> dict[str, dict[str, dict[s
 def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, Any]:
     """What is worth seeing a few times a second, small and of plain types; times in ms, rates in Mb/s.
 
+    ``verdicts`` as of ``verdicts_of`` or ``Job.verdicts``: a rank's row is at its number in both.
     May be called by any thread: it reads, and a number may be of the op before.
     """
     counts = verdicts_of(job) if verdicts is None else verdicts
@@ -141,11 +142,13 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
 
 
 def verdicts_of(job: Job) -> NDArray[np.uint64]:
-    """``Job.verdicts`` of this job's ranks only: u64[257, VERDICTS]; cheap enough for a few times a second."""
+    """``Job.verdicts`` of this job's ranks and, last, of unknown senders: u64[ranks + 1, VERDICTS].
+
+    Cheap enough for a few times a second: it copies this job's rows and no others.
+    """
     rows = [*range(job.ranks), UNKNOWN_SENDER]
     table = job.store.ledger["verdict"].reshape(-1, schema.MAX_RANKS + 1, schema.VERDICTS)
-    counts = np.zeros((schema.MAX_RANKS + 1, schema.VERDICTS), np.uint64)
-    counts[rows] = table[:, rows].sum(axis=0) - job.verdicts_before[rows]
+    counts: NDArray[np.uint64] = table[:, rows].sum(axis=0) - job.verdicts_before[rows]
     return counts
 
 
