@@ -52,6 +52,7 @@ def report(ours: list[float], theirs: list[float], delivered: int = 100) -> dict
         "expected": 100,
         "delivered": delivered,
         "deadline_hits": 1,
+        "link_bytes": 6_000_000,
     }
 
 
@@ -60,8 +61,7 @@ SPEC = LabSpec(2, burst=Burst(0.01, 8), wire=True)
 
 def rows() -> list[dict[str, Any]]:
     reports = [report([0.010, 0.030, 0.010], [0.040] * 3), report([0.020, 0.010, 0.010], [0.030] * 3, 90)]
-    settings = {**allreduce.conditions(SPEC, lab=True), "datapath": "xdp"}
-    return allreduce.summarize(4_000_000, reports, settings)
+    return allreduce.summarize(4_000_000, reports, allreduce.conditions(SPEC, lab=True), {"tailbound": "xdp"})
 
 
 def test_rows_are_made_of_the_slowest_ranks() -> None:
@@ -74,6 +74,7 @@ def test_rows_are_made_of_the_slowest_ranks() -> None:
     assert ours["deadline_hits"] == 2
     assert ours["nmse"] == pytest.approx(2e-3)
     assert ours["ratio_p50"] == 2
+    assert (ours["link_bytes_per_op"], theirs["link_bytes_per_op"]) == (2_000_000, None)
     assert (ours["datapath"], ours["wire"], ours["burst_loss"]) == ("xdp", True, {"loss": 0.01, "length": 8})
     assert (theirs["name"], theirs["p50_ms"], theirs["delivered"], theirs["deadline_hits"]) == ("gloo", 40, 1.0, 0)
 

@@ -50,6 +50,40 @@ def test_decode_equals_the_reference(numel: int, rotate: bool) -> None:
         assert np.array_equal(out.view(np.uint32), other.view(np.uint32))
 
 
+@pytest.mark.parametrize("rotate", [True, False])
+@pytest.mark.parametrize("numel", SIZES)
+def test_sums_of_a_switch_are_decoded_like_the_reference(numel: int, rotate: bool) -> None:
+    shape = shape_for(numel, 704)
+    rng = np.random.default_rng(numel)
+    counts = rng.integers(1, 256, shape.rows).astype(np.uint16)
+    sums = (rng.random((shape.rows, shape.codes)) * 254 * counts[:, None] + counts[:, None]).astype(np.uint16)
+    scale, present = rng.uniform(1e-4, 1e-3, shape.rows).astype(np.float32), rng.random(shape.rows) < 0.9
+    ring = np.zeros((shape.rows + 5, 1408), np.uint8)
+    ring[5:, : 2 * shape.codes] = sums.astype(">u2").view(np.uint8)
+    source = np.where(present, np.arange(shape.rows) + 5, MISSING)
+    counts[~present] = 0
+    out = np.full(numel, np.nan, np.float32)
+    nothing = np.zeros((0, 64 + shape.codes), np.uint8)
+    assert decode(ring, nothing, source, scale, shape, 99, SCRATCH, out, rotate=rotate, counts=counts) == 0
+    expected = reference.decode_sums(sums, counts, scale, present, shape, 99, rotate)
+    assert np.array_equal(out.view(np.uint32), expected.view(np.uint32))
+
+
+def test_mean_codes_and_sums_of_one_contributor_decode_alike() -> None:
+    """Code c in the contributions' scale means the same, whichever form a switch sends."""
+    shape = shape_for(40_000, 704)
+    codes, scale, present = results(shape)
+    source = np.where(present, np.arange(shape.rows), MISSING)
+    nothing = np.zeros((0, 64 + shape.codes), np.uint8)
+    one, other = np.empty(shape.numel, np.float32), np.empty(shape.numel, np.float32)
+    ring = np.zeros((2, shape.rows, 1408), np.uint8)
+    ring[0, :, : shape.codes] = codes
+    ring[1, :, : 2 * shape.codes] = codes.astype(">u2").view(np.uint8)
+    decode(ring[0], nothing, source, scale, shape, 5, SCRATCH, one)
+    decode(ring[1], nothing, source, scale, shape, 5, SCRATCH, other, counts=np.ones(shape.rows, np.uint16))
+    assert np.array_equal(one, other)
+
+
 def test_group_of_which_nothing_came_is_zero_and_counted() -> None:
     shape = shape_for(721001, 1408)
     codes, scale, _ = results(shape)

@@ -16,7 +16,7 @@ LAYERS = (
     {"codec", "kernel", "transport", "datapath"},
     {"collective"},
     {"torch"},
-    {"lab", "bench", "doctor", "demo", "top", "cli"},
+    {"lab", "bench", "doctor", "demo", "switch", "top", "p4", "cli"},
 )
 LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}
 

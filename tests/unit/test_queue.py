@@ -6,41 +6,17 @@ import errno
 import select
 import socket
 
-import numpy as np
 import pytest
 
-from tailbound.transport import batch as batching
+from queue_world import ADDRESS, STRIDE, Kernel, memory
 from tailbound.transport.pace import Pacer
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender
 from tailbound.wire.schema import PacketType
 
-ADDRESS, STRIDE = "127.0.0.1", 128
 C, R = PacketType.CONTRIBUTION, PacketType.RESULT
 LATER = 1 << 62
 MS = 1_000_000
-
-
-class Kernel:
-    """Stands in for ``sendmmsg``: takes what it is told to, fails as it is told to, remembers (flow, packets)."""
-
-    def __init__(self, queue: SendQueue) -> None:
-        self.script: list[int] = []  # errno, or minus the number of messages to take
-        self.always = 0
-        self.taken: list[tuple[int, int]] = []
-        queue._batch = batching.Batch(queue._sender.peers)
-        self._batch = queue._batch
-        self._batch.send = self.send  # type: ignore[method-assign]
-
-    def send(self, sock: socket.socket, count: int) -> tuple[int, int]:
-        step = self.script.pop(0) if self.script else self.always
-        if step > 0:
-            return 0, step
-        count = min(count, -step) if step else count
-        for m in range(count):
-            rank = int(np.flatnonzero(self._batch._pointers == self._batch._messages[m, 0])[0])
-            self.taken.append((rank, int(self._batch.order[m, 1])))
-        return count, 0
 
 
 @pytest.fixture
@@ -48,10 +24,6 @@ def faked(bound: socket.socket) -> tuple[SendQueue, Kernel]:
     sender = Sender([bound], dict.fromkeys((1, 2, 3), (ADDRESS, 9)))
     queue = SendQueue(sender)
     return queue, Kernel(queue)
-
-
-def memory(count: int, seed: int = 1) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (count, STRIDE), np.uint8)
 
 
 def received(sock: socket.socket, count: int) -> list[bytes]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailbound.transport.stamp import partials, stamp_contributions, stamp_results, template
+from tailbound.transport.stamp import partials, stamp_contributions, stamp_results, stamp_switched, template
 from tailbound.wire import packets
 from tailbound.wire.packets import HEADER_DTYPE
 from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES, Flag, PacketType
@@ -141,3 +141,20 @@ def test_partials_of_any_length(steps: int, seed: int) -> None:
 def test_an_unknown_field_is_named() -> None:
     with pytest.raises(ValueError, match="no header field 'colour'"):
         template(colour=1)
+
+
+def test_contributions_to_a_switch_carry_the_place_of_their_result_and_their_scale() -> None:
+    memory = Memory()
+    head = template(**FIXED, type=PacketType.CONTRIBUTION, contributed=41, published=40, count=3)
+    places = memory.places.astype(np.int32)
+    stamp_switched(
+        memory.packets, head, memory.states, memory.exponents, memory.needs, memory.scales, 0xFFFFFF00, places, 42
+    )
+    for p in range(TOTAL):
+        read = memory.read(p)
+        assert read | FIXED == read
+        assert read["seq"] == (0xFFFFFF00 + int(places[p])) & 0xFFFFFFFF
+        assert (read["row"], read["shift"], read["count"]) == (p, 0, 3)
+        assert (read["exponent"], read["need"]) == (memory.exponents[p], memory.needs[p])
+        assert np.float32(read["scale"]) == memory.scales[p]
+        assert read["contributed"] == (42 if p == TOTAL - 1 else 41)

@@ -2,13 +2,16 @@
 
 Every iteration begins at one moment for all ranks (``start``) and takes as long as the slowest of them. Gloo and
 Tailbound take turns, iteration by iteration, in alternating order, so that both see the same state of the machine.
-Gloo runs on the lab's link without Tailbound's XDP program; ``wire`` makes packets wire-sized on both links.
+Gloo runs on the lab's link without Tailbound's XDP program; ``wire`` makes packets wire-sized on both links. With
+``datapath="switch"`` the lab's switch sums; ``vs="transpose"`` then compares it with the same lab without its help.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +20,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tailbound.bench import figures
+from tailbound.bench import figures, turns
 from tailbound.bench.places import open_place
 from tailbound.bench.prepare import Preparation
 from tailbound.bench.save import save
 from tailbound.bench.start import StartLine
 from tailbound.bench.team import Team
 from tailbound.errors import ConfigError
+from tailbound.lab.cluster import Cluster
 from tailbound.lab.spec import LabSpec
+from tailbound.transport.choose import RESULT_VARIABLE
 
 #: Iterations before those that count: connections, scales, caches, DVFS.
 WARMUP = 5
@@ -46,8 +51,8 @@ def run(
         spec: the lab; without root only workers and straggler can be had, on loopback over ``udp``.
         sizes: bytes of float32.
         iters: all-reduces of each size and kind.
-        vs: ``gloo`` or ``none``.
-        datapath: ``auto``, ``xdp`` or ``udp``.
+        vs: ``gloo``, ``transpose`` (with ``datapath="switch"`` only) or ``none``.
+        datapath: ``auto``, ``xdp``, ``udp`` or ``switch``.
         json_file: where the rows go.
         console: where the table goes.
 
@@ -58,6 +63,10 @@ def run(
     console = console or Console()
     if iters < 1 or not sizes or min(sizes) < 4 * spec.workers:
         raise ConfigError("an all-reduce benchmark needs at least one iteration, and one float32 a worker")
+    if vs == "transpose" and datapath != "switch":
+        raise ConfigError("--vs transpose compares a switch with the ranks' own sums: give --datapath switch")
+    if datapath == "switch":
+        spec = dataclasses.replace(spec, switch=True)
     sizes = [size - size % 4 for size in sizes]
     with tempfile.TemporaryDirectory(prefix="tailbound-bench-") as folder, Preparation() as preparation:
         line = Path(folder, "start")
@@ -71,11 +80,28 @@ def run(
                 "sizes": sizes, "iters": iters, "warmup": WARMUP, "vs": vs, "line": str(line),
                 "datapath": datapath if why_not is None else "udp",
             }  # fmt: skip
-            with Team(place, "tailbound.bench.worker", job, console) as team:
-                reports, used = _follow(team, sizes, iters, console)
+            used: dict[str, str] = {}
+
+            def measure(path: str, count: int) -> turns.Reports:
+                if path == "switch" and isinstance(place, Cluster):
+                    place.switch.renew()  # a cookie serves one run of the workers
+                # without a switch results go to each peer, unless something else is asked for
+                env = {RESULT_VARIABLE: os.environ.get(RESULT_VARIABLE, "peers")} if vs == "transpose" else {}
+                here = job | {"datapath": path, "iters": count}
+                with Team(place, "tailbound.bench.worker", here, console, env=env) as team:
+                    reports, used[path] = _follow(team, sizes, count, console)
+                return reports
+
+            if vs == "transpose":
+                ways = {"tailbound": datapath, "transpose": "auto"}
+                reports = turns.in_turn(ways, iters, measure)
+            else:
+                ways = {"tailbound": str(job["datapath"])}
+                reports = measure(ways["tailbound"], iters)
     rows = []
+    paths = {name: used[path] for name, path in ways.items()}
     for size in sizes:
-        rows += summarize(size, reports[size], {**conditions(spec, why_not is None), "datapath": used})
+        rows += summarize(size, reports[size], conditions(spec, why_not is None), paths)
     console.print(table(rows))
     save(rows, json_file)
     return rows
@@ -93,15 +119,17 @@ def conditions(spec: LabSpec, lab: bool) -> dict[str, Any]:
     }
 
 
-def summarize(size: int, ranks: Sequence[dict[str, Any]], settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows of one size, Tailbound's first, from what every rank reported (by rank)."""
+def summarize(
+    size: int, ranks: Sequence[dict[str, Any]], settings: dict[str, Any], paths: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Rows of one size, Tailbound's first, from what every rank reported; ``paths``: datapath by row name."""
     rows = []
     for name in ranks[0]["times"]:
         times = figures.slowest([report["times"][name] for report in ranks])
         p50 = figures.percentile(times, 50)
         errors = [error for report in ranks for error in report["nmse"][name]]
-        ours = name == "tailbound"
-        expected = sum(report["expected"] for report in ranks)
+        ours = name in paths
+        expected, delivered, hits, carried = (turns.number_of(ranks, what, name) for what in turns.NUMBERS)
         rows.append(
             {
                 "name": name,
@@ -114,16 +142,17 @@ def summarize(size: int, ranks: Sequence[dict[str, Any]], settings: dict[str, An
                 "min_ms": min(times) * 1e3,
                 "algbw_gbps": figures.algbw(size, p50),
                 "busbw_gbps": figures.busbw(size, p50, len(ranks)),
-                "delivered": sum(r["delivered"] for r in ranks) / expected if ours and expected else 1.0,
-                "deadline_hits": sum(r["deadline_hits"] for r in ranks) if ours else 0,
+                "delivered": (delivered or 0) / expected if ours and expected else 1.0,
+                "deadline_hits": hits if ours else 0,
+                "link_bytes_per_op": carried / len(ranks) / len(times) if ours and carried is not None else None,
                 "nmse": sum(errors) / len(errors) if errors else None,
                 **settings,
-                "datapath": settings["datapath"] if ours else "tcp",
+                "datapath": paths[name] if ours else "tcp",
             }
         )
     by_name = {row["name"]: row for row in rows}
-    if "gloo" in by_name:
-        by_name["tailbound"]["ratio_p50"] = by_name["gloo"]["p50_ms"] / by_name["tailbound"]["p50_ms"]
+    for rival in by_name.keys() - {"tailbound"}:
+        by_name["tailbound"]["ratio_p50"] = by_name[rival]["p50_ms"] / by_name["tailbound"]["p50_ms"]
     return rows
 
 

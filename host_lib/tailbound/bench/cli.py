@@ -71,11 +71,26 @@ def codec(quick: bool, json_file: Path | None) -> None:
 
 
 @bench.command()
+@click.option("--workers", "-n", type=click.IntRange(2), multiple=True, default=(2, 4, 8), help="One or more of these.")
+@click.option("--size", type=_Size(), default="25MiB", help="Bytes of float32 whose results are sent.")
+@_QUICK
+@_JSON
+def fanout(workers: tuple[int, ...], size: int, quick: bool, json_file: Path | None) -> None:
+    """System calls and CPU time that results cost their sender, one by one and cloned by the kernel."""
+    from tailbound.bench.fanout import run
+
+    show("Fan-out of results", run(json_file, workers=workers, size=size, quick=quick))
+
+
+@bench.command()
 @spec_options
 @click.option("--size", "sizes", type=_Size(), multiple=True, default=("25MiB", "1MiB"), help="Bytes of float32.")
 @click.option("--iters", type=click.IntRange(1), default=50, help="All-reduces of each size.")
-@click.option("--vs", type=click.Choice(["gloo", "none"]), default="gloo", help="Whom to measure in turn.")
-@click.option("--datapath", type=click.Choice(["auto", "xdp", "udp"]), default="auto", help="How we receive.")
+@click.option("--vs", type=click.Choice(["gloo", "transpose", "none"]), default="gloo", help="Whom to measure in turn.")
+@click.option(
+    "--datapath", type=click.Choice(["auto", "xdp", "udp", "switch"]), default="auto",
+    help="How we receive; switch: the lab's switch sums.",
+)  # fmt: skip
 @_JSON
 def allreduce(sizes: tuple[int, ...], iters: int, vs: str, datapath: str, json_file: Path | None, **lab: Any) -> None:
     """All-reduces of worker processes in a lab, interleaved with Gloo's."""

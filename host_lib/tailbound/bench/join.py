@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from tailbound.bench.start import StartLine
 from tailbound.collective.communicator import Communicator
+from tailbound.transport.choose import asked_for
 from tailbound.transport.config import DEFAULT_PORT, Config
 
 
@@ -23,7 +24,8 @@ def joined(job: dict[str, Any]) -> Iterator[tuple[Communicator, StartLine]]:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=300))
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    config = Config(rank=rank, ranks=ranks, port=int(os.environ.get("TAILBOUND_PORT", DEFAULT_PORT)))
+    port = int(os.environ.get("TAILBOUND_PORT", DEFAULT_PORT))
+    config = Config(rank=rank, ranks=ranks, port=port, result=asked_for())
     line = StartLine(Path(job["line"]), rank, ranks)
     store = dist.distributed_c10d._get_default_store()
     with Communicator(store, config, datapath=job["datapath"]) as ours:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tailbound.bench.channel import Channel, serve
 from tailbound.bench.figures import nmse
 from tailbound.bench.join import joined
+from tailbound.bench.link import link_bytes
 from tailbound.bench.start import StartLine
 from tailbound.collective.communicator import Communicator
 
@@ -108,7 +109,7 @@ def measure(job: dict[str, Any], size: int, ours: Communicator, line: StartLine,
         for name in names:
             contest.round(name, keep=False, compare=False)
     ours.drain()
-    before = totals(ours)
+    before, carried = totals(ours), link_bytes()
     told = time.monotonic()
     every = max(1, job["iters"] // _COMPARED)
     for i in range(job["iters"]):
@@ -118,13 +119,14 @@ def measure(job: dict[str, Any], size: int, ours: Communicator, line: StartLine,
             told = time.monotonic()
             channel.report("progress", size=size, done=i + 1)
     ours.drain()
-    after = totals(ours)
+    after, carried_now = totals(ours), link_bytes()
     channel.report(
         "size",
         size=size,
         times={name: contest.times[name] for name in names},
         nmse={name: contest.errors[name] for name in names},
         **{name: after[name] - before[name] for name in before},
+        link_bytes=None if carried is None or carried_now is None else carried_now - carried,
     )
 
 

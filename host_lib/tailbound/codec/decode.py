@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec import kernels
-from tailbound.codec.scale import SPAN, root_of
+from tailbound.codec import kernels, sums
+from tailbound.codec.scale import SPAN, ZERO, root_of
 from tailbound.codec.scratch import PITCH_EXTRA, Scratch, readonly
 from tailbound.codec.shape import Shape
 from tailbound.codec.simd import LANES
@@ -19,6 +19,7 @@ from tailbound.wire.schema import HEADER_BYTES
 
 #: ``source`` of a row that is missing.
 MISSING = -1
+_NO_COUNTS = np.zeros(0, np.uint16)
 
 
 def own_source(place: int) -> int:
@@ -39,9 +40,22 @@ def _expand(addresses, factors, rows, codes, work, pitch):  # type: ignore[no-un
 
 
 @compiled
+def _expand_sums(addresses, factors, zeros, rows, codes, work, pitch):  # type: ignore[no-untyped-def]
+    """The same from sums."""
+    for i in range(8):
+        if rows == 64:
+            sums.expand8(addresses, factors, zeros, i, codes, work, i * pitch, pitch)
+        elif rows == 32:
+            sums.expand4(addresses, factors, zeros, i, codes, work, i * pitch, pitch)
+        else:
+            sums.expand2(addresses, factors, zeros, i, codes, work, i * pitch, pitch)
+
+
+@compiled
 def _decode(  # type: ignore[no-untyped-def]
-    ring, own, source, scale, lo, hi, rows, codes, seed, rotate, work, padded, blank, factors, addresses, out
-):
+    ring, own, source, scale, counts, lo, hi, rows, codes, seed, rotate, work, padded, blank, factors, addresses,
+    zeros, out,
+):  # fmt: skip
     failed = 0
     pitch = codes + PITCH_EXTRA
     size = rows * codes
@@ -49,6 +63,7 @@ def _decode(  # type: ignore[no-untyped-def]
     own_at = np.int64(own.ctypes.data) + HEADER_BYTES
     # around the caches only by whole lines: half ones would be written to memory twice
     stream = LANES == 16 and np.int64(out.ctypes.data) % 64 == 0
+    summed = counts.shape[0] > 0
     for g in range(lo, hi):
         received = 0
         for r in range(rows):
@@ -56,6 +71,7 @@ def _decode(  # type: ignore[no-untyped-def]
             at = source[k]
             addresses[r] = np.int64(blank.ctypes.data)
             factors[r] = np.float32(0.0)
+            zeros[r] = 0
             if at == MISSING:
                 continue
             if at >= ring.shape[0] or -at - 2 >= own.shape[0]:
@@ -63,6 +79,9 @@ def _decode(  # type: ignore[no-untyped-def]
             received += 1
             addresses[r] = ring_at + at * ring.shape[1] if at >= 0 else own_at - (at + 2) * own.shape[1]
             factors[r] = np.float32(np.float64(scale[k]) / SPAN)
+            if summed:
+                factors[r] = np.float32(np.float64(scale[k]) / (SPAN * np.int64(counts[k])))
+                zeros[r] = ZERO * np.int32(counts[k])
         first = np.int64(g) * size
         last = min(first + size, out.shape[0])
         if received == 0:
@@ -73,9 +92,15 @@ def _decode(  # type: ignore[no-untyped-def]
         target, at = (out, first) if whole else (padded, np.int64(0))
         if not rotate:
             for r in range(rows):
-                kernels.expand1(addresses, factors, r, codes, target, at + r * codes, 0)
+                if summed:
+                    sums.expand1(addresses, factors, zeros, r, codes, target, at + r * codes, 0)
+                else:
+                    kernels.expand1(addresses, factors, r, codes, target, at + r * codes, 0)
         else:
-            _expand(addresses, factors, rows, codes, work, pitch)
+            if summed:
+                _expand_sums(addresses, factors, zeros, rows, codes, work, pitch)
+            else:
+                _expand(addresses, factors, rows, codes, work, pitch)
             factor = np.float32(root_of(rows) / received)
             for r in range(0, rows, 8):
                 index = np.uint32(seed + np.uint32(first + r * codes))
@@ -101,6 +126,7 @@ def decode(
     *,
     rotate: bool = True,
     groups: tuple[int, int] | None = None,
+    counts: NDArray[np.uint16] | None = None,
 ) -> int:
     """Decodes the results of an op (CODEC rule 11).
 
@@ -114,6 +140,8 @@ def decode(
             R / received; a group of which nothing came is zero. With ``rotate`` off missing entries are zero and
             nothing is corrected.
         groups: only the groups of this half-open range.
+        counts: u16[T], contributors of row k, above 0 where it is present: the ring holds a switch's sums (u16 lanes
+            in code order, big-endian), and ``scale`` is that of the contributions. None: it holds mean codes.
 
     Returns:
         Groups of which nothing was received.
@@ -123,14 +151,16 @@ def decode(
     """
     if out.shape != (shape.numel,) or out.dtype != np.float32 or not out.flags.c_contiguous:
         raise ValueError(f"output {out.dtype}{out.shape} is not a contiguous float32 array of {shape.numel} entries")
-    if shape.codes > min(scratch.width, ring.shape[1]) or len(source) != shape.rows or len(scale) != shape.rows:
+    codes_bytes = shape.codes * (1 if counts is None else 2)
+    if codes_bytes > min(scratch.width, ring.shape[1]) or len(source) != shape.rows or len(scale) != shape.rows:
         raise ValueError(
             f"ring {ring.shape}, {len(source)} sources or a scratch for {scratch.width} do not fit {shape}"
         )
     lo, hi = groups or (0, shape.groups)
     failed = _decode(
-        readonly(ring), own, source, scale, lo, hi, shape.group_rows, shape.codes, np.uint32(seed), rotate,
-        scratch.work, scratch.group, scratch.blank, scratch.factors, scratch.addresses, out,
+        readonly(ring), own, source, scale, _NO_COUNTS if counts is None else counts, lo, hi, shape.group_rows,
+        shape.codes, np.uint32(seed), rotate, scratch.work, scratch.group, scratch.blank, scratch.factors,
+        scratch.addresses, scratch.zeros, out,
     )  # fmt: skip
     if failed < 0:
         raise ValueError(f"a source lies outside the ring of {ring.shape[0]} rows or the {own.shape[0]} own rows")

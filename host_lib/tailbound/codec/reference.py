@@ -173,7 +173,29 @@ def decode(
 ) -> NDArray[np.float32]:
     """Result rows (u8[T, V], f32[T], bool[T], row order) as f32[numel]."""
     factors = np.where(present, (scale.astype(np.float64) / 127).astype(np.float32), _F(0))
-    values = (codes.astype(np.float32) - _F(128)) * factors[:, None]
+    return _restore((codes.astype(np.float32) - _F(128)) * factors[:, None], present, shape, seed, rotate)
+
+
+def decode_sums(
+    sums: NDArray[np.uint16],
+    counts: NDArray[np.uint16],
+    scale: NDArray[np.float32],
+    present: NDArray[np.bool_],
+    shape: Shape,
+    seed: int,
+    rotate: bool = True,
+) -> NDArray[np.float32]:
+    """A switch's sums (u16[T, V] in code order, contributors u16[T], f32[T], bool[T]) as f32[numel]."""
+    divisor = 127 * np.where(present, counts, 1).astype(np.float64)
+    factors = np.where(present, (scale.astype(np.float64) / divisor).astype(np.float32), _F(0))
+    distance = sums.astype(np.int32) - 128 * counts.astype(np.int32)[:, None]
+    return _restore(distance.astype(np.float32) * factors[:, None], present, shape, seed, rotate)
+
+
+def _restore(
+    values: NDArray[np.float32], present: NDArray[np.bool_], shape: Shape, seed: int, rotate: bool
+) -> NDArray[np.float32]:
+    """Rotated values f32[T, V] as f32[numel]."""
     values[~present] = 0
     y = values.reshape(shape.groups, shape.group_rows, shape.codes)
     if rotate:

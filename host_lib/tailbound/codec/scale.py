@@ -88,6 +88,12 @@ def scale_of(e: Any) -> float:
     return math.ldexp(_QUARTERS[e & 3], e >> 2)
 
 
+def scales_of(exponents: NDArray[np.int16]) -> NDArray[np.float32]:
+    """2^(e/4) of every e (i16[n]) in float32; of EXPONENT_NONE it is 0."""
+    scales: NDArray[np.float32] = np.ldexp(np.array(_QUARTERS)[exponents & 3], exponents >> 2).astype(np.float32)
+    return scales
+
+
 @compiled
 def need_of(bits: Any) -> int:
     """ceil(4 log2 v) for the bits of a finite float32 v >= 0, at least NEED_LEAST; EXPONENT_NONE for 0."""

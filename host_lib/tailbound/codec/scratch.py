@@ -22,7 +22,7 @@ class Scratch:
 
     ``work`` f32[64 * (width + 16)]: a half-transformed group. ``group`` f32[64 * width]: a zero-padded copy of the
     last group. ``row`` u16[width]: sums of one row. ``blank`` u8[width]: codes of a row of zeros. ``factors`` f32[64],
-    ``addresses`` i64[64] and ``keys`` u32[4]: what the kernels need to know of the rows at hand.
+    ``addresses`` i64[64], ``zeros`` i32[64] and ``keys`` u32[4]: what the kernels need to know of the rows at hand.
 
     Raises:
         ConfigError: ``width`` is not a positive multiple of 64.
@@ -38,6 +38,7 @@ class Scratch:
         self.blank: NDArray[np.uint8] = np.full(width, ZERO, np.uint8)
         self.factors: NDArray[np.float32] = np.zeros(GROUP_ROWS, np.float32)
         self.addresses: NDArray[np.int64] = np.zeros(GROUP_ROWS, np.int64)
+        self.zeros: NDArray[np.int32] = np.zeros(GROUP_ROWS, np.int32)
         self.keys: NDArray[np.uint32] = np.zeros(4, np.uint32)
 
 

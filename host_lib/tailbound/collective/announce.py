@@ -6,6 +6,7 @@ waiting for a while (its tail packet, and with it the mark, may be what others m
 
 from __future__ import annotations
 
+from tailbound.collective import outlet
 from tailbound.collective.job import Job
 from tailbound.collective.maps import Maps
 from tailbound.collective.mend import take_gone, take_request
@@ -64,8 +65,9 @@ def _ask(job: Job, op: Op) -> None:
     READY would not do: to an owner that is through with the op it is a stale row, and the kernel drops it.
     """
     head = job.header(PacketType.REPAIR, op.label, op.place.layout.tag)
+    through = job.contributed if op.switched else job.published  # a switch's op needs no results of its peers
     for peer in job.peers:
-        if peer in job.gone or job.published(peer, op.label):
+        if peer in job.gone or through(peer, op.label):
             continue
         job.tell(peer, head)
         job.counters["asked"] += 1
@@ -109,6 +111,8 @@ class Inbox:
                 job.membership.unhold(sender)
             else:
                 job.membership.hold(sender, job.now())
+        elif head["type"] == PacketType.GROUP:
+            outlet.take(job, head, body)
         elif head["type"] == PacketType.READY:
             flags = int(head["flags"])
             op = ops.get(label)

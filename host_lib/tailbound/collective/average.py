@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tailbound.codec.hashing import seed_of
 from tailbound.codec.mean import mean_rows
-from tailbound.collective import traffic, watch
+from tailbound.collective import outlet, traffic, watch
 from tailbound.collective.job import Job
 from tailbound.collective.mend import ask_contributions, settle_contributions
 from tailbound.collective.op import Op
@@ -230,8 +230,7 @@ def _publish(job: Job, op: Op, own: int) -> None:
             traffic.published_by(job, op),
         )
         rows = b.results if not empty else b.results[usable]
-        runs = [(peer, rows) for peer in job.peers if peer not in job.gone]
-        traffic.results(job, op, runs)
+        traffic.results(job, op, outlet.runs(job, rows))
     else:
         op.published = True
         op.spans.published = job.now()

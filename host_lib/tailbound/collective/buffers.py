@@ -64,6 +64,8 @@ class Buffers:
         self.source: NDArray[np.int64] = np.zeros(rows, np.int64)
         self.row_scale: NDArray[np.float32] = np.zeros(rows, np.float32)
         self.row_exponent: NDArray[np.int16] = np.zeros(rows, np.int16)
+        #: contributors by row, where a switch says so
+        self.row_count: NDArray[np.uint16] = np.zeros(rows, np.uint16)
 
     def hold(self, results: Results) -> None:
         """Takes ``results`` as the place of the own rows' results."""

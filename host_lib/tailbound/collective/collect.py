@@ -7,7 +7,7 @@ import numpy as np
 from tailbound.codec.decode import decode
 from tailbound.codec.hashing import seed_of
 from tailbound.codec.scale import warm_exponents
-from tailbound.collective import watch
+from tailbound.collective import switched, watch
 from tailbound.collective.job import Job
 from tailbound.collective.mend import ask_results, gather, last_call, owed, settle_results
 from tailbound.collective.op import Op
@@ -21,7 +21,7 @@ def collect(job: Job, op: Op, now: int) -> int:
     """Ends ``op`` if its results are in or its time is up; returns when to look again (0: on arrival)."""
     if op.finished or op.launch is None or not op.encoded or not op.sealed:
         return 0
-    due, again = _due(job, op, now)
+    due, again = switched.due(job, op, now) if op.switched else _due(job, op, now)
     if due is None:
         return again
     op.early |= due == "quiet"
@@ -82,8 +82,11 @@ def _finish(job: Job, op: Op, why: Why) -> None:
     b, place, outcome = op.buffers, op.place, op.outcome
     shape = place.layout.shape
     point_own(b.own_rows, b.usable, b.scale, b.exponent_next, b.source, b.row_scale, b.row_exponent, EXPONENT_NONE)
-    by_owner = np.zeros(job.ranks, np.int64)
-    if job.peers:
+    by_owner = np.zeros(job.world, np.int64)
+    counts = None
+    if op.switched:
+        counts = switched.read(job, op, why, by_owner)
+    elif job.peers:
         present = gather(job, op, by_owner)
         settle_results(job, op)
         job.datapath.fence()
@@ -110,6 +113,7 @@ def _finish(job: Job, op: Op, why: Why) -> None:
             job.scratch,
             op.launch.out,
             rotate=op.rotate,
+            counts=counts,
         )
     )
     if outcome.failed_groups:
@@ -145,8 +149,8 @@ def _settle_scales(job: Job, op: Op) -> None:
     lost = fresh == EXPONENT_NONE
     known = job.exponents.get(key)
     if lost.any():
-        if known is None and lost.all():
-            return
+        if lost.all() and (known is None or op.switched):
+            return  # a switch that was silent was so for all: what they know is still the same
         if known is not None:
             own = np.zeros(len(fresh), bool)
             own[b.own_groups] = True

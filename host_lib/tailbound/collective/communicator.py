@@ -22,16 +22,18 @@ from numpy.typing import NDArray
 
 import tailbound
 from tailbound.codec.shape import GROUP_ROWS, layout_tag, shape_for
-from tailbound.collective import jump, report
+from tailbound.collective import jump, outlet, report
 from tailbound.collective.job import Job
 from tailbound.collective.messages import READY_BYTES
 from tailbound.collective.op import Launch, Outcome
+from tailbound.collective.outlet import open_outlets
 from tailbound.collective.transpose import Transpose
 from tailbound.collective.warmup import warm_up
 from tailbound.datapath.protocol import Datapath
 from tailbound.datapath.select import open_datapath
 from tailbound.errors import ConfigError
 from tailbound.transport import rendezvous
+from tailbound.transport.choose import check_collective
 from tailbound.transport.config import Config
 from tailbound.transport.reliable import Reliable
 from tailbound.transport.rendezvous import Greeting, Store
@@ -39,6 +41,7 @@ from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Layout
 from tailbound.transport.status import StatusWriter
 from tailbound.transport.steps import step_of
+from tailbound.transport.switch import cookie_of, switch_of
 from tailbound.transport.trace import TRACE_VARIABLE
 from tailbound.wire.schema import OP_INDEX_BITS, VERSION
 
@@ -54,12 +57,14 @@ class Communicator:
     Args:
         store: any ``rendezvous.Store``, as ``torch.distributed`` has.
         config: settings; ``rank`` and ``ranks`` among them.
-        datapath: ``auto``, ``xdp`` or ``udp``.
+        datapath: ``auto``, ``xdp`` or ``udp``; ``switch``: as ``auto``, with the rows averaged by a switch.
         interface: name of the interface to use; default ``TAILBOUND_INTERFACE``, else the way to MASTER_ADDR.
         name: tells several jobs on one store apart.
         timeout: seconds to wait for the other ranks at the start.
         model: digest of what is trained; must be equal on all ranks.
         on_thread: called once in the transport thread.
+        switch: address of the job's switch (``ADDRESS`` or ``ADDRESS:PORT``), which then averages whatever the
+            datapath; default with ``datapath="switch"``: ``TAILBOUND_SWITCH`` (``transport.switch``).
 
     Raises:
         ConfigError, CapabilityError, AttachError: this rank cannot take part, and why.
@@ -77,12 +82,18 @@ class Communicator:
         timeout: float = 180.0,
         model: str = "",
         on_thread: Callable[[], None] | None = None,
+        switch: str | None = None,
     ) -> None:
+        if datapath == "switch" or switch:
+            datapath = "auto" if datapath == "switch" else datapath
+            config = dataclasses.replace(config, switch=config.switch or switch_of(switch))
+        check_collective(config.collective, switch=config.switch is not None)
         self._store, self._prefix = store, name
         self._closed = False
         path, address = open_datapath(datapath, interface or os.environ.get("TAILBOUND_INTERFACE"), config)
         self.config = config = dataclasses.replace(config, width=path.store.width)
         try:
+            self._row_width = config.switch.width(config.width) if config.switch is not None else config.width
             #: requests to other ranks outside the data path (CLOCKS.md rules 20, 21)
             self.reliable = Reliable(address[0])
             try:
@@ -91,6 +102,8 @@ class Communicator:
                 self.reliable.start(self.job.cookie, config.rank, [(g.address, g.reliable) for g in self.greetings])
                 rendezvous.meet(store, "active", config.rank, config.ranks, name, timeout)
             except BaseException:
+                if hasattr(self, "job"):
+                    outlet.close(self.job)
                 self.reliable.close()
                 raise
         except BaseException:
@@ -98,6 +111,8 @@ class Communicator:
             raise
         needs_fit = GROUP_ROWS * ((path.store.width - READY_BYTES) // 2)
         rings = [min(g.rows, g.sum_rows * config.ranks) // 2 for g in self.greetings]
+        if config.switch is not None:
+            rings.append(config.switch.rows // 2)
         self._rows_most = min([MAX_OP_ROWS, needs_fit, *rings])
         self._lock = threading.Lock()
         self._engine = Transpose(self.job, on_thread)
@@ -120,28 +135,37 @@ class Communicator:
             sum_rows=path.store.sum_rows,
             datapath=path.name,
             rotate=config.rotate,
-            mode="u8",
+            mode=_mode(config),
             model=model,
-            cookie=rendezvous.new_cookie() if config.rank == 0 else 0,
+            cookie=self._cookie() if config.rank == 0 else 0,
             reliable=self.reliable.port,
+            switch=str(config.switch or ""),
         )
         return rendezvous.exchange(self._store, own, self._prefix, timeout)
 
+    def _cookie(self) -> int:
+        given = cookie_of() if self.config.switch is not None else 0
+        return given or rendezvous.new_cookie()
+
     def _activate(self, path: Datapath, address: tuple[str, int]) -> Job:
-        endpoints = {g.rank: (g.address, g.port) for g in self.greetings if g.rank != self.config.rank}
-        path.set_endpoints([(g.address, g.port) for g in self.greetings])
+        everybody = [(g.address, g.port) for g in self.greetings]
+        if (switch := self.config.switch) is not None:
+            everybody.append((switch.address, switch.port or self.config.port))
+        endpoints = {rank: endpoint for rank, endpoint in enumerate(everybody) if rank != self.config.rank}
+        path.set_endpoints(everybody)
         # the udp datapath knows its peers by port, too
         alone = all(g.datapath != "udp" for g in self.greetings) and endpoints
         sockets = path.sending(len(endpoints)) if alone else [path.socket]
         job = Job(self.config, path, Sender(sockets, endpoints, pace=path.pace), self.greetings[0].cookie)
         warm_up(job)
-        job.activate([_u32(g.address) for g in self.greetings], _u32(address[0]))
+        job.activate([_u32(host) for host, _ in everybody], _u32(address[0]))
+        open_outlets(job, address[0], {rank: endpoints[rank] for rank in job.peers}, alone=bool(alone))
         return job
 
     @property
     def datapath(self) -> str:
-        """Name of the datapath in use."""
-        return self.job.datapath.name
+        """Name of the datapath in use; with a switch ``switch-xdp`` or ``switch-udp``."""
+        return self.job.datapath.name if self.job.switch is None else f"switch-{self.job.datapath.name}"
 
     def allreduce(self, data: NDArray[np.float32], out: NDArray[np.float32] | None = None) -> Future[Outcome]:
         """Averages ``data`` (f32[n], contiguous) over all ranks into ``out`` (default: in place).
@@ -183,7 +207,7 @@ class Communicator:
         """
         _check(data, "data", data.size)
         _check(out, "out", data.size)
-        config, width = self.config, self.job.store.width
+        config, width = self.config, self._row_width
         chunks = cut(data.size, width, self._rows_most)
         merged = _Merge(len(chunks), done)
         mode = 2 if config.rotate == "auto" else int(config.rotate)
@@ -349,6 +373,11 @@ class _Merge:
         whole.nanoseconds = max(whole.nanoseconds, outcome.nanoseconds)
         if self._left == 0:
             self._done(whole)
+
+
+def _mode(config: Config) -> str:
+    """What else of the settings must be the same on all ranks: who is not in the group would get no results."""
+    return f"u8, multicast {config.group or 'by cookie'}" if config.result == "multicast" else "u8"
 
 
 def _u32(address: str) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 from tailbound.codec.encode import encode, measure
 from tailbound.codec.hashing import seed_of
 from tailbound.codec.scale import cold_exponents
-from tailbound.collective import traffic
+from tailbound.collective import switched, traffic
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
 from tailbound.collective.op import Op
@@ -55,8 +55,11 @@ def contribute(job: Job, op: Op, now: int) -> int:
         announce(job, op, job.peers, ask=False)
         return 0
     if op.overtaken or (op.sealed and _too_late(job, op, now)):
-        _stay_out(job, op)
-        return 0
+        if not (op.switched and switched.worth_asking(job, op)):
+            _stay_out(job, op)
+            return 0
+        op.outcome.late = True
+        job.counters["late_launches"] += 1
     if not op.needs_own:
         op.cold = op.key not in job.exponents
     if op.cold:
@@ -126,7 +129,7 @@ def _encode(job: Job, op: Op) -> None:
         shape,
         seed_of(job.cookie, op.label),
         job.rank,
-        job.shift_cap,
+        0 if op.switched else job.shift_cap,
         b.exponents,
         b.packets,
         place.placement.position,
@@ -145,14 +148,17 @@ def _encode(job: Job, op: Op) -> None:
         return
     op.outcome.clipped = int(clipped)
     op.outcome.skipped_groups = int(b.skipped.sum())
-    op.own_present = not op.sealed
+    op.own_present = not (op.outcome.late if op.switched else op.sealed)
     op.own_in = job.now()
     job.self_misses = 0
     _expect(job, op)
     np.take(b.exponents, b.group, out=b.packet_exponent)
     np.take(b.need, b.group, out=b.packet_need)
     np.take(b.shift, b.group, out=b.packet_shift)
-    _send(job, op)
+    if op.switched:
+        switched.send(job, op)
+    else:
+        _send(job, op)
 
 
 def _expect(job: Job, op: Op) -> None:

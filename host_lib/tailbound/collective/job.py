@@ -17,11 +17,14 @@ from tailbound.codec.scratch import Scratch, readonly
 from tailbound.collective.buffers import BufferPool
 from tailbound.collective.lines import Traffic
 from tailbound.collective.repair import Repairs
+from tailbound.collective.spread import Spread
 from tailbound.datapath.protocol import Datapath, Store
 from tailbound.transport.books import Books
+from tailbound.transport.choose import Facts
 from tailbound.transport.clock import majority
 from tailbound.transport.config import Config
 from tailbound.transport.deadline import Deadlines
+from tailbound.transport.flush import Patience
 from tailbound.transport.log import Events
 from tailbound.transport.membership import Membership
 from tailbound.transport.sender import Sender
@@ -56,8 +59,15 @@ class Job:
         self.cookie = cookie
         self.rank, self.ranks = config.rank, config.ranks
         self.peers = [(self.rank + i) % self.ranks for i in range(1, self.ranks)]
-        self.map = OwnerMap(0, tuple(range(self.ranks)), config.rotate is not False)
-        self.sequence = Sequence(self.ranks, self.map, config.first_step)
+        #: rank of the job's switch; None: there is none
+        self.switch = self.ranks if config.switch is not None else None
+        #: ranks that can own rows: with a switch, one more than those that contribute
+        self.world = self.ranks + (self.switch is not None)
+        #: the switch, as a sequence of ranks
+        self.extra = () if self.switch is None else (self.switch,)
+        owners = tuple(range(self.ranks)) if self.switch is None else (self.switch,)
+        self.map = OwnerMap(0, owners, config.rotate is not False)
+        self.sequence = Sequence(self.world, self.map, config.first_step)
         before = (self.sequence.next_label - 1) & 0xFFFFFFFF
         self.marks = Marks(before, before)
         self.headroom, self.shift_cap = headroom_of(self.ranks), shift_cap_of(self.ranks)
@@ -77,9 +87,10 @@ class Job:
         self.events = Events(self.rank)
         self.emit = self.events.emit
         self.trace = Trace(self.rank)
-        self.books = Books(self.ranks, config.safeguard, config.rotate)
-        self.traffic = Traffic(sender, datapath, cookie, self.rank, self.peers)
+        self.books = Books(self.ranks, config.safeguard, config.rotate, self.world)
+        self.traffic = Traffic(sender, datapath, cookie, self.rank, list(sender.peers))
         self.queue = self.traffic.queue
+        self.spread = Spread(config.result, Facts(self.ranks, datapath.name, self.switch is not None), sender)
         self._head = packets.header(
             cookie=cookie,
             sender=self.rank,
@@ -87,6 +98,10 @@ class Job:
             map_known=self.map.id,
         )
         self.advertise_deadline(self.deadlines.advertised)
+        #: how long the switch takes to answer
+        self.patience = Patience()
+        #: ops running of which the switch has sent nothing
+        self.silent_ops = 0
         self._live: list[int] | None = None
         self.live_ranks = np.array(self.peers, np.int64)
         #: when the live set last changed: the kernel's counts of complete rows in older ops are of several sets
@@ -127,7 +142,7 @@ class Job:
         return self.self_misses >= self.config.self_late_after
 
     def activate(self, addresses: list[int], own_address: int) -> None:
-        """Fills control and peers and lets packets in; addresses as u32 in network byte order, by rank."""
+        """Fills control and peers and lets packets in; addresses as u32 in network byte order, by rank, switch last."""
         control, store = self.store.control, self.store
         control["active"] = 0
         first = self.sequence.next_label
@@ -141,7 +156,7 @@ class Job:
         for name, value in {
             "cookie": self.cookie,
             "rank": self.rank,
-            "ranks": self.ranks,
+            "ranks": self.world,
             "address": own_address,
             "group": 0,
             "map_id": self.map.id,
@@ -175,6 +190,23 @@ class Job:
         control["live"][0] = words
         control["live_peers"] = len(live)
         control["need"] = majority(len(live) + 1)
+
+    def weights(self, ranks: tuple[int, ...], *, switched: bool) -> tuple[int, ...]:
+        """Weights of an owner map: those of the ranks, or (``switched``) all rows for the switch, if there is one."""
+        if self.switch is None:
+            return ranks
+        return (0,) * self.ranks + (1,) if switched else (*ranks, 0)
+
+    def switched(self, owner_map: OwnerMap) -> bool:
+        """Whether rows of ops placed by ``owner_map`` go to the switch."""
+        return self.switch is not None and self.switch in owner_map.owners
+
+    def capacity(self) -> int:
+        """Rows that may be in flight and kept for who lags, in all rings that the next op uses."""
+        store = self.store
+        if self.config.switch is not None and self.switched(self.sequence.map):
+            return min(store.result_rows, self.config.switch.rows)
+        return int(min(store.result_rows, store.sum_rows / self.sequence.map.share))
 
     def record(self, label: int) -> Any | None:
         """The kernel's record of an op, or None while no packet has named it."""

@@ -54,7 +54,7 @@ def jump(job: Job, engine: Transpose, pull: Callable[..., bytes | bytearray]) ->
     reasons = []
     for donor in donors:
         try:
-            to = decode(bytes(pull(donor, REQUEST, b"", _DONOR, _ANSWER_MOST)), job.ranks)
+            to = decode(bytes(pull(donor, REQUEST, b"", _DONOR, _ANSWER_MOST)), job.world)
         except TransportError as error:
             reasons.append(str(error))
             continue

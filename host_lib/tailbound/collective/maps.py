@@ -24,6 +24,7 @@ from tailbound.transport.agreement import (
     speeds_to_wire,
 )
 from tailbound.transport.config import MS
+from tailbound.transport.fallback import Fallback
 from tailbound.transport.sequence import Place
 from tailbound.transport.shares import FAST_ENOUGH, Lateness, Observation, Shares, Speeds
 from tailbound.transport.steps import step_distance, step_of
@@ -49,7 +50,7 @@ class Maps:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        first = Content((1,) * job.ranks, job.map.rotate)
+        first = Content(job.weights((1,) * job.ranks, switched=True), job.map.rotate)
         self.agreement = Agreement(job.rank, job.ranks, first, job.config.first_step, job.config.width)
         self.shares = Shares(job.ranks)
         self._lateness, self._speeds = Lateness(), Speeds()
@@ -61,6 +62,7 @@ class Maps:
         self._lead = LEAD_STEPS
         self._misplaced = False
         self._known = 0
+        self.fallback = Fallback(job.config.suspect_after)
 
     def limit_share(self, share_most: float) -> None:
         """No rank is to own a larger share of the rows than ``share_most``: there is no room for more."""
@@ -74,7 +76,7 @@ class Maps:
     def take(self, sender: int, body: bytes) -> None:
         """Takes the body of a MAP packet of another rank."""
         job = self._job
-        message = decode_map(body, job.ranks)
+        message = decode_map(body, job.world)
         if message is None:
             job.counters["control_refused"] += 1
         elif message.kind == Kind.SPEEDS:
@@ -120,7 +122,9 @@ class Maps:
             self._lead = max(LEAD_STEPS, min(_LEAD_MOST, -(-_NOTICE // max(1, took))))
             self._step, self._again, self._stepped = step, 0, now
             self._steps += 1
-            if now - self._wished >= _APART and (job.config.share_rows or job.config.rotate == "auto"):
+            if now - self._wished >= _APART and (
+                job.config.share_rows or job.config.rotate == "auto" or job.switch is not None
+            ):
                 self._wished = now
                 self._wish(step, now)
             self._show(ops)
@@ -172,13 +176,16 @@ class Maps:
                     paces[len(paces) // 2] if paces else 0,
                 )
             )
+        if job.switch is not None:
+            ranks = weights if config.share_rows else (1,) * job.ranks
+            weights = job.weights(ranks, switched=self.fallback.observe(job.silent_ops, job.switched(job.map), now))
         rotate = job.books.rotation.wanted if config.rotate == "auto" else config.rotate
         alive = self._alive()
         if min(alive, default=job.rank) > job.rank or not alive:
             if job.steps.in_step and self.agreement.propose(Content(weights, bool(rotate)), step, now):
                 job.emit("map_proposed", level=logging.INFO, weights=list(weights), rotate=bool(rotate), step=step)
         elif self._steps % _TELL_SPEEDS == 0 and min(self._speeds.values().values(), default=1.0) < FAST_ENOUGH:
-            self._send(min(alive), Message(Kind.SPEEDS, speeds=speeds_to_wire(self._speeds.values(), job.ranks)))
+            self._send(min(alive), Message(Kind.SPEEDS, speeds=speeds_to_wire(self._speeds.values(), job.world)))
 
     def _all_speeds(self) -> dict[int, float]:
         """Of every rank, the median of how fast the others get its rows (the slower of two)."""
@@ -238,5 +245,5 @@ class Maps:
     def _send(self, peer: int, message: Message) -> None:
         job = self._job
         head = job.header(PacketType.MAP, job.marks.contributed, 0, owner=peer)  # an op that it may name: one begun
-        job.tell(peer, head, encode_map(message, job.ranks))
+        job.tell(peer, head, encode_map(message, job.world))
         job.counters["map_packets"] += 1

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tailbound.collective.buffers import Buffers
 from tailbound.errors import TailboundError
 from tailbound.transport.clock import Extension, Quiet
+from tailbound.transport.flush import Retry
 from tailbound.transport.sequence import Layout, Place
 from tailbound.transport.trace import Spans
 
@@ -107,6 +108,12 @@ class Op:
     spans: Spans = field(default_factory=Spans)
     #: state of asking for missing rows (``collective.repair``)
     repair: Any = None
+    #: its rows go to the job's switch, which owns them
+    switched: bool = False
+    #: contributions sent to the switch again (``collective.switched``)
+    retry: Retry | None = None
+    #: rows that the switch released before all that were waited for were in
+    partial: int = 0
     #: the rank takes part without rows, by its own choice
     silent: bool = False
     #: when a live rank was last seen to hold: no clock starts before

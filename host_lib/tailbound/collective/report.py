@@ -25,6 +25,7 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
     ``verdicts`` counts packets by what became of them here; ``drops`` is the part of it that was refused, by reason;
     ``drops_by_sender`` the same by rank (``unknown``: not yet trusted). ``delivered`` is the fraction of expected rows
     (contributions to own rows, and results) that came in time. ``sent`` counts packets handed to the kernel.
+    ``choice`` tells how all-reduces and results go, and why (``transport.choose``).
     ``ledger`` says of every peer what became of the rows that it should have brought, by stage: ``contributions`` to
     the own rows, and ``results`` (``transport.ledger``). ``status`` is what ``tailbound top`` shows.
     """
@@ -44,7 +45,7 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
         "drops": _drops(totals),
         "drops_by_sender": {
             ("unknown" if sender == UNKNOWN_SENDER else str(sender)): _drops(verdicts[sender])
-            for sender in [*range(job.ranks), UNKNOWN_SENDER]
+            for sender in [*range(job.world), UNKNOWN_SENDER]
             if verdicts[sender][FIRST_DROP:].any()
         },
         "ledger": books,
@@ -54,7 +55,7 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
         "results_by_owner": {
             peer: {"expected": one["expected"], "present": one["taken"]} for peer, one in books["results"].items()
         },
-        "sent": {str(rank): _sent(job, rank) for rank in job.peers},
+        "sent": {str(rank): _sent(job, rank) for rank in (*job.peers, *job.extra)},
         "suspects": sorted(job.contribution_suspicion.suspects | job.result_suspicion.suspects),
         "gone": sorted(job.gone),
         "safeguard": {
@@ -63,6 +64,7 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
             "rotation": job.books.rotation.loss,
         },
         "traffic": job.traffic.snapshot(),
+        "choice": job.spread.snapshot(),
         "events": _events(job, _EVENTS),
         "event_counts": dict(job.events.counts),
         "status": status(job, verdicts),
@@ -72,7 +74,10 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
 def ledger(job: Job, verdicts: NDArray[np.uint64]) -> dict[str, dict[str, dict[str, int]]]:
     """The books by stage and peer; ``verdicts`` u64[257, VERDICTS] as of ``Job.verdicts``."""
     return {
-        stage.name.lower(): {str(peer): _entry(job, stage, peer, verdicts) for peer in sorted(job.peers)}
+        stage.name.lower(): {
+            str(peer): _entry(job, stage, peer, verdicts)
+            for peer in (*sorted(job.peers), *(job.extra if stage == Stage.RESULTS else ()))
+        }
         for stage in Stage
     }
 
@@ -142,18 +147,19 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
 
 
 def verdicts_of(job: Job) -> NDArray[np.uint64]:
-    """``Job.verdicts`` of this job's ranks and, last, of unknown senders: u64[ranks + 1, VERDICTS].
+    """``Job.verdicts`` of this job's ranks and, last, of unknown senders: u64[world + 1, VERDICTS].
 
     Cheap enough for a few times a second: it copies this job's rows and no others.
     """
-    rows = [*range(job.ranks), UNKNOWN_SENDER]
+    rows = [*range(job.world), UNKNOWN_SENDER]
     table = job.store.ledger["verdict"].reshape(-1, schema.MAX_RANKS + 1, schema.VERDICTS)
     counts: NDArray[np.uint64] = table[:, rows].sum(axis=0) - job.verdicts_before[rows]
     return counts
 
 
 def _entry(job: Job, stage: Stage, peer: int, verdicts: NDArray[np.uint64]) -> dict[str, int]:
-    return job.books.ledger.entry(stage, peer, verdicts[peer], int(job.repairs.came[stage, peer]))
+    came = int(job.repairs.came[stage, peer]) if peer < job.ranks else 0
+    return job.books.ledger.entry(stage, peer, verdicts[peer], came)
 
 
 def _delivered(job: Job) -> float:

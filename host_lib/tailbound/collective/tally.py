@@ -8,6 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.wire.jit import compiled
+from tailbound.wire.schema import Flag
+
+_FORMS = int(Flag.SWITCHED | Flag.SUMS)
 
 
 @compiled
@@ -86,6 +89,46 @@ def read_records(
             continue
         scale[k] = record.scale
         exponent[k] = record.exponent
+    return lost
+
+
+@compiled
+def read_switched(
+    records: NDArray[Any],
+    source: NDArray[np.int64],
+    op: int,
+    form: int,
+    most: int,
+    scale: NDArray[np.float32],
+    exponent: NDArray[np.int16],
+    count: NDArray[np.uint16],
+    none: int,
+) -> int:
+    """As ``read_records`` for results of a switch, with the contributors of every row; only those of ``form``.
+
+    Args:
+        form: ``Flag.SWITCHED`` or ``Flag.SUMS``, which one all rows must have.
+        most: contributors at most.
+
+    Returns:
+        Rows overwritten, or not as they should be.
+    """
+    lost = 0
+    for k in range(source.shape[0]):
+        position = source[k]
+        exponent[k] = none
+        count[k] = 0
+        if position < 0:
+            continue
+        record = records[position]
+        other = np.int64(record.flags) & _FORMS != form
+        if record.op != op or record.count == 0 or record.count > most or other:
+            source[k] = -1
+            lost += 1
+            continue
+        scale[k] = record.scale
+        exponent[k] = record.exponent
+        count[k] = record.count
     return lost
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.collective import switch_timing
 from tailbound.collective.job import Job
 from tailbound.collective.op import Op
 from tailbound.transport.clock import LEAST_STEP
@@ -49,6 +50,9 @@ class Pending(NamedTuple):
     transfer_cut: int | None
     results_cut: int | None
     lost: float
+    #: its rows went to a switch, which released more than a few of them early
+    switched: bool = False
+    partial: bool = False
 
 
 def flow_bytes(op: Op) -> int:
@@ -105,6 +109,8 @@ def on_time(job: Job, label: int, start: int) -> tuple[set[int], set[int]]:
     limit_2 = deadlines.receiver(size, heard(job, job.waited_owners, step_of(label)))
     opened, at = int(record["opened_ns"]), op_slot(label) * MAX_RANKS
 
+    switched = job.switched(job.sequence.map_at(step_of(label)))
+
     def met(suspicion: Suspicion, stamp: str, limit: int) -> set[int]:
         found = set()
         for rank in suspicion.suspects:
@@ -116,6 +122,8 @@ def on_time(job: Job, label: int, start: int) -> tuple[set[int], set[int]]:
                 found.add(rank)
         return found
 
+    if switched:  # rows go elsewhere: who was heard in time takes part
+        return met(first, "first_us", limit_1), met(second, "first_us", limit_1)
     return met(first, "row_us", limit_1), met(second, "published_us", limit_2)
 
 
@@ -141,8 +149,8 @@ def note(job: Job, op: Op, why: str, now: int) -> None:
                 op.start - op.admitted if op.admitted <= op.start else None,
                 op.spans.sealed or now,
                 0 if job.self_late or not op.own_present else op.own_in,
-                tuple(p for p in job.waited_for if p not in op.abstainers) if counts[job.rank] else (),
-                tuple(job.contribution_suspicion.suspects - job.gone) if counts[job.rank] else (),
+                tuple(p for p in job.waited_for if p not in op.abstainers) if counts[job.rank] or op.switched else (),
+                tuple(job.contribution_suspicion.suspects - job.gone) if counts[job.rank] or op.switched else (),
                 tuple(p for p in job.waited_owners if counts[p]),
                 {"complete": now, "quiet": op.result_quiet.since}.get(why, 0),
                 int(record["results_in"]) if record is not None else 0,
@@ -150,6 +158,8 @@ def note(job: Job, op: Op, why: str, now: int) -> None:
                 op.transfer_cut,
                 op.results_cut,
                 max(op.lost_1, op.lost_2),
+                op.switched,
+                op.partial > switch_timing.PARTIAL * op.place.layout.shape.rows,
             )
         )
     settle(job)
@@ -164,8 +174,8 @@ def settle(job: Job) -> None:
         one = pending.popleft()
         record = job.record(one.label)
         if record is not None:
-            job.deadlines.observe(_sample(job, one, record))
-    rtts = [int(job.store.peer_states[p]["rtt_ns"]) for p in job.waited_for]
+            job.deadlines.observe((switch_timing.sample if one.switched else _sample)(job, one, record))
+    rtts = [int(job.store.peer_states[p]["rtt_ns"]) for p in (*job.waited_for, *job.extra)]
     if any(rtts):
         job.deadlines.round_trip(min(max(rtts), 5 * MS))
     job.advertise_deadline(job.deadlines.advertised)

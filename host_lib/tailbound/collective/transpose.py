@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from tailbound.collective import traffic, watch
+from tailbound.collective import outlet, traffic, watch
 from tailbound.collective.announce import Inbox, farewell, hold, remind
 from tailbound.collective.average import SAME_MODEL, average
 from tailbound.collective.collect import collect
@@ -190,6 +190,7 @@ class Transpose:
         elif self._wake >= 0:
             os.close(self._wake)
             self._wake = -1
+            outlet.close(self.job)
             self.job.datapath.close()
 
     @property
@@ -207,7 +208,9 @@ class Transpose:
                 self._on_thread()
             self._event_fd, self._control_fd = self.job.datapath.fds()
             sending = [sock.fileno() for sock in self.job.sender.sockets]
-            self._waiter = Waiter([self._wake, self._event_fd, self._control_fd], sending)
+            group = self.job.spread.membership
+            self._group_fd = group.socket.fileno() if group is not None else -1
+            self._waiter = Waiter([self._wake, self._event_fd, self._control_fd, self._group_fd], sending)
             while not (self._closing and not self._new and not self._waiting and not self._launched()):
                 again = self._turn(self.job.now())
                 self._sleep(again)
@@ -270,6 +273,9 @@ class Transpose:
         if self._waiter.readable(self._control_fd):
             for data in job.datapath.control_packets():
                 self._inbox.take(data, self._ops)
+        if self._group_fd >= 0 and self._waiter.readable(self._group_fd):
+            outlet.listen(job)
+        looks.append(outlet.turn(job, now))
         looks.append(self.maps.turn(now, self._ops, self._drop))
         self._admit()
         job.steps = self.standing()
@@ -366,9 +372,7 @@ class Transpose:
 
     def _room(self, rows: int) -> bool:
         pending = sum(op.place.layout.shape.rows for op in self._ops.values() if op.launch is not None)
-        store = self.job.store
-        most = min(store.result_rows, store.sum_rows / self.job.sequence.map.share)
-        return pending == 0 or 2 * (pending + rows) <= most
+        return pending == 0 or 2 * (pending + rows) <= self.job.capacity()
 
     def _recordable(self, label: int) -> bool:
         """Whether op records last: peers may lag by as much again, and must keep the record of an op they are in."""
@@ -381,6 +385,7 @@ class Transpose:
 
     def _open(self, place: Place) -> Op:
         op = Op(place, self.job.pool.take(place.layout.shape, place.placement))
+        op.switched = self.job.switched(place.placement.owner_map)
         self._ops[place.label] = op
         return op
 

@@ -10,7 +10,7 @@ import numpy as np
 from tailbound.codec.decode import decode
 from tailbound.codec.encode import encode, measure
 from tailbound.codec.mean import mean_rows
-from tailbound.codec.owners import place
+from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.shape import shape_for
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.job import Job
@@ -20,11 +20,12 @@ from tailbound.collective.tally import (
     newest_op,
     point_own,
     read_records,
+    read_switched,
     rows_by_rank,
     write_expect,
 )
 from tailbound.collective.timing import last_stamps
-from tailbound.transport.stamp import restamp, stamp_contributions, stamp_results
+from tailbound.transport.stamp import restamp, stamp_contributions, stamp_results, stamp_switched
 from tailbound.wire.schema import EXPONENT_NONE, PacketType
 
 
@@ -32,7 +33,7 @@ def warm_up(job: Job) -> None:
     """Runs one tiny op through the codec, the tallies and the stamps; sends nothing and changes no map."""
     width = job.store.width
     shape = shape_for(width, width)
-    placement = place(shape, job.map, job.ranks)
+    placement = place(shape, OwnerMap(0, tuple(range(job.ranks)), job.map.rotate), job.world)
     b = Buffers(shape, placement, job.rank)
     data = np.zeros(shape.numel, np.float32)
     rotate, rank, own = job.map.rotate, job.rank, len(b.own_rows)
@@ -43,7 +44,7 @@ def warm_up(job: Job) -> None:
     )  # fmt: skip
     head = job.header(PacketType.CONTRIBUTION, 0, 0).view(np.uint8)
     stamp_contributions(b.packets, 0, 1, head, b.partials, b.packet_exponent, b.packet_need, b.packet_shift, 0, 0, 0, 0)
-    counts = np.zeros(job.ranks, np.int64)
+    counts = np.zeros(job.world, np.int64)
     # cookie 0 belongs to no job, so that no record is taken for one of this op
     rows_by_rank(job.slots, 0, own, job.sum_mask, 0, 1, counts)
     mean_rows(
@@ -69,5 +70,9 @@ def warm_up(job: Job) -> None:
     gather_results(job.presence, 0, job.result_mask, 0, 1, placement.owner, rank, b.source, counts)
     read_records(job.result_records, b.source, 1, b.row_scale, b.row_exponent, EXPONENT_NONE)
     gather_flags(job.result_records, b.source, 1)
+    stamp_switched(
+        b.packets[:1], head, b.partials, b.packet_exponent, b.packet_need, b.row_scale, 0, placement.row_at, 0
+    )
+    read_switched(job.result_records, b.source, 1, 0, 0, b.row_scale, b.row_exponent, b.row_count, EXPONENT_NONE)
     job.queue.warm_up()
     decode(job.store.results, b.results, b.source, b.row_scale, shape, 1, job.scratch, data, rotate=rotate)

@@ -68,6 +68,8 @@ def collected(job: Job, op: Op, by_owner: NDArray[np.int64]) -> None:
         if count or finished:
             expected += due
             taken += count
+    if op.switched:  # what contributors bring is in the counts of the results
+        expected, taken = op.outcome.expected, op.outcome.delivered
     flags = int(gather_flags(job.result_records, op.buffers.source, op.label)) | op.flags
     outcome = op.outcome
     others = bool(flags & _LOSSY)

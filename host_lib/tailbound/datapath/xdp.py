@@ -65,14 +65,21 @@ def sending_sockets(address: str, count: int) -> list[socket.socket]:
     More room would be a standing queue behind a slow link; with less the link idles while a busy host gets round to
     the next burst.
     """
-    out = []
-    for _ in range(count):
-        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        out.append(sock)
-        sock.setblocking(False)
-        sock.bind((address, 0))
-        reserve(sock, socket.SO_SNDBUF, max(_SEND_LEAST, _SEND_BYTES // count))
-    return out
+    return [sending_socket(address, room_of(count)) for _ in range(count)]
+
+
+def room_of(count: int) -> int:
+    """Bytes of room for one of ``count`` sockets, or for one of whose bursts ``count`` copies are made."""
+    return max(_SEND_LEAST, _SEND_BYTES // count)
+
+
+def sending_socket(address: str, room: int) -> socket.socket:
+    """A UDP socket for bursts, with a port of its own and ``room`` bytes of buffer."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.setblocking(False)
+    sock.bind((address, 0))
+    reserve(sock, socket.SO_SNDBUF, room)
+    return sock
 
 
 class XdpDatapath:

@@ -22,6 +22,7 @@ from tailbound.torch import away
 from tailbound.torch.finished import Layout
 from tailbound.torch.replica import Replica
 from tailbound.torch.resync import Resync
+from tailbound.transport.choose import AskedResult, asked_for
 from tailbound.transport.config import DEFAULT_PORT, MS, Config
 from tailbound.transport.safeguard import Limits
 from tailbound.transport.steps import step_of
@@ -50,6 +51,8 @@ class TailboundState:
     Args:
         process_group: the group of the DDP model; its store is the rendezvous. Default: the default group.
         datapath: ``auto`` (``xdp`` where it can be had on ``interface``, else ``udp``), ``xdp`` or ``udp``.
+            ``switch``: as ``auto``, with the rows averaged by the switch on the way (``tailbound switch``).
+        switch: its address; default ``TAILBOUND_SWITCH``.
         interface: network interface of this rank; default ``TAILBOUND_INTERFACE``, else the way to MASTER_ADDR.
         port: UDP port of the job, the same on all ranks; default ``TAILBOUND_PORT``, else 5515.
         ring_mib: MiB of result rows kept ready to receive; bounds how much is in flight.
@@ -67,6 +70,10 @@ class TailboundState:
             state (CLOCKS.md rule 21); 0: only when they have drifted apart, and on demand.
         resync_drift: relative distance to another rank at which a round is held early.
         resync_share: share of a step that a rank waits for such a slice; what comes later is taken in another round.
+        result: how averaged rows come to the other ranks: a send to each (``peers``), one burst that the kernel
+            (``fanout``) or the network (``multicast``) multiplies, or ``auto``, the best of what can be had; default
+            ``TAILBOUND_RESULT``, else ``auto``.
+        multicast_group: IPv4 group of the job, the same on all ranks; empty: one that follows from its cookie.
 
     Raises:
         ConfigError, CapabilityError, AttachError, LayoutError, TransportError: before any training step.
@@ -77,6 +84,7 @@ class TailboundState:
         process_group: dist.ProcessGroup | None = None,
         *,
         datapath: str = "auto",
+        switch: str | None = None,
         interface: str | None = None,
         port: int | None = None,
         ring_mib: float = 64.0,
@@ -90,6 +98,8 @@ class TailboundState:
         resync_period: int = 200,
         resync_drift: float = 0.01,
         resync_share: float = 0.05,
+        result: AskedResult | None = None,
+        multicast_group: str = "",
     ) -> None:
         global _jobs
         if not dist.is_initialized():
@@ -108,6 +118,8 @@ class TailboundState:
             rotate=hadamard,
             safeguard=safeguard or Limits(),
             share_rows=share_rows,
+            result=asked_for() if result is None else result,
+            group=multicast_group,
         )
         name = f"tailbound/{group.group_name}/{_jobs}"
         _jobs += 1
@@ -138,6 +150,7 @@ class TailboundState:
                 dist.distributed_c10d._get_default_store(),
                 config,
                 datapath=datapath,
+                switch=switch,
                 interface=interface,
                 name=name,
                 timeout=timeout,

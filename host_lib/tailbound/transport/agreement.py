@@ -134,7 +134,8 @@ class Agreement:
 
     Args:
         rank, ranks: this rank, and world size.
-        first: the map with id 0, with which the job begins on all ranks alike.
+        first: the map with id 0, with which the job begins on all ranks alike; its weights may name more owners than
+            there are ranks (a switch).
         first_step: the job's first step.
         room: bytes that the body of a packet can have.
     """
@@ -143,7 +144,7 @@ class Agreement:
         self.rank, self.ranks = rank, ranks
         #: settled maps, oldest first; the last one may still be to begin
         self.agreed: list[Agreed] = [Agreed(0, first_step, first)]
-        self._chain = min(CHAIN, (room - _HEAD.size) // (_ENTRY.size + ranks))
+        self._chain = min(CHAIN, (room - _HEAD.size) // (_ENTRY.size + len(first.weights)))
         self._proposal: _Proposal | None = None
         self._promised = self._promised_at = 0
         self._answers: list[tuple[int, Message]] = []
@@ -173,7 +174,8 @@ class Agreement:
             ConfigError: weights that are no map.
         """
         table(content.weights)
-        if len(content.weights) != self.ranks or content == self.agreed[-1].content or self.busy(step, now):
+        present = self.agreed[-1].content
+        if len(content.weights) != len(present.weights) or content == present or self.busy(step, now):
             return False
         counter = (max(self.known, self._promised, key=lambda i: serial_distance(i, self.known)) >> 8) + 1
         self._promised, self._promised_at = (counter << 8 | self.rank) & 0xFFFFFFFF, now

@@ -14,9 +14,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from tailbound.transport.shared import DESTINATIONS
 from tailbound.wire.jit import Scalar, cached
 
-#: Columns of a flow: address of its first packet; packets that have left, packets in all; rank; packets of a burst;
+#: Columns of a flow: address of its first packet; packets that have left, packets in all; rank, or the number of a
+#: shared channel; packets of a burst;
 #: bursts that may leave now; bursts that have left; index of the socket.
 BASE, NEXT, TOTAL, RANK, SIZE, ALLOWED, BURSTS, CHANNEL = range(8)
 FLOW_WORDS = 8
@@ -53,7 +55,7 @@ def fill(
         stride: bytes of a packet.
         most: messages at most.
         channel: only flows over this socket.
-        names: u64[ranks], addresses of each rank's ``sockaddr_in``; 0: not a peer.
+        names: u64[destinations], addresses of each rank's ``sockaddr_in``; 0: not a peer.
         control: address of the control message with the segment size.
         messages: u64[BATCH, 8], ``struct mmsghdr``; the iovec pointers are in place.
         iovecs: u64[BATCH, 2].
@@ -117,12 +119,11 @@ class Batch:
     """
 
     def __init__(self, peers: Mapping[int, tuple[str, int]]) -> None:
-        self._names = np.zeros((max(peers, default=0) + 1, 2), np.uint64)
+        self._names = np.zeros((DESTINATIONS, 2), np.uint64)
         self._pointers = np.zeros(len(self._names), np.uint64)
-        for rank, (host, port) in peers.items():
-            raw = socket.AF_INET.to_bytes(2, "little") + port.to_bytes(2, "big") + socket.inet_aton(host) + bytes(8)
-            self._names[rank] = np.frombuffer(raw, np.uint64)
-            self._pointers[rank] = self._names[rank].ctypes.data
+        self._targets: dict[int, tuple[str, int]] = {}
+        for rank, target in peers.items():
+            self.point(rank, target)
         self._messages = np.zeros((BATCH, 8), np.uint64)
         self._iovecs = np.zeros((BATCH, 2), np.uint64)
         for i in range(BATCH):
@@ -131,6 +132,16 @@ class Batch:
         self._controls: dict[int, tuple[NDArray[np.uint64], int]] = {}
         #: flow and packets of the messages that ``fill`` wrote
         self.order = np.zeros((BATCH, 2), np.int64)
+
+    def point(self, rank: int, target: tuple[str, int]) -> None:
+        """Bursts for ``rank``, or a shared channel of that number, go to ``target`` (IPv4 address, UDP port)."""
+        if self._targets.get(rank) == target:
+            return
+        self._targets[rank] = target
+        host, port = target
+        raw = socket.AF_INET.to_bytes(2, "little") + port.to_bytes(2, "big") + socket.inet_aton(host) + bytes(8)
+        self._names[rank] = np.frombuffer(raw, np.uint64)
+        self._pointers[rank] = self._names[rank].ctypes.data
 
     def fill(self, flows: NDArray[np.int64], stride: int, channel: int = 0, most: int = BATCH) -> int:
         """Prepares the next bursts of ``flows`` over socket ``channel``, at most ``most``; returns how many."""

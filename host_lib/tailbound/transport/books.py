@@ -10,8 +10,8 @@ from tailbound.transport.safeguard import Limits, Safeguard
 class Books:
     """State only; ``collective.watch`` fills it."""
 
-    def __init__(self, ranks: int, limits: Limits, rotate: bool | str) -> None:
-        self.ledger = Ledger(ranks)
+    def __init__(self, ranks: int, limits: Limits, rotate: bool | str, world: int | None = None) -> None:
+        self.ledger = Ledger(world or ranks)
         #: judges contributions to the own rows; its verdict binds all ranks
         self.contributions = Safeguard(limits, ranks)
         #: judges the results of others; its verdict is this rank's alone, so it only warns

@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tailbound.errors import ConfigError
+from tailbound.transport.choose import AskedResult, check
+from tailbound.transport.multicast import check_group
 from tailbound.transport.safeguard import Limits
+from tailbound.transport.switch import Switch, fits
 from tailbound.wire.schema import HEADER_BYTES, IPV4_BYTES, MAX_RANKS, UDP_BYTES, WIDTH_STEP
 
 MS = 1_000_000
@@ -69,6 +72,11 @@ class Config:
         safeguard: what to do when too much is lost.
         repair: ask for results that are missing once their owner has finished (rule 23).
         share_rows: agree on smaller shares of the rows for slow links, and none for stragglers (rule 22).
+        result: how results come to the peers: a send to ``peers`` each, one burst cloned by the kernel (``fanout``)
+            or by the network (``multicast``), or ``auto``: what can be had and has been measured not to lose.
+        group: IPv4 multicast group of the job, the same on all ranks; empty: one that follows from its cookie.
+        collective: ``transpose``, ``switch``, or ``auto``: the switch where one is given.
+        switch: the aggregating switch that owns the rows; None: ranks own them.
         first_step: step number the job starts with; only tests of wrap-around change it.
     """
 
@@ -89,17 +97,26 @@ class Config:
     repair: bool = True
     safeguard: Limits = field(default_factory=Limits)
     share_rows: bool = True
+    result: AskedResult = "auto"
+    group: str = ""
+    collective: Literal["auto", "transpose", "switch"] = "auto"
+    switch: Switch | None = None
     first_step: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.ranks <= MAX_RANKS:
             raise ConfigError(f"world size {self.ranks} is outside 1..{MAX_RANKS}")
+        if self.switch is not None:
+            fits(self.ranks)
         if not 0 <= self.rank < self.ranks:
             raise ConfigError(f"rank {self.rank} is outside 0..{self.ranks - 1} for world size {self.ranks}")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"UDP port {self.port} is outside 0..65535")
         if not 0 <= self.width <= WIDTH_MOST or self.width % WIDTH_STEP:
             raise ConfigError(f"payload width {self.width}: give a multiple of {WIDTH_STEP} up to {WIDTH_MOST}")
+        check(self.result, self.collective)
+        if self.group:
+            check_group(self.group)
         if self.rotate not in (True, False, "auto"):
             raise ConfigError(f"rotate is {self.rotate!r}: give True, False or 'auto'")
         if not self.ring_mib > 0:

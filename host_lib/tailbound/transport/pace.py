@@ -18,7 +18,7 @@ Loss does not lower a rate (CLOCKS.md rule 24).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 #: No limit.
@@ -26,6 +26,8 @@ UNLIMITED = 0.0
 _SECOND = 1_000_000_000
 #: A queue whose round trips fall by this part of ``t_low`` is being drained already: what was done is enough.
 _FALLING = 0.1
+#: Rates that differ by more than this are those of different links, not of one queue.
+_UNEVEN = 2.0
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,22 @@ class Pacer:
         if begin > now:
             return 0, begin
         return max(1, int((now - begin) * rate / _SECOND / size)), 0
+
+    def slowest(self, ranks: Collection[int], stride: int, most: int, now: int) -> tuple[int, int, int]:
+        """Bursts to all of ``ranks`` at once: packets of one, how many may leave now, and if none, when the next may.
+
+        All of it is that of the slowest rank. Arguments: ``burst`` and ``grant``.
+        """
+        size = min((self.burst(rank, stride, most) for rank in ranks), default=most)
+        grants = [self.grant(rank, size * stride, now) for rank in ranks] or [(1 << 30, 0)]
+        return size, min(allowed for allowed, _ in grants), max(again for _, again in grants)
+
+    def even(self, ranks: Collection[int]) -> bool:
+        """Whether nobody among ``ranks`` is more than ``_UNEVEN`` times slower than another."""
+        if self.limited.isdisjoint(ranks):
+            return True
+        rates = [self.paths[rank].rate or float("inf") for rank in ranks]
+        return max(rates) <= _UNEVEN * min(rates)
 
     def spend(self, rank: int, size: int, now: int) -> None:
         """``size`` bytes have left for ``rank``."""

@@ -8,6 +8,9 @@ has been sent.
 Results go before the contributions of later ops, and behind those of their own: an owner that has its sums early would
 otherwise keep the others' sums waiting for as long as its own results take to send.
 
+Rows for everybody may leave once, over a shared channel (``shared.Shared``): they wait for what is older for any of its
+ranks, leave at the rate of the slowest, and are paid for and counted by rank.
+
 A row is stale when its time is up (``until``) or when nobody takes it any more (``over``); it is dropped and counted.
 """
 
@@ -25,9 +28,9 @@ from tailbound.transport.burst import burst_packets
 from tailbound.transport.pace import Pacer
 from tailbound.transport.probe import Prober
 from tailbound.transport.sender import NO_GSO, Sender
-from tailbound.wire.schema import PacketType, serial_distance
+from tailbound.wire.schema import MAX_RANKS, PacketType, serial_distance
 
-#: (rank, u8[count, stride]): packets for one rank, headers finished.
+#: (rank, u8[count, stride]): packets for one rank, or the number of a shared channel, headers finished.
 Run = tuple[int, NDArray[np.uint8]]
 
 #: A pump hands over this many bursts at most before the loop looks around again (8 MiB: about 10 ms).
@@ -44,8 +47,8 @@ class _Item:
     """One submission."""
 
     __slots__ = (
-        "channels", "constrained", "done", "flows", "kind", "label", "left", "memory", "over", "packets", "stride",
-        "until",
+        "channels", "constrained", "done", "flows", "kind", "label", "left", "memory", "over", "packets", "shared",
+        "stride", "until",
     )  # fmt: skip
 
     def __init__(
@@ -64,7 +67,8 @@ class _Item:
         self.flows = flows_of(self.memory, burst_packets(self.stride) if self.memory else 1, channels)
         self.channels = list(dict.fromkeys(int(flow[CHANNEL]) for flow in self.flows))
         self.left = sum(len(packets) for _, packets in self.memory)
-        self.packets = 0  # handed to the kernel
+        self.packets = 0  # handed to the kernel; copies count
+        self.shared = [rank for rank, _ in self.memory if rank >= MAX_RANKS]
         self.constrained = False  # the flows' burst sizes and permissions are not the free ones
 
 
@@ -124,7 +128,8 @@ class SendQueue:
             kind: CONTRIBUTION, or what is like a result.
             runs: may be empty: ``done`` then still waits for its turn among those of its kind.
             until: CLOCK_MONOTONIC in ns; what has not left by then is stale.
-            done: called once, in the order of submission of its kind, with the number of packets that left.
+            done: called once, in the order of submission of its kind, with the number of packets that left (those over
+                a shared channel once for every rank).
             now: CLOCK_MONOTONIC in ns.
             over: asked about a rank before rows that had to wait are sent: whether that rank has no use for them now.
         """
@@ -201,7 +206,9 @@ class SendQueue:
                 if budget <= 0:
                     self._look(now)
                     return
-                behind.update(int(f[RANK]) for f in item.flows if f[NEXT] < f[TOTAL])
+                for flow in item.flows:
+                    if flow[NEXT] < flow[TOTAL]:
+                        behind.update(self._sender.ranks_of(int(flow[RANK])))
                 if len(behind) == len(self._sender.peers):
                     return
 
@@ -223,6 +230,12 @@ class SendQueue:
         if free and item.constrained:
             item.flows[:, ALLOWED], item.flows[:, SIZE] = ANY, burst_packets(item.stride)
         item.constrained = not free
+        batch, cost = self._batches(), 1
+        for rank in item.shared:
+            shared = self._sender.shared[rank]
+            batch.point(rank, shared.target)
+            cost = max(cost, shared.cost)
+        most = BATCH if item.shared or len(self._sender.sockets) == 1 else _TURN
         moved = True
         while moved and item.left and budget > 0:
             moved = False
@@ -231,17 +244,12 @@ class SendQueue:
                     continue
                 if not free:
                     self._allow(item, behind, opened, now)
-                count = self._batches().fill(item.flows, item.stride, channel, min(budget, self._most))
+                count = batch.fill(item.flows, item.stride, channel, max(1, min(budget // cost, most)))
                 if count:
                     taken = self._hand_over(item, channel, count, now)
-                    budget -= max(taken, 1)
+                    budget -= cost * max(taken, 1)
                     moved = True
         return budget
-
-    @property
-    def _most(self) -> int:
-        """Bursts of one call: few where sockets take turns."""
-        return BATCH if len(self._sender.sockets) == 1 else _TURN
 
     def _allow(self, item: _Item, behind: set[int], opened: set[int], now: int) -> None:
         """Bursts and their size by flow: what is older goes first, then incast, then rates."""
@@ -252,13 +260,13 @@ class SendQueue:
             if flow[NEXT] >= flow[TOTAL]:
                 opened.discard(rank)
                 continue
-            if rank in behind:
+            ranks = self._sender.ranks_of(rank)
+            if not behind.isdisjoint(ranks):
                 continue
-            limited = rank in pacer.limited
+            limited = not pacer.limited.isdisjoint(ranks)
             if not limited and rank not in opened and len(opened) >= self.limit:
                 continue
-            size = 1 if rank in self._sender.plain else pacer.burst(rank, item.stride, most)
-            allowed, again = pacer.grant(rank, size * item.stride, now)
+            size, allowed, again = pacer.slowest(ranks, item.stride, 1 if rank in self._sender.plain else most, now)
             flow[SIZE], flow[ALLOWED] = size, allowed
             if again:
                 self.held += 1
@@ -292,18 +300,18 @@ class SendQueue:
 
     def _left(self, item: _Item, rank: int, packets: int, bursts: int, now: int) -> None:
         sender, size = self._sender, packets * item.stride
-        item.packets += packets
+        ranks = sender.ranks_of(rank)
+        item.packets += packets * len(ranks)
         if sender.batched:
-            counts = sender.counts[rank]
-            counts.packets += packets
-            counts.bytes += size
-            counts.bursts += bursts
-        if rank in self.pacer.limited:
-            self.pacer.spend(rank, size, now)
-        if self.prober is not None:
-            self.prober.count(rank, size)
-            if self.prober.due(rank, now, rank in self.pacer.limited):
-                sender.send_burst(rank, self.prober.packet(rank, now).data, 1 << 16)
+            sender.took(rank, packets, size, bursts)
+        for each in ranks:
+            limited = each in self.pacer.limited
+            if limited:
+                self.pacer.spend(each, size, now)
+            if self.prober is not None:
+                self.prober.count(each, size)
+                if self.prober.due(each, now, limited):
+                    sender.send_burst(each, self.prober.packet(each, now).data, 1 << 16)
 
     def _one_by_one(self, item: _Item) -> int:
         """The first prepared burst by ``send_burst``, which waits and counts by itself."""
@@ -312,7 +320,8 @@ class SendQueue:
         rank, packets = item.memory[flow]
         first = int(item.flows[flow][NEXT])
         view = packets.data.cast("B")[first * item.stride : (first + int(count)) * item.stride]
-        item.packets -= int(count) - self._sender.send_burst(rank, view, item.stride)
+        for each in self._sender.ranks_of(rank):
+            item.packets -= int(count) - self._sender.send_burst(each, view, item.stride)
         return 1
 
     def _failed(self, item: _Item, channel: int, number: int, now: int) -> None:
@@ -320,9 +329,8 @@ class SendQueue:
         assert self._batch is not None
         flow, count = self._batch.order[0]
         rank, sender = int(item.flows[flow][RANK]), self._sender
-        counts = sender.counts[rank]
         if number in (errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM):
-            counts.waits += 1
+            sender.calls_of(rank).waits += 1
             self._block(channel, number, now)
             return
         sender.refuse(rank, number)
@@ -335,7 +343,9 @@ class SendQueue:
             self._refused = at  # the error belongs to an earlier datagram, this one was not tried
             return
         item.left = self._batch.settle(item.flows, 1)
-        counts.lost += int(count)
+        sender.lose(rank, int(count))
+        if rank in sender.shared:
+            sender.shared[rank].broken = True
 
     def _block(self, channel: int, number: int, now: int) -> None:
         self.waits += 1
@@ -353,14 +363,15 @@ class SendQueue:
             self.stale += self._drop(item, range(len(item.flows)))
         elif item.over is not None:
             over = item.over
-            self.stale += self._drop(item, [i for i, flow in enumerate(item.flows) if over(int(flow[RANK]))])
+            ranks = [self._sender.ranks_of(int(flow[RANK])) for flow in item.flows]
+            self.stale += self._drop(item, [i for i, those in enumerate(ranks) if all(over(each) for each in those)])
 
     def _drop(self, item: _Item, flows: Sequence[int]) -> int:
         dropped = 0
         for i in flows:
             flow = item.flows[i]
             count = int(flow[TOTAL] - flow[NEXT])
-            self._sender.counts[int(flow[RANK])].lost += count
+            self._sender.lose(int(flow[RANK]), count)
             flow[NEXT] = flow[TOTAL]
             dropped += count
         item.left -= dropped

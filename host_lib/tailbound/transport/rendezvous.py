@@ -21,6 +21,7 @@ _EQUAL = {
     "width": "give every worker's interface the same MTU (or pass the smallest as mtu=)",
     "rotate": "pass the same hadamard= on every rank",
     "model": "train the same model (parameter shapes, order and types) on every rank",
+    "switch": "name the same switch, with the same slots and form, on every rank",
     "mode": "pass the same options to tailbound on every rank",
 }
 
@@ -60,6 +61,7 @@ class Greeting:
     model: str
     cookie: int = 0
     reliable: int = 0
+    switch: str = ""
 
 
 def new_cookie() -> int:

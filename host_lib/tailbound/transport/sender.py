@@ -13,13 +13,15 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.errors import ConfigError
 from tailbound.transport.burst import burst_packets, interleave
+from tailbound.transport.counts import PeerCounts
+from tailbound.transport.shared import SHARED_MOST, Shared
+from tailbound.wire.schema import MAX_RANKS
 
 #: ``<linux/udp.h>``: segment size of a GSO send. The socket module has no name for it before 3.13.
 UDP_SEGMENT = 103
@@ -33,18 +35,6 @@ _DEFERRED = 1024
 _FULL = (errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM)
 #: What a path without UDP GSO answers.
 NO_GSO = (errno.EIO, errno.EINVAL, errno.EOPNOTSUPP)
-
-
-@dataclass
-class PeerCounts:
-    """What happened to the packets for one peer."""
-
-    packets: int = 0  #: handed to the kernel
-    bytes: int = 0  #: UDP payload handed to the kernel
-    bursts: int = 0  #: system calls that took packets
-    waits: int = 0  #: times the socket was full and the sender waited
-    lost: int = 0  #: packets given up
-    errors: dict[str, int] = field(default_factory=dict)  #: refused calls by errno name
 
 
 class Sender:
@@ -85,9 +75,52 @@ class Sender:
         self._pace = pace
         self._patience = patience
         data = range(1, len(self.sockets)) if len(self.sockets) > 1 else range(1)
-        #: index in ``sockets`` of the one that bursts for a rank leave over
+        #: index in ``sockets`` of the one that bursts for a rank leave over, those of ``shared`` among them
         self.channel = {rank: data[i % len(data)] for i, rank in enumerate(self.peers)}
         self._plain_sockets = all(type(sock) is socket.socket for sock in self.sockets)
+
+        #: channels that reach many ranks at once, by the number that stands for them where a rank is meant
+        self.shared: dict[int, Shared] = {}
+
+    def share(self, channel: Shared) -> int:
+        """Adds a channel, for a send queue alone; returns its number. Before the queue is used, by whoever waits on
+        ``sockets``.
+
+        Raises:
+            ConfigError: there are ``SHARED_MOST`` already.
+        """
+        if len(self.shared) == SHARED_MOST:
+            raise ConfigError(f"a sender has {SHARED_MOST} shared channels at most")
+        number = MAX_RANKS + len(self.shared)
+        self.shared[number] = channel
+        self.channel[number] = len(self.sockets)
+        self.sockets.append(channel.socket)
+        return number
+
+    def ranks_of(self, rank: int) -> tuple[int, ...]:
+        """Who gets what is sent to ``rank``, which may stand for a shared channel."""
+        return self.shared[rank].ranks if rank >= MAX_RANKS else (rank,)
+
+    def took(self, rank: int, packets: int, size: int, bursts: int) -> None:
+        """Counts ``packets`` of ``size`` bytes together that left for ``rank`` in ``bursts``."""
+        if rank >= MAX_RANKS:
+            self.shared[rank].took(self.counts, packets, size, bursts)
+            return
+        counts = self.counts[rank]
+        counts.packets += packets
+        counts.bytes += size
+        counts.bursts += bursts
+
+    def lose(self, rank: int, packets: int) -> None:
+        """Counts ``packets`` for ``rank`` that are given up."""
+        if rank >= MAX_RANKS:
+            self.shared[rank].lose(self.counts, packets)
+        else:
+            self.counts[rank].lost += packets
+
+    def calls_of(self, rank: int) -> PeerCounts:
+        """Where system calls for ``rank`` are counted."""
+        return self.shared[rank].counts if rank >= MAX_RANKS else self.counts[rank]
 
     @property
     def batched(self) -> bool:
@@ -199,10 +232,7 @@ class Sender:
             sock.sendmsg([view], control, socket.MSG_DONTWAIT, self.peers[rank])
         except OSError as error:
             return error.errno or errno.EIO
-        counts = self.counts[rank]
-        counts.packets += -(-len(view) // stride) if stride else 1
-        counts.bytes += len(view)
-        counts.bursts += 1
+        self.took(rank, -(-len(view) // stride) if stride else 1, len(view), 1)
         return 0
 
     def _defer(self, rank: int, packet: bytes) -> None:
@@ -214,7 +244,7 @@ class Sender:
 
     def refuse(self, rank: int, number: int) -> None:
         """Counts a refused call by the name of its errno."""
-        errors, name = self.counts[rank].errors, errno.errorcode.get(number, str(number))
+        errors, name = self.calls_of(rank).errors, errno.errorcode.get(number, str(number))
         errors[name] = errors.get(name, 0) + 1
 
     def _room(self, sock: socket.socket, number: int, counts: PeerCounts, until: float) -> bool:

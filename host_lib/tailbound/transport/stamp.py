@@ -199,6 +199,53 @@ def stamp_results(
 
 @cached
 @njit(nogil=True, cache=True, boundscheck=False)
+def stamp_switched(
+    packets: NDArray[np.uint8],
+    head: NDArray[np.uint8],
+    states: NDArray[np.uint64],
+    exponents: NDArray[np.int16],
+    needs: NDArray[np.int16],
+    scales: NDArray[np.float32],
+    seq: int,
+    places: NDArray[np.int32],
+    contributed_last: int,
+) -> None:
+    """Writes the headers of all contributions of an op to a switch, which copies ``seq`` and ``scale`` into results.
+
+    So ``seq`` is that of the result row, and ``scale`` the value of code 255; nothing is shifted.
+
+    Args:
+        packets: u8[T, stride], as for ``stamp_contributions``, in the order of the switch's list.
+        head: u8[64], the template; its ``contributed`` mark holds for all packets but the last.
+        states: u64[T, 4], partial checks of the payloads.
+        exponents: i16[T], ``exponent`` by packet.
+        needs: i16[T], ``need`` by packet.
+        scales: f32[T], 2^(e/4) by packet.
+        seq: u32 result-row sequence of the op's row 0.
+        places: i32[T], row k of the op by packet: its ``seq`` is ``seq + places[p]``.
+        contributed_last: u32 ``contributed`` mark of the last packet.
+    """
+    words = packets.view(np.uint64)
+    base = head.view(np.uint64)
+    bits = scales.view(np.uint32)
+    last = _swap32(np.uint64(np.uint32(contributed_last))) << _CONTRIBUTED_SHIFT
+    for p in range(words.shape[0]):
+        out = words[p, :_WORDS]
+        for k in range(_WORDS):
+            out[k] = base[k]
+        if p == words.shape[0] - 1:
+            out[_CONTRIBUTED] = (out[_CONTRIBUTED] & _CONTRIBUTED_KEEP) | last
+        out[_SEQ] = (out[_SEQ] & _SEQ_KEEP) | (_swap32(np.uint64(np.uint32(seq + places[p]))) << _SEQ_SHIFT)
+        out[_ROW] = (out[_ROW] & _ROW_KEEP) | (_swap16(np.uint64(np.uint16(p))) << _ROW_SHIFT)
+        exponent = _swap16(np.uint64(np.uint16(exponents[p])))
+        out[_EXPONENT] = (out[_EXPONENT] & _EXPONENT_KEEP) | (exponent << _EXPONENT_SHIFT)
+        out[_NEED] = (out[_NEED] & _NEED_KEEP) | (_swap16(np.uint64(np.uint16(needs[p]))) << _NEED_SHIFT)
+        out[_SCALE] = (out[_SCALE] & _SCALE_KEEP) | (_swap32(np.uint64(bits[p])) << _SCALE_SHIFT)
+        out[_CHECK] = _swap64(final(out, states[p]))
+
+
+@cached
+@njit(nogil=True, cache=True, boundscheck=False)
 def restamp(packets: NDArray[np.uint8], states: NDArray[np.uint64], flags: int) -> None:
     """Sets ``flags`` in the headers of packets that have been stamped before, and makes their checks anew.
 

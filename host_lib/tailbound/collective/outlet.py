@@ -1,0 +1,290 @@
+"""One burst to all peers: opens what can do it, tries it, follows the live set, and says what is done instead.
+
+Nothing here fails a job: what cannot be had is a fact for ``transport.choose``, told by an event and in ``stats()``.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.collective.job import Job
+from tailbound.errors import AttachError, CapabilityError
+from tailbound.kernel.fanout import Fanout, Peer
+from tailbound.kernel.neighbours import next_hops
+from tailbound.transport.choose import Choice, worth_trying
+from tailbound.transport.config import MS
+from tailbound.transport.multicast import Membership, group_of, prepare
+from tailbound.transport.reach import Reach, Say
+from tailbound.transport.shared import Shared
+from tailbound.transport.steps import Steps, step_of
+from tailbound.wire import packets
+from tailbound.wire.schema import Flag, PacketType
+
+#: What an answer says: a bitmap of 64 packets, made up to a whole step of bytes.
+_ANSWER = struct.Struct(">QQ")
+#: How often failed clones are taken off the books.
+_COUNT_EVERY = 50 * MS
+#: Bytes in flight that the socket of a group has room for.
+_GROUP_ROOM = 512 << 10
+
+
+def open_outlets(job: Job, address: str, endpoints: Mapping[int, tuple[str, int]], *, alone: bool) -> None:
+    """Opens the channels that ``job`` may use; called once, before its thread starts.
+
+    Args:
+        address: own IPv4 address.
+        endpoints: (IPv4 address, UDP port) of the peers by rank.
+        alone: no rank is on the udp datapath.
+    """
+    config, spread = job.config, job.spread
+    name = job.datapath.name if alone else "udp"
+    fanout, multicast = worth_trying(config.result, job.ranks, name)
+    if job.switch is None and name != "udp":
+        if fanout:
+            _try_fanout(job, address, endpoints)
+        if multicast:
+            _try_multicast(job, address)
+    spread.learn(datapath=name, switch=job.switch is not None)
+    follow(job, job.now())
+    _say(job, spread.choice, wanted=spread.choice.result == config.result or config.result == "auto")
+
+
+def _try_fanout(job: Job, address: str, endpoints: Mapping[int, tuple[str, int]]) -> None:
+    from tailbound.datapath.xdp import room_of, sending_socket
+
+    interface: str = getattr(job.datapath, "interface", "")
+    sock = sending_socket(address, room_of(len(endpoints)))
+    try:
+        fanout = _attach(interface, sock.getsockname()[1])
+        try:
+            macs = next_hops(interface, [host for host, _ in endpoints.values()])
+            fanout.set_peers(job.rank, [Peer(r, host, port, macs[host]) for r, (host, port) in endpoints.items()])
+        except BaseException:
+            fanout.close()
+            raise
+    except (CapabilityError, AttachError) as error:
+        sock.close()
+        job.spread.learn(fanout=str(error))
+        return
+    job.spread.fanout = fanout
+    job.spread.add(Shared("fanout", sock))
+    job.spread.learn(fanout="")
+
+
+def _attach(interface: str, port: int) -> Fanout:
+    """The program of this process, or the one that ``tailbound attach`` has left for processes without privileges."""
+    try:
+        return Fanout.attach(interface, port)
+    except CapabilityError as error:
+        try:
+            return Fanout.open(interface, port)
+        except (AttachError, CapabilityError):
+            raise error from None
+
+
+def _try_multicast(job: Job, address: str) -> None:
+    from tailbound.datapath.xdp import sending_socket
+
+    port = job.datapath.endpoint[1]
+    group = group_of(job.cookie, job.config.group)
+    sock = sending_socket(address, _GROUP_ROOM)
+    try:
+        prepare(sock, address)
+        membership = Membership(group, port, address)
+    except CapabilityError as error:
+        sock.close()
+        job.spread.learn(multicast=str(error))
+        return
+    job.store.control["group"] = np.frombuffer(socket.inet_aton(group), np.uint32)[0]
+    job.spread.membership = membership
+    job.spread.reach = Reach(job.peers)
+    job.spread.add(Shared("multicast", sock, (group, port), local=False))
+    job.spread.learn(multicast="")
+
+
+def runs(job: Job, rows: NDArray[np.uint8]) -> list[tuple[int, NDArray[np.uint8]]]:
+    """``rows`` (u8[count, stride], headers finished, the same for all) as runs for the send queue."""
+    follow(job, job.now())
+    number = job.spread.number()
+    if number is not None:
+        channel = job.sender.shared[number]
+        # receivers that take few senders at once are to be sent to in turns, and one behind a slow link by itself: a
+        # burst to all is as slow as the slowest
+        together = job.queue.limit >= len(channel.ranks) >= 2
+        together &= job.spread.wanted != "auto" or job.queue.pacer.even(channel.ranks)
+        if together and job.sender.batched and not channel.broken:
+            job.counters["results_at_once"] += 1
+            return [(number, rows)]
+        job.counters["results_apart"] += 1
+    return [(peer, rows) for peer in job.spread.live]
+
+
+def _beyond(job: Job, rank: int) -> bool:
+    """Whether ``rank`` is so far behind that its kernel takes no results of the present any more."""
+    steps = Steps(job.store.result_rows)
+    steps.look(int(job.peer_states[rank]["newest"]), [job.sequence.upcoming], job.sequence.step_rows)
+    return steps.lost
+
+
+def follow(job: Job, now: int) -> None:
+    """Lets results go to who is there: not to who has said goodbye, nor to who is dead as far as one can tell.
+
+    A rank that is only stopped is taken to be dead soon, but finds what its kernel has received when it goes on; so
+    one that is dead gets results as long as there is room for them.
+    """
+    spread = job.spread
+    dead = job.membership.dead(step_of(job.sequence.upcoming))
+    live = tuple(p for p in job.peers if p not in job.gone and not (p in dead and _beyond(job, p)))
+    if live == spread.live:
+        return
+    spread.live = live
+    for channel in spread.channels:
+        channel.ranks, channel.broken = live, False
+    if spread.fanout is not None:
+        spread.fanout.live(live)
+        if (lead := spread.fanout.lead) is not None and (clones := spread.channel("fanout")) is not None:
+            clones.target = job.sender.peers[lead]
+    if spread.reach is not None:
+        spread.reach.hurry(now)
+        _judge(job)
+
+
+def turn(job: Job, now: int) -> int:
+    """Once a turn: listens to the group, tries it, and counts; returns when to look again (0: on arrival)."""
+    spread = job.spread
+    if not spread.open:
+        return 0
+    follow(job, now)
+    if now >= spread.looked_at + _COUNT_EVERY:
+        spread.looked_at = now
+        _take_back(job)
+        _judge_broken(job)
+    reach = spread.reach
+    if reach is None:
+        return 0
+    rounds = reach.rounds
+    for say in reach.turn(now, spread.live):
+        _tell(job, say)
+    if reach.rounds != rounds:
+        _judge(job)
+    return reach.look if spread.live else 0
+
+
+def listen(job: Job) -> None:
+    """Takes what has come to the group: packets that try whether it reaches this rank."""
+    membership = job.spread.membership
+    if membership is None:
+        return
+    for data in membership.packets():
+        parsed = packets.parse(data)
+        if parsed is None:
+            job.counters["control_refused"] += 1
+            continue
+        head = parsed[0][0]
+        sender = int(head["sender"])
+        ours = int(head["cookie"]) == job.cookie and sender in job.sender.peers and int(head["owner"]) == sender
+        if not ours or head["type"] != PacketType.GROUP:
+            job.counters["control_refused"] += 1
+            continue
+        job.counters["control_taken"] += 1
+        job.spread.ears.hear(sender, int(head["seq"]))
+
+
+def take(job: Job, head: Any, body: bytes) -> None:
+    """Takes a GROUP packet that came to this rank alone: a question about the sender's trials, or an answer."""
+    sender, number = int(head["sender"]), int(head["seq"])
+    if int(head["flags"]) & Flag.REPEAT:
+        answer = _header(job, sender, number)
+        job.tell(sender, answer, _ANSWER.pack(job.spread.ears.answer(sender, number), 0))
+    elif len(body) >= _ANSWER.size and job.spread.reach is not None:
+        job.spread.reach.answer(sender, number, _ANSWER.unpack_from(body)[0], job.now())
+        _judge(job)
+
+
+def close(job: Job) -> None:
+    """Detaches and leaves; may be called twice, when nobody sends any more."""
+    spread = job.spread
+    if spread.fanout is not None:
+        _take_back(job)
+        spread.fanout.close()
+        spread.fanout = None
+    if spread.membership is not None:
+        spread.membership.close()
+    for channel in spread.channels:
+        channel.socket.close()
+
+
+def _header(job: Job, owner: int, number: int, flags: int = 0) -> NDArray[Any]:
+    # an op that it may name: one begun
+    return job.header(PacketType.GROUP, job.marks.contributed, 0, owner=owner, seq=number, flags=flags)
+
+
+def _tell(job: Job, say: Say) -> None:
+    if say.kind == "question":
+        job.tell(say.rank, _header(job, say.rank, say.number, int(Flag.REPEAT)))
+        return
+    channel = job.spread.channel("multicast")
+    assert channel is not None
+    packet = packets.packet(_header(job, job.rank, say.number), b"")
+    try:
+        channel.socket.sendto(packet, channel.target)
+    except OSError:  # full, or refused: not heard, which is what counts
+        channel.lose(job.sender.counts, 1)
+    else:
+        channel.took(job.sender.counts, 1, len(packet), 1)
+    job.counters["group_tried"] += 1
+
+
+def _judge(job: Job) -> None:
+    reach = job.spread.reach
+    if reach is not None and reach.decided:
+        _learn(job, unreached=tuple(reach.missing(job.spread.live)))
+
+
+def _judge_broken(job: Job) -> None:
+    """A channel whose bursts are refused is none, until the live set changes."""
+    for name in ("fanout", "multicast"):
+        channel = job.spread.channel(name)
+        if channel is not None:
+            errors = ", ".join(channel.counts.errors)
+            _learn(job, **{name: f"bursts are refused ({errors})" if channel.broken else ""})
+
+
+def _learn(job: Job, **facts: Any) -> None:
+    before = job.spread.choice
+    if job.spread.learn(**facts):
+        after = job.spread.choice
+        _say(job, after, wanted=before.result == "peers" or (before.result, after.result) == ("fanout", "multicast"))
+
+
+def _say(job: Job, choice: Choice, *, wanted: bool) -> None:
+    job.emit(
+        "results_by",
+        f"results leave by {choice.result}: {choice.reason}",
+        level=logging.INFO if wanted else logging.WARNING,
+        result=choice.result, collective=choice.collective, reason=choice.reason,
+    )  # fmt: skip
+    if not wanted:
+        job.counters["result_fallbacks"] += 1
+
+
+def _take_back(job: Job) -> None:
+    """Clones that could not be made had been counted as sent."""
+    spread, channel = job.spread, job.spread.channel("fanout")
+    if spread.fanout is None or channel is None:
+        return
+    news = []
+    size = channel.counts.bytes // max(1, channel.counts.packets)
+    for rank, counts in spread.fanout.counts().items():
+        more = counts.packets_failed - spread.failed.get(rank, 0)
+        if more and rank in job.sender.counts:
+            spread.failed[rank] = counts.packets_failed
+            news.append((rank, more, more * size))
+    channel.take_back(job.sender.counts, news)

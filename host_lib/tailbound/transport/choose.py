@@ -1,0 +1,139 @@
+"""Which way an all-reduce goes and how its results are sent, from what was asked for and what was found. Pure.
+
+The two halves of a job are chosen apart: whether a switch sums, or the ranks do (transpose), and how an owner's results
+come to its N - 1 peers: a send to each (``peers``), one burst that this host's kernel clones (``fanout``), or one that
+the network multiplies (``multicast``). ``auto`` takes what has been measured not to lose (docs/transport.md).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, cast, get_args
+
+from tailbound.errors import ConfigError
+
+Collective = Literal["transpose", "switch"]
+Result = Literal["peers", "fanout", "multicast"]
+AskedResult = Literal["auto", "peers", "fanout", "multicast"]
+#: What may be asked for.
+COLLECTIVES = ("auto", *get_args(Collective))
+RESULTS = get_args(AskedResult)
+#: ``auto`` leaves a send to each peer from this many ranks on: measured at 3, 4 and 8, where neither loses.
+FANOUT_FROM, MULTICAST_FROM = 3, 3
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was found.
+
+    Attributes:
+        ranks: world size.
+        datapath: name of the datapath.
+        switch: a switch sums the rows of this job.
+        fanout: why the kernel cannot clone bursts here; empty: it can; None: not tried.
+        multicast: why this rank has no group to send to; empty: it has one; None: not tried.
+        unreached: ranks that the group is not known to reach; None: not known yet.
+    """
+
+    ranks: int
+    datapath: str = "xdp"
+    switch: bool = False
+    fanout: str | None = None
+    multicast: str | None = None
+    unreached: tuple[int, ...] | None = None
+
+
+class Choice(NamedTuple):
+    """What is done, and why."""
+
+    collective: Collective
+    result: Result
+    reason: str
+
+
+#: Environment variable with what is asked for where nothing else is said.
+RESULT_VARIABLE = "TAILBOUND_RESULT"
+
+
+def asked_for() -> AskedResult:
+    """What the environment asks for: ``TAILBOUND_RESULT``, else ``auto``.
+
+    Raises:
+        ConfigError: it names nothing that there is.
+    """
+    text = os.environ.get(RESULT_VARIABLE) or "auto"
+    if text not in RESULTS:
+        raise ConfigError(f"{RESULT_VARIABLE} is {text!r}: give one of {', '.join(RESULTS)}")
+    return cast(AskedResult, text)
+
+
+def check(result: str, collective: str) -> None:
+    """Refuses what cannot be asked for.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
+    if result not in RESULTS:
+        raise ConfigError(f"result {result!r}: choose one of {', '.join(RESULTS)}")
+    if collective not in COLLECTIVES:
+        raise ConfigError(f"collective {collective!r}: choose one of {', '.join(COLLECTIVES)}")
+
+
+def check_collective(collective: str, *, switch: bool) -> None:
+    """Refuses a collective that does not fit to whether there is a switch.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if collective == "switch" and not switch:
+        raise ConfigError("collective 'switch' needs datapath='switch' and the address of a switch")
+    if collective == "transpose" and switch:
+        raise ConfigError("collective 'transpose' leaves out the switch that was given: choose 'auto' or 'switch'")
+
+
+def worth_trying(result: str, ranks: int, datapath: str) -> tuple[bool, bool]:
+    """Whether fan-out is to be attached, and whether a group is to be joined, before anything is chosen."""
+    if datapath == "udp" or ranks <= 2:
+        return False, False
+    fanout = result == "fanout" or (result == "auto" and ranks >= FANOUT_FROM)
+    return fanout, result == "multicast" or (result == "auto" and ranks >= MULTICAST_FROM)
+
+
+def choose(wanted: str, facts: Facts) -> Choice:
+    """The way for a job that asked for results by ``wanted`` (one of ``RESULTS``)."""
+    if facts.switch:
+        return Choice("switch", "peers", "a switch sums and sends the results")
+    result, reason = _result(wanted, facts)
+    return Choice("transpose", result, reason)
+
+
+def _result(wanted: str, facts: Facts) -> tuple[Result, str]:
+    if wanted == "peers":
+        return "peers", "asked for"
+    if facts.ranks <= 2:
+        return "peers", "there are no two peers that get the same"
+    if facts.datapath == "udp":
+        return "peers", "the udp datapath knows peers by the port that they send from"
+    if wanted == "fanout":
+        return ("peers", _not("fan-out", facts.fanout)) if facts.fanout != "" else ("fanout", "asked for")
+    if wanted == "multicast":
+        if facts.multicast != "":
+            return "peers", _not("multicast", facts.multicast)
+        return "multicast", "asked for" + (f", but {_holes(facts.unreached)}" if facts.unreached else "")
+    if facts.ranks >= MULTICAST_FROM and facts.multicast == "" and facts.unreached == ():
+        return "multicast", "the network delivers it to all live peers"
+    why = _holes(facts.unreached) if facts.multicast == "" else _not("multicast", facts.multicast)
+    if facts.ranks >= FANOUT_FROM and facts.fanout == "":
+        return "fanout", f"this kernel clones bursts; {why}"
+    return "peers", f"{_not('fan-out', facts.fanout)}; {why}"
+
+
+def _not(what: str, reason: str | None) -> str:
+    return f"no {what}: {'not tried' if reason is None else reason}"
+
+
+def _holes(unreached: tuple[int, ...] | None) -> str:
+    if unreached is None:
+        return "whether the network delivers multicast is being tried"
+    return f"multicast does not reach {', '.join(map(str, unreached))}"

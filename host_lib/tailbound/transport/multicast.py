@@ -1,0 +1,97 @@
+"""IP multicast of one job: its group, the membership that makes switches deliver it, and the sockets.
+
+Every rank is a member (IGMP) as long as its job runs; that is what a snooping bridge or switch goes by. Rows sent to
+the group are taken by the program on the interface, as all rows are; only packets that try the group reach the
+member's socket.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+from tailbound.errors import CapabilityError, ConfigError
+from tailbound.wire.schema import HEADER_BYTES
+
+#: Groups of an organisation's own (RFC 2365): one of 2 ** 18 by the job's cookie, unless one is given.
+RANGE = ipaddress.IPv4Network("239.192.0.0/14")
+#: Hops: within the organisation. What a fabric really delivers is tried (``transport.reach``).
+_TTL = 16
+#: ``<linux/in.h>``: 0: only groups that this very socket has joined are delivered to it.
+_IP_MULTICAST_ALL = 49
+
+
+def group_of(cookie: int, given: str = "") -> str:
+    """The group of the job with ``cookie``: ``given``, else one of ``RANGE``.
+
+    Raises:
+        ConfigError: ``given`` is no IPv4 multicast address.
+    """
+    if given:
+        check_group(given)
+        return given
+    return str(RANGE[cookie % RANGE.num_addresses])
+
+
+def check_group(given: str) -> None:
+    """Refuses what is no group.
+
+    Raises:
+        ConfigError: not an IPv4 multicast address, or one of the link's own (224.0.0.0/24).
+    """
+    try:
+        address = ipaddress.IPv4Address(given)
+    except ValueError:
+        address = ipaddress.IPv4Address(0)
+    if not address.is_multicast or address in ipaddress.IPv4Network("224.0.0.0/24"):
+        raise ConfigError(f"multicast group {given!r}: give an IPv4 address of 224.0.1.0..239.255.255.255")
+
+
+class Membership:
+    """A member of ``group`` on the interface with ``address``, until ``close``; hears what comes to ``port``.
+
+    Raises:
+        CapabilityError: the interface or this system takes no members.
+    """
+
+    def __init__(self, group: str, port: int, address: str) -> None:
+        self.group = group
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            self.socket.setblocking(False)
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self.socket.setsockopt(socket.IPPROTO_IP, _IP_MULTICAST_ALL, 0)
+            self.socket.bind((group, port))
+            request = socket.inet_aton(group) + socket.inet_aton(address)
+            self.socket.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, request)
+        except OSError as error:
+            self.socket.close()
+            raise CapabilityError(f"{group} cannot be joined at {address}: {error.strerror}") from error
+
+    def packets(self, most: int = 256) -> list[bytes]:
+        """UDP payloads since the last call, at most ``most``; never blocks. Bodies are cut to what a trial has."""
+        out: list[bytes] = []
+        while len(out) < most:
+            try:
+                out.append(self.socket.recv(2 * HEADER_BYTES))
+            except OSError:  # nothing more; or the interface has gone down, which its packets will tell
+                break
+        return out
+
+    def close(self) -> None:
+        """Leaves the group; may be called twice."""
+        self.socket.close()
+
+
+def prepare(sock: socket.socket, address: str) -> None:
+    """Lets what ``sock`` sends to groups leave the interface with ``address``, and not come back to this host.
+
+    Raises:
+        CapabilityError: this system does not let it.
+    """
+    try:
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(address))
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, _TTL)
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 0)
+    except OSError as error:
+        raise CapabilityError(f"multicast cannot be sent from {address}: {error.strerror}") from error

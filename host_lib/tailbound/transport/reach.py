@@ -1,0 +1,182 @@
+"""Which peers the packets to a group reach: tried, asked and judged, in bounded time. Pure; nothing here sends.
+
+Whether a fabric delivers multicast cannot be told from outside: a bridge without a querier forgets its members after
+minutes, a storm control drops most of it, and one port may be served and another not. So every rank that would like
+to send to the group tries it in rounds: ``ROUND`` small packets to the group, then a question to every peer over the
+way that is known to work; who was asked answers which of the last 64 it has heard. Questions are repeated, so that
+lost packets cost time and no truth. What a peer has heard decides for this rank's packets alone: a fabric that is
+good in one direction is used in that one.
+
+Later rounds are held now and then, since a fabric may change. A single bad one changes nothing but is repeated at
+once. Silence (a rank that is stopped, or gone) says nothing about the fabric: what was known stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from tailbound.transport.config import MS
+from tailbound.wire.schema import serial_distance
+
+#: Packets of a round, what must be heard of them, and ns between two.
+ROUND, ENOUGH, GAP = 16, 12, 1 * MS
+#: Questions to a peer in a round, and ns that an answer may take.
+ASKS, PATIENCE = 6, 50 * MS
+#: ns from one good round to the next; after a bad one at first, and at most (it doubles).
+GOOD, BAD, BAD_MOST = 5_000 * MS, 250 * MS, 60_000 * MS
+#: Bad rounds running that take a peer off.
+SURE = 2
+#: Packets of a sender that are remembered.
+WINDOW = 64
+
+
+class Say(NamedTuple):
+    """What to send: a ``try`` to the group, or a ``question`` to ``rank``, both with the newest packet's number."""
+
+    kind: Literal["try", "question"]
+    rank: int
+    number: int
+
+
+@dataclass
+class _Peer:
+    reached: bool = False
+    known: bool = False  #: it has answered, ever
+    bad: int = 0
+    asked: int = 0
+    again: int = 0
+    answered: bool = False
+
+
+class Reach:
+    """What one rank knows of its own packets to the group.
+
+    Args:
+        peers: ranks that they are for.
+
+    Attributes:
+        rounds: that have ended.
+    """
+
+    def __init__(self, peers: Iterable[int]) -> None:
+        self._peers = {rank: _Peer() for rank in peers}
+        self._number = 0  # of the newest packet
+        self._left = 0  # packets that this round has still to send
+        self._asking = False
+        self._next = 1
+        self._pause = BAD
+        self._of: tuple[int, ...] = ()  # who the round is about
+        self.rounds = 0
+
+    @property
+    def decided(self) -> bool:
+        """Whether there has been a whole round."""
+        return self.rounds > 0
+
+    def missing(self, ranks: Collection[int]) -> list[int]:
+        """Those of ``ranks`` that the group is not known to reach."""
+        return [rank for rank in ranks if not self._peers[rank].reached]
+
+    @property
+    def look(self) -> int:
+        """When to call ``turn`` again."""
+        if self._asking:
+            return min(self._peers[rank].again for rank in self._of if not self._peers[rank].answered)
+        return self._next
+
+    def turn(self, now: int, live: Collection[int]) -> list[Say]:
+        """What to send now, with ``live`` peers to be reached; call it at ``look``, and earlier at will."""
+        if self._asking:
+            return self._ask(now)
+        if now < self._next or not live:
+            return []
+        if not self._left:
+            self._left, self._of = ROUND, tuple(live)
+            for rank in self._of:
+                peer = self._peers[rank]
+                peer.asked, peer.answered, peer.again = 0, False, 0
+        self._left -= 1
+        self._number = (self._number + 1) & 0xFFFFFFFF
+        self._next = now + GAP
+        if not self._left:
+            self._asking = True
+            for rank in self._of:
+                self._peers[rank].again = self._next
+        return [Say("try", -1, self._number)]
+
+    def _ask(self, now: int) -> list[Say]:
+        out = []
+        for rank in self._of:
+            peer = self._peers[rank]
+            if peer.answered or now < peer.again:
+                continue
+            if peer.asked == ASKS:
+                peer.answered = True  # what was known stays
+                continue
+            peer.asked += 1
+            peer.again = now + PATIENCE
+            out.append(Say("question", rank, self._number))
+        self._end(now)
+        return out
+
+    def answer(self, rank: int, number: int, heard: int, now: int) -> None:
+        """``rank`` says which packets it has heard: bit i of ``heard`` stands for packet ``number`` - i."""
+        peer = self._peers.get(rank)
+        if peer is None or not self._asking or peer.answered or number != self._number or rank not in self._of:
+            return
+        peer.answered = peer.known = True
+        if (heard & ((1 << ROUND) - 1)).bit_count() >= ENOUGH:
+            peer.reached, peer.bad = True, 0
+        else:
+            peer.bad += 1
+            peer.reached &= peer.bad < SURE
+        self._end(now)
+
+    def hurry(self, now: int) -> None:
+        """Something has changed: the next round is to begin soon."""
+        self._pause = BAD
+        if not self._asking and not self._left:
+            self._next = min(self._next, now)
+
+    def _end(self, now: int) -> None:
+        """Ends the round if nobody is to be heard any more."""
+        if not all(self._peers[rank].answered for rank in self._of):
+            return
+        self._asking = False
+        self.rounds += 1
+        doubtful = [rank for rank in self._of if self._peers[rank].reached and self._peers[rank].bad]
+        if doubtful:
+            self._next, self._pause = now + GAP, BAD
+        elif self.missing(self._of):
+            self._next, self._pause = now + self._pause, min(2 * self._pause, BAD_MOST)
+        else:
+            self._next, self._pause = now + GOOD, BAD
+
+
+class Ears:
+    """What has been heard of every sender's packets to the group."""
+
+    def __init__(self) -> None:
+        self._heard: dict[int, tuple[int, int]] = {}  # by sender: newest number, bits
+
+    def hear(self, sender: int, number: int) -> None:
+        """Packet ``number`` of ``sender`` has come."""
+        newest, bits = self._heard.get(sender, (number, 0))
+        ahead = serial_distance(number, newest)
+        if ahead > 0:
+            bits = bits << ahead if ahead < WINDOW else 0
+            newest = number
+        behind = serial_distance(newest, number)
+        if behind < WINDOW:
+            bits |= 1 << behind
+        self._heard[sender] = newest, bits & (1 << WINDOW) - 1
+
+    def answer(self, sender: int, number: int) -> int:
+        """Which of the last 64 packets up to ``number`` have come: bit i for ``number`` - i."""
+        newest, bits = self._heard.get(sender, (number, 0))
+        ahead = serial_distance(number, newest)
+        if abs(ahead) >= WINDOW:
+            return 0
+        return bits << ahead & (1 << WINDOW) - 1 if ahead >= 0 else bits >> -ahead

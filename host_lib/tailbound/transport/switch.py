@@ -1,0 +1,121 @@
+"""Where a job's aggregating switch is and what it can hold, as its control plane has told the workers."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tailbound.errors import ConfigError
+from tailbound.wire.schema import MAX_RANKS, WIDTH_STEP, Flag
+
+#: Set by the lab, or printed by `tailbound switch job add`; see ``Switch``. The cookie is drawn by the control plane,
+#: since the job's entry must be in the switch before the first packet.
+ADDRESS, ROWS, FORM, COOKIE = "TAILBOUND_SWITCH", "TAILBOUND_SWITCH_ROWS", "TAILBOUND_SWITCH_FORM", "TAILBOUND_COOKIE"
+CODES = "TAILBOUND_SWITCH_CODES"
+#: Forms of results: mean codes, or sums with their count.
+FORMS = {"mean": Flag.SWITCHED, "sums": Flag.SUMS}
+_ROWS_LEAST = 64
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A job's switch; it takes part as one more rank, which owns every row and contributes none.
+
+    Attributes:
+        address: IPv4 address that contributions go to and results come from.
+        port: its UDP port; 0: that of the job.
+        rows: slots of the job in the switch, a power of two.
+        form: ``mean``: results are mean codes (an XDP switch); ``sums``: u16 sums (P4), rows then hold half the codes.
+        codes: the widest row that the switch takes; 0: as wide as packets let it be.
+
+    Raises:
+        ConfigError: a setting that cannot be.
+    """
+
+    address: str
+    port: int = 0
+    rows: int = 8192
+    form: str = "mean"
+    codes: int = 0
+
+    def __post_init__(self) -> None:
+        try:
+            socket.inet_aton(self.address)
+        except OSError:
+            raise ConfigError(f"switch {self.address!r}: give a dotted IPv4 address (switch=, {ADDRESS})") from None
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"switch port {self.port} is outside 0..65535")
+        if self.rows < _ROWS_LEAST or self.rows & (self.rows - 1):
+            raise ConfigError(f"{self.rows} slots in the switch: {ROWS} is a power of two of at least {_ROWS_LEAST}")
+        if self.form not in FORMS:
+            raise ConfigError(f"form {self.form!r} of a switch's results: {FORM} is one of {', '.join(FORMS)}")
+        if self.codes < 0 or self.codes % WIDTH_STEP:
+            raise ConfigError(f"rows of {self.codes} codes in the switch: {CODES} is a multiple of {WIDTH_STEP}")
+
+    def width(self, width: int) -> int:
+        """Widest row of a contribution where packets hold ``width`` codes.
+
+        Raises:
+            ConfigError: no row fits.
+        """
+        most = self.codes or width
+        if self.form == "mean":
+            return min(width, most)
+        half = width // 2 // WIDTH_STEP * WIDTH_STEP
+        if not half:
+            raise ConfigError(
+                f"payload width {width} is too small for a switch that sends sums: two bytes a code, in steps of "
+                f"{WIDTH_STEP} codes, need at least {2 * WIDTH_STEP}"
+            )
+        return min(half, most)
+
+
+def fits(ranks: int) -> None:
+    """Refuses a job that leaves no rank for the switch.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if ranks + 1 > MAX_RANKS:
+        raise ConfigError(f"{ranks} workers and their switch are more than {MAX_RANKS} ranks")
+
+
+def switch_of(address: str | None, environment: Mapping[str, str] = os.environ) -> Switch:
+    """The switch at ``address`` (``ADDRESS`` or ``ADDRESS:PORT``; default ``TAILBOUND_SWITCH``).
+
+    Raises:
+        ConfigError: none is named, or a setting cannot be.
+    """
+    text = address or environment.get(ADDRESS, "")
+    if not text:
+        raise ConfigError(f"datapath 'switch' needs the switch's address: pass switch= or set {ADDRESS}")
+    host, _, port = text.partition(":")
+    return Switch(
+        host,
+        _number(port, "port of the switch") if port else 0,
+        _number(environment.get(ROWS, str(Switch.rows)), ROWS),
+        environment.get(FORM, Switch.form),
+        _number(environment.get(CODES, str(Switch.codes)), CODES),
+    )
+
+
+def cookie_of(environment: Mapping[str, str] = os.environ) -> int:
+    """The cookie that the control plane has drawn for this job; 0: none has been given.
+
+    Raises:
+        ConfigError: not a cookie.
+    """
+    text = environment.get(COOKIE, "")
+    cookie = _number(text, COOKIE) if text else 0
+    if text and not 0 < cookie < 1 << 32:
+        raise ConfigError(f"{COOKIE} is {text}: a cookie is one of 1..2^32-1")
+    return cookie
+
+
+def _number(text: str, what: str) -> int:
+    try:
+        return int(text, 0)
+    except ValueError:
+        raise ConfigError(f"{what} is {text!r}: give a number") from None

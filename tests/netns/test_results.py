@@ -1,0 +1,229 @@
+"""Results that leave once for all peers, by fan-out and by multicast, between namespaces: bits, books, fabrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from pyroute2 import IPRoute
+
+from lab_team import lab_team
+from support import MS, PATIENCE, Team, exact_mean, gradients, hasty, nmse, patient
+from tailbound.lab import namespaces
+from tailbound.lab.cluster import Cluster
+from tailbound.lab.topology import Link
+from tailbound.transport.ledger import balanced
+
+pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
+
+Make = Callable[..., Cluster]
+NUMEL = 8 * 64 * 1408
+#: What repair may bring besides what it is for.
+_LATE_OR_TWICE = {"STALE_RESULT", "STALE_OP", "LATE", "DUPLICATE_REPAIR", "DUPLICATE_REPAIR_RESULT"}
+WIDE: dict[str, Any] = {"width": 1408, "ring_mib": 8.0, "share_rows": False}
+
+
+def chosen(job: Team, *results: str, unreached: Sequence[Collection[int]] | None = None) -> list[dict[str, Any]]:
+    """Waits until the ranks send their results as told, and know whom a group does not reach; what they say of it."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        choices = [member.stats()["choice"] for member in job.communicators]
+        settled = [choice["result"] for choice in choices] == list(results)
+        if unreached is not None:
+            known = [None if choice["unreached"] is None else set(choice["unreached"]) for choice in choices]
+            settled &= known == [set(ranks) for ranks in unreached]
+        if settled:
+            return choices
+        assert time.monotonic() < until, choices
+        time.sleep(0.005)
+
+
+def whole(job: Team, ops: int) -> list[np.ndarray]:
+    """All-reduces in which nothing may be missing and all ranks get the same; rank 0's averages."""
+    outs = []
+    for op in range(ops):
+        results = job.allreduce(gradients("U", len(job), NUMEL, seed=op))
+        for out, outcome in results:
+            assert outcome.delivered == outcome.expected
+            np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
+        outs.append(results[0][0])
+    return outs
+
+
+def ports(lab: Cluster, ranks: Collection[int], *, flood: bool) -> None:
+    """Whether the switch lets multicast that nobody has asked for out of the ports towards ``ranks``."""
+
+    def change() -> None:
+        with IPRoute() as ip:
+            for rank in ranks:
+                ip.brport("set", index=ip.link_lookup(ifname=Link.DATA.port(rank))[0], mcast_flood=int(flood))
+
+    namespaces.call(lab.topology.switch, change)
+
+
+def snoop(lab: Cluster) -> None:
+    """The switch goes by who has joined (IGMP snooping), asks for members itself, and floods nothing."""
+
+    def change() -> None:
+        with IPRoute() as ip:
+            ip.link(
+                "set", index=ip.link_lookup(ifname=Link.DATA.bridge)[0], kind="bridge",
+                br_mcast_snooping=1, br_mcast_querier=1,
+            )  # fmt: skip
+
+    namespaces.call(lab.topology.switch, change)
+    ports(lab, range(len(lab.workers)), flood=False)
+
+
+@pytest.mark.parametrize("wire", [False, True], ids=["super-frames", "wire-size"])
+def test_the_bits_are_those_of_a_send_to_each_peer(tailbound_lab: Make, wire: bool) -> None:
+    ranks, ops = 4, 4
+    lab = tailbound_lab(workers=ranks, wire=wire)
+    bits: dict[str, list[np.ndarray]] = {}
+    calls: dict[str, int] = {}
+    for result in ("peers", "fanout", "multicast"):
+        with lab_team(lab, patient(**WIDE, result=result), cookie=0xC0DE) as job:
+            bits[result] = whole(job, ops)
+            for member in job.communicators:
+                stats = member.stats()
+                counters, choice = stats["counters"], stats["choice"]
+                assert choice["result"] == result
+                assert counters["results_sent"] == ops * NUMEL // 1408 // ranks * (ranks - 1)
+                assert counters.get("results_at_once", 0) == (0 if result == "peers" else ops)
+                assert not set(stats["drops"]) - {"STALE_RESULT"}
+                calls[result] = sum(peer["calls"] for peer in stats["sent"].values())
+                if result != "peers":
+                    rows = choice["channels"][result]["packets"] - counters.get("group_tried", 0)
+                    assert rows == ops * NUMEL // 1408 // ranks
+                    assert choice["clones_failed"] == {}
+    for result in ("fanout", "multicast"):
+        for ours, theirs in zip(bits[result], bits["peers"], strict=True):
+            np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))
+        assert calls[result] < calls["peers"]
+
+
+@pytest.mark.parametrize("result", ["fanout", "multicast"])
+def test_losses_are_repaired_and_booked(tailbound_lab: Make, result: str) -> None:
+    ranks, ops = 3, 12
+    lab = tailbound_lab(workers=ranks, loss=0.01, seed=5)
+    with lab_team(lab, patient(**WIDE, result=result, quiet=20 * MS)) as job:
+        for op in range(ops):
+            inputs = gradients("U", ranks, NUMEL, seed=op)
+            for out, outcome in job.allreduce(inputs):
+                assert outcome.error is None
+                assert nmse(out, exact_mean(inputs)) <= 2e-2
+        assert all(job.each(lambda c: c.drain(PATIENCE)))
+        for member in job.communicators:
+            stats = member.stats()
+            assert stats["counters"]["results_at_once"] == ops
+            assert stats["counters"]["rows_repaired"] > 0
+            assert stats["delivered"] > 0.995
+            for stage in stats["ledger"].values():
+                assert all(balanced(entry) for entry in stage.values())
+            assert set(stats["drops"]) <= _LATE_OR_TWICE
+
+
+def test_auto_takes_multicast_from_a_switch_that_snoops(tailbound_lab: Make) -> None:
+    """Nothing is flooded: what arrives does so because every rank has joined."""
+    lab = tailbound_lab(workers=3)
+    snoop(lab)
+    with lab_team(lab, patient(**WIDE)) as job:
+        choices = chosen(job, "multicast", "multicast", "multicast")
+        assert len({choice["group"] for choice in choices}) == 1
+        whole(job, 3)
+        assert all(member.stats()["counters"]["results_at_once"] == 3 for member in job.communicators)
+    # they have left: a job of its own group needs its own members
+    with lab_team(lab, patient(**WIDE, group="239.200.1.2"), name="other") as job:
+        assert {choice["group"] for choice in chosen(job, *["multicast"] * 3)} == {"239.200.1.2"}
+        whole(job, 2)
+
+
+def test_auto_does_without_multicast_that_is_not_delivered(tailbound_lab: Make) -> None:
+    """A switch that drops it all; then one that leaves out one port: every rank decides for its own packets."""
+    lab = tailbound_lab(workers=3)
+    ports(lab, range(3), flood=False)
+    with lab_team(lab, patient(**WIDE)) as job:
+        chosen(job, "fanout", "fanout", "fanout", unreached=[{1, 2}, {0, 2}, {0, 1}])
+        whole(job, 2)
+        ports(lab, [0, 1], flood=True)
+        chosen(job, "fanout", "fanout", "multicast", unreached=[{2}, {2}, ()])
+        whole(job, 2)
+        ports(lab, [2], flood=True)
+        chosen(job, "multicast", "multicast", "multicast")
+        whole(job, 2)
+
+
+def test_multicast_that_stops_being_delivered_is_given_up(tailbound_lab: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tailbound.transport.reach.GOOD", 50 * MS)
+    lab = tailbound_lab(workers=3)
+    with lab_team(lab, patient(**WIDE)) as job:
+        chosen(job, "multicast", "multicast", "multicast")
+        ports(lab, [1], flood=False)
+        choices = chosen(job, "fanout", "multicast", "fanout")
+        assert "does not reach 1" in choices[0]["reason"]
+        counts = job[0].stats()
+        assert counts["event_counts"]["results_by"] >= 2
+        assert counts["counters"]["result_fallbacks"] >= 1
+        whole(job, 2)
+
+
+@pytest.mark.parametrize("result", ["fanout", "multicast"])
+def test_over_udp_every_peer_gets_its_own(tailbound_lab: Make, result: str) -> None:
+    lab = tailbound_lab(workers=3)
+    with lab_team(lab, patient(**WIDE, result=result), datapath="udp") as job:
+        choices = chosen(job, "peers", "peers", "peers")
+        assert "udp" in choices[0]["reason"]
+        assert job[0].stats()["counters"]["result_fallbacks"] == 1
+        whole(job, 2)
+
+
+def test_without_tc_every_peer_gets_its_own(tailbound_lab: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tailbound.errors import CapabilityError
+    from tailbound.kernel.fanout import Fanout
+
+    def refuse(*_: object, **__: object) -> Fanout:
+        raise CapabilityError("tc egress takes no program")
+
+    monkeypatch.setattr(Fanout, "attach", refuse)
+    lab = tailbound_lab(workers=3)
+    with lab_team(lab, patient(**WIDE, result="fanout")) as job:
+        choices = chosen(job, "peers", "peers", "peers")
+        assert "takes no program" in choices[0]["reason"]
+        whole(job, 2)
+
+
+def test_who_is_dead_gets_no_more_copies(tailbound_lab: Make) -> None:
+    """Cut off, a rank gets copies as long as its ring would have room for them, and then none."""
+    ranks, victim = 4, 2
+    lab = tailbound_lab(workers=ranks)
+    with lab_team(lab, hasty(**WIDE, result="fanout")) as job:
+        for op in range(3):
+            job.allreduce(gradients("U", ranks, NUMEL, seed=op))
+        lab.set_link(victim, up=False, link=Link.DATA)
+        others = [rank for rank in range(ranks) if rank != victim]
+
+        def live() -> list[list[int]]:
+            return [sorted(job[rank].stats()["choice"]["live"]) for rank in others]
+
+        wanted = [[p for p in others if p != rank] for rank in others]
+        for op in range(40):
+            job.allreduce(gradients("U", ranks, NUMEL, seed=op), ranks=others)
+            if live() == wanted:
+                break
+        assert live() == wanted
+        before = [job[rank].stats() for rank in others]
+        for op in range(3):
+            for out, _ in job.allreduce(gradients("U", ranks, NUMEL, seed=op), ranks=others):
+                assert np.isfinite(out).all()
+        for rank, old in zip(others, before, strict=True):
+            new = job[rank].stats()
+            assert new["counters"]["results_at_once"] == old["counters"]["results_at_once"] + 3
+            grown = {p: new["sent"][str(p)]["packets"] - old["sent"][str(p)]["packets"] for p in others if p != rank}
+            spared = new["sent"][str(victim)]["packets"] - old["sent"][str(victim)]["packets"]
+            rows = 3 * NUMEL // 1408 // ranks
+            assert min(grown.values()) >= 2 * rows
+            assert rows <= spared < rows + 40  # contributions, since owners are not shared out anew here
+        lab.set_link(victim, up=True, link=Link.DATA)

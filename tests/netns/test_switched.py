@@ -1,0 +1,110 @@
+"""All-reduces through the lab's summing switch, over xdp and udp workers: bits, faults, restarts, bytes."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lab_team import lab_team
+from support import MS, Team, exact_mean, gradients, hasty, nmse, patient
+from switched_team import switched_team
+from tailbound.lab import namespaces
+from tailbound.lab.cluster import Cluster
+from tailbound.lab.topology import Link
+from tailbound.transport.switch import switch_of
+
+pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
+
+Make = Callable[..., Cluster]
+NUMEL = 2 * 64 * 1408
+
+
+def through(lab: Cluster, settings: dict[str, Any], **options: Any) -> Any:
+    """A job whose rows go to the lab's switch."""
+    where = switch_of(None, lab.switch.environment)
+    return lab_team(lab, settings | {"switch": where}, cookie=lab.switch.entry.cookie, **options)
+
+
+def set_port(lab: Cluster, rank: int, state: str) -> None:
+    """A port of the switch goes down or up: unlike a blocked bridge port it stops what XDP forwards, too."""
+    argv = ["ip", "link", "set", Link.DATA.port(rank), state]
+    namespaces.call(lab.topology.switch, lambda: subprocess.run(argv, check=True), patient=True)
+
+
+def steady(job: Team, ops: int, numel: int = NUMEL) -> list[Any]:
+    """All-reduces in which nothing may be missing; results of each, those of rank 0."""
+    outs = []
+    for op in range(ops):
+        inputs = gradients("U", len(job), numel, seed=op)
+        results = job.allreduce(inputs)
+        for out, outcome in results:
+            assert outcome.delivered == outcome.expected
+            assert not outcome.late
+            np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
+        assert nmse(results[0][0], exact_mean(inputs)) <= 5e-3
+        outs.append(results[0][0])
+    return outs
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_bits_are_those_of_the_reference_switch_over_both_datapaths(tailbound_lab: Make, ranks: int) -> None:
+    lab = tailbound_lab(workers=ranks, switch=True)
+    settings = patient(width=1408, ring_mib=16.0)
+    for datapath in ("xdp", "udp"):
+        lab.switch.renew()
+        with through(lab, settings, datapath=datapath) as job:
+            assert {member.datapath for member in job.communicators} == {f"switch-{datapath}"}
+            found = steady(job, 3)
+        entry = lab.switch.entry
+        with switched_team(ranks, settings, cookie=entry.cookie, headroom=entry.headroom) as (job, _):
+            for ours, theirs in zip(found, steady(job, 3), strict=True):
+                np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))
+
+
+def test_losses_in_the_cables_are_made_good(tailbound_lab: Make) -> None:
+    lab = tailbound_lab(workers=3, switch=True, loss=0.02, seed=3)
+    with through(lab, patient(width=1408, ring_mib=16.0, quiet=5 * MS)) as job:
+        steady(job, 6)
+        counters = [member.stats()["counters"] for member in job.communicators]
+        assert sum(c.get("rows_sent_again", 0) for c in counters) > 0
+        assert sum(c.get("seal_deadline_hits", 0) for c in counters) == 0
+
+
+def test_a_switch_that_restarts_costs_a_bounded_time_and_no_wrong_sum(tailbound_lab: Make) -> None:
+    lab = tailbound_lab(workers=3, switch=True)
+    with through(lab, hasty(width=1408, ring_mib=16.0)) as job:
+        steady(job, 3)
+        for op in range(4):
+            inputs = gradients("U", 3, NUMEL, seed=op)
+            begun = time.monotonic()
+            if op == 1:
+                lab.switch.restart()
+            results = job.allreduce(inputs)
+            assert time.monotonic() - begun < job[0].config.bound / 1e9 + 10
+            assert all(np.isfinite(out).all() for out, _ in results)
+        assert nmse(results[0][0], exact_mean(inputs)) <= 5e-3
+
+
+def test_a_port_that_is_down_leaves_out_one_worker_and_holds_up_nobody(tailbound_lab: Make) -> None:
+    lab = tailbound_lab(workers=3, switch=True)
+    with through(lab, hasty(width=1408, ring_mib=16.0)) as job:
+        steady(job, 3)
+        set_port(lab, 2, "down")
+        for op in range(6):
+            inputs = gradients("U", 3, NUMEL, seed=op)
+            results = job.allreduce(inputs)
+            np.testing.assert_array_equal(results[0][0], results[1][0])
+        assert nmse(results[0][0], exact_mean(inputs[:2])) <= 5e-3
+        assert results[0][1].deadline_hits == 0  # nobody waits for it any more
+        set_port(lab, 2, "up")
+        for op in range(20):
+            inputs = gradients("U", 3, NUMEL, seed=op)
+            results = job.allreduce(inputs)
+            if all(nmse(out, exact_mean(inputs)) <= 5e-3 for out, _ in results):
+                return
+        pytest.fail("the worker does not come back")

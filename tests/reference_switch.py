@@ -1,0 +1,223 @@
+"""A switch in plain numpy for tests: a UDP socket and a thread that follow the rules of ``switch_cases`` for workers.
+
+It keeps what a real one keeps (slots with a tag, a bitmap, sums, a final mean) and nothing else, and loses, doubles or
+holds back packets on request, seeded. Workers differ by (address, port) here, since on loopback they share an address.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.wire import packets
+from tailbound.wire.check import check_packet
+from tailbound.wire.schema import (
+    EXPONENT_NONE,
+    HEADER_BYTES,
+    ROW_STEP,
+    VERSION,
+    Flag,
+    PacketType,
+    Verdict,
+    serial_distance,
+)
+
+
+@dataclass
+class Slot:
+    """One row."""
+
+    head: Any
+    sums: NDArray[np.uint16]
+    ranks: set[int]
+    need: int
+    result: bytes = b""  # once final
+
+
+@dataclass
+class Rules:
+    """What happens to packets, for one job; pure but for its slots.
+
+    Attributes:
+        cookie, ranks, headroom, rows, form: the job's entry.
+    """
+
+    cookie: int
+    ranks: int
+    headroom: int = 2
+    rows: int = 8192
+    form: str = "mean"
+    slots: dict[int, Slot] = field(default_factory=dict)
+    counts: Counter[Verdict] = field(default_factory=Counter)
+
+    def take(self, data: bytes) -> tuple[Verdict, bytes, bool]:
+        """Takes a UDP payload; returns its verdict, a result to send (or nothing), and whether it is for all."""
+        verdict, out, everybody = self._take(data)
+        self.counts[verdict] += 1
+        return verdict, out, everybody
+
+    def _take(self, data: bytes) -> tuple[Verdict, bytes, bool]:
+        if len(data) < HEADER_BYTES or len(data) % ROW_STEP:
+            return Verdict.BAD_LENGTH, b"", False
+        raw = np.frombuffer(data, np.uint8)
+        head, body = raw[:HEADER_BYTES].view(packets.HEADER_DTYPE)[0], raw[HEADER_BYTES:]
+        sender, kind = int(head["sender"]), int(head["type"])
+        for wrong, verdict in (
+            (not len(body) and kind in (PacketType.CONTRIBUTION, PacketType.RESULT), Verdict.BAD_LENGTH),
+            (head["version"] != VERSION, Verdict.BAD_VERSION),
+            (kind not in set(PacketType), Verdict.BAD_TYPE),
+            (int(head["cookie"]) != self.cookie, Verdict.WRONG_COOKIE),
+            (sender >= self.ranks, Verdict.UNKNOWN_RANK),
+            (int(check_packet(raw)) != int(head["check"]), Verdict.CORRUPT),
+            (int(head["owner"]) != self.ranks, Verdict.NOT_FOR_THIS_RANK),
+        ):
+            if wrong:
+                return verdict, b"", False
+        if kind == PacketType.PROBE:
+            echo = raw[:HEADER_BYTES].view(packets.HEADER_DTYPE).copy()
+            echo["type"], echo["owner"], echo["sender"] = PacketType.ECHO, sender, self.ranks
+            return Verdict.REFLECTED, packets.packet(echo, body.tobytes()), False
+        for wrong, verdict in (
+            (kind != PacketType.CONTRIBUTION, Verdict.BAD_TYPE),
+            (head["row"] >= head["rows"], Verdict.SLOT_OUT_OF_RANGE),
+            (head["shift"] > 0, Verdict.BAD_SHIFT),
+        ):
+            if wrong:
+                return verdict, b"", False
+        return self._add(head, body, sender)
+
+    def _add(self, head: Any, codes: NDArray[np.uint8], sender: int) -> tuple[Verdict, bytes, bool]:
+        at, flush = int(head["seq"]) % self.rows, bool(int(head["flags"]) & Flag.FLUSH)
+        slot = self.slots.get(at)
+        newer = serial_distance(int(head["seq"]), int(slot.head["seq"])) if slot is not None else 1
+        if slot is not None and newer < 0:
+            return Verdict.STALE_OP, b"", False
+        if slot is None or newer > 0:
+            if slot is not None and not slot.result:
+                self.counts[Verdict.ABANDONED] += 1
+            slot = self.slots[at] = Slot(head.copy(), codes.astype(np.uint16), {sender}, int(head["need"]))
+            verdict = Verdict.STORED
+        elif any(head[f] != slot.head[f] for f in ("op", "layout", "row", "rows")) or len(codes) != len(slot.sums):
+            return Verdict.LAYOUT_MISMATCH, b"", False
+        elif slot.result:
+            return Verdict.ANSWERED, slot.result, False
+        elif sender in slot.ranks:
+            if not flush:
+                return Verdict.DUPLICATE, b"", False
+            return Verdict.FLUSHED, self._release(slot, head), True
+        elif head["exponent"] != slot.head["exponent"]:
+            return Verdict.SCALE_MISMATCH, b"", False
+        else:
+            slot.sums += codes
+            slot.ranks.add(sender)
+            slot.need = max(slot.need, int(head["need"]))
+            verdict = Verdict.ADDED
+        if flush or len(slot.ranks) >= min(int(head["count"]) or self.ranks, self.ranks):
+            return verdict, self._release(slot, head), True
+        return verdict, b"", False
+
+    def _release(self, slot: Slot, head: Any) -> bytes:
+        count = len(slot.ranks)
+        e = int(slot.head["exponent"]) if slot.need == EXPONENT_NONE else slot.need + self.headroom
+        out = packets.header(
+            **{f: int(head[f]) for f in ("cookie", "op", "layout", "seq", "row", "rows", "map_id", "map_known")},
+            type=PacketType.RESULT, sender=self.ranks, owner=self.ranks, exponent=e, need=slot.need, count=count,
+            scale=float(slot.head["scale"]), contributed=(int(head["op"]) - 1) & 0xFFFFFFFF,
+            published=(int(head["op"]) - 1) & 0xFFFFFFFF,
+            flags=int(Flag.SUMS if self.form == "sums" else Flag.SWITCHED),
+        )  # fmt: skip
+        if self.form == "sums":
+            body = slot.sums.astype(">u2").tobytes()
+        else:
+            body = ((slot.sums.astype(np.int64) + count // 2) // count).astype(np.uint8).tobytes()
+        slot.result = packets.packet(out, body)
+        return slot.result
+
+
+class ReferenceSwitch:
+    """``Rules`` behind a UDP socket on loopback.
+
+    ``register`` tells it the job; until then it is a port at which nobody answers. ``trouble(sender, payload, result)``
+    returns how many copies of a packet to take (contribution, ``sender`` is its rank) or to send (result, to it).
+    """
+
+    def __init__(self, trouble: Callable[[int, bytes, bool], int] | None = None) -> None:
+        self.trouble = trouble or (lambda rank, data, result: 1)
+        self.rules: Rules | None = None
+        self.down = False  #: neither takes nor sends anything
+        self._workers: list[tuple[str, int]] = []
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, 33, 64 << 20)  # SO_RCVBUFFORCE where allowed
+        self._socket.bind(("127.0.0.1", 0))
+        self._socket.settimeout(0.05)
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """As ``Communicator(switch=)`` takes it."""
+        host, port = self._socket.getsockname()
+        return f"{host}:{port}"
+
+    def register(self, rules: Rules, workers: Sequence[tuple[str, int]]) -> None:
+        """The job's entry: rules, and (address, port) by rank."""
+        with self._lock:
+            self.rules, self._workers = rules, list(workers)
+
+    def restart(self) -> None:
+        """Forgets all slots, as a switch does whose program is loaded anew."""
+        with self._lock:
+            assert self.rules is not None
+            self.rules.slots.clear()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._over.set()
+        self._thread.join()
+        self._socket.close()
+
+    def __enter__(self) -> ReferenceSwitch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                data, source = self._socket.recvfrom(65536)
+            except TimeoutError:
+                continue
+            with self._lock:
+                if self.rules is not None and not self.down and source in self._workers:
+                    self._packet(data, self._workers.index(source))
+
+    def _packet(self, data: bytes, sender: int) -> None:
+        assert self.rules is not None
+        for _ in range(self.trouble(sender, data, False)):
+            _, out, everybody = self.rules.take(data)
+            for rank in range(len(self._workers)) if everybody else [sender]:
+                for _ in range(self.trouble(rank, out, True) if out else 0):
+                    self._socket.sendto(out, self._workers[rank])
+
+
+def shuffled(seed: int, loss: float = 0.0, twice: float = 0.0, *, results: bool = True, rows: bool = True) -> Any:
+    """A ``trouble`` that loses and doubles contributions (``rows``) and results."""
+    chance = random.Random(seed)
+
+    def trouble(rank: int, data: bytes, result: bool) -> int:
+        if not (results if result else rows):
+            return 1
+        return 0 if chance.random() < loss else 1 + (chance.random() < twice)
+
+    return trouble

@@ -1,0 +1,231 @@
+"""One burst for all: its turn among the others, its rate, its limits, and the books by rank."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+import pytest
+
+from queue_world import ADDRESS, STRIDE, Kernel, memory
+from tailbound.errors import ConfigError
+from tailbound.transport.pace import Limits, Pacer
+from tailbound.transport.probe import EVERY
+from tailbound.transport.queue import SendQueue
+from tailbound.transport.sender import Sender
+from tailbound.transport.shared import SHARED_MOST, Shared
+from tailbound.wire.schema import MAX_RANKS, PacketType
+
+C, R = PacketType.CONTRIBUTION, PacketType.RESULT
+LATER = 1 << 62
+MS = 1_000_000
+ALL = MAX_RANKS
+
+
+@pytest.fixture
+def shared(bound: socket.socket) -> Shared:
+    return Shared("fanout", bound, (ADDRESS, 7), (2, 3, 1))
+
+
+@pytest.fixture
+def faked(bound: socket.socket, shared: Shared) -> tuple[SendQueue, Kernel]:
+    sender = Sender([bound], dict.fromkeys((1, 2, 3), (ADDRESS, 9)))
+    assert sender.share(shared) == ALL
+    queue = SendQueue(sender)
+    return queue, Kernel(queue)
+
+
+def limited(queue: SendQueue, **rates: float) -> None:
+    """Gives rank 1, 2, ... a rate."""
+    for name, rate in rates.items():
+        rank = int(name[1:])
+        queue.pacer.paths[rank].rate = rate
+        queue.pacer.limited.add(rank)
+
+
+def test_it_leaves_once_and_counts_for_everybody(faked: tuple[SendQueue, Kernel], shared: Shared) -> None:
+    queue, kernel = faked
+    done: list[int] = []
+    queue.submit(7, R, [(ALL, memory(150))], LATER, done.append, 0)
+    assert kernel.taken == [(ALL, 64), (ALL, 64), (ALL, 22)]
+    assert done == [450]
+    sender = queue._sender
+    for rank in (1, 2, 3):
+        counts = sender.counts[rank]
+        assert (counts.packets, counts.bytes, counts.bursts, counts.lost) == (150, 150 * STRIDE, 0, 0)
+    assert (shared.counts.packets, shared.counts.bytes, shared.counts.bursts) == (150, 150 * STRIDE, 3)
+    assert sender.packets == 450
+
+
+def test_who_has_left_is_not_charged(faked: tuple[SendQueue, Kernel], shared: Shared) -> None:
+    queue, kernel = faked
+    kernel.script = [-1, errno.EAGAIN]
+    done: list[int] = []
+    queue.submit(7, R, [(ALL, memory(100))], LATER, done.append, 0)
+    shared.ranks = (2, 1)
+    queue.pump(1)
+    counts = queue._sender.counts
+    assert (counts[1].packets, counts[2].packets, counts[3].packets) == (100, 100, 64)
+    assert done == [3 * 64 + 2 * 36]
+
+
+def test_the_target_may_change_between_two_bursts(faked: tuple[SendQueue, Kernel], shared: Shared) -> None:
+    queue, _ = faked
+    assert queue._batch is not None
+    queue.submit(7, R, [(ALL, memory(1))], LATER, None, 0)
+    first = queue._batch._names[ALL].copy()
+    shared.target = (ADDRESS, 8)
+    queue.submit(8, R, [(ALL, memory(1))], LATER, None, 0)
+    assert (queue._batch._names[ALL] != first).any()
+
+
+def test_it_waits_for_what_is_older_for_any_of_its_ranks(faked: tuple[SendQueue, Kernel]) -> None:
+    queue, kernel = faked
+    limited(queue, r2=1e6)
+    queue.submit(7, C, [(1, memory(3)), (2, memory(50))], LATER, None, 10 * MS)
+    before = kernel.taken.copy()
+    assert (1, 3) in before
+    assert queue.packets > 0
+    queue.submit(7, R, [(ALL, memory(2))], LATER, None, 10 * MS)
+    assert kernel.taken == before
+    now = 10 * MS
+    while not queue.empty:
+        now = max(now + 1, queue.again)
+        queue.pump(now)
+    assert sum(n for rank, n in kernel.taken if rank == ALL) == 2
+    assert kernel.taken.index(next(t for t in kernel.taken if t[0] == ALL)) > max(
+        i for i, (rank, _) in enumerate(kernel.taken) if rank == 2
+    )
+
+
+def test_what_comes_later_for_one_rank_waits_for_it(faked: tuple[SendQueue, Kernel]) -> None:
+    queue, kernel = faked
+    kernel.always = errno.EAGAIN
+    queue.submit(6, R, [(ALL, memory(1))], LATER, None, 0)
+    queue.submit(7, R, [(1, memory(4))], LATER, None, 0)
+    kernel.always = 0
+    queue.pump(1)
+    assert kernel.taken == [(ALL, 1), (1, 4)]
+
+
+def test_it_goes_as_slowly_as_its_slowest_rank_and_all_pay(bound: socket.socket, shared: Shared) -> None:
+    pacer = Pacer((1, 2, 3), Limits(quantum=1 * MS))
+    queue = SendQueue(Sender([bound], dict.fromkeys((1, 2, 3), (ADDRESS, 9))), pacer)
+    queue._sender.share(shared)
+    kernel = Kernel(queue)
+    slow = 64 * STRIDE * 1000.0  # one burst a millisecond
+    limited(queue, r1=slow, r3=10 * slow)
+    now = 100 * MS
+    queue.submit(7, R, [(ALL, memory(640))], LATER, None, now)
+    while not queue.empty:
+        assert queue.again > now
+        now = queue.again
+        queue.pump(now)
+    assert sum(n for _, n in kernel.taken) == 640
+    assert now - 100 * MS >= 8 * MS  # a quantum may leave at once, and one before it is used up
+    assert queue.held > 0
+    assert pacer.grant(1, STRIDE, now)[0] <= 64
+    assert pacer.grant(3, STRIDE, now)[0] > 64
+
+
+def test_a_burst_that_is_cloned_here_costs_as_many(faked: tuple[SendQueue, Kernel], shared: Shared) -> None:
+    """So that one turn of the loop does not last N times as long."""
+    queue, kernel = faked
+    queue.submit(7, R, [(ALL, memory(64 * 100))], LATER, None, 0)
+    assert len(kernel.taken) == -(-128 // 3)
+    assert queue.again == 0 or not queue.empty
+    queue.pump(1)
+    queue.pump(2)
+    assert len(kernel.taken) == 100
+    shared.local = False
+    queue.submit(8, R, [(ALL, memory(64 * 100))], LATER, None, 0)
+    assert len(kernel.taken) == 200
+
+
+def test_refused_for_good_it_is_broken_and_lost_for_everybody(faked: tuple[SendQueue, Kernel], shared: Shared) -> None:
+    queue, kernel = faked
+    kernel.always = errno.ENETUNREACH
+    done: list[int] = []
+    queue.submit(7, R, [(ALL, memory(70))], LATER, done.append, 0)
+    assert done == [0]
+    assert shared.broken
+    assert shared.counts.errors == {"ENETUNREACH": 2}
+    assert [queue._sender.counts[rank].lost for rank in (1, 2, 3)] == [70, 70, 70]
+    assert queue._sender.counts[1].errors == {}
+
+
+def test_a_path_without_gso_gets_single_packets(faked: tuple[SendQueue, Kernel], shared: Shared) -> None:
+    queue, kernel = faked
+    kernel.script = [errno.EIO]
+    queue.submit(7, R, [(ALL, memory(5))], LATER, None, 0)
+    assert kernel.taken == [(ALL, 1)] * 5
+    assert not shared.broken
+    assert queue._sender.plain == {ALL}
+
+
+def test_stale_rows_are_lost_for_everybody(faked: tuple[SendQueue, Kernel]) -> None:
+    queue, kernel = faked
+    kernel.always = errno.EAGAIN
+    queue.submit(7, R, [(ALL, memory(3))], 100, None, 0)
+    queue.submit(8, R, [(ALL, memory(4))], LATER, None, 0, over=lambda rank: rank != 2)
+    queue.submit(9, R, [(ALL, memory(5))], LATER, None, 0, over=lambda rank: True)
+    kernel.always = 0
+    queue.pump(101)
+    assert kernel.taken == [(ALL, 4)]  # one rank still wants it
+    assert [queue._sender.counts[rank].lost for rank in (1, 2, 3)] == [8, 8, 8]
+
+
+def test_probes_follow_for_every_rank(faked: tuple[SendQueue, Kernel]) -> None:
+    class Probes:
+        def __init__(self) -> None:
+            self.counted: list[tuple[int, int]] = []
+
+        def take(self, now: int) -> list[tuple[int, int, int]]:
+            return []
+
+        def count(self, rank: int, size: int) -> None:
+            self.counted.append((rank, size))
+
+        def due(self, rank: int, now: int, is_limited: bool) -> bool:
+            return False
+
+    queue, _ = faked
+    probes = Probes()
+    queue.prober = probes  # type: ignore[assignment]
+    queue.submit(7, R, [(ALL, memory(64))], LATER, None, 0)
+    assert probes.counted == [(rank, 64 * STRIDE) for rank in (2, 3, 1)]
+    assert 64 * STRIDE < EVERY
+
+
+def test_clones_that_failed_are_taken_off(faked: tuple[SendQueue, Kernel], shared: Shared) -> None:
+    queue, _ = faked
+    queue.submit(7, R, [(ALL, memory(64))], LATER, None, 0)
+    counts = queue._sender.counts
+    shared.take_back(counts, [(2, 44, 44 * STRIDE)])
+    assert (counts[2].packets, counts[2].bytes, counts[2].lost) == (20, 20 * STRIDE, 44)
+    assert (counts[1].packets, counts[1].lost) == (64, 0)
+
+
+def test_burst_by_burst_every_rank_gets_its_own(bound: socket.socket, shared: Shared) -> None:
+    """A sender that is looked over (tests do that) knows no shared bursts."""
+    sender = Sender([bound], dict.fromkeys((1, 2, 3), (ADDRESS, 9)))
+    number, sent = sender.share(shared), []
+    queue = SendQueue(sender)
+
+    def watched(rank: int, view: memoryview | bytes, stride: int) -> int:
+        sent.append((rank, len(view) // stride))
+        return len(view) // stride
+
+    sender.send_burst = watched  # type: ignore[method-assign]
+    done: list[int] = []
+    queue.submit(7, R, [(number, memory(70))], LATER, done.append, 0)
+    assert sent == [(2, 64), (3, 64), (1, 64), (2, 6), (3, 6), (1, 6)]
+    assert done == [210]
+
+
+def test_there_is_room_for_two_kinds(faked: tuple[SendQueue, Kernel], bound: socket.socket) -> None:
+    queue, _ = faked
+    sender = queue._sender
+    assert sender.share(Shared("multicast", bound)) == MAX_RANKS + 1
+    with pytest.raises(ConfigError, match=f"{SHARED_MOST} shared"):
+        sender.share(Shared("third", bound))

@@ -1,0 +1,168 @@
+"""Which channel results leave over: facts in, choice, recipients and counters out; without any network of its own."""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support import gradients, patient, team
+from tailbound.collective import outlet
+from tailbound.collective.spread import Spread
+from tailbound.transport.choose import Facts
+from tailbound.transport.membership import Membership
+from tailbound.transport.queue import SendQueue
+from tailbound.transport.reach import Reach
+from tailbound.transport.sender import Sender
+from tailbound.transport.shared import Shared
+from tailbound.wire import packets
+from tailbound.wire.schema import MAX_RANKS, Flag, PacketType
+
+ADDRESS = "127.0.0.1"
+ROWS = np.zeros((5, 128), np.uint8)
+
+
+@pytest.fixture
+def job(bound: socket.socket) -> Any:
+    """Rank 0 of four, with both channels, as far as ``outlet`` looks at it."""
+    sender = Sender([bound], dict.fromkeys((1, 2, 3), (ADDRESS, 9)))
+    spread = Spread("auto", Facts(4), sender)
+    membership = Membership(4, 0)
+    told: list[tuple[int, Any, bytes]] = []
+    made = SimpleNamespace(
+        rank=0, ranks=4, peers=[1, 2, 3], gone=membership.gone, membership=membership, sender=sender, spread=spread,
+        queue=SendQueue(sender), counters=Counter(), told=told, events=[], cookie=7,
+        sequence=SimpleNamespace(upcoming=100 << 10, step_rows=100), store=SimpleNamespace(result_rows=1000),
+        peer_states=np.zeros(4, [("newest", np.uint32)]), marks=SimpleNamespace(contributed=5),
+        now=lambda: 10, emit=lambda *_, **fields: made.events.append(fields["result"]),
+        header=lambda kind, label, layout, **fields: packets.header(type=kind, cookie=7, sender=0, op=label, **fields),
+        tell=lambda rank, head, body=b"": told.append((rank, head, body)),
+    )  # fmt: skip
+    for name in ("fanout", "multicast"):
+        spread.add(Shared(name, bound, (ADDRESS, 9)))
+    spread.reach = Reach(made.peers)
+    spread.learn(fanout="", multicast="")
+    return made
+
+
+def test_results_leave_once_for_all_who_are_there(job: Any) -> None:
+    ((number, rows),) = outlet.runs(job, ROWS)
+    assert job.sender.shared[number].name == "fanout"
+    assert rows is ROWS
+    assert job.sender.shared[number].ranks == (1, 2, 3)
+    job.gone.add(2)
+    outlet.runs(job, ROWS)
+    assert job.sender.shared[number].ranks == (1, 3)
+    assert job.counters["results_at_once"] == 2
+    job.gone.add(3)  # nothing left to be sent to many
+    assert [rank for rank, _ in outlet.runs(job, ROWS)] == [1]
+
+
+def test_receivers_that_take_few_at_once_are_sent_to_in_turns(job: Any) -> None:
+    job.queue.limit = 2
+    assert [rank for rank, _ in outlet.runs(job, ROWS)] == [1, 2, 3]
+    assert job.counters["results_apart"] == 1
+
+
+def test_one_slow_link_does_not_slow_down_all(job: Any) -> None:
+    pacer = job.queue.pacer
+    for rank, rate, once in ((2, 1e8, False), (1, 3e8, False), (3, 1.9e8, False), (1, 1.5e8, True)):
+        pacer.paths[rank].rate = rate
+        pacer.limited.add(rank)
+        assert (len(outlet.runs(job, ROWS)) == 1) == once
+    pacer.paths[1].rate = 1e6
+    job.spread._wanted = "fanout"
+    assert len(outlet.runs(job, ROWS)) == 1  # asked for
+
+
+def test_the_dead_get_results_as_long_as_there_is_room_for_them(job: Any) -> None:
+    job.peer_states["newest"] = 100 << 10
+    for op in range(3):
+        job.membership.observe_contributions({2}, op, in_step=True, step=op)
+        job.membership.observe_results({2}, op, in_step=True, step=op)
+    assert job.membership.dead(100) == {2}
+    outlet.follow(job, 0)
+    assert job.spread.live == (1, 2, 3)
+    job.sequence.upcoming = 110 << 10  # eleven steps of 100 rows, in a ring of 1000
+    outlet.follow(job, 0)
+    assert job.spread.live == (1, 3)
+    job.membership.heard(2, 110)
+    outlet.follow(job, 0)
+    assert job.spread.live == (1, 2, 3)
+
+
+def test_a_refused_channel_is_left_until_the_live_set_changes(job: Any) -> None:
+    outlet.follow(job, 0)
+    fanout = job.spread.channel("fanout")
+    fanout.broken = True
+    fanout.counts.errors["EPERM"] = 1
+    assert len(outlet.runs(job, ROWS)) == 3  # at once
+    outlet._judge_broken(job)
+    assert job.spread.choice.result == "peers"
+    assert "EPERM" in job.spread.choice.reason
+    assert (job.events, job.counters["result_fallbacks"]) == (["peers"], 1)
+    job.gone.add(1)
+    outlet.follow(job, 0)
+    outlet._judge_broken(job)
+    assert job.spread.choice.result == "fanout"
+
+
+def test_multicast_is_taken_when_answers_say_so_and_left_for_a_new_peer(job: Any) -> None:
+    job.gone.add(3)
+    now = 10
+    for _ in range(100):
+        now = max(now, outlet.turn(job, now))
+        while job.told:
+            rank, head, _ = job.told.pop()
+            assert (int(head["flags"][0]), int(head["owner"][0])) == (Flag.REPEAT, rank)
+            answer = {"sender": rank, "seq": int(head["seq"][0]), "flags": 0}
+            outlet.take(job, answer, outlet._ANSWER.pack((1 << 64) - 1, 0))
+        if job.spread.reach.decided:
+            break
+    assert job.spread.choice.result == "multicast"
+    assert job.counters["group_tried"] == 16
+    assert job.sender.counts[1].packets == job.sender.counts[2].packets == 16
+    job.gone.discard(3)
+    outlet.follow(job, now)
+    assert job.spread.choice.result == "fanout"
+    assert "does not reach 3" in job.spread.choice.reason
+    assert job.spread.snapshot()["unreached"] == [3]
+
+
+def test_questions_are_answered_with_what_was_heard(job: Any) -> None:
+    for number in (4, 5, 7):
+        job.spread.ears.hear(2, number)
+    outlet.take(job, {"sender": 2, "seq": 7, "flags": int(Flag.REPEAT)}, b"")
+    ((rank, head, body),) = job.told
+    assert (rank, int(head["type"][0]), int(head["seq"][0]), int(head["flags"][0])) == (2, PacketType.GROUP, 7, 0)
+    assert outlet._ANSWER.unpack(body) == (0b1101, 0)
+    outlet.take(job, {"sender": 2, "seq": 7, "flags": 0}, b"short")  # no answer: refused in silence
+
+
+def test_failed_clones_are_taken_off_once(job: Any) -> None:
+    outlet.follow(job, 0)
+    number = job.spread.number()
+    assert number is not None
+    assert number >= MAX_RANKS
+    job.sender.took(number, 10, 1280, 1)
+    job.spread.fanout = SimpleNamespace(counts=lambda: {2: SimpleNamespace(packets_failed=4)})
+    outlet._take_back(job)
+    outlet._take_back(job)
+    counts = job.sender.counts[2]
+    assert (counts.packets, counts.bytes, counts.lost) == (6, 768, 4)
+    assert job.spread.snapshot()["clones_failed"] == {"2": 4}
+
+
+def test_over_udp_it_is_told_and_nothing_fails() -> None:
+    with team(3, patient(result="fanout")) as members:
+        for _, outcome in members.allreduce(gradients("U", 3, 5000, seed=1)):
+            assert outcome.delivered == outcome.expected
+        stats = members[0].stats()
+    assert stats["choice"]["result"] == "peers"
+    assert "udp" in stats["choice"]["reason"]
+    assert stats["counters"]["result_fallbacks"] == 1
+    assert stats["event_counts"]["results_by"] == 1

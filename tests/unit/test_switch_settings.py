@@ -1,0 +1,98 @@
+"""Where a job's switch is: addresses, slots, forms, cookies, and what is refused; and when it is left."""
+
+from __future__ import annotations
+
+import pytest
+
+from support import MemoryStore
+from tailbound.collective.communicator import Communicator
+from tailbound.errors import ConfigError
+from tailbound.transport.config import MS, Config
+from tailbound.transport.fallback import LONGEST_REST, REST, Fallback
+from tailbound.transport.switch import Switch, cookie_of, switch_of
+
+
+def test_the_environment_says_where_it_is() -> None:
+    environment = {"TAILBOUND_SWITCH": "198.18.252.1", "TAILBOUND_SWITCH_ROWS": "1024", "TAILBOUND_SWITCH_FORM": "sums"}
+    assert switch_of(None, environment) == Switch("198.18.252.1", 0, 1024, "sums")
+    assert switch_of("10.0.0.1:77", environment) == Switch("10.0.0.1", 77, 1024, "sums")
+    assert switch_of("10.0.0.1", {}) == Switch("10.0.0.1")
+
+
+def test_the_control_plane_draws_the_cookie() -> None:
+    assert cookie_of({"TAILBOUND_COOKIE": "0x7a11b0de"}) == 0x7A11B0DE
+    assert cookie_of({}) == 0
+    for text in ("0", "4294967296", "cake"):
+        with pytest.raises(ConfigError, match="TAILBOUND_COOKIE"):
+            cookie_of({"TAILBOUND_COOKIE": text})
+
+
+@pytest.mark.parametrize(
+    ("address", "environment", "words"),
+    [
+        (None, {}, "TAILBOUND_SWITCH"),
+        ("switch.example", {}, "dotted IPv4"),
+        ("10.0.0.1:door", {}, "port of the switch"),
+        ("10.0.0.1:70000", {}, "70000"),
+        ("10.0.0.1", {"TAILBOUND_SWITCH_ROWS": "1000"}, "power of two"),
+        ("10.0.0.1", {"TAILBOUND_SWITCH_FORM": "median"}, "mean, sums"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_to_do(
+    address: str | None, environment: dict[str, str], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        switch_of(address, environment)
+
+
+def test_sums_need_two_bytes_a_code() -> None:
+    assert Switch("10.0.0.1", form="sums").width(1408) == 704
+    assert Switch("10.0.0.1").width(1408) == 1408
+    with pytest.raises(ConfigError, match="too small"):
+        Switch("10.0.0.1", form="sums").width(64)
+
+
+def test_a_switch_may_take_narrower_rows_than_packets_have_room_for() -> None:
+    where = switch_of("10.0.0.1", {"TAILBOUND_SWITCH_FORM": "sums", "TAILBOUND_SWITCH_CODES": "512"})
+    assert (where.width(1408), where.width(256)) == (512, 128)
+    assert Switch("10.0.0.1", codes=512).width(1408) == 512
+    with pytest.raises(ConfigError, match="multiple of 64"):
+        Switch("10.0.0.1", codes=500)
+
+
+def test_a_job_and_its_switch_are_at_most_256_ranks() -> None:
+    Config(rank=0, ranks=255, switch=Switch("10.0.0.1"))
+    with pytest.raises(ConfigError, match="256 workers and their switch"):
+        Config(rank=0, ranks=256, switch=Switch("10.0.0.1"))
+
+
+def test_the_datapath_switch_needs_to_know_its_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TAILBOUND_SWITCH", raising=False)
+    with pytest.raises(ConfigError, match="TAILBOUND_SWITCH"):
+        Communicator(MemoryStore(), Config(rank=0, ranks=2), datapath="switch")
+
+
+def test_a_silent_switch_is_left_and_tried_again_ever_more_seldom() -> None:
+    fallback, now = Fallback(after=3), 0
+    assert fallback.observe(2, True, now)
+    assert not fallback.observe(3, True, now)
+    rests = []
+    for _ in range(9):
+        left = now
+        while not fallback.observe(3, False, now):
+            now += 100 * MS
+        rests.append(now - left)
+        assert fallback.observe(5, True, now)  # silent from before: does not count twice
+        assert not fallback.observe(6, True, now)
+    assert rests[0] == REST
+    assert rests[1] == 2 * REST
+    assert rests[-1] == LONGEST_REST
+
+
+def test_a_switch_that_went_on_for_long_is_trusted_again() -> None:
+    fallback = Fallback(after=3)
+    fallback.observe(3, True, 0)
+    assert fallback.observe(3, False, REST)
+    fallback.observe(0, True, 10 * REST)
+    assert not fallback.observe(3, True, 20 * REST)
+    assert fallback.observe(3, False, 21 * REST)
