@@ -511,7 +511,8 @@ class Node:
     def _note(self, op: SimOp, record: Record | None, why: str, in_step: bool) -> None:
         """As ``collective.timing.note`` and ``settle``."""
         if in_step:
-            self.deadlines.step(op.place.step, op.launched, self.world.now, last=op.place.layout.last)
+            cut = op.lost_1 > 0 or op.lost_2 > 0
+            self.deadlines.step(op.place.step, op.launched, self.world.now, last=op.place.layout.last, cut=cut)
             if op.start and self.sequence.stable:
                 waited = [p for p in self.membership.live if record is None or p not in record.abstained]
                 own = 0 if self.self_misses >= self.config.self_late_after or not op.own_present else op.own_in

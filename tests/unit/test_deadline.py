@@ -104,6 +104,32 @@ def test_where_deadlines_cut_off_too_much_they_grow_towards_what_most_take_and_s
     assert d.patience == 1.0
 
 
+def test_steps_cut_one_after_the_other_make_deadlines_longer_at_once() -> None:
+    """A single cut changes nothing: foreign bursts hit one step and leave the next alone."""
+    d = learned()
+    feed(d, WARM_UP_OPS, transfer=80 * MS, results=60 * MS, whole=160 * MS)
+    before = d.transfer(BIG), d.stage_two(BIG), d.receiver(BIG, []), d.advertised
+
+    def steps(first: int, cuts: list[bool]) -> None:
+        for step, cut in enumerate(cuts, first):
+            for last in (False, True):
+                d.step(step, 0, 0, last=last, cut=cut and last)
+
+    steps(0, [False, True, False, False, False, False, True])
+    assert d.slack == 1
+    assert (d.transfer(BIG), d.stage_two(BIG), d.receiver(BIG, []), d.advertised) == before
+    steps(7, [True])
+    assert d.slack == 1.25
+    assert d.transfer(BIG) == pytest.approx(before[0] * d.slack, rel=1e-6)
+    assert d.stage_two(BIG) == pytest.approx(before[1] * d.slack, rel=1e-6)
+    assert d.advertised > before[3]
+    steps(8, [True] * 20)
+    assert d.slack == 2
+    steps(28, [False] * 100)
+    assert d.slack == 1
+    assert (d.transfer(BIG), d.stage_two(BIG), d.receiver(BIG, []), d.advertised) == before
+
+
 def test_a_late_majority_uses_up_the_margin_and_no_more() -> None:
     d = learned()
     for step in range(40):

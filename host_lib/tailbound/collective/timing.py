@@ -133,7 +133,8 @@ def note(job: Job, op: Op, why: str, now: int) -> None:
         return
     in_step = job.steps.in_step and not op.overtaken
     if in_step:
-        job.deadlines.step(op.place.step, op.launch.launched, now, last=op.place.layout.last)
+        cut = op.lost_1 > 0 or op.lost_2 > 0
+        job.deadlines.step(op.place.step, op.launch.launched, now, last=op.place.layout.last, cut=cut)
     pending = job.pending
     crowded = bool(pending) and op.start - pending[-1].start < _APART and job.deadlines.warm(flow_bytes(op))
     if in_step and op.start and job.sequence.stable and not op.cold and not op.outcome.skipped and not crowded:

@@ -29,6 +29,9 @@ _USUAL_STEPS = 7
 #: Share of the rows that deadlines may cut off before patience grows (smoothed over ``_LOST_OPS``), its growth an op,
 #: and its decline below half of that.
 _LOST_MOST, _LOST_OPS, _IMPATIENCE, _PATIENCE, _PATIENCE_MOST = 0.02, 32, 0.98, 1.1, 8.0
+#: Steps running that deadlines cut before these get longer at once, by how much a step and in all, and what part of a
+#: step one that was not cut takes back. What samples say comes two steps late, and a median four more.
+_RUN, _RUN_FACTOR, _RUN_MOST, _RUN_BACK = 1.0, 1.25, 2.0, 0.25
 #: Ops of a size before its deadlines are trusted (rule 26), and before they are better than none: in between they are
 #: so many times as long. An op whose deadline is needed there would otherwise take seconds.
 WARM_UP_OPS, _FEW_OPS, _CAUTION = 20, 5, 4
@@ -175,6 +178,7 @@ class Deadlines:
         self._largest = 0
         self._step_times, self._computes = Window(_STEPS_KEPT), Window(_STEPS_KEPT)
         self._step, self._launched, self._finished = -1, 0, 0
+        self._run, self._cut = 0.0, False  # steps running that deadlines cut, about, before this one; this one
         self._quiet, self._regret = float(_QUIET_FIRST), 0.0
         self._lost, self.patience = 0.0, 1.0
         self._rtts: deque[int] = deque(maxlen=_RTTS)
@@ -225,20 +229,25 @@ class Deadlines:
         elif self._lost < _LOST_MOST / 2:
             self.patience = max(1.0, self.patience * _IMPATIENCE)
 
-    def step(self, step: int, launched: int, finished: int, *, last: bool) -> None:
+    def step(self, step: int, launched: int, finished: int, *, last: bool, cut: bool = False) -> None:
         """An op of ``step`` is over: what a step takes, and how much of it is computing (rules 3, 4).
 
         Args:
             step: its number.
             launched, finished: when its own launch came and when it ended.
             last: whether the step ends with it.
+            cut: a deadline cut off rows that were coming.
         """
         if step != self._step:
+            self._run = self._run + 1 if self._cut else max(0.0, self._run - _RUN_BACK)
+            self._cut = False
             if self._launched and step == self._step + 1:
                 self._step_times.add(max(0, launched - self._launched))
             else:
                 self._finished = 0
             self._step, self._launched = step, launched
+        self._cut |= cut
+        self._advertised = self.stage_one(self._largest)
         if last:
             if self._finished:
                 self._computes.add(max(0, launched - self._finished))
@@ -256,6 +265,16 @@ class Deadlines:
         those.
         """
         return min(self._rtts, default=0)
+
+    @property
+    def slack(self) -> float:
+        """By how much deadlines are longer now than what was learned says.
+
+        Foreign bursts hit one step and leave the next alone; steps that are cut one after the other say that the pace
+        is another now, and what is learned follows that late.
+        """
+        running = self._run + self._cut
+        return float(min(_RUN_MOST, _RUN_FACTOR ** max(0.0, running - _RUN)))
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
@@ -294,7 +313,7 @@ class Deadlines:
         size = self._near(flow_bytes)
         if size is None:
             return 0
-        return int(size.per_byte.bound(self.patience) * flow_bytes * _MARGIN) >> 20
+        return int(size.per_byte.bound(self.patience) * flow_bytes * _MARGIN * self.slack) >> 20
 
     def stage_one(self, flow_bytes: int) -> int:
         """The own D1 for flows of ``flow_bytes`` bytes (rules 4, 26)."""
@@ -312,7 +331,7 @@ class Deadlines:
         size = self._known(flow_bytes)
         if size is None or not len(size.results):
             return self._config.stage_max
-        return self._careful(size, int(self._scaled(size, size.results, flow_bytes) * _MARGIN))
+        return self._careful(size, int(self._scaled(size, size.results, flow_bytes) * _MARGIN * self.slack))
 
     def _scaled(self, size: _Size, lengths: Durations, flow_bytes: int) -> int:
         """A bound learned from ``size`` for flows that may be larger."""
@@ -382,7 +401,7 @@ class Deadlines:
         size = self._near(flow_bytes)
         if self._config.deadline_2 or size is None or size.ops < WARM_UP_OPS or not len(size.whole):
             return last_seal + second
-        whole = int(self._scaled(size, size.whole, flow_bytes) * _MARGIN_WHOLE)
+        whole = int(self._scaled(size, size.whole, flow_bytes) * _MARGIN_WHOLE * self.slack)
         return max(last_seal + LEAST, min(last_seal + second, whole))
 
     def _fitted(self, flow_bytes: int, largest: int) -> int:
