@@ -59,7 +59,7 @@ def _stopped(folder: Path, ring_mib: float, missed: int, steps: int) -> dict[str
 
 
 def _same_in_the_end(back: dict[str, Any]) -> None:
-    assert len({digest for digest, sound, _ in back["digests"] if sound}) <= 1
+    assert len({digest for digest, sound, _ in back["digests"] if sound}) <= 1, back["digests"]
     assert len({digest for digest, _, synchronised in back["digests"] if synchronised}) == 1, back["digests"]
 
 

@@ -30,6 +30,7 @@ class World:
         self.models = []
         self.ranks: list[Any] = []
         self.live = set(range(ranks))
+        self.views: dict[int, set[int]] = {}  # of ranks that know of others than ``live``
         self.step = -1
         self._threads = ThreadPoolExecutor(ranks)
         settings = {"period": 0, "threshold": 1e9, "share": 1e6} | settings
@@ -38,7 +39,7 @@ class World:
             torch.nn.init.ones_(net.weight)
             self.models.append(net)
             path.start(COOKIE, rank, [("127.0.0.1", one.port) for one in self.paths])
-            peers: Callable[[], list[int]] = lambda rank=rank: sorted(self.live - {rank})  # type: ignore[misc]  # noqa: E731
+            peers: Callable[[], list[int]] = lambda rank=rank: sorted(self.views.get(rank, self.live) - {rank})  # type: ignore[misc]  # noqa: E731
             self.ranks.append(Resync(path, Replica(net), rank, ranks, COOKIE, peers, **settings))
 
     def __getitem__(self, rank: int) -> Any:
@@ -121,6 +122,25 @@ def test_ranks_that_are_all_damaged_take_turns(ranks: int) -> None:
         assert w.equal()
         assert all(one.sound for one in w.ranks)
         assert sum(w.counts("slices_taken")) == 4 * (ranks - 1)
+
+
+@pytest.mark.parametrize("since", [2, 15, 17])
+def test_ranks_that_know_of_different_ones_do_not_take_themselves_for_equal(since: int) -> None:
+    """They take turns with others and so get other slices; a rank that some hold for dead is such a case."""
+    with world(3, period=16) as w:
+        w.run(2)
+        for rank in range(3):
+            w.damage(rank, 0.1 * (rank + 1))
+        w.run(since - 2)
+        w.views[0] = {0, 1}
+        for _ in range(21 - since):
+            w.run(1)
+            weights = {one.weight.data.numpy().tobytes() for one, r in zip(w.models, w.ranks, strict=True) if r.sound}
+            assert len(weights) <= 1
+        del w.views[0]
+        w.run(20)
+        assert w.equal()
+        assert all(one.sound for one in w.ranks)
 
 
 def test_damage_during_a_round_leaves_the_rank_unsound() -> None:

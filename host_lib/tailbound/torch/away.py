@@ -45,6 +45,8 @@ def apply_finished(state: TailboundState, communicator: Communicator, act: Calla
         for outcome in outcomes:
             state.note(outcome)
         state.ended = step_of(outcomes[-1].label)
+        if state.resync is not None and state.rank in communicator.job.sequence.map_at(state.ended).owners:
+            state.resync.unsound()  # the averages have its own rows, which came too late for the others
         with gradients(buckets, averages):
             act()
         applied += 1

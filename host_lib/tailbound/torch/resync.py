@@ -9,12 +9,14 @@ each other (1 KiB and one slice a step), and take slices from a sound rank or, w
   ``period`` steps, and in the next window when the drift is above ``threshold`` here or at a rank that was asked.
 - A slice is taken at the boundary after step s, when both replicas stand after the same step; the receiver waits for it
   for a small part of a step. What does not come is taken in another round, from another donor.
-- A rank that got all slices of a round is sound again if the donors were either all sound, or none of the ranks was.
+- A rank that got all slices of a round is sound again if the donors were either all sound, or none of the ranks was
+  and all of them went by the same set of live ranks: who takes turns with others has other slices.
 - Nothing is collective, nobody waits for more than one peer, and every wait ends by itself.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import queue
 import statistics
@@ -22,9 +24,9 @@ import struct
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +43,7 @@ log = logging.getLogger("tailbound")
 
 _ASK = struct.Struct("!IHB")
 _WHOLE = struct.Struct("!IIB")
-_MARK = struct.Struct("!B8s32s")
+_MARK = struct.Struct("!B8s8s32s")
 _SOUND, _WANTS = 1, 2
 #: Seconds that a donor waits for its own step to end before it refuses, and in steps if these are long.
 _PATIENCE, _PATIENT_STEPS = 5.0, 4
@@ -63,6 +65,15 @@ class _Slot:
     digest: bytes | None = None
     layout: bytes = b""
     sound: bool = False
+    view: bytes = b""
+
+
+class _Said(NamedTuple):
+    """What a rank has said of itself in a step: whether it is sound, and the digest of its members (``_view``)."""
+
+    step: int
+    sound: bool
+    view: bytes
 
 
 @dataclass
@@ -71,12 +82,13 @@ class _Round:
 
     ``sound``: slices are taken from sound ranks only, else from all in turn. ``counts``: every donor was what this
     round is about, so that who has all slices is equal to the others. ``missed``: ops with missing results when it
-    began. ``equal``: slices that are equal now.
+    began. ``members``: who takes turns. ``equal``: slices that are equal now.
     """
 
     sound: bool
     counts: bool
     missed: int
+    members: frozenset[int]
     equal: set[int] = field(default_factory=set)
 
 
@@ -114,7 +126,7 @@ class Resync:
         self._round: _Round | None = None
         self._ending: _Round | None = None
         self._slot: _Slot | None = None
-        self._heard: dict[int, tuple[int, bool]] = {}  # rank: step in which it said whether it is sound
+        self._heard: dict[int, _Said] = {}
         self._told = False
         self._stretch = 1
         self._durations: deque[float] = deque(maxlen=32)
@@ -212,23 +224,26 @@ class Resync:
 
     def _begin_round(self, step: int) -> None:
         """From sound ranks if one is known; else from all in turn, which counts only if none can be sound."""
-        heard, live = self._said(step), set(self._live())
-        sound = any(heard.get(r, False) for r in live)
-        self._round = _Round(sound, sound or live <= heard.keys(), self._missed)
+        said, members = self._said(step), frozenset({*self._live(), self._rank})
+        others = members - {self._rank}
+        sound = any(said[r].sound for r in others & said.keys())
+        alike = others <= said.keys() and all(said[r].view == _view(members) for r in others)
+        self._round = _Round(sound, sound or alike, self._missed, members)
         self._told = False
         self.counters["rounds"] += 1
 
-    def _said(self, step: int) -> dict[int, bool]:
-        """Ranks that said lately whether they are sound."""
+    def _said(self, step: int) -> dict[int, _Said]:
+        """What ranks have said lately."""
         fresh = 4 * max(self.replica.slices, self._ranks)
-        return {rank: sound for rank, (when, sound) in self._heard.items() if step_distance(step, when) < fresh}
+        return {rank: said for rank, said in self._heard.items() if step_distance(step, said.step) < fresh}
 
     def _donor(self, held: _Round, turn: int, step: int) -> int:
         """Who gives a slice in this turn, maybe this rank itself; -1 if nobody can."""
-        heard, live = self._said(step), {*self._live(), self._rank}
         order = [(turn + i) % self._ranks for i in range(self._ranks)]
-        fit = [r for r in order if r in live and (heard.get(r, False) or not held.sound)]
-        return fit[0] if fit else -1
+        if not held.sound:
+            return next(r for r in order if r in held.members)
+        said, live = self._said(step), set(self._live())
+        return next((r for r in order if r in live and r in said and said[r].sound), -1)
 
     def _wait(self) -> float:
         step = statistics.median(self._durations) if self._durations else 0.0
@@ -249,6 +264,8 @@ class Resync:
             self._round.counts = False
             if not slot.sound:
                 return
+        elif self._round is not None and not slot.sound and slot.view != _view(self._round.members):
+            self._round.counts = False
         if self.replica.layout(which) != slot.layout:
             counters["slices_unlike"] += 1
             return
@@ -348,7 +365,8 @@ class Resync:
         """
         until = time.monotonic() + timeout
         peers = [r for r in self._rotated(step) if r >= 0]
-        peers.sort(key=lambda r: not self._said(step).get(r, False))
+        said = self._said(step)
+        peers.sort(key=lambda r: r not in said or not said[r].sound)
         for rank in peers:
             left = until - time.monotonic()
             stands = self._adopt(rank, step, left, or_later=True) if left > 0 else None
@@ -375,9 +393,11 @@ class Resync:
         if now is not None and step_distance(now, slot.step) > 0:  # an answer has taken too long
             self.counters["unanswered"] += 1
             return
-        flags, layout, digest, bins = self._ask_mark(slot.donor, slot.step, slot.which, slot.measure, self._patience)
+        flags, slot.view, layout, digest, bins = self._ask_mark(
+            slot.donor, slot.step, slot.which, slot.measure, self._patience
+        )
         slot.sound = bool(flags & _SOUND)
-        self._heard[slot.donor] = slot.step, slot.sound
+        self._heard[slot.donor] = _Said(slot.step, slot.sound, slot.view)
         if flags & _WANTS:
             self._told = True
         slot.layout, slot.digest = layout, digest
@@ -393,13 +413,13 @@ class Resync:
 
     def _ask_mark(
         self, rank: int, step: int, which: int, bins: bool, timeout: float
-    ) -> tuple[int, bytes, bytes, NDArray[Any] | None]:
+    ) -> tuple[int, bytes, bytes, bytes, NDArray[Any] | None]:
         most = _MARK.size + 4 * BINS
         body = self._reliable.pull(rank, "mark", _ASK.pack(step, which, bins), timeout, most)
         if len(body) not in (_MARK.size, most):
             raise TransportError(f"rank {self._rank}: rank {rank} answers {len(body)} bytes instead of a mark")
-        flags, layout, digest = _MARK.unpack_from(body)
-        return flags, layout, digest, np.frombuffer(body, ">f4", offset=_MARK.size) if len(body) == most else None
+        flags, view, layout, digest = _MARK.unpack_from(body)
+        return flags, view, layout, digest, np.frombuffer(body, ">f4", offset=_MARK.size) if len(body) == most else None
 
     # -- answering, in threads of the reliable path
 
@@ -415,7 +435,9 @@ class Resync:
         step, which, bins = self._asked(request)
         with self.moment.reading(step, self._patience):
             flags = _SOUND * self.sound | _WANTS * self._drifted
-            parts = [_MARK.pack(flags, self.replica.layout(which), self.replica.digest(which))]
+            held = self._round
+            view = _view(held.members if held is not None else {*self._live(), self._rank})
+            parts = [_MARK.pack(flags, view, self.replica.layout(which), self.replica.digest(which))]
             if bins:
                 sketch, _ = self.replica.sketch(which, seed_of(self._cookie, step))
                 parts.append(sketch.astype(">f4").tobytes())
@@ -436,3 +458,8 @@ class Resync:
             slices = [part for which in range(self.replica.slices) for part in self.replica.copy(which)]
         self.counters["whole_given"] += 1
         return [_WHOLE.pack(stands, len(told), sound), told, *slices]
+
+
+def _view(members: Iterable[int]) -> bytes:
+    """8 bytes that tell whether two ranks go by the same members."""
+    return hashlib.blake2b(bytes(sorted(members)), digest_size=8).digest()
