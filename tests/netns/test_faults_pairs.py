@@ -44,11 +44,11 @@ SETTINGS: dict[str, Any] = {
     "width": WIDTH,
     "ring_mib": 8.0,
     "rotate": False,
-    "deadline_1": 250 * MS,
-    "deadline_2": 250 * MS,
+    "deadline_1": 400 * MS,
+    "deadline_2": 400 * MS,
     "stage_max": 5000 * MS,  # of cold ops, on a loaded machine
     "start_max": 2000 * MS,
-    "quiet": 5 * MS,
+    "quiet": 30 * MS,  # a healthy rank's thread may be without a core for a while
 }
 #: Slow enough for a rank's rows to take half a second after the first burst, which tbf lets through.
 SLOW = 4_000_000

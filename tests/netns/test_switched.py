@@ -108,3 +108,25 @@ def test_a_port_that_is_down_leaves_out_one_worker_and_holds_up_nobody(tailbound
             if all(nmse(out, exact_mean(inputs)) <= 5e-3 for out, _ in results):
                 return
         pytest.fail("the worker does not come back")
+
+
+def test_a_job_that_the_switch_has_lost_goes_on_rank_to_rank_and_comes_back(
+    tailbound_lab: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tailbound.transport.fallback.REST", 1500 * MS)
+    lab = tailbound_lab(workers=3, switch=True)
+    with through(lab, hasty(width=1408, ring_mib=16.0)) as job:
+        steady(job, 3)
+        assert lab.switch.remove(lab.switch.entry.cookie)
+        end = time.monotonic() + 60
+
+        def until(owners: tuple[int, ...]) -> None:
+            op, error = 0, 1.0
+            while job[0].job.map.owners != owners or error > 5e-3:
+                assert time.monotonic() < end, (job[0].job.map, error)
+                inputs = gradients("U", 3, NUMEL, seed=op)
+                error, op = nmse(job.allreduce(inputs)[0][0], exact_mean(inputs)), op + 1
+
+        until((0, 1, 2))
+        lab.switch.restart()
+        until((3,))

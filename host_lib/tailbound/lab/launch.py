@@ -86,37 +86,41 @@ class _Stopper:
 
     def __init__(self, processes: Sequence[subprocess.Popen[bytes]], grace: float) -> None:
         self._processes, self._grace = processes, grace
-        self._steps: list[tuple[float, signal.Signals]] = []
+        self._steps: list[signal.Signals] = []
+        self._due = 0.0
 
     @property
     def active(self) -> bool:
         return bool(self._steps)
 
     def begin(self, first: int) -> None:
-        now = time.monotonic()
-        ladder = [signal.Signals(first), signal.SIGTERM, signal.SIGKILL]
-        if ladder[0] == signal.SIGTERM:
-            del ladder[0]
-        self._steps = [(now + i * self._grace, number) for i, number in enumerate(ladder)]
+        self._steps = [signal.Signals(first), signal.SIGTERM, signal.SIGKILL]
+        if first == signal.SIGTERM:
+            del self._steps[0]
+        self._due = 0.0
         self.step()
 
     def kill(self) -> None:
-        self._steps = [(0.0, signal.SIGKILL)]
+        self._steps, self._due = [signal.SIGKILL], 0.0
         self.step()
 
     def step(self) -> None:
-        """Send what is due. The last rung stays, for children that a rank leaves behind."""
-        while self._steps and self._steps[0][0] <= time.monotonic():
-            number = self._steps[0][1]
+        """Send what is due: one rung at a time, so that a late call takes nothing from the ranks' grace.
+
+        The last rung stays, for children that a rank leaves behind.
+        """
+        if self._steps and self._due <= time.monotonic():
+            number = self._steps[0]
             for process in self._processes:
                 if process.poll() is None:
                     with suppress(ProcessLookupError):
                         os.killpg(process.pid, number)
                         os.killpg(process.pid, signal.SIGCONT)  # a stopped process takes no signal but this
             if len(self._steps) == 1:
-                self._steps = [(float("inf"), signal.SIGKILL)]
+                self._due = float("inf")
             else:
                 del self._steps[0]
+                self._due = time.monotonic() + self._grace
 
 
 def _status(process: subprocess.Popen[bytes]) -> int:
