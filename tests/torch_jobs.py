@@ -200,11 +200,6 @@ def refusals(rank: int) -> None:
         dist.barrier()
     refused(Exception, "transport is closed", lambda: state.average(0, torch.zeros(3), True))
 
-    sparse = DDP(nn.EmbeddingBag(50, 8, sparse=True, mode="sum"))
-    with register(sparse, **PATIENT):
-        refused(Exception, "sparse", lambda: sparse(torch.arange(6).view(2, 3)).sum().backward())
-        dist.barrier()
-
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         net = DDP(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), find_unused_parameters=True)

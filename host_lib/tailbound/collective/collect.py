@@ -7,6 +7,7 @@ import numpy as np
 from tailbound.codec.decode import decode
 from tailbound.codec.hashing import seed_of
 from tailbound.codec.scale import warm_exponents
+from tailbound.codec.scratch import Scratch
 from tailbound.collective import switched, watch
 from tailbound.collective.job import Job
 from tailbound.collective.mend import ask_results, gather, last_call, owed, settle_results
@@ -102,30 +103,47 @@ def _finish(job: Job, op: Op, why: Why) -> None:
         _suspect(job, op, by_owner)
         if why == "deadline":
             _cut(job, op, by_owner)
-    outcome.failed_groups = int(
-        decode(
+    out, seed, rotate = op.launch.out, seed_of(job.cookie, op.label), op.rotate
+
+    def part(scratch: Scratch, groups: tuple[int, int]) -> int:
+        return decode(
             job.store.results,
             b.results,
             b.source,
             b.row_scale,
             shape,
-            seed_of(job.cookie, op.label),
-            job.scratch,
-            op.launch.out,
-            rotate=op.rotate,
+            seed,
+            scratch,
+            out,
+            rotate=rotate,
+            groups=groups,
             counts=counts,
         )
-    )
+
+    outcome.failed_groups = sum(job.lanes.each(shape.groups, part))
+    empty = outcome.failed_groups == shape.groups
+    if empty:
+        _nothing_came(job, op)
     if outcome.failed_groups:
         job.counters["failed_groups"] += outcome.failed_groups
     watch.collected(job, op, by_owner)
     _settle_scales(job, op)
     outcome.label = op.label
     outcome.late = outcome.late or (not op.own_present and not outcome.abstained and not op.silent)
-    outcome.skipped |= op.overtaken and outcome.failed_groups == shape.groups
+    outcome.skipped |= op.overtaken and empty
     op.spans.finished = job.now()
     op.finished = True
     note(job, op, why, job.now())
+
+
+def _nothing_came(job: Job, op: Op) -> None:
+    """Whether no rank had anything to bring: then nobody has more of this op than this rank."""
+    outcome = op.outcome
+    brought = not (outcome.abstained or outcome.unsent or op.silent)
+    agreed = not brought and bool(job.waited_for) and op.abstainers.issuperset(job.waited_for)
+    if agreed:
+        outcome.missed = 0
+    outcome.void = agreed or outcome.abstained
 
 
 def _cut(job: Job, op: Op, by_owner: np.ndarray) -> None:

@@ -24,6 +24,7 @@ import tailbound
 from tailbound.codec.shape import GROUP_ROWS, layout_tag, shape_for
 from tailbound.collective import jump, outlet, report
 from tailbound.collective.job import Job
+from tailbound.collective.lanes import cores_here, lanes_for
 from tailbound.collective.messages import READY_BYTES
 from tailbound.collective.op import Launch, Outcome
 from tailbound.collective.outlet import open_outlets
@@ -104,6 +105,7 @@ class Communicator:
             except BaseException:
                 if hasattr(self, "job"):
                     outlet.close(self.job)
+                    self.job.lanes.close()
                 self.reliable.close()
                 raise
         except BaseException:
@@ -153,6 +155,9 @@ class Communicator:
             everybody.append((switch.address, switch.port or self.config.port))
         endpoints = {rank: endpoint for rank, endpoint in enumerate(everybody) if rank != self.config.rank}
         path.set_endpoints(everybody)
+        here = sum(host == address[0] for host, _ in everybody[: self.config.ranks])
+        lanes = lanes_for(self.config.codec_threads, cores_here(), here)
+        self.config = dataclasses.replace(self.config, codec_threads=lanes)
         # the udp datapath knows its peers by port, too
         alone = all(g.datapath != "udp" for g in self.greetings) and endpoints
         sockets = path.sending(len(endpoints)) if alone else [path.socket]
@@ -366,6 +371,7 @@ class _Merge:
         whole.clipped += outcome.clipped
         whole.overwritten += outcome.overwritten
         whole.skipped |= outcome.skipped
+        whole.void |= outcome.void
         whole.abstained |= outcome.abstained
         whole.late |= outcome.late
         whole.missing |= outcome.missing

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from tailbound.codec.encode import encode, measure
+from tailbound.codec.encode import Encoded, encode, measure
 from tailbound.codec.hashing import seed_of
 from tailbound.codec.scale import cold_exponents
+from tailbound.codec.scratch import Scratch
+from tailbound.codec.shape import Shape
 from tailbound.collective import switched, traffic
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
@@ -92,7 +94,7 @@ def _agree(job: Job, op: Op, now: int) -> int:
     if not op.needs_own:
         seed = seed_of(job.cookie, op.label)
         shape = op.place.layout.shape
-        finite = measure(op.launch.data, shape, seed, job.scratch, op.buffers.need, rotate=op.rotate)
+        finite = _measure(job, op, seed, shape)
         op.needs_own, op.cold_since = True, now
         if not finite:
             op.buffers.need[:] = EXPONENT_NONE
@@ -119,34 +121,51 @@ def _agree(job: Job, op: Op, now: int) -> int:
     return -1
 
 
+def _measure(job: Job, op: Op, seed: int, shape: Shape) -> bool:
+    assert op.launch is not None
+    data, need, rotate = op.launch.data, op.buffers.need, op.rotate
+    return all(
+        job.lanes.each(
+            shape.groups,
+            lambda scratch, groups: measure(data, shape, seed, scratch, need, rotate=rotate, groups=groups),
+        )
+    )
+
+
 def _encode(job: Job, op: Op) -> None:
     assert op.launch is not None
     op.spans.encoding = job.now()
     b, place = op.buffers, op.place
     shape = place.layout.shape
-    finite, clipped = encode(
-        op.launch.data,
-        shape,
-        seed_of(job.cookie, op.label),
-        job.rank,
-        0 if op.switched else job.shift_cap,
-        b.exponents,
-        b.packets,
-        place.placement.position,
-        b.partials,
-        job.scratch,
-        b.need,
-        b.shift,
-        b.skipped,
-        rotate=op.rotate,
-    )
-    if not finite:
+    data, seed, cap, rotate = op.launch.data, seed_of(job.cookie, op.label), job.shift_cap, op.rotate
+
+    def part(scratch: Scratch, groups: tuple[int, int]) -> Encoded:
+        return encode(
+            data,
+            shape,
+            seed,
+            job.rank,
+            0 if op.switched else cap,
+            b.exponents,
+            b.packets,
+            place.placement.position,
+            b.partials,
+            scratch,
+            b.need,
+            b.shift,
+            b.skipped,
+            rotate=rotate,
+            groups=groups,
+        )
+
+    parts = job.lanes.each(shape.groups, part)
+    if not all(part.finite for part in parts):
         op.outcome.abstained = True
         job.counters["abstained"] += 1
         _done_sending(job, op)
         announce(job, op, job.peers, ask=False)
         return
-    op.outcome.clipped = int(clipped)
+    op.outcome.clipped = sum(part.clipped for part in parts)
     op.outcome.skipped_groups = int(b.skipped.sum())
     op.own_present = not (op.outcome.late if op.switched else op.sealed)
     op.own_in = job.now()

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from tailbound.codec.owners import OwnerMap
 from tailbound.codec.scale import headroom_of, shift_cap_of
-from tailbound.codec.scratch import Scratch, readonly
+from tailbound.codec.scratch import readonly
 from tailbound.collective.buffers import BufferPool
+from tailbound.collective.lanes import Lanes
 from tailbound.collective.lines import Traffic
 from tailbound.collective.repair import Repairs
 from tailbound.collective.spread import Spread
@@ -73,7 +74,9 @@ class Job:
         self.headroom, self.shift_cap = headroom_of(self.ranks), shift_cap_of(self.ranks)
         self.pool = BufferPool(self.rank, datapath.store.result_rows)
         self.repairs = Repairs(self.ranks)
-        self.scratch = Scratch(config.width)
+        #: threads that share the codec's work, and the scratch of the transport thread
+        self.lanes = Lanes(max(1, config.codec_threads), config.width)
+        self.scratch = self.lanes.scratch
         self.membership = Membership(self.ranks, self.rank, config.suspect_after, config.hold_max)
         self.contribution_suspicion, self.result_suspicion = self.membership.contribution, self.membership.result
         self.gone = self.membership.gone

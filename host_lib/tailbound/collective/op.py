@@ -26,6 +26,7 @@ class Outcome:
         expected, delivered: rows: contributions to own rows plus results of others, as they should be and as they came.
         deadline_hits: stages (0..2) that ended by their deadline and not by completeness or quiet.
         failed_groups: groups of which no row arrived (zero in the result).
+        void: of one op nothing is there at all, and as far as this rank knows since no rank's gradient was finite.
         abstained: the own gradient was not finite.
         late: the own gradient came after its rows had been sealed.
         missing: ranks from which nothing came in a stage.
@@ -44,6 +45,7 @@ class Outcome:
     failed_groups: int = 0
     skipped_groups: int = 0
     clipped: int = 0
+    void: bool = False
     abstained: bool = False
     late: bool = False
     missing: set[int] = field(default_factory=set)

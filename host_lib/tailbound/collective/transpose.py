@@ -191,6 +191,7 @@ class Transpose:
             os.close(self._wake)
             self._wake = -1
             outlet.close(self.job)
+            self.job.lanes.close()
             self.job.datapath.close()
 
     @property

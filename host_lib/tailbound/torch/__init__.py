@@ -10,6 +10,7 @@ except ImportError as error:
 from tailbound.torch.batches import batches
 from tailbound.torch.hook import allreduce_hook
 from tailbound.torch.register import register
+from tailbound.torch.scaler import GradScaler
 from tailbound.torch.state import TailboundState
 
-__all__ = ["TailboundState", "allreduce_hook", "batches", "register"]
+__all__ = ["GradScaler", "TailboundState", "allreduce_hook", "batches", "register"]

@@ -44,6 +44,8 @@ def apply_finished(state: TailboundState, communicator: Communicator, act: Calla
             return applied + 1 + take_state(state, communicator, time.monotonic() + 10)
         for outcome in outcomes:
             state.note(outcome)
+        for average in averages:
+            average.mul_(state.loss_scale)
         state.ended = step_of(outcomes[-1].label)
         if state.resync is not None and state.rank in communicator.job.sequence.map_at(state.ended).owners:
             state.resync.unsound()  # the averages have its own rows, which came too late for the others
@@ -65,7 +67,12 @@ def step_optimizers(state: TailboundState) -> None:
     if not known:
         raise ConfigError("no optimizer is known: pass optimizer= to register or to apply_finished")
     for optimizer in known:
-        optimizer.step()
+        if state.scaler is None:
+            optimizer.step()
+        else:
+            state.scaler.step(optimizer)
+    if state.scaler is not None:
+        state.scaler.update()
 
 
 def jump(state: TailboundState, communicator: Communicator, timeout: float) -> int:
@@ -83,11 +90,13 @@ def jump(state: TailboundState, communicator: Communicator, timeout: float) -> i
         if not skipped:
             break
         state.abstaining = True
-        state.forget_late()
+        state.memory.forget_late()
         if state.resync is not None:
             state.resync.unsound()
         moved += skipped + take_state(state, communicator, until)
     if moved:
+        if state.scaler is not None:
+            state.scaler.catch_up()
         log.warning("rank %d: was away for too long and has skipped %d steps", state.rank, moved)
     return moved
 
@@ -121,7 +130,7 @@ def _collect(
 ) -> tuple[list[torch.Tensor], list[Outcome]]:
     """The averages of the next step, without a contribution of this rank, and what became of its ops."""
     over: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-    memory = [state.memory(bucket.index, bucket.numel, bucket.dtype) for bucket in buckets]
+    memory = [state.memory.of(bucket.index, bucket.numel, bucket.dtype) for bucket in buckets]
     for bucket, part in zip(buckets, memory, strict=True):
         part.carried = None
         values = part.decoded.numpy()

@@ -43,6 +43,11 @@ class Layout:
     def __init__(self) -> None:
         self._buckets: dict[int, Bucket] = {}
         self._seen: dict[int, int] = {}
+        self._sparse = False
+
+    def note_sparse(self) -> None:
+        """A bucket is sparse: its averages are not kept anywhere, so no step can be applied without computing it."""
+        self._sparse = True
 
     def note(self, bucket: GradBucket) -> None:
         """Notes what ``bucket`` is made of, if that is not known yet."""
@@ -65,6 +70,7 @@ class Layout:
         """The buckets of a step in order; empty while a whole one has not been seen."""
         buckets = [self._buckets[index] for index in sorted(self._buckets)]
         whole = [b.index for b in buckets] == list(range(len(buckets))) and [b.last for b in buckets[-1:]] == [True]
+        whole &= not self._sparse
         return buckets if whole and not any(b.last for b in buckets[:-1]) else []
 
 
@@ -76,7 +82,9 @@ def gradients(buckets: Sequence[Bucket], averages: Sequence[torch.Tensor]) -> It
         for bucket, average in zip(buckets, averages, strict=True):
             for share in bucket.shares:
                 shape = share.parameter.shape
-                share.parameter.grad = average.as_strided(shape, share.stride, average.storage_offset() + share.offset)
+                part = average.as_strided(shape, share.stride, average.storage_offset() + share.offset)
+                # a wrapper of the hook may have handed over another type (``fp16_compress_wrapper``)
+                share.parameter.grad = part.to(share.parameter.dtype)
         yield
     finally:
         for parameter, gradient in before:

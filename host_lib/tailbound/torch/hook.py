@@ -7,6 +7,7 @@ import torch
 from torch._C._distributed_c10d import GradBucket  # the same object as torch.distributed.GradBucket
 
 from tailbound.errors import ConfigError
+from tailbound.torch.sparse import average_sparse
 from tailbound.torch.state import TailboundState
 
 
@@ -18,7 +19,8 @@ def allreduce_hook(state: TailboundState, bucket: GradBucket) -> torch.futures.F
     the count), of the bucket's shape and type; DDP divides nothing after it.
 
     Raises:
-        ConfigError: a bucket of a type, layout or device that is not supported, or no bucket at all.
+        ConfigError: a bucket of a type, layout or device that is not supported, or no bucket at all. Sparse ones are
+            averaged by the process group.
         LayoutError: ranks disagree on the bucket layout.
         TransportError: the transport has ended.
     """
@@ -27,6 +29,9 @@ def allreduce_hook(state: TailboundState, bucket: GradBucket) -> torch.futures.F
             f"the hook got a {type(bucket).__name__} instead of a GradBucket: torch.compile with "
             'optimize_ddp="python_reducer" is not supported; use torch._dynamo.config.optimize_ddp = "ddp_optimizer"'
         )
-    future = state.average(bucket.index(), bucket.buffer(), bucket.is_last())  # refuses what is not supported
+    buffer = bucket.buffer()
+    if buffer.layout == torch.sparse_coo:
+        return average_sparse(state, bucket.index(), buffer, bucket.is_last())
+    future = state.average(bucket.index(), buffer, bucket.is_last())  # refuses what is not supported
     state.layout.note(bucket)
     return future

@@ -6,22 +6,19 @@ import hashlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TailboundError
-from tailbound.torch import away
-from tailbound.torch.finished import Layout
-from tailbound.torch.replica import Replica
-from tailbound.torch.resync import Resync
+from tailbound.torch import saved
+from tailbound.torch.complaints import Complaints
+from tailbound.torch.memory import Carry, Copy, check
+from tailbound.torch.recovery import Recovery
 from tailbound.transport.choose import AskedResult, asked_for
 from tailbound.transport.config import DEFAULT_PORT, MS, Config
 from tailbound.transport.safeguard import Limits
@@ -29,23 +26,10 @@ from tailbound.transport.steps import step_of
 
 log = logging.getLogger("tailbound")
 
-#: Types of buckets that can be averaged; sums are taken in the rotated domain, in float32.
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _jobs = 0
 
 
-@dataclass
-class _Bucket:
-    """Memory of one bucket: what is coded (None: the bucket itself), what is decoded, what DDP gets."""
-
-    source: torch.Tensor | None
-    decoded: torch.Tensor
-    result: torch.Tensor
-    #: gradient of the last step that came too late to be sent, with ``late="carry"``
-    carried: torch.Tensor | None = None
-
-
-class TailboundState:
+class TailboundState(Recovery):
     """What ``allreduce_hook`` needs; make it with ``register`` or by hand before ``register_comm_hook``.
 
     Args:
@@ -107,7 +91,9 @@ class TailboundState:
         group = process_group or dist.group.WORLD
         if group is None:
             raise ConfigError("there is no process group")
-        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        super().__init__(dist.get_rank(group), dist.get_world_size(group), (resync_period, resync_drift, resync_share))
+        if late not in ("drop", "carry"):
+            raise ConfigError(f'late={late!r}: give "drop" or "carry"')
         config = Config(
             rank=self.rank,
             ranks=self.ranks,
@@ -123,28 +109,11 @@ class TailboundState:
         )
         name = f"tailbound/{group.group_name}/{_jobs}"
         _jobs += 1
-        if resync_period < 0 or not resync_drift > 0 or not resync_share > 0:
-            raise ConfigError("resync_period is a number of steps or 0, resync_drift and resync_share are above 0")
-        if late not in ("drop", "carry"):
-            raise ConfigError(f'late={late!r}: give "drop" or "carry"')
-        self._late, self._resync_settings = late, (resync_period, resync_drift, resync_share)
-        self.layout = Layout()
-        #: batches still to be skipped (``batches``)
-        self.owed_batches = 0
-        #: keeps the replica equal to the others', once attached to a model
-        self.resync: Resync | None = None
-        self._handles: list[Any] = []
-        #: the step whose last bucket is over, until its boundary
-        self.ended: int | None = None
-        #: the state is not that of the others yet: take part without contributing (rule 20)
-        self.abstaining = False
-        self._buckets: dict[int, _Bucket] = {}
-        self._complaints: Counter[str] = Counter()
-        self._warned: set[int] = set()
+        self.group, self._late = group, late
+        self._complaints = Complaints(self.rank)
+        self.complain = self._complaints.complain
+        self._counters: Counter[str] = Counter()
         self.last = Outcome()
-        #: the optimizer that ``register`` was given
-        self.optimizer: torch.optim.Optimizer | None = None
-        self.communicator: Communicator | None = None
         if self.ranks > 1:
             self.communicator = Communicator(
                 dist.distributed_c10d._get_default_store(),
@@ -170,20 +139,20 @@ class TailboundState:
             TransportError: the transport has ended.
         """
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        _check(index, tensor)
+        check(index, tensor)
         if self.communicator is None:
             future.set_result(tensor)
             return future
-        bucket = self._bucket(index, tensor)
+        bucket = self.memory.of(index, tensor.numel(), tensor.dtype)
         prepare: Callable[[], None] | None = None
-        source = tensor.detach()
+        source, scale = tensor.detach(), self.loss_scale
         if bucket.carried is not None:
             source, bucket.carried = bucket.carried, None
-            prepare = _Carry(source, tensor.detach())
-            self._complaints["carried"] += 1
-        elif bucket.source is not None:
-            source, native = bucket.source, tensor.detach()
-            prepare = _Copy(source, native)
+            prepare = Carry(source, tensor.detach(), 1 / scale)
+            self._counters["carried"] += 1
+        elif bucket.source is not None or scale != 1.0:
+            source, native = bucket.staged(), tensor.detach()
+            prepare = Copy(source, native, 1 / scale)
 
         errors: list[TailboundError] = []
 
@@ -192,7 +161,9 @@ class TailboundState:
                 errors.append(outcome.error)
             try:
                 if outcome.unsent and self._late == "carry" and tensor.isfinite().all():
-                    bucket.carried = tensor.detach().float().clone()
+                    bucket.carried = tensor.detach().float().clone().mul_(1 / scale)
+                if scale != 1.0:
+                    bucket.decoded.mul_(scale)
                 if bucket.result is not bucket.decoded:
                     bucket.result.copy_(bucket.decoded)
                 self.note(outcome)
@@ -231,16 +202,28 @@ class TailboundState:
         stats = self.communicator.stats()
         if self.resync is not None:
             stats["replica"] = self.resync.stats()
-        stats["carried"] = self._complaints["carried"]
+        stats["carried"] = self._counters["carried"]
+        stats["history"] = self.history
         return stats
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is worth a checkpoint, in plain types (``torch.load(weights_only=True)``; see ``saved``).
+
+        One rank's is enough for all. The loss scale is in the scaler's own ``state_dict``.
+        """
+        return saved.save(self, self.communicator.job.counters if self.communicator is not None else {})
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Goes on from ``state_dict()`` of an earlier run, also of another rank or world size; before the first step.
+
+        Raises:
+            ConfigError: it is no such state, or one of a newer version.
+        """
+        saved.restore(self, state_dict)
 
     def close(self) -> None:
         """Ends the transport thread and releases the datapath; may be called twice."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        if self.resync is not None:
-            self.resync.close()
+        self.detach()
         if self.communicator is not None:
             self.communicator.close()
 
@@ -250,186 +233,13 @@ class TailboundState:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def attach(self, ddp_model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Keeps ``ddp_model``'s replica equal to the others' from now on; ``register`` calls it.
-
-        Steps end at the next forward pass of ``ddp_model``. Without ``optimizer``, those that step its parameters are
-        found at their first ``step()``.
-        """
-        self.optimizer = optimizer
-        if self.communicator is None or self.resync is not None:
-            return
-        replica = Replica(getattr(ddp_model, "module", ddp_model))
-        if optimizer is not None and not replica.adopt(optimizer):
-            raise ConfigError("the optimizer given to register steps none of the model's parameters")
-        job, (period, drift, share) = self.communicator.job, self._resync_settings
-        self.resync = Resync(
-            self.communicator.reliable,
-            replica,
-            self.rank,
-            self.ranks,
-            job.cookie,
-            lambda: [p for p in job.peers if p not in job.membership.gone | job.membership.dead(job.steps.own)],
-            period=period,
-            threshold=drift,
-            share=share,
-        )
-        self._handles.append(ddp_model.register_forward_pre_hook(lambda *_: self.boundary()))
-        self._handles.append(register_optimizer_step_pre_hook(self._before_step))
-
-    @torch.compiler.disable
-    def boundary(self) -> None:
-        """Between two steps: the last one has been applied, the next one has not begun."""
-        step, self.ended = self.ended, None
-        if step is not None and self.resync is not None:
-            self.resync.boundary(step)
-            if self.abstaining and self.resync.sound:
-                self.abstaining = False
-
-    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self.resync is not None and self.resync.replica.adopt(optimizer):
-            self.resync.moment.disturb()
-
-    def synchronise(self, timeout: float = 10.0) -> bool:
-        """Makes this replica equal to the others', between two steps: before a checkpoint or an evaluation.
-
-        A rank that has missed nothing has nothing to do. Another one takes the whole state, point to point, from a rank
-        that has missed nothing, or from the rank whose turn it is, which has to stand after the same step: so it works
-        best when all ranks call it after the same step. It is no collective: a stopped rank costs a time-out.
-
-        Returns:
-            False if no rank that stands after the same step answered within ``timeout`` seconds.
-        """
-        self.boundary()
-        return True if self.resync is None else self.resync.synchronise(timeout)
-
-    @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Within the context the others wait for this rank (a checkpoint, an evaluation) and leave it out of nothing.
-
-        For as long as ``hold_max`` at most (CLOCKS.md rule 16).
-        """
-        if self.communicator is None:
-            yield
-            return
-        self.boundary()
-        self.communicator.hold(True)
-        try:
-            yield
-        finally:
-            self.communicator.hold(False)
-
-    @property
-    def behind(self) -> int:
-        """Steps that the others have finished and this rank has not (CLOCKS.md rule 20)."""
-        return self.communicator.behind if self.communicator is not None else 0
-
-    def apply_finished(
-        self, optimizer: torch.optim.Optimizer | None = None, *, step: Callable[[], object] | None = None
-    ) -> int:
-        """Applies the steps that the others have finished, without computing them; between two steps.
-
-        Args:
-            optimizer: default: every optimizer that steps the model's parameters.
-            step: what to do once the averages are in ``.grad``, instead of ``optimizer.step()``: whatever the training
-                loop does between ``backward`` and the next step (clipping, the scheduler).
-
-        Returns:
-            How many steps were applied; ``.grad`` is what it was before.
-
-        Raises:
-            ConfigError: no optimizer is known.
-            TailboundError: see ``allreduce_hook``.
-        """
-        if self.communicator is None:
-            return 0
-        self.boundary()
-        default = optimizer.step if optimizer is not None else lambda: away.step_optimizers(self)
-        return away.apply_finished(self, self.communicator, step or default)
-
-    def jump(self, timeout: float = 30.0) -> int:
-        """If this rank is lost (``communicator.lost``), joins the others at their next step and takes their state.
-
-        Until the state is there, the rank takes part without contributing. To be called between two steps.
-
-        Returns:
-            How many steps were skipped; 0 if it is not lost.
-
-        Raises:
-            TransportError: no live rank could say where to join.
-        """
-        if self.communicator is None or not self.communicator.lost:
-            return 0
-        self.boundary()
-        return away.jump(self, self.communicator, timeout)
-
-    def forget_late(self) -> None:
-        """Drops gradients kept for the next step: it is another one now."""
-        for bucket in self._buckets.values():
-            bucket.carried = None
-
-    def _bucket(self, index: int, tensor: torch.Tensor) -> _Bucket:
-        return self.memory(index, tensor.numel(), tensor.dtype)
-
-    def memory(self, index: int, numel: int, dtype: torch.dtype) -> _Bucket:
-        """Memory of bucket ``index``, made anew if it is another one now."""
-        found = self._buckets.get(index)
-        # DDP builds its buckets anew after the first step: the old memory of this index goes
-        if found is None or found.result.numel() != numel or found.result.dtype != dtype:
-            decoded = torch.empty(numel, dtype=torch.float32)
-            if dtype == torch.float32:
-                found = _Bucket(None, decoded, decoded)
-            else:
-                found = _Bucket(torch.empty_like(decoded), decoded, torch.empty(numel, dtype=dtype))
-            self._buckets[index] = found
-        return found
-
     def note(self, outcome: Outcome) -> None:
         """Takes in what became of a bucket, and warns."""
         self.last = outcome
         if self.resync is not None:
             self.resync.note_missing(outcome.missed)
-        self._warned &= outcome.missing | {self.rank}  # who is back and goes again is named again
-        new = outcome.missing - self._warned
-        if outcome.abstained and self.rank not in self._warned:
-            self._warned.add(self.rank)
-            log.warning("rank %d: a gradient has NaN or Inf values; this rank abstains from such ops", self.rank)
-        if new:
-            self._warned |= new
-            log.warning("rank %d: nothing from rank(s) %s in op %#x", self.rank, sorted(new), outcome.label)
-        if outcome.failed_groups:
-            self._complain("parts of a gradient are zero, since no rank's rows of them came in time")
-        if outcome.overwritten:
-            self._complain("results were overwritten before use: give a larger ring_mib")
-        if outcome.late and not outcome.abstained:
-            self._complain("this rank was too late with its gradient; the average is that of the others")
-
-    def _complain(self, what: str) -> None:
-        """Warns at the 1st, 10th, 100th ... time."""
-        self._complaints[what] += 1
-        times = self._complaints[what]
-        if times in (1, 10, 100) or times % 1000 == 0:
-            log.warning("rank %d: %s (%d times so far)", self.rank, what, times)
-
-
-class _Copy:
-    """Copies a bucket of another type into float32 memory, in the transport thread."""
-
-    def __init__(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        self._target, self._source = target, source
-
-    def __call__(self) -> None:
-        self._target.copy_(self._source)
-
-
-class _Carry:
-    """Averages a carried gradient with the present one, in the transport thread (CODEC.md rule 15)."""
-
-    def __init__(self, carried: torch.Tensor, present: torch.Tensor) -> None:
-        self._carried, self._present = carried, present
-
-    def __call__(self) -> None:
-        self._carried.add_(self._present).mul_(0.5)
+        self.overflow.note(outcome)
+        self._complaints.note(outcome)
 
 
 def model_digest(model: torch.nn.Module) -> str:
@@ -444,13 +254,3 @@ def _port() -> int:
         return int(text)
     except ValueError:
         raise ConfigError(f"TAILBOUND_PORT is {text!r}: give a UDP port number") from None
-
-
-def _check(index: int, tensor: torch.Tensor) -> None:
-    if tensor.layout != torch.strided:
-        raise ConfigError(f"bucket {index} is {tensor.layout}: sparse gradients are not supported; use sparse=False")
-    if tensor.device.type != "cpu":
-        raise ConfigError(f"bucket {index} is on {tensor.device}: only CPU tensors are supported yet")
-    if tensor.dtype not in DTYPES:
-        names = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
-        raise ConfigError(f"bucket {index} has dtype {tensor.dtype}: supported are {names}")

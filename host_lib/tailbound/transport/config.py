@@ -77,6 +77,8 @@ class Config:
         group: IPv4 multicast group of the job, the same on all ranks; empty: one that follows from its cookie.
         collective: ``transpose``, ``switch``, or ``auto``: the switch where one is given.
         switch: the aggregating switch that owns the rows; None: ranks own them.
+        codec_threads: threads of a rank that share the codec's work on an op, the transport's own included; 0: one for
+            each four of its cores, at most four.
         first_step: step number the job starts with; only tests of wrap-around change it.
     """
 
@@ -101,6 +103,7 @@ class Config:
     group: str = ""
     collective: Literal["auto", "transpose", "switch"] = "auto"
     switch: Switch | None = None
+    codec_threads: int = 0
     first_step: int = 0
 
     def __post_init__(self) -> None:

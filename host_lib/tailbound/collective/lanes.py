@@ -1,0 +1,83 @@
+"""Threads that share the codec's work on one op: groups are independent, and compiled code releases the GIL.
+
+The transport thread does one part itself. A machine that has no cores to spare gets no further threads: there they
+would take what the training computes with, and an op would be finished no sooner.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import TypeVar
+
+from tailbound.codec.scratch import Scratch
+from tailbound.errors import ConfigError
+
+T = TypeVar("T")
+
+#: Most threads that are chosen by themselves: beyond that memory is the limit.
+_MOST = 4
+#: Cores for one thread, the training's own included.
+_CORES_EACH = 4
+#: Groups for which a further thread pays: to wake one takes some 50 us, to code so many at 1408 codes 1 ms.
+_LEAST_GROUPS = 8
+
+
+def lanes_for(asked: int, cores: int, ranks_here: int) -> int:
+    """How many threads code an op.
+
+    Args:
+        asked: by the user; 0: one for each four of this rank's cores, at most four.
+        cores: that this process may run on.
+        ranks_here: ranks on this host, which share them.
+
+    Raises:
+        ConfigError: ``asked`` is negative.
+    """
+    if asked < 0:
+        raise ConfigError(f"{asked} codec threads: give a number, or 0 to choose by the cores")
+    return asked or max(1, min(_MOST, cores // (_CORES_EACH * max(1, ranks_here))))
+
+
+def cores_here() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+class Lanes:
+    """``count`` threads, the calling one included, with a scratch for rows of ``width`` codes each."""
+
+    def __init__(self, count: int, width: int) -> None:
+        self._scratches = [Scratch(width) for _ in range(count)]
+        self._threads = ThreadPoolExecutor(count - 1, "tailbound-codec") if count > 1 else None
+
+    @property
+    def scratch(self) -> Scratch:
+        """That of the calling thread."""
+        return self._scratches[0]
+
+    def __len__(self) -> int:
+        return len(self._scratches)
+
+    def each(self, groups: int, work: Callable[[Scratch, tuple[int, int]], T]) -> list[T]:
+        """``work(scratch, (low, high))`` over parts of ``groups``, at the same time; returns what each gave."""
+        parts = max(1, min(len(self._scratches), groups // _LEAST_GROUPS))
+        ranges = list(pairwise(groups * part // parts for part in range(parts + 1)))
+        if self._threads is None or parts == 1:
+            return [work(self.scratch, (0, groups))]
+        others = [
+            self._threads.submit(work, scratch, part)
+            for scratch, part in zip(self._scratches[1:parts], ranges[1:], strict=True)
+        ]
+        try:
+            first = work(self.scratch, ranges[0])
+        finally:  # nobody may still write to the op's memory when this returns
+            rest = [other.result() for other in others]
+        return [first, *rest]
+
+    def close(self) -> None:
+        """Ends the threads."""
+        if self._threads is not None:
+            self._threads.shutdown()

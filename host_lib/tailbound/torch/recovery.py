@@ -1,0 +1,182 @@
+"""What a rank does between two steps: keep its replica equal, hold the others, catch up (CLOCKS.md 16, 20, 21)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from tailbound.collective.communicator import Communicator
+from tailbound.errors import ConfigError
+from tailbound.torch import away
+from tailbound.torch.finished import Layout
+from tailbound.torch.memory import Memory
+from tailbound.torch.overflow import OverflowNotes
+from tailbound.torch.replica import Replica
+from tailbound.torch.resync import Resync
+
+
+class Recovery:
+    """The part of ``TailboundState`` that is called between two steps, by hand or by hooks on the model.
+
+    Args:
+        rank, ranks: of the job.
+        resync: ``resync_period``, ``resync_drift`` and ``resync_share`` of ``TailboundState``.
+
+    Raises:
+        ConfigError: a value of ``resync`` that cannot be.
+    """
+
+    #: None: a world of one
+    communicator: Communicator | None = None
+
+    def __init__(self, rank: int, ranks: int, resync: tuple[int, float, float]) -> None:
+        period, drift, share = resync
+        if period < 0 or not drift > 0 or not share > 0:
+            raise ConfigError("resync_period is a number of steps or 0, resync_drift and resync_share are above 0")
+        self.rank, self.ranks = rank, ranks
+        self._resync_settings = resync
+        self.layout, self.memory = Layout(), Memory()
+        #: counters of earlier runs that this one goes on from (``load_state_dict``)
+        self.history: list[dict[str, int]] = []
+        #: batches still to be skipped (``batches``)
+        self.owed_batches = 0
+        #: keeps the replica equal to the others', once attached to a model
+        self.resync: Resync | None = None
+        self._handles: list[Any] = []
+        #: the step whose last bucket is over, until its boundary
+        self.ended: int | None = None
+        #: the state is not that of the others yet: take part without contributing (rule 20)
+        self.abstaining = False
+        #: what the gradients handed to the hook are multiplied by, and the scaler that says so
+        self.loss_scale = 1.0
+        self.scaler: Any = None
+        self.overflow = OverflowNotes()
+        #: the optimizer that ``register`` was given
+        self.optimizer: torch.optim.Optimizer | None = None
+
+    def detach(self) -> None:
+        """Lets go of the model, and ends what ``attach`` began."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        if self.scaler is not None:
+            self.scaler.close()
+        if self.resync is not None:
+            self.resync.close()
+
+    def attach(self, ddp_model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Keeps ``ddp_model``'s replica equal to the others' from now on; ``register`` calls it.
+
+        Steps end at the next forward pass of ``ddp_model``. Without ``optimizer``, those that step its parameters are
+        found at their first ``step()``.
+        """
+        self.optimizer = optimizer
+        if self.communicator is None or self.resync is not None:
+            return
+        replica = Replica(getattr(ddp_model, "module", ddp_model))
+        if optimizer is not None and not replica.adopt(optimizer):
+            raise ConfigError("the optimizer given to register steps none of the model's parameters")
+        job, (period, drift, share) = self.communicator.job, self._resync_settings
+        self.resync = Resync(
+            self.communicator.reliable,
+            replica,
+            self.rank,
+            self.ranks,
+            job.cookie,
+            lambda: [p for p in job.peers if p not in job.membership.gone | job.membership.dead(job.steps.own)],
+            period=period,
+            threshold=drift,
+            share=share,
+        )
+        self._handles.append(ddp_model.register_forward_pre_hook(lambda *_: self.boundary()))
+        self._handles.append(register_optimizer_step_pre_hook(self._before_step))
+
+    @torch.compiler.disable
+    def boundary(self) -> None:
+        """Between two steps: the last one has been applied, the next one has not begun."""
+        step, self.ended = self.ended, None
+        if step is not None and self.resync is not None:
+            self.resync.boundary(step)
+            if self.abstaining and self.resync.sound:
+                self.abstaining = False
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self.resync is not None and self.resync.replica.adopt(optimizer):
+            self.resync.moment.disturb()
+
+    def synchronise(self, timeout: float = 10.0) -> bool:
+        """Makes this replica equal to the others', between two steps: before a checkpoint or an evaluation.
+
+        A rank that has missed nothing has nothing to do. Another one takes the whole state, point to point, from a rank
+        that has missed nothing, or from the rank whose turn it is, which has to stand after the same step: so it works
+        best when all ranks call it after the same step. It is no collective: a stopped rank costs a time-out.
+
+        Returns:
+            False if no rank that stands after the same step answered within ``timeout`` seconds.
+        """
+        self.boundary()
+        return True if self.resync is None else self.resync.synchronise(timeout)
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Within the context the others wait for this rank (a checkpoint, an evaluation) and leave it out of nothing.
+
+        For as long as ``hold_max`` at most (CLOCKS.md rule 16).
+        """
+        if self.communicator is None:
+            yield
+            return
+        self.boundary()
+        self.communicator.hold(True)
+        try:
+            yield
+        finally:
+            self.communicator.hold(False)
+
+    @property
+    def behind(self) -> int:
+        """Steps that the others have finished and this rank has not (CLOCKS.md rule 20)."""
+        return self.communicator.behind if self.communicator is not None else 0
+
+    def apply_finished(
+        self, optimizer: torch.optim.Optimizer | None = None, *, step: Callable[[], object] | None = None
+    ) -> int:
+        """Applies the steps that the others have finished, without computing them; between two steps.
+
+        Args:
+            optimizer: default: every optimizer that steps the model's parameters.
+            step: what to do once the averages are in ``.grad``, instead of ``optimizer.step()``: whatever the training
+                loop does between ``backward`` and the next step (clipping, the scheduler).
+
+        Returns:
+            How many steps were applied; ``.grad`` is what it was before.
+
+        Raises:
+            ConfigError: no optimizer is known.
+            TailboundError: see ``allreduce_hook``.
+        """
+        if self.communicator is None:
+            return 0
+        self.boundary()
+        default = optimizer.step if optimizer is not None else lambda: away.step_optimizers(self)
+        return away.apply_finished(self, self.communicator, step or default)
+
+    def jump(self, timeout: float = 30.0) -> int:
+        """If this rank is lost (``communicator.lost``), joins the others at their next step and takes their state.
+
+        Until the state is there, the rank takes part without contributing. To be called between two steps.
+
+        Returns:
+            How many steps were skipped; 0 if it is not lost.
+
+        Raises:
+            TransportError: no live rank could say where to join.
+        """
+        if self.communicator is None or not self.communicator.lost:
+            return 0
+        self.boundary()
+        return away.jump(self, self.communicator, timeout)

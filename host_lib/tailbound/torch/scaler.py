@@ -1,0 +1,212 @@
+"""A gradient scaler whose loss scale is that of all ranks (CLOCKS.md rule 25).
+
+``torch.amp.GradScaler`` looks for Inf and NaN in the gradients that it is given. Under Tailbound these are finite: a
+rank whose own gradient is not stays out of the average. So a rank with an overflow would never back off, and ranks
+could disagree. Here
+
+- gradients are divided by the loss scale before they are coded and multiplied by it again after, in float32: on the
+  wire they have no scale, ranks whose scales differ for a step still average the same quantity, and the codec's own
+  scales do not jump with it;
+- a rank that overflows writes the next epoch (``loss_scale``) and tells the others over the reliable path; all take it
+  at the end of their step;
+- a step is applied where some ranks did not overflow; it is skipped by all where all did, in any bucket.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tailbound.errors import ConfigError, TransportError
+from tailbound.torch.loss_scale import Epoch, LossScale
+from tailbound.torch.state import TailboundState
+from tailbound.transport.steps import step_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+log = logging.getLogger("tailbound")
+
+_NAME = "loss-scale"
+#: Seconds that a rank with an overflow waits until the others have heard of it; who has not is told in the background.
+_WAIT = 0.25
+#: Seconds for one attempt to tell a rank, and after which it is given up.
+_ATTEMPT, _GIVE_UP = 2.0, 60.0
+_TELLERS = 8
+
+
+class GradScaler(torch.amp.GradScaler):
+    """``torch.amp.GradScaler`` for a model that ``register`` has put under Tailbound; used in the same way.
+
+    Args:
+        state: what ``register`` returned.
+        device, init_scale, growth_factor, backoff_factor, growth_interval, enabled: as in torch, equal on all ranks.
+            Powers of two cost no precision.
+
+    Raises:
+        ConfigError: the state has a scaler already.
+    """
+
+    def __init__(
+        self,
+        state: TailboundState,
+        device: str = "cpu",
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+    ) -> None:
+        super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+        if state.scaler is not None:
+            raise ConfigError("this state has a gradient scaler already: use one for all optimizers of the model")
+        self._state, self._device_of_scale = state, torch.device(device)
+        self._heard: queue.SimpleQueue[Epoch] = queue.SimpleQueue()
+        self._told: Epoch | None = None
+        self._tellers: ThreadPoolExecutor | None = None
+        self._over = threading.Event()
+        self._ours = self.is_enabled() and state.communicator is not None
+        if not self._ours:
+            return
+        assert state.communicator is not None
+        self._lazy_init_scale_growth_tracker(self._device_of_scale)
+        self._scales = LossScale(init_scale, state.communicator.step)
+        self._newest = self._scales.epoch
+        self._lock = threading.Lock()
+        state.scaler, state.loss_scale = self, float(init_scale)
+        state.communicator.reliable.serve(_NAME, self._answer)
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """As in torch; a step in which no rank had a part of a gradient counts as one with infinite gradients."""
+        super().unscale_(optimizer)
+        self._mark_void(optimizer)
+
+    def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> Any:
+        found = super()._check_inf_per_device(optimizer)
+        self._mark_void(optimizer)
+        return found
+
+    def _mark_void(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._ours and self._state.overflow.void:
+            for found in self._found(optimizer):
+                found.fill_(1.0)
+
+    def _found(self, optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
+        found: dict[torch.device, torch.Tensor] = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+        return found.values()
+
+    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+        """Ends the step: the scale of the next one is that of the highest epoch that this rank knows.
+
+        After an overflow here it waits until the others know of it, but not for long: a rank that does not answer is
+        told in the background.
+        """
+        if not self._ours:
+            super().update(new_scale)
+            return
+        overflow = self._state.overflow.take()
+        found = [f for state in self._per_optimizer_states.values() for f in state["found_inf_per_device"].values()]
+        if new_scale is None and not found:
+            super().update()  # says what is wrong
+        step = step_of(self._state.last.label) + 1
+        scale = self._scales.at(step - 1, self._growth_factor, self._growth_interval)
+        heard = self._hear()
+        written = None
+        if new_scale is not None:
+            written = self._scales.write(float(new_scale), step)
+        elif not heard and (overflow.own or (not overflow.void and any(bool(f.item()) for f in found))):
+            written = self._scales.write(scale * self._backoff_factor, step)
+            log.info(
+                "rank %d: gradients overflow at a loss scale of %g: now %g", self._state.rank, scale, written.scale
+            )
+        self._apply(step)
+        if written is not None:
+            self._tell(written)
+
+    def catch_up(self) -> None:
+        """Asks the others for their epoch: after a jump, words about newer ones may have been missed."""
+        if self._ours:
+            self._tell(self._scales.epoch)
+            self._hear()
+            self._apply(step_of(self._state.last.label) + 1)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in torch, on all ranks before the same step; states of torch's own scaler fit."""
+        super().load_state_dict(state_dict)
+        if self._ours and state_dict:
+            assert self._state.communicator is not None
+            step = self._state.communicator.step
+            self._newest = self._scales.write(state_dict["scale"], step, state_dict["_growth_tracker"])
+            self._apply(step)
+
+    def close(self) -> None:
+        """Tells nobody any more; the state does this at its own end."""
+        self._over.set()
+        if self._tellers is not None:
+            self._tellers.shutdown(wait=True, cancel_futures=True)
+
+    def _apply(self, step: int) -> None:
+        """Lets the scale for ``step`` hold from now on, here and in the hook."""
+        scale = self._scales.at(step, self._growth_factor, self._growth_interval)
+        _, tracker = self._check_scale_growth_tracker("update")
+        super().update(scale)
+        tracker.fill_(self._scales.clean(step))
+        self._state.loss_scale = scale
+
+    def _hear(self) -> bool:
+        """Takes in what others have written; returns whether one of it won."""
+        won = False
+        while True:
+            try:
+                won |= self._scales.hear(self._heard.get_nowait())
+            except queue.Empty:
+                return won
+
+    # -- over the reliable path, in threads of its own
+
+    def _answer(self, request: bytes) -> Iterable[Buffer]:
+        return [self._note(Epoch.unpack(request)).pack()]
+
+    def _note(self, epoch: Epoch) -> Epoch:
+        """Keeps an epoch of another rank for the end of the step, if it wins; returns the highest known here."""
+        with self._lock:
+            if epoch.beats(self._newest):
+                self._newest = epoch
+                self._heard.put(epoch)
+            return self._newest
+
+    def _tell(self, epoch: Epoch) -> None:
+        """Tells all live peers of ``epoch`` and hears theirs; waits for at most ``_WAIT`` seconds."""
+        with self._lock:
+            if epoch.beats(self._newest):
+                self._newest = epoch
+        if self._tellers is None:
+            self._tellers = ThreadPoolExecutor(_TELLERS, "tailbound-scale")
+        self._told = epoch
+        telling: list[Future[None]] = [self._tellers.submit(self._tell_one, rank, epoch) for rank in self._peers()]
+        wait(telling, _WAIT)
+
+    def _peers(self) -> list[int]:
+        assert self._state.communicator is not None
+        job = self._state.communicator.job
+        return [rank for rank in sorted(job.peers) if rank not in job.gone]
+
+    def _tell_one(self, rank: int, epoch: Epoch) -> None:
+        assert self._state.communicator is not None
+        pull: Callable[..., bytearray] = self._state.communicator.reliable.pull
+        until = time.monotonic() + _GIVE_UP
+        while self._told is epoch and not self._over.is_set() and time.monotonic() < until:
+            try:
+                self._note(Epoch.unpack(bytes(pull(rank, _NAME, epoch.pack(), _ATTEMPT, 64))))
+            except TransportError as error:
+                log.debug("rank %d: rank %d has not heard of the loss scale: %s", self._state.rank, rank, error)
+                self._over.wait(0.1)
+            else:
+                return

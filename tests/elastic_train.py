@@ -1,0 +1,74 @@
+"""A training script for torchrun that goes on from the checkpoint of a run with another number of workers.
+
+torchrun --nproc-per-node 3 elastic_train.py CHECKPOINT STEPS REPORT
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import tailbound.torch
+from resync_jobs import everywhere, state_digest
+
+#: Long deadlines: a loaded machine must lose nothing where a test compares.
+SETTINGS = {"deadline_ms": (2000.0, 2000.0), "ring_mib": 8.0, "datapath": "udp", "timeout": 60.0}
+
+
+def sample(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Twelve points of a fixed function; every rank takes its part of them."""
+    data = torch.randn(12, 16, generator=torch.Generator().manual_seed(step))
+    return data, data[:, :4].sin()
+
+
+def main(checkpoint: Path, steps: int, report: Path) -> None:
+    """Trains for ``steps`` steps, saves, and leaves what this rank knows in ``report``."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    net = DDP(nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 4)))
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+    state = tailbound.torch.register(net, optimizer=optimizer, **SETTINGS)
+    scaler = tailbound.torch.GradScaler(state, init_scale=2.0**8, growth_interval=5)
+    begin = 0
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, weights_only=True)
+        net.module.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        scaler.load_state_dict(saved["scaler"])
+        state.load_state_dict(saved["tailbound"])
+        begin = saved["step"]
+    losses, scales = [], []
+    for step in range(begin, begin + steps):
+        data, target = (part.chunk(ranks)[rank] for part in sample(step))
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(net(data), target)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+        scales.append(scaler.get_scale())
+    state.synchronise()
+    digests = everywhere(state_digest(net, optimizer))
+    if rank == 0:
+        parts = {"model": net.module, "optimizer": optimizer, "scaler": scaler, "tailbound": state}
+        torch.save({name: part.state_dict() for name, part in parts.items()} | {"step": begin + steps}, checkpoint)
+        stats = state.stats()
+        told = {"losses": losses, "scales": scales, "digests": digests, "history": stats["history"], "begin": begin}
+        report.write_text(json.dumps(told | {"ops": stats["counters"]["ops"]}))
+    dist.barrier()
+    state.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

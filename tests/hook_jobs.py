@@ -1,0 +1,206 @@
+"""What the processes of the further tests of the hook do: what DDP and others do around it."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from resync_jobs import everywhere
+from tailbound.torch import TailboundState, allreduce_hook, register
+from torch_jobs import (
+    BOUND,
+    PATIENT,
+    _Messages,
+    backward,
+    batch,
+    check_step,
+    digest,
+    errors,
+    gradient,
+    model,
+    nmse,
+    pair,
+    same_everywhere,
+)
+
+
+class Branches(nn.Module):
+    """A net that uses one of two branches by what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.head = nn.Linear(32, 64), nn.Linear(64, 10)
+        self.branches = nn.ModuleList([nn.Linear(64, 64), nn.Linear(64, 64)])
+        self.frozen = nn.Linear(64, 64).requires_grad_(False)
+
+    def forward(self, data: torch.Tensor, which: int) -> torch.Tensor:
+        return self.head(self.frozen(self.branches[which](self.stem(data).tanh())))
+
+
+def options(rank: int) -> None:
+    """Views in every type, accumulation over several batches with and without views, a static graph with views."""
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        with pair(dtype, gradient_as_bucket_view=True, bucket_cap_mb=0.05) as (plain, ours, _):
+            for step in range(3):
+                check_step(plain, ours, rank, step, dtype)
+    for view in (True, False):
+        with pair(gradient_as_bucket_view=view, bucket_cap_mb=0.05) as (plain, ours, state):
+            for step in range(3):
+                for net in (plain, ours):
+                    net.zero_grad(set_to_none=not view)
+                    with net.no_sync():
+                        backward(net, rank, 10 * step)
+                        backward(net, rank, 10 * step + 1)
+                    backward(net, rank, 10 * step + 2)
+                errors.append(nmse(gradient(ours), gradient(plain)))
+                assert same_everywhere(digest(ours))
+            late = gradient(ours).clone()
+            assert state.communicator is not None
+            state.communicator.drain()
+            assert torch.equal(late, gradient(ours))  # nothing is written into ``.grad`` once backward is over
+    with pair(static_graph=True, gradient_as_bucket_view=True, bucket_cap_mb=0.05) as (plain, ours, _):
+        for step in range(4):
+            check_step(plain, ours, rank, step)
+    assert sum(errors) / len(errors) <= BOUND, errors
+
+
+def unused(rank: int) -> None:
+    """Parameters that this step, or this rank, does not use; frozen ones; and the warning."""
+    plain = DDP(Branches(), find_unused_parameters=True, bucket_cap_mb=0.01)
+    ours = DDP(Branches(), find_unused_parameters=True, bucket_cap_mb=0.01)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        state = register(ours, **PATIENT)
+    assert ["find_unused_parameters=False" in str(w.message) for w in caught] == [True]
+    with state:
+        # all ranks use the same branch; each uses another
+        for step, which in enumerate([0, 1, 0, 1, rank % 2, 1 - rank % 2]):
+            for net in (plain, ours):
+                net.zero_grad()
+                data, target = batch(rank, step)
+                nn.functional.cross_entropy(net(data, which), target).backward()
+            used = []
+            for (name, p), (_, q) in zip(ours.named_parameters(), plain.named_parameters(), strict=True):
+                assert (p.grad is None) == (q.grad is None), name
+                if p.grad is not None:
+                    used.append((p.grad.flatten(), q.grad.flatten()))
+                    assert len(set(everywhere(p.grad.sum().item()))) == 1, name
+            value, exact = (torch.cat(parts).double() for parts in zip(*used, strict=True))
+            if step != 1:  # the first values after zeros alone are clipped, once (docs/architecture.md, Scales)
+                assert nmse(value, exact) <= 3 * BOUND, step
+
+
+def wrapped(rank: int) -> None:
+    """The wrappers of torch around our hook."""
+    bf16 = default_hooks.bf16_compress_wrapper(allreduce_hook)
+
+    # DDP refuses a hook of bf16_compress_wrapper's name without NCCL, whatever it wraps
+    def named(state: TailboundState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        return bf16(state, bucket)
+
+    named.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+    for dtype, hook in ((torch.float16, default_hooks.fp16_compress_wrapper(allreduce_hook)), (torch.bfloat16, named)):
+        plain, ours = DDP(model(), bucket_cap_mb=0.05), DDP(model(), bucket_cap_mb=0.05)
+        with TailboundState(**PATIENT) as state:
+            ours.register_comm_hook(state, hook)
+            for step in range(4):
+                for net in (plain, ours):
+                    net.zero_grad()
+                    backward(net, rank, step)
+                errors.append(nmse(gradient(ours), gradient(plain)))
+                assert same_everywhere(digest(ours))
+                assert all(p.grad.dtype == torch.float32 for p in ours.parameters())
+            assert {bucket.dtype for bucket in state.layout.step()} == {dtype}
+            dist.barrier()
+    assert sum(errors) / len(errors) <= BOUND, errors
+
+
+class Words(nn.Module):
+    """Embeddings with sparse gradients and a dense head; the sparse ones end the backward pass, or begin it."""
+
+    def __init__(self, *, first: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.EmbeddingBag(50, 8, sparse=True, mode="sum")
+        self.head = nn.Linear(8, 10)
+        self.first = first
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        if self.first:
+            return self.head(self.words(words))
+        return self.words(words) @ torch.ones(8, 10) + self.head(torch.ones(len(words), 8))
+
+
+def sparse(rank: int, first: bool) -> list[str]:
+    """Sparse gradients are those of plain DDP to the bit; dense ones of the same model are averaged by Tailbound."""
+    messages = _Messages()
+    logging.getLogger("tailbound").addHandler(messages)
+    plain, ours = DDP(Words(first=first)), DDP(Words(first=first))
+    with register(ours, **PATIENT) as state:
+        for step in range(4):
+            words = torch.randint(0, 50, (6, 4), generator=torch.Generator().manual_seed(10 * step + rank))
+            for net in (plain, ours):
+                net.zero_grad()
+                net(words).square().sum().backward()
+            a, b = ours.module.words.weight.grad, plain.module.words.weight.grad
+            assert a.is_sparse
+            assert b.is_sparse
+            torch.testing.assert_close(a.to_dense(), b.to_dense())
+            assert nmse(ours.module.head.weight.grad, plain.module.head.weight.grad) <= 3 * BOUND
+            assert state.last.error is None
+        assert state.communicator is not None
+        assert state.communicator.step == 4  # the step ends whichever bucket is the last
+        assert state.layout.step() == []
+        dist.barrier()
+    return [text for text in messages.texts if "sparse" in text]
+
+
+def compiled(rank: int) -> None:
+    """A compiled model: as usual with the default optimizer, a clear error where the hook gets a tuple."""
+    import torch._dynamo
+
+    plain, ours = DDP(model()), DDP(model())
+    with register(ours, **PATIENT) as state:
+        fast = torch.compile(ours, backend="eager")
+        for step in range(3):
+            plain.zero_grad()
+            ours.zero_grad()
+            backward(plain, rank, step)
+            backward(fast, rank, step)
+            assert nmse(gradient(ours), gradient(plain)) <= 3 * BOUND
+            assert same_everywhere(digest(ours))
+        assert state.stats()["counters"]["ops"] >= 3
+        dist.barrier()
+    torch._dynamo.reset()
+    torch._dynamo.config.optimize_ddp = "python_reducer"
+    ours = DDP(model())
+    with register(ours, **PATIENT):
+        fast = torch.compile(ours, backend="eager")
+        autograd = torch._dynamo.utils.maybe_enable_compiled_autograd(True)
+        with pytest.raises(Exception, match="ddp_optimizer"), autograd:
+            backward(fast, rank, 0)
+        dist.barrier()
+
+
+def uneven(rank: int, view: bool) -> Any:
+    """``join()`` with accumulation and uneven inputs; ranks out of data shadow the others with zeros."""
+    with pair(bucket_cap_mb=0.05, gradient_as_bucket_view=view) as (plain, ours, state):
+        for net in (plain, ours):
+            with net.join(divide_by_initial_world_size=True):
+                for step in range(2 + rank):
+                    net.zero_grad()
+                    with net.no_sync():
+                        backward(net, rank, 10 * step)
+                    backward(net, rank, 10 * step + 1)
+        if rank == dist.get_world_size() - 1:
+            assert nmse(gradient(ours), gradient(plain)) <= 3 * BOUND
+        return everywhere(state.stats()["counters"]["ops"])

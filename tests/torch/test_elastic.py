@@ -1,0 +1,68 @@
+"""Checkpoints of plain types, and a job that goes on with another number of workers, under torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.needs("torch")
+
+TESTS = Path(__file__).parents[1]
+
+
+def _torchrun(workers: int, checkpoint: Path, steps: int, report: Path) -> dict[str, Any]:
+    """What rank 0 of a run of ``elastic_train.py`` tells."""
+    script = [str(TESTS / "elastic_train.py"), str(checkpoint), str(steps), str(report)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
+    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, *script], env=env, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(report.read_text())
+    return told
+
+
+def test_a_job_goes_on_with_fewer_workers(tmp_path: Path) -> None:
+    checkpoint, report = tmp_path / "checkpoint.pt", tmp_path / "report.json"
+    three = _torchrun(3, checkpoint, 12, report)
+    two = _torchrun(2, checkpoint, 8, report)
+    assert (three["begin"], two["begin"]) == (0, 12)
+    assert [len(set(run["digests"])) for run in (three, two)] == [1, 1]
+    assert three["history"] == []
+    assert [(run["ranks"], run["ops"]) for run in two["history"]] == [(3, three["ops"])]
+    # twelve clean steps, growing at 5 and 10; then three more make five
+    assert three["scales"][-1] == 2.0**10
+    assert two["scales"] == [2.0**10] * 2 + [2.0**11] * 5 + [2.0**12]
+    before, after = three["losses"], two["losses"]
+    assert sum(after) / len(after) < 0.7 * sum(before[:4]) / 4  # it goes on from where it was
+
+
+def test_what_a_state_keeps() -> None:
+    """Owed batches belong to one rank of one world; everything else to the job."""
+    from tailbound.errors import ConfigError
+    from tailbound.torch.recovery import Recovery
+    from tailbound.torch.saved import restore, save
+
+    def state(rank: int, ranks: int) -> Recovery:
+        return Recovery(rank, ranks, (200, 0.01, 0.05))
+
+    one = state(1, 3)
+    one.owed_batches = 4
+    saved = save(one, {"ops": 7, "anything": 3})
+    assert saved["history"][0]["ops"] == 7
+    assert "anything" not in saved["history"][0]
+    for rank, ranks, owed in ((1, 3, 4), (0, 3, 0), (1, 2, 0)):
+        other = state(rank, ranks)
+        restore(other, saved)
+        assert other.owed_batches == owed
+        assert save(other, {"ops": 5})["history"][0] == saved["history"][0]
+        assert [run["ops"] for run in save(other, {"ops": 5})["history"]] == [7, 5]
+    for wrong in ({}, {"format": 1}, saved | {"history": 3}, saved | {"format": 99}):
+        with pytest.raises(ConfigError):
+            restore(state(0, 3), wrong)

@@ -1,0 +1,62 @@
+"""The hook beside DDP's options, torch's wrappers, sparse gradients and the compiler, in real processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.needs("torch")
+
+
+def test_views_and_accumulation_in_every_type(tmp_path: Path) -> None:
+    import hook_jobs
+    from processes import Job
+
+    with Job(hook_jobs.options, 2, tmp_path) as job:
+        job.results()
+
+
+def test_unused_and_frozen_parameters(tmp_path: Path) -> None:
+    import hook_jobs
+    from processes import Job
+
+    with Job(hook_jobs.unused, 2, tmp_path) as job:
+        job.results()
+
+
+def test_the_compression_wrappers_of_torch(tmp_path: Path) -> None:
+    import hook_jobs
+    from processes import Job
+
+    with Job(hook_jobs.wrapped, 2, tmp_path) as job:
+        job.results()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_sparse_gradients_go_through_the_process_group(tmp_path: Path, first: bool) -> None:
+    import hook_jobs
+    from processes import Job
+
+    with Job(hook_jobs.sparse, 2, tmp_path, first) as job:
+        for texts in job.results():
+            assert len(texts) == 1  # said once, not at every step
+            assert "sparse=False" in texts[0]
+
+
+def test_a_compiled_model(tmp_path: Path) -> None:
+    import hook_jobs
+    from processes import Job
+
+    with Job(hook_jobs.compiled, 2, tmp_path) as job:
+        job.results()
+
+
+@pytest.mark.parametrize("view", [True, False])
+def test_join_with_accumulation(tmp_path: Path, view: bool) -> None:
+    import hook_jobs
+    from processes import Job
+
+    with Job(hook_jobs.uneven, 3, tmp_path, view) as job:
+        for ops in job.results():
+            assert len(set(ops)) == 1

@@ -1,0 +1,84 @@
+"""Threads that share an op's groups: each group once, a scratch each, the first error comes out."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from support import gradients, patient, team
+from tailbound.codec.scratch import Scratch
+from tailbound.collective.lanes import Lanes, lanes_for
+from tailbound.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("asked", "cores", "ranks", "lanes"),
+    [
+        (0, 1, 1, 1),
+        (0, 2, 1, 1),
+        (0, 2, 4, 1),
+        (0, 8, 1, 2),
+        (0, 16, 1, 4),
+        (0, 16, 4, 1),
+        (0, 128, 8, 4),
+        (3, 1, 4, 3),
+    ],
+)
+def test_threads_by_cores(asked: int, cores: int, ranks: int, lanes: int) -> None:
+    """Two cores are never shared out: an op must not be slower there."""
+    assert lanes_for(asked, cores, ranks) == lanes
+
+
+def test_a_negative_number_is_refused() -> None:
+    with pytest.raises(ConfigError, match="codec threads"):
+        lanes_for(-1, 8, 1)
+
+
+@pytest.mark.parametrize("groups", [1, 7, 8, 15, 16, 24, 100, 1001])
+def test_every_group_once_and_a_scratch_each(groups: int) -> None:
+    lanes, lock, seen, scratches = Lanes(3, 64), threading.Lock(), np.zeros(groups, int), []
+
+    def work(scratch: Scratch, part: tuple[int, int]) -> int:
+        with lock:
+            seen[part[0] : part[1]] += 1
+            scratches.append(id(scratch))
+        return part[1] - part[0]
+
+    try:
+        assert sum(lanes.each(groups, work)) == groups
+    finally:
+        lanes.close()
+    assert (seen == 1).all()
+    assert len(set(scratches)) == len(scratches) == max(1, min(3, groups // 8))
+
+
+def test_an_error_comes_out_after_all_have_ended() -> None:
+    lanes, over = Lanes(2, 64), threading.Event()
+
+    def work(_: Scratch, part: tuple[int, int]) -> None:
+        if part[0] == 0:
+            raise ValueError("first")
+        over.set()
+
+    try:
+        with pytest.raises(ValueError, match="first"):
+            lanes.each(100, work)
+        assert over.is_set()
+    finally:
+        lanes.close()
+
+
+def test_the_bits_are_those_of_one_thread() -> None:
+    """A job of three codec threads a rank beside one of one: cold and warm ops."""
+    inputs = gradients("C", 2, 256 * 64 * 40 + 5, 1)
+    results = []
+    for threads in (1, 3):
+        with team(2, patient(codec_threads=threads), cookie=11) as job:
+            assert [len(c.job.lanes) for c in job.communicators] == [threads] * 2
+            results.append([job.allreduce(inputs) for _ in range(3)])
+    for one, three in zip(*results, strict=True):
+        for (a, outcome), (b, _) in zip(one, three, strict=True):
+            assert outcome.delivered == outcome.expected
+            assert np.array_equal(a, b)
