@@ -9,7 +9,7 @@ PYTHON ?= /usr/bin/python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
-EXTRAS := torch,test,plots,demo,dev
+EXTRAS := torch,test,plots,demo,prometheus,tensorboard,dev
 OUT ?= out
 C_SOURCES = $(filter-out ebpf/wire.h ebpf/abi.h,$(wildcard ebpf/*.[ch] xdp_programs/*.[ch]))
 
@@ -70,9 +70,10 @@ format: setup
 	$(BIN)/ruff format -q .
 	clang-format-14 -i $(C_SOURCES)
 
-# Files derived from the schema; they are committed.
+# Files derived from the schema and the table of settings; they are committed.
 generate: setup
 	$(BIN)/python -m tailbound.wire.codegen
+	$(BIN)/python -m tailbound.transport.settings_page > docs/settings.md
 
 wheel: setup
 	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps -w dist .

@@ -52,6 +52,8 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
     "scapy": (_module("scapy"), "pip install 'tailbound[test]'"),
     "sklearn": (_module("sklearn"), "pip install 'tailbound[demo]'"),
     "matplotlib": (_module("matplotlib"), "pip install 'tailbound[plots]'"),
+    "prometheus": (_module("prometheus_client"), "pip install 'tailbound[prometheus]'"),
+    "tensorboard": (_module("tensorboard"), "pip install 'tailbound[tensorboard]'"),
     "p4c": (_tools("p4c-bm2-ss"), "p4c-bm2-ss on PATH, built from p4c's sources"),
     "bmv2": (
         _tools("simple_switch", "simple_switch_CLI"),

@@ -214,6 +214,32 @@ def refusals(rank: int) -> None:
         register(DDP(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), **option), **PATIENT).close()
 
 
+def from_environment(rank: int) -> dict[str, Any]:
+    """Options come from the environment where nobody gives them; wrong ones are refused before anything is opened."""
+    wrong = {"RING_MIB": "much", "HADAMARD": "maybe", "DEADLINE_MS": "5", "SAFEGUARD": "skip=1", "LATE": "keep"}
+    for name, text in wrong.items():
+        os.environ[f"TAILBOUND_{name}"], said = text, "nothing"
+        try:
+            TailboundState()
+        except ConfigError as error:
+            said = str(error)
+        del os.environ[f"TAILBOUND_{name}"]
+        assert said.startswith(f"TAILBOUND_{name} is {text!r}: give "), said
+    given = {
+        "DATAPATH": "udp", "RING_MIB": "2", "DEADLINE_MS": "1500,1600", "HADAMARD": "off", "SHARE_ROWS": "off",
+        "SAFEGUARD": "skip_op=0.5", "LATE": "carry", "RESULT": "peers", "TIMEOUT": "60",
+    }  # fmt: skip
+    os.environ |= {f"TAILBOUND_{name}": text for name, text in given.items()}
+    with register(DDP(model()), ring_mib=4.0, late="drop") as state:
+        assert state.communicator is not None
+        config = state.communicator.config
+        return {
+            "datapath": state.communicator.datapath, "ring": config.ring_mib, "rotate": config.rotate,
+            "deadlines": (config.deadline_1, config.deadline_2), "share": config.share_rows,
+            "skip": config.safeguard.skip_op, "late": state._late, "result": config.result,
+        }  # fmt: skip
+
+
 def other_layout(rank: int) -> str:
     """A rank whose bucket has another size in the same op: ``backward`` fails on both with both named."""
     with TailboundState(**{**PATIENT, "deadline_ms": (200.0, 200.0)}) as state:

@@ -59,6 +59,18 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         job.results()
 
 
+def test_options_come_from_the_environment(tmp_path: Path) -> None:
+    import torch_jobs
+    from processes import Job
+
+    with Job(torch_jobs.from_environment, 2, tmp_path) as job:
+        for found in job.results():
+            assert found == {
+                "datapath": "udp", "ring": 4.0, "rotate": False, "deadlines": (1_500_000_000, 1_600_000_000),
+                "share": False, "skip": 0.5, "late": "drop", "result": "peers",
+            }  # fmt: skip
+
+
 def test_ranks_with_other_buckets_are_named(tmp_path: Path) -> None:
     import torch_jobs
     from processes import Job

@@ -7,8 +7,9 @@ import dataclasses
 import pytest
 
 from tailbound.errors import ConfigError
-from tailbound.transport.choose import Facts, asked_for, check, check_collective, choose, worth_trying
+from tailbound.transport.choose import Facts, check, check_collective, choose, worth_trying
 from tailbound.transport.config import Config
+from tailbound.transport.settings import RESULT
 
 ALL = Facts(4, "xdp", fanout="", multicast="", unreached=())
 NO_TC = {"fanout": "no privilege"}
@@ -83,9 +84,9 @@ def test_the_settings_are_checked() -> None:
 
 def test_the_environment_is_asked_where_nobody_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TAILBOUND_RESULT", raising=False)
-    assert asked_for() == "auto"
+    assert RESULT.read() == "auto"
     monkeypatch.setenv("TAILBOUND_RESULT", "fanout")
-    assert asked_for() == "fanout"
+    assert RESULT.read() == "fanout"
     monkeypatch.setenv("TAILBOUND_RESULT", "everywhere")
     with pytest.raises(ConfigError, match="everywhere"):
-        asked_for()
+        RESULT.read()

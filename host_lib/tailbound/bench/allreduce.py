@@ -29,7 +29,7 @@ from tailbound.bench.team import Team
 from tailbound.errors import ConfigError
 from tailbound.lab.cluster import Cluster
 from tailbound.lab.spec import LabSpec
-from tailbound.transport.choose import RESULT_VARIABLE
+from tailbound.transport.settings import RESULT
 
 #: Iterations before those that count: connections, scales, caches, DVFS.
 WARMUP = 5
@@ -86,7 +86,7 @@ def run(
                 if path == "switch" and isinstance(place, Cluster):
                     place.switch.renew()  # a cookie serves one run of the workers
                 # without a switch results go to each peer, unless something else is asked for
-                env = {RESULT_VARIABLE: os.environ.get(RESULT_VARIABLE, "peers")} if vs == "transpose" else {}
+                env = {RESULT.variable: os.environ.get(RESULT.variable, "peers")} if vs == "transpose" else {}
                 here = job | {"datapath": path, "iters": count}
                 with Team(place, "tailbound.bench.worker", here, console, env=env) as team:
                     reports, used[path] = _follow(team, sizes, count, console)

@@ -127,7 +127,8 @@ class Broadcast:
         copies = self._left(table, indices) - left
         if (stored, copies) != (repeats, repeats * ports):
             raise TailboundError(
-                f"bench broadcast ({loader}): {stored} rows and {copies} copies of {repeats} x {ports}"
+                f"bench broadcast ({loader}): {stored} rows and {copies} copies of {repeats} x {ports}; "
+                "run it again on a quiet machine"
             )
         return {
             "name": f"switch-broadcast-{ports}",

@@ -62,7 +62,7 @@ def run(
     """
     numel = int(megabytes * 1e6) // 4
     if threads < 1 or numel < 1:
-        raise ConfigError(f"{threads} threads and {megabytes} MB: both must be positive")
+        raise ConfigError(f"{threads} threads and {megabytes} MB: give numbers above 0")
     with ThreadPoolExecutor(threads) as pool:
         passes = _passes(numel, threads, pool)
         times: dict[str, list[float]] = {name: [] for name in passes}

@@ -128,7 +128,9 @@ class Bench:
         until = time.monotonic() + _PATIENCE
         while (packets := self._receivers.packets() - arrived) < self._expected:
             if time.monotonic() > until:
-                raise TailboundError(f"bench fanout, {name}: {packets} of {self._expected} packets arrived")
+                raise TailboundError(
+                    f"bench fanout, {name}: {packets} of {self._expected} packets arrived; run it again"
+                )
             time.sleep(0.001)
         return Op(_syscalls(sender) - before, cpu, packets)
 

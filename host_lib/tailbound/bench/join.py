@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,8 +13,8 @@ import torch.distributed as dist
 
 from tailbound.bench.start import StartLine
 from tailbound.collective.communicator import Communicator
-from tailbound.transport.choose import asked_for
-from tailbound.transport.config import DEFAULT_PORT, Config
+from tailbound.transport.config import Config
+from tailbound.transport.settings import PORT, RESULT
 
 
 @contextmanager
@@ -24,8 +23,7 @@ def joined(job: dict[str, Any]) -> Iterator[tuple[Communicator, StartLine]]:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=300))
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    port = int(os.environ.get("TAILBOUND_PORT", DEFAULT_PORT))
-    config = Config(rank=rank, ranks=ranks, port=port, result=asked_for())
+    config = Config(rank=rank, ranks=ranks, port=PORT.read(), result=RESULT.read())
     line = StartLine(Path(job["line"]), rank, ranks)
     store = dist.distributed_c10d._get_default_store()
     with Communicator(store, config, datapath=job["datapath"]) as ours:

@@ -115,7 +115,9 @@ class Bench:
         seen = int(sum(after[v] for v in case.verdicts))
         if (case.verdicts and seen != total) or len(durations) != len(threads):
             named = {Verdict(i).name: int(n) for i, n in enumerate(after) if n}
-            raise TailboundError(f"bench {case.name} ({self.loader}): {seen} of {total} packets counted; {named}")
+            raise TailboundError(
+                f"bench {case.name} ({self.loader}): {seen} of {total} packets counted; {named}; run it again"
+            )
         return {
             "name": case.name,
             "loader": self.loader,

@@ -88,7 +88,7 @@ class Preparation:
         """
         words = self._process.communicate()[1].decode(errors="replace").strip()
         if self._process.returncode != 0:
-            raise TransportError(f"two ranks on loopback cannot average: {words[-2000:]}")
+            raise TransportError(f"two ranks on loopback cannot average, see `tailbound doctor`: {words[-2000:]}")
 
     def __exit__(self, *_: object) -> None:
         if self._process.poll() is None:

@@ -66,5 +66,5 @@ class StartLine:
 
     def _pause(self, end: float, why: str) -> None:
         if time.monotonic() > end:
-            raise TransportError(f"{why} within {self._timeout:g} s")
+            raise TransportError(f"{why} within {self._timeout:g} s: see its output, or run fewer workers")
         time.sleep(_POLL_SECONDS)

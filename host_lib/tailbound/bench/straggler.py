@@ -13,7 +13,6 @@ of the one before come in.
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 import tempfile
 import time
@@ -230,7 +229,8 @@ def work(job: dict[str, Any], channel: Channel) -> None:
     import torch.distributed as dist
 
     from tailbound.collective.communicator import Communicator
-    from tailbound.transport.config import DEFAULT_PORT, Config
+    from tailbound.transport.config import Config
+    from tailbound.transport.settings import PORT
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=300))
@@ -242,7 +242,7 @@ def work(job: dict[str, Any], channel: Channel) -> None:
         for turn in range(_TURNS):
             for name in (OURS, PLAIN)[:: 1 if turn % 2 == 0 else -1]:
                 config = Config(
-                    rank=rank, ranks=ranks, port=int(os.environ.get("TAILBOUND_PORT", DEFAULT_PORT)),
+                    rank=rank, ranks=ranks, port=PORT.read(),
                     deadline_1=_DEADLINE_NS, deadline_2=_DEADLINE_NS, share_rows=name == OURS,
                 )  # fmt: skip
                 with Communicator(store, config, datapath=job["datapath"], name=f"{at}-{turn}-{name}") as ours:

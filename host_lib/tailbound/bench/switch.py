@@ -137,7 +137,9 @@ class Turntable:
         after = self.counted() - before
         if case.verdicts and int(sum(after[v] for v in case.verdicts)) != repeats:
             named = {Verdict(i).name: int(n) for i, n in enumerate(after) if n}
-            raise TailboundError(f"bench {case.name} ({self.loader}): not {repeats} packets counted, but {named}")
+            raise TailboundError(
+                f"bench {case.name} ({self.loader}): not {repeats} packets counted, but {named}; run it again"
+            )
         return {
             "name": case.name,
             "loader": self.loader,

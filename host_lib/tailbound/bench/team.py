@@ -210,7 +210,7 @@ class Team:
             self._pump(_POLL_SECONDS)
         if self._errors:
             _, rank, text = min(self._errors)
-            raise TransportError(f"rank {rank} failed: {text}")
+            raise TransportError(f"rank {rank} failed: {text}; see its output above")
         if self._messages:
             return  # its last words were on their way
         rank, code = min(bad.items())

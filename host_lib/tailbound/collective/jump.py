@@ -84,4 +84,6 @@ def decode(data: bytes, ranks: int) -> Position:
         step, result_seq, map_id = numbers
         return Position(step, result_seq, tuple(sums), map_id, tuple(owners), bool(found["rotate"]))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise TransportError(f"the answer is no position: {error}") from error
+        raise TransportError(
+            f"the answer is no position ({error}): run the same version of Tailbound on all ranks"
+        ) from error

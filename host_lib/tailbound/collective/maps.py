@@ -7,10 +7,12 @@ ranks to the same one, ``transport.sequence`` places ops by it. Here these are f
 from __future__ import annotations
 
 import logging
+import statistics
 from collections import deque
 from collections.abc import Callable, Mapping
 
 from tailbound.collective.job import Job
+from tailbound.collective.naming import Naming
 from tailbound.collective.op import Op
 from tailbound.errors import TransportError
 from tailbound.transport.agreement import (
@@ -62,6 +64,7 @@ class Maps:
         self._lead = LEAD_STEPS
         self._misplaced = False
         self._known = 0
+        self.naming = Naming(job)
         self.fallback = Fallback(job.config.suspect_after)
 
     def limit_share(self, share_most: float) -> None:
@@ -122,11 +125,11 @@ class Maps:
             self._lead = max(LEAD_STEPS, min(_LEAD_MOST, -(-_NOTICE // max(1, took))))
             self._step, self._again, self._stepped = step, 0, now
             self._steps += 1
-            if now - self._wished >= _APART and (
-                job.config.share_rows or job.config.rotate == "auto" or job.switch is not None
-            ):
+            if now - self._wished >= _APART:
                 self._wished = now
-                self._wish(step, now)
+                self.naming.look(step, self._lateness_of_all(), self._pace(), now)
+                if job.config.share_rows or job.config.rotate == "auto" or job.switch is not None:
+                    self._wish(step, now)
             self._show(ops)
         if self._misplaced:
             self._realign(ops)
@@ -163,17 +166,13 @@ class Maps:
         job, config = self._job, self._job.config
         weights = self.agreement.agreed[-1].content.weights
         if config.share_rows:
-            states = job.peer_states
-            lateness = {p: int(states[p]["lateness"]) * _TIME_UNIT for p in self._known_by_peers()}
-            lateness[job.rank] = self.lateness
             suspects = job.contribution_suspicion.suspects | job.result_suspicion.suspects
-            paces = sorted(self._paces)
             weights = self.shares.observe(
                 Observation(
-                    lateness,
+                    self._lateness_of_all(),
                     suspects | job.gone | job.membership.dead(step),
                     self._all_speeds(),
-                    paces[len(paces) // 2] if paces else 0,
+                    self._pace(),
                 )
             )
         if job.switch is not None:
@@ -186,6 +185,17 @@ class Maps:
                 job.emit("map_proposed", level=logging.INFO, weights=list(weights), rotate=bool(rotate), step=step)
         elif self._steps % _TELL_SPEEDS == 0 and min(self._speeds.values().values(), default=1.0) < FAST_ENOUGH:
             self._send(min(alive), Message(Kind.SPEEDS, speeds=speeds_to_wire(self._speeds.values(), job.world)))
+
+    def _lateness_of_all(self) -> dict[int, int]:
+        """Lateness in ns by rank, as each has told it."""
+        job = self._job
+        return {p: int(job.peer_states[p]["lateness"]) * _TIME_UNIT for p in self._known_by_peers()} | {
+            job.rank: self.lateness
+        }
+
+    def _pace(self) -> int:
+        """What an op takes as a rule, ns; 0: not known yet."""
+        return statistics.median_high(self._paces) if self._paces else 0
 
     def _all_speeds(self) -> dict[int, float]:
         """Of every rank, the median of how fast the others get its rows (the slower of two)."""

@@ -46,6 +46,8 @@ _STOPPED = 350_000_000
 
 #: Who closes while others go on answers them for so long at most.
 _LINGER = 500_000_000
+#: What to do when the transport thread has ended by an error.
+_FAILED = "; close the state and register the hook anew. The log has the traceback: report it"
 
 T = TypeVar("T")
 
@@ -91,7 +93,9 @@ class Transpose:
         if self._error is not None:
             if isinstance(self._error, LayoutError):
                 raise self._error
-            raise TransportError(f"rank {self.job.rank}: the transport has failed: {self._error}") from self._error
+            raise TransportError(
+                f"rank {self.job.rank}: the transport has failed: {self._error}{_FAILED}"
+            ) from self._error
         if self._closing:
             raise self._closed()
         self._idle.clear()
@@ -156,7 +160,7 @@ class Transpose:
         """Leaves everything before ``to`` behind; for ``call``, with nothing launched. Returns the steps skipped."""
         job = self.job
         if self._new or self._waiting or self._launched():
-            raise TransportError(f"rank {job.rank}: a rank jumps between two steps, not with ops in flight")
+            raise TransportError(f"rank {job.rank}: call jump() between two steps, not with ops in flight")
         skipped = step_distance(to.step, step_of(job.sequence.upcoming))
         if skipped <= 0:
             return 0
@@ -236,7 +240,7 @@ class Transpose:
             self._sleep(min(again, until) if again else until)
 
     def _closed(self) -> TransportError:
-        return TransportError(f"rank {self.job.rank}: the transport is closed")
+        return TransportError(f"rank {self.job.rank}: the transport is closed: register the hook anew to go on")
 
     def _launched(self) -> bool:
         return any(op.launch is not None for op in self._ops.values())
@@ -505,7 +509,7 @@ class Transpose:
         for op in self._ops.values():
             if op.launch is not None and not op.delivered:
                 self._waiting.append(op.launch)
-        self._refuse(TransportError(f"rank {self.job.rank}: transport failed: {error}"))
+        self._refuse(TransportError(f"rank {self.job.rank}: transport failed: {error}{_FAILED}"))
 
     def _refuse(self, error: TransportError) -> None:
         """Completes what nobody will work on any more; called by the thread at its end, and by who comes after it."""

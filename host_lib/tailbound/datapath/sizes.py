@@ -47,7 +47,9 @@ def ring_rows(ring_mib: float, width: int, workers: int) -> tuple[int, int]:
         )
     result_rows = 1 << (int(budget // width).bit_length() - 1)
     if result_rows >= 1 << 30:
-        raise ConfigError(f"a ring of {ring_mib} MiB has more than 2**30 rows, too many for serial numbers of 32 bits")
+        raise ConfigError(
+            f"a ring of {ring_mib} MiB has more than 2**30 rows, too many for serial numbers of 32 bits: give less"
+        )
     share = -(-result_rows // max(1, workers - 1))
     return max(MIN_ROWS, 1 << (share - 1).bit_length()), result_rows
 

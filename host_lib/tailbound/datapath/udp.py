@@ -77,7 +77,7 @@ class UdpDatapath:
         receive_buffer: int = 16 << 20,
     ) -> None:
         if not SUPPORTED:
-            raise CapabilityError("the udp datapath needs 64-bit little-endian Linux")
+            raise CapabilityError("the udp datapath needs 64-bit little-endian Linux: run it on x86-64 or arm64")
         self._closed = True
         arrays = allocate(width, sum_rows, result_rows)
         self.store = store_of(arrays)
@@ -165,7 +165,7 @@ class UdpDatapath:
         try:
             self._tables.register(endpoints)
         except OSError as error:
-            raise ConfigError(f"endpoints {list(endpoints)}: dotted IPv4 addresses are needed") from error
+            raise ConfigError(f"endpoints {list(endpoints)}: give dotted IPv4 addresses") from error
 
     def reset(self, first_op: int) -> None:
         """Seals every slot below ``first_op``; called before ``control.active`` is set to 1."""

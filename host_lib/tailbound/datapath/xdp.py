@@ -150,7 +150,9 @@ class XdpDatapath:
         try:
             there = interfaces.xdp_on(interface)
             if there is None:
-                raise AttachError(f"{interface} lost its program while it was pinned")
+                raise AttachError(
+                    f"{interface} lost its program while it was pinned: did somebody remove it? Try again"
+                )
             found = pin.Settings(interface, port, width, sum_rows, result_rows, there.prog_id)
             pin.pin(found, {name: maps.fds[name] for name in PINNED}, link, group)
         finally:

@@ -169,7 +169,7 @@ def work(job: dict[str, Any], channel: Channel) -> None:
         for name, trainee in course.trainees.items():
             np.save(Path(job["folder"], f"{name}{course.rank}.npy"), trainee.weights())
         if not state.communicator.drain():
-            raise TransportError(f"rank {course.rank}: ops are still unfinished after the last step")
+            raise TransportError(f"rank {course.rank}: ops are still unfinished after the last step; see workers.log")
         state.communicator.meet("trained")
         channel.report("trained", cpu_seconds=time.process_time())
         answer(channel, state)

@@ -104,7 +104,9 @@ def _run(command: list[str], text: bytes, loader: str, environment: Mapping[str,
         raise CapabilityError(f"{loader} could not be run: {error}") from error
     if done.returncode or (loader == "bcc" and not done.stdout):
         output = done.stderr.decode(errors="replace")[-4000:]
-        raise CapabilityError(f"{loader} failed with {done.returncode}; it said:\n{output}")
+        raise CapabilityError(
+            f"{loader} failed with {done.returncode}: try the other loader, or use the udp datapath; it said:\n{output}"
+        )
     return done.stdout
 
 
@@ -141,4 +143,6 @@ def _with_clang(source: str, function: str, flags: list[str], maps: Sequence[str
         try:
             return objects.read_elf(out.read_bytes(), section, maps)
         except ValueError as error:
-            raise CapabilityError(f"clang's object of {source} ({function}) cannot be used: {error}") from error
+            raise CapabilityError(
+                f"clang's object of {source} ({function}) cannot be used ({error}): use clang 14 or loader='bcc'"
+            ) from error

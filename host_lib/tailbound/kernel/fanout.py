@@ -143,9 +143,12 @@ class Fanout:
         table = np.zeros(MAX_RANKS, DTYPES["tb_fanout_peer"])
         for peer in peers:
             if not 0 <= peer.rank < MAX_RANKS or peer.rank == own:
-                raise ConfigError(f"rank {peer.rank} cannot be a peer of rank {own}")
+                raise ConfigError(f"rank {peer.rank} cannot be a peer of rank {own}: give others of 0..{MAX_RANKS - 1}")
             if not 0 < peer.port < 65536 or len(peer.mac) != 6:
-                raise ConfigError(f"rank {peer.rank} cannot be at UDP port {peer.port}, next hop {peer.mac.hex(':')}")
+                raise ConfigError(
+                    f"rank {peer.rank} cannot be at UDP port {peer.port}, next hop {peer.mac.hex(':')}: give a port of "
+                    "1..65535 and an Ethernet address"
+                )
             table[peer.rank] = (_word(peer.address), socket.htons(peer.port), tuple(peer.mac), 0)
         self._settings["active"] = 0
         self.maps.arrays["fanout_peers"][:] = table
@@ -161,7 +164,7 @@ class Fanout:
         order = rotated(self._own, ranks)
         table = self.maps.arrays["fanout_peers"]
         if unknown := [rank for rank in order if not 0 <= rank < MAX_RANKS or not table["address"][rank]]:
-            raise ConfigError(f"ranks {unknown} are live, but nothing says where they are")
+            raise ConfigError(f"ranks {unknown} are live, but nothing says where they are: call set_peers")
         settings = self._settings[0]
         settings["active"] = 0
         self.lead = order[-1] if order else None
@@ -209,7 +212,7 @@ def _word(address: str) -> int:
     try:
         return int(np.frombuffer(socket.inet_aton(address), np.uint32)[0])
     except OSError as error:
-        raise ConfigError(f"{address!r} is no IPv4 address") from error
+        raise ConfigError(f"{address!r} is no IPv4 address: give a dotted one") from error
 
 
 def _attach(interface: str, port: int, loader: str, way: str) -> tuple[Maps, int, tc.Attached]:

@@ -51,7 +51,8 @@ def load(
             ) from error
         tail = "\n".join(error.log.splitlines()[-40:])
         raise CapabilityError(
-            f"the kernel refused {function} (errno {error.errno}, {error.strerror}); the verifier said:\n{tail}"
+            f"the kernel refused {function} (errno {error.errno}, {error.strerror}): use a newer kernel or the udp "
+            f"datapath; the verifier said:\n{tail}"
         ) from error
 
 

@@ -37,7 +37,9 @@ def next_hops(interface: str, addresses: Iterable[str], patience: float = 1.0) -
     with IPRoute() as route:
         (link,) = route.get_links(index)
         if link["ifi_type"] != _ARPHRD_ETHER:
-            raise CapabilityError(f"{interface} is no Ethernet interface: next hops have no addresses there")
+            raise CapabilityError(
+                f"{interface} is no Ethernet interface, next hops have no addresses there: use result='peers'"
+            )
         hops = {address: _hop(route, interface, index, address) for address in addresses}
         until = time.monotonic() + patience
         asked: set[str] = set()
@@ -47,7 +49,10 @@ def next_hops(interface: str, addresses: Iterable[str], patience: float = 1.0) -
             if not missing:
                 return {address: known[hop] for address, hop in hops.items()}
             if time.monotonic() > until:
-                raise CapabilityError(f"nobody at {interface} answers ARP for {', '.join(sorted(missing.values()))}")
+                raise CapabilityError(
+                    f"nobody at {interface} answers ARP for {', '.join(sorted(missing.values()))}: is it the interface "
+                    "that leads to the other ranks?"
+                )
             _ask(address for address in missing if address not in asked)
             asked.update(missing)
             time.sleep(0.002)
@@ -57,11 +62,15 @@ def _hop(route: IPRoute, interface: str, index: int, address: str) -> str:
     try:
         (found,) = route.route("get", dst=address)
     except NetlinkError as error:
-        raise CapabilityError(f"no route to {address}: {error}") from error
+        raise CapabilityError(
+            f"no route to {address} ({error}): is it in the same network? See `ip route get {address}`"
+        ) from error
     if found.get_attr("RTA_OIF") != index:
-        raise CapabilityError(f"the route to {address} does not leave by {interface}")
+        raise CapabilityError(
+            f"the route to {address} does not leave by {interface}: give the interface that it leaves by"
+        )
     if found.get_attr("RTA_VIA") is not None:
-        raise CapabilityError(f"the next hop to {address} is no IPv4 address")
+        raise CapabilityError(f"the next hop to {address} is no IPv4 address: give it a route by IPv4")
     gateway = found.get_attr("RTA_GATEWAY")
     return address if gateway is None else str(gateway)
 

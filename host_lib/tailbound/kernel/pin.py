@@ -121,7 +121,9 @@ def pin(found: Settings, fds: Mapping[str, int], link: int, group: int) -> None:
         os.replace(temporary, _settings_file(found.interface))
     except OSError as error:
         remove(found.interface)
-        raise CapabilityError(f"cannot pin below {folder}: {error.strerror} (errno {error.errno})") from error
+        raise CapabilityError(
+            f"cannot pin below {folder}: {error.strerror} (errno {error.errno}); run as root"
+        ) from error
 
 
 def add(interface: str, program: str, fds: Mapping[str, int], link: int, group: int) -> None:
@@ -136,7 +138,9 @@ def add(interface: str, program: str, fds: Mapping[str, int], link: int, group: 
     except OSError as error:
         for left in (*fds, name):  # maps without a program would deceive who opens them
             (folder / left).unlink(missing_ok=True)
-        raise CapabilityError(f"cannot pin below {folder}: {error.strerror} (errno {error.errno})") from error
+        raise CapabilityError(
+            f"cannot pin below {folder}: {error.strerror} (errno {error.errno}); run as root"
+        ) from error
 
 
 def _pin_all(folder: Path, fds: Mapping[str, int], name: str, link: int, group: int) -> None:

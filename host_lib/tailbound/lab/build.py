@@ -184,7 +184,9 @@ def _wait_forwarding(ports: Sequence[str]) -> None:
         for name, index in indices.items():
             while _port_state(ip, index) != portstate.FORWARDING:
                 if time.monotonic() > end:
-                    raise CapabilityError(f"bridge port {name} does not come up within {_PORTS_UP_SECONDS:.0f} s")
+                    raise CapabilityError(
+                        f"bridge port {name} does not come up within {_PORTS_UP_SECONDS:.0f} s: try again, see `dmesg`"
+                    )
                 time.sleep(0.002)
 
 

@@ -64,7 +64,9 @@ def set_queues(interface: str, count: int) -> None:
     if (values[5], values[6]) == (count, count):
         return
     if values[1] < count or values[2] < count:
-        raise CapabilityError(f"{interface} has {values[1]} receive and {values[2]} send queues, not {count} of each")
+        raise CapabilityError(
+            f"{interface} has {values[1]} receive and {values[2]} send queues, not {count} of each: ask for fewer"
+        )
     values[0], values[5], values[6] = _SCHANNELS, count, count
     _ioctl(interface, _CHANNELS.pack(*values))
 

@@ -31,7 +31,9 @@ def load() -> int:
     try:
         return syscalls.prog_load(_PROGRAM, name="tb_pass")
     except OSError as error:
-        raise CapabilityError(f"cannot load an XDP program: {error}; it needs root (CAP_BPF, CAP_NET_ADMIN)") from error
+        raise CapabilityError(
+            f"cannot load an XDP program: {error}; run it as root (CAP_BPF, CAP_NET_ADMIN)"
+        ) from error
 
 
 class PassThrough:

@@ -240,7 +240,7 @@ class LabSpec:
         if self.burst is not None and not (0 <= self.burst.loss < 1 and self.burst.length >= 1):
             raise ConfigError(f"burst loss {self.burst} needs 0 <= loss < 1 and a length of at least 1")
         if self.rate is not None and self.rate < 8_000:
-            raise ConfigError(f"rate {self.rate} bit/s is below 8000")
+            raise ConfigError(f"rate {self.rate} bit/s is below 8000: give at least 8kbit")
         if not 576 <= self.mtu <= 9000:
             raise ConfigError(f"MTU {self.mtu} is outside 576..9000")
         if self.queues is not None and not 1 <= self.queues <= 1024:

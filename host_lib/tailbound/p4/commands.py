@@ -31,9 +31,9 @@ def check(entry: Entry, place: int, sizes: Sizes) -> None:
         ConfigError: it has none.
     """
     if not 0 <= place < sizes.jobs:
-        raise ConfigError(f"job {place}: this switch has places 0 to {sizes.jobs - 1}")
+        raise ConfigError(f"job {place}: give a place of 0..{sizes.jobs - 1}")
     if not 1 <= len(entry.members) <= sizes.ranks:
-        raise ConfigError(f"{len(entry.members)} workers: this switch takes 1 to {sizes.ranks}")
+        raise ConfigError(f"{len(entry.members)} workers: give 1..{sizes.ranks}, as this switch takes")
     if entry.rows < 1 or entry.rows & (entry.rows - 1) or entry.base < 0 or entry.base + entry.rows > sizes.slots:
         raise ConfigError(
             f"slots {entry.base} to {entry.base + entry.rows - 1}: a job has a power of two of them, and this switch "
@@ -41,7 +41,7 @@ def check(entry: Entry, place: int, sizes: Sizes) -> None:
         )
     for member in entry.members:
         if member is not None and not 0 <= member.ifindex < sizes.ports:
-            raise ConfigError(f"port {member.ifindex} of {member.address}: this switch has 0 to {sizes.ports - 1}")
+            raise ConfigError(f"port {member.ifindex} of {member.address}: this switch has 0..{sizes.ports - 1}")
 
 
 def _add(table: str, action: str, keys: Iterable[object], values: Iterable[object] = ()) -> str:

@@ -43,7 +43,7 @@ class Sizes:
         most = {"slots": 1 << 24, "jobs": SWITCH_JOBS, "ranks": MAX_RANKS - 1, "ports": 511, "codes": 512}
         for name, limit in most.items():
             if not 1 <= getattr(self, name) <= limit:
-                raise ConfigError(f"{getattr(self, name)} {name} in a P4 switch: 1 to {limit} are possible")
+                raise ConfigError(f"{getattr(self, name)} {name} in a P4 switch: give 1..{limit}")
         if self.codes % WIDTH_STEP:
             raise ConfigError(f"rows of {self.codes} codes: give a multiple of {WIDTH_STEP}")
 
@@ -79,5 +79,7 @@ def _run(command: list[str]) -> str:
     if done.returncode:
         first = re.search(r"^.*error.*$", done.stderr, re.MULTILINE)
         detail = first[0] if first else done.stderr.strip()[-400:] or f"exit status {done.returncode}"
-        raise CapabilityError(f"{' '.join(command[:1])} does not compile the P4 switch: {detail}")
+        raise CapabilityError(
+            f"{' '.join(command[:1])} does not compile the P4 switch (see p4/README.md for what is needed): {detail}"
+        )
     return done.stdout

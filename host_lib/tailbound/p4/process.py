@@ -74,4 +74,6 @@ class Process:
             time.sleep(_POLL)
         said = self._log.read_text(errors="replace")[-_LOG_TAIL:].strip()
         ended = "does not answer" if self.alive() else f"ended with status {self._process.returncode}"
-        raise AttachError(f"simple_switch {ended} (thrift port {port}): {said or 'it said nothing'}")
+        raise AttachError(
+            f"simple_switch {ended} (thrift port {port}; is that taken, and are you root?): {said or 'it said nothing'}"
+        )

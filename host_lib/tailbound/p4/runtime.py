@@ -87,7 +87,9 @@ class Runtime:
         answers = [self._until(mark) for mark in marks]
         for command, answer in zip(listed, answers, strict=True):
             if wrong := _FAILURES.search(answer):
-                raise AttachError(f"the switch at thrift port {self._port} refuses {command!r}: {wrong[0]}")
+                raise AttachError(
+                    f"the switch at thrift port {self._port} refuses {command!r}: {wrong[0]} (has it another program?)"
+                )
         return answers
 
     def _write(self, text: str) -> None:
@@ -117,4 +119,6 @@ class Runtime:
         self._process.kill()
         rest = self._process.stdout.read()
         said = (self._text + rest.decode(errors="replace")).strip().splitlines()
-        return AttachError(f"no answer from a switch at thrift port {self._port}: {said[-1] if said else 'no reason'}")
+        return AttachError(
+            f"no answer from a switch at thrift port {self._port}, is it up? {said[-1] if said else 'no reason'}"
+        )

@@ -192,7 +192,7 @@ class P4Switch:
         controls = {"in": commands.INGRESS, "out": commands.EGRESS}
         if not 0 <= probability <= 1 or way not in controls or not 0 < seed < 1 << 32:
             raise ConfigError(
-                f"lose {probability} of what goes {way!r} with seed {seed}: 0 to 1, in or out, 1 to 2^32-1"
+                f"lose {probability} of what goes {way!r} with seed {seed}: give 0..1, in or out, and 1..2^32-1"
             )
         limit = min(int(probability * (1 << 32)), (1 << 32) - 1)
         drops = f"{controls[way]}.drops"
@@ -220,5 +220,5 @@ def _shared(entry: Entry, place: int) -> dict[tuple[str, int], str]:
 def _number(pattern: re.Pattern[str], command: str, answer: str) -> int:
     found = pattern.search(answer)
     if found is None:
-        raise AttachError(f"the switch does not do {command!r}: {answer.strip()}")
+        raise AttachError(f"the switch does not do {command!r}, has it another program? {answer.strip()}")
     return int(found[1])

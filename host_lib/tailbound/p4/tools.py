@@ -29,6 +29,6 @@ def tool(name: str) -> str:
     path = shutil.which(name)
     if path is None:
         raise CapabilityError(
-            f"{name} is not on PATH: it is part of {_SOURCES[name]}, is in no package registry and has to be built"
+            f"{name} is not on PATH: it is part of {_SOURCES[name]}, is in no package registry: build it"
         )
     return path

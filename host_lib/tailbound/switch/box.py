@@ -141,7 +141,8 @@ class Box:
         except OSError as error:
             self.switch.drop(number)
             raise CapabilityError(
-                f"the kernel refused the ports of job {spec.cookie:#010x}: {error.strerror}"
+                f"the kernel refused the ports of job {spec.cookie:#010x} ({error.strerror}): run as root, with native "
+                "XDP on each port"
             ) from error
         return entry
 
@@ -168,4 +169,4 @@ class Box:
                 fresh = replace(entry, cookie=new_cookie() if new is None else new)
                 self.switch.put(number, fresh)
                 return fresh
-        raise ConfigError(f"there is no job {old:#010x} in this switch")
+        raise ConfigError(f"there is no job {old:#010x} in this switch: see `tailbound switch status`")

@@ -34,7 +34,7 @@ def mac_bytes(text: str) -> bytes:
         raise ConfigError(f"Ethernet address {text!r}: write for example 02:7b:00:00:00:01")
     found = bytes.fromhex(text.replace(":", ""))
     if found[0] & 1:
-        raise ConfigError(f"Ethernet address {text!r} is a group's, not a machine's")
+        raise ConfigError(f"Ethernet address {text!r} is a group's: give a machine's")
     return found
 
 
@@ -42,7 +42,7 @@ def _ipv4(text: str) -> str:
     try:
         return str(ipaddress.IPv4Address(text))
     except ValueError:
-        raise ConfigError(f"address {text!r} is no IPv4 address") from None
+        raise ConfigError(f"address {text!r} is no IPv4 address: write for example 10.0.0.1") from None
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,9 @@ def place(spec: JobSpec, there: Mapping[int, Entry], slots: int) -> tuple[int, i
     if not free:
         raise ConfigError(f"the switch has {SWITCH_JOBS} jobs already, as many as it takes: remove one")
     if spec.rows > slots:
-        raise ConfigError(f"{spec.rows} slots for job {spec.cookie:#010x}: the switch has {slots} in all")
+        raise ConfigError(
+            f"{spec.rows} slots for job {spec.cookie:#010x}: the switch has {slots}, ask for at most these"
+        )
     taken = sorted((other.base, other.base + other.rows, other.cookie) for other in there.values())
     if spec.base is not None:
         end = spec.base + spec.rows

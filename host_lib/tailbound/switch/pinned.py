@@ -67,7 +67,9 @@ def up(ports: Sequence[str], address: str, **options: Any) -> Box:
     except OSError as error:
         box.close()
         _remove()
-        raise CapabilityError(f"cannot pin below {_folder()}: {error.strerror} (errno {error.errno})") from error
+        raise CapabilityError(
+            f"cannot pin below {_folder()}: {error.strerror} (errno {error.errno}); run as root"
+        ) from error
     except BaseException:
         box.close()
         _remove()

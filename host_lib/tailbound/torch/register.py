@@ -37,7 +37,7 @@ def register(
     """
     if not isinstance(ddp_model, DistributedDataParallel):
         raise ConfigError(
-            f"register wants a torch.nn.parallel.DistributedDataParallel model, not {type(ddp_model).__name__}"
+            f"give register a torch.nn.parallel.DistributedDataParallel model, not {type(ddp_model).__name__}"
         )
     _warn_of_barriers(ddp_model)
     state = TailboundState(ddp_model.process_group, model=model_digest(ddp_model.module), **options)

@@ -337,7 +337,10 @@ class Resync:
             self.replica.arrange(bytes(body[_WHOLE.size : _WHOLE.size + length]))
             at, sizes = _WHOLE.size + length, [self.replica.size(which) for which in range(self.replica.slices)]
             if at + sum(sizes) != len(body):
-                raise TransportError(f"rank {rank} has {len(body) - at} bytes of state, this one {sum(sizes)}")
+                raise TransportError(
+                    f"rank {rank} has {len(body) - at} bytes of state, this one {sum(sizes)}: train the same model "
+                    "with the same optimizer on every rank"
+                )
             for which, size in enumerate(sizes):
                 self.replica.write(which, body[at : at + size])
                 at += size
@@ -417,7 +420,9 @@ class Resync:
         most = _MARK.size + 4 * BINS
         body = self._reliable.pull(rank, "mark", _ASK.pack(step, which, bins), timeout, most)
         if len(body) not in (_MARK.size, most):
-            raise TransportError(f"rank {self._rank}: rank {rank} answers {len(body)} bytes instead of a mark")
+            raise TransportError(
+                f"rank {self._rank}: rank {rank} answers {len(body)} bytes instead of a mark: run one version on all"
+            )
         flags, view, layout, digest = _MARK.unpack_from(body)
         return flags, view, layout, digest, np.frombuffer(body, ">f4", offset=_MARK.size) if len(body) == most else None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -19,9 +18,10 @@ from tailbound.torch import saved
 from tailbound.torch.complaints import Complaints
 from tailbound.torch.memory import Carry, Copy, check
 from tailbound.torch.recovery import Recovery
-from tailbound.transport.choose import AskedResult, asked_for
+from tailbound.transport.choose import AskedResult
 from tailbound.transport.config import DEFAULT_PORT, MS, Config
 from tailbound.transport.safeguard import Limits
+from tailbound.transport.settings import from_environment
 from tailbound.transport.steps import step_of
 
 log = logging.getLogger("tailbound")
@@ -32,13 +32,15 @@ _jobs = 0
 class TailboundState(Recovery):
     """What ``allreduce_hook`` needs; make it with ``register`` or by hand before ``register_comm_hook``.
 
+    Options that are not given come from ``TAILBOUND_...`` variables, named like them (``transport.settings``).
+
     Args:
         process_group: the group of the DDP model; its store is the rendezvous. Default: the default group.
         datapath: ``auto`` (``xdp`` where it can be had on ``interface``, else ``udp``), ``xdp`` or ``udp``.
             ``switch``: as ``auto``, with the rows averaged by the switch on the way (``tailbound switch``).
-        switch: its address; default ``TAILBOUND_SWITCH``.
-        interface: network interface of this rank; default ``TAILBOUND_INTERFACE``, else the way to MASTER_ADDR.
-        port: UDP port of the job, the same on all ranks; default ``TAILBOUND_PORT``, else 5515.
+        switch: its address.
+        interface: network interface of this rank; default: the way to MASTER_ADDR.
+        port: UDP port of the job, the same on all ranks.
         ring_mib: MiB of result rows kept ready to receive; bounds how much is in flight.
         deadline_ms: how long the first half may wait for contributions after a majority has shown up, and how much
             longer the second half for results; None: learned.
@@ -55,14 +57,14 @@ class TailboundState(Recovery):
         resync_drift: relative distance to another rank at which a round is held early.
         resync_share: share of a step that a rank waits for such a slice; what comes later is taken in another round.
         result: how averaged rows come to the other ranks: a send to each (``peers``), one burst that the kernel
-            (``fanout``) or the network (``multicast``) multiplies, or ``auto``, the best of what can be had; default
-            ``TAILBOUND_RESULT``, else ``auto``.
+            (``fanout``) or the network (``multicast``) multiplies, or ``auto``, the best of what can be had.
         multicast_group: IPv4 group of the job, the same on all ranks; empty: one that follows from its cookie.
 
     Raises:
         ConfigError, CapabilityError, AttachError, LayoutError, TransportError: before any training step.
     """
 
+    @from_environment
     def __init__(
         self,
         process_group: dist.ProcessGroup | None = None,
@@ -70,7 +72,7 @@ class TailboundState(Recovery):
         datapath: str = "auto",
         switch: str | None = None,
         interface: str | None = None,
-        port: int | None = None,
+        port: int = DEFAULT_PORT,
         ring_mib: float = 64.0,
         deadline_ms: tuple[float, float] | None = None,
         hadamard: bool | Literal["auto"] = True,
@@ -82,7 +84,7 @@ class TailboundState(Recovery):
         resync_period: int = 200,
         resync_drift: float = 0.01,
         resync_share: float = 0.05,
-        result: AskedResult | None = None,
+        result: AskedResult = "auto",
         multicast_group: str = "",
     ) -> None:
         global _jobs
@@ -90,21 +92,21 @@ class TailboundState(Recovery):
             raise ConfigError("call torch.distributed.init_process_group before tailbound: its store is the rendezvous")
         group = process_group or dist.group.WORLD
         if group is None:
-            raise ConfigError("there is no process group")
+            raise ConfigError("there is no process group: pass process_group=, or make a default one")
         super().__init__(dist.get_rank(group), dist.get_world_size(group), (resync_period, resync_drift, resync_share))
         if late not in ("drop", "carry"):
             raise ConfigError(f'late={late!r}: give "drop" or "carry"')
         config = Config(
             rank=self.rank,
             ranks=self.ranks,
-            port=_port() if port is None else port,
+            port=port,
             ring_mib=ring_mib,
             deadline_1=int(deadline_ms[0] * MS) if deadline_ms else 0,
             deadline_2=int(deadline_ms[1] * MS) if deadline_ms else 0,
             rotate=hadamard,
             safeguard=safeguard or Limits(),
             share_rows=share_rows,
-            result=asked_for() if result is None else result,
+            result=result,
             group=multicast_group,
         )
         name = f"tailbound/{group.group_name}/{_jobs}"
@@ -246,11 +248,3 @@ def model_digest(model: torch.nn.Module) -> str:
     """Digest of names, shapes and types of the trainable parameters, in order."""
     parts = [f"{n}:{tuple(p.shape)}:{p.dtype}" for n, p in model.named_parameters() if p.requires_grad]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
-
-
-def _port() -> int:
-    text = os.environ.get("TAILBOUND_PORT", str(DEFAULT_PORT))
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"TAILBOUND_PORT is {text!r}: give a UDP port number") from None

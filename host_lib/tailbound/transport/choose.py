@@ -7,9 +7,8 @@ the network multiplies (``multicast``). ``auto`` takes what has been measured no
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Literal, NamedTuple, get_args
 
 from tailbound.errors import ConfigError
 
@@ -52,22 +51,6 @@ class Choice(NamedTuple):
     reason: str
 
 
-#: Environment variable with what is asked for where nothing else is said.
-RESULT_VARIABLE = "TAILBOUND_RESULT"
-
-
-def asked_for() -> AskedResult:
-    """What the environment asks for: ``TAILBOUND_RESULT``, else ``auto``.
-
-    Raises:
-        ConfigError: it names nothing that there is.
-    """
-    text = os.environ.get(RESULT_VARIABLE) or "auto"
-    if text not in RESULTS:
-        raise ConfigError(f"{RESULT_VARIABLE} is {text!r}: give one of {', '.join(RESULTS)}")
-    return cast(AskedResult, text)
-
-
 def check(result: str, collective: str) -> None:
     """Refuses what cannot be asked for.
 
@@ -87,7 +70,7 @@ def check_collective(collective: str, *, switch: bool) -> None:
         ConfigError: it does not.
     """
     if collective == "switch" and not switch:
-        raise ConfigError("collective 'switch' needs datapath='switch' and the address of a switch")
+        raise ConfigError("collective 'switch' needs a switch: give datapath='switch' and its address")
     if collective == "transpose" and switch:
         raise ConfigError("collective 'transpose' leaves out the switch that was given: choose 'auto' or 'switch'")
 

@@ -129,9 +129,9 @@ class Config:
                 raise ConfigError(f"{name} must be at least 0 ns (0: learned), not {getattr(self, name)}")
         for name in ("start_max", "stage_max"):
             if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} must be above 0 ns, not {getattr(self, name)}")
+                raise ConfigError(f"{name} is {getattr(self, name)} ns: give a time above 0")
         if self.deadline_1 > self.stage_max or self.deadline_2 > self.stage_max:
-            raise ConfigError("deadline_1 and deadline_2 must not exceed stage_max")
+            raise ConfigError("deadline_1 and deadline_2 must not exceed stage_max: give shorter ones")
 
     @property
     def bound(self) -> int:

@@ -29,13 +29,13 @@ def interface(name: str) -> Interface:
         found = route.link_lookup(ifname=name)
         if not found:
             known = ", ".join(sorted(link.get_attr("IFLA_IFNAME") for link in route.get_links()))
-            raise ConfigError(f"there is no interface {name!r} here; this host has {known}")
+            raise ConfigError(f"there is no interface {name!r} here: choose one of {known}")
         (link,) = route.get_links(found[0])
         if link["state"] != "up":
             raise ConfigError(f"interface {name} is down: bring it up (ip link set {name} up)")
         addresses = [a.get_attr("IFA_ADDRESS") for a in route.get_addr(index=found[0], family=socket.AF_INET)]
         if not addresses:
-            raise ConfigError(f"interface {name} has no IPv4 address; Tailbound's packets are IPv4")
+            raise ConfigError(f"interface {name} has no IPv4 address: give it one, Tailbound's packets are IPv4")
         return Interface(name, addresses[0], int(link.get_attr("IFLA_MTU")))
 
 

@@ -71,6 +71,11 @@ class Ledger:
         some = self._books[stage, list(peers)].sum(axis=0)
         return int(some[_EXPECTED]), int(some[_TAKEN]), int(some[_GAPS])
 
+    def by_peer(self) -> NDArray[np.int64]:
+        """Rows expected, and gaps below finished marks, of every peer in both stages together: i64[ranks, 2]."""
+        both: NDArray[np.int64] = self._books[:, :, [_EXPECTED, _GAPS]].sum(axis=0)
+        return both
+
     def entry(self, stage: Stage, peer: int, verdicts: NDArray[np.uint64], repaired: int = 0) -> dict[str, int]:
         """What became of the rows of ``peer``, in plain types.
 

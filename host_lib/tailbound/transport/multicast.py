@@ -66,7 +66,9 @@ class Membership:
             self.socket.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, request)
         except OSError as error:
             self.socket.close()
-            raise CapabilityError(f"{group} cannot be joined at {address}: {error.strerror}") from error
+            raise CapabilityError(
+                f"{group} cannot be joined at {address} ({error.strerror}): use result='fanout' or 'peers'"
+            ) from error
 
     def packets(self, most: int = 256) -> list[bytes]:
         """UDP payloads since the last call, at most ``most``; never blocks. Bodies are cut to what a trial has."""
@@ -94,4 +96,6 @@ def prepare(sock: socket.socket, address: str) -> None:
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, _TTL)
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 0)
     except OSError as error:
-        raise CapabilityError(f"multicast cannot be sent from {address}: {error.strerror}") from error
+        raise CapabilityError(
+            f"multicast cannot be sent from {address} ({error.strerror}): use result='fanout' or 'peers'"
+        ) from error

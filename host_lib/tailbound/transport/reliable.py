@@ -64,7 +64,9 @@ class Reliable:
         try:
             self._listener = socket.create_server((address, 0), backlog=128)
         except OSError as error:
-            raise TransportError(f"cannot listen for the reliable path at {address}: {error}") from error
+            raise TransportError(
+                f"cannot listen for the reliable path at {address} ({error}): choose another interface"
+            ) from error
         #: TCP port, for the greeting
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._accept, name="tailbound-reliable", daemon=True)
@@ -93,7 +95,7 @@ class Reliable:
         until = time.monotonic() + timeout
         what = f"rank {self._rank}: asking rank {rank} for {name!r}"
         if self._over.is_set() or not 0 <= rank < len(self._peers) or rank == self._rank:
-            raise TransportError(f"{what}: there is no such peer")
+            raise TransportError(f"{what}: there is no such peer, or this rank has closed; ask while the job runs")
         title = name.encode()
         try:
             with self._connect(rank, timeout) as sock:
@@ -102,10 +104,14 @@ class Reliable:
                 sock.sendall(head + title + request)
                 magic, status, length = _ANSWER.unpack(_receive(sock, _ANSWER.size, until))
                 if magic != _MAGIC or length > most:
-                    raise TransportError(f"{what}: the answer is not one ({length} bytes)")
+                    raise TransportError(
+                        f"{what}: the answer is not one ({length} bytes); is its TCP port another program's?"
+                    )
                 body = _receive(sock, length, until)
         except (OSError, EOFError) as error:
-            raise TransportError(f"{what}: {error or type(error).__name__}") from error
+            raise TransportError(
+                f"{what}: {error or type(error).__name__}; is it running, and may TCP pass?"
+            ) from error
         if status:
             raise Refusal(f"{what}: {body.decode(errors='replace')}")
         return body

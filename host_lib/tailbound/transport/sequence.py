@@ -163,7 +163,7 @@ class Sequence:
             self.adrift = True
             raise TransportError(
                 f"step {self._step}: owner maps changed more than {REMEMBERED} steps ago, or several times, before "
-                "this rank heard of it: where rows go is not known"
+                "this rank heard of it: where rows go is not known. Use tailbound.torch.batches, or call state.jump()"
             )
         if changed and self._begun:
             sums = self._begun[0].sum_seqs

@@ -124,8 +124,7 @@ class Shares:
     def observe(self, seen: Observation) -> tuple[int, ...]:
         """Takes one observation; returns the weights that the next map should have, by rank."""
         slow = levels(seen.speeds, len(self._ranks))
-        # where one is very late, all wait for it: who comes long before it holds up nobody
-        limit = max(_LEAST, seen.pace // 4, max(seen.lateness.values(), default=0) // 4)
+        limit = late_limit(seen.lateness.values(), seen.pace)
         for rank, state in enumerate(self._ranks):
             lateness = seen.lateness.get(rank, 0)
             if rank in seen.absent:
@@ -169,6 +168,14 @@ class Shares:
             weights = [min(1, w) for w in weights]
         same = {w for w in weights if w}
         return tuple(min(1, w) for w in weights) if len(same) == 1 else tuple(weights)
+
+
+def late_limit(lateness: Collection[int], pace: int) -> int:
+    """Lateness (ns) above which a rank is a straggler, with those of all ranks and ``pace`` as in ``Observation``.
+
+    Where one is very late, all wait for it: who comes long before it holds up nobody.
+    """
+    return max(_LEAST, pace // 4, max(lateness, default=0) // 4)
 
 
 def levels(speeds: Mapping[int, float], ranks: int) -> dict[int, int]:

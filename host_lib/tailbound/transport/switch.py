@@ -79,7 +79,9 @@ def fits(ranks: int) -> None:
         ConfigError: it does.
     """
     if ranks + 1 > MAX_RANKS:
-        raise ConfigError(f"{ranks} workers and their switch are more than {MAX_RANKS} ranks")
+        raise ConfigError(
+            f"{ranks} workers and their switch are more than {MAX_RANKS} ranks: run fewer, or without the switch"
+        )
 
 
 def switch_of(address: str | None, environment: Mapping[str, str] = os.environ) -> Switch:

@@ -1,0 +1,120 @@
+"""What a setting may be: how its text in the environment is read, and what to say of a wrong one. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from tailbound.transport.multicast import check_group
+from tailbound.transport.safeguard import Limits
+
+_YES, _NO = ("1", "on", "true", "yes"), ("0", "off", "false", "no")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of value.
+
+    Attributes:
+        give: what may be given, after the word "give".
+        parse: text to value; raises ValueError.
+    """
+
+    give: str
+    parse: Callable[[str], Any]
+
+    def show(self, value: Any) -> str:
+        """``value`` as it would be given."""
+        if isinstance(value, bool):
+            return "on" if value else "off"
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def choice(*values: str | int) -> Kind:
+    """One of some words in lower case, or of some numbers."""
+    named = {str(value): value for value in values}
+
+    def parse(text: str) -> str | int:
+        if text.lower() not in named:
+            raise ValueError(text)
+        return named[text.lower()]
+
+    return Kind(f"one of {', '.join(named)}", parse)
+
+
+def on_off(*more: str) -> Kind:
+    """A switch, or one of ``more`` words."""
+
+    def parse(text: str) -> bool | str:
+        word = text.lower()
+        if word not in (*_YES, *_NO, *more):
+            raise ValueError(text)
+        return word if word in more else word in _YES
+
+    return Kind(f"one of {', '.join(('on', 'off', *more))}", parse)
+
+
+def words(what: str) -> Kind:
+    """Any text; whoever uses it says whether it will do."""
+    return Kind(what, str)
+
+
+def integer(least: int, most: int | None = None) -> Kind:
+    """A whole number, in decimal or with 0x."""
+
+    def parse(text: str) -> int:
+        value = int(text, 0)
+        if value < least or (most is not None and value > most):
+            raise ValueError(text)
+        return value
+
+    return Kind(f"a whole number of at least {least}" if most is None else f"a whole number of {least}..{most}", parse)
+
+
+def number(above: float) -> Kind:
+    """A number."""
+
+    def parse(text: str) -> float:
+        value = float(text)
+        if not (math.isfinite(value) and value > above):
+            raise ValueError(text)
+        return value
+
+    return Kind(f"a number above {above:g}", parse)
+
+
+def _deadlines(text: str) -> tuple[float, float] | None:
+    if text.lower() == "learned":
+        return None
+    first, second = (float(part) for part in text.split(","))
+    if not (math.isfinite(first + second) and min(first, second) > 0):
+        raise ValueError(text)
+    return first, second
+
+
+def _limits(text: str) -> Limits:
+    known = {field.name: field for field in fields(Limits)}
+    found: dict[str, Any] = {}
+    for part in text.split(","):
+        name, equals, value = (x.strip() for x in part.partition("="))
+        if not equals or name not in known:
+            raise ValueError(text)
+        if name == "too_few":
+            found[name] = value.lower()
+        elif name == "min_contributors":
+            found[name] = int(value)
+        else:
+            found[name] = None if value.lower() == "never" else float(value)
+    return Limits(**found)
+
+
+def _group(text: str) -> str:
+    check_group(text)
+    return text
+
+
+GROUP = Kind("an IPv4 address of 224.0.1.0..239.255.255.255", _group)
+DEADLINES = Kind("two numbers of milliseconds above 0, as in 20,40, or learned", _deadlines)
+LIMITS = Kind("NAME=VALUE,... of " + ", ".join(field.name for field in fields(Limits)), _limits)

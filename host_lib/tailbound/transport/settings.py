@@ -1,0 +1,195 @@
+"""Every environment variable of Tailbound, in one table: what it is, what may be given, who sets it.
+
+Options of ``tailbound.torch.TailboundState`` have one each, named like the option. An argument wins over the variable,
+the variable over the default; an empty variable is none. ``docs/settings.md`` is this table (``make generate``).
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
+
+from tailbound.errors import ConfigError
+from tailbound.transport import choose, status, switch, trace
+from tailbound.transport.config import DEFAULT_PORT
+from tailbound.transport.setting_kinds import DEADLINES, GROUP, LIMITS, Kind, choice, integer, number, on_off, words
+from tailbound.wire.schema import WIDTH_STEP
+
+P = ParamSpec("P")
+R = TypeVar("R")
+log = logging.getLogger("tailbound")
+PREFIX = "TAILBOUND_"
+#: Arguments of ``TailboundState`` that are no settings: objects, and what ``register`` finds out itself.
+ARGUMENTS_ONLY = frozenset({"self", "process_group", "model"})
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One variable.
+
+    Attributes:
+        variable: its name.
+        kind: what may be given.
+        doc: what it is, in one line.
+        default: value where nothing is given.
+        option: the argument of ``TailboundState`` that it stands for; empty: there is none.
+        otherwise: the default in words, where the value does not tell.
+        set_by: who sets it.
+        later: read further down, where it is known whether it is needed; never filled in as an argument.
+    """
+
+    variable: str
+    kind: Kind
+    doc: str
+    default: Any = None
+    option: str = ""
+    otherwise: str = ""
+    set_by: str = "you"
+    later: bool = False
+
+    def read(self, environment: Mapping[str, str] = os.environ) -> Any:
+        """The value in the environment, else the default.
+
+        Raises:
+            ConfigError: it cannot be; the message names variable and value, and says what to give.
+        """
+        text = environment.get(self.variable, "").strip()
+        if not text:
+            return self.default
+        try:
+            return self.kind.parse(text)
+        except ValueError as error:
+            why = f": {error}" if isinstance(error, ConfigError) else f": give {self.kind.give}"
+            raise ConfigError(f"{self.variable} is {text!r}{why}") from None
+
+
+def _option(name: str, kind: Kind, default: Any, doc: str, **more: Any) -> Setting:
+    return Setting(PREFIX + name.upper(), kind, doc, default, name, **more)
+
+
+PORT = _option(
+    "port", integer(0, 65535), DEFAULT_PORT, "UDP port of the job, the same on all ranks; `udp` adds the local rank",
+    set_by="you, the lab, `tailbound switch job add`",
+)  # fmt: skip
+RESULT = _option(
+    "result", choice(*choose.RESULTS), "auto", "how averaged rows come to the other ranks ([transport](transport.md))"
+)
+#: Port of rank 0's metrics on a host; local rank k takes the k-th after it.
+PROMETHEUS_PORT = Setting(
+    "TAILBOUND_PROMETHEUS_PORT", integer(0, 65535),
+    "port at which `tailbound.metrics.prometheus.serve` answers, plus the local rank; 0: any that is free", 9464,
+)  # fmt: skip
+
+#: Options of ``TailboundState``, in its order.
+OPTIONS = (
+    _option("datapath", choice("auto", "xdp", "udp", "switch"), "auto", "how packets are received and summed"),
+    _option(
+        "switch", words("ADDRESS or ADDRESS:PORT"), None, "where the job's switch is, with `datapath=switch`",
+        set_by="you, the lab, `tailbound switch job add`", otherwise="none", later=True,
+    ),
+    _option(
+        "interface", words("the name of an interface"), None, "network interface of this rank", set_by="you, the lab",
+        otherwise="the way to MASTER_ADDR",
+    ),
+    PORT,
+    _option("ring_mib", number(above=0), 64.0, "MiB of result rows kept ready to receive; bounds what is in flight"),
+    _option(
+        "deadline_ms", DEADLINES, None, "longest waits for contributions and, after them, for results, ms",
+        otherwise="learned",
+    ),
+    _option("hadamard", on_off("auto"), True, "rotate, so that losses are spread thinly; `auto`: while there are any"),
+    _option(
+        "safeguard", LIMITS, None, "limits of loss beyond which to warn, skip an op or stop",
+        otherwise="those of `transport.safeguard.Limits`",
+    ),
+    _option("timeout", number(above=0), 180.0, "seconds to wait for the other ranks at the start"),
+    _option("share_rows", on_off(), True, "stragglers and slow links own fewer rows or none, by agreement"),
+    _option("late", choice("drop", "carry"), "drop", "what becomes of a gradient that came too late to be sent"),
+    _option(
+        "resync_period", integer(0), 200, "steps between two rounds of re-synchronisation; 0: only when it is needed"
+    ),
+    _option("resync_drift", number(above=0), 0.01, "relative distance to another rank at which a round is held early"),
+    _option("resync_share", number(above=0), 0.05, "share of a step that a rank waits for a slice of another's state"),
+    RESULT,
+    _option(
+        "multicast_group", GROUP, "", "IPv4 group of the job, the same on all ranks",
+        otherwise="follows from the job's cookie",
+    ),
+)  # fmt: skip
+
+_SWITCH = "the lab, `tailbound switch job add`"
+#: Everything else.
+OTHERS = (
+    Setting(switch.ROWS, integer(1), "slots of the job in the switch", switch.Switch.rows, set_by=_SWITCH),
+    Setting(
+        switch.FORM, choice(*switch.FORMS), "what the switch sends: means, or sums (P4)", switch.Switch.form,
+        set_by=_SWITCH,
+    ),
+    Setting(
+        switch.CODES, integer(0), f"widest row that the switch takes, a multiple of {WIDTH_STEP}; 0: what packets hold",
+        switch.Switch.codes, set_by=_SWITCH,
+    ),
+    Setting(
+        switch.COOKIE, integer(1, (1 << 32) - 1), "cookie that the switch knows the job by", 0, set_by=_SWITCH,
+        otherwise="drawn by rank 0",
+    ),
+    Setting(
+        trace.TRACE_VARIABLE, words("a folder"), "folder into which every rank leaves a Chrome trace when it closes",
+        otherwise="no trace",
+    ),
+    Setting(
+        status.VARIABLE, words("a folder, or off"), "where status files for `tailbound top` go; `off`: nowhere",
+        otherwise="`/run/tailbound-status` for root, else the user's runtime folder",
+    ),
+    PROMETHEUS_PORT,
+    Setting(
+        "TAILBOUND_LAB_STRAGGLER", words("RANK:MS:EVERY"),
+        "extra milliseconds a step of one rank, read by `tailbound.lab.straggler`",
+        set_by="the lab", otherwise="nobody is late",
+    ),
+    Setting("TAILBOUND_BENCH_REPORT", words("a number"), "file descriptor for a worker's reports", set_by="benchmarks"),
+    Setting("TAILBOUND_BENCH_PARENT", words("a process id"), "process with which a worker ends", set_by="benchmarks"),
+    Setting("TAILBOUND_REQUIRE_ALL", words("1"), "a skipped test is a failure", set_by="continuous integration"),
+)  # fmt: skip
+
+ALL = (*OPTIONS, *OTHERS)
+_told: set[str] = set()
+
+
+def from_environment(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorates what takes options of the table: those that the caller leaves out come from the environment.
+
+    The decorated function raises ``ConfigError`` for a variable whose value cannot be, and warns of unknown ones.
+    """
+    taken = inspect.signature(function).parameters
+    settings = [s for s in OPTIONS if s.option in taken and not s.later]
+
+    @functools.wraps(function)
+    def filled(*args: P.args, **kwargs: P.kwargs) -> R:
+        for warning in unknown():
+            log.warning("%s", warning)
+        for setting in settings:
+            if setting.option not in kwargs and os.environ.get(setting.variable, "").strip():
+                kwargs[setting.option] = setting.read()
+        return function(*args, **kwargs)
+
+    return filled
+
+
+def unknown(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """What to say of variables that look like settings and are none, each once a process."""
+    names = [s.variable for s in ALL]
+    found = [n for n in environment if n.startswith(PREFIX) and n not in names and n not in _told]
+    _told.update(found)
+    said = []
+    for name in sorted(found):
+        close = difflib.get_close_matches(name, names, 1, 0.85)  # the prefix alone makes all of them alike
+        hint = f"did you mean {close[0]}?" if close else "docs/settings.md has all settings"
+        said.append(f"{name} is no setting and does nothing: {hint}")
+    return said

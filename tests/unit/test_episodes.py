@@ -1,0 +1,89 @@
+"""What is worth a line: episodes that begin, last and end; links that lose, told apart from a receiver that does."""
+
+from __future__ import annotations
+
+import itertools
+
+from tailbound.transport.episodes import FIRST, LONGEST, Episodes
+from tailbound.transport.losses import Losses
+
+S = 1_000_000_000
+
+
+def test_an_episode_begins_and_ends_after_observations_alike() -> None:
+    late: Episodes[int] = Episodes(begin=3, end=2)
+    said = [late.see(7, so, now=0, at=step) for step, so in enumerate([True, True, False, True, True, True, True])]
+    assert said == [None, None, None, None, None, "begins", None]
+    assert late.running(7)
+    assert late.begun(7) == 5
+    assert [late.see(7, so, 0, 9) for so in (False, None, False, False, False)] == [None, None, None, "over", None]
+    assert not late.running(7)
+    assert late.begun(7) == 5  # so that the end can say how long it was
+    assert not late.running(8)
+
+
+def test_keys_have_episodes_of_their_own() -> None:
+    late: Episodes[int] = Episodes(begin=1, end=1)
+    assert late.see(1, True, 0) == "begins"
+    assert late.see(2, False, 0) is None
+    assert late.see(2, True, 0) == "begins"
+
+
+def test_reminders_come_ever_more_rarely() -> None:
+    late: Episodes[int] = Episodes(begin=1, end=1)
+    late.see(1, True, 0)
+    said = [at for at in range(1, 3 * LONGEST // S) if late.see(1, True, at * S) == "lasts"]
+    assert said[0] == FIRST // S
+    pauses = [b - a for a, b in itertools.pairwise(said)]
+    assert pauses[:3] == [2 * FIRST // S, 4 * FIRST // S, 8 * FIRST // S]
+    assert max(pauses) == LONGEST // S
+    assert late.see(1, False, 0) == "over"
+    assert late.see(1, True, 0) == "begins"
+
+
+def watch(shares: list[dict[int, float]], window: int = 100) -> list[tuple[int | None, str]]:
+    """What is said, window by window, of peers that lose these shares of 1000 rows each."""
+    losses, said = Losses(window), []
+    totals = dict.fromkeys(shares[0], (0, 0))
+    losses.observe(totals, 0)
+    for now, one in enumerate(shares):
+        totals = {peer: (totals[peer][0] + 1000, totals[peer][1] + int(1000 * share)) for peer, share in one.items()}
+        said += [(found.peer, found.turn) for found in losses.observe(totals, now)]
+    return said
+
+
+def test_the_link_that_loses_is_named_and_cleared() -> None:
+    clean, bad = {1: 0.0, 2: 0.001, 3: 0.0}, {1: 0.0, 2: 0.05, 3: 0.001}
+    assert watch([clean, bad, bad, bad, clean, clean, clean]) == [(2, "begins"), (2, "over")]
+
+
+def test_one_bad_window_is_no_bad_link() -> None:
+    clean, bad = {1: 0.0, 2: 0.0}, {1: 0.0, 2: 0.5}
+    assert watch([clean, bad, clean, bad, clean]) == []
+
+
+def test_between_the_limits_nothing_changes() -> None:
+    assert watch([{1: 0.0, 2: 0.01, 3: 0.0}] * 6) == []
+    assert watch([{1: 0.0, 2: 0.05, 3: 0.0}] * 2 + [{1: 0.0, 2: 0.01, 3: 0.0}] * 6) == [(2, "begins")]
+
+
+def test_where_all_are_lost_alike_it_is_the_own_link() -> None:
+    alike = {1: 0.05, 2: 0.06, 3: 0.04}
+    assert watch([alike] * 4 + [dict.fromkeys(alike, 0.0)] * 3) == [(None, "begins"), (None, "over")]
+
+
+def test_a_peer_that_is_much_worse_is_named_beside_the_own_link() -> None:
+    assert watch([{1: 0.03, 2: 0.2, 3: 0.03}] * 3) == [(None, "begins"), (2, "begins")]
+
+
+def test_of_two_ranks_the_peer_is_named() -> None:
+    assert watch([{1: 0.05}] * 3) == [(1, "begins")]
+
+
+def test_shares_are_those_of_the_last_window() -> None:
+    losses = Losses(100)
+    losses.observe({1: (0, 0), 2: (0, 0)}, 0)
+    assert losses.observe({1: (60, 30), 2: (60, 0)}, 0) == []  # too few rows to judge
+    losses.observe({1: (1000, 100), 2: (1000, 0)}, 0)
+    (found,) = losses.observe({1: (2000, 300), 2: (2000, 10)}, 0)
+    assert (found.peer, found.share, found.others) == (1, 0.2, 0.01)

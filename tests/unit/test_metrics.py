@@ -1,0 +1,212 @@
+"""Metrics say what ``stats()`` says, with units and labels; Prometheus and TensorBoard give back what was put in."""
+
+from __future__ import annotations
+
+import re
+import socket
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import MS, Team, Trouble, gradients, patient, team
+from tailbound.errors import ConfigError
+from tailbound.metrics.flatten import LEFT_OUT, Metric, flatten
+from tailbound.metrics.tensorboard import tag_of, write
+from tailbound.wire.schema import PacketType
+
+NUMEL = 8 * 64 * 256
+RANKS = 3
+
+
+@pytest.fixture(scope="module")
+def job() -> Iterator[Team]:
+    """Three ranks over udp after some ops with losses, at rest."""
+    with team(RANKS, patient(quiet=20 * MS, share_rows=False)) as whole:
+        for member in whole.communicators:
+            Trouble(5, loss=0.02, duplicate=0.02, types=frozenset({PacketType.RESULT})).attach(member)
+        for op in range(4):
+            whole.allreduce(gradients("U", RANKS, NUMEL, seed=op))
+        yield whole
+
+
+@pytest.fixture(scope="module")
+def stats(job: Team) -> dict[str, Any]:
+    return job[1].stats()
+
+
+def by_key(metrics: list[Metric]) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    found = {(m.name, frozenset(m.labels.items())): m.value for m in metrics}
+    assert len(found) == len(metrics), "two metrics with the same name and labels"
+    return found
+
+
+def one(metrics: list[Metric], name: str, **labels: str) -> float:
+    (value,) = [m.value for m in metrics if m.name == name and labels.items() <= m.labels.items()]
+    return value
+
+
+def test_a_world_of_one_has_no_metrics() -> None:
+    assert flatten({}) == []
+
+
+def test_metrics_are_the_numbers_of_stats(stats: dict[str, Any]) -> None:
+    metrics, status = flatten(stats), stats["status"]
+    by_key(metrics)
+    assert one(metrics, "tailbound_ranks") == RANKS
+    assert one(metrics, "tailbound_ops_total") == 4
+    assert one(metrics, "tailbound_delivered_ratio") == stats["delivered"]
+    assert one(metrics, "tailbound_op_seconds", quantile="0.99") == pytest.approx(status["p99_ms"] / 1000)
+    assert one(metrics, "tailbound_deadline_seconds", deadline="d2") == pytest.approx(
+        status["deadlines_ms"]["d2"] / 1000
+    )
+    assert one(metrics, "tailbound_counter_total", counter="ops") == 4
+    assert one(metrics, "tailbound_events_total", event="results_by") == 1
+    assert one(metrics, "tailbound_rotating") == 1
+    for peer in ("0", "2"):
+        assert one(metrics, "tailbound_sent_bytes_total", peer=peer) == stats["sent"][peer]["bytes"] > 0
+        assert one(metrics, "tailbound_peer_suspect", peer=peer, stage="results") == 0
+        for stage, books in stats["ledger"].items():
+            entry, where = books[peer], {"stage": stage, "peer": peer}
+            expected = one(metrics, "tailbound_rows_expected_total", **where)
+            fates = [m.value for m in metrics if m.name == "tailbound_rows_total" and where.items() <= m.labels.items()]
+            assert sum(fates) == expected == entry["expected"] > 0
+            assert one(metrics, "tailbound_rows_total", fate="taken", **where) == entry["taken"]
+    shares = [m.value for m in metrics if m.name == "tailbound_owner_share_ratio"]
+    assert sum(shares) == pytest.approx(1.0)
+    refused = sum(m.value for m in metrics if m.name == "tailbound_packets_refused_total")
+    assert refused == sum(stats["drops"].values()) > 0  # duplicates were made on purpose
+
+
+def test_names_and_labels_are_as_prometheus_wants_them(stats: dict[str, Any]) -> None:
+    kinds: dict[str, tuple[str, str, tuple[str, ...]]] = {}
+    for metric in flatten(stats):
+        assert re.fullmatch(r"tailbound_[a-z0-9_]+", metric.name)
+        assert metric.name.endswith("_total") == (metric.kind == "counter")
+        assert metric.labels["rank"] == "1"
+        assert metric.labels["job"] == stats["status"]["cookie"]
+        assert metric.help.endswith((".", "now", "unlimited", "measured"))
+        # one kind, help and set of labels for a name
+        assert kinds.setdefault(metric.name, (metric.kind, metric.help, tuple(metric.labels))) == (
+            metric.kind, metric.help, tuple(metric.labels),
+        )  # fmt: skip
+
+
+def test_every_part_of_stats_is_exported_or_left_out_on_purpose(stats: dict[str, Any]) -> None:
+    """Whatever is emptied of a part that is not left out, the list gets shorter."""
+    whole = len(flatten(stats))
+    told_by_others = {"suspects", "gone"}  # peer_suspect, peer_gone
+    empty_here = {name for name, part in stats.items() if part in ({}, [], 0)}
+    for name in stats.keys() - LEFT_OUT - told_by_others - empty_here:
+        rest = {key: part for key, part in stats.items() if key != name}
+        if name == "choice":
+            assert stats["choice"]["clones_failed"] == {}
+        else:
+            assert len(flatten(rest)) < whole, name
+
+
+def test_a_suspect_and_one_that_has_gone_are_told_apart(stats: dict[str, Any]) -> None:
+    peers = {"0": {"suspect": "cr"}, "2": {"suspect": "bye"}}
+    metrics = flatten({"rank": 1, "ranks": 3, "status": {"peers": peers}})
+    suspect = {m.labels["peer"] + m.labels["stage"][0]: m.value for m in metrics if m.name == "tailbound_peer_suspect"}
+    assert suspect == {"0c": 1, "0r": 1, "2c": 0, "2r": 0}
+    assert [m.value for m in metrics if m.name == "tailbound_peer_gone"] == [0, 1]
+
+
+def test_what_stats_gains_later_appears_by_its_path() -> None:
+    later = {"carried": 3, "replica": {"sound": True, "drift": None, "counters": {"taken-over": 2}}, "word": "x"}
+    metrics = flatten({"rank": 0, "ranks": 2, **later})
+    assert {m.name: m.value for m in metrics if m.name != "tailbound_ranks"} == {
+        "tailbound_carried": 3,
+        "tailbound_replica_sound": 1,
+        "tailbound_replica_counters_taken_over": 2,
+    }
+
+
+@pytest.mark.needs("prometheus")
+def test_a_scrape_gives_what_stats_gives(job: Team) -> None:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    from tailbound.metrics import prometheus
+
+    with prometheus.serve(job[1], 0, "127.0.0.1") as endpoint:
+        with urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics") as answer:
+            text = answer.read().decode()
+        expected = by_key(flatten(job[1].stats()))
+    families = list(text_string_to_metric_families(text))
+    samples = [sample for family in families for sample in family.samples]
+    scraped = {(s.name, frozenset(s.labels.items())): s.value for s in samples}
+    assert scraped.keys() == expected.keys()
+    # at rest, but probes go on: whatever counts these may have moved
+    moving = re.compile("sent_|rtt|rate_bytes|counter_total|refused")
+    for key, value in expected.items():
+        if not moving.search(key[0]):
+            assert scraped[key] == pytest.approx(value), key
+        else:
+            assert scraped[key] >= 0
+    types = {family.name: family.type for family in families}
+    assert types["tailbound_rows"] == "counter"
+    assert types["tailbound_op_seconds"] == "gauge"
+
+
+@pytest.mark.needs("prometheus")
+def test_ranks_of_a_host_serve_at_ports_of_their_own(job: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tailbound.metrics import prometheus
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        free = probe.getsockname()[1]
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("TAILBOUND_PROMETHEUS_PORT", str(free - 1))
+    with prometheus.serve(job[1], address="127.0.0.1") as endpoint:
+        assert endpoint.port == free
+        with pytest.raises(ConfigError, match=r"another port= .* TAILBOUND_PROMETHEUS_PORT"):
+            prometheus.serve(job[1], address="127.0.0.1")
+    monkeypatch.setenv("TAILBOUND_PROMETHEUS_PORT", "65535")
+    with pytest.raises(ConfigError, match="choose a smaller TAILBOUND_PROMETHEUS_PORT"):
+        prometheus.serve(job[1], address="127.0.0.1")
+    monkeypatch.setenv("TAILBOUND_PROMETHEUS_PORT", "0")
+    with prometheus.serve(job[1], address="127.0.0.1") as endpoint:
+        assert endpoint.port > 0
+
+
+class _Kept:
+    """A writer that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.scalars: list[tuple[str, float, int]] = []
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        self.scalars.append((tag, scalar_value, global_step))
+
+
+def test_tags_group_by_name_and_leave_out_what_the_folder_says(stats: dict[str, Any]) -> None:
+    writer = _Kept()
+    assert write(writer, stats, 7, only={"tailbound_delivered_ratio", "tailbound_peer_rtt_seconds"}) == 3
+    assert writer.scalars == [
+        ("tailbound/delivered_ratio", stats["delivered"], 7),
+        ("tailbound/peer_rtt_seconds/peer=0", pytest.approx(stats["status"]["peers"]["0"]["rtt_us"] / 1e6), 7),
+        ("tailbound/peer_rtt_seconds/peer=2", pytest.approx(stats["status"]["peers"]["2"]["rtt_us"] / 1e6), 7),
+    ]
+
+
+@pytest.mark.needs("torch", "tensorboard")
+@pytest.mark.filterwarnings("default::DeprecationWarning")  # of tensorboard's own imports
+def test_an_event_file_gives_back_what_was_written(stats: dict[str, Any], tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(tmp_path)) as writer:
+        written = write(writer, stats, 100)
+        write(writer, {**stats, "delivered": 0.5}, 200)
+    read = EventAccumulator(str(tmp_path)).Reload()
+    metrics = flatten(stats)
+    assert set(read.Tags()["scalars"]) == {tag_of(m) for m in metrics}
+    assert written == len(metrics)
+    for metric in metrics:
+        first = read.Scalars(tag_of(metric))[0]
+        assert first.step == 100
+        assert first.value == pytest.approx(metric.value, rel=1e-6)  # stored as float32
+    assert [e.value for e in read.Scalars("tailbound/delivered_ratio")][1] == 0.5

@@ -1,0 +1,180 @@
+"""One table of settings: the hook's options, the documentation and the sources all agree with it."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailbound.errors import ConfigError
+from tailbound.transport import settings
+from tailbound.transport.safeguard import Limits
+from tailbound.transport.setting_kinds import choice
+from tailbound.transport.settings import ALL, ARGUMENTS_ONLY, OPTIONS, Setting, from_environment, unknown
+from tailbound.transport.settings_page import page
+
+BY_NAME = {setting.variable.removeprefix("TAILBOUND_").lower(): setting for setting in ALL}
+#: Words of the sources that begin like a variable: a glob, the prefix itself.
+NO_VARIABLES = {"TAILBOUND_", "TAILBOUND_RNIG_MIB", "TAILBOUND_HOLIDAY"}
+
+
+@pytest.mark.needs("torch")
+def test_every_option_of_the_hook_has_a_variable_and_the_same_default() -> None:
+    from tailbound.torch import TailboundState
+
+    taken = {n: p for n, p in inspect.signature(TailboundState.__init__).parameters.items() if n not in ARGUMENTS_ONLY}
+    assert [s.option for s in OPTIONS] == list(taken)
+    assert {s.option: s.default for s in OPTIONS} == {name: p.default for name, p in taken.items()}
+    assert all(s.variable == f"TAILBOUND_{s.option.upper()}" for s in OPTIONS)
+
+
+def test_the_page_is_that_of_the_table(repository: Path) -> None:
+    assert (repository / "docs" / "settings.md").read_text() == page(), "run `make generate`"
+
+
+def test_every_variable_that_is_named_anywhere_is_in_the_table(repository: Path) -> None:
+    """And each of the table is named somewhere else: nothing is documented that nobody reads."""
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=repository, capture_output=True,
+                            text=True, check=False).stdout.split()  # fmt: skip
+    paths = [repository / name for name in listed] or [p for p in repository.rglob("*") if p.suffix in (".py", ".md")]
+    table = {"settings.py", "settings.md", "test_settings.py"}
+    named: set[str] = set()
+    for path in paths:
+        if path.name not in table and path.is_file() and not path.is_symlink():
+            named |= set(re.findall(r"\bTAILBOUND_[A-Z_]*", path.read_text(errors="replace")))
+    variables = {s.variable for s in ALL}
+    assert named - NO_VARIABLES <= variables
+    assert variables - {s.variable for s in OPTIONS} <= named  # options are read by the decorator
+
+
+def test_no_variable_is_in_the_table_twice() -> None:
+    assert len({s.variable for s in ALL}) == len(ALL)
+    assert all(s.doc and s.kind.give and s.set_by for s in ALL)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("datapath", "UDP", "udp"),
+        ("port", "5600", 5600),
+        ("ring_mib", "1.5", 1.5),
+        ("deadline_ms", "20, 40", (20.0, 40.0)),
+        ("deadline_ms", "learned", None),
+        ("hadamard", "auto", "auto"),
+        ("hadamard", "0", False),
+        ("share_rows", "Yes", True),
+        ("safeguard", "skip_op=0.5, warn_op=never,too_few=SKIP,min_contributors=3",
+         Limits(skip_op=0.5, warn_op=None, too_few="skip", min_contributors=3)),
+        ("late", "carry", "carry"),
+        ("resync_period", "0", 0),
+        ("multicast_group", "239.1.2.3", "239.1.2.3"),
+        ("cookie", "0x4d", 77),
+        ("interface", " eth0 ", "eth0"),
+        ("ring_mib", "", 64.0),
+        ("ring_mib", "  ", 64.0),
+    ],
+)  # fmt: skip
+def test_what_may_be_given(name: str, text: str, value: Any) -> None:
+    found = BY_NAME[name].read({BY_NAME[name].variable: text})
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "give"),
+    [
+        ("datapath", "rdma", "one of auto, xdp, udp, switch"),
+        ("port", "70000", "a whole number of 0..65535"),
+        ("port", "five", "a whole number"),
+        ("port", "5.5", "a whole number"),
+        ("ring_mib", "0", "a number above 0"),
+        ("ring_mib", "nan", "a number above 0"),
+        ("ring_mib", "inf", "a number above 0"),
+        ("deadline_ms", "20", "two numbers of milliseconds"),
+        ("deadline_ms", "20,0", "two numbers"),
+        ("deadline_ms", "20,nan", "two numbers"),
+        ("hadamard", "maybe", "one of on, off, auto"),
+        ("share_rows", "auto", "one of on, off"),
+        ("safeguard", "skip=0.5", "NAME=VALUE,... of warn_op"),
+        ("safeguard", "skip_op", "NAME=VALUE"),
+        ("safeguard", "skip_op=much", "NAME=VALUE"),
+        ("safeguard", "skip_op=1.5", "give a fraction of 0..1"),
+        ("safeguard", "too_few=shout", "give 'none', 'warn', 'skip' or 'stop'"),
+        ("timeout", "-1", "a number above 0"),
+        ("late", "keep", "one of drop, carry"),
+        ("resync_period", "-1", "a whole number of at least 0"),
+        ("result", "everywhere", "one of auto, peers"),
+        ("multicast_group", "10.0.0.1", "give an IPv4 address of 224"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_variable_and_what_to_give(name: str, text: str, give: str) -> None:
+    setting = BY_NAME[name]
+    with pytest.raises(ConfigError) as caught:
+        setting.read({setting.variable: text})
+    said = str(caught.value)
+    assert said.startswith(f"{setting.variable} is {text!r}: ")
+    assert "give" in said
+    assert give in said
+
+
+def test_a_choice_may_be_one_of_numbers() -> None:
+    kind = choice(16, 8, 4)
+    assert kind.parse("4") == 4
+    assert kind.give == "one of 16, 8, 4"
+    with pytest.raises(ValueError, match="5"):
+        kind.parse("5")
+
+
+def options(**given: Any) -> dict[str, Any]:
+    @from_environment
+    def take(process_group: object = None, *, port: int = 1, switch: str = "", late: str = "drop") -> dict[str, Any]:
+        return {"port": port, "switch": switch, "late": late, "group": process_group}
+
+    return take(7, **given)
+
+
+def test_an_argument_wins_over_the_variable_and_the_variable_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAILBOUND_PORT", "2000")
+    monkeypatch.delenv("TAILBOUND_LATE", raising=False)
+    assert options() == {"port": 2000, "switch": "", "late": "drop", "group": 7}
+    assert options(port=3000)["port"] == 3000
+    monkeypatch.setenv("TAILBOUND_LATE", "carry")
+    assert options()["late"] == "carry"
+    assert options(late="drop")["late"] == "drop"  # the default, but said: it wins
+    monkeypatch.setenv("TAILBOUND_LATE", "")
+    assert options()["late"] == "drop"
+    monkeypatch.setenv("TAILBOUND_PORT", "five")
+    with pytest.raises(ConfigError, match="TAILBOUND_PORT is 'five': give"):
+        options()
+    assert options(port=3000)["port"] == 3000  # what is not needed is not read
+
+
+def test_the_switch_is_left_to_who_knows_whether_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lab tells every worker of its switch, and only ``datapath="switch"`` uses it."""
+    monkeypatch.setenv("TAILBOUND_SWITCH", "10.0.0.9")
+    assert options()["switch"] == ""
+
+
+def test_what_is_no_setting_is_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(settings, "_told", set())
+    monkeypatch.setenv("TAILBOUND_RNIG_MIB", "2")
+    with caplog.at_level(logging.WARNING, "tailbound"):
+        options()
+        options()
+    assert [r.getMessage() for r in caplog.records] == [
+        "TAILBOUND_RNIG_MIB is no setting and does nothing: did you mean TAILBOUND_RING_MIB?"
+    ]
+    assert unknown({"TAILBOUND_HOLIDAY": "1", "PATH": "/bin", "TAILBOUND_PORT": "1"}) == [
+        "TAILBOUND_HOLIDAY is no setting and does nothing: docs/settings.md has all settings"
+    ]
+
+
+def test_a_setting_without_a_value_is_its_default() -> None:
+    assert Setting("TAILBOUND_PORT", BY_NAME["port"].kind, "", 3).read({}) == 3
