@@ -1,8 +1,8 @@
 """What every test shares: deterministic hypothesis, and skips that name the capability that is missing.
 
 ``@pytest.mark.needs("root", "bcc")`` says what a test cannot do without. With ``TAILBOUND_REQUIRE_ALL=1`` (continuous
-integration) every skip, of whatever origin, is a failure; the one exception are the tools of the P4 switch, which are
-in no package registry (``IN_NO_REGISTRY``). Where they are on PATH, their tests run and must pass.
+integration) every skip, of whatever origin, is a failure; exceptions are the tools of the P4 switch, which are in no
+package registry (``IN_NO_REGISTRY``), and devices (``DEVICES``). Where these are there, their tests run and must pass.
 """
 
 from __future__ import annotations
@@ -35,6 +35,14 @@ def _tools(*names: str) -> Callable[[], bool]:
     return lambda: all(shutil.which(name) for name in names)
 
 
+def _cuda() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def _module(name: str) -> Callable[[], bool]:
     return lambda: importlib.util.find_spec(name) is not None
 
@@ -49,6 +57,7 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
     "clang": (lambda: facts.clang_path() is not None, "apt-get install clang-14"),
     "libbpf": (lambda: Path("/usr/include/bpf/bpf_helpers.h").exists(), "apt-get install libbpf-dev"),
     "torch": (_module("torch"), "pip install 'tailbound[torch]'"),
+    "CUDA device": (_cuda, "an NVIDIA GPU with its driver, and a build of torch for CUDA"),
     "scapy": (_module("scapy"), "pip install 'tailbound[test]'"),
     "sklearn": (_module("sklearn"), "pip install 'tailbound[demo]'"),
     "matplotlib": (_module("matplotlib"), "pip install 'tailbound[plots]'"),
@@ -60,6 +69,8 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
         "simple_switch and its CLI on PATH, built from bmv2's sources",
     ),
 }
+#: What the machine has in it or not.
+DEVICES = ("CUDA device",)
 #: In no package registry, so continuous integration may lack them: what needs them is skipped there, and says so.
 IN_NO_REGISTRY = ("p4c", "bmv2")
 
@@ -95,7 +106,7 @@ def _no_skips(report):
     """A skip as a failure, where none is allowed; expected failures are not skips."""
     if REQUIRE_ALL and report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        if reason in {f"Skipped: {missing(name)}" for name in IN_NO_REGISTRY}:
+        if reason in {f"Skipped: {missing(name)}" for name in IN_NO_REGISTRY + DEVICES}:
             return report
         report.outcome = "failed"
         report.longrepr = f"skipped although TAILBOUND_REQUIRE_ALL=1: {reason}"

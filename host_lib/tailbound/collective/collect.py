@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from tailbound.codec.decode import decode
 from tailbound.codec.hashing import seed_of
 from tailbound.codec.scale import warm_exponents
 from tailbound.codec.scratch import Scratch
@@ -103,10 +102,10 @@ def _finish(job: Job, op: Op, why: Why) -> None:
         _suspect(job, op, by_owner)
         if why == "deadline":
             _cut(job, op, by_owner)
-    out, seed, rotate = op.launch.out, seed_of(job.cookie, op.label), op.rotate
+    coder, out, seed, rotate = op.launch.coder, op.launch.out, seed_of(job.cookie, op.label), op.rotate
 
     def part(scratch: Scratch, groups: tuple[int, int]) -> int:
-        return decode(
+        return coder.decode(
             job.store.results,
             b.results,
             b.source,
@@ -120,7 +119,7 @@ def _finish(job: Job, op: Op, why: Why) -> None:
             counts=counts,
         )
 
-    outcome.failed_groups = sum(job.lanes.each(shape.groups, part))
+    outcome.failed_groups = sum(job.lanes.each(shape.groups, part, divide=coder.divisible))
     empty = outcome.failed_groups == shape.groups
     if empty:
         _nothing_came(job, op)

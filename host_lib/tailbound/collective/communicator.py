@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 import tailbound
 from tailbound.codec.shape import GROUP_ROWS, layout_tag, shape_for
 from tailbound.collective import jump, outlet, report
+from tailbound.collective.coder import HOST, Coder, Values
 from tailbound.collective.job import Job
 from tailbound.collective.lanes import cores_here, lanes_for
 from tailbound.collective.messages import READY_BYTES
@@ -185,14 +186,15 @@ class Communicator:
     def launch(
         self,
         bucket: int,
-        data: NDArray[np.float32],
-        out: NDArray[np.float32],
+        data: Values,
+        out: Values,
         *,
         last: bool,
         done: Callable[[Outcome], None],
         dtype: str = "float32",
         prepare: Callable[[], None] | None = None,
         contribute: bool = True,
+        coder: Coder = HOST,
     ) -> None:
         """Starts averaging one bucket; ``done`` is called once in the transport thread.
 
@@ -205,15 +207,18 @@ class Communicator:
             dtype: the bucket's own type, part of the layout tag.
             prepare: called in the transport thread before ``data`` is read for the first time.
             contribute: False to take part without rows: the others neither wait for this rank nor count it.
+            coder: for ``data`` and ``out`` in other memory than numpy's, or of other types: who reads and writes them.
 
         Raises:
             ConfigError: arrays that cannot be averaged.
             TransportError, LayoutError: see ``Transpose.launch``.
         """
-        _check(data, "data", data.size)
-        _check(out, "out", data.size)
+        numel = data.size if coder is HOST else len(data)
+        if coder is HOST:
+            _check(data, "data", numel)
+            _check(out, "out", numel)
         config, width = self.config, self._row_width
-        chunks = cut(data.size, width, self._rows_most)
+        chunks = cut(numel, width, self._rows_most)
         merged = _Merge(len(chunks), done)
         mode = 2 if config.rotate == "auto" else int(config.rotate)
         with self._lock:
@@ -229,9 +234,11 @@ class Communicator:
                     width=width,
                     mode=mode,
                 )
-                layout = Layout((bucket, data.size, index, mode), shape, tag, ends)
+                layout = Layout((bucket, numel, index, mode), shape, tag, ends)
                 first = prepare if index == 0 else None
-                self._engine.launch(Launch(layout, data[lo:hi], out[lo:hi], merged, self.job.now(), first, contribute))
+                self._engine.launch(
+                    Launch(layout, data[lo:hi], out[lo:hi], merged, self.job.now(), first, contribute, coder)
+                )
 
     def drain(self, timeout: float = 10.0) -> bool:
         """Waits until nothing is in flight here; returns False if it took longer than ``timeout`` seconds."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tailbound.codec.encode import Encoded, encode, measure
+from tailbound.codec.encode import Encoded
 from tailbound.codec.hashing import seed_of
 from tailbound.codec.scale import cold_exponents
 from tailbound.codec.scratch import Scratch
@@ -123,11 +123,12 @@ def _agree(job: Job, op: Op, now: int) -> int:
 
 def _measure(job: Job, op: Op, seed: int, shape: Shape) -> bool:
     assert op.launch is not None
-    data, need, rotate = op.launch.data, op.buffers.need, op.rotate
+    coder, data, need, rotate = op.launch.coder, op.launch.data, op.buffers.need, op.rotate
     return all(
         job.lanes.each(
             shape.groups,
-            lambda scratch, groups: measure(data, shape, seed, scratch, need, rotate=rotate, groups=groups),
+            lambda scratch, groups: coder.measure(data, shape, seed, scratch, need, rotate=rotate, groups=groups),
+            divide=coder.divisible,
         )
     )
 
@@ -137,10 +138,11 @@ def _encode(job: Job, op: Op) -> None:
     op.spans.encoding = job.now()
     b, place = op.buffers, op.place
     shape = place.layout.shape
-    data, seed, cap, rotate = op.launch.data, seed_of(job.cookie, op.label), job.shift_cap, op.rotate
+    coder, data, seed = op.launch.coder, op.launch.data, seed_of(job.cookie, op.label)
+    cap, rotate = job.shift_cap, op.rotate
 
     def part(scratch: Scratch, groups: tuple[int, int]) -> Encoded:
-        return encode(
+        return coder.encode(
             data,
             shape,
             seed,
@@ -158,7 +160,7 @@ def _encode(job: Job, op: Op) -> None:
             groups=groups,
         )
 
-    parts = job.lanes.each(shape.groups, part)
+    parts = job.lanes.each(shape.groups, part, divide=coder.divisible)
     if not all(part.finite for part in parts):
         op.outcome.abstained = True
         job.counters["abstained"] += 1

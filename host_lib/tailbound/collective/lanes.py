@@ -61,9 +61,12 @@ class Lanes:
     def __len__(self) -> int:
         return len(self._scratches)
 
-    def each(self, groups: int, work: Callable[[Scratch, tuple[int, int]], T]) -> list[T]:
-        """``work(scratch, (low, high))`` over parts of ``groups``, at the same time; returns what each gave."""
-        parts = max(1, min(len(self._scratches), groups // _LEAST_GROUPS))
+    def each(self, groups: int, work: Callable[[Scratch, tuple[int, int]], T], *, divide: bool = True) -> list[T]:
+        """``work(scratch, (low, high))`` over parts of ``groups``, at the same time; returns what each gave.
+
+        Without ``divide``, all of them are one part.
+        """
+        parts = max(1, min(len(self._scratches), groups // _LEAST_GROUPS)) if divide else 1
         ranges = list(pairwise(groups * part // parts for part in range(parts + 1)))
         if self._threads is None or parts == 1:
             return [work(self.scratch, (0, groups))]

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.collective.buffers import Buffers
+from tailbound.collective.coder import HOST, Coder, Values
 from tailbound.errors import TailboundError
 from tailbound.transport.clock import Extension, Quiet
 from tailbound.transport.flush import Retry
@@ -59,16 +60,18 @@ class Outcome:
 
 @dataclass
 class Launch:
-    """A request of the training thread: average ``data`` into ``out`` (both f32[numel]), then call ``done``."""
+    """A request of the training thread: average ``data`` into ``out`` (numel entries each), then call ``done``."""
 
     layout: Layout
-    data: NDArray[np.float32]
-    out: NDArray[np.float32]
+    data: Values
+    out: Values
     done: Callable[[Outcome], None]
     launched: int
     prepare: Callable[[], None] | None = None
     #: False: take part without rows of its own (steps applied without computing them, rule 20)
     contribute: bool = True
+    #: reads ``data`` and writes ``out``
+    coder: Coder = HOST
 
 
 @dataclass

@@ -519,7 +519,10 @@ class Transpose:
                     launch = queue.popleft()
                 except IndexError:  # the other thread was quicker
                     break
-                launch.out[:] = launch.data
+                try:
+                    launch.coder.keep(launch.data, launch.out)
+                except Exception:  # a device that has failed, say: the future must complete all the same
+                    log.exception("rank %d: a bucket could not be handed back", self.job.rank)
                 try:
                     launch.done(Outcome(error=error))
                 except Exception:

@@ -84,7 +84,7 @@ def collected(job: Job, op: Op, by_owner: NDArray[np.int64]) -> None:
 def _skip(job: Job, op: Op, *, stop: bool) -> None:
     """Nobody applies this op: every rank that has a row of the owner who said so gets zeros."""
     assert op.launch is not None
-    op.launch.out[:] = 0.0
+    op.launch.coder.clear(op.launch.out)
     op.outcome.skipped = True
     job.counters["ops_skipped"] += 1
     job.emit("skipped", f"op {label_text(op.label)} is not applied: too much of it was lost", op=op.label)

@@ -130,19 +130,21 @@ def _collect(
 ) -> tuple[list[torch.Tensor], list[Outcome]]:
     """The averages of the next step, without a contribution of this rank, and what became of its ops."""
     over: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-    memory = [state.memory.of(bucket.index, bucket.numel, bucket.dtype) for bucket in buckets]
+    memory = [state.memory_of(bucket.index, bucket.numel, bucket.dtype, bucket.device) for bucket in buckets]
     for bucket, part in zip(buckets, memory, strict=True):
         part.carried = None
-        values = part.decoded.numpy()
+        path = state.paths.of(bucket.device)
+        values, coder = path.values(part.decoded), path.coder(path.stream.mark())
         dtype = str(bucket.dtype).removeprefix("torch.")
         communicator.launch(
-            bucket.index, values, values, last=bucket.last, done=over.put, dtype=dtype, contribute=False
+            bucket.index, values, values, last=bucket.last, done=over.put, dtype=dtype, contribute=False, coder=coder
         )
     outcomes = [over.get() for _ in buckets]
     for outcome in outcomes:
         if outcome.error is not None:
             raise outcome.error
-    for part in memory:
+    for bucket, part in zip(buckets, memory, strict=True):
+        state.paths.of(bucket.device).stream.join()
         if part.result is not part.decoded:
             part.result.copy_(part.decoded)
     return [part.result for part in memory], outcomes

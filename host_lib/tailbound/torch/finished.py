@@ -25,13 +25,14 @@ class _Share:
 
 @dataclass(frozen=True)
 class Bucket:
-    """One bucket as DDP made it: index, entries, type, whether it ends the step, and what is in it."""
+    """One bucket as DDP made it: index, entries, type, whether it ends the step, what is in it, and where it lies."""
 
     index: int
     numel: int
     dtype: torch.dtype
     last: bool
     shares: tuple[_Share, ...]
+    device: torch.device
 
 
 class Layout:
@@ -61,7 +62,7 @@ class Layout:
             _Share(parameter, int(gradient.storage_offset() - start), gradient.stride())
             for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)
         )
-        self._buckets[index] = Bucket(index, buffer.numel(), buffer.dtype, bucket.is_last(), shares)
+        self._buckets[index] = Bucket(index, buffer.numel(), buffer.dtype, bucket.is_last(), shares, buffer.device)
         if bucket.is_last():
             for other in [i for i in self._buckets if i > index]:
                 del self._buckets[other]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from tailbound.errors import ConfigError
+from tailbound.torch.paths import KINDS
 
 #: Types of buckets that can be averaged; sums are taken in the rotated domain, in float32.
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -22,6 +23,11 @@ class Bucket:
     #: gradient of the last step that came too late to be sent, with ``late="carry"``
     carried: torch.Tensor | None = None
 
+    @property
+    def kind(self) -> tuple[int, torch.dtype, torch.device, torch.dtype]:
+        """Entries, type, device, and the type that is decoded to."""
+        return self.result.numel(), self.result.dtype, self.result.device, self.decoded.dtype
+
     def staged(self) -> torch.Tensor:
         """Float32 memory for what is coded in place of the bucket itself."""
         if self.source is None:
@@ -35,16 +41,27 @@ class Memory:
     def __init__(self) -> None:
         self._buckets: dict[int, Bucket] = {}
 
-    def of(self, index: int, numel: int, dtype: torch.dtype) -> Bucket:
-        """Memory of bucket ``index``, made anew if it is another one now."""
+    def of(
+        self, index: int, numel: int, dtype: torch.dtype, device: torch.device | None = None, *, native: bool = False
+    ) -> Bucket:
+        """Memory of bucket ``index``, made anew if it is another one now.
+
+        Args:
+            index: of the bucket in its step.
+            numel: its entries.
+            dtype: its type.
+            device: where it lies; default: on the host.
+            native: it is coded and decoded in its own type, without copies in float32.
+        """
+        wanted = (numel, dtype, device or torch.device("cpu"), dtype if native else torch.float32)
         found = self._buckets.get(index)
         # DDP builds its buckets anew after the first step: the old memory of this index goes
-        if found is None or found.result.numel() != numel or found.result.dtype != dtype:
-            decoded = torch.empty(numel, dtype=torch.float32)
-            if dtype == torch.float32:
+        if found is None or found.kind != wanted:
+            decoded = torch.empty(numel, dtype=wanted[-1], device=device)
+            if decoded.dtype == dtype:
                 found = Bucket(None, decoded, decoded)
             else:
-                found = Bucket(torch.empty_like(decoded), decoded, torch.empty(numel, dtype=dtype))
+                found = Bucket(torch.empty_like(decoded), decoded, torch.empty(numel, dtype=dtype, device=device))
             self._buckets[index] = found
         return found
 
@@ -89,8 +106,8 @@ def check(index: int, tensor: torch.Tensor) -> None:
     """
     if tensor.layout != torch.strided:
         raise ConfigError(f"bucket {index} is {tensor.layout}: sparse gradients are not supported; use sparse=False")
-    if tensor.device.type != "cpu":
-        raise ConfigError(f"bucket {index} is on {tensor.device}: only CPU tensors are supported yet")
+    if tensor.device.type not in KINDS:
+        raise ConfigError(f"bucket {index} is on {tensor.device}: only CPU and CUDA tensors can be averaged")
     if tensor.dtype not in DTYPES:
         names = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
         raise ConfigError(f"bucket {index} has dtype {tensor.dtype}: supported are {names}")

@@ -51,9 +51,15 @@ def flat(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def octets(tensor: torch.Tensor) -> NDArray[np.uint8]:
-    """Memory of a contiguous one-dimensional tensor as u8, not copied."""
-    view: NDArray[np.uint8] = tensor.view(torch.uint8).numpy()
+    """Memory of a contiguous one-dimensional tensor as u8; copied only where it lies on a device."""
+    view: NDArray[np.uint8] = tensor.view(torch.uint8).cpu().numpy()
     return view
+
+
+def _assign(tensor: torch.Tensor, data: memoryview) -> None:
+    """Writes ``data`` into the memory of a contiguous one-dimensional tensor of as many bytes, on any device."""
+    value = np.frombuffer(data, np.uint8)
+    tensor.view(torch.uint8).copy_(torch.from_numpy(value if value.flags.writeable else value.copy()))
 
 
 class Replica:
@@ -69,6 +75,8 @@ class Replica:
         self._module = module
         self._names = [name for name, b in module.named_buffers() if name in kept and b.numel() and flat(b) is not None]
         self._frozen = [view.clone() for view in self._buffers()]
+        self._devices = {p.device for p in self.parameters if p.device.type == "cuda"}
+        self._marks: list[torch.cuda.Event] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self._foreign: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._starts = np.cumsum([0] + [p.numel() for p in self.parameters])
@@ -101,6 +109,12 @@ class Replica:
         """Keeps the buffers as they are now: a forward pass changes them while parameters stand still."""
         for kept, view in zip(self._frozen, self._buffers(), strict=True):
             kept.copy_(view)
+        self._marks = [torch.cuda.current_stream(device).record_event() for device in self._devices]
+
+    def _settle(self) -> None:
+        """Waits until devices have done what was queued before ``freeze``: other threads read from here on."""
+        for mark in self._marks:
+            mark.synchronize()
 
     def _buffers(self) -> list[torch.Tensor]:
         views = (flat(self._module.get_buffer(name)) for name in self._names)
@@ -119,20 +133,21 @@ class Replica:
             at += 1
 
     def views(self, which: int) -> list[NDArray[np.uint8]]:
-        """Memory of a slice, piece by piece, not copied; the pieces of two ranks match if ``layout`` does."""
+        """Memory of a slice, piece by piece, copied from devices only; two ranks' pieces match if ``layout`` does."""
+        self._settle()
         return [octets(view) for _, view in self._pieces(which)]
 
     def _pieces(self, which: int) -> Iterator[tuple[str, torch.Tensor]]:
         for p, lo, hi, first in self.cut(which):
             whole = flat(p)
-            if whole is None or p.device.type != "cpu":
+            if whole is None:
                 continue
             yield f"p{first}", whole[lo:hi]
             for number, optimizer in enumerate(self.optimizers):
                 kept = optimizer.state.get(p) or {}
                 for name in sorted(kept, key=str):
                     tensor = kept[name]
-                    if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu" or not tensor.numel():
+                    if not isinstance(tensor, torch.Tensor) or not tensor.numel():
                         continue
                     view = flat(tensor)
                     if view is None:
@@ -165,10 +180,11 @@ class Replica:
     def sketch(self, which: int, seed: int) -> tuple[NDArray[np.float32], float]:
         """Bins (f32[256]) of a slice's parameters, and their squared norm."""
         bins, norm = np.zeros(BINS), 0.0
+        self._settle()
         for p, lo, hi, first in self.cut(which):
             view = flat(p)
-            if view is not None and p.device.type == "cpu":
-                norm += add_to_bins(view[lo:hi].float().numpy(), first & 0xFFFFFFFF, seed, bins)
+            if view is not None:
+                norm += add_to_bins(view[lo:hi].float().cpu().numpy(), first & 0xFFFFFFFF, seed, bins)
         return bins.astype(np.float32), norm
 
     def copy(self, which: int) -> list[memoryview]:
@@ -177,7 +193,7 @@ class Replica:
 
     def size(self, which: int) -> int:
         """Bytes of a slice."""
-        return sum(view.size for view in self.views(which))
+        return sum(view.nbytes for _, view in self._pieces(which))
 
     def write(self, which: int, data: memoryview) -> None:
         """Assigns a slice.
@@ -185,16 +201,15 @@ class Replica:
         Raises:
             TransportError: ``data`` is of another size; nothing is assigned then.
         """
-        views = self.views(which)
         if self.size(which) != len(data):
             raise TransportError(
                 f"slice {which} has {len(data)} bytes on another rank and {self.size(which)} here: "
                 "train the same model with the same optimizer on every rank"
             )
         at = 0
-        for view in views:
-            view[:] = np.frombuffer(data[at : at + view.size], np.uint8)
-            at += view.size
+        for _, view in self._pieces(which):
+            _assign(view, data[at : at + view.nbytes])
+            at += view.nbytes
         if which == self.slices - 1:
             for kept, buffer in zip(self._frozen, self._buffers(), strict=True):
                 buffer.copy_(kept)
@@ -239,7 +254,7 @@ class Replica:
                         dtype = getattr(torch, value["dtype"])
                         alike = value["like"] and list(p.shape) == value["shape"]
                         made = torch.zeros_like(p, dtype=dtype) if alike else torch.zeros(value["shape"], dtype=dtype)
-                        optimizer.state[p][name] = made.detach()
+                        optimizer.state[p][name] = made.detach().to(p.device if value["there"] else made.device)
 
 
 def _plain(value: Any) -> bool:
@@ -253,5 +268,7 @@ def _plain(value: Any) -> bool:
 def _describe(value: Any, p: torch.Tensor) -> Any:
     if isinstance(value, torch.Tensor):
         alike = value.shape == p.shape and value.stride() == p.stride()
-        return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch."), "like": alike}
+        there = value.device.type != "cpu"  # fused optimizers keep step counts beside the parameters
+        kind = str(value.dtype).removeprefix("torch.")
+        return {"shape": list(value.shape), "dtype": kind, "like": alike, "there": there}
     return value if _plain(value) else None

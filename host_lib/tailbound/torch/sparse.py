@@ -36,7 +36,7 @@ def average_sparse(
     averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(scaled)
     if not last:
         return averaged
-    ended = state.average(index, torch.zeros(_END), True)
+    ended = state.average(index, torch.zeros(_END, device=tensor.device), True)
 
     def result(both: torch.futures.Future[list[torch.futures.Future[torch.Tensor]]]) -> torch.Tensor:
         for part in both.value():

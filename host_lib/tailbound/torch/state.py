@@ -16,7 +16,8 @@ from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TailboundError
 from tailbound.torch import saved
 from tailbound.torch.complaints import Complaints
-from tailbound.torch.memory import Carry, Copy, check
+from tailbound.torch.memory import Bucket, Carry, Copy, check
+from tailbound.torch.paths import Paths
 from tailbound.torch.recovery import Recovery
 from tailbound.transport.choose import AskedResult
 from tailbound.transport.config import DEFAULT_PORT, MS, Config
@@ -112,6 +113,8 @@ class TailboundState(Recovery):
         name = f"tailbound/{group.group_name}/{_jobs}"
         _jobs += 1
         self.group, self._late = group, late
+        #: how buckets go through the engine, by their device
+        self.paths = Paths()
         self._complaints = Complaints(self.rank)
         self.complain = self._complaints.complain
         self._counters: Counter[str] = Counter()
@@ -140,12 +143,13 @@ class TailboundState(Recovery):
             LayoutError: ranks disagree on an earlier op.
             TransportError: the transport has ended.
         """
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         check(index, tensor)
+        path = self.paths.of(tensor.device)
+        future = path.stream.future()
         if self.communicator is None:
             future.set_result(tensor)
             return future
-        bucket = self.memory.of(index, tensor.numel(), tensor.dtype)
+        bucket, mark = self.memory_of(index, tensor.numel(), tensor.dtype, tensor.device), path.stream.mark()
         prepare: Callable[[], None] | None = None
         source, scale = tensor.detach(), self.loss_scale
         if bucket.carried is not None:
@@ -176,13 +180,14 @@ class TailboundState(Recovery):
 
         self.communicator.launch(
             index,
-            source.numpy(),
-            bucket.decoded.numpy(),
+            path.values(source),
+            path.values(bucket.decoded),
             last=last,
-            done=done,
+            done=path.within(done),
             dtype=str(tensor.dtype).removeprefix("torch."),
-            prepare=prepare,
+            prepare=path.within(prepare, mark) if prepare is not None else None,
             contribute=not self.abstaining,
+            coder=path.coder(mark),
         )
 
         def checked(completed: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
@@ -192,6 +197,11 @@ class TailboundState(Recovery):
             return completed.value()
 
         return future.then(checked)
+
+    def memory_of(self, index: int, numel: int, dtype: torch.dtype, device: torch.device) -> Bucket:
+        """Memory of a bucket on ``device``; what is divided by a loss scale is decoded in float32 in any case."""
+        native = self.paths.of(device).native and self.loss_scale == 1.0
+        return self.memory.of(index, numel, dtype, device, native=native)
 
     def stats(self) -> dict[str, Any]:
         """Counters of this rank, in plain types (``tailbound.collective.report.snapshot``); empty for one rank.

@@ -1,0 +1,138 @@
+"""Between packets and a device that codes for itself: rows of codes in one block, which one transfer takes across.
+
+A device has its codes in row order; packets lie owner by owner, and results wherever they came in. Both ways are one
+pass over host memory, and the check of a packet's payload is taken on the way.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.codec.decode import MISSING
+from tailbound.codec.scale import SPAN, ZERO, root_of
+from tailbound.codec.scratch import readonly
+from tailbound.codec.shape import Shape
+from tailbound.wire.check import partial
+from tailbound.wire.jit import compiled
+from tailbound.wire.schema import HEADER_BYTES
+
+
+@compiled
+def _pack(codes, position, rows, skipped, packets, partials):  # type: ignore[no-untyped-def]
+    for k in range(codes.shape[0]):
+        if skipped[k // rows]:
+            continue
+        row = position[k]
+        target = packets[row, HEADER_BYTES:]
+        for i in range(codes.shape[1]):  # a slice assignment might allocate
+            target[i] = codes[k, i]
+        state = partials[row]
+        state[:] = 0
+        partial(target.view(np.uint64), state)
+
+
+def pack(
+    codes: NDArray[np.uint8],
+    shape: Shape,
+    position: NDArray[np.int32],
+    skipped: NDArray[np.uint8],
+    packets: NDArray[np.uint8],
+    partials: NDArray[np.uint64],
+) -> None:
+    """Puts coded rows into their packets, as ``codec.encode.encode`` leaves them.
+
+    Args:
+        codes: u8[T, V], row order.
+        shape: of the op.
+        position: i32[T], packet position of row k.
+        skipped: u8[G]: groups whose packets stay as they are.
+        packets: u8[T, 64 + V], written from column 64 on.
+        partials: u64[T, 4], written by packet position.
+
+    Raises:
+        ValueError: an array does not fit the shape.
+    """
+    if codes.shape != (shape.rows, shape.codes) or packets.shape != (shape.rows, HEADER_BYTES + shape.codes):
+        raise ValueError(f"codes {codes.shape} or packets {packets.shape} do not fit {shape}")
+    _pack(readonly(codes), readonly(position), shape.group_rows, skipped, packets, partials)
+
+
+@compiled
+def _unpack(  # type: ignore[no-untyped-def]
+    ring, own, source, scale, counts, rows, width, root, blank, codes, factors, zeros, group_factors
+):
+    failed = 0
+    summed = counts.shape[0] > 0
+    received = 0
+    for k in range(source.shape[0]):
+        at = source[k]
+        if at >= ring.shape[0] or -at - 2 >= own.shape[0]:
+            return -1
+        if k % rows == 0:
+            received = 0
+        if at == MISSING:
+            factors[k] = np.float32(0.0)
+            zeros[k] = ZERO
+            for i in range(width):
+                codes[k, i] = blank[i & 1]
+        else:
+            received += 1
+            factors[k] = np.float32(np.float64(scale[k]) / SPAN)
+            if summed:
+                factors[k] = np.float32(np.float64(scale[k]) / (SPAN * np.int64(counts[k])))
+                zeros[k] = ZERO * np.int32(counts[k])
+            row = ring[at] if at >= 0 else own[-at - 2, HEADER_BYTES:]
+            for i in range(width):
+                codes[k, i] = row[i]
+        if k % rows == rows - 1:
+            failed += received == 0
+            group_factors[k // rows] = np.float32(root / received) if received else np.float32(0.0)
+    return failed
+
+
+_NO_COUNTS = np.zeros(0, np.uint16)
+#: A row of zeros, two bytes of it: as codes, and as big-endian sums of one contributor.
+_BLANK_CODES, _BLANK_SUMS = np.array([ZERO, ZERO], np.uint8), np.array([0, ZERO], np.uint8)
+
+
+def unpack(
+    ring: NDArray[np.uint8],
+    own: NDArray[np.uint8],
+    source: NDArray[np.int64],
+    scale: NDArray[np.float32],
+    shape: Shape,
+    codes: NDArray[np.uint8],
+    factors: NDArray[np.float32],
+    zeros: NDArray[np.int32],
+    group_factors: NDArray[np.float32],
+    *,
+    counts: NDArray[np.uint16] | None = None,
+) -> int:
+    """Collects an op's result rows in one block, missing ones as rows of zeros.
+
+    Args:
+        ring, own, source, scale, counts: as of ``codec.decode.decode``.
+        shape: of the op.
+        codes: u8[T, V], written in row order; with ``counts`` u8[T, 2 V], big-endian sums.
+        factors: f32[T], written: what a distance from zero means; 0 where the row is missing.
+        zeros: i32[T], written with ``counts``: the sum that means zero.
+        group_factors: f32[G], written: sqrt(R) / received; 0 where nothing was received.
+
+    Returns:
+        Groups of which nothing was received.
+
+    Raises:
+        ValueError: an array does not fit the shape, or a source is out of range.
+    """
+    width = shape.codes * (1 if counts is None else 2)
+    if codes.shape != (shape.rows, width) or width > ring.shape[1] or len(source) != shape.rows:
+        raise ValueError(f"codes {codes.shape}, ring {ring.shape} or {len(source)} sources do not fit {shape}")
+    failed = _unpack(
+        readonly(ring), readonly(own), readonly(source), readonly(scale), _NO_COUNTS if counts is None else counts,
+        shape.group_rows, width, root_of(shape.group_rows), _BLANK_CODES if counts is None else _BLANK_SUMS, codes,
+        factors, zeros, group_factors,
+    )  # fmt: skip
+    if failed < 0:
+        raise ValueError(f"a source lies outside the ring of {ring.shape[0]} rows or the {own.shape[0]} own rows")
+    return int(failed)

@@ -1,0 +1,112 @@
+"""Who turns a bucket into codes and results into an average: the host, or the device that the bucket lies on.
+
+The engine needs three things of a bucket, in this order: what scales its groups need, so that these can be agreed on;
+its codes in packets; its average from the rows that came. ``Coder`` is these three, with the signatures of
+``codec.encode`` and ``codec.decode``. Where values and average lie is the coder's business alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.codec import decode as decoding
+from tailbound.codec import encode as encoding
+from tailbound.codec.encode import Encoded
+from tailbound.codec.scratch import Scratch
+from tailbound.codec.shape import Shape
+
+#: One-dimensional memory that a coder reads or writes: f32[n] of numpy for the host, a tensor for a device.
+Values: TypeAlias = Any
+
+
+class Coder(Protocol):
+    """Codes the ops of one launch; called in the transport thread.
+
+    All that is on the host is finished when a function returns. An ``average`` on a device may still be under way:
+    whoever hands it on sees to what has to be waited for.
+    """
+
+    #: Whether threads may share an op's groups; otherwise ``groups`` is None or all of them.
+    divisible: bool
+
+    def measure(
+        self,
+        x: Values,
+        shape: Shape,
+        seed: int,
+        scratch: Scratch,
+        need: NDArray[np.int16],
+        *,
+        rotate: bool = True,
+        groups: tuple[int, int] | None = None,
+    ) -> bool:
+        """As ``codec.encode.measure``."""
+
+    def encode(
+        self,
+        x: Values,
+        shape: Shape,
+        seed: int,
+        rank: int,
+        shift_cap: int,
+        exponents: NDArray[np.int16],
+        packets: NDArray[np.uint8],
+        position: NDArray[np.int32],
+        partials: NDArray[np.uint64],
+        scratch: Scratch,
+        need: NDArray[np.int16],
+        shift: NDArray[np.uint8],
+        skipped: NDArray[np.uint8],
+        *,
+        rotate: bool = True,
+        groups: tuple[int, int] | None = None,
+    ) -> Encoded:
+        """As ``codec.encode.encode``."""
+
+    def decode(
+        self,
+        ring: NDArray[np.uint8],
+        own: NDArray[np.uint8],
+        source: NDArray[np.int64],
+        scale: NDArray[np.float32],
+        shape: Shape,
+        seed: int,
+        scratch: Scratch,
+        average: Values,
+        *,
+        rotate: bool = True,
+        groups: tuple[int, int] | None = None,
+        counts: NDArray[np.uint16] | None = None,
+    ) -> int:
+        """As ``codec.decode.decode``."""
+
+    def clear(self, average: Values) -> None:
+        """Makes the average zero."""
+
+    def keep(self, x: Values, average: Values) -> None:
+        """Makes the own values the average."""
+
+
+class HostCoder:
+    """numpy memory, coded by the compiled passes."""
+
+    divisible = True
+    measure = staticmethod(encoding.measure)
+    encode = staticmethod(encoding.encode)
+    decode = staticmethod(decoding.decode)
+
+    @staticmethod
+    def clear(average: Values) -> None:
+        """Makes the average zero."""
+        average[:] = 0.0
+
+    @staticmethod
+    def keep(x: Values, average: Values) -> None:
+        """Makes the own values the average."""
+        average[:] = x
+
+
+HOST = HostCoder()

@@ -1,0 +1,62 @@
+"""From codes on a device to averages on the same device (CODEC.md rule 11).
+
+Every rank must get the same bits from the same codes, also where some decode on the host and some on a GPU: the
+operations and their order are those of ``codec.decode``, each rounded once (no TF32, no fused multiply-add: separate
+operations of torch are never contracted). Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tailbound.codec.scale import ZERO
+from tailbound.codec.shape import Shape
+from tailbound.torch.device_codec.hashing import flip_signs
+from tailbound.torch.device_codec.rotation import transform
+
+
+def values_of_codes(codes: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """(code - 128) * factor of u8[T, V] and f32[T]: f32[T, V]."""
+    values = codes.float().sub_(ZERO)
+    values *= factors[:, None]
+    return values
+
+
+def values_of_sums(octets: torch.Tensor, zeros: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """(sum - zero) * factor of a switch's sums: u8[T, 2 V] (big-endian u16), i32[T] and f32[T] give f32[T, V]."""
+    words = octets.view(octets.shape[0], -1, 2).int()
+    total = (words[..., 0] << 8) + words[..., 1] - zeros[:, None]
+    values = total.float()
+    values *= factors[:, None]
+    return values
+
+
+def restore(
+    values: torch.Tensor,
+    group_factors: torch.Tensor,
+    shape: Shape,
+    seed: int,
+    out: torch.Tensor,
+    *,
+    rotate: bool = True,
+    failed: bool = False,
+) -> None:
+    """Rotated values (f32[T, V], overwritten; +0 where missing) back into ``out`` (any float type, [numel]).
+
+    Args:
+        values: by row.
+        group_factors: f32[G], sqrt(R) / received, 0 where nothing was; not read without ``rotate``.
+        shape: how the bucket is cut into rows.
+        seed: ``hashing.seed_of(cookie, op)``.
+        out: written, rounded to its type last.
+        rotate: whether the op is rotated; without it nothing is corrected.
+        failed: whether there are groups of which nothing was received.
+    """
+    y = values.view(shape.groups, shape.group_rows, shape.codes)
+    if rotate:
+        y = transform(y)
+        y *= group_factors[:, None, None]
+        flip_signs(y, seed)
+        if failed:  # zero, and not minus zero
+            y.masked_fill_((group_factors == 0)[:, None, None], 0.0)
+    out.copy_(y.view(-1)[: shape.numel])

@@ -1,0 +1,123 @@
+"""How a bucket goes through the engine, by the device that it lies on.
+
+Buckets in host memory are handed on as numpy arrays and coded by the compiled passes, those on a CUDA device stay where
+they are. The rest of the hook does not ask which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ParamSpec, Protocol
+
+import torch
+
+from tailbound.collective.coder import HOST, Coder
+from tailbound.errors import ConfigError
+from tailbound.torch.device_coder import DeviceCoder, Workspace, warm_up
+from tailbound.torch.streams import CudaStream, HostStream, Stream
+
+P = ParamSpec("P")
+
+#: Kinds of devices whose buckets are averaged.
+KINDS = ("cpu", "cuda")
+
+
+class BucketPath(Protocol):
+    """What the hook does differently from device to device."""
+
+    #: where order is kept
+    stream: Stream
+    #: whether any float type is coded as it is, without a copy in float32
+    native: bool
+
+    def values(self, tensor: torch.Tensor) -> Any:
+        """The tensor as the path's coder takes it."""
+
+    def coder(self, mark: Any) -> Coder:
+        """Who codes a launch whose bucket is ready at ``mark`` (``Stream.mark``)."""
+
+    def within(self, work: Callable[P, None], mark: Any = None) -> Callable[P, None]:
+        """``work``, to be called in the transport thread, in the path's stream and behind ``mark`` if there is one."""
+
+
+class HostPath:
+    """Memory of the host, coded by the compiled passes."""
+
+    native = False
+
+    def __init__(self) -> None:
+        self.stream: Stream = HostStream()
+
+    def values(self, tensor: torch.Tensor) -> Any:
+        """A view of numpy."""
+        return tensor.numpy()
+
+    def coder(self, mark: Any) -> Coder:
+        """The host's."""
+        return HOST
+
+    def within(self, work: Callable[P, None], mark: Any = None) -> Callable[P, None]:
+        """Just ``work``."""
+        return work
+
+
+class DevicePath:
+    """Memory of a device, coded there.
+
+    Args:
+        stream: of the device.
+    """
+
+    native = True
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self._workspace = Workspace(stream)
+
+    def values(self, tensor: torch.Tensor) -> Any:
+        """The tensor itself.
+
+        Raises:
+            ConfigError: it is not one-dimensional.
+        """
+        if tensor.dim() != 1:
+            raise ConfigError(f"a tensor of shape {tuple(tensor.shape)} cannot be averaged: give a one-dimensional one")
+        return tensor
+
+    def coder(self, mark: Any) -> Coder:
+        """The device's."""
+        return DeviceCoder(self._workspace, mark)
+
+    def within(self, work: Callable[P, None], mark: Any = None) -> Callable[P, None]:
+        """``work`` in the side stream."""
+
+        def inside(*args: P.args, **kwargs: P.kwargs) -> None:
+            with self.stream.use(mark):
+                work(*args, **kwargs)
+
+        return inside
+
+
+class Paths:
+    """The paths of one state, made as devices turn up.
+
+    Args:
+        host_as_device: host memory, too, goes the way of a device; so that this way can be tried without one.
+    """
+
+    def __init__(self, *, host_as_device: bool = False) -> None:
+        self._host_as_device = host_as_device
+        self._paths: dict[torch.device, BucketPath] = {}
+        if host_as_device or torch.cuda.is_available():
+            warm_up()
+
+    def of(self, device: torch.device) -> BucketPath:
+        """The path of ``device``, one of ``KINDS``."""
+        found = self._paths.get(device)
+        if found is None:
+            if device.type == "cuda":
+                found = DevicePath(CudaStream(device))
+            else:
+                found = DevicePath(HostStream(device)) if self._host_as_device else HostPath()
+            self._paths[device] = found
+        return found

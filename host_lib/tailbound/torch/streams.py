@@ -1,0 +1,125 @@
+"""In which order a device works on a bucket: one class for CUDA, and one of nothing for memory of the host.
+
+The training thread says where a gradient is ready (``mark``), the transport thread works behind that mark in a stream
+of its own (``use``), and the future is completed within the stream that wrote the average (``future``): torch then lets
+whoever waits for it wait for that stream, on the device, while the host goes on.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+
+#: Its streams and events carry no types.
+_cuda: Any = torch.cuda
+
+
+class Stream(Protocol):
+    """A queue of work on ``device`` beside the one that the training thread fills."""
+
+    device: torch.device
+
+    def mark(self) -> Any:
+        """All that the calling thread has queued on the device so far; for ``use``."""
+
+    def use(self, mark: Any = None) -> AbstractContextManager[Any]:
+        """Within the context, work goes to this stream, on this device, behind ``mark`` if there is one."""
+
+    def event(self) -> Any:
+        """All that this stream has been given so far: ``query()`` says whether it is done, ``synchronize()`` waits."""
+
+    def host_memory(self, size: int) -> torch.Tensor:
+        """u8[size] on the host that the device copies to and from by itself; within ``use`` only."""
+
+    def join(self) -> None:
+        """What the calling thread queues from now on comes after all that this stream has been given so far."""
+
+    def future(self) -> torch.futures.Future[torch.Tensor]:
+        """A future for a tensor on the device, to be completed within ``use``."""
+
+
+class _Done:
+    """An event where nothing is queued."""
+
+    @staticmethod
+    def query() -> bool:
+        return True
+
+    @staticmethod
+    def synchronize() -> None:
+        return None
+
+
+class HostStream:
+    """Memory of the host: everything is done when the call that does it returns."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device or torch.device("cpu")
+
+    def mark(self) -> None:
+        """Nothing is under way."""
+        return
+
+    def use(self, mark: None = None) -> AbstractContextManager[None]:
+        """Changes nothing."""
+        return nullcontext()
+
+    def event(self) -> _Done:
+        """An event that has happened."""
+        return _Done()
+
+    def host_memory(self, size: int) -> torch.Tensor:
+        """u8[size]."""
+        return torch.empty(size, dtype=torch.uint8)
+
+    def join(self) -> None:
+        """Nothing is under way."""
+
+    def future(self) -> torch.futures.Future[torch.Tensor]:
+        """A future."""
+        return torch.futures.Future()
+
+
+class CudaStream:
+    """A side stream of high priority: its short kernels go in between those of the backward pass.
+
+    Args:
+        device: with an index.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = _cuda.Stream(device, priority=-1)
+
+    def mark(self) -> Any:
+        """All that is queued on the calling thread's current stream of the device."""
+        event = _cuda.Event()
+        event.record(_cuda.current_stream(self.device))
+        return event
+
+    def use(self, mark: Any = None) -> AbstractContextManager[Any]:
+        """Makes the side stream and its device current."""
+        if mark is not None:
+            self._stream.wait_event(mark)
+        context: AbstractContextManager[Any] = _cuda.stream(self._stream)
+        return context
+
+    def event(self) -> Any:
+        """An event on which a waiting thread sleeps instead of spinning, without the GIL."""
+        event = _cuda.Event(blocking=True)
+        event.record(self._stream)
+        return event
+
+    def host_memory(self, size: int) -> torch.Tensor:
+        """Page-locked u8[size]; outside of ``use`` a context on another device might be made for it."""
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def join(self) -> None:
+        """The calling thread's current stream of the device waits."""
+        _cuda.current_stream(self.device).wait_stream(self._stream)
+
+    def future(self) -> torch.futures.Future[torch.Tensor]:
+        """A future that knows the device, or it would refuse a tensor there."""
+        return torch.futures.Future(devices=[self.device])

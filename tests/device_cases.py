@@ -1,0 +1,136 @@
+"""Buckets and results given to the compiled passes and to torch operations on some device: the same bytes must come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.codec import decode as host_decode
+from tailbound.codec import encode as host
+from tailbound.codec.decode import MISSING, own_source
+from tailbound.codec.owners import OwnerMap, place
+from tailbound.codec.scratch import Scratch
+from tailbound.codec.shape import Shape
+
+SCRATCH = Scratch(2816)
+#: One group and many, rows short and whole, groups of 16, 32 and 64 rows, the last one full and nearly empty.
+SIZES = [1, 17, 256, 1000, 22528, 22529, 40000, 90112, 100000, 721001]
+DTYPES = ["float32", "bfloat16", "float16", "float64"]
+SEED, RANK, CAP = 12345, 1, 6
+
+
+def workspace(device: str = "cpu") -> Any:
+    """Imports torch only here, so that tests can be collected without it."""
+    import torch
+
+    from tailbound.torch.device_coder import Workspace
+    from tailbound.torch.streams import CudaStream, HostStream
+
+    where = torch.device(device)
+    return Workspace(CudaStream(where) if where.type == "cuda" else HostStream(where))
+
+
+def coder(device: str = "cpu") -> Any:
+    """For tensors that are ready already."""
+    from tailbound.torch.device_coder import DeviceCoder
+
+    space = workspace(device)
+    return DeviceCoder(space, space.stream.mark())
+
+
+def gaussian(numel: int, seed: int = 0, size: float = 1.0) -> NDArray[np.float32]:
+    return (np.random.default_rng(seed).standard_normal(numel) * size).astype(np.float32)
+
+
+class Outputs:
+    """What ``encode`` writes, filled with sevens before."""
+
+    def __init__(self, shape: Shape, ranks: int = 4) -> None:
+        self.placement = place(shape, OwnerMap(1, tuple(range(ranks))), ranks)
+        self.packets = np.full((shape.rows, 64 + shape.codes), 7, np.uint8)
+        self.partials = np.full((shape.rows, 4), 7, np.uint64)
+        self.need = np.full(shape.groups, 7, np.int16)
+        self.shift = np.full(shape.groups, 7, np.uint8)
+        self.skipped = np.full(shape.groups, 7, np.uint8)
+        self.done: Any = None
+
+    def arrays(self) -> list[NDArray[Any]]:
+        return [self.packets, self.partials, self.need, self.shift, self.skipped]
+
+
+def encoded(by: Any, x: Any, shape: Shape, exponents: NDArray[np.int16], rotate: bool = True) -> Outputs:
+    out = Outputs(shape)
+    out.done = by.encode(
+        x, shape, SEED, RANK, CAP, exponents, out.packets, out.placement.position, out.partials, SCRATCH, out.need,
+        out.shift, out.skipped, rotate=rotate,
+    )  # fmt: skip
+    return out
+
+
+def measured(by: Any, x: Any, shape: Shape, rotate: bool = True) -> NDArray[np.int16]:
+    need = np.full(shape.groups, 7, np.int16)
+    assert by.measure(x, shape, SEED, SCRATCH, need, rotate=rotate)
+    return need
+
+
+def check(tensor: Any, shape: Shape, exponents: NDArray[np.int16], rotate: bool = True) -> Outputs:
+    """Both coders leave the same bytes everywhere: codes, checks, needs, shifts, and what is left alone.
+
+    Args:
+        tensor: the bucket, of any float type, on the device to try.
+    """
+    x, by = tensor.float().cpu().numpy(), coder(str(tensor.device))
+    assert np.array_equal(measured(by, tensor, shape, rotate), measured(host, x, shape, rotate))
+    theirs, ours = encoded(host, x, shape, exponents, rotate), encoded(by, tensor, shape, exponents, rotate)
+    assert ours.done == theirs.done
+    for mine, other in zip(ours.arrays(), theirs.arrays(), strict=True):
+        assert np.array_equal(mine, other)
+    return ours
+
+
+class Results:
+    """Result rows of an op: some in the ring, some the rank's own, some missing (their scales and places garbage)."""
+
+    def __init__(self, shape: Shape, seed: int, missing: float, *, summed: bool = False) -> None:
+        rng = np.random.default_rng(seed)
+        self.shape, self.counts = shape, None
+        codes = rng.integers(1, 256, (shape.rows, shape.codes), dtype=np.uint8)
+        codes[rng.random(codes.shape) < 0.2] = 128
+        self.ring = rng.integers(0, 256, (shape.rows + 5, 2 * 1408), dtype=np.uint8)
+        self.own = np.zeros((shape.rows, 64 + shape.codes), np.uint8)
+        self.own[:, 64:] = codes[::-1]
+        self.scale = rng.uniform(1e-4, 1e-3, shape.rows).astype(np.float32)
+        k = np.arange(shape.rows)
+        self.source = k + 5
+        if summed:
+            self.counts = rng.integers(1, 256, shape.rows).astype(np.uint16)
+            sums = (rng.random(codes.shape) * 254 * self.counts[:, None] + self.counts[:, None]).astype(">u2")
+            self.ring[5:, : 2 * shape.codes] = sums.view(np.uint8)
+        else:
+            self.ring[5:, : shape.codes] = codes
+            self.source = np.where(k % 3 == 0, [own_source(shape.rows - 1 - row) for row in k], self.source)
+        gone = rng.random(shape.rows) < missing
+        self.source[gone] = MISSING
+        self.scale[gone] = np.nan
+
+    def decoded(self, by: Any, out: Any, rotate: bool) -> int:
+        return int(
+            by.decode(
+                self.ring, self.own, self.source, self.scale, self.shape, SEED, SCRATCH, out, rotate=rotate,
+                counts=self.counts,
+            )
+        )  # fmt: skip
+
+    def check(self, rotate: bool = True, device: str = "cpu") -> NDArray[np.float32]:
+        """Both coders give the same bits, the signs of zeros included, and count the same groups as failed."""
+        import torch
+
+        numel = self.shape.numel
+        theirs, ours = np.full(numel, np.nan, np.float32), torch.full((numel,), torch.nan, device=device)
+        by = coder(device)
+        assert self.decoded(by, ours, rotate) == self.decoded(host_decode, theirs, rotate)
+        by._space.stream.join()
+        assert np.array_equal(ours.cpu().numpy().view(np.uint32), theirs.view(np.uint32))
+        return theirs

@@ -1,0 +1,69 @@
+"""What the processes of the device tests do: the jobs of the hook's tests with buckets that go the way of a device."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import resync_jobs
+import torch_jobs
+from tailbound.torch import register, state
+from tailbound.torch.paths import Paths
+
+JOBS: dict[str, Callable[..., Any]] = {
+    job.__name__: job
+    for job in (torch_jobs.parity, torch_jobs.abstaining, torch_jobs.alone, resync_jobs.carrying, resync_jobs.stopped)
+}
+
+
+def as_device(rank: int, job: str, ranks: set[int], *arguments: Any) -> Any:
+    """Runs ``job`` with every bucket of ``ranks`` coded by torch operations; the others use the compiled passes."""
+    if rank in ranks:
+        state.Paths = functools.partial(Paths, host_as_device=True)  # type: ignore[assignment, misc]
+    return JOBS[job](rank, *arguments)
+
+
+def train(rank: int, device: str, kind: str) -> dict[str, Any]:
+    """Gradients, the averages of a late step and the re-synchronised state of a model on ``device``."""
+    where, dtype = torch.device(device), getattr(torch, kind)
+    plain = DDP(torch_jobs.model().to(where, dtype), bucket_cap_mb=0.05)
+    ours = DDP(torch_jobs.model().to(where, dtype), bucket_cap_mb=0.05)
+    optimizer = torch.optim.AdamW(ours.parameters(), 1e-3)
+    errors, digests = [], []
+    with register(ours, optimizer=optimizer, **torch_jobs.PATIENT) as own:
+        if where.type == "cpu":
+            own.paths = Paths(host_as_device=True)
+        for step in range(5):
+            for net in (plain, ours):
+                net.zero_grad()
+                data, target = torch_jobs.batch(rank, step, dtype)
+                out = net(data.to(where)).float()
+                nn.functional.cross_entropy(out, target.to(where)).backward()
+            errors.append(torch_jobs.nmse(torch_jobs.gradient(ours), torch_jobs.gradient(plain)))
+            digests.append(torch_jobs.gradient(ours).cpu().numpy().tobytes())
+            optimizer.step()
+            with torch.no_grad():  # the next gradients are compared at the same place
+                for p, q in zip(plain.parameters(), ours.parameters(), strict=True):
+                    p.copy_(q)
+        assert torch_jobs.same_everywhere(digests)
+        if rank == 1:  # drift apart, by hand, and come together again
+            with torch.no_grad():
+                next(ours.parameters()).zero_()
+            assert own.resync is not None
+            own.resync.unsound()
+        dist.barrier()
+        assert own.synchronise(60)
+        dist.barrier()
+        state_of = torch.cat([p.detach().double().flatten().cpu() for p in ours.parameters()])
+        moments = [v.double().flatten().cpu() for p in ours.parameters() for v in optimizer.state[p].values()]
+        whole = torch.cat([state_of, *moments]).numpy().tobytes()
+        assert torch_jobs.same_everywhere(whole)
+        stats = own.stats()
+        dist.barrier()
+    return {"errors": errors, "taken": stats["replica"]["counters"].get("whole_taken", 0), "stats": stats}

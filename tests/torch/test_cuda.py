@@ -1,0 +1,122 @@
+"""Buckets on a CUDA device: the same bits as on the host, streams and futures in order, only codes across.
+
+The cases are those of the ``test_device_*`` modules, which run everywhere on host memory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from device_cases import DTYPES, SIZES, Results, check, coder, encoded, gaussian, measured, workspace
+from tailbound.codec import encode as host
+from tailbound.codec.decode import MISSING
+from tailbound.codec.scale import cold_exponents
+from tailbound.codec.shape import shape_for
+from tailbound.wire.schema import EXPONENT_NONE
+
+pytestmark = pytest.mark.needs("torch", "CUDA device")
+
+DEVICE = "cuda:0"
+
+
+@pytest.mark.parametrize("kind", DTYPES)
+@pytest.mark.parametrize("numel", SIZES)
+def test_packets_are_those_of_the_host(numel: int, kind: str) -> None:
+    import torch
+
+    shape = shape_for(numel, 1408)
+    tensor = torch.from_numpy(gaussian(numel, numel, 1e-3)).to(getattr(torch, kind))
+    x = tensor.float().numpy()
+    for rotate in (True, False):
+        exponents = cold_exponents(measured(host, x, shape, rotate)[None], 2)
+        exponents[::2] -= np.int16(numel % 37)
+        exponents[3::5] = EXPONENT_NONE
+        check(tensor.to(DEVICE), shape, exponents, rotate)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
+def test_not_finite_is_seen(value: float) -> None:
+    import torch
+
+    shape, x = shape_for(100_000, 1408), gaussian(100_000)
+    x[50_000] = value
+    out = encoded(coder(DEVICE), torch.from_numpy(x).to(DEVICE), shape, np.zeros(shape.groups, np.int16))
+    assert not out.done.finite
+    assert (out.packets == 7).all()
+
+
+@pytest.mark.parametrize("summed", [False, True], ids=["codes", "sums"])
+@pytest.mark.parametrize("rotate", [True, False])
+@pytest.mark.parametrize("numel", SIZES)
+def test_averages_are_those_of_the_host(numel: int, rotate: bool, summed: bool) -> None:
+    results = Results(shape_for(numel, 704), numel, 0.1, summed=summed)
+    results.check(rotate, DEVICE)
+    results.source[:] = MISSING
+    results.check(rotate, DEVICE)
+
+
+def test_the_bucket_is_read_behind_what_fills_it() -> None:
+    """A long product is queued first, on which the gradient depends."""
+    import torch
+
+    from tailbound.torch.device_coder import DeviceCoder
+
+    space = workspace(DEVICE)
+    shape, x = shape_for(1_000_000, 1408), torch.from_numpy(gaussian(1_000_000))
+    ones = torch.ones(4096, 4096, device=DEVICE)
+    kept, gradient = x.to(DEVICE), torch.zeros(1_000_000, device=DEVICE)
+    torch.cuda.synchronize()
+    for _ in range(20):
+        ones = ones @ ones / 4096
+    gradient.copy_(kept * ones[0, 0])
+    by = DeviceCoder(space, space.stream.mark())
+    assert np.array_equal(measured(by, gradient, shape), measured(host, x.numpy(), shape))
+
+
+def test_who_waits_for_the_future_reads_the_average() -> None:
+    """It is completed while the average is still being made; ``wait`` orders the waiting thread's stream behind it."""
+    import torch
+
+    from tailbound.torch.device_coder import DeviceCoder
+
+    space = workspace(DEVICE)
+    results = Results(shape_for(1_000_000, 1408), 2, 0.1)
+    wanted = results.check()
+    out = torch.full((1_000_000,), torch.nan, device=DEVICE)
+    ones = torch.ones(4096, 4096, device=DEVICE)
+    future = space.stream.future()
+    with space.stream.use(space.stream.mark()):
+        for _ in range(20):
+            ones = ones @ ones / 4096
+        results.decoded(DeviceCoder(space, None), out, True)
+        future.set_result(out)
+    seen = future.then(lambda done: done.value() + 0.0).wait()
+    assert np.array_equal(future.wait().cpu().numpy(), wanted)
+    assert np.array_equal(seen.cpu().numpy(), wanted)
+
+
+def test_memory_for_copies_is_page_locked_and_used_again() -> None:
+    import torch
+
+    space = workspace(DEVICE)
+    with space.stream.use():
+        block = space.up.take(1000)
+        assert block.piece(100, dtype=torch.uint8).is_pinned()
+        space.up.give(block)
+        torch.cuda.synchronize()
+        assert space.up.take(1000) is block
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "float64"])
+def test_training_and_synchronising(tmp_path: Path, kind: str) -> None:
+    """DDP over Gloo beside DDP with the hook, both ranks on one device; parameters and optimizer state follow."""
+    import device_jobs
+    from processes import Job
+
+    with Job(device_jobs.train, 2, tmp_path, DEVICE, kind) as job:
+        for rank, result in enumerate(job.results()):
+            assert sum(result["errors"]) / len(result["errors"]) <= 4e-3
+            assert result["taken"] == rank

@@ -1,0 +1,81 @@
+"""The hook with buckets that go the way of a device, in real processes, on host memory: all but CUDA itself.
+
+Where not all ranks do, those that do not use the compiled passes, and the jobs demand equal bits of all ranks.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.needs("torch")
+
+
+def test_gradients_are_those_of_plain_ddp(tmp_path: Path) -> None:
+    """Rebuilt buckets, several of them, all types, views, static graph, accumulation; one rank coded by the host."""
+    import device_jobs
+    from processes import Job
+
+    with Job(device_jobs.as_device, 2, tmp_path, "parity", {1}) as job:
+        assert [stats["delivered"] for stats in job.results()] == [1.0, 1.0]
+
+
+def test_a_world_of_one(tmp_path: Path) -> None:
+    import device_jobs
+    from processes import Job
+
+    with Job(device_jobs.as_device, 1, tmp_path, "alone", {0}) as job:
+        assert job.results() == [{}]
+
+
+def test_a_rank_with_nan_abstains(tmp_path: Path) -> None:
+    import device_jobs
+    from processes import Job
+
+    with Job(device_jobs.as_device, 3, tmp_path, "abstaining", {0, 1}) as job:
+        pattern = [set(), {1}, set(), {0, 1, 2}, set(), {1}]
+        assert job.results() == [[rank in ill for ill in pattern] for rank in range(3)]
+
+
+def test_a_late_gradient_is_carried_into_the_next_step(tmp_path: Path) -> None:
+    import device_jobs
+    from processes import Job
+
+    over = multiprocessing.get_context("forkserver").Event()
+    with Job(device_jobs.as_device, 3, tmp_path, "carrying", {2}, "carry", over) as job:
+        for plain, carried in job.results():
+            assert carried < 2e-3
+            assert plain > 0.05
+
+
+def test_a_stopped_rank_applies_what_the_others_have_finished(tmp_path: Path) -> None:
+    import device_jobs
+    from processes import PATIENCE, Job
+
+    context = multiprocessing.get_context("forkserver")
+    ready, moved = context.Event(), context.Event()
+    with Job(device_jobs.as_device, 3, tmp_path, "stopped", {2}, 2, 8.0, 10, 60, ready, moved) as job:
+        assert ready.wait(PATIENCE)
+        assert moved.wait(PATIENCE)
+        os.kill(job.processes[2].pid, signal.SIGCONT)
+        back = job.results()[2]
+    applied = back["stats"]["counters"]["steps_applied"]
+    assert applied >= 9
+    assert len(back["computed"]) + applied == 60
+    assert len({digest for digest, _, synchronised in back["digests"] if synchronised}) == 1
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_training_and_synchronising(tmp_path: Path, kind: str) -> None:
+    """The job of ``test_cuda``, so that what it asks for is known to be right."""
+    import device_jobs
+    from processes import Job
+
+    with Job(device_jobs.train, 2, tmp_path, "cpu", kind) as job:
+        for rank, result in enumerate(job.results()):
+            assert sum(result["errors"]) / len(result["errors"]) <= 4e-3
+            assert result["taken"] == rank

@@ -1,0 +1,139 @@
+"""Whole all-reduces over udp whose buckets are tensors, coded by torch operations, among ranks that use the passes."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from device_cases import workspace
+from support import MS, PATIENCE, Reference, Team, Trouble, exact_mean, gradients, hasty, nmse, patient, team
+from tailbound.collective.communicator import Communicator
+from tailbound.collective.op import Outcome
+from tailbound.errors import ConfigError
+from tailbound.wire.schema import PacketType, op_label
+
+pytestmark = pytest.mark.needs("torch")
+
+Given = list[tuple[NDArray[np.float32], Outcome]]
+
+
+def allreduce(job: Team, inputs: list[NDArray[np.float32]], ranks: set[int], kind: str = "float32") -> Given:
+    """One all-reduce in which ``ranks`` bring tensors of type ``kind`` and all others arrays."""
+    import torch
+
+    from tailbound.torch.device_coder import DeviceCoder, warm_up
+
+    warm_up()
+
+    def one(communicator: Communicator) -> Any:
+        rank = communicator.config.rank
+        done: Future[Outcome] = Future()
+        data, out = inputs[rank], np.full_like(inputs[rank], np.nan)
+        if rank not in ranks:
+            communicator.launch(0, data, out, last=True, done=done.set_result, dtype=kind)
+            return out, done.result(PATIENCE)
+        x, average = torch.from_numpy(data).to(getattr(torch, kind)), torch.from_numpy(out).to(getattr(torch, kind))
+        coder = DeviceCoder(workspace(), None)
+        communicator.launch(0, x, average, last=True, done=done.set_result, dtype=kind, coder=coder)
+        outcome = done.result(PATIENCE)
+        return average.float().numpy(), outcome
+
+    return job.each(one)
+
+
+@pytest.mark.parametrize("ranks", [{0, 1, 2}, {1}], ids=["all", "one"])
+def test_the_bits_are_those_of_the_reference(ranks: set[int]) -> None:
+    """Cold, warm, and with scales that jump; it cannot be told from the result who coded how."""
+    cookie, width, numel = 0xC0FFEE, 256, 20 * 256 * 16 + 77
+    expected = Reference(3, width, cookie)
+    with team(3, patient(width=width), cookie=cookie) as job:
+        for op, factor in enumerate([1.0, 1.0, 10.0, 0.01, 1.0]):
+            inputs = [(factor * x).astype(np.float32) for x in gradients("U", 3, numel, seed=op)]
+            results = allreduce(job, inputs, ranks)
+            wanted = expected.allreduce(inputs, op_label(op, 0))
+            for out, outcome in results:
+                assert outcome.delivered == outcome.expected
+                np.testing.assert_array_equal(out.view(np.uint32), wanted.view(np.uint32))
+
+
+def test_a_bucket_of_several_ops() -> None:
+    with team(2, patient(width=64, ring_mib=0.25)) as job:
+        assert job[0]._rows_most * 64 < 400_000
+        for op in range(3):
+            inputs = gradients("U", 2, 400_003, seed=op)
+            (a, first), (b, _) = allreduce(job, inputs, {0})
+            np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
+            assert first.delivered == first.expected
+            assert nmse(a, exact_mean(inputs)) <= 1.5e-3
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "float64"])
+def test_other_types(kind: str) -> None:
+    with team(2, patient()) as job:
+        for op in range(2):
+            inputs = gradients("C", 2, 50_000, seed=op)
+            results = allreduce(job, inputs, {0, 1}, kind)
+            np.testing.assert_array_equal(results[0][0], results[1][0])
+            assert nmse(results[0][0], exact_mean(inputs)) <= 7e-4
+
+
+def test_nan_lets_a_rank_abstain() -> None:
+    with team(3, patient(quiet=200 * MS)) as job:
+        for op, ill in enumerate([None, 1, None, 1]):
+            inputs = gradients("U", 3, 30_000, seed=op)
+            if ill is not None:
+                inputs[ill][17] = np.nan
+            results = allreduce(job, inputs, {0, 1})
+            assert [outcome.abstained for _, outcome in results] == [rank == ill for rank in range(3)]
+            exact = exact_mean([x for rank, x in enumerate(inputs) if rank != ill])
+            for out, _ in results:
+                np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
+                assert nmse(out, exact) <= 2e-3
+
+
+def test_lost_packets_are_made_harmless_alike() -> None:
+    """Ranks that lose nothing themselves get the same bits from whatever is left, coded either way."""
+    with team(3, hasty(repair=False)) as job:
+        lossy = [PacketType.CONTRIBUTION]
+        troubles = [Trouble(rank, types=frozenset(lossy)).attach(job[rank]) for rank in range(3)]
+        for op in range(4):
+            for trouble in troubles:
+                trouble.loss = 0.05 if op else 0.0
+            inputs = gradients("C", 3, 60_000, seed=op)
+            results = allreduce(job, inputs, {0})
+            if all(outcome.missed == 0 for _, outcome in results):  # a busy host may lose more
+                for out, _ in results[1:]:
+                    np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
+            assert max(nmse(out, exact_mean(inputs)) for out, _ in results) < 0.5
+        assert sum(sum(trouble.dropped.values()) for trouble in troubles) > 0
+
+
+def test_what_is_not_read_by_a_coder_is_refused() -> None:
+    """Without a coder, data has to be an array of the host."""
+    with team(1, patient()) as job:
+        array = np.zeros(3, np.float32)
+        with pytest.raises(ConfigError, match="give at least one"):
+            job[0].launch(0, array, array[:2], last=True, done=print)
+        with pytest.raises(ConfigError, match="contiguous one-dimensional"):
+            job[0].launch(0, np.zeros((3, 2), np.float32), array, last=True, done=print)
+
+
+def test_a_transport_that_fails_hands_the_bucket_back() -> None:
+    import torch
+
+    from tailbound.torch.device_coder import DeviceCoder
+
+    class Broken(DeviceCoder):
+        def measure(self, *_: Any, **__: Any) -> bool:
+            raise RuntimeError("the device is gone")
+
+    with team(2, patient()) as job:
+        done: Future[Outcome] = Future()
+        x, average = torch.randn(1000), torch.zeros(1000)
+        job[0].launch(0, x, average, last=True, done=done.set_result, coder=Broken(workspace(), None))
+        assert "the device is gone" in str(done.result(PATIENCE).error)
+        assert torch.equal(average, x)

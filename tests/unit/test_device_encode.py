@@ -1,0 +1,108 @@
+"""Codes made by torch operations against the compiled pass, bit by bit, for every shape, type and scale."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from device_cases import DTYPES, SCRATCH, SEED, SIZES, check, coder, encoded, gaussian, measured
+from tailbound.codec import encode as host
+from tailbound.codec.scale import NEED_LEAST, cold_exponents
+from tailbound.codec.shape import shape_for
+from tailbound.wire.schema import EXPONENT_NONE
+
+pytestmark = pytest.mark.needs("torch")
+
+
+@pytest.mark.parametrize("rotate", [True, False])
+@pytest.mark.parametrize("numel", SIZES)
+def test_packets_are_those_of_the_compiled_pass(numel: int, rotate: bool) -> None:
+    import torch
+
+    shape, x = shape_for(numel, 1408), gaussian(numel, numel, 1e-3)
+    exponents = cold_exponents(measured(host, x, shape, rotate)[None], 2)
+    check(torch.from_numpy(x), shape, exponents, rotate)
+
+
+@given(
+    st.integers(1, 200_000),
+    st.integers(1, 22),
+    st.integers(-30, 20),
+    st.sampled_from(DTYPES),
+    st.booleans(),
+    st.integers(0, 100),
+)
+@settings(max_examples=40)
+def test_any_shape_type_and_scale(numel: int, width: int, power: int, kind: str, rotate: bool, off: int) -> None:
+    """Scales that are too small (shifts, clipping), too large or not known; types are read as they are."""
+    import torch
+
+    shape = shape_for(numel, 64 * width)
+    tensor = torch.from_numpy(gaussian(numel, off, 10.0 ** min(power, 3 if kind == "float16" else 20)))
+    tensor = tensor.to(getattr(torch, kind))
+    x = tensor.float().numpy()
+    exponents = cold_exponents(measured(host, x, shape, rotate)[None], 2)
+    exponents[::2] -= np.int16(off % 37)
+    exponents[3::5] = EXPONENT_NONE
+    ours = check(tensor, shape, exponents, rotate)
+    sent = np.repeat(exponents != EXPONENT_NONE, shape.group_rows)
+    assert (ours.packets[ours.placement.position[~sent]] == 7).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf, 3e38])
+@pytest.mark.parametrize("at", [0, 50_000, 99_999])
+@pytest.mark.parametrize("rotate", [True, False])
+def test_not_finite_is_seen_anywhere_and_no_packet_is_touched(value: float, at: int, rotate: bool) -> None:
+    import torch
+
+    shape, x = shape_for(100_000, 1408), gaussian(100_000)
+    exponents = cold_exponents(measured(host, x, shape)[None], 2)
+    x[at] = value
+    need = np.zeros(shape.groups, np.int16)
+    assert not coder().measure(torch.from_numpy(x), shape, SEED, SCRATCH, need, rotate=rotate)
+    for known in (exponents, np.full_like(exponents, EXPONENT_NONE)):
+        out = encoded(coder(), torch.from_numpy(x), shape, known, rotate)
+        assert not out.done.finite
+        assert (out.packets == 7).all()
+
+
+def test_a_double_beyond_float32_is_not_finite() -> None:
+    import torch
+
+    shape = shape_for(1000, 1408)
+    x = torch.ones(1000, dtype=torch.float64)
+    x[3] = 1e300
+    assert not coder().measure(x, shape, SEED, SCRATCH, np.zeros(shape.groups, np.int16))
+
+
+@pytest.mark.parametrize("kind", DTYPES)
+def test_zero_is_exactly_128_and_needs_nothing(kind: str) -> None:
+    import torch
+
+    shape = shape_for(100_000, 1408)
+    out = encoded(coder(), torch.zeros(100_000, dtype=getattr(torch, kind)), shape, np.zeros(shape.groups, np.int16))
+    assert (out.packets[:, 64:] == 128).all()
+    assert (out.need == EXPONENT_NONE).all()
+    assert not out.shift.any()
+
+
+def test_codes_never_are_zero_even_when_clipped() -> None:
+    import torch
+
+    shape, x = shape_for(100_000, 1408), gaussian(100_000, 0, 1e6)
+    out = check(torch.from_numpy(x), shape, np.full(shape.groups, -40, np.int16))
+    assert out.done.clipped > 90_000
+    assert out.packets[:, 64:].min() == 1
+    assert out.packets[:, 64:].max() == 255
+    assert (out.shift == 6).all()
+
+
+def test_groups_below_the_least_need_are_coded_with_its_scale() -> None:
+    import torch
+
+    shape, x = shape_for(100_000, 1408), gaussian(100_000, 0, 1e-30)
+    exponents = cold_exponents(measured(host, x, shape)[None], 2)
+    assert (exponents == NEED_LEAST + 2).all()
+    check(torch.from_numpy(x), shape, exponents)

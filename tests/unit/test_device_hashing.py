@@ -1,0 +1,63 @@
+"""Hashes as torch operations against the host's, bit by bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailbound.codec import reference
+from tailbound.codec.hashing import STAGE_CONTRIBUTION, mix, rounding_seed, row_key
+from tailbound.codec.shape import shape_for
+
+pytestmark = pytest.mark.needs("torch")
+
+WORDS = [0, 1, 2, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFFE, 0xFFFFFFFF, 0x85EBCA6B, 0xC2B2AE35]
+
+
+def as_words(tensor: Any) -> Any:
+    return tensor.numpy().view(np.uint32)
+
+
+@given(st.lists(st.integers(0, 0xFFFFFFFF), min_size=1, max_size=67))
+@settings(max_examples=50)
+def test_the_hash_wraps_as_u32_does(words: list[int]) -> None:
+    """Lengths around those of vector registers, since vector and scalar code multiply by other instructions."""
+    import torch
+
+    from tailbound.torch.device_codec.hashing import fmix
+
+    given = np.array(words + WORDS, np.uint32)
+    expected = [mix(int(word)) for word in given]
+    assert as_words(fmix(torch.from_numpy(given.view(np.int32).copy()))).tolist() == expected
+    top = as_words(fmix(torch.from_numpy(given.view(np.int32).copy()), top_only=True)) >> 16
+    assert top.tolist() == [word >> 16 for word in expected]
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_word_keeps_its_bits_as_a_signed_one(word: int) -> None:
+    from tailbound.torch.device_codec.hashing import signed
+
+    assert signed(word) & 0xFFFFFFFF == word
+    assert -(1 << 31) <= signed(word) < 1 << 31
+
+
+@pytest.mark.parametrize("seed", [0, 12345, 0xFFFFFFF0])
+@pytest.mark.parametrize("numel", [1, 1000, 40_000, 100_000])
+def test_signs_and_offsets_are_the_hosts(numel: int, seed: int) -> None:
+    import torch
+
+    from tailbound.torch.device_codec.hashing import flip_signs, offsets
+
+    shape = shape_for(numel, 1408)
+    y = torch.ones(shape.rows, shape.codes)
+    flip_signs(y, seed)
+    assert np.array_equal(y.numpy(), reference.signs(shape, seed))
+    for rank in (0, 1, 255):
+        rounding = np.uint32(rounding_seed(seed, rank, STAGE_CONTRIBUTION))
+        keys = np.array([row_key(rounding, np.uint32(pair)) for pair in range(shape.rows // 2)], np.uint32)
+        u = offsets(torch.from_numpy(keys.view(np.int32)), shape.codes)
+        assert np.array_equal(u.numpy(), reference.offsets(shape, seed, rank))
