@@ -58,6 +58,7 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
     "libbpf": (lambda: Path("/usr/include/bpf/bpf_helpers.h").exists(), "apt-get install libbpf-dev"),
     "torch": (_module("torch"), "pip install 'tailbound[torch]'"),
     "CUDA device": (_cuda, "an NVIDIA GPU with its driver, and a build of torch for CUDA"),
+    "expecttest": (_module("expecttest"), "pip install 'tailbound[test]'"),
     "scapy": (_module("scapy"), "pip install 'tailbound[test]'"),
     "sklearn": (_module("sklearn"), "pip install 'tailbound[demo]'"),
     "matplotlib": (_module("matplotlib"), "pip install 'tailbound[plots]'"),

@@ -19,12 +19,18 @@ PATIENCE = 100.0
 
 def _context() -> Any:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.nn.parallel", "tailbound.torch", "torch_jobs"])
+    context.set_forkserver_preload(["torch", "torch.nn.parallel", "tailbound.torch", "torch_jobs", "backend_jobs"])
     return context
 
 
 def _child(
-    pipe: Any, function: Callable[..., Any], rank: int, ranks: int, store: str, arguments: tuple[Any, ...]
+    pipe: Any,
+    function: Callable[..., Any],
+    backend: str,
+    rank: int,
+    ranks: int,
+    store: str,
+    arguments: tuple[Any, ...],
 ) -> None:
     import torch
     import torch.distributed as dist
@@ -32,7 +38,7 @@ def _child(
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
     torch.set_num_threads(1)
     try:
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+        dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=ranks)
         pipe.send((True, function(rank, *arguments)))
     except BaseException:
         pipe.send((False, traceback.format_exc()))
@@ -41,15 +47,18 @@ def _child(
 
 
 class Job:
-    """Processes that all run ``function(rank, *arguments)`` in one process group."""
+    """Processes that all run ``function(rank, *arguments)`` in one process group of ``backend``."""
 
-    def __init__(self, function: Callable[..., Any], ranks: int, folder: Path, *arguments: Any) -> None:
+    def __init__(
+        self, function: Callable[..., Any], ranks: int, folder: Path, *arguments: Any, backend: str = "gloo"
+    ) -> None:
         context = _context()
         self._pipes, self.processes = [], []
         for rank in range(ranks):
             here, there = context.Pipe(duplex=False)
             store = str(folder / f"store-{function.__name__}")
-            process = context.Process(target=_child, args=(there, function, rank, ranks, store, arguments))
+            whole = (there, function, backend, rank, ranks, store, arguments)
+            process = context.Process(target=_child, args=whole)
             process.start()
             there.close()
             self._pipes.append(here)

@@ -6,6 +6,7 @@ never waits for the last packet or the slowest peer longer than a deadline. Star
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -28,4 +29,5 @@ def _find_room_for_machine_code() -> None:
     os.environ["NUMBA_CACHE_DIR"] = str(folder)
 
 
-_find_room_for_machine_code()
+with contextlib.suppress(OSError):  # ``import torch`` runs this (tailbound.autoload); numba says itself what it lacks
+    _find_room_for_machine_code()

@@ -240,6 +240,19 @@ class Communicator:
                     Launch(layout, data[lo:hi], out[lo:hi], merged, self.job.now(), first, contribute, coder)
                 )
 
+    def ops(self, numel: int) -> int:
+        """Into how many ops a bucket of ``numel`` entries is cut.
+
+        Raises:
+            ConfigError: more than a step can number.
+        """
+        return len(cut(numel, self._row_width, self._rows_most))
+
+    def forget(self, bucket: int) -> None:
+        """Drops the scales of a bucket that will not come again; to be called by its ``done``, on all ranks."""
+        for key in [key for key in self.job.exponents if key[0] == bucket]:
+            del self.job.exponents[key]
+
     def drain(self, timeout: float = 10.0) -> bool:
         """Waits until nothing is in flight here; returns False if it took longer than ``timeout`` seconds."""
         return self._engine.drain(timeout)
@@ -399,6 +412,11 @@ def _u32(address: str) -> int:
 
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
+
+
+def jobs_here() -> int:
+    """How many jobs this process takes part in."""
+    return len(_open)
 
 
 def _close_all() -> None:

@@ -7,10 +7,26 @@ try:
 except ImportError as error:
     raise ImportError("tailbound.torch needs PyTorch: pip install 'tailbound[torch]'") from error
 
+from tailbound.autoload import register_backend
+from tailbound.torch.backend import TailboundProcessGroup
+from tailbound.torch.backend_modes import bounded, exact
+from tailbound.torch.backend_options import BackendOptions
 from tailbound.torch.batches import batches
 from tailbound.torch.hook import allreduce_hook
 from tailbound.torch.register import register
 from tailbound.torch.scaler import GradScaler
 from tailbound.torch.state import TailboundState
 
-__all__ = ["GradScaler", "TailboundState", "allreduce_hook", "batches", "register"]
+register_backend()
+
+__all__ = [
+    "BackendOptions",
+    "GradScaler",
+    "TailboundProcessGroup",
+    "TailboundState",
+    "allreduce_hook",
+    "batches",
+    "bounded",
+    "exact",
+    "register",
+]

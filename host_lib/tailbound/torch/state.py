@@ -27,7 +27,8 @@ from tailbound.transport.steps import step_of
 
 log = logging.getLogger("tailbound")
 
-_jobs = 0
+#: Jobs made so far by members of a group: all of them agree on the number, other processes need not.
+_jobs: Counter[str] = Counter()
 
 
 class TailboundState(Recovery):
@@ -88,7 +89,6 @@ class TailboundState(Recovery):
         result: AskedResult = "auto",
         multicast_group: str = "",
     ) -> None:
-        global _jobs
         if not dist.is_initialized():
             raise ConfigError("call torch.distributed.init_process_group before tailbound: its store is the rendezvous")
         group = process_group or dist.group.WORLD
@@ -110,8 +110,9 @@ class TailboundState(Recovery):
             result=result,
             group=multicast_group,
         )
-        name = f"tailbound/{group.group_name}/{_jobs}"
-        _jobs += 1
+        members = f"{group.group_name}/{'-'.join(map(str, dist.get_process_group_ranks(group)))}"
+        name = f"tailbound/{members}/{_jobs[members]}"
+        _jobs[members] += 1
         self.group, self._late = group, late
         #: how buckets go through the engine, by their device
         self.paths = Paths()

@@ -1,0 +1,123 @@
+"""The backend ``tailbound`` of ``torch.distributed``: Gloo, with all-reduces in bounded time where the caller asks.
+
+A process group cannot tell a gradient from a metric, so everything goes to Gloo unless the caller has said otherwise:
+by ``pg_options=BackendOptions(bounded=True)``, or around a call by ``bounded()``. Only ``allreduce`` and its coalesced
+form are overridden; all other operations are those of ``torch.distributed.ProcessGroup`` over the registered Gloo.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store, _DistributedBackendOptions
+
+from tailbound.autoload import BACKEND
+from tailbound.errors import ConfigError
+from tailbound.torch.backend_bounded import Bounded, can_be_bounded
+from tailbound.torch.backend_options import BackendOptions
+from tailbound.torch.state import TailboundState
+
+
+class TailboundProcessGroup(dist.ProcessGroup):
+    """A process group over Gloo; made by ``init_process_group("tailbound")`` and ``new_group``.
+
+    Args:
+        store: of this group alone.
+        rank, size: of this process in the group.
+        timeout: of Gloo's operations.
+        options: see ``BackendOptions``.
+
+    Attributes:
+        bounded_now: floating-point all-reduces that are called now take bounded time (``bounded``, ``exact``).
+    """
+
+    def __init__(
+        self, store: Store, rank: int, size: int, timeout: timedelta, options: BackendOptions | None = None
+    ) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]  # the form with a store makes no subclass
+        self._store = store
+        gloo = dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
+        gloo._set_sequence_number_for_group()
+        kind = dist.ProcessGroup.BackendType.GLOO
+        for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
+            self._register_backend(torch.device(device), kind, gloo)
+        self._set_default_backend(kind)
+        options = options or BackendOptions()
+        self.bounded_now = options.bounded
+        self._bounded = Bounded(options.transport)
+
+    def getBackendName(self) -> str:
+        """As ``torch.distributed.get_backend`` says."""
+        return BACKEND
+
+    def get_group_store(self) -> Store:
+        """The store that the group was made with."""
+        return self._store
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> dist.Work:
+        """All-reduces ``tensors`` in place; bounded if asked for and possible, else by Gloo.
+
+        Raises:
+            TailboundError: see ``Bounded.allreduce``.
+        """
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        if not isinstance(opts, dist.AllreduceOptions):
+            opts = _options(dist.AllreduceOptions(), opts, timeout)
+        if self._bounds(tensors, opts.reduceOp):
+            return self._bounded.allreduce(self, tensors, opts.reduceOp)
+        return super().allreduce(tensors, opts)
+
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
+        """All-reduces every one of ``tensors`` in place; as ``allreduce``."""
+        if not isinstance(opts, dist.AllreduceCoalescedOptions):
+            opts = _options(dist.AllreduceCoalescedOptions(), opts, None)
+        if self._bounds(tensors, opts.reduceOp):
+            return self._bounded.allreduce(self, list(tensors), opts.reduceOp)
+        return super().allreduce_coalesced(tensors, opts)
+
+    def _bounds(self, tensors: list[torch.Tensor], op: Any) -> bool:
+        return self.bounded_now and self.size() > 1 and can_be_bounded(tensors, op)
+
+    @property
+    def state(self) -> TailboundState | None:
+        """State of this group's bounded all-reduces; None before the first of them."""
+        return self._bounded.state
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of this group's bounded all-reduces (``TailboundState.stats``); empty before the first of them."""
+        return self._bounded.stats()
+
+    def shutdown(self) -> None:
+        """Ends the group; ``destroy_process_group`` calls it."""
+        self._bounded.close()
+        super().shutdown()
+
+    def abort(self) -> None:
+        """Ends the group and lets Gloo's operations fail."""
+        self._bounded.close()
+        super().abort()
+
+
+def _options(options: Any, op: Any, timeout: timedelta | None) -> Any:
+    """``options`` of an all-reduce, from the arguments of its shorter forms."""
+    if op is not None:
+        options.reduceOp = op
+    if timeout is not None:
+        options.timeout = timeout
+    return options
+
+
+def create(backend: _DistributedBackendOptions, options: Any) -> TailboundProcessGroup:
+    """A group, from ``torch.distributed``'s description of it and the caller's ``pg_options``.
+
+    Raises:
+        ConfigError: ``pg_options`` of another kind.
+    """
+    if options is not None and not isinstance(options, BackendOptions):
+        raise ConfigError(
+            f"pg_options is a {type(options).__name__}: the backend 'tailbound' takes tailbound.torch.BackendOptions"
+        )
+    return TailboundProcessGroup(backend.store, backend.group_rank, backend.group_size, backend.timeout, options)

@@ -1,0 +1,99 @@
+"""Which all-reduces make a step, told by their order alone. Pure.
+
+The transport numbers ops by (step, index), learns deadlines from steps of the same layout and foresees their ops
+(CLOCKS.md rules 2, 5, 18). DDP's hook says where a step ends; a process group is not told. But training repeats
+itself: once the last 2 K all-reduces are the same K twice, a step is taken to have K of them. All ranks call the same
+ops in the same order, so all come to the same answer without a word.
+
+What does not fit (a metric between two steps, the first step of a layout) is a step of its own with scales of its own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from typing import NamedTuple
+
+from tailbound.wire.schema import OP_INDEX_BITS, OP_PER_STEP
+
+#: Most all-reduces of a step: half of the op records of a step can be in flight.
+LONGEST = OP_PER_STEP // 2
+#: Most ops of the repeated part of a step, and of one all-reduce: what does not fit may come on top of a part.
+MOST_OPS = (1 << OP_INDEX_BITS) // 2
+#: Bucket numbers of what does not repeat begin here, and come again after so many.
+ODD_FROM, ODD_ROUND = 1 << 15, 1 << OP_INDEX_BITS
+#: A pattern is given up for another one if more than this share of late ops did not fit.
+_UNFIT = 1 / 8
+
+
+class Turn(NamedTuple):
+    """Where an all-reduce belongs: number of its bucket, and whether it ends the step."""
+
+    bucket: int
+    last: bool
+
+    @property
+    def odd(self) -> bool:
+        """It is no part of the pattern: nothing is carried on from or to it."""
+        return self.bucket >= ODD_FROM
+
+
+class _Kind(NamedTuple):
+    what: Hashable
+    ops: int
+
+
+class Steps:
+    """Cuts a sequence of all-reduces into steps.
+
+    Args:
+        longest: most all-reduces of a step.
+    """
+
+    def __init__(self, longest: int = LONGEST) -> None:
+        self._longest = longest
+        self._past: deque[_Kind] = deque(maxlen=2 * longest)
+        self._pattern: tuple[_Kind, ...] = ()
+        self._at = 0
+        self._ops = 0
+        self._odd = 0
+        self._fitted: deque[bool] = deque(maxlen=2 * longest)
+
+    def take(self, what: Hashable, ops: int = 1) -> Turn:
+        """Places the next all-reduce.
+
+        Args:
+            what: equal for those that may be the same one in two steps.
+            ops: how many ops it is cut into, at most ``MOST_OPS``.
+        """
+        kind = _Kind(what, ops)
+        self._past.append(kind)
+        fits = bool(self._pattern) and self._pattern[self._at] == kind
+        self._fitted.append(fits)
+        if fits:
+            return self._next(ops)
+        self._at = self._ops = 0
+        if self._fitted.count(False) > _UNFIT * len(self._fitted) and (found := self._repeated()):
+            self._pattern = found
+            self._fitted.clear()
+        self._odd += 1
+        return Turn(ODD_FROM + self._odd % ODD_ROUND, True)
+
+    def _next(self, ops: int) -> Turn:
+        bucket = self._at
+        self._at = (self._at + 1) % len(self._pattern)
+        self._ops += ops
+        last = self._at == 0 or self._ops + self._pattern[self._at].ops > MOST_OPS
+        if last:
+            self._ops = 0
+        return Turn(bucket, last)
+
+    def _repeated(self) -> tuple[_Kind, ...]:
+        """The shortest pattern with which the past ends twice, other than the present one; empty if there is none."""
+        newest = list(reversed(self._past))
+        for length in range(1, len(newest) // 2 + 1):
+            if newest[:length] == newest[length : 2 * length]:
+                found = tuple(reversed(newest[:length]))
+                if found != self._pattern:
+                    return found
+        return ()

@@ -1,0 +1,365 @@
+"""What the processes of the tests of the backend ``tailbound`` do; one function a job, several checks in each."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from tailbound.errors import ConfigError, LayoutError, TransportError
+from tailbound.torch import BackendOptions, TailboundProcessGroup, bounded, exact, register
+from torch_jobs import BOUND, PATIENT, backward, digest, gradient, model, nmse, same_everywhere
+
+SUM, AVG, MAX = dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX
+
+
+def patient(**more: Any) -> BackendOptions:
+    return BackendOptions(**{**PATIENT, **more})
+
+
+def values(rank: int, numel: int = 5000, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(numel, generator=torch.Generator().manual_seed(100 * seed + rank)).to(dtype)
+
+
+def mean_of(ranks: int, numel: int = 5000, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.stack([values(r, numel, seed, dtype).double() for r in range(ranks)]).mean(0)
+
+
+@contextlib.contextmanager
+def says(error: type[Exception], words: str) -> Iterator[None]:
+    """What is done within raises ``error``, whose text has ``words`` in it."""
+    said = None
+    try:
+        yield
+    except error as caught:
+        said = str(caught)
+    assert said is not None, f"no {error.__name__} with {words!r}"
+    assert words in said, f"{words!r} not in {said}"
+
+
+def ours(group: dist.ProcessGroup | None = None) -> TailboundProcessGroup:
+    found = group or dist.group.WORLD
+    assert isinstance(found, TailboundProcessGroup)
+    return found
+
+
+def ops(group: dist.ProcessGroup | None = None) -> int:
+    """Bounded ops that this rank has seen the end of."""
+    return ours(group).stats().get("counters", {}).get("ops", 0)
+
+
+def collectives(rank: int) -> None:
+    """Every collective without being asked for bounds: the same bits as over Gloo, and no job of ours at all."""
+    ranks = dist.get_world_size()
+    gloo = dist.new_group(backend="gloo")
+    assert dist.get_backend() == "tailbound"
+    assert ours().getBackendName() == "tailbound"
+
+    def run(group: dist.ProcessGroup) -> list[torch.Tensor]:
+        out: list[torch.Tensor] = []
+        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.complex64):
+            for op in (SUM, MAX) if dtype != torch.complex64 else (SUM,):
+                out.append((10 * values(rank)).to(dtype))
+                dist.all_reduce(out[-1], op, group)
+        out.append(values(rank))
+        dist.all_reduce(out[-1], AVG, group)
+        out += [values(rank), values(rank, 30)]
+        dist.all_reduce_coalesced(out[-2:], group=group)
+        out.append(values(rank))
+        group.allreduce(out[-1], SUM).wait()
+        out.append(values(rank))
+        dist.broadcast(out[-1], ranks - 1, group)
+        parts = [torch.empty(50) for _ in range(ranks)]
+        dist.all_gather(parts, values(rank, 50), group)
+        out += [*parts, torch.empty(ranks * 50)]
+        dist.all_gather_into_tensor(out[-1], values(rank, 50), group)
+        out.append(values(rank))
+        dist.reduce(out[-1], 0, group=group)
+        parts = [torch.zeros(50) for _ in range(ranks)]
+        dist.gather(values(rank, 50), parts if rank == 0 else None, group=group)
+        out += [*parts, torch.empty(50)]
+        dist.scatter(out[-1], [values(r, 50) for r in range(ranks)] if rank == 0 else None, group=group)
+        out.append(torch.empty(50))
+        dist.reduce_scatter(out[-1], [values(rank, 50, r) for r in range(ranks)], group=group)
+        out.append(torch.empty(50))
+        dist.reduce_scatter_tensor(out[-1], values(rank, 50 * ranks), group=group)
+        out.append(torch.empty(10 * ranks))
+        dist.all_to_all_single(out[-1], values(rank, 10 * ranks), group=group)
+        parts = [torch.empty(10) for _ in range(ranks)]
+        dist.all_to_all(parts, [values(rank, 10, r) for r in range(ranks)], group=group)
+        out += [*parts, torch.empty(20)]
+        sending = dist.isend(values(rank, 20), (rank + 1) % ranks, group)
+        dist.recv(out[-1], (rank - 1) % ranks, group)
+        sending.wait()
+        out.append(functional.all_reduce(values(rank), "sum", group))
+        out.append(functional.all_gather_tensor(values(rank, 10), 0, group))
+        dist.barrier(group)
+        things: list[Any] = [None] * ranks
+        dist.all_gather_object(things, {"rank": rank}, group)
+        assert [thing["rank"] for thing in things] == list(range(ranks))
+        return out
+
+    for i, (mine, theirs) in enumerate(zip(run(ours()), run(gloo), strict=True)):
+        assert torch.equal(mine, theirs), f"collective {i}"
+    assert ours().state is None
+
+
+def kinds(rank: int) -> dict[str, Any]:
+    """What is bounded within ``bounded()``, for every type and layout, and what stays exact."""
+    ranks = dist.get_world_size()
+    group = ours(dist.new_group(pg_options=patient()))
+
+    def close(value: torch.Tensor, right: torch.Tensor, bound: float = BOUND) -> None:
+        error = nmse(value.double().flatten(), right.double().flatten())
+        assert 0 < error <= bound, error
+        assert same_everywhere(value.view(-1).tolist())
+
+    with bounded(group):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+            right = mean_of(ranks, dtype=dtype)
+            for op, factor in ((SUM, ranks), (AVG, 1)):
+                value = values(rank, dtype=dtype)
+                dist.all_reduce(value, op, group)
+                assert value.dtype == dtype
+                close(value, factor * right)
+        right = mean_of(ranks) * ranks
+        strided = values(rank).view(50, 100).t()
+        assert not strided.is_contiguous()
+        dist.all_reduce(strided, SUM, group)
+        close(strided.t(), right)
+        part = torch.zeros(3, 5000)
+        part[1] = values(rank)
+        dist.all_reduce(part[1], SUM, group)
+        close(part[1], right)
+        assert not part[0].any()
+        assert not part[2].any()
+        leaf = values(rank).requires_grad_()
+        dist.all_reduce(leaf, SUM, group)
+        close(leaf.detach(), right)
+        scalar = torch.tensor(1.0 + rank)
+        dist.all_reduce(scalar, AVG, group)
+        assert abs(float(scalar) - (1 + (ranks - 1) / 2)) < 0.1
+        work = dist.all_reduce(late := values(rank), SUM, group, async_op=True)
+        work.wait()
+        assert work.is_completed()
+        assert work.is_success()
+        close(late, right)
+        then = dist.all_reduce(values(rank), SUM, group, async_op=True).get_future().then(lambda f: f.value()[0] * 2)
+        close(then.wait(), 2 * right)
+        several = [values(rank), values(rank, 300, 1)]
+        dist.all_reduce_coalesced(several, group=group)
+        close(several[0], right)
+        close(several[1], mean_of(ranks, 300, 1) * ranks, 3 * BOUND)
+        with dist._coalescing_manager(group, async_ops=True) as waiting:
+            for tensor in (several := [values(rank), values(rank)]):
+                dist.all_reduce(tensor, group=group)
+        waiting.wait()
+        close(several[1], right)
+        close(functional.all_reduce(values(rank), "avg", group), mean_of(ranks))
+        group.allreduce(direct := values(rank), SUM).wait()
+        close(direct, right)
+        before = ops(group)
+
+        integers = torch.arange(100) + rank
+        dist.all_reduce(integers, SUM, group)
+        assert torch.equal(integers, torch.arange(100) * ranks + ranks * (ranks - 1) // 2)
+        largest = values(rank)
+        dist.all_reduce(largest, MAX, group)
+        assert torch.equal(largest, torch.stack([values(r) for r in range(ranks)]).amax(0))
+        dist.all_reduce(torch.empty(0), SUM, group)
+        sparse = torch.eye(3).to_sparse()
+        dist.all_reduce(sparse, SUM, group)
+        assert torch.equal(sparse.to_dense(), torch.eye(3) * ranks)
+        with exact(group):
+            loss = torch.tensor(0.1 * rank, dtype=torch.float64)
+            dist.all_reduce(loss, SUM, group)
+            assert abs(float(loss) - 0.1 * ranks * (ranks - 1) / 2) < 1e-12
+        dist.broadcast(sent := values(rank), 0, group)
+        assert torch.equal(sent, values(0))
+        dist.barrier(group)
+        assert ops(group) == before
+        with bounded(group):
+            pass
+        dist.all_reduce(values(rank), SUM, group)
+        assert ops(group) == before + 1
+    dist.all_reduce(last := values(rank), SUM, group)
+    dist.all_reduce(check := values(rank), SUM)
+    assert torch.equal(last, check)
+    assert ops(group) == before + 1
+    stats = group.stats()
+    dist.destroy_process_group(group)
+    with bounded(), says(TransportError, "has been shut down"):
+        group.bounded_now = True
+        group.allreduce([values(rank)])
+    return stats
+
+
+def groups(rank: int, store_file: str) -> None:
+    """The group option, groups of some ranks at the same time, a group of one, and all of it again after destroy."""
+    for turn in range(2):
+        if turn:
+            dist.destroy_process_group()
+            store = dist.FileStore(store_file, 3)
+            dist.init_process_group("tailbound", store=store, rank=rank, world_size=3, pg_options=patient(bounded=True))
+        pairs = [dist.new_group(pair, pg_options=patient(bounded=True)) for pair in ([0, 1], [1, 2], [0, 2])]
+        alone = [dist.new_group([r], pg_options=patient(bounded=True)) for r in range(3)]
+        for step in range(3):
+            for pair, group in zip(([0, 1], [1, 2], [0, 2]), pairs, strict=True):
+                if rank in pair:
+                    value = values(rank, seed=step)
+                    dist.all_reduce(value, AVG, group)
+                    right = sum(values(r, seed=step).double() for r in pair) / 2
+                    assert 0 < nmse(value.double(), right) <= BOUND
+                    assert ops(group) == step + 1
+        value = values(rank)
+        dist.all_reduce(value, SUM, alone[rank])
+        assert torch.equal(value, values(rank))
+        assert ours(alone[rank]).state is None
+        dist.all_reduce(value)
+        error = nmse(value.double(), 3 * mean_of(3))
+        assert (0 < error <= BOUND) if turn else error < 1e-12
+        with exact():
+            dist.all_reduce(value := values(rank))
+        assert nmse(value.double(), 3 * mean_of(3)) < 1e-12
+        if turn == 0:
+            cookies = {ours(g).state.communicator.job.cookie for g in pairs if isinstance(g, TailboundProcessGroup)}
+            assert len(cookies) == 2  # each its own job
+            with bounded(pairs[0] if rank < 2 else pairs[1]), says(ConfigError, "backend 'gloo'"):
+                bounded(dist.new_group(backend="gloo"))
+
+
+def training(rank: int) -> dict[str, Any]:
+    """DDP without a hook within ``bounded()``, as a step's whole backward; DDP with our hook over this backend."""
+    gloo = dist.new_group(backend="gloo")
+    group = dist.new_group(pg_options=patient())
+    plain = DDP(model(), process_group=gloo, bucket_cap_mb=0.05)
+    within = DDP(model(), process_group=group, bucket_cap_mb=0.05)
+    hooked = DDP(model(), bucket_cap_mb=0.05)
+    errors = []
+    with register(hooked, **PATIENT) as state:
+        for step in range(6):
+            for net in (plain, within, hooked):
+                net.zero_grad()
+                with bounded(group) if net is within else contextlib.nullcontext():
+                    backward(net, rank, step)
+            for net in (within, hooked):
+                errors.append(nmse(gradient(net), gradient(plain)))
+                assert 0 < errors[-1] <= 3 * BOUND
+                assert same_everywhere(digest(net))
+        assert state.last.error is None
+        assert sum(errors) / len(errors) <= BOUND, errors
+    before = ops(group)
+    within.zero_grad()
+    backward(within, rank, 0)
+    plain.zero_grad()
+    backward(plain, rank, 0)
+    assert torch.equal(gradient(within), gradient(plain))
+    assert ops(group) == before
+    stats = ours(group).stats()
+    dist.destroy_process_group()
+    return stats
+
+
+def compiled(rank: int) -> int:
+    """Steps under ``torch.compile``: functional collectives within, ``dist.all_reduce`` within, DDP around."""
+    ranks = dist.get_world_size()
+    group = dist.new_group(pg_options=patient())
+
+    @torch.compile(backend="aot_eager")
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = functional.all_reduce(2 * x, "sum", group)
+        return y + 1
+
+    @torch.compile(backend="aot_eager")
+    def in_place(x: torch.Tensor) -> torch.Tensor:
+        y = 2 * x
+        dist.all_reduce(y, group=group)
+        return y + 1
+
+    @torch.compile(backend="aot_eager")
+    def asks(x: torch.Tensor) -> torch.Tensor:
+        y = 2 * x
+        with bounded(group):
+            dist.all_reduce(y, group=group)
+        z = 2 * x
+        dist.all_reduce(z, group=group)
+        return y + z
+
+    right = 2 * ranks * mean_of(ranks)
+    for function in (step, in_place):
+        before = ops(group)
+        assert nmse(function(values(rank)).double() - 1, right) < 1e-12
+        assert ops(group) == before
+        with bounded(group):
+            assert 0 < nmse(function(values(rank)).double() - 1, right) <= BOUND
+        assert ops(group) == before + 1
+    before = ops(group)
+    assert 0 < nmse(asks(values(rank)).double(), 2 * right) <= BOUND
+    assert ops(group) == before + 1
+    net = DDP(model(), process_group=group, bucket_cap_mb=0.05)
+    plain = DDP(model(), bucket_cap_mb=0.05)
+    fast = torch.compile(net, backend="aot_eager")
+    for turn in range(3):
+        for one in (plain, fast):
+            one.zero_grad()
+            with bounded(group) if one is fast else contextlib.nullcontext():
+                backward(one, rank, turn)
+        assert 0 < nmse(gradient(net), gradient(plain)) <= 3 * BOUND
+        assert same_everywhere(digest(net))
+    total = ops(group)
+    dist.destroy_process_group()
+    return total
+
+
+def refusals(rank: int) -> None:
+    """What cannot be is said by an error that names what to do."""
+    with says(ConfigError, "deadline_seconds"):
+        BackendOptions(deadline_seconds=3)
+    with says(ConfigError, "BackendOptions"):
+        dist.new_group(pg_options={"bounded": True})
+    gloo = dist.new_group(backend="gloo")
+    with says(ConfigError, "backend 'gloo'"):
+        bounded(gloo)
+    with says(ConfigError, "only CPU tensors"), bounded():
+        ours().allreduce([torch.zeros(3, device="meta")])
+    group = dist.new_group(pg_options=BackendOptions(interface="nosuch0", bounded=True))
+    with says(ConfigError, "nosuch0"):
+        dist.all_reduce(values(rank), group=group)
+    group = dist.new_group(pg_options=patient(ring_mib=0.01, bounded=True))
+    with says(ConfigError, "larger ring"):
+        dist.all_reduce(torch.zeros(1 << 24), group=group)
+    dist.barrier()
+
+
+def disagreement(rank: int) -> list[str]:
+    """Ranks that all-reduce other sizes are named by ``wait`` and by the future, and the process lives on."""
+    said = []
+    for way in ("wait", "future"):
+        group = dist.new_group(pg_options=patient(deadline_ms=(200.0, 200.0), bounded=True))
+        work = dist.all_reduce(torch.ones(100 + 50 * rank), group=group, async_op=True)
+        try:
+            work.wait() if way == "wait" else work.get_future().wait()
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+        assert isinstance(work.exception(), LayoutError)
+        assert not work.is_success()
+    return said
+
+
+def killed(rank: int, victim: int, ready: Any, die: Any) -> tuple[int, list[int], float]:
+    """One rank dies between two steps; the others' bounded all-reduces go on, and sums stay sums over all."""
+    group = dist.new_group(pg_options=patient(deadline_ms=(200.0, 200.0), bounded=True))
+    for step in range(12):
+        if step == 4:
+            if rank == victim:
+                ready.set()
+                die.wait()
+            ready.wait()
+        value = torch.ones(20000)
+        dist.all_reduce(value, group=group)
+    return ops(group), ours(group).stats()["suspects"], float(value.mean())

@@ -1,0 +1,71 @@
+"""PyTorch's own tests of ``torch.distributed``, unmodified, over the backend ``tailbound``.
+
+    python tests/torch/distributed_suite.py                        # the families below
+    python tests/torch/distributed_suite.py all_reduce ddp         # two of them
+    python tests/torch/distributed_suite.py test_barrier test_DistributedDataParallelCPU
+    BACKEND=gloo WORLD_SIZE=3 python tests/torch/distributed_suite.py --all
+
+The tests are those of ``torch.testing._internal.distributed.distributed_test``. What they do in a process of their own
+is all theirs; only how such a process starts is ours: from a server that has imported PyTorch once.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import tempfile
+import unittest
+
+# the suite reads these as it is imported
+os.environ.setdefault("BACKEND", "tailbound")
+os.environ.setdefault("WORLD_SIZE", "2")
+os.environ.setdefault("TEMP_DIR", tempfile.gettempdir())
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+from torch.testing._internal.common_distributed import DistTestCases
+from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
+
+from tailbound.autoload import register_backend
+
+register_backend()  # where the package is installed, `import torch` has done it
+for feature in ("ddp", "subgroup", "plugin"):
+    DistTestCases.backend_feature[feature].add("tailbound")
+
+#: What the names of a family's tests begin with.
+FAMILIES = {
+    "all_reduce": ("test_all_reduce", "test_sparse_all_reduce"),
+    "broadcast": ("test_broadcast",),
+    "all_gather": ("test_all_gather",),
+    "barrier": ("test_barrier",),
+    "ddp": ("test_DistributedDataParallel", "test_ddp", "test_accumulate", "test_static", "test_get_future"),
+}
+
+
+class TailboundSuite(TestDistBackend, DistributedTest._DistTestBase):
+    """All tests of PyTorch's suite; the processes of each start as forks of this one, not as new interpreters."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self._start_processes(multiprocessing.get_context("fork").Process)
+
+
+def select(wanted: list[str]) -> list[str]:
+    """Names of the tests that belong to ``wanted``: families, or beginnings of names (a whole name with ``$`` at its
+    end); every one without CUDA.
+    """
+    prefixes = tuple(p for name in wanted for p in FAMILIES.get(name, (name,)))
+    names = unittest.defaultTestLoader.getTestCaseNames(TailboundSuite)
+    return [n for n in names if f"{n}$".startswith(prefixes) and "cuda" not in n and "nccl" not in n]
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the tests that ``arguments`` select; returns 1 if one fails, or none is selected."""
+    wanted = ["test_"] if "--all" in arguments else arguments or list(FAMILIES)
+    suite = unittest.TestSuite(TailboundSuite(name) for name in select(wanted))
+    result = unittest.TextTestRunner(verbosity=2).run(suite)
+    return int(not result.wasSuccessful() or not result.testsRun)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,186 @@
+"""The backend ``tailbound`` of ``torch.distributed`` in real processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.needs("torch")
+
+
+def test_unasked_everything_is_as_over_gloo(tmp_path: Path) -> None:
+    import backend_jobs
+    from processes import Job
+
+    with Job(backend_jobs.collectives, 3, tmp_path, backend="tailbound") as job:
+        job.results()
+
+
+def test_what_is_bounded_and_what_stays_exact(tmp_path: Path) -> None:
+    import backend_jobs
+    from processes import Job
+
+    with Job(backend_jobs.kinds, 2, tmp_path, backend="tailbound") as job:
+        for stats in job.results():
+            assert stats["delivered"] == 1.0
+
+
+def test_groups_have_jobs_of_their_own_and_may_be_made_again(tmp_path: Path) -> None:
+    import backend_jobs
+    from processes import Job
+
+    with Job(backend_jobs.groups, 3, tmp_path, str(tmp_path / "second"), backend="tailbound") as job:
+        job.results()
+
+
+def test_ddp_with_and_without_a_hook(tmp_path: Path) -> None:
+    """Plain DDP within ``bounded()`` against plain DDP over Gloo, beside DDP with the hook over this backend."""
+    import backend_jobs
+    from processes import Job
+
+    with Job(backend_jobs.training, 2, tmp_path, backend="tailbound") as job:
+        for stats in job.results():
+            assert stats["delivered"] == 1.0
+
+
+def test_compiled_steps(tmp_path: Path) -> None:
+    import backend_jobs
+    from processes import Job
+
+    with Job(backend_jobs.compiled, 2, tmp_path, backend="tailbound") as job:
+        first, second = job.results()
+        assert first == second > 5
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    import backend_jobs
+    from processes import Job
+
+    with Job(backend_jobs.refusals, 2, tmp_path, backend="tailbound") as job:
+        job.results()
+
+
+def test_ranks_that_disagree_are_named_and_live_on(tmp_path: Path) -> None:
+    import backend_jobs
+    from processes import Job
+
+    with Job(backend_jobs.disagreement, 2, tmp_path, backend="tailbound") as job:
+        for said in job.results():
+            assert len(said) == 2
+            for text in said:
+                assert "LayoutError" in text
+                assert "rank 0" in text
+                assert "rank 1" in text
+
+
+def test_a_killed_rank_does_not_stop_the_others(tmp_path: Path) -> None:
+    import backend_jobs
+    from processes import PATIENCE, Job
+
+    context = multiprocessing.get_context("forkserver")
+    ready, die = context.Event(), context.Event()
+    with Job(backend_jobs.killed, 3, tmp_path, 2, ready, die, backend="tailbound") as job:
+        assert ready.wait(PATIENCE)
+        job.processes[2].kill()
+        for rank in (0, 1):
+            ops, suspects, mean = job.result(rank)
+            assert ops == 12
+            assert suspects == [2]
+            assert mean == pytest.approx(3, rel=0.02)  # a sum stays one over three ranks
+
+
+_SCRIPT = """
+import sys
+import torch
+import torch.distributed as dist
+assert "tailbound" in dist.Backend.backend_list, "import torch has not registered the backend"
+assert not any(name.startswith(("tailbound.torch", "numba")) for name in sys.modules), "import torch has become dear"
+dist.init_process_group("tailbound")
+import tailbound.torch
+value = torch.full((4096,), 1.0 + dist.get_rank())
+with tailbound.torch.bounded():
+    dist.all_reduce(value)
+assert value.sub(3).abs().max() < 0.1, value
+dist.all_reduce(exact := torch.ones(3))
+assert exact.tolist() == [2, 2, 2]
+if sys.argv[1] == "destroy":
+    dist.destroy_process_group()
+print("rank", exact.numel() and value.numel(), "is through", flush=True)
+"""
+
+
+@pytest.mark.parametrize("end", ["destroy", "exit"])
+def test_torchrun_knows_the_backend_without_an_import(end: str, repository: Path, tmp_path: Path) -> None:
+    """The entry point of this checkout, whatever is installed; with and without ``destroy_process_group``."""
+    groups = tomllib.loads((repository / "pyproject.toml").read_text())["project"]["entry-points"]
+    points = groups["torch.backends"]
+    info = tmp_path / "site" / "tailbound_here-0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tailbound-here\nVersion: 0\n")
+    (info / "entry_points.txt").write_text(
+        "[torch.backends]\n" + "".join(f"{name} = {target}\n" for name, target in points.items())
+    )
+    (tmp_path / "train.py").write_text(_SCRIPT)
+    path = os.pathsep.join([str(repository / "host_lib"), str(info.parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "train.py"), end], env=environment, capture_output=True, text=True, timeout=110
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("is through") == 2
+    assert "terminate" not in done.stderr
+
+
+#: Of PyTorch's own tests: one of every kind, the cheap ones.
+SUITE = [
+    "test_all_reduce_sum$",
+    "test_all_reduce_sum_async",
+    "test_all_reduce_sum_complex",
+    "test_all_reduce_max",
+    "test_all_reduce_coalesced_sum",
+    "test_all_reduce_full_group_sum",
+    "test_sparse_all_reduce_sum$",
+    "test_broadcast$",
+    "test_broadcast_full_group",
+    "test_broadcast_object_list",
+    "test_all_gather$",
+    "test_all_gather_full_group",
+    "test_all_gather_coalesced_simple",
+    "test_all_gather_object_default_pg",
+    "test_barrier$",
+    "test_barrier_full_group",
+    "test_DistributedDataParallelCPU$",
+    "test_DistributedDataParallelCPU_grad_is_view",
+    "test_ddp_logging_data_cpu",
+    "test_accumulate_gradients_no_sync$",
+    "test_ddp_buffer_hook_allreduce$",
+    "test_reduce_sum$",
+    "test_scatter$",
+    "test_gather$",
+]
+
+
+
+@pytest.mark.needs("expecttest")
+def test_pytorchs_own_tests_pass(repository: Path) -> None:
+    """``tests/torch/distributed_suite.py`` runs all of them by hand."""
+    script = repository / "tests" / "torch" / "distributed_suite.py"
+    path = os.pathsep.join([str(repository / "host_lib"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, str(script), *SUITE],
+        env={**os.environ, "PYTHONPATH": path, "BACKEND": "tailbound", "WORLD_SIZE": "2"},
+        capture_output=True,
+        text=True,
+        timeout=115,
+    )
+    passed = re.findall(r"(test_\w+) \(.*\) \.\.\. ok", done.stderr)
+    assert done.returncode == 0, done.stderr
+    assert len(passed) == len(SUITE), done.stderr
