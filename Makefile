@@ -9,7 +9,7 @@ PYTHON ?= /usr/bin/python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
-EXTRAS := torch,test,plots,demo,prometheus,tensorboard,dev
+EXTRAS := torch,test,plots,demo,prometheus,tensorboard,examples,dev
 OUT ?= out
 C_SOURCES = $(filter-out ebpf/wire.h ebpf/abi.h,$(wildcard ebpf/*.[ch] xdp_programs/*.[ch]))
 

@@ -64,6 +64,8 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
     "matplotlib": (_module("matplotlib"), "pip install 'tailbound[plots]'"),
     "prometheus": (_module("prometheus_client"), "pip install 'tailbound[prometheus]'"),
     "tensorboard": (_module("tensorboard"), "pip install 'tailbound[tensorboard]'"),
+    "lightning": (_module("pytorch_lightning"), "pip install 'tailbound[examples]'"),
+    "accelerate": (_module("accelerate"), "pip install 'tailbound[examples]'"),
     "p4c": (_tools("p4c-bm2-ss"), "p4c-bm2-ss on PATH, built from p4c's sources"),
     "bmv2": (
         _tools("simple_switch", "simple_switch_CLI"),

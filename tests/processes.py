@@ -19,7 +19,8 @@ PATIENCE = 100.0
 
 def _context() -> Any:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.nn.parallel", "tailbound.torch", "torch_jobs", "backend_jobs"])
+    modules = ["torch", "torch.nn.parallel", "tailbound.torch", "torch_jobs", "backend_jobs", "fsdp_jobs"]
+    context.set_forkserver_preload(modules)
     return context
 
 

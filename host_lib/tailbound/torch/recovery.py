@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tailbound.collective.communicator import Communicator
@@ -77,7 +78,7 @@ class Recovery:
         self.optimizer = optimizer
         if self.communicator is None or self.resync is not None:
             return
-        replica = Replica(getattr(ddp_model, "module", ddp_model))
+        replica = Replica(ddp_model.module if isinstance(ddp_model, DistributedDataParallel) else ddp_model)
         if optimizer is not None and not replica.adopt(optimizer):
             raise ConfigError("the optimizer given to register steps none of the model's parameters")
         job, (period, drift, share) = self.communicator.job, self._resync_settings
@@ -92,7 +93,8 @@ class Recovery:
             threshold=drift,
             share=share,
         )
-        self._handles.append(ddp_model.register_forward_pre_hook(lambda *_: self.boundary()))
+        # first of all hooks: FSDP's own gathers the parameters, which a boundary may still change
+        self._handles.append(ddp_model.register_forward_pre_hook(lambda *_: self.boundary(), prepend=True))
         self._handles.append(register_optimizer_step_pre_hook(self._before_step))
 
     @torch.compiler.disable

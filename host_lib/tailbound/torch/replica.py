@@ -37,9 +37,22 @@ def _digest(words: NDArray[np.uint64], lanes: NDArray[np.uint64]) -> None:
         lanes[i & 3] = ((value << _LEFT) | (value >> _RIGHT)) * _M1
 
 
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a tensor: its shard of a ``DTensor`` (FSDP), else all of it."""
+    to_local = getattr(tensor, "to_local", None)
+    if to_local is None:
+        return tensor
+    with torch.no_grad():
+        shard: torch.Tensor = to_local()
+    return shard
+
+
 def flat(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The tensor's memory as one dimension, in the order of memory; None where it has holes or overlaps."""
-    data = tensor.detach()
+    """The memory of what this rank holds of a tensor as one dimension, in the order of memory.
+
+    None where it has holes or overlaps.
+    """
+    data = local(tensor).detach()
     if data.is_contiguous():
         return data.view(-1)
     expected = 1
@@ -79,8 +92,8 @@ class Replica:
         self._marks: list[torch.cuda.Event] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self._foreign: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._starts = np.cumsum([0] + [p.numel() for p in self.parameters])
-        size = sum(p.numel() * p.element_size() for p in self.parameters)
+        self._starts = np.cumsum([0] + [local(p).numel() for p in self.parameters])
+        size = sum(local(p).numel() * p.element_size() for p in self.parameters)
         wanted = min(SLICES_MOST, max(1, size // SLICE_LEAST))
         #: number of slices: a power of two, so that step numbers may wrap
         self.slices = 1 << (int(wanted).bit_length() - 1)
@@ -127,7 +140,7 @@ class Replica:
         at = int(np.searchsorted(self._starts, low, "right")) - 1
         while at < len(self.parameters) and self._starts[at] < high:
             start = int(self._starts[at])
-            lo, hi = max(low - start, 0), min(high - start, self.parameters[at].numel())
+            lo, hi = max(low - start, 0), min(high, int(self._starts[at + 1])) - start
             if lo < hi:
                 yield self.parameters[at], lo, hi, start + lo
             at += 1
@@ -152,7 +165,7 @@ class Replica:
                     view = flat(tensor)
                     if view is None:
                         continue
-                    if tensor.shape == p.shape and tensor.stride() == p.stride():
+                    if _alike(tensor, p):
                         yield f"{number}.{name}{first}", view[lo:hi]
                     elif lo == 0:
                         yield f"{number}.{name}", view
@@ -250,11 +263,17 @@ class Replica:
                     own = optimizer.state[p].get(name)
                     if not isinstance(value, dict):
                         optimizer.state[p][name] = value
-                    elif not isinstance(own, torch.Tensor) or list(own.shape) != value["shape"]:
+                    elif not isinstance(own, torch.Tensor) or list(local(own).shape) != value["shape"]:
                         dtype = getattr(torch, value["dtype"])
-                        alike = value["like"] and list(p.shape) == value["shape"]
+                        alike = value["like"] and list(local(p).shape) == value["shape"]
                         made = torch.zeros_like(p, dtype=dtype) if alike else torch.zeros(value["shape"], dtype=dtype)
                         optimizer.state[p][name] = made.detach().to(p.device if value["there"] else made.device)
+
+
+def _alike(kept: torch.Tensor, p: torch.Tensor) -> bool:
+    """Whether the memory of both is laid out alike, so that a range of one goes with that range of the other."""
+    ours, theirs = local(kept), local(p)
+    return ours.shape == theirs.shape and ours.stride() == theirs.stride()
 
 
 def _plain(value: Any) -> bool:
@@ -267,8 +286,7 @@ def _plain(value: Any) -> bool:
 
 def _describe(value: Any, p: torch.Tensor) -> Any:
     if isinstance(value, torch.Tensor):
-        alike = value.shape == p.shape and value.stride() == p.stride()
         there = value.device.type != "cpu"  # fused optimizers keep step counts beside the parameters
         kind = str(value.dtype).removeprefix("torch.")
-        return {"shape": list(value.shape), "dtype": kind, "like": alike, "there": there}
+        return {"shape": list(local(value).shape), "dtype": kind, "like": _alike(value, p), "there": there}
     return value if _plain(value) else None

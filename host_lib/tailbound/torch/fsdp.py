@@ -1,0 +1,225 @@
+"""FSDP2 inside a host, Tailbound between hosts: the all-reduce of HSDP in bounded time.
+
+Parameters are sharded over the ranks of a host by ``fully_shard``; every shard has one replica a host. A rank's part of
+the gradient is averaged with those of its replicas by ``FSDPModule.set_all_reduce_hook``: after the reduce-scatter, in
+place, before the backward pass goes on. Every place in a host is a job of its own, of as many ranks as there are hosts.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from tailbound.errors import ConfigError
+from tailbound.torch.passes import Passes
+from tailbound.torch.replica import local
+from tailbound.torch.state import TailboundState, model_digest
+
+try:
+    from torch.distributed.fsdp import FSDPModule
+except ImportError as error:
+    raise ImportError("tailbound.torch.fsdp needs fully_shard: PyTorch 2.7 or newer") from error
+
+log = logging.getLogger("tailbound")
+
+_TOGETHER = (
+    "with FSDP the ranks of a host gather parameters from each other, so none of them can skip a step alone: "
+    "leave out tailbound.torch.batches"
+)
+
+
+class FsdpState(TailboundState):
+    """What ``register`` returns: see ``TailboundState`` for its options, ``stats``, ``hold`` and ``synchronise``.
+
+    Args:
+        replicas: the group of the ranks that hold the same shards.
+        **options: of ``TailboundState``.
+    """
+
+    def __init__(self, replicas: dist.ProcessGroup, **options: Any) -> None:
+        super().__init__(replicas, **options)
+        self._passes = Passes()
+        self._watching = False
+        #: number of the op that only ends a step: behind those of all modules
+        self._closing = 0
+
+    def put_under(self, modules: Sequence[FSDPModule]) -> None:
+        """Sets the all-reduce hook of ``modules``, in the same order on all ranks.
+
+        Raises:
+            ConfigError: a module whose parameters are sharded over several meshes.
+        """
+        if self.communicator is None:
+            return
+        self._closing = len(modules)
+        for number, module in enumerate(modules):
+            try:
+                module.set_all_reduce_hook(self._hook(number))
+            except ValueError as error:
+                raise ConfigError(f"{type(module).__name__}: {error}") from error
+
+    def _hook(self, number: int) -> Callable[[torch.Tensor], None]:
+        def average_in_place(shard: torch.Tensor) -> None:
+            if not self._watching:
+                self._watching = True
+                # as FSDP itself does it; there is no public way to be told of the end of a backward pass
+                torch.autograd.Variable._execution_engine.queue_callback(self._backward_is_over)
+            shard.copy_(self.average(number, shard, self._passes.call(number)).wait())
+
+        return average_in_place
+
+    def _backward_is_over(self) -> None:
+        self._watching = False
+        if self._passes.over():
+            self.average(self._closing, torch.zeros(1), True).wait()
+
+    def apply_finished(self, *_: Any, **__: Any) -> int:
+        """Not with FSDP.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(_TOGETHER)
+
+    def jump(self, timeout: float = 0.0) -> int:
+        """Not with FSDP.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(_TOGETHER)
+
+
+def register(
+    model: torch.nn.Module,
+    replicas: DeviceMesh | dist.ProcessGroup,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    interface: str | Sequence[str] | None = None,
+    datapath: str = "auto",
+    **options: Any,
+) -> FsdpState:
+    """Averages the gradients of an FSDP2 model over ``replicas``, makes these equal, and returns the state.
+
+    To be called on all ranks, once the model is sharded and before its first step::
+
+        mesh = init_device_mesh("cpu", (hosts, per_host), mesh_dim_names=("replicate", "shard"))
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh["shard"])
+        fully_shard(model, mesh=mesh["shard"])
+        state = tailbound.torch.fsdp.register(model, mesh["replicate"], optimizer=optimizer)
+
+    ``fully_shard`` gets the shard dimension only: given both, it all-reduces by itself before the hook runs. FSDP has
+    then divided by the number of shards, and the hook divides by the number of replicas that contributed.
+
+    Args:
+        model: the root module, ``fully_shard`` applied to it.
+        replicas: mesh of one dimension, or group, of the ranks that hold the same shards; the first one's parameters
+            and buffers are copied to the others.
+        optimizer: the optimizer that steps it; one that is not named is found at its first step.
+        interface: network interface of this host's ranks, or one for each local rank. With several ranks on a host,
+            ``xdp`` needs the latter; one interface for all means ``udp``, each rank on a port of its own.
+        datapath: as for ``TailboundState``; a switch serves one job, so it needs hosts of one rank.
+        **options: of ``TailboundState``.
+
+    Raises:
+        ConfigError: not an FSDP2 model, parameters that are not materialised or that FSDP averages over the replicas by
+            itself, or an option that cannot be.
+        CapabilityError, AttachError, LayoutError, TransportError: before any training step.
+    """
+    group = _group(replicas)
+    modules = _modules(model, group)
+    shards = _shards(model)
+    if shards > 1 and (datapath == "switch" or options.get("switch")):
+        raise ConfigError(f"a switch serves one job, and {shards} shards are {shards} jobs: leave out the switch")
+    name, datapath = interface_for(
+        interface or os.environ.get("TAILBOUND_INTERFACE"),
+        int(os.environ.get("LOCAL_RANK", "0")),
+        int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        datapath,
+    )
+    what = f"{model_digest(model)} in {shards} shards"
+    state = FsdpState(group, model=what, interface=name, datapath=datapath, **options)
+    try:
+        _make_equal(model, group)
+        state.put_under(modules)
+        state.attach(model, optimizer)
+    except BaseException:
+        state.close()
+        raise
+    return state
+
+
+def interface_for(given: str | Sequence[str] | None, place: int, places: int, datapath: str) -> tuple[str | None, str]:
+    """Interface and datapath of the job of one of ``places`` ranks on a host, each with a job of its own.
+
+    Args:
+        given: one interface for all, or one for each rank, or None.
+        place: of this rank on its host.
+        places: ranks on the host.
+        datapath: what was asked for.
+
+    Raises:
+        ConfigError: too few interfaces.
+    """
+    if given is not None and not isinstance(given, str):
+        if len(given) < places or len(set(given)) < len(given):
+            raise ConfigError(f"interface={list(given)}: give another one to each of the {places} ranks on a host")
+        return given[place], datapath
+    if given is None or places == 1 or datapath == "udp":
+        return given, datapath
+    if datapath != "auto":
+        raise ConfigError(
+            f"{places} ranks on a host are as many jobs, and {datapath} takes one job an interface: pass interface= "
+            f"with {places} names, or datapath='udp'"
+        )
+    log.info("several ranks share %s: udp, since xdp takes one job an interface", given)
+    return given, "udp"
+
+
+def _group(replicas: DeviceMesh | dist.ProcessGroup) -> dist.ProcessGroup:
+    if not isinstance(replicas, DeviceMesh):
+        return replicas
+    if replicas.ndim != 1:
+        raise ConfigError(f"a mesh of {replicas.ndim} dimensions: pass the one of the replicas, mesh['replicate']")
+    return replicas.get_group()
+
+
+def _modules(model: torch.nn.Module, group: dist.ProcessGroup) -> list[FSDPModule]:
+    """The FSDP modules of ``model``, once nothing speaks against averaging their shards over ``group``."""
+    if not isinstance(model, FSDPModule):
+        raise ConfigError(f"register wants a module that fully_shard was applied to, not {type(model).__name__}")
+    others = set(dist.get_process_group_ranks(group)) - {dist.get_rank()}
+    for name, p in model.named_parameters():
+        if p.device.type == "meta":
+            raise ConfigError(f"{name} is on meta: materialise and initialise the model before register")
+        mesh = getattr(p, "device_mesh", None)
+        if mesh is not None and (both := sorted(others & set(mesh.mesh.flatten().tolist()))):
+            raise ConfigError(
+                f"FSDP keeps {name} on this rank and on {both}, so these are no replicas to be averaged, or would be "
+                "averaged twice: give fully_shard the shard dimension only, mesh=mesh['shard'], and register "
+                "mesh['replicate']"
+            )
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def _shards(model: torch.nn.Module) -> int:
+    """Ranks that a copy of the model is spread over."""
+    return max((p.device_mesh.size() for p in model.parameters() if hasattr(p, "device_mesh")), default=1)
+
+
+def _make_equal(model: torch.nn.Module, group: dist.ProcessGroup) -> None:
+    """Copies what the first replica holds to the others, as DDP does when it is made."""
+    source = dist.get_global_rank(group, 0)
+    for tensor in (*model.parameters(), *model.buffers()):
+        held = local(tensor).detach()
+        whole = held.contiguous()
+        dist.broadcast(whole, source, group)
+        if whole is not held:
+            held.copy_(whole)

@@ -1,0 +1,219 @@
+"""What the processes of the FSDP tests do: two hosts of two ranks each, as a 2 x 2 mesh of processes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from tailbound.errors import ConfigError
+from tailbound.torch import batches, fsdp
+from tailbound.torch.replica import local
+from torch_jobs import BOUND, PATIENT, backward, model, nmse
+
+HALF = torch.bfloat16
+POLICIES = {
+    "float32": MixedPrecisionPolicy(),
+    "bf16": MixedPrecisionPolicy(param_dtype=HALF, reduce_dtype=HALF, cast_forward_inputs=True),
+    "bf16, reduced in float32": MixedPrecisionPolicy(param_dtype=HALF, reduce_dtype=torch.float32),
+    # FSDP divides by a part of the number of shards before the hook, and by the rest after it
+    "fp16": MixedPrecisionPolicy(reduce_dtype=torch.float16),
+}
+
+
+def grid() -> DeviceMesh:
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+
+
+def sharded(mesh: DeviceMesh, policy: MixedPrecisionPolicy | None = None, seed: int = 0) -> nn.Module:
+    """The model of the other tests: two of its layers are FSDP modules of their own, the rest goes with the root."""
+    net = model(seed)
+    for layer in (net[0], net[2]):
+        fully_shard(layer, mesh=mesh, mp_policy=policy or MixedPrecisionPolicy())
+    return fully_shard(net, mesh=mesh, mp_policy=policy or MixedPrecisionPolicy())
+
+
+def gradient(net: nn.Module) -> torch.Tensor:
+    """All gradients, gathered from all shards, in one float64 vector."""
+    parts = (p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in net.parameters())
+    return torch.cat([part.double().flatten() for part in parts])
+
+
+def held(net: nn.Module, *, gradients: bool = False) -> str:
+    """Digest of the shards that this rank holds."""
+    found = [local(p.grad if gradients else p).detach().double().flatten() for p in net.parameters()]
+    return hashlib.sha256(torch.cat(found).numpy().tobytes()).hexdigest()
+
+
+def same(value: Any, mesh: DeviceMesh) -> bool:
+    """Whether ``value`` is the same on all replicas."""
+    everyone: list[Any] = [None] * mesh["replicate"].size()
+    dist.all_gather_object(everyone, value, mesh["replicate"].get_group())
+    return all(other == everyone[0] for other in everyone)
+
+
+@contextlib.contextmanager
+def trio(
+    mesh: DeviceMesh, policy: MixedPrecisionPolicy | None = None
+) -> Iterator[tuple[nn.Module, nn.Module, nn.Module, fsdp.FsdpState]]:
+    """The same model three times: plain DDP, plain HSDP, and FSDP with Tailbound between the replicas."""
+    ours = sharded(mesh["shard"], policy)
+    with fsdp.register(ours, mesh["replicate"], **PATIENT) as state:
+        yield DDP(model()), sharded(mesh, policy), ours, state
+
+
+def parity(rank: int) -> dict[str, dict[str, Any]]:
+    """Gradients of HSDP over Tailbound against those of plain HSDP and of DDP over all four, for every policy."""
+    mesh = grid()
+    return {kind: compared(rank, mesh, kind) for kind in POLICIES}
+
+
+def compared(rank: int, mesh: DeviceMesh, kind: str) -> dict[str, Any]:
+    errors, apart = [], []
+    with trio(mesh, POLICIES[kind]) as (plain, hsdp, ours, state):
+        for step in range(5):
+            for net in (plain, hsdp, ours):
+                net.zero_grad()
+                backward(net, rank, step)
+            errors.append(nmse(gradient(ours), gradient(hsdp)))
+            apart.append(nmse(gradient(ours), gradient(plain)))
+            assert errors[-1] <= 3 * BOUND, f"{kind}, step {step}: NMSE {errors[-1]}"
+            assert same(held(ours, gradients=True), mesh), f"{kind}, step {step}: replicas have other bits"
+        stats, steps = state.stats(), state.communicator.step
+    assert sum(errors) / len(errors) <= BOUND, errors
+    assert sum(apart) / len(apart) <= 2 * BOUND, apart
+    return {"steps": steps, "ops": stats["counters"]["ops"], "delivered": stats["delivered"]}
+
+
+class Fork(nn.Module):
+    """A chain of which each half can be left out; the root has no parameters of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.halves = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, which: set[int]) -> torch.Tensor:
+        for number in sorted(which):
+            x = self.halves[number](x)
+        return x
+
+
+def passes(rank: int) -> list[int]:
+    """Passes that are not like the one before: accumulation, modules left out, and a backward that fails."""
+    mesh = grid()
+    with trio(mesh) as (plain, hsdp, ours, state):
+        for step in range(3):
+            for net in (plain, hsdp, ours):
+                net.zero_grad()
+            for part in range(3):
+                for net in (hsdp, ours):
+                    net.set_requires_gradient_sync(part == 2)
+                with plain.no_sync() if part < 2 else contextlib.nullcontext():
+                    backward(plain, rank, 10 * step + part)
+                backward(hsdp, rank, 10 * step + part)
+                backward(ours, rank, 10 * step + part)
+            assert nmse(gradient(ours), gradient(hsdp)) <= 3 * BOUND
+            assert nmse(gradient(ours), gradient(plain)) <= 3 * BOUND
+            assert state.communicator.step == step + 1
+
+    net, alone = Fork(), Fork()
+    for half in net.halves:
+        fully_shard(half, mesh=mesh["shard"])
+    fully_shard(net, mesh=mesh["shard"])
+    steps = []
+    with fsdp.register(net, mesh["replicate"], **PATIENT) as state:
+        for which in ({0, 1}, {0, 1}, {1}, {1}, {0}, {0, 1}, {0, 1}):
+            net.zero_grad()
+            alone.zero_grad()
+            net(inputs(rank), which).square().sum().backward()
+            for other in range(4):
+                (alone(inputs(other), which).square().sum() / 4).backward()
+            for number in which:
+                value, exact = gradient(net.halves[number]), gradient(alone.halves[number])
+                assert nmse(value, exact) <= 3 * BOUND, (which, number)
+            steps.append(state.communicator.step)
+    return steps
+
+
+def inputs(rank: int) -> torch.Tensor:
+    return torch.randn(4, 16, generator=torch.Generator().manual_seed(rank))
+
+
+def equal_replicas(rank: int) -> dict[str, Any]:
+    """Replicas begin equal whatever the seeds, and one that has gone astray takes the others' shards and moments."""
+    mesh = grid()
+    host = mesh.get_local_rank("replicate")
+    ours = sharded(mesh["shard"], seed=host)
+    apart = not same(held(ours), mesh)
+    optimizer = torch.optim.Adam(ours.parameters(), 0.01)
+    with fsdp.register(ours, mesh["replicate"], optimizer=optimizer, **PATIENT) as state:
+        begun = same(held(ours), mesh)
+        for step in range(4):
+            optimizer.zero_grad()
+            backward(ours, rank, step)
+            optimizer.step()
+        trained = same(held(ours), mesh)
+        state.boundary()
+        if host == 1:
+            with torch.no_grad():
+                for p in ours.parameters():
+                    local(p).add_(1.0)
+                    local(optimizer.state[p]["exp_avg"]).zero_()
+            state.resync.unsound()
+        astray = not same(held(ours), mesh)
+        well = state.synchronise(30.0)
+        moments = [local(optimizer.state[p]["exp_avg"]).sum().item() for p in ours.parameters()]
+        return {
+            "apart, equal, equal, astray, equal": (apart, begun, trained, astray, same(held(ours), mesh)),
+            "synchronised": well,
+            "moments": same(moments, mesh) and any(moments),
+            "taken": state.resync.counters["whole_taken"],
+        }
+
+
+def refusals(rank: int) -> None:
+    """Everything that cannot be is said before a step."""
+    mesh = grid()
+
+    def refused(words: str, action: Any) -> None:
+        said = None
+        try:
+            action()
+        except ConfigError as caught:
+            said = str(caught)
+        assert said is not None, f"no ConfigError with {words!r}"
+        assert words in said, f"{words!r} not in {said}"
+
+    plain = sharded(mesh["shard"])
+    refused("mesh['replicate']", lambda: fsdp.register(plain, mesh, **PATIENT))
+    refused("not Sequential", lambda: fsdp.register(model(), mesh["replicate"], **PATIENT))
+    refused("averaged twice", lambda: fsdp.register(sharded(mesh), mesh["replicate"], **PATIENT))
+    refused("no replicas", lambda: fsdp.register(plain, mesh["shard"], **PATIENT))
+    refused("2 shards are 2 jobs", lambda: fsdp.register(plain, mesh["replicate"], datapath="switch"))
+    with torch.device("meta"):
+        unmade = sharded(mesh["shard"])
+    refused("is on meta", lambda: fsdp.register(unmade, mesh["replicate"], **PATIENT))
+    with fsdp.register(plain, mesh["replicate"], **PATIENT) as state:
+        refused("leave out tailbound.torch.batches", lambda: next(batches([1], state)))
+        refused("leave out tailbound.torch.batches", state.apply_finished)
+        dist.barrier()
+
+
+def alone(rank: int) -> None:
+    """Hosts of one: nothing to average, and the gradients are FSDP's own."""
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicate", "shard"))
+    ours, plain = sharded(mesh["shard"]), sharded(mesh["shard"])
+    with fsdp.register(ours, mesh["replicate"], **PATIENT) as state:
+        for net in (ours, plain):
+            backward(net, rank, 0)
+        assert torch.equal(gradient(ours), gradient(plain))
+        assert state.stats() == {}

@@ -1,0 +1,80 @@
+"""The examples as a user runs them: in the lab over XDP, and under torchrun on loopback."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tailbound.lab.cluster import Cluster
+
+pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers", "torch")
+#: Seconds that an example may take on a loaded machine.
+PATIENCE = 110.0
+ALL = [
+    "train_ddp.py",
+    "train_hsdp.py",
+    pytest.param("train_lightning.py", marks=pytest.mark.needs("lightning")),
+    pytest.param("train_accelerate.py", marks=pytest.mark.needs("accelerate")),
+]
+
+
+def in_lab(lab: Cluster, command: Sequence[str | Path]) -> list[str]:
+    """What each worker says that runs ``command``; all of them end well."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    workers = [lab.popen(rank, [sys.executable, *map(str, command)], **pipes) for rank in range(lab.spec.workers)]
+    said = [worker.communicate(timeout=PATIENCE)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0] * len(workers), "\n".join(said)
+    return said
+
+
+def accuracies(text: str) -> list[float]:
+    return [float(found) for found in re.findall(r"accuracy ([0-9.]+)", text)]
+
+
+@pytest.mark.parametrize("example", ALL)
+def test_examples_run_in_the_lab(
+    tailbound_lab: Callable[..., Cluster], repository: Path, tmp_path: Path, example: str
+) -> None:
+    lab = tailbound_lab(workers=2)
+    for rank, said in enumerate(in_lab(lab, [repository / "examples" / example])):
+        assert f"rank {rank}: accuracy" in said
+        assert min(accuracies(said)) > 0.9
+        assert "of the rows delivered" in said
+        assert "over xdp" in said or example == "train_lightning.py"
+
+
+def test_a_checkpoint_is_resumed_by_another_number_of_ranks(
+    tailbound_lab: Callable[..., Cluster], repository: Path, tmp_path: Path
+) -> None:
+    example, file = repository / "examples" / "train_resume.py", tmp_path / "resume.pt"
+    first = in_lab(tailbound_lab(workers=2), [example, "--checkpoint", file, "--epochs", "1"])
+    second = in_lab(tailbound_lab(workers=3), [example, "--checkpoint", file, "--epochs", "2"])
+    (saved,) = {value for said in first for value in accuracies(said)}
+    for said in second:
+        assert "resumed after epoch 1" in said
+        begun, ended = accuracies(said)
+        assert begun == saved
+        assert ended > 0.9
+
+
+def test_an_example_under_torchrun(repository: Path) -> None:
+    """Two ranks of one host, over loopback."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, repository / "examples" / "train_ddp.py"],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("over udp") == 2
+    assert len(accuracies(done.stdout)) == 2
+    assert min(accuracies(done.stdout)) > 0.9

@@ -1,0 +1,74 @@
+"""FSDP2 with Tailbound between the replicas, in real processes, against plain HSDP and DDP over Gloo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.needs("torch")
+
+
+def test_gradients_are_those_of_plain_hsdp_and_of_ddp(tmp_path: Path) -> None:
+    """In float32, and in mixed precision of three kinds."""
+    import fsdp_jobs
+    from processes import Job
+
+    with Job(fsdp_jobs.parity, 4, tmp_path) as job:
+        for found in job.results():
+            assert len(found) == 4
+            # three modules a step, and once an op that ends the first one
+            assert list(found.values()) == [{"steps": 5, "ops": 5 * 3 + 1, "delivered": 1.0}] * 4
+
+
+def test_steps_end_whatever_modules_a_pass_goes_through(tmp_path: Path) -> None:
+    import fsdp_jobs
+    from processes import Job
+
+    with Job(fsdp_jobs.passes, 4, tmp_path) as job:
+        for steps in job.results():
+            assert steps == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_replicas_begin_equal_and_are_made_equal_with_their_moments(tmp_path: Path) -> None:
+    import fsdp_jobs
+    from processes import Job
+
+    with Job(fsdp_jobs.equal_replicas, 4, tmp_path) as job:
+        for rank, found in enumerate(job.results()):
+            assert found["apart, equal, equal, astray, equal"] == (True, True, True, True, True)
+            assert found["synchronised"]
+            assert found["moments"]
+            assert found["taken"] == (rank >= 2)
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    import fsdp_jobs
+    from processes import Job
+
+    with Job(fsdp_jobs.refusals, 4, tmp_path) as job:
+        job.results()
+
+
+def test_one_host(tmp_path: Path) -> None:
+    import fsdp_jobs
+    from processes import Job
+
+    with Job(fsdp_jobs.alone, 2, tmp_path) as job:
+        job.results()
+
+
+def test_interfaces_of_several_ranks_on_a_host() -> None:
+    from tailbound.errors import ConfigError
+    from tailbound.torch.fsdp import interface_for
+
+    assert interface_for(None, 1, 2, "auto") == (None, "auto")
+    assert interface_for("eth0", 0, 1, "xdp") == ("eth0", "xdp")
+    assert interface_for("eth0", 1, 2, "auto") == ("eth0", "udp")
+    assert interface_for("eth0", 1, 2, "udp") == ("eth0", "udp")
+    assert interface_for(["eth0", "eth1"], 1, 2, "xdp") == ("eth1", "xdp")
+    with pytest.raises(ConfigError, match="2 names"):
+        interface_for("eth0", 1, 2, "xdp")
+    for given in (["eth0"], ["eth0", "eth0"]):
+        with pytest.raises(ConfigError, match="each of the 2 ranks"):
+            interface_for(given, 0, 2, "auto")
