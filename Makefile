@@ -86,6 +86,7 @@ bench: setup
 	$(BIN)/tailbound bench allreduce --vs gloo --json $(OUT)/bench/allreduce.json
 	$(BIN)/tailbound bench allreduce --vs gloo --wire --json $(OUT)/bench/allreduce-wire.json
 	$(BIN)/tailbound bench tail --json $(OUT)/bench/tail.json
+	$(BIN)/tailbound bench train --json $(OUT)/bench/train.json
 
 clean:
 	rm -rf build dist $(OUT) .pytest_cache .mypy_cache .ruff_cache .hypothesis host_lib/*.egg-info

@@ -30,6 +30,7 @@ def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
         ["bench", "codec"],
         ["bench", "kernel"],
         ["bench", "tail"],
+        ["bench", "train"],
         ["demo"],
         ["detach"],
         ["doctor"],

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tailbound.bench.curve import Curve
 from tailbound.demo.ledger import balance, udp_drops
-from tailbound.demo.summary import Curve, delivery, differences, drift, total
+from tailbound.demo.summary import delivery, differences, drift, total
 
 
 def stats(sent: int, verdicts: dict[str, int], drops: dict[str, int]) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def test_drift_of_equal_replicas_is_nothing() -> None:
 
 @pytest.mark.needs("sklearn", "torch")
 def test_the_digits_are_split_and_shuffled_by_the_seed() -> None:
-    from tailbound.demo import digits
+    from tailbound.bench import digits
 
     data = digits.load(7)
     assert data.train_images.shape == (1437, 1, 8, 8)
@@ -104,7 +105,7 @@ def test_the_digits_are_split_and_shuffled_by_the_seed() -> None:
 
 @pytest.mark.needs("torch")
 def test_no_image_is_seen_twice_in_an_epoch() -> None:
-    from tailbound.demo import digits
+    from tailbound.bench import digits
 
     steps = list(digits.batches(1437, ranks=4, per_rank=16, epoch=3, seed=7))
     assert len(steps) == 22
@@ -119,7 +120,7 @@ def test_no_image_is_seen_twice_in_an_epoch() -> None:
 def test_the_model_fills_several_buckets_and_keeps_no_running_statistics() -> None:
     import torch
 
-    from tailbound.demo import digits
+    from tailbound.bench import digits
 
     net = digits.model(7)
     size = 4 * sum(p.numel() for p in net.parameters())

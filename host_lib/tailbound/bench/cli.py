@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tailbound.bench.table import show
+from tailbound.bench.train_plan import SCENARIOS, VARIANTS
+from tailbound.errors import ConfigError
 from tailbound.lab.cli import spec_from_options, spec_options
 
 __all__ = ["bench"]
@@ -45,7 +47,7 @@ _QUICK = click.option("--quick", is_flag=True, help="Fewer repetitions.")
 
 @click.group(context_settings={"show_default": True})
 def bench() -> None:
-    """Measure the kernel path, the codec, whole all-reduces."""
+    """Measure the kernel path, the codec, whole all-reduces, whole trainings."""
 
 
 @bench.command()
@@ -141,3 +143,55 @@ def straggler(
     delays = delays or (DELAYS_MS[::2] if quick else DELAYS_MS)
     iters = min(iters, 6) if quick else iters
     run(spec_from_options(lab), size=size, delays=delays, iters=iters, datapath=datapath, json_file=json_file)
+
+
+@bench.command()
+@click.option(
+    "--scenario", "scenarios", type=click.Choice(list(SCENARIOS)), multiple=True,
+    help="Only these; all by default.", show_default=False,
+)  # fmt: skip
+@click.option("--workers", "-n", type=click.IntRange(2), help="Workers, one namespace each  [default: 4]")
+@click.option("--rate", metavar="RATE", help="Of every cable, each way; 'none': no limit  [default: the scenario's]")
+@click.option("--loss", "losses", metavar="P", multiple=True, help="Packets lost, one or more of these.")
+@click.option("--seeds", type=click.IntRange(1), help="How many; each has data, weights and losses of its own.")
+@click.option("--seed", "first_seed", type=click.IntRange(0), default=1, help="The first of them.")
+@click.option("--steps", type=click.IntRange(1), help="Of every variant.")
+@click.option("--epochs", type=click.IntRange(1), help="Instead of --steps.")
+@click.option("--batch", type=click.IntRange(1), help="Images a worker and step.")
+@click.option(
+    "--seconds", type=click.FloatRange(min=0, min_open=True), help="Of training, after which a variant stops."
+)
+@click.option(
+    "--variants", "--variant", type=click.Choice(VARIANTS), multiple=True,
+    help="Only these; more than one allowed.", show_default=False,
+)  # fmt: skip
+@click.option("--lossy-tcp", is_flag=True, default=None, help="Let what goes over TCP train at every loss, too.")
+@click.option("--datapath", type=click.Choice(["auto", "xdp", "udp"]), default="auto", help="How we receive.")
+@click.option("--option", "options", metavar="NAME=VALUE", multiple=True, help="Of tailbound.torch.register.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="The picture; default beside the JSON.")
+@_QUICK
+@_JSON
+def train(
+    scenarios: tuple[str, ...], rate: str | None, losses: tuple[str, ...], seeds: int | None, first_seed: int,
+    variants: tuple[str, ...], datapath: str, options: tuple[str, ...], plot: Path | None, json_file: Path | None,
+    **changes: Any,
+) -> None:  # fmt: skip
+    """The same training without communication, with Gloo, fp16, PowerSGD and Tailbound, in turn."""
+    from tailbound.bench.train import run
+    from tailbound.bench.train_plan import parse_options, plan
+    from tailbound.lab.spec import parse_probability, parse_rate
+
+    asked = bool(rate or losses)
+    try:
+        chosen = plan(
+            scenarios,
+            rate=None if rate is None else 0 if rate == "none" else parse_rate(rate),
+            losses=tuple(parse_probability(loss, "loss") for loss in losses) or None,
+            seeds=None if seeds is None and first_seed == 1 else tuple(range(first_seed, first_seed + (seeds or 1))),
+            variants=variants or None,
+            **changes,
+        )
+        given = parse_options(options)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+    run(chosen, datapath=datapath, options=given, lab_only=asked, json_file=json_file, plot=plot)

@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from tailbound.demo.summary import TARGET, Curve
-from tailbound.errors import CapabilityError
+from tailbound.bench.axes import COLOURS, FAINT, GREY, INK, dress, new_figure
+from tailbound.bench.curve import TARGET, Curve
 
-_COLOURS = {"tailbound": "#0f766e", "gloo": "#c2410c"}
 _LABELS = {"tailbound": "Tailbound", "gloo": "Gloo"}
-_INK, _FAINT = "#1f2937", "#9ca3af"
 
 _TICKS = (5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000, 1500, 2000, 3000, 5000, 7000, 10_000)
 
@@ -29,33 +27,23 @@ def draw(curves: dict[str, Curve], headline: str, conditions: str, path: Path) -
     Raises:
         CapabilityError: matplotlib is missing.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise CapabilityError("the picture needs matplotlib: pip install 'tailbound[demo]'") from error
-    figure = Figure(figsize=(11, 5), dpi=160, facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(11, 5)
     left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": [1.15, 1]})
     figure.subplots_adjust(left=0.065, right=0.975, top=0.76, bottom=0.125, wspace=0.2)
-    figure.text(0.065, 0.925, headline, fontsize=15, fontweight="bold", color=_INK)
-    figure.text(0.065, 0.872, conditions, fontsize=10, color="#4b5563")
+    figure.text(0.065, 0.925, headline, fontsize=15, fontweight="bold", color=INK)
+    figure.text(0.065, 0.872, conditions, fontsize=10, color=GREY)
     for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color(_FAINT)
-        axes.tick_params(colors=_INK, labelsize=9)
-        axes.grid(axis="y", color="#e5e7eb", linewidth=0.8)
-        axes.set_axisbelow(True)
+        dress(axes)
     _accuracy(left, curves)
     _iterations(right, curves)
     figure.savefig(path)
 
 
 def _accuracy(axes: Any, curves: dict[str, Curve]) -> None:
-    axes.set_title("Accuracy over training time", loc="left", fontsize=11, color=_INK)
+    axes.set_title("Accuracy over training time", loc="left", fontsize=11, color=INK)
     for name, curve in curves.items():
         seconds, right = zip(*curve.points, strict=True)
-        colour = _COLOURS[name]
+        colour = COLOURS[name]
         axes.plot(seconds, [100 * r for r in right], color=colour, linewidth=2.2, label=_LABELS[name], zorder=3)
         axes.plot(seconds[-1], 100 * right[-1], "o", color=colour, markersize=6, zorder=4)
         reached = curve.time_to(TARGET)
@@ -64,24 +52,24 @@ def _accuracy(axes: Any, curves: dict[str, Curve]) -> None:
             axes.annotate(
                 f"{reached:.1f} s", (reached, 0), xytext=(4, 6), textcoords="offset points", color=colour, fontsize=9
             )
-    axes.axhline(100 * TARGET, color=_FAINT, linewidth=1, linestyle=(0, (4, 3)))
+    axes.axhline(100 * TARGET, color=FAINT, linewidth=1, linestyle=(0, (4, 3)))
     axes.annotate(
         f"{TARGET:.0%}", (0, 100 * TARGET), xycoords=("axes fraction", "data"), xytext=(4, -11),
         textcoords="offset points", color="#6b7280", fontsize=8.5,
     )  # fmt: skip
     axes.set_xlim(left=0)
     axes.set_ylim(0, 102)
-    axes.set_xlabel("seconds of training", fontsize=9.5, color=_INK)
-    axes.set_ylabel("test accuracy, worst replica (%)", fontsize=9.5, color=_INK)
+    axes.set_xlabel("seconds of training", fontsize=9.5, color=INK)
+    axes.set_ylabel("test accuracy, worst replica (%)", fontsize=9.5, color=INK)
     axes.legend(frameon=False, loc="lower right", fontsize=10, bbox_to_anchor=(1, 0.08))
 
 
 def _iterations(axes: Any, curves: dict[str, Curve]) -> None:
-    axes.set_title("Time of an iteration: share that took at most this long", loc="left", fontsize=11, color=_INK)
+    axes.set_title("Time of an iteration: share that took at most this long", loc="left", fontsize=11, color=INK)
     for name, curve in curves.items():
         ms = np.sort(1e3 * np.asarray(curve.iterations))
         share = np.arange(1, ms.size + 1) / ms.size
-        colour = _COLOURS[name]
+        colour = COLOURS[name]
         axes.step(np.r_[ms[0], ms], np.r_[0, 100 * share], where="post", color=colour, linewidth=2.2)
         figures = curve.figures()
         for key, height, words in (("iter_p50_ms", 50, "p50"), ("iter_p99_ms", 99, "p99")):
@@ -102,5 +90,5 @@ def _iterations(axes: Any, curves: dict[str, Curve]) -> None:
     axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
     axes.minorticks_off()
     axes.set_ylim(0, 102)
-    axes.set_xlabel("milliseconds (log scale)", fontsize=9.5, color=_INK)
-    axes.set_ylabel("iterations (%)", fontsize=9.5, color=_INK)
+    axes.set_xlabel("milliseconds (log scale)", fontsize=9.5, color=INK)
+    axes.set_ylabel("iterations (%)", fontsize=9.5, color=INK)

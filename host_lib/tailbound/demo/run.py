@@ -13,13 +13,16 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from tailbound.bench import digits
+from tailbound.bench.curve import Curve
 from tailbound.bench.places import Loopback, Place, open_place
 from tailbound.bench.prepare import Preparation
 from tailbound.bench.start import StartLine
 from tailbound.bench.team import Team
-from tailbound.demo import digits, show
+from tailbound.bench.trainee import MALLOC
+from tailbound.demo import show
 from tailbound.demo.ledger import Balance, balance
-from tailbound.demo.summary import Curve, delivery, drift
+from tailbound.demo.summary import delivery, drift
 from tailbound.errors import CapabilityError, TransportError
 from tailbound.lab.cluster import Cluster
 from tailbound.lab.spec import Burst, LabSpec, Straggler
@@ -32,8 +35,6 @@ SEED = 7
 _BATCH, _RATE = 16, 0.01
 #: Steps in a row over the same transport; steps between looks at the accuracy.
 _TURN, _LOOK = 11, 4
-#: Gradients are allocated anew in every step: that glibc maps and unmaps them each time takes as long as backward.
-_MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 #: Lines of the workers' output that are shown when one fails.
 _LAST_WORDS = 20
 #: Attempts at reading all counters while nothing moves.
@@ -114,7 +115,7 @@ def run(
             }  # fmt: skip
             with (
                 _log(out / "workers.log", console) as log,
-                Team(place, "tailbound.demo.worker", job, log, env=_MALLOC) as team,
+                Team(place, "tailbound.demo.worker", job, log, env=MALLOC) as team,
             ):
                 records = follow(team, place, steps, console)
         drifts = {

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tailbound.demo.summary import TARGET, Curve
+from tailbound.bench.curve import TARGET, Curve
 from tailbound.lab.spec import LabSpec
 
 _LABELS = {"tailbound": "Tailbound", "gloo": "Gloo"}

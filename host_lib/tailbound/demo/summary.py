@@ -1,71 +1,12 @@
-"""From what the ranks reported to the figures of the demo. Pure."""
+"""From what the ranks counted to the figures of the demo. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from tailbound.bench.figures import percentile, slowest
-
-#: Accuracy whose time is told.
-TARGET = 0.95
-
-
-@dataclass
-class Curve:
-    """One training as it went.
-
-    Attributes:
-        iterations: seconds of every step (the slowest rank's).
-        points: (seconds of training, accuracy of the worst replica) at every look, the first before any step.
-    """
-
-    iterations: list[float] = field(default_factory=list)
-    points: list[tuple[float, float]] = field(default_factory=list)
-
-    def add(self, times: Sequence[Sequence[float]], accuracies: Sequence[float]) -> None:
-        """Takes one look: times of the steps before it by rank and step, accuracies by rank."""
-        self.iterations += slowest(times)
-        self.points.append((sum(self.iterations), min(accuracies)))
-
-    @property
-    def seconds(self) -> float:
-        """Training time."""
-        return sum(self.iterations)
-
-    @property
-    def accuracy(self) -> float:
-        """At the end."""
-        return self.points[-1][1]
-
-    def time_to(self, accuracy: float) -> float | None:
-        """Seconds until ``accuracy`` was reached for the first time; None if it never was."""
-        return next((seconds for seconds, reached in self.points if reached >= accuracy), None)
-
-    def figures(self) -> dict[str, Any]:
-        """What is told of it."""
-        ms = [1e3 * seconds for seconds in self.iterations]
-        return {
-            "accuracy": self.accuracy,
-            "iter_p50_ms": percentile(ms, 50),
-            "iter_p99_ms": percentile(ms, 99),
-            "iter_max_ms": max(ms),
-            "time_to_accuracy_s": self.time_to(TARGET),
-            "training_s": self.seconds,
-        }
-
-    def curve(self) -> dict[str, list[float]]:
-        """The points of the picture."""
-        return {
-            "seconds": [s for s, _ in self.points],
-            "accuracy": [a for _, a in self.points],
-            "iteration_end_s": list(accumulate(self.iterations)),
-        }
 
 
 def differences(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:

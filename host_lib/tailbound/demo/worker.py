@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 import time
 from datetime import timedelta
@@ -13,16 +12,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
+from tailbound.bench import digits
 from tailbound.bench.channel import Channel, serve
 from tailbound.bench.start import StartLine
-from tailbound.demo import digits
+from tailbound.bench.trainee import Trainee
+from tailbound.bench.variants import wrap
 from tailbound.demo.ledger import udp_drops
 from tailbound.errors import TransportError
 from tailbound.lab.straggler import step_delay
-from tailbound.torch import TailboundState, register
+from tailbound.torch import TailboundState
 
 #: In the order in which they have their first turn.
 NAMES = ("gloo", "tailbound")
@@ -36,47 +35,6 @@ _WARMUP = 3
 _OPTIONS: dict[str, Any] = {"deadline_ms": (100.0, 100.0), "share_rows": False, "result": "fanout"}
 
 
-class Trainee:
-    """One replica of one of the two models, with its own clock."""
-
-    def __init__(self, name: str, seed: int, rate: float, delay: float, state_options: dict[str, Any]) -> None:
-        self.name, self._delay = name, delay
-        self.net = digits.model(seed)
-        # the same seed makes the same weights everywhere: there is nothing to broadcast over lossy links
-        self._ddp = DistributedDataParallel(self.net, bucket_cap_mb=digits.BUCKET_MIB, init_sync=False)
-        self._optimizer = torch.optim.SGD(self.net.parameters(), lr=rate, momentum=0.9, fused=True)
-        self.state: TailboundState | None = None
-        if name == "tailbound":
-            self.state = register(self._ddp, optimizer=self._optimizer, **_OPTIONS, **state_options)
-        self._start = copy.deepcopy(self.net.state_dict()), copy.deepcopy(self._optimizer.state_dict())
-        self._loss = nn.CrossEntropyLoss()
-
-    def step(self, images: torch.Tensor, labels: torch.Tensor) -> float:
-        """One training step; its seconds."""
-        begin = time.perf_counter()
-        self._optimizer.zero_grad(set_to_none=True)
-        loss = self._loss(self._ddp(images), labels)
-        if self._delay:
-            time.sleep(self._delay)
-        loss.backward()
-        self._optimizer.step()
-        return time.perf_counter() - begin
-
-    def rewind(self) -> None:
-        """Back to the weights and the optimizer of the beginning."""
-        self.net.load_state_dict(self._start[0])
-        self._optimizer.load_state_dict(self._start[1])
-
-    @torch.no_grad()
-    def accuracy(self, images: torch.Tensor, labels: torch.Tensor) -> float:
-        """Fraction of right answers of this replica."""
-        return float((self.net(images).argmax(1) == labels).float().mean())
-
-    def weights(self) -> NDArray[np.float32]:
-        """All parameters, f32[n]."""
-        return np.concatenate([p.detach().numpy().ravel() for p in self.net.parameters()])
-
-
 class Course:
     """Both trainees and the data, stepped through together by all ranks."""
 
@@ -87,29 +45,34 @@ class Course:
         data = digits.restore(Path(job["data"]))
         self._train = torch.from_numpy(data.train_images), torch.from_numpy(data.train_labels)
         self._test = torch.from_numpy(data.test_images), torch.from_numpy(data.test_labels)
-        delay = step_delay(self.rank)
-        options = {"datapath": job["datapath"]}
-        self.trainees = {
-            name: Trainee(name, job["seed"], job["rate"], delay, options if name == "tailbound" else {})
-            for name in NAMES
-        }
+        self.trainees = {name: self._trainee(name) for name in NAMES}
+
+    def _trainee(self, name: str) -> Trainee:
+        job = self._job
+        options = {**_OPTIONS, "datapath": job["datapath"]}
+        return Trainee(
+            digits.model(job["seed"]),
+            lambda net, optimizer: wrap(name, net, optimizer, bucket_mib=digits.BUCKET_MIB, options=options),
+            rate=job["rate"],
+            delay=step_delay(self.rank),
+        )
 
     def _turn(self, name: str, steps: list[NDArray[np.int64]]) -> list[float]:
         """Steps of one trainee in a row, all ranks starting together; their times."""
         images, labels = self._train
         self._line.wait()
         mine = [torch.from_numpy(step[self.rank]) for step in steps]
-        return [self.trainees[name].step(images[chosen], labels[chosen]) for chosen in mine]
+        return [self.trainees[name].step(images[chosen], labels[chosen]).whole for chosen in mine]
 
     def _steps(self, epoch: int) -> list[NDArray[np.int64]]:
         per_rank, seed = self._job["batch"], self._job["seed"]
         return list(digits.batches(len(self._train[1]), self.ranks, per_rank, epoch, seed))
 
     def warm_up(self) -> None:
-        """Some steps that are taken back."""
+        """Some steps without effect."""
         for name in NAMES:
-            self._turn(name, self._steps(0)[:_WARMUP])
-            self.trainees[name].rewind()
+            with self.trainees[name].frozen():
+                self._turn(name, self._steps(0)[:_WARMUP])
 
     def _look(self, name: str, times: list[float]) -> None:
         """Reports what the last steps took and how good this replica is now."""

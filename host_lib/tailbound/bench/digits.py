@@ -1,4 +1,4 @@
-"""The demo's data and model: handwritten digits of 8 x 8 pixels, and a convolutional net that fills several buckets.
+"""Data and model of the demo and the training benchmark: handwritten digits of 8 x 8 pixels, and a net that fits them.
 
 The digits ship with scikit-learn (a part of the UCI optical recognition set), so nothing is downloaded.
 """
@@ -41,7 +41,7 @@ def load(seed: int) -> Digits:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise CapabilityError("the demo's data comes with scikit-learn: pip install 'tailbound[demo]'") from error
+        raise CapabilityError("the digits come with scikit-learn: pip install 'tailbound[demo]'") from error
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(seed).permutation(len(labels))
     images = (images[order] / 16).astype(np.float32).reshape(-1, 1, 8, 8)
@@ -70,7 +70,10 @@ def batches(count: int, ranks: int, per_rank: int, epoch: int, seed: int) -> Ite
 
 
 def model(seed: int) -> nn.Module:
-    """The net, the same for the same seed. No BatchNorm: running statistics would need barriers of their own."""
+    """A net that fills several buckets, the same for the same seed.
+
+    No BatchNorm: running statistics would need barriers of their own.
+    """
     torch.manual_seed(seed)
     net = nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
@@ -86,6 +89,11 @@ def model(seed: int) -> nn.Module:
         nn.ReLU(),
         nn.Linear(_HIDDEN, 10),
     )
+    return initialised(net)
+
+
+def initialised(net: nn.Sequential) -> nn.Sequential:
+    """``net`` with weights for layers of ReLU (He et al., "Delving deep into rectifiers", 2015) and no biases."""
     for layer in net:
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")

@@ -1,0 +1,39 @@
+"""What the pictures of the demo and of the benchmarks have in common: a figure without a window, and quiet axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tailbound.errors import CapabilityError
+
+INK, FAINT, GREY = "#1f2937", "#9ca3af", "#4b5563"
+#: By variant.
+COLOURS = {
+    "tailbound": "#0f766e", "gloo": "#c2410c", "fp16": "#7c3aed", "powersgd": "#2563eb", "none": "#6b7280",
+    "noop": "#a3a3a3",
+}  # fmt: skip
+
+
+def new_figure(width: float, height: float) -> Any:
+    """A matplotlib figure of so many inches.
+
+    Raises:
+        CapabilityError: matplotlib is missing.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise CapabilityError("the picture needs matplotlib: pip install 'tailbound[plots]'") from error
+    figure = Figure(figsize=(width, height), dpi=160, facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def dress(axes: Any) -> None:
+    """Takes away what is not needed, and colours the rest."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(FAINT)
+    axes.tick_params(colors=INK, labelsize=9)
+    axes.grid(axis="y", color="#e5e7eb", linewidth=0.8)
+    axes.set_axisbelow(True)

@@ -1,0 +1,183 @@
+"""``tailbound bench train``: the same training with every way to average, in turns of a few steps in one lab.
+
+Scenarios (``train_plan``): ``compute``, where backward takes longer than communication, against steps that do not
+communicate; ``communication``, where 101 MB of gradients cross cables of 1 Gbit/s; ``accuracy``, the demo's model after
+equal epochs under losses. All variants train in the same processes on the same batches from the same weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tailbound.bench.allreduce import conditions
+from tailbound.bench.places import Loopback, Place, open_place
+from tailbound.bench.prepare import Preparation
+from tailbound.bench.save import save
+from tailbound.bench.start import StartLine
+from tailbound.bench.tail import aims_table
+from tailbound.bench.team import Team
+from tailbound.bench.train_plan import Scenario
+from tailbound.bench.train_plot import check, draw
+from tailbound.bench.train_rows import Record, aims, row, table
+from tailbound.errors import CapabilityError, ConfigError
+from tailbound.lab.spec import LabSpec
+
+_WORKER = "tailbound.bench.train_worker"
+#: Seconds that a rank waits for another one at the start of a turn, and the whole run for any report: under losses a
+#: step over TCP takes as long as its retransmission timer wants.
+_PATIENCE, _SILENCE = 170.0, 200.0
+
+
+def run(
+    scenarios: Sequence[Scenario],
+    *,
+    datapath: str = "auto",
+    options: Mapping[str, Any] | None = None,
+    lab_only: bool = False,
+    json_file: Path | None = None,
+    plot: Path | None = None,
+    console: Console | None = None,
+) -> list[dict[str, Any]]:
+    """Trains, prints tables, writes ``json_file`` after every seed and the plot at the end; returns the rows.
+
+    Args:
+        scenarios: of ``train_plan.plan``.
+        datapath: ``auto``, ``xdp`` or ``udp``.
+        options: of ``TailboundState``, beside the datapath.
+        lab_only: without root, refuse instead of training on loopback without rates and losses.
+        json_file: where the rows go.
+        plot: where the picture goes; None: beside ``json_file``, if there is one.
+        console: where tables and progress go.
+
+    Raises:
+        ConfigError, CapabilityError: what is asked for cannot be had here, or an extra is missing.
+        TransportError: a worker failed.
+    """
+    console = console or Console()
+    if not scenarios:
+        raise ConfigError("give at least one scenario")
+    try:
+        from tailbound.bench import digits
+        from tailbound.bench.trainee import MALLOC
+    except ModuleNotFoundError as error:
+        raise CapabilityError(f"training needs {error.name}: pip install 'tailbound[demo]'") from error
+    plot = _where(plot, json_file, console)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="tailbound-bench-") as name, Preparation() as preparation:
+        folder = Path(name)
+        console.print("preparing: the data, and machine code that is not in the cache yet", highlight=False)
+        for seed in {seed for scenario in scenarios for seed in scenario.seeds}:
+            digits.save(digits.load(seed), folder / f"digits{seed}.npz")
+        preparation.wait()
+        for scenario in scenarios:
+            for loss in scenario.losses:
+                with _place(scenario, loss, datapath, lab_only, console) as (place, why_not):
+                    if place is None:
+                        continue
+                    settings = conditions(place.spec, why_not is None) | {"cpus": os.cpu_count() or 1}
+                    StartLine.create(folder / "start", scenario.workers)
+                    job = dataclasses.asdict(scenario) | {
+                        "folder": name, "variants": scenario.variants_at(loss), "patience": _PATIENCE,
+                        "options": dict(options or {}), "datapath": datapath if why_not is None else "udp",
+                    }  # fmt: skip
+                    with Team(place, _WORKER, job, console, env=MALLOC, silence=_SILENCE) as team:
+                        for new in _follow(team, scenario, job["variants"], settings, console):
+                            rows += new
+                            console.print(table(new))
+                            save(rows, json_file)
+                        team.finish()
+    if found := aims(rows):
+        console.print(aims_table(found))
+    if plot is not None:
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        draw(rows, plot)
+        console.print(str(plot), highlight=False, soft_wrap=True)
+    return rows
+
+
+def _where(plot: Path | None, json_file: Path | None, console: Console) -> Path | None:
+    """Where the picture goes; found out now and not after minutes of training.
+
+    Raises:
+        CapabilityError: it is asked for and cannot be drawn.
+    """
+    try:
+        check()
+    except CapabilityError as error:
+        if plot is not None:
+            raise
+        if json_file is not None:
+            console.print(f"no picture beside the JSON file: {error}", highlight=False, soft_wrap=True)
+        return None
+    return plot or (json_file.with_suffix(".png") if json_file is not None else None)
+
+
+@contextmanager
+def _place(
+    scenario: Scenario, loss: float, datapath: str, lab_only: bool, console: Console
+) -> Iterator[tuple[Place | None, str | None]]:
+    """Where to train, and why it is not a lab (None: it is); no place where losses cannot be had.
+
+    Raises:
+        CapabilityError: there can be no lab, and nothing else will do.
+    """
+    spec = LabSpec(scenario.workers, rate=scenario.rate, loss=loss, seed=scenario.seeds[0])
+    with ExitStack() as stack:
+        place: Place | None = None
+        try:
+            place, why_not = stack.enter_context(open_place(spec, datapath))
+        except CapabilityError as error:
+            if lab_only or datapath == "xdp":
+                raise
+            why_not = str(error)
+            if loss:
+                console.print(f"{scenario.name}, loss {loss:.1%}: left out, {why_not}", highlight=False, soft_wrap=True)
+            else:
+                place = stack.enter_context(Loopback(LabSpec(scenario.workers)))
+        if place is not None and why_not is not None:
+            console.print(
+                f"{scenario.name}: no lab, ranks train on loopback over udp without rates: {why_not}",
+                highlight=False,
+                soft_wrap=True,
+            )
+        yield place, why_not
+
+
+def _follow(
+    team: Team, scenario: Scenario, variants: Sequence[str], settings: Mapping[str, Any], console: Console
+) -> Iterator[list[dict[str, Any]]]:
+    """Shows progress; yields the rows of every seed as soon as it is over."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    for seed in scenario.seeds:
+        records = {name: Record() for name in variants}
+        turns: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
+        ends: dict[int, dict[str, Any]] = {}
+        where = f"{scenario.name}, loss {settings['loss']:.1%}, seed {seed}"
+        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+            tasks = {name: progress.add_task(f"{name:>9}", total=scenario.steps) for name in variants}
+            if not console.is_terminal:
+                console.print(f"{where}: {scenario.steps} steps of {', '.join(variants)}", highlight=False)
+            while len(ends) < team.ranks:
+                rank, message = team.next()
+                if message["kind"] == "seed":
+                    ends[rank] = message
+                elif message["kind"] == "turn":
+                    name = message["name"]
+                    turn = turns.setdefault((name, message["number"]), {})
+                    turn[rank] = message
+                    if len(turn) == team.ranks:
+                        record = records[name]
+                        record.add([turn[each] for each in range(team.ranks)])
+                        del turns[name, message["number"]]
+                        progress.update(tasks[name], completed=len(record.curve.iterations))
+        last = [ends[rank] for rank in range(team.ranks)]
+        yield [row(name, records[name], last, scenario, seed, settings) for name in variants]

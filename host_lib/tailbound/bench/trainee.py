@@ -1,0 +1,91 @@
+"""One replica of a model in training, whatever keeps it equal to the others', and its clock."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from tailbound.torch import TailboundState
+
+#: For the environment of workers: gradients are allocated anew in every step, and that glibc maps and unmaps them each
+#: time takes as long as backward.
+MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+
+#: Puts a variant under a model: what to call for the forward pass, and Tailbound's state if it has one.
+Wrap = Callable[[nn.Module, torch.optim.Optimizer], tuple[nn.Module, TailboundState | None]]
+
+
+class StepTime(NamedTuple):
+    """Seconds of one step: forward pass and loss, backward pass with its communication, optimizer."""
+
+    forward: float
+    backward: float
+    update: float
+
+    @property
+    def whole(self) -> float:
+        """Their sum."""
+        return self.forward + self.backward + self.update
+
+
+class Trainee:
+    """A replica in training by SGD.
+
+    Args:
+        net: the model, with the same weights on all ranks.
+        wrap: puts a variant under it.
+        rate: learning rate.
+        momentum: of SGD.
+        delay: seconds that this rank computes longer in every step.
+    """
+
+    def __init__(self, net: nn.Module, wrap: Wrap, *, rate: float, momentum: float = 0.9, delay: float = 0.0) -> None:
+        self.net, self._delay = net, delay
+        self._optimizer = torch.optim.SGD(net.parameters(), lr=rate, momentum=momentum, fused=True)
+        self._model, self.state = wrap(net, self._optimizer)
+        self._loss = nn.CrossEntropyLoss()
+
+    def step(self, images: torch.Tensor, labels: torch.Tensor) -> StepTime:
+        """One training step; its times."""
+        begin = time.perf_counter()
+        self._optimizer.zero_grad(set_to_none=True)
+        loss = self._loss(self._model(images), labels)
+        if self._delay:
+            time.sleep(self._delay)
+        forward = time.perf_counter()
+        loss.backward()
+        backward = time.perf_counter()
+        self._optimizer.step()
+        return StepTime(forward - begin, backward - forward, time.perf_counter() - backward)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Steps within change neither the weights nor the optimizer: everything is as in a real step but its effect."""
+        before = copy.deepcopy(self._optimizer.state_dict())
+        for group in self._optimizer.param_groups:
+            group["lr"] = 0.0
+        try:
+            yield
+        finally:
+            self._optimizer.load_state_dict(before)
+
+    @torch.no_grad()
+    def accuracy(self, images: torch.Tensor, labels: torch.Tensor) -> float:
+        """Fraction of right answers of this replica."""
+        return float((self.net(images).argmax(1) == labels).float().mean())
+
+    def weights(self) -> NDArray[np.float32]:
+        """All parameters, f32[n]."""
+        return np.concatenate([p.detach().numpy().ravel() for p in self.net.parameters()])
+
+    def gradient_bytes(self) -> int:
+        """Bytes of a step's gradients."""
+        return sum(p.numel() * p.element_size() for p in self.net.parameters() if p.requires_grad)

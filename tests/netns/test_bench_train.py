@@ -1,0 +1,67 @@
+"""``tailbound bench train``, tiny: every variant trains in a lab under loss, and on loopback without one."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tailbound.bench.train import run
+from tailbound.bench.train_plan import VARIANTS, plan
+from tailbound.errors import CapabilityError
+
+pytestmark = pytest.mark.needs("torch", "sklearn", "matplotlib")
+
+
+@pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
+def test_all_variants_train_in_turn(tmp_path: Path) -> None:
+    said = io.StringIO()
+    file = tmp_path / "out" / "train.json"
+    # two turns of two steps, a look before and after each
+    chosen = plan(["accuracy"], workers=2, batch=32, steps=4, turn=2, losses=(0.0,), seeds=(1,), variants=VARIANTS)
+    rows = run(chosen, datapath="xdp", json_file=file, console=Console(file=said, width=120))
+    assert json.loads(file.read_text()) == rows
+    assert [row["name"] for row in rows] == list(VARIANTS)
+    by = {row["name"]: row for row in rows}
+    for row in rows:
+        assert (row["workers"], row["steps"], row["complete"], row["lab"]) == (2, 4, True, True)
+        assert 0 < row["step_p50_ms"] <= row["step_p99_ms"]
+        assert row["steps_per_s"] > 0
+        assert len(row["curve"]["accuracy"]) == 3
+        assert row["curve"]["accuracy"][0] == rows[0]["curve"]["accuracy"][0]  # the same weights
+        assert row["gradient_bytes"] == by["gloo"]["gradient_bytes"]
+    assert by["tailbound"]["datapath"] == "xdp"
+    assert by["tailbound"]["delivered"] > 0.9
+    # averages lead elsewhere than a rank's own gradients, and all averages lead to about the same place
+    assert by["gloo"]["curve"]["accuracy"] != by["none"]["curve"]["accuracy"] == by["noop"]["curve"]["accuracy"]
+    for name in ("fp16", "tailbound"):
+        assert abs(by[name]["accuracy"] - by["gloo"]["accuracy"]) < 0.1
+    assert "points below gloo" in said.getvalue()
+    assert (tmp_path / "out" / "train.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_root_it_trains_on_loopback_leaves_losses_out_and_stops_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    said = io.StringIO()
+    # the time is over after the first turn of each
+    chosen = plan(
+        ["accuracy"], workers=2, steps=6, turn=2, losses=(0.0, 0.01), seeds=(1,), rate=10**9, seconds=1e-6,
+        variants=("gloo", "tailbound"),
+    )  # fmt: skip
+    rows = run(chosen, console=Console(file=said, width=300))
+    assert [(row["name"], row["steps"], row["complete"]) for row in rows] == [
+        ("gloo", 2, False), ("tailbound", 2, False),
+    ]  # fmt: skip
+    assert {(row["rate"], row["lab"]) for row in rows} == {(None, False)}
+    assert rows[1]["datapath"] == "udp"
+    words = said.getvalue()
+    assert "no lab, ranks train on loopback over udp without rates" in words
+    assert "loss 1.0%: left out" in words
+    with pytest.raises(CapabilityError, match="root"):
+        run(chosen, lab_only=True, console=Console(file=said))

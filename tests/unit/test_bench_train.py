@@ -1,0 +1,250 @@
+"""The training benchmark's pure parts: scenarios and changes to them, records, rows, aims, options, the picture."""
+
+from __future__ import annotations
+
+import io
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tailbound import cli
+from tailbound.bench.cpu import busy_seconds
+from tailbound.bench.train_plan import IMAGES, SCENARIOS, VARIANTS, Scenario, parse_options, plan
+from tailbound.bench.train_rows import Record, aims, row, table
+from tailbound.errors import ConfigError
+from tailbound.lab.spec import LabSpec
+
+
+def test_all_scenarios_by_default_in_their_order() -> None:
+    assert plan() == list(SCENARIOS.values())
+    assert [s.name for s in plan(["accuracy", "compute"])] == ["compute", "accuracy"]
+    for scenario in plan():
+        assert "tailbound" in scenario.variants
+        assert scenario.rate in (None, 10**9)
+    assert SCENARIOS["accuracy"].losses == (0.0, 0.01, 0.05)
+    assert len(SCENARIOS["accuracy"].seeds) == 3
+
+
+def test_changes_are_for_all_scenarios_and_none_changes_nothing() -> None:
+    chosen = plan(workers=2, rate=0, losses=(0.02,), seeds=None, variants=("gloo",))
+    assert {(s.workers, s.rate, s.losses, s.variants) for s in chosen} == {(2, None, (0.02,), ("gloo",))}
+    assert [s.seeds for s in chosen] == [s.seeds for s in SCENARIOS.values()]
+    assert chosen[0].steps == SCENARIOS["compute"].steps
+
+
+def test_epochs_become_steps_of_the_whole_team() -> None:
+    (scenario,) = plan(["accuracy"], workers=2, batch=100, epochs=3)
+    assert scenario.steps == 3 * (IMAGES // 200)
+
+
+def test_quick_is_shorter_but_what_is_asked_for_wins() -> None:
+    for quick, full in zip(plan(quick=True), plan(), strict=True):
+        assert quick.steps < full.steps
+        assert quick.seeds == (1,)
+    assert {s.steps for s in plan(quick=True, steps=3)} == {3}
+
+
+@pytest.mark.parametrize(
+    ("names", "changes", "words"),
+    [
+        (["storm"], {}, "storm.*compute"),
+        ([], {"steps": 3, "epochs": 1}, "either steps or epochs"),
+        ([], {"epochs": 0}, "at least one"),
+        ([], {"steps": 0}, "at least one step"),
+        ([], {"seconds": 0.0}, "some seconds"),
+        ([], {"workers": 1}, "at least 2 workers"),
+        ([], {"workers": 100, "batch": 100}, f"{IMAGES} images"),
+        ([], {"losses": (1.5,)}, "loss 1.5"),
+        ([], {"losses": (0.1, 0.1)}, "twice"),
+        ([], {"rate": 5}, "rate 5"),
+        ([], {"variants": ("gloo", "mpi")}, "mpi cannot be trained.*powersgd"),
+    ],
+)
+def test_what_cannot_be_is_refused(names: list[str], changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        plan(names, **changes)
+
+
+def test_tcp_is_trained_at_the_first_loss_only_unless_asked() -> None:
+    (scenario,) = plan(["accuracy"], variants=("tailbound", "gloo", "none"))
+    assert scenario.variants_at(0.0) == ("none", "gloo", "tailbound")
+    assert scenario.variants_at(0.05) == ("tailbound",)
+    (scenario,) = plan(["accuracy"], variants=("tailbound", "gloo", "none"), lossy_tcp=True)
+    assert scenario.variants_at(0.05) == ("gloo", "tailbound")
+    (scenario,) = plan(["accuracy"], losses=(0.05,))
+    assert scenario.variants_at(0.05) == ("gloo", "fp16", "powersgd", "tailbound")
+
+
+def test_options_are_values_or_words() -> None:
+    assert parse_options(["late=carry", "hadamard=False", "ring_mib = 128.5", "deadline_ms=(1, 2)"]) == {
+        "late": "carry", "hadamard": False, "ring_mib": 128.5, "deadline_ms": (1, 2),
+    }  # fmt: skip
+    for wrong in ("late", "=3", "a b=1"):
+        with pytest.raises(ConfigError, match="NAME=VALUE"):
+            parse_options([wrong])
+
+
+# -- records and rows ---------------------------------------------------------------------------------------------
+
+
+def report(steps: list[list[float]], **values: Any) -> dict[str, Any]:
+    return {"steps": steps, "wall": sum(map(sum, steps)), "cpu": 0.1, "busy": 0.4, "accuracy": None} | values
+
+
+def record() -> Record:
+    """Two ranks, a look before anything, three steps in two turns."""
+    found = Record()
+    found.add([report([], accuracy=0.1), report([], accuracy=0.2)])
+    found.add([report([[0.1, 0.2, 0.1], [0.1, 0.1, 0.0]]), report([[0.1, 0.3, 0.1], [0.0, 0.1, 0.0]])])
+    found.add([report([[0.1, 0.2, 0.0]], accuracy=0.96), report([[0.1, 0.1, 0.0]], wall=0.5, accuracy=0.97)])
+    return found
+
+
+def test_a_record_adds_up_the_slowest_rank_and_looks_at_the_worst_replica() -> None:
+    found = record()
+    assert found.curve.iterations == pytest.approx([0.5, 0.2, 0.3])
+    assert [accuracy for _, accuracy in found.curve.points] == [0.1, 0.96]
+    assert found.curve.points[1][0] == pytest.approx(1.0)
+    assert found.wall == pytest.approx(0.6 + 0.5)
+    assert found.parts["backward"] == pytest.approx([0.25, 0.1, 0.15])
+    assert found.cpu == pytest.approx(0.6)
+    assert found.busy == pytest.approx(1.2)
+
+
+SETTINGS = {"loss": 0.0, "rate": 10**9, "lab": True, "wire": False, "cpus": 2}
+END = {
+    "gradient_bytes": 8_000_000, "expected": 100, "delivered": 99, "deadline_hits": 1, "datapath": "xdp",
+}  # fmt: skip
+
+
+def scenario(**changes: Any) -> Scenario:
+    return plan(["communication"], workers=2, steps=3, **changes)[0]
+
+
+def test_a_row_has_what_was_asked_for() -> None:
+    found = row("tailbound", record(), [END, END], scenario(), 7, SETTINGS)
+    for name in ("name", "workers", "rate", "loss", "seed", "steps_per_s", "accuracy", "step_p50_ms", "step_p99_ms"):
+        assert name in found
+    assert found["steps_per_s"] == pytest.approx(3 / 1.1)
+    assert (found["step_p50_ms"], found["step_p99_ms"]) == (pytest.approx(300), pytest.approx(500))
+    assert (found["accuracy"], found["seed"], found["datapath"], found["complete"]) == (0.96, 7, "xdp", True)
+    assert (found["delivered"], found["deadline_hits"]) == (0.99, 2)
+    assert found["busy"] == pytest.approx(1.2 / 1.1 / 2)
+    assert found["backward_ms"] == pytest.approx(500 / 3)
+    theirs = row("gloo", record(), [{"gradient_bytes": 8}] * 2, scenario(), 7, SETTINGS)
+    assert (theirs["datapath"], theirs["delivered"], theirs["deadline_hits"]) == ("tcp", 1.0, 0)
+    assert row("none", record(), [{"gradient_bytes": 8}] * 2, scenario(), 7, SETTINGS)["datapath"] is None
+    cut = row("gloo", record(), [{"gradient_bytes": 8}] * 2, scenario(seconds=1.0, batch=5), 7, SETTINGS)
+    assert cut["complete"]
+    assert not row("gloo", record(), [{"gradient_bytes": 8}] * 2, plan(["accuracy"])[0], 7, SETTINGS)["complete"]
+
+
+def test_a_variant_that_never_had_a_turn_has_a_row_without_times() -> None:
+    found = row("gloo", Record(), [{"gradient_bytes": 8}], scenario(), 1, SETTINGS)
+    assert (found["steps_per_s"], found["step_p50_ms"], found["accuracy"], found["busy"]) == (0.0, None, None, None)
+    said = io.StringIO()
+    Console(file=said, width=100).print(table([found]))
+    assert "gloo" in said.getvalue()
+
+
+# -- aims ---------------------------------------------------------------------------------------------------------
+
+
+def told(scenario: str, name: str, **values: Any) -> dict[str, Any]:
+    return {
+        "scenario": scenario, "name": name, "loss": 0.0, "seed": 1, "steps_per_s": 1.0, "accuracy": 0.97,
+        "complete": True,
+    } | values  # fmt: skip
+
+
+def test_aims() -> None:
+    good = [
+        told("compute", "none"), told("compute", "tailbound", steps_per_s=0.96),
+        told("communication", "gloo"), told("communication", "fp16", steps_per_s=1.9),
+        told("communication", "powersgd", steps_per_s=3.0), told("communication", "tailbound", steps_per_s=3.6),
+        told("accuracy", "gloo"), told("accuracy", "gloo", seed=2, accuracy=0.98),
+        told("accuracy", "powersgd", accuracy=0.9),
+        told("accuracy", "tailbound"), told("accuracy", "tailbound", seed=2, accuracy=0.976),
+        told("accuracy", "tailbound", loss=0.05, accuracy=0.968),
+    ]  # fmt: skip
+    found = {what: (value, reached) for what, value, _, reached in aims(good)}
+    assert len(found) == 8
+    assert all(reached for _, reached in found.values())
+    assert found["communication: step rate over gloo"][0] == pytest.approx(3.6)
+    assert found["accuracy at loss 0%: points below gloo"][0] == pytest.approx(0.2)
+    assert found["accuracy at loss 5%: points below gloo"][0] == pytest.approx(0.2)
+    bad = [
+        told("compute", "none"), told("compute", "tailbound", steps_per_s=0.9),
+        told("communication", "gloo"), told("communication", "fp16", steps_per_s=2.0),
+        told("communication", "powersgd", steps_per_s=4.0, accuracy=0.98),
+        told("communication", "tailbound", steps_per_s=3.4),
+        told("accuracy", "gloo"), told("accuracy", "tailbound", accuracy=0.96),
+    ]  # fmt: skip
+    found = {what: (value, reached) for what, value, _, reached in aims(bad)}
+    assert len(found) == 6
+    assert not any(reached for _, reached in found.values())
+    assert aims([told("accuracy", "tailbound"), told("accuracy", "gloo", complete=False)]) == []
+    assert aims([]) == []
+
+
+# -- the rest -----------------------------------------------------------------------------------------------------
+
+
+def test_the_machine_gets_busier(tmp_path: Path) -> None:
+    (tmp_path / "stat").write_text("cpu  100 20 30 9999 50 6 4 77 0 0\ncpu0 1 2 3\n")
+    assert busy_seconds(tmp_path / "stat") == pytest.approx(160 / 100)
+
+
+@pytest.mark.needs("matplotlib")
+def test_the_picture_has_a_line_for_every_scenario(tmp_path: Path) -> None:
+    from tailbound.bench.train_plot import draw
+
+    rows = [
+        row(name, record(), [END, END], plan([one], workers=2, steps=3)[0], 1, SETTINGS | {"loss": loss})
+        for one in SCENARIOS
+        for name in VARIANTS
+        for loss in (0.0, 0.01)
+    ]
+    draw(rows, tmp_path / "train.png")
+    picture = (tmp_path / "train.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    width, height = struct.unpack(">2I", picture[16:24])
+    assert (width, height) == (1760, int(160 * (0.4 + 3 * 4.1)))
+    draw([], tmp_path / "nothing.png")
+    assert not (tmp_path / "nothing.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--loss", "2"], "outside 0 <= p < 1"),
+        (["--rate", "fast"], "is not a rate"),
+        (["--steps", "3", "--epochs", "1"], "either steps or epochs"),
+        (["--option", "late"], "NAME=VALUE"),
+        (["--variants", "mpi"], "powersgd"),
+        (["--workers", "300", "--batch", "9"], "1437 images"),
+    ],
+)
+def test_wrong_arguments_are_told(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "train", *arguments]) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_arguments_reach_the_benchmark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr("tailbound.bench.train.run", lambda scenarios, **more: seen.update(more, scenarios=scenarios))
+    network = ["--scenario", "accuracy", "-n", "2", "--loss", "0", "--loss", "1%"]
+    training = ["--seeds", "2", "--seed", "5", "--epochs", "1", "--variants", "gloo", "--option", "late=carry"]
+    assert cli.main(["bench", "train", *network, *training]) == 0
+    (scenario,) = seen["scenarios"]
+    assert (scenario.workers, scenario.losses, scenario.seeds) == (2, (0.0, 0.01), (5, 6))
+    assert (scenario.variants, scenario.steps) == (("gloo",), IMAGES // 32)
+    assert (seen["lab_only"], seen["options"]) == (True, {"late": "carry"})
+    assert cli.main(["bench", "train"]) == 0
+    assert seen["scenarios"] == plan()
+    assert (seen["lab_only"], seen["json_file"], seen["plot"]) == (False, None, None)
+    assert cli.main(["bench", "train", "--rate", "none"]) == 0
+    assert LabSpec(4, rate=seen["scenarios"][0].rate).rate is None
