@@ -16,21 +16,25 @@ import os
 import sys
 import tempfile
 import unittest
+from typing import Any
 
 # the suite reads these as it is imported
 os.environ.setdefault("BACKEND", "tailbound")
 os.environ.setdefault("WORLD_SIZE", "2")
 os.environ.setdefault("TEMP_DIR", tempfile.gettempdir())
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # OpenMP does not survive a fork
 
 from torch.testing._internal.common_distributed import DistTestCases
-from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
 
 from tailbound.autoload import register_backend
 
 register_backend()  # where the package is installed, `import torch` has done it
-for feature in ("ddp", "subgroup", "plugin"):
+for feature in ("gpu", "cuda", "ddp", "subgroup", "plugin"):
     DistTestCases.backend_feature[feature].add("tailbound")
+
+# not before: what is skipped is decided as it is imported
+from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend  # noqa: E402
 
 #: What the names of a family's tests begin with.
 FAMILIES = {
@@ -43,11 +47,23 @@ FAMILIES = {
 
 
 class TailboundSuite(TestDistBackend, DistributedTest._DistTestBase):
-    """All tests of PyTorch's suite; the processes of each start as forks of this one, not as new interpreters."""
+    """All tests of PyTorch's suite; their processes are forked from a server that has imported PyTorch."""
 
     def setUp(self) -> None:
         super().setUp()
-        self._start_processes(multiprocessing.get_context("fork").Process)
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["__main__", "tailbound.torch"])
+
+        def start(target: Any, name: str, args: Any, kwargs: Any) -> Any:
+            # the server has the environment of its own start, and every test has folders of its own
+            return context.Process(target=_with_environment, name=name, args=(dict(os.environ), target, args, kwargs))
+
+        self._start_processes(start)
+
+
+def _with_environment(environment: dict[str, str], target: Any, args: Any, kwargs: Any) -> None:
+    os.environ.update(environment)
+    target(*args, **kwargs)
 
 
 def select(wanted: list[str]) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import re
 import subprocess
 import sys
 import tomllib
@@ -107,7 +106,7 @@ import tailbound.torch
 value = torch.full((4096,), 1.0 + dist.get_rank())
 with tailbound.torch.bounded():
     dist.all_reduce(value)
-assert value.sub(3).abs().max() < 0.1, value
+assert value.sub(3).square().mean() / 9 < 4e-3, value
 dist.all_reduce(exact := torch.ones(3))
 assert exact.tolist() == [2, 2, 2]
 if sys.argv[1] == "destroy":
@@ -140,47 +139,42 @@ def test_torchrun_knows_the_backend_without_an_import(end: str, repository: Path
 
 
 #: Of PyTorch's own tests: one of every kind, the cheap ones.
-SUITE = [
-    "test_all_reduce_sum$",
-    "test_all_reduce_sum_async",
-    "test_all_reduce_sum_complex",
-    "test_all_reduce_max",
-    "test_all_reduce_coalesced_sum",
-    "test_all_reduce_full_group_sum",
-    "test_sparse_all_reduce_sum$",
-    "test_broadcast$",
-    "test_broadcast_full_group",
-    "test_broadcast_object_list",
-    "test_all_gather$",
-    "test_all_gather_full_group",
-    "test_all_gather_coalesced_simple",
-    "test_all_gather_object_default_pg",
-    "test_barrier$",
-    "test_barrier_full_group",
-    "test_DistributedDataParallelCPU$",
-    "test_DistributedDataParallelCPU_grad_is_view",
-    "test_ddp_logging_data_cpu",
-    "test_accumulate_gradients_no_sync$",
-    "test_ddp_buffer_hook_allreduce$",
-    "test_reduce_sum$",
-    "test_scatter$",
-    "test_gather$",
-]
-
+SUITES = {
+    "reductions": [
+        "test_all_reduce_sum$",
+        "test_all_reduce_max$",
+        "test_all_reduce_coalesced_max_complex_unsupported",
+        "test_reduce_sum$",
+        "test_barrier$",
+    ],
+    "copies": [
+        "test_broadcast$",
+        "test_broadcast_full_group",
+        "test_all_gather$",
+        "test_all_gather_object_default_pg",
+        "test_scatter$",
+    ],
+    "ddp": [
+        "test_DistributedDataParallelCPU$",
+        "test_DistributedDataParallelCPU_grad_is_view",
+        "test_ddp_logging_data_cpu",
+    ],
+}
 
 
 @pytest.mark.needs("expecttest")
-def test_pytorchs_own_tests_pass(repository: Path) -> None:
-    """``tests/torch/distributed_suite.py`` runs all of them by hand."""
+@pytest.mark.parametrize("family", SUITES)
+def test_pytorchs_own_tests_pass(repository: Path, family: str) -> None:
+    """Some of each family, none of which may be skipped; ``distributed_suite.py`` runs all of them by hand."""
     script = repository / "tests" / "torch" / "distributed_suite.py"
     path = os.pathsep.join([str(repository / "host_lib"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, str(script), *SUITE],
+        [sys.executable, str(script), *SUITES[family]],
         env={**os.environ, "PYTHONPATH": path, "BACKEND": "tailbound", "WORLD_SIZE": "2"},
         capture_output=True,
         text=True,
-        timeout=115,
+        timeout=110,
     )
-    passed = re.findall(r"(test_\w+) \(.*\) \.\.\. ok", done.stderr)
     assert done.returncode == 0, done.stderr
-    assert len(passed) == len(SUITE), done.stderr
+    assert f"Ran {len(SUITES[family])} tests" in done.stderr, done.stderr
+    assert done.stderr.rstrip().endswith("\nOK"), done.stderr

@@ -330,7 +330,7 @@ def test_steady_state_allocates_nothing_big() -> None:
     with team(ranks, patient()) as job:
         inputs = gradients("U", ranks, numel, seed=0)
         outs = [np.empty(numel, np.float32) for _ in range(ranks)]
-        loop(job, inputs, outs, 4)
+        loop(job, inputs, outs, 220)  # what is remembered of the last 200 ops is there now
         kept, peaks = [], []
         tracemalloc.start()
         try:

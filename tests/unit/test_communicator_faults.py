@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from support import MS, PATIENCE, Team, Trouble, exact_mean, gradients, hasty, nmse, patient, team
-from tailbound.collective import collect
+from tailbound.collective.coder import HostCoder
 from tailbound.collective.communicator import Communicator
 from tailbound.errors import LayoutError
 from tailbound.wire.schema import PacketType
@@ -46,14 +46,14 @@ def seconds(communicator: Communicator) -> float:
 def sources(monkeypatch: pytest.MonkeyPatch) -> dict[int, np.ndarray]:
     """Address of an op's output -> where each row of it was read from (-1: missing)."""
     seen: dict[int, np.ndarray] = {}
-    original = collect.decode
+    original = HostCoder.decode
 
     def decode(results: Any, own: Any, source: np.ndarray, *rest: Any, **named: Any) -> int:
         out = rest[-1]
         seen[out.ctypes.data] = source.copy()
         return original(results, own, source, *rest, **named)
 
-    monkeypatch.setattr(collect, "decode", decode)
+    monkeypatch.setattr(HostCoder, "decode", staticmethod(decode))
     return seen
 
 

@@ -41,7 +41,7 @@ def test_what_is_lost_is_sent_again_and_nothing_is_missing(form: str) -> None:
     """Five percent both ways, and doubles: no deadline is near, so that gaps alone bring everything."""
     ranks = 3
     trouble = shuffled(7, loss=0.05, twice=0.05)
-    with switched_team(ranks, patient(quiet=5 * MS), form=form, trouble=trouble) as (job, switch):
+    with switched_team(ranks, patient(quiet=20 * MS), form=form, trouble=trouble) as (job, switch):
         for op in range(8):
             inputs = gradients("U", ranks, NUMEL, seed=op)
             results = job.allreduce(inputs)

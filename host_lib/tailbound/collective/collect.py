@@ -96,12 +96,14 @@ def _finish(job: Job, op: Op, why: Why) -> None:
         if outcome.overwritten:
             job.counters["results_overwritten"] += outcome.overwritten
         outcome.delivered += present - outcome.overwritten
-        others = shape.rows - int(place.placement.counts[job.rank])
-        outcome.expected += others
-        outcome.missed = others - present + outcome.overwritten
-        _suspect(job, op, by_owner)
-        if why == "deadline":
-            _cut(job, op, by_owner)
+        outcome.void = present == 0 and _nobody_had_any(job, op)
+        if not outcome.void:
+            others = shape.rows - int(place.placement.counts[job.rank])
+            outcome.expected += others
+            outcome.missed = others - present + outcome.overwritten
+            _suspect(job, op, by_owner)
+            if why == "deadline":
+                _cut(job, op, by_owner)
     coder, out, seed, rotate = op.launch.coder, op.launch.out, seed_of(job.cookie, op.label), op.rotate
 
     def part(scratch: Scratch, groups: tuple[int, int]) -> int:
@@ -121,11 +123,11 @@ def _finish(job: Job, op: Op, why: Why) -> None:
 
     outcome.failed_groups = sum(job.lanes.each(shape.groups, part, divide=coder.divisible))
     empty = outcome.failed_groups == shape.groups
-    if empty:
-        _nothing_came(job, op)
     if outcome.failed_groups:
         job.counters["failed_groups"] += outcome.failed_groups
-    watch.collected(job, op, by_owner)
+    if not outcome.void:  # else nothing was lost
+        watch.collected(job, op, by_owner)
+    outcome.void |= empty and outcome.abstained
     _settle_scales(job, op)
     outcome.label = op.label
     outcome.late = outcome.late or (not op.own_present and not outcome.abstained and not op.silent)
@@ -135,14 +137,10 @@ def _finish(job: Job, op: Op, why: Why) -> None:
     note(job, op, why, job.now())
 
 
-def _nothing_came(job: Job, op: Op) -> None:
-    """Whether no rank had anything to bring: then nobody has more of this op than this rank."""
-    outcome = op.outcome
-    brought = not (outcome.abstained or outcome.unsent or op.silent)
-    agreed = not brought and bool(job.waited_for) and op.abstainers.issuperset(job.waited_for)
-    if agreed:
-        outcome.missed = 0
-    outcome.void = agreed or outcome.abstained
+def _nobody_had_any(job: Job, op: Op) -> bool:
+    """Whether no rank brought rows, as all say (a loss scale overflows on all ranks, say): no owner is to blame."""
+    brought = not (op.outcome.abstained or op.outcome.unsent or op.silent)
+    return not brought and bool(job.waited_for) and op.abstainers.issuperset(job.waited_for)
 
 
 def _cut(job: Job, op: Op, by_owner: np.ndarray) -> None:

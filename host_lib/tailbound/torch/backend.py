@@ -57,6 +57,7 @@ class TailboundProcessGroup(dist.ProcessGroup):
         """The store that the group was made with."""
         return self._store
 
+    @torch.compiler.disable
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> dist.Work:
         """All-reduces ``tensors`` in place; bounded if asked for and possible, else by Gloo.
 
@@ -70,6 +71,7 @@ class TailboundProcessGroup(dist.ProcessGroup):
             return self._bounded.allreduce(self, tensors, opts.reduceOp)
         return super().allreduce(tensors, opts)
 
+    @torch.compiler.disable
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
         """All-reduces every one of ``tensors`` in place; as ``allreduce``."""
         if not isinstance(opts, dist.AllreduceCoalescedOptions):

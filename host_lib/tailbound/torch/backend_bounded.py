@@ -14,7 +14,8 @@ from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TransportError
 from tailbound.torch.backend_steps import MOST_OPS, Steps, Turn
 from tailbound.torch.backend_work import BoundedWork
-from tailbound.torch.state import DTYPES, TailboundState
+from tailbound.torch.memory import DTYPES
+from tailbound.torch.state import TailboundState
 
 
 def can_be_bounded(tensors: list[torch.Tensor], op: Any) -> bool:

@@ -70,7 +70,7 @@ def check_collective(collective: str, *, switch: bool) -> None:
         ConfigError: it does not.
     """
     if collective == "switch" and not switch:
-        raise ConfigError("collective 'switch' needs a switch: give datapath='switch' and its address")
+        raise ConfigError("collective 'switch' needs datapath='switch' and a switch: give both")
     if collective == "transpose" and switch:
         raise ConfigError("collective 'transpose' leaves out the switch that was given: choose 'auto' or 'switch'")
 
