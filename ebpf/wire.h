@@ -38,6 +38,7 @@
 #define TB_FLAG_FIRST_HALF 128
 #define TB_FLAG_SUMS 256
 #define TB_FLAG_SWITCHED 512
+#define TB_FLAG_NIBBLES 1024
 
 /* Header of every Tailbound packet, after UDP, network byte order. */
 struct tb_header {

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+import options_jobs
 import resync_jobs
 import torch_jobs
 from tailbound.torch import register, state
@@ -18,7 +19,15 @@ from tailbound.torch.paths import Paths
 
 JOBS: dict[str, Callable[..., Any]] = {
     job.__name__: job
-    for job in (torch_jobs.parity, torch_jobs.abstaining, torch_jobs.alone, resync_jobs.carrying, resync_jobs.stopped)
+    for job in (
+        torch_jobs.parity,
+        torch_jobs.abstaining,
+        torch_jobs.alone,
+        resync_jobs.carrying,
+        resync_jobs.stopped,
+        options_jobs.delayed,
+        options_jobs.refused,
+    )
 }
 
 

@@ -91,13 +91,16 @@ def drifting(rank: int, period: int, losers: set[int]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def stopped(rank: int, victim: int, ring_mib: float, away: int, steps: int, ready: Any, moved: Any) -> dict[str, Any]:
+def stopped(
+    rank: int, victim: int, ring_mib: float, away: int, steps: int, ready: Any, moved: Any,
+    schedule: str = "synchronous",
+) -> dict[str, Any]:  # fmt: skip
     """Trains with ``batches``; the victim stops until the others are ``away`` steps on, catches up or jumps."""
     net = DDP(model(), bucket_cap_mb=0.05)
     optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
     settings = {**SETTINGS, "deadline_ms": (150.0, 150.0), "ring_mib": ring_mib, "share_rows": False}
     computed, jumped, back_at = [], [], 0.0
-    with register(net, optimizer=optimizer, resync_share=50.0, **settings) as state:
+    with register(net, optimizer=optimizer, resync_share=50.0, schedule=schedule, **settings) as state:
         for step in batches(range(steps), state, on_skip=jumped.append):
             if step == 5 and rank == victim:
                 ready.set()
@@ -115,10 +118,13 @@ def stopped(rank: int, victim: int, ring_mib: float, away: int, steps: int, read
         synchronised = state.synchronise(60)
         dist.barrier()
         digests = everywhere((state_digest(net, optimizer), state.stats()["replica"]["sound"], synchronised))
+        assert state.apply_pending() == (schedule == "delayed")
+        applied = everywhere((state_digest(net, optimizer), state.stats()["replica"]["sound"]))
         stats = state.stats()
         dist.barrier()
     return {
-        "computed": computed, "jumped": sum(jumped), "behind": behind, "took": took, "digests": digests, "stats": stats
+        "computed": computed, "jumped": sum(jumped), "behind": behind, "took": took, "digests": digests, "stats": stats,
+        "applied": applied,
     }  # fmt: skip
 
 

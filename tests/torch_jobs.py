@@ -236,7 +236,7 @@ def from_environment(rank: int) -> dict[str, Any]:
         return {
             "datapath": state.communicator.datapath, "ring": config.ring_mib, "rotate": config.rotate,
             "deadlines": (config.deadline_1, config.deadline_2), "share": config.share_rows,
-            "skip": config.safeguard.skip_op, "late": state._late, "result": config.result,
+            "skip": config.safeguard.skip_op, "late": state.contributions.late, "result": config.result,
         }  # fmt: skip
 
 

@@ -13,6 +13,7 @@
 #include "lanes.h"
 #include "ledger.h"
 #include "maps.h"
+#include "nibbles.h"
 #include "op.h"
 #include "packet.h"
 #include "parse.h"
@@ -277,11 +278,17 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 	if (verdict == TB_VERDICT_ADDED) {
 		tb_slot_join(record, p, need, shift);
 		complete = live && tb_ranks_within(control->live, record->ranks);
-		tb_lanes_add(sums, f.codes, f.end, shift);
+		if (p->flags & TB_FLAG_NIBBLES)
+			tb_nibbles_add(sums, f.codes, f.end);
+		else
+			tb_lanes_add(sums, f.codes, f.end, shift);
 	} else if (verdict == TB_VERDICT_STORED) {
 		tb_slot_start(record, p, exponent, need, shift);
 		complete = live && tb_ranks_within(control->live, record->ranks);
-		tb_lanes_store(sums, f.codes, f.end, shift);
+		if (p->flags & TB_FLAG_NIBBLES)
+			tb_nibbles_store(sums, f.codes, f.end);
+		else
+			tb_lanes_store(sums, f.codes, f.end, shift);
 	}
 	bpf_spin_unlock(&lock->lock);
 

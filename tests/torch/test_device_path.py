@@ -69,6 +69,25 @@ def test_a_stopped_rank_applies_what_the_others_have_finished(tmp_path: Path) ->
     assert len({digest for digest, _, synchronised in back["digests"] if synchronised}) == 1
 
 
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+def test_delayed_averages(tmp_path: Path, kind: str) -> None:
+    import device_jobs
+    from processes import Job
+
+    with Job(device_jobs.as_device, 2, tmp_path, "delayed", {0}, kind) as job:
+        for errors in job.results():
+            assert len(errors) == 7
+            assert max(errors) < 1.5e-3
+
+
+def test_what_a_device_has_no_pass_for_is_refused(tmp_path: Path) -> None:
+    import device_jobs
+    from processes import Job
+
+    with Job(device_jobs.as_device, 2, tmp_path, "refused", {0, 1}) as job:
+        job.results()
+
+
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_training_and_synchronising(tmp_path: Path, kind: str) -> None:
     """The job of ``test_cuda``, so that what it asks for is known to be right."""

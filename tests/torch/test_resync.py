@@ -43,14 +43,14 @@ def test_replicas_forced_apart_come_together(tmp_path: Path, period: int, losers
     assert len(set(digests)) == 1 or not all(sound)  # equal, unless something got lost anew
 
 
-def _stopped(folder: Path, ring_mib: float, missed: int, steps: int) -> dict[str, Any]:
+def _stopped(folder: Path, ring_mib: float, missed: int, steps: int, schedule: str) -> dict[str, Any]:
     """What the last of three ranks tells that was stopped while the others made ``missed`` of ``steps`` steps."""
     import resync_jobs
     from processes import PATIENCE, Job
 
     context = multiprocessing.get_context("forkserver")
     ready, moved = context.Event(), context.Event()
-    with Job(resync_jobs.stopped, 3, folder, 2, ring_mib, missed, steps, ready, moved) as job:
+    with Job(resync_jobs.stopped, 3, folder, 2, ring_mib, missed, steps, ready, moved, schedule) as job:
         assert ready.wait(PATIENCE)
         assert moved.wait(PATIENCE)
         os.kill(job.processes[2].pid, signal.SIGCONT)
@@ -61,11 +61,13 @@ def _stopped(folder: Path, ring_mib: float, missed: int, steps: int) -> dict[str
 def _same_in_the_end(back: dict[str, Any]) -> None:
     assert len({digest for digest, sound, _ in back["digests"] if sound}) <= 1, back["digests"]
     assert len({digest for digest, _, synchronised in back["digests"] if synchronised}) == 1, back["digests"]
+    assert len({digest for digest, sound in back["applied"] if sound}) <= 1, back["applied"]
 
 
-def test_a_stopped_rank_applies_what_the_others_have_finished(tmp_path: Path) -> None:
+@pytest.mark.parametrize("schedule", ["synchronous", "delayed"])
+def test_a_stopped_rank_applies_what_the_others_have_finished(tmp_path: Path, schedule: str) -> None:
     """It computes none of the steps it was away for, and comes out with the same bits."""
-    back = _stopped(tmp_path, ring_mib=8.0, missed=10, steps=60)
+    back = _stopped(tmp_path, ring_mib=8.0, missed=10, steps=60, schedule=schedule)
     applied = back["stats"]["counters"]["steps_applied"]
     assert applied >= 9
     assert len(back["computed"]) + applied == 60
@@ -73,9 +75,10 @@ def test_a_stopped_rank_applies_what_the_others_have_finished(tmp_path: Path) ->
     _same_in_the_end(back)
 
 
-def test_a_lost_rank_jumps_and_takes_the_state_of_another(tmp_path: Path) -> None:
+@pytest.mark.parametrize("schedule", ["synchronous", "delayed"])
+def test_a_lost_rank_jumps_and_takes_the_state_of_another(tmp_path: Path, schedule: str) -> None:
     """The ring holds a few steps only: what the rank missed is gone."""
-    back = _stopped(tmp_path, ring_mib=0.5, missed=30, steps=90)
+    back = _stopped(tmp_path, ring_mib=0.5, missed=30, steps=90, schedule=schedule)
     assert back["jumped"] >= 25
     assert back["stats"]["replica"]["counters"]["whole_taken"] >= 1
     assert back["computed"][-1] == 89  # at the same place in the data as the others

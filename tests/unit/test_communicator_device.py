@@ -122,6 +122,22 @@ def test_what_is_not_read_by_a_coder_is_refused() -> None:
             job[0].launch(0, np.zeros((3, 2), np.float32), array, last=True, done=print)
 
 
+def test_what_a_device_has_no_pass_for_is_refused() -> None:
+    """Before anything is launched: the next op is as if nothing had been."""
+    import torch
+
+    from tailbound.torch.device_coder import DeviceCoder
+
+    x, residual = torch.ones(1000), np.zeros(1000, np.float32)
+    with team(2, patient()) as job:
+        for more, text in (({"bits": 4}, "bits=4"), ({"bits": 16}, "bits=16"), ({"residual": residual}, "feedback")):
+            with pytest.raises(ConfigError, match=text):
+                job[0].launch(0, x, x, last=True, done=print, coder=DeviceCoder(workspace(), None), **more)
+        for out, outcome in allreduce(job, gradients("C", 2, 1000, seed=0), {0, 1}):
+            assert outcome.delivered == outcome.expected
+            assert out.any()
+
+
 def test_a_transport_that_fails_hands_the_bucket_back() -> None:
     import torch
 

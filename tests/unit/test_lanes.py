@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from support import gradients, patient, team
+from support import PATIENCE, gradients, patient, team
 from tailbound.codec.scratch import Scratch
+from tailbound.codec.shape import BITS
+from tailbound.collective.communicator import Communicator
 from tailbound.collective.lanes import Lanes, lanes_for
+from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError
 
 
@@ -82,3 +87,31 @@ def test_the_bits_are_those_of_one_thread() -> None:
         for (a, outcome), (b, _) in zip(one, three, strict=True):
             assert outcome.delivered == outcome.expected
             assert np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_so_is_what_the_codes_leave_unsaid(bits: int) -> None:
+    """Codes of other widths, with error feedback: a step with what the step before has left."""
+    inputs = gradients("C", 2, 1408 * 64 * 40 + 5, 1)
+    results = []
+    for threads in (1, 3):
+        with team(2, patient(codec_threads=threads, bits=bits), cookie=11) as job:
+            residuals, out = [np.zeros_like(x) for x in inputs], []
+            for _ in range(2):
+                data = [x + r for x, r in zip(inputs, residuals, strict=True)]
+                out.append(job.each(lambda c, d=data, r=residuals: _averaged(c, d, r)))
+            results.append([*np.concatenate(out), *residuals])
+            assert all(r.any() for r in residuals)
+    for one, three in zip(*results, strict=True):
+        assert np.array_equal(one, three)
+
+
+def _averaged(
+    communicator: Communicator, data: list[NDArray[np.float32]], residuals: list[NDArray[np.float32]]
+) -> NDArray[np.float32]:
+    rank, done = communicator.config.rank, Future[Outcome]()
+    out = np.empty_like(data[rank])
+    communicator.launch(0, data[rank], out, last=True, done=done.set_result, residual=residuals[rank])
+    outcome = done.result(PATIENCE)
+    assert outcome.delivered == outcome.expected
+    return out

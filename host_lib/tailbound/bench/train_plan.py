@@ -70,7 +70,7 @@ class Scenario:
         if self.steps < 1 or not self.seconds > 0 or not self.seeds:
             raise ConfigError("give at least one step, one seed, and some seconds")
         if len(set(self.seeds)) < len(self.seeds) or len(set(self.losses)) < len(self.losses):
-            raise ConfigError("a seed or a loss is given twice")
+            raise ConfigError("a seed or a loss is given twice: give each once")
         wrong = [name for name in self.variants if name not in VARIANTS]
         if wrong or not self.variants:
             raise ConfigError(
@@ -126,7 +126,7 @@ def plan(
     """
     wanted = list(names)
     if wrong := [name for name in wanted if name not in SCENARIOS]:
-        raise ConfigError(f"{', '.join(wrong)}: scenarios are {', '.join(SCENARIOS)}")
+        raise ConfigError(f"{', '.join(wrong)}: choose from {', '.join(SCENARIOS)}")
     given = {name: value for name, value in changes.items() if value is not None}
     if given.get("rate") == 0:
         given["rate"] = None

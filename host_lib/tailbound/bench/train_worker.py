@@ -123,7 +123,7 @@ def train(job: Mapping[str, Any], seed: int, line: StartLine, channel: Channel) 
         counted: dict[str, Any] = {}
         if communicator is not None:
             if not communicator.drain():
-                raise TransportError(f"rank {course.rank}: ops are still unfinished after the last step")
+                raise TransportError(f"rank {course.rank}: ops are still unfinished after the last step: report it")
             after = totals(communicator)
             counted = {name: after[name] - before[name] for name in before}
             communicator.meet("trained")

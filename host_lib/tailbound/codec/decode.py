@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec import kernels, sums
+from tailbound.codec import kernels, planes, sums
 from tailbound.codec.scale import SPAN, ZERO, root_of
 from tailbound.codec.scratch import PITCH_EXTRA, Scratch, readonly
 from tailbound.codec.shape import Shape
@@ -52,10 +52,26 @@ def _expand_sums(addresses, factors, zeros, rows, codes, work, pitch):  # type: 
 
 
 @compiled
+def _unfold(ring, own, source, first, rows, codes, bits, factors, out, at, apart):  # type: ignore[no-untyped-def]
+    """Codes of 16 or 4 bits of a group's rows to values, ``apart`` in ``out``; a missing row is zero."""
+    for r in range(rows):
+        where = source[first + r]
+        begin = at + r * apart
+        if where == MISSING:
+            for j in range(begin, begin + codes):
+                out[j] = np.float32(0.0)
+        elif where >= 0:
+            planes.read_row(ring[where], codes, bits, factors[r], out, begin)
+        else:
+            planes.read_row(own[-where - 2, HEADER_BYTES:], codes, bits, factors[r], out, begin)
+
+
+@compiled
 def _decode(  # type: ignore[no-untyped-def]
-    ring, own, source, scale, counts, lo, hi, rows, codes, seed, rotate, work, padded, blank, factors, addresses,
+    ring, own, source, scale, counts, lo, hi, rows, codes, bits, seed, rotate, work, padded, blank, factors, addresses,
     zeros, out,
 ):  # fmt: skip
+    span = SPAN if bits == 8 else planes.zero_of(bits) - 1
     failed = 0
     pitch = codes + PITCH_EXTRA
     size = rows * codes
@@ -78,7 +94,7 @@ def _decode(  # type: ignore[no-untyped-def]
                 return -1
             received += 1
             addresses[r] = ring_at + at * ring.shape[1] if at >= 0 else own_at - (at + 2) * own.shape[1]
-            factors[r] = np.float32(np.float64(scale[k]) / SPAN)
+            factors[r] = np.float32(np.float64(scale[k]) / span)
             if summed:
                 factors[r] = np.float32(np.float64(scale[k]) / (SPAN * np.int64(counts[k])))
                 zeros[r] = ZERO * np.int32(counts[k])
@@ -90,17 +106,22 @@ def _decode(  # type: ignore[no-untyped-def]
             continue
         whole = last - first == size
         target, at = (out, first) if whole else (padded, np.int64(0))
-        if not rotate:
+        if bits != 8:
+            apart, values, begin = (pitch, work, np.int64(0)) if rotate else (codes, target, at)
+            _unfold(ring, own, source, g * rows, rows, codes, bits, factors, values, begin, apart)
+            if rotate:
+                planes.settle_far(work, rows, codes, pitch)
+        elif not rotate:
             for r in range(rows):
                 if summed:
                     sums.expand1(addresses, factors, zeros, r, codes, target, at + r * codes, 0)
                 else:
                     kernels.expand1(addresses, factors, r, codes, target, at + r * codes, 0)
+        elif summed:
+            _expand_sums(addresses, factors, zeros, rows, codes, work, pitch)
         else:
-            if summed:
-                _expand_sums(addresses, factors, zeros, rows, codes, work, pitch)
-            else:
-                _expand(addresses, factors, rows, codes, work, pitch)
+            _expand(addresses, factors, rows, codes, work, pitch)
+        if rotate:
             factor = np.float32(root_of(rows) / received)
             for r in range(0, rows, 8):
                 index = np.uint32(seed + np.uint32(first + r * codes))
@@ -151,6 +172,8 @@ def decode(
     """
     if out.shape != (shape.numel,) or out.dtype != np.float32 or not out.flags.c_contiguous:
         raise ValueError(f"output {out.dtype}{out.shape} is not a contiguous float32 array of {shape.numel} entries")
+    if counts is not None and shape.bits != 8:
+        raise ValueError(f"sums of a switch have codes of 8 bits, not {shape.bits}")
     codes_bytes = shape.codes * (1 if counts is None else 2)
     if codes_bytes > min(scratch.width, ring.shape[1]) or len(source) != shape.rows or len(scale) != shape.rows:
         raise ValueError(
@@ -159,7 +182,7 @@ def decode(
     lo, hi = groups or (0, shape.groups)
     failed = _decode(
         readonly(ring), own, source, scale, _NO_COUNTS if counts is None else counts, lo, hi, shape.group_rows,
-        shape.codes, np.uint32(seed), rotate, scratch.work, scratch.group, scratch.blank, scratch.factors,
+        shape.entries, shape.bits, np.uint32(seed), rotate, scratch.work, scratch.group, scratch.blank, scratch.factors,
         scratch.addresses, scratch.zeros, out,
     )  # fmt: skip
     if failed < 0:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec import hashing, kernels
+from tailbound.codec import hashing, kernels, planes
 from tailbound.codec.hashing import bits_of, float_of, row_key
 from tailbound.codec.scale import OVERFLOW_BITS, SPAN, need_of, root_of, scale_of
 from tailbound.codec.scratch import PITCH_EXTRA, Scratch, readonly
@@ -71,7 +71,9 @@ def _normal(bits, rows, rotate):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _measure(x, lo, hi, rows, codes, seed, rotate, need, work, padded, keys, targets):  # type: ignore[no-untyped-def]
+def _measure(  # type: ignore[no-untyped-def]
+    x, lo, hi, rows, codes, bits_each, seed, rotate, need, work, padded, keys, targets
+):
     pitch = codes + PITCH_EXTRA
     size = rows * codes
     none = np.float32(0.0)
@@ -90,16 +92,21 @@ def _measure(x, lo, hi, rows, codes, seed, rotate, need, work, padded, keys, tar
             most = max(most, bits)
         if most >= OVERFLOW_BITS:
             return False
-        need[g] = need_of(_normal(most, rows, rotate))
+        need[g] = need_of(planes.reach(_normal(most, rows, rotate), bits_each, source, at, size))
     return True
 
 
 @compiled
 def _finish(  # type: ignore[no-untyped-def]
-    x, source, at, g, rows, codes, rotate, factor, rounding, packets, position, partials, work, keys, targets
-):
-    """Second pass: butterflies between neighbours, codes and check. Returns the bits of the largest value."""
+    x, source, at, g, rows, codes, bits_each, rotate, factor, rounding, packets, position, partials, work, keys,
+    targets, spare,
+):  # fmt: skip
+    """Second pass: butterflies between neighbours, codes and check. Returns the bits of the largest value.
+
+    With codes of 16 or 4 bits ``work`` is settled already.
+    """
     pitch = codes + PITCH_EXTRA
+    payload = packets.shape[1] - HEADER_BYTES
     base = np.int64(packets.ctypes.data) + HEADER_BYTES
     most = np.uint32(0)
     for r in range(0, rows, 8):
@@ -109,7 +116,11 @@ def _finish(  # type: ignore[no-untyped-def]
             targets[i] = base + np.int64(position[k + i]) * packets.shape[1]
         for i in range(4):
             keys[i] = row_key(rounding, np.uint32(k // 2 + i))
-        if rotate:
+        if bits_each != 8:
+            values, first, apart = (work, r * pitch, pitch) if rotate else (source, at + r * codes, codes)
+            bits = kernels.measure_plain(values, first, apart, codes, factor, keys, targets, x, ahead)
+            planes.write_rows(values, first, apart, k, codes, factor, rounding, bits_each, packets, position, spare)
+        elif rotate:
             bits = kernels.finish_turned(work, r * pitch, pitch, codes, factor, keys, targets, x, ahead)
         else:
             bits = kernels.finish_plain(source, at + r * codes, codes, codes, factor, keys, targets, x, ahead)
@@ -118,17 +129,17 @@ def _finish(  # type: ignore[no-untyped-def]
             row = position[k + i]
             state = partials[row]
             state[:] = 0
-            partial(packets[row, HEADER_BYTES : HEADER_BYTES + codes].view(np.uint64), state)
+            partial(packets[row, HEADER_BYTES : HEADER_BYTES + payload].view(np.uint64), state)
     return most
 
 
 @compiled
-def _count_beyond(source, at, rows, codes, rotate, limit, work):  # type: ignore[no-untyped-def]
-    """Entries of the group whose absolute value is above ``limit``; finishes ``work`` in place, so it comes last."""
+def _count_beyond(source, at, rows, codes, rotate, settled, limit, work):  # type: ignore[no-untyped-def]
+    """Entries of the group whose absolute value is above ``limit``; settles ``work`` in place, so it comes last."""
     beyond = 0
     pitch = codes + PITCH_EXTRA
     for r in range(0, rows, 8):
-        if rotate:
+        if rotate and not settled:
             kernels.settle(work, r * pitch, pitch, codes)
         for i in range(r, r + 8):
             row = work[i * pitch : i * pitch + codes] if rotate else source[at + i * codes : at + (i + 1) * codes]
@@ -139,10 +150,11 @@ def _count_beyond(source, at, rows, codes, rotate, limit, work):  # type: ignore
 
 @compiled
 def _encode(  # type: ignore[no-untyped-def]
-    x, lo, hi, rows, codes, seed, rounding, rotate, cap, exponents, packets, position, partials, need, shift, skipped,
-    work, padded, keys, targets,
+    x, lo, hi, rows, codes, bits_each, seed, rounding, rotate, cap, exponents, packets, position, partials, need,
+    shift, skipped, work, padded, keys, targets, spare,
 ):  # fmt: skip
     clipped = 0
+    span = SPAN if bits_each == 8 else planes.zero_of(bits_each) - 1
     pitch = codes + PITCH_EXTRA
     size = rows * codes
     root = root_of(rows) if rotate else 1.0
@@ -152,19 +164,22 @@ def _encode(  # type: ignore[no-untyped-def]
         shift[g] = 0
         skipped[g] = e == EXPONENT_NONE
         if e == EXPONENT_NONE:
-            if not _measure(x, g, g + 1, rows, codes, seed, rotate, need, work, padded, keys, targets):
+            if not _measure(x, g, g + 1, rows, codes, bits_each, seed, rotate, need, work, padded, keys, targets):
                 return False, clipped
             continue
         source, at = _source(x, first, size, padded)
         if rotate:
             _spread(source, at, rows, codes, np.uint32(seed + np.uint32(first)), work, pitch)
-        factor = np.float32(SPAN / (scale_of(e) * root))
+            if bits_each != 8:
+                planes.settle_near(work, rows, codes, pitch)
+        factor = np.float32(span / (scale_of(e) * root))
         bits = _finish(
-            x, source, at, g, rows, codes, rotate, factor, rounding, packets, position, partials, work, keys, targets
-        )
+            x, source, at, g, rows, codes, bits_each, rotate, factor, rounding, packets, position, partials, work, keys,
+            targets, spare,
+        )  # fmt: skip
         if bits >= OVERFLOW_BITS:
             return False, clipped
-        want = need_of(_normal(bits, rows, rotate))
+        want = need_of(planes.reach(_normal(bits, rows, rotate), bits_each, source, at, size))
         need[g] = want
         if want <= e:
             continue
@@ -172,13 +187,13 @@ def _encode(  # type: ignore[no-untyped-def]
         shift[g] = k
         scale = scale_of(e + 4 * k) * root
         if k > 0:
-            factor = np.float32(SPAN / scale)
+            factor = np.float32(span / scale)
             _finish(
-                x, source, at, g, rows, codes, rotate, factor, rounding, packets, position, partials, work, keys,
-                targets,
+                x, source, at, g, rows, codes, bits_each, rotate, factor, rounding, packets, position, partials, work,
+                keys, targets, spare,
             )  # fmt: skip
         if want > e + 4 * k:
-            clipped += _count_beyond(source, at, rows, codes, rotate, np.float32(scale), work)
+            clipped += _count_beyond(source, at, rows, codes, rotate, bits_each != 8, np.float32(scale), work)
     return True, clipped
 
 
@@ -186,7 +201,7 @@ def _fits(x: NDArray[np.float32], shape: Shape, scratch: Scratch) -> None:
     if x.shape != (shape.numel,) or x.dtype != np.float32 or not x.flags.c_contiguous:
         raise ValueError(f"bucket {x.dtype}{x.shape} is not a contiguous float32 array of {shape.numel} entries")
     if shape.codes > scratch.width:
-        raise ValueError(f"rows of {shape.codes} codes do not fit a scratch for {scratch.width}")
+        raise ValueError(f"rows of {shape.codes} bytes do not fit a scratch for {scratch.width}")
 
 
 def measure(
@@ -218,8 +233,8 @@ def measure(
     lo, hi = groups or (0, shape.groups)
     return bool(
         _measure(
-            x, lo, hi, shape.group_rows, shape.codes, np.uint32(seed), rotate, need, scratch.work, scratch.group,
-            scratch.keys, scratch.addresses,
+            x, lo, hi, shape.group_rows, shape.entries, shape.bits, np.uint32(seed), rotate, need, scratch.work,
+            scratch.group, scratch.keys, scratch.addresses,
         )
     )  # fmt: skip
 
@@ -269,8 +284,8 @@ def encode(
     lo, hi = groups or (0, shape.groups)
     rounding = np.uint32(hashing.rounding_seed(seed, rank, hashing.STAGE_CONTRIBUTION))
     finite, clipped = _encode(
-        x, lo, hi, shape.group_rows, shape.codes, np.uint32(seed), rounding, rotate, shift_cap, exponents, packets,
-        readonly(position), partials, need, shift, skipped, scratch.work, scratch.group, scratch.keys,
-        scratch.addresses,
+        x, lo, hi, shape.group_rows, shape.entries, shape.bits, np.uint32(seed), rounding, rotate,
+        shift_cap if shape.bits > 4 else 0, exponents, packets, readonly(position), partials, need, shift, skipped,
+        scratch.work, scratch.group, scratch.keys, scratch.addresses, scratch.row,
     )  # fmt: skip
     return Encoded(bool(finite), int(clipped))

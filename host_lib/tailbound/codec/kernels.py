@@ -130,21 +130,27 @@ finish_turned, finish_plain = _finish_rows(True, True), _finish_rows(False, True
 measure_turned, measure_plain = _finish_rows(True, False), _finish_rows(False, False)
 
 
-@_kernel
-def settle(typing: Any, work: Any, first: Any, pitch: Any, columns: Any) -> Any:
-    """The butterflies of ``finish`` in place."""
-    signature = types.void(work, _INDEX, _INDEX, _INDEX)
+def _settle_rows(rows: int) -> Any:
+    @_kernel
+    def settle(typing: Any, work: Any, first: Any, pitch: Any, columns: Any) -> Any:
+        """Butterflies over rows that are ``pitch`` apart, in place: those of ``finish`` for neighbours."""
+        signature = types.void(work, _INDEX, _INDEX, _INDEX)
 
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        e = Emit(context, builder)
-        source = e.address(sig.args[0], args[0], args[1])
-        with e.columns(args[3]) as column:
-            at = [e.step(source, builder.add(builder.mul(args[2], I64(row)), column), 4) for row in range(8)]
-            for place, value in zip(at, e.hadamard([e.load(a, VF32, 4) for a in at]), strict=True):
-                e.store(value, place, 4)
-        return context.get_dummy_value()
+        def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            e = Emit(context, builder)
+            source = e.address(sig.args[0], args[0], args[1])
+            with e.columns(args[3]) as column:
+                at = [e.step(source, builder.add(builder.mul(args[2], I64(row)), column), 4) for row in range(rows)]
+                for place, value in zip(at, e.hadamard([e.load(a, VF32, 4) for a in at]), strict=True):
+                    e.store(value, place, 4)
+            return context.get_dummy_value()
 
-    return signature, emit
+        return signature, emit
+
+    return settle
+
+
+settle2, settle4, settle = _settle_rows(2), _settle_rows(4), _settle_rows(8)
 
 
 def _expand_rows(rows: int) -> Any:

@@ -53,14 +53,14 @@ class LocalJob:
 
     def __init__(
         self, world_size: int, numel: int, width: int = 1408, *, rotate: bool = True, cookie: int = 1,
-        owners: Sequence[int] | None = None,
+        owners: Sequence[int] | None = None, bits: int = 8,
     ) -> None:  # fmt: skip
         self.world_size = world_size
-        self.shape = shape_for(numel, width)
+        self.shape = shape_for(numel, width, bits)
         self.placement = place(self.shape, OwnerMap(1, tuple(owners or range(world_size))), world_size)
         self.rotate = rotate
         self.cookie = cookie
-        self.headroom = headroom_of(world_size)
+        self.headroom = headroom_of(world_size, bits)
         self.scratch = Scratch(width)
         self.exponents: NDArray[np.int16] | None = None
         shape, ranks = self.shape, world_size
@@ -128,7 +128,7 @@ class LocalJob:
                         self.packets[owner][part], finite[owner], expected, self.need[owner], self.shift[owner],
                         expected, self.headroom, seed, owner, out[part], scale[part], np.zeros(rows, np.uint16),
                         e_next[part], np.zeros((rows, 4), np.uint64), usable[part], np.zeros(shape.groups, np.int16),
-                        self.scratch,
+                        self.scratch, bits=shape.bits,
                     )
                 )  # fmt: skip
         outputs, failed = self._receive(out, scale, e_next, usable, seed, lost_results, receivers)
@@ -157,7 +157,12 @@ class LocalJob:
             taken = sent & (e == rows["exponent"])
             refused += int(np.count_nonzero(sent & ~taken))
             k = np.where(taken, self.shift[sender][self.row_groups], 0)
-            lanes += reference.to_lanes(self.packets[sender][:, HEADER_BYTES:] * taken[:, None]) << k[:, None]
+            sent_codes = self.packets[sender][:, HEADER_BYTES:] * taken[:, None]
+            if shape.bits == 4:
+                halves = np.stack((sent_codes & 15, sent_codes >> 4), axis=1).reshape(shape.rows, 2, -1, 8)
+                lanes.view(np.uint8)[:] += halves.swapaxes(1, 2).reshape(shape.rows, -1)
+            else:
+                lanes += reference.to_lanes(sent_codes) << k[:, None]
             rows["count"] += taken
             rows["units"] += np.where(taken, 1 << k, 0).astype(np.uint32)
             rows["need"] = np.where(taken, np.maximum(rows["need"], self.need[sender][self.row_groups]), rows["need"])

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec import hashing, kernels
+from tailbound.codec import hashing, kernels, planes
 from tailbound.codec.hashing import row_key
 from tailbound.codec.scale import SPAN, ZERO, scale_of
 from tailbound.codec.scratch import Scratch, readonly
@@ -57,8 +57,9 @@ def _needs(slots, seq0, mask, cookie, op, groups, own_present, own_need, need): 
 @compiled
 def _mean_rows(  # type: ignore[no-untyped-def]
     sums, slots, seq0, cookie, op, groups, lo, hi, codes, own, own_present, own_exponents, own_need, own_shift,
-    expected, headroom, rounding, out, scale, count, e_next, partials, usable, need, row,
+    expected, headroom, rounding, out, scale, count, e_next, partials, usable, need, row, bits,
 ):  # fmt: skip
+    span = SPAN if bits == 8 else planes.zero_of(bits) - 1
     mask = sums.shape[0] - 1
     rows = kernel = own_only = missing = mismatched = 0
     contributions = np.int64(0)
@@ -99,13 +100,24 @@ def _mean_rows(  # type: ignore[no-untyped-def]
         zero = np.uint32(ZERO * units)
         sum_at = sums_at + at * sums.shape[1]
         code_at = own_at + i * own.shape[1]
+        target = out[i, HEADER_BYTES : HEADER_BYTES + codes]
+        if bits != 8:
+            own_row = own[min(i, own.shape[0] - 1), HEADER_BYTES:]
+            key = row_key(rounding, np.uint32(i))
+            most = planes.average_row(
+                sums[at], sum_at, own_row, code_at, peers, with_own, np.uint16(own_shift[g]), units, codes, bits, key,
+                row, target,
+            )  # fmt: skip
+            scale[i] = np.float32(np.float64(most) * (scale_of(e) / span) / np.float64(n))
+            partials[i][:] = 0
+            partial(target.view(np.uint64), partials[i])
+            continue
         if peers and with_own:
             most = kernels.gather_both(sum_at, code_at, np.uint16(own_shift[g]), zero, codes, row)
         elif peers:
             most = kernels.gather_ring(sum_at, code_at, np.uint16(0), zero, codes, row)
         else:
             most = kernels.gather_own(sum_at, code_at, np.uint16(own_shift[g]), zero, codes, row)
-        target = out[i, HEADER_BYTES : HEADER_BYTES + codes]
         if most == 0:
             scale[i] = np.float32(0.0)
             target[:] = np.uint8(ZERO)
@@ -146,6 +158,7 @@ def mean_rows(
     scratch: Scratch,
     *,
     places: tuple[int, int] | None = None,
+    bits: int = 8,
 ) -> Means:
     """Averages the rows of one owner and codes them for the way back (CODEC rule 10).
 
@@ -156,7 +169,7 @@ def mean_rows(
         slots: [sum_rows] of ``tb_slot``; read only.
         seq0: row sequence of the owner's first row in this op.
         groups: i32[n], group of each row in place order (``Placement.groups_of(rank)``).
-        codes: V.
+        codes: bytes of codes a row (V at 8 bits).
         own: u8[n, 64 + V], own contribution packets in place order (a slice of ``packets``).
         own_present: the own bucket was coded; else ``own*`` are not read.
         own_exponents, own_need, own_shift: [G], what ``encode`` was given and what it said.
@@ -172,6 +185,7 @@ def mean_rows(
         usable: u8[n], written: 1 where there is a result to send.
         need: i16[G], working memory: largest need a group.
         places: only the rows of this half-open range of places (``e_next`` still looks at all records).
+        bits: of a code; at 4, sums are u8 lanes (``codec.planes``).
 
     Returns:
         Counts over the rows made.
@@ -191,6 +205,6 @@ def mean_rows(
         *_mean_rows(
             readonly(sums), readonly(slots), np.int64(seq0), np.uint32(cookie), np.uint32(op), readonly(groups), lo, hi,
             codes, own, own_present, own_exponents, own_need, own_shift, expected, headroom, rounding, out, scale,
-            count, e_next, partials, usable, need, scratch.row,
+            count, e_next, partials, usable, need, scratch.row, bits,
         )
     )  # fmt: skip

@@ -18,11 +18,12 @@ PITCH_EXTRA = 16
 
 
 class Scratch:
-    """Working memory for rows of up to ``width`` codes; about 0.75 MB at 1408. Not to be shared between threads.
+    """Working memory for rows of up to ``width`` bytes; about 1.5 MB at 1408. Not to be shared between threads.
 
-    ``work`` f32[64 * (width + 16)]: a half-transformed group. ``group`` f32[64 * width]: a zero-padded copy of the
-    last group. ``row`` u16[width]: sums of one row. ``blank`` u8[width]: codes of a row of zeros. ``factors`` f32[64],
-    ``addresses`` i64[64], ``zeros`` i32[64] and ``keys`` u32[4]: what the kernels need to know of the rows at hand.
+    ``work`` f32[64 * (2 width + 16)]: a half-transformed group; a byte may hold two codes. ``group`` f32[128 * width]:
+    a zero-padded copy of the last group. ``row`` u16[2 width]: sums of one row. ``blank`` u8[width]: codes of a row of
+    zeros. ``factors`` f32[64], ``addresses`` i64[64], ``zeros`` i32[64] and ``keys`` u32[4]: what the kernels need to
+    know of the rows at hand.
 
     Raises:
         ConfigError: ``width`` is not a positive multiple of 64.
@@ -32,9 +33,9 @@ class Scratch:
         if width < WIDTH_STEP or width % WIDTH_STEP:
             raise ConfigError(f"width {width} is not a positive multiple of {WIDTH_STEP}: derive it from the path MTU")
         self.width = width
-        self.work: NDArray[np.float32] = np.zeros(GROUP_ROWS * (width + PITCH_EXTRA), np.float32)
-        self.group: NDArray[np.float32] = np.zeros(GROUP_ROWS * width, np.float32)
-        self.row: NDArray[np.uint16] = np.zeros(width, np.uint16)
+        self.work: NDArray[np.float32] = np.zeros(GROUP_ROWS * (2 * width + PITCH_EXTRA), np.float32)
+        self.group: NDArray[np.float32] = np.zeros(GROUP_ROWS * 2 * width, np.float32)
+        self.row: NDArray[np.uint16] = np.zeros(2 * width, np.uint16)
         self.blank: NDArray[np.uint8] = np.full(width, ZERO, np.uint8)
         self.factors: NDArray[np.float32] = np.zeros(GROUP_ROWS, np.float32)
         self.addresses: NDArray[np.int64] = np.zeros(GROUP_ROWS, np.int64)

@@ -1,8 +1,9 @@
 """How a bucket is cut into rows: groups of R rows, V codes a row.
 
 Entry ``i`` of a bucket of ``numel`` float values lies in row ``k = i // V`` at column ``i % V``; row ``k`` is row
-``k % R`` of group ``k // R``. Rows are shortened rather than padded, so that at most R * 16 entries of a group are
-padding. The shape is a function of (numel, width) alone and part of the layout tag.
+``k % R`` of group ``k // R``. A row is ``V * bits / 8`` bytes on the wire. Rows are shortened rather than padded, so
+that at most R * 16 entries of a group are padding (R * 32 at 4 bits). The shape is a function of (numel, width, bits)
+alone and part of the layout tag.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from tailbound.wire.schema import ROW_STEP, WIDTH_STEP
 #: Rows rotated together: at most, and at least.
 GROUP_ROWS = 64
 GROUP_ROWS_LEAST = 16
+#: Bits a code may have.
+BITS = (16, 8, 4)
 #: Hash indices are 32 bits; a larger bucket would repeat its signs.
 NUMEL_MOST = 1 << 31
 
@@ -25,8 +28,8 @@ NUMEL_MOST = 1 << 31
 class Shape:
     """Shape of one op.
 
-    ``numel`` entries, ``width`` the widest row W the path takes, ``group_rows`` R (64, 32 or 16), ``groups`` G,
-    ``codes`` V (codes a row, a multiple of 16).
+    ``numel`` entries, ``width`` the widest row W the path takes in bytes, ``group_rows`` R (64, 32 or 16), ``groups``
+    G, ``codes`` bytes of codes a row, a multiple of 16, ``bits`` of a code.
     """
 
     numel: int
@@ -34,6 +37,12 @@ class Shape:
     group_rows: int
     groups: int
     codes: int
+    bits: int = 8
+
+    @property
+    def entries(self) -> int:
+        """V: entries a row, as many as there are codes."""
+        return self.codes * 8 // self.bits
 
     @property
     def rows(self) -> int:
@@ -43,27 +52,31 @@ class Shape:
     @property
     def padding(self) -> int:
         """Entries after the last one that are sent as zeros."""
-        return self.rows * self.codes - self.numel
+        return self.rows * self.entries - self.numel
 
 
 @lru_cache(maxsize=4096)
-def shape_for(numel: int, width: int) -> Shape:
-    """The shape of a bucket of ``numel`` entries on a path that takes ``width`` codes a packet.
+def shape_for(numel: int, width: int, bits: int = 8) -> Shape:
+    """The shape of a bucket of ``numel`` entries in codes of ``bits`` on a path that takes ``width`` bytes a packet.
 
     Raises:
-        ConfigError: ``numel`` is not in 1..2**31, or ``width`` is not a positive multiple of 64.
+        ConfigError: ``numel`` is not in 1..2**31, ``width`` is not a positive multiple of 64, or ``bits`` not in BITS.
     """
     if not 1 <= numel <= NUMEL_MOST:
         raise ConfigError(f"a bucket of {numel} entries cannot be coded: use 1 to {NUMEL_MOST} entries")
     if width < WIDTH_STEP or width % WIDTH_STEP:
         raise ConfigError(f"width {width} is not a positive multiple of {WIDTH_STEP}: derive it from the path MTU")
-    packets = -(-numel // width)
+    if bits not in BITS:
+        raise ConfigError(f"codes of {bits} bits: give one of {', '.join(map(str, BITS))}")
+    most = width * 8 // bits
+    packets = -(-numel // most)
     group_rows = GROUP_ROWS
     while group_rows > GROUP_ROWS_LEAST and packets <= group_rows // 2:
         group_rows //= 2
-    groups = -(-numel // (group_rows * width))
-    codes = min(width, ROW_STEP * -(-numel // (ROW_STEP * groups * group_rows)))
-    return Shape(numel, width, group_rows, groups, codes)
+    groups = -(-numel // (group_rows * most))
+    step = max(ROW_STEP, ROW_STEP * 8 // bits)  # whole rows of bytes, and whole vectors of entries
+    entries = min(most, step * -(-numel // (step * groups * group_rows)))
+    return Shape(numel, width, group_rows, groups, entries * bits // 8, bits)
 
 
 def layout_tag(*, bucket: int, numel: int, dtype: str, chunk: int, world_size: int, width: int, mode: int) -> int:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from tailbound.codec.hashing import seed_of
 from tailbound.codec.mean import mean_rows
+from tailbound.codec.scale import headroom_of
 from tailbound.collective import outlet, traffic, watch
 from tailbound.collective.job import Job
 from tailbound.collective.mend import ask_contributions, settle_contributions
@@ -133,7 +134,7 @@ def _seal(job: Job, op: Op, why: Why) -> None:
         b.need,
         b.shift,
         b.exponents if op.own_present else b.unknown,
-        job.headroom,
+        headroom_of(job.ranks, place.layout.shape.bits),
         seed_of(job.cookie, op.label),
         job.rank,
         b.results,
@@ -144,6 +145,7 @@ def _seal(job: Job, op: Op, why: Why) -> None:
         b.usable,
         b.need_work,
         job.scratch,
+        bits=place.layout.shape.bits,
     )
     job.counters["rows_discarded"] += means.mismatched
     job.counters["rows_without_contributor"] += means.missing

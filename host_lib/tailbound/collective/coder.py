@@ -7,6 +7,7 @@ its codes in packets; its average from the rows that came. ``Coder`` is these th
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -16,7 +17,8 @@ from tailbound.codec import decode as decoding
 from tailbound.codec import encode as encoding
 from tailbound.codec.encode import Encoded
 from tailbound.codec.scratch import Scratch
-from tailbound.codec.shape import Shape
+from tailbound.codec.shape import BITS, Shape
+from tailbound.errors import ConfigError
 
 #: One-dimensional memory that a coder reads or writes: f32[n] of numpy for the host, a tensor for a device.
 Values: TypeAlias = Any
@@ -31,6 +33,10 @@ class Coder(Protocol):
 
     #: Whether threads may share an op's groups; otherwise ``groups`` is None or all of them.
     divisible: bool
+    #: Bits that a code may have.
+    bits: Collection[int]
+    #: Whether what the codes leave unsaid can be had (``codec.feedback``).
+    feedback: bool
 
     def measure(
         self,
@@ -94,6 +100,8 @@ class HostCoder:
     """numpy memory, coded by the compiled passes."""
 
     divisible = True
+    bits: Collection[int] = BITS
+    feedback = True
     measure = staticmethod(encoding.measure)
     encode = staticmethod(encoding.encode)
     decode = staticmethod(decoding.decode)
@@ -110,3 +118,17 @@ class HostCoder:
 
 
 HOST = HostCoder()
+
+
+def check_codes(coder: Coder, bits: int, *, feedback: bool) -> None:
+    """Refuses what ``coder`` cannot do.
+
+    Raises:
+        ConfigError: codes of ``bits``, or error feedback, on a device that has no pass for them.
+    """
+    if bits not in coder.bits:
+        raise ConfigError(
+            f"bits={bits}: on a device codes have {', '.join(map(str, coder.bits))} bits; use these, or CPU tensors"
+        )
+    if feedback and not coder.feedback:
+        raise ConfigError("error_feedback is for CPU tensors: give error_feedback=False for those on a device")

@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import tailbound
+from tailbound.codec.planes import check_bits
 from tailbound.codec.shape import GROUP_ROWS, layout_tag, shape_for
 from tailbound.collective import jump, outlet, report
-from tailbound.collective.coder import HOST, Coder, Values
+from tailbound.collective.coder import HOST, Coder, Values, check_codes
 from tailbound.collective.job import Job
 from tailbound.collective.lanes import cores_here, lanes_for
 from tailbound.collective.messages import READY_BYTES
@@ -90,6 +91,7 @@ class Communicator:
             datapath = "auto" if datapath == "switch" else datapath
             config = dataclasses.replace(config, switch=config.switch or switch_of(switch))
         check_collective(config.collective, switch=config.switch is not None)
+        check_bits(config.bits, config.ranks, switched=config.switch is not None)
         self._store, self._prefix = store, name
         self._closed = False
         path, address = open_datapath(datapath, interface or os.environ.get("TAILBOUND_INTERFACE"), config)
@@ -195,6 +197,8 @@ class Communicator:
         prepare: Callable[[], None] | None = None,
         contribute: bool = True,
         coder: Coder = HOST,
+        residual: NDArray[np.float32] | None = None,
+        bits: int = 0,
     ) -> None:
         """Starts averaging one bucket; ``done`` is called once in the transport thread.
 
@@ -208,6 +212,10 @@ class Communicator:
             prepare: called in the transport thread before ``data`` is read for the first time.
             contribute: False to take part without rows: the others neither wait for this rank nor count it.
             coder: for ``data`` and ``out`` in other memory than numpy's, or of other types: who reads and writes them.
+            residual: f32[n] of its own, C-contiguous; written in the transport thread when ``data`` has been coded,
+                with what the codes leave unsaid (``codec.feedback``); left alone where nothing was coded.
+            bits: of a code, the same on all ranks; 0: ``config.bits``. Other bits than in the last step make the op a
+                cold one: ranks agree on scales first.
 
         Raises:
             ConfigError: arrays that cannot be averaged.
@@ -217,14 +225,19 @@ class Communicator:
         if coder is HOST:
             _check(data, "data", numel)
             _check(out, "out", numel)
+        if residual is not None:
+            _check(residual, "residual", numel)
         config, width = self.config, self._row_width
-        chunks = cut(numel, width, self._rows_most)
+        bits = bits or config.bits
+        check_bits(bits, config.ranks, switched=config.switch is not None)
+        check_codes(coder, bits, feedback=residual is not None)
+        chunks = self._cut(numel, bits)
         merged = _Merge(len(chunks), done)
-        mode = 2 if config.rotate == "auto" else int(config.rotate)
+        mode = (2 if config.rotate == "auto" else int(config.rotate)) | bits << 2
         with self._lock:
             for index, (lo, hi) in enumerate(chunks):
                 ends = last and index == len(chunks) - 1
-                shape = shape_for(hi - lo, width)
+                shape = shape_for(hi - lo, width, bits)
                 tag = layout_tag(
                     bucket=bucket,
                     numel=hi - lo,
@@ -236,17 +249,21 @@ class Communicator:
                 )
                 layout = Layout((bucket, numel, index, mode), shape, tag, ends)
                 first = prepare if index == 0 else None
+                unsaid = residual[lo:hi] if residual is not None else None
                 self._engine.launch(
-                    Launch(layout, data[lo:hi], out[lo:hi], merged, self.job.now(), first, contribute, coder)
+                    Launch(layout, data[lo:hi], out[lo:hi], merged, self.job.now(), first, contribute, coder, unsaid)
                 )
 
     def ops(self, numel: int) -> int:
-        """Into how many ops a bucket of ``numel`` entries is cut.
+        """Into how many ops a bucket of ``numel`` entries is cut, with codes of ``config.bits``.
 
         Raises:
             ConfigError: more than a step can number.
         """
-        return len(cut(numel, self._row_width, self._rows_most))
+        return len(self._cut(numel, self.config.bits))
+
+    def _cut(self, numel: int, bits: int) -> list[tuple[int, int]]:
+        return cut(numel, self._row_width * 8 // bits, self._rows_most)
 
     def forget(self, bucket: int) -> None:
         """Drops the scales of a bucket that will not come again; to be called by its ``done``, on all ranks."""
@@ -355,7 +372,7 @@ def _check(array: NDArray[np.float32], name: str, size: int) -> None:
 
 
 def cut(numel: int, width: int, rows_most: int) -> list[tuple[int, int]]:
-    """Half-open ranges of a bucket of ``numel`` entries, each an op of at most ``rows_most`` rows.
+    """Half-open ranges of a bucket of ``numel`` entries, each an op of at most ``rows_most`` rows of ``width`` entries.
 
     Rows come in groups of 64, or of 16 or 32 in the smallest ops, so a range is a multiple of these.
 
@@ -403,7 +420,8 @@ class _Merge:
 
 def _mode(config: Config) -> str:
     """What else of the settings must be the same on all ranks: who is not in the group would get no results."""
-    return f"u8, multicast {config.group or 'by cookie'}" if config.result == "multicast" else "u8"
+    form = f"u{config.bits}"
+    return f"{form}, multicast {config.group or 'by cookie'}" if config.result == "multicast" else form
 
 
 def _u32(address: str) -> int:

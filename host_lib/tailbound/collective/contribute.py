@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tailbound.codec.encode import Encoded
+from tailbound.codec.feedback import write_residual
 from tailbound.codec.hashing import seed_of
-from tailbound.codec.scale import cold_exponents
+from tailbound.codec.scale import cold_exponents, headroom_of
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import Shape
 from tailbound.collective import switched, traffic
@@ -18,7 +20,7 @@ from tailbound.collective.timing import deadline_1
 from tailbound.transport.clock import stage_start
 from tailbound.transport.config import MS
 from tailbound.transport.stamp import stamp_contributions
-from tailbound.wire.schema import EXPONENT_NONE, PacketType, op_slot
+from tailbound.wire.schema import EXPONENT_NONE, Flag, PacketType, op_slot
 
 #: How long a cold op waits before it tells its needs again to ranks that have not heard them.
 _AGREE_PAUSE = 2 * MS
@@ -113,7 +115,8 @@ def _agree(job: Job, op: Op, now: int) -> int:
             announce(job, op, [p for p in job.peers if p not in op.heard_by], ask=False)
         return min(op.ready_again, limit)
     op.ready_again = 0
-    op.buffers.exponents[:] = cold_exponents(np.stack(list(op.needs.values())), job.headroom)
+    headroom = headroom_of(job.ranks, op.place.layout.shape.bits)
+    op.buffers.exponents[:] = cold_exponents(np.stack(list(op.needs.values())), headroom)
     if missing:
         job.counters["cold_incomplete"] += 1
     if settled:
@@ -180,6 +183,23 @@ def _encode(job: Job, op: Op) -> None:
         switched.send(job, op)
     else:
         _send(job, op)
+    if op.launch.residual is not None:
+        _keep_residual(job, op, op.launch.residual, seed)
+
+
+def _keep_residual(job: Job, op: Op, residual: NDArray[np.float32], seed: int) -> None:
+    """What the own codes leave unsaid, once they are on their way; ``check_codes`` lets only the host's come here."""
+    assert op.launch is not None
+    b, data, position, rotate = op.buffers, op.launch.data, op.place.placement.position, op.rotate
+    shape = op.place.layout.shape
+
+    def part(scratch: Scratch, groups: tuple[int, int]) -> None:
+        write_residual(
+            data, b.packets, position, b.exponents, b.shift, b.skipped, shape, seed, scratch, b.source, b.row_scale,
+            residual, rotate=rotate, groups=groups,
+        )  # fmt: skip
+
+    job.lanes.each(shape.groups, part)
 
 
 def _expect(job: Job, op: Op) -> None:
@@ -206,13 +226,14 @@ def _send(job: Job, op: Op) -> None:
     placement, label = place.placement, op.label
     runs = []
     keep = None
+    form = Flag.NIBBLES if place.layout.shape.bits == 4 else Flag(0)
     if b.skipped.any():
         keep = b.skipped[b.group] == 0
     for peer in job.peers:
         first, count = int(placement.starts[peer]), int(placement.counts[peer])
         if count == 0 or peer in job.gone:
             continue
-        head = job.header(PacketType.CONTRIBUTION, label, place.layout.tag, owner=peer, rows=count)
+        head = job.header(PacketType.CONTRIBUTION, label, place.layout.tag, owner=peer, rows=count, flags=form)
         head["map_id"] = placement.owner_map.id
         stamp_contributions(
             b.packets,

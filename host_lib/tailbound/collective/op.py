@@ -72,6 +72,8 @@ class Launch:
     contribute: bool = True
     #: reads ``data`` and writes ``out``
     coder: Coder = HOST
+    #: f32[numel], written when the own rows are coded: what they leave unsaid of ``data`` (``codec.feedback``)
+    residual: NDArray[np.float32] | None = None
 
 
 @dataclass
@@ -144,7 +146,7 @@ class Op:
     def key(self) -> tuple[int, int, int, int]:
         """Whose scales this op carries on: another codec mode makes it cold."""
         bucket, numel, chunk, _ = self.place.layout.key
-        return bucket, numel, chunk, int(self.rotate)
+        return bucket, numel, chunk, self.place.layout.shape.bits << 1 | self.rotate
 
     @property
     def label(self) -> int:

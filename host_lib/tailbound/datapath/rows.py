@@ -30,6 +30,8 @@ _DUPLICATE_REPAIR_RESULT = int(Verdict.DUPLICATE_REPAIR_RESULT)
 _REPEAT = int(Flag.REPEAT)
 _SCALE_MISMATCH = int(Verdict.SCALE_MISMATCH)
 _COMPLETE, _RESULTS_COMPLETE = np.int64(Event.COMPLETE), np.int64(Event.RESULTS_COMPLETE)
+_NIBBLES = int(Flag.NIBBLES)
+_HALVES, _FOUR = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(4)
 _LANES = np.uint64(0x00FF00FF00FF00FF)
 _EIGHT = np.uint64(8)
 
@@ -59,6 +61,22 @@ def _store(row: NDArray[np.uint64], words: NDArray[np.uint64], shift: Scalar) ->
 
 
 @compiled
+def _add_nibbles(row: NDArray[np.uint64], words: NDArray[np.uint64]) -> None:
+    for i in range(words.shape[0]):
+        w = words[i]
+        row[2 * i] += w & _HALVES
+        row[2 * i + 1] += (w >> _FOUR) & _HALVES
+
+
+@compiled
+def _store_nibbles(row: NDArray[np.uint64], words: NDArray[np.uint64]) -> None:
+    for i in range(words.shape[0]):
+        w = words[i]
+        row[2 * i] = w & _HALVES
+        row[2 * i + 1] = (w >> _FOUR) & _HALVES
+
+
+@compiled
 def contribute(t: Any, h: Any, words: NDArray[np.uint64], now: Scalar) -> Scalar:
     """Rule 16: adds a contribution to its slot, or stores it as the first. ``words`` is the payload."""
     sender = np.int64(h.sender)
@@ -80,12 +98,18 @@ def contribute(t: Any, h: Any, words: NDArray[np.uint64], now: Scalar) -> Scalar
     if same:
         if not expected and exponent != np.int64(record.exponent):
             return _SCALE_MISMATCH
-        _add(u64_row(t.sums, slot, t.width // 4), words, np.int64(h.shift))
+        if h.flags & _NIBBLES:
+            _add_nibbles(u64_row(t.sums, slot, t.width // 4), words)
+        else:
+            _add(u64_row(t.sums, slot, t.width // 4), words, np.int64(h.shift))
         record.count += np.uint32(1)
         record.units += np.uint32(1) << np.uint32(h.shift)
         record.need = max(np.int64(record.need), np.int64(h.need))
     else:
-        _store(u64_row(t.sums, slot, t.width // 4), words, np.int64(h.shift))
+        if h.flags & _NIBBLES:
+            _store_nibbles(u64_row(t.sums, slot, t.width // 4), words)
+        else:
+            _store(u64_row(t.sums, slot, t.width // 4), words, np.int64(h.shift))
         for i in range(4):
             record.ranks[i] = 0
         record.count = 1

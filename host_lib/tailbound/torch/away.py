@@ -42,14 +42,13 @@ def apply_finished(state: TailboundState, communicator: Communicator, act: Calla
             state.resync.unsound()
             state.abstaining = True
             return applied + 1 + take_state(state, communicator, time.monotonic() + 10)
-        for outcome in outcomes:
-            state.note(outcome)
         for average in averages:
             average.mul_(state.loss_scale)
-        state.ended = step_of(outcomes[-1].label)
-        if state.resync is not None and state.rank in communicator.job.sequence.map_at(state.ended).owners:
+        ended = step_of(outcomes[-1].label)
+        if state.resync is not None and state.rank in communicator.job.sequence.map_at(ended).owners:
             state.resync.unsound()  # the averages have its own rows, which came too late for the others
-        with gradients(buckets, averages):
+            outcomes[-1].missed += 1  # and again where they are applied a step later
+        with gradients(buckets, state.schedule.exchange(averages, outcomes, state.loss_scale)):
             act()
         applied += 1
         communicator.job.counters["steps_applied"] += 1
@@ -90,7 +89,7 @@ def jump(state: TailboundState, communicator: Communicator, timeout: float) -> i
         if not skipped:
             break
         state.abstaining = True
-        state.memory.forget_late()
+        state.forget()
         if state.resync is not None:
             state.resync.unsound()
         moved += skipped + take_state(state, communicator, until)
@@ -116,6 +115,9 @@ def take_state(state: TailboundState, communicator: Communicator, until: float) 
     if stands is None:
         log.warning("rank %d: nobody gave a state to go on from; this rank abstains until one does", state.rank)
         return 0
+    state.forget()  # what waited to be applied is in the state that was taken
+    if state.schedule.kind == "delayed":
+        state.resync.unsound()  # the next step has nothing to apply here, and zeros move what has momentum
     dropped = 0
     while (buckets := state.layout.step()) and step_distance(stands, communicator.step) >= 0:
         _collect(state, communicator, buckets)
@@ -132,13 +134,14 @@ def _collect(
     over: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
     memory = [state.memory_of(bucket.index, bucket.numel, bucket.dtype, bucket.device) for bucket in buckets]
     for bucket, part in zip(buckets, memory, strict=True):
-        part.carried = None
+        state.contributions.forget_late(bucket.index)
         path = state.paths.of(bucket.device)
         values, coder = path.values(part.decoded), path.coder(path.stream.mark())
         dtype = str(bucket.dtype).removeprefix("torch.")
         communicator.launch(
-            bucket.index, values, values, last=bucket.last, done=over.put, dtype=dtype, contribute=False, coder=coder
-        )
+            bucket.index, values, values, last=bucket.last, done=over.put, dtype=dtype, contribute=False, coder=coder,
+            bits=state.bits,
+        )  # fmt: skip
     outcomes = [over.get() for _ in buckets]
     for outcome in outcomes:
         if outcome.error is not None:

@@ -120,6 +120,6 @@ def create(backend: _DistributedBackendOptions, options: Any) -> TailboundProces
     """
     if options is not None and not isinstance(options, BackendOptions):
         raise ConfigError(
-            f"pg_options is a {type(options).__name__}: the backend 'tailbound' takes tailbound.torch.BackendOptions"
+            f"pg_options is a {type(options).__name__}: give the backend 'tailbound' a tailbound.torch.BackendOptions"
         )
     return TailboundProcessGroup(backend.store, backend.group_rank, backend.group_size, backend.timeout, options)

@@ -56,7 +56,9 @@ class BoundedWork(dist.Work):
             TransportError: ``timeout`` was shorter.
         """
         if not self._over.wait(timeout.total_seconds() if timeout > _FOREVER else None):
-            raise TransportError(f"this bounded all-reduce is not over after {timeout.total_seconds():g} s")
+            raise TransportError(
+                f"this bounded all-reduce is not over after {timeout.total_seconds():g} s: give wait a longer timeout"
+            )
         if self._errors:
             raise self._errors[0]
         return True

@@ -5,6 +5,7 @@ Works for any device that torch computes on; with tensors of the host it gives w
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,6 +55,8 @@ class DeviceCoder:
     """
 
     divisible = False
+    bits: Collection[int] = (8,)
+    feedback = False
 
     def __init__(self, workspace: Workspace, mark: Any) -> None:
         self._space, self._mark = workspace, mark

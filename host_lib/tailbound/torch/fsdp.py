@@ -53,8 +53,12 @@ class FsdpState(TailboundState):
         """Sets the all-reduce hook of ``modules``, in the same order on all ranks.
 
         Raises:
-            ConfigError: a module whose parameters are sharded over several meshes.
+            ConfigError: a module whose parameters are sharded over several meshes, or averages that are put off.
         """
+        if not self.schedule.at_once:
+            raise ConfigError(
+                f'schedule="{self.schedule.kind}": FSDP applies averages in their own step; use schedule="synchronous"'
+            )
         if self.communicator is None:
             return
         self._closing = len(modules)
@@ -62,7 +66,7 @@ class FsdpState(TailboundState):
             try:
                 module.set_all_reduce_hook(self._hook(number))
             except ValueError as error:
-                raise ConfigError(f"{type(module).__name__}: {error}") from error
+                raise ConfigError(f"{type(module).__name__}: {error}: give fully_shard one mesh") from error
 
     def _hook(self, number: int) -> Callable[[torch.Tensor], None]:
         def average_in_place(shard: torch.Tensor) -> None:
@@ -137,7 +141,7 @@ def register(
     modules = _modules(model, group)
     shards = _shards(model)
     if shards > 1 and (datapath == "switch" or options.get("switch")):
-        raise ConfigError(f"a switch serves one job, and {shards} shards are {shards} jobs: leave out the switch")
+        raise ConfigError(f"a switch serves one job, and {shards} shards are {shards} jobs: give no switch")
     name, datapath = interface_for(
         interface or os.environ.get("TAILBOUND_INTERFACE"),
         int(os.environ.get("LOCAL_RANK", "0")),

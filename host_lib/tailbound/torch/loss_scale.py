@@ -47,9 +47,9 @@ class Epoch(NamedTuple):
         try:
             epoch = cls(*_FORM.unpack(data))
         except struct.error as error:
-            raise TransportError(f"a loss scale of {len(data)} bytes: {error}") from error
+            raise TransportError(f"a loss scale of {len(data)} bytes: install one version everywhere") from error
         if not 0 < epoch.scale <= _FLOAT32_MOST:
-            raise TransportError(f"a loss scale of {epoch.scale}")
+            raise TransportError(f"a loss scale of {epoch.scale}: give all ranks a scale that float32 can hold")
         return epoch
 
 

@@ -1,4 +1,4 @@
-"""Memory of the buckets, kept from step to step, and what is done to a gradient before it is coded."""
+"""Memory of the buckets, kept from step to step."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 @dataclass
 class Bucket:
-    """Memory of one bucket: what is coded (None: the bucket itself), what is decoded, what DDP gets."""
+    """Memory of one bucket: what is decoded, what DDP gets, and what is coded where that is not the bucket itself."""
 
-    source: torch.Tensor | None
     decoded: torch.Tensor
     result: torch.Tensor
-    #: gradient of the last step that came too late to be sent, with ``late="carry"``
-    carried: torch.Tensor | None = None
+    source: torch.Tensor | None = None
+    copy: torch.Tensor | None = None
 
     @property
     def kind(self) -> tuple[int, torch.dtype, torch.device, torch.dtype]:
@@ -29,20 +28,33 @@ class Bucket:
         return self.result.numel(), self.result.dtype, self.result.device, self.decoded.dtype
 
     def staged(self) -> torch.Tensor:
-        """Float32 memory for what is coded in place of the bucket itself."""
+        """Float32 memory in which a contribution is put together."""
         if self.source is None:
-            self.source = torch.empty_like(self.decoded)
+            self.source = torch.empty_like(self.decoded, dtype=torch.float32)
         return self.source
+
+    def aside(self) -> torch.Tensor:
+        """Float32 memory in which a gradient stays while its bucket is used for something else."""
+        if self.copy is None:
+            self.copy = torch.empty_like(self.decoded, dtype=torch.float32)
+        return self.copy
 
 
 class Memory:
-    """One ``Bucket`` for each index, made anew when DDP makes its buckets anew."""
+    """One ``Bucket`` for each index and turn, made anew when DDP makes its buckets anew."""
 
     def __init__(self) -> None:
-        self._buckets: dict[int, Bucket] = {}
+        self._buckets: dict[tuple[int, int], Bucket] = {}
 
     def of(
-        self, index: int, numel: int, dtype: torch.dtype, device: torch.device | None = None, *, native: bool = False
+        self,
+        index: int,
+        numel: int,
+        dtype: torch.dtype,
+        device: torch.device | None = None,
+        *,
+        native: bool = False,
+        turn: int = 0,
     ) -> Bucket:
         """Memory of bucket ``index``, made anew if it is another one now.
 
@@ -52,50 +64,16 @@ class Memory:
             dtype: its type.
             device: where it lies; default: on the host.
             native: it is coded and decoded in its own type, without copies in float32.
+            turn: 0 or 1, where two steps use memory of their own (``options.delayed``).
         """
         wanted = (numel, dtype, device or torch.device("cpu"), dtype if native else torch.float32)
-        found = self._buckets.get(index)
+        found = self._buckets.get((index, turn))
         # DDP builds its buckets anew after the first step: the old memory of this index goes
         if found is None or found.kind != wanted:
             decoded = torch.empty(numel, dtype=wanted[-1], device=device)
-            if decoded.dtype == dtype:
-                found = Bucket(None, decoded, decoded)
-            else:
-                found = Bucket(torch.empty_like(decoded), decoded, torch.empty(numel, dtype=dtype, device=device))
-            self._buckets[index] = found
+            result = decoded if decoded.dtype == dtype else torch.empty(numel, dtype=dtype, device=device)
+            found = self._buckets[index, turn] = Bucket(decoded, result)
         return found
-
-    def forget_late(self) -> None:
-        """Drops gradients kept for the next step: it is another one now."""
-        for bucket in self._buckets.values():
-            bucket.carried = None
-
-
-class Copy:
-    """Copies a bucket, times ``factor``, into float32 memory, in the transport thread."""
-
-    def __init__(self, target: torch.Tensor, source: torch.Tensor, factor: float = 1.0) -> None:
-        self._target, self._source, self._factor = target, source, factor
-
-    def __call__(self) -> None:
-        """Copies; multiplied in float32, since a half-precision gradient times a small factor would vanish."""
-        if self._source.dtype == torch.float32:
-            torch.mul(self._source, self._factor, out=self._target)
-            return
-        self._target.copy_(self._source)
-        if self._factor != 1.0:
-            self._target.mul_(self._factor)
-
-
-class Carry:
-    """Averages a carried gradient with the present one times ``factor``, in the transport thread (CODEC.md rule 15)."""
-
-    def __init__(self, carried: torch.Tensor, present: torch.Tensor, factor: float = 1.0) -> None:
-        self._carried, self._present, self._factor = carried, present, factor
-
-    def __call__(self) -> None:
-        """Averages in place of the carried one."""
-        self._carried.add_(self._present, alpha=self._factor).mul_(0.5)
 
 
 def check(index: int, tensor: torch.Tensor) -> None:
@@ -107,7 +85,7 @@ def check(index: int, tensor: torch.Tensor) -> None:
     if tensor.layout != torch.strided:
         raise ConfigError(f"bucket {index} is {tensor.layout}: sparse gradients are not supported; use sparse=False")
     if tensor.device.type not in KINDS:
-        raise ConfigError(f"bucket {index} is on {tensor.device}: only CPU and CUDA tensors can be averaged")
+        raise ConfigError(f"bucket {index} is on {tensor.device}: give CPU or CUDA tensors")
     if tensor.dtype not in DTYPES:
         names = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
         raise ConfigError(f"bucket {index} has dtype {tensor.dtype}: supported are {names}")

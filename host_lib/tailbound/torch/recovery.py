@@ -13,8 +13,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from tailbound.collective.communicator import Communicator
 from tailbound.errors import ConfigError
 from tailbound.torch import away
-from tailbound.torch.finished import Layout
+from tailbound.torch.finished import Layout, gradients
 from tailbound.torch.memory import Memory
+from tailbound.torch.options.contribution import Contributions
+from tailbound.torch.options.schedule import Schedule
 from tailbound.torch.overflow import OverflowNotes
 from tailbound.torch.replica import Replica
 from tailbound.torch.resync import Resync
@@ -33,6 +35,9 @@ class Recovery:
 
     #: None: a world of one
     communicator: Communicator | None = None
+    #: what is contributed, and when averages are applied
+    contributions: Contributions
+    schedule: Schedule
 
     def __init__(self, rank: int, ranks: int, resync: tuple[int, float, float]) -> None:
         period, drift, share = resync
@@ -61,6 +66,7 @@ class Recovery:
 
     def detach(self) -> None:
         """Lets go of the model, and ends what ``attach`` began."""
+        self.schedule.finish()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -78,7 +84,8 @@ class Recovery:
         self.optimizer = optimizer
         if self.communicator is None or self.resync is not None:
             return
-        replica = Replica(ddp_model.module if isinstance(ddp_model, DistributedDataParallel) else ddp_model)
+        module = ddp_model.module if isinstance(ddp_model, DistributedDataParallel) else ddp_model
+        replica = Replica(module)
         if optimizer is not None and not replica.adopt(optimizer):
             raise ConfigError("the optimizer given to register steps none of the model's parameters")
         job, (period, drift, share) = self.communicator.job, self._resync_settings
@@ -93,13 +100,16 @@ class Recovery:
             threshold=drift,
             share=share,
         )
-        # first of all hooks: FSDP's own gathers the parameters, which a boundary may still change
-        self._handles.append(ddp_model.register_forward_pre_hook(lambda *_: self.boundary(), prepend=True))
+        if self.schedule.split is not None:
+            self._handles += self.schedule.split.attach(module)
+        else:  # first of all hooks: FSDP's own gathers the parameters, which a boundary may still change
+            self._handles.append(ddp_model.register_forward_pre_hook(lambda *_: self.boundary(), prepend=True))
         self._handles.append(register_optimizer_step_pre_hook(self._before_step))
 
     @torch.compiler.disable
     def boundary(self) -> None:
         """Between two steps: the last one has been applied, the next one has not begun."""
+        self.schedule.finish()
         step, self.ended = self.ended, None
         if step is not None and self.resync is not None:
             self.resync.boundary(step)
@@ -109,6 +119,8 @@ class Recovery:
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self.resync is not None and self.resync.replica.adopt(optimizer):
             self.resync.moment.disturb()
+        if self.schedule.split is not None:
+            self.schedule.split.before_step(optimizer)
 
     def synchronise(self, timeout: float = 10.0) -> bool:
         """Makes this replica equal to the others', between two steps: before a checkpoint or an evaluation.
@@ -166,6 +178,33 @@ class Recovery:
         self.boundary()
         default = optimizer.step if optimizer is not None else lambda: away.step_optimizers(self)
         return away.apply_finished(self, self.communicator, step or default)
+
+    def apply_pending(
+        self, optimizer: torch.optim.Optimizer | None = None, *, step: Callable[[], object] | None = None
+    ) -> bool:
+        """With ``schedule="delayed"``: applies what is still on the wire, after the last step or before a checkpoint.
+
+        All ranks must call it after the same step; the step after it changes nothing. Arguments as ``apply_finished``.
+
+        Returns:
+            Whether there was anything to apply.
+
+        Raises:
+            ConfigError: no optimizer is known.
+            TailboundError: see ``allreduce_hook``.
+        """
+        if not self.schedule.waits:
+            return False
+        self.boundary()
+        with gradients(self.layout.step(), self.schedule.take()):
+            (step or (optimizer.step if optimizer is not None else lambda: away.step_optimizers(self)))()
+        self.boundary()
+        return True
+
+    def forget(self) -> None:
+        """Drops what is kept for the next step, and what was still to be applied: the parameters are others now."""
+        self.contributions.forget()
+        self.schedule.forget()
 
     def jump(self, timeout: float = 30.0) -> int:
         """If this rank is lost (``communicator.lost``), joins the others at their next step and takes their state.

@@ -51,7 +51,7 @@ def restore(state: Recovery, saved: Mapping[str, Any]) -> None:
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"this is no state of Tailbound ({error!r}): give what state_dict() returned") from error
     if known > FORMAT:
-        raise ConfigError(f"this state has format {known}, of a newer version: this one knows up to {FORMAT}")
+        raise ConfigError(f"this state has format {known}, of a newer version (known: {FORMAT}): install that version")
     state.history = history
     if (rank, ranks) == (state.rank, state.ranks):
         state.owed_batches = owed

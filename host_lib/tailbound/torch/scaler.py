@@ -51,7 +51,7 @@ class GradScaler(torch.amp.GradScaler):
             Powers of two cost no precision.
 
     Raises:
-        ConfigError: the state has a scaler already.
+        ConfigError: the state has a scaler already, or steps layer by layer (``schedule="split"``).
     """
 
     def __init__(
@@ -67,6 +67,8 @@ class GradScaler(torch.amp.GradScaler):
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
         if state.scaler is not None:
             raise ConfigError("this state has a gradient scaler already: use one for all optimizers of the model")
+        if enabled and state.schedule.split is not None:
+            raise ConfigError('a scaler needs all gradients at once: use schedule="synchronous" or "delayed"')
         self._state, self._device_of_scale = state, torch.device(device)
         self._heard: queue.SimpleQueue[Epoch] = queue.SimpleQueue()
         self._told: Epoch | None = None

@@ -5,18 +5,22 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
+from tailbound.collective.coder import check_codes
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TailboundError
 from tailbound.torch import saved
 from tailbound.torch.complaints import Complaints
-from tailbound.torch.memory import Bucket, Carry, Copy, check
+from tailbound.torch.memory import Bucket, check
+from tailbound.torch.options.contribution import Contributions
+from tailbound.torch.options.delayed import Pending
+from tailbound.torch.options.schedule import Schedule
 from tailbound.torch.paths import Paths
 from tailbound.torch.recovery import Recovery
 from tailbound.transport.choose import AskedResult
@@ -54,6 +58,11 @@ class TailboundState(Recovery):
         share_rows: agree on owners, so that stragglers and slow links own fewer rows or none (CLOCKS.md rule 22).
         late: what becomes of a gradient that came too late to be sent: ``drop``, or ``carry`` for half of its sum with
             the next one as the next contribution (CODEC.md rule 15).
+        bits: of a code on the wire, 16, 8 or 4. ``state.bits`` may be set between two steps, on all ranks alike.
+        error_feedback: add what rounding and clipping kept back of a contribution to the next one; default: with
+            codes of 4 bits only.
+        schedule: when an average is applied: in its own step (``synchronous``), or in the next one (``delayed``), while
+            that one's is on the wire; ``split``: layer by layer, before the next forward pass of each.
         resync_period: steps between two rounds in which ranks that have missed results take slices of the others'
             state (CLOCKS.md rule 21); 0: only when they have drifted apart, and on demand.
         resync_drift: relative distance to another rank at which a round is held early.
@@ -83,6 +92,9 @@ class TailboundState(Recovery):
         model: str = "",
         share_rows: bool = True,
         late: str = "drop",
+        bits: int = 8,
+        error_feedback: bool | None = None,
+        schedule: str = "synchronous",
         resync_period: int = 200,
         resync_drift: float = 0.01,
         resync_share: float = 0.05,
@@ -95,8 +107,11 @@ class TailboundState(Recovery):
         if group is None:
             raise ConfigError("there is no process group: pass process_group=, or make a default one")
         super().__init__(dist.get_rank(group), dist.get_world_size(group), (resync_period, resync_drift, resync_share))
-        if late not in ("drop", "carry"):
-            raise ConfigError(f'late={late!r}: give "drop" or "carry"')
+        feedback = bits == 4 if error_feedback is None else error_feedback
+        self.contributions = Contributions(late, feedback, copies=schedule != "synchronous")
+        self.schedule = Schedule(schedule, self.layout, self._applied, lambda: self.loss_scale)
+        #: of a code, from the next step on; the same on all ranks
+        self.bits = bits
         config = Config(
             rank=self.rank,
             ranks=self.ranks,
@@ -109,16 +124,16 @@ class TailboundState(Recovery):
             share_rows=share_rows,
             result=result,
             group=multicast_group,
+            bits=bits,
         )
         members = f"{group.group_name}/{'-'.join(map(str, dist.get_process_group_ranks(group)))}"
         name = f"tailbound/{members}/{_jobs[members]}"
         _jobs[members] += 1
-        self.group, self._late = group, late
+        self.group = group
         #: how buckets go through the engine, by their device
         self.paths = Paths()
         self._complaints = Complaints(self.rank)
         self.complain = self._complaints.complain
-        self._counters: Counter[str] = Counter()
         self.last = Outcome()
         if self.ranks > 1:
             self.communicator = Communicator(
@@ -150,38 +165,33 @@ class TailboundState(Recovery):
         if self.communicator is None:
             future.set_result(tensor)
             return future
-        bucket, mark = self.memory_of(index, tensor.numel(), tensor.dtype, tensor.device), path.stream.mark()
-        prepare: Callable[[], None] | None = None
-        source, scale = tensor.detach(), self.loss_scale
-        if bucket.carried is not None:
-            source, bucket.carried = bucket.carried, None
-            prepare = Carry(source, tensor.detach(), 1 / scale)
-            self._counters["carried"] += 1
-        elif bucket.source is not None or scale != 1.0:
-            source, native = bucket.staged(), tensor.detach()
-            prepare = Copy(source, native, 1 / scale)
-
+        check_codes(path.coder(None), self.bits, feedback=self.contributions.feedback)
+        self.schedule.begin(index)
+        bucket, scale = self.memory_of(index, tensor.numel(), tensor.dtype, tensor.device), self.loss_scale
+        contribution = self.contributions.begin(index, tensor, last, bucket, 1 / scale)
+        prepare, residual = contribution.prepare, contribution.residual
+        mark = path.stream.mark()  # behind the copy, if there is one
+        pending = Pending(index, tensor, last, future, Outcome(), scale)
         errors: list[TailboundError] = []
 
         def done(outcome: Outcome) -> None:
             if outcome.error is not None:
                 errors.append(outcome.error)
             try:
-                if outcome.unsent and self._late == "carry" and tensor.isfinite().all():
-                    bucket.carried = tensor.detach().float().clone().mul_(1 / scale)
+                pending.outcome = outcome
+                self.contributions.end(index, contribution, outcome)
                 if scale != 1.0:
                     bucket.decoded.mul_(scale)
                 if bucket.result is not bucket.decoded:
                     bucket.result.copy_(bucket.decoded)
-                self.note(outcome)
-                if last:
-                    self.ended = step_of(outcome.label)
+                if self.schedule.at_once:
+                    self._applied(outcome, last)
             finally:  # a future that never completes would hang DDP
                 future.set_result(bucket.result)
 
         self.communicator.launch(
             index,
-            path.values(source),
+            path.values(contribution.source),
             path.values(bucket.decoded),
             last=last,
             done=path.within(done),
@@ -189,6 +199,8 @@ class TailboundState(Recovery):
             prepare=path.within(prepare, mark) if prepare is not None else None,
             contribute=not self.abstaining,
             coder=path.coder(mark),
+            residual=path.values(residual) if residual is not None else None,
+            bits=self.bits,
         )
 
         def checked(completed: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
@@ -197,12 +209,19 @@ class TailboundState(Recovery):
                 raise errors[0]
             return completed.value()
 
-        return future.then(checked)
+        pending.future = future.then(checked)
+        return self.schedule.put_off(pending)
+
+    def _applied(self, outcome: Outcome, last: bool) -> None:
+        """An average is handed out to be applied."""
+        self.note(outcome)
+        if last:
+            self.ended = step_of(outcome.label)
 
     def memory_of(self, index: int, numel: int, dtype: torch.dtype, device: torch.device) -> Bucket:
         """Memory of a bucket on ``device``; what is divided by a loss scale is decoded in float32 in any case."""
         native = self.paths.of(device).native and self.loss_scale == 1.0
-        return self.memory.of(index, numel, dtype, device, native=native)
+        return self.memory.of(index, numel, dtype, device, native=native, turn=self.schedule.turn)
 
     def stats(self) -> dict[str, Any]:
         """Counters of this rank, in plain types (``tailbound.collective.report.snapshot``); empty for one rank.
@@ -215,7 +234,8 @@ class TailboundState(Recovery):
         stats = self.communicator.stats()
         if self.resync is not None:
             stats["replica"] = self.resync.stats()
-        stats["carried"] = self._counters["carried"]
+        stats["carried"] = self.contributions.carried
+        stats |= self.schedule.stats()
         stats["history"] = self.history
         return stats
 

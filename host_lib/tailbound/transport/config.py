@@ -79,6 +79,7 @@ class Config:
         switch: the aggregating switch that owns the rows; None: ranks own them.
         codec_threads: threads of a rank that share the codec's work on an op, the transport's own included; 0: one for
             each four of its cores, at most four.
+        bits: of a code: 16, 8 or 4.
         first_step: step number the job starts with; only tests of wrap-around change it.
     """
 
@@ -104,6 +105,7 @@ class Config:
     collective: Literal["auto", "transpose", "switch"] = "auto"
     switch: Switch | None = None
     codec_threads: int = 0
+    bits: int = 8
     first_step: int = 0
 
     def __post_init__(self) -> None:

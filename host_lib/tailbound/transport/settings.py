@@ -111,6 +111,15 @@ OPTIONS = (
     _option("timeout", number(above=0), 180.0, "seconds to wait for the other ranks at the start"),
     _option("share_rows", on_off(), True, "stragglers and slow links own fewer rows or none, by agreement"),
     _option("late", choice("drop", "carry"), "drop", "what becomes of a gradient that came too late to be sent"),
+    _option("bits", choice(16, 8, 4), 8, "bits of a code on the wire ([options](torch/options.md))"),
+    _option(
+        "error_feedback", on_off(), None, "what rounding and clipping kept back comes with the next gradient",
+        otherwise="with codes of 4 bits",
+    ),
+    _option(
+        "schedule", choice("synchronous", "delayed", "split"), "synchronous",
+        "when an average is applied: in its own step, the next one, or layer by layer",
+    ),
     _option(
         "resync_period", integer(0), 200, "steps between two rounds of re-synchronisation; 0: only when it is needed"
     ),

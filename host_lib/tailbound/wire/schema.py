@@ -72,6 +72,7 @@ class Flag(enum.IntFlag):
     FIRST_HALF = 128  #: repair, gone: contributions are meant, not results
     SUMS = 256  #: result of a switch: u16 sums of the codes, big-endian, in code order
     SWITCHED = 512  #: result of a switch: mean codes, in the contributions' scale
+    NIBBLES = 1024  #: contribution: two codes of 4 bits a byte, to be summed in u8 lanes
 
 
 class Verdict(enum.IntEnum):

@@ -1,0 +1,260 @@
+"""Codes of 16 and of 4 bits, in rows of bytes that the datapath sums as it sums codes of 8 bits.
+
+A row of V entries has two *planes*, one in each half of something, so that sums stay separable:
+
+- 16 bits: V upper bytes, then V lower ones. Bytes are summed in u16 lanes of their own, as ever, and
+  256 * (sum of upper) + (sum of lower) is the sum of the codes. Twice the bytes; nothing below the codec knows.
+- 4 bits: V / 2 bytes, entry j in the lower half of byte j, entry V / 2 + j in its upper half. The datapath takes the
+  halves apart (``Flag.NIBBLES``) and sums them in u8 lanes: per eight bytes, eight sums of lower halves, then eight of
+  upper ones. 15 * 17 = 255, so that is exact for up to 17 ranks; a sum takes the same memory as at 8 bits.
+
+code = clamp(floor(y * span / scale + zero + u), 1, 2 zero - 1), with zero 32768 or 8 and span one less. What float32
+holds exactly beside the zero limits u to 8 bits for codes of 16; rounding is 2^-15 of the scale there.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tailbound.codec import kernels
+from tailbound.codec.hashing import bits_of, float_of, fmix, row_key
+from tailbound.codec.shape import BITS
+from tailbound.errors import ConfigError
+from tailbound.wire.jit import compiled
+from tailbound.wire.schema import HEADER_BYTES
+
+#: Ranks whose codes of 4 bits fit u8 lanes.
+RANKS_4 = 17
+#: Codes of 4 bits reach to so many standard deviations, unless the largest value is less (CODEC.md rule 12).
+SIGMAS = 2.5
+
+
+def check_bits(bits: int, ranks: int, *, switched: bool = False) -> None:
+    """Refuses codes that could not be summed.
+
+    Raises:
+        ConfigError: not 16, 8 or 4 bits; 4 bits, and too many ranks; a switch, and other codes than those of 8 bits.
+    """
+    if bits not in BITS:
+        raise ConfigError(f"bits={bits}: give one of {', '.join(map(str, BITS))}")
+    if switched and bits != 8:
+        raise ConfigError(f"a switch sums codes of 8 bits, not of {bits}: give bits=8")
+    if bits == 4 and ranks > RANKS_4:
+        raise ConfigError(f"codes of 4 bits are summed in 8: at most {RANKS_4} ranks, not {ranks}; use 8 bits")
+
+
+@compiled
+def zero_of(bits):  # type: ignore[no-untyped-def]
+    """Code of the value 0; the largest distance from it is one less."""
+    return 1 << (bits - 1)
+
+
+@compiled
+def _energy(x, at, size):  # type: ignore[no-untyped-def]
+    """Sum of squares in float64, in eight sums of which none waits for another; ``size`` is a multiple of 8."""
+    part = x[at : at + size]  # from here on no index can be negative, which would cost a check of each
+    a = b = c = d = e = f = g = h = 0.0
+    for i in range(size // 8):
+        k = 8 * i
+        a += np.float64(part[k]) * np.float64(part[k])
+        b += np.float64(part[k + 1]) * np.float64(part[k + 1])
+        c += np.float64(part[k + 2]) * np.float64(part[k + 2])
+        d += np.float64(part[k + 3]) * np.float64(part[k + 3])
+        e += np.float64(part[k + 4]) * np.float64(part[k + 4])
+        f += np.float64(part[k + 5]) * np.float64(part[k + 5])
+        g += np.float64(part[k + 6]) * np.float64(part[k + 6])
+        h += np.float64(part[k + 7]) * np.float64(part[k + 7])
+    return ((a + b) + (c + d)) + ((e + f) + (g + h))
+
+
+@compiled
+def reach(most, bits, source, at, size):  # type: ignore[no-untyped-def]
+    """Bits of the value that a group's codes are to reach, from those of its largest one.
+
+    ``source`` from ``at`` on holds the ``size`` entries before rotation, which changes no sum of squares.
+    """
+    if bits != 4 or most == 0:
+        return most
+    limit = SIGMAS * np.sqrt(_energy(source, at, size) / size)
+    if limit < np.float64(float_of(most)):
+        return bits_of(np.float32(limit))
+    return most
+
+
+@compiled
+def _offset(h, odd, bits):  # type: ignore[no-untyped-def]
+    """zero + u from one of the two halves of a hash."""
+    u = np.int32(h >> np.uint32(16)) if odd else np.int32(h & np.uint32(0xFFFF))
+    if bits == 16:
+        return np.float32(32768.0) + np.float32(u >> 8) * np.float32(2.0**-8)
+    return np.float32(8.0) + np.float32(u) * np.float32(2.0**-16)
+
+
+@compiled
+def _code(value, top):  # type: ignore[no-untyped-def]
+    return np.int32(min(max(value, np.float32(1.0)), top))
+
+
+@compiled
+def _quantise(values, factor, key, shift, bits, top, codes):  # type: ignore[no-untyped-def]
+    """Codes of a run of values, u16; bits ``shift`` and up of a hash make the offset. Loops this plain are vectors."""
+    if bits == 16:
+        for j in range(codes.shape[0]):
+            h = fmix(np.uint32(key + np.uint32(j)))
+            u = np.int32((h >> shift) & np.uint32(0xFFFF)) >> 8
+            offset = np.float32(32768.0) + np.float32(u) * np.float32(2.0**-8)
+            codes[j] = _code(values[j] * factor + offset, top)
+    else:
+        for j in range(codes.shape[0]):
+            h = fmix(np.uint32(key + np.uint32(j)))
+            u = np.int32((h >> shift) & np.uint32(0xFFFF))
+            offset = np.float32(8.0) + np.float32(u) * np.float32(2.0**-16)
+            codes[j] = _code(values[j] * factor + offset, top)
+
+
+@compiled
+def _pack(codes, bits, target):  # type: ignore[no-untyped-def]
+    """Codes of a row, u16, as its bytes."""
+    if bits == 16:
+        half = codes.shape[0]
+        upper, lower = target[:half], target[half:]
+        for j in range(half):
+            upper[j] = codes[j] >> 8
+        for j in range(half):
+            lower[j] = codes[j] & 255
+        return
+    half = target.shape[0]
+    low, high = codes[:half], codes[half:]
+    for j in range(half):
+        target[j] = low[j] | high[j] << 4
+
+
+@compiled
+def write_rows(values, first, pitch, k, entries, factor, rounding, bits, packets, position, work):  # type: ignore[no-untyped-def]
+    """Eight rows, k and up, ``pitch`` apart in ``values``, into packet memory; ``work`` u16[V and more]."""
+    top, codes = np.float32(2 * zero_of(bits) - 1), work[:entries]
+    for i in range(8):
+        target = packets[position[k + i], HEADER_BYTES : HEADER_BYTES + entries * bits // 8]
+        key = row_key(rounding, np.uint32((k + i) // 2))
+        begin = first + i * pitch
+        _quantise(values[begin : begin + entries], factor, key, np.uint32(16 * (i % 2)), bits, top, codes)
+        _pack(codes, bits, target)
+
+
+@compiled
+def read_row(payload, entries, bits, factor, out, at):  # type: ignore[no-untyped-def]
+    """(code - zero) * factor of one row, f32, to ``out`` from ``at`` on."""
+    if bits == 16:
+        upper, lower, values = payload[:entries], payload[entries:], out[at : at + entries]
+        for j in range(entries):
+            values[j] = np.float32((np.int32(upper[j]) << 8 | np.int32(lower[j])) - 32768) * factor
+        return
+    half = entries // 2
+    low, high = out[at : at + half], out[at + half : at + entries]
+    for j in range(half):
+        low[j] = np.float32((np.int32(payload[j]) & 15) - 8) * factor
+    for j in range(half):
+        high[j] = np.float32((np.int32(payload[j]) >> 4) - 8) * factor
+
+
+@compiled
+def settle_far(work, rows, entries, pitch):  # type: ignore[no-untyped-def]
+    """Butterflies between rows 8, 16 and 32 apart, in place."""
+    for i in range(8):
+        if rows == 64:
+            kernels.settle(work, i * pitch, 8 * pitch, entries)
+        elif rows == 32:
+            kernels.settle4(work, i * pitch, 8 * pitch, entries)
+        else:
+            kernels.settle2(work, i * pitch, 8 * pitch, entries)
+
+
+@compiled
+def settle_near(work, rows, entries, pitch):  # type: ignore[no-untyped-def]
+    """Butterflies between rows 1, 2 and 4 apart, in place."""
+    for r in range(0, rows, 8):
+        kernels.settle(work, r * pitch, pitch, entries)
+
+
+@compiled
+def _distance16(row, units, entries):  # type: ignore[no-untyped-def]
+    """Sums of bytes, u16 in lane order, as the largest distance of a sum of codes from ``units`` zeros."""
+    most = 0
+    for j in range(entries):
+        d = (np.int64(row[j]) << 8) + np.int64(row[entries + j]) - 32768 * units
+        most = max(most, abs(d))
+    return most
+
+
+@compiled
+def _requantise16(row, units, entries, factor, key, target):  # type: ignore[no-untyped-def]
+    top = np.float32(65535.0)
+    for base in range(0, entries, 8):
+        for lane in range(8):
+            j = base + lane
+            d = (np.int64(row[j]) << 8) + np.int64(row[entries + j]) - 32768 * units
+            value = np.float32(d) * factor + _offset(fmix(np.uint32(key + np.uint32(j))), True, 16)
+            code = _code(value, top)
+            at = base + (2 * lane if lane < 4 else 2 * lane - 7)  # lane order: codes 0 2 4 6 1 3 5 7
+            target[at] = code >> 8
+            target[entries + at] = code & 255
+
+
+@compiled
+def _gather4(ring, own, peers, with_own, codes, row):  # type: ignore[no-untyped-def]
+    """Sums of half bytes in the order of entries, own ones added, u16[2 codes]."""
+    for j in range(codes):
+        low = high = np.int64(0)
+        if peers:
+            at = 16 * (j >> 3) + (j & 7)
+            low, high = np.int64(ring[at]), np.int64(ring[at + 8])
+        if with_own:
+            low += np.int64(own[j] & 15)
+            high += np.int64(own[j] >> 4)
+        row[j] = low
+        row[codes + j] = high
+
+
+@compiled
+def _requantise4(row, units, entries, factor, key, target):  # type: ignore[no-untyped-def]
+    top, half, zero = np.float32(15.0), entries // 2, 8 * units
+    for j in range(half):
+        low = _offset(fmix(np.uint32(key + np.uint32(j))), True, 4)
+        high = _offset(fmix(np.uint32(key + np.uint32(half + j))), True, 4)
+        below = _code(np.float32(np.int64(row[j]) - zero) * factor + low, top)
+        above = _code(np.float32(np.int64(row[half + j]) - zero) * factor + high, top)
+        target[j] = below | above << 4
+
+
+@compiled
+def average_row(  # type: ignore[no-untyped-def]
+    ring, sum_at, own, code_at, peers, with_own, shift, units, codes, bits, key, row, target
+):
+    """One row of sums, own codes added, coded again; returns the largest distance from zero, 0 for a row of zeros.
+
+    ``ring`` and ``own`` are the bytes of sums and of own codes, ``sum_at`` and ``code_at`` their addresses.
+    """
+    entries = codes * 8 // bits
+    most = 0
+    if bits == 16:
+        if peers and with_own:
+            kernels.gather_both(sum_at, code_at, shift, np.uint32(0), codes, row)
+        elif peers:
+            kernels.gather_ring(sum_at, code_at, shift, np.uint32(0), codes, row)
+        else:
+            kernels.gather_own(sum_at, code_at, shift, np.uint32(0), codes, row)
+        most = _distance16(row, units, entries)
+        if most == 0:
+            target[:entries] = np.uint8(128)
+            target[entries:] = np.uint8(0)
+        else:
+            _requantise16(row, units, entries, np.float32(32767.0 / most), key, target)
+        return most
+    _gather4(ring, own, peers, with_own, codes, row)
+    for j in range(entries):
+        most = max(most, abs(np.int64(row[j]) - 8 * units))
+    if most == 0:
+        target[:] = np.uint8(0x88)
+    else:
+        _requantise4(row, units, entries, np.float32(7.0 / most), key, target)
+    return most

@@ -1,0 +1,160 @@
+"""``codec.reference`` for codes of any number of bits: what ``codec.planes`` is tested with, bit by bit."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.codec import reference
+from tailbound.codec.hashing import STAGE_CONTRIBUTION, STAGE_RESULT, rounding_seed
+from tailbound.codec.planes import SIGMAS, zero_of
+from tailbound.codec.scale import NEED_LEAST
+from tailbound.codec.shape import Shape
+from tailbound.wire.schema import EXPONENT_NONE
+
+_F = np.float32
+#: Bits of the rounding offset: what float32 holds beside the zero.
+_OFFSET_BITS = {16: 8, 8: 16, 4: 16}
+
+
+def pack(codes: NDArray[np.int64], bits: int) -> NDArray[np.uint8]:
+    """Codes [..., V] as bytes [..., V bits / 8]."""
+    half = codes.shape[-1] // 2
+    if bits == 16:
+        return np.concatenate((codes >> 8, codes & 255), axis=-1).astype(np.uint8)
+    if bits == 4:
+        return (codes[..., :half] | codes[..., half:] << 4).astype(np.uint8)
+    return codes.astype(np.uint8)
+
+
+def unpack(payload: NDArray[np.uint8], bits: int) -> NDArray[np.int64]:
+    """The way back."""
+    data = payload.astype(np.int64)
+    half = data.shape[-1] // 2
+    if bits == 16:
+        return data[..., :half] << 8 | data[..., half:]
+    if bits == 4:
+        return np.concatenate((data & 15, data >> 4), axis=-1)
+    return data
+
+
+def sums_of(payloads: NDArray[np.uint8], shifts: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """The bytes that a slot holds for u8[N, B] contributions, each shifted left by its entry of ``shifts``: u8[2 B]."""
+    if bits == 4:
+        low, high = ((payloads & 15).astype(np.int64).sum(0), (payloads >> 4).astype(np.int64).sum(0))
+        eights = np.stack((low.reshape(-1, 8), high.reshape(-1, 8)), axis=1)
+        assert eights.max() < 256, "sums of half bytes overflow"
+        return eights.astype(np.uint8).reshape(-1)
+    lanes = reference.to_lanes(payloads).astype(np.int64) << shifts.astype(np.int64)[:, None]
+    summed: NDArray[np.uint8] = lanes.sum(0).astype("<u2").view(np.uint8)
+    return summed
+
+
+def totals(sums: NDArray[np.uint8], bits: int) -> NDArray[np.int64]:
+    """Sums of codes from what a slot holds; of 16 and 8 bits in lane order, of 4 in that of entries: i64[V]."""
+    if bits == 4:
+        eights = sums.reshape(-1, 2, 8).astype(np.int64)
+        return np.concatenate((eights[:, 0].reshape(-1), eights[:, 1].reshape(-1)))
+    lanes = sums.view("<u2").astype(np.int64)
+    return 256 * lanes[: lanes.size // 2] + lanes[lanes.size // 2 :] if bits == 16 else lanes
+
+
+class Coded(NamedTuple):
+    """``payload`` u8[T, B] (0 where skipped), ``need`` i16[G], ``shift`` u8[G], ``values`` f32[T, V] that codes say."""
+
+    payload: NDArray[np.uint8]
+    need: NDArray[np.int16]
+    shift: NDArray[np.uint8]
+    values: NDArray[np.float64]
+
+
+def needs(x: NDArray[np.float32], y: NDArray[np.float32], root: float, shape: Shape) -> NDArray[np.int16]:
+    """As ``reference.needs``; at 4 bits of what codes are to reach."""
+    out = reference.needs(y, root)
+    if shape.bits == 4:
+        padded = np.zeros(shape.rows * shape.entries)
+        padded[: x.size] = x
+        sigma = np.sqrt(np.square(padded).reshape(shape.groups, -1).mean(axis=1))
+        for g in range(shape.groups):
+            most = _F(float(np.abs(y[g]).max()) / root)
+            reach = min(float(most), SIGMAS * float(sigma[g]))
+            if out[g] != EXPONENT_NONE:
+                out[g] = reference.needs(np.full((1, 1, 1), reach, np.float32), 1.0)[0]
+                assert out[g] >= NEED_LEAST
+    return out
+
+
+def _offset(h: NDArray[np.uint32], bits: int) -> NDArray[np.float32]:
+    """zero + u for halves of hashes."""
+    kept = _OFFSET_BITS[bits]
+    return _F(zero_of(bits)) + (h >> np.uint32(16 - kept)).astype(np.float32) * _F(2.0**-kept)
+
+
+def _code(v: NDArray[np.float32], bits: int) -> NDArray[np.int64]:
+    return np.floor(np.clip(v, _F(1), _F(2 * zero_of(bits) - 1))).astype(np.int64)
+
+
+def encode(
+    x: NDArray[np.float32], shape: Shape, seed: int, rank: int, cap: int, exponents: NDArray[np.int16],
+    rotate: bool = True,
+) -> Coded:  # fmt: skip
+    """What ``codec.encode.encode`` makes of finite ``x``, in row order."""
+    root, bits = float(np.sqrt(shape.group_rows)) if rotate else 1.0, shape.bits
+    flat = Shape(shape.numel, shape.width, shape.group_rows, shape.groups, shape.entries)
+    y = reference.rotated(x, flat, seed, rotate)
+    need = needs(x, y, root, shape)
+    pair, column = np.arange(shape.rows // 2, dtype=np.uint32), np.arange(shape.entries, dtype=np.uint32)
+    keys = reference._key(rounding_seed(seed, rank, STAGE_CONTRIBUTION), pair)
+    h = reference.fmix(keys[:, None] + column)
+    halves = np.stack((h & np.uint32(0xFFFF), h >> np.uint32(16)), axis=1)
+    offsets = _offset(halves, bits).reshape(y.shape)
+    codes = np.zeros(y.shape, np.int64)
+    values = np.zeros(y.shape)
+    shift = np.zeros(shape.groups, np.uint8)
+    span = zero_of(bits) - 1
+    for g, e in enumerate(exponents.tolist()):
+        if e == EXPONENT_NONE:
+            continue
+        shift[g] = min(max(-(-(int(need[g]) - e) // 4), 0), cap if bits > 4 else 0)
+        scale = reference.scale_of(e + 4 * int(shift[g])) * root
+        codes[g] = _code(y[g] * _F(span / scale) + offsets[g], bits)
+        values[g] = (codes[g] - zero_of(bits)) * (scale / root / span)
+    payload = pack(codes.reshape(shape.rows, -1), bits)
+    payload[np.repeat(exponents == EXPONENT_NONE, shape.group_rows)] = 0
+    return Coded(payload, need, shift, values.reshape(shape.rows, -1))
+
+
+class Mean(NamedTuple):
+    """One result row: ``payload`` u8[B], ``scale`` its largest absolute value."""
+
+    payload: NDArray[np.uint8]
+    scale: np.float32
+
+
+def mean(sums: NDArray[np.uint8], units: int, count: int, e: int, seed: int, rank: int, place: int, bits: int) -> Mean:
+    """Result row of ``rank`` at ``place`` from the bytes of sums of ``count`` contributors (``sums_of``)."""
+    span = zero_of(bits) - 1
+    d = totals(sums, bits) - zero_of(bits) * units
+    most = int(np.abs(d).max())
+    if most == 0:
+        return Mean(pack(np.full(d.size, zero_of(bits)), bits), _F(0))
+    key = reference._key(rounding_seed(seed, rank, STAGE_RESULT), np.array([place], np.uint32))
+    u = _offset(reference.fmix(key + np.arange(d.size, dtype=np.uint32)) >> np.uint32(16), bits)
+    codes = _code(d.astype(np.float32) * _F(span / most) + u, bits)
+    if bits != 4:
+        codes = reference.from_lanes(codes.astype(np.uint16)).astype(np.int64)
+    return Mean(pack(codes, bits), _F(most * (reference.scale_of(e) / span) / count))
+
+
+def decode(
+    payload: NDArray[np.uint8], scale: NDArray[np.float32], present: NDArray[np.bool_], shape: Shape, seed: int,
+    rotate: bool = True,
+) -> NDArray[np.float32]:  # fmt: skip
+    """Result rows (u8[T, B], f32[T], bool[T], row order) as f32[numel]."""
+    bits = shape.bits
+    flat = Shape(shape.numel, shape.width, shape.group_rows, shape.groups, shape.entries)
+    factors = np.where(present, (scale.astype(np.float64) / (zero_of(bits) - 1)).astype(np.float32), _F(0))
+    values = (unpack(payload, bits) - zero_of(bits)).astype(np.float32) * factors[:, None]
+    return reference._restore(values, present, flat, seed, rotate)

@@ -1,0 +1,45 @@
+"""Contributions in codes of 4 bits, for both datapaths: sums of half bytes, u8 lanes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import cases
+from tailbound.codec import reference_bits
+from tailbound.wire.schema import Flag, PacketType, Verdict
+
+SLOT = cases.SEQ & (cases.SUM_ROWS - 1)
+#: Bytes of codes: short rows, whole rounds of 64, and full ones.
+COUNTS = [16, 48, 64, 112, 128, 176, 256]
+
+
+def nibbles(sender: int, body: bytes, **fields: Any) -> bytes:
+    """A contribution of two codes a byte."""
+    values = {"owner": cases.RANK, "seq": cases.SEQ, "row": 5, "rows": cases.ROWS, "exponent": cases.EXPONENT} | fields
+    return cases.build(PacketType.CONTRIBUTION, body, sender=sender, flags=Flag.NIBBLES, **values)
+
+
+def check_sums(world: Any, count: int) -> None:
+    """Three ranks, over what an older op with codes of a byte left there; nothing behind the row changes."""
+    world.take(cases.contribution(3, cases.WIDTH, op=cases.OP - 1))
+    before = world.store.sums[SLOT].copy()
+    payloads = np.random.default_rng(count).integers(0, 256, (3, count), np.uint8)
+    for sender, payload in enumerate(payloads):
+        verdict, _ = world.take(nibbles(sender + 1, payload.tobytes()))
+        assert verdict == (Verdict.ADDED if sender else Verdict.STORED)
+        assert world.take(nibbles(sender + 1, payload.tobytes()))[0] == Verdict.DUPLICATE
+    want = reference_bits.sums_of(payloads, np.zeros(3, np.uint8), 4)
+    assert np.array_equal(world.store.sums[SLOT, : 2 * count], want)
+    assert np.array_equal(world.store.sums[SLOT, 2 * count :], before[2 * count :])
+    record = world.store.slots[SLOT]
+    assert (record["count"], record["units"]) == (3, 3)
+
+
+def check_most(world: Any) -> None:
+    """17 times 15 is what a u8 lane holds."""
+    for sender in range(1, 18):
+        world.take(nibbles(sender, bytes([0xFF]) * cases.WIDTH))
+    assert (world.store.sums[SLOT, : 2 * cases.WIDTH] == 255).all()
+    assert world.store.slots[SLOT]["count"] == 17

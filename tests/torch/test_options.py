@@ -1,0 +1,58 @@
+"""The algorithm's options in real processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.needs("torch")
+
+
+def test_averages_at_every_number_of_bits(tmp_path: Path) -> None:
+    import options_jobs
+    from processes import Job
+
+    with Job(options_jobs.parity, 2, tmp_path) as job:
+        for errors in job.results():
+            assert np.mean(errors["16"]) < 1e-6
+            assert 1e-5 < np.mean(errors["8"]) < 4e-3
+            assert 1e-2 < np.mean(errors["4"]) < 0.3
+
+
+def test_bits_change_between_steps(tmp_path: Path) -> None:
+    """Each number of bits begins with scales of its own; ranks that do not change together are told so."""
+    import options_jobs
+    from processes import Job
+
+    with Job(options_jobs.switching, 2, tmp_path) as job:
+        for errors in job.results():
+            bounds = [1.5e-3, 1.5e-3, 1e-6, 1e-6, 0.3, 1.5e-3]
+            assert all(error < bound for error, bound in zip(errors, bounds, strict=True)), errors
+
+
+def test_error_feedback_says_in_the_end_what_codes_clip(tmp_path: Path) -> None:
+    import options_jobs
+    from processes import Job
+
+    with Job(options_jobs.feedback, 2, tmp_path) as job:
+        for found in job.results():
+            assert found["without"] > 0.1
+            assert found["with"] < found["without"] / 4
+
+
+def test_delayed_and_split_are_what_they_say(tmp_path: Path) -> None:
+    """Delayed: each average a step later, one step without; split: as if nothing had been put off."""
+    import options_jobs
+    from processes import Job
+
+    with Job(options_jobs.schedules, 2, tmp_path, 9) as job:
+        for found in job.results():
+            assert found["delayed"] < 1e-5 < 1e-3 < found["delayed, wrong"]
+            assert found["delayed, scaled"] < 1e-5
+            assert found["split"] < 1e-5 < 1e-3 < found["split, wrong"]
+            assert found["equal"]
+            buckets = found["bubbles"]  # of the one step that applies nothing
+            assert buckets > 1
+            assert (found["by_forward"], found["by_request"]) == (5 * buckets, buckets)
