@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -52,6 +52,31 @@ def ours(group: dist.ProcessGroup | None = None) -> TailboundProcessGroup:
 def ops(group: dist.ProcessGroup | None = None) -> int:
     """Bounded ops that this rank has seen the end of."""
     return ours(group).stats().get("counters", {}).get("ops", 0)
+
+
+def dropped(rank: int) -> None:
+    """Tensors whose last reference is Gloo's: its threads need the interpreter lock while more operations come."""
+    ranks = dist.get_world_size()
+
+    def parts() -> list[torch.Tensor]:
+        return list(torch.ones(ranks, 4))
+
+    calls: list[Callable[[], Any]] = [
+        lambda: dist.all_reduce(torch.ones(4), async_op=True),
+        lambda: dist.all_reduce_coalesced([torch.ones(4), torch.ones(4)], async_op=True),
+        lambda: dist.broadcast(torch.ones(4), 0, async_op=True),
+        lambda: dist.all_gather(parts(), torch.ones(4), async_op=True),
+        lambda: dist.all_gather_into_tensor(torch.ones(4 * ranks), torch.ones(4), async_op=True),
+        lambda: dist.reduce_scatter(torch.ones(4), parts(), async_op=True),
+        lambda: dist.all_to_all_single(torch.ones(4 * ranks), torch.ones(4 * ranks), async_op=True),
+        lambda: dist.reduce(torch.ones(4), 0, async_op=True),
+        lambda: dist.barrier(async_op=True),
+    ]
+    for call in calls:
+        for _ in range(100):
+            for _ in range(3):
+                call()
+            dist.barrier()
 
 
 def collectives(rank: int) -> None:

@@ -22,6 +22,14 @@ def test_unasked_everything_is_as_over_gloo(tmp_path: Path) -> None:
         job.results()
 
 
+def test_gloos_threads_may_hold_the_last_reference(tmp_path: Path) -> None:
+    import backend_jobs
+    from processes import Job
+
+    with Job(backend_jobs.dropped, 2, tmp_path, backend="tailbound") as job:
+        job.results()
+
+
 def test_what_is_bounded_and_what_stays_exact(tmp_path: Path) -> None:
     import backend_jobs
     from processes import Job

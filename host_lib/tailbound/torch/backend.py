@@ -2,7 +2,11 @@
 
 A process group cannot tell a gradient from a metric, so everything goes to Gloo unless the caller has said otherwise:
 by ``pg_options=BackendOptions(bounded=True)``, or around a call by ``bounded()``. Only ``allreduce`` and its coalesced
-form are overridden; all other operations are those of ``torch.distributed.ProcessGroup`` over the registered Gloo.
+form may be bounded; all other operations are those of a plain ``torch.distributed.ProcessGroup`` over Gloo.
+
+That plain group is an object of its own. The base class's own methods would reach Gloo through PyTorch's trampoline,
+which keeps the interpreter lock while Gloo's queue is locked, and Gloo's threads take the two the other way round when
+they drop the last reference to a tensor: ranks then hang for ever.
 """
 
 from __future__ import annotations
@@ -42,9 +46,11 @@ class TailboundProcessGroup(dist.ProcessGroup):
         gloo = dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
         gloo._set_sequence_number_for_group()
         kind = dist.ProcessGroup.BackendType.GLOO
-        for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
-            self._register_backend(torch.device(device), kind, gloo)
-        self._set_default_backend(kind)
+        self._exact = dist.ProcessGroup(rank, size)  # type: ignore[call-arg]
+        for group in (self, self._exact):
+            for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
+                group._register_backend(torch.device(device), kind, gloo)
+            group._set_default_backend(kind)
         options = options or BackendOptions()
         self.bounded_now = options.bounded
         self._bounded = Bounded(options.transport)
@@ -69,7 +75,7 @@ class TailboundProcessGroup(dist.ProcessGroup):
             opts = _options(dist.AllreduceOptions(), opts, timeout)
         if self._bounds(tensors, opts.reduceOp):
             return self._bounded.allreduce(self, tensors, opts.reduceOp)
-        return super().allreduce(tensors, opts)
+        return self._exact.allreduce(tensors, opts)
 
     @torch.compiler.disable
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
@@ -78,7 +84,7 @@ class TailboundProcessGroup(dist.ProcessGroup):
             opts = _options(dist.AllreduceCoalescedOptions(), opts, None)
         if self._bounds(tensors, opts.reduceOp):
             return self._bounded.allreduce(self, list(tensors), opts.reduceOp)
-        return super().allreduce_coalesced(tensors, opts)
+        return self._exact.allreduce_coalesced(tensors, opts)
 
     def _bounds(self, tensors: list[torch.Tensor], op: Any) -> bool:
         return self.bounded_now and self.size() > 1 and can_be_bounded(tensors, op)
@@ -101,6 +107,40 @@ class TailboundProcessGroup(dist.ProcessGroup):
         """Ends the group and lets Gloo's operations fail."""
         self._bounded.close()
         super().abort()
+
+
+#: What PyTorch's trampoline calls, besides the all-reduces; some have a new and an old name.
+_EXACT = (
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather",
+    "allgather_into_tensor_coalesced",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "recv",
+    "reduce_scatter",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "send",
+)
+
+
+def _exact(name: str) -> Any:
+    """Method ``name`` of the plain group, as one of ``TailboundProcessGroup``."""
+
+    @torch.compiler.disable
+    def call(self: TailboundProcessGroup, *arguments: Any, **named: Any) -> Any:
+        return getattr(self._exact, name)(*arguments, **named)
+
+    call.__name__ = name
+    call.__doc__ = getattr(dist.ProcessGroup, name).__doc__
+    return call
+
+
+for _name in _EXACT:
+    if hasattr(dist.ProcessGroup, _name):
+        setattr(TailboundProcessGroup, _name, _exact(_name))
 
 
 def _options(options: Any, op: Any, timeout: timedelta | None) -> Any:
