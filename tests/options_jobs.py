@@ -22,7 +22,7 @@ def _gradients(bits: int, steps: range, **options: Any) -> list[float]:
     """NMSE of each step's average against plain DDP's."""
     rank, errors = dist.get_rank(), []
     plain, ours = DDP(model(), bucket_cap_mb=0.05), DDP(model(), bucket_cap_mb=0.05)
-    with register(ours, **options, **PATIENT) as state:
+    with register(ours, bits=bits, **options, **PATIENT) as state:
         for step in steps:
             for net in (plain, ours):
                 net.zero_grad()
