@@ -29,6 +29,8 @@ def announce(job: Job, op: Op, peers: list[int], *, ask: bool) -> None:
         flags |= Flag.REPEAT
     if op.outcome.abstained or op.silent:
         flags |= Flag.ABSTAIN
+        if op.label not in job.abstained:
+            job.abstained.append(op.label)
     if op.outcome.late:
         flags |= Flag.LATE
     head = job.header(PacketType.READY, op.label, op.place.layout.tag, flags=flags)
@@ -126,8 +128,11 @@ class Inbox:
                 take_request(job, head, body)
             elif serial_distance(label, job.marks.published) <= 0:
                 self._answer(sender, label, int(head["layout"]))
-        elif head["type"] == PacketType.GONE and int(head["rows"]) and label in ops:
-            take_gone(ops[label], head)
+        elif head["type"] == PacketType.GONE and label in ops:
+            if int(head["flags"]) & Flag.ABSTAIN:
+                ops[label].abstainers.add(sender)
+            if int(head["rows"]):
+                take_gone(ops[label], head)
 
     def adopt(self, op: Op) -> None:
         """Hands an op what was said of it before it was placed, and forgets older words."""
@@ -159,9 +164,13 @@ class Inbox:
                 announce(self._job, op, [sender], ask=False)
 
     def _answer(self, sender: int, label: int, layout: int) -> None:
-        """Tells a rank that waits for results which have been sent in full that no more will come: the marks say it."""
+        """Tells a rank that waits for results which have been sent in full that no more will come: the marks say it.
+
+        That this rank abstained is said again, too: whoever asks may have missed the only packet that said it.
+        """
         job = self._job
-        head = job.header(PacketType.GONE, label, layout, owner=sender)
+        flags = Flag.ABSTAIN if label in job.abstained else Flag(0)
+        head = job.header(PacketType.GONE, label, layout, owner=sender, flags=flags)
         job.tell(sender, head)
 
 

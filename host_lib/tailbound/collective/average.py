@@ -19,7 +19,7 @@ from tailbound.collective.timing import begin_seal
 from tailbound.errors import LayoutError
 from tailbound.transport.stage import Why, cut, decide
 from tailbound.transport.stamp import stamp_results
-from tailbound.wire.schema import PacketType, Verdict
+from tailbound.wire.schema import Flag, PacketType, Verdict
 
 #: What to do about ranks that disagree on a bucket.
 SAME_MODEL = "All ranks must train the same model with the same bucket sizes and take part in every backward pass"
@@ -214,7 +214,10 @@ def _publish(job: Job, op: Op, own: int) -> None:
     usable = b.usable.astype(bool)
     empty = own - int(usable.sum())
     if job.peers:
-        head = job.header(PacketType.RESULT, op.label, place.layout.tag, owner=job.rank, rows=own, flags=op.flags)
+        flags = op.flags
+        if op.outcome.abstained or op.silent:
+            flags |= Flag.ABSTAIN  # who missed the word hears it with the mark that says that nothing more will come
+        head = job.header(PacketType.RESULT, op.label, place.layout.tag, owner=job.rank, rows=own, flags=flags)
         head["map_id"] = place.placement.owner_map.id
         stamp_results(
             b.results,

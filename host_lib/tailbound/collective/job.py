@@ -40,6 +40,8 @@ log = logging.getLogger("tailbound")
 
 #: A stride that no packet reaches: what is sent is one packet.
 _ONE_PACKET = 1 << 16
+#: So many ops back a rank remembers that it abstained.
+_ABSTAINED = 256
 
 
 @dataclass
@@ -85,6 +87,8 @@ class Job:
         #: finished ops whose arrival stamps are still to be read (``timing.Pending``)
         self.pending: deque[Any] = deque()
         self.self_misses = 0
+        #: the newest ops that this rank said it has nothing for; peers that missed the word ask
+        self.abstained: deque[int] = deque(maxlen=_ABSTAINED)
         self.exponents: dict[tuple[int, int, int, int], NDArray[np.int16]] = {}
         self.counters: Counter[str] = Counter()
         self.events = Events(self.rank)
