@@ -5,7 +5,6 @@ from __future__ import annotations
 from concurrent.futures import Future
 
 import numpy as np
-
 import pytest
 
 from support import PATIENCE, exact_mean, gradients, nmse, patient, team

@@ -40,7 +40,7 @@ class World:
             self.models.append(net)
             path.start(COOKIE, rank, [("127.0.0.1", one.port) for one in self.paths])
             peers: Callable[[], list[int]] = lambda rank=rank: sorted(self.views.get(rank, self.live) - {rank})  # type: ignore[misc]  # noqa: E731
-            self.ranks.append(Resync(path, Replica(net), rank, ranks, COOKIE, peers, **settings))
+            self.ranks.append(Resync(path, Replica(net, ranks), rank, ranks, COOKIE, peers, **settings))
 
     def __getitem__(self, rank: int) -> Any:
         return self.ranks[rank]
@@ -139,6 +139,24 @@ def test_ranks_that_know_of_different_ones_do_not_take_themselves_for_equal(sinc
             assert len(weights) <= 1
         del w.views[0]
         w.run(20)
+        assert w.equal()
+        assert all(one.sound for one in w.ranks)
+
+
+def test_a_rank_that_takes_turns_alone_does_not_take_itself_for_equal() -> None:
+    """Nobody takes the slices that it keeps; the others come to its next round."""
+    with world(3, period=16) as w:
+        w.run(2)
+        for rank in range(3):
+            w.damage(rank, 0.1 * (rank + 1))
+        w.run(1)
+        w[2]._told = True
+        w.run(4)  # its window is 4..7
+        assert w.counts("rounds") == [0, 0, 1]
+        w.run(3)
+        assert not any(one.sound for one in w.ranks)
+        w.run(9)  # before the next one that is due is over
+        assert w.step < 20
         assert w.equal()
         assert all(one.sound for one in w.ranks)
 
@@ -248,8 +266,8 @@ def test_requests_that_make_no_sense_are_refused(seed: int) -> None:
                 noise += b"x"
             with pytest.raises(Refusal, match=f"a request of {len(noise)} bytes"):
                 w.paths[1].pull(0, name, noise, PATIENCE)
-            with pytest.raises(Refusal, match="there are 1 slices here"):
-                w.paths[1].pull(0, name, struct.pack("!IHB", 0, 1, 0), PATIENCE)
+            with pytest.raises(Refusal, match="there are 2 slices here"):
+                w.paths[1].pull(0, name, struct.pack("!IHB", 0, 2, 0), PATIENCE)
         w[0].moment.disturb()
         with pytest.raises(Refusal, match="step 0 is past"):
             w.paths[1].pull(0, "slice", struct.pack("!IHB", 0, 0, 0), PATIENCE)

@@ -85,7 +85,7 @@ class Recovery:
         if self.communicator is None or self.resync is not None:
             return
         module = ddp_model.module if isinstance(ddp_model, DistributedDataParallel) else ddp_model
-        replica = Replica(module)
+        replica = Replica(module, least=self.ranks)
         if optimizer is not None and not replica.adopt(optimizer):
             raise ConfigError("the optimizer given to register steps none of the model's parameters")
         job, (period, drift, share) = self.communicator.job, self._resync_settings

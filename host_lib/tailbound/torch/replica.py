@@ -80,9 +80,10 @@ class Replica:
 
     Args:
         module: the model itself, not its DDP wrapper.
+        least: fewest slices, however small the model is.
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, least: int = 1) -> None:
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         kept = module.state_dict().keys()
         self._module = module
@@ -96,7 +97,7 @@ class Replica:
         size = sum(local(p).numel() * p.element_size() for p in self.parameters)
         wanted = min(SLICES_MOST, max(1, size // SLICE_LEAST))
         #: number of slices: a power of two, so that step numbers may wrap
-        self.slices = 1 << (int(wanted).bit_length() - 1)
+        self.slices = max(1 << (int(wanted).bit_length() - 1), 1 << (least - 1).bit_length())
 
     def adopt(self, optimizer: torch.optim.Optimizer) -> bool:
         """Takes an optimizer in if it steps any of the parameters; returns whether it does."""

@@ -10,7 +10,9 @@ each other (1 KiB and one slice a step), and take slices from a sound rank or, w
 - A slice is taken at the boundary after step s, when both replicas stand after the same step; the receiver waits for it
   for a small part of a step. What does not come is taken in another round, from another donor.
 - A rank that got all slices of a round is sound again if the donors were either all sound, or none of the ranks was
-  and all of them went by the same set of live ranks: who takes turns with others has other slices.
+  and all of them took part in the round, going by the same set of live ranks: who takes turns with others, or keeps
+  slices that nobody takes, has other slices. There are as many slices as ranks at least, so that every rank is asked.
+  Who was alone in a round tries again, and those who have noticed come, too.
 - Nothing is collective, nobody waits for more than one peer, and every wait ends by itself.
 """
 
@@ -44,7 +46,7 @@ log = logging.getLogger("tailbound")
 _ASK = struct.Struct("!IHB")
 _WHOLE = struct.Struct("!IIB")
 _MARK = struct.Struct("!B8s8s32s")
-_SOUND, _WANTS = 1, 2
+_SOUND, _WANTS, _TURNS = 1, 2, 4
 #: Seconds that a donor waits for its own step to end before it refuses, and in steps if these are long.
 _PATIENCE, _PATIENT_STEPS = 5.0, 4
 #: A receiver waits for a slice at least this long, in seconds: steps may be shorter than a round trip.
@@ -65,30 +67,32 @@ class _Slot:
     digest: bytes | None = None
     layout: bytes = b""
     sound: bool = False
+    turns: bool = False
     view: bytes = b""
 
 
 class _Said(NamedTuple):
-    """What a rank has said of itself in a step: whether it is sound, and the digest of its members (``_view``)."""
+    """What a rank has said of itself in a step: whether it is sound."""
 
     step: int
     sound: bool
-    view: bytes
 
 
 @dataclass
 class _Round:
-    """A round under way.
+    """A round under way, in window ``window``.
 
-    ``sound``: slices are taken from sound ranks only, else from all in turn. ``counts``: every donor was what this
-    round is about, so that who has all slices is equal to the others. ``missed``: ops with missing results when it
-    began. ``members``: who takes turns. ``equal``: slices that are equal now.
+    ``sound``: slices are taken from sound ranks only, else from all in turn. ``missed``: ops with missing results when
+    it began. ``members``: who takes turns. ``counts``: every donor was what this round is about, so that who has all
+    slices is equal to the others. ``alone``: one that should take turns did not. ``equal``: slices that are equal now.
     """
 
+    window: int
     sound: bool
-    counts: bool
     missed: int
     members: frozenset[int]
+    counts: bool = True
+    alone: bool = False
     equal: set[int] = field(default_factory=set)
 
 
@@ -127,7 +131,7 @@ class Resync:
         self._ending: _Round | None = None
         self._slot: _Slot | None = None
         self._heard: dict[int, _Said] = {}
-        self._told = False
+        self._told = self._again = False
         self._stretch = 1
         self._durations: deque[float] = deque(maxlen=32)
         self._boundary_at = 0.0
@@ -194,8 +198,8 @@ class Resync:
     def _plan(self, step: int) -> None:
         slices = self.replica.slices
         which, window = step % slices, step // slices
-        if which == 0 and not self.sound and (self._due(window) or self._told or self._drifted):
-            self._begin_round(step)
+        if which == 0 and not self.sound and (self._due(window) or self._told or self._again or self._drifted):
+            self._begin_round(step, window)
         if self.sound:
             return
         measure = self._round is None
@@ -222,14 +226,12 @@ class Resync:
         order = [(turn + i) % self._ranks for i in range(self._ranks)]
         return [r for r in order if r in live and r != self._rank] or [-1]
 
-    def _begin_round(self, step: int) -> None:
-        """From sound ranks if one is known; else from all in turn, which counts only if none can be sound."""
-        said, members = self._said(step), frozenset({*self._live(), self._rank})
-        others = members - {self._rank}
+    def _begin_round(self, step: int, window: int) -> None:
+        """From sound ranks if one is known; else from all in turn, which counts only if all of them take part."""
+        said, others = self._said(step), frozenset(self._live())
         sound = any(said[r].sound for r in others & said.keys())
-        alike = others <= said.keys() and all(said[r].view == _view(members) for r in others)
-        self._round = _Round(sound, sound or alike, self._missed, members)
-        self._told = False
+        self._round = _Round(window, sound, self._missed, others | {self._rank})
+        self._told = self._again = False
         self.counters["rounds"] += 1
 
     def _said(self, step: int) -> dict[int, _Said]:
@@ -260,12 +262,14 @@ class Resync:
         if not slot.ready.wait(self._wait()) or slot.digest is None:
             counters["slices_missed"] += 1
             return
-        if self._round is not None and slot.sound != self._round.sound:
-            self._round.counts = False
+        held = self._round
+        if held is not None and slot.sound != held.sound:
+            held.counts = False
             if not slot.sound:
                 return
-        elif self._round is not None and not slot.sound and slot.view != _view(self._round.members):
-            self._round.counts = False
+        elif held is not None and not slot.sound:
+            held.counts &= slot.turns and slot.view == _view(held.members)
+            held.alone |= not slot.turns
         if self.replica.layout(which) != slot.layout:
             counters["slices_unlike"] += 1
             return
@@ -284,15 +288,18 @@ class Resync:
         else:
             counters["slices_equal"] += 1
         self.drift.equal(which)
-        if self._round is not None:
-            self._round.equal.add(which)
+        if held is not None:
+            held.equal.add(which)
 
     def _end_round(self, held: _Round) -> None:
         if held.counts and len(held.equal) == self.replica.slices:
             self._missed_before = held.missed  # sound if nothing was missed during the round
             self.counters["rounds_whole"] += 1
             self._stretch = 1
-        elif len(held.equal) * 2 < self.replica.slices:
+            self._told = False
+            return
+        self._again = held.alone
+        if len(held.equal) * 2 < self.replica.slices:
             self._stretch = min(2 * self._stretch, _STRETCH_MOST)
 
     # -- on demand, in the training thread
@@ -399,9 +406,9 @@ class Resync:
         flags, slot.view, layout, digest, bins = self._ask_mark(
             slot.donor, slot.step, slot.which, slot.measure, self._patience
         )
-        slot.sound = bool(flags & _SOUND)
-        self._heard[slot.donor] = _Said(slot.step, slot.sound, slot.view)
-        if flags & _WANTS:
+        slot.sound, slot.turns = bool(flags & _SOUND), bool(flags & _TURNS)
+        self._heard[slot.donor] = _Said(slot.step, slot.sound)
+        if flags & _WANTS or (slot.turns and slot.measure):
             self._told = True
         slot.layout, slot.digest = layout, digest
         if bins is None:
@@ -439,8 +446,9 @@ class Resync:
     def _answer_mark(self, request: bytes) -> list[bytes]:
         step, which, bins = self._asked(request)
         with self.moment.reading(step, self._patience):
-            flags = _SOUND * self.sound | _WANTS * self._drifted
-            held = self._round
+            held = self._round_of(step)
+            turns = held is not None and not held.sound
+            flags = _SOUND * self.sound | _WANTS * (self._drifted or self._again) | _TURNS * turns
             view = _view(held.members if held is not None else {*self._live(), self._rank})
             parts = [_MARK.pack(flags, view, self.replica.layout(which), self.replica.digest(which))]
             if bins:
@@ -448,6 +456,11 @@ class Resync:
                 parts.append(sketch.astype(">f4").tobytes())
         self.counters["marks_given"] += 1
         return parts
+
+    def _round_of(self, step: int) -> _Round | None:
+        """The round to which ``step`` belongs here: behind a window's last step the next one may have begun."""
+        window = step // self.replica.slices
+        return next((r for r in (self._round, self._ending) if r is not None and r.window == window), None)
 
     def _answer_slice(self, request: bytes) -> list[memoryview]:
         step, which, _ = self._asked(request)
