@@ -34,6 +34,7 @@ class Waiter:
     def __init__(self, fds: Sequence[int], sending: Sequence[int] = ()) -> None:
         entries = [_PollFd(fd, _POLLIN, 0) for fd in fds] + [_PollFd(-1, _POLLOUT, 0) for _ in sending]
         self._polled = (_PollFd * len(entries))(*entries)
+        self._by_fd = {fd: self._polled[i] for i, fd in enumerate(fds) if fd >= 0}
         self._sending = list(sending)
         self._first = len(fds)
         self._wanted: Collection[int] = ()
@@ -62,5 +63,5 @@ class Waiter:
         raise OSError(number, os.strerror(number))
 
     def readable(self, fd: int) -> bool:
-        """Whether the last wait found ``fd`` readable (or broken, which reading it will tell)."""
-        return any(one.fd == fd and one.revents for one in self._polled if one.events == _POLLIN)
+        """Whether the last wait found ``fd``, one of ``fds``, readable (or broken, which reading it will tell)."""
+        return bool(self._by_fd[fd].revents)
