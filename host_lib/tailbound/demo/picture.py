@@ -41,6 +41,7 @@ def draw(curves: dict[str, Curve], headline: str, conditions: str, path: Path) -
 
 def _accuracy(axes: Any, curves: dict[str, Curve]) -> None:
     axes.set_title("Accuracy over training time", loc="left", fontsize=11, color=INK)
+    times = [time for curve in curves.values() if (time := curve.time_to(TARGET)) is not None]
     for name, curve in curves.items():
         seconds, right = zip(*curve.points, strict=True)
         colour = COLOURS[name]
@@ -49,9 +50,11 @@ def _accuracy(axes: Any, curves: dict[str, Curve]) -> None:
         reached = curve.time_to(TARGET)
         if reached is not None:
             axes.plot([reached, reached], [0, 100 * TARGET], ":", color=colour, linewidth=1.2)
+            first = len(times) > 1 and reached == min(times)  # on either side of a pair of lines that may be close
             axes.annotate(
-                f"{reached:.1f} s", (reached, 0), xytext=(4, 6), textcoords="offset points", color=colour, fontsize=9
-            )
+                f"{reached:.1f} s", (reached, 0), xytext=(-4 if first else 4, 6), textcoords="offset points",
+                ha="right" if first else "left", color=colour, fontsize=9,
+            )  # fmt: skip
     axes.axhline(100 * TARGET, color=FAINT, linewidth=1, linestyle=(0, (4, 3)))
     axes.annotate(
         f"{TARGET:.0%}", (0, 100 * TARGET), xycoords=("axes fraction", "data"), xytext=(4, -11),
