@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tailbound.codec import hashing, kernels, planes
 from tailbound.codec.hashing import bits_of, float_of, row_key
-from tailbound.codec.scale import OVERFLOW_BITS, SPAN, need_of, root_of, scale_of
+from tailbound.codec.scale import OVERFLOW_BITS, SPAN, need_of, root_of, scale_of, shift_of
 from tailbound.codec.scratch import PITCH_EXTRA, Scratch, readonly
 from tailbound.codec.shape import Shape
 from tailbound.wire.check import partial
@@ -63,8 +63,8 @@ def _spread(source, at, rows, codes, index, work, pitch):  # type: ignore[no-unt
 
 
 @compiled
-def _normal(bits, rows, rotate):  # type: ignore[no-untyped-def]
-    """Bits of the largest value after the factor 1 / sqrt(R)."""
+def normalised(bits, rows, rotate):  # type: ignore[no-untyped-def]
+    """Bits of a group's largest value after the factor 1 / sqrt(R)."""
     if rotate:
         return bits_of(np.float32(np.float64(float_of(bits)) / root_of(rows)))
     return bits
@@ -92,7 +92,7 @@ def _measure(  # type: ignore[no-untyped-def]
             most = max(most, bits)
         if most >= OVERFLOW_BITS:
             return False
-        need[g] = need_of(planes.reach(_normal(most, rows, rotate), bits_each, source, at, size))
+        need[g] = need_of(planes.reach(normalised(most, rows, rotate), bits_each, source, at, size))
     return True
 
 
@@ -179,11 +179,11 @@ def _encode(  # type: ignore[no-untyped-def]
         )  # fmt: skip
         if bits >= OVERFLOW_BITS:
             return False, clipped
-        want = need_of(planes.reach(_normal(bits, rows, rotate), bits_each, source, at, size))
+        want = need_of(planes.reach(normalised(bits, rows, rotate), bits_each, source, at, size))
         need[g] = want
         if want <= e:
             continue
-        k = min((want - e + 3) // 4, cap)
+        k = shift_of(want, e, cap)
         shift[g] = k
         scale = scale_of(e + 4 * k) * root
         if k > 0:

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec import hashing
-from tailbound.codec.encode import _normal
+from tailbound.codec.encode import normalised
 from tailbound.codec.hashing import row_key
-from tailbound.codec.scale import OVERFLOW_BITS, SPAN, need_of, root_of, scale_of
+from tailbound.codec.scale import OVERFLOW_BITS, SPAN, need_of, root_of, scale_of, shift_of
 from tailbound.codec.scratch import readonly
 from tailbound.codec.shape import Shape
 from tailbound.wire.jit import compiled
@@ -37,7 +37,7 @@ def _plan(  # type: ignore[no-untyped-def]
     for g in range(bits.shape[0]):
         if bits[g] >= OVERFLOW_BITS:
             return -1
-        want = need_of(_normal(bits[g], rows, rotate))
+        want = need_of(normalised(bits[g], rows, rotate))
         e = np.int64(exponents[g])
         need[g] = want
         shift[g] = 0
@@ -46,9 +46,7 @@ def _plan(  # type: ignore[no-untyped-def]
         limits[g] = np.float32(np.inf)
         if e == EXPONENT_NONE:
             continue
-        k = 0
-        if want > e:
-            k = min((want - e + 3) // 4, cap)
+        k = shift_of(want, e, cap)
         shift[g] = k
         scale = scale_of(e + 4 * k) * root
         factors[g] = np.float32(SPAN / scale)

@@ -115,6 +115,12 @@ def need_of(bits: Any) -> int:
 
 
 @compiled
+def shift_of(want: Any, e: Any, cap: Any) -> int:
+    """k: doublings of the scale ``e`` until a group that needs ``want`` fits, at most ``cap``."""
+    return min((want - e + 3) // 4, cap) if want > e else 0
+
+
+@compiled
 def root_of(group_rows: int) -> float:
     """sqrt(R) in float64."""
     return math.sqrt(float(group_rows))

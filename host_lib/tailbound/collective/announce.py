@@ -27,7 +27,7 @@ def announce(job: Job, op: Op, peers: list[int], *, ask: bool) -> None:
     flags = Flag(0)
     if ask:
         flags |= Flag.REPEAT
-    if op.outcome.abstained or op.silent:
+    if op.abstains:
         flags |= Flag.ABSTAIN
         if op.label not in job.abstained:
             job.abstained.append(op.label)

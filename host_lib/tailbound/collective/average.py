@@ -215,7 +215,7 @@ def _publish(job: Job, op: Op, own: int) -> None:
     empty = own - int(usable.sum())
     if job.peers:
         flags = op.flags
-        if op.outcome.abstained or op.silent:
+        if op.abstains:
             flags |= Flag.ABSTAIN  # who missed the word hears it with the mark that says that nothing more will come
         head = job.header(PacketType.RESULT, op.label, place.layout.tag, owner=job.rank, rows=own, flags=flags)
         head["map_id"] = place.placement.owner_map.id

@@ -130,7 +130,7 @@ def _finish(job: Job, op: Op, why: Why) -> None:
     outcome.void |= empty and outcome.abstained
     _settle_scales(job, op)
     outcome.label = op.label
-    outcome.late = outcome.late or (not op.own_present and not outcome.abstained and not op.silent)
+    outcome.late = outcome.late or (not op.own_present and not op.abstains)
     outcome.skipped |= op.overtaken and empty
     op.spans.finished = job.now()
     op.finished = True
@@ -139,7 +139,7 @@ def _finish(job: Job, op: Op, why: Why) -> None:
 
 def _nobody_had_any(job: Job, op: Op) -> bool:
     """Whether no rank brought rows, as all say (a loss scale overflows on all ranks, say): no owner is to blame."""
-    brought = not (op.outcome.abstained or op.outcome.unsent or op.silent)
+    brought = not (op.abstains or op.outcome.unsent)
     return not brought and bool(job.waited_for) and op.abstainers.issuperset(job.waited_for)
 
 

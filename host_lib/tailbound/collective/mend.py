@@ -239,7 +239,7 @@ def _find(
     """The list that is asked for: packets, partial checks, and which of them exist; None if it is not kept."""
     op, asker = ops.get(request.label), request.asker
     if request.first_half:
-        if op is None or not op.encoded or op.silent or op.outcome.abstained or op.outcome.late:
+        if op is None or not op.encoded or op.abstains or op.outcome.late:
             return None
         placement, b = op.place.placement, op.buffers
         own = slice(int(placement.starts[asker]), int(placement.starts[asker] + placement.counts[asker]))

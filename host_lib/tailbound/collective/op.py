@@ -138,6 +138,11 @@ class Op:
     overtaken: bool = False
 
     @property
+    def abstains(self) -> bool:
+        """Whether the rank takes part without rows, as far as is known: by its own choice, or by its gradient."""
+        return self.silent or self.outcome.abstained
+
+    @property
     def rotate(self) -> bool:
         """Whether this op is rotated: the owner map says so, so that all ranks agree (CODEC.md rule 12)."""
         return self.place.placement.owner_map.rotate

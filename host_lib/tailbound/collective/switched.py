@@ -201,7 +201,7 @@ def read(job: Job, op: Op, why: Why, by_owner: NDArray[np.int64]) -> NDArray[np.
     outcome.overwritten = lost
     by_owner[job.switch] -= lost
     here = b.row_count[b.source >= 0]
-    wanted = awaited(job, op) - (op.outcome.abstained or op.silent or op.outcome.late)
+    wanted = awaited(job, op) - (op.abstains or op.outcome.late)
     op.partial = int((here < wanted).sum())
     job.counters["rows_partial"] += op.partial
     outcome.expected += rows + wanted * len(here)
