@@ -139,7 +139,7 @@ struct tb_arrival {
 	__u32 first_us; /* first packet */
 	__u32 contributed_us; /* tail of contributions */
 	__u32 published_us; /* tail of results */
-	__u32 row_us; /* first row of contributions */
+	__u32 row_us; /* first row of contributions, or the word that it would be late */
 };
 _Static_assert(sizeof(struct tb_arrival) == 16, "tb_arrival");
 

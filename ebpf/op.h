@@ -68,6 +68,12 @@ static __always_inline int tb_in_tail(const struct tb_packet *p, __u32 mark)
 	return left <= 1 || left * 100 <= p->rows || tb_distance(mark, p->op) >= 0;
 }
 
+/* In place of rows: there would have been some now, but they come too late for everybody. */
+static __always_inline int tb_says_late(const struct tb_packet *p)
+{
+	return p->type == TB_TYPE_READY && p->flags & TB_FLAG_LATE;
+}
+
 static __always_inline __u32 tb_op_news(const struct tb_op *op, const struct tb_packet *p)
 {
 	__u32 news = 0;
@@ -76,7 +82,8 @@ static __always_inline __u32 tb_op_news(const struct tb_op *op, const struct tb_
 		news |= TB_NEWS_HEARD;
 	if (p->flags & TB_FLAG_ABSTAIN && !tb_rank_in(op->abstained, p->sender))
 		news |= TB_NEWS_ABSTAINED;
-	if (p->type == TB_TYPE_CONTRIBUTION && !tb_rank_in(op->begun, p->sender))
+	if ((p->type == TB_TYPE_CONTRIBUTION || tb_says_late(p)) &&
+	    !tb_rank_in(op->begun, p->sender))
 		news |= TB_NEWS_BEGUN;
 	if (p->type == TB_TYPE_CONTRIBUTION && tb_in_tail(p, p->contributed) &&
 	    !tb_rank_in(op->tail_contributed, p->sender))

@@ -148,6 +148,7 @@ _OP_RING_LATER = op_label(3 + schema.OP_STEPS, 1)
 _SLOT = SEQ & (SUM_ROWS - 1)
 _GROUP = {"group": address_of(RANK) ^ 1}
 _MOVED = {"sum_base": SUM_BASE + 10, "result_base": RESULT_BASE + 10}
+_PASSED = {"result_base": RESULT_BASE + 100}
 
 
 def _bad(name: str, packet: bytes, verdict: Verdict, **more: Any) -> Case:
@@ -219,6 +220,32 @@ _CONTROL = [
     Case("READY of the ring's last row", ready(seq=RESULT_BASE + RESULT_ROWS - 1), Verdict.CONTROL_PASSED),
     Case("READY beyond the ring", ready(seq=RESULT_BASE + RESULT_ROWS), Verdict.FUTURE_RESULT),
     Case("READY behind the ring", ready(seq=RESULT_BASE - 1), Verdict.STALE_RESULT),
+    Case("READY in place of late rows", ready(flags=Flag.LATE), Verdict.CONTROL_PASSED, events=(_E.OPENED,)),
+    Case(
+        "such a READY after rows", ready(flags=Flag.LATE), Verdict.CONTROL_PASSED, before=(contribution(),), events=()
+    ),
+    Case(
+        "READY in place of late rows, for an op that others have opened here",
+        ready(flags=Flag.LATE),
+        Verdict.STALE_RESULT,
+        before=(ready(sender=2),),
+        control=_PASSED,
+        events=(),
+    ),
+    Case(
+        "such a READY for an op that is over here, of which nothing came before",
+        ready(flags=Flag.LATE),
+        Verdict.STALE_RESULT,
+        control=_PASSED | {"released": OP},
+        events=(),
+    ),
+    Case(
+        "READY of a rank with no rows to send leaves nothing for such an op",
+        ready(),
+        Verdict.STALE_RESULT,
+        control=_PASSED | {"released": OP},
+        events=(),
+    ),
     Case("READY before the first op", ready(op=FIRST_OP - 1), Verdict.STALE_RESULT),
     Case("READY with another layout", ready(sender=2, layout=1), Verdict.LAYOUT_MISMATCH, 2, before=(ready(),)),
     Case(
@@ -278,7 +305,7 @@ _WINDOW = [
         "a late result of such an op",
         result(),
         Verdict.STALE_RESULT,
-        control={"result_base": RESULT_BASE + 100, "released": OP},
+        control=_PASSED | {"released": OP},
         events=(),
     ),
     Case(
@@ -286,7 +313,7 @@ _WINDOW = [
         result(),
         Verdict.STALE_RESULT,
         before=(ready(sender=2),),
-        control={"result_base": RESULT_BASE + 100},
+        control=_PASSED,
         events=(),
     ),
     Case("a result behind the window", result(seq=RESULT_BASE - 1), Verdict.STALE_RESULT),

@@ -203,11 +203,12 @@ static __always_inline __u32 tb_op_note(const struct tb_control *control, const 
 
 /*
  * A row behind the window came too late for its op, but deadlines are learned from true arrival times: it leaves
- * its stamp, and only that, while the op's record lasts. A rank that has left all others behind (two ranks, one of
- * them suspect) is through with an op before anything of it came: then the late row opens the record.
+ * its stamp, and only that, while the op's record lasts. So does the word that stands for rows that were not sent
+ * because they would have come too late. A rank that has left all others behind (two ranks, one of them suspect) is
+ * through with an op before anything of it came: then what is late opens the record.
  */
 static __always_inline void tb_op_late(const struct tb_control *control, const struct tb_packet *p,
-				       struct tb_op *op)
+				       struct tb_op *op, __u32 codes)
 {
 	__u32 slot = tb_op_slot(p->op), news, tag;
 	struct tb_arrival *arrival;
@@ -223,7 +224,7 @@ static __always_inline void tb_op_late(const struct tb_control *control, const s
 		bpf_spin_lock(&lock->lock);
 		tag = tb_op_tag(op, p);
 		if (tag == TB_TAG_OLD) {
-			tb_op_start(op, p, p->codes, now);
+			tb_op_start(op, p, codes, now);
 			tag = TB_TAG_SAME;
 		}
 		bpf_spin_unlock(&lock->lock);
@@ -232,7 +233,7 @@ static __always_inline void tb_op_late(const struct tb_control *control, const s
 		return;
 	if (p->type == TB_TYPE_CONTRIBUTION)
 		op->late++;
-	else
+	else if (p->type == TB_TYPE_RESULT)
 		op->late_results++;
 	news = tb_op_news(op, p) & ~TB_NEWS_ABSTAINED;
 	if (!news)
@@ -408,8 +409,9 @@ static __always_inline __u32 tb_judge(struct xdp_md *ctx, __u32 codes, __u32 *se
 	if (!op)
 		return TB_VERDICT_STALE_OP;
 	if (verdict != TB_GO_ON) {
-		if (row && (verdict == TB_VERDICT_STALE_OP || verdict == TB_VERDICT_STALE_RESULT))
-			tb_op_late(control, &p, op);
+		if ((row || tb_says_late(&p)) &&
+		    (verdict == TB_VERDICT_STALE_OP || verdict == TB_VERDICT_STALE_RESULT))
+			tb_op_late(control, &p, op, row ? p.codes : 0);
 		return verdict;
 	}
 	live = tb_rank_in(control->live, p.sender);

@@ -35,6 +35,7 @@ class Packets:
     last: bool = False
     until: int = 1 << 62
     abstain: bool = False
+    late: bool = False  #: in place of rows that nobody would take
     contributed: int = 0
     published: int = 0
     newest: int = 0

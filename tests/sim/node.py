@@ -210,6 +210,8 @@ class Node:
             hint = True
         if p.abstain:
             record.abstained.add(p.sender)
+        if p.late:
+            record.begun.setdefault(p.sender, now)
         if p.kind == "contribution":
             record.begun.setdefault(p.sender, now)
             op = self.ops.get(p.label)
@@ -331,10 +333,10 @@ class Node:
             start_max=self.deadlines.start_max,
         )
         op.start = 0 if op.start > now else max(op.start, op.held if op.start else 0)
-        if not op.start and op.launched and record is None:
+        if op.launched and not (op.overtaken or op.encoded):
             owners = self.membership.owners
             if owners and all(self._marked(p, "published", op) and self._marked(p, "contributed", op) for p in owners):
-                op.start, op.overtaken = max(1, now - 4 * self.config.stage_max), True
+                op.start, op.overtaken = op.start or max(1, now - 4 * self.config.stage_max), True
 
     def _marked(self, rank: int, name: str, op: SimOp) -> bool:
         mark = getattr(self.peers[rank], name)
@@ -380,9 +382,11 @@ class Node:
     def _contribute(self, op: SimOp, now: int) -> None:
         label = op.place.label
         op.encoded = True
-        if op.silent or op.overtaken or (op.sealed and op.start and now > op.start + self._d1(op)):
+        late = op.overtaken or (op.sealed and op.start > 0 and now > op.start + self._d1(op))
+        if op.silent or late:
             self.mark_c = label
-            self._control("ready", self.membership.peers, label, op.place.layout.tag, abstain=True)
+            said = {"abstain": True} if op.silent else {"late": True}
+            self._control("ready", self.membership.peers, label, op.place.layout.tag, **said)
             return
         op.own_present, op.own_in = not op.sealed, now
         self.self_misses = 0

@@ -39,6 +39,7 @@ from tailbound.wire.schema import (
     UNKNOWN_SENDER,
     VERDICTS,
     VERSION,
+    Flag,
     PacketType,
     Verdict,
 )
@@ -46,6 +47,7 @@ from tailbound.wire.schema import (
 _TYPE, _SENDER, _OWNER, _CHECK = (HEADER_DTYPE.fields[n][1] for n in ("type", "sender", "owner", "check"))  # type: ignore[index]
 _CONTRIBUTION, _RESULT, _READY = int(PacketType.CONTRIBUTION), int(PacketType.RESULT), int(PacketType.READY)
 _PROBE, _ECHO, _GROUP = int(PacketType.PROBE), int(PacketType.ECHO), int(PacketType.GROUP)
+_LATE = int(Flag.LATE)
 _FIRST_TYPE, _LAST_TYPE = int(min(PacketType)), int(max(PacketType))
 _BAD_LENGTH, _BAD_VERSION, _BAD_TYPE = int(Verdict.BAD_LENGTH), int(Verdict.BAD_VERSION), int(Verdict.BAD_TYPE)
 _INACTIVE, _WRONG_COOKIE, _CORRUPT = int(Verdict.INACTIVE), int(Verdict.WRONG_COOKIE), int(Verdict.CORRUPT)
@@ -178,8 +180,8 @@ def _take(t: Any, d: NDArray[np.uint8], words: NDArray[np.uint64], now: Scalar) 
     if data or h.type == _READY:
         verdict = window(t, h)
         if verdict != GO_ON:
-            if data and verdict in (_STALE_OP, _STALE_RESULT):
-                stamp_late(t, h, d.shape[0] - HEADER_BYTES, now)
+            if (data or h.flags & _LATE) and verdict in (_STALE_OP, _STALE_RESULT):
+                stamp_late(t, h, d.shape[0] - HEADER_BYTES if data else 0, now)
             return verdict
         verdict = hear(t, h, d.shape[0] - HEADER_BYTES, now)
         if verdict != GO_ON:

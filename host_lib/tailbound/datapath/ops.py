@@ -36,8 +36,9 @@ from tailbound.wire.schema import (
     Verdict,
 )
 
-_CONTRIBUTION, _READY = int(PacketType.CONTRIBUTION), int(PacketType.READY)
-_ABSTAIN = int(Flag.ABSTAIN)
+_CONTRIBUTION, _RESULT = int(PacketType.CONTRIBUTION), int(PacketType.RESULT)
+_READY = int(PacketType.READY)
+_ABSTAIN, _LATE = int(Flag.ABSTAIN), int(Flag.LATE)
 _STALE_OP, _STALE_RESULT = int(Verdict.STALE_OP), int(Verdict.STALE_RESULT)
 _FUTURE_OP, _FUTURE_RESULT = int(Verdict.FUTURE_OP), int(Verdict.FUTURE_RESULT)
 _LAYOUT_MISMATCH = int(Verdict.LAYOUT_MISMATCH)
@@ -180,6 +181,8 @@ def hear(t: Any, h: Any, codes: Scalar, now: Scalar) -> Scalar:
                 emit(t, _MAJORITY, h.op, now)
     if h.flags & _ABSTAIN:
         put(r.abstained, sender)
+    if h.type != _RESULT:
+        _begin(t, h, position, since)
     if h.type != _READY:
         _tails(t, h, position, since, now, live)
     return GO_ON
@@ -197,6 +200,16 @@ def _hear_first(t: Any, r: Any, position: Scalar, sender: Scalar, since: Scalar)
 
 
 @compiled
+def _begin(t: Any, h: Any, position: Scalar, since: Scalar) -> None:
+    """Notes when a sender's contributions to this op began, or would have, as READY with LATE says."""
+    sender = np.int64(h.sender)
+    r = op_at(t.ops, position)
+    if (h.type == _CONTRIBUTION or h.flags & _LATE) and not has(r.begun, sender):
+        put(r.begun, sender)
+        arrival_at(t.arrivals, position * MAX_RANKS + sender).row_us = since
+
+
+@compiled
 def _tails(t: Any, h: Any, position: Scalar, since: Scalar, now: Scalar, live: Scalar) -> None:
     """Notes that the last percent of a sender's rows of this op, or its finished mark, has been seen.
 
@@ -209,9 +222,6 @@ def _tails(t: Any, h: Any, position: Scalar, since: Scalar, now: Scalar, live: S
     share = rows // 100
     last = np.int64(h.row) >= rows - (share if share > 1 else 1)
     if h.type == _CONTRIBUTION:
-        if not has(r.begun, sender):
-            put(r.begun, sender)
-            arrival_at(t.arrivals, position * MAX_RANKS + sender).row_us = since
         if (last or serial(h.contributed, h.op) >= 0) and not has(r.tail_contributed, sender):
             put(r.tail_contributed, sender)
             arrival_at(t.arrivals, position * MAX_RANKS + sender).contributed_us = since
@@ -228,8 +238,9 @@ def _tails(t: Any, h: Any, position: Scalar, since: Scalar, now: Scalar, live: S
 def stamp_late(t: Any, h: Any, codes: Scalar, now: Scalar) -> None:
     """A row behind the window leaves its arrival stamp, and only that, while its op's record lasts.
 
-    Deadlines are learned from true arrival times, late rows included (CLOCKS.md rule 5). A rank that has left all
-    others behind is through with an op before anything of it came: then the late row opens the record.
+    Deadlines are learned from true arrival times, late rows included (CLOCKS.md rule 5), and so is the word that there
+    would have been rows, but too late. A rank that has left all others behind is through with an op before anything of
+    it came: then what is late opens the record.
     """
     sender = np.int64(h.sender)
     position = op_position(np.int64(h.op))
@@ -244,9 +255,12 @@ def stamp_late(t: Any, h: Any, codes: Scalar, now: Scalar) -> None:
         return
     if h.type == _CONTRIBUTION:
         r.late += np.uint32(1)
-    else:
+    elif h.type == _RESULT:
         r.late_results += np.uint32(1)
     since = np.uint32((now - np.int64(r.opened_ns)) // 1000 + 1)
     if not has(r.heard, sender):
         _hear_first(t, r, position, sender, since)
-    _tails(t, h, position, since, now, False)
+    if h.type != _RESULT:
+        _begin(t, h, position, since)
+    if h.type != _READY:
+        _tails(t, h, position, since, now, False)

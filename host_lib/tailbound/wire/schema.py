@@ -289,7 +289,7 @@ ARRIVAL = Struct(
         Field("first_us", "u32", "first packet"),
         Field("contributed_us", "u32", "tail of contributions"),
         Field("published_us", "u32", "tail of results"),
-        Field("row_us", "u32", "first row of contributions"),
+        Field("row_us", "u32", "first row of contributions, or the word that it would be late"),
     ),
 )
 
