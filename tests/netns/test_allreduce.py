@@ -74,6 +74,27 @@ def test_the_bits_are_those_of_the_reference_over_both_datapaths(tailbound_lab: 
                 assert set(member.stats()["drops"]) <= STRAY
 
 
+@pytest.mark.parametrize(("bits", "most"), [(16, 2e-7), (4, 0.12)])
+def test_other_widths_of_a_code_give_the_same_bits_over_both_datapaths(
+    tailbound_lab: Make, bits: int, most: float
+) -> None:
+    """Half bytes are taken apart by the kernel, planes of 16 bits put together by the host; nothing is lost."""
+    lab = tailbound_lab(workers=3)
+    outs: dict[str, list[np.ndarray]] = {"xdp": [], "udp": []}
+    for datapath, kept in outs.items():
+        with lab_team(lab, patient(**WIDE, bits=bits), datapath=datapath, cookie=7) as job:
+            for op in range(3):
+                inputs = gradients("U", 3, NUMEL + 13, seed=op)
+                results = job.allreduce(inputs)
+                for out, outcome in results:
+                    assert outcome.delivered == outcome.expected
+                    np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
+                assert nmse(results[0][0], exact_mean(inputs)) <= most
+                kept.append(results[0][0])
+    for ours, theirs in zip(*outs.values(), strict=True):
+        np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))
+
+
 @pytest.mark.parametrize("flood", [False, True])
 def test_the_mean_is_within_the_quantisers_bound(tailbound_lab: Make, flood: bool) -> None:
     """Also on a bridge that floods: every program then sees every packet, and adds only its own."""
