@@ -27,6 +27,12 @@ POLICIES = {
     # FSDP divides by a part of the number of shards before the hook, and by the rest after it
     "fp16": MixedPrecisionPolicy(reduce_dtype=torch.float16),
 }
+#: Other codes than u8, and the NMSE of a mean that they allow (tests/unit/test_codec_bits.py).
+CODES: dict[str, tuple[dict[str, Any], float]] = {
+    "16 bits": ({"bits": 16}, 2e-7),
+    "4 bits": ({"bits": 4}, 0.12),
+    "4 bits with feedback": ({"bits": 4, "error_feedback": True}, 0.12),
+}
 
 
 def grid() -> DeviceMesh:
@@ -62,34 +68,39 @@ def same(value: Any, mesh: DeviceMesh) -> bool:
 
 @contextlib.contextmanager
 def trio(
-    mesh: DeviceMesh, policy: MixedPrecisionPolicy | None = None
+    mesh: DeviceMesh, policy: MixedPrecisionPolicy | None = None, **options: Any
 ) -> Iterator[tuple[nn.Module, nn.Module, nn.Module, fsdp.FsdpState]]:
     """The same model three times: plain DDP, plain HSDP, and FSDP with Tailbound between the replicas."""
     ours = sharded(mesh["shard"], policy)
-    with fsdp.register(ours, mesh["replicate"], **PATIENT) as state:
+    with fsdp.register(ours, mesh["replicate"], **PATIENT, **options) as state:
         yield DDP(model()), sharded(mesh, policy), ours, state
 
 
 def parity(rank: int) -> dict[str, dict[str, Any]]:
-    """Gradients of HSDP over Tailbound against those of plain HSDP and of DDP over all four, for every policy."""
+    """Gradients of HSDP over Tailbound against those of plain HSDP and of DDP over all four, by policy and code."""
     mesh = grid()
-    return {kind: compared(rank, mesh, kind) for kind in POLICIES}
+    found = {kind: compared(rank, mesh, kind, policy, BOUND) for kind, policy in POLICIES.items()}
+    for kind, (options, bound) in CODES.items():
+        found[kind] = compared(rank, mesh, kind, POLICIES["float32"], bound, **options)
+    return found
 
 
-def compared(rank: int, mesh: DeviceMesh, kind: str) -> dict[str, Any]:
+def compared(
+    rank: int, mesh: DeviceMesh, kind: str, policy: MixedPrecisionPolicy, bound: float, **options: Any
+) -> dict[str, Any]:
     errors, apart = [], []
-    with trio(mesh, POLICIES[kind]) as (plain, hsdp, ours, state):
+    with trio(mesh, policy, **options) as (plain, hsdp, ours, state):
         for step in range(5):
             for net in (plain, hsdp, ours):
                 net.zero_grad()
                 backward(net, rank, step)
             errors.append(nmse(gradient(ours), gradient(hsdp)))
             apart.append(nmse(gradient(ours), gradient(plain)))
-            assert errors[-1] <= 3 * BOUND, f"{kind}, step {step}: NMSE {errors[-1]}"
+            assert errors[-1] <= 3 * bound, f"{kind}, step {step}: NMSE {errors[-1]}"
             assert same(held(ours, gradients=True), mesh), f"{kind}, step {step}: replicas have other bits"
         stats, steps = state.stats(), state.communicator.step
-    assert sum(errors) / len(errors) <= BOUND, errors
-    assert sum(apart) / len(apart) <= 2 * BOUND, apart
+    assert sum(errors) / len(errors) <= bound, errors
+    assert sum(apart) / len(apart) <= 2 * bound, apart
     return {"steps": steps, "ops": stats["counters"]["ops"], "delivered": stats["delivered"]}
 
 
