@@ -7,7 +7,6 @@ Every verb imports what it needs when it runs, so that ``tailbound --help`` is q
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -133,7 +132,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         click.secho(f"error: {error}", fg="red", err=True)
         return 2
     return status if isinstance(status, int) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

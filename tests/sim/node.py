@@ -21,6 +21,7 @@ from tailbound.transport.config import Config
 from tailbound.transport.deadline import WARM_UP_OPS, Deadlines, Sample
 from tailbound.transport.membership import HOLD_EVERY, Membership
 from tailbound.transport.sequence import Layout, Place, Sequence
+from tailbound.transport.silence import Silence
 from tailbound.transport.stage import cut, decide
 from tailbound.transport.steps import Steps, step_distance, step_of
 from tailbound.wire.schema import HEADER_BYTES, op_label, serial_distance
@@ -82,9 +83,7 @@ class SimOp:
     round: Round | None = None
     asked_round: Round | None = None
     why: list[str] = field(default_factory=list)
-    again: int = 0
-    wait: int = 0
-    seen: int = -1
+    silence: Silence = field(default_factory=Silence)
 
 
 @dataclass
@@ -134,7 +133,7 @@ class Node:
         self.pending: deque[Any] = deque()
         self.recent: deque[tuple[int, int]] = deque(maxlen=4)
         self.stopped = self.dead = self.joined = False
-        self.holding = False
+        self.holding = self.standing = False
         self.named = -1
         self.last_turn = world.now
         self.next_turn = 0
@@ -289,15 +288,16 @@ class Node:
             if self.peers[rank].newest >= 0:
                 self.membership.heard(rank, step_of(self.peers[rank].newest))
         holding = self.holding or self.membership.holding(now)
+        stood, self.standing = self.standing, bool(holding)
         looks = [now + 100 * MS]
         for op in list(self.ops.values()):
-            if holding and not op.finished:
+            if (holding or stood) and not op.finished:
                 op.held = now
                 if op.sealed:
                     op.result_clock = Extension()
                 else:
                     op.start, op.own_clock = 0, Extension()
-            else:
+            if not holding:
                 self._start(op, now)
             self._forgive(op.place.label, op.start)
             if op.launched and not op.encoded:
@@ -568,21 +568,23 @@ class Node:
             )
 
     def _remind(self, op: SimOp, now: int) -> int:
-        """As ``announce.remind``: in a silence, asks those whose marks are missing; the answer carries their marks."""
+        """As ``remind``: in a silence, asks those whose marks are missing; the answer carries their marks."""
         record = self.records.get(op.place.label)
         progress = record.progress + sum(record.results.values()) if record is not None else 0
-        if not op.again or progress != op.seen:
-            op.seen, op.wait = progress, max(op.wait, 4 * MS)
-            op.again = now + op.wait
-        elif now >= op.again:
-            op.wait = min(2 * op.wait, 20 * MS)
-            op.again = now + op.wait
+
+        def missing() -> tuple[list[int], list[int]]:
             name = "published" if op.published else "contributed"
-            asked = [
+            rows: Counter[int] = Counter()
+            if record is not None:
+                rows = record.results if op.published else record.rows
+            found = [
                 p for p in self.membership.peers if p not in self.membership.gone and not self._marked(p, name, op)
             ]
-            self._control("ask", asked, op.place.label, op.place.layout.tag)
-        return op.again
+            return [p for p in found if rows[p]], [p for p in found if not rows[p]]
+
+        due = (op.result_clock if op.published else op.own_clock).due
+        self._control("ask", op.silence.turn(now, progress, due, missing), op.place.label, op.place.layout.tag)
+        return op.silence.again
 
     def _forgive(self, label: int, start: int) -> None:
         """As ``Transpose._forgive`` with ``timing.on_time``."""

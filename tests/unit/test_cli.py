@@ -64,6 +64,11 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"tailbound {__version__}\n"
 
 
+def test_the_package_runs_as_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "tailbound", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("tailbound")
+
+
 def test_an_unknown_verb_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["frobnicate"]) == 2
     assert "frobnicate" in capsys.readouterr().err

@@ -175,7 +175,7 @@ def test_nobody_there(tmp_path: Path) -> None:
 
 def test_live_until_interrupted(tmp_path: Path) -> None:
     put(tmp_path, "a", report(0))
-    command = [sys.executable, "-m", "tailbound.cli", "top", "--json", "--interval", "0.1", "--folder", str(tmp_path)]
+    command = [sys.executable, "-m", "tailbound", "top", "--json", "--interval", "0.1", "--folder", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert [json.loads(process.stdout.readline())["rows"][0]["rank"] for _ in range(3)] == [0, 0, 0]

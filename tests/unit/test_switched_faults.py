@@ -163,7 +163,7 @@ def test_a_silent_switch_is_named_left_and_tried_again(
 ) -> None:
     monkeypatch.setattr("tailbound.transport.fallback.REST", 1500 * MS)
     ranks = 3
-    with switched_team(ranks, hasty(deadline_1=100 * MS, deadline_2=50 * MS, stage_max=300 * MS)) as (job, switch):
+    with switched_team(ranks, hasty(deadline_1=300 * MS, deadline_2=150 * MS, stage_max=900 * MS)) as (job, switch):
         warm_up(job)
         switch.down = True
 

@@ -1,7 +1,7 @@
 """READY packets: agreeing on cold scales, abstaining, and telling marks whose packets were lost (rules 2, 17, 25).
 
-Every rank sends every peer at least one packet per op; where rows do that, READY is only sent by a rank that has been
-waiting for a while (its tail packet, and with it the mark, may be what others miss) or that is asked.
+Every rank sends every peer at least one packet per op; where rows do that, READY is only sent by a rank that asks for a
+mark (``remind``) or that is asked.
 """
 
 from __future__ import annotations
@@ -12,12 +12,8 @@ from tailbound.collective.maps import Maps
 from tailbound.collective.mend import take_gone, take_request
 from tailbound.collective.messages import decode_ready, encode_ready
 from tailbound.collective.op import Op
-from tailbound.transport.config import MS
 from tailbound.wire import packets
 from tailbound.wire.schema import Flag, PacketType, serial_distance
-
-#: How long nothing must have come before a mark is asked for: at first, and at most (it doubles with every question).
-_FIRST_PAUSE, _LONGEST_PAUSE = 4 * MS, 20 * MS
 
 
 def announce(job: Job, op: Op, peers: list[int], *, ask: bool) -> None:
@@ -38,49 +34,6 @@ def announce(job: Job, op: Op, peers: list[int], *, ask: bool) -> None:
     for peer in peers:
         job.tell(peer, head, body)
         job.counters["ready_sent"] += 1
-
-
-def remind(job: Job, op: Op, now: int) -> int:
-    """Asks for marks while ``op`` is waiting and nothing comes any more; returns when to look again.
-
-    A tail packet that was lost shows as a silence: as long as rows keep coming, nobody is asked.
-    """
-    record = job.record(op.label)
-    progress = int(record["progress"]) + int(record["results_in"]) if record is not None else 0
-    if op.ready_again == 0 or progress != op.ready_progress:
-        op.ready_progress = progress
-        op.ready_wait = max(op.ready_wait, _FIRST_PAUSE)
-        op.ready_again = now + op.ready_wait
-    elif now >= op.ready_again:
-        op.ready_wait = min(2 * op.ready_wait, _LONGEST_PAUSE)
-        op.ready_again = now + op.ready_wait
-        if op.published:
-            _ask(job, op)
-        else:
-            announce(job, op, [p for p in job.peers if _unfinished(job, op, p)], ask=True)
-    return op.ready_again
-
-
-def _ask(job: Job, op: Op) -> None:
-    """Asks the owners whose finished mark for ``op`` is missing, with an empty repair request.
-
-    READY would not do: to an owner that is through with the op it is a stale row, and the kernel drops it.
-    """
-    head = job.header(PacketType.REPAIR, op.label, op.place.layout.tag)
-    through = job.contributed if op.switched else job.published  # a switch's op needs no results of its peers
-    for peer in job.peers:
-        if peer in job.gone or through(peer, op.label):
-            continue
-        job.tell(peer, head)
-        job.counters["asked"] += 1
-
-
-def _unfinished(job: Job, op: Op, peer: int) -> bool:
-    """Whether a mark of ``peer`` is missing here: only those are worth asking."""
-    if peer in job.gone:
-        return False
-    contributed = peer in op.abstainers or job.contributed(peer, op.label)
-    return not contributed or not job.published(peer, op.label)
 
 
 class Inbox:

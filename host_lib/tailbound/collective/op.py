@@ -15,6 +15,7 @@ from tailbound.errors import TailboundError
 from tailbound.transport.clock import Extension, Quiet
 from tailbound.transport.flush import Retry
 from tailbound.transport.sequence import Layout, Place
+from tailbound.transport.silence import Silence
 from tailbound.transport.trace import Spans
 
 
@@ -93,8 +94,8 @@ class Op:
     heard_by: set[int] = field(default_factory=set)
     cold_since: int = 0
     ready_again: int = 0
-    ready_wait: int = 0
-    ready_progress: int = -1
+    #: waiting for marks that may have been lost
+    silence: Silence = field(default_factory=Silence)
     #: the own rows are there, or are known not to come
     encoded: bool = False
     own_present: bool = False

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from tailbound.collective import outlet, traffic, watch
-from tailbound.collective.announce import Inbox, farewell, hold, remind
+from tailbound.collective.announce import Inbox, farewell, hold
 from tailbound.collective.average import SAME_MODEL, average
 from tailbound.collective.collect import collect
 from tailbound.collective.contribute import contribute, start_clock
@@ -26,6 +26,7 @@ from tailbound.collective.job import Job, log
 from tailbound.collective.maps import Maps
 from tailbound.collective.mend import answer
 from tailbound.collective.op import Launch, Op, Outcome
+from tailbound.collective.remind import remind
 from tailbound.collective.tally import newest_op
 from tailbound.collective.timing import on_time
 from tailbound.errors import LayoutError, TransportError
@@ -75,6 +76,8 @@ class Transpose:
         self._commands: deque[Callable[[], None]] = deque()
         self._hold_again = 0  # when to say again that this rank holds; 0: it does not
         self._hold_ends = 0  # it is computing again: holds until it has launched a step, or until then
+        self._standing = False  # somebody held in the last turn
+        self._silence = 0  # when to look next whether marks are missing
         self._last_turn = 0
         self._recent: deque[tuple[int, int]] = deque(maxlen=4)  # (label, start) of ops that are over
         self._named = (job.sequence.next_label - 1) & 0xFFFFFFFF  # the newest op that a packet has named
@@ -232,6 +235,7 @@ class Transpose:
     def _linger(self) -> None:
         """Answers requests for rows for two deadlines, or until all others have said goodbye too (rule 15)."""
         job, config = self.job, self.job.config
+        self._silence = 0
         until = job.now() + min(_LINGER, config.deadline_1 + config.deadline_2 or _LINGER)
         while job.waited_owners and (now := job.now()) < until:
             for data in job.datapath.control_packets():
@@ -246,12 +250,26 @@ class Transpose:
         return any(op.launch is not None for op in self._ops.values())
 
     def _sleep(self, again: int) -> None:
-        """Sleeps until something is readable or ``again`` (monotonic ns)."""
+        """Sleeps until something is readable or ``again`` (monotonic ns); looks out for silences meanwhile.
+
+        That takes a small part of a turn, and a rank that waits for one that computes does nothing else.
+        """
         now = self.job.now()
         self._waiter.want_room(self.job.queue.full)
-        wait = _LONGEST_SLEEP if not again else min(_LONGEST_SLEEP, again - now)
-        if self._waiter.wait(wait) and self._waiter.readable(self._wake):
+        end = min(again or now + _LONGEST_SLEEP, now + _LONGEST_SLEEP)
+        while not self._waiter.wait(min(self._silence or end, end) - now):
+            now = self.job.now()
+            if now >= end:
+                return
+            if self._silence and now >= self._silence:
+                self._listen(now)
+        if self._waiter.readable(self._wake):
             os.eventfd_read(self._wake)
+
+    def _listen(self, now: int) -> None:
+        """Asks for marks where nothing comes any more, and notes when to look again."""
+        waiting = (op for op in self._ops.values() if op.encoded and not op.finished)
+        self._silence = min((remind(self.job, op, now) for op in waiting), default=0)
 
     def _turn(self, now: int) -> int:
         """One turn: take in, move on, let go; returns the earliest time to look again (0: none)."""
@@ -288,11 +306,13 @@ class Transpose:
             job.membership.heard(rank, step_of(int(job.store.peer_states[rank]["newest"])))
         traffic.turn(job, now)
         holding = self._hold_again or job.membership.holding(now)
+        stood, self._standing = self._standing, bool(holding)
         sending = True
         unsettled: set[tuple[int, int, int, int]] = set()
         for op in list(self._ops.values()):
-            if holding and not op.finished:
-                self._stand_still(op, now)
+            if (holding or stood) and not op.finished:
+                self._stand_still(op, now)  # once more when the hold is over: the last turn in it may be long ago
+            if holding:
                 looks.append(holding)
             else:
                 start_clock(job, op)
@@ -313,8 +333,7 @@ class Transpose:
                 self._deliver(op)
                 continue
             unsettled.add(op.key)
-            if op.encoded:
-                looks.append(remind(job, op, job.now()))
+        self._listen(job.now())
         looks.append(job.queue.again)
         looks.append(answer(job, self._ops, job.now()))
         if self._release():

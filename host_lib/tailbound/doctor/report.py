@@ -104,7 +104,7 @@ def _attached(name: str) -> bool:
 def _command() -> str:
     """How to call this very installation through sudo, whose PATH knows no virtual environment."""
     own = Path(sys.prefix, "bin", "tailbound")
-    return str(own) if own.exists() else shutil.which("tailbound") or f"{sys.executable} -m tailbound.cli"
+    return str(own) if own.exists() else shutil.which("tailbound") or f"{sys.executable} -m tailbound"
 
 
 def show(report: Report) -> None:

@@ -20,8 +20,9 @@ from typing import Literal, NamedTuple
 from tailbound.transport.config import MS
 from tailbound.wire.schema import serial_distance
 
-#: Packets of a round, what must be heard of them, and ns between two.
-ROUND, ENOUGH, GAP = 16, 12, 1 * MS
+#: Packets of a round, what must be heard of them, how many leave at a time (each time wakes a thread on every rank, and
+#: the ranks have something to compute), and ns between.
+ROUND, ENOUGH, VOLLEY, GAP = 16, 12, 4, 4 * MS
 #: Questions to a peer in a round, and ns that an answer may take.
 ASKS, PATIENCE = 6, 50 * MS
 #: ns from one good round to the next; after a bad one at first, and at most (it doubles).
@@ -97,14 +98,15 @@ class Reach:
             for rank in self._of:
                 peer = self._peers[rank]
                 peer.asked, peer.answered, peer.again = 0, False, 0
-        self._left -= 1
-        self._number = (self._number + 1) & 0xFFFFFFFF
+        self._left -= VOLLEY
+        numbers = [(self._number + 1 + i) & 0xFFFFFFFF for i in range(VOLLEY)]
+        self._number = numbers[-1]
         self._next = now + GAP
         if not self._left:
             self._asking = True
             for rank in self._of:
                 self._peers[rank].again = self._next
-        return [Say("try", -1, self._number)]
+        return [Say("try", -1, number) for number in numbers]
 
     def _ask(self, now: int) -> list[Say]:
         out = []

@@ -1,0 +1,82 @@
+"""When to ask for marks that are missing, and whom. Pure state, the clock injected.
+
+The last packet of a flow carries the mark that says that nothing more will come. If that packet is lost, the wait shows
+as a silence, and a question costs milliseconds where a deadline would cost tens of them.
+
+A peer of which nothing has come is computing, as a rule: with hundreds of ranks, all asking each other for as long as
+the slowest computes, questions would be most of the traffic. It is asked, too, since a short flow may be lost as a
+whole, but late and ever more rarely; and once shortly before the deadline, since the only packet of a rank that has no
+rows to send (it abstains) may be the one that was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+MS = 1_000_000
+#: How long nothing must have come before a peer that has begun is asked: at first, and at most (it doubles).
+FIRST_PAUSE, LONGEST_PAUSE = 4 * MS, 20 * MS
+#: The same for a peer that has not.
+FIRST_PATIENCE, LONGEST_PATIENCE = 20 * MS, 160 * MS
+#: How long before the deadline there is still time for an answer.
+LAST_CALL = 6 * MS
+#: A flow of so few rows may well be lost as a whole: its sender counts as one that has begun.
+SHORT = 3
+
+
+_NEVER = 1 << 62
+
+
+@dataclass
+class Silence:
+    """One op's waiting for marks.
+
+    Attributes:
+        again: when to look again, monotonic ns; 0: not begun.
+    """
+
+    again: int = 0
+    _progress: int = -1
+    _since: int = 0
+    _soon: int = 0  # when those are asked that have begun, and those that have not
+    _late: int = 0
+    _pause: int = FIRST_PAUSE
+    _idle: int = FIRST_PAUSE
+    _patience: int = FIRST_PATIENCE
+    _called: bool = False  # all have been asked before the deadline
+
+    def turn(self, now: int, progress: int, due: int, missing: Callable[[], tuple[list[int], list[int]]]) -> list[int]:
+        """Whom to ask now.
+
+        Args:
+            now: monotonic ns.
+            progress: any number that changes when a row is taken.
+            due: when the deadline ends the waiting, monotonic ns; 0: not known.
+            missing: peers whose mark is missing: those that have begun, and those of which nothing has come. Asked for
+                only once it has been silent for long enough.
+        """
+        if not self.again or progress != self._progress:
+            self._progress, self._since = progress, now
+            self._soon, self._late = now + self._pause, now + self._patience
+            self.again, self._idle = self._soon, FIRST_PAUSE
+        last = max(due - LAST_CALL, self._since + FIRST_PAUSE) if due and not self._called else _NEVER
+        self.again = min(self.again, last)
+        if now < self.again:
+            return []
+        begun, others = missing()
+        asked = []
+        if begun and now >= self._soon:
+            asked += begun
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            self._soon = now + self._pause
+        if now >= min(self._late, last):
+            asked += others
+            self._patience = min(2 * self._patience, LONGEST_PATIENCE)
+            self._late = now + self._patience
+        if now >= last:
+            self._called, last = True, _NEVER
+        # rows wake nobody, so that a flow that has begun meanwhile is noticed by looking only
+        self._idle = min(2 * self._idle, LONGEST_PAUSE)
+        self.again = min(self._soon if begun else now + self._idle, self._late, last)
+        return asked

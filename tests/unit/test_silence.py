@@ -1,0 +1,99 @@
+"""Whom to ask for a mark in a silence, and when: who has begun soon, who has not late, and both ever more rarely."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from tailbound.transport.silence import (
+    FIRST_PATIENCE,
+    FIRST_PAUSE,
+    LAST_CALL,
+    LONGEST_PATIENCE,
+    LONGEST_PAUSE,
+    MS,
+    Silence,
+)
+
+Missing = Callable[[], tuple[list[int], list[int]]]
+
+
+def questions(
+    silence: Silence, begun: list[int], others: list[int], until: int, due: int = 0
+) -> list[tuple[int, list[int]]]:
+    """(when, whom) of all questions up to ``until``, looking when it says and nothing coming."""
+    now, out = 0, []
+    while now <= until:
+        if asked := silence.turn(now, 0, due, lambda: (begun, others)):
+            out.append((now, asked))
+        assert silence.again > now
+        now = silence.again
+    return out
+
+
+def test_who_has_begun_is_asked_soon_and_ever_more_rarely() -> None:
+    found = questions(Silence(), [2], [], 200 * MS)
+    times = [when for when, _ in found]
+    assert times[0] == FIRST_PAUSE
+    pauses = [b - a for a, b in itertools.pairwise(times)]
+    assert pauses[:2] == [2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
+    assert pauses == sorted(pauses)
+    assert max(pauses) == LONGEST_PAUSE
+    assert all(whom == [2] for _, whom in found)
+
+
+def test_who_has_not_begun_is_asked_late() -> None:
+    found = questions(Silence(), [], [1, 3], 1000 * MS)
+    times = [when for when, _ in found]
+    assert times[:3] == [FIRST_PATIENCE, 3 * FIRST_PATIENCE, 7 * FIRST_PATIENCE]
+    assert times[-1] - times[-2] == LONGEST_PATIENCE
+    assert len(found) < 10
+    assert all(whom == [1, 3] for _, whom in found)
+
+
+def test_both_kinds_at_once() -> None:
+    found = questions(Silence(), [2], [1], 100 * MS)
+    soon, late = ([when for when, whom in found if rank in whom] for rank in (2, 1))
+    assert soon[:2] == [FIRST_PAUSE, 3 * FIRST_PAUSE]
+    assert late == [FIRST_PATIENCE, 3 * FIRST_PATIENCE]
+
+
+@pytest.mark.parametrize("due", [10 * MS, 15 * MS, 300 * MS])
+def test_everybody_is_asked_once_while_the_deadline_leaves_time_for_an_answer(due: int) -> None:
+    found = questions(Silence(), [], [1], due, due)
+    assert due - LAST_CALL in [when for when, _ in found]
+    assert len([when for when, _ in found if when >= due - LAST_CALL]) == 1
+
+
+def test_a_deadline_that_is_near_from_the_start_makes_nobody_ask_at_once() -> None:
+    assert questions(Silence(), [], [1], 10 * MS, 5 * MS) == [(FIRST_PAUSE, [1])]
+
+
+def test_a_deadline_may_be_known_later() -> None:
+    silence = Silence()
+    silence.turn(0, 0, 0, lambda: ([], [1]))
+    assert silence.turn(FIRST_PAUSE, 0, 0, lambda: ([], [1])) == []
+    assert silence.again == 3 * FIRST_PAUSE
+    assert silence.turn(FIRST_PAUSE + 1, 0, FIRST_PAUSE + 2 * MS + LAST_CALL, lambda: ([], [1])) == []
+    assert silence.again == FIRST_PAUSE + 2 * MS
+    assert silence.turn(silence.again, 0, silence.again + LAST_CALL, lambda: ([], [1])) == [1]
+
+
+@pytest.mark.parametrize("every", [FIRST_PAUSE - 1, FIRST_PAUSE // 2])
+def test_as_long_as_rows_come_nobody_is_asked(every: int) -> None:
+    def never() -> tuple[list[int], list[int]]:
+        raise AssertionError("not even looked for")
+
+    silence = Silence()
+    for i in range(100):
+        assert silence.turn(i * every, i, 0, never) == []
+        assert silence.again == i * every + FIRST_PAUSE
+
+
+def test_a_look_in_between_asks_nobody() -> None:
+    silence = Silence()
+    silence.turn(0, 0, 0, lambda: ([1], []))
+    assert silence.turn(FIRST_PAUSE, 0, 0, lambda: ([1], [])) == [1]
+    assert silence.turn(FIRST_PAUSE + 1, 0, 0, lambda: ([1], [])) == []
