@@ -7,10 +7,13 @@ package registry (``IN_NO_REGISTRY``), and devices (``DEVICES``). Where these ar
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
 import shutil
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +23,11 @@ from tailbound.doctor import facts
 
 REQUIRE_ALL = os.environ.get("TAILBOUND_REQUIRE_ALL") == "1"
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+# A shell without job control has what it starts in the background ignore SIGINT, and children inherit that; tests
+# interrupt themselves and what they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 try:
     from hypothesis import settings
@@ -91,6 +99,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             for capability in mark.args:
                 if reason := missing(capability):
                     item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Compiles what whole jobs call before the first test begins: in a new checkout that takes most of its time limit.
+
+    What has been compiled is loaded, which the tests would do anyway. Those of PyTorch leave that to their processes.
+    """
+    if session.config.option.collectonly or session.testsfailed:
+        return
+    torch = any(item.path.parent.name == "torch" for item in session.items)
+    if "tailbound.collective.communicator" in sys.modules or (torch and not _compiled()):
+        from tailbound.bench import prepare
+
+        with contextlib.suppress(Exception):  # where jobs cannot run, the tests say why
+            prepare.compile_all()
+
+
+def _compiled() -> bool:
+    """Whether numba has kept any machine code of this checkout."""
+    return any((REPOSITORY / "host_lib/tailbound/codec/__pycache__").glob("*.nbi"))
 
 
 @pytest.hookimpl(wrapper=True)

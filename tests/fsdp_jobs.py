@@ -76,13 +76,15 @@ def trio(
         yield DDP(model()), sharded(mesh, policy), ours, state
 
 
-def parity(rank: int) -> dict[str, dict[str, Any]]:
-    """Gradients of HSDP over Tailbound against those of plain HSDP and of DDP over all four, by policy and code."""
+def parity(rank: int, what: str) -> dict[str, dict[str, Any]]:
+    """Gradients of HSDP over Tailbound against those of plain HSDP and of DDP over all four, by policy or by code."""
     mesh = grid()
-    found = {kind: compared(rank, mesh, kind, policy, BOUND) for kind, policy in POLICIES.items()}
-    for kind, (options, bound) in CODES.items():
-        found[kind] = compared(rank, mesh, kind, POLICIES["float32"], bound, **options)
-    return found
+    if what == "policies":
+        return {kind: compared(rank, mesh, kind, policy, BOUND) for kind, policy in POLICIES.items()}
+    return {
+        kind: compared(rank, mesh, kind, POLICIES["float32"], bound, **options)
+        for kind, (options, bound) in CODES.items()
+    }
 
 
 def compared(

@@ -27,6 +27,7 @@ from tailbound.lab import namespaces
 from tailbound.lab.cluster import Cluster
 from tailbound.lab.spec import Burst
 from tailbound.transport.config import Config
+from tailbound.transport.deadline import WARM_UP_OPS
 from tailbound.wire import packets
 from tailbound.wire.schema import PacketType, op_label
 
@@ -151,8 +152,8 @@ def test_faults_on_the_cables(tailbound_lab: Make, faults: Any, counted: str | N
         assert seen <= {"CORRUPT", "LATE", "STALE_OP", "STALE_RESULT", *_REPEATED, *_HEADER_FLIPS}
 
 
-#: Asked for again while the first copy was under way.
-_REPEATED = {"DUPLICATE_REPAIR", "DUPLICATE_REPAIR_RESULT"}
+#: Asked for again while the first copy was under way; they take different queues, so either may win.
+_REPEATED = {"DUPLICATE", "DUPLICATE_RESULT", "DUPLICATE_REPAIR", "DUPLICATE_REPAIR_RESULT"}
 #: What a flip in the header can look like before the check is reached.
 _HEADER_FLIPS = {"BAD_VERSION", "BAD_TYPE", "WRONG_COOKIE", "UNKNOWN_RANK", "WRONG_ADDRESS", "BAD_LENGTH"}
 
@@ -174,7 +175,9 @@ def test_a_rank_in_its_backward_pass_is_served_by_its_kernel(tailbound_lab: Make
     """The others' rows are summed, averaged and published without it; it finds the result in its memory."""
     ranks = 3
     lab = tailbound_lab(workers=ranks)
-    with lab_team(lab, hasty(**WIDE)) as job:
+    # long enough that a thread that does not run for a while is not taken for the one that computes
+    slow = hasty(**WIDE, deadline_1=2000 * MS, deadline_2=2000 * MS, stage_max=5000 * MS, quiet=200 * MS)
+    with lab_team(lab, slow) as job:
         steady(job, 3)
         inputs = gradients("U", ranks, NUMEL, seed=9)
         results = job.allreduce(inputs, ranks=[0, 1])
@@ -296,16 +299,18 @@ def test_foreign_and_malformed_traffic_beside_an_allreduce(tailbound_lab: Make) 
     ranks, cookie, flood = 3, 21, 6000
     lab = tailbound_lab(workers=ranks)
     expected = Reference(ranks, 1408, cookie)
-    with lab_team(lab, patient(**WIDE), cookie=cookie) as job:
+    with lab_team(lab, patient(**WIDE, share_rows=False), cookie=cookie) as job:
         frames = _frames(lab, job, flood)
         over = threading.Event()
 
         def throw() -> None:
             with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sock:
                 sock.bind((lab.workers[1].interface, 0))
-                for frame in frames:
-                    sock.send(frame)
-            over.set()
+                try:
+                    for frame in frames:
+                        sock.send(frame)
+                finally:
+                    over.set()
 
         sink = lab.run(0, lambda: socket.create_server((lab.workers[0].address, 9100)))
         udp = lab.run(0, socket.socket, socket.AF_INET, socket.SOCK_DGRAM)
@@ -336,7 +341,8 @@ def test_foreign_and_malformed_traffic_beside_an_allreduce(tailbound_lab: Make) 
         for thread in threads:
             thread.start()
         op = 0
-        while not over.is_set() or op < 4:
+        # as long as contributions are repaired: a flood may fill a ring of a veth, and then rows of ours are lost, too
+        while op < 4 or (not over.is_set() and op < WARM_UP_OPS - 2):
             inputs = gradients("U", ranks, 50_000, seed=op)
             wanted = expected.allreduce(inputs, op_label(op, 0))
             for out, outcome in job.allreduce(inputs):

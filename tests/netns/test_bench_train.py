@@ -18,7 +18,8 @@ pytestmark = pytest.mark.needs("torch", "sklearn", "matplotlib")
 
 
 @pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
-def test_all_variants_train_in_turn(tmp_path: Path) -> None:
+def test_all_variants_train_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAILBOUND_DEADLINE_MS", "2000,2000")  # of four steps one that is cut short would show
     said = io.StringIO()
     file = tmp_path / "out" / "train.json"
     # two turns of two steps, a look before and after each

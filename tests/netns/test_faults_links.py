@@ -70,14 +70,25 @@ def go_on(job: Team, timeline: Timeline) -> tuple[list[float], list[bool]]:
     return times, complete
 
 
-@pytest.mark.parametrize("what", ["slower", "broken", "lossy"])
+def test_a_link_breaks_and_is_mended(tailbound_lab: Make) -> None:
+    lab = tailbound_lab(workers=RANKS, rate=RATE, cables=True)
+    with lab_team(lab, SETTINGS) as job:
+        settle(job)
+        for seed, rank in enumerate((1, 2)):
+            lab.set_link(rank, False, Link.DATA)
+            seconds, complete = op(job, 50 + seed)
+            assert not complete
+            assert seconds < (SETTINGS["start_max"] + SETTINGS["stage_max"]) / 1e9
+            lab.set_link(rank, True, Link.DATA)
+            settle(job)
+
+
+@pytest.mark.parametrize("what", ["slower", "lossy"])
 def test_a_link_gets_worse_and_better(tailbound_lab: Make, what: str) -> None:
     lab = tailbound_lab(workers=RANKS, rate=RATE, cables=True)
     timeline = Timeline(lab)
     if what == "slower":  # a two-hundredth: 0.3 s for a rank's part of one half
         timeline.rate(0.1, 1, RATE // 200, seconds=1.0, link=Link.DATA)
-    elif what == "broken":
-        timeline.cut(0.1, 1, seconds=0.5, link=Link.DATA).cut(1.2, 2, seconds=0.3, link=Link.DATA)
     else:
         timeline.faults(0.1, Fault(loss=0.3), 1, seconds=1.0, link=Link.DATA)
     with lab_team(lab, SETTINGS) as job:

@@ -32,6 +32,15 @@ def traffic(job: Team, rank: int) -> dict[str, Any]:
     return job[rank].job.traffic.snapshot()
 
 
+def until(job: Team, found: Callable[[], bool], most: int = 60) -> None:
+    """All-reduces until ``found``: one round trip, or one turn of a rate, may be that of a thread that did not run."""
+    for op in range(most):
+        if found():
+            return
+        ops(job, 1, op)
+    raise AssertionError(f"not within {most} ops")
+
+
 def test_a_link_that_falls_to_a_twentieth_and_comes_back(tailbound_lab: Make) -> None:
     lab = tailbound_lab(workers=3, rate=10 * GBIT, wire=True)
     with lab_team(lab, patient(width=1408, ring_mib=16.0)) as job:
@@ -45,11 +54,10 @@ def test_a_link_that_falls_to_a_twentieth_and_comes_back(tailbound_lab: Make) ->
         expected, delivered = ops(job, 12, 20)
         assert delivered >= 0.99 * expected
         for rank in (0, 1):  # whatever stands in the queue before rank 2 is less than what its buffer holds (25 ms)
-            assert 0 < traffic(job, rank)["rtt_us"]["2"] < 20_000
+            until(job, lambda rank=rank: 0 < traffic(job, rank)["rtt_us"]["2"] < 20_000)
         lab.set_rate(2, 10 * GBIT)
         ops(job, 12, 30)
         expected, delivered = ops(job, 8, 40)
         assert delivered >= 0.99 * expected
-        for rank in (0, 1):
-            rate = traffic(job, rank)["rates"]["2"]
-            assert rate == 0 or rate > 40e6, "the rate of the narrow link has stayed"
+        for rank in (0, 1):  # the rate of the narrow link does not stay
+            until(job, lambda rank=rank: not 0 < traffic(job, rank)["rates"]["2"] <= 40e6)

@@ -40,6 +40,9 @@ def test_what_the_network_drops_is_repaired_in_warm_up(tailbound_lab: Callable[.
             assert int(books.came.sum()) == member.job.counters["rows_repaired"]
         sent = sum(member.job.counters["repair_rows_sent"] for member in members)
         total = sum(member.job.verdicts().sum(axis=0) for member in members)
-        again = int(total[Verdict.DUPLICATE_REPAIR] + total[Verdict.DUPLICATE_REPAIR_RESULT])
-        assert sum(repaired) + again <= sent  # the others were lost again, or came too late
-        assert int(total[Verdict.DUPLICATE] + total[Verdict.DUPLICATE_RESULT]) == 0
+        doubles = (
+            Verdict.DUPLICATE, Verdict.DUPLICATE_RESULT, Verdict.DUPLICATE_REPAIR, Verdict.DUPLICATE_REPAIR_RESULT,
+        )  # fmt: skip
+        # nothing is doubled here but by repair; which of two copies comes first is up to the queues they wait in
+        assert sum(int(total[verdict]) for verdict in doubles) <= sent
+        assert sum(repaired) <= sum(int(member.job.repairs.asked.sum()) for member in members)

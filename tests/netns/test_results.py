@@ -15,14 +15,19 @@ from support import MS, PATIENCE, Team, exact_mean, gradients, hasty, nmse, pati
 from tailbound.lab import namespaces
 from tailbound.lab.cluster import Cluster
 from tailbound.lab.topology import Link
+from tailbound.transport.burst import burst_packets
 from tailbound.transport.ledger import balanced
+from tailbound.wire.schema import HEADER_BYTES
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 
 Make = Callable[..., Cluster]
 NUMEL = 8 * 64 * 1408
 #: What repair may bring besides what it is for.
-_LATE_OR_TWICE = {"STALE_RESULT", "STALE_OP", "LATE", "DUPLICATE_REPAIR", "DUPLICATE_REPAIR_RESULT"}
+_LATE_OR_TWICE = {
+    "STALE_RESULT", "STALE_OP", "LATE", "DUPLICATE_REPAIR", "DUPLICATE_REPAIR_RESULT",
+    "DUPLICATE", "DUPLICATE_RESULT",  # asked for too early, and sooner here than the first copy, over another socket
+}  # fmt: skip
 WIDE: dict[str, Any] = {"width": 1408, "ring_mib": 8.0, "share_rows": False}
 
 
@@ -83,7 +88,6 @@ def test_the_bits_are_those_of_a_send_to_each_peer(tailbound_lab: Make, wire: bo
     ranks, ops = 4, 4
     lab = tailbound_lab(workers=ranks, wire=wire)
     bits: dict[str, list[np.ndarray]] = {}
-    calls: dict[str, int] = {}
     for result in ("peers", "fanout", "multicast"):
         with lab_team(lab, patient(**WIDE, result=result), cookie=0xC0DE) as job:
             bits[result] = whole(job, ops)
@@ -94,15 +98,16 @@ def test_the_bits_are_those_of_a_send_to_each_peer(tailbound_lab: Make, wire: bo
                 assert counters["results_sent"] == ops * NUMEL // 1408 // ranks * (ranks - 1)
                 assert counters.get("results_at_once", 0) == (0 if result == "peers" else ops)
                 assert not set(stats["drops"]) - {"STALE_RESULT"}
-                calls[result] = sum(peer["calls"] for peer in stats["sent"].values())
                 if result != "peers":
                     rows = choice["channels"][result]["packets"] - counters.get("group_tried", 0)
                     assert rows == ops * NUMEL // 1408 // ranks
+                    # a burst leaves once, and not once a peer; a full socket may take one in parts
+                    calls = choice["channels"][result]["calls"] - counters.get("group_tried", 0)
+                    assert calls <= ops * (1 - (-NUMEL // 1408 // ranks // burst_packets(1408 + HEADER_BYTES)))
                     assert choice["clones_failed"] == {}
     for result in ("fanout", "multicast"):
         for ours, theirs in zip(bits[result], bits["peers"], strict=True):
             np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))
-        assert calls[result] < calls["peers"]
 
 
 @pytest.mark.parametrize("result", ["fanout", "multicast"])
@@ -225,5 +230,7 @@ def test_who_is_dead_gets_no_more_copies(tailbound_lab: Make) -> None:
             spared = new["sent"][str(victim)]["packets"] - old["sent"][str(victim)]["packets"]
             rows = 3 * NUMEL // 1408 // ranks
             assert min(grown.values()) >= 2 * rows
-            assert rows <= spared < rows + 40  # contributions, since owners are not shared out anew here
+            assert spared >= rows  # contributions, since owners are not shared out anew here, and questions
+            copies = new["counters"]["results_sent"] - old["counters"]["results_sent"]
+            assert copies == rows * len(grown)
         lab.set_link(victim, up=True, link=Link.DATA)

@@ -50,5 +50,5 @@ def test_replicas_are_equal_and_gradients_those_of_gloo(tailbound_lab: Callable[
     script.write_text(WORKER)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     workers = [lab.popen(rank, [sys.executable, str(script), tests], **pipes) for rank in range(2)]
-    said = [worker.communicate(timeout=180)[0] for worker in workers]
+    said = [worker.communicate(timeout=110)[0] for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], "\n".join(said)

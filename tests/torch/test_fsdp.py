@@ -9,16 +9,17 @@ import pytest
 pytestmark = pytest.mark.needs("torch")
 
 
-def test_gradients_are_those_of_plain_hsdp_and_of_ddp(tmp_path: Path) -> None:
-    """In float32, in mixed precision of three kinds, and with other codes than u8."""
+@pytest.mark.parametrize(("what", "kinds"), [("policies", 4), ("codes", 3)])
+def test_gradients_are_those_of_plain_hsdp_and_of_ddp(tmp_path: Path, what: str, kinds: int) -> None:
+    """In float32 and in mixed precision of three kinds, or with other codes than u8."""
     import fsdp_jobs
     from processes import Job
 
-    with Job(fsdp_jobs.parity, 4, tmp_path) as job:
+    with Job(fsdp_jobs.parity, 4, tmp_path, what) as job:
         for found in job.results():
-            assert len(found) == 7
+            assert len(found) == kinds
             # three modules a step, and once an op that ends the first one
-            assert list(found.values()) == [{"steps": 5, "ops": 5 * 3 + 1, "delivered": 1.0}] * 7
+            assert list(found.values()) == [{"steps": 5, "ops": 5 * 3 + 1, "delivered": 1.0}] * kinds
 
 
 def test_steps_end_whatever_modules_a_pass_goes_through(tmp_path: Path) -> None:

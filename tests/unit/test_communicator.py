@@ -315,8 +315,9 @@ def test_a_world_of_one() -> None:
             assert outcome.error is None
 
 
-def test_steady_state_allocates_nothing_big() -> None:
+def test_steady_state_allocates_nothing_big(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory of an op is kept and used again: neither the heap nor the pool grows with ops."""
+    monkeypatch.setenv("TAILBOUND_STATUS", "off")  # its thread allocates when it likes
     ranks, numel = 2, 400_000
 
     def loop(job: Team, inputs: list[Any], outs: list[Any], count: int) -> None:
@@ -331,22 +332,21 @@ def test_steady_state_allocates_nothing_big() -> None:
         inputs = gradients("U", ranks, numel, seed=0)
         outs = [np.empty(numel, np.float32) for _ in range(ranks)]
         loop(job, inputs, outs, 220)  # what is remembered of the last 200 ops is there now
-        kept, peaks = [], []
         tracemalloc.start()
         try:
-            for _ in range(3):  # what every op allocates shows in every round; other tests' leavings do not
+            for _ in range(10):  # what every op allocates shows in every round; other tests' leavings do not
                 gc.collect()
                 tracemalloc.reset_peak()
                 before = tracemalloc.get_traced_memory()[0]
                 loop(job, inputs, outs, 8)
                 gc.collect()
                 after, peak = tracemalloc.get_traced_memory()
-                kept.append(after - before)
-                peaks.append(peak - before)
+                if after - before < 0.01 * numel * 4 and peak - before < 0.10 * numel * 4:
+                    break
         finally:
             tracemalloc.stop()
-        assert min(kept) < 0.01 * numel * 4
-        assert min(peaks) < 0.10 * numel * 4
+        assert after - before < 0.01 * numel * 4
+        assert peak - before < 0.10 * numel * 4
         assert all(job.each(lambda c: c.drain(PATIENCE)))
         for member in job.communicators:  # one in use, and one for an op that a packet named before it was over
             assert all(len(free) <= 2 for free in member.job.pool._free.values())

@@ -16,6 +16,7 @@ from tailbound.errors import LayoutError
 from tailbound.wire.schema import PacketType
 
 NUMEL = 8 * 64 * 256
+ROWS = 8 * 64
 
 
 def warm_up(job: Team, ops: int = 3, numel: int = NUMEL, ranks: list[int] | None = None) -> None:
@@ -27,6 +28,21 @@ def warm_up(job: Team, ops: int = 3, numel: int = NUMEL, ranks: list[int] | None
         results = job.allreduce(gradients("U", len(job), numel, seed=1000 + op), ranks)
         whole = whole + 1 if all(o.delivered == o.expected for _, o in results) else 0
     pytest.fail("never whole")
+
+
+def only(results: list[Any], dead: int) -> bool:
+    """Whether all rows are there but those of ``dead``: a loaded machine may hold up another rank for too long, too."""
+    outcomes = [outcome for _, outcome in results]
+    missed = outcomes[0].missed  # what the dead rank owns; the others own the rest, and lack its contributions to that
+    lost = sum(o.expected - o.delivered for o in outcomes)
+    same = all(o.missing == {dead} and o.missed == missed for o in outcomes)
+    return same and lost == ROWS - missed + len(outcomes) * missed
+
+
+def suspects(job: Team) -> dict[int, list[int]]:
+    """Whom each rank suspects; a rank that did not run for a while judges nobody in that step."""
+    found = {member.config.rank: member.stats()["suspects"] for member in job.communicators}
+    return {rank: those for rank, those in found.items() if those}
 
 
 def silence(communicator: Communicator) -> Trouble:
@@ -229,16 +245,22 @@ def test_a_rank_that_is_late_but_in_time_is_waited_for() -> None:
 def test_a_rank_later_than_the_deadline_is_left_out_and_gets_the_result() -> None:
     """The others end without it in time, with its own rows averaged by its transport; it gets the same bits at once."""
     ranks = 4
-    with team(ranks, hasty()) as job:
+    # nobody waits for the second deadline, and nobody else is held up beyond the first one
+    with team(ranks, hasty(deadline_1=1200 * MS, deadline_2=2400 * MS, stage_max=2500 * MS)) as job:
         warm_up(job)
+
+        def unpublished() -> list[int]:
+            owned = [job[r].stats()["results_by_owner"]["3"] for r in range(3)]
+            return [o["expected"] - o["present"] for o in owned]
+
+        before, counted = unpublished(), job[3].stats()["counters"]
         for op in range(2):
             inputs = gradients("U", ranks, NUMEL, seed=op)
             begun = time.monotonic()
             results = job.allreduce(inputs, ranks=[0, 1, 2])
             assert time.monotonic() - begun < seconds(job[0])
             assert all(not o.late for _, o in results)
-            owned = [s["results_by_owner"]["3"] for s in (job[r].stats() for r in range(3))]
-            assert all(o["present"] == o["expected"] for o in owned)  # published without the training thread
+            assert unpublished() == before  # published without the training thread
             for out, _ in results:
                 np.testing.assert_array_equal(out, results[0][0])
             assert nmse(results[0][0], exact_mean(inputs[:3])) <= 1.5e-3
@@ -246,15 +268,15 @@ def test_a_rank_later_than_the_deadline_is_left_out_and_gets_the_result() -> Non
             assert outcome.late
             np.testing.assert_array_equal(out, results[0][0])
         counters = job[3].stats()["counters"]
-        assert counters["late_launches"] == 2
-        assert counters["ops_late"] == 2
+        assert counters["late_launches"] - counted.get("late_launches", 0) == 2
+        assert counters["ops_late"] - counted.get("ops_late", 0) == 2
 
 
 def test_a_rank_that_is_always_late_is_not_waited_for_and_comes_back() -> None:
     ranks = 4
     with team(ranks, hasty()) as job:
         warm_up(job)
-        for op in range(8):  # three are enough where the machine is not held up elsewhere
+        for op in range(20):  # three are enough where the machine is not held up elsewhere
             inputs = gradients("U", ranks, NUMEL, seed=op)
             job.allreduce(inputs, ranks=[0, 1, 2])
             job.allreduce(inputs, ranks=[3])
@@ -262,21 +284,25 @@ def test_a_rank_that_is_always_late_is_not_waited_for_and_comes_back() -> None:
                 break
         else:
             pytest.fail("still waited for")
-        inputs = gradients("U", ranks, NUMEL, seed=9)
-        results = job.allreduce(inputs, ranks=[0, 1, 2])
-        assert all(o.deadline_hits == 0 for _, o in results)  # nobody waits for it, nor its transport for its own rows
-        assert all(o.missing == {3} for _, o in results)
-        job.allreduce(inputs, ranks=[3])
-        for op in range(10):  # in time again: within a few ops it counts again
+        for op in range(20):
             inputs = gradients("U", ranks, NUMEL, seed=op)
-            results = job.allreduce(inputs)
-            if all(not o.missing and not o.late and o.delivered == o.expected for _, o in results):
+            results = job.allreduce(inputs, ranks=[0, 1, 2])
+            assert all(3 in o.missing for _, o in results)
+            job.allreduce(inputs, ranks=[3])
+            # nobody waits for it, nor its transport for its own rows
+            if all(o.deadline_hits == 0 and o.missing == {3} for _, o in results):
                 break
         else:
-            pytest.fail(f"still left out: {[o for _, o in results]}")
+            pytest.fail(f"somebody is waited for: {[o for _, o in results]}")
+        for op in range(40):  # in time again: within a few ops it counts again
+            inputs = gradients("U", ranks, NUMEL, seed=op)
+            results = job.allreduce(inputs)
+            whole = all(not o.missing and not o.late and o.delivered == o.expected for _, o in results)
+            if whole and not job[3].job.self_late and not suspects(job):
+                break
+        else:
+            pytest.fail(f"still left out: {[o for _, o in results]}, {suspects(job)}")
         assert nmse(results[0][0], exact_mean(inputs)) <= 1.5e-3
-        assert not job[3].job.self_late
-        assert [member.stats()["suspects"] for member in job.communicators] == [[]] * ranks
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -286,38 +312,45 @@ def test_a_rank_dies_and_comes_back(ranks: int, caplog: pytest.LogCaptureFixture
         warm_up(job)
         normal = type(job[dead].job.sender).send_burst.__get__(job[dead].job.sender)
         silence(job[dead])
-        held = []
+        held: list[np.ndarray] = []
+        cut = 0
         with caplog.at_level(logging.WARNING, "tailbound"):
-            for op in range(7):
+            for op in range(20):
                 inputs = gradients("U", ranks, NUMEL, seed=op)
                 held.append(inputs[dead])
                 begun = time.monotonic()
                 results = job.allreduce(inputs, ranks=live)
                 assert time.monotonic() - begun < seconds(job[0])
-                for out, outcome in results:
-                    assert outcome.missing == {dead}
+                assert all(dead in o.missing for _, o in results)
+                if not only(results, dead):
+                    continue
+                for out, _ in results:
                     # a quarter of every group and a quarter of the contributors gone, at N = 4
                     assert nmse(out, exact_mean(inputs[:dead])) <= 1.15 / (ranks - 1) + 2e-3
                     np.testing.assert_array_equal(out, results[0][0])
-                if op >= 4:
-                    assert all(o.deadline_hits == 0 for _, o in results)
+                if not any(o.deadline_hits for _, o in results):
+                    break
+                cut += 1
+            else:
+                pytest.fail("still waited for")
+        assert cut
+        said = [record.getMessage() for record in caplog.records]
         for rank in live:
             assert job[rank].stats()["suspects"] == [dead]
-            said = [r.getMessage() for r in caplog.records if r.getMessage().startswith(f"rank {rank}: rank {dead} ")]
-            assert any("contribution" in text for text in said)
-            assert any("result" in text for text in said)
+            assert any(text.startswith(f"rank {rank}: rank {dead} has sent no contribution") for text in said)
+        # by one of them at least: it may own nothing any more before the next one has missed its results three times
+        assert any(f": rank {dead} has published no result" in text for text in said)
         job[dead].job.sender.send_burst = normal
         for op, data in enumerate(held):  # back: first it goes through what it missed
             outcome = job[dead].allreduce(data.copy()).result(PATIENCE)
             assert outcome.error is None, op
-        for op in range(20):
+        for op in range(40):
             inputs = gradients("U", ranks, NUMEL, seed=100 + op)
             results = job.allreduce(inputs)
-            if all(not o.missing and o.delivered == o.expected for _, o in results):
+            if all(not o.missing and o.delivered == o.expected for _, o in results) and not suspects(job):
                 break
         else:
-            pytest.fail(f"never whole again: {[o for _, o in results]}")
-        assert [member.stats()["suspects"] for member in job.communicators] == [[]] * ranks
+            pytest.fail(f"never whole again: {[o for _, o in results]}, {suspects(job)}")
         assert nmse(results[0][0], exact_mean(inputs)) <= 1.5e-3
 
 
@@ -326,14 +359,24 @@ def test_a_rank_that_dies_in_the_first_op() -> None:
     ranks = 3
     with team(ranks, hasty()) as job:
         silence(job[2])
-        for op in range(5):
+        cut = 0
+        for op in range(20):
             inputs = gradients("U", ranks, NUMEL, seed=op)
             begun = time.monotonic()
             results = job.allreduce(inputs, ranks=[0, 1])
             assert time.monotonic() - begun < seconds(job[0])
-            for out, outcome in results:
-                assert outcome.missing == {2}
+            assert all(2 in o.missing for _, o in results)
+            if not only(results, 2):
+                continue
+            for out, _ in results:
                 assert nmse(out, exact_mean(inputs[:2])) <= 1.15 / 2 + 2e-3
+                np.testing.assert_array_equal(out, results[0][0])
+            if not any(o.deadline_hits for _, o in results):
+                break
+            cut += 1
+        else:
+            pytest.fail("still waited for")
+        assert cut
         assert [job[r].stats()["suspects"] for r in (0, 1)] == [[2], [2]]
 
 
@@ -368,8 +411,12 @@ def test_ranks_with_another_bucket_are_named(after: int) -> None:
                     member.allreduce(inputs[0])
 
 
+#: A seal finds what everybody has sent, on a loaded machine too.
+PATIENT_SEAL = hasty(deadline_1=2000 * MS, stage_max=2000 * MS)
+
+
 def test_one_of_three_with_another_bucket_is_named_by_all() -> None:
-    with team(3, hasty()) as job:
+    with team(3, PATIENT_SEAL) as job:
         warm_up(job, 3, 1000)
         outcomes = [o for _, o in job.allreduce([np.ones(1000 + 500 * (rank == 1), np.float32) for rank in range(3)])]
         for rank in (0, 2):
@@ -383,7 +430,7 @@ def test_one_of_three_with_another_bucket_is_named_by_all() -> None:
 def test_a_late_rank_that_foresaw_another_layout_publishes_nothing() -> None:
     """Its transport knows only the old layout; it must not average rows of the new one as if they were old."""
     ranks = 3
-    with team(ranks, hasty()) as job:
+    with team(ranks, PATIENT_SEAL) as job:
         warm_up(job, 3, 9000)
         inputs = gradients("U", ranks, 4000, seed=1)
         for out, outcome in job.allreduce(inputs, ranks=[0, 1]):

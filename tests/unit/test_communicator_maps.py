@@ -21,21 +21,22 @@ DELAY = 0.08
 GIVEN = {"share_rows": False}
 
 
-def propose(job: Team, content: Content, rank: int = 0) -> None:
-    """Has ``rank`` propose a map, as soon as it can."""
+def propose(job: Team, content: Content, rank: int = 0) -> int:
+    """Has ``rank`` propose a map until it is agreed on, since a proposal lapses when a thread does not run; its id."""
     engine = job[rank]._engine
     end = time.monotonic() + 30
 
-    def run() -> bool:
+    def run() -> int | None:
         agreement = engine.maps.agreement
-        return agreement.propose(content, job[rank].job.sequence.upcoming >> 10, job[rank].job.now())
+        if agreement.agreed[-1].content == content:
+            return agreement.agreed[-1].id
+        agreement.propose(content, job[rank].job.sequence.upcoming >> 10, job[rank].job.now())
+        return None
 
-    while not engine.call(run).result(10):
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    while weights(job, rank) != content.weights:
+    while (agreed := engine.call(run).result(10)) is None:
         assert time.monotonic() < end
         time.sleep(0.001)
+    return agreed
 
 
 def weights(job: Team, rank: int = 0) -> tuple[int, ...]:
@@ -70,6 +71,17 @@ def until(job: Team, late: dict[int, float], done: Callable[[], bool], most: int
     pytest.fail(f"not within {most} steps: {[weights(job, r) for r in range(len(job))]}")
 
 
+def warm_up(job: Team, ops: int = 4) -> None:
+    """Ops until some running were whole; one that a loaded machine spoils does not count."""
+    whole = 0
+    for op in range(20):
+        results = job.allreduce(gradients("U", len(job), NUMEL, seed=op))
+        whole = whole + 1 if all(o.delivered == o.expected for _, o in results) else 0
+        if whole == ops:
+            return
+    pytest.fail("never whole")
+
+
 @pytest.mark.parametrize(("ranks", "late"), [(2, [1]), (3, [0]), (4, [2]), (4, [0, 3])])
 def test_stragglers_own_nothing_until_they_recover(ranks: int, late: list[int]) -> None:
     with team(ranks, patient()) as job:
@@ -83,21 +95,23 @@ def test_stragglers_own_nothing_until_they_recover(ranks: int, late: list[int]) 
 
 def test_the_dead_own_nothing_and_the_others_have_all_of_their_rows() -> None:
     with team(4, hasty()) as job:
-        for i in range(4):
-            step(job, {}, i)
+        warm_up(job)
         Trouble(seed=0, loss=1.0).attach(job[0])  # the lowest rank, which would lead
         others, inputs = [1, 2, 3], gradients("U", 4, NUMEL, seed=9)
         for _ in range(60):
             results = job.allreduce(inputs, others)
-            if weights(job, 1) == (0, 1, 1, 1) and job[1].job.map.id:
+            if all(weights(job, r) == (0, 1, 1, 1) and job[r].job.map.id for r in others):
                 break
         assert [weights(job, r) for r in others] == [(0, 1, 1, 1)] * 3
-        for _ in range(4):
+        for _ in range(20):
             results = job.allreduce(inputs, others)
+            if all(o.missing <= {0} and o.missed == o.deadline_hits == 0 for _, o in results):
+                break
+        else:
+            pytest.fail(f"rows are still missing: {[o for _, o in results]}")
         exact = exact_mean(inputs[1:])
         for out, outcome in results:
             assert outcome.failed_groups == 0
-            assert outcome.missing <= {0}
             assert nmse(out, exact) < 2e-3
             np.testing.assert_array_equal(out, results[0][0])
         assert job[1].job.map.id & 0xFF == 1
@@ -105,8 +119,7 @@ def test_the_dead_own_nothing_and_the_others_have_all_of_their_rows() -> None:
 
 def test_a_rank_that_misses_a_map_is_refused_until_it_hears_of_it() -> None:
     with team(3, hasty(**GIVEN)) as job:
-        for i in range(4):
-            step(job, {}, i)
+        warm_up(job)
         blocked = True
         for member in job.communicators:
             maps, send = member._engine.maps, member._engine.maps._send
@@ -116,20 +129,22 @@ def test_a_rank_that_misses_a_map_is_refused_until_it_hears_of_it() -> None:
                     send(peer, message)
 
             maps._send = pick  # type: ignore[method-assign]
-        propose(job, Content((1, 0, 2)))
+        wanted = propose(job, Content((1, 0, 2)))
         inputs = gradients("U", 3, NUMEL, seed=7)
         results = job.allreduce(inputs)
         for _ in range(80):
-            if results and {c.job.map.id for c in job.communicators[:2]} == {256}:
+            if results and {c.job.map.id for c in job.communicators[:2]} == {wanted}:
                 break
             results = job.allreduce(inputs)
-        for _ in range(2):
+        for _ in range(20):
             results = job.allreduce(inputs)
             for out, outcome in results:  # whatever is missing, nothing wrong is in it
                 assert outcome.error is None
                 assert np.isfinite(out).all()
+            if all(results[r][1].missing == {2} for r in (0, 1)):  # nobody else was held up
+                break
         assert [weights(job, r) for r in range(3)] == [(1, 0, 2), (1, 0, 2), (1, 1, 1)]
-        assert job[0].job.map.id == job[1].job.map.id == 256
+        assert job[0].job.map.id == job[1].job.map.id == wanted
         assert all(o.delivered < o.expected for _, o in results)
         assert all(c.stats()["drops"]["WRONG_MAP"] for c in job.communicators)
         # two thirds of the rows are rank 2's now: they are missing (an error of 3 - 1), nothing else is in their place
