@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.managers import BaseManager
 from pathlib import Path
@@ -38,6 +42,25 @@ def lab_team(
 
     with assembled([maker(rank) for rank in range(ranks)], cookie) as whole:
         yield whole
+
+
+def all_said(workers: Sequence[subprocess.Popen[str]], seconds: float) -> list[str]:
+    """What each of ``workers`` has printed when it has ended well; all together have ``seconds`` for that.
+
+    Raises:
+        AssertionError: one has not; with what all have printed until then.
+    """
+    end, said, late = time.monotonic() + seconds, [], []
+    for rank, worker in enumerate(workers):
+        try:
+            said.append(worker.communicate(timeout=max(0.0, end - time.monotonic()))[0])
+        except subprocess.TimeoutExpired:
+            late.append(rank)
+            os.killpg(worker.pid, signal.SIGKILL)
+            said.append(worker.communicate()[0])
+    codes = [worker.returncode for worker in workers]
+    assert not any(codes), "\n".join([f"exit codes {codes}, not through after {seconds:g} s: {late}", *said])
+    return said
 
 
 class _Server(BaseManager):

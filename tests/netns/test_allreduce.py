@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -303,12 +304,23 @@ def test_foreign_and_malformed_traffic_beside_an_allreduce(tailbound_lab: Make) 
         frames = _frames(lab, job, flood)
         over = threading.Event()
 
+        def throw_one(sock: socket.socket, frame: bytes) -> None:
+            until = time.monotonic() + PATIENCE
+            while True:
+                try:
+                    sock.send(frame)
+                    return
+                except OSError as error:  # a full queue, where the other end has no core to take from it
+                    if error.errno != errno.ENOBUFS or time.monotonic() > until:
+                        raise
+                    time.sleep(0.001)
+
         def throw() -> None:
             with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sock:
                 sock.bind((lab.workers[1].interface, 0))
                 try:
                     for frame in frames:
-                        sock.send(frame)
+                        throw_one(sock, frame)
                 finally:
                     over.set()
 
@@ -322,10 +334,13 @@ def test_foreign_and_malformed_traffic_beside_an_allreduce(tailbound_lab: Make) 
             with socket.create_connection((lab.workers[0].address, 9100), timeout=PATIENCE) as sock:
                 sock.sendall(text)
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-                for i in range(50):
-                    sock.sendto(struct.pack("!I", i), (lab.workers[0].address, 9101))
+                until = time.monotonic() + PATIENCE
+                while not all_told.is_set() and time.monotonic() < until:  # a flood may fill a ring of a veth
+                    for i in range(50):
+                        sock.sendto(struct.pack("!I", i), (lab.workers[0].address, 9101))
+                    all_told.wait(0.05)
 
-        heard = bytearray()
+        heard, told, all_told = bytearray(), set(), threading.Event()
 
         def listen() -> None:
             connection, _ = sink.accept()
@@ -333,8 +348,14 @@ def test_foreign_and_malformed_traffic_beside_an_allreduce(tailbound_lab: Make) 
                 while piece := connection.recv(1 << 16):
                     heard.extend(piece)
 
+        def listen_udp() -> None:
+            while len(told) < 50:
+                told.add(udp.recv(64))
+            all_told.set()
+
         threads = [
             threading.Thread(target=listen),
+            threading.Thread(target=listen_udp),
             threading.Thread(target=lab.run, args=(2, talk)),
             threading.Thread(target=lab.run, args=(1, throw)),
         ]
@@ -353,14 +374,14 @@ def test_foreign_and_malformed_traffic_beside_an_allreduce(tailbound_lab: Make) 
             thread.join(PATIENCE)
             assert not thread.is_alive()
         assert bytes(heard) == text
-        assert [struct.unpack("!I", udp.recv(64))[0] for _ in range(50)] == list(range(50))
+        assert told == {struct.pack("!I", i) for i in range(50)}
         sink.close()
         udp.close()
         stats = job[0].stats()
         drops = stats["drops"]
         assert stats["rows_summed"] == sum(c["summed"] for c in stats["contributions_by_sender"].values())
         assert {"BAD_LENGTH", "CORRUPT", "WRONG_COOKIE", "WRONG_ADDRESS"} <= set(drops)
-        assert sum(drops.values()) > 0.9 * flood
+        assert sum(drops.values()) > 0.9 * (flood - lab.lost_frames())
         assert sum(drops.values()) == sum(sum(d.values()) for d in stats["drops_by_sender"].values())
 
 

@@ -11,9 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from lab_team import all_said
 from tailbound.lab.cluster import Cluster
 
-pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers", "torch")
+pytestmark = [
+    pytest.mark.needs("root", "netns", "bpf", "bcc", "headers", "torch"),
+    pytest.mark.timeout(150),  # what workers have to say must come out before
+]
 #: Seconds that an example may take on a loaded machine.
 PATIENCE = 110.0
 ALL = [
@@ -28,9 +32,7 @@ def in_lab(lab: Cluster, command: Sequence[str | Path]) -> list[str]:
     """What each worker says that runs ``command``; all of them end well."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     workers = [lab.popen(rank, [sys.executable, *map(str, command)], **pipes) for rank in range(lab.spec.workers)]
-    said = [worker.communicate(timeout=PATIENCE)[0] for worker in workers]
-    assert [worker.returncode for worker in workers] == [0] * len(workers), "\n".join(said)
-    return said
+    return all_said(workers, PATIENCE)
 
 
 def accuracies(text: str) -> list[float]:
@@ -49,6 +51,7 @@ def test_examples_run_in_the_lab(
         assert "over xdp" in said or example == "train_lightning.py"
 
 
+@pytest.mark.timeout(270)  # twice as patient
 def test_a_checkpoint_is_resumed_by_another_number_of_ranks(
     tailbound_lab: Callable[..., Cluster], repository: Path, tmp_path: Path
 ) -> None:

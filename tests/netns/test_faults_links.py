@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -32,15 +33,20 @@ SETTINGS: dict[str, Any] = {
     "start_max": 2000 * MS,
     "quiet": 5 * MS,
 }
+#: Seconds that an op may take where threads have to wait for a core now and then: it ends by its deadlines, soon after
+#: its clock has started, and not with its stages.
+HELD_MOST = (SETTINGS["start_max"] + SETTINGS["stage_max"]) / 1e9
 Make = Callable[..., Cluster]
 
 
-def op(job: Team, seed: int) -> tuple[float, bool]:
-    """One all-reduce; its longest time in seconds, and whether nothing was missing. Every row is somebody's mean."""
+def op(job: Team, seed: int, troubled: int | None = None) -> tuple[float, bool]:
+    """One all-reduce; its longest time in seconds, and whether nothing was missing. Every row is somebody's mean.
+
+    The rank that is ``troubled`` does not count for the time: alone, it waits for as long as others may compute.
+    """
     inputs = gradients("U", RANKS, NUMEL, seed=seed)
-    begun = time.monotonic()
     results = job.allreduce(inputs)
-    seconds = time.monotonic() - begun
+    seconds = max(outcome.nanoseconds for rank, (_, outcome) in enumerate(results) if rank != troubled) / 1e9
     for out, outcome in results:
         assert outcome.error is None
         contributors(out, inputs, set(range(RANKS)), WIDTH)
@@ -56,50 +62,44 @@ def settle(job: Team, most: int = 12) -> None:
     raise AssertionError(f"still incomplete after {most} ops")
 
 
-def go_on(job: Team, timeline: Timeline) -> tuple[list[float], list[bool]]:
-    """Ops until the timeline is through; their times, and which were whole."""
-    times, complete, seed = [], [], 100
+def go_on(job: Team, timeline: Timeline) -> list[float]:
+    """Ops until the timeline is through, and two at least; their times but that of the first, which settles scales."""
+    times: list[float] = []
     end = time.monotonic() + PATIENCE
     with timeline:
-        while not timeline.wait(0.0):
+        while not timeline.wait(0.0) or len(times) < 2:
             assert time.monotonic() < end
-            seconds, well = op(job, seed)
-            times.append(seconds)
-            complete.append(well)
-            seed += 1
-    return times, complete
+            times.append(op(job, 100 + len(times))[0])
+    return times[1:]
 
 
-def test_a_link_breaks_and_is_mended(tailbound_lab: Make) -> None:
-    lab = tailbound_lab(workers=RANKS, rate=RATE, cables=True)
-    with lab_team(lab, SETTINGS) as job:
-        settle(job)
-        for seed, rank in enumerate((1, 2)):
-            lab.set_link(rank, False, Link.DATA)
-            seconds, complete = op(job, 50 + seed)
-            assert not complete
-            assert seconds < (SETTINGS["start_max"] + SETTINGS["stage_max"]) / 1e9
-            lab.set_link(rank, True, Link.DATA)
-            settle(job)
-
-
-@pytest.mark.parametrize("what", ["slower", "lossy"])
+@pytest.mark.parametrize("what", ["slower", "broken", "lossy"])
 def test_a_link_gets_worse_and_better(tailbound_lab: Make, what: str) -> None:
     lab = tailbound_lab(workers=RANKS, rate=RATE, cables=True)
-    timeline = Timeline(lab)
-    if what == "slower":  # a two-hundredth: 0.3 s for a rank's part of one half
-        timeline.rate(0.1, 1, RATE // 200, seconds=1.0, link=Link.DATA)
-    else:
-        timeline.faults(0.1, Fault(loss=0.3), 1, seconds=1.0, link=Link.DATA)
+
+    def trouble(rank: int, on: bool) -> None:
+        if what == "slower":  # a two-hundredth: 0.3 s for a rank's part of one half
+            lab.set_rate(rank, RATE // 200 if on else RATE, Link.DATA)
+        elif what == "broken":
+            lab.set_link(rank, not on, Link.DATA)
+        else:
+            lab.set_faults(Fault(loss=0.3 if on else 0.0), rank, Link.DATA)
+
     with lab_team(lab, SETTINGS) as job:
         settle(job)
-        times, complete = go_on(job, timeline)
-        assert max(times) < 3
-        settle(job)
-    if what == "lossy":
-        assert lab.fault_counts(1, Link.DATA).lost > 0  # repair may have brought all of it back
-    else:
-        assert not all(complete), "the trouble has to be felt"
+        for rank in (1, 2) if what == "broken" else (1,):
+            trouble(rank, on=True)
+            until = time.monotonic() + PATIENCE
+            for done in itertools.count(1):
+                seconds, complete = op(job, 100 + done, rank)
+                assert seconds < HELD_MOST
+                # repair may have brought all of what was lost
+                felt = lab.fault_counts(rank, Link.DATA).lost > 0 if what == "lossy" else not complete
+                if felt and (done >= 3 or what == "broken"):
+                    break
+                assert time.monotonic() < until, "the trouble has to be felt"
+            trouble(rank, on=False)
+            settle(job)
 
 
 def test_foreign_bursts_beside_an_allreduce(tailbound_lab: Make) -> None:
@@ -107,8 +107,7 @@ def test_foreign_bursts_beside_an_allreduce(tailbound_lab: Make) -> None:
     lab = tailbound_lab(workers=RANKS, rate=RATE // 10, background=Background(RATE // 5, 60.0, 60.0), seed=4)
     with lab_team(lab, SETTINGS) as job:
         timeline = Timeline(lab).call(1.5, lambda: None)
-        times, _ = go_on(job, timeline)
-        assert max(times[1:]) < 3
+        assert max(go_on(job, timeline)) < HELD_MOST
         lab.set_background(None)
         settle(job)
     assert lab.lost_frames() > 0

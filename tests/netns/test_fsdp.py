@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from lab_team import all_said
 from tailbound.lab.cluster import Cluster
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers", "torch")
@@ -44,6 +45,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.timeout(150)  # what workers have to say must come out before
 def test_two_jobs_on_a_host_take_an_interface_each(tailbound_lab: Callable[..., Cluster], tmp_path: Path) -> None:
     lab = tailbound_lab(workers=2)
     script, tests = tmp_path / "worker.py", str(Path(__file__).parents[1])
@@ -53,5 +55,4 @@ def test_two_jobs_on_a_host_take_an_interface_each(tailbound_lab: Callable[..., 
     for rank in range(4):
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank % 2), "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
         ranks.append(lab.popen(rank // 2, [sys.executable, str(script), tests], env=place, **pipes))
-    said = [each.communicate(timeout=100)[0] for each in ranks]
-    assert [each.returncode for each in ranks] == [0] * 4, "\n".join(said)
+    all_said(ranks, 110)

@@ -6,12 +6,14 @@ import contextlib
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pyroute2 import IPRoute
 
+from support import PATIENCE
 from tailbound.errors import ConfigError
 from tailbound.lab import ethtool, namespaces
 from tailbound.lab.cluster import Cluster
@@ -224,10 +226,12 @@ def test_a_ring_never_drops_while_its_queue_can_hold_the_frames(
     sender = datagram_socket(lab, 0)
     for _ in range(20):
         send_burst(sender, (lab.workers[1].address, 5000), 44)
+    end = time.monotonic() + PATIENCE
     while True:
         arrived = counters_of(lab, (lab.workers[1].namespace, "data0"))
         if arrived.rx_packets + arrived.rx_dropped >= 880 or lab.lost_frames():
             break
+        assert time.monotonic() < end, f"neither here nor lost: {arrived}"
     assert lab.lost_frames() == 0
     assert arrived.rx_packets == 880
 

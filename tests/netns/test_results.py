@@ -46,6 +46,12 @@ def chosen(job: Team, *results: str, unreached: Sequence[Collection[int]] | None
         time.sleep(0.005)
 
 
+def sent(job: Team, rank: int) -> tuple[int, int]:
+    """What ``rank`` has sent: copies of results, and results of how many ops in one burst for all."""
+    counters = job[rank].stats()["counters"]
+    return counters["results_sent"], counters["results_at_once"]
+
+
 def whole(job: Team, ops: int) -> list[np.ndarray]:
     """All-reduces in which nothing may be missing and all ranks get the same; rank 0's averages."""
     outs = []
@@ -169,9 +175,11 @@ def test_multicast_that_stops_being_delivered_is_given_up(tailbound_lab: Make, m
         ports(lab, [1], flood=False)
         choices = chosen(job, "fanout", "multicast", "fanout")
         assert "does not reach 1" in choices[0]["reason"]
-        counts = job[0].stats()
-        assert counts["event_counts"]["results_by"] >= 2
-        assert counts["counters"]["result_fallbacks"] >= 1
+        until = time.monotonic() + PATIENCE
+        while not job[0].stats()["counters"].get("result_fallbacks"):  # counted when the choice has been told
+            assert time.monotonic() < until
+            time.sleep(0.001)
+        assert job[0].stats()["event_counts"]["results_by"] >= 2
         whole(job, 2)
 
 
@@ -219,18 +227,21 @@ def test_who_is_dead_gets_no_more_copies(tailbound_lab: Make) -> None:
             if live() == wanted:
                 break
         assert live() == wanted
-        before = [job[rank].stats() for rank in others]
-        for op in range(3):
-            for out, _ in job.allreduce(gradients("U", ranks, NUMEL, seed=op), ranks=others):
-                assert np.isfinite(out).all()
-        for rank, old in zip(others, before, strict=True):
-            new = job[rank].stats()
-            assert new["counters"]["results_at_once"] == old["counters"]["results_at_once"] + 3
-            grown = {p: new["sent"][str(p)]["packets"] - old["sent"][str(p)]["packets"] for p in others if p != rank}
-            spared = new["sent"][str(victim)]["packets"] - old["sent"][str(victim)]["packets"]
-            rows = 3 * NUMEL // 1408 // ranks
-            assert min(grown.values()) >= 2 * rows
-            assert spared >= rows  # contributions, since owners are not shared out anew here, and questions
-            copies = new["counters"]["results_sent"] - old["counters"]["results_sent"]
-            assert copies == rows * len(grown)
+        own, seen = NUMEL // 1408 // ranks, 0
+        for op in range(20):
+            before = [sent(job, rank) for rank in others]
+            results = job.allreduce(gradients("U", ranks, NUMEL, seed=op), ranks=others)
+            assert all(np.isfinite(out).all() for out, _ in results)
+            if any(outcome.delivered < 2 * 2 * own for _, outcome in results):
+                continue  # not all of two peers' contributions and results: a loaded machine held up somebody
+            for rank, (copies, at_once) in zip(others, before, strict=True):
+                # the other two have them, but the thread that has sent them may not have counted them yet
+                until = time.monotonic() + PATIENCE
+                while sent(job, rank)[0] == copies and time.monotonic() < until:
+                    time.sleep(0.001)
+                assert sent(job, rank) == (copies + 2 * own, at_once + 1)
+            seen += 1
+            if seen == 3:
+                break
+        assert seen == 3
         lab.set_link(victim, up=True, link=Link.DATA)

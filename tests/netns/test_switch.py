@@ -7,12 +7,14 @@ import json
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from pyroute2 import IPRoute
 
+from support import PATIENCE
 from switch_cases import Job, contribution, result
 from tailbound.errors import ConfigError
 from tailbound.lab import namespaces
@@ -122,7 +124,9 @@ def test_troubled_cables(team: Callable[..., Team]) -> None:
     got: list[dict[int, bytes]] = [{}, {}, {}]
     for each in three.ranks:
         each.socket.settimeout(0.05)
+    end = time.monotonic() + PATIENCE
     while any(len(answers) < len(rows) for answers in got):
+        assert time.monotonic() < end, f"of {len(rows)} rows these are answered: {[sorted(answers) for answers in got]}"
         for rank, answers in enumerate(got):
             three[rank].send(*(sent[rank, seq] for seq in rows if seq not in answers))
         for rank, answers in enumerate(got):
@@ -171,7 +175,9 @@ def test_port_down(team: Callable[..., Team]) -> None:
         assert three[rank].take() == result(sent[0], sent, "mean", three.job)
     namespaces.call(three.lab.topology.switch, _set_link, "data2", "up")
     again = three.packet(2, 1, flags=Flag.REPEAT)
+    end = time.monotonic() + PATIENCE
     while True:  # the port's carrier comes back in its own time
+        assert time.monotonic() < end, "the port is up, and who is behind it is not answered"
         three[2].send(again)
         three[2].socket.settimeout(0.2)
         try:

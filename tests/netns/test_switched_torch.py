@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from lab_team import all_said
 from tailbound.lab.cluster import Cluster
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
@@ -44,11 +45,11 @@ print("done")
 """
 
 
+@pytest.mark.timeout(150)  # what workers have to say must come out before
 def test_replicas_are_equal_and_gradients_those_of_gloo(tailbound_lab: Callable[..., Cluster], tmp_path: Path) -> None:
     lab = tailbound_lab(workers=2, switch=True)
     script, tests = tmp_path / "worker.py", str(Path(__file__).parents[1])
     script.write_text(WORKER)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     workers = [lab.popen(rank, [sys.executable, str(script), tests], **pipes) for rank in range(2)]
-    said = [worker.communicate(timeout=110)[0] for worker in workers]
-    assert [worker.returncode for worker in workers] == [0, 0], "\n".join(said)
+    all_said(workers, 110)

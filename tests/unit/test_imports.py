@@ -17,6 +17,7 @@ LAYERS = (
     {"collective"},
     {"torch"},
     {"lab", "bench", "doctor", "demo", "switch", "top", "p4", "metrics", "cli"},
+    {"__main__"},
 )
 LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}
 

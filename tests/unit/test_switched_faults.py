@@ -160,7 +160,8 @@ def test_a_gradient_that_is_not_finite_is_left_out_without_waiting_for_the_deadl
 def test_a_switch_that_is_loaded_anew_goes_on() -> None:
     """What it had summed is gone; rows that lose by it are released with what comes again, and nothing is wrong."""
     ranks = 3
-    with switched_team(ranks, hasty()) as (job, switch):
+    # the second deadline is only there for a switch that does not run for a while
+    with switched_team(ranks, hasty(deadline_2=2400 * MS, stage_max=2500 * MS)) as (job, switch):
         warm_up(job)
         for op in range(6):
             inputs = gradients("U", ranks, NUMEL, seed=op)
