@@ -15,11 +15,12 @@ import numpy as np
 from sim.network import MS, Packets, World
 from tailbound.codec.owners import OwnerMap
 from tailbound.codec.shape import layout_tag, shape_for
-from tailbound.collective.repair import REPEATS, REPEATS_COLD, Round, asked_most
+from tailbound.collective.repair import PATIENCE, PATIENCE_MOST, REPEATS, REPEATS_COLD, SOON, Round, asked_most
 from tailbound.transport.clock import LEAST_STEP, Extension, Quiet, majority, stage_start
 from tailbound.transport.config import Config
 from tailbound.transport.deadline import WARM_UP_OPS, Deadlines, Sample
 from tailbound.transport.membership import HOLD_EVERY, Membership
+from tailbound.transport.patience import Patience
 from tailbound.transport.sequence import Layout, Place, Sequence
 from tailbound.transport.silence import Silence
 from tailbound.transport.stage import cut, decide
@@ -121,6 +122,7 @@ class Node:
         self.world, self.rank, self.plan, self.buckets = world, rank, plan, buckets
         self.config = Config(rank, world.ranks)
         self.deadlines = Deadlines(self.config)
+        self.answers = Patience(SOON, PATIENCE_MOST)
         self.membership = Membership(world.ranks, rank)
         self.sequence = Sequence(world.ranks, OwnerMap(0, tuple(range(world.ranks))))
         self.steps = Steps(1)
@@ -807,7 +809,8 @@ class _Second:
                 return False, 0
             cold = node.warming(op)
             most = asked_most(op.place.layout.shape.rows, cold=cold)
-            op.round = Round(op.place.label * 64 + node.rank, most, REPEATS_COLD if cold else REPEATS)
+            repeats = REPEATS_COLD if cold else REPEATS
+            op.round = Round(op.place.label * 64 + node.rank, most, repeats, PATIENCE, node.answers)
 
         def missing(p: int) -> Any:
             return np.arange(int(self.counts[p]) - (record.results[p] if record is not None else 0))

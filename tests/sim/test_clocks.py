@@ -39,7 +39,7 @@ def test_without_trouble_nothing_is_missing_and_deadlines_are_short(ranks: int) 
 def test_one_percent_of_rows_lost_ends_by_quiet_and_results_are_repaired(ranks: int) -> None:
     cases = [Case(ranks, steps=26, loss=0.01, seed=seed).run() for seed in (1, 2, 3)]
     logs = [node.log for case in cases for node in case.nodes]
-    assert sum(op.results == 0 for log in logs for op in log) >= 0.9 * sum(len(log) for log in logs)
+    assert sum(op.results == 0 for log in logs for op in log) >= 0.97 * sum(len(log) for log in logs)
     # contributions are not repaired: half of the rows, 1 % of them. Now and then a question and its repetition are
     # lost in warm-up: that rank is late for the next step, and all its rows miss it
     assert sorted(case.missing(0, case.steps) for case in cases)[1] < 0.007

@@ -5,7 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 from tailbound.transport.config import MS
-from tailbound.transport.flush import FLUSHES, PATIENCE, REPEATS, SILENT, WINDOW, Again, Patience, Places, Retry, View
+from tailbound.transport.flush import (
+    FLUSHES,
+    PATIENCE,
+    PATIENCE_MOST,
+    REPEATS,
+    SILENT,
+    WINDOW,
+    Again,
+    Places,
+    Retry,
+    View,
+)
+from tailbound.transport.patience import Patience
 
 PAUSE = 1 * MS
 
@@ -15,7 +27,7 @@ class World:
 
     def __init__(self, rows: int, index: int = 0, of: int = 1) -> None:
         self.here = np.zeros(rows, bool)
-        self.retry = Retry(rows, index, of, Patience())
+        self.retry = Retry(rows, index, of, Patience(PATIENCE, PATIENCE_MOST))
         self.now = 1_000 * MS
         self.sent = self.finished = self.short = self.due = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tailbound.collective.repair import (
     PATIENCE_MOST,
     REPEATS_COLD,
     SHARE,
+    SOON,
     WARM_UP_OPS,
     Budget,
     Places,
@@ -28,6 +30,7 @@ from tailbound.collective.repair import (
     thin,
 )
 from tailbound.transport.config import MS
+from tailbound.transport.patience import Patience
 from tailbound.wire.packets import header as make_header
 from tailbound.wire.packets import packet, parse
 from tailbound.wire.schema import PacketType
@@ -39,7 +42,7 @@ _PAUSE = 2 * MS
 class Owners:
     """Lists of 100 rows and what is missing of them; answers, or not, as the test says."""
 
-    def __init__(self, missing: dict[int, list[int]], **given: int) -> None:
+    def __init__(self, missing: dict[int, list[int]], **given: Any) -> None:
         self.missing = {rank: set(places) for rank, places in missing.items()}
         self.round = Round(**({"seed": 1, "most": 1000} | given))
         self.looked: list[int] = []
@@ -96,15 +99,33 @@ def test_one_request_and_one_repeat() -> None:
     assert owners.round.unanswered == 3
 
 
-def test_the_repeat_leaves_out_what_has_come() -> None:
+def test_repeats_leave_out_what_has_come_and_there_is_one_more_if_something_has() -> None:
     owners = Owners({1: [3, 4, 90]})
+    asked = owners.run(10**12, lambda now: owners.missing[1].discard(4) if now > _PAUSE else None)
+    assert [places for _, _, places in asked] == [[3, 4, 90], [3, 90], [3, 90]]
+    assert owners.round.unanswered == 2
 
-    def some(now: int) -> None:
-        if now > _PAUSE:
-            owners.missing[1].discard(4)
 
-    asked = owners.run(10**12, some)
-    assert [places for _, _, places in asked] == [[3, 4, 90], [3, 90]]
+def test_a_question_that_was_lost_is_not_the_only_one_that_may_be_repeated() -> None:
+    owners = Owners({1: [3, 4, 90]}, patience=8 * MS)
+
+    def second_is_answered_in_part(now: int) -> None:
+        if now >= _PAUSE + 10 * MS:
+            owners.missing[1].difference_update([3, 4])
+
+    asked = owners.run(10**12, second_is_answered_in_part)
+    assert [places for _, _, places in asked] == [[3, 4, 90], [3, 4, 90], [90]]
+
+
+def test_who_answers_every_question_in_part_is_asked_three_times() -> None:
+    owners, now, asked = Owners({1: list(range(20))}), 0, 0
+    while owners.round.open or not asked:
+        if owners.turn(now):
+            asked += 1
+            owners.missing[1].discard(asked)
+        now = owners.round.look
+    assert asked == 3
+    assert owners.round.unanswered == 17
 
 
 def test_an_answer_that_is_still_coming_is_waited_for() -> None:
@@ -173,6 +194,44 @@ def test_cold_ops_ask_for_all_and_more_often() -> None:
     assert asked_most(3, cold=False) == 1
     asked = Owners({1: list(range(100))}, most=asked_most(100, cold=True), repeats=REPEATS_COLD).run(10**12)
     assert [len(places) for _, _, places in asked] == [100] * (1 + REPEATS_COLD)
+
+
+def test_the_repeat_follows_how_long_answers_take() -> None:
+    answers = Patience(SOON, PATIENCE_MOST)
+
+    def asked_at(answer_after: int) -> list[int]:
+        """When is asked, of a rank that answers the first question after so long."""
+        owners, begun = Owners({1: [3]}, answers=answers), _PAUSE
+
+        def answered(now: int) -> None:
+            if now - begun >= answer_after:
+                owners.missing[1].clear()
+
+        return [at - begun for at, _, _ in owners.run(10**12, answered)]
+
+    assert asked_at(10**12) == [0, SOON]  # nothing is known, and nothing came
+    for _ in range(40):
+        asked_at(4 * MS)
+    assert asked_at(4 * MS) == [0]
+    assert asked_at(10**12) == [0, 8 * MS]
+    for _ in range(40):
+        asked_at(9 * MS)
+    assert asked_at(10**12) == [0, PATIENCE]
+
+
+def test_what_repair_brought_is_learned_from_at_the_end_of_the_op_too() -> None:
+    answers = Patience(SOON, PATIENCE_MOST)
+    owners = Owners({1: [3], 2: [4]}, answers=answers)
+    owners.turn(0)
+    owners.round.came(1, 1)  # nothing has been asked yet
+    assert answers.value == SOON
+    owners.turn(_PAUSE)
+    for _ in range(2):  # once is enough
+        owners.round.came(1, _PAUSE + 40 * MS)
+    assert answers.value == 10 * MS
+    assert owners.round.open  # the other one
+    owners.round.came(2, _PAUSE + 40 * MS)
+    assert not owners.round.open
 
 
 def test_patience_follows_what_results_take() -> None:

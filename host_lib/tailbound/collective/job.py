@@ -20,14 +20,15 @@ from tailbound.collective.lines import Traffic
 from tailbound.collective.repair import Repairs
 from tailbound.collective.spread import Spread
 from tailbound.datapath.protocol import Datapath, Store
+from tailbound.transport import flush
 from tailbound.transport.books import Books
 from tailbound.transport.choose import Facts
 from tailbound.transport.clock import majority
 from tailbound.transport.config import Config
 from tailbound.transport.deadline import Deadlines
-from tailbound.transport.flush import Patience
 from tailbound.transport.log import Events
 from tailbound.transport.membership import Membership
+from tailbound.transport.patience import Patience
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Sequence
 from tailbound.transport.steps import Steps
@@ -106,7 +107,7 @@ class Job:
         )
         self.advertise_deadline(self.deadlines.advertised)
         #: how long the switch takes to answer
-        self.patience = Patience()
+        self.patience = Patience(flush.PATIENCE, flush.PATIENCE_MOST)
         #: ops running of which the switch has sent nothing
         self.silent_ops = 0
         self._live: list[int] | None = None

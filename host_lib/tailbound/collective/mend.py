@@ -114,6 +114,8 @@ def settle_results(job: Job, op: Op) -> None:
         for owner, places in second.asked.items():
             here = op.buffers.source[op.place.placement.rows_of(owner)[places]] != -1
             _count(job, _RESULTS, owner, len(places), int(here.sum()))
+            if here.all():
+                second.came(owner, op.spans.decoding)
 
 
 def gather(job: Job, op: Op, by_owner: NDArray[np.int64]) -> int:
@@ -149,7 +151,8 @@ def _round(job: Job, op: Op, rows: int) -> Round:
     cold = op.cold or job.repairs.warming(op.key)
     seed = seed_of(job.cookie, op.label) ^ job.rank
     repeats = REPEATS_COLD if cold else REPEATS
-    return Round(int(seed), asked_most(rows, cold=cold), repeats, patience(job.deadlines.stage_two(flow_bytes(op))))
+    longest = patience(job.deadlines.stage_two(flow_bytes(op)))
+    return Round(int(seed), asked_most(rows, cold=cold), repeats, longest, job.repairs.answers)
 
 
 def _unsummed(job: Job, op: Op, rank: int) -> Places:

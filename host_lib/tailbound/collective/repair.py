@@ -3,8 +3,9 @@
 Nothing here reads a clock, a map or a socket: times (ns) and what has been seen are arguments.
 
 A rank asks an owner only when its finished mark for the op is in, and only for what is still missing a moment later:
-one bitmap and one repeat. What may be asked of an op is bounded, so is what is spent on answers, and a rank that
-misses much waits for a random while first, since then others probably miss the same.
+one bitmap and one repeat, and one more of what is left if one of the two was answered in part. What may be asked of an
+op is bounded, so is what is spent on answers, and a rank that misses much waits for a random while first, since then
+others probably miss the same.
 """
 
 from __future__ import annotations
@@ -18,19 +19,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.transport.config import MS
+from tailbound.transport.patience import Patience
 from tailbound.wire.schema import serial_distance
 
 Places = NDArray[np.int64]
 
 #: Part of an op's rows that may be asked for, and part of the pace that answers may take.
 SHARE = 0.05
-#: How often the same rows are asked for again: as a rule, and where everything is repaired (warm-up, cold ops).
+#: How often one asks again without any answer: as a rule, and where everything is repaired (warm-up, cold ops); twice
+#: as often in all, where something came and something did not.
 REPEATS, REPEATS_COLD = 1, 6
 #: Ops of one key that count as its warm-up (rule 26).
 WARM_UP_OPS = 20
 #: For so long nothing of an answer comes before it counts as lost, at least and at most. Two round trips are far less,
 #: but the owner's thread may be coding another op when it is asked.
 PATIENCE, PATIENCE_MOST = 10 * MS, 50 * MS
+#: The repeat goes out earlier: after twice as long as answers take, but not before this. To ask twice in vain costs a
+#: few rows, and to wait for an answer that was lost makes the op one of the slowest.
+SOON = 2 * MS
 #: How often a rank that waits for an answer looks.
 LOOK = 1 * MS
 
@@ -57,8 +63,10 @@ def thin(places: Places, most: int) -> Places:
 @dataclass
 class _Peer:
     due: int  #: when to look next
+    since: int = 0  #: when it was asked first
     delayed: bool = False
     asked: int = 0
+    unheard: int = 0  #: questions since something of an answer came
     given_up_at: int = 0
     places: Places = field(default_factory=lambda: np.zeros(0, np.int64))
     over: bool = False
@@ -70,12 +78,21 @@ class Round:
     Args:
         seed: of the random delay; differs by rank and op.
         most: rows that may be asked for in all (``asked_most``).
-        repeats: how often rows are asked for again.
+        repeats: how often one asks again without an answer.
         patience: ns without progress after which an answer counts as lost.
+        answers: learns how long answers take; the repeat waits no longer than it says.
     """
 
-    def __init__(self, seed: int, most: int, repeats: int = REPEATS, patience: int = PATIENCE) -> None:
+    def __init__(
+        self,
+        seed: int,
+        most: int,
+        repeats: int = REPEATS,
+        patience: int = PATIENCE,
+        answers: Patience | None = None,
+    ) -> None:
         self._random = random.Random(seed)
+        self._answers = answers or Patience(patience, patience)
         self._left = most
         self._repeats, self._patience = repeats, patience
         self._peers: dict[int, _Peer] = {}
@@ -105,6 +122,13 @@ class Round:
         """Whether ``rank`` has been looked at, and nothing more is asked of it."""
         peer = self._peers.get(rank)
         return peer is not None and peer.over
+
+    def came(self, rank: int, now: int) -> None:
+        """All that was asked of ``rank`` is here."""
+        peer = self._peers.get(rank)
+        if peer is not None and peer.asked and not peer.over:
+            self._answers.observe(now - peer.since)
+            peer.over = True
 
     def gone(self, rank: int) -> None:
         """``rank`` has said that no more of this op will come from it."""
@@ -142,11 +166,14 @@ class Round:
             if peer.over or now < peer.due:
                 continue
             lacking = missing(rank)
-            wanted = self._wanted(peer, lacking, now) if peer.asked else self._first(peer, lacking, rows(rank), now)
+            wanted = (
+                self._wanted(rank, peer, lacking, now) if peer.asked else self._first(peer, lacking, rows(rank), now)
+            )
             if wanted is None:
                 continue
-            peer.places, peer.asked = wanted, peer.asked + 1
-            peer.given_up_at = now + (self._patience << peer.asked - 1)
+            peer.places, peer.asked, peer.unheard = wanted, peer.asked + 1, peer.unheard + 1
+            peer.since = peer.since or now
+            peer.given_up_at = now + self._enough(peer)
             peer.due = now + LOOK
             self.asked.setdefault(rank, wanted)
             requests.append((rank, wanted))
@@ -162,16 +189,25 @@ class Round:
         peer.over = not len(wanted)
         return None if peer.over else wanted
 
-    def _wanted(self, peer: _Peer, lacking: Places, now: int) -> Places | None:
+    def _enough(self, peer: _Peer) -> int:
+        """How long the present question may go unanswered; the last one as long as answers ever take."""
+        enough = self._patience if not self._may_repeat(peer) else min(self._answers.value, self._patience)
+        return enough << peer.asked - 1
+
+    def _may_repeat(self, peer: _Peer) -> bool:
+        return peer.unheard <= self._repeats and peer.asked <= 2 * self._repeats
+
+    def _wanted(self, rank: int, peer: _Peer, lacking: Places, now: int) -> Places | None:
         """What is still missing of what was asked for, if it is time to ask again."""
         wanted = np.intersect1d(peer.places, lacking, assume_unique=True)
         peer.due = now + LOOK
         if len(wanted) == 0:
-            peer.over = True
+            self.came(rank, now)
         elif len(wanted) < len(peer.places):
-            peer.places, peer.given_up_at = wanted, now + (self._patience << peer.asked - 1)
+            peer.places, peer.unheard = wanted, 0
+            peer.given_up_at = now + self._enough(peer)
         elif now >= peer.given_up_at:
-            if peer.asked <= self._repeats:
+            if self._may_repeat(peer):
                 return wanted
             peer.over = True
             self.unanswered += len(wanted)
@@ -290,6 +326,7 @@ class Repairs:
     def __init__(self, ranks: int) -> None:
         self.requests = Requests()
         self.budget = Budget()
+        self.answers = Patience(SOON, PATIENCE_MOST)
         #: rows asked for and rows of these that came, by the rank that was asked: results and contributions
         self.asked = np.zeros((2, ranks), np.int64)
         self.came = np.zeros((2, ranks), np.int64)

@@ -179,7 +179,7 @@ class Deadlines:
         self._step_times, self._computes = Window(_STEPS_KEPT), Window(_STEPS_KEPT)
         self._step, self._launched, self._finished = -1, 0, 0
         self._run, self._cut = 0.0, False  # steps running that deadlines cut, about, before this one; this one
-        self._quiet, self._regret = float(_QUIET_FIRST), 0.0
+        self._quiet, self._regret = 0.0, 0.0  # of q: 0 until the first half has ended by it
         self._lost, self.patience = 0.0, 1.0
         self._rtts: deque[int] = deque(maxlen=_RTTS)
         self._advertised = config.deadline_1 or config.stage_max
@@ -214,6 +214,7 @@ class Deadlines:
         """Rule 10: one regretted op in a thousand is too many, one in ten thousand too few."""
         if not sample.early:
             return
+        self._quiet = self._quiet or self._quiet_first
         self._regret += (sample.regretted - self._regret) / 1000
         if sample.regretted and self._regret >= 1e-3 * 0.999:
             self._quiet *= 1.5
@@ -412,8 +413,16 @@ class Deadlines:
 
     @property
     def quiet(self) -> int:
-        """q of rule 10."""
-        return self._config.quiet or int(max(self._quiet, 2.0 * self.rtt))
+        """q of rule 10: learned from two round trips on.
+
+        No floor of two round trips is kept: rows come in the order of sending, or nearly so, and a round trip to a host
+        whose processors are busy says more about these than about how far a mark overtakes rows.
+        """
+        return self._config.quiet or int(self._quiet or self._quiet_first)
+
+    @property
+    def _quiet_first(self) -> float:
+        return max(float(_QUIET_FIRST), 2.0 * self.rtt)
 
     @property
     def start_max(self) -> int:

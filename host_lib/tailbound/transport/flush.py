@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.transport.config import MS
+from tailbound.transport.patience import Patience
 
 Places = NDArray[np.int64]
 
@@ -67,29 +68,13 @@ class Again(NamedTuple):
     flush: bool
 
 
-class Patience:
-    """How long answers of a switch are waited for; one for all ops."""
-
-    def __init__(self) -> None:
-        self._usual = 0.0
-
-    @property
-    def value(self) -> int:
-        """ns."""
-        return min(PATIENCE_MOST, max(PATIENCE, int(2 * self._usual)))
-
-    def observe(self, took: int) -> None:
-        """An answer came ``took`` ns after its row had been sent again, once."""
-        self._usual += (took - self._usual) / 8
-
-
 class Retry:
     """One worker's repeats in one op.
 
     Args:
         rows: of the op.
         index, of: this rank's place among the live ones, and how many they are.
-        patience: learns how long answers take.
+        patience: learns how long answers to rows that are sent again once take; one for all ops.
     """
 
     def __init__(self, rows: int, index: int, of: int, patience: Patience) -> None:
