@@ -3,6 +3,9 @@
 ``@pytest.mark.needs("root", "bcc")`` says what a test cannot do without. With ``TAILBOUND_REQUIRE_ALL=1`` (continuous
 integration) every skip, of whatever origin, is a failure; exceptions are the tools of the P4 switch, which are in no
 package registry (``IN_NO_REGISTRY``), and devices (``DEVICES``). Where these are there, their tests run and must pass.
+
+``pytest --thorough`` runs what a marker of that name keeps out of the everyday run, too: the rest of a series of which
+that has every fourth case, say.
 """
 
 from __future__ import annotations
@@ -93,7 +96,14 @@ def missing(capability: str) -> str | None:
     return None if there() else f"missing capability {capability!r}: {remedy}"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--thorough", action="store_true", help="run tests marked as thorough, too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--thorough"):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("thorough")])
+        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
     for item in items:
         for mark in item.iter_markers("needs"):
             for capability in mark.args:
