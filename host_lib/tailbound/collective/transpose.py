@@ -40,10 +40,12 @@ from tailbound.wire.schema import OP_INDEX_BITS, OP_PER_STEP, OP_STEPS, Event, o
 _INDEX_MASK, _STEP_MASK = (1 << OP_INDEX_BITS) - 1, 0xFFFFFFFF >> OP_INDEX_BITS
 #: ``control.first_op`` follows at this distance: far enough for words about old ops, near enough for serial numbers.
 _FIRST_OP_LAG = 1 << 24
-#: The loop looks around this often even when nothing arrives (an event is a hint, not a promise).
-_LONGEST_SLEEP = 100_000_000
-#: Two turns further apart than this mean that the process did not run (stopped, or starved): it suspects nobody then.
-_STOPPED = 350_000_000
+#: The loop looks around this often even when nothing arrives (an event is a hint, not a promise), and this often where
+#: there is no op: a turn costs who computes beside it more than its own time, since it takes the caches from them.
+_LONGEST_SLEEP, _IDLE_SLEEP = 100_000_000, 1_000_000_000
+#: It wakes up this often, and if that took longer than this, the process did not run (stopped, or starved): it suspects
+#: nobody then.
+_BREATH, _STOPPED = 100_000_000, 350_000_000
 
 #: Who closes while others go on answers them for so long at most.
 _LINGER = 500_000_000
@@ -78,7 +80,7 @@ class Transpose:
         self._hold_ends = 0  # it is computing again: holds until it has launched a step, or until then
         self._standing = False  # somebody held in the last turn
         self._silence = 0  # when to look next whether marks are missing
-        self._last_turn = 0
+        self._awake = 0  # when this thread ran
         self._recent: deque[tuple[int, int]] = deque(maxlen=4)  # (label, start) of ops that are over
         self._named = (job.sequence.next_label - 1) & 0xFFFFFFFF  # the newest op that a packet has named
         self._idle = threading.Event()
@@ -250,17 +252,19 @@ class Transpose:
         return any(op.launch is not None for op in self._ops.values())
 
     def _sleep(self, again: int) -> None:
-        """Sleeps until something is readable or ``again`` (monotonic ns); looks out for silences meanwhile.
+        """Sleeps until something is readable or ``again`` (monotonic ns); looks out for silences and stops meanwhile.
 
         That takes a small part of a turn, and a rank that waits for one that computes does nothing else.
         """
         now = self.job.now()
         self._waiter.want_room(self.job.queue.full)
-        end = min(again or now + _LONGEST_SLEEP, now + _LONGEST_SLEEP)
-        while not self._waiter.wait(min(self._silence or end, end) - now):
+        longest = now + (_LONGEST_SLEEP if self._ops else _IDLE_SLEEP)
+        end = min(again or longest, longest)
+        while not self._waiter.wait(min(self._silence or end, end, now + _BREATH) - now):
             now = self.job.now()
-            if now >= end:
+            if now >= end or now - self._awake > _STOPPED:
                 return
+            self._awake = now
             if self._silence and now >= self._silence:
                 self._listen(now)
         if self._waiter.readable(self._wake):
@@ -275,10 +279,10 @@ class Transpose:
         """One turn: take in, move on, let go; returns the earliest time to look again (0: none)."""
         job = self.job
         looks: list[int] = []
-        if self._last_turn and now - self._last_turn > _STOPPED:
+        if self._awake and now - self._awake > _STOPPED:
             job.membership.woke(step_of(job.sequence.upcoming))
             job.counters["stops_noticed"] += 1
-        self._last_turn = now
+        self._awake = now
         while self._commands:
             self._commands.popleft()()
         if self._hold_again:

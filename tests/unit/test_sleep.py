@@ -1,0 +1,68 @@
+"""How the transport thread sleeps: long where there is nothing to do, and without missing that it stood still."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from tailbound.collective.transpose import Transpose
+from tailbound.transport.config import MS
+
+#: Where the clock begins.
+NOW = 10_000 * MS
+
+
+class Sleeper:
+    """A transport thread on a clock that only its waits move; ``held_up`` is added to the wait of that number."""
+
+    def __init__(self, *, ops: bool = False, held_up: dict[int, int] | None = None) -> None:
+        self.now, self.waits = NOW, list[int]()
+        self._held_up = held_up or {}
+        self.thread: Any = Transpose.__new__(Transpose)
+        self.thread.job = SimpleNamespace(now=lambda: self.now, queue=SimpleNamespace(full=()))
+        self.thread._waiter = SimpleNamespace(want_room=lambda _: None, wait=self._wait, readable=lambda _: False)
+        self.thread._ops = {1: SimpleNamespace(encoded=False, finished=False)} if ops else {}
+        self.thread._silence, self.thread._wake, self.thread._awake = 0, -1, NOW
+
+    def _wait(self, nanoseconds: int) -> int:
+        self.now += max(0, nanoseconds) + self._held_up.get(len(self.waits), 0)
+        self.waits.append(nanoseconds)
+        return 0
+
+    def slept(self, again: int = 0) -> int:
+        """Sleeps; returns for how long, in ns."""
+        self.thread._sleep(again)
+        return self.now - NOW
+
+    @property
+    def unwatched(self) -> int:
+        """What the next turn finds: since when nobody has run."""
+        return int(self.now - self.thread._awake)
+
+
+def test_a_thread_without_ops_sleeps_long_but_breathes() -> None:
+    sleeper = Sleeper()
+    assert sleeper.slept() == 1000 * MS
+    assert max(sleeper.waits) <= 100 * MS
+    assert sleeper.unwatched <= 100 * MS
+
+
+def test_with_an_op_it_looks_around_more_often() -> None:
+    assert Sleeper(ops=True).slept() == 100 * MS
+
+
+def test_it_wakes_up_when_something_is_due() -> None:
+    assert Sleeper().slept(NOW + 3 * MS) == 3 * MS
+    assert Sleeper().slept(NOW - 3 * MS) == 0
+
+
+def test_a_process_that_stood_still_in_its_sleep_is_noticed_at_once() -> None:
+    sleeper = Sleeper(held_up={2: 400 * MS})
+    assert sleeper.slept() == 700 * MS
+    assert sleeper.unwatched > 350 * MS
+
+
+def test_a_thread_that_waited_for_a_core_has_not_been_stopped() -> None:
+    sleeper = Sleeper(held_up={2: 200 * MS})
+    assert sleeper.slept() >= 1000 * MS
+    assert sleeper.unwatched < 350 * MS
