@@ -125,15 +125,12 @@ class Round:
 
     def came(self, rank: int, now: int) -> None:
         """All that was asked of ``rank`` is here."""
-        peer = self._peers.get(rank)
-        if peer is not None and peer.asked and not peer.over:
-            self._answers.observe(now - peer.since)
-            peer.over = True
+        if (peer := self._owing(rank)) is not None:
+            self._answered(peer, now)
 
     def gone(self, rank: int) -> None:
         """``rank`` has said that no more of this op will come from it."""
-        peer = self._peers.get(rank)
-        if peer is not None and peer.asked and not peer.over:
+        if (peer := self._owing(rank)) is not None:
             peer.over = True
 
     def turn(
@@ -166,9 +163,7 @@ class Round:
             if peer.over or now < peer.due:
                 continue
             lacking = missing(rank)
-            wanted = (
-                self._wanted(rank, peer, lacking, now) if peer.asked else self._first(peer, lacking, rows(rank), now)
-            )
+            wanted = self._wanted(peer, lacking, now) if peer.asked else self._first(peer, lacking, rows(rank), now)
             if wanted is None:
                 continue
             peer.places, peer.asked, peer.unheard = wanted, peer.asked + 1, peer.unheard + 1
@@ -178,6 +173,15 @@ class Round:
             self.asked.setdefault(rank, wanted)
             requests.append((rank, wanted))
         return requests
+
+    def _owing(self, rank: int) -> _Peer | None:
+        """``rank``, if it has been asked and an answer may still come."""
+        peer = self._peers.get(rank)
+        return peer if peer is not None and peer.asked and not peer.over else None
+
+    def _answered(self, peer: _Peer, now: int) -> None:
+        self._answers.observe(now - peer.since)
+        peer.over = True
 
     def _first(self, peer: _Peer, lacking: Places, rows: int, now: int) -> Places | None:
         if 4 * len(lacking) > rows and not peer.delayed:
@@ -197,12 +201,12 @@ class Round:
     def _may_repeat(self, peer: _Peer) -> bool:
         return peer.unheard <= self._repeats and peer.asked <= 2 * self._repeats
 
-    def _wanted(self, rank: int, peer: _Peer, lacking: Places, now: int) -> Places | None:
+    def _wanted(self, peer: _Peer, lacking: Places, now: int) -> Places | None:
         """What is still missing of what was asked for, if it is time to ask again."""
         wanted = np.intersect1d(peer.places, lacking, assume_unique=True)
         peer.due = now + LOOK
         if len(wanted) == 0:
-            self.came(rank, now)
+            self._answered(peer, now)
         elif len(wanted) < len(peer.places):
             peer.places, peer.unheard = wanted, 0
             peer.given_up_at = now + self._enough(peer)

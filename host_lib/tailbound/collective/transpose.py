@@ -40,12 +40,13 @@ from tailbound.wire.schema import OP_INDEX_BITS, OP_PER_STEP, OP_STEPS, Event, o
 _INDEX_MASK, _STEP_MASK = (1 << OP_INDEX_BITS) - 1, 0xFFFFFFFF >> OP_INDEX_BITS
 #: ``control.first_op`` follows at this distance: far enough for words about old ops, near enough for serial numbers.
 _FIRST_OP_LAG = 1 << 24
-#: The loop looks around this often even when nothing arrives (an event is a hint, not a promise), and this often where
-#: there is no op: a turn costs who computes beside it more than its own time, since it takes the caches from them.
-_LONGEST_SLEEP, _IDLE_SLEEP = 100_000_000, 1_000_000_000
-#: It wakes up this often, and if that took longer than this, the process did not run (stopped, or starved): it suspects
-#: nobody then.
-_BREATH, _STOPPED = 100_000_000, 350_000_000
+#: The thread wakes up this often even when nothing arrives, and takes a turn then (an event is a hint, not a promise).
+_LONGEST_SLEEP = 100_000_000
+#: Without ops it takes one only this often: a turn costs who computes beside it more than its own time, since it takes
+#: the caches from them.
+_IDLE_SLEEP = 1_000_000_000
+#: If the thread has not woken up for so long, the process did not run (stopped, or starved): it suspects nobody then.
+_STOPPED = 350_000_000
 
 #: Who closes while others go on answers them for so long at most.
 _LINGER = 500_000_000
@@ -260,7 +261,7 @@ class Transpose:
         self._waiter.want_room(self.job.queue.full)
         longest = now + (_LONGEST_SLEEP if self._ops else _IDLE_SLEEP)
         end = min(again or longest, longest)
-        while not self._waiter.wait(min(self._silence or end, end, now + _BREATH) - now):
+        while not self._waiter.wait(min(self._silence or end, end, now + _LONGEST_SLEEP) - now):
             now = self.job.now()
             if now >= end or now - self._awake > _STOPPED:
                 return
