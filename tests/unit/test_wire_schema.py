@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailbound.wire import codegen, schema
+from tailbound.wire.check import check_reference
 from tailbound.wire.packets import DTYPES, HEADER_DTYPE, KINDS, dtype_of
 from tailbound.wire.schema import Field, Struct, op_label, op_slot, serial_distance
 
@@ -92,6 +94,25 @@ def test_256_ranks_fit_into_bitmaps_and_lanes() -> None:
 
 def test_generated_files_are_fresh(repository: Path) -> None:
     assert codegen.stale(repository) == []
+
+
+def test_a_reader_of_the_page_can_make_a_packet(repository: Path) -> None:
+    """The numbers are there, and the page's formula with the page's constants gives the check."""
+    page = (repository / "docs/wire.md").read_text()
+    numbers = {name: int(value) for name, value in re.findall(r"^\| ([A-Z_]+) \| (-?\d+) \|", page, re.MULTILINE)}
+    assert {k: numbers[k] for k in ("VERSION", "EXPONENT_NONE", "DEFAULT_PORT")} == {
+        "VERSION": schema.VERSION, "EXPONENT_NONE": schema.EXPONENT_NONE, "DEFAULT_PORT": schema.DEFAULT_PORT,
+    }  # fmt: skip
+    k1, k2, k3, k4 = (int(re.search(rf"K{n} = (0x[0-9A-F]{{16}})", page)[1], 16) for n in (1, 2, 3, 4))  # type: ignore[index]
+    rng = np.random.default_rng(1)
+    header, payload = rng.bytes(64), rng.bytes(1408)
+    words = np.frombuffer(payload + header[:56] + bytes(8), "<u8").tolist()
+    a, b = [0, 0], [0, 0]
+    for i, word in enumerate(words):
+        a[i % 2] = (a[i % 2] + word) % 2**64
+        b[i % 2] = (b[i % 2] + a[i % 2]) % 2**64
+    c = (a[0] * k1 + a[1] * k2 + b[0] * k3 + b[1] * k4) % 2**64
+    assert c ^ (c >> 32) == check_reference(header, payload)
 
 
 def test_a_stale_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from tailbound.transport.choose import AskedResult, check
 from tailbound.transport.multicast import check_group
 from tailbound.transport.safeguard import Limits
 from tailbound.transport.switch import Switch, fits
+from tailbound.wire.schema import DEFAULT_PORT as DEFAULT_PORT
 from tailbound.wire.schema import HEADER_BYTES, IPV4_BYTES, MAX_RANKS, UDP_BYTES, WIDTH_STEP
 
 MS = 1_000_000
@@ -21,8 +22,6 @@ WIDTH_MOST = 8896
 WIDTH_LINEAR = 3392
 #: Width of rows on loopback, whose MTU says nothing about a network.
 WIDTH_LOOPBACK = 1408
-#: UDP port of a job unless another is given.
-DEFAULT_PORT = 5515
 
 
 def width_for_mtu(mtu: int) -> int:

@@ -1,4 +1,4 @@
-"""Writes the generated files: ``ebpf/wire.h``, ``ebpf/abi.h``, ``p4/wire.p4`` and the tables of ``docs/wire.md``.
+"""Writes the generated files: ``ebpf/wire.h``, ``ebpf/abi.h``, ``p4/wire.p4`` and ``docs/wire.md``.
 
 ``python -m tailbound.wire.codegen`` writes them; with ``--check`` it fails when one is stale.
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tailbound.wire import check, schema
 from tailbound.wire.codegen_p4 import wire_p4
+from tailbound.wire.codegen_page import wire_page
 from tailbound.wire.packets import KINDS, dtype_of
 
 _LICENSE = "/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */\n"
@@ -72,29 +73,13 @@ def abi_header() -> str:
     return f"{_LICENSE}{_NOTE}#ifndef TB_ABI_H\n#define TB_ABI_H\n\n{body}#endif /* TB_ABI_H */\n"
 
 
-def wire_tables() -> str:
-    """Text of ``docs/wire.md``: header fields, packet types, verdicts."""
-    out = ["# Wire format and ledger", "", "Generated from `host_lib/tailbound/wire/schema.py` by `make generate`.", ""]
-    out += ["## Header (64 bytes, network byte order)", ""]
-    out += ["| offset | bytes | field | kind | meaning |", "|---|---|---|---|---|"]
-    offset = 0
-    for f in schema.HEADER.fields:
-        size = KINDS[f.kind][0] * f.count
-        out.append(f"| {offset} | {size} | `{f.name}` | {f.kind} | {f.doc} |")
-        offset += size
-    for title, kind in (("Packet types", schema.PacketType), ("Flags", schema.Flag), ("Verdicts", schema.Verdict)):
-        out += ["", f"## {title}", "", "| number | name |", "|---|---|"]
-        out += [f"| {int(m)} | {m.name} |" for m in kind]
-    return "\n".join(out) + "\n"
-
-
 def generated(root: Path) -> dict[Path, str]:
     """Every generated file below the repository's ``root`` with the text it ought to have."""
     return {
         root / "ebpf" / "wire.h": wire_header(),
         root / "ebpf" / "abi.h": abi_header(),
         root / "p4" / "wire.p4": wire_p4(),
-        root / "docs" / "wire.md": wire_tables(),
+        root / "docs" / "wire.md": wire_page(),
     }
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 #: Version byte of every packet. Another version is dropped as ``BAD_VERSION``.
 VERSION = 1
+#: UDP port of a job unless another is given.
+DEFAULT_PORT = 5515
 #: First byte after the UDP header is the version; a magic in the cookie would only repeat the cookie check.
 HEADER_BYTES = 64
 #: Ethernet + IPv4 without options + UDP, in bytes.
@@ -186,7 +188,12 @@ HEADER = Struct(
         Field("exponent", "s16", "contribution: e of its group; result: e of the group for the key's next op"),
         Field("need", "s16", "contribution: largest e this rank would have needed, EXPONENT_NONE if all zero"),
         Field("scale", "f32", "value of code 255: of the row (result), of the group (contribution to a switch)"),
-        Field("count", "u16", "result: contributors in the mean"),
+        Field(
+            "count",
+            "u16",
+            "result: contributors in the mean; contribution to a switch: contributors that complete the row, 0 for all "
+            "workers of the job; any other contribution: 0",
+        ),
         Field("shift", "u8", "contribution: codes are to be shifted left by this many bits"),
         Field("incast", "u8", "senders this rank takes at once; 0 says nothing"),
         Field("deadline", "u16", "advertised D1 in units of 64 us"),

@@ -1,0 +1,91 @@
+"""``docs/wire.md``: all that is needed to read and write the packets in another language."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+from tailbound.wire import check, schema
+from tailbound.wire.packets import KINDS
+
+_NUMBERS = (
+    ("VERSION", schema.VERSION, "the header's first byte; packets of another version are dropped as BAD_VERSION"),
+    ("DEFAULT_PORT", schema.DEFAULT_PORT, "UDP port of a job on an interface with an attached program"),
+    ("EXPONENT_NONE", schema.EXPONENT_NONE, "`need` or `exponent` of a group in which all is zero"),
+    ("MAX_RANKS", schema.MAX_RANKS, "ranks of a job at most"),
+    ("OP_INDEX_BITS", schema.OP_INDEX_BITS, "low bits of an op label that hold the index of the op within its step"),
+    ("ROW_STEP", schema.ROW_STEP, "a payload's length is a multiple of so many bytes"),
+)
+_CODES = (
+    ("of 8 bits", "V: code w in byte w", "(code - 128) x scale / 127"),
+    ("of 16 bits", "2 V: the V upper bytes, then the V lower ones", "(code - 32768) x scale / 32767"),
+    (
+        "of 4 bits (contributions have the flag NIBBLES)",
+        "V / 2: code w in the low half of byte w, code V / 2 + w in its high half",
+        "(code - 8) x scale / 7",
+    ),
+    (
+        "sums of 8-bit codes (flag SUMS)",
+        "2 V: sum w in bytes 2 w and 2 w + 1, big endian",
+        "(sum / `count` - 128) x scale / 127",
+    ),
+)
+_PAYLOAD = """\
+A payload holds the V entries of one row, as codes. An entry is a value of the rotated row, divided by the square root
+of the number of rows that are rotated together. An exponent e stands for the scale 2^(e/4). In the table, `scale` is
+that of the header in results. In contributions it is that of the group's exponent, doubled for every bit of `shift`.
+"""
+_ORDER = """\
+Code 0 is never sent. All rows of an op have payloads of the same length. They may be shorter than the width that the
+programs are compiled for; nothing is padded. The sums that an owner's kernel keeps in memory have another order: of
+every eight codes first those with an even index, then those with an odd one (`ebpf/lanes.h`).
+"""
+_CHECK = f"""\
+`check` covers the payload and the header, in this order, with the field `check` itself taken as zero. They are read as
+64-bit little-endian words w[0], w[1], ... All sums are taken modulo 2^64.
+
+    a[0], a[1], b[0], b[1] = 0
+    for each word w[i]:
+        a[i mod 2] += w[i]
+        b[i mod 2] += a[i mod 2]
+    c = a[0] * K1 + a[1] * K2 + b[0] * K3 + b[1] * K4
+    check = c xor (c >> 32)                                  stored in network byte order like every field
+
+    K1 = 0x{check.K1:016X}    K2 = 0x{check.K2:016X}
+    K3 = 0x{check.K3:016X}    K4 = 0x{check.K4:016X}
+
+It finds damage. It is no protection against forgery. `check_reference` in `wire/check.py` is its definition in plain
+Python.
+"""
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+
+
+def _header() -> Iterable[tuple[object, ...]]:
+    offset = 0
+    for f in schema.HEADER.fields:
+        size = KINDS[f.kind][0] * f.count
+        yield offset, size, f"`{f.name}`", f.kind, f.doc
+        offset += size
+
+
+def _numbered(kind: type[enum.IntEnum] | type[enum.IntFlag]) -> str:
+    return _table(("number", "name"), ((int(m), m.name) for m in kind))
+
+
+def wire_page() -> str:
+    """Text of ``docs/wire.md``."""
+    sections = {
+        "Header (64 bytes, network byte order)": _table(("offset", "bytes", "field", "kind", "meaning"), _header()),
+        "Numbers": _table(("name", "value", "meaning"), _NUMBERS),
+        "Payload": f"{_PAYLOAD}\n{_table(('codes', 'bytes', 'entry'), _CODES)}\n{_ORDER}",
+        "Check": _CHECK,
+        "Packet types": _numbered(schema.PacketType),
+        "Flags": _numbered(schema.Flag),
+        "Verdicts": _numbered(schema.Verdict),
+    }
+    head = "# Wire format and ledger\n\nGenerated from `host_lib/tailbound/wire/schema.py` by `make generate`.\n"
+    return head + "".join(f"\n## {title}\n\n{text}" for title, text in sections.items())
