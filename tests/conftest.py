@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 
 from tailbound.doctor import facts
+from tailbound.errors import CapabilityError
 
 REQUIRE_ALL = os.environ.get("TAILBOUND_REQUIRE_ALL") == "1"
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -54,6 +55,14 @@ def _cuda() -> bool:
     return torch.cuda.is_available()
 
 
+def _p4_runtime() -> bool:
+    from tailbound.p4 import tools
+
+    with contextlib.suppress(CapabilityError):
+        return bool(tools.runtime_command())
+    return False
+
+
 def _module(name: str) -> Callable[[], bool]:
     return lambda: importlib.util.find_spec(name) is not None
 
@@ -82,11 +91,12 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
         _tools("simple_switch", "simple_switch_CLI"),
         "simple_switch and its CLI on PATH, built from bmv2's sources",
     ),
+    "thrift": (_p4_runtime, "simple_switch_CLI needs a Python with thrift: apt-get install python3-thrift"),
 }
 #: What the machine has in it or not.
 DEVICES = ("CUDA device",)
-#: In no package registry, so continuous integration may lack them: what needs them is skipped there, and says so.
-IN_NO_REGISTRY = ("p4c", "bmv2")
+#: The P4 tools are in no package registry, so continuous integration may lack them, and with them what only they need.
+IN_NO_REGISTRY = ("p4c", "bmv2", "thrift")
 
 
 @functools.cache

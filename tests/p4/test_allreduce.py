@@ -10,7 +10,7 @@ from support import exact_mean, gradients, nmse, patient
 from tailbound.p4 import report
 from tailbound.switch.report import lines
 
-pytestmark = pytest.mark.needs("root", "netns", "p4c", "bmv2")
+pytestmark = pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
 
 RANKS = 3
 NUMEL = 9000

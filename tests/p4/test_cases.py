@@ -7,7 +7,7 @@ import pytest
 import p4_world
 import switch_cases
 
-pytestmark = pytest.mark.needs("root", "netns", "p4c", "bmv2")
+pytestmark = pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
 
 #: Rows of two whole chunks, of one and every kind of rest, of the rests alone, and of the shortest.
 LENGTHS = (512, 496, 240, 16)

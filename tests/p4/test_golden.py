@@ -10,7 +10,7 @@ import switch_cases
 from golden import Golden, golden_packets
 from tailbound.wire.schema import Verdict
 
-pytestmark = pytest.mark.needs("root", "netns", "p4c", "bmv2")
+pytestmark = pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
 
 GOLDEN = golden_packets()
 every = pytest.mark.parametrize("golden", GOLDEN, ids=lambda g: g.name)

@@ -15,7 +15,7 @@ from tailbound.kernel.frames import frame, ipv4_checksum
 from tailbound.wire import packets
 from tailbound.wire.schema import HEADER_BYTES, PacketType, Verdict
 
-pytestmark = pytest.mark.needs("root", "netns", "p4c", "bmv2")
+pytestmark = pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
 
 _U32 = 0xFFFFFFFF
 

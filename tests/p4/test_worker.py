@@ -13,7 +13,7 @@ from tailbound.kernel.switch import packed
 from tailbound.wire.packets import parse
 from tailbound.wire.schema import Flag, Verdict
 
-pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers", "p4c", "bmv2")
+pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers", "p4c", "bmv2", "thrift")
 
 
 @pytest.mark.parametrize("codes", [cases.CODES, 48, 16])

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable
 
 from tailbound.errors import AttachError
-from tailbound.p4.tools import RUNTIME, tool
+from tailbound.p4.tools import runtime_command
 
 #: Seconds after which an answer is not expected any more.
 PATIENCE = 30.0
@@ -31,7 +31,7 @@ class Runtime:
         port: thrift port of the switch, on this host.
 
     Raises:
-        CapabilityError: the command line is missing.
+        CapabilityError: the command line is missing, or does not start.
         AttachError: it does not reach the switch.
     """
 
@@ -40,7 +40,7 @@ class Runtime:
         self._marks = 0
         self._text = ""
         self._process = subprocess.Popen(
-            [tool(RUNTIME), "--thrift-port", str(port)],
+            [*runtime_command(), "--thrift-port", str(port)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
