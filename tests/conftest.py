@@ -1,8 +1,9 @@
 """What every test shares: deterministic hypothesis, and skips that name the capability that is missing.
 
 ``@pytest.mark.needs("root", "bcc")`` says what a test cannot do without. With ``TAILBOUND_REQUIRE_ALL=1`` (continuous
-integration) every skip, of whatever origin, is a failure; exceptions are the tools of the P4 switch, which are in no
-package registry (``IN_NO_REGISTRY``), and devices (``DEVICES``). Where these are there, their tests run and must pass.
+integration) every skip, of whatever origin, is a failure. Exceptions are the tools of the P4 switch, which are in no
+package registry (``IN_NO_REGISTRY``), devices (``DEVICES``), and what Debian 12's own kernel lacks (``NEWER_KERNELS``).
+Where these are there, their tests run and must pass.
 
 ``pytest --thorough`` runs what a marker of that name keeps out of the everyday run, too: the rest of a series of which
 that has every fourth case, say.
@@ -11,6 +12,7 @@ that has every fourth case, say.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import importlib.util
 import os
@@ -23,7 +25,8 @@ from pathlib import Path
 import pytest
 
 from tailbound.doctor import facts
-from tailbound.errors import CapabilityError
+from tailbound.errors import CapabilityError, TailboundError
+from tailbound.kernel import syscalls
 
 REQUIRE_ALL = os.environ.get("TAILBOUND_REQUIRE_ALL") == "1"
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -55,6 +58,26 @@ def _cuda() -> bool:
     return torch.cuda.is_available()
 
 
+def _tcx() -> bool:
+    """Whether the kernel knows TCX links (Linux 6.6): one is asked for on an interface that is nowhere."""
+    nowhere, returns_zero = 0x7FFFFFFF, bytes.fromhex("b700000000000000 9500000000000000")
+    try:
+        program = syscalls.prog_load(returns_zero, name="tb_probe", kind=syscalls.PROG_TYPE_TC)
+    except (OSError, TailboundError):
+        return False
+    try:
+        syscalls.link_create(program, nowhere, 0, syscalls.ATTACH_TCX_EGRESS)
+    except OSError as error:
+        return error.errno == errno.ENODEV
+    finally:
+        os.close(program)
+    return True
+
+
+def _linux(*least: int) -> Callable[[], bool]:
+    return lambda: tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) >= least
+
+
 def _p4_runtime() -> bool:
     from tailbound.p4 import tools
 
@@ -72,6 +95,8 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
     "root": (lambda: os.geteuid() == 0, "run as root"),
     "netns": (lambda: facts.has_capability("CAP_SYS_ADMIN", "CAP_NET_ADMIN"), "CAP_SYS_ADMIN and CAP_NET_ADMIN"),
     "bpf": (lambda: facts.bpf_error() is None, "a kernel and privileges that let this process use bpf(2)"),
+    "tcx": (_tcx, "Linux 6.6: programs at tc egress by BPF link"),
+    "veth backpressure": (_linux(6, 16), "Linux 6.16: a veth whose queue waits while its ring is full"),
     "bcc": (lambda: facts.bcc_path() is not None, "apt-get install python3-bpfcc"),
     "headers": (lambda: facts.kernel_headers() is not None, "apt-get install linux-headers-amd64"),
     "clang": (lambda: facts.clang_path() is not None, "apt-get install clang-14"),
@@ -95,6 +120,8 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
 }
 #: What the machine has in it or not.
 DEVICES = ("CUDA device",)
+#: What Debian 12's kernel 6.1, on which everything works, does not know yet.
+NEWER_KERNELS = ("tcx", "veth backpressure")
 #: The P4 tools are in no package registry, so continuous integration may lack them, and with them what only they need.
 IN_NO_REGISTRY = ("p4c", "bmv2", "thrift")
 
@@ -158,7 +185,7 @@ def _no_skips(report):
     """A skip as a failure, where none is allowed; expected failures are not skips."""
     if REQUIRE_ALL and report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        if reason in {f"Skipped: {missing(name)}" for name in IN_NO_REGISTRY + DEVICES}:
+        if reason in {f"Skipped: {missing(name)}" for name in IN_NO_REGISTRY + DEVICES + NEWER_KERNELS}:
             return report
         report.outcome = "failed"
         report.longrepr = f"skipped although TAILBOUND_REQUIRE_ALL=1: {reason}"

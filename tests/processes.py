@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-#: Seconds a job may take on a loaded machine.
+#: Seconds that a job may take on a loaded machine, all waits for it together: less than a test may take.
 PATIENCE = 100.0
 
 
@@ -54,6 +54,7 @@ class Job:
         self, function: Callable[..., Any], ranks: int, folder: Path, *arguments: Any, backend: str = "gloo"
     ) -> None:
         context = _context()
+        self._until = time.monotonic() + PATIENCE
         self._pipes, self.processes = [], []
         for rank in range(ranks):
             here, there = context.Pipe(duplex=False)
@@ -65,25 +66,39 @@ class Job:
             self._pipes.append(here)
             self.processes.append(process)
 
-    def result(self, rank: int, timeout: float = PATIENCE) -> Any:
+    def await_event(self, event: Any, what: str) -> None:
+        """Waits for an event that a rank sets.
+
+        Raises:
+            AssertionError: the job's time is over; with ``what`` was awaited and what ranks have said since.
+        """
+        if event.wait(self._left()):
+            return
+        said = [str(pipe.recv()) for pipe in self._pipes if pipe.poll()]
+        raise AssertionError("\n".join([f"not within {PATIENCE:g} s: {what}", *said]))
+
+    def _left(self) -> float:
+        """Seconds of the job's time."""
+        return max(0.1, self._until - time.monotonic())
+
+    def result(self, rank: int) -> Any:
         """What ``function`` returned on ``rank``.
 
         Raises:
             AssertionError: with the traceback of the process.
             TimeoutError, EOFError: it did not end, or was killed.
         """
-        if not self._pipes[rank].poll(timeout):
-            raise TimeoutError(f"rank {rank} is not through after {timeout} s")
+        if not self._pipes[rank].poll(self._left()):
+            raise TimeoutError(f"rank {rank} is not through after {PATIENCE:g} s")
         well, value = self._pipes[rank].recv()
         assert well, f"rank {rank}:\n{value}"
         return value
 
     def results(self) -> list[Any]:
         """What every rank returned; all processes have ended."""
-        until = time.monotonic() + PATIENCE
-        values = [self.result(rank, max(0.1, until - time.monotonic())) for rank in range(len(self._pipes))]
+        values = [self.result(rank) for rank in range(len(self._pipes))]
         for process in self.processes:
-            process.join(max(0.1, until - time.monotonic()))
+            process.join(self._left())
             assert process.exitcode == 0
         return values
 

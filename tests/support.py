@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -184,6 +185,18 @@ def hasty(**settings: Any) -> dict[str, Any]:
     } | settings
 
 
+def await_that(condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
+    """Returns when ``condition()`` is true; looks again every millisecond.
+
+    Raises:
+        AssertionError: it is not after ``seconds``; with ``what`` was awaited.
+    """
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, f"after {seconds:g} s there was still not: {what}"
+        time.sleep(0.001)
+
+
 @contextmanager
 def assembled(makers: Sequence[Callable[[], Communicator]], cookie: int | None = None) -> Iterator[Team]:
     """Calls all ``makers`` at once, since a communicator waits for its peers, and closes what they made.
@@ -198,8 +211,10 @@ def assembled(makers: Sequence[Callable[[], Communicator]], cookie: int | None =
             members: list[Future[Communicator]] = [threads.submit(make) for make in makers]
     finally:
         rendezvous.new_cookie = original
-    whole = Team([member.result() for member in members])
+    whole = Team([member.result() for member in members if member.exception() is None])
     try:
+        for member in members:
+            member.result()  # one that could not be made: the others are closed like after any test
         yield whole
     finally:
         whole.close()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from pyroute2 import IPRoute
 
-from tailbound.lab import enter, namespaces
+from tailbound.lab import enter, namespaces, owner
 
 
 def _index(ip: IPRoute, name: str) -> int:
@@ -45,7 +45,8 @@ def delete(name: str) -> None:
 @contextlib.contextmanager
 def _made(count: int) -> Iterator[list[str]]:
     """Fresh namespaces; this thread is back in its own, and they are gone, at the end."""
-    names = [f"tb-test-{os.getpid()}-{i}" for i in range(count)]
+    prefix = owner.new_prefix()  # so that whoever makes a lab next removes what a killed test run left
+    names = [f"{prefix}-w{i}" for i in range(count)]
     home = os.open("/proc/self/ns/net", os.O_RDONLY)
     made: list[str] = []
     try:

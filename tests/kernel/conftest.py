@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kernel_world import KernelWorld
+from left_behind import nothing_left_behind as nothing_left_behind
 
 Make = Callable[..., KernelWorld]
 

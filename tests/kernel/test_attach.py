@@ -16,6 +16,7 @@ import pytest
 
 import cases
 import veths
+from support import await_that
 from tailbound.datapath.xdp import XdpDatapath
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel import attach, interfaces, pin, syscalls
@@ -76,13 +77,13 @@ def exercise(path: XdpDatapath, wire: list[str]) -> None:
     send(wire, cases.contribution(), cases.result(), cases.ready(), cases.flipped(cases.result(), 700))
     ready, _, _ = select.select(path.fds(), [], [], 20)
     assert ready
-    while sum(counted(path).values()) < 4:  # veth delivers in softirq, at the latest when this thread sleeps
-        select.select([], [], [], 0.001)
+    # veth delivers in softirq, at the latest when this thread sleeps
+    await_that(lambda: sum(counted(path).values()) >= 4, "four packets counted")
     assert counted(path) == {Verdict.STORED: 1, Verdict.RESULT_TAKEN: 1, Verdict.CONTROL_PASSED: 1, Verdict.CORRUPT: 1}
     assert [event.kind for event in path.events()] == [Event.OPENED]
     assert path.events() == []
-    while not (packets := path.control_packets()):
-        select.select([path.socket], [], [], 20)
+    packets: list[bytes] = []
+    await_that(lambda: packets.extend(path.control_packets()) or packets, "a control packet")
     assert packets == [cases.ready()]
     codes = np.frombuffer(cases.codes(1 + 16 * 5), np.uint8)
     lanes = path.store.sums[cases.SEQ & 63].view(np.uint16).reshape(-1, 2, 4).transpose(0, 2, 1).reshape(-1)
@@ -92,8 +93,7 @@ def exercise(path: XdpDatapath, wire: list[str]) -> None:
     path.fence()
     path.seal(cases.OP, cases.SEQ, 1)
     send(wire, cases.contribution())
-    while sum(counted(path).values()) < 5:
-        select.select([], [], [], 0.001)
+    await_that(lambda: sum(counted(path).values()) >= 5, "a fifth packet counted")
     assert counted(path)[Verdict.LATE] == 1
 
 

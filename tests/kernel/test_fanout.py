@@ -26,6 +26,7 @@ OWN, THERE, PORT, SOURCE = "198.18.0.1", "198.18.0.2", 7400, 40000
 MACS = {rank: bytes((2, 0, 0, 0, 9, rank)) for rank in range(5)}
 #: by rank: address and port
 PLACES = {1: ("198.18.0.2", 7400), 2: ("198.18.0.250", 7401), 3: ("10.1.2.3", 9), 4: ("255.255.255.254", 65535)}
+WAYS = [pytest.param("tcx", marks=pytest.mark.needs("tcx")), "clsact"]
 #: return TC_ACT_SHOT
 SHOOT = bytes.fromhex("b700000002000000 9500000000000000")
 EGRESS = 0xFFFFFFF3
@@ -222,7 +223,7 @@ def qdiscs() -> list[str]:
         return [q.get_attr("TCA_KIND") for q in ip.get_qdiscs(interfaces.index_of("tbx"))]
 
 
-@pytest.mark.parametrize("way", ["tcx", "clsact"])
+@pytest.mark.parametrize("way", WAYS)
 def test_attach_and_detach(attach: Callable[..., Fanout], way: str) -> None:
     before = qdiscs()
     fanout = attach(way=way)
@@ -237,7 +238,7 @@ def test_attach_and_detach(attach: Callable[..., Fanout], way: str) -> None:
     assert qdiscs() == before
 
 
-@pytest.mark.parametrize("way", ["tcx", "clsact"])
+@pytest.mark.parametrize("way", WAYS)
 def test_two_jobs_on_one_interface(attach: Callable[..., Fanout], way: str) -> None:
     first, second = attach(SOURCE, way), attach(SOURCE + 1, way)
     first.live({1})
@@ -263,7 +264,7 @@ class Stranger:
             self.program = -1
 
 
-@pytest.mark.parametrize("way", ["tcx", "clsact"])
+@pytest.mark.parametrize("way", WAYS)
 def test_a_foreign_program_stays_and_decides(attach: Callable[..., Fanout], way: str) -> None:
     """Who is first sees a packet first (TCX: the oldest, clsact: the newest); what a stranger drops does not leave."""
     older = attach(way=way)
@@ -323,6 +324,7 @@ def test_a_leftover_filter_is_taken_away(attach: Callable[..., Fanout], wire: li
     assert qdiscs() == before
 
 
+@pytest.mark.needs("tcx")
 def test_the_interface_may_go_first(attach: Callable[..., Fanout]) -> None:
     fanouts = [attach(way="tcx"), attach(SOURCE + 1, way="clsact")]
     veths.delete("tbx")
@@ -330,7 +332,7 @@ def test_the_interface_may_go_first(attach: Callable[..., Fanout]) -> None:
         fanout.close()
 
 
-@pytest.mark.needs("root")
+@pytest.mark.needs("root", "tcx")
 def test_pinned(wire: list[str], loader: str) -> None:
     """Pinned beside the worker's program, used by who may open the maps, gone with it."""
     from tailbound.datapath.xdp import XdpDatapath

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -11,21 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tailbound.lab import namespaces, owner
+from left_behind import nothing_left_behind as nothing_left_behind
 from tailbound.lab.cluster import Cluster
 from tailbound.lab.topology import Link
 
 #: Long enough for a loaded machine; only a failing test ever waits for it.
 PATIENCE = 20.0
-
-
-@pytest.fixture(autouse=True)
-def _nothing_left_behind() -> Iterator[None]:
-    before = os.listdir("/sys/class/net")
-    yield
-    own = f"{owner.PREFIX}{os.getpid()}-"
-    assert namespaces.names(own) == []
-    assert sorted(os.listdir("/sys/class/net")) == sorted(before)
 
 
 @pytest.fixture

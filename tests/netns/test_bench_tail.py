@@ -16,7 +16,8 @@ from tailbound.errors import ConfigError
 from tailbound.lab.cluster import Cluster
 from tailbound.lab.topology import Link
 
-pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers", "torch")
+# workers wait up to 120 s for each other and then say for whom: that has to come before the end of the test
+pytestmark = [pytest.mark.needs("root", "netns", "bpf", "bcc", "headers", "torch"), pytest.mark.timeout(240)]
 
 
 def test_every_environment_gives_rows(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from tailbound.bench.train import run
 from tailbound.bench.train_plan import VARIANTS, plan
 from tailbound.errors import CapabilityError
 
-pytestmark = pytest.mark.needs("torch", "sklearn", "matplotlib")
+# workers wait up to 120 s for each other and then say for whom: that has to come before the end of the test
+pytestmark = [pytest.mark.needs("torch", "sklearn", "matplotlib"), pytest.mark.timeout(240)]
 
 
 @pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")

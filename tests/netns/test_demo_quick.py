@@ -13,7 +13,8 @@ from rich.console import Console
 from tailbound.bench import allreduce
 from tailbound.lab.spec import LabSpec
 
-pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers", "torch")
+# workers wait up to 120 s for each other and then say for whom: that has to come before the end of the test
+pytestmark = [pytest.mark.needs("root", "netns", "bpf", "bcc", "headers", "torch"), pytest.mark.timeout(240)]
 
 
 @pytest.mark.needs("sklearn", "matplotlib")

@@ -25,7 +25,6 @@ pytestmark = pytest.mark.needs("root", "netns")
 
 Make = Callable[..., Cluster]
 Datagrams = Callable[..., socket.socket]
-KERNEL = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
 UDP_SEGMENT = 103
 ETH_HEADER = 14
 #: Ethernet, IPv4 and UDP around a datagram of 1472 bytes
@@ -217,7 +216,7 @@ def test_wire_keeps_checksum_offload_on(tailbound_lab: Make) -> None:
     assert lab.run(0, ethtool.tx_checksum, "data0")
 
 
-@pytest.mark.skipif(KERNEL < (6, 16), reason="missing capability: a veth that pushes back (Linux 6.16)")
+@pytest.mark.needs("veth backpressure")
 def test_a_ring_never_drops_while_its_queue_can_hold_the_frames(
     tailbound_lab: Make, datagram_socket: Datagrams
 ) -> None:

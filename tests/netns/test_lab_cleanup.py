@@ -116,7 +116,7 @@ def test_the_owner_of_a_reused_process_id_is_another() -> None:
 
 
 def test_names_of_others_are_not_touched() -> None:
-    name = f"{owner.PREFIX}not-a-lab"
+    name = f"{owner.PREFIX}not-a-lab-{os.getpid()}"
     namespaces.create(name)
     try:
         assert not any(name in lab.namespaces for lab in owner.owned())

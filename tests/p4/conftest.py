@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import p4_world
+from left_behind import nothing_left_behind as nothing_left_behind
 
 
 @pytest.fixture(scope="session")

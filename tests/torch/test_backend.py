@@ -89,12 +89,12 @@ def test_ranks_that_disagree_are_named_and_live_on(tmp_path: Path) -> None:
 
 def test_a_killed_rank_does_not_stop_the_others(tmp_path: Path) -> None:
     import backend_jobs
-    from processes import PATIENCE, Job
+    from processes import Job
 
     context = multiprocessing.get_context("forkserver")
     ready, die = context.Event(), context.Event()
     with Job(backend_jobs.killed, 3, tmp_path, 2, ready, die, backend="tailbound") as job:
-        assert ready.wait(PATIENCE)
+        job.await_event(ready, "the last rank ready to be killed")
         job.processes[2].kill()
         for rank in (0, 1):
             ops, suspects, mean = job.result(rank)

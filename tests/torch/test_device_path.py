@@ -54,13 +54,13 @@ def test_a_late_gradient_is_carried_into_the_next_step(tmp_path: Path) -> None:
 
 def test_a_stopped_rank_applies_what_the_others_have_finished(tmp_path: Path) -> None:
     import device_jobs
-    from processes import PATIENCE, Job
+    from processes import Job
 
     context = multiprocessing.get_context("forkserver")
     ready, moved = context.Event(), context.Event()
     with Job(device_jobs.as_device, 3, tmp_path, "stopped", {2}, 2, 8.0, 10, 60, ready, moved) as job:
-        assert ready.wait(PATIENCE)
-        assert moved.wait(PATIENCE)
+        job.await_event(ready, "the last rank about to stop")
+        job.await_event(moved, "the others some steps further")
         os.kill(job.processes[2].pid, signal.SIGCONT)
         back = job.results()[2]
     applied = back["stats"]["counters"]["steps_applied"]

@@ -84,12 +84,12 @@ def test_ranks_with_other_buckets_are_named(tmp_path: Path) -> None:
 
 def test_a_killed_worker_is_named_and_the_others_finish(tmp_path: Path) -> None:
     import torch_jobs
-    from processes import PATIENCE, Job
+    from processes import Job
 
     context = multiprocessing.get_context("forkserver")
     ready, die = context.Event(), context.Event()
     with Job(torch_jobs.killed, 3, tmp_path, 2, ready, die) as job:
-        assert ready.wait(PATIENCE)
+        job.await_event(ready, "the last rank ready to be killed")
         job.processes[2].kill()
         for rank in (0, 1):
             texts, times, stats = job.result(rank)

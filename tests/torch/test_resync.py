@@ -46,13 +46,13 @@ def test_replicas_forced_apart_come_together(tmp_path: Path, period: int, losers
 def _stopped(folder: Path, ring_mib: float, missed: int, steps: int, schedule: str) -> dict[str, Any]:
     """What the last of three ranks tells that was stopped while the others made ``missed`` of ``steps`` steps."""
     import resync_jobs
-    from processes import PATIENCE, Job
+    from processes import Job
 
     context = multiprocessing.get_context("forkserver")
     ready, moved = context.Event(), context.Event()
     with Job(resync_jobs.stopped, 3, folder, 2, ring_mib, missed, steps, ready, moved, schedule) as job:
-        assert ready.wait(PATIENCE)
-        assert moved.wait(PATIENCE)
+        job.await_event(ready, "the last rank about to stop")
+        job.await_event(moved, "the others some steps further")
         os.kill(job.processes[2].pid, signal.SIGCONT)
         back: dict[str, Any] = job.results()[2]
     return back

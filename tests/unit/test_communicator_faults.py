@@ -197,7 +197,8 @@ def test_corrupt_packets_are_counted_and_never_summed() -> None:
         assert all(s["drops_by_sender"]["unknown"]["CORRUPT"] == s["drops"]["CORRUPT"] for s in stats)
         expected = sum(s["contributions_by_sender"][p]["expected"] for s in stats for p in s["contributions_by_sender"])
         delivered = sum(s["contributions_by_sender"][p]["summed"] for s in stats for p in s["contributions_by_sender"])
-        assert expected - delivered == flipped
+        late = sum(s["drops"].get(reason, 0) for s in stats for reason in ("LATE", "STALE_OP"))
+        assert flipped <= expected - delivered <= flipped + late  # late: where a thread stood still for longer than q
         assert sum(s["rows_summed"] for s in stats) == delivered
         assert sum(before) < delivered
         assert max(errors) <= 1e-3

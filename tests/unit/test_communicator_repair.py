@@ -51,6 +51,18 @@ def total(job: Team, counter: str) -> int:
     return sum(int(member.stats()["counters"].get(counter, 0)) for member in job.communicators)
 
 
+def twice(job: Team) -> int:
+    """Rows that came both on their first way, late, and on the second."""
+    drops = [member.stats()["drops"] for member in job.communicators]
+    return sum(n for d in drops for reason, n in d.items() if reason.startswith("DUPLICATE"))
+
+
+def late(job: Team) -> int:
+    """Rows that came after their op was over: nobody had lost them, a thread stood still."""
+    drops = [member.stats()["drops"] for member in job.communicators]
+    return sum(d.get(reason, 0) for d in drops for reason in ("LATE", "STALE_OP", "STALE_RESULT"))
+
+
 def dropped(troubles: list[Trouble], kind: PacketType) -> int:
     return sum(count for t in troubles for (_, what), count in t.dropped.items() if what == kind)
 
@@ -69,11 +81,13 @@ def test_lost_results_come_back_and_replicas_stay_equal() -> None:
             assert nmse(results[0][0], exact_mean(inputs)) <= 1.6e-2
         lost = dropped(troubles, PacketType.RESULT)
         assert lost > 12 * ROWS * 2 * 0.03
-        assert total(job, "rows_repaired") == total(job, "repair_rows_asked") == lost
+        # where a thread stood still for longer than q, rows are asked for that are only late, and come twice
+        assert lost <= total(job, "repair_rows_asked") <= lost + twice(job)
+        assert lost - twice(job) <= total(job, "rows_repaired") <= total(job, "repair_rows_asked")
         assert total(job, "repair_rows_sent") >= lost
         assert total(job, "repair_gone") == 0
         came = sum(member.job.repairs.came[1] for member in job.communicators)
-        assert int(came.sum()) == lost
+        assert lost - twice(job) <= int(came.sum()) <= lost + twice(job)
 
 
 def test_lost_contributions_come_back_in_warm_up() -> None:
@@ -84,7 +98,9 @@ def test_lost_contributions_come_back_in_warm_up() -> None:
         for op in range(4):
             for _, outcome in job.allreduce(gradients("U", ranks, NUMEL, seed=op)):
                 assert outcome.delivered == outcome.expected
-        assert total(job, "rows_repaired") == dropped(troubles, PacketType.CONTRIBUTION) > 0
+        lost = dropped(troubles, PacketType.CONTRIBUTION)
+        assert lost > 0
+        assert lost - twice(job) <= total(job, "rows_repaired") <= lost + twice(job)
         for member in job.communicators:
             for count in member.stats()["contributions_by_sender"].values():
                 assert count["summed"] == count["expected"]
@@ -96,8 +112,9 @@ def test_after_the_warm_up_contributions_are_not_repaired() -> None:
         asked = past_warm_up(job)
         troubles = lossy(job, 0.05, PacketType.CONTRIBUTION)
         results = job.allreduce(gradients("U", ranks, NUMEL, seed=1))
-        assert dropped(troubles, PacketType.CONTRIBUTION) > 0
-        assert sum(o.expected - o.delivered for _, o in results) == dropped(troubles, PacketType.CONTRIBUTION)
+        lost = dropped(troubles, PacketType.CONTRIBUTION)
+        assert lost > 0
+        assert lost <= sum(o.expected - o.delivered for _, o in results) <= lost + late(job)
         assert total(job, "repair_rows_asked") == asked
 
 
@@ -112,7 +129,8 @@ def test_after_the_warm_up_a_twentieth_is_asked_for() -> None:
         most = ranks * asked_most(ROWS, cold=False)
         assert lost > most
         assert total(job, "repair_rows_asked") - asked == most
-        assert sum(o.expected - o.delivered for _, o in results) == lost - most
+        missing = sum(o.expected - o.delivered for _, o in results)
+        assert lost - most <= missing <= lost - most + twice(job) + late(job)
         assert all(o.deadline_hits == 0 for _, o in results)
 
 

@@ -71,7 +71,8 @@ def test_what_was_lost_on_purpose_is_booked_as_lost(kind: PacketType, stage: str
         found = books(job, stage)
         for (rank, peer), entry in found.items():
             assert entry["lost"] == troubles[peer].dropped.get((rank, kind), 0), (rank, peer)
-            assert entry["late"] == entry["absent"] == entry["refused"] == 0
+            assert entry["absent"] == entry["refused"] == 0
+            assert entry["expected"] == entry["taken"] + entry["lost"] + entry["late"]
         assert sum(entry["lost"] for entry in found.values()) > 20
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import socket
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -155,15 +155,13 @@ def test_a_scrape_gives_what_stats_gives(job: Team) -> None:
 def test_ranks_of_a_host_serve_at_ports_of_their_own(job: Team, monkeypatch: pytest.MonkeyPatch) -> None:
     from tailbound.metrics import prometheus
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        free = probe.getsockname()[1]
+    own = f"127.{os.getpid() >> 8 & 255}.{os.getpid() & 255}.78"  # nobody else can have taken its ports
     monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setenv("TAILBOUND_PROMETHEUS_PORT", str(free - 1))
-    with prometheus.serve(job[1], address="127.0.0.1") as endpoint:
-        assert endpoint.port == free
+    monkeypatch.setenv("TAILBOUND_PROMETHEUS_PORT", "9464")
+    with prometheus.serve(job[1], address=own) as endpoint:
+        assert endpoint.port == 9465
         with pytest.raises(ConfigError, match=r"another port= .* TAILBOUND_PROMETHEUS_PORT"):
-            prometheus.serve(job[1], address="127.0.0.1")
+            prometheus.serve(job[1], address=own)
     monkeypatch.setenv("TAILBOUND_PROMETHEUS_PORT", "65535")
     with pytest.raises(ConfigError, match="choose a smaller TAILBOUND_PROMETHEUS_PORT"):
         prometheus.serve(job[1], address="127.0.0.1")
