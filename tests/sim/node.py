@@ -318,9 +318,10 @@ class Node:
             self._turn()
 
     def _look(self) -> None:
-        self.steps = Steps(RING_STEPS * max(1, self.sequence.step_rows) + 1)
+        rows = self.sequence.op_rows
+        self.steps = Steps(RING_STEPS * max(1, sum(rows)) + 1)
         live = [self.peers[p].newest for p in self.membership.live if self.peers[p].newest >= 0]
-        self.steps.look(self.sequence.upcoming, live, self.sequence.step_rows)
+        self.steps.look(self.sequence.upcoming, live, rows)
 
     def _start(self, op: SimOp, now: int) -> None:
         if op.start:

@@ -36,7 +36,7 @@ def job(bound: socket.socket) -> Any:
     made = SimpleNamespace(
         rank=0, ranks=4, peers=[1, 2, 3], gone=membership.gone, membership=membership, sender=sender, spread=spread,
         queue=SendQueue(sender), counters=Counter(), told=told, events=[], cookie=7,
-        sequence=SimpleNamespace(upcoming=100 << 10, step_rows=100), store=SimpleNamespace(result_rows=1000),
+        sequence=SimpleNamespace(upcoming=100 << 10, op_rows=(100,)), store=SimpleNamespace(result_rows=1000),
         peer_states=np.zeros(4, [("newest", np.uint32)]), marks=SimpleNamespace(contributed=5),
         now=lambda: 10, emit=lambda *_, **fields: made.events.append(fields["result"]),
         header=lambda kind, label, layout, **fields: packets.header(type=kind, cookie=7, sender=0, op=label, **fields),

@@ -8,9 +8,10 @@ from tailbound.transport.steps import Steps, step_distance
 from tailbound.wire.schema import OP_STEPS, op_label
 
 
-def standing(own: int, *newest: int, step_rows: int = 0, ring: int = 1000) -> Steps:
+def standing(own: int, *newest: int, rows: tuple[int, ...] = (), ring: int = 1000, first: int = 0) -> Steps:
+    """Own next op ``first`` of step ``own``; the others are in the fourth op of theirs. ``rows``: of a step's ops."""
     steps = Steps(ring)
-    steps.look(op_label(own, 0), [op_label(n, 3) for n in newest], step_rows)
+    steps.look(op_label(own, first), [op_label(n, 3) for n in newest], rows)
     return steps
 
 
@@ -27,15 +28,26 @@ def test_behind_by_the_newest_live_rank() -> None:
 
 
 def test_lost_when_the_ring_cannot_hold_what_lies_between() -> None:
-    assert not standing(7, 8, step_rows=500).lost
-    assert standing(7, 8, step_rows=501).lost
-    assert standing(7, 9, step_rows=500).lost
+    assert not standing(7, 8, rows=(100,) * 5).lost
+    assert not standing(7, 8, rows=(111,) * 5).lost  # nine ops of it, up to the one that they are in
+    assert standing(7, 8, rows=(112,) * 5).lost
+    assert standing(7, 9, rows=(100,) * 5).lost
+    assert not standing(7, 9, rows=(71,) * 5).lost
+    assert not standing(7, 9, rows=(100,) * 5, first=4).lost
+
+
+def test_in_step_nobody_is_lost_however_small_the_ring() -> None:
+    """A step that is larger than the ring goes through it op by op; only who is a step behind cannot have all of it."""
+    for rows in ((2000,), (400,) * 5):
+        assert not standing(7, 7, 6, rows=rows).lost
+        assert not standing(7, rows=rows).lost
+        assert standing(7, 8, rows=rows).lost
 
 
 def test_lost_when_the_records_are_gone_and_no_step_is_known() -> None:
     assert not standing(7, 7 + OP_STEPS - 1).lost
     assert standing(7, 7 + OP_STEPS).lost
-    assert not standing(7, 7 + OP_STEPS, step_rows=1).lost
+    assert not standing(7, 7 + OP_STEPS, rows=(1,)).lost
 
 
 @pytest.mark.parametrize(("a", "b", "distance"), [(0, 0x3FFFFF, 1), (0x3FFFFF, 0, -1), (5, 3, 2), (0x3FFFFE, 2, -4)])

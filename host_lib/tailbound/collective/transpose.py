@@ -136,7 +136,7 @@ class Transpose:
         job, steps = self.job, Steps(self.job.store.result_rows)
         own = job.sequence.upcoming
         newest = newest_op(job.peer_states, job.live_ranks, job.cookie, own)
-        steps.look(own, [int(newest)], job.sequence.step_rows)
+        steps.look(own, [int(newest)], job.sequence.op_rows)
         return steps
 
     def hold(self, on: bool) -> None:

@@ -108,9 +108,9 @@ class Sequence:
         return len(self._history) == 2 and self._history[0] == self._history[1]
 
     @property
-    def step_rows(self) -> int:
-        """Rows of a step of the present layout; 0 while it is not stable."""
-        return sum(layout.shape.rows for layout in self._history[1]) if self.stable else 0
+    def op_rows(self) -> tuple[int, ...]:
+        """Rows of the ops of a step of the present layout; none while it is not stable."""
+        return tuple(layout.shape.rows for layout in self._history[1]) if self.stable else ()
 
     @property
     def sum_seqs(self) -> tuple[int, ...]:

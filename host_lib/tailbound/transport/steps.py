@@ -1,16 +1,20 @@
 """Where this rank stands among the others: in step, behind, or lost (CLOCKS.md rule 20). Pure state, labels only.
 
 A rank that was stopped finds itself behind: its transport has averaged and published for it as long as the ring lasted.
-Within the ring it catches up from memory; beyond it, it is lost and has to jump.
+Within the ring it catches up from memory; beyond it, it is lost and has to jump. The ring begins with the own next op
+and takes nothing that lies beyond it. A step that is larger than the ring passes through it op by op: who is in step
+loses nothing by that, but who is a whole step behind cannot have all of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tailbound.wire.schema import OP_INDEX_BITS, OP_STEPS, serial_distance
 
-_STEP_MASK = 0xFFFFFFFF >> OP_INDEX_BITS
+#: Step numbers wrap here.
+STEP_MASK = 0xFFFFFFFF >> OP_INDEX_BITS
+_INDEX_MASK = (1 << OP_INDEX_BITS) - 1
 
 
 def step_of(label: int) -> int:
@@ -20,26 +24,26 @@ def step_of(label: int) -> int:
 
 def step_distance(a: int, b: int) -> int:
     """Signed distance ``a - b`` of two step numbers (22 bits, serial)."""
-    half = (_STEP_MASK + 1) >> 1
-    return ((a - b + half) & _STEP_MASK) - half
+    half = (STEP_MASK + 1) >> 1
+    return ((a - b + half) & STEP_MASK) - half
 
 
 class Steps:
     """Compares the own next op with the newest ones that live peers have named.
 
     Args:
-        ring_rows: rows of the result ring; what lies further back than this has been overwritten.
+        ring_rows: rows of the result ring: as many are kept, counted from the own next op on.
     """
 
     def __init__(self, ring_rows: int) -> None:
         self._ring_rows = ring_rows
         self._own = 0
         self._newest: int | None = None
-        self._step_rows = 0
+        self._op_rows: Sequence[int] = ()
 
-    def look(self, own: int, newest: Iterable[int], step_rows: int) -> None:
-        """Takes the label of the own next op, the newest labels of live peers, and the rows of a step (0: unknown)."""
-        self._own, self._step_rows, found = own, step_rows, None
+    def look(self, own: int, newest: Iterable[int], op_rows: Sequence[int]) -> None:
+        """Takes the labels of the own next op and of live peers' newest ones, and the rows of a step's ops if known."""
+        self._own, self._op_rows, found = own, op_rows, None
         for label in newest:
             if found is None or serial_distance(label, found) > 0:
                 found = label
@@ -69,7 +73,9 @@ class Steps:
 
     @property
     def lost(self) -> bool:
-        """Whether results of the own next step can have left the ring (by the op records while no step is known)."""
-        if self._step_rows:
-            return (self.behind + 1) * self._step_rows > self._ring_rows
-        return self.behind >= OP_STEPS
+        """Whether this rank is behind by more than the ring takes (than op records last, while no step is known)."""
+        if self.behind == 0 or not self._op_rows:
+            return self.behind >= OP_STEPS
+        begun, named = self._own & _INDEX_MASK, (self._newest or 0) & _INDEX_MASK
+        rows = self.behind * sum(self._op_rows) - sum(self._op_rows[:begun]) + sum(self._op_rows[: named + 1])
+        return rows > self._ring_rows
