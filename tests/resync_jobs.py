@@ -188,3 +188,43 @@ def holding(rank: int) -> list[int]:
         assert stats["suspects"] == []
         dist.barrier()
         return [len(missing), sealed(state) - before]
+
+
+def large(rank: int, late: int, steps: int) -> dict[str, Any]:
+    """Trains a model that a default ring does not hold; rank ``late`` comes 400 ms after the others in every step.
+
+    Returns:
+        What each rank computed, how far it was behind where it asked where to join, and the state in the end.
+    """
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        empty = nn.Sequential(*(nn.Linear(2784, 2784, bias=False) for _ in range(8)))
+    net = DDP(empty.to_empty(device="cpu"))
+    with torch.no_grad():
+        for number, p in enumerate(net.parameters()):
+            p.fill_((1 + 0.01 * number) / 2784)
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    asked: list[int] = []
+    computed: list[int] = []
+    skipped: list[int] = []
+    with register(net, optimizer=optimizer, datapath="udp", timeout=60.0) as state:
+        communicator = state.communicator
+        assert communicator is not None
+        join = communicator.jump
+        communicator.jump = lambda: (asked.append(communicator.behind), join())[1]  # type: ignore[method-assign]
+        entries = sum(p.numel() for p in net.parameters())
+        assert entries > communicator.job.store.result_rows * communicator.config.width
+        for step in batches(range(steps), state, on_skip=skipped.append):
+            if rank == late:
+                time.sleep(0.4)
+            optimizer.zero_grad()
+            data = torch.randn(2, 2784, generator=torch.Generator().manual_seed(100 * step + rank))
+            net(data).square().mean().backward()
+            optimizer.step()
+            computed.append(step)
+        synchronised = state.synchronise(60)
+        weights = [p.detach().sum(dtype=torch.float64).item() for p in net.parameters()]
+        return {
+            "entries": entries, "asked": asked, "computed": computed, "skipped": sum(skipped), "weights": weights,
+            "synchronised": synchronised, "counters": state.stats()["counters"],
+        }  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +22,14 @@ from tailbound.torch.options.schedule import Schedule
 from tailbound.torch.overflow import OverflowNotes
 from tailbound.torch.replica import Replica
 from tailbound.torch.resync import Resync
+from tailbound.transport.steps import STEP_MASK
+
+log = logging.getLogger("tailbound")
+
+#: Steps running that a rank may be lost, and not be able to join the others, before training ends with an error.
+_LOST_MOST = 10
+#: Seconds for one attempt to.
+_REJOIN = 30.0
 
 
 class Recovery:
@@ -88,6 +98,7 @@ class Recovery:
         replica = Replica(module, least=self.ranks)
         if optimizer is not None and not replica.adopt(optimizer):
             raise ConfigError("the optimizer given to register steps none of the model's parameters")
+        self._tell_of_ring(self.communicator, replica.entries)
         job, (period, drift, share) = self.communicator.job, self._resync_settings
         self.resync = Resync(
             self.communicator.reliable,
@@ -105,6 +116,21 @@ class Recovery:
         else:  # first of all hooks: FSDP's own gathers the parameters, which a boundary may still change
             self._handles.append(ddp_model.register_forward_pre_hook(lambda *_: self.boundary(), prepend=True))
         self._handles.append(register_optimizer_step_pre_hook(self._before_step))
+
+    def _tell_of_ring(self, communicator: Communicator, entries: int) -> None:
+        """Says how many steps of a model of ``entries`` parameters the ring holds, and what a rank can catch up on."""
+        config, held = communicator.config, communicator.job.store.result_rows
+        rows = -(-entries * config.bits // (8 * config.width))
+        enough = (1 << (2 * rows - 1).bit_length()) * config.width / 2**20
+        log.log(
+            logging.INFO if rows <= held else logging.WARNING,
+            "rank %d: a step of this model is about %d rows, and the ring holds %.1f steps: who falls further behind "
+            "takes another's state instead of applying what the others have finished (ring_mib=%d holds two steps)",
+            self.rank,
+            rows,
+            held / rows,
+            math.ceil(enough),
+        )
 
     @torch.compiler.disable
     def boundary(self) -> None:

@@ -99,6 +99,11 @@ class Replica:
         #: number of slices: a power of two, so that step numbers may wrap
         self.slices = max(1 << (int(wanted).bit_length() - 1), 1 << (least - 1).bit_length())
 
+    @property
+    def entries(self) -> int:
+        """Parameters of this rank: what a step averages."""
+        return int(self._starts[-1])
+
     def adopt(self, optimizer: torch.optim.Optimizer) -> bool:
         """Takes an optimizer in if it steps any of the parameters; returns whether it does."""
         if any(optimizer is known for known in self.optimizers):

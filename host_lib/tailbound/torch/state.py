@@ -47,7 +47,8 @@ class TailboundState(Recovery):
         switch: its address.
         interface: network interface of this rank; default: the way to MASTER_ADDR.
         port: UDP port of the job, the same on all ranks.
-        ring_mib: MiB of result rows kept ready to receive; bounds how much is in flight.
+        ring_mib: MiB of result rows kept ready to receive; bounds how much is in flight, and how far behind a rank can
+            catch up from memory. A model of P parameters takes P bytes a step, with codes of 8 bits.
         deadline_ms: how long the first half may wait for contributions after a majority has shown up, and how much
             longer the second half for results; None: learned.
         hadamard: rotate, so that a lost packet costs every entry a little instead of some entries everything.
