@@ -141,3 +141,134 @@ def test_a_foreign_optimizer_is_none_of_ours() -> None:
     _, _, replica = trained(9, steps=0)
     assert not replica.adopt(torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], 0.1))
     assert len(replica.optimizers) == 1
+
+
+class Preconditioned:
+    """Keeps what Shampoo and SOAP keep: lists of matrices, None and numbers, and dicts of both."""
+
+    def __new__(cls, parameters: Any, lr: Any) -> Any:
+        import torch
+
+        class Optimizer(torch.optim.Optimizer):
+            @torch.no_grad()
+            def step(self, closure: Any = None) -> None:
+                for group in self.param_groups:
+                    for p in group["params"]:
+                        if p.grad is None:
+                            continue
+                        state = self.state[p]
+                        if not state:
+                            state |= {"step": 0, "first": True, "exp_avg": torch.zeros_like(p), "Q": None}
+                            state["GG"] = [torch.zeros(n, n) for n in p.shape]
+                            state["by"] = {"norms": (torch.zeros(3), 0.0), 7: []}
+                        g = p.grad
+                        state["step"] += 1
+                        state["exp_avg"].lerp_(g, 0.1)
+                        for k, matrix in enumerate(state["GG"]):
+                            flat = g.movedim(k, 0).reshape(g.shape[k], -1)
+                            matrix.lerp_(flat @ flat.T, 0.1)
+                        state["by"] = {"norms": (state["by"]["norms"][0] + g.norm(), float(g.abs().max())), 7: []}
+                        if state["step"] == 2:
+                            state["Q"] = [matrix.clone() for matrix in state["GG"]]
+                            state["first"] = False
+                        p.sub_(state["exp_avg"] * group["lr"])
+
+        return Optimizer(parameters, {"lr": lr, "named": ["a", "b"]})
+
+
+def preconditioned(seed: int, steps: int) -> tuple[Any, Any]:
+    import torch
+
+    from tailbound.torch.replica import Replica
+
+    torch.manual_seed(seed)
+    net = torch.nn.Linear(30, 20)
+    optimizer = Preconditioned(net.parameters(), torch.tensor(0.1 * seed))
+    replica = Replica(net, 4)
+    replica.adopt(optimizer)
+    for _ in range(steps):
+        net.zero_grad()
+        net(torch.randn(5, 30)).square().sum().backward()
+        optimizer.step()
+    replica.freeze()
+    return optimizer, replica
+
+
+def flattened(value: Any) -> Any:
+    """Plain values in place of tensors, to be compared."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), value.tolist()
+    if isinstance(value, dict):
+        return {key: flattened(part) for key, part in value.items()}
+    return type(value)(flattened(part) for part in value) if isinstance(value, list | tuple) else value
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_lists_and_numbers_of_an_optimizer_arrive(steps: int) -> None:
+    """Shampoo and SOAP keep matrices in lists and step counts in numbers; a learning rate may be a tensor."""
+    mine_optimizer, mine = preconditioned(1, steps)
+    their_optimizer, theirs = preconditioned(2, 3)
+    rate = mine_optimizer.param_groups[0]["lr"]
+    mine.arrange(theirs.describe())
+    for which, data in enumerate(everything(theirs)):
+        mine.write(which, memoryview(data))
+        assert mine.layout(which) == theirs.layout(which)
+        assert mine.digest(which) == theirs.digest(which)
+    for a, b in zip(mine.parameters, theirs.parameters, strict=True):
+        assert flattened(mine_optimizer.state[a]) == flattened(their_optimizer.state[b])
+        assert len(mine_optimizer.state[a]["GG"]) == a.ndim
+    assert mine_optimizer.param_groups[0]["lr"] is rate  # a captured graph reads it there
+    assert rate == their_optimizer.param_groups[0]["lr"]
+    assert mine.describe() == theirs.describe()
+
+
+def test_a_count_that_differs_is_seen() -> None:
+    """Slices carry tensors; where plain values differ, the slice is not the other rank's."""
+    optimizer, replica = preconditioned(1, 2)
+    before = [replica.layout(which) for which in range(replica.slices)]
+    optimizer.state[replica.parameters[0]]["step"] += 1
+    after = [replica.layout(which) for which in range(replica.slices)]
+    assert [a == b for a, b in zip(before, after, strict=True)] == [False, True, True, True]
+
+
+def test_state_that_another_rank_no_longer_has_goes() -> None:
+    mine_optimizer, mine = preconditioned(1, 3)
+    _, theirs = preconditioned(2, 0)
+    mine.arrange(theirs.describe())
+    assert not any(mine_optimizer.state[p] for p in mine.parameters)
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        ("state", r"Optimizer.state\['window'\] is a deque"),
+        ("deep", r"Optimizer.state\['GG'\]\[2\] is a set"),
+        ("apart", r"Optimizer.state\['all'\] belongs to no parameter"),
+        ("group", r"Optimizer.param_groups\[0\]\['table'\] is a tensor of 2000 entries"),
+        ("holes", r"Optimizer.state\['view'\] has holes"),
+    ],
+)
+def test_what_cannot_be_given_is_refused_by_name(where: str, name: str) -> None:
+    from collections import deque
+
+    import torch
+
+    from tailbound.errors import ConfigError
+
+    optimizer, replica = preconditioned(1, 1)
+    state = optimizer.state[replica.parameters[0]]
+    if where == "state":
+        state["window"] = deque([1.0])
+    elif where == "deep":
+        state["GG"].append({1, 2})
+    elif where == "apart":
+        optimizer.state["all"] = {"loss": 1.0}
+    elif where == "holes":
+        state["view"] = torch.zeros(4, 4)[:, 1]
+    else:
+        optimizer.param_groups[0]["table"] = torch.zeros(2000)
+    with pytest.raises(ConfigError, match=name):
+        replica.describe()
+    replica.layout(0)

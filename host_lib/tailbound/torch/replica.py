@@ -1,8 +1,9 @@
 """A replica's state as bytes: parameters, what the optimizers keep of them, and buffers, cut into slices.
 
 A slice is a range of parameter entries with the optimizer's entries of the same range: an elementwise optimizer then
-goes on equally wherever a slice is equal. What an optimizer keeps in other shapes (step counts) goes with a parameter's
-first entry, buffers go with the last slice. All ranks cut alike, since the cut depends on the parameters only.
+goes on equally wherever a slice is equal. What an optimizer keeps in other shapes (step counts, lists of matrices) goes
+with a parameter's first entry, buffers go with the last slice. All ranks cut alike, since the cut depends on the
+parameters only. Plain values beside a parameter, and settings of groups, are told apart from the slices (``describe``).
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tailbound.errors import TransportError
+from tailbound.errors import ConfigError, TransportError
 from tailbound.torch.drift import BINS, add_to_bins
+from tailbound.torch.kept import Told, leaves, of_shape, rebuild, rebuild_setting, tell, tell_setting
 from tailbound.wire.jit import compiled
 
 #: Most slices, and fewest bytes of parameters in one. At 64 slices one is a few per cent of a step to send, whatever
@@ -164,30 +166,37 @@ class Replica:
             yield f"p{first}", whole[lo:hi]
             for number, optimizer in enumerate(self.optimizers):
                 kept = optimizer.state.get(p) or {}
-                for name in sorted(kept, key=str):
-                    tensor = kept[name]
-                    if not isinstance(tensor, torch.Tensor) or not tensor.numel():
-                        continue
-                    view = flat(tensor)
+                for name, tensor in leaves(dict(kept), ""):
+                    view = flat(tensor) if tensor.numel() else None
                     if view is None:
                         continue
                     if _alike(tensor, p):
-                        yield f"{number}.{name}{first}", view[lo:hi]
+                        yield f"{number}{name} {first}", view[lo:hi]
                     elif lo == 0:
-                        yield f"{number}.{name}", view
+                        yield f"{number}{name}", view
         if which == self.slices - 1:
             for number, view in enumerate(self._frozen):
                 yield f"b{number}", view
 
     def layout(self, which: int) -> bytes:
-        """8 bytes that tell whether two ranks' slices consist of the same pieces."""
-        text = ";".join(f"{name}:{view.numel()}:{view.dtype}" for name, view in self._pieces(which))
-        return hashlib.blake2b(text.encode(), digest_size=8).digest()
+        """8 bytes that tell whether two ranks' slices consist of the same pieces, and of the same plain values."""
+        told = [f"{name}:{view.numel()}:{view.dtype}" for name, view in self._pieces(which)]
+        begun = [p for p, low, _, _ in self.cut(which) if low == 0]
+        told += [self._plain(optimizer, p) for p in begun for optimizer in self.optimizers if optimizer.state.get(p)]
+        return hashlib.blake2b(";".join(told).encode(), digest_size=8).digest()
 
-    def digest(self, which: int) -> bytes:
-        """32 bytes over the contents of a slice."""
+    @staticmethod
+    def _plain(optimizer: torch.optim.Optimizer, p: torch.Tensor) -> str:
+        try:
+            return json.dumps(_tell(optimizer.state[p], "", p, places=False))
+        except ConfigError:
+            return "?"
+
+    def digest(self, which: int, *, buffers: bool = True) -> bytes:
+        """32 bytes over the contents of a slice, with or without the model's buffers."""
         lanes = np.arange(1, 5, dtype=np.uint64)
-        for view in self.views(which):
+        self._settle()
+        for view in (octets(view) for name, view in self._pieces(which) if buffers or not name.startswith("b")):
             whole = view.size // 8 * 8
             _digest(view[:whole].view(np.uint64), lanes)
             if whole < view.size:
@@ -233,21 +242,42 @@ class Replica:
             for kept, buffer in zip(self._frozen, self._buffers(), strict=True):
                 buffer.copy_(kept)
 
-    def describe(self) -> bytes:
-        """Which tensors the optimizers keep, and their plain values, as JSON: for a rank that has jumped."""
-        return json.dumps([self._describe(optimizer) for optimizer in self.optimizers]).encode()
+    def describe(self, *, places: bool = True) -> bytes:
+        """Which tensors the optimizers keep, and their plain values and settings, as JSON.
 
-    def _describe(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        state: dict[str, Any] = {}
-        for number, p in enumerate(self.parameters):
-            kept = optimizer.state.get(p)
-            if kept:
-                state[str(number)] = {str(name): _describe(value, p) for name, value in kept.items()}
-        groups = [{k: v for k, v in group.items() if _plain(v)} for group in optimizer.param_groups]
+        Args:
+            places: say which tensors are on a device, too; ranks need not agree on that.
+
+        Raises:
+            ConfigError: an optimizer keeps something that cannot be given to another rank, by name.
+        """
+        return json.dumps([self._describe(optimizer, places) for optimizer in self.optimizers]).encode()
+
+    def _describe(self, optimizer: torch.optim.Optimizer, places: bool) -> dict[str, Any]:
+        title = type(optimizer).__name__
+        strange = [key for key in optimizer.state if not isinstance(key, torch.Tensor)]
+        if strange:
+            raise ConfigError(
+                f"{title}.state[{strange[0]!r}] belongs to no parameter and cannot be given to another rank: keep it "
+                "beside a parameter"
+            )
+        state = {
+            str(number): _tell(optimizer.state[p], f"{title}.state", p, places)
+            for number, p in enumerate(self.parameters)
+            if optimizer.state.get(p)
+        }
+        groups = [
+            {
+                k: tell(v, f"{title}.param_groups[{number}][{k!r}]", tell_setting)
+                for k, v in group.items()
+                if k != "params"
+            }
+            for number, group in enumerate(optimizer.param_groups)
+        ]
         return {"state": state, "groups": groups}
 
     def arrange(self, description: bytes) -> None:
-        """Makes what the optimizers keep of the shape that ``description`` tells, values of plain types included.
+        """Makes what the optimizers keep of the shape that ``description`` tells, plain values and settings included.
 
         Raises:
             TransportError: the other rank has other optimizers.
@@ -260,20 +290,17 @@ class Replica:
             )
         for optimizer, theirs in zip(self.optimizers, told, strict=True):
             for group, values in zip(optimizer.param_groups, theirs["groups"], strict=False):
-                for name, own in group.items():
-                    if name in values and _plain(own):
-                        group[name] = tuple(values[name]) if isinstance(own, tuple) else values[name]
-            for number, entries in theirs["state"].items():
-                p = self.parameters[int(number)]
-                for name, value in entries.items():
-                    own = optimizer.state[p].get(name)
-                    if not isinstance(value, dict):
-                        optimizer.state[p][name] = value
-                    elif not isinstance(own, torch.Tensor) or list(local(own).shape) != value["shape"]:
-                        dtype = getattr(torch, value["dtype"])
-                        alike = value["like"] and list(local(p).shape) == value["shape"]
-                        made = torch.zeros_like(p, dtype=dtype) if alike else torch.zeros(value["shape"], dtype=dtype)
-                        optimizer.state[p][name] = made.detach().to(p.device if value["there"] else made.device)
+                for name in group.keys() & values.keys():
+                    group[name] = rebuild(values[name], group[name], rebuild_setting)
+            for number, p in enumerate(self.parameters):
+                kept = theirs["state"].get(str(number))
+                if kept is None:
+                    optimizer.state.pop(p, None)
+                    continue
+                own = optimizer.state[p]
+                made = rebuild(kept, dict(own), lambda form, had, p=p: of_shape(form, had, p, local))  # type: ignore[misc]
+                own.clear()
+                own.update(made)
 
 
 def _alike(kept: torch.Tensor, p: torch.Tensor) -> bool:
@@ -282,17 +309,16 @@ def _alike(kept: torch.Tensor, p: torch.Tensor) -> bool:
     return ours.shape == theirs.shape and ours.stride() == theirs.stride()
 
 
-def _plain(value: Any) -> bool:
-    return (
-        value is None
-        or isinstance(value, bool | int | float | str)
-        or (isinstance(value, list | tuple) and all(isinstance(v, bool | int | float) for v in value))
-    )
+def _tell(kept: Any, name: str, p: torch.Tensor, places: bool) -> Told:
+    """What is kept beside ``p``: all of it but the memory of tensors."""
 
+    def form(tensor: torch.Tensor, name: str) -> Told:
+        if tensor.numel() and flat(tensor) is None:
+            raise ConfigError(
+                f"{name} has holes or overlaps in memory and cannot be given to another rank: make it contiguous"
+            )
+        there = places and tensor.device.type != "cpu"  # fused optimizers keep step counts beside the parameters
+        kind = str(tensor.dtype).removeprefix("torch.")
+        return {"shape": list(local(tensor).shape), "dtype": kind, "like": _alike(tensor, p), "there": there}
 
-def _describe(value: Any, p: torch.Tensor) -> Any:
-    if isinstance(value, torch.Tensor):
-        there = value.device.type != "cpu"  # fused optimizers keep step counts beside the parameters
-        kind = str(value.dtype).removeprefix("torch.")
-        return {"shape": list(local(value).shape), "dtype": kind, "like": _alike(value, p), "there": there}
-    return value if _plain(value) else None
+    return tell(dict(kept), name, form)

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.hashing import seed_of
-from tailbound.errors import TransportError
+from tailbound.errors import ConfigError, TransportError
 from tailbound.torch.drift import BINS, Drift
 from tailbound.torch.moment import Moment
 from tailbound.torch.replica import Replica
@@ -85,6 +85,7 @@ class _Round:
     ``sound``: slices are taken from sound ranks only, else from all in turn. ``missed``: ops with missing results when
     it began. ``members``: who takes turns. ``counts``: every donor was what this round is about, so that who has all
     slices is equal to the others. ``alone``: one that should take turns did not. ``equal``: slices that are equal now.
+    ``unlike``: a donor whose optimizer keeps other tensors or plain values than the one here; -1: none.
     """
 
     window: int
@@ -94,6 +95,7 @@ class _Round:
     counts: bool = True
     alone: bool = False
     equal: set[int] = field(default_factory=set)
+    unlike: int = -1
 
 
 class Resync:
@@ -157,18 +159,22 @@ class Resync:
         """The state is not what the others have (after a jump, say)."""
         self._missed += 1
 
-    def boundary(self, step: int) -> None:
-        """``step`` has ended: parameters stand still from now on until ``moment.disturb``. In the training thread."""
+    def boundary(self, step: int, *, still: bool = True) -> None:
+        """``step`` has ended: parameters stand still from now on until ``moment.disturb``. In the training thread.
+
+        Args:
+            still: nothing uses them now, so that a slice may be taken.
+        """
         slot, self._slot = self._slot, None
         now = time.monotonic()
         if self._boundary_at:
             self._durations.append(now - self._boundary_at)
         self._boundary_at = now
         self.replica.freeze()
-        if slot is not None and slot.step == step and not slot.measure:
+        if slot is not None and slot.step == step and not slot.measure and still:
             self._take(slot)
         if self._ending is not None:  # not before: to those who asked for its last slice this rank was not sound
-            self._end_round(self._ending)
+            self._end_round(self._ending, step if still else None)
             self._ending = None
         self.moment.settle(step)
         if self._round is not None and (step + 1) % self.replica.slices == 0:
@@ -272,6 +278,8 @@ class Resync:
             held.alone |= not slot.turns
         if self.replica.layout(which) != slot.layout:
             counters["slices_unlike"] += 1
+            if held is not None:
+                held.unlike = slot.donor
             return
         if self.replica.digest(which) != slot.digest:
             try:
@@ -291,13 +299,16 @@ class Resync:
         if held is not None:
             held.equal.add(which)
 
-    def _end_round(self, held: _Round) -> None:
+    def _end_round(self, held: _Round, step: int | None) -> None:
+        """``step``: the one that has ended, if parameters may be changed now."""
         if held.counts and len(held.equal) == self.replica.slices:
             self._missed_before = held.missed  # sound if nothing was missed during the round
             self.counters["rounds_whole"] += 1
             self._stretch = 1
             self._told = False
             return
+        if held.unlike >= 0 and step is not None:  # slices do not carry that
+            self._adopt(held.unlike, step, self._patience)
         self._again = held.alone
         if len(held.equal) * 2 < self.replica.slices:
             self._stretch = min(2 * self._stretch, _STRETCH_MOST)
@@ -472,7 +483,10 @@ class Resync:
     def _answer_whole(self, request: bytes) -> list[bytes | memoryview]:
         step, _, or_later = self._asked(request)
         with self.moment.reading(step, self._patience, or_later=bool(or_later)) as stands:
-            told, sound = self.replica.describe(), self.sound
+            try:
+                told, sound = self.replica.describe(), self.sound
+            except ConfigError as error:
+                raise Refusal(str(error)) from None
             slices = [part for which in range(self.replica.slices) for part in self.replica.copy(which)]
         self.counters["whole_given"] += 1
         return [_WHOLE.pack(stands, len(told), sound), told, *slices]
