@@ -60,7 +60,7 @@ def main() -> None:
             nn.functional.cross_entropy(ddp(points), labels).backward()
             optimizer.step()
         # On every rank, after the same step: one that has missed results takes parameters and moments of one that has
-        # not, so that what is saved is what all have. Costs nothing where nothing was lost.
+        # not, so that what is saved is what all have. Where nothing was lost it compares digests, and no more.
         if not state.synchronise():
             print(f"rank {rank}: could not be synchronised after epoch {epoch + 1}")
         if rank == 0:

@@ -78,7 +78,6 @@ def drifting(rank: int, period: int, losers: set[int]) -> dict[str, Any]:
             else:
                 train(net, optimizer, rank, range(step, step + 1))
                 synchronised &= state.synchronise(60)
-                dist.barrier()
             together = everywhere((state_digest(net, optimizer), state.stats()["replica"]["sound"]))
             if all(sound for _, sound in together) or not period:
                 break
@@ -89,6 +88,27 @@ def drifting(rank: int, period: int, losers: set[int]) -> dict[str, Any]:
     return {
         "apart": apart, "together": together, "synchronised": synchronised, "after": after, "stats": stats,
     }  # fmt: skip
+
+
+def parting(rank: int, losers: set[int]) -> dict[str, Any]:
+    """Replicas come apart and are synchronised: once in the middle of training, and once before the end."""
+    normed = nn.Sequential(model(), nn.BatchNorm1d(10))
+    net = DDP(normed, **{_SYNC_OPTION: False}, bucket_cap_mb=0.05)
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
+    well, digests = [], []
+    with register(net, optimizer=optimizer, resync_period=0, resync_drift=1e9, **SETTINGS) as state:
+        train(net, optimizer, rank, range(4))
+        apart: list[str] = []
+        for begin in (4, 8):
+            dist.barrier()
+            trouble = lose_results(state, 0.6 if rank in losers else 0.0)
+            train(net, optimizer, rank, range(begin, begin + 4))
+            trouble.loss = 0.0
+            apart = apart or everywhere(state_digest(net, optimizer))
+            well.append(state.synchronise(60))
+            buffers = [b.tolist() for b in net.buffers()]
+            digests.append(f"{state_digest(net, optimizer)} {buffers}")
+    return {"apart": apart, "well": well, "digests": digests}
 
 
 def stopped(
@@ -116,7 +136,6 @@ def stopped(
         took = time.monotonic() - back_at
         behind = state.behind
         synchronised = state.synchronise(60)
-        dist.barrier()
         digests = everywhere((state_digest(net, optimizer), state.stats()["replica"]["sound"], synchronised))
         assert state.apply_pending() == (schedule == "delayed")
         applied = everywhere((state_digest(net, optimizer), state.stats()["replica"]["sound"]))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -213,20 +215,24 @@ def test_a_donor_that_stands_still_costs_a_wait_and_no_more() -> None:
         assert not w.equal()
 
 
+def synchronise(w: World, timeout: float = PATIENCE, ranks: Sequence[int] = ()) -> list[bool]:
+    """All ranks at once, each with a thread of its own."""
+    chosen = [w[rank] for rank in ranks] if ranks else w.ranks
+    with ThreadPoolExecutor(len(chosen)) as threads:
+        return list(threads.map(lambda one: one.synchronise(timeout), chosen))
+
+
 def test_synchronising_takes_the_state_of_a_sound_rank() -> None:
     with world(3) as w:
         w.run(3)
         for rank in (0, 2):
             w.damage(rank, 0.3 * (rank + 1))
-            w[rank].moment.settle(w.step)
-        assert w[1].synchronise(PATIENCE)
-        assert w[0].synchronise(PATIENCE)
-        assert w[2].synchronise(PATIENCE)
+        assert synchronise(w) == [True] * 3
         assert w.equal()
         assert all(one.sound for one in w.ranks)
-        assert w.counts("whole_taken") == [1, 0, 1]
-        assert w[2].synchronise(PATIENCE)
-        assert w.counts("whole_taken") == [1, 0, 1]
+        assert w.counts("slices_taken") == [4, 0, 4]
+        assert synchronise(w) == [True] * 3  # once more after the same step
+        assert w.counts("slices_taken") == [4, 0, 4]
 
 
 def test_synchronising_without_a_sound_rank_follows_the_turn() -> None:
@@ -234,10 +240,129 @@ def test_synchronising_without_a_sound_rank_follows_the_turn() -> None:
         w.run(3)  # after step 2 it is rank 2's turn
         for rank in range(3):
             w.damage(rank, 0.3 * (rank + 1))
-        assert all(list(ThreadPoolExecutor(3).map(lambda one: one.synchronise(PATIENCE), w.ranks)))
+        assert synchronise(w) == [True] * 3
         assert w.equal()
-        assert w.counts("whole_taken") == [1, 1, 0]
-        assert not any(one.sound for one in w.ranks)  # nobody knows what the others did
+        assert w.counts("slices_taken") == [4, 4, 0]
+        assert all(one.sound for one in w.ranks)  # all have been compared
+
+
+def test_a_rank_that_hears_nobody_is_not_synchronised() -> None:
+    """However sound it is: nobody knows what the others hold."""
+    with world(3) as w:
+        w.run(2)
+        assert synchronise(w, 0.4, [1]) == [False]
+        w.damage(0, 0.5)
+        assert synchronise(w, 2.0, [0, 1]) == [False] * 2  # rank 2 does not come
+        assert bool((w.models[0].weight == w.models[1].weight).all())  # and these two are equal all the same
+        w.live = {1}
+        assert synchronise(w, PATIENCE, [1]) == [True]  # nobody else is left
+
+
+def test_nobody_waits_for_a_rank_that_went_on_without_synchronising() -> None:
+    with world(2) as w:
+        w.run(2)
+        w.run(1, only={0})
+        begun = time.monotonic()
+        assert not w[1].synchronise(2 * PATIENCE)
+        assert time.monotonic() - begun < PATIENCE
+
+
+def test_sound_ranks_are_compared_too(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing was missed, and still they differ: what most of them hold is taken, and they say who held what."""
+    with world(4, entries=8 * 16384) as w:
+        w.run(3)  # the turn is rank 2's
+        w.models[2].weight.data += 0.5
+        assert all(one.sound for one in w.ranks)
+        assert synchronise(w) == [True] * 4
+        assert w.equal()
+        assert w.counts("slices_taken") == [0, 0, 8, 0]
+        assert "of rank(s) [2] are not those of rank" in caplog.text
+
+
+def test_buffers_and_plain_values_of_optimizers_are_compared() -> None:
+    """Running statistics are every rank's own while it trains; a learning rate that differs is a rank gone astray."""
+    import torch
+
+    with world(3) as w:
+        optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in w.models]
+        for one, optimizer in zip(w.ranks, optimizers, strict=True):
+            one.replica.adopt(optimizer)
+        w.run(2)
+        optimizers[0].param_groups[0]["lr"] = 0.2
+        assert synchronise(w) == [True] * 3
+        assert [optimizer.param_groups[0]["lr"] for optimizer in optimizers] == [0.1] * 3
+        assert w.counts("whole_taken") == [1, 0, 0]
+
+
+def test_a_round_brings_other_plain_values_too() -> None:
+    """Slices do not carry an optimizer's counts: who finds others takes everything at the end of the round."""
+    import torch
+
+    with world(2, period=8) as w:
+        optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in w.models]
+        for one, optimizer, net in zip(w.ranks, optimizers, w.models, strict=True):
+            one.replica.adopt(optimizer)
+            optimizer.state[net.weight]["count"] = 3
+        w.run(4)
+        optimizers[1].state[w.models[1].weight]["count"] = 2
+        w.damage(1, 0.5)
+        w.run(10)
+        assert w.equal()
+        assert w[1].sound
+        assert optimizers[1].state[w.models[1].weight]["count"] == 3
+        assert w[1].counters["whole_taken"] == 1
+
+
+def test_who_closes_waits_until_those_who_synchronise_with_it_are_through() -> None:
+    with world(3) as w:
+        w.run(3)
+        w.damage(1, 0.5)
+        through, gather = threading.Barrier(3), w[2]._meetings.gather
+
+        def slow(*arguments: Any) -> Any:  # the others are through and about to close before rank 2 asks anybody
+            if w[2].sound and w[1].replica.digest(0) == w[0].replica.digest(0) and arguments[1] == 1:
+                through.wait(PATIENCE)
+            return gather(*arguments)
+
+        w[2]._meetings.gather = slow
+
+        def leave(rank: int) -> bool:
+            well: bool = w[rank].synchronise(PATIENCE)
+            if rank != 2:
+                through.wait(PATIENCE)
+            w[rank].close()
+            return well
+
+        with ThreadPoolExecutor(3) as threads:
+            assert list(threads.map(leave, range(3))) == [True] * 3
+        assert w.equal()
+
+
+def test_ranks_speak_of_themselves_while_others_look() -> None:
+    """The thread that asks notes what it hears while the training thread looks who is sound."""
+    with world(3) as w:
+        w.run(2)
+        one = w[0]
+        one._heard[1] = one._heard[2] = _said(1)
+        distance = resync_module().step_distance
+
+        def hearing(a: int, b: int) -> int:
+            one._heard[0] = _said(1)
+            return int(distance(a, b))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("tailbound.torch.resync.step_distance", hearing)
+            assert {1, 2} <= one._said(2).keys()
+
+
+def resync_module() -> Any:
+    import tailbound.torch.resync
+
+    return tailbound.torch.resync
+
+
+def _said(step: int) -> Any:
+    return resync_module()._Said(step, True)
 
 
 def test_nobody_gives_a_state_of_another_step() -> None:

@@ -148,18 +148,29 @@ class Recovery:
         if self.schedule.split is not None:
             self.schedule.split.before_step(optimizer)
 
-    def synchronise(self, timeout: float = 10.0) -> bool:
-        """Makes this replica equal to the others', between two steps: before a checkpoint or an evaluation.
+    def synchronise(self, timeout: float = 30.0) -> bool:
+        """Makes all replicas equal to the bit, between two steps: before a checkpoint, or at the end.
 
-        A rank that has missed nothing has nothing to do. Another one takes the whole state, point to point, from a rank
-        that has missed nothing, or from the rank whose turn it is, which has to stand after the same step: so it works
-        best when all ranks call it after the same step. It is no collective: a stopped rank costs a time-out.
+        To be called on all ranks after the same step: each waits until the others have come, and all compare digests of
+        parameters, of what the optimizers keep, and of buffers. Who holds something else takes, point to point, what
+        most of the ranks hold that have missed nothing. Training, or ``close``, may follow at once.
+
+        Args:
+            timeout: seconds to wait, for the slowest rank and for what has to be taken.
 
         Returns:
-            False if no rank that stands after the same step answered within ``timeout`` seconds.
+            Whether all live ranks answered and are equal. False if a rank did not come within half of ``timeout``, or
+            has gone on without synchronising; those that came are equal then, as far as time allowed.
         """
         self.boundary()
-        return True if self.resync is None else self.resync.synchronise(timeout)
+        if self.resync is None or self.communicator is None:
+            return True
+        if self.resync.moment.step is None:  # as all have begun
+            self.resync.moment.settle(self.communicator.step - 1 & STEP_MASK)
+        well = self.resync.synchronise(timeout)
+        if self.resync.sound:
+            self.abstaining = False
+        return well
 
     @contextmanager
     def hold(self) -> Iterator[None]:

@@ -26,7 +26,7 @@ import struct
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from tailbound.codec.hashing import seed_of
 from tailbound.errors import ConfigError, TransportError
 from tailbound.torch.drift import BINS, Drift
+from tailbound.torch.meeting import DIGEST, Meetings, Standing, reference
 from tailbound.torch.moment import Moment
 from tailbound.torch.replica import Replica
 from tailbound.transport.reliable import Refusal, Reliable
@@ -53,6 +54,8 @@ _PATIENCE, _PATIENT_STEPS = 5.0, 4
 _LEAST_WAIT = 0.002
 #: A round that got less than half of the slices lets the next one wait twice as long, up to so many times.
 _STRETCH_MOST = 4
+#: Rounds of a meeting: what one of them leaves unequal, the next takes.
+_ROUNDS = 8
 
 
 @dataclass
@@ -132,13 +135,15 @@ class Resync:
         self._round: _Round | None = None
         self._ending: _Round | None = None
         self._slot: _Slot | None = None
-        self._heard: dict[int, _Said] = {}
+        self._heard: list[_Said | None] = [None] * ranks  # by rank; written by the thread that asks
         self._told = self._again = False
         self._stretch = 1
         self._durations: deque[float] = deque(maxlen=32)
         self._boundary_at = 0.0
         self._tasks: queue.SimpleQueue[_Slot | None] = queue.SimpleQueue()
         replica.warm_up()
+        reliable.before_close(self.moment.close)
+        self._meetings = Meetings(reliable, rank, live, self.moment)
         reliable.serve("mark", self._answer_mark)
         reliable.serve("slice", self._answer_slice)
         reliable.serve("whole", self._answer_whole)
@@ -182,8 +187,10 @@ class Resync:
         self._plan(step + 1)
 
     def close(self) -> None:
-        """Ends the thread and the reliable path that it may be waiting for; may be called twice."""
-        self.moment.close()
+        """Ends the thread and the reliable path that it may be waiting for; may be called twice.
+
+        Others that are still synchronising with this rank are waited for, ``meeting.LINGER`` seconds at most.
+        """
         self._tasks.put(None)
         self._reliable.close()
         if self._thread is not threading.current_thread():
@@ -243,7 +250,8 @@ class Resync:
     def _said(self, step: int) -> dict[int, _Said]:
         """What ranks have said lately."""
         fresh = 4 * max(self.replica.slices, self._ranks)
-        return {rank: said for rank, said in self._heard.items() if step_distance(step, said.step) < fresh}
+        heard = enumerate(self._heard)
+        return {r: said for r, said in heard if said is not None and step_distance(step, said.step) < fresh}
 
     def _donor(self, held: _Round, turn: int, step: int) -> int:
         """Who gives a slice in this turn, maybe this rank itself; -1 if nobody can."""
@@ -316,34 +324,103 @@ class Resync:
     # -- on demand, in the training thread
 
     def synchronise(self, timeout: float) -> bool:
-        """Takes the whole state from a sound rank that stands after the same step, or from the rank whose turn it is.
+        """Meets the others that call it after the same step, and takes what most of the sound ones hold.
+
+        Raises:
+            ConfigError: an optimizer keeps something that cannot be compared, by name.
 
         Returns:
-            Whether this replica is now one that the others have, or take.
+            Whether all live ranks have answered and hold the same to the bit. False after ``timeout`` seconds at most,
+            and as soon as a rank is known to have gone on without synchronising.
         """
         step = self.moment.step
-        if self.sound or step is None:
-            return True
-        until = time.monotonic() + timeout
-        order = [(step + i) % self._ranks for i in range(self._ranks)]
-        live = {*self._live(), self._rank}
-        order = [r for r in order if r in live]
-        answers: list[int] = []
-        for rank in order:
-            if rank == self._rank:
-                answers.append(rank)
-                continue
-            try:
-                flags = self._ask_mark(rank, step, 0, False, max(0.05, min(_PATIENCE, until - time.monotonic())))[0]
-            except TransportError as error:
-                log.debug("%s", error)
-                continue
-            answers.append(rank)
-            if flags & _SOUND:
-                return self._adopt(rank, step, until - time.monotonic()) is not None
-        if answers[0] == self._rank:
-            return True
-        return self._adopt(answers[0], step, until - time.monotonic()) is not None
+        if step is None:
+            return not self._live()
+        self.replica.freeze()  # buffers as they are now, and a step that was not the end of anything
+        self.moment.settle(step)
+        begun = time.monotonic()
+        until, patience = begun + timeout, begun + timeout / 2  # half of it is for taking what those hold who came
+        members = set(self._live())
+        everybody = alike = False
+        own, missed = self._standing(), self._missed
+        for number in range(_ROUNDS):
+            self._meetings.publish(step, number, own)
+            heard = self._meetings.gather(step, number, members, until if number else patience)
+            everybody = (number == 0 or everybody) and not (members - heard.keys()).intersection(self._live())
+            members = set(heard)
+            standings = {**heard, self._rank: own}
+            alike = all(own.holds(other) for other in heard.values())
+            if alike or time.monotonic() >= until:
+                break
+            chosen = reference(standings, step, self._ranks)
+            self._name_differences(standings, chosen)
+            if not own.holds(standings[chosen]):
+                givers = [rank for rank in sorted(heard) if heard[rank].holds(standings[chosen])]
+                self._take_all(givers[self._rank % len(givers)], step, own, standings[chosen], until)
+                own, missed = self._standing(), self._missed
+        self._meetings.leave()
+        if alike and (everybody or any(standing.sound for standing in standings.values())):
+            self._missed_before, self._told = missed, False
+            for which in range(self.replica.slices):
+                self.drift.equal(which)
+        self.counters["meetings"] += 1
+        self.counters["meetings_alike"] += alike and everybody
+        if not (alike and everybody):
+            log.warning(
+                "rank %d: replicas are not known to be equal after step %d: rank(s) %s %s",
+                self._rank,
+                step,
+                sorted(members if everybody else set(self._live()) - members),
+                "hold something else" if everybody else "did not synchronise after it",
+            )
+        return alike and everybody
+
+    def _standing(self) -> Standing:
+        replica = self.replica
+        form = replica.describe(places=False)
+        marks = [_hash(replica.layout(which), replica.digest(which)) for which in range(replica.slices)]
+        last = replica.digest(replica.slices - 1, buffers=False)
+        return Standing(self.sound, _hash(form, *marks[:-1], last), _hash(form), tuple(marks))
+
+    def _name_differences(self, standings: Mapping[int, Standing], chosen: int) -> None:
+        """Sound ranks hold the same parameters; where they do not, something is wrong that no packet explains."""
+        other = [r for r, one in sorted(standings.items()) if one.sound and one.state != standings[chosen].state]
+        if other and standings[chosen].sound:
+            self.counters["sound_unlike"] += 1
+            log.warning(
+                "rank %d: parameters or optimizers of rank(s) %s are not those of rank %d, though these ranks have "
+                "missed no result: give all ranks the same options, schedules and starting values",
+                self._rank,
+                other,
+                chosen,
+            )
+
+    def _take_all(self, rank: int, step: int, own: Standing, theirs: Standing, until: float) -> None:
+        """Takes from ``rank`` what is other here: slices, or everything where optimizers keep other things."""
+        if own.form != theirs.form or len(own.slices) != len(theirs.slices):
+            self._adopt(rank, step, until - time.monotonic())
+            return
+        self._missed += 1  # until all of it is here
+        missed = self._missed
+        self.moment.disturb()
+        try:
+            for which, (mine, other) in enumerate(zip(own.slices, theirs.slices, strict=True)):
+                if mine == other:
+                    continue
+                left = max(0.05, until - time.monotonic())
+                body = self._reliable.pull(rank, "slice", _ASK.pack(step, which, 0), left)
+                self.replica.write(which, memoryview(body))
+                self.counters["slices_taken"] += 1
+                self.counters["bytes_taken"] += len(body)
+        except TransportError as error:
+            log.info("rank %d: not synchronised: %s", self._rank, error)
+            self.counters["whole_failed"] += 1
+        else:
+            if theirs.sound:
+                self._missed_before = missed
+        finally:
+            self.replica.freeze()
+            self.moment.settle(step)
 
     def _adopt(self, rank: int, step: int, timeout: float, *, or_later: bool = False) -> int | None:
         """Takes the whole state of ``rank`` as it is after ``step``; returns the step, None if it was not possible."""
@@ -365,6 +442,7 @@ class Resync:
         except TransportError as error:
             log.info("rank %d: not synchronised: %s", self._rank, error)
             self.counters["whole_failed"] += 1
+            self._missed += 1  # a part may have been written
             return None
         finally:
             self.replica.freeze()
@@ -490,6 +568,10 @@ class Resync:
             slices = [part for which in range(self.replica.slices) for part in self.replica.copy(which)]
         self.counters["whole_given"] += 1
         return [_WHOLE.pack(stands, len(told), sound), told, *slices]
+
+
+def _hash(*parts: bytes) -> bytes:
+    return hashlib.blake2b(b"".join(parts), digest_size=DIGEST).digest()
 
 
 def _view(members: Iterable[int]) -> bytes:

@@ -34,6 +34,8 @@ _NAME_MOST, _REQUEST_MOST = 255, 1 << 16
 #: Seconds that a peer may be silent in the middle of a frame.
 _SILENCE = 10.0
 _CHUNK = 1 << 20
+#: Who closes waits for so many seconds at most until the answers under way have been sent.
+_LINGER = 1.0
 
 Handler: TypeAlias = "Callable[[bytes], Iterable[Buffer]]"
 
@@ -61,6 +63,9 @@ class Reliable:
         self._lock = threading.Lock()
         self._asking: set[socket.socket] = set()
         self._room = threading.Semaphore(0)
+        self._answering = 0
+        self._answered = threading.Condition(self._lock)
+        self._before_close: list[Callable[[], None]] = []
         try:
             self._listener = socket.create_server((address, 0), backlog=128)
         except OSError as error:
@@ -129,8 +134,14 @@ class Reliable:
                 with self._lock:
                     self._asking.discard(sock)
 
+    def before_close(self, action: Callable[[], None]) -> None:
+        """``action()`` is called once when the path is about to close, while it still answers; it may wait a little."""
+        self._before_close.append(action)
+
     def close(self) -> None:
         """Ends the listener and own requests; answers under way end in bounded time. May be called twice."""
+        while self._before_close:
+            self._before_close.pop()()
         if self._over.is_set():
             return
         self._over.set()
@@ -143,6 +154,8 @@ class Reliable:
         self._listener.close()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(5)
+        with self._answered:  # a process that ends now would cut them off
+            self._answered.wait_for(lambda: self._answering == 0, _LINGER)
 
     def _accept(self) -> None:
         known = {address for address, _ in self._peers}
@@ -155,6 +168,8 @@ class Reliable:
             if address not in known or not self._room.acquire(blocking=False):
                 sock.close()
                 continue
+            with self._lock:
+                self._answering += 1
             threading.Thread(target=self._answer, args=(sock,), name="tailbound-answer", daemon=True).start()
 
     def _answer(self, sock: socket.socket) -> None:
@@ -182,6 +197,9 @@ class Reliable:
             log.debug("rank %d: an answer over the reliable path did not get through: %s", self._rank, error)
         finally:
             self._room.release()
+            with self._answered:
+                self._answering -= 1
+                self._answered.notify_all()
 
     def _take(self, sock: socket.socket) -> tuple[Handler, bytes] | None:
         """The handler and the request; None for what is not of this job, which gets no answer."""

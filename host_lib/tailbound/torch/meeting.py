@@ -1,0 +1,199 @@
+"""Where ranks that synchronise meet and compare what they hold (CLOCKS.md rule 21).
+
+A rank that synchronises after a step publishes a *standing* in each round: digests of its state, and whether it is
+sound. It asks all others for theirs, and they answer as soon as they have come as far. All alike: it is through.
+Otherwise those who hold something else than the *reference* take it, and meet again in the next round.
+
+- The reference follows from the standings alone, so ranks that have heard the same choose the same: what most of the
+  sound ranks hold (of all ranks, where none is sound); of equally many the first in an order that begins with another
+  rank after every step.
+- A standing can still be asked for when its rank is through: others may be slower. Who closes soon after waits for
+  them, for a few seconds at most.
+- A rank that is past the step without having synchronised says so, and nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tailbound.errors import TransportError
+from tailbound.torch.moment import Moment
+from tailbound.transport.reliable import Refusal, Reliable
+from tailbound.transport.steps import step_distance
+
+_NAME = "standing"
+_ASK = struct.Struct("!IBHH")
+_HEAD = struct.Struct("!BB16s16s")
+_HERE, _NOT_YET, _ELSEWHERE = range(3)
+#: Bytes of a digest.
+DIGEST = 16
+_ANSWER_MOST = 1 << 16
+#: Milliseconds that a rank lets others wait for its standing before they have to ask again.
+_POLL = 2000
+#: Seconds between two looks whether the step is past here, and between two attempts at a rank that cannot be reached.
+_LOOK = 0.05
+#: Seconds after a meeting within which a rank that closes waits for the others to have heard its last standing.
+LINGER = 5.0
+#: Meetings whose standings are kept, and threads that ask.
+_KEPT, _THREADS = 2, 64
+
+
+class Standing(NamedTuple):
+    """What a rank holds: ``state`` digests parameters and optimizers, ``form`` the latter's shapes and plain values.
+
+    ``slices``: a digest each, the buffers among the last one.
+    """
+
+    sound: bool
+    state: bytes
+    form: bytes
+    slices: tuple[bytes, ...]
+
+    def holds(self, other: Standing) -> bool:
+        """Whether both are the same to the bit, buffers included."""
+        return self.state == other.state and self.slices == other.slices
+
+    def pack(self) -> bytes:
+        """As bytes."""
+        return _HEAD.pack(_HERE, self.sound, self.state, self.form) + b"".join(self.slices)
+
+
+def reference(standings: Mapping[int, Standing], step: int, ranks: int) -> int:
+    """The rank whose state the others take."""
+    order = sorted(standings, key=lambda rank: (rank - step) % ranks)
+    order = [rank for rank in order if standings[rank].sound] or order
+    held = Counter(standings[rank].state for rank in order)
+    return max(order, key=lambda rank: held[standings[rank].state])  # of equals, max takes the first
+
+
+@dataclass
+class _Meeting:
+    """This rank's part in the meeting after ``step``: a standing by round, and who has heard the last one."""
+
+    step: int
+    standings: list[Standing] = field(default_factory=list)
+    members: set[int] = field(default_factory=set)
+    heard_by: set[int] = field(default_factory=set)
+    left_at: float | None = None
+
+
+class Meetings:
+    """Publishes own standings and asks for the others'.
+
+    Args:
+        reliable: the path to the other ranks.
+        rank: the own one.
+        live: gives the peers that answer, as far as is known.
+        moment: after which step the state here stands.
+    """
+
+    def __init__(self, reliable: Reliable, rank: int, live: Callable[[], Collection[int]], moment: Moment) -> None:
+        self._reliable, self._rank, self._live, self._moment = reliable, rank, live, moment
+        self._changed = threading.Condition()
+        self._meetings: list[_Meeting] = []
+        self._over = False
+        reliable.serve(_NAME, self._answer)
+        reliable.before_close(self._see_off)
+
+    def publish(self, step: int, number: int, standing: Standing) -> None:
+        """The own standing in round ``number`` of the meeting after ``step``; round 0 begins a meeting."""
+        with self._changed:
+            if number == 0:
+                others = [m for m in self._meetings if m.step != step]
+                self._meetings = [*others[1 - _KEPT :], _Meeting(step)]
+            self._meetings[-1].standings.append(standing)
+            self._meetings[-1].heard_by.clear()
+            self._changed.notify_all()
+
+    def gather(self, step: int, number: int, members: Collection[int], until: float) -> dict[int, Standing]:
+        """The standings of ``members`` in a round, as far as they come until ``until`` (monotonic seconds)."""
+        if not members:
+            return {}
+        with ThreadPoolExecutor(min(len(members), _THREADS), "tailbound-meeting") as threads:
+            order = sorted(members)
+            found = list(threads.map(lambda rank: self._ask(rank, step, number, until), order))
+        heard = {rank: standing for rank, standing in zip(order, found, strict=True) if standing is not None}
+        with self._changed:
+            self._meetings[-1].members |= heard.keys()
+        return heard
+
+    def leave(self) -> None:
+        """The meeting is over here: the last standing is final."""
+        with self._changed:
+            self._meetings[-1].left_at = time.monotonic()
+            self._changed.notify_all()
+
+    def _ask(self, rank: int, step: int, number: int, until: float) -> Standing | None:
+        while (left := until - time.monotonic()) > 0 and not self._over:
+            wait = min(_POLL, int(left * 1000))
+            request = _ASK.pack(step, number, self._rank, wait)
+            try:
+                body = bytes(self._reliable.pull(rank, _NAME, request, wait / 1000 + 1, _ANSWER_MOST))
+            except Refusal:
+                return None
+            except TransportError:
+                if rank not in self._live():
+                    return None
+                time.sleep(min(_LOOK, left))
+                continue
+            if len(body) < _HEAD.size or (len(body) - _HEAD.size) % DIGEST or body[0] == _ELSEWHERE:
+                return None
+            if body[0] == _HERE:
+                _, sound, state, form = _HEAD.unpack_from(body)
+                slices = tuple(body[at : at + DIGEST] for at in range(_HEAD.size, len(body), DIGEST))
+                return Standing(bool(sound), state, form, slices)
+        return None
+
+    # -- answering, in threads of the reliable path
+
+    def _answer(self, request: bytes) -> Sequence[bytes]:
+        if len(request) != _ASK.size:
+            raise Refusal(f"a request of {len(request)} bytes")
+        step, number, asker, wait = _ASK.unpack(request)
+        until = time.monotonic() + min(wait, _POLL) / 1000
+        with self._changed:
+            while not self._over and not self._past(step):
+                meeting = next((m for m in self._meetings if m.step == step), None)
+                standing = self._standing(meeting, number)
+                if meeting is not None and standing is not None:
+                    if standing is meeting.standings[-1]:
+                        meeting.heard_by.add(asker)
+                        self._changed.notify_all()
+                    return [standing.pack()]
+                left = until - time.monotonic()
+                if left <= 0:
+                    return [_HEAD.pack(_NOT_YET, 0, b"", b"")]
+                self._changed.wait(min(left, _LOOK))
+        return [_HEAD.pack(_ELSEWHERE, 0, b"", b"")]
+
+    @staticmethod
+    def _standing(meeting: _Meeting | None, number: int) -> Standing | None:
+        if meeting is None:
+            return None
+        if number < len(meeting.standings):
+            return meeting.standings[number]
+        return meeting.standings[-1] if meeting.left_at is not None else None
+
+    def _past(self, step: int) -> bool:
+        now = self._moment.step
+        met = any(meeting.step == step for meeting in self._meetings)
+        return now is not None and step_distance(now, step) > 0 and not met
+
+    def _see_off(self) -> None:
+        """Before the path is closed: lets those who met this rank lately hear its last standing."""
+        with self._changed:
+            last = self._meetings[-1] if self._meetings else None
+            if last is not None and last.left_at is not None:
+                self._changed.wait_for(
+                    lambda: not (last.members - last.heard_by).intersection(self._live()),
+                    max(0.0, last.left_at + LINGER - time.monotonic()),
+                )
+            self._over = True
+            self._changed.notify_all()
