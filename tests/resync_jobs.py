@@ -147,6 +147,59 @@ def stopped(
     }  # fmt: skip
 
 
+def stopped_plain(rank: int, victim: int, away: int, steps: int, ready: Any, moved: Any) -> dict[str, Any]:
+    """As ``stopped``, beyond the ring and without ``batches``: a plain loop over the job's steps."""
+    net = DDP(model(), bucket_cap_mb=0.05)
+    optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
+    settings = {**SETTINGS, "deadline_ms": (150.0, 150.0), "ring_mib": 0.5}
+    computed = 0
+    with register(net, optimizer=optimizer, resync_share=50.0, **settings) as state:
+        assert state.communicator is not None
+        while (step := state.communicator.step) < steps:
+            if computed == 5 and rank == victim:
+                ready.set()
+                os.kill(os.getpid(), signal.SIGSTOP)  # SIGCONT comes from the test
+            if step >= 5 + away:
+                moved.set()
+                time.sleep(0.02)  # the others' own computing
+            optimizer.zero_grad()
+            backward(net, rank, step)
+            optimizer.step()
+            computed += 1
+        behind = state.behind
+        synchronised = state.synchronise(60)
+        return {
+            "computed": computed, "behind": behind, "synchronised": synchronised, "stats": state.stats(),
+            "digest": state_digest(net, optimizer), "skipped": state.jump(),
+        }  # fmt: skip
+
+
+def between(rank: int) -> list[tuple[int | None, ...]]:
+    """After which step the replica stands: before a step, in between backward and optimizer, after it.
+
+    The model is called once between the two; in the third step the optimizer does not step at all.
+    """
+    net = DDP(model(), bucket_cap_mb=0.05)
+    optimizer = torch.optim.SGD(net.parameters(), 0.05)
+    seen = []
+    with register(net, optimizer=optimizer, **SETTINGS) as state:
+        assert state.resync is not None
+        moment = state.resync.moment
+        for step in range(5):
+            backward(net, rank, step)
+            before = moment.step
+            with torch.no_grad():
+                net(torch.zeros(1, 32))
+            amid = moment.step
+            if step != 2:
+                optimizer.step()
+            with torch.no_grad():
+                net(torch.zeros(1, 32))
+            seen.append((before, amid, moment.step))
+        dist.barrier()
+    return seen
+
+
 def sealed(state: TailboundState) -> int:
     """How often the first half of an op has ended at its deadline here."""
     return int(state.stats()["counters"].get("seal_deadline_hits", 0))

@@ -101,6 +101,37 @@ def test_a_lost_rank_jumps_and_takes_the_state_of_another(tmp_path: Path, schedu
     _same_in_the_end(back)
 
 
+def test_a_lost_rank_without_batches_joins_the_others_too(tmp_path: Path) -> None:
+    """It is stopped beyond its ring: no step of zeros for good, and the same bits in the end."""
+    import resync_jobs
+    from processes import PATIENCE, Job
+
+    context = multiprocessing.get_context("forkserver")
+    ready, moved = context.Event(), context.Event()
+    with Job(resync_jobs.stopped_plain, 3, tmp_path, 2, 30, 90, ready, moved) as job:
+        assert ready.wait(PATIENCE)
+        assert moved.wait(PATIENCE)
+        os.kill(job.processes[2].pid, signal.SIGCONT)
+        results = job.results()
+    back = results[2]
+    assert back["stats"]["counters"]["jumps"] >= 1
+    assert back["stats"]["replica"]["counters"]["whole_taken"] >= 1
+    assert back["skipped"] >= 25
+    assert back["computed"] + back["skipped"] <= 91  # the step that it was stopped in may come to nothing
+    assert all(result["synchronised"] for result in results)
+    assert len({result["digest"] for result in results}) == 1
+
+
+def test_a_forward_pass_before_the_optimizer_steps_is_no_boundary(tmp_path: Path) -> None:
+    """Else the replica would be given to others as that after a step that it has not made yet."""
+    import resync_jobs
+    from processes import Job
+
+    with Job(resync_jobs.between, 2, tmp_path) as job:
+        for seen in job.results():
+            assert seen == [(None, None, 0), (0, 0, 1), (1, 1, 1), (2, 2, 3), (3, 3, 4)]
+
+
 @pytest.mark.parametrize("late", ["carry", "drop"])
 def test_a_late_gradient_is_carried_into_the_next_step(tmp_path: Path, late: str) -> None:
     import resync_jobs

@@ -37,6 +37,8 @@ _TOGETHER = (
 class FsdpState(TailboundState):
     """What ``register`` returns: see ``TailboundState`` for its options, ``stats``, ``hold`` and ``synchronise``.
 
+    A host that was stopped for longer than the ring lasts, and does not catch up, ends with a ``TransportError``.
+
     Args:
         replicas: the group of the ranks that hold the same shards.
         **options: of ``TailboundState``.
@@ -44,6 +46,7 @@ class FsdpState(TailboundState):
 
     def __init__(self, replicas: dist.ProcessGroup, **options: Any) -> None:
         super().__init__(replicas, **options)
+        self.may_jump = False
         self._passes = Passes()
         self._watching = False
         #: number of the op that only ends a step: behind those of all modules

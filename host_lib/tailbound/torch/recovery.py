@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tailbound.collective.communicator import Communicator
-from tailbound.errors import ConfigError
+from tailbound.errors import ConfigError, TransportError
 from tailbound.torch import away
 from tailbound.torch.finished import Layout, gradients
 from tailbound.torch.memory import Memory
@@ -48,6 +48,8 @@ class Recovery:
     #: what is contributed, and when averages are applied
     contributions: Contributions
     schedule: Schedule
+    #: whether this rank alone may leave steps out
+    may_jump = True
 
     def __init__(self, rank: int, ranks: int, resync: tuple[int, float, float]) -> None:
         period, drift, share = resync
@@ -63,8 +65,12 @@ class Recovery:
         #: keeps the replica equal to the others', once attached to a model
         self.resync: Resync | None = None
         self._handles: list[Any] = []
-        #: the step whose last bucket is over, until its boundary
+        #: the step whose last bucket is over, until its boundary; and whether an optimizer has stepped since
         self.ended: int | None = None
+        self.stepped = False
+        self._named = False
+        self._lost_for = 0  # steps running
+        self._jumped = 0  # steps skipped before a forward pass, which ``jump`` has not told yet
         #: the state is not that of the others yet: take part without contributing (rule 20)
         self.abstaining = False
         #: what the gradients handed to the hook are multiplied by, and the scaler that says so
@@ -114,7 +120,7 @@ class Recovery:
         if self.schedule.split is not None:
             self._handles += self.schedule.split.attach(module)
         else:  # first of all hooks: FSDP's own gathers the parameters, which a boundary may still change
-            self._handles.append(ddp_model.register_forward_pre_hook(lambda *_: self.boundary(), prepend=True))
+            self._handles.append(ddp_model.register_forward_pre_hook(lambda *_: self._before_forward(), prepend=True))
         self._handles.append(register_optimizer_step_pre_hook(self._before_step))
 
     def _tell_of_ring(self, communicator: Communicator, entries: int) -> None:
@@ -136,15 +142,80 @@ class Recovery:
     def boundary(self) -> None:
         """Between two steps: the last one has been applied, the next one has not begun."""
         self.schedule.finish()
+        self._end_step(still=True)
+
+    @torch.compiler.disable
+    def _before_forward(self) -> None:
+        """Before a forward pass of the model: as a rule the boundary of two steps.
+
+        Not where the optimizer is still to step: a model may be called between ``backward`` and ``step``.
+        """
+        known = self.resync is not None and self.resync.replica.optimizers
+        if self.ended is None or (known and not self.stepped):
+            return
+        self.boundary()
+        self.rejoin()
+
+    def before_backward(self) -> None:
+        """The first average of a step is about to be launched."""
+        if self.schedule.split is None:
+            self._end_step(still=False)
+        if self.resync is None or self.schedule.split is not None:  # nobody else looks
+            self.rejoin()
+
+    def _end_step(self, *, still: bool) -> None:
+        """The step whose averages have come is over; ``still``: nothing uses the parameters now, so they may change."""
         step, self.ended = self.ended, None
         if step is not None and self.resync is not None:
-            self.resync.boundary(step)
+            self.resync.boundary(step, still=still)
+            self._name_what_stays()
             if self.abstaining and self.resync.sound:
                 self.abstaining = False
+
+    def _name_what_stays(self) -> None:
+        """After the first steps: says what of the optimizers' state cannot be given to another rank."""
+        assert self.resync is not None
+        if self._named or not any(optimizer.state for optimizer in self.resync.replica.optimizers):
+            return
+        self._named = True
+        try:
+            self.resync.replica.describe()
+        except ConfigError as error:
+            log.warning("rank %d: this rank's state cannot be given to a rank that was away: %s", self.rank, error)
+
+    def rejoin(self) -> None:
+        """Between two steps: a rank that is lost joins the others, since nothing but zeros is left for it.
+
+        Raises:
+            TransportError: it could not for ``_LOST_MOST`` steps running.
+        """
+        if self.communicator is None or not self._is_lost():
+            self._lost_for = 0
+            return
+        behind = self.behind
+        if self.may_jump and self.resync is not None and self.schedule.split is None:
+            self._jumped += away.jump(self, self.communicator, _REJOIN)
+            if not self._is_lost():
+                self._lost_for = 0
+                log.warning(
+                    "rank %d: has joined the others where they are; its data are %d steps behind theirs: "
+                    "tailbound.torch.batches skips as many",
+                    self.rank,
+                    self._jumped,
+                )
+                return
+        self._lost_for += 1
+        if self._lost_for >= _LOST_MOST:
+            raise TransportError(
+                f"rank {self.rank}: is {behind} steps behind, more than its ring holds, and cannot join the others: "
+                f"{self._lost_for} steps running had zeros for gradients. Restart this rank's processes from a "
+                "checkpoint; a larger ring_mib takes longer stops, tailbound.torch.batches skips what was missed"
+            )
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self.resync is not None and self.resync.replica.adopt(optimizer):
             self.resync.moment.disturb()
+            self.stepped = True
         if self.schedule.split is not None:
             self.schedule.split.before_step(optimizer)
 
@@ -192,6 +263,10 @@ class Recovery:
     def behind(self) -> int:
         """Steps that the others have finished and this rank has not (CLOCKS.md rule 20)."""
         return self.communicator.behind if self.communicator is not None else 0
+
+    def _is_lost(self) -> bool:
+        """Whether this rank is further behind than its ring holds, so that only ``jump`` helps."""
+        return self.communicator is not None and self.communicator.lost
 
     def apply_finished(
         self, optimizer: torch.optim.Optimizer | None = None, *, step: Callable[[], object] | None = None
@@ -249,12 +324,10 @@ class Recovery:
         Until the state is there, the rank takes part without contributing. To be called between two steps.
 
         Returns:
-            How many steps were skipped; 0 if it is not lost.
-
-        Raises:
-            TransportError: no live rank could say where to join.
+            How many steps were skipped, here or before a forward pass since the last call; 0 if it is not lost.
         """
+        skipped, self._jumped = self._jumped, 0
         if self.communicator is None or not self.communicator.lost:
-            return 0
+            return skipped
         self.boundary()
-        return away.jump(self, self.communicator, timeout)
+        return skipped + away.jump(self, self.communicator, timeout)

@@ -167,6 +167,8 @@ class TailboundState(Recovery):
             future.set_result(tensor)
             return future
         check_codes(path.coder(None), self.bits, feedback=self.contributions.feedback)
+        if index == 0:
+            self.before_backward()
         self.schedule.begin(index)
         bucket, scale = self.memory_of(index, tensor.numel(), tensor.dtype, tensor.device), self.loss_scale
         contribution = self.contributions.begin(index, tensor, last, bucket, 1 / scale)
@@ -217,6 +219,7 @@ class TailboundState(Recovery):
         """An average is handed out to be applied."""
         self.note(outcome)
         if last:
+            self.stepped = False
             self.ended = step_of(outcome.label)
 
     def memory_of(self, index: int, numel: int, dtype: torch.dtype, device: torch.device) -> Bucket:

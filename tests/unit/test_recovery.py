@@ -1,0 +1,59 @@
+"""A rank that is lost and cannot join the others: bounded patience, and an error that says what to do."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.needs("torch")
+
+
+def lost(**fields: Any) -> Any:
+    from tailbound.torch.recovery import Recovery
+
+    made = Recovery(0, 2, (200, 0.01, 0.05))
+    made.schedule = SimpleNamespace(split=None)  # type: ignore[assignment]
+    made.communicator = SimpleNamespace(lost=True, behind=7)  # type: ignore[assignment]
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+@pytest.mark.parametrize(
+    "fields", [{"may_jump": False}, {"resync": None}, {"schedule": SimpleNamespace(split=True)}],
+    ids=["sharded", "not_attached", "split"],
+)  # fmt: skip
+def test_a_rank_that_cannot_join_ends_with_an_error(fields: dict[str, Any]) -> None:
+    from tailbound.errors import TransportError
+
+    one = lost(**fields)
+    for _ in range(9):
+        one.rejoin()
+    with pytest.raises(TransportError, match=r"7 steps behind.*Restart this rank's processes"):
+        one.rejoin()
+
+
+def test_a_rank_that_catches_up_is_forgiven() -> None:
+    one = lost(may_jump=False)
+    for _ in range(5):
+        for _ in range(8):
+            one.rejoin()
+        one.communicator.lost = False
+        one.rejoin()
+        one.communicator.lost = True
+
+
+def test_what_was_skipped_before_a_forward_pass_is_told_by_the_next_jump(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So ``batches`` leaves out as many batches."""
+    one = lost(resync=object())
+
+    def join(*_: Any) -> int:
+        one.communicator.lost = False
+        return 6
+
+    monkeypatch.setattr("tailbound.torch.away.jump", join)
+    one.rejoin()
+    assert one.jump() == 6
+    assert one.jump() == 0
