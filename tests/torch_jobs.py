@@ -191,7 +191,18 @@ def refusals(rank: int) -> None:
         TailboundState(model=model_digest(state_of), **PATIENT)
 
     refused(LayoutError, "train the same model", other_models)
-    refused(LayoutError, "hadamard=", lambda: TailboundState(hadamard=bool(rank), **PATIENT))
+    differing: dict[str, tuple[Any, Any]] = {
+        "hadamard": (True, "off"),
+        "schedule": ("synchronous", "delayed"),
+        "late": ("drop", "carry"),
+        "bits": (8, 16),
+        "error_feedback": (False, True),
+        "resync_period": (200, 100),
+        "resync_drift": (0.01, 0.02),
+    }
+    for name, values in differing.items():
+        words = f"rank {rank} has {name}="
+        refused(LayoutError, words, lambda name=name, v=values[rank > 0]: TailboundState(**{name: v}, **PATIENT))
     with TailboundState(**PATIENT) as state:
         refused(ConfigError, "optimize_ddp", lambda: allreduce_hook(state, (torch.zeros(3),)))
         refused(ConfigError, "dtype torch.int64", lambda: state.average(0, torch.zeros(3, dtype=torch.int64), True))

@@ -15,12 +15,14 @@ from tailbound.errors import LayoutError, TransportError
 from tailbound.transport.config import Config
 from tailbound.transport.interface import default_address, interface
 from tailbound.transport.rendezvous import Greeting, check, exchange, meet, new_cookie
+from tailbound.transport.safeguard import Limits
+from tailbound.transport.setting_kinds import LIMITS
 
 
 def greeting(rank: int, **fields: Any) -> Greeting:
     usual = Greeting(
         rank=rank, ranks=3, wire=1, version="0.1.0", address=f"10.0.0.{rank}", port=5515, width=1408, rows=64,
-        sum_rows=64, datapath="udp", rotate=True, mode="u8", model="abc", cookie=7 if rank == 0 else 0,
+        sum_rows=64, datapath="udp", model="abc", options={"bits": "8", "late": "drop"}, cookie=7 if rank == 0 else 0,
     )  # fmt: skip
     return replace(usual, **fields)
 
@@ -43,9 +45,10 @@ def test_all_greetings_by_rank() -> None:
     [
         ("wire", 2, "same version of tailbound"),
         ("width", 448, "same MTU"),
-        ("rotate", False, "hadamard="),
         ("model", "xyz", "same model"),
-        ("mode", "u4", "same options"),
+        ("options", {"bits": "4", "late": "drop"}, "bits="),
+        ("options", {"bits": "8", "late": "carry"}, "late="),
+        ("options", {"bits": "8"}, "the argument late="),
         ("ranks", 2, "same world size"),
     ],
 )
@@ -116,6 +119,11 @@ def test_cookies_are_never_zero_and_differ() -> None:
     [
         ({"width": 256}, {"width": 320}, "same MTU"),
         ({}, {"rotate": False}, "hadamard="),
+        ({"rotate": "auto"}, {"rotate": True}, "hadamard="),
+        ({}, {"bits": 4}, "bits="),
+        ({}, {"share_rows": False}, "share_rows="),
+        ({}, {"safeguard": Limits(skip_op=0.5)}, "the argument safeguard="),
+        ({"result": "multicast"}, {}, "multicast_group="),
         ({}, {"ranks": 3}, "world size"),
     ],
 )
@@ -131,6 +139,21 @@ def test_communicators_that_do_not_fit_end_at_once(one: Any, other: Any, advice:
         for rank, future in enumerate(futures):
             with pytest.raises(LayoutError, match=f"rank {rank} .*rank {1 - rank} .*{advice}"):
                 future.result()
+
+
+def test_the_message_names_ranks_option_values_and_where_to_give_it() -> None:
+    own, other = greeting(1, options={"schedule": "delayed"}), greeting(0, options={"schedule": "synchronous"})
+    with pytest.raises(LayoutError) as caught:
+        check(own, [other])
+    assert str(caught.value) == (
+        "rank 1 has schedule=delayed, rank 0 has schedule=synchronous: give every rank the same (the argument "
+        "schedule=, or the variable TAILBOUND_SCHEDULE)"
+    )
+
+
+def test_limits_are_compared_in_the_words_of_their_variable() -> None:
+    limits = Limits(skip_op=0.5, warn_op=None, too_few="skip")
+    assert LIMITS.parse(limits.text()) == limits
 
 
 def test_a_missing_rank_ends_the_start() -> None:

@@ -130,6 +130,24 @@ def test_a_choice_may_be_one_of_numbers() -> None:
         kind.parse("5")
 
 
+@from_environment
+def spelled(
+    *, hadamard: Any = True, share_rows: Any = True, bits: Any = 8, deadline_ms: Any = None, multicast_group: str = "x"
+) -> tuple[Any, ...]:
+    return hadamard, share_rows, bits, deadline_ms, multicast_group
+
+
+def test_arguments_take_the_spellings_of_variables() -> None:
+    """The table lists on and off; whoever passes these words as arguments means the same."""
+    assert spelled(hadamard="off", share_rows="no", bits="4", deadline_ms="20,40", multicast_group="") == (
+        False, False, 4, (20.0, 40.0), "",
+    )  # fmt: skip
+    assert spelled(hadamard="AUTO", share_rows="on") == ("auto", True, 8, None, "x")
+    assert spelled(hadamard=False, bits=16, deadline_ms=(1.0, 2.0)) == (False, True, 16, (1.0, 2.0), "x")
+    with pytest.raises(ConfigError, match="hadamard= is 'maybe': give one of on, off, auto"):
+        spelled(hadamard="maybe")
+
+
 def options(**given: Any) -> dict[str, Any]:
     @from_environment
     def take(process_group: object = None, *, port: int = 1, switch: str = "", late: str = "drop") -> dict[str, Any]:

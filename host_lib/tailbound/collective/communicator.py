@@ -12,9 +12,10 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,8 @@ class Communicator:
         on_thread: called once in the transport thread.
         switch: address of the job's switch (``ADDRESS`` or ``ADDRESS:PORT``), which then averages whatever the
             datapath; default with ``datapath="switch"``: ``TAILBOUND_SWITCH`` (``transport.switch``).
+        options: settings of the caller, by name and in words, that must be equal on all ranks beside those of
+            ``config``.
 
     Raises:
         ConfigError, CapabilityError, AttachError: this rank cannot take part, and why.
@@ -86,6 +89,7 @@ class Communicator:
         model: str = "",
         on_thread: Callable[[], None] | None = None,
         switch: str | None = None,
+        options: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         if datapath == "switch" or switch:
             datapath = "auto" if datapath == "switch" else datapath
@@ -101,7 +105,7 @@ class Communicator:
             #: requests to other ranks outside the data path (CLOCKS.md rules 20, 21)
             self.reliable = Reliable(address[0])
             try:
-                self.greetings = self._meet(path, address, model, timeout)
+                self.greetings = self._meet(path, address, model, options, timeout)
                 self.job = self._activate(path, address)
                 self.reliable.start(self.job.cookie, config.rank, [(g.address, g.reliable) for g in self.greetings])
                 rendezvous.meet(store, "active", config.rank, config.ranks, name, timeout)
@@ -126,7 +130,9 @@ class Communicator:
         self._status = StatusWriter(f"{self.job.cookie:08x}-{config.rank}", lambda: report.status(self.job))
         _open.add(self)
 
-    def _meet(self, path: Datapath, address: tuple[str, int], model: str, timeout: float) -> list[Greeting]:
+    def _meet(
+        self, path: Datapath, address: tuple[str, int], model: str, options: Mapping[str, str], timeout: float
+    ) -> list[Greeting]:
         config = self.config
         own = Greeting(
             rank=config.rank,
@@ -139,9 +145,8 @@ class Communicator:
             rows=path.store.result_rows,
             sum_rows=path.store.sum_rows,
             datapath=path.name,
-            rotate=config.rotate,
-            mode=_mode(config),
             model=model,
+            options={**config.common(), **options},
             cookie=self._cookie() if config.rank == 0 else 0,
             reliable=self.reliable.port,
             switch=str(config.switch or ""),
@@ -416,12 +421,6 @@ class _Merge:
         whole.nanoseconds = max(whole.nanoseconds, outcome.nanoseconds)
         if self._left == 0:
             self._done(whole)
-
-
-def _mode(config: Config) -> str:
-    """What else of the settings must be the same on all ranks: who is not in the group would get no results."""
-    form = f"u{config.bits}"
-    return f"{form}, multicast {config.group or 'by cookie'}" if config.result == "multicast" else form
 
 
 def _u32(address: str) -> int:

@@ -147,6 +147,13 @@ class TailboundState(Recovery):
                 timeout=timeout,
                 model=model,
                 on_thread=lambda: torch.set_num_threads(1),
+                options={
+                    "error_feedback": "on" if feedback else "off",
+                    "late": late,
+                    "resync_drift": f"{resync_drift:g}",
+                    "resync_period": str(resync_period),
+                    "schedule": schedule,
+                },
             )
             log.info("rank %d of %d: tailbound over %s", self.rank, self.ranks, self.communicator.datapath)
 

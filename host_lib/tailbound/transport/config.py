@@ -138,3 +138,17 @@ class Config:
     def bound(self) -> int:
         """Longest time in ns from an op's launch to its end, decode apart (CLOCKS.md rule 12)."""
         return self.start_max + 2 * self.stage_max
+
+    def common(self) -> dict[str, str]:
+        """What must be equal on all ranks, by the name of the hook's option and in words: else they would diverge.
+
+        Of ``result`` only whether it is multicast: who is not in the group would get no results.
+        """
+        return {
+            "bits": str(self.bits),
+            "hadamard": self.rotate if self.rotate == "auto" else "on" if self.rotate else "off",
+            "multicast_group": (self.group or "by cookie") if self.result == "multicast" else "not needed",
+            "result": "multicast" if self.result == "multicast" else "any but multicast",
+            "safeguard": self.safeguard.text(),
+            "share_rows": "on" if self.share_rows else "off",
+        }

@@ -19,10 +19,8 @@ _EQUAL = {
     "wire": "install the same version of tailbound on every host",
     "ranks": "start all ranks with the same world size",
     "width": "give every worker's interface the same MTU (or pass the smallest as mtu=)",
-    "rotate": "pass the same hadamard= on every rank",
     "model": "train the same model (parameter shapes, order and types) on every rank",
     "switch": "name the same switch, with the same slots and form, on every rank",
-    "mode": "pass the same options to tailbound on every rank",
 }
 
 
@@ -43,7 +41,8 @@ class Store(Protocol):
 class Greeting:
     """What a rank says of itself.
 
-    ``rows`` and ``sum_rows`` are its rings, ``cookie`` counts on rank 0 only, ``reliable`` is a TCP port.
+    ``rows`` and ``sum_rows`` are its rings, ``options`` those that must be equal on all ranks, by name and in words,
+    ``cookie`` counts on rank 0 only, ``reliable`` is a TCP port.
     """
 
     rank: int
@@ -56,9 +55,8 @@ class Greeting:
     rows: int
     sum_rows: int
     datapath: str
-    rotate: bool | str
-    mode: str
     model: str
+    options: Mapping[str, str]
     cookie: int = 0
     reliable: int = 0
     switch: str = ""
@@ -113,6 +111,13 @@ def compare(own: Greeting, other: Greeting) -> None:
         mine, theirs = getattr(own, name), getattr(other, name)
         if mine != theirs:
             raise LayoutError(f"rank {own.rank} has {name} {mine!r}, rank {other.rank} has {theirs!r}: {advice}")
+    for name in sorted(own.options.keys() | other.options.keys()):
+        mine, theirs = own.options.get(name, "none"), other.options.get(name, "none")
+        if mine != theirs:
+            raise LayoutError(
+                f"rank {own.rank} has {name}={mine}, rank {other.rank} has {name}={theirs}: give every rank the same "
+                f"(the argument {name}=, or the variable TAILBOUND_{name.upper()})"
+            )
 
 
 def check(own: Greeting, greetings: list[Greeting]) -> None:

@@ -56,6 +56,11 @@ class Limits:
         if self.too_few.upper() not in Action.__members__:
             raise ConfigError(f"safeguard too_few is {self.too_few!r}: give 'none', 'warn', 'skip' or 'stop'")
 
+    def text(self) -> str:
+        """As ``TAILBOUND_SAFEGUARD`` takes it."""
+        given = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return ",".join(f"{name}={'never' if value is None else value}" for name, value in given)
+
 
 @dataclass(frozen=True)
 class Finding:

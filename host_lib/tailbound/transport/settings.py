@@ -60,13 +60,19 @@ class Setting:
             ConfigError: it cannot be; the message names variable and value, and says what to give.
         """
         text = environment.get(self.variable, "").strip()
-        if not text:
-            return self.default
+        return self.parse(text, self.variable) if text else self.default
+
+    def parse(self, text: str, name: str) -> Any:
+        """The value that ``text`` stands for; ``name`` is what to call it in the message.
+
+        Raises:
+            ConfigError: it cannot be; the message names it and the text, and says what to give.
+        """
         try:
-            return self.kind.parse(text)
+            return self.kind.parse(text.strip())
         except ValueError as error:
             why = f": {error}" if isinstance(error, ConfigError) else f": give {self.kind.give}"
-            raise ConfigError(f"{self.variable} is {text!r}{why}") from None
+            raise ConfigError(f"{name} is {text!r}{why}") from None
 
 
 def _option(name: str, kind: Kind, default: Any, doc: str, **more: Any) -> Setting:
@@ -175,7 +181,8 @@ _told: set[str] = set()
 def from_environment(function: Callable[P, R]) -> Callable[P, R]:
     """Decorates what takes options of the table: those that the caller leaves out come from the environment.
 
-    The decorated function raises ``ConfigError`` for a variable whose value cannot be, and warns of unknown ones.
+    Text is an argument's value wherever it is one in the environment: ``hadamard="off"``. The decorated function raises
+    ``ConfigError`` for a value that cannot be, and warns of unknown variables.
     """
     taken = inspect.signature(function).parameters
     settings = [s for s in OPTIONS if s.option in taken and not s.later]
@@ -185,7 +192,10 @@ def from_environment(function: Callable[P, R]) -> Callable[P, R]:
         for warning in unknown():
             log.warning("%s", warning)
         for setting in settings:
-            if setting.option not in kwargs and os.environ.get(setting.variable, "").strip():
+            given = kwargs.get(setting.option)
+            if isinstance(given, str) and given.strip():
+                kwargs[setting.option] = setting.parse(given, f"{setting.option}=")
+            elif setting.option not in kwargs and os.environ.get(setting.variable, "").strip():
                 kwargs[setting.option] = setting.read()
         return function(*args, **kwargs)
 
