@@ -13,7 +13,7 @@ from support import MemoryStore, patient
 from tailbound.collective.communicator import Communicator
 from tailbound.errors import LayoutError, TransportError
 from tailbound.transport.config import Config
-from tailbound.transport.interface import default_address, interface
+from tailbound.transport.interface import interface, interface_towards
 from tailbound.transport.rendezvous import Greeting, check, exchange, meet, new_cookie
 from tailbound.transport.safeguard import Limits
 from tailbound.transport.setting_kinds import LIMITS
@@ -95,8 +95,18 @@ def test_one_rank_twice() -> None:
 def test_two_ranks_on_one_address() -> None:
     store = MemoryStore()
     greet(store, greeting(0), greeting(1, address="10.0.0.0"))
-    with pytest.raises(LayoutError, match=r"ranks 0 and 1 both say they are 10.0.0.0:5515.*datapath='udp'"):
+    with pytest.raises(LayoutError, match=r"ranks 0 and 1 are 10.0.0.0:5515 .*datapath='udp'"):
         exchange(store, greeting(2), "job", 10)
+
+
+@pytest.mark.parametrize("kinds", [("xdp", "udp"), ("udp", "xdp")])
+def test_a_rank_over_xdp_shares_its_address_with_nobody(kinds: tuple[str, str]) -> None:
+    """What two ranks of one address send each other never comes in by the interface, so the program does not see it."""
+    both = [greeting(rank, address="10.0.0.1", port=5515 + rank, datapath=kind) for rank, kind in enumerate(kinds)]
+    with pytest.raises(LayoutError, match=r"ranks 0 and 1 .*one rank per interface; use datapath='udp'"):
+        check(both[0], both)
+    udp = [replace(one, datapath="udp") for one in both]
+    check(udp[0], udp)
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:
@@ -166,9 +176,9 @@ def test_interface_and_address(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.address == "127.0.0.1"
     assert found.mtu > 1500
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    assert default_address() == "127.0.0.1"
+    assert interface_towards() is None
     monkeypatch.delenv("MASTER_ADDR")
-    assert default_address() == "127.0.0.1"
+    assert interface_towards() is None
 
 
 def test_a_loopback_address_among_others_is_refused() -> None:

@@ -38,7 +38,7 @@ from tailbound.datapath.select import open_datapath
 from tailbound.errors import ConfigError
 from tailbound.transport import rendezvous
 from tailbound.transport.choose import check_collective
-from tailbound.transport.config import Config
+from tailbound.transport.config import DEFAULT_PORT, Config
 from tailbound.transport.reliable import Reliable
 from tailbound.transport.rendezvous import Greeting, Store
 from tailbound.transport.sender import Sender
@@ -62,7 +62,8 @@ class Communicator:
         store: any ``rendezvous.Store``, as ``torch.distributed`` has.
         config: settings; ``rank`` and ``ranks`` among them.
         datapath: ``auto``, ``xdp`` or ``udp``; ``switch``: as ``auto``, with the rows averaged by a switch.
-        interface: name of the interface to use; default ``TAILBOUND_INTERFACE``, else the way to MASTER_ADDR.
+        interface: name of the interface to use; default ``TAILBOUND_INTERFACE``, else the way to the store's host, or
+            to MASTER_ADDR.
         name: tells several jobs on one store apart.
         timeout: seconds to wait for the other ranks at the start.
         model: digest of what is trained; must be equal on all ranks.
@@ -98,7 +99,9 @@ class Communicator:
         check_bits(config.bits, config.ranks, switched=config.switch is not None)
         self._store, self._prefix = store, name
         self._closed = False
-        path, address = open_datapath(datapath, interface or os.environ.get("TAILBOUND_INTERFACE"), config)
+        path, address = open_datapath(
+            datapath, interface or os.environ.get("TAILBOUND_INTERFACE"), config, rendezvous.host_of(store)
+        )
         self.config = config = dataclasses.replace(config, width=path.store.width)
         try:
             self._row_width = config.switch.width(config.width) if config.switch is not None else config.width
@@ -160,7 +163,7 @@ class Communicator:
     def _activate(self, path: Datapath, address: tuple[str, int]) -> Job:
         everybody = [(g.address, g.port) for g in self.greetings]
         if (switch := self.config.switch) is not None:
-            everybody.append((switch.address, switch.port or self.config.port))
+            everybody.append((switch.address, switch.port or self.config.port or DEFAULT_PORT))
         endpoints = {rank: endpoint for rank, endpoint in enumerate(everybody) if rank != self.config.rank}
         path.set_endpoints(everybody)
         here = sum(host == address[0] for host, _ in everybody[: self.config.ranks])

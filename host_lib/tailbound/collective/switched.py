@@ -17,6 +17,7 @@ from tailbound.collective.mend import gather
 from tailbound.collective.op import Op
 from tailbound.collective.tally import gather_flags, read_switched
 from tailbound.collective.timing import begin_give_up, begin_seal
+from tailbound.transport.config import DEFAULT_PORT
 from tailbound.transport.flush import PATIENCE, Again, Places, Retry, View
 from tailbound.transport.ledger import Stage
 from tailbound.transport.stage import Why, cut, decide
@@ -259,6 +260,6 @@ def _silence(job: Job, op: Op, present: int) -> None:
             "switch_silent",
             f"the switch at {switch.address} has sent no result for {job.silent_ops} ops (last: op "
             f"{label_text(op.label)}): is it up, and has it an entry for cookie {job.cookie:#x} on UDP port "
-            f"{switch.port or job.config.port}?",
+            f"{switch.port or job.config.port or DEFAULT_PORT}?",
             op=op.label, address=switch.address,
         )  # fmt: skip

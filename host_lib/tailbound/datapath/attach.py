@@ -10,7 +10,7 @@ from tailbound.errors import CapabilityError, ConfigError
 from tailbound.kernel import pin
 from tailbound.kernel.fanout import Fanout
 from tailbound.kernel.interfaces import possible_cpus
-from tailbound.transport.config import Config, row_width
+from tailbound.transport.config import DEFAULT_PORT, Config, row_width
 from tailbound.transport.interface import interface as look_up
 
 __all__ = ["attach", "detach"]
@@ -19,7 +19,7 @@ __all__ = ["attach", "detach"]
 def attach(
     interface: str,
     *,
-    port: int = Config.port,
+    port: int = DEFAULT_PORT,
     mtu: int | None = None,
     ring_mib: float = Config.ring_mib,
     workers: int = 2,

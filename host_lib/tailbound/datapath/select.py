@@ -2,70 +2,103 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import os
 
 from tailbound.datapath.protocol import Datapath
 from tailbound.datapath.sizes import ring_rows
 from tailbound.errors import AttachError, CapabilityError, ConfigError
-from tailbound.transport.config import Config, row_width
-from tailbound.transport.interface import default_address, interface, mtu_of
+from tailbound.transport.config import DEFAULT_PORT, PORTS, Config, row_width
+from tailbound.transport.interface import Interface, interface, interface_towards
 
 log = logging.getLogger("tailbound")
 NAMES = ("auto", "xdp", "udp")
 
 
-def open_datapath(name: str, interface_name: str | None, config: Config) -> tuple[Datapath, tuple[str, int]]:
+def open_datapath(
+    name: str, interface_name: str | None, config: Config, towards: str = ""
+) -> tuple[Datapath, tuple[str, int]]:
     """Opens a datapath.
+
+    Args:
+        name: ``auto``: ``xdp`` on an interface that is named, or that ``tailbound attach`` has been run for; where it
+            cannot be had on the former, ``udp``, with a warning. ``xdp``, ``udp``: that one.
+        interface_name: the interface; None: the one that leads to the other ranks.
+        config: port, width and rings.
+        towards: name or address of a host that the others are reached like; empty: ``MASTER_ADDR``.
 
     Returns:
         The datapath and the (IPv4 address, UDP port) at which peers reach it.
 
     Raises:
-        ConfigError: a name or interface that is not there.
-        CapabilityError, AttachError: ``xdp`` was asked for by name and cannot be had.
+        ConfigError: a name or interface that is not there, or no port that is free.
+        CapabilityError, AttachError: ``xdp`` was asked for by name and cannot be had, or Tailbound's program is on the
+            interface and this rank may not use it.
     """
     if name not in NAMES:
         raise ConfigError(f"datapath {name!r}: choose one of {', '.join(NAMES)}")
-    if name == "xdp" and not interface_name:
-        raise ConfigError("datapath 'xdp' needs an interface: pass interface= or set TAILBOUND_INTERFACE")
-    if name != "udp" and interface_name:
-        try:
-            return _xdp(interface_name, config)
-        except (CapabilityError, AttachError) as error:
-            if name == "xdp":
-                raise
-            log.warning("rank %d: no xdp datapath on %s, using udp: %s", config.rank, interface_name, error)
-    return _udp(interface_name, config)
+    found = interface(interface_name) if interface_name else interface_towards(towards)
+    if found is None:
+        if name == "xdp":
+            raise ConfigError(
+                "datapath 'xdp' needs an interface, and the way to MASTER_ADDR does not leave this host: pass "
+                "interface= or set TAILBOUND_INTERFACE"
+            )
+        return _udp(found, config)
+    if name != "udp":
+        from tailbound.datapath.xdp import XdpDatapath
+
+        if XdpDatapath.is_attached(found.name):
+            # Whoever attached it wants it used: what stands in its way is told, and nothing is done instead.
+            return _with_endpoint(XdpDatapath.open(found.name))
+        if interface_name or name == "xdp":
+            try:
+                return _with_endpoint(_attached(found, config))
+            except (CapabilityError, AttachError) as error:
+                if name == "xdp" or XdpDatapath.is_ours(found.name):
+                    raise
+                log.warning("rank %d: no xdp datapath on %s, using udp: %s", config.rank, found.name, error)
+    return _udp(found, config)
 
 
-def _xdp(name: str, config: Config) -> tuple[Datapath, tuple[str, int]]:
+def _with_endpoint(path: Datapath) -> tuple[Datapath, tuple[str, int]]:
+    return path, path.endpoint
+
+
+def _attached(found: Interface, config: Config) -> Datapath:
     from tailbound.datapath.xdp import XdpDatapath
 
-    found = interface(name)
     width = row_width(config.width, found.mtu, xdp=True)
-    if XdpDatapath.is_attached(name):
-        path = XdpDatapath.open(name)
-    else:
-        sum_rows, result_rows = ring_rows(config.ring_mib, width, config.ranks)
-        path = XdpDatapath.attach(name, config.port, width, sum_rows, result_rows)
-    return path, (found.address, path.endpoint[1])
+    sum_rows, result_rows = ring_rows(config.ring_mib, width, config.ranks)
+    return XdpDatapath.attach(found.name, config.port or DEFAULT_PORT, width, sum_rows, result_rows)
 
 
-def _udp(name: str | None, config: Config) -> tuple[Datapath, tuple[str, int]]:
+def _udp(found: Interface | None, config: Config) -> tuple[Datapath, tuple[str, int]]:
     from tailbound.datapath.udp import UdpDatapath
 
-    if name:
-        found = interface(name)
-        address, width = found.address, row_width(config.width, found.mtu)
-    else:
-        address = default_address()
-        width = row_width(config.width, mtu_of(address))
+    address = found.address if found else "127.0.0.1"
+    width = row_width(config.width, found.mtu if found and not address.startswith("127.") else None)
     sum_rows, result_rows = ring_rows(config.ring_mib, width, config.ranks)
-    # several ranks on a host share its address: each takes a port of its own, which the greeting tells the others
-    port = config.port + int(os.environ.get("LOCAL_RANK", "0")) if config.port else 0
-    port = 0 if address.startswith("127.") else port
-    if port > 65535:
-        raise ConfigError(f"port {config.port} and this local rank make {port}: choose a smaller TAILBOUND_PORT")
-    path = UdpDatapath(address, port, None, width, sum_rows, result_rows)
-    return path, path.endpoint
+    return _with_endpoint(UdpDatapath(address, _ports(config, found), None, width, sum_rows, result_rows))
+
+
+def _ports(config: Config, found: Interface | None) -> list[int]:
+    """UDP ports that may be taken, by preference; 0: any.
+
+    A switch sends results to the job's port on every rank, so that there must be exactly this one.
+    """
+    if config.switch is not None and found is not None and not found.address.startswith("127."):
+        return [config.switch.port or config.port or DEFAULT_PORT]
+    if not config.port:
+        return [0]
+    not_ours = _attached_port(found)  # a program there takes what comes to its port before any socket does
+    return [port for port in range(config.port, min(config.port + PORTS, 65536)) if port != not_ours]
+
+
+def _attached_port(found: Interface | None) -> int:
+    from tailbound.kernel import pin
+
+    with contextlib.suppress(AttachError):
+        if found is not None and (settings := pin.settings(found.name)) is not None:
+            return settings.port
+    return 0

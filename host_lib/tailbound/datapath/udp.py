@@ -39,6 +39,24 @@ def loopback_endpoints(ranks: int, port: int) -> list[tuple[str, int]]:
     return [(f"127.0.0.{10 + rank}", port) for rank in range(ranks)]
 
 
+def _bind(sock: socket.socket, address: str, ports: Sequence[int]) -> None:
+    """Binds ``sock`` to the first of ``ports`` that is free.
+
+    Raises:
+        ConfigError: none is, or the address is not this machine's.
+    """
+    for port in ports:
+        try:
+            sock.bind((address, port))
+            return
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise ConfigError(f"cannot bind {address}:{port}, {error.strerror}: give a local address") from error
+    which = f"port {ports[0]}" if len(ports) == 1 else f"ports {ports[0]} to {ports[-1]}"
+    are = "is" if len(ports) == 1 else "are"
+    raise ConfigError(f"UDP {which} on {address} {are} taken: choose another, or 0 for any (port=, TAILBOUND_PORT)")
+
+
 def _receive(arguments: tuple[Any, ...], *_kept: object) -> None:
     receive(*arguments)
 
@@ -51,7 +69,7 @@ class UdpDatapath:
 
     Args:
         address: own IPv4 address.
-        port: own UDP port; 0: any.
+        port: own UDP port, or several, of which the first free one is taken; 0: any.
         endpoints: (IPv4 address, port) by rank, own included, or None for later.
         width: codes of a row at most, a multiple of 64.
         sum_rows: rows of the sums ring, a power of two.
@@ -68,7 +86,7 @@ class UdpDatapath:
     def __init__(
         self,
         address: str,
-        port: int,
+        port: int | Sequence[int],
         endpoints: Sequence[tuple[str, int]] | None,
         width: int,
         sum_rows: int,
@@ -103,15 +121,13 @@ class UdpDatapath:
         thread.start()
         return thread
 
-    def _open(self, address: str, port: int, receive_buffer: int) -> socket.socket:
+    def _open(self, address: str, port: int | Sequence[int], receive_buffer: int) -> socket.socket:
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
-            sock.bind((address, port))
-        except OSError as error:
+            _bind(sock, address, [port] if isinstance(port, int) else port)
+        except BaseException:
             sock.close()
-            if error.errno == errno.EADDRINUSE:
-                raise ConfigError(f"UDP port {port} on {address} is taken: choose another") from error
-            raise ConfigError(f"cannot bind {address}:{port}, {error.strerror}: give a local address") from error
+            raise
         reserve(sock, socket.SO_RCVBUF, receive_buffer)
         reserve(sock, socket.SO_SNDBUF, 4 << 20)
         sock.setsockopt(socket.SOL_SOCKET, SO_RXQ_OVFL, 1)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 from tailbound.datapath.buffers import reserve
 from tailbound.datapath.protocol import EventRecord, Store
 from tailbound.datapath.store import check_sizes, layout, store_of
-from tailbound.errors import AttachError, ConfigError
+from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel import attach as attaching
 from tailbound.kernel import barrier, interfaces, load, pin
 from tailbound.kernel import maps as kernel_maps
@@ -55,6 +56,12 @@ def bound_socket(address: str, port: int) -> socket.socket:
         out.bind((address, port))
     except OSError as error:
         out.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"UDP port {port} of {address} is taken, and the xdp datapath takes one rank and one job an interface: "
+                f"`ss -ulnp sport = :{port}` names who has it; end that, choose another interface, or take the udp "
+                "datapath (TAILBOUND_DATAPATH=udp)"
+            ) from error
         raise ConfigError(f"UDP port {port} of {address} cannot be had: {error.strerror}; choose another") from error
     return out
 
@@ -164,8 +171,20 @@ class XdpDatapath:
 
         Raises:
             ConfigError: no such interface.
+            AttachError: pinned by another version of Tailbound.
+            CapabilityError: there is a program, and this user may not look whose pins are there.
         """
-        return pin.settings(interface) is not None
+        if pin.settings(interface) is not None:
+            return True
+        if interfaces.xdp_on(interface) is not None and (why := pin.hidden(interface)):
+            raise CapabilityError(f"an XDP program is on {interface}, and this user may not open its maps: {why}")
+        return False
+
+    @classmethod
+    def is_ours(cls, interface: str) -> bool:
+        """Whether a program of Tailbound's is on ``interface``, as far as this user may know."""
+        there = interfaces.xdp_on(interface)
+        return there is not None and attaching.program_name(there.prog_id) in attaching.OURS
 
     @classmethod
     def open(cls, interface: str) -> XdpDatapath:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tailbound import __version__
@@ -18,6 +15,7 @@ from tailbound.doctor.interfaces import Interface, default_interface, interface,
 from tailbound.doctor.verdict import Verdict, choose
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel import pin
+from tailbound.kernel.command import tailbound
 from tailbound.transport.config import Config, row_width
 from tailbound.wire.schema import HEADER_BYTES
 
@@ -75,7 +73,7 @@ def examine(name: str | None = None, *, ring_mib: float | None = None, workers: 
         version=__version__,
         machine=machine,
         interfaces=interfaces(),
-        verdict=choose(machine, link, attached=link is not None and _attached(link.name), tailbound=_command()),
+        verdict=choose(machine, link, attached=link is not None and _attached(link.name), tailbound=tailbound()),
         memory=_memory(
             Config.ring_mib if ring_mib is None else ring_mib, workers, link.mtu if link else 1500, machine.cpus
         ),
@@ -99,12 +97,6 @@ def _attached(name: str) -> bool:
     except (AttachError, CapabilityError):
         return False
     return True
-
-
-def _command() -> str:
-    """How to call this very installation through sudo, whose PATH knows no virtual environment."""
-    own = Path(sys.prefix, "bin", "tailbound")
-    return str(own) if own.exists() else shutil.which("tailbound") or f"{sys.executable} -m tailbound"
 
 
 def show(report: Report) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import grp
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from tailbound.errors import AttachError, CapabilityError
 from tailbound.kernel import interfaces, syscalls
+from tailbound.kernel.command import as_root
 
 ROOT = Path("/run/tailbound")
 #: Raised whenever the maps of this version would be read wrongly by another.
@@ -99,6 +101,31 @@ def settings(interface: str) -> Settings | None:
             f"and `tailbound attach {interface}` again"
         )
     return Settings(**values)
+
+
+def hidden(interface: str) -> str:
+    """What keeps this user from the settings of ``interface``, and what to type; empty: nothing does."""
+    for path in (ROOT, _settings_file(interface)):
+        try:
+            if os.access(path, os.X_OK if path == ROOT else os.R_OK):
+                continue
+            group = path.stat().st_gid
+        except OSError:
+            return ""
+        if group == 0:
+            own = _name(os.getgid())
+            again = f"{as_root('detach', interface)} && {as_root('attach', interface, '--group', own)}"
+            return f"it was attached for root alone. To attach it for the group {own}: {again}"
+        name = _name(group)
+        return f"it was attached for the group {name}. To join it: sudo usermod -aG {name} $USER, and log in again"
+    return ""
+
+
+def _name(group: int) -> str:
+    try:
+        return grp.getgrgid(group).gr_name
+    except KeyError:
+        return str(group)
 
 
 def pin(found: Settings, fds: Mapping[str, int], link: int, group: int) -> None:

@@ -24,7 +24,7 @@ from tailbound.torch.options.schedule import Schedule
 from tailbound.torch.paths import Paths
 from tailbound.torch.recovery import Recovery
 from tailbound.transport.choose import AskedResult
-from tailbound.transport.config import DEFAULT_PORT, MS, Config
+from tailbound.transport.config import MS, Config
 from tailbound.transport.safeguard import Limits
 from tailbound.transport.settings import from_environment
 from tailbound.transport.steps import step_of
@@ -45,8 +45,8 @@ class TailboundState(Recovery):
         datapath: ``auto`` (``xdp`` where it can be had on ``interface``, else ``udp``), ``xdp`` or ``udp``.
             ``switch``: as ``auto``, with the rows averaged by the switch on the way (``tailbound switch``).
         switch: its address.
-        interface: network interface of this rank; default: the way to MASTER_ADDR.
-        port: UDP port of the job, the same on all ranks.
+        interface: network interface of this rank; default: the way to the rendezvous (MASTER_ADDR).
+        port: first of 64 UDP ports of which ``udp`` takes one that is free; 0: any. ``xdp`` has its own.
         ring_mib: MiB of result rows kept ready to receive; bounds how much is in flight, and how far behind a rank can
             catch up from memory. A model of P parameters takes P bytes a step, with codes of 8 bits.
         deadline_ms: how long the first half may wait for contributions after a majority has shown up, and how much
@@ -84,7 +84,7 @@ class TailboundState(Recovery):
         datapath: str = "auto",
         switch: str | None = None,
         interface: str | None = None,
-        port: int = DEFAULT_PORT,
+        port: int = 0,
         ring_mib: float = 64.0,
         deadline_ms: tuple[float, float] | None = None,
         hadamard: bool | Literal["auto"] = True,

@@ -22,6 +22,8 @@ WIDTH_MOST = 8896
 WIDTH_LINEAR = 3392
 #: Width of rows on loopback, whose MTU says nothing about a network.
 WIDTH_LOOPBACK = 1408
+#: Ports that ``udp`` may take from a given one on: several ranks, models and jobs of a host share its address.
+PORTS = 64
 
 
 def width_for_mtu(mtu: int) -> int:
@@ -59,6 +61,8 @@ class Config:
 
     Attributes:
         rank, ranks: this rank and the world size.
+        port: UDP port. ``udp``: the first free one of ``PORTS`` from this one on; 0: any. ``xdp``: that of the program,
+            which is fixed when it is attached; 0: ``DEFAULT_PORT``.
         width: most codes of a row; 0: as many as the path's MTU takes.
         deadline_1, deadline_2: D1 and D2 of CLOCKS.md rules 4 and 11; 0: learned.
         start_max: least D_start of rule 3.
@@ -84,7 +88,7 @@ class Config:
 
     rank: int
     ranks: int
-    port: int = DEFAULT_PORT
+    port: int = 0
     width: int = 0
     ring_mib: float = 64.0
     deadline_1: int = 0

@@ -62,6 +62,15 @@ class Greeting:
     switch: str = ""
 
 
+def host_of(store: Store) -> str:
+    """The host that a store over TCP is at, in ``torch.distributed``'s terms; empty where it has none."""
+    inner: Any = store
+    while hasattr(inner, "underlying_store"):  # a PrefixStore
+        inner = inner.underlying_store
+    host = getattr(inner, "host", "")
+    return host if isinstance(host, str) else ""
+
+
 def new_cookie() -> int:
     """A job's cookie: 32 random bits, never 0 (empty records have cookie 0)."""
     return secrets.randbelow(0xFFFFFFFF) + 1
@@ -135,13 +144,15 @@ def check(own: Greeting, greetings: list[Greeting]) -> None:
             f"{local[False].address}: a loopback address is of no use to other hosts; set TAILBOUND_INTERFACE (or pass "
             f"interface=) on rank {local[True].rank}"
         )
-    seen: dict[tuple[str, int], int] = {}
+    seen: dict[str, Greeting] = {}
     for other in greetings:
-        twin = seen.setdefault((other.address, other.port), other.rank)
-        if twin != other.rank:
+        twin = seen.setdefault(other.address, other)
+        if twin is not other and (twin.port == other.port or "xdp" in (twin.datapath, other.datapath)):
             raise LayoutError(
-                f"ranks {twin} and {other.rank} both say they are {other.address}:{other.port}: "
-                "the xdp datapath takes one rank per interface; use datapath='udp' for several ranks on a host"
+                f"ranks {twin.rank} and {other.rank} are {twin.address}:{twin.port} ({twin.datapath}) and "
+                f"{other.address}:{other.port} ({other.datapath}), and packets between ranks of one address pass no "
+                "interface: the xdp datapath takes one rank per interface; use datapath='udp' "
+                "(TAILBOUND_DATAPATH=udp) for several ranks on a host"
             )
 
 

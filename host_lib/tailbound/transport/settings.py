@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from tailbound.errors import ConfigError
 from tailbound.transport import choose, status, switch, trace
-from tailbound.transport.config import DEFAULT_PORT
+from tailbound.transport.config import DEFAULT_PORT, PORTS
 from tailbound.transport.setting_kinds import DEADLINES, GROUP, LIMITS, Kind, choice, integer, number, on_off, words
 from tailbound.wire.schema import WIDTH_STEP
 
@@ -80,7 +80,9 @@ def _option(name: str, kind: Kind, default: Any, doc: str, **more: Any) -> Setti
 
 
 PORT = _option(
-    "port", integer(0, 65535), DEFAULT_PORT, "UDP port of the job, the same on all ranks; `udp` adds the local rank",
+    "port", integer(0, 65535), 0,
+    f"first of {PORTS} UDP ports, for firewalls: `udp` takes one that is free, `xdp` has the one of its program",
+    otherwise=f"any that is free; `xdp` and a switch's job: {DEFAULT_PORT}",
     set_by="you, the lab, `tailbound switch job add`",
 )  # fmt: skip
 RESULT = _option(

@@ -1,0 +1,147 @@
+"""What a new user types: `tailbound attach` on every host, then trainers that name no interface.
+
+Attaching and training share a process tree here, since its mount namespace takes the pins with it whatever happens.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab_team import all_said
+from tailbound.lab.cluster import Cluster
+
+pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
+
+#: As the README says, but for the folder: attach as root, then train without any capability.
+HOST = """
+import os, subprocess, sys
+from tailbound import cli
+
+assert cli.main(["attach", "data0", "--ring", "8", "--group", "root"]) == 0
+bare = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
+for name in ("TAILBOUND_INTERFACE", "TAILBOUND_PORT"):
+    del os.environ[name]
+try:
+    sys.exit(subprocess.run([*bare, sys.executable, sys.argv[1]]).returncode)
+finally:
+    cli.main(["detach", "data0"])
+"""
+
+TRAINER = """
+import os
+from datetime import timedelta
+import numpy as np
+import torch.distributed as dist
+from tailbound.collective.communicator import Communicator
+from tailbound.kernel import syscalls
+from tailbound.transport.config import Config
+
+rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+there = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+store = dist.TCPStore(*there, ranks, rank == 0, timedelta(seconds=90))
+config = Config(rank=rank, ranks=ranks, ring_mib=8.0, deadline_1=10**9, deadline_2=10**9)
+with Communicator(dist.PrefixStore("a", store), config) as job:
+    assert job.datapath == "xdp", job.datapath
+    for op in range(3):
+        data = np.full(100_000, 1.0 + rank, np.float32)
+        outcome = job.allreduce(data).result(60)
+        assert outcome.delivered == outcome.expected > 0
+        assert abs(data.mean() - (1 + ranks) / 2) < 0.05
+    job.meet("over")
+"""
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.timeout(150)
+def test_trainers_that_name_no_interface_use_the_program_on_the_way_to_their_peers(
+    tailbound_lab: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    lab = tailbound_lab(workers=2)
+    trainer = tmp_path / "trainer.py"
+    trainer.write_text(TRAINER)
+    way = {"MASTER_ADDR": lab.workers[0].address}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    argv = [sys.executable, "-c", HOST, str(trainer)]
+    all_said([lab.popen(rank, argv, env=way, **pipes) for rank in range(2)], 120)
+
+
+REFUSED = """
+import grp, json, os, sys
+from tailbound import cli
+from tailbound.datapath.select import open_datapath
+from tailbound.errors import TailboundError
+from tailbound.transport.config import Config
+
+towards = sys.argv[1]
+told = {}
+
+def attempt(name, user=0, datapath="auto", **settings):
+    # as that user, in a process of its own; what it says comes back by a pipe
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            if user:
+                os.setgroups([])
+                os.setgid(user)
+                os.setuid(user)
+            try:
+                config = Config(rank=0, ranks=2, ring_mib=1.0, **settings)
+                path, endpoint = open_datapath(datapath, None, config, towards)
+                said = [path.name, *endpoint]
+                path.close()
+            except TailboundError as error:
+                said = [type(error).__name__, str(error)]
+            os.write(theirs, json.dumps(said).encode())
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    told[name] = json.loads(os.read(ours, 1 << 16))
+    os.waitpid(pid, 0)
+
+attempt("nothing attached")
+assert cli.main(["attach", "data0", "--ring", "1"]) == 0
+attempt("attached for root", user=65534)
+attempt("usable")
+path, _ = open_datapath("auto", None, Config(rank=0, ranks=2), towards)
+attempt("another job")
+path.close()
+attempt("udp beside it", datapath="udp", port=path.endpoint[1])
+assert cli.main(["detach", "data0"]) == 0
+assert cli.main(["attach", "data0", "--ring", "1", "--group", grp.getgrgid(1).gr_name]) == 0
+attempt("attached for others", user=65534)
+assert cli.main(["detach", "data0"]) == 0
+print(json.dumps(told))
+"""
+
+
+def test_an_attached_program_that_may_not_be_used_is_an_error_with_what_to_type(
+    tailbound_lab: Callable[..., Cluster],
+) -> None:
+    lab = tailbound_lab(workers=2)
+    argv = [sys.executable, "-c", REFUSED, lab.workers[1].address]
+    process = lab.popen(0, argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 0, out + err
+    told: dict[str, list[Any]] = json.loads(out.splitlines()[-1])
+    own = lab.workers[0].address
+    assert told["nothing attached"][:2] == ["udp", own]
+    assert told["usable"] == ["xdp", own, 5515]
+    kind, why = told["attached for root"]
+    assert kind == "CapabilityError"
+    assert "attached for root alone" in why
+    assert "attach data0 --group nogroup" in why
+    kind, why = told["another job"]
+    assert kind == "ConfigError"
+    assert "one rank and one job an interface" in why
+    assert told["udp beside it"] == ["udp", own, 5516]
+    kind, why = told["attached for others"]
+    assert kind == "CapabilityError"
+    assert "usermod -aG daemon $USER" in why
