@@ -84,7 +84,7 @@ static __always_inline __u32 tb_parse(struct xdp_md *ctx, __u16 port, __u32 widt
 		return TB_VERDICT_BAD_LENGTH;
 	if (head->version != TB_VERSION)
 		return TB_VERDICT_BAD_VERSION;
-	if (head->type < TB_TYPE_CONTRIBUTION || head->type > TB_TYPE_GROUP)
+	if (head->type < TB_TYPE_CONTRIBUTION || head->type > TB_TYPE_LAST)
 		return TB_VERDICT_BAD_TYPE;
 	*codes = length;
 	return TB_GO_ON;

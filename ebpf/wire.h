@@ -27,6 +27,8 @@
 #define TB_TYPE_PROBE 9
 #define TB_TYPE_ECHO 10
 #define TB_TYPE_GROUP 11
+#define TB_TYPE_HELLO 12
+#define TB_TYPE_LAST 12
 
 #define TB_FLAG_FLUSH 1
 #define TB_FLAG_ABSTAIN 2

@@ -23,7 +23,8 @@ const bit<8> TB_TYPE_BYE = 8;
 const bit<8> TB_TYPE_PROBE = 9;
 const bit<8> TB_TYPE_ECHO = 10;
 const bit<8> TB_TYPE_GROUP = 11;
-const bit<8> TB_TYPE_LAST = 11;
+const bit<8> TB_TYPE_HELLO = 12;
+const bit<8> TB_TYPE_LAST = 12;
 
 const bit<16> TB_FLAG_FLUSH = 1;
 const bit<16> TB_FLAG_ABSTAIN = 2;

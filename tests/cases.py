@@ -214,7 +214,8 @@ _ADDRESSEE = [
 
 _CONTROL = [
     Case(f"{kind.name} passes", control_packet(kind), Verdict.CONTROL_PASSED, events=())
-    for kind in (PacketType.REPAIR, PacketType.GONE, PacketType.MAP, PacketType.HOLD, PacketType.BYE, PacketType.GROUP)
+    for kind in PacketType
+    if kind > PacketType.READY and kind not in (PacketType.PROBE, PacketType.ECHO)
 ] + [
     Case("READY passes and opens its op", ready(), Verdict.CONTROL_PASSED, events=(_E.OPENED,)),
     Case("READY of the ring's last row", ready(seq=RESULT_BASE + RESULT_ROWS - 1), Verdict.CONTROL_PASSED),

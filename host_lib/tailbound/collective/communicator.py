@@ -26,6 +26,7 @@ from tailbound.codec.planes import check_bits
 from tailbound.codec.shape import GROUP_ROWS, layout_tag, shape_for
 from tailbound.collective import jump, outlet, report
 from tailbound.collective.coder import HOST, Coder, Values, check_codes
+from tailbound.collective.hello import prove
 from tailbound.collective.job import Job
 from tailbound.collective.lanes import cores_here, lanes_for
 from tailbound.collective.messages import READY_BYTES
@@ -109,9 +110,10 @@ class Communicator:
             self.reliable = Reliable(address[0])
             try:
                 self.greetings = self._meet(path, address, model, options, timeout)
-                self.job = self._activate(path, address)
+                self.job, bulk = self._activate(path, address)
                 self.reliable.start(self.job.cookie, config.rank, [(g.address, g.reliable) for g in self.greetings])
                 rendezvous.meet(store, "active", config.rank, config.ranks, name, timeout)
+                early = prove(self.job, store, name, self.greetings, bulk, timeout)
             except BaseException:
                 if hasattr(self, "job"):
                     outlet.close(self.job)
@@ -127,7 +129,7 @@ class Communicator:
             rings.append(config.switch.rows // 2)
         self._rows_most = min([MAX_OP_ROWS, needs_fit, *rings])
         self._lock = threading.Lock()
-        self._engine = Transpose(self.job, on_thread)
+        self._engine = Transpose(self.job, on_thread, early)
         self._engine.maps.limit_share(min(g.sum_rows for g in self.greetings) / self._rows_most)
         jump.serve(self.reliable, self._engine)
         self._status = StatusWriter(f"{self.job.cookie:08x}-{config.rank}", lambda: report.status(self.job))
@@ -160,7 +162,8 @@ class Communicator:
         given = cookie_of() if self.config.switch is not None else 0
         return given or rendezvous.new_cookie()
 
-    def _activate(self, path: Datapath, address: tuple[str, int]) -> Job:
+    def _activate(self, path: Datapath, address: tuple[str, int]) -> tuple[Job, list[socket.socket]]:
+        """Lets packets in; the job, and the sockets that its rows leave over."""
         everybody = [(g.address, g.port) for g in self.greetings]
         if (switch := self.config.switch) is not None:
             everybody.append((switch.address, switch.port or self.config.port or DEFAULT_PORT))
@@ -176,7 +179,7 @@ class Communicator:
         warm_up(job)
         job.activate([_u32(host) for host, _ in everybody], _u32(address[0]))
         open_outlets(job, address[0], {rank: endpoints[rank] for rank in job.peers}, alone=bool(alone))
-        return job
+        return job, sockets[1:] or sockets
 
     @property
     def datapath(self) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -62,9 +62,10 @@ class Transpose:
     Args:
         job: an activated job.
         on_thread: called once in the new thread (to set its affinity or torch's thread count).
+        early: control packets that have come already.
     """
 
-    def __init__(self, job: Job, on_thread: Callable[[], None] | None = None) -> None:
+    def __init__(self, job: Job, on_thread: Callable[[], None] | None = None, early: Iterable[bytes] = ()) -> None:
         self.job = job
         self.maps = Maps(job)
         self._inbox = Inbox(job, self.maps)
@@ -76,6 +77,8 @@ class Transpose:
         self._ended = False
         self._error: BaseException | None = None
         self._on_thread = on_thread
+        for data in early:
+            self._inbox.take(data, self._ops)
         self._commands: deque[Callable[[], None]] = deque()
         self._hold_again = 0  # when to say again that this rank holds; 0: it does not
         self._hold_ends = 0  # it is computing again: holds until it has launched a step, or until then

@@ -23,8 +23,8 @@ from tailbound.kernel import interfaces, syscalls
 from tailbound.kernel.command import as_root
 
 ROOT = Path("/run/tailbound")
-#: Raised whenever the maps of this version would be read wrongly by another.
-ABI = 1
+#: Raised whenever the maps of this version would be read wrongly by another, or its packets refused.
+ABI = 2
 _LINK = "link"
 #: What names of folders begin with that are no interface's, but a switch's.
 SWITCH = "switch@"

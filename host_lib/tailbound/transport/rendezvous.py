@@ -162,7 +162,17 @@ def meet(store: Store, name: str, rank: int, ranks: int, prefix: str, timeout: f
     Raises:
         TransportError: a rank did not come within ``timeout`` seconds.
     """
-    store.set(f"{prefix}/{name}/{rank}", "1")
+    _say(store, name, "1", rank, ranks, prefix, timeout)
+
+
+def share(store: Store, name: str, text: str, rank: int, ranks: int, prefix: str, timeout: float) -> list[str]:
+    """As ``meet``, and returns what each rank has brought, by rank; this one brings ``text``."""
+    _say(store, name, text, rank, ranks, prefix, timeout)
+    return [store.get(f"{prefix}/{name}/{other}").decode() for other in range(ranks)]
+
+
+def _say(store: Store, name: str, text: str, rank: int, ranks: int, prefix: str, timeout: float) -> None:
+    store.set(f"{prefix}/{name}/{rank}", text)
     for other in range(ranks):
         _wait(store, f"{prefix}/{name}/{other}", other, None, timeout, name)
 

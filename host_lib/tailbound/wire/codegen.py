@@ -50,7 +50,8 @@ def wire_header() -> str:
     }
     numbers |= {f"TB_CHECK_{k}": f"{getattr(check, k):#x}ULL" for k in ("K1", "K2", "K3", "K4")}
     body = "".join(f"#define {k} {v}\n" for k, v in numbers.items())
-    body += "\n" + _enum("TB_TYPE", schema.PacketType) + "\n" + _enum("TB_FLAG", schema.Flag)
+    body += "\n" + _enum("TB_TYPE", schema.PacketType) + f"#define TB_TYPE_LAST {max(schema.PacketType)}\n\n"
+    body += _enum("TB_FLAG", schema.Flag)
     body += "\n" + _struct(schema.HEADER, _WIRE)
     return f"{_LICENSE}{_NOTE}#ifndef TB_WIRE_H\n#define TB_WIRE_H\n\n{body}#endif /* TB_WIRE_H */\n"
 

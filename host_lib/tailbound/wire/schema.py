@@ -59,6 +59,7 @@ class PacketType(enum.IntEnum):
     PROBE = 9
     ECHO = 10
     GROUP = 11  #: what of a sender's packets to the group arrives: tried, asked and answered
+    HELLO = 12  #: before the first op: small and as wide as a row; `seq` says what has been heard of its receiver
 
 
 class Flag(enum.IntFlag):

@@ -1,0 +1,140 @@
+"""The proof before the first op that all ranks hear each other: who is deaf is named, by every rank."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from support import MemoryStore, patient, team
+from tailbound.collective import hello
+from tailbound.collective.communicator import Communicator
+from tailbound.collective.hello import SMALL, WIDE, Hello, Report, complaints
+from tailbound.errors import TransportError
+from tailbound.transport.config import MS, Config
+from tailbound.transport.rendezvous import Greeting
+
+Drop = Callable[[int, int, int], bool]
+
+
+@pytest.fixture
+def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[[Drop], None]:
+    """``drop(sender, receiver, bytes)``: whether a packet of the proof is lost."""
+
+    def install(drop: Drop) -> None:
+        send = hello._Talk._send
+
+        def lossy(talk: hello._Talk, sock: object, peer: int, packet: bytes) -> None:
+            if not drop(talk._job.rank, peer, len(packet)):
+                send(talk, sock, peer, packet)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(hello._Talk, "_send", lossy)
+
+    return install
+
+
+def refusals(ranks: int) -> list[str]:
+    """What each of ``ranks`` communicators says, of which none comes about."""
+    store = MemoryStore()
+
+    def join(rank: int) -> str:
+        with pytest.raises(TransportError) as error:
+            Communicator(store, Config(**patient(rank=rank, ranks=ranks)), datapath="udp").close()
+        return str(error.value)
+
+    with ThreadPoolExecutor(ranks) as threads:
+        return list(threads.map(join, range(ranks)))
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hello, "LIMIT", 500 * MS)
+
+
+@pytest.mark.usefixtures("short")
+def test_one_direction_that_is_dropped_is_named_by_all(lose: Callable[[Drop], None]) -> None:
+    lose(lambda sender, receiver, size: (sender, receiver) == (0, 1))
+    for rank, said in enumerate(refusals(3)):
+        assert said.startswith(f"rank {rank}: UDP does not pass between all ranks:\n  rank 1 does not hear rank 0: ")
+        assert re.search(r"to UDP port \d+ of 127\.0\.0\.1; let it in \(firewall", said)
+        assert said.count("does not hear") == 1
+        assert "TAILBOUND_PORT" in said
+
+
+@pytest.mark.usefixtures("short")
+def test_full_rows_that_are_dropped_are_told_apart_from_silence(lose: Callable[[Drop], None]) -> None:
+    lose(lambda sender, receiver, size: size > 200)
+    for said in refusals(2):
+        assert "does not hear" not in said
+        assert f"rank 0 hears rank 1, but no packets of {20 + 8 + 64 + 256} bytes" in said
+        assert "rank 1 hears rank 0, but no" in said
+        assert "MTU" in said
+
+
+@pytest.mark.usefixtures("short")
+def test_nothing_arrives_anywhere(lose: Callable[[Drop], None]) -> None:
+    lose(lambda sender, receiver, size: True)
+    for said in refusals(3):
+        assert [line.split(":")[0].strip() for line in said.splitlines()[1:4]] == [
+            f"rank {rank} does not hear ranks {', '.join(str(p) for p in range(3) if p != rank)}" for rank in range(3)
+        ]
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.1, 0.4])
+def test_losses_fail_no_start(lose: Callable[[Drop], None], loss: float) -> None:
+    chance = random.Random(5)
+    lose(lambda sender, receiver, size: chance.random() < loss)
+    with team(4, patient()) as job:
+        data = [np.full(1000, float(rank), np.float32) for rank in range(4)]
+        for out, outcome in job.allreduce(data):
+            assert outcome.delivered == outcome.expected
+            assert out.mean() == pytest.approx(1.5, abs=0.05)
+
+
+def test_who_is_settled_sends_no_more_and_others_less_and_less() -> None:
+    talk = Hello([1, 2], 0)
+    assert talk.turn(0) == [1, 2]
+    assert talk.turn(0) == []
+    talk.take(1, wide=True, says=SMALL | WIDE)
+    assert talk.look == hello.AGAIN
+    asked, now = [], 0
+    while now < 10_000 * MS:
+        now = talk.look
+        asked += [(now, peer) for peer in talk.turn(now)]
+    assert {peer for _, peer in asked} == {2}
+    gaps = [b[0] - a[0] for a, b in itertools.pairwise(asked)]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] == hello.AGAIN_MOST
+    talk.take(2, wide=False, says=SMALL | WIDE)
+    assert not talk.complete
+    talk.take(2, wide=True, says=0)
+    assert talk.complete
+    assert talk.look == 0
+
+
+def test_a_peer_that_is_heard_but_may_not_hear_is_asked_on() -> None:
+    talk = Hello([1], 0)
+    talk.take(1, wide=True, says=SMALL)
+    assert talk.complete
+    assert talk.turn(0) == [1]
+
+
+def test_what_a_rank_has_refused_and_could_not_send_is_told() -> None:
+    one = Greeting(
+        rank=0, ranks=2, wire=1, version="0.1.0", address="10.0.0.1", port=5515, width=1408, rows=64, sum_rows=64,
+        datapath="udp", rotate=True, mode="u8", model="abc",
+    )  # fmt: skip
+    greetings = [one, replace(one, rank=1, address="10.0.0.2")]
+    reports = [Report(deaf=[1], refused={"WRONG_ADDRESS": 7}), Report(unsent={"0": "Operation not permitted"})]
+    deaf, unsent = complaints(greetings, reports, 1408)
+    assert "nothing from 10.0.0.2 came to UDP port 5515 of 10.0.0.1" in deaf
+    assert "7 WRONG_ADDRESS" in deaf
+    assert "translated" in deaf
+    assert unsent == "rank 1 cannot send to rank 0 at 10.0.0.1: Operation not permitted"
+    assert complaints(greetings, [Report(), Report()], 1408) == []
