@@ -242,9 +242,10 @@ _Static_assert(sizeof(struct tb_fault_counts) == 64, "tb_fault_counts");
 struct tb_fanout {
 	__u32 active; /* 0: nothing is cloned */
 	__u32 address; /* source of the bursts: own IPv4 address, network byte order */
-	__u16 port; /* source of the bursts: UDP port, network byte order */
+	__u16 port; /* source of the bursts: the first of their UDP ports, host byte order */
 	__u16 lead; /* the rank that bursts are addressed to; what goes to others is left alone */
-	__u32 copies; /* entries of order */
+	__u16 copies; /* entries of order */
+	__u16 ports; /* so many source ports from port on */
 	__u8 order[256]; /* live ranks other than the lead, in the order in which copies leave */
 };
 _Static_assert(sizeof(struct tb_fanout) == 272, "tb_fanout");

@@ -37,14 +37,15 @@ static __always_inline int tb_datagram_of(struct __sk_buff *skb, struct tb_datag
 	return data + TB_HEAD_OFFSET <= (void *)(long)skb->data_end;
 }
 
-/* Whether the datagram is one that the host wants at every live peer: from its socket, to the lead. */
+/* Whether the datagram is one that the host wants at every live peer: from its sockets, to the lead. */
 static __always_inline int tb_fanout_wanted(const struct tb_datagram *d,
 					    const struct tb_fanout *fanout,
 					    const struct tb_fanout_peer *lead)
 {
 	return d->eth->h_proto == tb_be16(ETH_P_IP) && *(__u8 *)d->ip == 0x45 &&
 	       d->ip->protocol == TB_IPPROTO_UDP && !(d->ip->frag_off & tb_be16(0x3fff)) &&
-	       d->ip->saddr == fanout->address && d->udp->source == fanout->port &&
+	       d->ip->saddr == fanout->address &&
+	       (__u16)(tb_be16(d->udp->source) - fanout->port) < fanout->ports &&
 	       d->ip->daddr == lead->address && d->udp->dest == lead->port;
 }
 

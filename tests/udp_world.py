@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 import cases
 from tailbound.datapath.ingest import ingest
 from tailbound.datapath.store import allocate, store_of
-from tailbound.datapath.tables import Tables, endpoint_words
+from tailbound.datapath.tables import Tables
 from tailbound.wire.schema import HEADER_BYTES, UNKNOWN_SENDER, Verdict
 
 
@@ -20,13 +21,12 @@ class World:
     def __init__(self, ranks: int = cases.RANKS, width: int = cases.WIDTH, registered: Any = None) -> None:
         self.tables = Tables(allocate(width, cases.SUM_ROWS, cases.RESULT_ROWS))
         self.store = store_of(self.tables.arrays)
-        self.endpoints = [(cases.ip_of(r) if r < 250 else f"198.19.0.{r - 249}", cases.PORT + r) for r in range(ranks)]
-        self.words = endpoint_words(self.endpoints)
-        self.tables.register(self.endpoints)
+        places = [cases.ip_of(r) if r < 250 else f"198.19.0.{r - 249}" for r in range(ranks)]
+        self.words = [int.from_bytes(socket.inet_aton(place), "little") for place in places]
         self.tables.seal(cases.FIRST_OP - 1, 0, cases.SUM_ROWS)
         for rank in range(ranks):
             if rank != cases.RANK and (registered is None or rank in registered):
-                self.store.peers[rank]["address"] = int(self.words[rank]) >> 16
+                self.store.peers[rank]["address"] = self.words[rank]
                 self.store.peers[rank]["live"] = 1
         self.control(**cases.control_values(ranks))
         self.clock = 1_000_000_000
@@ -43,7 +43,7 @@ class World:
         buffer[: len(data)] = np.frombuffer(data, np.uint8)
         self.clock += 1000
         self.reflected = ingest(
-            self.tables.context, buffer, len(data), segment, int(self.words[source]), self.clock, self.echoes
+            self.tables.context, buffer, len(data), segment, self.words[source], self.clock, self.echoes
         )
         return buffer
 

@@ -51,8 +51,8 @@ def attach(wire: list[str], loader: str) -> Iterator[Callable[..., Fanout]]:
     """Makes fan-outs on ``tbx`` for the peers of ``PLACES``, none of them live yet."""
     made: list[Fanout] = []
 
-    def new(port: int = SOURCE, way: str = "auto") -> Fanout:
-        fanout = Fanout.attach("tbx", port, loader, way)
+    def new(port: int = SOURCE, way: str = "auto", ports: int = 1) -> Fanout:
+        fanout = Fanout.attach("tbx", port, loader, way, ports)
         made.append(fanout)
         fanout.set_peers(0, [Peer(rank, *PLACES[rank], MACS[rank]) for rank in PLACES])
         return fanout
@@ -129,6 +129,16 @@ def test_buffers_of_segments_are_restored(attach: Callable[..., Fanout]) -> None
     assert {r: (c.clones + c.failed, c.packets + c.packets_failed) for r, c in counts.items()} == dict.fromkeys(
         (1, 2, 3), (1, 3)
     )
+
+
+@pytest.mark.needs("scapy")
+def test_bursts_of_neighbouring_ports(attach: Callable[..., Fanout], tap: socket.socket) -> None:
+    fanout = attach(ports=3)
+    fanout.live({2, 4})
+    for port in range(SOURCE - 1, SOURCE + 4):
+        syscalls.run_tc(fanout.program, frame(4, b"abcd", sport=port))
+    assert seen(tap, 3) == [frame(2, b"abcd", sport=SOURCE + i) for i in range(3)]
+    assert fanout.counts() == {4: (3, 0, 0, 0, 0), 2: (0, 3, 0, 3, 0)}
 
 
 @pytest.mark.needs("scapy")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import select
 import socket
+from collections.abc import Iterator
 
 import pytest
 
@@ -252,3 +253,90 @@ def test_a_peer_whose_socket_is_full_holds_up_nobody_else(receivers: list[socket
     finally:
         for other in others:
             other.close()
+
+
+@pytest.fixture
+def ported(bound: socket.socket) -> Iterator[tuple[SendQueue, list[socket.socket], Ports]]:
+    """Two peers with three source ports each."""
+    others = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(6)]
+    for other in others:
+        other.bind((ADDRESS, 0))
+    queue = SendQueue(Sender([bound, *others], dict.fromkeys((1, 2), (ADDRESS, 9))))
+    yield queue, others, Ports(queue, others)
+    for other in others:
+        other.close()
+
+
+class Ports(Kernel):
+    """Remembers beside the bursts which socket each call went to, and refuses those that are full."""
+
+    def __init__(self, queue: SendQueue, sockets: list[socket.socket]) -> None:
+        super().__init__(queue)
+        self._index = {sock.fileno(): i for i, sock in enumerate(sockets)}
+        self.calls: list[tuple[int, int, int]] = []  # socket, rank, bursts
+        self.stuck: set[int] = set()
+
+    def send(self, sock: socket.socket, count: int) -> tuple[int, int]:
+        if (index := self._index[sock.fileno()]) in self.stuck:
+            return 0, errno.EAGAIN
+        found = super().send(sock, count)
+        if found[0]:
+            self.calls.append((index, self.taken[-1][0], found[0]))
+        return found
+
+
+def test_calls_of_a_run_take_the_source_ports_in_turn(ported: tuple[SendQueue, list[socket.socket], Ports]) -> None:
+    queue, _, kernel = ported
+    queue.submit(7, C, [(1, memory(64 * 16 + 1)), (2, memory(64 * 4))], LATER, None, 0)
+    of = {rank: [(port, bursts) for port, to, bursts in kernel.calls if to == rank] for rank in (1, 2)}
+    assert of[1] == [(0, 4), (1, 4), (2, 4), (0, 4), (1, 1)]  # as many calls as over one socket
+    assert of[2] == [(3, 4)]
+    queue.submit(8, C, [(1, memory(5)), (2, memory(5))], LATER, None, 0)
+    assert [port for port, _, _ in kernel.calls[-2:]] == [2, 4]  # short ops take turns, too
+
+
+def test_rows_leave_in_the_order_of_the_run_whatever_the_port(
+    bound: socket.socket, receivers: list[socket.socket]
+) -> None:
+    others = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(3)]
+    try:
+        for other in others:
+            other.bind((ADDRESS, 0))
+        queue = SendQueue(Sender([bound, *others], {1: receivers[0].getsockname()}))
+        packets = memory(64 * 9 + 3)
+        queue.submit(7, C, [(1, packets)], LATER, None, 0)
+        found = [receivers[0].recvfrom(65536) for _ in range(len(packets))]
+        assert [data for data, _ in found] == [p.tobytes() for p in packets]
+        runs = [source for i, (_, source) in enumerate(found) if i == 0 or found[i - 1][1] != source]
+        assert runs == [other.getsockname() for other in others]
+    finally:
+        for other in others:
+            other.close()
+
+
+def test_a_full_port_hands_on_to_the_next_and_all_full_wait(
+    ported: tuple[SendQueue, list[socket.socket], Ports],
+) -> None:
+    queue, _, kernel = ported
+    kernel.stuck = {1}
+    queue.submit(7, C, [(1, memory(64 * 12))], LATER, None, 0)
+    assert [port for port, _, _ in kernel.calls] == [0, 2, 0]
+    assert queue.empty
+    assert not queue.full  # nothing waits for that socket
+    kernel.stuck = {0, 1, 2}
+    done: list[int] = []
+    queue.submit(8, C, [(1, memory(64)), (2, memory(64))], LATER, done.append, 0)
+    assert (queue.full, queue.packets, done) == ({1, 2, 3}, 64, [])
+    assert kernel.calls[-1][1] == 2  # another peer has room
+    kernel.stuck = {0, 1}
+    queue.pump(1)
+    assert kernel.calls[-1][0] == 2
+    assert done == [128]
+
+
+def test_a_full_device_is_not_tried_over_every_port(ported: tuple[SendQueue, list[socket.socket], Ports]) -> None:
+    queue, _, kernel = ported
+    kernel.script = [errno.ENOBUFS]
+    queue.submit(7, C, [(1, memory(64))], LATER, None, 0)
+    assert kernel.taken == []
+    assert (queue.packets, queue.waits, queue.full) == (64, 1, set())

@@ -24,7 +24,7 @@ ALL = MAX_RANKS
 
 @pytest.fixture
 def shared(bound: socket.socket) -> Shared:
-    return Shared("fanout", bound, (ADDRESS, 7), (2, 3, 1))
+    return Shared("fanout", (bound,), (ADDRESS, 7), (2, 3, 1))
 
 
 @pytest.fixture
@@ -226,6 +226,6 @@ def test_burst_by_burst_every_rank_gets_its_own(bound: socket.socket, shared: Sh
 def test_there_is_room_for_two_kinds(faked: tuple[SendQueue, Kernel], bound: socket.socket) -> None:
     queue, _ = faked
     sender = queue._sender
-    assert sender.share(Shared("multicast", bound)) == MAX_RANKS + 1
+    assert sender.share(Shared("multicast", (bound,))) == MAX_RANKS + 1
     with pytest.raises(ConfigError, match=f"{SHARED_MOST} shared"):
-        sender.share(Shared("third", bound))
+        sender.share(Shared("third", (bound,)))

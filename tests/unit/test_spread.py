@@ -43,7 +43,7 @@ def job(bound: socket.socket) -> Any:
         tell=lambda rank, head, body=b"": told.append((rank, head, body)),
     )  # fmt: skip
     for name in ("fanout", "multicast"):
-        spread.add(Shared(name, bound, (ADDRESS, 9)))
+        spread.add(Shared(name, (bound,), (ADDRESS, 9)))
     spread.reach = Reach(made.peers)
     spread.learn(fanout="", multicast="")
     return made

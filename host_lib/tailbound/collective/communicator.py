@@ -168,13 +168,11 @@ class Communicator:
         if (switch := self.config.switch) is not None:
             everybody.append((switch.address, switch.port or self.config.port or DEFAULT_PORT))
         endpoints = {rank: endpoint for rank, endpoint in enumerate(everybody) if rank != self.config.rank}
-        path.set_endpoints(everybody)
         here = sum(host == address[0] for host, _ in everybody[: self.config.ranks])
         lanes = lanes_for(self.config.codec_threads, cores_here(), here)
         self.config = dataclasses.replace(self.config, codec_threads=lanes)
-        # the udp datapath knows its peers by port, too
         alone = all(g.datapath != "udp" for g in self.greetings) and endpoints
-        sockets = path.sending(len(endpoints)) if alone else [path.socket]
+        sockets = path.sending(len(endpoints), self.config.source_ports) if endpoints else [path.socket]
         job = Job(self.config, path, Sender(sockets, endpoints, pace=path.pace), self.greetings[0].cookie)
         warm_up(job)
         job.activate([_u32(host) for host, _ in everybody], _u32(address[0]))

@@ -57,12 +57,13 @@ def open_outlets(job: Job, address: str, endpoints: Mapping[int, tuple[str, int]
 
 
 def _try_fanout(job: Job, address: str, endpoints: Mapping[int, tuple[str, int]]) -> None:
-    from tailbound.datapath.xdp import room_of, sending_socket
+    from tailbound.datapath.xdp import neighbouring_sockets, ports_of, room_of
 
     interface: str = getattr(job.datapath, "interface", "")
-    sock = sending_socket(address, room_of(len(endpoints)))
+    ports = ports_of(len(endpoints), job.config.source_ports)
+    socks = neighbouring_sockets(address, ports, room_of(len(endpoints) * ports))
     try:
-        fanout = _attach(interface, sock.getsockname()[1])
+        fanout = _attach(interface, socks[0].getsockname()[1], len(socks))
         try:
             macs = next_hops(interface, [host for host, _ in endpoints.values()])
             fanout.set_peers(job.rank, [Peer(r, host, port, macs[host]) for r, (host, port) in endpoints.items()])
@@ -70,42 +71,46 @@ def _try_fanout(job: Job, address: str, endpoints: Mapping[int, tuple[str, int]]
             fanout.close()
             raise
     except (CapabilityError, AttachError) as error:
-        sock.close()
+        for sock in socks:
+            sock.close()
         job.spread.learn(fanout=str(error))
         return
     job.spread.fanout = fanout
-    job.spread.add(Shared("fanout", sock))
+    job.spread.add(Shared("fanout", tuple(socks)))
     job.spread.learn(fanout="")
 
 
-def _attach(interface: str, port: int) -> Fanout:
+def _attach(interface: str, port: int, ports: int) -> Fanout:
     """The program of this process, or the one that ``tailbound attach`` has left for processes without privileges."""
     try:
-        return Fanout.attach(interface, port)
+        return Fanout.attach(interface, port, ports=ports)
     except CapabilityError as error:
         try:
-            return Fanout.open(interface, port)
+            return Fanout.open(interface, port, ports)
         except (AttachError, CapabilityError):
             raise error from None
 
 
 def _try_multicast(job: Job, address: str) -> None:
-    from tailbound.datapath.xdp import sending_socket
+    from tailbound.datapath.xdp import ports_of, sending_socket
 
     port = job.datapath.endpoint[1]
     group = group_of(job.cookie, job.config.group)
-    sock = sending_socket(address, _GROUP_ROOM)
+    ports = ports_of(len(job.peers), job.config.source_ports)
+    socks = tuple(sending_socket(address, _GROUP_ROOM // ports) for _ in range(ports))
     try:
-        prepare(sock, address)
+        for sock in socks:
+            prepare(sock, address)
         membership = Membership(group, port, address)
     except CapabilityError as error:
-        sock.close()
+        for sock in socks:
+            sock.close()
         job.spread.learn(multicast=str(error))
         return
     job.store.control["group"] = np.frombuffer(socket.inet_aton(group), np.uint32)[0]
     job.spread.membership = membership
     job.spread.reach = Reach(job.peers)
-    job.spread.add(Shared("multicast", sock, (group, port), local=False))
+    job.spread.add(Shared("multicast", socks, (group, port), local=False))
     job.spread.learn(multicast="")
 
 
@@ -218,7 +223,8 @@ def close(job: Job) -> None:
     if spread.membership is not None:
         spread.membership.close()
     for channel in spread.channels:
-        channel.socket.close()
+        for sock in channel.sockets:
+            sock.close()
 
 
 def _header(job: Job, owner: int, number: int, flags: int = 0) -> NDArray[Any]:
@@ -234,7 +240,7 @@ def _tell(job: Job, say: Say) -> None:
     assert channel is not None
     packet = packets.packet(_header(job, job.rank, say.number), b"")
     try:
-        channel.socket.sendto(packet, channel.target)
+        channel.sockets[0].sendto(packet, channel.target)
     except OSError:  # full, or refused: not heard, which is what counts
         channel.lose(job.sender.counts, 1)
     else:

@@ -34,7 +34,6 @@ from tailbound.wire.jit import Scalar, compiled
 from tailbound.wire.packets import HEADER_DTYPE
 from tailbound.wire.schema import (
     HEADER_BYTES,
-    MAX_RANKS,
     ROW_STEP,
     UNKNOWN_SENDER,
     VERDICTS,
@@ -78,9 +77,7 @@ def _trust(t: Any, words: NDArray[np.uint64], source: Scalar) -> Scalar:
     sender = np.int64(h.sender)
     if sender == c.rank or sender >= c.ranks or peer_at(t.peers, sender).address == 0:
         return _UNKNOWN_RANK
-    registered = u64_row(t.endpoints, 0, MAX_RANKS)[sender]
-    key = np.uint64(source)
-    if key != registered or key >> np.uint64(16) != np.uint64(peer_at(t.peers, sender).address):
+    if np.uint64(source) != np.uint64(peer_at(t.peers, sender).address):
         return _WRONG_ADDRESS
     return GO_ON if checksum(words) == h.check else _CORRUPT
 
@@ -203,7 +200,7 @@ def ingest_packet(t: Any, d: NDArray[np.uint8], words: NDArray[np.uint64], sourc
         t: ``Tables.context[0]``; the mutex is held by the caller.
         d: u8[length], the UDP payload. A reflected probe leaves its echo here.
         words: the same memory as u64 where the length is a multiple of 8.
-        source: ``tables.endpoint_word`` of the sender.
+        source: IPv4 address of the sender as the maps hold it (network byte order).
         now: CLOCK_MONOTONIC, ns.
 
     Returns:
@@ -240,7 +237,7 @@ def ingest(
         data: u8[size], size a multiple of 8, 8-byte aligned; ``length`` bytes of it were received.
         length: bytes.
         segment: GRO segment size in bytes; 0: the buffer is one packet.
-        source: ``tables.endpoint_word`` of the sender.
+        source: IPv4 address of the sender as the maps hold it (network byte order).
         now: CLOCK_MONOTONIC, ns.
         echoes: i64[n, 2], out: (offset, length) of reflected probes, at most n of them.
 

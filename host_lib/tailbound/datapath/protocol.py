@@ -6,7 +6,7 @@ thread with numba) it does not know. Both ways follow the same slot rules and gi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from socket import socket as Socket
 from typing import Any, NamedTuple, Protocol
@@ -63,15 +63,17 @@ class Datapath(Protocol):
     def endpoint(self) -> tuple[str, int]:
         """IPv4 address and UDP port at which peers reach this rank."""
 
-    def sending(self, peers: int) -> list[Socket]:
-        """Sockets for the sender (``transport.sender.Sender``), ``socket`` first; ``close`` closes them."""
+    def sending(self, peers: int, ports: int = 0) -> list[Socket]:
+        """Sockets for the sender (``transport.sender.Sender``), ``socket`` first; ``close`` closes them.
+
+        Args:
+            peers: ranks that are sent to.
+            ports: source ports of the bursts to one peer, at most; 0: as many as are useful.
+        """
 
     @property
     def pace(self) -> Callable[[int, int], float] | None:
         """How long the sender waits before a burst (``transport.sender.Pace``); None where nothing needs it."""
-
-    def set_endpoints(self, endpoints: Sequence[tuple[str, int]]) -> None:
-        """Tells the (IPv4 address, UDP port) of every rank, own included."""
 
     def reset(self, first_op: int) -> None:
         """Seals every slot below ``first_op``; called before ``control.active`` is set to 1."""

@@ -111,7 +111,7 @@ def receive(
             clock_gettime(_CLOCK_MONOTONIC, clock.ctypes.data)
             now = clock[0] * 1_000_000_000 + clock[1]
             length = np.int64(messages[i, 7] & _LOW)
-            source = np.int64(names[i, 0] >> np.uint64(16))
+            source = np.int64(names[i, 0] >> np.uint64(32))  # the address alone: peers use several ports
             lock(t.mutex)
             segment = _options(s, controls[i], np.int64(messages[i, 5]))
             s[RECEIVED] += 1

@@ -79,7 +79,7 @@ def _udp(found: Interface | None, config: Config) -> tuple[Datapath, tuple[str, 
     address = found.address if found else "127.0.0.1"
     width = row_width(config.width, found.mtu if found and not address.startswith("127.") else None)
     sum_rows, result_rows = ring_rows(config.ring_mib, width, config.ranks)
-    return _with_endpoint(UdpDatapath(address, _ports(config, found), None, width, sum_rows, result_rows))
+    return _with_endpoint(UdpDatapath(address, _ports(config, found), width, sum_rows, result_rows))
 
 
 def _ports(config: Config, found: Interface | None) -> list[int]:

@@ -6,8 +6,7 @@ references. A record travels as one pointer. ``Tables`` keeps the memory alive; 
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -39,20 +38,10 @@ _HEAD = _bits(dtype_of(schema.HEADER))
 
 #: All worker maps but the locks that one mutex stands for.
 _MAPS = tuple(m.name for m in schema.WORKER_MAPS if m.mmap or m.name == "slot_locks")
-_OWN = ("endpoints", "head", "scratch", "events", "controls", "control_lengths", "state", "mutex", "queue_mutex")
+_OWN = ("head", "scratch", "events", "controls", "control_lengths", "state", "mutex", "queue_mutex")
 #: Addresses of all arrays, and the sizes that are not in the schema.
 _SIZES = ("width", "sum_rows", "result_rows")
 CONTEXT_DTYPE = np.dtype([(name, "=u8") for name in (*_MAPS, *_OWN)] + [(name, "=i8") for name in _SIZES])
-
-
-def endpoint_words(endpoints: Sequence[tuple[str, int]]) -> NDArray[np.uint64]:
-    """Source endpoints as in the second to eighth byte of a sockaddr_in: port, then address << 16; u64[ranks].
-
-    Raises:
-        OSError: an address is not dotted IPv4.
-    """
-    raw = [port.to_bytes(2, "big") + socket.inet_aton(ip) for ip, port in endpoints]
-    return np.array([int.from_bytes(word, "little") for word in raw], np.uint64)
 
 
 class Tables:
@@ -66,7 +55,6 @@ class Tables:
         self.arrays = dict(arrays)
         self.mutex = Mutex()  #: held while a received buffer is taken in, and while slots are sealed
         self.queue_mutex = Mutex()  #: held while a queue is written or drained
-        self.endpoints = np.zeros(schema.MAX_RANKS, np.uint64)
         self.events = np.zeros((EVENT_QUEUE, 3), np.uint64)  # kind, op, ns
         self.controls = np.zeros((CONTROL_QUEUE, schema.HEADER_BYTES + width), np.uint8)
         self.control_lengths = np.zeros(CONTROL_QUEUE, np.int64)
@@ -74,7 +62,6 @@ class Tables:
         self._head = np.zeros(1, _HEAD)
         self._scratch = np.zeros((schema.HEADER_BYTES + width) // 8, np.uint64)
         memory = self.arrays | {
-            "endpoints": self.endpoints,
             "head": self._head,
             "scratch": self._scratch,
             "events": self.events,
@@ -89,17 +76,6 @@ class Tables:
             self.context[name] = memory[name].ctypes.data
         self.context["width"], self.context["result_rows"] = width, result_rows
         self.context["sum_rows"] = arrays["sums"].shape[0]
-
-    def register(self, endpoints: Sequence[tuple[str, int]]) -> None:
-        """Tells the source (IPv4 address, port) by rank.
-
-        Raises:
-            OSError: an address is not dotted IPv4.
-        """
-        words = endpoint_words(endpoints)
-        with self.mutex:
-            self.endpoints[:] = 0
-            self.endpoints[: len(words)] = words
 
     def seal(self, op: int, seq: int, rows: int) -> None:
         """Seals ``rows`` slots from row sequence ``seq`` up to ``op``; when it returns, nobody is adding."""

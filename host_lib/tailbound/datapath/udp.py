@@ -1,7 +1,8 @@
 """The udp datapath: sockets and numba instead of XDP. No privileges; the same rules, verdicts and bits.
 
-A thread receives super-packets (UDP GRO) and takes them in by ``ingest`` in one nogil loop. The socket is shared with
-the sender, so that peers can be told apart by address *and* port and several ranks may live on one address.
+A thread receives super-packets (UDP GRO) and takes them in by ``ingest`` in one nogil loop. As in the kernel, a rank is
+known by its address, whatever source port it sends from. Several ranks may live on one address: packets name their
+sender, and each rank receives at a port of its own. The sender shares the socket: it is one reader that takes all.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from tailbound.datapath.receive import BATCH, BUFFER_BYTES, SO_RXQ_OVFL, UDP_GRO
 from tailbound.datapath.store import allocate, store_of
 from tailbound.datapath.tables import CONTROLS_LOST, KERNEL_DROPS, STOP, Tables
 from tailbound.errors import CapabilityError, ConfigError
-from tailbound.wire import schema
 
 #: Below this many bytes of receive buffer (three or four super-packets fit into 208 KiB) senders must leave gaps.
 _AMPLE_BUFFER = 2 << 20
@@ -64,13 +64,11 @@ def _receive(arguments: tuple[Any, ...], *_kept: object) -> None:
 class UdpDatapath:
     """Receives on ``address``:``port`` and sums in user space; implements ``protocol.Datapath``.
 
-    ``store`` is filled in by the caller as for XDP: control, peers, then ``control.active``. The endpoints may be
-    given later with ``set_endpoints`` (with port 0 the system chooses a port: see ``endpoint``).
+    ``store`` is filled in by the caller as for XDP: control, peers, then ``control.active``.
 
     Args:
         address: own IPv4 address.
         port: own UDP port, or several, of which the first free one is taken; 0: any.
-        endpoints: (IPv4 address, port) by rank, own included, or None for later.
         width: codes of a row at most, a multiple of 64.
         sum_rows: rows of the sums ring, a power of two.
         result_rows: rows of the result ring, a power of two.
@@ -87,7 +85,6 @@ class UdpDatapath:
         self,
         address: str,
         port: int | Sequence[int],
-        endpoints: Sequence[tuple[str, int]] | None,
         width: int,
         sum_rows: int,
         result_rows: int,
@@ -100,8 +97,6 @@ class UdpDatapath:
         arrays = allocate(width, sum_rows, result_rows)
         self.store = store_of(arrays)
         self._tables = Tables(arrays)
-        if endpoints is not None:
-            self.set_endpoints(endpoints)
         self.socket = self._open(address, port, receive_buffer)
         self._wake, self._events, self._controls = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(3))
         self._closed = False
@@ -136,8 +131,8 @@ class UdpDatapath:
         sock.setblocking(False)
         return sock
 
-    def sending(self, peers: int) -> list[socket.socket]:
-        """See ``Datapath.sending``; peers know this rank by its port too."""
+    def sending(self, peers: int, ports: int = 0) -> list[socket.socket]:
+        """See ``Datapath.sending``; one socket, since nothing is gained by more where one thread receives."""
         return [self.socket]
 
     @property
@@ -169,19 +164,6 @@ class UdpDatapath:
     def control_drops(self) -> int:
         """Control packets lost because nobody fetched the ones before."""
         return int(self._tables.state[CONTROLS_LOST])
-
-    def set_endpoints(self, endpoints: Sequence[tuple[str, int]]) -> None:
-        """Tells the source (IPv4 address, port) by rank; packets from elsewhere are WRONG_ADDRESS.
-
-        Raises:
-            ConfigError: too many ranks or an address that is not dotted IPv4.
-        """
-        if len(endpoints) > schema.MAX_RANKS:
-            raise ConfigError(f"{len(endpoints)} ranks: at most {schema.MAX_RANKS}")
-        try:
-            self._tables.register(endpoints)
-        except OSError as error:
-            raise ConfigError(f"endpoints {list(endpoints)}: give dotted IPv4 addresses") from error
 
     def reset(self, first_op: int) -> None:
         """Seals every slot below ``first_op``; called before ``control.active`` is set to 1."""

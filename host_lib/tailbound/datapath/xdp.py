@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tailbound.datapath.buffers import reserve
 from tailbound.datapath.protocol import EventRecord, Store
@@ -26,8 +27,10 @@ from tailbound.wire.schema import HEADER_BYTES, WORKER_MAPS
 #: Bytes asked for the control socket's buffer; the kernel may give less without CAP_NET_ADMIN.
 _RECEIVE_BYTES = 8 << 20
 #: Bytes asked for the buffers of all sockets that bursts leave over, and of one at least (two super-frames); how many
-#: sockets.
-_SEND_BYTES, _SEND_LEAST, _SOCKETS = 1 << 20, 160 << 10, 16
+#: sockets, and how many of them for one peer unless more are asked for.
+_SEND_BYTES, _SEND_LEAST, _SOCKETS, _PORTS = 1 << 20, 160 << 10, 16, 4
+#: How often consecutive ports are looked for.
+_ATTEMPTS = 16
 #: Maps that a trainer needs: what is mmapped, the seals and the events.
 PINNED = (*(m.name for m in WORKER_MAPS if m.mmap or m.writer != "program"), EVENTS)
 
@@ -66,6 +69,20 @@ def bound_socket(address: str, port: int) -> socket.socket:
     return out
 
 
+def ports_of(peers: int, asked: int = 0) -> int:
+    """Source ports of the bursts to one of ``peers`` peers.
+
+    A receiver with several queues has one processor for each flow, so a few flows are to come to it. With many peers
+    they do; with few, each sends over several ports, as many as there is buffer for (``_SEND_BYTES`` for all peers): 4
+    to one peer, 3 to each of two, 2 to each of three, else one.
+
+    Args:
+        peers: at least 1.
+        asked: so many, as far as ``_SOCKETS`` last; 0: as above.
+    """
+    return max(1, min(asked or min(_PORTS, _SEND_BYTES // _SEND_LEAST // peers), _SOCKETS // peers))
+
+
 def sending_sockets(address: str, count: int) -> list[socket.socket]:
     """``count`` UDP sockets for bursts, with ports of their own and ``_SEND_BYTES`` of room together.
 
@@ -80,13 +97,38 @@ def room_of(count: int) -> int:
     return max(_SEND_LEAST, _SEND_BYTES // count)
 
 
-def sending_socket(address: str, room: int) -> socket.socket:
-    """A UDP socket for bursts, with a port of its own and ``room`` bytes of buffer."""
+def sending_socket(address: str, room: int, port: int = 0) -> socket.socket:
+    """A UDP socket for bursts, with ``room`` bytes of buffer, at ``port`` (0: any that is free).
+
+    Raises:
+        OSError: the port is taken.
+    """
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sock.setblocking(False)
-    sock.bind((address, 0))
+    try:
+        sock.bind((address, port))
+    except OSError:
+        sock.close()
+        raise
     reserve(sock, socket.SO_SNDBUF, room)
     return sock
+
+
+def neighbouring_sockets(address: str, count: int, room: int) -> list[socket.socket]:
+    """``count`` UDP sockets for bursts with consecutive ports, for a program that knows them by the first.
+
+    Where the system is short of ports they are fewer, but one at least.
+    """
+    for attempt in range(_ATTEMPTS):
+        socks = [sending_socket(address, room)]
+        first = int(socks[0].getsockname()[1])
+        with contextlib.suppress(OSError, OverflowError):
+            socks.extend(sending_socket(address, room, port) for port in range(first + 1, first + count))
+        if len(socks) == count or attempt == _ATTEMPTS - 1:
+            break
+        for sock in socks:
+            sock.close()
+    return socks
 
 
 class XdpDatapath:
@@ -208,9 +250,6 @@ class XdpDatapath:
             maps.close()
             raise
 
-    def set_endpoints(self, endpoints: Sequence[tuple[str, int]]) -> None:
-        """Nothing to do: the program tells ranks apart by the addresses in ``store.peers``, whatever the port."""
-
     def reset(self, first_op: int) -> None:
         """Seals every slot below ``first_op``; called before ``control.active`` is set to 1."""
         self._sealer.seal((first_op - 1) & 0xFFFFFFFF, 0, self.store.sum_rows)
@@ -239,9 +278,9 @@ class XdpDatapath:
         except BlockingIOError:
             return out
 
-    def sending(self, peers: int) -> list[socket.socket]:
-        """See ``Datapath.sending``; peers know this rank by its address alone."""
-        self._sending += sending_sockets(self.endpoint[0], min(peers, _SOCKETS))
+    def sending(self, peers: int, ports: int = 0) -> list[socket.socket]:
+        """See ``Datapath.sending``; peers know this rank by its address alone, so that any source port will do."""
+        self._sending += sending_sockets(self.endpoint[0], min(peers * ports_of(peers, ports), _SOCKETS))
         return [self.socket, *self._sending]
 
     def fence(self) -> None:

@@ -56,13 +56,13 @@ def shapes() -> dict[str, Shape]:
 
 
 class Fanout:
-    """The program on one interface, for one socket. Nothing is cloned before ``live``.
+    """The program on one interface, for sockets with consecutive ports. Nothing is cloned before ``live``.
 
     Not thread-safe: the thread that sends calls ``set_peers`` and ``live``.
     """
 
     def __init__(
-        self, made: Maps, interface: str, port: int, program: int = -1, link: tc.Attached | None = None
+        self, made: Maps, interface: str, port: int, ports: int = 1, program: int = -1, link: tc.Attached | None = None
     ) -> None:
         self.interface = interface
         self.address = interfaces.address_of(interface)
@@ -75,17 +75,18 @@ class Fanout:
         self._settings = made.arrays["fanout"]
         self._settings["active"] = 0
         self._settings["address"] = _word(self.address)
-        self._settings["port"] = socket.htons(port)
+        self._settings["port"], self._settings["ports"] = port, ports
         self._before = self._sums()
         self._own = 0
         self._closed = False
 
     @classmethod
-    def attach(cls, interface: str, port: int, loader: str = "auto", way: str = "auto") -> Fanout:
+    def attach(cls, interface: str, port: int, loader: str = "auto", way: str = "auto", ports: int = 1) -> Fanout:
         """Loads and attaches the program; it goes with this process.
 
         Args:
-            port: UDP source port of the socket that bursts leave; no other traffic may use it.
+            port: first UDP source port of the sockets that bursts leave; no other traffic may use them.
+            ports: how many ports there are from ``port`` on.
             loader: ``auto``, ``bcc`` or ``clang``.
             way: ``auto``, ``tcx`` or ``clsact``.
 
@@ -97,7 +98,7 @@ class Fanout:
             raise ConfigError(f"UDP port {port}: choose one of 1..65535")
         made, program, link = _attach(interface, port, loader, way)
         try:
-            return cls(made, interface, port, program, link)
+            return cls(made, interface, port, ports, program, link)
         except BaseException:
             _close(made, program, link)
             raise
@@ -118,7 +119,7 @@ class Fanout:
             _close(made, program, link)
 
     @classmethod
-    def open(cls, interface: str, port: int) -> Fanout:
+    def open(cls, interface: str, port: int, ports: int = 1) -> Fanout:
         """Takes over the program that ``tailbound attach`` has pinned; needs no privilege but the files' group.
 
         Raises:
@@ -129,7 +130,7 @@ class Fanout:
         try:
             for map_ in FANOUT_MAPS:
                 made.map_array(map_, shapes()[map_.name])
-            return cls(made, interface, port)
+            return cls(made, interface, port, ports)
         except BaseException:
             made.close()
             raise

@@ -70,6 +70,8 @@ class TailboundState(Recovery):
         resync_share: share of a step that a rank waits for such a slice; what comes later is taken in another round.
         result: how averaged rows come to the other ranks: a send to each (``peers``), one burst that the kernel
             (``fanout``) or the network (``multicast``) multiplies, or ``auto``, the best of what can be had.
+        source_ports: UDP source ports of what is sent to one rank over xdp, so that its receive-side scaling spreads
+            it; 0: by the number of ranks.
         multicast_group: IPv4 group of the job, the same on all ranks; empty: one that follows from its cookie.
 
     Raises:
@@ -100,6 +102,7 @@ class TailboundState(Recovery):
         resync_drift: float = 0.01,
         resync_share: float = 0.05,
         result: AskedResult = "auto",
+        source_ports: int = 0,
         multicast_group: str = "",
     ) -> None:
         if not dist.is_initialized():
@@ -124,6 +127,7 @@ class TailboundState(Recovery):
             safeguard=safeguard or Limits(),
             share_rows=share_rows,
             result=result,
+            source_ports=source_ports,
             group=multicast_group,
             bits=bits,
         )

@@ -19,7 +19,7 @@ from tailbound.wire.jit import Scalar, cached
 
 #: Columns of a flow: address of its first packet; packets that have left, packets in all; rank, or the number of a
 #: shared channel; packets of a burst;
-#: bursts that may leave now; bursts that have left; index of the socket.
+#: bursts that may leave now; bursts that have left; channel (``Sender.channel``).
 BASE, NEXT, TOTAL, RANK, SIZE, ALLOWED, BURSTS, CHANNEL = range(8)
 FLOW_WORDS = 8
 #: As many bursts as one may want: no limit.
@@ -54,7 +54,7 @@ def fill(
         flows: i64[F, 8], see the columns.
         stride: bytes of a packet.
         most: messages at most.
-        channel: only flows over this socket.
+        channel: only flows of this channel.
         names: u64[destinations], addresses of each rank's ``sockaddr_in``; 0: not a peer.
         control: address of the control message with the segment size.
         messages: u64[BATCH, 8], ``struct mmsghdr``; the iovec pointers are in place.
@@ -105,7 +105,7 @@ def settle(flows: NDArray[np.int64], order: NDArray[np.int64], taken: int) -> Sc
 def flows_of(runs: list[tuple[int, NDArray[np.uint8]]], size: int, channels: Mapping[int, int]) -> NDArray[np.int64]:
     """Flows of (rank, u8[count, stride]) runs, in bursts of ``size`` packets; the caller keeps the memory alive.
 
-    ``channels``: index of each rank's socket.
+    ``channels``: each rank's channel.
     """
     rows = [(packets.ctypes.data, 0, len(packets), rank, size, ANY, 0, channels[rank]) for rank, packets in runs]
     return np.array(rows, np.int64).reshape(-1, FLOW_WORDS)
@@ -144,7 +144,7 @@ class Batch:
         self._pointers[rank] = self._names[rank].ctypes.data
 
     def fill(self, flows: NDArray[np.int64], stride: int, channel: int = 0, most: int = BATCH) -> int:
-        """Prepares the next bursts of ``flows`` over socket ``channel``, at most ``most``; returns how many."""
+        """Prepares the next bursts of ``flows`` over ``channel``, at most ``most``; returns how many."""
         found = self._controls.get(stride)
         if found is None:
             # cmsghdr: length 18, level and type, segment size

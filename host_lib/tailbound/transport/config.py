@@ -24,6 +24,8 @@ WIDTH_LINEAR = 3392
 WIDTH_LOOPBACK = 1408
 #: Ports that ``udp`` may take from a given one on: several ranks, models and jobs of a host share its address.
 PORTS = 64
+#: More source ports for one peer spread its packets no better.
+SOURCE_PORTS_MOST = 16
 
 
 def width_for_mtu(mtu: int) -> int:
@@ -78,6 +80,7 @@ class Config:
         result: how results come to the peers: a send to ``peers`` each, one burst cloned by the kernel (``fanout``)
             or by the network (``multicast``), or ``auto``: what can be had and has been measured not to lose.
         group: IPv4 multicast group of the job, the same on all ranks; empty: one that follows from its cookie.
+        source_ports: UDP source ports of the bursts to one peer, xdp only; 0: as many as are useful.
         collective: ``transpose``, ``switch``, or ``auto``: the switch where one is given.
         switch: the aggregating switch that owns the rows; None: ranks own them.
         codec_threads: threads of a rank that share the codec's work on an op, the transport's own included; 0: one for
@@ -105,6 +108,7 @@ class Config:
     share_rows: bool = True
     result: AskedResult = "auto"
     group: str = ""
+    source_ports: int = 0
     collective: Literal["auto", "transpose", "switch"] = "auto"
     switch: Switch | None = None
     codec_threads: int = 0
@@ -127,6 +131,8 @@ class Config:
             check_group(self.group)
         if self.rotate not in (True, False, "auto"):
             raise ConfigError(f"rotate is {self.rotate!r}: give True, False or 'auto'")
+        if not 0 <= self.source_ports <= SOURCE_PORTS_MOST:
+            raise ConfigError(f"{self.source_ports} source ports: give 0..{SOURCE_PORTS_MOST}")
         if not self.ring_mib > 0:
             raise ConfigError(f"ring of {self.ring_mib} MiB: give a size above 0")
         for name in ("deadline_1", "deadline_2", "quiet"):

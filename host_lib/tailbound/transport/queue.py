@@ -35,7 +35,9 @@ Run = tuple[int, NDArray[np.uint8]]
 
 #: A pump hands over this many bursts at most before the loop looks around again (8 MiB: about 10 ms).
 _BURSTS = 128
-#: Bursts in one system call where several sockets take turns: a quarter of a megabyte.
+#: Bursts in one system call where several sockets take turns: a quarter of a megabyte. Calls of a run take the source
+#: ports of its peer in turn, so rows are handed over in the order of one socket: the last packet, whose mark says that
+#: nothing more comes, follows all others, and a tail that is cut off is one piece.
 _TURN = 4
 #: ns until a full device queue is tried again; it makes no socket event.
 _RETRY = 500_000
@@ -97,6 +99,7 @@ class SendQueue:
         self.stale = self.waits = self.held = 0
         self.full: set[int] = set()
         self._blocked: set[int] = set()  # sockets that are not to be tried again in this pump
+        self._turns: dict[int, int] = {}  # which of its sockets a channel has come to
         self._queues: tuple[deque[_Item], deque[_Item]] = (deque(), deque())  # results, contributions
         self._batch: Batch | None = None
         self._again = 0
@@ -188,6 +191,7 @@ class SendQueue:
             self._pumping = False
         if self._nothing():
             self._again = 0
+            self.full.clear()  # another socket of the channel has taken what these had no room for
         return self._again
 
     def _nothing(self) -> bool:
@@ -235,21 +239,30 @@ class SendQueue:
             shared = self._sender.shared[rank]
             batch.point(rank, shared.target)
             cost = max(cost, shared.cost)
-        most = BATCH if item.shared or len(self._sender.sockets) == 1 else _TURN
+        alone = item.shared or len(self._sender.sockets) == 1
         moved = True
         while moved and item.left and budget > 0:
             moved = False
             for channel in item.channels:
-                if channel in self._blocked or budget <= 0:
+                ports = self._sender.ports[channel]
+                port = self._port(channel, ports)
+                if port < 0 or budget <= 0:
                     continue
                 if not free:
                     self._allow(item, behind, opened, now)
+                most = max(_TURN, BATCH // len(ports)) if alone else _TURN
                 count = batch.fill(item.flows, item.stride, channel, max(1, min(budget // cost, most)))
                 if count:
-                    taken = self._hand_over(item, channel, count, now)
+                    self._turns[channel] = (ports.index(port) + 1) % len(ports)
+                    taken = self._hand_over(item, port, count, now)
                     budget -= cost * max(taken, 1)
                     moved = True
         return budget
+
+    def _port(self, channel: int, ports: Sequence[int]) -> int:
+        """Index of the socket of ``channel`` whose turn it is; -1 if all are full."""
+        turn = self._turns.get(channel, 0)
+        return next((port for port in (*ports[turn:], *ports[:turn]) if port not in self._blocked), -1)
 
     def _allow(self, item: _Item, behind: set[int], opened: set[int], now: int) -> None:
         """Bursts and their size by flow: what is older goes first, then incast, then rates."""
@@ -279,13 +292,13 @@ class SendQueue:
             self._batch = Batch(self._sender.peers)
         return self._batch
 
-    def _hand_over(self, item: _Item, channel: int, count: int, now: int) -> int:
-        """Gives the filled messages to the kernel; returns how many bursts left."""
+    def _hand_over(self, item: _Item, port: int, count: int, now: int) -> int:
+        """Gives the filled messages to the kernel over socket ``port``; returns how many bursts left."""
         assert self._batch is not None
         sender, batch, flows = self._sender, self._batch, item.flows
         before = flows.tolist()
         if sender.batched:
-            taken, number = batch.send(sender.sockets[channel], count)
+            taken, number = batch.send(sender.sockets[port], count)
         else:
             taken, number = self._one_by_one(item), 0
         if taken:
@@ -295,7 +308,7 @@ class SendQueue:
                 if packets:
                     self._left(item, new[RANK], packets, new[BURSTS] - old[BURSTS], now)
         if number:
-            self._failed(item, channel, number, now)
+            self._failed(item, port, number, now)
         return taken
 
     def _left(self, item: _Item, rank: int, packets: int, bursts: int, now: int) -> None:
@@ -324,14 +337,14 @@ class SendQueue:
             item.packets -= int(count) - self._sender.send_burst(each, view, item.stride)
         return 1
 
-    def _failed(self, item: _Item, channel: int, number: int, now: int) -> None:
+    def _failed(self, item: _Item, port: int, number: int, now: int) -> None:
         """The first message of a call was refused."""
         assert self._batch is not None
         flow, count = self._batch.order[0]
         rank, sender = int(item.flows[flow][RANK]), self._sender
         if number in (errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM):
             sender.calls_of(rank).waits += 1
-            self._block(channel, number, now)
+            self._block(port, number, now)
             return
         sender.refuse(rank, number)
         if number in NO_GSO and count > 1:
@@ -347,11 +360,13 @@ class SendQueue:
         if rank in sender.shared:
             sender.shared[rank].broken = True
 
-    def _block(self, channel: int, number: int, now: int) -> None:
+    def _block(self, port: int, number: int, now: int) -> None:
         self.waits += 1
-        self._blocked.add(channel)
         if number == errno.EAGAIN:
-            self.full.add(channel)
+            self._blocked.add(port)
+            self.full.add(port)
+        else:  # a full device is full for the other sockets of the channel as well
+            self._blocked.update(next(ports for ports in self._sender.ports if port in ports))
         self._look(now + (_ROOM if number == errno.EAGAIN else _RETRY))
 
     def _look(self, when: int) -> None:

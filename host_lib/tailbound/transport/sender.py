@@ -43,10 +43,9 @@ class Sender:
     Not thread-safe: one thread sends. The GIL is released in every system call.
 
     Args:
-        sockets: bound UDP sockets. Single packets leave over the first one. With more, bursts leave over the others, a
-            socket a peer as far as they last: what waits in front of a slow peer then takes no room from the rest, and
-            a peer's receive-side scaling sees several source ports. The udp datapath knows its peers by address *and*
-            port: give it only its own socket.
+        sockets: bound UDP sockets. Single packets leave over the first one. With more, bursts leave over the others,
+            as many for each peer as there are, at least one as far as they last: what waits in front of a slow peer
+            then takes no room from the rest, and a peer's receive-side scaling sees several source ports.
         peers: (IPv4 address, UDP port) by rank.
         pace: asked before every burst, see ``Pace``.
         patience: seconds to wait at most for room in a full socket before a burst is given up.
@@ -75,8 +74,11 @@ class Sender:
         self._pace = pace
         self._patience = patience
         data = range(1, len(self.sockets)) if len(self.sockets) > 1 else range(1)
-        #: index in ``sockets`` of the one that bursts for a rank leave over, those of ``shared`` among them
-        self.channel = {rank: data[i % len(data)] for i, rank in enumerate(self.peers)}
+        each = max(1, len(data) // max(1, len(self.peers)))
+        #: sockets of every channel, as indices into ``sockets``; bursts of a channel take them in turn
+        self.ports = [tuple(data[i : i + each]) for i in range(0, len(data) - each + 1, each)]
+        #: channel that bursts for a rank leave over, those of ``shared`` among them
+        self.channel = {rank: i % len(self.ports) for i, rank in enumerate(self.peers)}
         self._plain_sockets = all(type(sock) is socket.socket for sock in self.sockets)
 
         #: channels that reach many ranks at once, by the number that stands for them where a rank is meant
@@ -93,8 +95,9 @@ class Sender:
             raise ConfigError(f"a sender has {SHARED_MOST} shared channels at most")
         number = MAX_RANKS + len(self.shared)
         self.shared[number] = channel
-        self.channel[number] = len(self.sockets)
-        self.sockets.append(channel.socket)
+        self.channel[number] = len(self.ports)
+        self.ports.append(tuple(range(len(self.sockets), len(self.sockets) + len(channel.sockets))))
+        self.sockets += channel.sockets
         return number
 
     def ranks_of(self, rank: int) -> tuple[int, ...]:
@@ -187,7 +190,7 @@ class Sender:
         """One burst of packets of ``stride`` bytes (the last may be shorter); paced. Returns the packets taken."""
         if self._pace is not None and (wait := self._pace(rank, len(view))) > 0:
             time.sleep(wait)
-        sock = self.sockets[self.channel[rank] if len(view) > stride else 0]
+        sock = self.sockets[self.ports[self.channel[rank]][0] if len(view) > stride else 0]
         if len(view) > stride and rank not in self.plain:
             error = self._call(sock, rank, view, stride)
             if error == 0:

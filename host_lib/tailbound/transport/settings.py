@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from tailbound.errors import ConfigError
 from tailbound.transport import choose, status, switch, trace
-from tailbound.transport.config import DEFAULT_PORT, PORTS
+from tailbound.transport.config import DEFAULT_PORT, PORTS, SOURCE_PORTS_MOST
 from tailbound.transport.setting_kinds import DEADLINES, GROUP, LIMITS, Kind, choice, integer, number, on_off, words
 from tailbound.wire.schema import WIDTH_STEP
 
@@ -134,6 +134,10 @@ OPTIONS = (
     _option("resync_drift", number(above=0), 0.01, "relative distance to another rank at which a round is held early"),
     _option("resync_share", number(above=0), 0.05, "share of a step that a rank waits for a slice of another's state"),
     RESULT,
+    _option(
+        "source_ports", integer(0, SOURCE_PORTS_MOST), 0,
+        "source ports of what is sent to one rank, `xdp` only ([transport](transport.md)); 0: by the number of ranks",
+    ),
     _option(
         "multicast_group", GROUP, "", "IPv4 group of the job, the same on all ranks",
         otherwise="follows from the job's cookie",

@@ -25,7 +25,7 @@ class Shared:
 
     Attributes:
         name: what it is called in events and counters.
-        socket: bound; nothing else leaves over it.
+        sockets: bound; nothing else leaves over them. Bursts take them in turn.
         target: (IPv4 address, UDP port) that bursts are addressed to; may change between two bursts.
         ranks: who gets a copy of what leaves from now on.
         local: whether this host makes the copies: a burst then costs it as much as one for every rank.
@@ -34,7 +34,7 @@ class Shared:
     """
 
     name: str
-    socket: socket.socket
+    sockets: tuple[socket.socket, ...]
     target: tuple[str, int] = ("", 0)
     ranks: tuple[int, ...] = ()
     local: bool = True

@@ -409,9 +409,10 @@ FANOUT = Struct(
     (
         Field("active", "u32", "0: nothing is cloned"),
         Field("address", "u32", "source of the bursts: own IPv4 address, network byte order"),
-        Field("port", "u16", "source of the bursts: UDP port, network byte order"),
+        Field("port", "u16", "source of the bursts: the first of their UDP ports, host byte order"),
         Field("lead", "u16", "the rank that bursts are addressed to; what goes to others is left alone"),
-        Field("copies", "u32", "entries of order"),
+        Field("copies", "u16", "entries of order"),
+        Field("ports", "u16", "so many source ports from port on"),
         Field("order", "u8", "live ranks other than the lead, in the order in which copies leave", MAX_RANKS),
     ),
 )
