@@ -18,6 +18,7 @@ import importlib.util
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -90,10 +91,26 @@ def _module(name: str) -> Callable[[], bool]:
     return lambda: importlib.util.find_spec(name) is not None
 
 
+def _everybody() -> bool:
+    """Whether another user may make a user namespace, and read this checkout."""
+    if os.geteuid() != 0:
+        return False
+    script = REPOSITORY / "host_lib/tailbound/lab/user_namespace.py"
+    try:
+        words = subprocess.run(
+            [sys.executable, script, sys.executable, "-c", "print(open('/proc/self/uid_map').read())"],
+            user=65534, group=65534, extra_groups=[], capture_output=True, text=True, check=False,
+        ).stdout.split()  # fmt: skip
+    except OSError:
+        return False
+    return words == ["0", "65534", "1"]
+
+
 #: Capability -> (is it there, what to say where it is not).
 CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
     "root": (lambda: os.geteuid() == 0, "run as root"),
     "netns": (lambda: facts.has_capability("CAP_SYS_ADMIN", "CAP_NET_ADMIN"), "CAP_SYS_ADMIN and CAP_NET_ADMIN"),
+    "user namespaces": (_everybody, "run as root, in a folder others may read, where they may make user namespaces"),
     "bpf": (lambda: facts.bpf_error() is None, "a kernel and privileges that let this process use bpf(2)"),
     "tcx": (_tcx, "Linux 6.6: programs at tc egress by BPF link"),
     "veth backpressure": (_linux(6, 16), "Linux 6.16: a veth whose queue waits while its ring is full"),

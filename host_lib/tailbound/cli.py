@@ -6,7 +6,9 @@ Every verb imports what it needs when it runs, so that ``tailbound --help`` is q
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -112,13 +114,42 @@ def doctor(as_json: bool, interface: str | None, ring_mib: float | None, workers
 @click.option("--workers", type=click.IntRange(2, 256), default=4, help="Ranks.")
 def demo(out: Path, quick: bool, datapath: str, workers: int) -> None:
     """Train a real model over a lossy network, beside Gloo."""
+    length = "half a minute" if quick else "two minutes"
+    click.echo(f"The same training twice, over Gloo and over Tailbound, on a lossy network: about {length}.")
     from tailbound.demo.run import run
 
     run(out=out, quick=quick, datapath=datapath, workers=workers)
 
 
+#: Verbs of ``bench`` that need no network, or XDP, which there is not in a user namespace.
+_ALL_OR_NOTHING = {"kernel", "codec", "fanout"}
+
+
+def builds_a_lab(words: Sequence[str]) -> bool:
+    """Whether this command line builds a lab that may do without XDP (one that only asks for help does not)."""
+    verb, what = ([*words, "", ""])[:2]
+    if {"-h", "--help"} & set(words[: 2 if verb == "demo" else 3]):
+        return False
+    return verb == "demo" or (verb, what) == ("lab", "run") or (verb == "bench" and what not in {"", *_ALL_OR_NOTHING})
+
+
+def _lab_for_everybody() -> None:
+    """Who may not build a lab gets a user namespace of his own to build it in, where the kernel allows that."""
+    from tailbound.doctor.facts import has_capability
+    from tailbound.lab import user_namespace
+    from tailbound.transport import status
+
+    if has_capability("CAP_SYS_ADMIN", "CAP_NET_ADMIN") or user_namespace.REFUSED in os.environ:
+        return
+    folder = status.folder()  # of this user, where ``tailbound top`` will look, and not of the root he is about to be
+    os.environ.setdefault(status.VARIABLE, "off" if folder is None else str(folder))
+    user_namespace.restart()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
+    if arguments is None and builds_a_lab(sys.argv[1:]):
+        _lab_for_everybody()
     try:
         status = cli.main(
             args=None if arguments is None else list(arguments), prog_name="tailbound", standalone_mode=False

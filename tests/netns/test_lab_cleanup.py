@@ -201,7 +201,13 @@ def test_signal_handlers_are_given_back() -> None:
     assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)] == before
 
 
-def test_without_root_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+def test_without_root_the_error_says_so_and_why_there_is_no_user_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tailbound.lab.cluster.has_capability", lambda *names: False)
     with pytest.raises(CapabilityError, match="root"), Cluster(1):
+        pytest.fail("the lab must not come up")
+    monkeypatch.setenv("TAILBOUND_LAB_REFUSED", "Operation not permitted")
+    with (
+        pytest.raises(CapabilityError, match=r"root.*user namespace.*refused here: Operation not permitted"),
+        Cluster(1),
+    ):
         pytest.fail("the lab must not come up")

@@ -145,3 +145,59 @@ def test_rows_of_a_benchmark_as_a_table(capsys: pytest.CaptureFixture[str]) -> N
     show("Kernel", [{"name": "add", "ns": 158.25, "summed": 20000}, {"name": "store", "ns": 98765.4, "summed": 0}])
     out = capsys.readouterr().out
     assert all(words in out for words in ("Kernel", "add", "158.2", "20,000", "98,765"))
+
+
+@pytest.mark.parametrize(
+    ("words", "builds"),
+    [
+        ("demo --quick", True),
+        ("lab run -n 2 -- python train.py --help", True),
+        ("bench allreduce", True),
+        ("bench train --quick", True),
+        ("bench kernel", False),
+        ("bench fanout", False),
+        ("bench", False),
+        ("bench tail --help", False),
+        ("demo -h", False),
+        ("lab run --help", False),
+        ("lab clean", False),
+        ("doctor", False),
+        ("", False),
+    ],
+)
+def test_only_verbs_that_build_a_lab_are_started_in_a_user_namespace(words: str, builds: bool) -> None:
+    assert cli.builds_a_lab(words.split()) is builds
+
+
+@pytest.mark.parametrize(
+    ("words", "privileged", "refused", "restarts"),
+    [
+        (["demo", "--bad"], False, False, True),
+        (["demo", "--bad"], True, False, False),
+        (["demo", "--bad"], False, True, False),
+        (["top", "--bad"], False, False, False),
+    ],
+)
+def test_who_may_not_build_a_lab_is_started_again_once(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], privileged: bool, refused: bool, restarts: bool
+) -> None:
+    class Restarted(Exception):
+        pass
+
+    def restart() -> None:
+        raise Restarted
+
+    monkeypatch.setattr(sys, "argv", ["tailbound", *words])
+    monkeypatch.setattr("tailbound.doctor.facts.has_capability", lambda *names: privileged)
+    monkeypatch.setattr("tailbound.lab.user_namespace.restart", restart)
+    monkeypatch.setenv("TAILBOUND_STATUS", "/of/this/user")
+    monkeypatch.delenv("TAILBOUND_LAB_REFUSED", raising=False)
+    if refused:
+        monkeypatch.setenv("TAILBOUND_LAB_REFUSED", "Operation not permitted")
+    if restarts:
+        with pytest.raises(Restarted):
+            cli.main()
+    else:
+        assert cli.main() == 2
+    # a call from Python stays in its process
+    assert cli.main(words) == 2

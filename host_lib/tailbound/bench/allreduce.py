@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tailbound.bench import figures, turns
-from tailbound.bench.places import open_place
+from tailbound.bench.places import datapath_at, open_place
 from tailbound.bench.prepare import Preparation
 from tailbound.bench.save import save
 from tailbound.bench.start import StartLine
@@ -78,7 +78,7 @@ def run(
                 console.print(f"no lab, ranks run on loopback over udp: {why_not}", highlight=False, soft_wrap=True)
             job = {
                 "sizes": sizes, "iters": iters, "warmup": WARMUP, "vs": vs, "line": str(line),
-                "datapath": datapath if why_not is None else "udp",
+                "datapath": datapath_at(place, datapath),
             }  # fmt: skip
             used: dict[str, str] = {}
 

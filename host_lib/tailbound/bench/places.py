@@ -24,6 +24,10 @@ class Place(Protocol):
 
     spec: LabSpec
 
+    @property
+    def xdp(self) -> bool:
+        """Whether its ranks can have XDP."""
+
     def popen(
         self, rank: int, argv: Sequence[str], env: Mapping[str, str] | None = None, **options: Any
     ) -> subprocess.Popen[Any]:
@@ -39,6 +43,8 @@ class Loopback:
     Raises:
         CapabilityError: the settings ask for what only a lab has.
     """
+
+    xdp = False
 
     def __init__(self, spec: LabSpec) -> None:
         if wanted := needs_lab(spec):
@@ -89,6 +95,19 @@ class Loopback:
         )
         self._processes.append(process)
         return process
+
+
+def datapath_at(place: Place, asked: str) -> str:
+    """What ranks at ``place`` are to receive over: what was asked for, or ``udp`` where there is no XDP.
+
+    Raises:
+        CapabilityError: ``xdp`` was asked for, and is not to be had there.
+    """
+    if place.xdp:
+        return asked
+    if asked == "xdp":
+        raise CapabilityError("the xdp datapath loads XDP programs, which needs root: run it with sudo")
+    return "udp"
 
 
 def needs_lab(spec: LabSpec) -> list[str]:

@@ -29,7 +29,7 @@ from rich.table import Table
 from tailbound.bench import figures
 from tailbound.bench.allreduce import conditions
 from tailbound.bench.channel import Channel, serve
-from tailbound.bench.places import open_place
+from tailbound.bench.places import datapath_at, open_place
 from tailbound.bench.prepare import Preparation
 from tailbound.bench.save import save
 from tailbound.bench.start import StartLine
@@ -88,7 +88,7 @@ def run(
                 console.print(f"no lab, ranks run on loopback over udp: {why_not}", highlight=False, soft_wrap=True)
             job = {
                 "size": size, "delays": list(delays), "iters": iters, "line": str(line),
-                "datapath": datapath if why_not is None else "udp",
+                "datapath": datapath_at(place, datapath),
             }  # fmt: skip
             settings = conditions(spec, why_not is None)
             with Team(place, "tailbound.bench.straggler", job, console) as team:

@@ -21,6 +21,7 @@ from rich.table import Table
 from tailbound.bench import calibrate, figures
 from tailbound.bench.allreduce import conditions
 from tailbound.bench.crew import Crew, Phase
+from tailbound.bench.places import datapath_at
 from tailbound.bench.prepare import Preparation
 from tailbound.bench.save import save
 from tailbound.bench.worker import OURS, THEIRS
@@ -111,7 +112,7 @@ def _crew(spec: LabSpec, size: int, datapath: str, folder: Path, console: Consol
     with Cluster(spec) as lab:
         if spec.background is not None:
             lab.set_background(None)
-        with Crew(lab, size, datapath, folder, console) as crew:
+        with Crew(lab, size, datapath_at(lab, datapath), folder, console) as crew:
             yield lab, crew
 
 

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tailbound.bench.allreduce import conditions
-from tailbound.bench.places import Loopback, Place, open_place
+from tailbound.bench.places import Loopback, Place, datapath_at, open_place
 from tailbound.bench.prepare import Preparation
 from tailbound.bench.save import save
 from tailbound.bench.start import StartLine
@@ -87,7 +87,7 @@ def run(
                     StartLine.create(folder / "start", scenario.workers)
                     job = dataclasses.asdict(scenario) | {
                         "folder": name, "variants": scenario.variants_at(loss), "patience": _PATIENCE,
-                        "options": dict(options or {}), "datapath": datapath if why_not is None else "udp",
+                        "options": dict(options or {}), "datapath": datapath_at(place, datapath),
                     }  # fmt: skip
                     with Team(place, _WORKER, job, console, env=MALLOC, silence=_SILENCE) as team:
                         for new in _follow(team, scenario, job["variants"], settings, console):

@@ -17,7 +17,7 @@ from tailbound.errors import CapabilityError
 from tailbound.lab import ethtool, namespaces, portstate
 from tailbound.lab.topology import LINKS, Link, Topology, Worker
 
-__all__ = ["RateLimit", "build", "set_rate"]
+__all__ = ["RateLimit", "build", "send_single_frames", "set_rate"]
 
 #: A static entry in the bridge's own table: ``bridge fdb add MAC dev PORT master static``.
 _NTF_MASTER, _NUD_NOARP = 0x04, 0x40
@@ -247,3 +247,10 @@ def set_rate(interface: str, rate: int | None) -> None:
         if ip.get_qdiscs(index)[0].get_attr("TCA_KIND") != kind:
             ip.tc("del", index=index, root=True)
         ip.tc("replace", kind, index=index, root=True, handle="1:", rate=tbf.rate, burst=tbf.burst, limit=tbf.limit)
+
+
+def send_single_frames(interfaces: Sequence[str]) -> None:
+    """Cut super-frames before they leave ``interfaces`` (of the calling thread's namespace); TCP makes none."""
+    with IPRoute() as ip:
+        for name in interfaces:
+            ip.link("set", index=ip.link_lookup(ifname=name)[0], gso_max_segs=1)

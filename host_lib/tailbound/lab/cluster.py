@@ -25,10 +25,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from tailbound.doctor.facts import has_capability
 from tailbound.errors import CapabilityError, ConfigError
-from tailbound.lab import build, counters, enter, ethtool, namespaces, owner, portstate, traffic
+from tailbound.lab import build, counters, enter, ethtool, namespaces, owner, portstate, traffic, user_namespace
 from tailbound.lab.faults import Fault, FaultCounts, Way
 from tailbound.lab.inject import Injector
+from tailbound.lab.losses import LossFilters
 from tailbound.lab.passthrough import PassThrough
 from tailbound.lab.signals import ExitOnSignal, held
 from tailbound.lab.spec import Background, LabSpec
@@ -51,8 +53,8 @@ class Cluster:
 
     Raises:
         ConfigError: faults that cannot be; or, on entering, a lab that is built already.
-        CapabilityError: on entering: not root, the kernel lacks namespaces, veth, bridge or tbf, or, for faults,
-            no compiler for XDP programs.
+        CapabilityError: on entering: neither root nor in a user namespace of one's own, the kernel lacks namespaces,
+            veth, bridge or tbf, or, for faults, no compiler for XDP programs; in a user namespace: what needs XDP.
     """
 
     def __init__(self, spec: LabSpec | int) -> None:
@@ -60,7 +62,7 @@ class Cluster:
         self.topology: Topology = self._describe("tb-unbuilt")
         self._owner = 0
         self._fault = Fault.of(self.spec)  # here, so that faults that cannot be are refused before anything is built
-        self._faults: Injector | None = None
+        self._faults: Injector | LossFilters | None = None
         self._wire: PassThrough | None = None
         self._switch: SummingSwitch | None = None
         self._processes: list[subprocess.Popen[Any]] = []
@@ -72,11 +74,15 @@ class Cluster:
         """By rank."""
         return self.topology.workers
 
+    @property
+    def xdp(self) -> bool:
+        """Whether XDP programs can be had: not in a user namespace. Ranks receive over ``udp`` there."""
+        return not user_namespace.owned()
+
     def __enter__(self) -> Cluster:
         if self._owner:
             raise ConfigError("this lab is built already: enter it once")
-        if os.geteuid() != 0:
-            raise CapabilityError("the lab makes network namespaces and needs root: run it with sudo")
+        self._check_privileges()
         owner.reap()
         self._owner = os.getpid()
         self.topology = self._describe(owner.new_prefix())
@@ -93,7 +99,10 @@ class Cluster:
                 for worker in self.workers:
                     self.set_rate(worker.rank, self.spec.rate)
             if self.spec.has_fault_programs:
-                self._faults = Injector(self.topology, self._fault, self.spec.seed)
+                if self.xdp:
+                    self._faults = Injector(self.topology, self._fault, self.spec.seed)
+                else:
+                    self._faults = LossFilters(self.topology, self._fault)
                 if self._fault.needs_checksums:
                     self._finish_checksums(LINKS)
             if self.spec.background is not None:
@@ -164,6 +173,8 @@ class Cluster:
             "TAILBOUND_INTERFACE": worker.interface,
             "TAILBOUND_PORT": str(self.spec.port),
         }
+        if not self.xdp:
+            variables["TAILBOUND_DATAPATH"] = "udp"
         if self._switch is not None:
             variables |= self._switch.environment
         if self.spec.straggler is not None:
@@ -294,6 +305,23 @@ class Cluster:
 
     # -- own business -----------------------------------------------------------------------------
 
+    def _check_privileges(self) -> None:
+        """Whether this process may build what is asked for.
+
+        Raises:
+            CapabilityError: it may not; says what it needs.
+        """
+        if not has_capability("CAP_SYS_ADMIN", "CAP_NET_ADMIN"):
+            why = os.environ.get(user_namespace.REFUSED)
+            refused = f", and a user namespace of its own is refused here: {why}" if why else ""
+            raise CapabilityError(f"the lab makes network namespaces and needs root (sudo){refused}")
+        missing = [*self._fault.beyond_loss, *(["a switch that sums"] if self.spec.switch else [])]
+        if missing and not self.xdp:
+            raise CapabilityError(
+                f"{', '.join(missing)}: done by XDP programs, which need root (sudo); rate, loss, background and "
+                "stragglers can be had without"
+            )
+
     def _describe(self, prefix: str) -> Topology:
         spec = self.spec
         return describe(prefix, spec.workers, cables=spec.has_cables, background=spec.background is not None)
@@ -309,7 +337,7 @@ class Cluster:
             raise ConfigError("this lab has no cables to trouble: build it with LabSpec(cables=True)")
         return self.topology.cables[rank].namespace
 
-    def _injector(self) -> Injector:
+    def _injector(self) -> Injector | LossFilters:
         if self._faults is None:
             raise ConfigError("this lab has no fault programs: build it with LabSpec(cables=True), or with faults")
         return self._faults
@@ -317,17 +345,32 @@ class Cluster:
     def _force_wire_size(self) -> None:
         """XDP on every end but the workers' data interfaces, which are for Tailbound's own program.
 
-        Workers receive with GRO, as every NIC does: it is the peers measured on TCP that would suffer.
+        Without XDP, super-frames are cut where they would leave. Workers receive with GRO, as every NIC does: it is the
+        peers measured on TCP that would suffer.
         """
+        if self.xdp:
+            self._wire = PassThrough(self._wire_places())
+        else:
+            self._cut_super_frames()
+        for worker in self.workers:
+            for link in LINKS:
+                namespaces.call(worker.namespace, ethtool.set_gro, worker.interface_on(link), True, patient=True)
+
+    def _wire_places(self) -> list[tuple[str, str]]:
+        """Where the program goes that passes everything."""
         links = [link for link in LINKS if not (self.spec.switch and link is Link.DATA)]  # there, the switch's own is
         places = [place for link in links for place in self.topology.inner_ends(link)]
         if self.topology.cables and not self.spec.has_fault_programs:
             places += [end for w in self.workers for link in LINKS for end in self.topology.cable_ends(w.rank, link)]
-        places += [(worker.namespace, worker.plain_interface) for worker in self.workers]
-        self._wire = PassThrough(places)
+        return places + [(worker.namespace, worker.plain_interface) for worker in self.workers]
+
+    def _cut_super_frames(self) -> None:
+        """Without XDP: before they leave a worker, or the switch's ports, for those of the background."""
         for worker in self.workers:
-            for link in LINKS:
-                namespaces.call(worker.namespace, ethtool.set_gro, worker.interface_on(link), True, patient=True)
+            interfaces = [worker.interface_on(link) for link in LINKS]
+            namespaces.call(worker.namespace, build.send_single_frames, interfaces, patient=True)
+        ports = [link.port(worker.rank) for worker in self.workers for link in LINKS]
+        namespaces.call(self.topology.switch, build.send_single_frames, ports, patient=True)
 
     def _finish_checksums(self, links: Sequence[Link]) -> None:
         """Let the workers' stacks compute checksums; see ``Fault.needs_checksums``."""

@@ -63,7 +63,7 @@ def read(namespace: str) -> list[InterfaceCounters]:
             qdisc = sum(
                 q.get_attr("TCA_STATS2").get_attr("TCA_STATS_QUEUE")["drops"]
                 for q in ip.get_qdiscs(link["index"])
-                if q.get_attr("TCA_KIND") != "mq"  # repeats its children's
+                if q.get_attr("TCA_KIND") not in ("mq", "clsact")  # its children's once more; lost on purpose
             )
             by_program = [n for key, n in driver.items() if key.startswith("rx_queue_") and key.endswith("_xdp_drops")]
             found.append(

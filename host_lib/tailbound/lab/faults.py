@@ -60,6 +60,13 @@ class Fault:
         """
         return self.duplicate > 0 or self.corrupt > 0 or self.reorder > 0
 
+    @property
+    def beyond_loss(self) -> tuple[str, ...]:
+        """Names of what is asked for besides independent losses."""
+        bursts = self.burst is not None and self.burst.loss > 0
+        asked = {"bursts": bursts, "duplicates": self.duplicate, "corruption": self.corrupt, "reordering": self.reorder}
+        return tuple(name for name, value in asked.items() if value)
+
     @classmethod
     def of(cls, spec: LabSpec) -> Fault:
         """The faults a lab is built with."""

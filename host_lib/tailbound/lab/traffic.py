@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tailbound.datapath.buffers import reserve
 from tailbound.lab import enter, namespaces
 from tailbound.lab.spec import Background
 from tailbound.lab.topology import LINKS, Topology
@@ -38,7 +39,7 @@ _HEADER_BYTES = 42
 _MOST_PACKETS = 44  # one super-frame
 _CHUNK_SECONDS = 0.0005
 _LAG_SECONDS = 0.005
-_SOL_UDP, _UDP_SEGMENT, _SO_SNDBUFFORCE = 17, 103, 32
+_SOL_UDP, _UDP_SEGMENT = 17, 103
 _END_SECONDS = 5.0
 
 
@@ -125,7 +126,7 @@ def stop(process: subprocess.Popen[Any]) -> bool:
 
 def _open(address: str) -> socket.socket:
     made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    made.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, 8 << 20)
+    reserve(made, socket.SO_SNDBUF, 8 << 20)
     made.setsockopt(_SOL_UDP, _UDP_SEGMENT, _PACKET_BYTES)
     made.setblocking(False)
     made.bind((address, 0))

@@ -1,0 +1,199 @@
+"""The lab of who is not root: in a user namespace, with rates and losses but without XDP, and gone when it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tailbound.lab import user_namespace
+
+pytestmark = pytest.mark.needs("root", "netns", "user namespaces")
+
+_PATIENCE = 60.0
+#: Root in a user namespace, who may do there what any user may, and whose machine code is in the cache already.
+_RESTARTED = [sys.executable, "-I", "-S", user_namespace.__file__, sys.executable]
+
+#: Rank 0 sends 4000 datagrams to rank 1 in super-frames, and both say what they see.
+TALK = """
+import os, socket, sys, time
+rank = int(os.environ["RANK"])
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.bind((f"198.18.0.{rank + 1}", 7000))
+sock.setsockopt(17, 103, 1000)
+if rank == 0:
+    for _ in range(100):
+        sock.sendto(bytes(40_000), ("198.18.0.2", 9))
+    frames = next(line.split() for line in open("/proc/net/dev") if line.strip().startswith("data0:"))[10]
+    print("sent", frames, os.environ["TAILBOUND_DATAPATH"], *sorted(os.listdir("/sys/class/net")))
+"""
+#: Says the ids of the two ranks, and stays.
+STAY = "import os, sys, time; print('pid', os.getpid(), flush=True); time.sleep(1000)"
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    """``tailbound WORDS`` as a user without any privilege."""
+    return subprocess.Popen(
+        [sys.executable, "-c", "import sys; from tailbound.cli import main; sys.exit(main())", *words],
+        user=65534, group=65534, extra_groups=[], cwd="/", env={**os.environ, "HOME": "/nonexistent"},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def staying() -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A lab of two ranks that stay, and file descriptors that show their end."""
+    process = start("lab", "run", "--workers", "2", "--rate", "1gbit", "--", sys.executable, "-c", STAY)
+    assert process.stdout is not None
+    pids = [int(process.stdout.readline().split()[-1]) for _ in range(2)]
+    watches = [os.pidfd_open(pid) for pid in pids]
+    yield process, watches
+    for watch in watches:
+        os.close(watch)
+    process.kill()
+    process.communicate()
+
+
+def test_a_lab_with_rate_and_losses_is_there_for_everybody() -> None:
+    words = ("lab", "run", "--workers", "2", "--rate", "1gbit", "--loss", "0.05", "--")
+    out, err = start(*words, sys.executable, "-c", TALK).communicate(timeout=_PATIENCE)
+    found = re.search(r"sent (\d+) (.*)", out)
+    assert found is not None, out + err
+    assert int(found[1]) == 4000  # of wire size
+    assert found[2] == "udp data0 lo plain0"
+    lost = re.search(r"\blost\D*(\d+)", " ".join(err.split()))
+    assert lost is not None, err
+    assert 115 < int(lost[1]) < 285  # 200, and six times the standard deviation
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (["--burst-loss", "0.01"], "bursts"),
+        (["--duplicate", "0.01"], "duplicates"),
+        (["--corrupt", "0.01"], "corruption"),
+        (["--reorder", "0.01"], "reordering"),
+        (["--switch"], "a switch that sums"),
+    ],
+)
+def test_what_needs_xdp_is_refused_by_name(option: list[str], words: str) -> None:
+    process = start("lab", "run", "--workers", "2", *option, "--", "true")
+    err = process.communicate(timeout=_PATIENCE)[1]
+    assert process.returncode != 0
+    assert f"{words}: done by XDP programs, which need root" in " ".join(err.split())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_outlives_it(staying: tuple[subprocess.Popen[str], list[int]], number: signal.Signals) -> None:
+    process, watches = staying
+    process.send_signal(number)
+    for watch in watches:
+        assert select.select([watch], [], [], _PATIENCE)[0], "a rank still runs"
+    process.communicate(timeout=_PATIENCE)
+    if number == signal.SIGKILL:
+        assert process.returncode == -number
+    else:
+        assert process.returncode == 128 + number
+
+
+def test_a_command_is_started_as_it_was_where_the_kernel_refuses() -> None:
+    limit = Path("/proc/sys/user/max_user_namespaces")
+    script = "import os; print(os.environ['TAILBOUND_LAB_REFUSED'], '|', open('/proc/self/uid_map').read())"
+    before = limit.read_text()
+    # a user namespace within which no more of them may be made
+    inner = f"open('{limit}', 'w').write('0'); import os; os.execv('{sys.executable}', {[*_RESTARTED, '-c', script]!r})"
+    done = subprocess.run([*_RESTARTED, "-c", inner], capture_output=True, text=True, check=True)
+    reason, _, mapped = done.stdout.partition("|")
+    assert "No space left on device" in reason
+    assert mapped.split() == ["0", "0", "1"]
+    assert limit.read_text() == before
+
+
+#: Builds a lab whose losses change while it runs, and counts them.
+CHANGE = """
+import json, socket
+from tailbound.errors import CapabilityError
+from tailbound.lab import LabSpec, Link
+from tailbound.lab.cluster import Cluster
+from tailbound.lab.faults import Fault, Way
+from tailbound.lab.spec import Burst
+
+ALL = Fault(loss=0.999999999)
+
+def open_socket(address):
+    made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    made.bind((address, 9))
+    return made
+
+with Cluster(LabSpec(2, cables=True)) as lab:
+    assert not lab.xdp
+    sock, ear = (lab.run(rank, open_socket, f"198.18.0.{rank + 1}") for rank in (0, 1))
+    def send(count, to):
+        for _ in range(count):
+            sock.sendto(b"x" * 1000, (to, 9))
+    out = []
+    for rank, way in ((0, Way.FROM_WORKER), (0, Way.TO_WORKER), (1, Way.FROM_WORKER), (1, Way.TO_WORKER), (None, None)):
+        lab.set_faults(Fault())
+        lab.set_faults(ALL if way else Fault(), rank, way=way)
+        before = lab.fault_counts(link=Link.DATA)
+        send(100, "198.18.0.2")
+        after = lab.fault_counts(link=Link.DATA)
+        out.append((after.seen - before.seen, after.lost - before.lost, after.lost_other - before.lost_other))
+    try:
+        lab.set_faults(Fault(burst=Burst(0.01)))
+    except CapabilityError as error:
+        refused = str(error)
+    print(json.dumps([out, refused, lab.lost_frames(), lab.fault_counts(link=Link.PLAIN).seen]))
+"""
+
+
+def test_losses_change_by_worker_and_direction_and_are_counted() -> None:
+    done = subprocess.run([*_RESTARTED, "-c", CHANGE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    changes, refused, lost_frames, plain = json.loads(done.stdout)
+    # a packet that is let through is seen at both cables, at each where it enters
+    assert changes == [[100, 100, 0], [200, 0, 0], [200, 0, 0], [200, 100, 0], [200, 0, 0]]
+    assert "bursts need XDP programs" in refused
+    assert (lost_frames, plain) == (0, 0)
+
+
+DEMO = """
+import io, pathlib, sys
+from rich.console import Console
+from tailbound.demo.run import Length, run
+run(out=pathlib.Path(sys.argv[1]), workers=3, length=Length(1, 0.0), console=Console(width=120))
+"""
+
+
+@pytest.mark.needs("sklearn", "matplotlib", "torch")
+def test_the_demo_has_its_network_without_root_and_accounts_for_every_packet(tmp_path: Path) -> None:
+    done = subprocess.run([*_RESTARTED, "-c", DEMO, tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["datapath"], summary["lab"], summary["steps"]) == ("udp", True, 11)
+    assert (summary["rate"], summary["loss"], summary["burst_loss"]) == (10**9, 0.01, 0.0)
+    assert summary["ledger"]["lost_on_purpose"] > 0
+    assert summary["ledger"]["difference"] == 0, summary["ledger"]
+    assert "Not root: in a user namespace" in done.stdout
+    assert "per step" in done.stdout
+
+
+def test_the_xdp_datapath_is_refused_before_anything_starts() -> None:
+    script = (
+        "from tailbound.bench.places import datapath_at, open_place\n"
+        "from tailbound.lab.spec import LabSpec\n"
+        "with open_place(LabSpec(2, rate=10**9), 'auto') as (place, why_not):\n"
+        "    print(datapath_at(place, 'auto'), why_not)\n"
+        "    datapath_at(place, 'xdp')\n"
+    )
+    done = subprocess.run([*_RESTARTED, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["udp", "None"]
+    assert "CapabilityError: the xdp datapath loads XDP programs, which needs root" in done.stderr
