@@ -82,7 +82,7 @@ struct tb_lock {
 };
 _Static_assert(sizeof(struct tb_lock) == 8, "tb_lock");
 
-/* What the owner's host expects in a sum slot; written by the host. */
+/* What the owner's host expects in a sum slot; written by the host, as one word. */
 struct tb_expect {
 	__u32 op; /* op the expectation is for; another op: the first contributor decides */
 	__s16 exponent; /* e that contributions must carry */

@@ -207,13 +207,12 @@ def _expect(job: Job, op: Op) -> None:
     store, place = job.store, op.place
     own = int(place.placement.counts[job.rank])
     write_expect(
-        store.expect,
+        store.expect.view(np.uint64),
         place.sum_seqs[job.rank],
         job.sum_mask,
         op.label,
         op.buffers.own_groups,
         op.buffers.exponents,
-        EXPONENT_NONE,
     )
     slot = op_slot(op.label)
     store.expect_results[slot]["rows"] = place.layout.shape.rows - own

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.wire.expect import expect_word
 from tailbound.wire.jit import compiled
 from tailbound.wire.schema import Flag
 
@@ -156,20 +157,20 @@ def gather_flags(records: NDArray[Any], source: NDArray[np.int64], op: int) -> i
 
 @compiled
 def write_expect(
-    expect: NDArray[Any],
+    expect: NDArray[np.uint64],
     seq: int,
     mask: int,
     op: int,
     groups: NDArray[np.int32],
     exponents: NDArray[np.int16],
-    none: int,
 ) -> None:
-    """Writes the expected exponent of an op's own slots; a group without one (``none``) expects nothing."""
+    """Writes the expected exponent of an op's own slots; a group without one (``EXPONENT_NONE``) expects nothing.
+
+    Args:
+        expect: ``Store.expect``, seen as u64[sum_rows]: the kernel never meets half an expectation.
+    """
     for i in range(groups.shape[0]):
-        slot = expect[(seq + i) & mask]
-        slot.exponent = exponents[groups[i]]
-        slot.op = op
-        slot.valid = exponents[groups[i]] != none
+        expect[(seq + i) & mask] = expect_word(op, np.int64(exponents[groups[i]]))
 
 
 @compiled

@@ -63,8 +63,8 @@ def warm_up(job: Job) -> None:
     )
     restamp(b.results[:1].copy(), b.result_partials[:1], 0)
     newest_op(job.peer_states, job.live_ranks, 0, 0)
-    expect = np.zeros_like(job.store.expect[:1])  # not the kernel's own
-    write_expect(expect, 0, 0, 1, b.own_groups, b.exponents, EXPONENT_NONE)
+    expect = np.zeros(1, np.uint64)  # not the kernel's own
+    write_expect(expect, 0, 0, 1, b.own_groups, b.exponents)
     b.source[:] = -1
     point_own(b.own_rows, b.usable, b.scale, b.exponent_next, b.source, b.row_scale, b.row_exponent, EXPONENT_NONE)
     gather_results(job.presence, 0, job.result_mask, 0, 1, placement.owner, rank, b.source, counts)

@@ -235,7 +235,7 @@ PLAIN_LOCK = Struct(
 
 EXPECT = Struct(
     "tb_expect",
-    "What the owner's host expects in a sum slot; written by the host.",
+    "What the owner's host expects in a sum slot; written by the host, as one word.",
     (
         Field("op", "u32", "op the expectation is for; another op: the first contributor decides"),
         Field("exponent", "s16", "e that contributions must carry"),
