@@ -171,7 +171,7 @@ struct tb_control {
 	__u32 cookie; /* job */
 	__u32 rank; /* own rank */
 	__u32 ranks; /* world size */
-	__u32 address; /* own IPv4 address, network byte order */
+	__u32 address; /* own IPv4 address, network byte order; kept between jobs; what is for others passes */
 	__u32 group; /* the job's multicast group, network byte order, or 0 */
 	__u32 map_id; /* owner map in force */
 	__u32 map_since; /* first op of map_id; older ops are taken under map_before */

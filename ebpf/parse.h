@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * From a frame to a Tailbound packet, with every bound checked. What is not ours (other protocols, VLAN,
- * IP options, fragments, other ports) is told apart before anything of it is judged.
+ * IP options, fragments, other ports and addresses) is told apart before anything of it is judged.
  *
  * The frame must end where the IP packet ends: then data_end is the end of the codes, and the loops over
  * them need no second bound. (Ethernet pads frames only below 60 bytes; ours have at least 106.)
@@ -49,9 +49,11 @@ static __always_inline int tb_frame_of(struct xdp_md *ctx, struct tb_frame *f)
 
 /*
  * TB_GO_ON for a well-formed packet of ours, with its number of codes; TB_FOREIGN; or the reason to drop.
- * A frame whose linear part ends elsewhere than its IP packet is either not linear or not honest.
+ * address and group (0: none) are those that packets for this host may have. A frame whose linear part ends
+ * elsewhere than its IP packet is either not linear or not honest.
  */
-static __always_inline __u32 tb_parse(struct xdp_md *ctx, __u16 port, __u32 width, __u32 *codes)
+static __always_inline __u32 tb_parse(struct xdp_md *ctx, __u16 port, __be32 address, __be32 group,
+				      __u32 width, __u32 *codes)
 {
 	void *data = (void *)(long)ctx->data;
 	void *end = (void *)(long)ctx->data_end;
@@ -66,6 +68,9 @@ static __always_inline __u32 tb_parse(struct xdp_md *ctx, __u16 port, __u32 widt
 	if (eth->h_proto != tb_be16(ETH_P_IP) || *(__u8 *)ip != 0x45 ||
 	    ip->protocol != TB_IPPROTO_UDP || (ip->frag_off & tb_be16(0x3fff)) ||
 	    udp->dest != tb_be16(port))
+		return TB_FOREIGN;
+	/* Of somebody behind this interface (a bridge, a guest), or what a switch has flooded. */
+	if (ip->daddr != address && (!group || ip->daddr != group))
 		return TB_FOREIGN;
 
 	total = tb_be16(ip->tot_len);

@@ -205,6 +205,7 @@ static __always_inline int tb_relay(struct xdp_md *ctx)
 		if (data + TB_HEAD_OFFSET <= end)
 			verdict = tb_parse(ctx,
 					   tb_be16(((struct udphdr *)(data + TB_UDP_OFFSET))->dest),
+					   ((struct iphdr *)(data + TB_IP_OFFSET))->daddr, 0,
 					   TB_WIDTH, &codes);
 	}
 	if (!port)

@@ -31,7 +31,7 @@ static __always_inline void tb_emit(__u32 kind, __u32 op, __u64 ns)
 	bpf_ringbuf_output(TB_MAP(events), &event, sizeof(event), 0);
 }
 
-/* Rules 5 to 8: whether the packet is this job's, from a rank we know, to us. */
+/* Rules 5 to 8: whether the packet, which is for this host, is this job's and from a rank we know. */
 static __always_inline __u32 tb_admit(const struct tb_control *control, const struct tb_peer *peer,
 				      const struct tb_frame *f)
 {
@@ -41,8 +41,7 @@ static __always_inline __u32 tb_admit(const struct tb_control *control, const st
 		return TB_VERDICT_WRONG_COOKIE;
 	if (sender == control->rank || sender >= control->ranks || !peer->address)
 		return TB_VERDICT_UNKNOWN_RANK;
-	if (f->ip->saddr != peer->address || (f->ip->daddr != control->address &&
-					      (!control->group || f->ip->daddr != control->group)))
+	if (f->ip->saddr != peer->address)
 		return TB_VERDICT_WRONG_ADDRESS;
 	return TB_GO_ON;
 }
@@ -363,9 +362,9 @@ static __always_inline __u32 tb_result(struct xdp_md *ctx, const struct tb_contr
 }
 
 /* Rules 5 to 17. *sender stays UNKNOWN until the check has passed. */
-static __always_inline __u32 tb_judge(struct xdp_md *ctx, __u32 codes, __u32 *sender)
+static __always_inline __u32 tb_judge(struct xdp_md *ctx, const struct tb_control *control,
+				      __u32 codes, __u32 *sender)
 {
-	struct tb_control *control = TB_LOOKUP(control, 0);
 	struct tb_packet p;
 	struct tb_peer *peer;
 	struct tb_frame f;
@@ -373,7 +372,7 @@ static __always_inline __u32 tb_judge(struct xdp_md *ctx, __u32 codes, __u32 *se
 	__u32 verdict;
 	int live, row;
 
-	if (!control || !TB_READ_ONCE(control->active))
+	if (!TB_READ_ONCE(control->active))
 		return TB_VERDICT_INACTIVE;
 	if (!tb_frame_of(ctx, &f))
 		return TB_VERDICT_BAD_LENGTH;
@@ -428,14 +427,17 @@ static __always_inline __u32 tb_judge(struct xdp_md *ctx, __u32 codes, __u32 *se
 /* The one way out: every packet of ours is counted once, and its verdict says what the kernel does. */
 static __always_inline int tb_ingest(struct xdp_md *ctx)
 {
-	__u32 sender = TB_UNKNOWN_SENDER, codes = 0,
-	      verdict = tb_parse(ctx, TB_PORT, TB_WIDTH, &codes);
+	const struct tb_control *control = TB_LOOKUP(control, 0);
+	__u32 sender = TB_UNKNOWN_SENDER, codes = 0, verdict;
 	struct tb_ledger *row;
 
+	if (!control)
+		return XDP_PASS;
+	verdict = tb_parse(ctx, TB_PORT, control->address, control->group, TB_WIDTH, &codes);
 	if (verdict == TB_FOREIGN)
 		return XDP_PASS;
 	if (verdict == TB_GO_ON)
-		verdict = tb_judge(ctx, codes, &sender);
+		verdict = tb_judge(ctx, control, codes, &sender);
 	row = TB_LOOKUP(ledger, tb_ledger_row(bpf_get_smp_processor_id(), sender));
 	if (row)
 		tb_ledger_count(row, verdict);

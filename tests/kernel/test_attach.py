@@ -71,6 +71,23 @@ def counted(path: XdpDatapath) -> dict[Verdict, int]:
     return {Verdict(i): int(n) for i, n in enumerate(path.store.ledger["verdict"].sum(0)) if n}
 
 
+def test_the_address_is_known_before_a_job(wire: list[str], loader: str) -> None:
+    """Pinned for others to open, or attached: what is for another address passes before any job has come."""
+    with contextlib.closing(XdpDatapath.attach("tbx", cases.PORT, loader=loader, **SIZES)) as path:
+        assert int(path.store.control["address"][0]) == cases.address_of(0)
+        assert not path.store.control["active"][0]
+    XdpDatapath.pin("tbx", cases.PORT, loader=loader, **SIZES)
+    path = XdpDatapath.open("tbx")
+    try:
+        assert int(path.store.control["address"][0]) == cases.address_of(0)
+        send(wire, cases.ready())
+        while Verdict.INACTIVE not in counted(path):
+            select.select([], [], [], 0.001)
+        assert counted(path) == {Verdict.INACTIVE: 1}
+    finally:
+        path.close()
+
+
 def exercise(path: XdpDatapath, wire: list[str]) -> None:
     """A contribution, a result, READY and rubbish; all there is to see of them."""
     activate(path)

@@ -32,9 +32,25 @@ FOREIGN = {
 }
 
 
+#: UDP to our port, but for somebody else: a guest behind a bridge, or what a switch has flooded.
+OTHERS = {"a neighbour": cases.ip_of(2), "a group": "239.192.7.7", "everybody": "255.255.255.255", "nobody": "0.0.0.1"}
+FOREIGN |= {
+    f"our port at the address of {who}": scapy.Ether() / scapy.IP(src=cases.ip_of(1), dst=address) / UDP / BODY
+    for who, address in OTHERS.items()
+}
+FOREIGN["our port at another address, too short for a packet"] = (
+    scapy.Ether() / scapy.IP(src=cases.ip_of(1), dst=cases.ip_of(2)) / UDP / b"?"
+)
+
+
+@pytest.mark.parametrize("job", ["a job", "no job", "no address either"])
 @pytest.mark.parametrize("name", FOREIGN)
-def test_passes_untouched(make, name: str) -> None:
+def test_passes_untouched(make, name: str, job: str) -> None:
     world = make()
+    if job != "a job":
+        world.control(active=0)
+    if job == "no address either":
+        world.control(address=0)
     data = bytes(FOREIGN[name])
     assert world.run(data) == PASS
     assert world.back == data
@@ -47,6 +63,26 @@ def test_the_same_from_scapy_is_ours(make) -> None:
     world = make()
     data = bytes(scapy.Ether() / scapy.IP(**OURS) / UDP / BODY)
     assert world.judge(data) == (Verdict.STORED, 1)
+    assert world.action == DROP
+
+
+@pytest.mark.parametrize(("active", "verdict"), [(1, Verdict.STORED), (0, Verdict.INACTIVE)])
+def test_to_the_group_is_ours(make, active: int, verdict: Verdict) -> None:
+    """A group of the job's is; any other group is somebody else's."""
+    world = make()
+    group = scapy.Ether() / scapy.IP(src=cases.ip_of(1), dst="239.192.7.7") / UDP / BODY
+    world.control(group=int.from_bytes(bytes([239, 192, 7, 7]), "little"), active=active)
+    assert world.judge(bytes(group))[0] == verdict
+    world.control(group=int.from_bytes(bytes([239, 192, 7, 8]), "little"))
+    assert world.run(bytes(group)) == PASS
+
+
+def test_without_a_job_our_port_is_ours(make) -> None:
+    """The address is known from the attach on: a packet that comes before the job, or after it, is counted."""
+    world = make()
+    world.control(active=0)
+    data = bytes(scapy.Ether() / scapy.IP(**OURS) / UDP / BODY)
+    assert world.judge(data) == (Verdict.INACTIVE, 256)
     assert world.action == DROP
 
 

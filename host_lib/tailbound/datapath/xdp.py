@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import socket
+import sys
 from collections.abc import Callable
 
 from tailbound.datapath.buffers import reserve
@@ -308,6 +309,7 @@ def _attach(
     maps = kernel_maps.create(WORKER_MAPS, shapes(width, sum_rows, result_rows), events=True)
     program = link = -1
     try:
+        maps.arrays["control"]["address"] = _own_address(interface)
         program = load.load_worker(
             maps.fds, port=port, width=width, sum_rows=sum_rows, result_rows=result_rows, loader=loader
         )
@@ -316,6 +318,17 @@ def _attach(
         _close(maps, program, link)
         raise
     return maps, program, link
+
+
+def _own_address(interface: str) -> int:
+    """What the program takes for this host's address until a job tells it: packets to others on our port pass it.
+
+    0 where the interface has none yet: then they all do.
+    """
+    try:
+        return int.from_bytes(socket.inet_aton(interfaces.address_of(interface)), sys.byteorder)
+    except ConfigError:
+        return 0
 
 
 def _close(maps: Maps, program: int, link: int) -> None:

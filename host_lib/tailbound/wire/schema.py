@@ -335,7 +335,7 @@ CONTROL = Struct(
         Field("cookie", "u32", "job"),
         Field("rank", "u32", "own rank"),
         Field("ranks", "u32", "world size"),
-        Field("address", "u32", "own IPv4 address, network byte order"),
+        Field("address", "u32", "own IPv4 address, network byte order; kept between jobs; what is for others passes"),
         Field("group", "u32", "the job's multicast group, network byte order, or 0"),
         Field("map_id", "u32", "owner map in force"),
         Field("map_since", "u32", "first op of map_id; older ops are taken under map_before"),
