@@ -63,7 +63,7 @@ struct tb_slot {
 	__u32 units; /* sum of 1 << shift over the ranks summed */
 	__s32 need; /* largest need seen, EXPONENT_NONE at first */
 	__s32 exponent; /* e of the contributions summed */
-	__u32 row; /* place in the owner's list */
+	__u32 row; /* place in the first sender's order */
 	__u32 pad; /* 0 */
 };
 _Static_assert(sizeof(struct tb_slot) == 64, "tb_slot");

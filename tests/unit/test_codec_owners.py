@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailbound.codec.owners import OwnerMap, Placement, place, table
+from tailbound.codec.owners import OwnerMap, Placement, first_place, place, table
 from tailbound.codec.shape import shape_for
 from tailbound.errors import ConfigError
 
@@ -50,14 +50,37 @@ def test_dead_owner_costs_every_group_the_same(ranks: int) -> None:
         assert abs(lost.mean() - 64 / ranks) < 1
 
 
-@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 16, 48, 128])
 def test_cut_tail_takes_groups_in_turn(ranks: int) -> None:
+    """Whoever sends, and wherever it begins."""
     p = dealt(6553600, ranks)
-    rows = p.rows_of(1)
-    groups_with_a_row = len(set((rows // 64).tolist()))
-    for cut in (1, groups_with_a_row // 8, groups_with_a_row // ranks):
-        lost = np.bincount(rows[-cut:] // 64, minlength=p.shape.groups)
-        assert lost.max() == 1
+    owner = 1
+    rows = p.rows_of(owner)
+    for sender in {0, 2 % ranks, ranks // 2, ranks - 1} - {owner}:
+        sent = np.roll(rows, -first_place(p, owner, sender, ranks))
+        for cut in {1, len(rows) // 50, len(rows) // 7, len(rows) // 2, len(rows) - 1}:
+            lost = np.bincount(sent[len(rows) - cut :] // 64, minlength=p.shape.groups)
+            assert lost.max() - lost.min() <= 1
+
+
+def test_senders_begin_apart() -> None:
+    p = dealt(6553600, 4)
+    for owner in range(4):
+        firsts = [first_place(p, owner, sender, 4) for sender in range(4) if sender != owner]
+        gaps = np.diff(sorted(firsts))
+        assert min(firsts) == 0
+        assert min(gaps) >= p.shape.groups
+    assert {first_place(p, 0, sender, 4) for sender in range(4)} == {
+        first_place(p, 2, sender, 4) for sender in range(4)
+    }
+
+
+def test_who_begins_at_the_beginning() -> None:
+    """The only peer; ranks of which there are more than rows of a group; and all who send to a switch."""
+    assert first_place(dealt(6553600, 2), 0, 1, 2) == 0
+    assert first_place(dealt(6553600, 48), 0, 40, 48) == 0
+    switched = place(shape_for(6553600, 1408), OwnerMap(1, (4,)), 5)
+    assert [first_place(switched, 4, sender, 4) for sender in range(4)] == [0] * 4
 
 
 @pytest.mark.parametrize(("owners", "ranks"), [((), 4), ((4,), 4), ((-1,), 4), ((0,), 0), ((0,), 257)])

@@ -1,8 +1,9 @@
 """Which rank averages a row, and the order in which rows are sent.
 
 Row ``k = g * R + r`` belongs to ``owners[k mod M]``; an owner's rows are sorted by ``(r, g)``, which is also their
-sending order: a tail cut off costs every group at most one row more than another, a dead owner costs every group the
-same share. Dealing by ``r mod M`` alone would be unequal (1.5 times at 48 ranks, 2 times at 128).
+sending order, from a place on that differs by sender (``first_place``): a tail cut off costs every group at most one
+row more than another, a dead owner costs every group the same share. Dealing by ``r mod M`` alone would be unequal (1.5
+times at 48 ranks, 2 times at 128).
 
 A table may name a rank several times, or not at all: that is how a slow link gets a smaller share, and a straggler
 none (CLOCKS.md rule 22; the gain of StragglAR, for any number of ranks).
@@ -85,6 +86,27 @@ class Placement:
         """Group of each row of ``owner``, in place order: i32[counts[owner]]."""
         groups: NDArray[np.int32] = self.rows_of(owner) // np.int32(self.shape.group_rows)
         return groups
+
+
+def first_place(placement: Placement, owner: int, sender: int, ranks: int) -> int:
+    """Place in ``owner``'s list with which ``sender`` begins; from its end it goes on at the beginning.
+
+    Senders begin apart, so that processors that take in two of them seldom want the same row. They begin with an ``r``
+    that is a multiple of the length of the owners table: every group has equally many rows before that, and what is cut
+    off at the end still costs every group at most one row more than another (for an owner that the table names once).
+
+    Args:
+        placement: of the op.
+        owner: an owner; one that is no rank below ``ranks`` (a switch) takes all lists from the beginning.
+        sender: another rank.
+        ranks: ranks that contribute.
+    """
+    if owner >= ranks or owner == sender:
+        return 0
+    table = placement.owner_map.owners
+    turns = placement.shape.group_rows // len(table)
+    turn = turns * ((sender - owner) % ranks - 1) // (ranks - 1)
+    return turn * placement.shape.groups * table.count(owner)
 
 
 @lru_cache(maxsize=256)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec.owners import Placement
+from tailbound.codec.owners import Placement, first_place
 from tailbound.codec.shape import Shape
 from tailbound.transport.sequence import Place
 from tailbound.transport.steps import step_distance
@@ -37,16 +37,25 @@ class Results:
 
 
 class Buffers:
-    """Packet memory and per-row arrays for one op of ``shape`` on ``rank``."""
+    """Packet memory and per-row arrays for one op of ``shape`` on ``rank``, to which ``ranks`` contribute."""
 
-    def __init__(self, shape: Shape, placement: Placement, rank: int) -> None:
+    def __init__(self, shape: Shape, placement: Placement, rank: int, ranks: int) -> None:
         rows, groups, own = shape.rows, shape.groups, int(placement.counts[rank])
         stride = HEADER_BYTES + shape.codes
-        #: contributions, owner by owner; the own rows are coded here too, but never sent
+        #: place in every owner's list of the packet that this rank sends first
+        self.first = [first_place(placement, owner, rank, ranks) for owner in range(placement.world_size)]
+        row_at = placement.row_at.copy()
+        for first, start, count in zip(self.first, placement.starts, placement.counts, strict=True):
+            row_at[start : start + count] = np.roll(row_at[start : start + count], -first)
+        #: packet position of every row of the op; read-only as the placement's is, for which numba compiles apart
+        self.position: NDArray[np.int32] = np.empty_like(placement.position)
+        self.position[row_at] = np.arange(rows, dtype=np.int32)
+        self.position.flags.writeable = False
+        #: contributions, owner by owner in sending order; the own rows are coded here too, but never sent
         self.packets: NDArray[np.uint8] = np.zeros((rows, stride), np.uint8)
         self.partials: NDArray[np.uint64] = np.zeros((rows, 4), np.uint64)
         #: group of the row at every packet position, and what the header says of it
-        self.group: NDArray[np.int32] = (placement.row_at // shape.group_rows).astype(np.int32)
+        self.group: NDArray[np.int32] = (row_at // shape.group_rows).astype(np.int32)
         self.packet_exponent: NDArray[np.int16] = np.zeros(rows, np.int16)
         self.packet_need: NDArray[np.int16] = np.zeros(rows, np.int16)
         self.packet_shift: NDArray[np.uint8] = np.zeros(rows, np.uint8)
@@ -87,11 +96,12 @@ class BufferPool:
 
     Args:
         rank: own rank.
+        ranks: ranks that contribute.
         ring: rows of a result ring: what lies further back nobody can take any more.
     """
 
-    def __init__(self, rank: int, ring: int) -> None:
-        self._rank, self._ring = rank, ring
+    def __init__(self, rank: int, ranks: int, ring: int) -> None:
+        self._rank, self._ranks, self._ring = rank, ranks, ring
         self._free: defaultdict[tuple[Shape, int], list[Buffers]] = defaultdict(list)
         self._free_results: defaultdict[tuple[int, ...], list[Results]] = defaultdict(list)
         self._kept: deque[Kept] = deque()
@@ -99,7 +109,7 @@ class BufferPool:
     def take(self, shape: Shape, placement: Placement) -> Buffers:
         """A free one, or a new one when all of this shape are in use."""
         free = self._free[shape, placement.owner_map.id]
-        return free.pop() if free else Buffers(shape, placement, self._rank)
+        return free.pop() if free else Buffers(shape, placement, self._rank, self._ranks)
 
     def forget(self, maps: Collection[int]) -> None:
         """Lets go of what is free and was made for other owner maps than those with the ids in ``maps``."""

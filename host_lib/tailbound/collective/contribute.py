@@ -153,7 +153,7 @@ def _encode(job: Job, op: Op) -> None:
             0 if op.switched else cap,
             b.exponents,
             b.packets,
-            place.placement.position,
+            b.position,
             b.partials,
             scratch,
             b.need,
@@ -190,12 +190,12 @@ def _encode(job: Job, op: Op) -> None:
 def _keep_residual(job: Job, op: Op, residual: NDArray[np.float32], seed: int) -> None:
     """What the own codes leave unsaid, once they are on their way; ``check_codes`` lets only the host's come here."""
     assert op.launch is not None
-    b, data, position, rotate = op.buffers, op.launch.data, op.place.placement.position, op.rotate
+    b, data, rotate = op.buffers, op.launch.data, op.rotate
     shape = op.place.layout.shape
 
     def part(scratch: Scratch, groups: tuple[int, int]) -> None:
         write_residual(
-            data, b.packets, position, b.exponents, b.shift, b.skipped, shape, seed, scratch, b.source, b.row_scale,
+            data, b.packets, b.position, b.exponents, b.shift, b.skipped, shape, seed, scratch, b.source, b.row_scale,
             residual, rotate=rotate, groups=groups,
         )  # fmt: skip
 
@@ -244,7 +244,7 @@ def _send(job: Job, op: Op) -> None:
             b.packet_need,
             b.packet_shift,
             place.sum_seqs[peer],
-            0,
+            b.first[peer],
             job.marks.contributed,
             label,
         )

@@ -75,7 +75,7 @@ class Job:
         before = (self.sequence.next_label - 1) & 0xFFFFFFFF
         self.marks = Marks(before, before)
         self.headroom, self.shift_cap = headroom_of(self.ranks), shift_cap_of(self.ranks)
-        self.pool = BufferPool(self.rank, datapath.store.result_rows)
+        self.pool = BufferPool(self.rank, self.ranks, datapath.store.result_rows)
         self.repairs = Repairs(self.ranks)
         #: threads that share the codec's work, and the scratch of the transport thread
         self.lanes = Lanes(max(1, config.codec_threads), config.width)

@@ -215,7 +215,7 @@ def answer(job: Job, ops: dict[int, Op], now: int) -> int:
             repairs.requests.done(request, len(request.places))
             _gone(job, request)
             continue
-        rows, states, exists = found
+        rows, states, exists, at = found
         stride = rows.shape[1]
         burst = min(len(request.places), burst_packets(stride))
         granted = repairs.budget.take(len(request.places) * stride, now)
@@ -223,7 +223,7 @@ def answer(job: Job, ops: dict[int, Op], now: int) -> int:
         repairs.budget.give(granted - count * stride)
         if count == 0:
             return now + repairs.budget.enough_in(burst * stride)
-        part = request.places[:count]
+        part = at[request.places[:count]]
         there = part[exists[part]]
         request.holes |= len(there) < count
         out = rows[there]
@@ -238,15 +238,18 @@ def answer(job: Job, ops: dict[int, Op], now: int) -> int:
 
 def _find(
     job: Job, ops: dict[int, Op], request: Request
-) -> tuple[NDArray[np.uint8], NDArray[np.uint64], NDArray[np.bool_]] | None:
-    """The list that is asked for: packets, partial checks, and which of them exist; None if it is not kept."""
-    op, asker = ops.get(request.label), request.asker
+) -> tuple[NDArray[np.uint8], NDArray[np.uint64], NDArray[np.bool_], Places] | None:
+    """The list that is asked for: packets, partial checks, and which of them exist, in memory's order; and where in it
+    every place is. None if it is not kept.
+    """
+    op, asker, first = ops.get(request.label), request.asker, 0
     if request.first_half:
         if op is None or not op.encoded or op.abstains or op.outcome.late:
             return None
         placement, b = op.place.placement, op.buffers
         own = slice(int(placement.starts[asker]), int(placement.starts[asker] + placement.counts[asker]))
         place, rows, states, exists = op.place, b.packets[own], b.partials[own], b.skipped[b.group[own]] == 0
+        first = b.first[asker]
     elif op is not None and op.published:
         place, results = op.place, op.buffers.own
         rows, states, exists = results.packets, results.partials, results.usable.astype(bool)
@@ -258,7 +261,7 @@ def _find(
         rows, states, exists = results.packets, results.partials, results.usable.astype(bool)
     if place.layout.tag != request.layout or int(request.places[-1]) >= len(rows):
         return None
-    return rows, states, exists
+    return rows, states, exists, (np.arange(len(rows)) - first) % len(rows)
 
 
 def _gone(job: Job, request: Request) -> None:

@@ -34,12 +34,12 @@ def warm_up(job: Job) -> None:
     width = job.store.width
     shape = shape_for(width, width)
     placement = place(shape, OwnerMap(0, tuple(range(job.ranks)), job.map.rotate), job.world)
-    b = Buffers(shape, placement, job.rank)
+    b = Buffers(shape, placement, job.rank, job.ranks)
     data = np.zeros(shape.numel, np.float32)
     rotate, rank, own = job.map.rotate, job.rank, len(b.own_rows)
     measure(data, shape, 1, job.scratch, b.need, rotate=rotate)
     encode(
-        data, shape, 1, rank, job.shift_cap, b.exponents, b.packets, placement.position, b.partials, job.scratch,
+        data, shape, 1, rank, job.shift_cap, b.exponents, b.packets, b.position, b.partials, job.scratch,
         b.need, b.shift, b.skipped, rotate=rotate,
     )  # fmt: skip
     head = job.header(PacketType.CONTRIBUTION, 0, 0).view(np.uint8)

@@ -100,11 +100,11 @@ def stamp_contributions(
     needs: NDArray[np.int16],
     shifts: NDArray[np.uint8],
     seq: int,
-    row: int,
+    begin: int,
     contributed: int,
     contributed_last: int,
 ) -> None:
-    """Writes the headers of contributions ``first .. first + count - 1``, which are neighbours in one owner's list.
+    """Writes the headers of contributions ``first .. first + count - 1``, which are one owner's in sending order.
 
     Args:
         packets: u8[T, stride], C-contiguous, stride a multiple of 16; codes at [:, 64:] are in place.
@@ -115,8 +115,8 @@ def stamp_contributions(
         exponents: i16[T], ``exponent`` by packet.
         needs: i16[T], ``need`` by packet.
         shifts: u8[T], ``shift`` by packet.
-        seq: u32 row sequence of packet ``first``; the others follow.
-        row: u16 place of packet ``first`` in the owner's list; the others follow.
+        seq: u32 row sequence of the first place in the owner's list.
+        begin: place of packet ``first`` in that list; the others follow, from its end on at the beginning.
         contributed: u32 ``contributed`` mark of all packets but the last of this call.
         contributed_last: u32 mark of the last one: this op where it ends the owner's run, else as ``contributed``.
     """
@@ -125,14 +125,15 @@ def stamp_contributions(
     mark = _swap32(np.uint64(np.uint32(contributed))) << _CONTRIBUTED_SHIFT
     for i in range(count):
         p = first + i
+        at = begin + i if begin + i < count else begin + i - count
         out = words[p, :_WORDS]
         for k in range(_WORDS):
             out[k] = base[k]
         if i == count - 1:
             mark = _swap32(np.uint64(np.uint32(contributed_last))) << _CONTRIBUTED_SHIFT
         out[_CONTRIBUTED] = (out[_CONTRIBUTED] & _CONTRIBUTED_KEEP) | mark
-        out[_SEQ] = (out[_SEQ] & _SEQ_KEEP) | (_swap32(np.uint64(np.uint32(seq + i))) << _SEQ_SHIFT)
-        out[_ROW] = (out[_ROW] & _ROW_KEEP) | (_swap16(np.uint64(np.uint16(row + i))) << _ROW_SHIFT)
+        out[_SEQ] = (out[_SEQ] & _SEQ_KEEP) | (_swap32(np.uint64(np.uint32(seq + at))) << _SEQ_SHIFT)
+        out[_ROW] = (out[_ROW] & _ROW_KEEP) | (_swap16(np.uint64(np.uint16(i))) << _ROW_SHIFT)
         exponent = _swap16(np.uint64(np.uint16(exponents[p])))
         out[_EXPONENT] = (out[_EXPONENT] & _EXPONENT_KEEP) | (exponent << _EXPONENT_SHIFT)
         out[_NEED] = (out[_NEED] & _NEED_KEEP) | (_swap16(np.uint64(np.uint16(needs[p]))) << _NEED_SHIFT)

@@ -182,7 +182,7 @@ HEADER = Struct(
         Field("sender", "u8", "rank that sent this packet"),
         Field("owner", "u8", "contribution: the rank it is for; result: the owner that made it"),
         Field("seq", "u32", "row sequence: ring position = seq mod ring (sums ring or result ring)"),
-        Field("row", "u16", "place of the row in its owner's list"),
+        Field("row", "u16", "place of the packet in its sender's order; result: and of the row in its owner's list"),
         Field("rows", "u16", "rows of this owner in this op"),
         Field("contributed", "u32", "highest op whose contributions the sender has fully sent to this peer"),
         Field("published", "u32", "highest op whose results the sender has fully sent to this peer"),
@@ -216,7 +216,7 @@ SLOT_RECORD = Struct(
         Field("units", "u32", "sum of 1 << shift over the ranks summed"),
         Field("need", "s32", "largest need seen, EXPONENT_NONE at first"),
         Field("exponent", "s32", "e of the contributions summed"),
-        Field("row", "u32", "place in the owner's list"),
+        Field("row", "u32", "place in the first sender's order"),
         Field("pad", "u32", "0"),
     ),
 )
