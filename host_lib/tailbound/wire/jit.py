@@ -3,20 +3,48 @@
 numba keeps machine code by a hash of the file that a function stands in. What it calls in other files, and constants of
 the schema, are baked in all the same, so after an upgrade old code for another wire format could run. Here the hash
 covers the function's package and ``wire`` too.
+
+Whoever compiles imports this module first: it finds a place for the cache where neither the package nor the home is
+writable, since numba refuses to import what it cannot cache.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from numba import njit
+from numba.core import config as _untyped
 
+#: Its settings carry no types.
+_config: Any = _untyped
 #: An integer or bool of nogil code; numba infers its width, mypy need not.
 Scalar = Any
+
+
+def _find_room() -> None:
+    """With no other place for the cache: /tmp."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME") or "/nonexistent") / ".cache")
+    home = next(p for p in (base, *base.parents) if p.exists())
+    if _config.CACHE_DIR or any(os.access(p, os.W_OK) for p in (Path(__file__).parent, home)):
+        return
+    folder = Path(tempfile.gettempdir()) / f"tailbound-numba-{os.geteuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    # machine code is loaded from there: a folder of somebody else is not taken
+    if found.st_uid != os.geteuid() or found.st_mode & 0o077 or folder.is_symlink():
+        folder = Path(tempfile.mkdtemp(prefix="tailbound-numba-"))
+    _config.CACHE_DIR = str(folder)
+
+
+with contextlib.suppress(OSError):  # numba says itself what it lacks
+    _find_room()
 
 
 @functools.cache
