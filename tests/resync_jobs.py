@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import signal
@@ -243,8 +244,8 @@ def carrying(rank: int, late: str, over: Any) -> list[float]:
         return [nmse(out.double(), plain.double()), nmse(out.double(), carried.double())]
 
 
-def holding(rank: int) -> list[int]:
-    """A rank evaluates for longer than all deadlines and nobody leaves it out."""
+def holding(rank: int, stuck: bool) -> list[int]:
+    """A rank evaluates for longer than all deadlines and nobody leaves it out; ``stuck``: while keeping the GIL."""
     net = DDP(model(), bucket_cap_mb=0.05)
     optimizer = torch.optim.SGD(net.parameters(), 0.05)
     with register(net, optimizer=optimizer, **SETTINGS) as state:
@@ -253,7 +254,8 @@ def holding(rank: int) -> list[int]:
         before = sealed(state)
         if rank == 0:
             with state.hold():
-                time.sleep(1.5)  # both deadlines, the first one moved on, are 1.05 s
+                # both deadlines, the first one moved on, are 1.05 s
+                _ = ctypes.PyDLL(None).usleep(2_500_000) if stuck else time.sleep(1.5)
         train(net, optimizer, rank, range(4, 6))
         missing = sorted(state.last.missing)
         stats = state.stats()

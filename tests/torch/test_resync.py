@@ -145,11 +145,13 @@ def test_a_late_gradient_is_carried_into_the_next_step(tmp_path: Path, late: str
             assert wrong > 0.05
 
 
-def test_the_others_wait_for_a_rank_that_holds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stuck", [False, True])
+def test_the_others_wait_for_a_rank_that_holds(tmp_path: Path, stuck: bool) -> None:
+    """Also for one whose Python cannot run meanwhile: the C library's ``usleep``, called with the GIL."""
     import resync_jobs
     from processes import Job
 
-    with Job(resync_jobs.holding, 3, tmp_path) as job:
+    with Job(resync_jobs.holding, 3, tmp_path, stuck) as job:
         assert job.results() == [[0, 0]] * 3
 
 

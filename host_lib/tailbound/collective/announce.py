@@ -127,11 +127,14 @@ class Inbox:
         job.tell(sender, head)
 
 
-def hold(job: Job, label: int, *, over: bool) -> None:
-    """HOLD to every peer: this rank is alive but between steps, wait for it; ``over``: it goes on (rule 16)."""
+def hold(job: Job, label: int, *, over: bool) -> list[bytes]:
+    """HOLD to every peer: this rank is alive but between steps, wait for it; ``over``: it goes on (rule 16).
+
+    Returns:
+        The packets, by peer.
+    """
     head = job.header(PacketType.HOLD, label, 0, flags=Flag.FLUSH if over else Flag(0))
-    for peer in job.peers:
-        job.tell(peer, head)
+    return [job.tell(peer, head) for peer in job.peers]
 
 
 def farewell(job: Job, label: int) -> None:

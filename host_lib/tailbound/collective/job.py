@@ -246,10 +246,12 @@ class Job:
             head[name] = value
         return head
 
-    def tell(self, rank: int, head: NDArray[Any], body: bytes = b"") -> None:
-        """Sends one control packet to ``rank``; ``head`` (see ``header``) may be used again for another."""
+    def tell(self, rank: int, head: NDArray[Any], body: bytes = b"") -> bytes:
+        """Sends one control packet to ``rank``, and returns it; ``head`` (see ``header``) may be used again."""
         head["owner"] = rank
-        self.sender.send_burst(rank, packets.packet(head, body), _ONE_PACKET)
+        data = packets.packet(head, body)
+        self.sender.send_burst(rank, data, _ONE_PACKET)
+        return data
 
     def advertise(self, **fields: int) -> None:
         """What every header says from now on."""

@@ -22,6 +22,7 @@ from tailbound.collective.announce import Inbox, farewell, hold
 from tailbound.collective.average import SAME_MODEL, average
 from tailbound.collective.collect import collect
 from tailbound.collective.contribute import contribute, start_clock
+from tailbound.collective.heartbeat import Heartbeat
 from tailbound.collective.job import Job, log
 from tailbound.collective.maps import Maps
 from tailbound.collective.mend import answer
@@ -35,7 +36,7 @@ from tailbound.transport.membership import HOLD_EVERY
 from tailbound.transport.sequence import Place, Position
 from tailbound.transport.steps import Steps, step_distance, step_of
 from tailbound.transport.wait import Waiter
-from tailbound.wire.schema import OP_INDEX_BITS, OP_PER_STEP, OP_STEPS, Event, op_label, serial_distance
+from tailbound.wire.schema import HEADER_BYTES, OP_INDEX_BITS, OP_PER_STEP, OP_STEPS, Event, op_label, serial_distance
 
 _INDEX_MASK, _STEP_MASK = (1 << OP_INDEX_BITS) - 1, 0xFFFFFFFF >> OP_INDEX_BITS
 #: ``control.first_op`` follows at this distance: far enough for words about old ops, near enough for serial numbers.
@@ -81,6 +82,9 @@ class Transpose:
             self._inbox.take(data, self._ops)
         self._commands: deque[Callable[[], None]] = deque()
         self._hold_again = 0  # when to say again that this rank holds; 0: it does not
+        peers = [job.sender.peers[rank] for rank in job.peers]
+        self._heartbeat = Heartbeat(job.sender.sockets[0], peers, HEADER_BYTES, HOLD_EVERY)
+        self._heartbeat.warm_up()
         self._hold_ends = 0  # it is computing again: holds until it has launched a step, or until then
         self._standing = False  # somebody held in the last turn
         self._silence = 0  # when to look next whether marks are missing
@@ -234,6 +238,7 @@ class Transpose:
             log.exception("rank %d: the transport thread ended", self.job.rank)
             self._fail(error)
         finally:
+            self._heartbeat.stop()
             self._ended = True
             self._refuse(self._closed())
             self._idle.set()
@@ -375,7 +380,11 @@ class Transpose:
             job.counters["ops_overtaken"] += 1
 
     def _say_hold(self, now: int, *, over: bool) -> int:
-        hold(self.job, self.job.sequence.upcoming, over=over)
+        if over:
+            self._heartbeat.stop()
+        said = hold(self.job, self.job.sequence.upcoming, over=over)
+        if not over:
+            self._heartbeat.said(said, now)
         return now + HOLD_EVERY
 
     def _end_hold(self, now: int) -> None:

@@ -1,0 +1,103 @@
+"""Says that this rank holds while Python cannot: compiled code keeps the GIL for seconds in some evaluations.
+
+The transport thread repeats HOLD; the others take 200 ms of silence for the end of the hold (CLOCKS.md rule 16), since
+a process that has died or was stopped says nothing either. A call that keeps the GIL (a tokenizer, ``pickle``, a metric
+in C) would look the same to them. So a thread that needs no Python repeats the last HOLD when the transport thread has
+not.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from tailbound.datapath.native import clock_gettime, poll, sendto
+from tailbound.wire.jit import Scalar, cached
+
+_POLLIN, _MSG_DONTWAIT, _CLOCK_MONOTONIC = 1, 0x40, 1
+_ADDRESS_BYTES = 16
+
+
+@cached
+@njit(nogil=True, cache=True, boundscheck=False)
+def _repeat(
+    fd: int, stop_fd: int, packets: NDArray[np.uint8], names: NDArray[np.uint8], said: NDArray[np.int64], every: int
+) -> Scalar:
+    """Sends ``packets`` whenever ``said`` is older than ``every``, until ``stop_fd`` is readable; returns how often.
+
+    Args:
+        fd: bound UDP socket.
+        stop_fd: eventfd.
+        packets: u8[peers, bytes], one for each peer; may be written meanwhile (a torn one fails its check).
+        names: u8[peers, 16], ``sockaddr_in``.
+        said: i64[1], ns of CLOCK_MONOTONIC at which the transport thread sent them last.
+        every: ns.
+    """
+    wait = np.zeros(2, np.int32)  # struct pollfd: fd, events | revents << 16
+    clock = np.zeros(2, np.int64)
+    turns = 0
+    while True:
+        wait[0], wait[1] = stop_fd, _POLLIN
+        if poll(wait.ctypes.data, np.uint64(1), np.int32(every // 1_000_000)) > 0:
+            return turns
+        clock_gettime(_CLOCK_MONOTONIC, clock.ctypes.data)
+        if clock[0] * 1_000_000_000 + clock[1] - said[0] > every:
+            turns += 1
+            for i in range(packets.shape[0]):
+                sendto(
+                    fd, packets[i].ctypes.data, np.uint64(packets.shape[1]), _MSG_DONTWAIT, names[i].ctypes.data,
+                    np.uint32(_ADDRESS_BYTES),
+                )  # fmt: skip
+
+
+class Heartbeat:
+    """Repeats what the transport thread says, at the latest ``every`` ns after it was due.
+
+    Args:
+        sock: bound UDP socket, of the caller, open for as long as this one runs.
+        peers: (IPv4 address, UDP port).
+        size: bytes of a packet.
+        every: ns.
+    """
+
+    def __init__(self, sock: socket.socket, peers: Sequence[tuple[str, int]], size: int, every: int) -> None:
+        self._names = np.zeros((len(peers), _ADDRESS_BYTES), np.uint8)
+        for name, (host, port) in zip(self._names, peers, strict=True):
+            raw = socket.AF_INET.to_bytes(2, "little") + port.to_bytes(2, "big") + socket.inet_aton(host)
+            name[: len(raw)] = np.frombuffer(raw, np.uint8)
+        self._packets = np.zeros((len(peers), size), np.uint8)
+        self._said = np.zeros(1, np.int64)
+        self._sock, self._every = sock, every
+        self._stop = -1
+        self._thread: threading.Thread | None = None
+
+    def warm_up(self) -> None:
+        """Compiles the loop, or loads it from the cache."""
+        stop = os.eventfd(1, os.EFD_CLOEXEC)
+        _repeat(-1, stop, self._packets, self._names, self._said, self._every)
+        os.close(stop)
+
+    def said(self, packets: Sequence[bytes], now: int) -> None:
+        """The transport thread has just sent ``packets``, by peer; from now on they are repeated."""
+        for kept, packet in zip(self._packets, packets, strict=True):
+            kept[:] = np.frombuffer(packet, np.uint8)
+        self._said[0] = now
+        if self._thread is None and packets:
+            self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+            arguments = (self._sock.fileno(), self._stop, self._packets, self._names, self._said, self._every)
+            self._thread = threading.Thread(target=_repeat, args=arguments, name="tailbound-hold", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Nothing is repeated any more once this has returned."""
+        if self._thread is not None:
+            os.eventfd_write(self._stop, 1)
+            self._thread.join()
+            os.close(self._stop)
+            self._thread = None
