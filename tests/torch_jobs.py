@@ -239,6 +239,7 @@ def from_environment(rank: int) -> dict[str, Any]:
     given = {
         "DATAPATH": "udp", "RING_MIB": "2", "DEADLINE_MS": "1500,1600", "HADAMARD": "off", "SHARE_ROWS": "off",
         "SAFEGUARD": "skip_op=0.5", "LATE": "carry", "RESULT": "peers", "TIMEOUT": "60",
+        "START_MAX": "5", "STAGE_MAX": "3", "HOLD_MAX": "90.5", "MTU": "1200",
     }  # fmt: skip
     os.environ |= {f"TAILBOUND_{name}": text for name, text in given.items()}
     with register(DDP(model()), ring_mib=4.0, late="drop") as state:
@@ -248,6 +249,7 @@ def from_environment(rank: int) -> dict[str, Any]:
             "datapath": state.communicator.datapath, "ring": config.ring_mib, "rotate": config.rotate,
             "deadlines": (config.deadline_1, config.deadline_2), "share": config.share_rows,
             "skip": config.safeguard.skip_op, "late": state.contributions.late, "result": config.result,
+            "patience": (config.start_max, config.stage_max, config.hold_max), "width": config.width,
         }  # fmt: skip
 
 

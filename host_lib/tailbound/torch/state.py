@@ -24,7 +24,7 @@ from tailbound.torch.options.schedule import Schedule
 from tailbound.torch.paths import Paths
 from tailbound.torch.recovery import Recovery
 from tailbound.transport.choose import AskedResult
-from tailbound.transport.config import MS, Config
+from tailbound.transport.config import MS, Config, width_for_mtu
 from tailbound.transport.safeguard import Limits
 from tailbound.transport.settings import from_environment
 from tailbound.transport.steps import step_of
@@ -47,6 +47,8 @@ class TailboundState(Recovery):
         switch: its address.
         interface: network interface of this rank; default: the way to the rendezvous (MASTER_ADDR).
         port: first of 64 UDP ports of which ``udp`` takes one that is free; 0: any. ``xdp`` has its own.
+        mtu: largest IP packet in bytes on the way between any two ranks, the same on all; 0: that of ``interface``. For
+            interfaces of different MTU, and tunnels on the way.
         ring_mib: MiB of result rows kept ready to receive; bounds how much is in flight, and how far behind a rank can
             catch up from memory. A model of P parameters takes P bytes a step, with codes of 8 bits.
         deadline_ms: how long the first half may wait for contributions after a majority has shown up, and how much
@@ -55,6 +57,11 @@ class TailboundState(Recovery):
             ``"auto"``: only while packets are lost, switched at the same op on all ranks.
         safeguard: limits of loss beyond which to warn, skip an op, or stop (``transport.safeguard.Limits``).
         timeout: seconds to wait for the other ranks at the start.
+        start_max: seconds that an op waits at least for a majority of ranks to begin it too. More where ranks begin a
+            step far apart (a first step that compiles).
+        stage_max: seconds that either half of an op takes at most, and may take in the first ops of a size, in which
+            deadlines are learned.
+        hold_max: seconds for which the others wait for a rank within ``hold()``.
         model: digest of what is trained (``model_digest``); ranks that differ are refused.
         share_rows: agree on owners, so that stragglers and slow links own fewer rows or none (CLOCKS.md rule 22).
         late: what becomes of a gradient that came too late to be sent: ``drop``, or ``carry`` for half of its sum with
@@ -87,11 +94,15 @@ class TailboundState(Recovery):
         switch: str | None = None,
         interface: str | None = None,
         port: int = 0,
+        mtu: int = 0,
         ring_mib: float = 64.0,
         deadline_ms: tuple[float, float] | None = None,
         hadamard: bool | Literal["auto"] = True,
         safeguard: Limits | None = None,
         timeout: float = 180.0,
+        start_max: float = 1.0,
+        stage_max: float = 2.0,
+        hold_max: float = 60.0,
         model: str = "",
         share_rows: bool = True,
         late: str = "drop",
@@ -120,9 +131,13 @@ class TailboundState(Recovery):
             rank=self.rank,
             ranks=self.ranks,
             port=port,
+            width=width_for_mtu(mtu) if mtu else 0,
             ring_mib=ring_mib,
             deadline_1=int(deadline_ms[0] * MS) if deadline_ms else 0,
             deadline_2=int(deadline_ms[1] * MS) if deadline_ms else 0,
+            start_max=int(start_max * 1000 * MS),
+            stage_max=int(stage_max * 1000 * MS),
+            hold_max=int(hold_max * 1000 * MS),
             rotate=hadamard,
             safeguard=safeguard or Limits(),
             share_rows=share_rows,

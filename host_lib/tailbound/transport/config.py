@@ -11,7 +11,7 @@ from tailbound.transport.multicast import check_group
 from tailbound.transport.safeguard import Limits
 from tailbound.transport.switch import Switch, fits
 from tailbound.wire.schema import DEFAULT_PORT as DEFAULT_PORT
-from tailbound.wire.schema import HEADER_BYTES, IPV4_BYTES, MAX_RANKS, UDP_BYTES, WIDTH_STEP
+from tailbound.wire.schema import HEADER_BYTES, IPV4_BYTES, MAX_RANKS, TIME_UNIT_US, UDP_BYTES, WIDTH_STEP
 
 MS = 1_000_000
 _OVERHEAD = IPV4_BYTES + UDP_BYTES + HEADER_BYTES
@@ -26,6 +26,8 @@ WIDTH_LOOPBACK = 1408
 PORTS = 64
 #: More source ports for one peer spread its packets no better.
 SOURCE_PORTS_MOST = 16
+#: Longest D1 in ns that a header can say.
+DEADLINE_MOST = 0xFFFF * TIME_UNIT_US * 1000
 
 
 def width_for_mtu(mtu: int) -> int:
@@ -138,11 +140,13 @@ class Config:
         for name in ("deadline_1", "deadline_2", "quiet"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0 ns (0: learned), not {getattr(self, name)}")
-        for name in ("start_max", "stage_max"):
+        for name in ("start_max", "stage_max", "hold_max"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)} ns: give a time above 0")
         if self.deadline_1 > self.stage_max or self.deadline_2 > self.stage_max:
             raise ConfigError("deadline_1 and deadline_2 must not exceed stage_max: give shorter ones")
+        if self.deadline_1 > DEADLINE_MOST:
+            raise ConfigError(f"deadline_1 is {self.deadline_1 / MS:g} ms: give {DEADLINE_MOST / MS:g} ms at most")
 
     @property
     def bound(self) -> int:
@@ -156,7 +160,7 @@ class Config:
         """
         return {
             "bits": str(self.bits),
-            "hadamard": self.rotate if self.rotate == "auto" else "on" if self.rotate else "off",
+            "hadamard": "auto" if self.rotate == "auto" else "on" if self.rotate else "off",
             "multicast_group": (self.group or "by cookie") if self.result == "multicast" else "not needed",
             "result": "multicast" if self.result == "multicast" else "any but multicast",
             "safeguard": self.safeguard.text(),

@@ -18,7 +18,7 @@ from tailbound.errors import LayoutError, TransportError
 _EQUAL = {
     "wire": "install the same version of tailbound on every host",
     "ranks": "start all ranks with the same world size",
-    "width": "give every worker's interface the same MTU (or pass the smallest as mtu=)",
+    "width": "give every worker's interface the same MTU, or pass the smallest as mtu= on every rank",
     "model": "train the same model (parameter shapes, order and types) on every rank",
     "switch": "name the same switch, with the same slots and form, on every rank",
 }

@@ -106,6 +106,10 @@ OPTIONS = (
         otherwise="the way to MASTER_ADDR",
     ),
     PORT,
+    _option(
+        "mtu", integer(0, 65535), 0, "largest IP packet in bytes on the way between any two ranks",
+        otherwise="that of the interface",
+    ),
     _option("ring_mib", number(above=0), 64.0, "MiB of result rows kept ready to receive; bounds what is in flight"),
     _option(
         "deadline_ms", DEADLINES, None, "longest waits for contributions and, after them, for results, ms",
@@ -117,6 +121,15 @@ OPTIONS = (
         otherwise="those of `transport.safeguard.Limits`",
     ),
     _option("timeout", number(above=0), 180.0, "seconds to wait for the other ranks at the start"),
+    _option(
+        "start_max", number(above=0), 1.0,
+        "seconds that an op waits at least for a majority to begin it too ([patience](torch/hook.md#patience))",
+    ),
+    _option(
+        "stage_max", number(above=0), 2.0,
+        "seconds that either half of an op takes at most, and in the first ops of a size",
+    ),
+    _option("hold_max", number(above=0), 60.0, "seconds for which the others wait for a rank within `hold()`"),
     _option("share_rows", on_off(), True, "stragglers and slow links own fewer rows or none, by agreement"),
     _option("late", choice("drop", "carry"), "drop", "what becomes of a gradient that came too late to be sent"),
     _option("bits", choice(16, 8, 4), 8, "bits of a code on the wire ([options](torch/options.md))"),
