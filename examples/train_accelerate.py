@@ -4,11 +4,11 @@
     tailbound lab run --workers 2 -- python examples/train_accelerate.py
 
 ``accelerate launch`` sets the same variables as torchrun and works as well. Accelerate's own ``comm_hook`` option knows
-PyTorch's hooks only.
+PyTorch's hooks only. With ``mixed_precision="fp16"``, pass ``scaler=accelerator.scaler`` to ``register``.
 """
 
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate import Accelerator
 from task import accuracy, data, model
 from torch import nn
 from torch.utils.data import DataLoader
@@ -20,14 +20,14 @@ EPOCHS = 2
 
 def main() -> None:
     """Trains and says how well each replica does."""
-    ddp_options = DistributedDataParallelKwargs(broadcast_buffers=False)  # no barrier before every forward pass
-    accelerator = Accelerator(cpu=True, kwargs_handlers=[ddp_options])
+    accelerator = Accelerator(cpu=True)
     net = model()
     net, optimizer, loader = accelerator.prepare(
         net, torch.optim.Adam(net.parameters(), lr=1e-3), DataLoader(data(), batch_size=32, shuffle=True)
     )
 
-    # The optimizer that steps is inside Accelerate's wrapper.
+    # A model with buffers (BatchNorm's, say) wants net.broadcast_buffers = False here: no barrier before every forward
+    # pass. The optimizer that steps is inside Accelerate's wrapper.
     state = tailbound.torch.register(net, optimizer=optimizer.optimizer)
 
     for _ in range(EPOCHS):

@@ -25,9 +25,10 @@ def main() -> None:
     sampler = DistributedSampler(data())
     loader = DataLoader(data(), batch_size=32, sampler=sampler)
 
-    # Without broadcast_buffers=False, DDP broadcasts the buffers (BatchNorm's, say) before every forward pass, and
-    # there a slow rank holds all others. Tailbound keeps replicas equal, buffers included, without such a barrier.
-    net = DistributedDataParallel(model(), broadcast_buffers=False)
+    # A model with buffers (BatchNorm's, say) wants forward_sync_buffers=False here (before PyTorch 2.13:
+    # broadcast_buffers=False). DDP else broadcasts them before every forward pass, and there a slow rank holds all
+    # others. Tailbound keeps replicas equal, buffers included, without such a barrier.
+    net = DistributedDataParallel(model())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 
     # From here on gradients are averaged by Tailbound. Nothing has to be set: deadlines and rates are learned.

@@ -5,7 +5,7 @@
 
 ``DDPStrategy(ddp_comm_state=..., ddp_comm_hook=...)`` is not used: Lightning passes those on for CUDA only and ignores
 them on CPU without a word, and a state cannot be made before Lightning has made the process group. A callback works for
-both.
+both. With ``precision="16-mixed"``, pass ``scaler=trainer.precision_plugin.scaler`` to ``register``.
 """
 
 import os
@@ -65,7 +65,8 @@ def main() -> None:
         accelerator="cpu",
         devices=devices,
         num_nodes=int(os.environ["WORLD_SIZE"]) // devices,
-        strategy=DDPStrategy(broadcast_buffers=False, process_group_backend="gloo"),  # the options are those of DDP
+        # the options are those of DDP; a model with buffers wants forward_sync_buffers=False (see train_ddp.py)
+        strategy=DDPStrategy(process_group_backend="gloo"),
         callbacks=[Tailbound()],
         logger=False,
         enable_checkpointing=False,

@@ -44,7 +44,7 @@ def main() -> None:
         net.load_state_dict(saved["model"])
         begin = saved["epoch"]
         print(f"rank {rank}: resumed after epoch {begin} with accuracy {accuracy(net):.3f}")
-    ddp = DistributedDataParallel(net, broadcast_buffers=False)
+    ddp = DistributedDataParallel(net)  # a model with buffers: see train_ddp.py
     optimizer = torch.optim.Adam(ddp.parameters(), lr=1e-3)
     if saved is not None:
         optimizer.load_state_dict(saved["optimizer"])
