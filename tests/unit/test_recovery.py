@@ -22,7 +22,7 @@ def lost(**fields: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"may_jump": False}, {"resync": None}, {"schedule": SimpleNamespace(split=True)}],
+    "fields", [{"together": "all ranks wait for each other"}, {"resync": None}, {"schedule": SimpleNamespace(split=True)}],
     ids=["sharded", "not_attached", "split"],
 )  # fmt: skip
 def test_a_rank_that_cannot_join_ends_with_an_error(fields: dict[str, Any]) -> None:
@@ -36,7 +36,7 @@ def test_a_rank_that_cannot_join_ends_with_an_error(fields: dict[str, Any]) -> N
 
 
 def test_a_rank_that_catches_up_is_forgiven() -> None:
-    one = lost(may_jump=False)
+    one = lost(together="all ranks wait for each other")
     for _ in range(5):
         for _ in range(8):
             one.rejoin()

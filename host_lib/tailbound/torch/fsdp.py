@@ -46,7 +46,7 @@ class FsdpState(TailboundState):
 
     def __init__(self, replicas: dist.ProcessGroup, **options: Any) -> None:
         super().__init__(replicas, **options)
-        self.may_jump = False
+        self.together = _TOGETHER
         self._passes = Passes()
         self._watching = False
         #: number of the op that only ends a step: behind those of all modules
@@ -85,22 +85,6 @@ class FsdpState(TailboundState):
         self._watching = False
         if self._passes.over():
             self.average(self._closing, torch.zeros(1), True).wait()
-
-    def apply_finished(self, *_: Any, **__: Any) -> int:
-        """Not with FSDP.
-
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError(_TOGETHER)
-
-    def jump(self, timeout: float = 0.0) -> int:
-        """Not with FSDP.
-
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError(_TOGETHER)
 
 
 def register(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from tailbound.collective.communicator import Communicator
 from tailbound.errors import ConfigError, TransportError
 from tailbound.torch import away
+from tailbound.torch.collectives import refuse_optimizer
 from tailbound.torch.finished import Layout, gradients
 from tailbound.torch.memory import Memory
 from tailbound.torch.options.contribution import Contributions
@@ -48,8 +51,6 @@ class Recovery:
     #: what is contributed, and when averages are applied
     contributions: Contributions
     schedule: Schedule
-    #: whether this rank alone may leave steps out
-    may_jump = True
 
     def __init__(self, rank: int, ranks: int, resync: tuple[int, float, float]) -> None:
         period, drift, share = resync
@@ -79,9 +80,16 @@ class Recovery:
         self.overflow = OverflowNotes()
         #: the optimizer that ``register`` was given
         self.optimizer: torch.optim.Optimizer | None = None
+        #: why no rank can skip a step alone, and what to do; empty: each can
+        self.together = ""
+        #: what ends the threads of the job, in order; none of it may hold this object
+        self._endings: list[Callable[[], object]] = []
+        self._unused = weakref.finalize(self, _end_aside, self._endings)
+        self._unused.atexit = False  # communicators end themselves then
 
     def detach(self) -> None:
         """Lets go of the model, and ends what ``attach`` began."""
+        self._unused.detach()
         self.schedule.finish()
         for handle in self._handles:
             handle.remove()
@@ -98,6 +106,8 @@ class Recovery:
         found at their first ``step()``.
         """
         self.optimizer = optimizer
+        if optimizer is not None:
+            refuse_optimizer(optimizer)
         if self.communicator is None or self.resync is not None:
             return
         module = ddp_model.module if isinstance(ddp_model, DistributedDataParallel) else ddp_model
@@ -121,7 +131,9 @@ class Recovery:
             self._handles += self.schedule.split.attach(module)
         else:  # first of all hooks: FSDP's own gathers the parameters, which a boundary may still change
             self._handles.append(ddp_model.register_forward_pre_hook(lambda *_: self._before_forward(), prepend=True))
-        self._handles.append(register_optimizer_step_pre_hook(self._before_step))
+        step_hook = register_optimizer_step_pre_hook(_held_weakly(self._before_step))
+        self._handles.append(step_hook)
+        self._endings[:0] = [step_hook.remove, self.resync.close]
 
     def _tell_of_ring(self, communicator: Communicator, entries: int) -> None:
         """Says how many steps of a model of ``entries`` parameters the ring holds, and what a rank can catch up on."""
@@ -193,7 +205,7 @@ class Recovery:
             self._lost_for = 0
             return
         behind = self.behind
-        if self.may_jump and self.resync is not None and self.schedule.split is None:
+        if not self.together and self.resync is not None and self.schedule.split is None:
             self._jumped += away.jump(self, self.communicator, _REJOIN)
             if not self._is_lost():
                 self._lost_for = 0
@@ -212,8 +224,9 @@ class Recovery:
                 "checkpoint; a larger ring_mib takes longer stops, tailbound.torch.batches skips what was missed"
             )
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self.resync is not None and self.resync.replica.adopt(optimizer):
+            refuse_optimizer(optimizer)
             self.resync.moment.disturb()
             self.stepped = True
         if self.schedule.split is not None:
@@ -282,9 +295,10 @@ class Recovery:
             How many steps were applied; ``.grad`` is what it was before.
 
         Raises:
-            ConfigError: no optimizer is known.
+            ConfigError: no optimizer is known, or no rank can skip a step alone (``together``).
             TailboundError: see ``allreduce_hook``.
         """
+        self._may_skip()
         if self.communicator is None:
             return 0
         self.boundary()
@@ -325,9 +339,35 @@ class Recovery:
 
         Returns:
             How many steps were skipped, here or before a forward pass since the last call; 0 if it is not lost.
+
+        Raises:
+            ConfigError: no rank can skip a step alone (``together``).
         """
+        self._may_skip()
         skipped, self._jumped = self._jumped, 0
         if self.communicator is None or not self.communicator.lost:
             return skipped
         self.boundary()
         return skipped + away.jump(self, self.communicator, timeout)
+
+    def _may_skip(self) -> None:
+        if self.together:
+            raise ConfigError(self.together)
+
+
+def _held_weakly(method: Callable[[torch.optim.Optimizer], None]) -> Callable[..., None]:
+    """A hook for all optimizers of the process, which does not keep the object of ``method``."""
+    held = weakref.WeakMethod(method)
+
+    def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if (found := held()) is not None:
+            found(optimizer)
+
+    apart: Callable[..., None] = torch.compiler.disable(before_step)
+    return apart
+
+
+def _end_aside(endings: list[Callable[[], object]]) -> None:
+    """Ends a job that nobody can use any more, in a thread of its own: what dropped it may be one of the job's."""
+    if endings:
+        threading.Thread(target=lambda: [end() for end in endings], name="tailbound-end", daemon=True).start()

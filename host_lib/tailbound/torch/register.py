@@ -10,6 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from tailbound.errors import ConfigError
+from tailbound.torch.collectives import in_model, refuse_optimizer
 from tailbound.torch.hook import allreduce_hook
 from tailbound.torch.state import TailboundState, model_digest
 
@@ -22,7 +23,10 @@ _SYNC_OPTION = (
 
 
 def register(
-    ddp_model: DistributedDataParallel, *, optimizer: torch.optim.Optimizer | None = None, **options: Any
+    ddp_model: DistributedDataParallel,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    **options: Any,
 ) -> TailboundState:
     """Registers the hook on ``ddp_model`` and returns its state.
 
@@ -32,31 +36,25 @@ def register(
         **options: of ``TailboundState``.
 
     Raises:
-        ConfigError: not a DDP model, or an option that cannot be.
+        ConfigError: not a DDP model, an option that cannot be, or an optimizer with collectives of its own.
         CapabilityError, AttachError, LayoutError, TransportError: before any training step.
     """
     if not isinstance(ddp_model, DistributedDataParallel):
         raise ConfigError(
             f"give register a torch.nn.parallel.DistributedDataParallel model, not {type(ddp_model).__name__}"
         )
-    _warn_of_barriers(ddp_model)
+    if optimizer is not None:
+        refuse_optimizer(optimizer)
+    barriers = in_model(ddp_model, _SYNC_OPTION)
+    for barrier in barriers:
+        warnings.warn(barrier.warning, stacklevel=2)
     state = TailboundState(ddp_model.process_group, model=model_digest(ddp_model.module), **options)
-    ddp_model.register_comm_hook(state, allreduce_hook)
-    state.attach(ddp_model, optimizer)
+    try:
+        if barriers and state.ranks > 1:
+            state.together = barriers[0].refusal
+        state.attach(ddp_model, optimizer)
+        ddp_model.register_comm_hook(state, allreduce_hook)  # last: it cannot be taken back
+    except BaseException:
+        state.close()
+        raise
     return state
-
-
-def _warn_of_barriers(ddp_model: DistributedDataParallel) -> None:
-    """DDP waits for all ranks in two places that no hook can bound; says so."""
-    if ddp_model.broadcast_buffers and any(True for _ in ddp_model.module.buffers()):
-        warnings.warn(
-            "this model has buffers, and DDP broadcasts them before every forward pass, where a slow rank holds all "
-            f"others; pass {_SYNC_OPTION}=False to DistributedDataParallel",
-            stacklevel=3,
-        )
-    if ddp_model.find_unused_parameters:
-        warnings.warn(
-            "find_unused_parameters=True: DDP all-reduces a map of used parameters in every step, and a slow rank "
-            "holds all others there; pass find_unused_parameters=False if every parameter gets a gradient",
-            stacklevel=3,
-        )

@@ -18,6 +18,7 @@ import logging
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
@@ -82,8 +83,9 @@ class GradScaler(torch.amp.GradScaler):
         self._scales = LossScale(init_scale, state.communicator.step)
         self._newest = self._scales.epoch
         self._lock = threading.Lock()
-        state.scaler, state.loss_scale = self, float(init_scale)
-        state.communicator.reliable.serve(_NAME, self._answer)
+        state.scaler, state.loss_scale = self, float(scale)
+        answer = weakref.WeakMethod(self._answer)  # the thread that serves would keep the model
+        state.communicator.reliable.serve(_NAME, lambda request: found(request) if (found := answer()) else [])
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """As in torch; a step in which no rank had a part of a gradient counts as one with infinite gradients."""

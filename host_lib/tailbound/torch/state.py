@@ -174,6 +174,7 @@ class TailboundState(Recovery):
                     "schedule": schedule,
                 },
             )
+            self._endings.append(self.communicator.close)
             log.info("rank %d of %d: tailbound over %s", self.rank, self.ranks, self.communicator.datapath)
 
     def average(self, index: int, tensor: torch.Tensor, last: bool) -> torch.futures.Future[torch.Tensor]:

@@ -1,0 +1,84 @@
+"""What a training step waits for all ranks in, beside the averages: found before the first step.
+
+Such a collective only stalls while every rank makes each of them. A rank that skips a step (``batches``) makes one
+less, and the others wait for it for good, or pair it with one of another step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from tailbound.errors import ConfigError
+
+#: Optimizers whose ``step()`` is a collective; by name, since importing them costs and warns.
+_OPTIMIZERS = {
+    "torch.distributed.optim.zero_redundancy_optimizer.ZeroRedundancyOptimizer": "shards its state over the ranks and "
+    "broadcasts parameters in every step, so no step is bounded, and a rank's state cannot be made equal to another's: "
+    "give every rank a plain optimizer, or shard inside a host by FSDP2 (tailbound.torch.fsdp)",
+    "torch.distributed.optim.post_localSGD_optimizer.PostLocalSGDOptimizer": "averages parameters over the ranks in "
+    "step(), where one that skips a step would hold all others: give the optimizer inside it",
+}
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """``warning``: what it costs, at the start. ``refusal``: why no rank may skip a step, and what to do."""
+
+    warning: str
+    refusal: str
+
+
+def in_model(ddp_model: DistributedDataParallel, sync_option: str) -> list[Barrier]:
+    """What DDP and the model wait for in every pass; ``sync_option`` turns the broadcasts of buffers off."""
+    found = []
+    if any(_waits(module) for module in ddp_model.modules()):
+        found.append(
+            _barrier(
+                "this model has SyncBatchNorm, which exchanges statistics with all ranks in every forward and backward "
+                "pass, where a slow rank holds all others",
+                "use BatchNorm or GroupNorm instead",
+            )
+        )
+    if ddp_model.broadcast_buffers and any(True for _ in ddp_model.module.buffers()):
+        found.append(
+            _barrier(
+                "this model has buffers, and DDP broadcasts them before every forward pass, where a slow rank holds "
+                "all others",
+                f"pass {sync_option}=False to DistributedDataParallel",
+            )
+        )
+    if ddp_model.find_unused_parameters:
+        found.append(
+            _barrier(
+                "find_unused_parameters=True: DDP all-reduces a map of used parameters in every step, and a slow rank "
+                "holds all others there",
+                "pass find_unused_parameters=False if every parameter gets a gradient",
+            )
+        )
+    return found
+
+
+def refuse_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Refuses an optimizer whose ``step()`` is a collective.
+
+    Raises:
+        ConfigError: it is one; the message says what to take instead.
+    """
+    for kind in type(optimizer).__mro__:
+        why = _OPTIMIZERS.get(f"{kind.__module__}.{kind.__qualname__}")
+        if why is not None:
+            raise ConfigError(f"{kind.__name__} {why}")
+
+
+def _barrier(what: str, cure: str) -> Barrier:
+    return Barrier(
+        f"{what}; {cure}", f"no rank can skip a step alone: {what}; leave out tailbound.torch.batches, or {cure}"
+    )
+
+
+def _waits(module: torch.nn.Module) -> bool:
+    return isinstance(module, torch.nn.SyncBatchNorm) and dist.get_world_size(module.process_group) > 1

@@ -1,0 +1,148 @@
+"""What the processes of the tests of ``register`` do: collectives of models and optimizers, and what is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from tailbound.errors import ConfigError
+from tailbound.torch import GradScaler, batches, register
+from tailbound.torch.register import _SYNC_OPTION
+from torch_jobs import PATIENT, backward, model
+
+
+def said(action: Callable[[], object]) -> str:
+    """What the ConfigError says that ``action`` ends with."""
+    try:
+        action()
+    except ConfigError as error:
+        return str(error)
+    raise AssertionError("no ConfigError")
+
+
+def ours() -> set[str]:
+    """Threads of this package that run in this process."""
+    return {t.name for t in threading.enumerate() if t.name.startswith("tailbound")}
+
+
+def collectives(rank: int) -> None:
+    """Who waits for all ranks in every pass is warned of; where ranks could skip steps, it is refused instead."""
+    plain = {_SYNC_OPTION: False}
+    for net, options, words in (
+        (nn.Sequential(nn.Linear(4, 4), nn.Identity()), plain, "SyncBatchNorm"),
+        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), {}, f"{_SYNC_OPTION}=False"),
+        (nn.Linear(4, 4), {"find_unused_parameters": True}, "find_unused_parameters=False"),
+    ):
+        wrapped = DDP(net, **options)
+        if words == "SyncBatchNorm":
+            wrapped.module[1] = nn.SyncBatchNorm(4)  # DDP itself takes it on GPUs only
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            state = register(wrapped, **PATIENT)
+        texts = [str(w.message) for w in caught if w.filename == __file__]
+        assert any(words in text for text in texts), texts
+        with state:
+            refusal = said(lambda state=state: next(batches([1], state)))
+            assert "no rank can skip a step alone" in refusal, refusal
+            assert words in refusal, refusal
+            assert said(state.apply_finished) == said(state.jump) == refusal
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        state = register(DDP(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), **plain), **PATIENT)
+    with state:
+        assert list(batches([1], state)) == [1]
+
+
+def optimizers(rank: int) -> None:
+    """An optimizer whose ``step`` is a collective: refused where it is given, and before the first step where not."""
+    from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
+
+    net = DDP(model())
+    sharded = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
+    local = PostLocalSGDOptimizer(torch.optim.SGD(net.parameters(), 0.1), None)
+    assert "tailbound.torch.fsdp" in said(lambda: register(net, optimizer=sharded, **PATIENT))
+    assert "give the optimizer inside it" in said(lambda: register(net, optimizer=local, **PATIENT))
+    assert not ours()
+    before = [p.detach().clone() for p in net.parameters()]
+    with register(net, **PATIENT):
+        backward(net, rank, 0)
+        assert "ZeroRedundancyOptimizer shards" in said(sharded.step)
+        dist.barrier()
+    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True))
+
+
+def refused_late(rank: int) -> None:
+    """What is refused once the job is up leaves no job behind, and the model can be registered again."""
+    net = DDP(model())
+    other = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
+    assert "steps none of the model's parameters" in said(lambda: register(net, optimizer=other, **PATIENT))
+    assert not ours()
+    with register(net, **PATIENT) as state:
+        backward(net, rank, 0)
+        assert state.last.error is None
+        dist.barrier()
+    net = DDP(model())
+    net.register_comm_hook(None, default_hooks.allreduce_hook)
+    with contextlib.suppress(RuntimeError):  # torch's own: one hook only
+        register(net, **PATIENT)
+        raise AssertionError("no RuntimeError")
+    assert not ours()
+
+
+def dropped(rank: int) -> dict[str, bool]:
+    """A job ends, and lets go of model and optimizer, when nobody has its model or its state any more."""
+    net = DDP(model())
+    optimizer = torch.optim.Adam(net.parameters(), 0.01)
+    state = register(net, optimizer=optimizer, **PATIENT)
+    scaler = GradScaler(state, init_scale=2.0)
+    for step in range(2):
+        optimizer.zero_grad()
+        backward(net, rank, step)
+        scaler.step(optimizer)
+        scaler.update()
+    dist.barrier()
+    left = [weakref.ref(net.module), weakref.ref(optimizer), weakref.ref(state)]
+    del net, scaler
+    gc.collect()
+    kept = bool(ours()) and state.synchronise()  # whoever has the state may still ask it
+    del optimizer, state
+    until = time.monotonic() + 20
+    while (ours() or any(ref() for ref in left)) and time.monotonic() < until:
+        gc.collect()
+        time.sleep(0.05)
+    dist.barrier()
+    return {"kept": kept, "threads": bool(ours()), "left": any(ref() for ref in left)}
+
+
+def compiled_step(rank: int) -> list[bool]:
+    """Whether the compiler has looked into the hook before ``optimizer.step``, where that is compiled."""
+    net = DDP(model())
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    seen: list[bool] = []
+    with register(net, optimizer=optimizer, **PATIENT) as state:
+        assert state.resync is not None
+        adopt = state.resync.replica.adopt
+
+        def watched(stepped: torch.optim.Optimizer) -> bool:
+            seen.append(torch.compiler.is_compiling())
+            return adopt(stepped)
+
+        state.resync.replica.adopt = watched  # type: ignore[method-assign]
+        step = torch.compile(optimizer.step, backend="eager")
+        for number in range(2):
+            optimizer.zero_grad()
+            backward(net, rank, number)
+            step()
+        dist.barrier()
+    return seen
