@@ -15,9 +15,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from tailbound.errors import ConfigError
-from tailbound.torch import batches, fsdp
+from tailbound.torch import GradScaler, batches, fsdp
 from tailbound.torch.replica import local
-from torch_jobs import BOUND, PATIENT, backward, model, nmse
+from torch_jobs import BOUND, PATIENT, backward, batch, model, nmse
 
 HALF = torch.bfloat16
 POLICIES = {
@@ -219,6 +219,11 @@ def refusals(rank: int) -> None:
     with fsdp.register(plain, mesh["replicate"], **PATIENT) as state:
         refused("leave out tailbound.torch.batches", lambda: next(batches([1], state)))
         refused("leave out tailbound.torch.batches", state.apply_finished)
+        refused("a job of its own, with a loss scale of its own", lambda: GradScaler(state))
+        stock, optimizer = torch.amp.GradScaler("cpu"), torch.optim.SGD(plain.parameters(), 0.1)
+        data, target = batch(rank, 0)
+        stock.scale(nn.functional.cross_entropy(plain(data), target)).backward()
+        refused("a job of its own, with a loss scale of its own", lambda: stock.step(optimizer))
         dist.barrier()
 
 

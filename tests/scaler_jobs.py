@@ -16,6 +16,7 @@ from resync_jobs import everywhere, state_digest
 from support import Trouble
 from tailbound.errors import ConfigError
 from tailbound.torch import GradScaler, TailboundState, register
+from tailbound.torch.scaler import adopt
 from torch_jobs import BOUND, PATIENT, batch, gradient, model, nmse
 
 #: What a step of a rank came to: loss scale before and after, whether the parameters moved, their digest.
@@ -58,6 +59,57 @@ def overflowing(rank: int, ill: list[Collection[int]], loss: float, interval: in
         stats = state.stats()
         dist.barrier()
     return {"steps": steps, "stats": stats}
+
+
+def stock(rank: int, ill: list[Collection[int]], told: bool) -> list[Step]:
+    """Trains with torch's own scaler, which ``register`` is told of or not."""
+    net = DDP(model(), bucket_cap_mb=0.05)
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=100)
+    with register(net, optimizer=optimizer, scaler=scaler if told else None, **PATIENT, resync_period=0) as state:
+        steps = _train(net, state, optimizer, scaler, rank, ill)
+        assert state.scaler is scaler
+        dist.barrier()
+    return steps
+
+
+def strange(rank: int) -> list[str]:
+    """Scalers that cannot be taken in are refused before they step, and one on a single rank by the first average."""
+    said = []
+
+    class Mine(torch.amp.GradScaler):
+        pass
+
+    net, other = DDP(model()), DDP(model())
+    both = torch.amp.GradScaler("cpu", init_scale=2.0)
+    optimizers = [torch.optim.SGD(one.parameters(), 0.1) for one in (net, other)]
+    with register(net, optimizer=optimizers[0], **PATIENT) as state, register(other, **PATIENT) as second:
+        parameters = [*net.parameters(), *other.parameters()]
+        before = [p.detach().clone() for p in parameters]
+        for scaler, one, optimizer in ((Mine("cpu"), net, optimizers[0]), (both, other, optimizers[1])):
+            if scaler is both:
+                adopt(state, both)
+            scaler.scale(nn.functional.cross_entropy(*_fed(one, rank))).backward()
+            with pytest.raises(ConfigError) as caught:
+                scaler.step(optimizer)
+            said.append(str(caught.value))
+        assert second.scaler is None
+        assert all(torch.equal(p, q) for p, q in zip(parameters, before, strict=True))
+        dist.barrier()
+    alone = DDP(model())
+    with register(alone, **PATIENT) as state:
+        if rank == 0:
+            GradScaler(state)
+        with pytest.raises(Exception, match="use of a loss scale") as failed:
+            nn.functional.cross_entropy(*_fed(alone, rank)).backward()
+        said.append(str(failed.value))
+        dist.barrier()
+    return said
+
+
+def _fed(net: nn.Module, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    data, target = batch(rank, 0)
+    return net(data), target
 
 
 def unlike(rank: int) -> None:

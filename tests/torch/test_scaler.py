@@ -73,6 +73,38 @@ def test_the_scale_grows_on_all_ranks_at_the_same_step(tmp_path: Path) -> None:
     assert [after for _, after, _, _ in results[1]["steps"]][4:] == wanted[4:]
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_the_scaler_of_torch_backs_off_on_all_ranks_alike(tmp_path: Path, told: bool) -> None:
+    """Also in the first step, in which it may not have been seen yet: nobody steps by zeros."""
+    import scaler_jobs
+    from processes import Job
+
+    ill: list[Collection[int]] = [(0, 1, 2), (), (1,), (), (0, 1, 2), (), ()]
+    with Job(scaler_jobs.stock, 3, tmp_path, ill, told) as job:
+        results = job.results()
+    for steps in results:
+        assert [moved for _, _, moved, _ in steps] == [len(ranks) < 3 for ranks in ill]
+        assert steps[0][1] == SCALE / 2
+        assert steps[-1][1] == SCALE / 8
+    for step, ranks in enumerate(ill):
+        assert len({steps[step][3] for steps in results}) == 1
+        assert len({steps[step][1] for steps in results}) == 1 or ranks
+    assert results[1][2][1] == SCALE / 4  # who overflows backs off at once
+
+
+def test_scalers_that_cannot_be_taken_in_are_refused_before_they_step(tmp_path: Path) -> None:
+    import scaler_jobs
+    from processes import Job
+
+    with Job(scaler_jobs.strange, 2, tmp_path) as job:
+        for kind, other, one_rank in job.results():
+            assert "Mine scales the loss" in kind
+            assert "one for each registered model" in kind
+            assert "GradScaler" in other
+            assert "rank 0" in one_rank
+            assert "rank 1" in one_rank
+
+
 def test_scales_may_differ_and_the_average_does_not(tmp_path: Path) -> None:
     import scaler_jobs
     from processes import Job

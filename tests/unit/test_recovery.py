@@ -22,7 +22,8 @@ def lost(**fields: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"together": "all ranks wait for each other"}, {"resync": None}, {"schedule": SimpleNamespace(split=True)}],
+    "fields",
+    [{"together": "all ranks wait for each other"}, {"resync": None}, {"schedule": SimpleNamespace(split=True)}],
     ids=["sharded", "not_attached", "split"],
 )  # fmt: skip
 def test_a_rank_that_cannot_join_ends_with_an_error(fields: dict[str, Any]) -> None:

@@ -22,7 +22,10 @@ from tailbound.transport.stamp import stamp_results
 from tailbound.wire.schema import Flag, PacketType, Verdict
 
 #: What to do about ranks that disagree on a bucket.
-SAME_MODEL = "All ranks must train the same model with the same bucket sizes and take part in every backward pass"
+SAME_MODEL = (
+    "All ranks must train the same model with the same bucket sizes, bits and use of a loss scale, and take part in "
+    "every backward pass"
+)
 
 
 def average(job: Job, op: Op, now: int) -> int:

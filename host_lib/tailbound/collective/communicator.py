@@ -208,6 +208,7 @@ class Communicator:
         coder: Coder = HOST,
         residual: NDArray[np.float32] | None = None,
         bits: int = 0,
+        scaled: bool = False,
     ) -> None:
         """Starts averaging one bucket; ``done`` is called once in the transport thread.
 
@@ -225,6 +226,7 @@ class Communicator:
                 with what the codes leave unsaid (``codec.feedback``); left alone where nothing was coded.
             bits: of a code, the same on all ranks; 0: ``config.bits``. Other bits than in the last step make the op a
                 cold one: ranks agree on scales first.
+            scaled: ``data`` is a gradient without its loss scale; the same on all ranks, and a cold op as other bits.
 
         Raises:
             ConfigError: arrays that cannot be averaged.
@@ -242,7 +244,7 @@ class Communicator:
         check_codes(coder, bits, feedback=residual is not None)
         chunks = self._cut(numel, bits)
         merged = _Merge(len(chunks), done)
-        mode = (2 if config.rotate == "auto" else int(config.rotate)) | bits << 2
+        mode = (2 if config.rotate == "auto" else int(config.rotate)) | bits << 2 | scaled << 7
         with self._lock:
             for index, (lo, hi) in enumerate(chunks):
                 ends = last and index == len(chunks) - 1

@@ -151,8 +151,8 @@ class Op:
     @property
     def key(self) -> tuple[int, int, int, int]:
         """Whose scales this op carries on: another codec mode makes it cold."""
-        bucket, numel, chunk, _ = self.place.layout.key
-        return bucket, numel, chunk, self.place.layout.shape.bits << 1 | self.rotate
+        bucket, numel, chunk, mode = self.place.layout.key
+        return bucket, numel, chunk, mode & ~3 | self.rotate  # what was asked for may be "auto"; the map has decided
 
     @property
     def label(self) -> int:

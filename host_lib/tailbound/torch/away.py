@@ -140,7 +140,7 @@ def _collect(
         dtype = str(bucket.dtype).removeprefix("torch.")
         communicator.launch(
             bucket.index, values, values, last=bucket.last, done=over.put, dtype=dtype, contribute=False, coder=coder,
-            bits=state.bits,
+            bits=state.bits, scaled=state.scaler is not None,
         )  # fmt: skip
     outcomes = [over.get() for _ in buckets]
     for outcome in outcomes:

@@ -41,11 +41,13 @@ class FsdpState(TailboundState):
 
     Args:
         replicas: the group of the ranks that hold the same shards.
+        shards: into which a copy of the model is cut.
         **options: of ``TailboundState``.
     """
 
-    def __init__(self, replicas: dist.ProcessGroup, **options: Any) -> None:
+    def __init__(self, replicas: dist.ProcessGroup, *, shards: int = 1, **options: Any) -> None:
         super().__init__(replicas, **options)
+        self.shards = shards
         self.together = _TOGETHER
         self._passes = Passes()
         self._watching = False
@@ -136,7 +138,7 @@ def register(
         datapath,
     )
     what = f"{model_digest(model)} in {shards} shards"
-    state = FsdpState(group, model=what, interface=name, datapath=datapath, **options)
+    state = FsdpState(group, shards=shards, model=what, interface=name, datapath=datapath, **options)
     try:
         _make_equal(model, group)
         state.put_under(modules)

@@ -25,6 +25,7 @@ from tailbound.torch.options.schedule import Schedule
 from tailbound.torch.overflow import OverflowNotes
 from tailbound.torch.replica import Replica
 from tailbound.torch.resync import Resync
+from tailbound.torch.scaler import adopt, at_work
 from tailbound.transport.steps import STEP_MASK
 
 log = logging.getLogger("tailbound")
@@ -77,6 +78,8 @@ class Recovery:
         #: what the gradients handed to the hook are multiplied by, and the scaler that says so
         self.loss_scale = 1.0
         self.scaler: Any = None
+        #: jobs that average parts of the same model on this host
+        self.shards = 1
         self.overflow = OverflowNotes()
         #: the optimizer that ``register`` was given
         self.optimizer: torch.optim.Optimizer | None = None
@@ -227,10 +230,23 @@ class Recovery:
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self.resync is not None and self.resync.replica.adopt(optimizer):
             refuse_optimizer(optimizer)
+            self._see_scaler(optimizer)
             self.resync.moment.disturb()
             self.stepped = True
         if self.schedule.split is not None:
             self.schedule.split.before_step(optimizer)
+
+    def _see_scaler(self, optimizer: torch.optim.Optimizer) -> None:
+        """Takes in a scaler of torch's own that is stepping ``optimizer``, so that ranks agree on its scale."""
+        scaler = at_work()
+        if scaler is None or scaler is self.scaler or not scaler.is_enabled():
+            return
+        adopt(self, scaler)
+        log.info("rank %d: a torch.amp.GradScaler steps this model; its scale is that of all ranks now", self.rank)
+        if self.overflow.void:  # it saw finite gradients: zeros, since all ranks overflowed; it would not step by them
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
 
     def synchronise(self, timeout: float = 30.0) -> bool:
         """Makes all replicas equal to the bit, between two steps: before a checkpoint, or at the end.

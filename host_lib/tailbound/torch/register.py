@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tailbound.errors import ConfigError
 from tailbound.torch.collectives import in_model, refuse_optimizer
 from tailbound.torch.hook import allreduce_hook
+from tailbound.torch.scaler import adopt
 from tailbound.torch.state import TailboundState, model_digest
 
 #: Name of the option that turns buffer broadcasts off: newer PyTorch has split it.
@@ -26,6 +27,7 @@ def register(
     ddp_model: DistributedDataParallel,
     *,
     optimizer: torch.optim.Optimizer | None = None,
+    scaler: torch.amp.GradScaler | None = None,
     **options: Any,
 ) -> TailboundState:
     """Registers the hook on ``ddp_model`` and returns its state.
@@ -33,6 +35,8 @@ def register(
     Args:
         ddp_model: a DistributedDataParallel model, before its first step.
         optimizer: the optimizer that steps it; one that is not named is found at its first step.
+        scaler: torch's gradient scaler, if one steps that optimizer: it becomes a ``tailbound.torch.GradScaler`` in its
+            place, on all ranks. One that is not named is found at its first step.
         **options: of ``TailboundState``.
 
     Raises:
@@ -53,6 +57,8 @@ def register(
         if barriers and state.ranks > 1:
             state.together = barriers[0].refusal
         state.attach(ddp_model, optimizer)
+        if scaler is not None:
+            adopt(state, scaler)
         ddp_model.register_comm_hook(state, allreduce_hook)  # last: it cannot be taken back
     except BaseException:
         state.close()

@@ -10,28 +10,34 @@ could disagree. Here
 - a rank that overflows writes the next epoch (``loss_scale``) and tells the others over the reliable path; all take it
   at the end of their step;
 - a step is applied where some ranks did not overflow; it is skipped by all where all did, in any bucket.
+
+torch's own scaler is therefore never left to itself: one that steps the model (in Lightning or Accelerate, say) becomes
+one of these, by ``register(scaler=...)`` or when it is found at work in the first step.
 """
 
 from __future__ import annotations
 
 import logging
 import queue
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from tailbound.errors import ConfigError, TransportError
 from tailbound.torch.loss_scale import Epoch, LossScale
-from tailbound.torch.state import TailboundState
 from tailbound.transport.steps import step_of
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+#: A ``TailboundState``, whose module imports this one.
+TailboundState: TypeAlias = Any
 
 log = logging.getLogger("tailbound")
 
@@ -52,7 +58,8 @@ class GradScaler(torch.amp.GradScaler):
             Powers of two cost no precision.
 
     Raises:
-        ConfigError: the state has a scaler already, or steps layer by layer (``schedule="split"``).
+        ConfigError: the state has a scaler already, steps layer by layer (``schedule="split"``), or has only one of
+            several shards of its model (FSDP).
     """
 
     def __init__(
@@ -66,11 +73,20 @@ class GradScaler(torch.amp.GradScaler):
         enabled: bool = True,
     ) -> None:
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+        self._join(state)
+
+    def _join(self, state: TailboundState) -> None:
+        """From now on the scale is that of all ranks of ``state``."""
         if state.scaler is not None:
             raise ConfigError("this state has a gradient scaler already: use one for all optimizers of the model")
-        if enabled and state.schedule.split is not None:
+        if self.is_enabled() and state.schedule.split is not None:
             raise ConfigError('a scaler needs all gradients at once: use schedule="synchronous" or "delayed"')
-        self._state, self._device_of_scale = state, torch.device(device)
+        if self.is_enabled() and state.shards > 1 and state.communicator is not None:
+            raise ConfigError(
+                f"each of the {state.shards} shards of this model is averaged by a job of its own, with a loss scale "
+                "of its own, and FSDP would add up gradients of different scales: train in bfloat16, without a scaler"
+            )
+        self._state = state
         self._heard: queue.SimpleQueue[Epoch] = queue.SimpleQueue()
         self._told: Epoch | None = None
         self._tellers: ThreadPoolExecutor | None = None
@@ -79,8 +95,10 @@ class GradScaler(torch.amp.GradScaler):
         if not self._ours:
             return
         assert state.communicator is not None
-        self._lazy_init_scale_growth_tracker(self._device_of_scale)
-        self._scales = LossScale(init_scale, state.communicator.step)
+        if self._scale is None:
+            self._lazy_init_scale_growth_tracker(torch.device(self._device))
+        scale, tracker = self._check_scale_growth_tracker("register")
+        self._scales = LossScale(float(scale), state.communicator.step - int(tracker))
         self._newest = self._scales.epoch
         self._lock = threading.Lock()
         state.scaler, state.loss_scale = self, float(scale)
@@ -214,3 +232,42 @@ class GradScaler(torch.amp.GradScaler):
                 self._over.wait(0.1)
             else:
                 return
+
+
+def adopt(state: TailboundState, scaler: torch.amp.GradScaler) -> None:
+    """Makes ``scaler``, torch's own, one of ours in its place: whoever holds it goes on with it.
+
+    All ranks must do so before the same step. Its scale and growth tracker stay what they are.
+
+    Raises:
+        ConfigError: a scaler of another kind, or one that cannot be (see ``GradScaler``).
+    """
+    if not scaler.is_enabled() or (isinstance(scaler, GradScaler) and scaler._state is state):
+        return
+    if type(scaler) not in _TORCHS:
+        kind = type(scaler)
+        raise ConfigError(
+            f"{kind.__module__}.{kind.__qualname__} scales the loss of a model whose gradients tailbound averages, and "
+            "cannot see which ranks overflow: use tailbound.torch.GradScaler(state), one for each registered model"
+        )
+    before = type(scaler)
+    scaler.__class__ = GradScaler
+    try:
+        scaler._join(state)  # type: ignore[attr-defined]
+    except BaseException:
+        scaler.__class__ = before
+        raise
+
+
+def at_work() -> torch.amp.GradScaler | None:
+    """The scaler whose ``step`` the calling thread is in: it says itself to no hook of the optimizer."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not _STEP:
+        frame = frame.f_back  # type: ignore[assignment]
+    found: torch.amp.GradScaler | None = None if frame is None else frame.f_locals["self"]
+    return found
+
+
+#: Classes that differ in their arguments only.
+_TORCHS = (torch.amp.GradScaler, torch.cuda.amp.grad_scaler.GradScaler, torch.cpu.amp.grad_scaler.GradScaler)
+_STEP = torch.amp.GradScaler.step.__code__

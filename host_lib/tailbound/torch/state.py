@@ -231,6 +231,7 @@ class TailboundState(Recovery):
             coder=path.coder(mark),
             residual=path.values(residual) if residual is not None else None,
             bits=self.bits,
+            scaled=self.scaler is not None,
         )
 
         def checked(completed: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
