@@ -63,7 +63,7 @@ def test_interfaces_of_several_ranks_on_a_host() -> None:
     from tailbound.errors import ConfigError
     from tailbound.torch.fsdp import interface_for
 
-    assert interface_for(None, 1, 2, "auto") == (None, "auto")
+    assert interface_for(None, 1, 2, "auto") == (None, "udp")
     assert interface_for("eth0", 0, 1, "xdp") == ("eth0", "xdp")
     assert interface_for("eth0", 1, 2, "auto") == ("eth0", "udp")
     assert interface_for("eth0", 1, 2, "udp") == ("eth0", "udp")

@@ -221,7 +221,7 @@ class _Talk:
             deaf=sorted(p for p in bad if not heard[p]),
             narrow=sorted(p for p in bad if heard[p]),
             refused={Verdict(FIRST_DROP + i).name: int(n) for i, n in enumerate(drops) if n},
-            unsent={str(p): why for p, why in sorted(self._unsent.items()) if not self.hello.told[p] & WIDE},
+            unsent={str(p): why for p, why in sorted(self._unsent.items())},
         )
 
     def end(self) -> None:
@@ -250,7 +250,9 @@ def complaints(greetings: Sequence[Greeting], reports: Sequence[Report], width: 
                 f"with xdp: tailbound attach --mtu ...){_dropped(report)}"
             )
         for peer, why in report.unsent.items():
-            lines.append(f"rank {rank} cannot send to rank {peer} at {greetings[int(peer)].address}: {why}")
+            lacks = reports[int(peer)]
+            if rank in lacks.deaf or rank in lacks.narrow:  # else it has arrived after all
+                lines.append(f"rank {rank} cannot send to rank {peer} at {greetings[int(peer)].address}: {why}")
     return lines
 
 

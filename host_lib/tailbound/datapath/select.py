@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 
 from tailbound.datapath.protocol import Datapath
 from tailbound.datapath.sizes import ring_rows
@@ -22,7 +23,8 @@ def open_datapath(
 
     Args:
         name: ``auto``: ``xdp`` on an interface that is named, or that ``tailbound attach`` has been run for; where it
-            cannot be had on the former, ``udp``, with a warning. ``xdp``, ``udp``: that one.
+            cannot be had on the former, ``udp``, with a warning. Ranks that share a host and name none take ``udp``.
+            ``xdp``, ``udp``: that one.
         interface_name: the interface; None: the one that leads to the other ranks.
         config: port, width and rings.
         towards: name or address of a host that the others are reached like; empty: ``MASTER_ADDR``.
@@ -45,6 +47,9 @@ def open_datapath(
                 "interface= or set TAILBOUND_INTERFACE"
             )
         return _udp(found, config)
+    if name == "auto" and not interface_name and (ranks := int(os.environ.get("LOCAL_WORLD_SIZE") or 1)) > 1:
+        log.info("%d ranks on this host share %s: udp, since xdp takes one rank an interface", ranks, found.name)
+        name = "udp"
     if name != "udp":
         from tailbound.datapath.xdp import XdpDatapath
 

@@ -165,14 +165,14 @@ def interface_for(given: str | Sequence[str] | None, place: int, places: int, da
         if len(given) < places or len(set(given)) < len(given):
             raise ConfigError(f"interface={list(given)}: give another one to each of the {places} ranks on a host")
         return given[place], datapath
-    if given is None or places == 1 or datapath == "udp":
+    if places == 1 or datapath == "udp":
         return given, datapath
     if datapath != "auto":
         raise ConfigError(
             f"{places} ranks on a host are as many jobs, and {datapath} takes one job an interface: pass interface= "
             f"with {places} names, or datapath='udp'"
         )
-    log.info("several ranks share %s: udp, since xdp takes one job an interface", given)
+    log.info("several ranks share %s: udp, since xdp takes one job an interface", given or "an interface")
     return given, "udp"
 
 
