@@ -50,6 +50,7 @@ $(STAMP): pyproject.toml constraints.txt apt-packages.txt
 	@echo "Installing tailbound and what it needs into $(VENV), a minute or two"
 	@$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[$(EXTRAS)]'
 	@$(BIN)/tailbound --version
+	@$(BIN)/tailbound doctor --warm
 	@touch $@
 
 demo: setup

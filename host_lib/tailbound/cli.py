@@ -92,8 +92,16 @@ def detach(interface: str) -> None:
 @click.option("--interface", metavar="IFACE", help="Interface to judge; without it, that of the default route.")
 @click.option("--ring", "ring_mib", type=float, metavar="MIB", help="Result ring to compute the memory of.")
 @click.option("--workers", type=int, default=4, help="World size to compute the memory for.")
-def doctor(as_json: bool, interface: str | None, ring_mib: float | None, workers: int) -> None:
+@click.option("--warm", is_flag=True, help="Compile ahead what the first job would compile, and nothing else.")
+def doctor(as_json: bool, interface: str | None, ring_mib: float | None, workers: int, warm: bool) -> None:
     """Say what this machine can do, which datapath it gets and why."""
+    if warm:
+        from tailbound.bench.prepare import Preparation
+
+        click.echo("compiling the codec and the transport for this machine, up to a minute")
+        with Preparation() as preparation:
+            preparation.wait()
+        return
     from tailbound.doctor import examine, show
 
     report = examine(interface, ring_mib=ring_mib, workers=workers)

@@ -33,7 +33,7 @@ from tailbound.collective.messages import READY_BYTES
 from tailbound.collective.op import Launch, Outcome
 from tailbound.collective.outlet import open_outlets
 from tailbound.collective.transpose import Transpose
-from tailbound.collective.warmup import warm_up
+from tailbound.collective.warmup import announce_compilation, warm_up
 from tailbound.datapath.protocol import Datapath
 from tailbound.datapath.select import open_datapath
 from tailbound.errors import ConfigError
@@ -99,6 +99,7 @@ class Communicator:
         check_collective(config.collective, switch=config.switch is not None)
         check_bits(config.bits, config.ranks, switched=config.switch is not None)
         self._store, self._prefix = store, name
+        announce_compilation(config.rank)
         self._closed = False
         path, address = open_datapath(
             datapath, interface or os.environ.get("TAILBOUND_INTERFACE"), config, rendezvous.host_of(store)

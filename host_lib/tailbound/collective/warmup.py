@@ -5,6 +5,8 @@ numba compiles at the first call; several seconds there would cost the first ops
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 
 from tailbound.codec.decode import decode
@@ -13,7 +15,7 @@ from tailbound.codec.mean import mean_rows
 from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.shape import shape_for
 from tailbound.collective.buffers import Buffers
-from tailbound.collective.job import Job
+from tailbound.collective.job import Job, log
 from tailbound.collective.tally import (
     gather_flags,
     gather_results,
@@ -26,7 +28,18 @@ from tailbound.collective.tally import (
 )
 from tailbound.collective.timing import last_stamps
 from tailbound.transport.stamp import restamp, stamp_contributions, stamp_results, stamp_switched
+from tailbound.wire.jit import kept
 from tailbound.wire.schema import EXPONENT_NONE, PacketType
+
+
+def announce_compilation(rank: int) -> None:
+    """Says that the next minute goes into compiling, where it does; one rank of a host says it for all."""
+    if os.environ.get("LOCAL_RANK", "0") == "0" and not all(kept(one) for one in (stamp_results, rows_by_rank)):
+        log.warning(
+            "rank %d: compiling the codec and the transport for this machine before the start, up to a minute; it is "
+            "done once for an installation, also ahead, by `tailbound doctor --warm`",
+            rank,
+        )
 
 
 def warm_up(job: Job) -> None:

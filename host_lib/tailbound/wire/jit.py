@@ -72,3 +72,8 @@ def cached(dispatcher: Any) -> Any:
     index = dispatcher._cache._cache_file
     index._source_stamp = (index._source_stamp, _digest(here, Path(__file__).parent))
     return dispatcher
+
+
+def kept(dispatcher: Any) -> bool:
+    """Whether machine code of ``dispatcher`` is at hand: made here, or kept on disk from the present sources."""
+    return bool(dispatcher.signatures) or bool(dispatcher._cache._cache_file._load_index())
