@@ -1,120 +1,75 @@
-"""Source ports of bursts between namespaces: what a receiver's hash goes by, and that its queues share the work."""
+"""Ports of a host: two jobs on one address, and a restart while a forked child of the killed trainer lives on."""
 
 from __future__ import annotations
 
-import socket
-import struct
+import os
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
-import numpy as np
 import pytest
 
-import veths
 from lab_team import lab_team
-from support import PATIENCE, gradients, patient
-from tailbound.datapath.buffers import reserve
-from tailbound.datapath.xdp import XdpDatapath, sending_sockets
-from tailbound.lab import ethtool, namespaces
+from support import MemoryStore, gradients, patient
+from tailbound.datapath.xdp import XdpDatapath
+from tailbound.kernel import interfaces
 from tailbound.lab.cluster import Cluster
-from tailbound.lab.topology import Link
-from tailbound.transport.queue import SendQueue
-from tailbound.transport.sender import Sender
-from tailbound.wire.schema import PacketType
 
-pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
+pytestmark = pytest.mark.needs("root", "netns")
 
-Make = Callable[..., Cluster]
-OPS, PORT = 3, 5515
-WIDE: dict[str, Any] = {"width": 1408, "ring_mib": 8.0, "share_rows": False}
-#: Ethernet, IPv4 and UDP headers, and the type in ours.
-_UDP, _TYPE = 34, 42 + 1
-_ROWS = (PacketType.CONTRIBUTION, PacketType.RESULT)
+PATIENCE = 60.0
 
 
-@contextmanager
-def passing(lab: Cluster, rank: int) -> Iterator[Callable[[], dict[PacketType, set[tuple[str, int]]]]]:
-    """Listens at the switch's port to ``rank``; call what it yields for the sources of rows by their type."""
-    sock = namespaces.call(lab.topology.switch, socket.socket, socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
-    reserve(sock, socket.SO_RCVBUF, 256 << 20)
-    sock.bind((Link.DATA.port(rank), 0))
-    sock.setblocking(False)
-
-    def sources() -> dict[PacketType, set[tuple[str, int]]]:
-        found: dict[PacketType, set[tuple[str, int]]] = {kind: set() for kind in _ROWS}
-        while True:
-            try:
-                data, (_, _, direction, *_) = sock.recvfrom(128)
-            except BlockingIOError:
-                return found
-            source, to = struct.unpack_from(">HH", data, _UDP)
-            if direction == socket.PACKET_OUTGOING and to == lab.spec.port and data[_TYPE] in _ROWS:
-                found[PacketType(data[_TYPE])].add((socket.inet_ntoa(data[26:30]), source))
-
-    with sock:
-        yield sources
-
-
-def run(lab: Cluster, numel: int, **settings: Any) -> list[str]:
-    """A few all-reduces; which way results went."""
-    ranks = len(lab.workers)
-    with lab_team(lab, patient(**WIDE, **settings)) as job:
-        for op in range(OPS):
-            for _, outcome in job.allreduce(gradients("U", ranks, numel, seed=op)):
+@pytest.mark.parametrize("first", [0, 5515])
+def test_two_jobs_on_a_host_take_two_ports(tailbound_lab: Callable[..., Cluster], first: int) -> None:
+    """As two registered models of a process do."""
+    lab, store = tailbound_lab(workers=2), MemoryStore()
+    settings = patient(port=first, ring_mib=1.0)
+    with (
+        lab_team(lab, settings, datapath="udp", store=store, name="one") as one,
+        lab_team(lab, settings, datapath="udp", store=store, name="two") as two,
+    ):
+        for rank in range(2):
+            ports = [job[rank].job.datapath.endpoint[1] for job in (one, two)]
+            assert ports == [first, first + 1] if first else len(set(ports)) == 2
+        for job in (one, two):
+            for _, outcome in job.allreduce(gradients("U", 2, 5000, seed=1)):
                 assert outcome.delivered == outcome.expected
-        for member in job.communicators:
-            assert not set(member.stats()["drops"]) - {"STALE_RESULT"}
-        return [member.stats()["choice"]["result"] for member in job.communicators]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "settings", "ports"),
-    [(2, {}, 4), (2, {"source_ports": 1}, 1), (3, {"result": "peers"}, 3), (4, {"result": "peers"}, 2)],
-    ids=["two ranks", "one port", "three ranks", "four ranks"],
-)
-def test_rows_come_from_several_ports(tailbound_lab: Make, ranks: int, settings: dict[str, Any], ports: int) -> None:
-    lab = tailbound_lab(workers=ranks, wire=True)
-    with passing(lab, 0) as sources:
-        # 24 bursts for each peer: enough calls for every port
-        run(lab, ranks * 24 * 45 * 1408, **settings)
-        for kind, found in sources().items():
-            by_host = {worker.address: {p for a, p in found if a == worker.address} for worker in lab.workers[1:]}
-            assert {host: len(those) for host, those in by_host.items()} == dict.fromkeys(by_host, ports), kind
+TRAINER = """
+import os, sys, time
+from tailbound.datapath.xdp import XdpDatapath
+
+path = XdpDatapath.attach("data0", 5515, 256, 64, 64)
+if (child := os.fork()) == 0:
+    sys.stdin.read()
+    os._exit(0)
+print("child", child, flush=True)
+time.sleep(600)
+"""
 
 
-@pytest.mark.parametrize("result", ["fanout", "multicast"])
-def test_results_for_all_come_from_several_ports(tailbound_lab: Make, result: str) -> None:
-    lab = tailbound_lab(workers=3)
-    with passing(lab, 0) as sources:
-        assert run(lab, 3 * 64 * 45 * 1408, result=result) == [result] * 3
-        found = sources()[PacketType.RESULT]
-        assert {address: sum(a == address for a, _ in found) for address, _ in found} == dict.fromkeys(
-            (worker.address for worker in lab.workers[1:]), 3
-        )
-
-
-def test_both_queues_of_a_receiver_have_work() -> None:
-    """Queues are chosen by a hash over addresses and ports with a key of the machine's: 16 ports miss none of two."""
-    with veths.pair("tbx", ("10.77.0.1", "10.77.0.2")) as (here, there):
-        for name in (here, there):
-            namespaces.call(name, ethtool.set_queues, "tbx", 2)
-        path = namespaces.call(there, XdpDatapath.attach, "tbx", PORT, 1408, 64, 64)
-        sockets = namespaces.call(here, sending_sockets, "10.77.0.1", 17)
-        try:
-            queue = SendQueue(Sender(sockets, {1: ("10.77.0.2", PORT)}))
-            rows = np.zeros((64 * 44, 1472), np.uint8)
-            queue.submit(7, PacketType.CONTRIBUTION, [(1, rows)], 1 << 62, None, 0)
-            until = time.monotonic() + PATIENCE
-            while not queue.empty:
-                assert time.monotonic() < until
-                queue.pump(1)
-            found = namespaces.call(there, ethtool.statistics, "tbx")
-            packets = [found[f"rx_queue_{q}_xdp_packets"] for q in range(2)]
-            assert sum(packets) >= len(rows)
-            assert min(packets) >= len(rows) // 16
-        finally:
-            path.close()
-            for sock in sockets:
-                sock.close()
+@pytest.mark.needs("bpf", "bcc", "headers")
+def test_a_killed_trainer_leaves_neither_program_nor_port_to_its_children(
+    tailbound_lab: Callable[..., Cluster],
+) -> None:
+    lab = tailbound_lab(workers=1)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    trainer = lab.popen(0, [sys.executable, "-c", TRAINER], **pipes)
+    try:
+        child = int(trainer.stdout.readline().split()[1])
+        assert lab.run(0, interfaces.xdp_on, "data0") is not None
+        os.kill(trainer.pid, signal.SIGKILL)
+        trainer.wait(PATIENCE)
+        os.kill(child, 0)  # it is there
+        until = time.monotonic() + PATIENCE
+        while lab.run(0, interfaces.xdp_on, "data0") is not None:  # the kernel frees a link in its own time
+            assert time.monotonic() < until
+        lab.run(0, XdpDatapath.attach, "data0", 5515, 256, 64, 64, sysfs=True).close()
+    finally:
+        trainer.kill()
+        trainer.stdin.close()
+        trainer.stdout.close()

@@ -450,3 +450,13 @@ def _close_all() -> None:
 
 
 atexit.register(_close_all)
+
+
+def _forget() -> None:
+    """A forked child has no part in the jobs of its parent, and must say no goodbye in its name."""
+    for communicator in list(_open):
+        communicator._closed = True
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

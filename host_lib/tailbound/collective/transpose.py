@@ -33,6 +33,7 @@ from tailbound.collective.timing import on_time
 from tailbound.errors import LayoutError, TransportError
 from tailbound.transport.clock import Extension
 from tailbound.transport.membership import HOLD_EVERY
+from tailbound.transport.forks import keep_from_children
 from tailbound.transport.sequence import Place, Position
 from tailbound.transport.steps import Steps, step_distance, step_of
 from tailbound.transport.wait import Waiter
@@ -102,6 +103,7 @@ class Transpose:
         Raises:
             TransportError: the thread has ended.
             LayoutError: ranks disagree on the layout of an earlier op.
+        keep_from_children(self)
         """
         if self._error is not None:
             if isinstance(self._error, LayoutError):
@@ -219,6 +221,10 @@ class Transpose:
     def _poke(self) -> None:
         if self._wake >= 0:
             os.eventfd_write(self._wake, 1)
+
+    def descriptors(self) -> list[int]:
+        """See ``forks.Owner``."""
+        return [self._wake] if self._wake >= 0 else []
 
     def _run(self) -> None:
         try:

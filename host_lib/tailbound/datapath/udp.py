@@ -22,6 +22,7 @@ from tailbound.datapath.receive import BATCH, BUFFER_BYTES, SO_RXQ_OVFL, UDP_GRO
 from tailbound.datapath.store import allocate, store_of
 from tailbound.datapath.tables import CONTROLS_LOST, KERNEL_DROPS, STOP, Tables
 from tailbound.errors import CapabilityError, ConfigError
+from tailbound.transport.forks import keep_from_children
 
 #: Below this many bytes of receive buffer (three or four super-packets fit into 208 KiB) senders must leave gaps.
 _AMPLE_BUFFER = 2 << 20
@@ -100,6 +101,7 @@ class UdpDatapath:
         self.socket = self._open(address, port, receive_buffer)
         self._wake, self._events, self._controls = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(3))
         self._closed = False
+        keep_from_children(self)
         self._thread = self._start()
 
     def _start(self) -> threading.Thread:
@@ -130,6 +132,10 @@ class UdpDatapath:
             sock.setsockopt(socket.IPPROTO_UDP, UDP_GRO, 1)
         sock.setblocking(False)
         return sock
+
+    def descriptors(self) -> list[int]:
+        """See ``forks.Owner``."""
+        return [] if self._closed else [self.socket.fileno(), self._wake, self._events, self._controls]
 
     def sending(self, peers: int, ports: int = 0) -> list[socket.socket]:
         """See ``Datapath.sending``; one socket, since nothing is gained by more where one thread receives."""

@@ -23,6 +23,7 @@ from tailbound.kernel import maps as kernel_maps
 from tailbound.kernel.events import EventRing
 from tailbound.kernel.maps import EVENTS, Maps, Shape
 from tailbound.kernel.seal import Sealer
+from tailbound.transport.forks import keep_from_children
 from tailbound.wire.schema import HEADER_BYTES, WORKER_MAPS
 
 #: Bytes asked for the control socket's buffer; the kernel may give less without CAP_NET_ADMIN.
@@ -152,6 +153,14 @@ class XdpDatapath:
         self.socket = bound_socket(*self.endpoint)
         self._sending: list[socket.socket] = []
         self._closed = False
+        keep_from_children(self)
+
+    def descriptors(self) -> list[int]:
+        """See ``forks.Owner``."""
+        if self._closed:
+            return []
+        sockets = (sock.fileno() for sock in (self.socket, *self._sending))
+        return [fd for fd in (*sockets, *self.maps.fds.values(), self.program, self._link) if fd >= 0]
 
     @classmethod
     def attach(

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from tailbound.errors import ConfigError
 from tailbound.kernel import interfaces, load, maps, pin, tc
 from tailbound.kernel.maps import Maps, Shape
+from tailbound.transport.forks import keep_from_children
 from tailbound.wire.packets import DTYPES
 from tailbound.wire.schema import FANOUT_MAPS, MAX_RANKS
 
@@ -79,6 +80,7 @@ class Fanout:
         self._before = self._sums()
         self._own = 0
         self._closed = False
+        keep_from_children(self)
 
     @classmethod
     def attach(cls, interface: str, port: int, loader: str = "auto", way: str = "auto", ports: int = 1) -> Fanout:
@@ -134,6 +136,12 @@ class Fanout:
         except BaseException:
             made.close()
             raise
+
+    def descriptors(self) -> list[int]:
+        """See ``forks.Owner``."""
+        if self._closed:
+            return []
+        return [fd for fd in (*self.maps.fds.values(), self.program, getattr(self._link, "fd", -1)) if fd >= 0]
 
     def set_peers(self, own: int, peers: Iterable[Peer]) -> None:
         """Says where ranks are; cloning stops until ``live`` is called again.

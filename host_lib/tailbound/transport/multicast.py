@@ -11,6 +11,7 @@ import ipaddress
 import socket
 
 from tailbound.errors import CapabilityError, ConfigError
+from tailbound.transport.forks import keep_from_children
 from tailbound.wire.schema import HEADER_BYTES
 
 #: Groups of an organisation's own (RFC 2365): one of 2 ** 18 by the job's cookie, unless one is given.
@@ -64,11 +65,16 @@ class Membership:
             self.socket.bind((group, port))
             request = socket.inet_aton(group) + socket.inet_aton(address)
             self.socket.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, request)
+            keep_from_children(self)
         except OSError as error:
             self.socket.close()
             raise CapabilityError(
                 f"{group} cannot be joined at {address} ({error.strerror}): use result='fanout' or 'peers'"
             ) from error
+
+    def descriptors(self) -> list[int]:
+        """See ``forks.Owner``."""
+        return [self.socket.fileno()] if self.socket.fileno() >= 0 else []
 
     def packets(self, most: int = 256) -> list[bytes]:
         """UDP payloads since the last call, at most ``most``; never blocks. Bodies are cut to what a trial has."""

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
 from tailbound.errors import TransportError
+from tailbound.transport.forks import keep_from_children
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -74,7 +75,12 @@ class Reliable:
             ) from error
         #: TCP port, for the greeting
         self.port: int = self._listener.getsockname()[1]
+        keep_from_children(self)
         self._thread = threading.Thread(target=self._accept, name="tailbound-reliable", daemon=True)
+
+    def descriptors(self) -> list[int]:
+        """See ``forks.Owner``."""
+        return [sock.fileno() for sock in (self._listener, *self._asking) if sock.fileno() >= 0]
 
     def start(self, cookie: int, rank: int, peers: Sequence[tuple[str, int]]) -> None:
         """Lets requests in; ``peers`` are (address, port) by rank, the own one included."""
