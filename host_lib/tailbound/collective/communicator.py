@@ -66,7 +66,7 @@ class Communicator:
         interface: name of the interface to use; default ``TAILBOUND_INTERFACE``, else the way to the store's host, or
             to MASTER_ADDR.
         name: tells several jobs on one store apart.
-        timeout: seconds to wait for the other ranks at the start.
+        timeout: seconds to wait for the other ranks at the start, and from the first step on for their first packet.
         model: digest of what is trained; must be equal on all ranks.
         on_thread: called once in the transport thread.
         switch: address of the job's switch (``ADDRESS`` or ``ADDRESS:PORT``), which then averages whatever the
@@ -130,7 +130,7 @@ class Communicator:
             rings.append(config.switch.rows // 2)
         self._rows_most = min([MAX_OP_ROWS, needs_fit, *rings])
         self._lock = threading.Lock()
-        self._engine = Transpose(self.job, on_thread, early)
+        self._engine = Transpose(self.job, on_thread, early, int(timeout * 1e9))
         self._engine.maps.limit_share(min(g.sum_rows for g in self.greetings) / self._rows_most)
         jump.serve(self.reliable, self._engine)
         self._status = StatusWriter(f"{self.job.cookie:08x}-{config.rank}", lambda: report.status(self.job))

@@ -30,10 +30,11 @@ from tailbound.collective.op import Launch, Op, Outcome
 from tailbound.collective.remind import remind
 from tailbound.collective.tally import newest_op
 from tailbound.collective.timing import on_time
+from tailbound.collective.unheard import Unheard
 from tailbound.errors import LayoutError, TransportError
 from tailbound.transport.clock import Extension
-from tailbound.transport.membership import HOLD_EVERY
 from tailbound.transport.forks import keep_from_children
+from tailbound.transport.membership import HOLD_EVERY
 from tailbound.transport.sequence import Place, Position
 from tailbound.transport.steps import Steps, step_distance, step_of
 from tailbound.transport.wait import Waiter
@@ -65,12 +66,20 @@ class Transpose:
         job: an activated job.
         on_thread: called once in the new thread (to set its affinity or torch's thread count).
         early: control packets that have come already.
+        patience: ns for which a peer may be missing from the first step on (``unheard``).
     """
 
-    def __init__(self, job: Job, on_thread: Callable[[], None] | None = None, early: Iterable[bytes] = ()) -> None:
+    def __init__(
+        self,
+        job: Job,
+        on_thread: Callable[[], None] | None = None,
+        early: Iterable[bytes] = (),
+        patience: int = 180 * 10**9,
+    ) -> None:
         self.job = job
         self.maps = Maps(job)
         self._inbox = Inbox(job, self.maps)
+        self._unheard = Unheard(job, patience)
         self._ops: dict[int, Op] = {}  # in label order
         self._new: deque[Launch] = deque()
         self._waiting: deque[Launch] = deque()
@@ -94,6 +103,7 @@ class Transpose:
         self._named = (job.sequence.next_label - 1) & 0xFFFFFFFF  # the newest op that a packet has named
         self._idle = threading.Event()
         self._idle.set()
+        keep_from_children(self)
         self._thread = threading.Thread(target=self._run, name="tailbound", daemon=True)
         self._thread.start()
 
@@ -103,10 +113,9 @@ class Transpose:
         Raises:
             TransportError: the thread has ended.
             LayoutError: ranks disagree on the layout of an earlier op.
-        keep_from_children(self)
         """
         if self._error is not None:
-            if isinstance(self._error, LayoutError):
+            if isinstance(self._error, LayoutError | TransportError):
                 raise self._error
             raise TransportError(
                 f"rank {self.job.rank}: the transport has failed: {self._error}{_FAILED}"
@@ -213,6 +222,10 @@ class Transpose:
             self.job.lanes.close()
             self.job.datapath.close()
 
+    def descriptors(self) -> list[int]:
+        """See ``forks.Owner``."""
+        return [self._wake] if self._wake >= 0 else []
+
     @property
     def closed(self) -> bool:
         """Whether ``close`` has been called or the thread has ended."""
@@ -221,10 +234,6 @@ class Transpose:
     def _poke(self) -> None:
         if self._wake >= 0:
             os.eventfd_write(self._wake, 1)
-
-    def descriptors(self) -> list[int]:
-        """See ``forks.Owner``."""
-        return [self._wake] if self._wake >= 0 else []
 
     def _run(self) -> None:
         try:
@@ -320,6 +329,8 @@ class Transpose:
         looks.append(outlet.turn(job, now))
         looks.append(self.maps.turn(now, self._ops, self._drop))
         self._admit()
+        if (error := self._unheard.look(now)) is not None:
+            self._give_up(error)
         job.steps = self.standing()
         for rank in job.contribution_suspicion.suspects:
             job.membership.heard(rank, step_of(int(job.store.peer_states[rank]["newest"])))
@@ -364,6 +375,14 @@ class Transpose:
             if self._new:
                 self._idle.clear()
         return min((t for t in looks if t), default=0)
+
+    def _give_up(self, error: TransportError) -> None:
+        """Lets what is launched end as it can, with ``error``, and refuses what comes after."""
+        log.error("%s", error)
+        self._error = self._error or error
+        for op in self._ops.values():
+            if op.launch is not None and not op.delivered:
+                op.outcome.error = op.outcome.error or error
 
     def _stand_still(self, op: Op, now: int) -> None:
         """While a live rank holds, no clock runs; all start anew from the end of the hold (rule 16)."""
