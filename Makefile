@@ -31,26 +31,30 @@ packages:
 		[[ "$$(dpkg-query -W -f '$${db:Status-Status}' "$$name" 2>/dev/null)" == installed ]] || missing+=("$$name"); \
 	done; \
 	if (($${#missing[@]} == 0)); then exit 0; fi; \
-	if ! command -v apt-get >/dev/null; then \
-		echo "This is not Debian: install what these Debian packages hold: $${missing[*]}" >&2; exit 1; \
+	if ((EUID != 0)) || ! command -v apt-get >/dev/null; then \
+		echo "[1/3] System packages that are missing: $${missing[*]}" >&2; \
+		echo "      Without them there is no XDP. To install them (Debian's names):" >&2; \
+		echo "      sudo apt-get update && sudo apt-get install --no-install-recommends -y $${missing[*]}" >&2; \
+		exit 0; \
 	fi; \
-	if ((EUID != 0)); then \
-		echo "Missing system packages: $${missing[*]}" >&2; \
-		echo "Install them and run make again:" >&2; \
-		echo "    sudo apt-get update && sudo apt-get install --no-install-recommends -y $${missing[*]}" >&2; exit 1; \
-	fi; \
-	echo "Installing $${missing[*]}"; \
-	apt-get update -q; \
-	DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$${missing[@]}"
+	echo "[1/3] System packages: $${missing[*]}"; \
+	quiet=-q; [[ ! -t 1 ]] || quiet=; \
+	apt-get update $$quiet; \
+	DEBIAN_FRONTEND=noninteractive apt-get install $$quiet -y --no-install-recommends "$${missing[@]}"
 
 $(STAMP): pyproject.toml constraints.txt apt-packages.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "$(PYTHON) is older than Python 3.11: give another, make setup PYTHON=/path/to/python3" >&2; exit 1; }
-	@if ! grep -qsF '$(CURDIR)/$(VENV)/' $(BIN)/pip; then rm -rf $(VENV); $(PYTHON) -m venv $(VENV); fi
-	@echo "Installing tailbound and what it needs into $(VENV), a minute or two"
-	@$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[$(EXTRAS)]'
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null \
+		|| { echo "$(PYTHON) cannot make virtual environments: sudo apt-get install python3-venv" >&2; exit 1; }
+	@if ! grep -qsF '$(CURDIR)/$(VENV)/' $(BIN)/pip; then \
+		echo "[2/3] Virtual environment: $(VENV)"; rm -rf $(VENV); $(PYTHON) -m venv $(VENV); fi
+	@echo "[3/3] Python packages into $(VENV): PyTorch is the largest, a minute or two"
+	@quiet=-q; [[ ! -t 1 ]] || quiet=; \
+		$(BIN)/python -m pip install --disable-pip-version-check $$quiet -c constraints.txt -e '.[$(EXTRAS)]'
 	@$(BIN)/tailbound --version
 	@$(BIN)/tailbound doctor --warm
+	@echo "The command is $(BIN)/tailbound; after '. $(BIN)/activate' it is tailbound."
 	@touch $@
 
 demo: setup

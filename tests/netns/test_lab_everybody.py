@@ -173,6 +173,7 @@ run(out=pathlib.Path(sys.argv[1]), workers=3, length=Length(1, 0.0), console=Con
 """
 
 
+@pytest.mark.timeout(400)  # three processes import torch, on two cores that others may use too
 @pytest.mark.needs("sklearn", "matplotlib", "torch")
 def test_the_demo_has_its_network_without_root_and_accounts_for_every_packet(tmp_path: Path) -> None:
     done = subprocess.run([*_RESTARTED, "-c", DEMO, tmp_path], capture_output=True, text=True, check=False)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from tailbound.bench.curve import Curve
+from tailbound.demo import show
 from tailbound.demo.ledger import balance, udp_drops
-from tailbound.demo.summary import delivery, differences, drift, total
+from tailbound.demo.run import lossy_network
+from tailbound.demo.summary import delivery, differences, drift, headline, total
+from tailbound.lab.spec import Straggler
 
 
 def stats(sent: int, verdicts: dict[str, int], drops: dict[str, int]) -> dict[str, Any]:
@@ -81,6 +86,40 @@ def test_delivery_leaves_the_warm_up_out() -> None:
     assert found["delivered"] == 0.75
     assert (found["ops"], found["deadline_hits"], found["rows_summed"]) == (8, 4, 140)
     assert found["drops"] == {"LATE": 2, "DUPLICATE": 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, "2.8 times faster per step than Gloo, at equal accuracy (97.5% against 97.8%)"),
+        ({"training_s": 30.8}, "1.1 times slower per step than Gloo, at equal accuracy (97.5% against 97.8%)"),
+        ({"training_s": 28.5}, "As fast per step as Gloo, at equal accuracy (97.5% against 97.8%)"),
+        ({"accuracy": 0.96}, "2.8 times faster per step than Gloo, at an accuracy of 96.0% against 97.8%"),
+        ({"lab": False}, "No network here, so nothing is said about speed; equal accuracy (97.5% against 97.8%)"),
+    ],
+)
+def test_the_first_line_says_what_was_gained(change: dict[str, Any], words: str) -> None:
+    summary = {"training_s": 10.0, "gloo_training_s": 28.0, "accuracy": 0.975, "gloo_accuracy": 0.978, "lab": True}
+    assert headline(summary | change) == words
+
+
+def test_steps_are_said_as_they_begin() -> None:
+    said = io.StringIO()
+    steps = show.Steps(Console(file=said, width=80), 2)
+    with steps.step("a step"):
+        assert said.getvalue() == "[1/2] a step\n"
+    steps.say("another one")
+    assert said.getvalue().endswith("[2/2] another one\n")
+    seen = io.StringIO()
+    with show.Steps(Console(file=seen, width=80, force_terminal=True), 1).step("on a terminal"):
+        pass
+    assert "[1/1] on a terminal" in seen.getvalue()
+
+
+@pytest.mark.parametrize(("bursts", "loss"), [(True, "1% of packets lost in bursts"), (False, "1% of packets lost")])
+def test_the_conditions_name_rate_loss_and_straggler(bursts: bool, loss: str) -> None:
+    spec = lossy_network(4, Straggler(3, 25.0, None), bursts=bursts)
+    assert show.describe(spec) == f"cables of 1 Gbit/s, {loss}, rank 3 computes 25 ms longer in every step"
 
 
 def test_drift_of_equal_replicas_is_nothing() -> None:

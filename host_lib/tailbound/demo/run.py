@@ -15,7 +15,7 @@ from rich.console import Console
 
 from tailbound.bench import digits
 from tailbound.bench.curve import Curve
-from tailbound.bench.places import Loopback, Place, open_place
+from tailbound.bench.places import Loopback, Place, datapath_at, open_place
 from tailbound.bench.prepare import Preparation
 from tailbound.bench.start import StartLine
 from tailbound.bench.team import Team
@@ -24,12 +24,14 @@ from tailbound.demo import show
 from tailbound.demo.ledger import Balance, balance
 from tailbound.demo.summary import delivery, drift
 from tailbound.errors import CapabilityError, TransportError
+from tailbound.lab import user_namespace
 from tailbound.lab.cluster import Cluster
 from tailbound.lab.spec import Burst, LabSpec, Straggler
 from tailbound.lab.topology import Link
 
-#: What both have to bear: bursty losses from worker to worker, and one rank that computes longer in every step.
-LOSS, STRAGGLER_MS = 0.01, 25.0
+#: What both have to bear: cables of so many bit/s, losses from worker to worker (in bursts where XDP programs can make
+#: them), and one rank that computes longer in every step.
+RATE, LOSS, STRAGGLER_MS = 10**9, 0.01, 25.0
 SEED = 7
 #: Images a rank and step; learning rate.
 _BATCH, _RATE = 16, 0.01
@@ -94,36 +96,39 @@ def run(
     length = length or (QUICK if quick else FULL)
     straggler = Straggler(workers - 1, STRAGGLER_MS, None)
     plain = LabSpec(workers, straggler=straggler, seed=SEED)
-    lossy = LabSpec(workers, burst=Burst(LOSS), straggler=straggler, seed=SEED)
+    lossy = lossy_network(workers, straggler, bursts=not user_namespace.owned())
     out.mkdir(parents=True, exist_ok=True)
+    steps_shown = show.Steps(console, 4)
     with tempfile.TemporaryDirectory(prefix="tailbound-demo-") as name, Preparation() as preparation:
         folder = Path(name)
-        console.print("preparing: the data, and machine code that is not in the cache yet", highlight=False)
-        data = digits.load(SEED)
-        digits.save(data, folder / "digits.npz")
-        StartLine.create(folder / "start", workers)
-        preparation.wait()
+        with steps_shown.step("data, and machine code that is not in the cache yet (a minute the first time)"):
+            data = digits.load(SEED)
+            digits.save(data, folder / "digits.npz")
+            StartLine.create(folder / "start", workers)
+            preparation.wait()
         steps = len(data.train_labels) // (workers * _BATCH) * length.epochs
-        with open_best(plain, lossy, datapath) as (place, why_not):
+        with ExitStack() as stack:
+            with steps_shown.step("the network"):
+                place, why_not = stack.enter_context(open_best(plain, lossy, datapath))
             spec = place.spec
-            show.conditions(console, spec, why_not)
+            show.conditions(console, place, why_not)
             job = {
                 "folder": name, "data": str(folder / "digits.npz"), "line": str(folder / "start"), "seed": SEED,
                 "rate": _RATE, "batch": _BATCH, "turn": _TURN, "look": _LOOK,
                 "epochs": length.epochs, "seconds": length.seconds,
-                "datapath": datapath if why_not is None else "udp",
+                "datapath": datapath_at(place, datapath),
             }  # fmt: skip
             with (
                 _log(out / "workers.log", console) as log,
                 Team(place, "tailbound.demo.worker", job, log, env=MALLOC) as team,
             ):
-                records = follow(team, place, steps, console)
+                records = follow(team, place, steps, console, steps_shown)
         drifts = {
             each: drift([np.load(folder / f"{each}{rank}.npy") for rank in range(workers)]) for each in records.curves
         }
     summary = summarize(records, drifts, spec, why_not, steps)
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-    show.picture(records.curves, summary, out / "demo.png")
+    show.picture(records.curves, summary, spec, out / "demo.png")
     show.results(console, summary, out)
     return summary
 
@@ -161,7 +166,13 @@ def open_best(plain: LabSpec, lossy: LabSpec, datapath: str) -> Iterator[tuple[P
         yield place, why_not
 
 
-def follow(team: Team, place: Place, steps: int, console: Console) -> Records:
+def lossy_network(workers: int, straggler: Straggler, *, bursts: bool) -> LabSpec:
+    """The network of the demo; losses in bursts need XDP programs, so without them they are independent."""
+    losses: dict[str, Any] = {"burst": Burst(LOSS)} if bursts else {"loss": LOSS}
+    return LabSpec(workers, rate=RATE, straggler=straggler, seed=SEED, **losses)
+
+
+def follow(team: Team, place: Place, steps: int, console: Console, steps_shown: show.Steps) -> Records:
     """Shows progress until the training is over and everything is counted.
 
     Args:
@@ -169,31 +180,41 @@ def follow(team: Team, place: Place, steps: int, console: Console) -> Records:
         place: where it runs.
         steps: of each transport, at most.
         console: for progress.
+        steps_shown: of the whole demo.
     """
     curves = {"tailbound": Curve(), "gloo": Curve()}
     looks: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in curves}
     warm: dict[int, dict[str, Any]] = {}
     paths: set[str] = set()
     cpu: dict[int, float] = {}
+
+    def note(rank: int, message: dict[str, Any]) -> str | None:
+        """Keeps a report; the name of the curve that it has completed a point of."""
+        if message["kind"] == "ready":
+            paths.add(message["datapath"])
+        elif message["kind"] == "warm":
+            warm[rank] = message["stats"]
+        elif message["kind"] == "trained":
+            cpu[rank] = message["cpu_seconds"]
+        else:
+            name = str(message["name"])
+            look = looks[name]
+            look[rank] = message
+            if len(look) == team.ranks:
+                times, accuracy = ([look[r][what] for r in range(team.ranks)] for what in ("times", "accuracy"))
+                curves[name].add(times, accuracy)
+                look.clear()
+                return name
+        return None
+
+    with steps_shown.step(f"{team.ranks} workers start, meet, and make some steps that do not count"):
+        for rank, message in team.gather("warm"):
+            note(rank, message)
+    steps_shown.say("training, in turns of a few steps each")
     with show.progress(console, steps) as tell:
         for rank, message in team.gather("trained"):
-            if message["kind"] == "ready":
-                paths.add(message["datapath"])
-            elif message["kind"] == "warm":
-                warm[rank] = message["stats"]
-            elif message["kind"] == "trained":
-                cpu[rank] = message["cpu_seconds"]
-            else:
-                name = message["name"]
-                look = looks[name]
-                look[rank] = message
-                if len(look) == team.ranks:
-                    curves[name].add(
-                        [look[r]["times"] for r in range(team.ranks)],
-                        [look[r]["accuracy"] for r in range(team.ranks)],
-                    )
-                    look.clear()
-                    tell(name, curves[name])
+            if name := note(rank, message):
+                tell(name, curves[name])
     last, ledger, lost = count(team, place)
     team.tell("go")
     team.finish()
@@ -255,6 +276,8 @@ def summarize(
         "batch_per_worker": _BATCH,
         "lab": why_not is None,
         "why_no_lab": why_not,
+        "rate": spec.rate,
+        "loss": spec.loss,
         "burst_loss": spec.burst.loss if spec.burst else 0.0,
         "burst_length": spec.burst.length if spec.burst else None,
         "wire": spec.wire_size,

@@ -11,10 +11,20 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from tailbound.bench.curve import TARGET, Curve
+from tailbound.bench.places import Place
+from tailbound.demo.summary import headline
 from tailbound.lab.spec import LabSpec
 
 _LABELS = {"tailbound": "Tailbound", "gloo": "Gloo"}
@@ -25,26 +35,68 @@ def host() -> dict[str, Any]:
     return {"cpus": os.cpu_count(), "machine": platform.machine(), "kernel": platform.release()}
 
 
-def conditions(console: Console, spec: LabSpec, why_not: str | None) -> None:
-    """Says what is about to run where."""
-    if why_not is None:
-        console.print(f"{spec.workers} workers in network namespaces, {describe(spec)}", highlight=False)
+class Steps:
+    """The demo's steps, numbered: on a terminal with a spinner and the seconds, elsewhere a line each.
+
+    Args:
+        console: where they go.
+        total: how many there are.
+    """
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._console, self._total, self._number = console, total, 0
+
+    def say(self, words: str) -> None:
+        """Begins a step that shows its own progress."""
+        self._console.print(self._next(words), highlight=False, markup=False, soft_wrap=True)
+
+    @contextmanager
+    def step(self, words: str) -> Iterator[None]:
+        """Does a step inside the block."""
+        text = self._next(words)
+        if not self._console.is_terminal:
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+            yield
+            return
+        columns = (TextColumn("{task.description}", markup=False), SpinnerColumn("line"), TimeElapsedColumn())
+        with Progress(*columns, console=self._console) as bars:
+            bars.add_task(text, total=None)
+            yield
+
+    def _next(self, words: str) -> str:
+        self._number += 1
+        return f"[{self._number}/{self._total}] {words}"
+
+
+def conditions(console: Console, place: Place, why_not: str | None) -> None:
+    """Says what is about to run where, and what is missing."""
+
+    def say(words: str, style: str = "") -> None:
+        console.print(words, style=style, highlight=False, soft_wrap=True)
+
+    spec = place.spec
+    if why_not is not None:
+        say(f"No network of namespaces can be had: {why_not}", "yellow")
+        say(f"The {spec.workers} workers are plain processes on loopback, over udp sockets; {describe(spec)}")
         return
-    console.print(f"No lab: {why_not}", style="yellow", highlight=False, soft_wrap=True)
-    console.print(
-        f"{spec.workers} workers as plain processes on loopback, over udp, {describe(spec)}. As root the demo builds a "
-        "network of namespaces, loses 1 % of all packets in bursts, and has the kernel sum the gradients (xdp).",
-        highlight=False,
-        soft_wrap=True,
-    )
+    say(f"      {spec.workers} workers, a network namespace each; {describe(spec)}")
+    if not place.xdp:
+        say(
+            "      Not root: in a user namespace, gradients arrive over udp sockets. As root the kernel sums "
+            "them (xdp) and losses come in bursts."
+        )
 
 
 def describe(spec: LabSpec) -> str:
     """The conditions in words."""
-    loss = f"{spec.burst.loss:.0%} of packets lost in bursts" if spec.burst else "no losses"
+    rate = f"cables of {spec.rate / 1e9:g} Gbit/s" if spec.rate is not None else "no rate"
+    if spec.burst is not None:
+        loss = f"{spec.burst.loss:.0%} of packets lost in bursts"
+    else:
+        loss = f"{spec.loss:.0%} of packets lost" if spec.loss else "no losses"
     if spec.straggler is None:
-        return loss
-    return f"{loss}, rank {spec.straggler.rank} computes {spec.straggler.ms:g} ms longer every step"
+        return f"{rate}, {loss}"
+    return f"{rate}, {loss}, rank {spec.straggler.rank} computes {spec.straggler.ms:g} ms longer in every step"
 
 
 @contextmanager
@@ -67,16 +119,17 @@ def progress(console: Console, steps: int) -> Iterator[Callable[[str, Curve], No
         return
     columns = (
         TextColumn("{task.description:>9}"),
-        BarColumn(),
+        BarColumn(24),
         MofNCompleteColumn(),
         TextColumn("{task.fields[state]}"),
-        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as bars:
         tasks = {name: bars.add_task(_LABELS[name], total=steps, state="starting") for name in _LABELS}
 
         def advance(name: str, curve: Curve) -> None:
-            state = f"accuracy {curve.accuracy:6.1%} after {curve.seconds:5.1f} s of training"
+            state = f"accuracy {curve.accuracy:6.1%} after {curve.seconds:5.1f} s"
             bars.update(tasks[name], completed=len(curve.iterations), state=state)
 
         yield advance
@@ -84,8 +137,10 @@ def progress(console: Console, steps: int) -> Iterator[Callable[[str, Curve], No
 
 def results(console: Console, summary: dict[str, Any], out: Path) -> None:
     """The table at the end."""
-    table = Table(box=SIMPLE_HEAD, title_justify="left", title=f"{summary['steps']} steps of the same training")
-    table.add_column("")
+    console.print()
+    console.print(headline(summary), style="bold", highlight=False, soft_wrap=True)
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column(f"{summary['steps']} steps of the same training")
     table.add_column(f"Tailbound ({summary['datapath']})", justify="right")
     table.add_column("Gloo (tcp)", justify="right")
     for words, name, form in (
@@ -117,16 +172,12 @@ def results(console: Console, summary: dict[str, Any], out: Path) -> None:
     console.print(f"{out / 'demo.png'}, {out / 'summary.json'}", highlight=False, soft_wrap=True)
 
 
-def picture(curves: dict[str, Curve], summary: dict[str, Any], path: Path) -> None:
+def picture(curves: dict[str, Curve], summary: dict[str, Any], spec: LabSpec, path: Path) -> None:
     """Draws the picture with its two lines of words."""
     from tailbound.demo.picture import draw
 
-    ratio = summary["gloo_training_s"] / summary["training_s"]
-    faster = f"{ratio:.1f}x faster than Gloo" if ratio >= 1 else f"{1 / ratio:.1f}x slower than Gloo"
-    place = "lossy links" if summary["lab"] else "loopback"
-    loss = f"{summary['burst_loss']:.0%} bursty loss" if summary["burst_loss"] else "no loss"
     words = (
-        f"{summary['workers']} workers, {loss}, one straggler ({summary['straggler'].split(':')[1]} ms a step), "
-        f"{summary['steps']} steps each, datapath {summary['datapath']}, {summary['delivered']:.2%} of rows delivered"
+        f"{summary['workers']} workers, {describe(spec)}; {summary['steps']} steps each; "
+        f"datapath {summary['datapath']}, {summary['delivered']:.2%} of rows delivered"
     )
-    draw(curves, f"Training on {place}: {faster}", words, path)
+    draw(curves, headline(summary), words, path)

@@ -42,6 +42,28 @@ def delivery(warm: Sequence[Mapping[str, Any]], last: Sequence[Mapping[str, Any]
     }
 
 
+#: Accuracies this close are called equal: one point, three or four of the 360 test images.
+_EQUAL = 0.01
+
+
+def headline(summary: Mapping[str, Any]) -> str:
+    """What was gained, or lost, in a line: mean time of a step, and accuracy of the worst replica.
+
+    Args:
+        summary: the content of ``summary.json``.
+    """
+    ours, theirs = summary["accuracy"], summary["gloo_accuracy"]
+    both = f"{ours:.1%} against {theirs:.1%}"
+    right = f"equal accuracy ({both})" if abs(ours - theirs) <= _EQUAL else f"an accuracy of {both}"
+    ratio = summary["gloo_training_s"] / summary["training_s"]
+    if not summary["lab"]:
+        return f"No network here, so nothing is said about speed; {right}"
+    if 0.95 < ratio < 1.05:
+        return f"As fast per step as Gloo, at {right}"
+    faster = f"{ratio:.1f} times faster" if ratio > 1 else f"{1 / ratio:.1f} times slower"
+    return f"{faster} per step than Gloo, at {right}"
+
+
 def drift(weights: Sequence[NDArray[np.float32]]) -> float:
     """Largest distance of a replica from the mean of all, relative to the length of that mean ([n] each)."""
     mean = np.mean(np.stack(weights), axis=0, dtype=np.float64)
