@@ -110,7 +110,7 @@ struct tb_presence {
 };
 _Static_assert(sizeof(struct tb_presence) == 8, "tb_presence");
 
-/* What the kernel has seen of one op; written by the program only, under the op's lock. */
+/* What the kernel has seen of one op; written by the program only, under the op's lock, its tag last. */
 struct tb_op {
 	__u32 cookie; /* tag, with op */
 	__u32 op; /* tag, with cookie */
@@ -182,7 +182,7 @@ struct tb_control {
 	__u32 need; /* majority: floor(L / 2) + 1 with L = live_peers + 1 */
 	__u32 shift_cap; /* kcap: largest shift taken */
 	__u32 first_op; /* ops before this one are stale */
-	__u32 released; /* newest op over here: late rows leave stamps and may open its record */
+	__u32 released; /* newest op over here: late rows may open its record; records reach OP_STEPS steps further */
 	__u64 live[4]; /* bitmap of live ranks other than this one */
 };
 _Static_assert(sizeof(struct tb_control) == 96, "tb_control");

@@ -1,8 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The record of an op: who has been heard, since when, and how much is in. An op exists as soon as a packet
- * names it. The record is read without a lock (its tag is written last when it is started) and written under
- * the op's lock, where the tag is looked at again.
+ * names it. The record is read without a lock (its tag is one word, written last when it is started and read
+ * first) and written under the op's lock, where the tag is looked at again.
+ *
+ * Records are few steps' worth, the rows in flight may be hundreds' (they have windows of their own). So a label opens
+ * a record only within the ring's length after the newest op that is over here, whose record may go; else one packet
+ * could take the record of an op in progress. Results further ahead, and those of an op whose record is gone, are rows
+ * like others: a rank that was stopped finds them in its memory. They leave no trace in records.
  */
 #ifndef TB_OP_H
 #define TB_OP_H
@@ -10,6 +15,7 @@
 #include "compat.h"
 
 #include "abi.h"
+#include "order.h"
 #include "packet.h"
 #include "ranks.h"
 #include "window.h"
@@ -21,15 +27,44 @@
 #define TB_NEWS_PUBLISHED 8
 #define TB_NEWS_BEGUN 16
 
+/* The first two fields of a record. */
+union tb_op_key {
+	__u64 word;
+	struct {
+		__u32 cookie;
+		__u32 op;
+	};
+};
+
 static __always_inline __u32 tb_op_tag(const struct tb_op *op, const struct tb_packet *p)
 {
-	return tb_tag(p->cookie, p->op, TB_READ_ONCE(op->cookie), TB_READ_ONCE(op->op));
+	union tb_op_key key = { .word = TB_READ_ONCE(*(const tb_u64 *)op) };
+
+	return tb_tag(p->cookie, p->op, key.cookie, key.op);
+}
+
+/* The same without the op's lock. What is read through the record that comes back is no older than the tag. */
+static __always_inline struct tb_op *tb_op_look(struct tb_op *op, const struct tb_packet *p,
+						__u32 *tag)
+{
+	union tb_op_key key = { .word = TB_READ_ONCE(*(const tb_u64 *)op) };
+
+	*tag = tb_tag(p->cookie, p->op, key.cookie, key.op);
+	return (void *)op + tb_after(key.word);
+}
+
+/* Whether records do not reach as far as this label. */
+static __always_inline int tb_op_ahead(const struct tb_control *control, const struct tb_packet *p)
+{
+	return tb_distance(p->op, TB_READ_ONCE(control->released)) > TB_OP_STEPS
+									     << TB_OP_INDEX_BITS;
 }
 
 /* Under the op's lock. Arrivals are not cleared: one is valid only if its rank's heard bit is set. */
 static __always_inline void tb_op_start(struct tb_op *op, const struct tb_packet *p, __u32 codes,
 					__u64 now)
 {
+	union tb_op_key key = { .cookie = p->cookie, .op = p->op };
 	int i;
 
 	op->opened_ns = now;
@@ -53,8 +88,7 @@ static __always_inline void tb_op_start(struct tb_op *op, const struct tb_packet
 	op->layout = p->layout;
 	op->codes = codes;
 	op->first_sender = p->sender;
-	TB_WRITE_ONCE(op->cookie, p->cookie);
-	TB_WRITE_ONCE(op->op, p->op);
+	tb_store_release(op, key.word);
 }
 
 /*

@@ -24,6 +24,7 @@ COOKIE = 0x7A11B0DE
 MAP_BEFORE, MAP_ID = 6, 7
 FIRST_OP = op_label(1, 0)
 OP = op_label(3, 1)  # the op that most cases are about
+RELEASED = op_label(3, 0)  # the op before
 MAP_SINCE = op_label(2, 0)
 SUM_BASE, RESULT_BASE = 1000, 5000
 SEQ = SUM_BASE + 5
@@ -63,6 +64,7 @@ def control_values(ranks: int = RANKS) -> dict[str, Any]:
         "need": ranks // 2 + 1,
         "shift_cap": 6,
         "first_op": FIRST_OP,
+        "released": RELEASED,
         "live": [live >> 64 * i & (1 << 64) - 1 for i in range(4)],
     }
 
@@ -143,8 +145,13 @@ class Case:
 
 _E = schema.Event
 _OLDER, _NEWER = op_label(3, 0), op_label(3, 2)
-#: Another op whose record stands at the same place in the op ring.
+#: A later op whose record stands at the same place in the op ring: of this step, or as far ahead as records reach.
+_SAME_RECORD = op_label(3, 1 + schema.OP_PER_STEP)
 _OP_RING_LATER = op_label(3 + schema.OP_STEPS, 1)
+#: The newest op that may have a record, and the one after it.
+_FARTHEST = op_label(3 + schema.OP_STEPS, 0)
+_TOO_FAR = _OP_RING_LATER
+assert _FARTHEST - RELEASED == schema.OP_STEPS << schema.OP_INDEX_BITS
 _SLOT = SEQ & (SUM_ROWS - 1)
 _GROUP = {"group": address_of(RANK) ^ 1}
 _MOVED = {"sum_base": SUM_BASE + 10, "result_base": RESULT_BASE + 10}
@@ -253,7 +260,23 @@ _CONTROL = [
         "READY of an op whose record is taken by a newer one",
         ready(),
         Verdict.STALE_RESULT,
-        before=(ready(sender=2, op=_OP_RING_LATER),),
+        before=(ready(sender=2, op=_SAME_RECORD),),
+    ),
+    Case("READY of the farthest op that has a record", ready(op=_FARTHEST), Verdict.CONTROL_PASSED),
+    Case("READY of an op too far ahead", ready(op=_TOO_FAR), Verdict.FUTURE_RESULT, events=()),
+    Case("READY of an op a thousand steps ahead", ready(op=op_label(4008, 1)), Verdict.FUTURE_RESULT, events=()),
+    Case(
+        "READY of that op once the one that had the record is over",
+        ready(op=_TOO_FAR),
+        Verdict.CONTROL_PASSED,
+        before=(ready(sender=2),),
+        control={"released": OP},
+        events=(_E.OPENED,),
+    ),
+    Case(
+        "READY too far ahead is late where rows are behind the window",
+        ready(op=_TOO_FAR, seq=RESULT_BASE - 1),
+        Verdict.STALE_RESULT,
     ),
     Case("the majority is heard", ready(sender=2), Verdict.CONTROL_PASSED, 2, before=(ready(),), events=(_E.MAJORITY,)),
     Case("heard twice is heard once", ready(), Verdict.CONTROL_PASSED, before=(ready(),), events=()),
@@ -346,14 +369,45 @@ _OPS = [
         contribution(2),
         Verdict.STALE_OP,
         2,
-        before=(ready(op=_OP_RING_LATER),),
+        before=(ready(op=_SAME_RECORD),),
     ),
     Case(
         "a newer op takes the record over",
-        contribution(op=_OP_RING_LATER),
+        contribution(op=_SAME_RECORD),
         Verdict.STORED,
         before=(ready(sender=2),),
         events=(_E.OPENED,),
+    ),
+    Case("a contribution to the farthest op that has a record", contribution(op=_FARTHEST), Verdict.STORED),
+    Case("a contribution to an op too far ahead", contribution(op=_TOO_FAR), Verdict.FUTURE_OP, events=()),
+    Case(
+        "a row after a label from far ahead",
+        contribution(2),
+        Verdict.STORED,
+        2,
+        before=(ready(op=op_label(4007, 1)),),
+    ),
+    Case("a result of an op too far ahead for a record", result(op=_TOO_FAR), Verdict.RESULT_TAKEN, events=()),
+    Case(
+        "such a result again",
+        result(op=_TOO_FAR),
+        Verdict.DUPLICATE_RESULT,
+        before=(ready(2), result(op=_TOO_FAR)),
+        events=(),
+    ),
+    Case(
+        "a result whose op's record is taken by a newer one",
+        result(),
+        Verdict.RESULT_TAKEN,
+        before=(ready(sender=2, op=_SAME_RECORD),),
+        events=(),
+    ),
+    Case(
+        "a result of another layout whose op has no record",
+        result(layout=1),
+        Verdict.RESULT_TAKEN,
+        before=(ready(sender=2, op=_SAME_RECORD),),
+        events=(),
     ),
     Case(
         "the tail of all live ranks",

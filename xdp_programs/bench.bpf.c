@@ -27,7 +27,7 @@ static __always_inline void tb_turn_back(const struct tb_frame *f)
 		tb_be64(tb_check_moved(tb_be64(f->head->check), 0, tb_word(f->head, 0) - word));
 }
 
-static __always_inline void tb_turn(const struct tb_frame *f, const struct tb_control *control)
+static __always_inline void tb_turn(const struct tb_frame *f, struct tb_control *control)
 {
 	struct tb_header *head = f->head;
 	__u64 word1 = tb_word(head, 1), word2 = tb_word(head, 2), check;
@@ -50,8 +50,10 @@ static __always_inline void tb_turn(const struct tb_frame *f, const struct tb_co
 			head->sender = 0;
 		seq = (seq + 1) & (TB_SUM_ROWS - 1);
 		head->seq = tb_be32(seq);
-		if (!seq)
-			head->op = tb_be32(tb_be32(head->op) + 1);
+		if (!seq) { /* as a host does that keeps up */
+			control->released = tb_be32(head->op);
+			head->op = tb_be32(control->released + 1);
+		}
 	}
 	check = tb_check_moved(tb_be64(head->check), 1, tb_word(head, 1) - word1);
 	head->check = tb_be64(tb_check_moved(check, 2, tb_word(head, 2) - word2));

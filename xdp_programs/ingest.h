@@ -119,7 +119,7 @@ static __always_inline void tb_peer_note(const struct tb_packet *p, const struct
 	bpf_spin_unlock(&lock->lock);
 }
 
-/* Rule 14, before any lock; rows look again under theirs. */
+/* Rule 14, before any lock; rows look again under theirs. Results need no record, only their place. */
 static __always_inline __u32 tb_window_rules(const struct tb_control *control,
 					     const struct tb_packet *p)
 {
@@ -134,20 +134,32 @@ static __always_inline __u32 tb_window_rules(const struct tb_control *control,
 		place = tb_window(p->seq, TB_READ_ONCE(control->result_base), TB_RESULT_ROWS);
 	if (place == TB_BEHIND)
 		return sum ? TB_VERDICT_STALE_OP : TB_VERDICT_STALE_RESULT;
-	if (place == TB_AHEAD)
+	if (place == TB_AHEAD || (p->type != TB_TYPE_RESULT && tb_op_ahead(control, p)))
 		return sum ? TB_VERDICT_FUTURE_OP : TB_VERDICT_FUTURE_RESULT;
 	return TB_GO_ON;
+}
+
+/* What becomes of a packet of which no record can be had, since a newer op has it. */
+static __always_inline __u32 tb_op_gone(const struct tb_packet *p)
+{
+	if (p->type == TB_TYPE_RESULT)
+		return TB_GO_ON;
+	return p->type == TB_TYPE_CONTRIBUTION ? TB_VERDICT_STALE_OP : TB_VERDICT_STALE_RESULT;
 }
 
 /* Rule 15. codes is 0 where the packet says nothing about V. */
 static __always_inline __u32 tb_op_note(const struct tb_control *control, const struct tb_packet *p,
 					int live, struct tb_op *op, __u32 codes)
 {
-	__u32 slot = tb_op_slot(p->op), tag = tb_op_tag(op, p), news, events = 0;
+	__u32 slot = tb_op_slot(p->op), tag, news, events = 0;
 	struct tb_arrival *arrival;
 	struct tb_lock *lock;
 	__u64 now = 0;
+	int fits;
 
+	if (p->type == TB_TYPE_RESULT && tb_op_ahead(control, p))
+		return TB_GO_ON;
+	op = tb_op_look(op, p, &tag);
 	if (tag != TB_TAG_SAME) {
 		lock = TB_LOOKUP(op_locks, slot);
 		if (!lock)
@@ -159,23 +171,26 @@ static __always_inline __u32 tb_op_note(const struct tb_control *control, const 
 			tb_op_start(op, p, codes, now);
 		bpf_spin_unlock(&lock->lock);
 		if (tag == TB_TAG_NEWER)
-			return p->type == TB_TYPE_CONTRIBUTION ? TB_VERDICT_STALE_OP
-							       : TB_VERDICT_STALE_RESULT;
+			return tb_op_gone(p);
 		if (tag == TB_TAG_OLD)
 			tb_emit(TB_EVENT_OPENED, p->op, now);
 	}
-	if (op->layout != p->layout)
-		return TB_VERDICT_LAYOUT_MISMATCH;
-	if (codes && TB_READ_ONCE(op->codes) != codes) {
+	if (op->layout != p->layout || (codes && TB_READ_ONCE(op->codes) != codes)) {
 		lock = TB_LOOKUP(op_locks, slot);
 		if (!lock)
 			return TB_VERDICT_LAYOUT_MISMATCH;
 		bpf_spin_lock(&lock->lock);
+		tag = tb_op_tag(op, p);
+		fits = op->layout == p->layout;
 		/* Opened by a packet without rows: the first row says how long they are. */
-		if (!op->codes && tb_op_tag(op, p) == TB_TAG_SAME)
+		if (fits && tag == TB_TAG_SAME && codes && !op->codes)
 			op->codes = codes;
+		fits = fits && (!codes || op->codes == codes);
 		bpf_spin_unlock(&lock->lock);
-		if (TB_READ_ONCE(op->codes) != codes)
+		/* A newer op may have taken the record since the tag was looked at. */
+		if (tag != TB_TAG_SAME)
+			return tb_op_gone(p);
+		if (!fits)
 			return TB_VERDICT_LAYOUT_MISMATCH;
 	}
 	news = tb_op_news(op, p);
@@ -214,7 +229,7 @@ static __always_inline void tb_op_late(const struct tb_control *control, const s
 	struct tb_lock *lock;
 	__u64 now;
 
-	tag = tb_op_tag(op, p);
+	op = tb_op_look(op, p, &tag);
 	if (tag == TB_TAG_OLD && tb_distance(p->op, TB_READ_ONCE(control->released)) <= 0) {
 		lock = TB_LOOKUP(op_locks, slot);
 		if (!lock)

@@ -62,7 +62,9 @@ def hostile(rng: random.Random) -> bytes:
     """A packet with its check right and fields drawn from what is near the borders of every rule."""
     kind = rng.choice([PacketType.CONTRIBUTION] * 6 + [PacketType.RESULT] * 4 + [PacketType.READY] * 2 + KINDS)
     sender = rng.choice((0, 1, 2, 3, 3, 2, 1, 4, 200))
-    op = rng.choice((cases.OP, cases.OP, cases.OP, cases.OP + 1, cases.OP - 1, op_label(7, 1), op_label(1, 3), 5))
+    op = rng.choice(
+        (cases.OP, cases.OP, cases.OP, cases.OP + 1, cases.OP - 1, op_label(7, 1), op_label(3, 257), op_label(1, 3), 5)
+    )
     base = cases.SUM_BASE if kind == PacketType.CONTRIBUTION else cases.RESULT_BASE
     ring = cases.SUM_ROWS if kind == PacketType.CONTRIBUTION else cases.RESULT_ROWS
     rows = rng.choice((1, 4, 4, 4, 300))

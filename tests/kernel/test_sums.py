@@ -74,7 +74,7 @@ def test_serials_wrap(make, start: int) -> None:
     """600 ops and rows across the place where a serial number starts again or changes its sign: no gap, no ghost."""
     world = make()
     world.sealer.seal(start - 1 & 0xFFFFFFFF, 0, cases.SUM_ROWS)
-    world.control(first_op=start, map_since=start, sum_base=start, result_base=start)
+    world.control(first_op=start, map_since=start, sum_base=start, result_base=start, released=start - 1 & 0xFFFFFFFF)
     for i in range(600):
         serial = start + i & 0xFFFFFFFF
         marks = {"contributed": serial - 1 & 0xFFFFFFFF, "published": serial - 1 & 0xFFFFFFFF}

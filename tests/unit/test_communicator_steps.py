@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from support import MS, PATIENCE, Team, exact_mean, gradients, hasty, nmse, patient, team
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.op import Outcome
+from tailbound.wire.schema import OP_INDEX_BITS
 
 NUMEL = 4 * 64 * 256
 RANKS = 3
@@ -95,6 +96,8 @@ def test_a_lost_rank_gets_zeros_at_once_and_jumps() -> None:
         assert step - 1 <= behind <= step
         out = np.ones(NUMEL, np.float32)
         last = None
+        kept = {int(label) >> OP_INDEX_BITS for label in job[2].job.store.presence["op"] if label}
+        assert len(kept) >= 7  # whatever op records reach
         while first < step and (last is None or not last.skipped):  # what the ring held comes first
             begun = time.monotonic()
             last = job[2].allreduce(gradients("U", RANKS, NUMEL, seed=first)[2], out).result(PATIENCE)
@@ -105,6 +108,8 @@ def test_a_lost_rank_gets_zeros_at_once_and_jumps() -> None:
         assert last.late
         assert not out.any()
         assert job[2].jump() == step - first
+        control = job[2].job.store.control
+        assert int(control["released"][0]) == (job[2].job.sequence.upcoming - 1) & 0xFFFFFFFF  # records from here on
         assert job[2].behind == 0
         assert not job[2].lost
         for _ in range(12):

@@ -14,7 +14,17 @@ from cases import COOKIE, EXPONENT, LAYOUT, NEED, OP, RESULT_BASE, RESULT_ROWS, 
 from tailbound.datapath.tables import CONTROL_QUEUE, CONTROLS_LOST, EVENT_QUEUE, EVENTS_LOST
 from tailbound.wire import packets
 from tailbound.wire.packets import HEADER_DTYPE
-from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES, Event, Flag, PacketType, Verdict, op_label, op_slot
+from tailbound.wire.schema import (
+    EXPONENT_NONE,
+    HEADER_BYTES,
+    OP_PER_STEP,
+    Event,
+    Flag,
+    PacketType,
+    Verdict,
+    op_label,
+    op_slot,
+)
 from udp_world import World
 
 TAKEN = (Verdict.STORED, Verdict.ADDED)
@@ -123,7 +133,7 @@ def test_slots_are_used_again_without_clearing(world: World) -> None:
 def test_ops_and_rows_over_the_wrap(start: int) -> None:
     """One op after another, one row each, labels and row sequences running over the end of the number circle."""
     world = World()
-    world.control(first_op=start, map_since=start, sum_base=start, result_base=start)
+    world.control(first_op=start, map_since=start, sum_base=start, result_base=start, released=start - 1 & 0xFFFFFFFF)
     world.tables.seal((start - 1) & 0xFFFFFFFF, 0, SUM_ROWS)
     rng = random.Random(start)
     for i in range(600):
@@ -190,7 +200,7 @@ def test_an_op_record_from_its_first_packet_on(world: World) -> None:
 
 def test_arrivals_of_an_earlier_op_are_forgotten(world: World) -> None:
     world.take(cases.contribution(1, row=ROWS - 1))
-    later = op_label(7, 1)
+    later = OP + OP_PER_STEP
     assert op_slot(later) == op_slot(OP)
     world.take(cases.contribution(1, op=later))
     assert world.store.arrivals.reshape(-1, 256)[op_slot(OP), 1].tolist() == (1, 0, 0, 1)

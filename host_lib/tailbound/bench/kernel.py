@@ -96,6 +96,7 @@ class Bench:
         """
         self.maps.arrays["control"]["ranks"], self.maps.arrays["control"]["rank"] = case.ranks, case.ranks - 1
         self._op += 1 << schema.OP_INDEX_BITS  # far from where the last case ended
+        self.maps.arrays["control"]["released"] = self._op - 1
         frames = [self._frame(case, sender) for sender in (0, 64)[: case.cpus]]
         if case.turn in (_NOT, _FORGET) and case.type is PacketType.CONTRIBUTION:
             for data in frames:  # the first is stored, or makes the others duplicates

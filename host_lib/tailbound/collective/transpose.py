@@ -198,6 +198,7 @@ class Transpose:
         job.marks.contributed = job.marks.published = self._named = before
         control = job.store.control
         control["result_base"], control["sum_base"] = to.result_seq, to.sum_seqs[job.rank]
+        control["released"] = before
         job.membership.woke(to.step)
         job.counters["jumps"] += 1
         job.counters["steps_jumped"] += skipped

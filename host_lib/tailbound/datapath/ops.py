@@ -95,8 +95,17 @@ def emit(t: Any, kind: Scalar, op: Scalar, now: Scalar) -> None:
 
 
 @compiled
+def ahead(c: Any, op: Scalar) -> Scalar:
+    """Whether op records do not reach as far as this label: see ``ebpf/op.h``."""
+    return serial(op, c.released) > OP_STEPS << OP_INDEX_BITS
+
+
+@compiled
 def window(t: Any, h: Any) -> Scalar:
-    """Rule 14: ``GO_ON`` if the row lies in its ring's window and the op is not before the first."""
+    """Rule 14: ``GO_ON`` if the row lies in its ring's window, and the op is not before the first nor too far ahead.
+
+    Results need no record of their op, only their place: any op may have them.
+    """
     c = control_at(t.control, 0)
     contribution = h.type == _CONTRIBUTION
     stale = _STALE_OP if contribution else _STALE_RESULT
@@ -105,7 +114,7 @@ def window(t: Any, h: Any) -> Scalar:
     d = serial(h.seq, c.sum_base if contribution else c.result_base)
     if d < 0:
         return stale
-    if d >= (t.sum_rows if contribution else t.result_rows):
+    if d >= (t.sum_rows if contribution else t.result_rows) or (h.type != _RESULT and ahead(c, h.op)):
         return _FUTURE_OP if contribution else _FUTURE_RESULT
     return GO_ON
 
@@ -150,13 +159,20 @@ def _start(t: Any, h: Any, position: Scalar, now: Scalar, quietly: Scalar) -> No
 
 @compiled
 def hear(t: Any, h: Any, codes: Scalar, now: Scalar) -> Scalar:
-    """Rule 15: finds or opens the op's record, notes who was heard and when, and the tails. ``GO_ON`` or a verdict."""
+    """Rule 15: finds or opens the op's record, notes who was heard and when, and the tails. ``GO_ON`` or a verdict.
+
+    A result whose op can have no record leaves no trace in any.
+    """
     sender = np.int64(h.sender)
     position = op_position(np.int64(h.op))
     r = op_at(t.ops, position)
     c = control_at(t.control, 0)
+    if h.type == _RESULT and ahead(c, h.op):
+        return GO_ON
     if r.cookie != h.cookie or r.op != h.op:
         if r.cookie == h.cookie and serial(r.op, h.op) > 0:
+            if h.type == _RESULT:
+                return GO_ON
             return _STALE_OP if h.type == _CONTRIBUTION else _STALE_RESULT
         _start(t, h, position, now, False)
     if r.layout != h.layout:

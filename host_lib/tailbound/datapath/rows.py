@@ -158,6 +158,8 @@ def publish(t: Any, h: Any, words: NDArray[np.uint64], now: Scalar) -> Scalar:
     present.cookie = h.cookie
     at = op_position(np.int64(h.op))
     r = op_at(t.ops, at)
+    if r.cookie != h.cookie or r.op != h.op:
+        return _RESULT_TAKEN
     r.results_in += np.uint32(1)
     wanted = expect_results_at(t.expect_results, at)
     if wanted.op == h.op and wanted.rows > 0 and r.results_in >= wanted.rows:

@@ -266,7 +266,7 @@ PRESENCE = Struct(
 
 OP_RECORD = Struct(
     "tb_op",
-    "What the kernel has seen of one op; written by the program only, under the op's lock.",
+    "What the kernel has seen of one op; written by the program only, under the op's lock, its tag last.",
     (
         Field("cookie", "u32", "tag, with op"),
         Field("op", "u32", "tag, with cookie"),
@@ -346,7 +346,11 @@ CONTROL = Struct(
         Field("need", "u32", "majority: floor(L / 2) + 1 with L = live_peers + 1"),
         Field("shift_cap", "u32", "kcap: largest shift taken"),
         Field("first_op", "u32", "ops before this one are stale"),
-        Field("released", "u32", "newest op over here: late rows leave stamps and may open its record"),
+        Field(
+            "released",
+            "u32",
+            "newest op over here: late rows may open its record; records reach OP_STEPS steps further",
+        ),
         Field("live", "u64", "bitmap of live ranks other than this one", 4),
     ),
 )

@@ -1,0 +1,17 @@
+"""Rules that take several packets to see, in the udp datapath: the same cases as the kernel's."""
+
+from __future__ import annotations
+
+import pytest
+
+import rule_cases
+from udp_world import World
+
+
+def test_a_label_from_far_ahead() -> None:
+    rule_cases.check_far_label(World())
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_a_stopped_rank_finds_its_results(newest_first: bool) -> None:
+    rule_cases.check_stopped(World(), newest_first)
