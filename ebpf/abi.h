@@ -103,7 +103,7 @@ struct tb_result {
 };
 _Static_assert(sizeof(struct tb_result) == 32, "tb_result");
 
-/* Which result is whole in a ring position; written after the row, under the op's lock. */
+/* Which result is whole in a ring position; written after the row, as one word, under the row's lock. */
 struct tb_presence {
 	__u32 op; /* op label */
 	__u32 cookie; /* job */

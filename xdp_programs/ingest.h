@@ -341,12 +341,16 @@ static __always_inline __u32 tb_result(struct xdp_md *ctx, const struct tb_contr
 		       *op_lock = TB_LOOKUP(op_locks, op_slot);
 	struct tb_expect_results *expected = TB_LOOKUP(expect_results, op_slot);
 	struct tb_result *record = TB_LOOKUP(result_records, position);
-	struct tb_presence *presence = TB_LOOKUP(presence, position);
+	struct tb_presence *present = TB_LOOKUP(presence, position);
+	union {
+		struct tb_presence value;
+		__u64 word;
+	} here = { .value = { .op = p->op, .cookie = p->cookie } };
 	__u64 *codes = TB_LOOKUP(results, position);
 	struct tb_frame f;
 	__u32 rows;
 
-	if (!lock || !op_lock || !expected || !record || !presence || !codes ||
+	if (!lock || !op_lock || !expected || !record || !present || !codes ||
 	    !tb_frame_of(ctx, &f))
 		return TB_VERDICT_SLOT_OUT_OF_RANGE;
 
@@ -359,14 +363,14 @@ static __always_inline __u32 tb_result(struct xdp_md *ctx, const struct tb_contr
 	if (verdict == TB_VERDICT_RESULT_TAKEN) {
 		tb_result_take(record, p, f.head);
 		tb_codes_copy(codes, f.codes, f.end);
+		/* Not later: were this CPU held up in between, a repeat would be a duplicate of a row that nobody sees. */
+		tb_store_release(present, here.word);
 	}
 	bpf_spin_unlock(&lock->lock);
 
 	if (verdict != TB_VERDICT_RESULT_TAKEN)
 		return verdict;
 	bpf_spin_lock(&op_lock->lock);
-	presence->cookie = p->cookie;
-	presence->op = p->op;
 	if (tb_op_tag(op, p) == TB_TAG_SAME)
 		in = ++op->results_in;
 	bpf_spin_unlock(&op_lock->lock);

@@ -260,7 +260,7 @@ RESULT_RECORD = Struct(
 
 PRESENCE = Struct(
     "tb_presence",
-    "Which result is whole in a ring position; written after the row, under the op's lock.",
+    "Which result is whole in a ring position; written after the row, as one word, under the row's lock.",
     (Field("op", "u32", "op label"), Field("cookie", "u32", "job")),
 )
 

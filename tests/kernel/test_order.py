@@ -1,0 +1,74 @@
+"""Words that are read without a lock are published in order: seen in the instructions, since only arm64 would show it.
+
+A walk over all paths of the compiled program with what a run knows of locks: whether one is held.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import cases
+from tailbound.kernel import load
+from tailbound.kernel.compile import compile_program
+
+_CALL, _EXIT, _LOAD_64, _ATOMIC_64, _EXCHANGE = 0x85, 0x95, 0x18, 0xDB, 0xE1
+_LOCK, _UNLOCK = 93, 94
+_JUMP, _JUMP_32, _ALWAYS = 5, 6, 0x05
+
+
+def worker(loader: str) -> list[tuple[int, int, int]]:
+    """(opcode, offset, immediate) of the worker's instructions."""
+    defines = {"TB_PORT": 1, "TB_WIDTH": cases.WIDTH, "TB_SUM_ROWS": cases.SUM_ROWS, "TB_RESULT_ROWS": 128}
+    code = compile_program("worker.bpf.c", load.WORKER, defines, load.WORKER_MAP_NAMES, loader, "xdp")
+    return [(op, off, imm) for op, _, off, imm in struct.iter_unpack("=BBhi", code)]
+
+
+def walk(code: list[tuple[int, int, int]]) -> dict[int, set[bool]]:
+    """Exchanges, and whether a lock was held there: on every path from the beginning."""
+    found: dict[int, set[bool]] = {}
+    seen: set[tuple[int, bool]] = set()
+    todo = [(0, False)]
+    while todo:
+        at, held = todo.pop()
+        if (at, held) in seen:
+            continue
+        seen.add((at, held))
+        op, off, imm = code[at]
+        if op == _EXIT:
+            assert not held
+            continue
+        if op == _ATOMIC_64 and imm == _EXCHANGE:
+            found.setdefault(at, set()).add(held)
+        if op == _CALL and imm in (_LOCK, _UNLOCK):
+            assert held == (imm == _UNLOCK)
+            held = imm == _LOCK
+        elif op & 7 in (_JUMP, _JUMP_32) and op != _CALL:
+            todo.append((at + 1 + off, held))
+            if op == _ALWAYS:
+                continue
+        todo.append((at + (2 if op == _LOAD_64 else 1), held))
+    return found
+
+
+def test_published_under_a_lock(loader: str) -> None:
+    """Tags of op records (opened in two places) and presence of results; the latter under the row's lock."""
+    found = walk(worker(loader))
+    assert len(found) >= 3
+    assert all(held == {True} for held in found.values())
+
+
+def test_presence_belongs_to_the_row(loader: str) -> None:
+    """Between a row's lock and its release its presence is written: nobody finds one without the other."""
+    code = worker(loader)
+    held, sections, section = False, [], []
+    for op, off, imm in code:
+        if op == _CALL and imm == _LOCK:
+            held, section = True, []
+        elif op == _CALL and imm == _UNLOCK and held:
+            sections.append(section)
+            held = False
+        elif held:
+            section.append((op, off, imm))
+    loops = [any(op & 7 == _JUMP and off < 0 for op, off, _ in s) for s in sections]
+    published = [any(op == _ATOMIC_64 and imm == _EXCHANGE for op, _, imm in s) for s in sections]
+    assert [a and b for a, b in zip(loops, published, strict=True)].count(True) == 1
