@@ -3,6 +3,9 @@
  * The state machine of a sum slot. All of it runs under the slot's lock; the record is written here only.
  *
  *   d = op - record.op   < 0: stale    = 0: add, or a duplicate    > 0 (or another job): store
+ *
+ * The first contributor may have come before the host said which exponent is right, with a wrong one. Nothing could be
+ * added to its sum that the host would use: the first packet with the right one stores over it, and abandons it.
  */
 #ifndef TB_SLOT_H
 #define TB_SLOT_H
@@ -39,6 +42,8 @@ static __always_inline __u32 tb_slot_judge(const struct tb_slot *slot, __u32 sea
 	if (tag == TB_TAG_NEWER)
 		return TB_VERDICT_STALE_OP;
 	if (tag == TB_TAG_SAME) {
+		if (expected && exponent == expect.exponent && exponent != slot->exponent)
+			return TB_VERDICT_STORED;
 		if (tb_rank_in(slot->ranks, p->sender))
 			return p->flags & TB_FLAG_REPEAT ? TB_VERDICT_DUPLICATE_REPAIR
 							 : TB_VERDICT_DUPLICATE;
@@ -49,6 +54,12 @@ static __always_inline __u32 tb_slot_judge(const struct tb_slot *slot, __u32 sea
 	if (expected && exponent != expect.exponent)
 		return TB_VERDICT_SCALE_MISMATCH;
 	return TB_VERDICT_STORED;
+}
+
+/* Before a store: 0 where it goes over a sum of the same op. No truth value: a branch would double the verifier's way. */
+static __always_inline __u32 tb_slot_apart(const struct tb_slot *slot, const struct tb_packet *p)
+{
+	return (slot->cookie ^ p->cookie) | (slot->op ^ p->op);
 }
 
 static __always_inline void tb_slot_start(struct tb_slot *slot, const struct tb_packet *p,

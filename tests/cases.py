@@ -122,10 +122,12 @@ class Case:
         before: UDP payloads taken in first, each from the address of the sender it names.
         control: fields of ``tb_control`` other than ``control_values()``, for the packet (not for ``before``).
         expect: slot -> (op, exponent): expectations of the host, written before anything is taken in.
+        told: the same, written between ``before`` and ``packet``.
         expect_results: (op, rows) that the host expects, or None.
         sealed: (op, seq, rows) sealed between ``before`` and ``packet``, or None.
         registered: ranks whose address is registered.
         source: rank from whose address the packet comes; None: the sender's.
+        abandoned: ranks that are charged with ABANDONED besides, in order.
         events: kinds of the events that ``packet`` must cause, in order (``schema.Event``); None: not looked at.
     """
 
@@ -136,10 +138,12 @@ class Case:
     before: tuple[bytes, ...] = ()
     control: Mapping[str, Any] = field(default_factory=dict)
     expect: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    told: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     expect_results: tuple[int, int] | None = None
     sealed: tuple[int, int, int] | None = None
     registered: tuple[int, ...] = (1, 2, 3)
     source: int | None = None
+    abandoned: tuple[int, ...] = ()
     events: tuple[int, ...] | None = None
 
 
@@ -452,6 +456,75 @@ _SUMS = [
         2,
         before=(contribution(exponent=5),),
         expect={_SLOT: (OP, 5)},
+    ),
+    Case(
+        "the right exponent stores over sums with a wrong one",
+        contribution(3),
+        Verdict.STORED,
+        3,
+        before=(contribution(1, exponent=3), contribution(2, exponent=3)),
+        told={_SLOT: (OP, EXPONENT)},
+        abandoned=(1, 2),
+        events=(_E.MAJORITY,),
+    ),
+    Case(
+        "so does that of the rank whose was wrong",
+        contribution(),
+        Verdict.STORED,
+        before=(contribution(exponent=3, shift=1),),
+        told={_SLOT: (OP, EXPONENT)},
+        abandoned=(1,),
+    ),
+    Case(
+        "the wrong exponent is not added any more",
+        contribution(2, exponent=3),
+        Verdict.SCALE_MISMATCH,
+        2,
+        before=(contribution(exponent=3),),
+        told={_SLOT: (OP, EXPONENT)},
+    ),
+    Case(
+        "the same again, with the wrong exponent",
+        contribution(exponent=3),
+        Verdict.DUPLICATE,
+        before=(contribution(exponent=3),),
+        told={_SLOT: (OP, EXPONENT)},
+    ),
+    Case(
+        "a sum that is as expected is added to",
+        contribution(2),
+        Verdict.ADDED,
+        2,
+        before=(contribution(),),
+        told={_SLOT: (OP, EXPONENT)},
+    ),
+    Case(
+        "what is expected of another op leaves a sum alone",
+        contribution(2),
+        Verdict.SCALE_MISMATCH,
+        2,
+        before=(contribution(exponent=3),),
+        told={_SLOT: (_OLDER, EXPONENT)},
+    ),
+    Case(
+        "a row that was complete begins again",
+        contribution(1, rows=1, row=0),
+        Verdict.STORED,
+        before=tuple(contribution(rank, rows=1, row=0, exponent=3) for rank in (1, 2, 3)),
+        told={_SLOT: (OP, EXPONENT)},
+        abandoned=(1, 2, 3),
+        events=(),
+    ),
+    Case(
+        "and becomes complete again",
+        contribution(3, rows=1, row=0),
+        Verdict.STORED,
+        3,
+        before=(contribution(1, rows=1, row=0, exponent=3),),
+        told={_SLOT: (OP, EXPONENT)},
+        control={"live": [8, 0, 0, 0], "live_peers": 1, "need": 2},
+        abandoned=(1,),
+        events=(_E.MAJORITY, _E.TAIL, _E.COMPLETE),
     ),
     Case("a duplicate comes before its scale", contribution(exponent=1), Verdict.DUPLICATE, before=(contribution(),)),
     Case("sealed", contribution(), Verdict.LATE, sealed=(OP, SEQ, 1)),

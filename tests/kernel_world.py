@@ -61,6 +61,7 @@ class KernelWorld:
         self.control(**cases.control_values(ranks))
         self.action = -1
         self.back = b""
+        self.abandoned: tuple[int, ...] = ()
 
     def close(self) -> None:
         self.ring.close()
@@ -86,10 +87,16 @@ class KernelWorld:
         return result.action
 
     def judge(self, data: bytes) -> tuple[Verdict, int]:
-        """One frame: its verdict and its ledger row; it must be counted exactly once."""
+        """One frame: its verdict and its ledger row; it must be counted exactly once.
+
+        ``abandoned`` says what ranks were charged with ABANDONED besides.
+        """
         before = self.ledger()
         self.run(data)
-        counted = np.argwhere(self.ledger() - before)
+        gained = self.ledger() - before
+        self.abandoned = tuple(np.flatnonzero(gained[:, Verdict.ABANDONED]).tolist())
+        gained[:, Verdict.ABANDONED] = 0
+        counted = np.argwhere(gained)
         assert counted.shape == (1, 2), f"not counted exactly once: {counted}"
         return Verdict(counted[0, 1]), int(counted[0, 0])
 

@@ -1,12 +1,49 @@
-"""Rules that take several packets to see, for both datapaths: what becomes of rows and op records."""
+"""Rules that take several packets to see, for both datapaths: what becomes of sums, rows and op records."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 import cases
 from cases import OP, contribution, ready, result
 from tailbound.wire.schema import OP_STEPS, Verdict, op_label, op_slot
+
+SLOT = cases.SEQ & (cases.SUM_ROWS - 1)
+
+
+def check_exponent(world: Any) -> None:
+    """Rank 1 has a scale of long ago and comes first; the host then says which is right; 2 and 3 have that."""
+    stale = contribution(1, exponent=3, rows=1, row=0)
+    assert world.take(stale) == (Verdict.STORED, 1)
+    world.store.expect[SLOT] = (OP, cases.EXPONENT, 1)
+    assert world.take(contribution(2, rows=1, row=0)) == (Verdict.STORED, 2)
+    assert world.abandoned == (1,)
+    assert world.take(contribution(3, rows=1, row=0, need=7)) == (Verdict.ADDED, 3)
+    assert world.take(stale) == (Verdict.SCALE_MISMATCH, 1)
+    want = sum(np.frombuffer(contribution(r, rows=1, row=0)[64:], np.uint8).astype(np.uint16) for r in (2, 3))
+    assert np.array_equal(world.lanes(SLOT, cases.CODES), want)
+    record = world.store.slots[SLOT]
+    assert record["ranks"].tolist() == [0b1100, 0, 0, 0]
+    assert (record["count"], record["units"], record["need"], record["exponent"]) == (2, 2, 7, cases.EXPONENT)
+    counts = world.ledger().sum(0)
+    assert counts[Verdict.STORED] + counts[Verdict.ADDED] - counts[Verdict.ABANDONED] == record["count"]
+
+
+def check_complete_again(world: Any) -> None:
+    """A row of three wrong contributions counts as complete no longer, and does again when three right ones are in."""
+    op = world.store.ops[op_slot(OP)]
+    for rank in (1, 2, 3):
+        world.take(contribution(rank, rows=1, row=0, exponent=3))
+    assert op["rows_complete"] == 1
+    world.store.expect[SLOT] = (OP, cases.EXPONENT, 1)
+    seen = []
+    for rank in (3, 1, 2):
+        assert world.take(contribution(rank, rows=1, row=0))[0] == (Verdict.STORED if rank == 3 else Verdict.ADDED)
+        seen.append(int(op["rows_complete"]))
+    assert seen == [0, 0, 1]
+    assert world.store.slots[SLOT]["count"] == 3
 
 
 def check_far_label(world: Any) -> None:

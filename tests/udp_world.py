@@ -31,6 +31,7 @@ class World:
         self.control(**cases.control_values(ranks))
         self.clock = 1_000_000_000
         self.echoes = np.zeros((64, 2), np.int64)
+        self.abandoned: tuple[int, ...] = ()
 
     def control(self, **values: Any) -> None:
         """Changes fields of the control record."""
@@ -48,13 +49,19 @@ class World:
         return buffer
 
     def take(self, data: bytes, source: int | None = None) -> tuple[Verdict, int]:
-        """One packet (from the sender it names unless told otherwise): its verdict and its ledger row."""
+        """One packet (from the sender it names unless told otherwise): its verdict and its ledger row.
+
+        ``abandoned`` says what ranks were charged with ABANDONED besides.
+        """
         if source is None:
             named = data[14] if len(data) >= HEADER_BYTES else 1
             source = named if 0 < named < len(self.words) else 1
         before = self.ledger()
         self.feed(data, source)
-        counted = np.argwhere(self.ledger() - before)
+        gained = self.ledger() - before
+        self.abandoned = tuple(np.flatnonzero(gained[:, Verdict.ABANDONED]).tolist())
+        gained[:, Verdict.ABANDONED] = 0
+        counted = np.argwhere(gained)
         assert counted.shape == (1, 2), f"not counted exactly once: {counted}"
         return Verdict(counted[0, 1]), int(counted[0, 0])
 

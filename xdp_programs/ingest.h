@@ -24,6 +24,12 @@
 #include "slot.h"
 #include "window.h"
 
+/* Ranks in a sum that was stored over; none is 0 where there was one. */
+struct tb_abandoned {
+	__u32 none;
+	__u64 ranks[TB_RANK_WORDS];
+};
+
 static __always_inline void tb_emit(__u32 kind, __u32 op, __u64 ns)
 {
 	struct tb_event event = { .kind = kind, .op = op, .ns = ns };
@@ -265,7 +271,8 @@ static __always_inline void tb_op_late(const struct tb_control *control, const s
 
 /* Rule 16. */
 static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb_control *control,
-					     const struct tb_packet *p, int live, struct tb_op *op)
+					     const struct tb_packet *p, int live, struct tb_op *op,
+					     struct tb_abandoned *abandoned)
 {
 	__u32 slot = p->seq & (TB_SUM_ROWS - 1), verdict, place, shift, done;
 	struct tb_slot_lock *lock = TB_LOOKUP(slot_locks, slot);
@@ -275,7 +282,7 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 	__s32 exponent, need;
 	struct tb_lock *op_lock;
 	struct tb_frame f;
-	int complete = 0;
+	int complete = 0, undone;
 
 	if (!lock || !expected || !record || !sums || !tb_frame_of(ctx, &f))
 		return TB_VERDICT_SLOT_OUT_OF_RANGE;
@@ -298,6 +305,11 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 		else
 			tb_lanes_add(sums, f.codes, f.end, shift);
 	} else if (verdict == TB_VERDICT_STORED) {
+		abandoned->none = tb_slot_apart(record, p);
+		abandoned->ranks[0] = record->ranks[0];
+		abandoned->ranks[1] = record->ranks[1];
+		abandoned->ranks[2] = record->ranks[2];
+		abandoned->ranks[3] = record->ranks[3];
 		tb_slot_start(record, p, exponent, need, shift);
 		complete = live && tb_ranks_within(control->live, record->ranks);
 		if (p->flags & TB_FLAG_NIBBLES)
@@ -312,7 +324,8 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 	if (verdict != TB_VERDICT_ADDED && verdict != TB_VERDICT_STORED)
 		return verdict;
 	op->progress++;
-	if (!complete && TB_READ_ONCE(op->rows))
+	undone = !abandoned->none && tb_ranks_within(control->live, abandoned->ranks);
+	if (!complete && !undone && TB_READ_ONCE(op->rows))
 		return verdict;
 	op_lock = TB_LOOKUP(op_locks, tb_op_slot(p->op));
 	if (!op_lock)
@@ -322,6 +335,8 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 	if (tb_op_tag(op, p) == TB_TAG_SAME) {
 		if (!op->rows)
 			op->rows = p->rows;
+		if (undone && op->rows_complete)
+			op->rows_complete--;
 		if (complete)
 			done = ++op->rows_complete == op->rows;
 	}
@@ -382,7 +397,7 @@ static __always_inline __u32 tb_result(struct xdp_md *ctx, const struct tb_contr
 
 /* Rules 5 to 17. *sender stays UNKNOWN until the check has passed. */
 static __always_inline __u32 tb_judge(struct xdp_md *ctx, const struct tb_control *control,
-				      __u32 codes, __u32 *sender)
+				      __u32 codes, __u32 *sender, struct tb_abandoned *abandoned)
 {
 	struct tb_packet p;
 	struct tb_peer *peer;
@@ -437,17 +452,37 @@ static __always_inline __u32 tb_judge(struct xdp_md *ctx, const struct tb_contro
 	if (verdict != TB_GO_ON)
 		return verdict;
 	if (p.type == TB_TYPE_CONTRIBUTION)
-		return tb_contribution(ctx, control, &p, live, op);
+		return tb_contribution(ctx, control, &p, live, op, abandoned);
 	if (p.type == TB_TYPE_RESULT)
 		return tb_result(ctx, control, &p, op);
 	return TB_VERDICT_CONTROL_PASSED;
+}
+
+/*
+ * What a rank had been counted for is not in any more. Done at the very end, where the verifier has left behind all that
+ * tells its states apart: it follows every turn of the loop once for each of them.
+ */
+static __always_inline void tb_abandon(const struct tb_abandoned *abandoned, __u32 cpu)
+{
+	struct tb_ledger *row;
+	__u32 rank;
+
+#pragma clang loop unroll(disable)
+	for (rank = 0; rank < TB_MAX_RANKS; rank++) {
+		if (!tb_rank_in(abandoned->ranks, rank))
+			continue;
+		row = TB_LOOKUP(ledger, tb_ledger_row(cpu, rank));
+		if (row)
+			tb_ledger_count(row, TB_VERDICT_ABANDONED);
+	}
 }
 
 /* The one way out: every packet of ours is counted once, and its verdict says what the kernel does. */
 static __always_inline int tb_ingest(struct xdp_md *ctx)
 {
 	const struct tb_control *control = TB_LOOKUP(control, 0);
-	__u32 sender = TB_UNKNOWN_SENDER, codes = 0, verdict;
+	__u32 sender = TB_UNKNOWN_SENDER, codes = 0, verdict, cpu;
+	struct tb_abandoned abandoned = { .none = 1 };
 	struct tb_ledger *row;
 
 	if (!control)
@@ -456,10 +491,13 @@ static __always_inline int tb_ingest(struct xdp_md *ctx)
 	if (verdict == TB_FOREIGN)
 		return XDP_PASS;
 	if (verdict == TB_GO_ON)
-		verdict = tb_judge(ctx, control, codes, &sender);
-	row = TB_LOOKUP(ledger, tb_ledger_row(bpf_get_smp_processor_id(), sender));
+		verdict = tb_judge(ctx, control, codes, &sender, &abandoned);
+	cpu = bpf_get_smp_processor_id();
+	row = TB_LOOKUP(ledger, tb_ledger_row(cpu, sender));
 	if (row)
 		tb_ledger_count(row, verdict);
+	if (!abandoned.none)
+		tb_abandon(&abandoned, cpu);
 	return tb_action(verdict);
 }
 

@@ -24,6 +24,8 @@ def prepare(world: KernelWorld, case: cases.Case) -> None:
         world.take(packet)
     if case.sealed:
         world.sealer.seal(*case.sealed)
+    for slot, (op, exponent) in case.told.items():
+        world.store.expect[slot] = (op, exponent, 1)
     world.control(**case.control)
     world.ring.drain()
 
@@ -39,6 +41,8 @@ def udp_after(case: cases.Case) -> World:
         world.take(packet)
     if case.sealed:
         world.tables.seal(*case.sealed)
+    for slot, (op, exponent) in case.told.items():
+        world.store.expect[slot] = (op, exponent, 1)
     world.control(**case.control)
     world.take(case.packet, case.source)
     return world
@@ -50,6 +54,7 @@ def test_case(make, case: cases.Case) -> None:
     prepare(world, case)
     sums, results = world.store.sums.copy(), world.store.results.copy()
     assert world.take(case.packet, case.source) == (case.verdict, case.sender)
+    assert world.abandoned == case.abandoned
     assert world.action == ACTIONS.get(case.verdict, DROP)
     if case.events is not None:
         assert tuple(kind for kind, _, _ in world.ring.drain()) == case.events

@@ -7,6 +7,14 @@ import pytest
 import rule_cases
 
 
+def test_a_wrong_exponent_does_not_stay(make) -> None:
+    rule_cases.check_exponent(make())
+
+
+def test_a_complete_row_that_begins_again(make) -> None:
+    rule_cases.check_complete_again(make())
+
+
 def test_a_label_from_far_ahead(make) -> None:
     rule_cases.check_far_label(make())
 

@@ -23,6 +23,8 @@ def prepared(case: cases.Case) -> World:
         world.take(packet)
     if case.sealed:
         world.tables.seal(*case.sealed)
+    for slot, (op, exponent) in case.told.items():
+        world.store.expect[slot] = (op, exponent, 1)
     world.control(**case.control)
     world.tables.take_events()
     world.tables.take_controls()
@@ -34,6 +36,7 @@ def test_case(case: cases.Case) -> None:
     world = prepared(case)
     sums, results = world.store.sums.copy(), world.store.results.copy()
     assert world.take(case.packet, case.source) == (case.verdict, case.sender)
+    assert world.abandoned == case.abandoned
     if case.events is not None:
         assert tuple(kind for kind, _, _ in world.tables.take_events()) == case.events
     assert (world.store.sums != sums).any() == (case.verdict in (Verdict.STORED, Verdict.ADDED))

@@ -8,6 +8,14 @@ import rule_cases
 from udp_world import World
 
 
+def test_a_wrong_exponent_does_not_stay() -> None:
+    rule_cases.check_exponent(World())
+
+
+def test_a_complete_row_that_begins_again() -> None:
+    rule_cases.check_complete_again(World())
+
+
 def test_a_label_from_far_ahead() -> None:
     rule_cases.check_far_label(World())
 

@@ -40,7 +40,7 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
         "peers": dict(describe(greetings)),
         "counters": {name: int(value) for name, value in sorted(counters.items())},
         "delivered": _delivered(job),
-        "rows_summed": int(totals[Verdict.STORED] + totals[Verdict.ADDED]),
+        "rows_summed": int(totals[Verdict.STORED] + totals[Verdict.ADDED] - totals[Verdict.ABANDONED]),
         "verdicts": {v.name: int(totals[v]) for v in Verdict if totals[v]},
         "drops": _drops(totals),
         "drops_by_sender": {

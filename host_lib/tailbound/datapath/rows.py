@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from tailbound.datapath.ops import covers, emit, has, op_position, put, serial
 from tailbound.datapath.tables import (
     control_at,
-    expect_at,
     expect_results_at,
     op_at,
     presence_at,
@@ -19,8 +18,9 @@ from tailbound.datapath.tables import (
     slot_lock_at,
     u64_row,
 )
+from tailbound.wire.expect import expected_of
 from tailbound.wire.jit import Scalar, compiled
-from tailbound.wire.schema import Event, Flag, Verdict
+from tailbound.wire.schema import EXPONENT_NONE, MAX_RANKS, VERDICTS, Event, Flag, Verdict
 
 _STORED, _ADDED, _RESULT_TAKEN = int(Verdict.STORED), int(Verdict.ADDED), int(Verdict.RESULT_TAKEN)
 _STALE_OP, _STALE_RESULT, _LATE = int(Verdict.STALE_OP), int(Verdict.STALE_RESULT), int(Verdict.LATE)
@@ -28,12 +28,13 @@ _DUPLICATE, _DUPLICATE_RESULT = int(Verdict.DUPLICATE), int(Verdict.DUPLICATE_RE
 _DUPLICATE_REPAIR = int(Verdict.DUPLICATE_REPAIR)
 _DUPLICATE_REPAIR_RESULT = int(Verdict.DUPLICATE_REPAIR_RESULT)
 _REPEAT = int(Flag.REPEAT)
-_SCALE_MISMATCH = int(Verdict.SCALE_MISMATCH)
+_SCALE_MISMATCH, _ABANDONED = int(Verdict.SCALE_MISMATCH), int(Verdict.ABANDONED)
 _COMPLETE, _RESULTS_COMPLETE = np.int64(Event.COMPLETE), np.int64(Event.RESULTS_COMPLETE)
 _NIBBLES = int(Flag.NIBBLES)
 _HALVES, _FOUR = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(4)
 _LANES = np.uint64(0x00FF00FF00FF00FF)
 _EIGHT = np.uint64(8)
+_ONE = np.uint64(1)
 
 
 @compiled
@@ -77,6 +78,14 @@ def _store_nibbles(row: NDArray[np.uint64], words: NDArray[np.uint64]) -> None:
 
 
 @compiled
+def _abandon(t: Any, ranks: NDArray[np.uint64]) -> None:
+    """Charges every rank in a sum that is stored over: what it had been counted for is not in any more."""
+    for rank in range(MAX_RANKS):
+        if has(ranks, rank):
+            u64_row(t.ledger, rank, VERDICTS)[_ABANDONED] += _ONE
+
+
+@compiled
 def contribute(t: Any, h: Any, words: NDArray[np.uint64], now: Scalar) -> Scalar:
     """Rule 16: adds a contribution to its slot, or stores it as the first. ``words`` is the payload."""
     sender = np.int64(h.sender)
@@ -85,16 +94,23 @@ def contribute(t: Any, h: Any, words: NDArray[np.uint64], now: Scalar) -> Scalar
     if serial(h.op, slot_lock_at(t.slot_locks, slot).sealed_op) <= 0:
         op_at(t.ops, op_position(np.int64(h.op))).late += np.uint32(1)
         return _LATE
-    wanted = expect_at(t.expect, slot)
-    expected = wanted.valid != 0 and wanted.op == h.op
+    wanted_exponent = expected_of(u64_row(t.expect, slot, 1)[0], h.op)
+    expected = wanted_exponent != EXPONENT_NONE
     same = record.cookie == h.cookie and record.op == h.op
     if not same and record.cookie == h.cookie and serial(record.op, h.op) > 0:
         return _STALE_OP
-    if same and has(record.ranks, sender):
-        return _DUPLICATE_REPAIR if h.flags & _REPEAT else _DUPLICATE
     exponent = np.int64(h.exponent)
-    if expected and exponent != np.int64(wanted.exponent):
+    right = expected and exponent == wanted_exponent
+    wrong_sum = same and right and exponent != np.int64(record.exponent)
+    if same and not wrong_sum and has(record.ranks, sender):
+        return _DUPLICATE_REPAIR if h.flags & _REPEAT else _DUPLICATE
+    if expected and not right:
         return _SCALE_MISMATCH
+    undone = False
+    if wrong_sum:
+        undone = covers(record.ranks, control_at(t.control, 0).live)
+        _abandon(t, record.ranks)
+        same = False
     if same:
         if not expected and exponent != np.int64(record.exponent):
             return _SCALE_MISMATCH
@@ -124,6 +140,8 @@ def contribute(t: Any, h: Any, words: NDArray[np.uint64], now: Scalar) -> Scalar
     if r.rows == 0:
         r.rows = h.rows
     r.progress += np.uint32(1)
+    if undone and r.rows_complete > 0:
+        r.rows_complete -= np.uint32(1)
     live = control_at(t.control, 0).live
     if has(live, sender) and covers(record.ranks, live):
         r.rows_complete += np.uint32(1)

@@ -141,7 +141,6 @@ def _row(scalar: Any) -> Any:
 control_at = _record(DTYPES["tb_control"])
 peer_at = _record(DTYPES["tb_peer"])
 peer_state_at = _record(DTYPES["tb_peer_state"])
-expect_at = _record(DTYPES["tb_expect"])
 expect_results_at = _record(DTYPES["tb_expect_results"])
 slot_at = _record(DTYPES["tb_slot"])
 slot_lock_at = _record(DTYPES["tb_slot_lock"])

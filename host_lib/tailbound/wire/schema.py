@@ -107,7 +107,7 @@ class Verdict(enum.IntEnum):
     BAD_SHIFT = 23
     LAYOUT_MISMATCH = 24
     WRONG_MAP = 25
-    ABANDONED = 26
+    ABANDONED = 26  # counted besides: a row (switch) or a rank's contribution (worker) that was stored over
     DUPLICATE_RESULT = 27
     STALE_RESULT = 28
     FUTURE_RESULT = 29
