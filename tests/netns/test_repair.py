@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 
 from lab_team import lab_team
 from support import MS, exact_mean, gradients, nmse, patient
+from tailbound.collective.repair import SHARE
 from tailbound.lab.cluster import Cluster
-from tailbound.wire.schema import Verdict
+from tailbound.transport.interface import speed_of
+from tailbound.wire.schema import HEADER_BYTES, Verdict
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 
@@ -46,3 +49,20 @@ def test_what_the_network_drops_is_repaired_in_warm_up(tailbound_lab: Callable[.
         # nothing is doubled here but by repair; which of two copies comes first is up to the queues they wait in
         assert sum(int(total[verdict]) for verdict in doubles) <= sent
         assert sum(repaired) <= sum(int(member.job.repairs.asked.sum()) for member in members)
+
+
+def test_answers_take_their_share_of_the_link(tailbound_lab: Callable[..., Cluster]) -> None:
+    """A link of 1 Gbit/s that loses a fifth, and veth ends that call themselves ten times as fast."""
+    lab = tailbound_lab(workers=3, loss=0.2, rate="1gbit")
+    assert lab.run(0, speed_of, lab.workers[0].address) == 1.25e9
+    with lab_team(lab, patient(width=1408, ring_mib=32.0, quiet=20 * MS, result="peers")) as job:
+        job.allreduce(gradients("U", 3, 4 * NUMEL))  # in which it shows how fast the link is
+        before = [member.job.counters["repair_rows_sent"] for member in job.communicators]
+        begin = time.monotonic()
+        for op in range(6):
+            job.allreduce(gradients("U", 3, 4 * NUMEL, seed=op))
+        elapsed = time.monotonic() - begin
+        for member, earlier in zip(job.communicators, before, strict=True):
+            assert member.stats()["traffic"]["pace"] <= 1.1 * 1.25e8
+            answers = (member.job.counters["repair_rows_sent"] - earlier) * (1408 + HEADER_BYTES)
+            assert 0 < answers <= SHARE * 1.1 * 1.25e8 * elapsed + (256 << 10)

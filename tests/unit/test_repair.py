@@ -272,6 +272,49 @@ def test_when_the_budget_is_back() -> None:
     assert budget.take(700, 5 + wait) == 700
 
 
+def _answered(repairs: Repairs, seconds: float, pace: float, rates: dict[int, float]) -> dict[int, int]:
+    """Bytes of answers in ``seconds`` to ranks that ask for all they can get, beyond what had been saved up."""
+    now, sent = 1, dict.fromkeys(rates, 0)
+    for rank, rate in rates.items():
+        while repairs.take(rank, 1 << 30, now, pace, rate):
+            pass
+    for _ in range(int(seconds * 1e4)):
+        now += 100_000
+        for rank, rate in rates.items():
+            sent[rank] += repairs.take(rank, 1 << 30, now, pace, rate)
+    return sent
+
+
+@pytest.mark.parametrize("pace", [1.25e7, 1.25e8, 1.25e9])
+def test_answers_to_all_take_their_share_of_the_pace_in_force(pace: float) -> None:
+    sent = _answered(Repairs(4), 1.0, pace, {1: 0.0, 2: 0.0, 3: 0.0})
+    assert sum(sent.values()) == pytest.approx(SHARE * pace, rel=0.01)
+
+
+def test_answers_to_a_rank_take_their_share_of_its_rate() -> None:
+    sent = _answered(Repairs(4), 1.0, 1.25e9, {1: 1e7, 2: 0.0})
+    assert sent[1] == pytest.approx(SHARE * 1e7, rel=0.02)
+    assert sum(sent.values()) == pytest.approx(SHARE * 1.25e9, rel=0.01)
+
+
+def test_what_is_not_needed_is_put_back_in_both() -> None:
+    repairs = Repairs(4)
+    depth = repairs.take(1, 1 << 30, 1, 1e9, 1e7)
+    assert repairs.take(1, 1000, 1, 1e9, 1e7) == 0
+    wait = repairs.enough_in(1, 1000, 1e7)
+    assert wait == pytest.approx(1000 / (SHARE * 1e7) * 1e9, rel=0.01)
+    repairs.give(1, depth, 1e7)
+    assert repairs.take(1, 1 << 30, 1, 1e9, 1e7) == depth
+
+
+def test_who_has_had_its_share_does_not_hold_the_others_up() -> None:
+    requests = Requests()
+    for label, asker in ((3, 1), (2, 2), (1, 1)):
+        requests.add(_request(label, asker))
+    found = [requests.newest(held) for held in ((), {1}, {2}, {1, 2})]
+    assert [request and (request.label, request.asker) for request in found] == [(3, 1), (2, 2), (3, 1), None]
+
+
 def _request(label: int, asker: int = 1, places: tuple[int, ...] = (0,), *, first_half: bool = False) -> Request:
     return Request(label & 0xFFFFFFFF, asker, first_half, 7, np.array(places, np.int64))
 

@@ -26,6 +26,7 @@ from tailbound.transport.choose import Facts
 from tailbound.transport.clock import majority
 from tailbound.transport.config import Config
 from tailbound.transport.deadline import Deadlines
+from tailbound.transport.interface import speed_of
 from tailbound.transport.log import Events
 from tailbound.transport.membership import Membership
 from tailbound.transport.patience import Patience
@@ -96,7 +97,7 @@ class Job:
         self.emit = self.events.emit
         self.trace = Trace(self.rank)
         self.books = Books(self.ranks, config.safeguard, config.rotate, self.world)
-        self.traffic = Traffic(sender, datapath, cookie, self.rank, list(sender.peers))
+        self.traffic = Traffic(sender, datapath, cookie, self.rank, list(sender.peers), speed_of(datapath.endpoint[0]))
         self.queue = self.traffic.queue
         self.spread = Spread(config.result, Facts(self.ranks, datapath.name, self.switch is not None), sender)
         self._head = packets.header(

@@ -14,6 +14,8 @@ from tailbound.transport.sender import Sender
 
 #: What receivers advertise changes over tens of ops.
 _LOOK_EVERY = 2_000_000
+#: Bytes per second that are assumed where neither a driver nor experience says how fast a link is: 1 Gbit/s.
+_PACE_UNKNOWN = 1.25e8
 
 
 class Traffic:
@@ -23,9 +25,13 @@ class Traffic:
         sender: of the job.
         datapath: tells round trips (``peer_states.rtt_ns``) and what peers advertise.
         cookie, rank, peers: of the job.
+        link: bytes per second of this rank's link; 0: not known.
     """
 
-    def __init__(self, sender: Sender, datapath: Datapath, cookie: int, rank: int, peers: Sequence[int]) -> None:
+    def __init__(
+        self, sender: Sender, datapath: Datapath, cookie: int, rank: int, peers: Sequence[int], link: float = 0.0
+    ) -> None:
+        self._link = link
         self._states = datapath.store.peer_states
         by: Literal["kernel", "thread"] = "kernel" if datapath.name == "xdp" else "thread"
         self.prober = Prober(cookie, rank, peers, self._states, by) if peers else None
@@ -43,6 +49,15 @@ class Traffic:
             self._again = now + _LOOK_EVERY
             self.queue.limit = allowed(self._states["incast"][list(live)].tolist(), self._peers)
 
+    @property
+    def pace(self) -> float:
+        """Bytes per second at which this rank can send to all others together.
+
+        The speed of its link, or what has been seen to leave while something waited, if that is less: a virtual link
+        calls itself faster than it is, and a switch behind it may be slower.
+        """
+        return min((pace for pace in (self._link, self.queue.drained) if pace), default=_PACE_UNKNOWN)
+
     def snapshot(self) -> dict[str, Any]:
         """Counters in plain types; rates in bytes per second (0: unlimited), round trips in microseconds."""
         queue, prober = self.queue, self.prober
@@ -51,6 +66,7 @@ class Traffic:
             "stale": queue.stale,
             "socket_full": queue.waits,
             "held_by_rate": queue.held,
+            "pace": int(self.pace),
             "rates": {str(rank): int(path.rate) for rank, path in self.pacer.paths.items()},
             "rtt_us": {str(rank): path.rtt / 1000 for rank, path in self.pacer.paths.items()},
             "rtt_by": prober.by if prober else "none",

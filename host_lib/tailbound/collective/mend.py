@@ -204,12 +204,14 @@ def take_gone(op: Op, head: Any) -> None:
 
 def answer(job: Job, ops: dict[int, Op], now: int) -> int:
     """Sends rows that others have asked for, as far as the budget goes; returns when to go on (0: nothing left)."""
-    repairs = job.repairs
+    repairs, pace = job.repairs, job.traffic.pace
+    held: set[int] = set()  # askers that have had their share
+    again = 0
 
     def sent(count: int) -> None:
         job.counters["repair_rows_sent"] += count
 
-    while (request := repairs.requests.newest()) is not None:
+    while (request := repairs.requests.newest(held)) is not None:
         found = _find(job, ops, request)
         if found is None:
             repairs.requests.done(request, len(request.places))
@@ -217,23 +219,27 @@ def answer(job: Job, ops: dict[int, Op], now: int) -> int:
             continue
         rows, states, exists, at = found
         stride = rows.shape[1]
+        asker, rate = request.asker, job.queue.pacer.rate(request.asker)
         burst = min(len(request.places), burst_packets(stride))
-        granted = repairs.budget.take(len(request.places) * stride, now)
+        granted = repairs.take(asker, len(request.places) * stride, now, pace, rate)
         count = granted // stride
-        repairs.budget.give(granted - count * stride)
+        repairs.give(asker, granted - count * stride, rate)
         if count == 0:
-            return now + repairs.budget.enough_in(burst * stride)
+            held.add(asker)
+            look = now + repairs.enough_in(asker, burst * stride, rate)
+            again = min(again, look) if again else look
+            continue
         part = at[request.places[:count]]
         there = part[exists[part]]
         request.holes |= len(there) < count
         out = rows[there]
         restamp(out, states[there], int(Flag.REPEAT))
         until = now + job.config.stage_max
-        job.queue.submit(request.label, PacketType.RESULT, [(request.asker, out)], until, sent, now)
+        job.queue.submit(request.label, PacketType.RESULT, [(asker, out)], until, sent, now)
         repairs.requests.done(request, count)
         if request.holes and not len(request.places):
             _gone(job, request)
-    return 0
+    return again
 
 
 def _find(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -230,11 +230,11 @@ class Budget:
     """Bytes that may be spent on answers now: a share of the pace, saved up to ``depth``.
 
     Args:
-        pace: bytes per second at which this rank sends; may be set anew at any time.
+        pace: bytes per second at which this rank sends; to be set anew whenever another one is in force.
         depth: bytes saved up at most.
     """
 
-    def __init__(self, pace: float = 1.25e9, depth: int = 256 << 10) -> None:
+    def __init__(self, pace: float, depth: int = 256 << 10) -> None:
         self.pace, self._depth = pace, depth
         self._tokens, self._at = float(depth), 0
 
@@ -293,11 +293,12 @@ class Requests:
             request.places = np.union1d(old.places, request.places)
         self._waiting[key] = request
         if len(self._waiting) > self._most:
-            del self._waiting[self._extreme(newest=False)]
+            del self._waiting[_extreme(self._waiting, newest=False)]
 
-    def newest(self) -> Request | None:
-        """The request to answer first."""
-        return self._waiting[self._extreme(newest=True)] if self._waiting else None
+    def newest(self, without: Collection[int] = ()) -> Request | None:
+        """The request to answer first, of those of ranks that are not among ``without``."""
+        left = [key for key in self._waiting if key[1] not in without]
+        return self._waiting[_extreme(left, newest=True)] if left else None
 
     def done(self, request: Request, count: int) -> None:
         """The first ``count`` places of ``request`` have been dealt with."""
@@ -315,26 +316,59 @@ class Requests:
             self._gone.popitem(last=False)
         return True
 
-    def _extreme(self, *, newest: bool) -> tuple[int, int, bool]:
-        keys = iter(self._waiting)
-        best = next(keys)
-        for key in keys:
-            if (serial_distance(key[0], best[0]) > 0) == newest and key[0] != best[0]:
-                best = key
-        return best
+
+def _extreme(found: Iterable[tuple[int, int, bool]], *, newest: bool) -> tuple[int, int, bool]:
+    """The key of the newest or the oldest op; of one op's, the first."""
+    keys = iter(found)
+    best = next(keys)
+    for key in keys:
+        if (serial_distance(key[0], best[0]) > 0) == newest and key[0] != best[0]:
+            best = key
+    return best
 
 
 class Repairs:
-    """What a rank keeps about repair beside its ops: requests, budget, and how far every key is in its warm-up."""
+    """What a rank keeps about repair beside its ops: requests, budgets, and how far every key is in its warm-up."""
 
     def __init__(self, ranks: int) -> None:
         self.requests = Requests()
-        self.budget = Budget()
+        self._budget = Budget(0.0)
+        self._paced: dict[int, Budget] = {}  # of ranks that were ever sent to at a rate
         self.answers = Patience(SOON, PATIENCE_MOST)
         #: rows asked for and rows of these that came, by the rank that was asked: results and contributions
         self.asked = np.zeros((2, ranks), np.int64)
         self.came = np.zeros((2, ranks), np.int64)
         self._finished: dict[tuple[int, int, int, int], int] = {}
+
+    def take(self, asker: int, size: int, now: int, pace: float, rate: float) -> int:
+        """How many of ``size`` bytes of answers may be sent to ``asker`` at ``now``; they are taken off.
+
+        Args:
+            asker: who has asked.
+            size: bytes.
+            now: ns.
+            pace: bytes per second at which this rank sends to all others together.
+            rate: bytes per second to which what is sent to ``asker`` is held; 0: not held.
+        """
+        self._budget.pace = pace
+        granted = self._budget.take(size, now)
+        if rate:
+            own = self._paced.setdefault(asker, Budget(rate))
+            own.pace = rate
+            held = own.take(granted, now)
+            self._budget.give(granted - held)
+            granted = held
+        return granted
+
+    def give(self, asker: int, size: int, rate: float) -> None:
+        """Puts back what ``take`` has granted and was not needed."""
+        self._budget.give(size)
+        if rate:
+            self._paced[asker].give(size)
+
+    def enough_in(self, asker: int, size: int, rate: float) -> int:
+        """Nanoseconds until ``size`` bytes (at most what is saved up) may be sent to ``asker``, after ``take``."""
+        return max(self._budget.enough_in(size), self._paced[asker].enough_in(size) if rate else 0)
 
     def warming(self, key: tuple[int, int, int, int]) -> bool:
         """Whether the next op of ``key`` belongs to its warm-up."""

@@ -17,6 +17,7 @@ A row is stale when its time is up (``until``) or when nobody takes it any more 
 from __future__ import annotations
 
 import errno
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
@@ -39,6 +40,8 @@ _BURSTS = 128
 #: ports of its peer in turn, so rows are handed over in the order of one socket: the last packet, whose mark says that
 #: nothing more comes, follows all others, and a tail that is cut off is one piece.
 _TURN = 4
+#: So many bytes must have left while sockets were full to say how fast the link is; and after so long (ns) they do.
+_MEASURED_BYTES, _MEASURED = 256 << 10, 20_000_000
 #: ns until a full device queue is tried again; it makes no socket event.
 _RETRY = 500_000
 #: ns until a full socket is tried again at the latest; as a rule it becomes writable before.
@@ -82,21 +85,34 @@ class SendQueue:
             (or whose ``send_burst`` was replaced) is used burst by burst.
         pacer: rates by rank.
         prober: sends probes behind bursts and feeds ``pacer``; None: no round trips, no limits.
+        clock: CLOCK_MONOTONIC in ns, for ``drained``.
 
     Attributes:
         limit: destinations that may be open at once (``incast.allowed``).
         stale: rows dropped because their time was up or nobody takes them any more.
         waits: times a socket or a device queue was full.
         held: times a rate kept something back.
+        drained: bytes per second that left while sockets were full, lately, which is what the link takes; 0: none has
+            been full yet.
         full: sockets (by index) that had no room; they become writable when there is some again.
     """
 
-    def __init__(self, sender: Sender, pacer: Pacer | None = None, prober: Prober | None = None) -> None:
+    def __init__(
+        self,
+        sender: Sender,
+        pacer: Pacer | None = None,
+        prober: Prober | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         self._sender = sender
         self.pacer = pacer or Pacer(sender.peers)
         self.prober = prober
         self.limit = len(sender.peers)
         self.stale = self.waits = self.held = 0
+        self.drained = 0.0
+        self._clock = clock
+        self._bytes = 0  # that have left
+        self._crowded: tuple[int, int] | None = None  # since when sockets are full, and bytes that had left by then
         self.full: set[int] = set()
         self._blocked: set[int] = set()  # sockets that are not to be tried again in this pump
         self._turns: dict[int, int] = {}  # which of its sockets a channel has come to
@@ -187,12 +203,27 @@ class SendQueue:
                 self._block(0, errno.EAGAIN, now)
             self._round(now, fresh)
             self._finish()
+            self._measure()
         finally:
             self._pumping = False
         if self._nothing():
             self._again = 0
             self.full.clear()  # another socket of the channel has taken what these had no room for
         return self._again
+
+    def _measure(self) -> None:
+        """Follows how much leaves from when sockets are full until they are not, or for long enough."""
+        if self._crowded is None:
+            if self._blocked:
+                self._crowded = self._clock(), self._bytes
+            return
+        (since, before), now = self._crowded, self._clock()
+        if self._blocked and now - since < _MEASURED:
+            return
+        if self._bytes - before >= _MEASURED_BYTES:
+            found = (self._bytes - before) * 1e9 / max(1, now - since)
+            self.drained += (found - self.drained) / 4 if self.drained else found
+        self._crowded = (now, self._bytes) if self._blocked else None
 
     def _nothing(self) -> bool:
         return not (self._queues[0] or self._queues[1] or self._sender.deferred)
@@ -315,6 +346,7 @@ class SendQueue:
         sender, size = self._sender, packets * item.stride
         ranks = sender.ranks_of(rank)
         item.packets += packets * len(ranks)
+        self._bytes += size * (sender.shared[rank].cost if rank >= MAX_RANKS else 1)
         if sender.batched:
             sender.took(rank, packets, size, bursts)
         for each in ranks:

@@ -1,0 +1,82 @@
+"""What a rank takes its pace to be: its link, or less where less has been seen to leave."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from queue_world import ADDRESS, STRIDE, Kernel, memory
+from tailbound.collective.lines import Traffic
+from tailbound.transport.interface import speed_of
+from tailbound.transport.queue import SendQueue
+from tailbound.transport.sender import Sender
+from tailbound.wire.packets import DTYPES
+from tailbound.wire.schema import PacketType
+
+C, LATER, MS = PacketType.CONTRIBUTION, 1 << 62, 1_000_000
+
+
+def traffic(bound: socket.socket, link: float) -> Traffic:
+    states = np.zeros(4, DTYPES["tb_peer_state"])
+    datapath: Any = SimpleNamespace(name="udp", store=SimpleNamespace(peer_states=states))
+    return Traffic(Sender([bound], dict.fromkeys((1, 2), (ADDRESS, 9))), datapath, 1, 0, [1, 2], link)
+
+
+def test_the_links_speed_if_it_is_known(bound: socket.socket) -> None:
+    assert traffic(bound, 1.25e9).pace == 1.25e9
+    assert traffic(bound, 0.0).pace == 1.25e8
+    assert traffic(bound, 2.5e8).snapshot()["pace"] == 250_000_000
+
+
+def test_what_was_measured_if_that_is_less(bound: socket.socket) -> None:
+    for link, drained, pace in [(1.25e9, 1e8, 1e8), (1e8, 1e9, 1e8), (0.0, 3e9, 3e9)]:
+        found = traffic(bound, link)
+        found.queue.drained = drained
+        assert found.pace == pace
+
+
+def full_then_not(queue: SendQueue, kernel: Kernel, clock: list[int], rows: int, took: int) -> None:
+    """A run over a socket that is full at once and takes all ``took`` ns later."""
+    kernel.script = [errno.EAGAIN]
+    queue.submit(7, C, [(1, memory(rows))], LATER, None, 0)
+    clock[0] += took
+    queue.pump(1)
+    assert queue.empty
+
+
+def test_what_leaves_while_sockets_are_full_is_measured(bound: socket.socket) -> None:
+    clock = [5]
+    queue = SendQueue(Sender([bound], dict.fromkeys((1, 2), (ADDRESS, 9))), clock=lambda: clock[0])
+    kernel = Kernel(queue)
+    queue.submit(7, C, [(1, memory(6400))], LATER, None, 0)
+    assert queue.drained == 0  # nothing had to wait
+    full_then_not(queue, kernel, clock, 64, MS)
+    assert queue.drained == 0  # too little to say
+    rows = 1_000_000 // STRIDE
+    full_then_not(queue, kernel, clock, rows, 8 * MS)
+    assert queue.drained == pytest.approx(1.25e8, rel=0.01)
+    for _ in range(40):
+        full_then_not(queue, kernel, clock, rows, 16 * MS)
+    assert queue.drained == pytest.approx(6.25e7, rel=0.01)
+
+
+def test_a_link_that_is_never_free_is_measured_too(bound: socket.socket) -> None:
+    clock = [5]
+    queue = SendQueue(Sender([bound], dict.fromkeys((1, 2), (ADDRESS, 9))), clock=lambda: clock[0])
+    kernel = Kernel(queue)
+    queue.submit(7, C, [(1, memory(64 * 400))], LATER, None, 0)
+    while not queue.empty:
+        kernel.script = [-4, errno.EAGAIN]
+        clock[0] += MS
+        queue.pump(1)
+    assert queue.drained == pytest.approx(4 * 64 * STRIDE * 1e3, rel=0.2)
+
+
+def test_loopback_has_no_speed() -> None:
+    assert speed_of("127.0.0.1") == 0.0
+    assert speed_of("192.0.2.1") == 0.0
