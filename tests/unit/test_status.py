@@ -156,6 +156,75 @@ def test_the_table_says_who_and_what(tmp_path: Path) -> None:
         assert word in text, word
 
 
+def shown(width: int, *changes: dict[str, Any]) -> list[str]:
+    """The lines of the table on a terminal of ``width``."""
+    rows = rows_of([report(rank) | {"age": 0.1} | more for rank, more in enumerate(changes)])
+    console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(table(rows, width=width))
+    console.file.close()
+    return console.export_text().splitlines()
+
+
+@pytest.mark.parametrize("width", [10, 40, 60, 80, 100, 132, 160, 200, 240])
+def test_rank_and_state_are_shown_at_any_width(width: int) -> None:
+    lines = shown(width, {}, {"behind": 3}, {"behind": 120} if width > 10 else {})
+    assert all(len(line) <= width for line in lines)
+    if width > 20:
+        assert [line.split()[0] for line in lines if " behind" in line] == ["1", "2"]
+        assert "rank" in "".join(lines)
+        assert "state" in "".join(lines)
+
+
+def test_what_matters_most_is_shown_at_80() -> None:
+    lines = shown(80, {}, {"behind": 3, "ops": 123456, "p99_ms": 1234.5}, {})
+    text = "\n".join(lines)
+    for word in ("op/s", "p99 ms", "delivered", "suspects", "lost", "late", "more columns", "1234.5", "96.000%"):
+        assert word in text, word
+    assert "\u2026" not in text  # nothing is cut
+    assert "more columns" not in "\n".join(shown(300, {}, {}))
+
+
+def test_files_of_others_do_not_speak_to_the_terminal() -> None:
+    (row,) = rows_of([report(op="\x1b[2J3.1", events=[{"event": "\x1b]0;x\x07late" + "y" * 999}]) | {"age": 0.1}])
+    assert row.op == "[2J3.1"
+    assert row.event.startswith("]0;xlate")
+    assert len(row.event) <= 40
+
+
+def _users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int) -> tuple[Path, Path]:
+    """``/run/user`` and ``/tmp`` of a host where this process is ``uid``."""
+    for name in ("TAILBOUND_STATUS", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    users, tmp = tmp_path / "user", tmp_path / "tmp"
+    for place in (users, tmp):
+        place.mkdir()
+    monkeypatch.setattr(status, "USERS", users)
+    monkeypatch.setattr(status, "_temporary", lambda: [tmp])
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    return users, tmp
+
+
+@pytest.mark.needs("root")
+def test_root_sees_everybody_and_a_user_himself_and_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    users, tmp = _users(tmp_path, monkeypatch, 0)
+    places = [users / "1001" / "tailbound", users / "1002" / "tailbound", tmp / "tailbound-1003"]
+    for place, owner in zip(places, (1001, 1002, 1003), strict=True):
+        place.mkdir(parents=True)
+        os.chown(place, owner, owner)
+        put(place, "job", report(owner - 1000))
+    foreign = tmp / "tailbound-1004"  # made by somebody else
+    foreign.mkdir()
+    os.chown(foreign, 1001, 1001)
+    (tmp / "tailbound-1005").symlink_to(places[0])
+    assert status.folders() == [status.ROOT_FOLDER, *places]
+    assert [s["rank"] for s in status.read(status.folders()[1:])] == [1, 2, 3]
+    monkeypatch.setattr(os, "geteuid", lambda: 1003)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(users / "1003"))
+    assert status.folders() == [users / "1003" / "tailbound", places[2], status.ROOT_FOLDER]
+    monkeypatch.setenv("TAILBOUND_STATUS", str(tmp_path / "named"))
+    assert status.folders() == [tmp_path / "named"]
+
+
 def test_once_and_json(tmp_path: Path) -> None:
     put(tmp_path, "a", report(0))
     put(tmp_path, "b", report(1))

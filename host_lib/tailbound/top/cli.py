@@ -46,13 +46,13 @@ def top(once: bool, as_json: bool, interval: float, folder: Path | None) -> None
     if once:
         for rows, _ in readings:
             if rows:
-                console.print(table(rows))
+                console.print(table(rows, width=console.width))
             else:
                 console.print(f"no rank of Tailbound writes its status to {named}", markup=False)
         return
     with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
         for rows, _ in readings:
-            live.update(table(rows, f"in {named}"), refresh=True)
+            live.update(table(rows, f"in {named}", console.width), refresh=True)
 
 
 def _readings(where: list[Path], interval: float, once: bool) -> Iterator[tuple[list[Row], list[dict[str, Any]]]]:

@@ -8,6 +8,8 @@ from typing import Any
 
 #: Seconds after which a status that was not replaced says that its process is stopped.
 SILENT_AFTER = 2.0
+#: Characters of a text in a status that are shown.
+_LONGEST = 40
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,12 @@ def row_of(status: Mapping[str, Any], before: Mapping[str, Any] | None = None) -
     deadlines, owner_map = status["deadlines_ms"], status["map"]
     events = status["events"]
     return Row(
-        job=str(status["cookie"]),
+        job=_words(status["cookie"]),
         rank=int(status["rank"]),
         ranks=int(status["ranks"]),
         pid=int(status["pid"]),
         state=_state(status),
-        op=str(status["op"]),
+        op=_words(status["op"]),
         ops=int(status["ops"]),
         ops_per_s=rate,
         p50_ms=float(status["p50_ms"]),
@@ -100,10 +102,15 @@ def row_of(status: Mapping[str, Any], before: Mapping[str, Any] | None = None) -
         drops=sum(int(n) for n in status["drops"].values()),
         late_ranks=_grown(status, before, ("late", "absent")),
         losing_ranks=_grown(status, before, ("lost",)),
-        suspects=tuple(f"{peer}{p['suspect']}" for peer, p in peers.items() if p["suspect"]),
-        datapath=str(status["datapath"]),
-        event=str(events[-1]["event"]) if events else "",
+        suspects=tuple(_words(f"{peer}{p['suspect']}") for peer, p in peers.items() if p["suspect"]),
+        datapath=_words(status["datapath"]),
+        event=_words(events[-1]["event"]) if events else "",
     )
+
+
+def _words(value: object) -> str:
+    """Text for a terminal: root reads files that others have written."""
+    return "".join(c for c in str(value)[:_LONGEST] if c.isprintable())
 
 
 def rows_of(statuses: Iterable[Mapping[str, Any]], before: Iterable[Mapping[str, Any]] = ()) -> list[Row]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 from rich.text import Text
@@ -18,18 +18,51 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def table(rows: Sequence[Row], where: str = "") -> Table:
-    """One line a rank; what is wrong is red, what is unusual yellow."""
-    made = Table(title=f"tailbound: {len(rows)} rank(s) {where}".rstrip(), title_justify="left", pad_edge=False)
+#: Columns that give way where there is no room, the first ones first; rank and state never do.
+GIVE_WAY = (
+    "incast", "map", "pace", "rtt us", "drops", "repaired", "Mb/s", "last event", "D1/D2/q ms", "late now",
+    "losing now",
+    "op", "p50 ms", "lost", "late", "suspects", "p99 ms", "op/s", "delivered",
+)  # fmt: skip
+
+
+def table(rows: Sequence[Row], where: str = "", width: int | None = None) -> Table:
+    """One line a rank; what is wrong is red, what is unusual yellow.
+
+    Args:
+        rows: of the ranks.
+        where: said in the title.
+        width: characters of a line; columns beyond it are left out, and said to be. None: as many as it takes.
+    """
+    cells = [_cells(row) for row in rows]
+    names = [name for name, _ in COLUMNS]
+    needs = {name: max([len(name), *(line[i].cell_len for line in cells)]) for i, name in enumerate(names)}
+    shown, left_out = set(names), 0
+    for name in GIVE_WAY:
+        if width is None or _wide(needs[each] for each in shown) <= width:
+            break
+        shown.remove(name)
+        left_out += 1
+    made = Table(
+        title=f"tailbound: {len(rows)} rank(s) {where}".rstrip(), title_justify="left", pad_edge=False,
+        caption=f"{left_out} more columns in a terminal of {_wide(needs.values())} characters" if left_out else None,
+        caption_justify="left",
+    )  # fmt: skip
     for name, side in COLUMNS:
-        made.add_column(name, justify="right" if side == "right" else "left", no_wrap=True)
+        if name in shown:
+            made.add_column(name, justify="right" if side == "right" else "left", no_wrap=True)
     last = None
-    for row in rows:
+    for row, line in zip(rows, cells, strict=True):
         if last is not None and row.job != last:
             made.add_section()
         last = row.job
-        made.add_row(*_cells(row))
+        made.add_row(*(cell for name, cell in zip(names, line, strict=True) if name in shown))
     return made
+
+
+def _wide(columns: Iterable[int]) -> int:
+    """Characters of a line: a border and a space on both sides of every column, but none at the edges."""
+    return sum(need + 3 for need in columns) - 1
 
 
 def _cells(row: Row) -> list[Text]:

@@ -23,6 +23,8 @@ log = logging.getLogger("tailbound")
 
 VARIABLE = "TAILBOUND_STATUS"
 ROOT_FOLDER = Path("/run/tailbound-status")
+#: Folders of users who have logged in, by user id.
+USERS = Path("/run/user")
 #: Seconds between two writes.
 PERIOD = 0.3
 #: A status larger than this is not read, and of a folder no more than this many.
@@ -46,12 +48,33 @@ def folder() -> Path | None:
 
 
 def folders() -> list[Path]:
-    """Where ``top`` looks: the own folder, and root's where none is named."""
+    """Where ``top`` looks: the folder that is named; else all of this user's, and root's, and for root everybody's.
+
+    A job may have been started where ``$XDG_RUNTIME_DIR`` or ``$TMPDIR`` was another one than here.
+    """
     own = folder()
     found = [own] if own is not None else []
-    if not os.environ.get(VARIABLE) and ROOT_FOLDER not in found:
-        found.append(ROOT_FOLDER)
-    return found
+    if os.environ.get(VARIABLE):
+        return found
+    everybody = os.geteuid() == 0
+    users = "*" if everybody else str(os.geteuid())
+    for parent, pattern in ((USERS, f"{users}/tailbound"), *((tmp, f"tailbound-{users}") for tmp in _temporary())):
+        found += [place for place in sorted(parent.glob(pattern))[:MOST] if _belongs(place)]
+    return list(dict.fromkeys([*found, ROOT_FOLDER]))
+
+
+def _temporary() -> list[Path]:
+    return list(dict.fromkeys([Path(tempfile.gettempdir()), Path("/tmp")]))
+
+
+def _belongs(place: Path) -> bool:
+    """Whether a folder belongs to the user in its name: in /tmp anybody may make one."""
+    user = place.name.removeprefix("tailbound-") if place.parent.parent != USERS else place.parent.name
+    try:
+        about = place.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(about.st_mode) and str(about.st_uid) == user
 
 
 def namespace() -> str:
