@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+from pathlib import Path
 
 import pytest
 
-from tailbound.transport.log import LINES, PERIOD, Events, JsonLines
+import tailbound
+from tailbound.transport.log import LINES, PERIOD, Events, JsonLines, Thinned
+from tailbound.transport.steps import label_text
 
 
 class Clock:
@@ -55,3 +59,26 @@ def test_records_become_lines_of_json() -> None:
     assert line | {"time": 0} == {"time": 0, "level": "WARNING", "text": "rank 2: lost", "event": "loss", "op": 5}
     plain = logging.LogRecord("tailbound", logging.INFO, "", 0, "hello", (), None)
     assert json.loads(JsonLines().format(plain))["text"] == "hello"
+
+
+def test_an_op_has_one_spelling() -> None:
+    """By step and index: no sentence prints a label, in whatever base, and no event has one as a field."""
+    assert label_text(26 << 10 | 3) == "26.3"
+    source = Path(tailbound.__file__).parent
+    found = [
+        f"{path.relative_to(source)}: {line.strip()}"
+        for path in source.rglob("*.py")
+        for line in path.read_text().splitlines()
+        if re.search(r"label(:[#\dxX]+)?\}|%#x|\bop=(op|outcome)\.label", line)
+    ]
+    assert found == []
+
+
+def test_the_log_of_a_rank_is_thinned_by_kind(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    log = Thinned(1, clock)
+    for i in range(2 * LINES):
+        log.say(logging.WARNING, "a", f"number {i}")
+        log.say(logging.WARNING, "b", "other")
+    assert [r.getMessage() for r in caplog.records].count("rank 1: other") == LINES
+    assert len(caplog.records) == 2 * LINES

@@ -191,9 +191,9 @@ def _account(job: Job, op: Op, seq: int, own: int) -> NDArray[np.int64]:
     for rank in sorted(suspects):
         job.emit(
             "suspect",
-            f"rank {rank} has sent no contribution for {job.config.suspect_after} ops (last: op {op.label:#x}); "
+            f"rank {rank} has sent no contribution for {job.config.suspect_after} ops (last: op {op.name}); "
             "no longer waiting for it",
-            suspect=rank, stage="contributions", op=op.label,
+            suspect=rank, stage="contributions", op=op.name,
         )  # fmt: skip
     traffic.observe(job, op, summed)
     job.publish_live()
@@ -206,7 +206,7 @@ def _name_strangers(job: Job, op: Op, absent: set[int]) -> None:
         refused = int(job.verdicts()[rank][Verdict.LAYOUT_MISMATCH])
         if refused and op.launch is not None and op.outcome.error is None:
             op.outcome.error = LayoutError(
-                f"rank {job.rank} and rank {rank} disagree on op {op.place.step}.{op.place.index}: {refused} packets "
+                f"rank {job.rank} and rank {rank} disagree on op {op.name}: {refused} packets "
                 f"of rank {rank} had another layout. {SAME_MODEL}"
             )
 

@@ -184,7 +184,7 @@ def _suspect(job: Job, op: Op, by_owner: np.ndarray) -> None:
     for rank in sorted(job.membership.observe_results(absent, op.label, in_step=in_step, step=op.place.step)):
         job.emit(
             "suspect",
-            f"rank {rank} has published no result for {job.config.suspect_after} ops (last: op {op.label:#x}); "
+            f"rank {rank} has published no result for {job.config.suspect_after} ops (last: op {op.name}); "
             "its rows are filled from the others",
-            suspect=rank, stage="results", op=op.label,
+            suspect=rank, stage="results", op=op.name,
         )  # fmt: skip

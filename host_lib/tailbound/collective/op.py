@@ -16,6 +16,7 @@ from tailbound.transport.clock import Extension, Quiet
 from tailbound.transport.flush import Retry
 from tailbound.transport.sequence import Layout, Place
 from tailbound.transport.silence import Silence
+from tailbound.transport.steps import label_text
 from tailbound.transport.trace import Spans
 
 
@@ -158,3 +159,8 @@ class Op:
     def label(self) -> int:
         """The op label."""
         return self.place.label
+
+    @property
+    def name(self) -> str:
+        """The label as people read it."""
+        return label_text(self.label)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tailbound.collective.job import Job
 from tailbound.transport.ledger import Stage
 from tailbound.transport.rendezvous import Greeting, describe
-from tailbound.transport.trace import label_text
+from tailbound.transport.steps import label_text
 from tailbound.wire import schema
 from tailbound.wire.schema import FIRST_DROP, TIME_UNIT_US, UNKNOWN_SENDER, Verdict
 

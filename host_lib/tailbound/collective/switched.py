@@ -22,7 +22,6 @@ from tailbound.transport.flush import PATIENCE, Again, Places, Retry, View
 from tailbound.transport.ledger import Stage
 from tailbound.transport.stage import Why, cut, decide
 from tailbound.transport.stamp import restamp, stamp_switched
-from tailbound.transport.trace import label_text
 from tailbound.wire.schema import EXPONENT_NONE, Flag, PacketType, serial_distance
 
 _SWITCHED, _SUMS = int(Flag.SWITCHED), int(Flag.SUMS)
@@ -238,9 +237,9 @@ def _suspect(job: Job, op: Op, most: int) -> None:
     for rank in sorted(new):
         job.emit(
             "suspect",
-            f"rank {rank} has taken no part in {job.config.suspect_after} ops (last: op {op.label:#x}); "
+            f"rank {rank} has taken no part in {job.config.suspect_after} ops (last: op {op.name}); "
             "no longer waiting for it",
-            suspect=rank, stage="contributions", op=op.label,
+            suspect=rank, stage="contributions", op=op.name,
         )  # fmt: skip
     job.publish_live()
 
@@ -259,7 +258,7 @@ def _silence(job: Job, op: Op, present: int) -> None:
         job.emit(
             "switch_silent",
             f"the switch at {switch.address} has sent no result for {job.silent_ops} ops (last: op "
-            f"{label_text(op.label)}): is it up, and has it an entry for cookie {job.cookie:#x} on UDP port "
+            f"{op.name}): is it up, and has it an entry for cookie {job.cookie:#x} on UDP port "
             f"{switch.port or job.config.port or DEFAULT_PORT}?",
-            op=op.label, address=switch.address,
+            op=op.name, address=switch.address,
         )  # fmt: skip

@@ -486,7 +486,7 @@ class Transpose:
             return
         key, own, other = op.place.layout.key, self.job.rank, int(record["first_sender"])
         op.outcome.error = LayoutError(
-            f"rank {own} and rank {other} disagree on op {op.place.step}.{op.place.index}: rank {own} has bucket "
+            f"rank {own} and rank {other} disagree on op {op.name}: rank {own} has bucket "
             f"{key[0]} of {key[1]} entries (layout tag {tag:#06x}), rank {other} has tag {int(record['layout']):#06x}. "
             f"{SAME_MODEL}"
         )

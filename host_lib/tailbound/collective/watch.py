@@ -14,7 +14,6 @@ from tailbound.collective.timing import flow_bytes
 from tailbound.errors import TransportError
 from tailbound.transport.ledger import Stage
 from tailbound.transport.safeguard import Action
-from tailbound.transport.trace import label_text
 from tailbound.wire.schema import Flag
 
 #: As plain numbers: arithmetic on an IntFlag costs microseconds.
@@ -87,10 +86,10 @@ def _skip(job: Job, op: Op, *, stop: bool) -> None:
     op.launch.coder.clear(op.launch.out)
     op.outcome.skipped = True
     job.counters["ops_skipped"] += 1
-    job.emit("skipped", f"op {label_text(op.label)} is not applied: too much of it was lost", op=op.label)
+    job.emit("skipped", f"op {op.name} is not applied: too much of it was lost", op=op.name)
     if stop and op.outcome.error is None:
         op.outcome.error = TransportError(
-            f"rank {job.rank}: op {label_text(op.label)}: more contributions were lost than the safeguard allows "
+            f"rank {job.rank}: op {op.name}: more contributions were lost than the safeguard allows "
             "(Limits.stop_op, stop_smoothed); `tailbound top` and stats()['ledger'] say between which ranks"
         )
 
@@ -120,4 +119,4 @@ def delivered(job: Job, op: Op) -> None:
 def _say(job: Job, op: Op, action: Action, what: str) -> None:
     job.counters[f"safeguard_{action.name.lower()}"] += 1
     level = logging.WARNING if action < Action.STOP else logging.ERROR
-    job.emit("loss", f"op {label_text(op.label)}, {what}", level=level, op=op.label, action=action.name.lower())
+    job.emit("loss", f"op {op.name}, {what}", level=level, op=op.name, action=action.name.lower())

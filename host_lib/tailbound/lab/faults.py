@@ -95,6 +95,15 @@ class FaultCounts:
     reordered: int = 0
     lost_other: int = 0
 
+    def __str__(self) -> str:
+        """A sentence for people."""
+        share = f" ({100 * self.lost / self.seen:.2f} %)" if self.seen else ""
+        other = f", {self.lost_other} of them not UDP" if self.lost_other else ""
+        return (
+            f"of {self.seen} packets {self.lost} lost{share}{other}; {self.duplicated} duplicated, "
+            f"{self.corrupted} corrupted, {self.reordered} reordered"
+        )
+
     def __add__(self, other: FaultCounts) -> FaultCounts:
         return FaultCounts(
             self.seen + other.seen,

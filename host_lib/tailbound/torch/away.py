@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +19,6 @@ from tailbound.wire.schema import OP_INDEX_BITS
 #: A ``TailboundState``, whose module imports this one.
 TailboundState: TypeAlias = Any
 
-log = logging.getLogger("tailbound")
 
 _STEP_MASK = 0xFFFFFFFF >> OP_INDEX_BITS
 #: A rank that is lost again while it takes the others' state tries so often, and is then left as it is for this step.
@@ -84,7 +82,7 @@ def jump(state: TailboundState, communicator: Communicator, timeout: float) -> i
         try:
             skipped = communicator.jump()
         except TransportError as error:
-            log.warning("%s", error)
+            state.say("jump failed", str(error))
             break
         if not skipped:
             break
@@ -96,7 +94,7 @@ def jump(state: TailboundState, communicator: Communicator, timeout: float) -> i
     if moved:
         if state.scaler is not None:
             state.scaler.catch_up()
-        log.warning("rank %d: was away for too long and has skipped %d steps", state.rank, moved)
+        state.say("jumped", f"was away for too long and has skipped {moved} steps")
     return moved
 
 
@@ -113,7 +111,7 @@ def take_state(state: TailboundState, communicator: Communicator, until: float) 
     before = communicator.step - 1 & _STEP_MASK
     stands = state.resync.adopt_any(before, until - time.monotonic())
     if stands is None:
-        log.warning("rank %d: nobody gave a state to go on from; this rank abstains until one does", state.rank)
+        state.say("no state", "nobody gave a state to go on from; this rank abstains until one does")
         return 0
     state.forget()  # what waited to be applied is in the state that was taken
     if state.schedule.kind == "delayed":

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
+from collections.abc import Callable
 
 from tailbound.collective.op import Outcome
-
-log = logging.getLogger("tailbound")
+from tailbound.transport.log import Thinned
+from tailbound.transport.steps import label_text
 
 
 class Complaints:
-    """Warnings of rank ``rank``: every silent rank once, everything else at the 1st, 10th, 100th ... time."""
+    """Warnings of rank ``rank``: of silent ranks as they fall silent, of everything else at the 1st, 10th, 100th ...
+    time; of no kind more often than ``Thinned`` lets pass.
+    """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._rank = rank
+        self._log = Thinned(rank, clock)
         self._times: Counter[str] = Counter()
         self._warned: set[int] = set()
 
@@ -24,14 +29,14 @@ class Complaints:
         new = outcome.missing - self._warned
         if outcome.abstained and self._rank not in self._warned:
             self._warned.add(self._rank)
-            log.warning(
-                "rank %d: a gradient has NaN or Inf values; this rank abstains from such ops"
+            self.say(
+                "abstained",
+                "a gradient has NaN or Inf values; this rank abstains from such ops"
                 " (with a loss scale, tailbound.torch.GradScaler lowers it on all ranks)",
-                self._rank,
             )
         if new:
             self._warned |= new
-            log.warning("rank %d: nothing from rank(s) %s in op %#x", self._rank, sorted(new), outcome.label)
+            self.say("missing", f"nothing from rank(s) {sorted(new)} in op {label_text(outcome.label)}")
         if outcome.failed_groups:
             self.complain("parts of a gradient are zero, since no rank's rows of them came in time")
         if outcome.overwritten:
@@ -44,4 +49,8 @@ class Complaints:
         self._times[what] += 1
         times = self._times[what]
         if times in (1, 10, 100) or times % 1000 == 0:
-            log.warning("rank %d: %s (%d times so far)", self._rank, what, times)
+            self.say(what, f"{what} ({times} times so far)")
+
+    def say(self, kind: str, text: str, level: int = logging.WARNING) -> None:
+        """Logs ``text`` unless there were enough lines of ``kind`` lately."""
+        self._log.say(level, kind, text)

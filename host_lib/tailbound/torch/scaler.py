@@ -145,9 +145,8 @@ class GradScaler(torch.amp.GradScaler):
             written = self._scales.write(float(new_scale), step)
         elif not heard and (overflow.own or (not overflow.void and any(bool(f.item()) for f in found))):
             written = self._scales.write(scale * self._backoff_factor, step)
-            log.info(
-                "rank %d: gradients overflow at a loss scale of %g: now %g", self._state.rank, scale, written.scale
-            )
+            text = f"gradients overflow at a loss scale of {scale:g}: now {written.scale:g}"
+            self._state.say("overflow", text, logging.INFO)
         self._apply(step)
         if written is not None:
             self._tell(written)

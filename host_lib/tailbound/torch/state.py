@@ -153,7 +153,7 @@ class TailboundState(Recovery):
         #: how buckets go through the engine, by their device
         self.paths = Paths()
         self._complaints = Complaints(self.rank)
-        self.complain = self._complaints.complain
+        self.complain, self.say = self._complaints.complain, self._complaints.say
         self.last = Outcome()
         if self.ranks > 1:
             self.communicator = Communicator(

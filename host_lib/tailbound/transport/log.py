@@ -1,6 +1,6 @@
 """Structured events of one rank: logged as text with fields, counted, and the last ones kept for the trace and `top`.
 
-An event is a name and fields of plain types: ``emit("suspect", suspect=3, stage="contributions", op=1024)``. The text
+An event is a name and fields of plain types: ``emit("suspect", suspect=3, stage="contributions", op="3.1")``. The text
 goes to the logger ``tailbound``; the fields travel with the record (``record.tailbound``), so that ``JsonLines`` or
 any other formatter can write them as data. A flood of one kind is thinned out in the log, never in the counts.
 """
@@ -30,6 +30,35 @@ class LogEvent(NamedTuple):
     fields: dict[str, Any]
 
 
+class Thinned:
+    """The log of one rank: of each kind of sentence ``LINES`` lines in ``PERIOD``; the next one says how many more.
+
+    Args:
+        rank: at the head of every line.
+        clock: CLOCK_MONOTONIC in ns.
+    """
+
+    def __init__(self, rank: int, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._rank, self._clock = rank, clock
+        self._lines: dict[str, tuple[int, int, int]] = {}  # by kind: begin of the period, lines in it, lines left out
+
+    def say(self, level: int, kind: str, text: str, extra: dict[str, Any] | None = None) -> None:
+        """Logs ``text``, a sentence of ``kind``, with ``extra`` as the record's own, or counts it as left out."""
+        if not log.isEnabledFor(level):
+            return
+        now = self._clock()
+        since, lines, left_out = self._lines.get(kind, (now, 0, 0))
+        if now - since >= PERIOD:
+            since, lines = now, 0
+        if lines >= LINES:
+            self._lines[kind] = (since, lines, left_out + 1)
+            return
+        self._lines[kind] = (since, lines + 1, 0)
+        if left_out:
+            text += f" ({left_out} more like it were not logged)"
+        log.log(level, "rank %d: %s", self._rank, text, extra=extra)
+
+
 class Events:
     """The events of one rank; ``emit`` may be called by any thread.
 
@@ -40,9 +69,8 @@ class Events:
     """
 
     def __init__(self, rank: int, clock: Callable[[], int] = time.monotonic_ns, keep: int = KEPT) -> None:
-        self._rank, self._clock = rank, clock
+        self._clock, self._log = clock, Thinned(rank, clock)
         self._kept: deque[LogEvent] = deque(maxlen=keep)
-        self._lines: dict[str, tuple[int, int, int]] = {}  # by name: begin of the period, lines in it, lines left out
         #: how often each kind has happened, left out of the log or not
         self.counts: Counter[str] = Counter()
 
@@ -55,22 +83,10 @@ class Events:
             level: of the ``logging`` module.
             fields: plain types (what json can write).
         """
-        now = self._clock()
         self.counts[event] += 1
-        self._kept.append(LogEvent(now, event, fields))
-        if not log.isEnabledFor(level):
-            return
-        since, lines, left_out = self._lines.get(event, (now, 0, 0))
-        if now - since >= PERIOD:
-            since, lines = now, 0
-        if lines >= LINES:
-            self._lines[event] = (since, lines, left_out + 1)
-            return
-        self._lines[event] = (since, lines + 1, 0)
+        self._kept.append(LogEvent(self._clock(), event, fields))
         said = text or " ".join([event, *(f"{name}={value}" for name, value in fields.items())])
-        if left_out:
-            said += f" ({left_out} more like it were not logged)"
-        log.log(level, "rank %d: %s", self._rank, said, extra={"tailbound": {"event": event, **fields}})
+        self._log.say(level, event, said, {"tailbound": {"event": event, **fields}})
 
     def recent(self, most: int = KEPT) -> list[LogEvent]:
         """The last events, oldest first."""

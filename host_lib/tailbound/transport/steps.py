@@ -22,6 +22,11 @@ def step_of(label: int) -> int:
     return label >> OP_INDEX_BITS
 
 
+def label_text(label: int) -> str:
+    """An op label as people read it, everywhere: step.index."""
+    return f"{label >> OP_INDEX_BITS}.{label & (1 << OP_INDEX_BITS) - 1}"
+
+
 def step_distance(a: int, b: int) -> int:
     """Signed distance ``a - b`` of two step numbers (22 bits, serial)."""
     half = (STEP_MASK + 1) >> 1

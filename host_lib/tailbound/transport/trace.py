@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tailbound.transport.log import LogEvent
-from tailbound.wire.schema import OP_INDEX_BITS
+from tailbound.transport.steps import label_text
 
 #: Environment variable: folder into which every rank writes its trace at the end.
 TRACE_VARIABLE = "TAILBOUND_TRACE"
@@ -143,11 +143,6 @@ def merge(paths: Sequence[str | Path], into: str | Path) -> Path:
     for path in paths:
         made += json.loads(Path(path).read_text())["traceEvents"]
     return _write(Path(into), {"traceEvents": made, "displayTimeUnit": "ms"})
-
-
-def label_text(label: int) -> str:
-    """An op label as people read it: step.index."""
-    return f"{label >> OP_INDEX_BITS}.{label & (1 << OP_INDEX_BITS) - 1}"
 
 
 def _named(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
