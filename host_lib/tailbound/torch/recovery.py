@@ -379,7 +379,7 @@ def _held_weakly(method: Callable[[torch.optim.Optimizer], None]) -> Callable[..
         if (found := held()) is not None:
             found(optimizer)
 
-    apart: Callable[..., None] = torch.compiler.disable(before_step)
+    apart: Callable[..., None] = torch.compiler.disable(before_step)  # type: ignore[no-untyped-call]
     return apart
 
 
