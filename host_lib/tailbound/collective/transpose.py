@@ -10,8 +10,10 @@ It never spins, and never waits for anything without a time at which it stops wa
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -539,7 +541,8 @@ class Transpose:
         try:
             launch.done(outcome)
         except Exception:  # somebody else's code (a cancelled future, say) must not end the transport
-            log.exception("rank %d: the callback of op %#x failed", job.rank, op.label)
+            text = f"the callback of op {op.name} failed\n{traceback.format_exc()}"
+            job.emit("callback_failed", text, level=logging.ERROR, op=op.name)
 
     def _release(self) -> bool:
         """Moves the window past the ops that are over, in order; only the host moves it (rule 19). Whether it moved."""
