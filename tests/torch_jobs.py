@@ -179,6 +179,8 @@ def refusals(rank: int) -> None:
     refused(ConfigError, "UDP port 70000", lambda: register(DDP(model()), port=70000))
     for option in ({"late": "keep"}, {"resync_period": -1}, {"resync_drift": 0.0}, {"resync_share": -0.5}):
         refused(ConfigError, next(iter(option)), lambda option=option: register(DDP(model()), **option))
+    slow: dict[str, Any] = {"deadline_ms": (5000.0, 10.0), "stage_max": 9.0}
+    refused(ConfigError, "4194.24 ms at most", lambda: register(DDP(model()), **slow))
     os.environ["TAILBOUND_PORT"] = "five"
     refused(ConfigError, "TAILBOUND_PORT is 'five'", lambda: register(DDP(model())))
     del os.environ["TAILBOUND_PORT"]

@@ -27,7 +27,6 @@ from tailbound.transport.config import Config, row_width, width_for_mtu
         ({"deadline_1": -1}, "deadline_1 must be at least 0"),
         ({"quiet": -5}, "quiet must be at least 0"),
         ({"deadline_1": 60_000_000, "stage_max": 50_000_000}, "must not exceed stage_max"),
-        ({"deadline_1": 5_000_000_000, "stage_max": 9_000_000_000}, "give 4194.24 ms at most"),
         ({"hold_max": 0}, "hold_max is 0 ns: give a time above 0"),
     ],
 )

@@ -20,7 +20,7 @@ from tailbound.transport.settings_page import page
 
 BY_NAME = {setting.variable.removeprefix("TAILBOUND_").lower(): setting for setting in ALL}
 #: Words of the sources that begin like a variable: a glob, the prefix itself.
-NO_VARIABLES = {"TAILBOUND_", "TAILBOUND_RNIG_MIB", "TAILBOUND_HOLIDAY"}
+NO_VARIABLES = {"TAILBOUND_", "TAILBOUND_RNIG_MIB", "TAILBOUND_WEATHER"}
 
 
 @pytest.mark.needs("torch")
@@ -189,8 +189,8 @@ def test_what_is_no_setting_is_warned_of_once(
     assert [r.getMessage() for r in caplog.records] == [
         "TAILBOUND_RNIG_MIB is no setting and does nothing: did you mean TAILBOUND_RING_MIB?"
     ]
-    assert unknown({"TAILBOUND_HOLIDAY": "1", "PATH": "/bin", "TAILBOUND_PORT": "1"}) == [
-        "TAILBOUND_HOLIDAY is no setting and does nothing: docs/settings.md has all settings"
+    assert unknown({"TAILBOUND_WEATHER": "1", "PATH": "/bin", "TAILBOUND_PORT": "1"}) == [
+        "TAILBOUND_WEATHER is no setting and does nothing: docs/settings.md has all settings"
     ]
 
 

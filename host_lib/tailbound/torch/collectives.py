@@ -75,9 +75,7 @@ def refuse_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _barrier(what: str, cure: str) -> Barrier:
-    return Barrier(
-        f"{what}; {cure}", f"no rank can skip a step alone: {what}; leave out tailbound.torch.batches, or {cure}"
-    )
+    return Barrier(f"{what}; {cure}", f"{what}; leave out tailbound.torch.batches, or {cure}")
 
 
 def _waits(module: torch.nn.Module) -> bool:

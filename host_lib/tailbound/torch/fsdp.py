@@ -28,10 +28,7 @@ except ImportError as error:
 
 log = logging.getLogger("tailbound")
 
-_TOGETHER = (
-    "with FSDP the ranks of a host gather parameters from each other, so none of them can skip a step alone: "
-    "leave out tailbound.torch.batches"
-)
+_TOGETHER = "with FSDP the ranks of a host gather parameters from each other; leave out tailbound.torch.batches"
 
 
 class FsdpState(TailboundState):

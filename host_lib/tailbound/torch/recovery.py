@@ -367,8 +367,8 @@ class Recovery:
         return skipped + away.jump(self, self.communicator, timeout)
 
     def _may_skip(self) -> None:
-        if self.together:
-            raise ConfigError(self.together)
+        if why := self.together:
+            raise ConfigError(f"no rank can skip a step alone: {why}")
 
 
 def _held_weakly(method: Callable[[torch.optim.Optimizer], None]) -> Callable[..., None]:

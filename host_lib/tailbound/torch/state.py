@@ -24,7 +24,7 @@ from tailbound.torch.options.schedule import Schedule
 from tailbound.torch.paths import Paths
 from tailbound.torch.recovery import Recovery
 from tailbound.transport.choose import AskedResult
-from tailbound.transport.config import MS, Config, width_for_mtu
+from tailbound.transport.config import DEADLINE_MOST, MS, Config, width_for_mtu
 from tailbound.transport.safeguard import Limits
 from tailbound.transport.settings import from_environment
 from tailbound.transport.steps import step_of
@@ -121,6 +121,8 @@ class TailboundState(Recovery):
         group = process_group or dist.group.WORLD
         if group is None:
             raise ConfigError("there is no process group: pass process_group=, or make a default one")
+        if deadline_ms and deadline_ms[0] * MS > DEADLINE_MOST:
+            raise ConfigError(f"deadline_ms begins with {deadline_ms[0]:g}: give {DEADLINE_MOST / MS:g} ms at most")
         super().__init__(dist.get_rank(group), dist.get_world_size(group), (resync_period, resync_drift, resync_share))
         feedback = bits == 4 if error_feedback is None else error_feedback
         self.contributions = Contributions(late, feedback, copies=schedule != "synchronous")
