@@ -21,7 +21,7 @@ def draw(curves: dict[str, Curve], headline: str, conditions: str, path: Path) -
     Args:
         curves: by name, ``tailbound`` and ``gloo``.
         headline: first line above the picture.
-        conditions: second line, what both had to bear.
+        conditions: the lines below it, what both had to bear; a hundred characters each fit.
         path: of the picture.
 
     Raises:
@@ -29,9 +29,9 @@ def draw(curves: dict[str, Curve], headline: str, conditions: str, path: Path) -
     """
     figure = new_figure(11, 5)
     left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": [1.15, 1]})
-    figure.subplots_adjust(left=0.065, right=0.975, top=0.76, bottom=0.125, wspace=0.2)
+    figure.subplots_adjust(left=0.065, right=0.975, top=0.75, bottom=0.125, wspace=0.2)
     figure.text(0.065, 0.925, headline, fontsize=15, fontweight="bold", color=INK)
-    figure.text(0.065, 0.872, conditions, fontsize=10, color=GREY)
+    figure.text(0.065, 0.905, conditions, fontsize=10, color=GREY, va="top", linespacing=1.5)
     for axes in (left, right):
         dress(axes)
     _accuracy(left, curves)

@@ -177,7 +177,8 @@ def picture(curves: dict[str, Curve], summary: dict[str, Any], spec: LabSpec, pa
     from tailbound.demo.picture import draw
 
     words = (
-        f"{summary['workers']} workers, {describe(spec)}; {summary['steps']} steps each; "
-        f"datapath {summary['datapath']}, {summary['delivered']:.2%} of rows delivered"
+        f"{summary['workers']} workers, {describe(spec)}\n"
+        f"{summary['steps']} steps each, in turn; datapath {summary['datapath']}, "
+        f"{summary['delivered']:.2%} of rows delivered"
     )
     draw(curves, headline(summary), words, path)
