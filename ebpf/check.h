@@ -8,6 +8,7 @@
 
 #include "compat.h"
 
+#include "lanes.h"
 #include "wire.h"
 
 #define TB_CHECK_ROUND 64 /* bytes */
@@ -30,19 +31,45 @@ static __always_inline __u64 tb_word(const void *p, int i)
 
 #define TB_CHECK_PAIR(p, i)                \
 	do {                               \
-		a0 += tb_word(p, i);       \
-		b0 += a0;                  \
-		a1 += tb_word(p, (i) + 1); \
-		b1 += a1;                  \
+		a2 += tb_word(p, i);       \
+		b2 += a2;                  \
+		a3 += tb_word(p, (i) + 1); \
+		b3 += a3;                  \
+		pairs++;                   \
 	} while (0)
 
-/* The check that a packet ought to carry: codes up to end, then the header with its check field as zero. */
+/*
+ * The check that a packet ought to carry: codes up to end, then the header with its check field as zero.
+ *
+ * What is behind the whole rounds is summed first, for the reason given in lanes.h, and put behind them: each of its
+ * pairs of words would have found the rounds' a0 in its b0.
+ */
 static __always_inline __u64 tb_check(const struct tb_header *head, const void *codes,
 				      const void *end)
 {
 	__u64 a0 = 0, b0 = 0, a1 = 0, b1 = 0, n = TB_WIDTH / TB_CHECK_ROUND, t, c;
+	__u64 whole = tb_lanes_whole(codes, end), a2 = 0, b2 = 0, a3 = 0, b3 = 0, pairs = 0;
 	const void *q = codes + TB_CHECK_ROUND;
 	int i;
+
+	if (whole <= TB_LANES_MOST) {
+		const void *rest = codes + whole;
+
+#pragma clang loop unroll(disable)
+		for (i = 0; i < TB_CHECK_ROUND / TB_ROW_STEP - 1; i++) {
+			if (rest + TB_ROW_STEP > end)
+				break;
+			TB_CHECK_PAIR(rest, 0);
+			rest += TB_ROW_STEP;
+		}
+	}
+	TB_CHECK_PAIR(head, 0);
+	TB_CHECK_PAIR(head, 2);
+	TB_CHECK_PAIR(head, 4);
+	a2 += tb_word(head, 6);
+	b2 += a2;
+	b3 += a3;
+	pairs++;
 
 	/* clang-format off */
 	asm volatile("tb_round_%=:\n"
@@ -60,20 +87,10 @@ static __always_inline __u64 tb_check(const struct tb_header *head, const void *
 		     : [end] "r"(end)
 		     : "memory");
 	/* clang-format on */
-	codes += (TB_WIDTH / TB_CHECK_ROUND - n) * TB_CHECK_ROUND; /* not from q: see lanes.h */
-#pragma clang loop unroll(disable)
-	for (i = 0; i < TB_CHECK_ROUND / TB_ROW_STEP - 1; i++) {
-		if (codes + TB_ROW_STEP > end)
-			break;
-		TB_CHECK_PAIR(codes, 0);
-		codes += TB_ROW_STEP;
-	}
-	TB_CHECK_PAIR(head, 0);
-	TB_CHECK_PAIR(head, 2);
-	TB_CHECK_PAIR(head, 4);
-	a0 += tb_word(head, 6);
-	b0 += a0;
-	b1 += a1;
+	b0 += pairs * a0 + b2;
+	b1 += pairs * a1 + b3;
+	a0 += a2;
+	a1 += a3;
 	c = a0 * TB_CHECK_K1 + a1 * TB_CHECK_K2 + b0 * TB_CHECK_K3 + b1 * TB_CHECK_K4;
 	return c ^ c >> 32;
 }

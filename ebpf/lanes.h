@@ -20,6 +20,8 @@
 
 #define TB_LANES_MASK 0x00ff00ff00ff00ffULL
 #define TB_LANES_ROUND 64
+/* Codes in the whole rounds of a row that has a rest, at most. */
+#define TB_LANES_MOST (TB_WIDTH - TB_LANES_ROUND)
 
 /* clang-format off */
 /* What to do with a word of lanes in t: [s] is the row of sums, [k] the shift. */
@@ -65,21 +67,35 @@
 /* clang-format on */
 
 /*
- * The codes behind the whole rounds, counted from the start again: once the verifier has seen q beyond the
- * end of the packet, it takes whatever is made from q to be there too, and removes the code for it.
+ * Codes in the whole rounds of a row; more than TB_LANES_MOST where the row is full.
+ *
+ * What is left of a short row behind its whole rounds goes first, and nothing of the packet is used after the rounds.
+ * They have an exit for every length of a row, and to the verifier each leaves the packet's pointers with another range:
+ * whatever looked at the packet afterwards would be verified once for each of these exits.
  */
-static __always_inline const void *tb_lanes_behind(const void *codes, __u64 n)
+static __always_inline __u64 tb_lanes_whole(const void *codes, const void *end)
 {
-	return codes + (TB_WIDTH / TB_LANES_ROUND - n) * TB_LANES_ROUND;
+	__u64 whole = (__u64)(end - codes) & -(__u64)TB_LANES_ROUND;
+
+	/* Offsets are to be made from what has been compared with TB_LANES_MOST, not from the difference anew. */
+	asm volatile("" : "+r"(whole));
+	return whole;
 }
 
-/* What is left of a short row: fewer than 64 codes, in steps of 16. add and the shift are as in the rounds. */
+/*
+ * What is left of a short row behind its whole rounds: fewer than 64 codes, in steps of 16. sums and codes are those of
+ * the row's start; add and the shift are as in the rounds.
+ */
 static __always_inline void tb_lanes_rest(__u64 *sums, const void *codes, const void *end, int add,
 					  __u64 shift)
 {
-	__u64 even, odd;
+	__u64 whole = tb_lanes_whole(codes, end), even, odd;
 	int i, j;
 
+	if (whole > TB_LANES_MOST)
+		return;
+	codes += whole;
+	sums += whole / 4;
 #pragma clang loop unroll(disable)
 	for (i = 0; i < TB_LANES_ROUND / TB_ROW_STEP - 1; i++) {
 		if (codes + TB_ROW_STEP > end)
@@ -104,13 +120,11 @@ static __always_inline void tb_lanes_store(__u64 *sums, const void *codes, const
 	__u64 n = TB_WIDTH / TB_LANES_ROUND, mask = TB_LANES_MASK, k = shift & 63, t, u;
 	const void *q = codes + TB_LANES_ROUND;
 
+	tb_lanes_rest(sums, codes, end, 0, k);
 	if (k)
 		TB_LANES_ROUNDS(TB_LANES_STORE, TB_LANES_SHIFTED);
 	else
 		TB_LANES_ROUNDS(TB_LANES_STORE, TB_LANES_PLAIN);
-	/* A full row ends here: for the verifier, the rest would begin where the sums end. */
-	if (n)
-		tb_lanes_rest(sums, tb_lanes_behind(codes, n), end, 0, k);
 }
 
 static __always_inline void tb_lanes_add(__u64 *sums, const void *codes, const void *end,
@@ -119,39 +133,42 @@ static __always_inline void tb_lanes_add(__u64 *sums, const void *codes, const v
 	__u64 n = TB_WIDTH / TB_LANES_ROUND, mask = TB_LANES_MASK, k = shift & 63, t, u;
 	const void *q = codes + TB_LANES_ROUND;
 
+	tb_lanes_rest(sums, codes, end, 1, k);
 	if (k)
 		TB_LANES_ROUNDS(TB_LANES_ADD, TB_LANES_SHIFTED);
 	else
 		TB_LANES_ROUNDS(TB_LANES_ADD, TB_LANES_PLAIN);
-	if (n)
-		tb_lanes_rest(sums, tb_lanes_behind(codes, n), end, 1, k);
 }
 
 /* Result rows are kept as they came. */
 static __always_inline void tb_codes_copy(__u64 *to, const void *codes, const void *end)
 {
+	__u64 whole = tb_lanes_whole(codes, end);
 	int i, j;
 
+	if (whole <= TB_LANES_MOST) {
+		const void *rest = codes + whole;
+		__u64 *behind = to + whole / 8;
+
+#pragma clang loop unroll(disable)
+		for (i = 0; i < TB_LANES_ROUND / TB_ROW_STEP - 1; i++) {
+			if (rest + TB_ROW_STEP > end)
+				break;
+			behind[0] = ((const tb_u64 *)rest)[0];
+			behind[1] = ((const tb_u64 *)rest)[1];
+			rest += TB_ROW_STEP;
+			behind += TB_ROW_STEP / 8;
+		}
+	}
 #pragma clang loop unroll(disable)
 	for (i = 0; i < TB_WIDTH / TB_LANES_ROUND; i++) {
 		if (codes + TB_LANES_ROUND > end)
-			goto rest;
+			break;
 #pragma unroll
 		for (j = 0; j < TB_LANES_ROUND / 8; j++)
 			to[j] = ((const tb_u64 *)codes)[j];
 		codes += TB_LANES_ROUND;
 		to += TB_LANES_ROUND / 8;
-	}
-	return;
-rest:
-#pragma clang loop unroll(disable)
-	for (i = 0; i < TB_LANES_ROUND / TB_ROW_STEP - 1; i++) {
-		if (codes + TB_ROW_STEP > end)
-			break;
-		to[0] = ((const tb_u64 *)codes)[0];
-		to[1] = ((const tb_u64 *)codes)[1];
-		codes += TB_ROW_STEP;
-		to += TB_ROW_STEP / 8;
 	}
 }
 

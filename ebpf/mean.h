@@ -105,28 +105,17 @@ static __always_inline __u64 tb_mean_log(__u32 count)
 	       !!(count & 0x100) << 3;
 }
 
-/*
- * The mean of a row of sums into codes up to end, and over the even words of the sums. The loop is in assembly for the
- * reason given in lanes.h.
- */
-static __always_inline void tb_mean(__u64 *sums, void *codes, const void *end, __u32 count)
+/* The mean of what is left behind the whole rounds of a short row (lanes.h). */
+static __always_inline void tb_mean_rest(__u64 *sums, void *codes, const void *end, __u64 half,
+					 __u64 m)
 {
-	__u64 m = tb_mean_reciprocal(count), half = tb_mean_half(count), pair = TB_MEAN_PAIR;
-	__u64 top = TB_MEAN_TOP, n = TB_WIDTH / TB_LANES_ROUND, t, u;
-	void *q = codes + TB_LANES_ROUND;
+	__u64 whole = tb_lanes_whole(codes, end);
 	int i, j;
 
-	if (count & (count - 1)) {
-		TB_MEAN_ROUNDS(TB_MEAN_WORD);
-	} else {
-		pair = TB_LANES_MASK;
-		m = tb_mean_log(count);
-		TB_MEAN_ROUNDS(TB_MEAN_SHIFTED);
-		m = tb_mean_reciprocal(count);
-	}
-	if (!n)
+	if (whole > TB_LANES_MOST)
 		return;
-	codes = (void *)tb_lanes_behind(codes, n);
+	codes += whole;
+	sums += whole / 4;
 #pragma clang loop unroll(disable)
 	for (i = 0; i < TB_LANES_ROUND / TB_ROW_STEP - 1; i++) {
 		if (codes + TB_ROW_STEP > end)
@@ -141,6 +130,26 @@ static __always_inline void tb_mean(__u64 *sums, void *codes, const void *end, _
 	}
 }
 
+/*
+ * The mean of a row of sums into codes up to end, and over the even words of the sums. The loop is in assembly for the
+ * reason given in lanes.h.
+ */
+static __always_inline void tb_mean(__u64 *sums, void *codes, const void *end, __u32 count)
+{
+	__u64 m = tb_mean_reciprocal(count), half = tb_mean_half(count), pair = TB_MEAN_PAIR;
+	__u64 top = TB_MEAN_TOP, n = TB_WIDTH / TB_LANES_ROUND, t, u;
+	void *q = codes + TB_LANES_ROUND;
+
+	tb_mean_rest(sums, codes, end, half, m);
+	if (count & (count - 1)) {
+		TB_MEAN_ROUNDS(TB_MEAN_WORD);
+	} else {
+		pair = TB_LANES_MASK;
+		m = tb_mean_log(count);
+		TB_MEAN_ROUNDS(TB_MEAN_SHIFTED);
+	}
+}
+
 /* clang-format off */
 #define TB_MEAN_KEPT(at, back) \
 	"%[t] = *(u64 *)(%[s] + " at ")\n" \
@@ -151,10 +160,25 @@ static __always_inline void tb_mean(__u64 *sums, void *codes, const void *end, _
 /* The mean of a final row into codes up to end. */
 static __always_inline void tb_mean_again(const __u64 *kept, void *codes, const void *end)
 {
-	__u64 n = TB_WIDTH / TB_LANES_ROUND, t;
+	__u64 n = TB_WIDTH / TB_LANES_ROUND, whole = tb_lanes_whole(codes, end), t;
 	void *q = codes + TB_LANES_ROUND;
 	int i, j;
 
+	if (whole <= TB_LANES_MOST) {
+		const __u64 *behind = kept + whole / 4;
+		void *rest = codes + whole;
+
+#pragma clang loop unroll(disable)
+		for (i = 0; i < TB_LANES_ROUND / TB_ROW_STEP - 1; i++) {
+			if (rest + TB_ROW_STEP > end)
+				break;
+#pragma unroll
+			for (j = 0; j < TB_ROW_STEP / 8; j++)
+				((tb_u64 *)rest)[j] = tb_le64(behind[2 * j]);
+			rest += TB_ROW_STEP;
+			behind += TB_ROW_STEP / 4;
+		}
+	}
 	/* clang-format off */
 	asm volatile("tb_round_%=:\n"
 		     "if %[q] > %[end] goto tb_done_%=\n"
@@ -171,19 +195,6 @@ static __always_inline void tb_mean_again(const __u64 *kept, void *codes, const 
 		     : [end] "r"(end)
 		     : "memory");
 	/* clang-format on */
-	if (!n)
-		return;
-	codes = (void *)tb_lanes_behind(codes, n);
-#pragma clang loop unroll(disable)
-	for (i = 0; i < TB_LANES_ROUND / TB_ROW_STEP - 1; i++) {
-		if (codes + TB_ROW_STEP > end)
-			break;
-#pragma unroll
-		for (j = 0; j < TB_ROW_STEP / 8; j++)
-			((tb_u64 *)codes)[j] = tb_le64(kept[2 * j]);
-		codes += TB_ROW_STEP;
-		kept += TB_ROW_STEP / 4;
-	}
 }
 
 #endif /* TB_MEAN_H */

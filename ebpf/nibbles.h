@@ -40,13 +40,17 @@
 		     : "memory")
 /* clang-format on */
 
-/* What is left of a short row: fewer than 64 bytes, in steps of 16. */
+/* What is left of a short row, as in lanes.h: fewer than 64 bytes, in steps of 16. */
 static __always_inline void tb_nibbles_rest(__u64 *sums, const void *codes, const void *end,
 					    int add)
 {
-	__u64 low, high;
+	__u64 whole = tb_lanes_whole(codes, end), low, high;
 	int i, j;
 
+	if (whole > TB_LANES_MOST)
+		return;
+	codes += whole;
+	sums += whole / 4;
 #pragma clang loop unroll(disable)
 	for (i = 0; i < TB_LANES_ROUND / TB_ROW_STEP - 1; i++) {
 		if (codes + TB_ROW_STEP > end)
@@ -69,9 +73,8 @@ static __always_inline void tb_nibbles_store(__u64 *sums, const void *codes, con
 	__u64 n = TB_WIDTH / TB_LANES_ROUND, mask = TB_NIBBLES_MASK, t, u;
 	const void *q = codes + TB_LANES_ROUND;
 
+	tb_nibbles_rest(sums, codes, end, 0);
 	TB_NIBBLES_ROUNDS(TB_LANES_STORE);
-	if (n)
-		tb_nibbles_rest(sums, tb_lanes_behind(codes, n), end, 0);
 }
 
 static __always_inline void tb_nibbles_add(__u64 *sums, const void *codes, const void *end)
@@ -79,9 +82,8 @@ static __always_inline void tb_nibbles_add(__u64 *sums, const void *codes, const
 	__u64 n = TB_WIDTH / TB_LANES_ROUND, mask = TB_NIBBLES_MASK, t, u;
 	const void *q = codes + TB_LANES_ROUND;
 
+	tb_nibbles_rest(sums, codes, end, 1);
 	TB_NIBBLES_ROUNDS(TB_LANES_ADD);
-	if (n)
-		tb_nibbles_rest(sums, tb_lanes_behind(codes, n), end, 1);
 }
 
 #endif /* TB_NIBBLES_H */

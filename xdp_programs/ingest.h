@@ -405,6 +405,7 @@ static __always_inline __u32 tb_judge(struct xdp_md *ctx, const struct tb_contro
 	struct tb_op *op;
 	__u32 verdict;
 	int live, row;
+	__u64 check;
 
 	if (!TB_READ_ONCE(control->active))
 		return TB_VERDICT_INACTIVE;
@@ -416,7 +417,8 @@ static __always_inline __u32 tb_judge(struct xdp_md *ctx, const struct tb_contro
 	verdict = tb_admit(control, peer, &f);
 	if (verdict != TB_GO_ON)
 		return verdict;
-	if (tb_check(f.head, f.codes, f.end) != tb_be64(f.head->check))
+	check = tb_be64(f.head->check); /* before the loop: see lanes.h */
+	if (tb_check(f.head, f.codes, f.end) != check)
 		return TB_VERDICT_CORRUPT;
 	if (!tb_frame_of(ctx, &f))
 		return TB_VERDICT_BAD_LENGTH;

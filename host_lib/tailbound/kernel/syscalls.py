@@ -198,15 +198,17 @@ class ProgInfo:
     id: int
     name: str
     jited_bytes: int
+    verified_insns: int  #: instructions the verifier looked at; a million is the most
 
 
 def prog_info(fd: int) -> ProgInfo:
     """Describes a program. Layout of struct bpf_prog_info: type, id, tag[8], jited, xlated, ..., name at 64."""
-    raw = _info(fd, 128)
+    raw = _info(fd, 224)
     return ProgInfo(
         id=struct.unpack_from("=I", raw, 4)[0],
         jited_bytes=struct.unpack_from("=I", raw, 16)[0],
         name=raw[64:80].split(b"\0")[0].decode(),
+        verified_insns=struct.unpack_from("=I", raw, 216)[0],
     )
 
 
