@@ -48,6 +48,37 @@ static __always_inline int tb_frame_of(struct xdp_md *ctx, struct tb_frame *f)
 }
 
 /*
+ * Whether a frame is for us: UDP over IPv4 without options or fragments, to our port and our address or group. Other
+ * addresses are those of somebody behind this interface (a bridge, a guest), or what a switch has flooded.
+ */
+static __always_inline int tb_names_us(const struct ethhdr *eth, const struct iphdr *ip,
+				       const struct udphdr *udp, __u16 port, __be32 address,
+				       __be32 group)
+{
+	return eth->h_proto == tb_be16(ETH_P_IP) && *(const __u8 *)ip == 0x45 &&
+	       ip->protocol == TB_IPPROTO_UDP && !(ip->frag_off & tb_be16(0x3fff)) &&
+	       udp->dest == tb_be16(port) &&
+	       (ip->daddr == address || (group && ip->daddr == group));
+}
+
+/*
+ * Some drivers hand over large frames in pieces, of which the first, the linear part, may be shorter than the headers or
+ * empty (mlx5 with a striding queue). They are brought together here, only to see whose such a frame is.
+ */
+struct tb_pieces {
+	/* two bytes of room, then Ethernet, IPv4 and UDP, so that addresses are aligned */
+	__u64 words[6];
+};
+
+/* Ethernet, with IPv4 and UDP behind it; NULL where the frame has fewer bytes. */
+static __always_inline void *tb_headers_of(struct xdp_md *ctx, struct tb_pieces *p)
+{
+	void *start = (void *)p->words + 2;
+
+	return bpf_xdp_load_bytes(ctx, 0, start, TB_HEAD_OFFSET) ? 0 : start;
+}
+
+/*
  * TB_GO_ON for a well-formed packet of ours, with its number of codes; TB_FOREIGN; or the reason to drop.
  * address and group (0: none) are those that packets for this host may have. A frame whose linear part ends
  * elsewhere than its IP packet is either not linear or not honest.
@@ -63,14 +94,16 @@ static __always_inline __u32 tb_parse(struct xdp_md *ctx, __u16 port, __be32 add
 	struct tb_header *head = data + TB_HEAD_OFFSET;
 	__u32 total, length;
 
-	if (data + TB_HEAD_OFFSET > end)
+	if (data + TB_HEAD_OFFSET > end) {
+		struct tb_pieces p;
+		void *start = tb_headers_of(ctx, &p);
+
+		if (start && tb_names_us(start, start + TB_IP_OFFSET, start + TB_UDP_OFFSET, port,
+					 address, group))
+			return TB_VERDICT_NOT_LINEAR;
 		return TB_FOREIGN;
-	if (eth->h_proto != tb_be16(ETH_P_IP) || *(__u8 *)ip != 0x45 ||
-	    ip->protocol != TB_IPPROTO_UDP || (ip->frag_off & tb_be16(0x3fff)) ||
-	    udp->dest != tb_be16(port))
-		return TB_FOREIGN;
-	/* Of somebody behind this interface (a bridge, a guest), or what a switch has flooded. */
-	if (ip->daddr != address && (!group || ip->daddr != group))
+	}
+	if (!tb_names_us(eth, ip, udp, port, address, group))
 		return TB_FOREIGN;
 
 	total = tb_be16(ip->tot_len);

@@ -80,19 +80,19 @@ class KernelWorld:
             source = named if 0 < named < self.ranks else 1
         return frame(data, ip_of(source), ip_of(cases.RANK), cases.PORT, port)
 
-    def run(self, data: bytes, repeat: int = 1) -> int:
+    def run(self, data: bytes, repeat: int = 1, linear: int | None = None) -> int:
         """One frame; returns and keeps the action, and keeps the frame as it is afterwards."""
-        result = syscalls.run_xdp(self.program, data, repeat)
+        result = syscalls.run_xdp(self.program, data, repeat, linear)
         self.action, self.back = result.action, result.data
         return result.action
 
-    def judge(self, data: bytes) -> tuple[Verdict, int]:
+    def judge(self, data: bytes, linear: int | None = None) -> tuple[Verdict, int]:
         """One frame: its verdict and its ledger row; it must be counted exactly once.
 
         ``abandoned`` says what ranks were charged with ABANDONED besides.
         """
         before = self.ledger()
-        self.run(data)
+        self.run(data, linear=linear)
         gained = self.ledger() - before
         self.abandoned = tuple(np.flatnonzero(gained[:, Verdict.ABANDONED]).tolist())
         gained[:, Verdict.ABANDONED] = 0

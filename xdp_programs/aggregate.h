@@ -32,6 +32,7 @@ struct tb_found {
 	__u32 known; /* a job has this address and port */
 	__u32 named; /* one of them has this cookie too */
 	__u32 job; /* that one, or else the first */
+	__u32 address, port; /* destination, network byte order */
 };
 
 static __always_inline struct tb_switch_port *tb_port_of(__u32 ifindex)
@@ -40,24 +41,36 @@ static __always_inline struct tb_switch_port *tb_port_of(__u32 ifindex)
 			 bpf_get_smp_processor_id() * TB_PORTS + (ifindex & (TB_PORTS - 1)));
 }
 
-/* Whose packet it is. What is no IPv4 or UDP at all is told apart later: its bytes are no address of ours but by chance. */
+/*
+ * Whose packet it is. What is no IPv4 or UDP at all is told apart later: its bytes are no address of ours but by chance.
+ * A frame in pieces has its headers brought together for that.
+ */
 static __always_inline void tb_find(struct xdp_md *ctx, struct tb_found *found)
 {
 	const struct tb_switch_directory *jobs = TB_LOOKUP(switch_directory, 0);
 	void *data = (void *)(long)ctx->data;
 	void *end = (void *)(long)ctx->data_end;
-	const struct iphdr *ip = data + TB_IP_OFFSET;
-	const struct udphdr *udp = data + TB_UDP_OFFSET;
-	const struct tb_header *head = data + TB_HEAD_OFFSET;
 	__u32 cookie = 0, address, port;
+	struct tb_pieces pieces;
 	int i;
 
-	if (!jobs || data + TB_HEAD_OFFSET > end)
+	if (!jobs)
 		return;
-	address = ip->daddr;
-	port = udp->dest;
-	if (data + TB_CODES_OFFSET <= end)
-		cookie = tb_be32(head->cookie);
+	if (data + TB_HEAD_OFFSET <= end) {
+		address = ((struct iphdr *)(data + TB_IP_OFFSET))->daddr;
+		port = ((struct udphdr *)(data + TB_UDP_OFFSET))->dest;
+		if (data + TB_CODES_OFFSET <= end)
+			cookie = tb_be32(((struct tb_header *)(data + TB_HEAD_OFFSET))->cookie);
+	} else {
+		void *start = tb_headers_of(ctx, &pieces);
+
+		if (!start)
+			return;
+		address = ((struct iphdr *)(start + TB_IP_OFFSET))->daddr;
+		port = ((struct udphdr *)(start + TB_UDP_OFFSET))->dest;
+	}
+	found->address = address;
+	found->port = port;
 #pragma unroll
 	for (i = 0; i < TB_SWITCH_JOBS; i++) {
 		if (!jobs->cookie[i] || jobs->address[i] != address || jobs->port[i] != port)
@@ -138,6 +151,7 @@ static __always_inline __u32 tb_relay_judge(struct xdp_md *ctx, const struct tb_
 	struct tb_packet p;
 	struct tb_frame f;
 	__u32 verdict;
+	__u64 check;
 
 	if (!found->named || !job)
 		return TB_VERDICT_WRONG_COOKIE;
@@ -148,7 +162,8 @@ static __always_inline __u32 tb_relay_judge(struct xdp_md *ctx, const struct tb_
 		return TB_VERDICT_UNKNOWN_RANK;
 	if (f.ip->saddr != rank->address)
 		return TB_VERDICT_WRONG_ADDRESS;
-	if (tb_check(f.head, f.codes, f.end) != tb_be64(f.head->check))
+	check = tb_be64(f.head->check); /* before the loop: see lanes.h */
+	if (tb_check(f.head, f.codes, f.end) != check)
 		return TB_VERDICT_CORRUPT;
 	if (!tb_frame_of(ctx, &f))
 		return TB_VERDICT_BAD_LENGTH;
@@ -198,16 +213,9 @@ static __always_inline int tb_relay(struct xdp_md *ctx)
 	void *devices;
 
 	tb_find(ctx, &found);
-	if (found.known) {
-		void *data = (void *)(long)ctx->data;
-		void *end = (void *)(long)ctx->data_end;
-
-		if (data + TB_HEAD_OFFSET <= end)
-			verdict = tb_parse(ctx,
-					   tb_be16(((struct udphdr *)(data + TB_UDP_OFFSET))->dest),
-					   ((struct iphdr *)(data + TB_IP_OFFSET))->daddr, 0,
-					   TB_WIDTH, &codes);
-	}
+	if (found.known)
+		verdict = tb_parse(ctx, tb_be16((__u16)found.port), found.address, 0, TB_WIDTH,
+				   &codes);
 	if (!port)
 		return XDP_PASS;
 	if (verdict == TB_FOREIGN) {

@@ -16,7 +16,7 @@ from tailbound.errors import TransportError
 from tailbound.transport import rotation, status
 from tailbound.transport.ledger import balanced
 from tailbound.transport.safeguard import Limits
-from tailbound.wire.schema import PacketType
+from tailbound.wire.schema import UNKNOWN_SENDER, PacketType, Verdict
 
 NUMEL = 8 * 64 * 256
 #: Nothing is repaired and rows stay where they are, so that every lost packet shows once, and where it was lost.
@@ -74,6 +74,33 @@ def test_what_was_lost_on_purpose_is_booked_as_lost(kind: PacketType, stage: str
             assert entry["absent"] == entry["refused"] == 0
             assert entry["expected"] == entry["taken"] + entry["lost"] + entry["late"]
         assert sum(entry["lost"] for entry in found.values()) > 20
+
+
+def test_frames_in_pieces_are_told_with_a_remedy(caplog: pytest.LogCaptureFixture) -> None:
+    """What the kernel's program counts as NOT_LINEAR is never lost in silence; only a rising count is told again."""
+    with team(2, patient(**PLAIN | {"quiet": 2000 * MS})) as job:
+        job.allreduce(gradients("U", 2, NUMEL, seed=0))
+        job[0].job.store.ledger["verdict"][UNKNOWN_SENDER, Verdict.NOT_LINEAR] += np.uint64(7)
+        for op in range(3):
+            for _, outcome in job.allreduce(gradients("U", 2, NUMEL, seed=op)):
+                assert outcome.error is None  # other rows come
+        assert job[0].stats()["event_counts"]["not_linear"] == 1
+        assert "not_linear" not in job[1].stats()["event_counts"]
+    (line,) = (r.getMessage() for r in caplog.records if "NOT_LINEAR" in r.getMessage())
+    assert "7 frames" in line
+    assert "TAILBOUND_WIDTH" in line
+
+
+def test_an_op_fails_where_all_frames_come_in_pieces() -> None:
+    deaf = frozenset({PacketType.CONTRIBUTION, PacketType.RESULT})
+    with team(
+        2, patient(**PLAIN | dict.fromkeys(("deadline_1", "deadline_2", "stage_max", "start_max"), 300 * MS))
+    ) as job:
+        Trouble(3, loss=1.0, types=deaf).attach(job[1])
+        job[0].job.store.ledger["verdict"][UNKNOWN_SENDER, Verdict.NOT_LINEAR] += np.uint64(7)
+        (_, outcome), _ = job.allreduce(gradients("U", 2, NUMEL, seed=0))
+        assert isinstance(outcome.error, TransportError)
+        assert "in pieces" in str(outcome.error)
 
 
 def test_duplicates_are_booked_apart() -> None:

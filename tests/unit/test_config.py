@@ -56,17 +56,19 @@ def test_an_mtu_that_holds_no_row_is_refused(mtu: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "mtu", "xdp", "width"),
+    ("asked", "mtu", "linear", "width"),
     [
-        (0, 1500, True, 1408),
-        (0, 9000, False, 8896),
-        (0, 9000, True, 3392),  # more would not lie in one page
-        (0, 3498, True, 3392),
-        (1408, 9000, True, 1408),
-        (1408, 576, True, 448),
-        (0, None, False, 1408),
-        (64, None, False, 64),
+        (0, 1500, 3520, 1408),
+        (0, 9000, None, 8896),
+        (0, 9000, 3520, 3392),  # more would not lie in one page
+        (0, 3498, 3520, 3392),
+        (0, 9000, 3072, 2944),  # ice
+        (0, 1500, 1472, 1344),  # enetc
+        (1408, 9000, 3520, 1408),
+        (1408, 576, 3520, 448),
+        (0, None, None, 1408),
+        (64, None, None, 64),
     ],
 )
-def test_rows_are_as_wide_as_the_path_takes(asked: int, mtu: int | None, xdp: bool, width: int) -> None:
-    assert row_width(asked, mtu, xdp=xdp) == width
+def test_rows_are_as_wide_as_the_path_takes(asked: int, mtu: int | None, linear: int | None, width: int) -> None:
+    assert row_width(asked, mtu, linear=linear) == width

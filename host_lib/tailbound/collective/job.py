@@ -35,7 +35,7 @@ from tailbound.transport.sequence import Sequence
 from tailbound.transport.steps import Steps
 from tailbound.transport.trace import Trace
 from tailbound.wire import packets, schema
-from tailbound.wire.schema import PacketType, op_slot, serial_distance
+from tailbound.wire.schema import PacketType, Verdict, op_slot, serial_distance
 
 log = logging.getLogger("tailbound")
 
@@ -117,6 +117,8 @@ class Job:
         self.live_since = 0
         #: pinned maps outlive jobs, and only the program writes the ledger
         self.verdicts_before = np.zeros((schema.MAX_RANKS + 1, schema.VERDICTS), np.uint64)
+        #: frames in pieces that the log has told of
+        self.not_linear_told = 0
         # numba compiles for read-only and writable arrays apart: the same views for every datapath
         self.slots = readonly(datapath.store.slots)
         self.presence = readonly(datapath.store.presence)
@@ -180,6 +182,7 @@ class Job:
             control[name] = value
         self._live = None
         self.verdicts_before = self.verdicts() + self.verdicts_before
+        self.not_linear_told = 0
         self.publish_live()
         self.datapath.fence()
         control["active"] = 1
@@ -268,3 +271,8 @@ class Job:
         ledger = self.store.ledger["verdict"]
         total: NDArray[np.uint64] = ledger.reshape(-1, schema.MAX_RANKS + 1, schema.VERDICTS).sum(axis=0)
         return total - self.verdicts_before
+
+    def not_linear(self) -> int:
+        """Frames of this job's port that the driver has handed over in pieces: dropped, whoever sent them."""
+        counts = self.store.ledger["verdict"][schema.UNKNOWN_SENDER :: schema.MAX_RANKS + 1, Verdict.NOT_LINEAR]
+        return int(counts.sum() - self.verdicts_before[schema.UNKNOWN_SENDER, Verdict.NOT_LINEAR])

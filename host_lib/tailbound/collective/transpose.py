@@ -524,6 +524,7 @@ class Transpose:
             return
         op.delivered = True
         job, outcome = self.job, op.outcome
+        watch.in_pieces(job, op)
         if outcome.error is not None and self._error is None:
             log.error("%s", outcome.error)
             self._error = outcome.error

@@ -14,7 +14,7 @@ from tailbound.collective.timing import flow_bytes
 from tailbound.errors import TransportError
 from tailbound.transport.ledger import Stage
 from tailbound.transport.safeguard import Action
-from tailbound.wire.schema import Flag
+from tailbound.wire.schema import Flag, Verdict
 
 #: As plain numbers: arithmetic on an IntFlag costs microseconds.
 _SKIP, _STOP, _LOSSY = int(Flag.SKIP), int(Flag.STOP), int(Flag.LOSSY)
@@ -92,6 +92,24 @@ def _skip(job: Job, op: Op, *, stop: bool) -> None:
             f"rank {job.rank}: op {op.name}: more contributions were lost than the safeguard allows "
             "(Limits.stop_op, stop_smoothed); `tailbound top` and stats()['ledger'] say between which ranks"
         )
+
+
+def in_pieces(job: Job, op: Op) -> None:
+    """Says that rows came whose frames the driver hands over in pieces; an error while no row has come in any other."""
+    count = job.not_linear()
+    if count <= job.not_linear_told:
+        return
+    job.not_linear_told = count
+    totals = job.verdicts().sum(axis=0)
+    taken = int(totals[Verdict.STORED] + totals[Verdict.ADDED] + totals[Verdict.RESULT_TAKEN])
+    said = (
+        f"{count} frames of this job came in pieces (NOT_LINEAR) and were dropped, {taken} rows were taken: the driver "
+        "does not hand over frames of this size in one piece; give all ranks a smaller TAILBOUND_WIDTH (and attach "
+        "again, with a smaller --mtu) or a smaller MTU, or use the udp datapath"
+    )
+    job.emit("not_linear", said, level=logging.ERROR, frames=count, taken=taken)
+    if not taken and op.outcome.error is None:
+        op.outcome.error = TransportError(f"rank {job.rank}: {said}")
 
 
 def delivered(job: Job, op: Op) -> None:

@@ -10,6 +10,7 @@ from tailbound.errors import CapabilityError, ConfigError
 from tailbound.kernel import pin
 from tailbound.kernel.fanout import Fanout
 from tailbound.kernel.interfaces import possible_cpus
+from tailbound.kernel.linear import linear_of
 from tailbound.transport.config import DEFAULT_PORT, Config, row_width
 from tailbound.transport.interface import interface as look_up
 
@@ -45,7 +46,7 @@ def attach(
     found = look_up(interface)
     if mtu is not None and mtu > found.mtu:
         raise ConfigError(f"MTU {mtu} is above that of {interface}, {found.mtu}: give at most that")
-    width = row_width(0, found.mtu if mtu is None else mtu, xdp=True)
+    width = row_width(0, found.mtu if mtu is None else mtu, linear=linear_of(interface))
     sum_rows, result_rows = ring_rows(ring_mib, width, workers)
     number = _group(group)
     pin.sweep()

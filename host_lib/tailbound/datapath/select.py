@@ -72,8 +72,9 @@ def _with_endpoint(path: Datapath) -> tuple[Datapath, tuple[str, int]]:
 
 def _attached(found: Interface, config: Config) -> Datapath:
     from tailbound.datapath.xdp import XdpDatapath
+    from tailbound.kernel.linear import linear_of
 
-    width = row_width(config.width, found.mtu, xdp=True)
+    width = row_width(config.width, found.mtu, linear=linear_of(found.name))
     sum_rows, result_rows = ring_rows(config.ring_mib, width, config.ranks)
     return XdpDatapath.attach(found.name, config.port or DEFAULT_PORT, width, sum_rows, result_rows)
 

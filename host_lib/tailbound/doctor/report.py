@@ -16,6 +16,7 @@ from tailbound.doctor.verdict import Verdict, choose
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel import pin
 from tailbound.kernel.command import tailbound
+from tailbound.kernel.linear import PAGE
 from tailbound.transport.config import Config, row_width
 from tailbound.wire.schema import HEADER_BYTES
 
@@ -81,7 +82,7 @@ def examine(name: str | None = None, *, ring_mib: float | None = None, workers: 
 
 
 def _memory(ring_mib: float, workers: int, mtu: int, cpus: int) -> Memory:
-    width = row_width(0, mtu, xdp=True)
+    width = row_width(0, mtu, linear=PAGE)
     rows = ring_rows(ring_mib, width, workers)
     maps = memory(*rows, width, cpus)
     return Memory(ring_mib, workers, width, *rows, maps, sum(maps.values()))
@@ -158,7 +159,7 @@ def _interface_table(report: Report) -> Table:
     table = _table("Interfaces", *columns)
     for i in report.interfaces:
         try:
-            width = str(row_width(0, i.mtu, xdp=i.native_xdp is not False))
+            width = str(row_width(0, i.mtu, linear=PAGE if i.native_xdp is not False else None))
         except ConfigError:
             width = "-"
         queues = f"{i.rx_queues}/{i.tx_queues}"

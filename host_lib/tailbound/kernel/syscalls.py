@@ -221,9 +221,13 @@ class RunResult:
     duration_ns: int
 
 
-def run_xdp(program: int, data: bytes, repeat: int = 1) -> RunResult:
-    """Runs an XDP program on ``data`` (an Ethernet frame) without any interface; the kernel pins it to this CPU."""
-    return _run(program, data, repeat, None)
+def run_xdp(program: int, data: bytes, repeat: int = 1, linear: int | None = None) -> RunResult:
+    """Runs an XDP program on ``data`` (an Ethernet frame) without any interface; the kernel pins it to this CPU.
+
+    Args:
+        linear: bytes of the linear part (Linux 6.18 and later); None: as much of the frame as a page takes.
+    """
+    return _run(program, data, repeat, None if linear is None else struct.pack("=6I", 0, linear, 0, 0, 0, 0))
 
 
 def run_tc(program: int, data: bytes, *, gso_size: int = 0, gso_segs: int = 0) -> RunResult:

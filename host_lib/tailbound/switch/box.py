@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from tailbound.errors import CapabilityError, ConfigError
 from tailbound.kernel import attach as attaching
 from tailbound.kernel import interfaces
+from tailbound.kernel.linear import linear_of
 from tailbound.kernel.switch import Entry, Member, Sizes, Switch, port_table
 from tailbound.switch.job import JobSpec, mac_bytes, place
-from tailbound.transport.config import width_for_mtu
+from tailbound.transport.config import row_width
 
 __all__ = ["DEFAULT_SLOTS", "Box", "Port", "environment", "new_cookie"]
 
@@ -98,7 +99,8 @@ class Box:
         for port in found:
             attaching.refuse_occupied(port.name)
         own = mac_bytes(mac) if mac is not None else interfaces.mac_of(ports[0])
-        width = width_for_mtu(least if mtu is None else mtu)
+        linear = min(linear_of(name) for name in ports)
+        width = row_width(0, least if mtu is None else mtu, linear=linear)
         made = cls(
             Switch.make(Sizes(width, slots, port_table([p.ifindex for p in found])), loader), found, address, own
         )

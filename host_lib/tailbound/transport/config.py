@@ -11,15 +11,20 @@ from tailbound.transport.multicast import check_group
 from tailbound.transport.safeguard import Limits
 from tailbound.transport.switch import Switch, fits
 from tailbound.wire.schema import DEFAULT_PORT as DEFAULT_PORT
-from tailbound.wire.schema import HEADER_BYTES, IPV4_BYTES, MAX_RANKS, TIME_UNIT_US, UDP_BYTES, WIDTH_STEP
+from tailbound.wire.schema import (
+    ETHERNET_BYTES,
+    HEADER_BYTES,
+    IPV4_BYTES,
+    MAX_RANKS,
+    TIME_UNIT_US,
+    UDP_BYTES,
+    WIDTH_STEP,
+)
 
 MS = 1_000_000
 _OVERHEAD = IPV4_BYTES + UDP_BYTES + HEADER_BYTES
 #: Widest row: what a jumbo frame of 9000 bytes takes.
 WIDTH_MOST = 8896
-#: Widest row of the xdp datapath: what a frame of one page holds beside the kernel's headroom (256 bytes) and its
-#: ``skb_shared_info`` (320). Larger frames come in fragments, and only the first of them can be summed.
-WIDTH_LINEAR = 3392
 #: Width of rows on loopback, whose MTU says nothing about a network.
 WIDTH_LOOPBACK = 1408
 #: Ports that ``udp`` may take from a given one on: several ranks, models and jobs of a host share its address.
@@ -42,21 +47,22 @@ def width_for_mtu(mtu: int) -> int:
     return min(width, WIDTH_MOST)
 
 
-def row_width(asked: int, mtu: int | None, *, xdp: bool = False) -> int:
+def row_width(asked: int, mtu: int | None, *, linear: int | None = None) -> int:
     """Payload width W of a job in codes.
 
     Args:
         asked: the most that is wanted; 0: as wide as the path takes.
         mtu: of the path, in bytes; None: loopback.
-        xdp: for the xdp datapath.
+        linear: for the xdp datapath, bytes of a frame that the driver hands over in one piece (``kernel.linear``).
 
     Raises:
         ConfigError: the MTU holds no row.
     """
     if mtu is None:
         return asked or WIDTH_LOOPBACK
-    most = WIDTH_LINEAR if xdp else WIDTH_MOST
-    return min(asked or most, most, width_for_mtu(mtu))
+    if linear is not None:
+        mtu = min(mtu, linear - ETHERNET_BYTES)
+    return min(asked or WIDTH_MOST, width_for_mtu(mtu))
 
 
 @dataclass(frozen=True)
