@@ -183,9 +183,11 @@ struct tb_control {
 	__u32 shift_cap; /* kcap: largest shift taken */
 	__u32 first_op; /* ops before this one are stale */
 	__u32 released; /* newest op over here: late rows may open its record; records reach OP_STEPS steps further */
+	__u32 sum_rows; /* sums ring in use, a power of two: pinned maps may have been made for fewer ranks */
+	__u32 pad; /* 0 */
 	__u64 live[4]; /* bitmap of live ranks other than this one */
 };
-_Static_assert(sizeof(struct tb_control) == 96, "tb_control");
+_Static_assert(sizeof(struct tb_control) == 104, "tb_control");
 
 /* How many result rows of an op are to come from peers; written by the host. */
 struct tb_expect_results {

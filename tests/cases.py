@@ -58,6 +58,7 @@ def control_values(ranks: int = RANKS) -> dict[str, Any]:
         "map_id": MAP_ID,
         "map_since": MAP_SINCE,
         "map_before": MAP_BEFORE,
+        "sum_rows": SUM_ROWS,
         "sum_base": SUM_BASE,
         "result_base": RESULT_BASE,
         "live_peers": ranks - 1,

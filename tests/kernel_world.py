@@ -58,7 +58,7 @@ class KernelWorld:
         for rank in range(ranks):
             if rank != cases.RANK and (registered is None or rank in registered):
                 self.store.peers[rank] = (address_of(rank), 1)
-        self.control(**cases.control_values(ranks))
+        self.control(**cases.control_values(ranks) | {"sum_rows": sum_rows})
         self.action = -1
         self.back = b""
         self.abandoned: tuple[int, ...] = ()

@@ -135,7 +135,7 @@ static __always_inline __u32 tb_window_rules(const struct tb_control *control,
 	if (tb_distance(p->op, control->first_op) < 0)
 		return sum ? TB_VERDICT_STALE_OP : TB_VERDICT_STALE_RESULT;
 	if (sum)
-		place = tb_window(p->seq, TB_READ_ONCE(control->sum_base), TB_SUM_ROWS);
+		place = tb_window(p->seq, TB_READ_ONCE(control->sum_base), control->sum_rows);
 	else
 		place = tb_window(p->seq, TB_READ_ONCE(control->result_base), TB_RESULT_ROWS);
 	if (place == TB_BEHIND)
@@ -274,7 +274,7 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 					     const struct tb_packet *p, int live, struct tb_op *op,
 					     struct tb_abandoned *abandoned)
 {
-	__u32 slot = p->seq & (TB_SUM_ROWS - 1), verdict, place, shift, done;
+	__u32 slot = p->seq & (control->sum_rows - 1), verdict, place, shift, done;
 	struct tb_slot_lock *lock = TB_LOOKUP(slot_locks, slot);
 	struct tb_expect *expected = TB_LOOKUP(expect, slot), expect;
 	struct tb_slot *record = TB_LOOKUP(slots, slot);
@@ -292,7 +292,7 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 	expect = tb_expect_of(expected);
 
 	bpf_spin_lock(&lock->lock);
-	place = tb_window(p->seq, TB_READ_ONCE(control->sum_base), TB_SUM_ROWS);
+	place = tb_window(p->seq, TB_READ_ONCE(control->sum_base), control->sum_rows);
 	if (place == TB_INSIDE)
 		verdict = tb_slot_judge(record, lock->sealed_op, expect, p, exponent);
 	else

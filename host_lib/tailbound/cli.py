@@ -66,7 +66,7 @@ def cli() -> None:
 @click.option("--port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, help="UDP port of the job.")
 @click.option("--mtu", type=int, help="MTU of the path; without it, that of IFACE.")
 @click.option("--ring", "ring_mib", type=float, default=Config.ring_mib, metavar="MIB", help="Size of the result ring.")
-@click.option("--workers", type=int, default=2, help="World size, if known: more workers, smaller sums ring.")
+@click.option("--workers", type=int, default=2, help="Smallest world size to come: more workers, smaller sums ring.")
 @click.option("--group", metavar="GROUP", help="Who may train; without it, root alone.")
 @click.option(
     "--loader", type=click.Choice(["auto", "bcc", "clang"]), default="auto", help="What compiles the program."

@@ -148,6 +148,32 @@ def test_pinned(wire: list[str], loader: str) -> None:
     assert not pin.remove("tbx")
 
 
+def test_a_job_goes_round_in_as_much_of_the_sums_ring_as_it_needs(wire: list[str]) -> None:
+    """Pinned for two ranks, used by four: program and host agree on the slot, and the rest of the ring stays cold."""
+    XdpDatapath.pin("tbx", cases.PORT, width=cases.WIDTH, sum_rows=256, result_rows=256)
+    path = XdpDatapath.open("tbx", 4)
+    try:
+        assert path.store.sum_rows == path.store.expect.size == path.store.slots.size == len(path.store.sums) == 64
+        assert cases.SUM_ROWS == 64
+        activate(path)
+        send(
+            wire,
+            cases.contribution(),
+            cases.contribution(seq=cases.SUM_BASE + 64),
+            cases.contribution(row=6, seq=cases.SUM_BASE + 63),
+        )
+        while sum(counted(path).values()) < 3:
+            select.select([], [], [], 0.001)
+        assert counted(path) == {Verdict.STORED: 2, Verdict.FUTURE_OP: 1}
+        assert set(np.flatnonzero(path.store.slots["count"])) == {cases.SEQ & 63, cases.SUM_BASE + 63 & 63}
+    finally:
+        path.close()
+    whole = XdpDatapath.open("tbx")
+    assert whole.store.sum_rows == 256
+    assert not whole.store.slots["count"][64:].any()
+    whole.close()
+
+
 @pytest.mark.needs("root")
 def test_unprivileged_trainer(wire: list[str]) -> None:
     """A process of another user, in the group, opens the pins, receives and seals; one outside the group may not."""

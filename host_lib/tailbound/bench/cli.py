@@ -52,14 +52,20 @@ def bench() -> None:
 
 @bench.command()
 @click.option("--loader", type=click.Choice(["bcc", "clang", "both"]), default="both", help="Which build to measure.")
+@click.option(
+    "--rows",
+    type=click.Choice([str(1 << n) for n in range(6, 17)]),
+    default="64",
+    help="Rows of the rings, a power of two; a job has thousands.",
+)
 @_QUICK
 @_JSON
-def kernel(loader: str, quick: bool, json_file: Path | None) -> None:
+def kernel(loader: str, rows: str, quick: bool, json_file: Path | None) -> None:
     """Nanoseconds a packet costs in the kernel (BPF_PROG_TEST_RUN, op and rank rotated)."""
     from tailbound.bench.kernel import run
 
     loaders = ("bcc", "clang") if loader == "both" else (loader,)
-    show("Kernel path", run(json_file, loaders=loaders, quick=quick))
+    show("Kernel path", run(json_file, loaders=loaders, quick=quick, rows=int(rows)))
 
 
 @bench.command()

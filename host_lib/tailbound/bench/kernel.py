@@ -66,16 +66,16 @@ CASES = (
 class Bench:
     """Maps and program of one loader, with a job of 256 ranks in which this rank is the last."""
 
-    def __init__(self, loader: str) -> None:
-        self.loader = loader
-        sizes = {"width": WIDTH, "sum_rows": ROWS, "result_rows": ROWS}
+    def __init__(self, loader: str, rows: int = ROWS) -> None:
+        self.loader, self.rows = loader, rows
+        sizes = {"width": WIDTH, "sum_rows": rows, "result_rows": rows}
         self.maps = maps.create(WORKER_MAPS, shapes(**sizes), events=True)
-        defines = {"TB_PORT": PORT, "TB_WIDTH": WIDTH, "TB_SUM_ROWS": ROWS, "TB_RESULT_ROWS": ROWS}
+        defines = {"TB_PORT": PORT, "TB_WIDTH": WIDTH, "TB_SUM_ROWS": rows, "TB_RESULT_ROWS": rows}
         self.program = load.load("bench.bpf.c", "tb_bench", defines, load.WORKER_MAP_NAMES, self.maps.fds, loader)
         peers, control = self.maps.arrays["peers"], self.maps.arrays["control"][0]
         peers["address"] = _address(_PEER)
         control["cookie"], control["address"] = _COOKIE, _address(_OWN)
-        control["shift_cap"], control["active"] = 1, 1
+        control["shift_cap"], control["sum_rows"], control["active"] = 1, rows, 1
         self._op = 1 << schema.OP_INDEX_BITS
 
     def close(self) -> None:
@@ -123,6 +123,7 @@ class Bench:
             "name": case.name,
             "loader": self.loader,
             "codes": case.codes,
+            "rows": self.rows,
             "ns_per_packet": float(np.mean(durations)),
             "summed": int(after[Verdict.STORED] + after[Verdict.ADDED]),
             "repeats": total,
@@ -158,13 +159,17 @@ def _cpus() -> Iterator[int]:
 
 
 def run(
-    json_path: Path | None = None, loaders: Sequence[str] = ("bcc", "clang"), quick: bool = False
+    json_path: Path | None = None, loaders: Sequence[str] = ("bcc", "clang"), quick: bool = False, rows: int = ROWS
 ) -> list[dict[str, Any]]:
     """Measures every case with every loader, in several interleaved passes, since neighbours make noise.
 
+    Args:
+        rows: of the rings, a power of two; with as many as a job has, rows are out of the caches when they are turned
+            to again.
+
     Returns:
-        Rows with ``name, loader, codes, ns_per_packet, ns_median, summed, repeats``: the best pass, and the median of
-        all; also written to ``json_path``.
+        Rows with ``name, loader, codes, rows, ns_per_packet, ns_median, summed, repeats``: the best pass, and the
+        median of all; also written to ``json_path``.
 
     Raises:
         CapabilityError: no privilege, or a compiler is missing.
@@ -175,7 +180,7 @@ def run(
     with ExitStack() as stack:
         benches, tables = [], {}
         for loader in loaders:
-            benches.append(Bench(loader))
+            benches.append(Bench(loader, rows))
             stack.callback(benches[-1].close)
             tables[loader] = switch.Turntable(loader)
             stack.callback(tables[loader].close)
@@ -191,10 +196,10 @@ def run(
             measured += [row for loader in loaders for row in broadcast.run(loader, repeats)]
             for row in measured:
                 found.setdefault((row["name"], row["loader"]), []).append(row)
-    rows = []
+    out = []
     for passed in found.values():
         passed.sort(key=lambda row: float(row["ns_per_packet"]))
-        rows.append(passed[0] | {"ns_median": passed[len(passed) // 2]["ns_per_packet"]})
-    rows += copy_rows(rows)
-    save(rows, json_path)
-    return rows
+        out.append(passed[0] | {"ns_median": passed[len(passed) // 2]["ns_per_packet"]})
+    out += copy_rows(out)
+    save(out, json_path)
+    return out

@@ -173,6 +173,7 @@ class Job:
             "map_id": self.map.id,
             "map_since": first,
             "map_before": self.map.id,
+            "sum_rows": store.sum_rows,
             "sum_base": 0,
             "result_base": 0,
             "shift_cap": self.shift_cap,

@@ -32,7 +32,7 @@ def attach(
     Args:
         mtu: of the path, in bytes; None takes the interface's.
         ring_mib: result ring in MiB.
-        workers: world size, if known; with 2 the sums ring is as large as the result ring and fits any.
+        workers: smallest world size to come; a job of more uses only as much of the sums ring as it needs.
         group: name or number; None leaves the maps to root.
 
     Returns:

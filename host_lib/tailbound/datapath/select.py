@@ -55,7 +55,7 @@ def open_datapath(
 
         if XdpDatapath.is_attached(found.name):
             # Whoever attached it wants it used: what stands in its way is told, and nothing is done instead.
-            return _with_endpoint(XdpDatapath.open(found.name))
+            return _with_endpoint(XdpDatapath.open(found.name, config.ranks))
         if interface_name or name == "xdp":
             try:
                 return _with_endpoint(_attached(found, config))

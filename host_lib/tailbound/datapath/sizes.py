@@ -13,7 +13,7 @@ from tailbound.errors import ConfigError
 from tailbound.wire import schema
 from tailbound.wire.packets import DTYPES
 
-__all__ = ["MIN_ROWS", "map_entries", "map_value_bytes", "memory", "ring_rows"]
+__all__ = ["MIN_ROWS", "map_entries", "map_value_bytes", "memory", "ring_rows", "sum_ring"]
 
 #: Rows in each ring at least: one GSO burst per direction.
 MIN_ROWS = 64
@@ -22,8 +22,8 @@ MIN_ROWS = 64
 def ring_rows(ring_mib: float, width: int, workers: int) -> tuple[int, int]:
     """Rows of the two rings for a result ring of ``ring_mib`` MiB.
 
-    The result ring takes every row of an op, the sums ring only those of one owner; it is dealt among ``workers - 1``
-    so that one owner may be missing. Both are powers of two and at least ``MIN_ROWS``.
+    The result ring takes every row of an op; for the sums ring see ``sum_ring``. Both are powers of two and at least
+    ``MIN_ROWS``.
 
     Args:
         ring_mib: budget of the result ring in MiB (2**20 bytes).
@@ -37,8 +37,6 @@ def ring_rows(ring_mib: float, width: int, workers: int) -> tuple[int, int]:
         ConfigError: a budget, width or world size that cannot be.
     """
     _check_width(width)
-    if not 1 <= workers <= schema.MAX_RANKS:
-        raise ConfigError(f"{workers} workers is outside 1..{schema.MAX_RANKS}")
     budget = ring_mib * 2**20
     if not math.isfinite(budget) or budget < MIN_ROWS * width:
         least = MIN_ROWS * width / 2**20
@@ -50,8 +48,23 @@ def ring_rows(ring_mib: float, width: int, workers: int) -> tuple[int, int]:
         raise ConfigError(
             f"a ring of {ring_mib} MiB has more than 2**30 rows, too many for serial numbers of 32 bits: give less"
         )
-    share = -(-result_rows // max(1, workers - 1))
-    return max(MIN_ROWS, 1 << (share - 1).bit_length()), result_rows
+    return sum_ring(result_rows, workers), result_rows
+
+
+def sum_ring(result_rows: int, workers: int) -> int:
+    """Rows of the sums ring of a job whose result ring has ``result_rows``.
+
+    Half of the result ring may be in flight, dealt among the owners, and a peer's window may lag by as much: an owner's
+    part of the ring. One owner may be missing, too, since half of the ring dealt among one fewer is no more than that
+    part. No larger than needed: a ring that the job goes round is out of the processor's caches for as long as it is.
+
+    Raises:
+        ConfigError: a world size that cannot be.
+    """
+    if not 1 <= workers <= schema.MAX_RANKS:
+        raise ConfigError(f"{workers} workers is outside 1..{schema.MAX_RANKS}")
+    part = -(-result_rows // workers)
+    return max(MIN_ROWS, 1 << (part - 1).bit_length())
 
 
 def map_entries(entry: schema.Map, *, sum_rows: int, result_rows: int, width: int, cpus: int) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from tailbound.datapath.buffers import reserve
 from tailbound.datapath.protocol import EventRecord, Store
+from tailbound.datapath.sizes import sum_ring
 from tailbound.datapath.store import check_sizes, layout, store_of
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel import attach as attaching
@@ -33,6 +34,8 @@ _RECEIVE_BYTES = 8 << 20
 _SEND_BYTES, _SEND_LEAST, _SOCKETS, _PORTS = 1 << 20, 160 << 10, 16, 4
 #: How often consecutive ports are looked for.
 _ATTEMPTS = 16
+#: Arrays with an entry for each row of the sums ring.
+_BY_SUM_ROW = tuple(m.name for m in WORKER_MAPS if m.mmap and m.entries == "sum_rows")
 #: Maps that a trainer needs: what is mmapped, the seals and the events.
 PINNED = (*(m.name for m in WORKER_MAPS if m.mmap or m.writer != "program"), EVENTS)
 
@@ -239,8 +242,11 @@ class XdpDatapath:
         return there is not None and attaching.program_name(there.prog_id) in attaching.OURS
 
     @classmethod
-    def open(cls, interface: str) -> XdpDatapath:
+    def open(cls, interface: str, workers: int = 1) -> XdpDatapath:
         """Opens pinned maps; needs no privilege but the files' group.
+
+        Args:
+            workers: world size; the job uses as much of the sums ring as it needs.
 
         Raises:
             AttachError: nothing is attached and pinned.
@@ -255,6 +261,9 @@ class XdpDatapath:
             for map_ in WORKER_MAPS:
                 if map_.mmap:
                     maps.map_array(map_, dims[map_.name])
+            rows = min(found.sum_rows, sum_ring(found.result_rows, workers))
+            for name in _BY_SUM_ROW:
+                maps.arrays[name] = maps.arrays[name][:rows]
             return cls(maps, interface, found.port)
         except BaseException:
             maps.close()
@@ -319,9 +328,7 @@ def _attach(
     program = link = -1
     try:
         maps.arrays["control"]["address"] = _own_address(interface)
-        program = load.load_worker(
-            maps.fds, port=port, width=width, sum_rows=sum_rows, result_rows=result_rows, loader=loader
-        )
+        program = load.load_worker(maps.fds, port=port, width=width, result_rows=result_rows, loader=loader)
         link = attaching.attach(program, interface, mode)
     except BaseException:
         _close(maps, program, link)

@@ -56,13 +56,11 @@ def load(
         ) from error
 
 
-def load_worker(
-    fds: Mapping[str, int], *, port: int, width: int, sum_rows: int, result_rows: int, loader: str = "auto"
-) -> int:
-    """Loads the worker's program for one UDP port, payload width (codes) and size of rings (rows).
+def load_worker(fds: Mapping[str, int], *, port: int, width: int, result_rows: int, loader: str = "auto") -> int:
+    """Loads the worker's program for one UDP port, payload width (codes) and size of the result ring (rows).
 
     Raises:
         CapabilityError: see ``load``.
     """
-    defines = {"TB_PORT": port, "TB_WIDTH": width, "TB_SUM_ROWS": sum_rows, "TB_RESULT_ROWS": result_rows}
+    defines = {"TB_PORT": port, "TB_WIDTH": width, "TB_RESULT_ROWS": result_rows}
     return load("worker.bpf.c", WORKER, defines, WORKER_MAP_NAMES, fds, loader)

@@ -351,6 +351,8 @@ CONTROL = Struct(
             "u32",
             "newest op over here: late rows may open its record; records reach OP_STEPS steps further",
         ),
+        Field("sum_rows", "u32", "sums ring in use, a power of two: pinned maps may have been made for fewer ranks"),
+        Field("pad", "u32", "0"),
         Field("live", "u64", "bitmap of live ranks other than this one", 4),
     ),
 )
