@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -206,6 +207,54 @@ def test_leftovers(wire: list[str]) -> None:
     veths.delete("tbx")
     assert folder.name in pin.sweep()
     assert not folder.exists()
+
+
+@pytest.mark.needs("root")
+def test_another_group_does_not_lock_the_first_one_out(wire: list[str]) -> None:
+    XdpDatapath.pin("tbx", cases.PORT, group=12345, **SIZES)
+    veths.go(wire[1])
+    XdpDatapath.pin("tbx", cases.PORT, group=12346, **SIZES)
+    try:
+        veths.go(wire[0])
+        code = "import sys; sys.path[:0] = sys.argv[1:]\nfrom tailbound.datapath.xdp import XdpDatapath\n"
+        command = [sys.executable, "-c", code + "XdpDatapath.open('tbx').close()", *[p for p in sys.path if p]]
+        assert stranger(command, 12345).returncode == 0
+        assert "in the group" in stranger(command, 12346).stderr.splitlines()[-1]
+    finally:
+        veths.go(wire[1])
+        pin.remove("tbx")
+        veths.go(wire[0])
+
+
+def test_what_others_keep_beside_our_pins_stays(wire: list[str]) -> None:
+    XdpDatapath.pin("tbx", cases.PORT, **SIZES)
+    folder = pin.bpffs() / "others"
+    folder.mkdir()
+    try:
+        assert pin.sweep() == []
+        assert pin.remove("tbx")
+        XdpDatapath.pin("tbx", cases.PORT, **SIZES)
+        assert folder.is_dir()
+    finally:
+        folder.rmdir()
+
+
+def test_a_sweep_leaves_what_is_just_being_pinned(wire: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half pinned, by a process that goes on: no remainder."""
+    sweeps = [threading.Thread(target=pin.sweep)]
+    really = syscalls.obj_pin
+
+    def slowly(fd: int, path: str) -> None:
+        really(fd, path)
+        if sweeps[0].ident is None:
+            sweeps[0].start()
+            sweeps[0].join(0.3)  # it waits for us: nothing would be gained by more
+
+    monkeypatch.setattr(syscalls, "obj_pin", slowly)
+    XdpDatapath.pin("tbx", cases.PORT, **SIZES)
+    sweeps[0].join()
+    assert XdpDatapath.is_attached("tbx")
+    XdpDatapath.open("tbx").close()
 
 
 def test_stranger_is_never_replaced(wire: list[str]) -> None:

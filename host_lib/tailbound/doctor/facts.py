@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tailbound.errors import CapabilityError
 from tailbound.kernel import headers, interfaces, syscalls
-from tailbound.kernel.compile import bcc_path, clang_path
+from tailbound.kernel.compile import LIBBPF, bcc_path, clang_path
 
 __all__ = [
     "CAPABILITY_BITS",
@@ -63,7 +63,7 @@ def machine() -> Machine:
         bcc_version=bcc_version(),
         headers=str(own_headers) if own_headers else None,
         clang=clang_path(),
-        libbpf=Path("/usr/include/bpf/bpf_helpers.h").exists(),
+        libbpf=LIBBPF.exists(),
         effective_uid=os.geteuid(),
         capabilities={name: has_capability(name) for name in CAPABILITY_BITS},
         bpffs=_bpffs(),

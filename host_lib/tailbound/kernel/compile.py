@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,11 @@ from tailbound.kernel import cache, headers, objects
 from tailbound.kernel.assets import assets
 
 LOADERS = ("bcc", "clang")
+#: What clang 13 makes of bounds the verifier does not follow; up to the other one the programs have been tried.
+LEAST_CLANG, TRIED_CLANG = 14, 19
 _BCC = Path("/usr/lib/python3/dist-packages/bcc")
+#: Header that clang needs and BCC does not.
+LIBBPF = Path("/usr/include/bpf/bpf_helpers.h")
 _TIMEOUT_S = 120
 
 
@@ -32,26 +37,48 @@ def bcc_path() -> Path | None:
 
 @functools.cache
 def clang_path() -> str | None:
-    """The newest clang on the path."""
-    names = ["clang", *(f"clang-{v}" for v in range(21, 10, -1))]
-    return next((path for name in names if (path := shutil.which(name))), None)
+    """The newest clang on the path up to ``TRIED_CLANG``, else the oldest above it; none below ``LEAST_CLANG``."""
+    found: dict[int, str] = {}
+    for name in ("clang", *(f"clang-{v}" for v in range(LEAST_CLANG, 31))):
+        path = shutil.which(name)
+        major = _major(path) if path else 0
+        if path and major >= LEAST_CLANG:
+            found.setdefault(major, path)
+    tried = [major for major in found if major <= TRIED_CLANG]
+    return found[max(tried) if tried else min(found)] if found else None
 
 
-def choose(loader: str) -> str:
-    """``bcc`` or ``clang`` for ``auto``: BCC if it is there.
+def _major(clang: str) -> int:
+    try:
+        said = subprocess.run([clang, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    number = re.search(r"clang version (\d+)", said)
+    return int(number[1]) if number else 0
+
+
+def candidates(loader: str) -> list[str]:
+    """Who is to compile, in order; for ``auto`` those that have what they need: BCC with headers, clang with libbpf's.
 
     Raises:
         ConfigError: no such loader.
-        CapabilityError: neither is installed.
+        CapabilityError: none is complete.
     """
     if loader != "auto":
         if loader not in LOADERS:
             raise ConfigError(f"loader {loader!r}: choose auto, {' or '.join(LOADERS)}")
-        return loader
+        return [loader]
+    found = []
+    if bcc_path() and (os.environ.get("BCC_KERNEL_SOURCE") or headers.running() or headers.installed()):
+        found.append("bcc")
+    if clang_path() and LIBBPF.exists():
+        found.append("clang")
+    if found:
+        return found
     if bcc_path():
-        return "bcc"
+        raise CapabilityError("no kernel headers for BCC: apt-get install linux-headers-amd64 (any version does)")
     if clang_path():
-        return "clang"
+        raise CapabilityError("no bpf/bpf_helpers.h for clang: apt-get install libbpf-dev")
     raise CapabilityError("neither BCC nor clang: apt-get install python3-bpfcc linux-headers-amd64, or use udp")
 
 
@@ -114,8 +141,6 @@ def _with_bcc(source: str, function: str, flags: list[str], maps: Sequence[str])
     path = bcc_path()
     if path is None:
         raise CapabilityError("BCC is missing: apt-get install python3-bpfcc (not the PyPI package called bcc)")
-    import os
-
     environment = dict(os.environ)
     if not environment.get("BCC_KERNEL_SOURCE") and (tree := headers.source(cache.folder())) is not None:
         environment["BCC_KERNEL_SOURCE"] = tree

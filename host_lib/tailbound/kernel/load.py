@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import itertools
+import logging
 from collections.abc import Mapping
 
 from tailbound.errors import CapabilityError
 from tailbound.kernel import objects, syscalls
-from tailbound.kernel.compile import choose, compile_program
+from tailbound.kernel.compile import candidates, compile_program
 from tailbound.kernel.maps import EVENTS
 from tailbound.wire.schema import FANOUT_MAPS, FAULT_MAPS, WORKER_MAPS
 
+log = logging.getLogger("tailbound")
 WORKER = "tb_worker"
 FAULTS = "tb_faults"
 FANOUT = "tb_fanout"
@@ -37,16 +40,42 @@ def load(
 ) -> int:
     """Loads ``function`` of ``xdp_programs/source``, of ``kind`` xdp, xdp/devmap or tc, and returns its descriptor.
 
+    With loader ``auto`` a compiler that fails, or whose program is refused, is followed by the other one.
+
     Raises:
         CapabilityError: compiler missing, or the kernel refused; the message ends with the verifier's last lines.
     """
-    code = compile_program(source, function, defines, maps, choose(loader), kind)
+    names = candidates(loader)
+    for name, following in itertools.pairwise(names):
+        try:
+            return _load(source, function, defines, maps, fds, name, kind)
+        except _Powerless:
+            raise
+        except CapabilityError as error:
+            log.warning("%s by %s cannot be had, trying %s: %s", function, name, following, str(error).splitlines()[0])
+    return _load(source, function, defines, maps, fds, names[-1], kind)
+
+
+class _Powerless(CapabilityError):
+    """No other compiler would help."""
+
+
+def _load(
+    source: str,
+    function: str,
+    defines: Mapping[str, int],
+    maps: tuple[str, ...],
+    fds: Mapping[str, int],
+    loader: str,
+    kind: str,
+) -> int:
+    code = compile_program(source, function, defines, maps, loader, kind)
     try:
         type_, where = _KINDS[kind]
         return syscalls.prog_load(objects.link(code, maps, fds), name=function, kind=type_, where=where)
     except syscalls.VerifierError as error:
         if error.errno == errno.EPERM and not error.log:
-            raise CapabilityError(
+            raise _Powerless(
                 "loading a program needs CAP_BPF and CAP_NET_ADMIN: run as root, or let root run `tailbound attach`"
             ) from error
         tail = "\n".join(error.log.splitlines()[-40:])

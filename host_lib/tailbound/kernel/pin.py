@@ -1,20 +1,25 @@
 """Pinned maps: attaching is a short privileged step, training an unprivileged process that opens files.
 
-An own bpffs under /run/tailbound (mode 0710, root and a group), one folder an interface and network namespace, pins
-0660 there, and a file of settings beside it. Links are pinned for root alone: only root detaches. Programs keep the
-lock maps that nobody else needs alive by themselves.
+An own bpffs under /run/tailbound (anybody may enter, nobody may list), one folder an interface and network namespace
+(0710, root and a group, each its own), pins 0660 there, and a file of settings beside it. Links are pinned for root
+alone: only root detaches. Programs keep the lock maps that nobody else needs alive by themselves.
+
+A folder is ours if its settings, or a beginning of them, lie beside it: whatever else is on the bpffs is left alone.
+One process at a time makes and removes pins, so that nobody takes for a remainder what another is just pinning.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
+import fcntl
 import grp
 import json
 import os
 import shutil
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -60,23 +65,46 @@ def _pins(interface: str) -> Path:
 
 
 def _settings_file(interface: str) -> Path:
-    return ROOT / f"{_key(interface)}.json"
+    return ROOT / f"{_pins(interface).name}.json"
 
 
-def mount(group: int) -> None:
+def _begun(file: Path) -> Path:
+    """Where settings are written before anything is pinned; they get their name when all is."""
+    return file.with_suffix(".new")
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Keeps other processes from making and removing pins meanwhile.
+
+    Raises:
+        CapabilityError: no privilege to.
+    """
+    try:
+        fd = os.open(ROOT / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise CapabilityError(f"cannot lock {ROOT}: {error.strerror}; run as root") from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def mount() -> None:
     """Makes the folders and mounts the bpffs, unless that is done.
 
     Raises:
         CapabilityError: no privilege to.
     """
     try:
-        bpffs().mkdir(mode=0o710, parents=True, exist_ok=True)
+        bpffs().mkdir(mode=0o711, parents=True, exist_ok=True)
         target = os.fsencode(bpffs())
-        if not os.path.ismount(target) and _libc.mount(b"tailbound", target, b"bpf", 0, b"mode=0710") < 0:
+        if not os.path.ismount(target) and _libc.mount(b"tailbound", target, b"bpf", 0, b"mode=0711") < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         for path in (ROOT, bpffs()):
-            os.chown(path, 0, group)
-            os.chmod(path, 0o710)  # noqa: S103 - the group may enter, nobody may list
+            os.chown(path, 0, 0)
+            os.chmod(path, 0o711)  # noqa: S103 - what is in it says who may open it
     except OSError as error:
         raise CapabilityError(f"cannot mount a BPF file system on {bpffs()}: {error.strerror}; run as root") from error
 
@@ -87,10 +115,18 @@ def settings(interface: str) -> Settings | None:
     Raises:
         ConfigError: no such interface.
         AttachError: pinned by another version of Tailbound.
+        CapabilityError: pinned for a group that this process is not in.
     """
     there = interfaces.xdp_on(interface)
     try:
         values = json.loads(_settings_file(interface).read_text())
+    except PermissionError as error:
+        if there is None:
+            return None
+        raise CapabilityError(
+            f"{interface} is attached for others: be in the group it was attached for, or attach it for yours "
+            f"(`sudo tailbound detach {interface}`, `sudo tailbound attach {interface} --group GROUP`)"
+        ) from error
     except (OSError, ValueError):
         return None
     if there is None or there.prog_id != values.get("prog_id"):
@@ -134,20 +170,25 @@ def pin(found: Settings, fds: Mapping[str, int], link: int, group: int) -> None:
     Raises:
         CapabilityError: no privilege to.
     """
-    mount(group)
-    remove(found.interface)
-    folder = _pins(found.interface)
+    mount()
+    with _alone():
+        _pin(found, fds, link, group)
+
+
+def _pin(found: Settings, fds: Mapping[str, int], link: int, group: int) -> None:
+    folder, file = _pins(found.interface), _settings_file(found.interface)
+    _remove(folder, file)
     try:
+        begun = _begun(file)
+        begun.write_text(json.dumps(asdict(found)) + "\n")
+        os.chown(begun, 0, group)
+        os.chmod(begun, 0o640)
         folder.mkdir(mode=0o710)
         os.chown(folder, 0, group)
         _pin_all(folder, fds, _LINK, link, group)
-        temporary = _settings_file(found.interface).with_suffix(".new")
-        temporary.write_text(json.dumps(asdict(found)) + "\n")
-        os.chown(temporary, 0, group)
-        os.chmod(temporary, 0o640)
-        os.replace(temporary, _settings_file(found.interface))
+        os.replace(begun, file)
     except OSError as error:
-        remove(found.interface)
+        _remove(folder, file)
         raise CapabilityError(
             f"cannot pin below {folder}: {error.strerror} (errno {error.errno}); run as root"
         ) from error
@@ -213,7 +254,10 @@ def remove(interface: str) -> bool:
     Raises:
         CapabilityError: no privilege to.
     """
-    return _remove(_pins(interface), _settings_file(interface))
+    if not ROOT.is_dir():
+        return False
+    with _alone():
+        return _remove(_pins(interface), _settings_file(interface))
 
 
 def _remove(folder: Path, file: Path) -> bool:
@@ -225,7 +269,7 @@ def _remove(folder: Path, file: Path) -> bool:
             detach(folder / _LINK)
             shutil.rmtree(folder)
         file.unlink(missing_ok=True)
-        file.with_suffix(".new").unlink(missing_ok=True)
+        _begun(file).unlink(missing_ok=True)
     except OSError as error:
         raise CapabilityError(f"cannot remove {folder}: {error.strerror}; run as root") from error
     return found
@@ -259,11 +303,16 @@ def _defunct(link: Path) -> bool:
 
 
 def sweep() -> list[str]:
-    """Removes pins whose interface or namespace is gone; returns their names."""
+    """Removes pins whose interface or namespace is gone; returns their names.
+
+    Raises:
+        CapabilityError: no privilege to.
+    """
     if not os.path.ismount(bpffs()):
         return []
-    there = [p for p in sorted(bpffs().iterdir()) if p.is_dir() and not p.name.startswith(SWITCH)]
-    gone = [p for p in there if _defunct(p / _LINK)]
-    for folder in gone:
-        _remove(folder, ROOT / f"{folder.name}.json")
-    return [folder.name for folder in gone]
+    with _alone():
+        names = {f.stem for end in ("json", "new") for f in ROOT.glob(f"*.{end}") if not f.name.startswith(SWITCH)}
+        gone = sorted(name for name in names if _defunct(bpffs() / name / _LINK))
+        for name in gone:
+            _remove(bpffs() / name, ROOT / f"{name}.json")
+    return gone

@@ -9,6 +9,7 @@ import ctypes
 import os
 import platform
 import struct
+import time
 from dataclasses import dataclass
 
 from tailbound.errors import CapabilityError
@@ -22,6 +23,8 @@ MAP_TYPE_ARRAY, MAP_TYPE_ARRAY_OF_MAPS, MAP_TYPE_DEVMAP, MAP_TYPE_DEVMAP_HASH, M
 F_LOCK, F_MMAPABLE, _F_LIVE_FRAMES = 4, 1 << 10, 1 << 1
 PROG_TYPE_TC, PROG_TYPE_XDP, _F_XDP_HAS_FRAGS = 3, 6, 1 << 5
 ATTACH_XDP_DEVMAP, ATTACH_XDP, ATTACH_TCX_EGRESS = 33, 37, 47
+#: How long the verifier is asked again when signals interrupt it, in seconds.
+_PATIENCE_S = 20.0
 XDP_FLAGS_SKB_MODE, XDP_FLAGS_DRV_MODE = 1 << 1, 1 << 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -117,9 +120,12 @@ class VerifierError(OSError):
 def prog_load(code: bytes, *, name: str, kind: int = PROG_TYPE_XDP, where: int = ATTACH_XDP) -> int:
     """Loads a program, of XDP (for ``where``) or of tc, and returns its descriptor.
 
+    The verifier breaks off with EAGAIN when a signal comes; then it is asked again, for ``_PATIENCE_S``.
+
     Raises:
         VerifierError: with the log of a second try, since logging is slow and mostly not needed.
     """
+    deadline = time.monotonic() + _PATIENCE_S
     insns = ctypes.create_string_buffer(code, len(code))
     text = ctypes.create_string_buffer(b"Dual BSD/GPL")
     flags, where = (_F_XDP_HAS_FRAGS, where) if kind == PROG_TYPE_XDP else (0, 0)
@@ -129,12 +135,20 @@ def prog_load(code: bytes, *, name: str, kind: int = PROG_TYPE_XDP, where: int =
         head += struct.pack("=IIQ", level, len(log) if log is not None else 0, _address(log))
         return head + struct.pack("=II16sII", 0, flags, _name(name), 0, where)
 
+    def ask(level: int, log: ctypes.Array[ctypes.c_char] | None) -> int:
+        while True:
+            try:
+                return _bpf(_PROG_LOAD, attr(level, log), 128)[0]
+            except BlockingIOError:  # EAGAIN
+                if time.monotonic() > deadline:
+                    raise
+
     try:
-        return _bpf(_PROG_LOAD, attr(0, None), 128)[0]
+        return ask(0, None)
     except OSError as error:
         log = ctypes.create_string_buffer(16 << 20)
         try:
-            return _bpf(_PROG_LOAD, attr(1, log), 128)[0]
+            return ask(1, log)
         except OSError:
             raise VerifierError(error.errno or 0, log.value.decode(errors="replace")) from error
 

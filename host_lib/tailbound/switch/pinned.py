@@ -59,7 +59,7 @@ def up(ports: Sequence[str], address: str, **options: Any) -> Box:
     if there is not None:
         names = ", ".join(port["name"] for port in there["ports"])
         raise AttachError(f"a switch is up already at {there['address']} on {names}: run `tailbound switch down` first")
-    pin.mount(0)
+    pin.mount()
     _remove()
     box = Box.open(ports, address, **options)
     try:
