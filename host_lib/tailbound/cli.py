@@ -1,7 +1,8 @@
 """The command line: verbs only, no logic.
 
-Every verb imports what it needs when it runs, so that ``tailbound --help`` is quick. Errors of
-``tailbound.errors`` become one line and exit status 2, Ctrl-C becomes 130.
+Every verb imports what it needs when it runs, so that ``tailbound --help`` is quick. Errors of ``tailbound.errors``
+become one line and an exit status: 2 what was asked for cannot be right (``ConfigError``, as click's own usage errors),
+1 it cannot be had here. Ctrl-C becomes 130. A verb that runs a command (``lab run``) ends with that command's status.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, cast
 import click
 
 from tailbound import __version__
-from tailbound.errors import TailboundError
+from tailbound.errors import ConfigError, TailboundError
 from tailbound.transport.config import DEFAULT_PORT, Config
 
 __all__ = ["cli", "main"]
@@ -91,9 +92,10 @@ def detach(interface: str) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the same data as JSON.")
 @click.option("--interface", metavar="IFACE", help="Interface to judge; without it, that of the default route.")
 @click.option("--ring", "ring_mib", type=float, metavar="MIB", help="Result ring to compute the memory of.")
-@click.option("--workers", type=int, default=4, help="World size to compute the memory for.")
+@click.option("--workers", type=int, default=2, help="Smallest world size to come, to compute the memory for.")
+@click.option("--maps", "-v", is_flag=True, help="Show the memory of every map.")
 @click.option("--warm", is_flag=True, help="Compile ahead what the first job would compile, and nothing else.")
-def doctor(as_json: bool, interface: str | None, ring_mib: float | None, workers: int, warm: bool) -> None:
+def doctor(as_json: bool, interface: str | None, ring_mib: float | None, workers: int, maps: bool, warm: bool) -> None:
     """Say what this machine can do, which datapath it gets and why."""
     if warm:
         from tailbound.bench.prepare import Preparation
@@ -108,7 +110,7 @@ def doctor(as_json: bool, interface: str | None, ring_mib: float | None, workers
     if as_json:
         click.echo(report.to_json())
     else:
-        show(report)
+        show(report, maps=maps)
 
 
 @cli.command()
@@ -169,5 +171,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except TailboundError as error:
         click.secho(f"error: {error}", fg="red", err=True)
-        return 2
+        return 2 if isinstance(error, ConfigError) else 1
     return status if isinstance(status, int) else 0

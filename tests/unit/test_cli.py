@@ -74,15 +74,15 @@ def test_an_unknown_verb_is_a_usage_error(capsys: pytest.CaptureFixture[str]) ->
     assert "frobnicate" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("error", [TailboundError, ConfigError, AttachError])
+@pytest.mark.parametrize(("error", "status"), [(TailboundError, 1), (ConfigError, 2), (AttachError, 1)])
 def test_our_errors_are_one_line(
-    error: type[TailboundError], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: type[TailboundError], status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(*_: object, **__: object) -> None:
         raise error("eth7 said no: try eth8")
 
     monkeypatch.setattr("tailbound.doctor.examine", fails)
-    assert cli.main(["doctor"]) == 2
+    assert cli.main(["doctor"]) == status
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "error: eth7 said no: try eth8\n")
 
@@ -115,8 +115,14 @@ def test_doctor_tables_say_the_same(capsys: pytest.CaptureFixture[str], monkeypa
     monkeypatch.setenv("COLUMNS", "200")
     assert cli.main(["doctor", "--interface", "lo"]) == 0
     out = capsys.readouterr().out
-    for words in ("BTF", "kernel headers", "native XDP", "all, and no more later", "on lo", "because"):
+    for words in ("BTF", "kernel headers", "native XDP", "MiB in the kernel", "on lo", "because"):
         assert words in out
+    assert out.startswith("datapath: ")  # the verdict first
+    assert "result_records" not in out
+    assert cli.main(["doctor", "--interface", "lo", "--maps"]) == 0
+    out = capsys.readouterr().out
+    assert "result_records" in out
+    assert "all, and no more later" in out
 
 
 def test_doctor_refuses_an_interface_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import grp
+import inspect
 import json
 import os
 import platform
 
 import pytest
 
-from tailbound.doctor import examine, facts, interfaces
+from tailbound.datapath.attach import attach
+from tailbound.datapath.sizes import ring_rows
+from tailbound.doctor import examine, facts, interfaces, report
 from tailbound.doctor.verdict import choose
 from tailbound.errors import ConfigError
+from tailbound.transport.config import Config
 
 CAPABLE = dict.fromkeys(facts.CAPABILITY_BITS, True)
 MACHINE = facts.Machine(
@@ -38,9 +43,13 @@ LINK = interfaces.Interface(
     native_xdp=True,
     rx_queues=8,
     tx_queues=8,
+    tx_most=None,
     lro=False,
+    vlan_stripping=False,
+    linear=3520,
     hashes_udp_ports=True,
     xdp_program=None,
+    xdp_name=None,
 )
 
 
@@ -55,14 +64,32 @@ def link(**values: object) -> interfaces.Interface:
 def test_all_there_gives_xdp() -> None:
     verdict = choose(MACHINE, LINK)
     assert (verdict.datapath, verdict.interface, verdict.commands, verdict.notes) == ("xdp", "eno1", (), ())
+    assert verdict.trainer == "TAILBOUND_INTERFACE=eno1"
 
 
 def test_no_privileges_gives_udp_and_the_one_command() -> None:
     user = machine(effective_uid=1000, capabilities=dict.fromkeys(CAPABLE, False), bpf_error="EPERM: not permitted")
-    verdict = choose(user, LINK, tailbound="/venv/bin/tailbound")
+    verdict = choose(user, LINK, tailbound="/venv/bin/tailbound", options="--group train")
     assert verdict.datapath == "udp"
-    assert verdict.commands == ("sudo /venv/bin/tailbound attach eno1",)
-    assert "lacks CAP_BPF and CAP_NET_ADMIN" in verdict.reasons[0]
+    assert verdict.commands == ("sudo /venv/bin/tailbound attach eno1 --group train",)
+    assert verdict.trainer == "TAILBOUND_INTERFACE=eno1"
+    assert "lacks CAP_BPF and CAP_NET_ADMIN, and nothing is attached yet" in verdict.reasons[0]
+
+
+def test_a_program_that_is_there_is_not_called_nothing() -> None:
+    """Tailbound's own program is told from somebody else's, and where there is one nobody reads that there is none."""
+    user = machine(effective_uid=1000, capabilities=dict.fromkeys(CAPABLE, False), bpf_error="EPERM: not permitted")
+    for name, words in (
+        ("tb_worker", "Tailbound's own"),
+        ("tb_switch", "tailbound switch down"),
+        ("xdpfilt", "(xdpfilt) is somebody else's"),
+        (None, "somebody else's"),
+    ):
+        verdict = choose(user, link(xdp_program=12, xdp_name=name))
+        said = " ".join(verdict.reasons)
+        assert words in said
+        assert "nothing is attached" not in said
+        assert verdict.commands == ()
 
 
 def test_attached_gives_xdp_without_privileges() -> None:
@@ -84,6 +111,7 @@ def test_missing_packages_are_named_for_apt() -> None:
 def test_clang_can_stand_in_for_bcc() -> None:
     without = machine(bcc=None, headers=None, clang="/usr/bin/clang", libbpf=True)
     assert choose(without, LINK).datapath == "xdp"
+    assert choose(dataclasses.replace(without, bcc="/somewhere/bcc"), LINK).datapath == "xdp"  # without its headers
     verdict = choose(dataclasses.replace(without, libbpf=False), LINK)
     assert verdict.commands == ("apt-get install --no-install-recommends libbpf-dev",)
 
@@ -93,7 +121,11 @@ def test_clang_can_stand_in_for_bcc() -> None:
     [
         ({}, {"native_xdp": False, "driver": "r8169"}, "r8169 of eno1 has no native XDP"),
         ({}, {"up": False}, "eno1 is down"),
-        ({}, {"xdp_program": 12}, "XDP program 12 is on eno1 already"),
+        ({}, {"xdp_program": 12}, "program 12 on eno1 is somebody else's"),
+        ({}, {"xdp_program": 12, "xdp_name": "tb_worker"}, "program 12 on eno1 is Tailbound's own"),
+        ({}, {"linear": 0, "mtu": 9000}, "ip link set dev eno1 mtu 3498"),
+        ({}, {"driver": "ena", "mtu": 9000}, "up to MTU 3498, not 9000"),
+        ({}, {"driver": "ena", "tx_queues": 8, "tx_most": 8}, "ethtool -L eno1 combined 4"),
         ({"btf": False}, {}, "no BTF"),
         ({"kernel": "5.10.0-21-amd64"}, {}, "older than 5.19"),
         ({"kernel": "4.19.0"}, {}, "older than 5.19"),
@@ -127,6 +159,44 @@ def test_notes_are_commands_to_type() -> None:
     assert "attaching will tell" in notes[2]
 
 
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"vlan_stripping": True}, "ethtool -K eno1 rxvlan off"),
+        ({"driver": "virtio_net", "tx_queues": 4, "tx_most": 8}, "no spare transmit queue for each of 8 CPUs"),
+        ({"driver": "ice", "mtu": 9000, "linear": 3072}, "ice hands over 3072 bytes of a frame in one piece"),
+    ],
+)
+def test_what_is_no_obstacle_is_a_note(changed: dict, words: str) -> None:
+    verdict = choose(MACHINE, link(**changed))
+    assert verdict.datapath == "xdp"
+    assert len(verdict.notes) == 1
+    assert words in verdict.notes[0]
+
+
+def test_what_is_there_is_no_note() -> None:
+    assert choose(MACHINE, link(driver="virtio_net", tx_queues=4, tx_most=12)).notes == ()
+    assert choose(MACHINE, link(driver="ena", tx_queues=4, rx_queues=4, tx_most=8)).datapath == "xdp"
+
+
+def test_the_estimate_is_what_attach_takes() -> None:
+    """The same rings as ``tailbound attach`` makes without options; what was asked for is in the advised command."""
+    default, asked = examine("lo"), examine("lo", ring_mib=8, workers=4)
+    assert (default.memory.sum_rows, default.memory.result_rows) == ring_rows(Config.ring_mib, default.memory.width, 2)
+    assert inspect.signature(attach).parameters["workers"].default == default.memory.workers
+    assert report._options(8, 4).startswith("--ring 8 --workers 4")
+    assert asked.memory.sum_rows == asked.memory.result_rows // 4
+
+
+def test_the_group_that_may_train_is_in_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getgid", lambda: 65534)
+    assert report._options(None, 2) == f"--group {grp.getgrgid(65534).gr_name}"
+    monkeypatch.setattr(os, "getgid", lambda: 4123456)
+    assert report._options(None, 2) == "--group 4123456"
+    monkeypatch.setattr(os, "getgid", lambda: 0)
+    assert report._options(None, 2) == ""
+
+
 def test_facts_of_this_machine() -> None:
     here = facts.machine()
     assert here.kernel == platform.release()
@@ -144,8 +214,8 @@ def test_interfaces_of_this_machine() -> None:
 
 
 def test_report_as_json_has_every_part() -> None:
-    report = json.loads(examine("lo", ring_mib=8, workers=4).to_json())
-    assert set(report) == {"version", "machine", "interfaces", "verdict", "memory"}
-    assert report["verdict"]["interface"] == "lo"
-    assert report["memory"]["total_bytes"] == sum(report["memory"]["bytes_by_map"].values())
-    assert report["memory"]["total_bytes"] > 8 * 2**20 / 2
+    found = json.loads(examine("lo", ring_mib=8, workers=4).to_json())
+    assert set(found) == {"version", "machine", "interfaces", "verdict", "memory"}
+    assert found["verdict"]["interface"] == "lo"
+    assert found["memory"]["total_bytes"] == sum(found["memory"]["bytes_by_map"].values())
+    assert found["memory"]["total_bytes"] > 8 * 2**20 / 2

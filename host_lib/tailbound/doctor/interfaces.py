@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import array
 import contextlib
-import fcntl
 import socket
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tailbound.errors import AttachError, CapabilityError
 from tailbound.kernel import interfaces as kernel_interfaces
+from tailbound.kernel import pin
+from tailbound.kernel.attach import program_name
+from tailbound.kernel.linear import STRIDING, linear_bytes
+from tailbound.kernel.load import WORKER
 
 __all__ = ["NATIVE_DRIVERS", "Interface", "default_interface", "interface", "interfaces"]
 
@@ -22,9 +25,8 @@ _NATIVE = """
     tun veth virtio_net vmxnet3 xen_netfront
 """
 NATIVE_DRIVERS = frozenset(_NATIVE.split())
-_SIOCETHTOOL = 0x8946
 _ETHTOOL_GFLAGS, _ETHTOOL_GRXFH, _ETHTOOL_GCHANNELS = 0x25, 0x29, 0x3C
-_ETH_FLAG_LRO = 1 << 15
+_ETH_FLAG_RXVLAN, _ETH_FLAG_LRO = 1 << 8, 1 << 15
 _UDP_V4_FLOW = 0x02
 _XDP_FEATURE_BASIC = 1  # NETDEV_XDP_ACT_BASIC
 _RXH_PORTS = 1 << 6 | 1 << 7  # source and destination port
@@ -41,9 +43,13 @@ class Interface:
     native_xdp: bool | None  #: None where neither the kernel nor the driver's name tells
     rx_queues: int
     tx_queues: int
+    tx_most: int | None  #: most queues for sending that there can be; None where the driver does not say
     lro: bool | None  #: large receive offload on (it would hide packet borders)
+    vlan_stripping: bool | None  #: tags are taken off before the program sees the frame
+    linear: int  #: bytes of a frame that the driver hands over in one piece (``kernel.linear``); 0: none
     hashes_udp_ports: bool | None  #: receive-side scaling looks at UDP ports; None where the driver does not say
     xdp_program: int | None  #: id of the XDP program that is attached
+    xdp_name: str | None  #: its name; None where this process may not know
 
 
 def interfaces() -> list[Interface]:
@@ -71,18 +77,27 @@ def interface(name: str) -> Interface:
     attributes, flags = _link(index)
     driver = kernel_interfaces.driver_of(name) or None
     xdp = kernel_interfaces.xdp_on(name)
-    rx, tx = _queues(name) or (attributes.get("IFLA_NUM_RX_QUEUES", 1), attributes.get("IFLA_NUM_TX_QUEUES", 1))
+    rx, tx, most = _channels(name) or (
+        attributes.get("IFLA_NUM_RX_QUEUES", 1),
+        attributes.get("IFLA_NUM_TX_QUEUES", 1),
+        None,
+    )
+    mtu = int(attributes.get("IFLA_MTU", 0))
     return Interface(
         name=name,
         up=bool(flags & 1),
-        mtu=int(attributes.get("IFLA_MTU", 0)),
+        mtu=mtu,
         driver=driver,
         native_xdp=_native(index, driver),
         rx_queues=int(rx),
         tx_queues=int(tx),
-        lro=_lro(name),
+        tx_most=most,
+        lro=_flag(name, _ETH_FLAG_LRO),
+        vlan_stripping=_flag(name, _ETH_FLAG_RXVLAN),
+        linear=_linear(driver, name, mtu),
         hashes_udp_ports=_hashes_udp_ports(name),
         xdp_program=xdp.prog_id if xdp else None,
+        xdp_name=_whose(name, xdp.prog_id) if xdp else None,
     )
 
 
@@ -125,32 +140,43 @@ def _xdp_features(index: int) -> int | None:
         return None if found is None else int(found)
 
 
-def _ethtool(name: str, size: int, command: int, *words: int) -> bytes | None:
-    """One ethtool request of ``size`` bytes that starts with ``command`` and ``words`` (u32), or None where refused."""
-    buffer = array.array("B", struct.pack(f"={1 + len(words)}I", command, *words).ljust(size, b"\0"))
-    request = struct.pack("16sP16x", name.encode(), buffer.buffer_info()[0])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            fcntl.ioctl(sock, _SIOCETHTOOL, request)
-        except OSError:
-            return None
-    return buffer.tobytes()
+def _ethtool(name: str, size: int, *words: int) -> bytes | None:
+    try:
+        return kernel_interfaces.ethtool(name, size, *words)
+    except OSError:
+        return None
 
 
-def _queues(name: str) -> tuple[int, int] | None:
-    """Queues in use for receiving and for sending."""
+def _channels(name: str) -> tuple[int, int, int] | None:
+    """Queues in use for receiving and for sending, and the most there can be for sending."""
     answer = _ethtool(name, 36, _ETHTOOL_GCHANNELS)
     if answer is None:
         return None
-    rx, tx, _, combined = struct.unpack_from("=4I", answer, 20)
-    return rx + combined, tx + combined
+    _, tx_most, _, combined_most, rx, tx, _, combined = struct.unpack_from("=8I", answer, 4)
+    return rx + combined, tx + combined, tx_most + combined_most
 
 
-def _lro(name: str) -> bool | None:
+def _flag(name: str, bit: int) -> bool | None:
     answer = _ethtool(name, 8, _ETHTOOL_GFLAGS)
-    return bool(struct.unpack_from("=I", answer, 4)[0] & _ETH_FLAG_LRO) if answer else None
+    return bool(struct.unpack_from("=I", answer, 4)[0] & bit) if answer else None
 
 
 def _hashes_udp_ports(name: str) -> bool | None:
     answer = _ethtool(name, 192, _ETHTOOL_GRXFH, _UDP_V4_FLOW)
     return struct.unpack_from("=Q", answer, 8)[0] & _RXH_PORTS == _RXH_PORTS if answer else None
+
+
+def _linear(driver: str | None, name: str, mtu: int) -> int:
+    striding = kernel_interfaces.private_flags(name).get(STRIDING, True) if driver == "mlx5_core" else True
+    return linear_bytes(driver, mtu, striding=striding)
+
+
+def _whose(name: str, prog_id: int) -> str | None:
+    """Name of the program there; what is pinned is Tailbound's, if this process may not look at programs."""
+    found = program_name(prog_id)
+    if found:
+        return found
+    try:
+        return None if pin.settings(name) is None else WORKER
+    except (AttachError, CapabilityError):
+        return WORKER

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import grp
 import json
 import os
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["Memory", "Report", "examine", "show"]
 
 MIB = 2**20
+#: World size that memory is computed for unless another is given: any job fits what is attached for two.
+WORKERS = 2
 
 
 @dataclass(frozen=True)
@@ -56,13 +59,13 @@ class Report:
         return json.dumps(dataclasses.asdict(self), indent=2)
 
 
-def examine(name: str | None = None, *, ring_mib: float | None = None, workers: int = 4) -> Report:
+def examine(name: str | None = None, *, ring_mib: float | None = None, workers: int = WORKERS) -> Report:
     """Looks at this machine; changes nothing.
 
     Args:
         name: interface to judge; None takes the one of the default route.
         ring_mib: result ring in MiB; None takes the default of a job.
-        workers: world size, for the memory.
+        workers: smallest world size to come, for the memory; as for ``tailbound attach``.
 
     Raises:
         ConfigError: no such interface, an MTU too small for one row, or a ring or world size that cannot be.
@@ -74,15 +77,32 @@ def examine(name: str | None = None, *, ring_mib: float | None = None, workers: 
         version=__version__,
         machine=machine,
         interfaces=interfaces(),
-        verdict=choose(machine, link, attached=link is not None and _attached(link.name), tailbound=tailbound()),
-        memory=_memory(
-            Config.ring_mib if ring_mib is None else ring_mib, workers, link.mtu if link else 1500, machine.cpus
+        verdict=choose(
+            machine,
+            link,
+            attached=link is not None and _attached(link.name),
+            tailbound=tailbound(),
+            options=_options(ring_mib, workers),
         ),
+        memory=_memory(Config.ring_mib if ring_mib is None else ring_mib, workers, link, machine.cpus),
     )
 
 
-def _memory(ring_mib: float, workers: int, mtu: int, cpus: int) -> Memory:
-    width = row_width(0, mtu, linear=PAGE)
+def _options(ring_mib: float | None, workers: int) -> str:
+    """Options of ``tailbound attach`` for what was asked here, and for this user's group."""
+    given = [] if ring_mib is None else [f"--ring {ring_mib:g}"]
+    if workers != WORKERS:
+        given.append(f"--workers {workers}")
+    if os.getgid():
+        try:
+            given.append(f"--group {grp.getgrgid(os.getgid()).gr_name}")
+        except KeyError:
+            given.append(f"--group {os.getgid()}")
+    return " ".join(given)
+
+
+def _memory(ring_mib: float, workers: int, link: Interface | None, cpus: int) -> Memory:
+    width = row_width(0, link.mtu, linear=link.linear or PAGE) if link else row_width(0, 1500)
     rows = ring_rows(ring_mib, width, workers)
     maps = memory(*rows, width, cpus)
     return Memory(ring_mib, workers, width, *rows, maps, sum(maps.values()))
@@ -100,14 +120,12 @@ def _attached(name: str) -> bool:
     return True
 
 
-def show(report: Report) -> None:
-    """Prints the report on standard output."""
+def show(report: Report, *, maps: bool = False) -> None:
+    """Prints the report on standard output: the verdict, then the facts; ``maps``: the memory of each map, too."""
     from rich.console import Console
 
     console = Console()
-    for table in (_machine_table(report.machine), _interface_table(report), _memory_table(report.memory)):
-        console.print(table)
-    verdict = report.verdict
+    verdict, memory = report.verdict, report.memory
     where = f" on {verdict.interface}" if verdict.interface else ""
     console.print(f"datapath: [bold]{verdict.datapath}[/bold]{where}")
     for line in verdict.reasons:
@@ -116,8 +134,19 @@ def show(report: Report) -> None:
         console.print("  for xdp:" if verdict.commands else "  for xdp: no command of ours helps, see above")
         for line in verdict.commands:
             console.print(f"    {line}", markup=False, soft_wrap=True)
+    if verdict.trainer:
+        console.print(f"  the trainer takes it with {verdict.trainer} in its environment", markup=False, soft_wrap=True)
     for line in verdict.notes:
         console.print(f"  note: {line}", markup=False, soft_wrap=True)
+    kept = memory.result_rows // memory.workers * (HEADER_BYTES + memory.width)  # collective.buffers
+    console.print(
+        f"memory: {memory.total_bytes / MIB:.1f} MiB in the kernel for a ring of {memory.ring_mib:g} MiB and "
+        f"{memory.workers} workers or more (all of it at attach); in the process at most {kept / MIB:.1f} for repairs",
+        soft_wrap=True,
+    )
+    tables = [_machine_table(report.machine), _interface_table(report)]
+    for table in (*tables, _memory_table(memory)) if maps else tables:
+        console.print(table)
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -159,7 +188,7 @@ def _interface_table(report: Report) -> Table:
     table = _table("Interfaces", *columns)
     for i in report.interfaces:
         try:
-            width = str(row_width(0, i.mtu, linear=PAGE if i.native_xdp is not False else None))
+            width = str(row_width(0, i.mtu, linear=i.linear or PAGE if i.native_xdp is not False else None))
         except ConfigError:
             width = "-"
         queues = f"{i.rx_queues}/{i.tx_queues}"
@@ -179,6 +208,4 @@ def _memory_table(memory: Memory) -> Table:
         table.add_row(name, f"{size / 1024:.0f}")
     table.add_section()
     table.add_row("all, and no more later", f"{memory.total_bytes / 1024:.0f}", style="bold")
-    kept = memory.result_rows // memory.workers * (HEADER_BYTES + memory.width)  # collective.buffers
-    table.add_row("in the process: results kept for repair, at most", f"{kept / 1024:.0f}")
     return table

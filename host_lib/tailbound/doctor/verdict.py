@@ -8,6 +8,10 @@ from dataclasses import dataclass
 
 from tailbound.doctor.facts import Machine
 from tailbound.doctor.interfaces import Interface
+from tailbound.kernel.attach import OURS
+from tailbound.kernel.linear import remedy
+from tailbound.kernel.load import WORKER
+from tailbound.wire.schema import ETHERNET_BYTES
 
 __all__ = ["Verdict", "choose"]
 
@@ -15,6 +19,11 @@ __all__ = ["Verdict", "choose"]
 _RECEIVE_BYTES = 16 << 20
 #: mmap of frozen maps by file permission of their pins, and BPF links for XDP (Linux 5.19 has both).
 LEAST_KERNEL = (5, 19)
+#: MTU up to which drivers take an XDP program, where they have a limit of their own that is known; others say it when
+#: the program is attached.
+MTU_MOST = {"ena": 3498, "igc": 1500, "ixgbe": 3050}
+#: Drivers that refuse a program unless there is a spare queue for sending for each for receiving.
+QUEUE_FOR_QUEUE = frozenset({"bnxt_en", "ena", "gve"})
 
 
 @dataclass(frozen=True)
@@ -26,9 +35,12 @@ class Verdict:
     reasons: tuple[str, ...]  #: why not the better one, or why this one
     commands: tuple[str, ...]  #: what to type, in this order, for the better one; empty: nothing, or nothing helps
     notes: tuple[str, ...]  #: what else is worth knowing
+    trainer: str = ""  #: what the trainer's environment needs for ``xdp``
 
 
-def choose(machine: Machine, link: Interface | None, *, attached: bool = False, tailbound: str = "") -> Verdict:
+def choose(
+    machine: Machine, link: Interface | None, *, attached: bool = False, tailbound: str = "", options: str = ""
+) -> Verdict:
     """Judges one interface.
 
     Args:
@@ -36,26 +48,29 @@ def choose(machine: Machine, link: Interface | None, *, attached: bool = False, 
         link: the interface training would use; None where there is none.
         attached: Tailbound's maps of this interface are pinned, and this process may open them.
         tailbound: the command as this user would have to type it, if not just ``tailbound``.
+        options: of ``tailbound attach``, as this user would have to give them.
     """
     name = link.name if link else None
+    trainer = f"TAILBOUND_INTERFACE={name}"
     if link and attached:
         why = f"`tailbound attach` has been done on {name}, and this user may open its maps"
-        return Verdict("xdp", name, (why,), (), tuple(_notes(link)))
+        return Verdict("xdp", name, (why,), (), tuple(_notes(link, machine.cpus)), trainer)
     blocked = [*_interface_problems(link), *_kernel_problems(machine)]
     packages = _missing_packages(machine)
-    powerless = _missing_privileges(machine)
+    powerless = _missing_privileges(machine, link)
     reasons = [*blocked, *(f"{what} is missing" for what, _ in packages), *powerless]
     if not reasons:
         why = f"native XDP on {name}, and this process may load and attach programs"
-        return Verdict("xdp", name, (why,), (), tuple(_notes(link)))
+        return Verdict("xdp", name, (why,), (), tuple(_notes(link, machine.cpus)), trainer)
     commands = []
     if not blocked:
         sudo = "" if machine.effective_uid == 0 else "sudo "
         if packages:
             commands.append(f"{sudo}apt-get install --no-install-recommends {' '.join(p for _, p in packages)}")
         if powerless and machine.effective_uid != 0:
-            commands.append(f"sudo {tailbound or 'tailbound'} attach {name}")
-    return Verdict("udp", name, tuple(reasons), tuple(commands), (*_notes(link), *_receive_room(machine)))
+            commands.append(" ".join(filter(None, ("sudo", tailbound or "tailbound", "attach", name, options))))
+    notes = (*_notes(link, machine.cpus), *_receive_room(machine))
+    return Verdict("udp", name, tuple(reasons), tuple(commands), notes, trainer if commands else "")
 
 
 def _receive_room(machine: Machine) -> Sequence[str]:
@@ -77,11 +92,34 @@ def _interface_problems(link: Interface | None) -> list[str]:
             "since it may be handed super-frames"
         )
     if link.xdp_program is not None:
+        problems.append(_occupied(link))
+    if not link.linear:
+        problems.append(remedy(link.name, link.mtu))
+    most = MTU_MOST.get(link.driver or "")
+    if most and link.mtu > most:
         problems.append(
-            f"XDP program {link.xdp_program} is on {link.name} already, and no maps of it that this user may open: "
-            "if Tailbound attached it, be in the group it was attached for"
+            f"driver {link.driver} of {link.name} takes XDP programs up to MTU {most}, not {link.mtu}: "
+            f"ip link set dev {link.name} mtu {most} (on all ranks)"
+        )
+    if link.driver in QUEUE_FOR_QUEUE and link.tx_most is not None and link.tx_queues + link.rx_queues > link.tx_most:
+        problems.append(
+            f"driver {link.driver} of {link.name} needs a spare transmit queue for each of its "
+            f"{link.rx_queues} receive queues: ethtool -L {link.name} combined {max(1, link.tx_most // 2)}"
         )
     return problems
+
+
+def _occupied(link: Interface) -> str:
+    what = f"program {link.xdp_program} on {link.name}"
+    if link.xdp_name in OURS:
+        if link.xdp_name == WORKER:
+            return (
+                f"{what} is Tailbound's own, of a job that runs, or attached for a group that this user is not in: "
+                f"be in it, or `tailbound detach {link.name}` and attach again with --group"
+            )
+        return f"{what} is Tailbound's {link.xdp_name}: `{OURS[link.xdp_name].format(link.name)}` removes it"
+    named = f" ({link.xdp_name})" if link.xdp_name else ""
+    return f"{what}{named} is somebody else's, which Tailbound never replaces: ip link set dev {link.name} xdp off"
 
 
 def _kernel_problems(machine: Machine) -> list[str]:
@@ -95,12 +133,12 @@ def _kernel_problems(machine: Machine) -> list[str]:
 
 
 def _missing_packages(machine: Machine) -> list[tuple[str, str]]:
-    """(what is missing, Debian package) for the loader that ``auto`` takes: BCC, else clang with libbpf's headers."""
-    missing = []
-    if machine.bcc is None:
-        if machine.clang:
-            return [] if machine.libbpf else [("bpf/bpf_helpers.h for clang", "libbpf-dev")]
-        missing.append(("BCC", "python3-bpfcc"))
+    """(what is missing, Debian package) for the compiler that lacks least: BCC with headers, clang with libbpf's."""
+    if (machine.bcc and machine.headers) or (machine.clang and machine.libbpf):
+        return []
+    if machine.clang and not machine.bcc:
+        return [("bpf/bpf_helpers.h for clang", "libbpf-dev")]
+    missing = [] if machine.bcc else [("BCC", "python3-bpfcc")]
     if machine.headers is None:
         missing.append(("kernel headers for BCC", f"linux-headers-{_DEBIAN.get(machine.architecture, 'generic')}"))
     return missing
@@ -109,24 +147,40 @@ def _missing_packages(machine: Machine) -> list[tuple[str, str]]:
 _DEBIAN = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-def _missing_privileges(machine: Machine) -> list[str]:
+def _missing_privileges(machine: Machine, link: Interface | None) -> list[str]:
     lacking = [n for n in ("CAP_BPF", "CAP_NET_ADMIN") if not machine.capabilities.get(n)]
     if machine.capabilities.get("CAP_SYS_ADMIN") and lacking == ["CAP_BPF"]:
         lacking = []
     if lacking:
         who = f"this process (uid {machine.effective_uid})"
-        return [f"{who} lacks {' and '.join(lacking)}, and nothing is attached yet"]
+        free = ", and nothing is attached yet" if link and link.xdp_program is None else ""
+        return [f"{who} lacks {' and '.join(lacking)}{free}"]
     if machine.bpf_error:
         return [f"the kernel refuses bpf(2) to this process ({machine.bpf_error}): a container without bpf?"]
     return []
 
 
-def _notes(link: Interface | None) -> Sequence[str]:
+def _notes(link: Interface | None, cpus: int) -> Sequence[str]:
     notes: list[str] = []
     if link is None:
         return notes
     if link.lro:
         notes.append(f"large receive offload joins packets: ethtool -K {link.name} lro off")
+    if link.vlan_stripping:
+        notes.append(
+            "tags of VLANs are taken off before the program sees a frame, so that a VLAN's packets to the job's port "
+            f"look like the job's own: ethtool -K {link.name} rxvlan off"
+        )
+    if link.driver == "virtio_net" and link.tx_most is not None and link.tx_queues + cpus > link.tx_most:
+        notes.append(
+            f"no spare transmit queue for each of {cpus} CPUs: echoes of probes leave under a lock, or not at all "
+            "(more queues for the virtual machine)"
+        )
+    if link.mtu + ETHERNET_BYTES > link.linear > 0:
+        notes.append(
+            f"{link.driver or 'the driver'} hands over {link.linear} bytes of a frame in one piece, so that rows do "
+            f"not fill MTU {link.mtu}"
+        )
     if link.rx_queues > 1 and link.hashes_udp_ports is False:
         notes.append(f"one queue gets all of a peer's packets: ethtool -N {link.name} rx-flow-hash udp4 sdfn")
     if link.native_xdp is None:
