@@ -7,9 +7,10 @@ import struct
 import pytest
 
 import cases
+from tailbound.datapath.xdp import shapes
 from tailbound.errors import CapabilityError
 from tailbound.kernel import compile as compiling
-from tailbound.kernel import load, objects, syscalls
+from tailbound.kernel import interfaces, load, maps, objects, syscalls
 from tailbound.wire.schema import EVENT_RING_BYTES, WORKER_MAPS, Event, op_label
 
 DEFINES = {"TB_PORT": 7000, "TB_WIDTH": 128, "TB_SUM_ROWS": 64, "TB_RESULT_ROWS": 64}
@@ -91,3 +92,19 @@ def test_event_ring_goes_round(make) -> None:
     assert EVENT_RING_BYTES // 24 - 1 <= len(kept) < len(later)
     world.take(cases.ready(op=op_label(200, 0)))
     assert [op for _, op, _ in world.ring.drain()] == [op_label(200, 0)]
+
+
+@pytest.mark.needs("bpf")
+def test_maps_lie_on_the_node_asked_for() -> None:
+    """Those of an interface on a machine with several nodes: there is always a first one."""
+    for node, flag in ((0, syscalls.F_NUMA_NODE), (-1, 0)):
+        held = maps.create(WORKER_MAPS, shapes(256, 64, 64), events=True, node=node)
+        try:
+            for map_ in WORKER_MAPS:
+                assert syscalls.map_info(held.fds[map_.name]).flags & syscalls.F_NUMA_NODE == flag
+        finally:
+            held.close()
+
+
+def test_the_loopback_device_has_no_node() -> None:
+    assert interfaces.numa_node("lo") == interfaces.numa_node("nowhere0") == -1

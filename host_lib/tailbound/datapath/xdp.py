@@ -324,7 +324,8 @@ def _attach(
         raise ConfigError(f"UDP port {port}: choose one of 1..65535")
     interfaces.index_of(interface)
     attaching.refuse_occupied(interface)
-    maps = kernel_maps.create(WORKER_MAPS, shapes(width, sum_rows, result_rows), events=True)
+    dims, node = shapes(width, sum_rows, result_rows), interfaces.numa_node(interface)
+    maps = kernel_maps.create(WORKER_MAPS, dims, events=True, node=node)
     program = link = -1
     try:
         maps.arrays["control"]["address"] = _own_address(interface)

@@ -148,3 +148,13 @@ def possible_cpus() -> int:
     """Highest possible CPU plus one, the kernel's nr_cpu_ids: rows of counters per CPU."""
     text = Path("/sys/devices/system/cpu/possible").read_text()
     return int(re.split(r"[-,]", text.strip())[-1]) + 1
+
+
+def numa_node(interface: str) -> int:
+    """NUMA node of the device; -1 where the machine has one node only, or the device none."""
+    if not Path("/sys/devices/system/node/node1").exists():
+        return -1
+    try:
+        return int(Path("/sys/class/net", interface, "device/numa_node").read_text())
+    except (OSError, ValueError):
+        return -1

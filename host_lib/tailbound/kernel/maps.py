@@ -69,7 +69,7 @@ class Maps:
         self.fds.clear()
 
 
-def _create(map_: Map, shape: Shape) -> int:
+def _create(map_: Map, shape: Shape, node: int) -> int:
     size, entries = _value_bytes(shape), shape[1][0]
     if _has_lock(map_):
         names = [f.name for f in _STRUCTS[map_.value].fields]
@@ -78,18 +78,20 @@ def _create(map_: Map, shape: Shape) -> int:
             types = (blob, btf.KEY_TYPE, btf.VALUE_TYPE) if size == 8 else None
             if types is None:
                 raise ValueError(f"map {map_.name}: a value with a lock has 8 bytes, not {size}")
-            return syscalls.map_create(syscalls.MAP_TYPE_ARRAY, 4, size, entries, name=f"tb_{map_.name}", btf=types)
+            return syscalls.map_create(
+                syscalls.MAP_TYPE_ARRAY, 4, size, entries, name=f"tb_{map_.name}", btf=types, node=node
+            )
         finally:
             os.close(blob)
     flags = syscalls.F_MMAPABLE if map_.mmap else 0
-    fd = syscalls.map_create(syscalls.MAP_TYPE_ARRAY, 4, size, entries, name=f"tb_{map_.name}", flags=flags)
+    fd = syscalls.map_create(syscalls.MAP_TYPE_ARRAY, 4, size, entries, name=f"tb_{map_.name}", flags=flags, node=node)
     if map_.mmap and map_.writer == "program":
         syscalls.map_freeze(fd)
     return fd
 
 
-def create(maps: Iterable[Map], shapes: Mapping[str, Shape], *, events: bool) -> Maps:
-    """Creates maps, zeroed, of the given shapes, and the event ring where asked for.
+def create(maps: Iterable[Map], shapes: Mapping[str, Shape], *, events: bool, node: int = -1) -> Maps:
+    """Creates maps, zeroed, of the given shapes, on NUMA node ``node`` (-1: any), and the event ring where asked for.
 
     Raises:
         CapabilityError: the kernel refuses; the message says which map and why.
@@ -98,7 +100,7 @@ def create(maps: Iterable[Map], shapes: Mapping[str, Shape], *, events: bool) ->
     try:
         for map_ in maps:
             try:
-                made.fds[map_.name] = _create(map_, shapes[map_.name])
+                made.fds[map_.name] = _create(map_, shapes[map_.name], node)
             except OSError as error:
                 raise CapabilityError(_refused(f"map {map_.name}", error)) from error
             if map_.mmap:

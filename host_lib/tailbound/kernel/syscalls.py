@@ -20,7 +20,7 @@ _TEST_RUN, _PROG_BY_ID, _INFO_BY_FD, _BTF_LOAD, _MAP_FREEZE = 10, 13, 15, 18, 22
 _UPDATE_BATCH, _LINK_CREATE, _LINK_DETACH = 26, 28, 34
 
 MAP_TYPE_ARRAY, MAP_TYPE_ARRAY_OF_MAPS, MAP_TYPE_DEVMAP, MAP_TYPE_DEVMAP_HASH, MAP_TYPE_RINGBUF = 2, 12, 14, 25, 27
-F_LOCK, F_MMAPABLE, _F_LIVE_FRAMES = 4, 1 << 10, 1 << 1
+F_LOCK, F_NUMA_NODE, F_MMAPABLE, _F_LIVE_FRAMES = 4, 4, 1 << 10, 1 << 1
 PROG_TYPE_TC, PROG_TYPE_XDP, _F_XDP_HAS_FRAGS = 3, 6, 1 << 5
 ATTACH_XDP_DEVMAP, ATTACH_XDP, ATTACH_TCX_EGRESS = 33, 37, 47
 #: How long the verifier is asked again when signals interrupt it, in seconds.
@@ -65,12 +65,17 @@ def map_create(
     flags: int = 0,
     btf: tuple[int, int, int] = (0, 0, 0),
     inner: int = 0,
+    node: int = -1,
 ) -> int:
     """Creates a map and returns its descriptor.
 
-    ``btf`` is (BTF descriptor, key type, value type); ``inner`` describes the maps that a map of maps holds.
+    ``btf`` is (BTF descriptor, key type, value type); ``inner`` describes the maps that a map of maps holds; its
+    memory is that of NUMA node ``node``, unless that is below 0.
     """
-    attr = struct.pack("=IIIIII4x16s4xIII", kind, key_size, value_size, entries, flags, inner, _name(name), *btf)
+    if node >= 0:
+        flags |= F_NUMA_NODE
+    sizes = (kind, key_size, value_size, entries, flags, inner, max(node, 0))
+    attr = struct.pack("=7I16s4xIII", *sizes, _name(name), *btf)
     return _bpf(_MAP_CREATE, attr)[0]
 
 
