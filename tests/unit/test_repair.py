@@ -189,7 +189,7 @@ def test_who_misses_much_waits_a_random_while() -> None:
 
 
 def test_cold_ops_ask_for_all_and_more_often() -> None:
-    assert asked_most(1000, cold=False) == 50
+    assert asked_most(1000, cold=False) == 250
     assert asked_most(1000, cold=True) == 1000
     assert asked_most(3, cold=False) == 1
     asked = Owners({1: list(range(100))}, most=asked_most(100, cold=True), repeats=REPEATS_COLD).run(10**12)

@@ -1,7 +1,8 @@
 """Repair in the transport thread: looks for missing rows, asks for them, and answers others (CLOCKS.md rule 23).
 
-Results are repaired in every op. Contributions are repaired in cold ops and in warm-up only (rule 26): later a missing
-one costs its row a contributor, which the mean allows for.
+Results and contributions are repaired in every op. A missing contribution costs its row one contributor, which the mean
+allows for, and a missing result costs every replica; but both are asked for while others are still sending, as a rule,
+so that a row that was lost costs no op its time.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from tailbound.collective.job import Job
 from tailbound.collective.messages import decode_repair, encode_repair
 from tailbound.collective.op import Op
 from tailbound.collective.repair import REPEATS, REPEATS_COLD, Halves, Places, Request, Round, asked_most, patience
-from tailbound.collective.tally import gather_results
+from tailbound.collective.tally import gather_results, rows_by_rank
 from tailbound.collective.timing import flow_bytes
 from tailbound.transport.burst import burst_packets
 from tailbound.transport.stamp import restamp
 from tailbound.wire.schema import Flag, PacketType, serial_distance
 
 _CONTRIBUTIONS, _RESULTS = 0, 1
+_NONE = np.zeros(0, np.int64)
 
 
 # -- asking -------------------------------------------------------------------------------------------------------
@@ -69,17 +71,27 @@ def owed(job: Job, op: Op) -> bool:
 
 
 def ask_contributions(job: Job, op: Op, now: int) -> tuple[bool, int]:
-    """Asks ranks that have finished for contributions to the own rows, while this size warms up; as ``ask_results``."""
-    if not job.config.repair or op.overtaken or not (op.cold or job.repairs.warming(op.key)):
+    """Asks ranks that have finished for contributions to the own rows; as ``ask_results``."""
+    if not job.config.repair or op.overtaken:
         return False, 0
     own = int(op.place.placement.counts[job.rank])
-    finished = [p for p in job.waited_for if p not in op.abstainers and job.contributed(p, op.label)]
+    out = op.abstainers | op.stayed_out
+    finished = [p for p in job.waited_for if p not in out and job.contributed(p, op.label)]
     halves = _halves(op)
     if halves.first is None:
         if not finished:
             return False, 0
         halves.first = _round(job, op, own * len(job.peers))
-    requests = halves.first.turn(now, finished, lambda p: _unsummed(job, op, p), lambda p: own, job.deadlines.quiet)
+    summed: NDArray[np.int64] | None = None
+
+    def missing(rank: int) -> Places:
+        nonlocal summed
+        if summed is None:
+            summed = np.zeros(job.ranks, np.int64)
+            rows_by_rank(job.slots, op.place.sum_seqs[job.rank], own, job.sum_mask, job.cookie, op.label, summed)
+        return _NONE if summed[rank] >= own else _unsummed(job, op, rank)
+
+    requests = halves.first.turn(now, finished, missing, lambda p: own, job.deadlines.quiet)
     for rank, places in requests:
         _ask(job, op, rank, places, own, Flag.FIRST_HALF)
     return halves.first.open, halves.first.look

@@ -55,10 +55,14 @@ def published_by(job: Job, op: Op) -> int:
 
 
 def observe(job: Job, op: Op, summed: NDArray[np.int64]) -> None:
-    """Feeds the incast control with one sealed op: rows missing of senders that are through with it (rule 24)."""
+    """Feeds the incast control with one sealed op: rows that senders who are through with it lost (rule 24).
+
+    What repair has brought was lost all the same.
+    """
     if op.cold:  # ranks that settle on other scales are refused, not lost
         return
     own = int(op.place.placement.counts[job.rank])
     through = [p for p in job.waited_for if p not in op.abstainers and job.contributed(p, op.label)]
-    lost = sum(own - int(summed[p]) for p in through if summed[p] > 0)
+    asked = op.repair.first.asked if op.repair is not None and op.repair.first is not None else {}
+    lost = sum(max(own - int(summed[p]), len(asked.get(p, ()))) for p in through if summed[p] > 0)
     job.traffic.incast.observe(own * len(through), lost)
