@@ -30,6 +30,8 @@ class Case:
     pauses: dict[tuple[int, int], int] = field(default_factory=dict)
     skips: set[tuple[int, int]] = field(default_factory=set)
     first_layout: list[int] | None = None
+    #: turns of a transport thread that have to wait for a core, and for how long, ns: (share, mean, most)
+    waits: tuple[float, int, int] = (0.0, 0, 0)
     #: buckets of different sizes
     unequal: bool = False
     at: dict[tuple[int, int], Callable[[Case, int], None]] = field(default_factory=dict)
@@ -87,6 +89,12 @@ class Case:
             return 0
         jitter = 1 + 0.02 * self.world.random.random()
         return int(COMPUTE * self.slow.get(node.rank, 1.0) * jitter)
+
+    def run_queue(self, node: Node) -> int:
+        share, mean, most = self.waits
+        if not share or self.world.random.random() >= share:
+            return 0
+        return min(most, int(self.world.random.expovariate(1 / mean)))
 
     def buckets(self, node: Node) -> list[tuple[int, int]]:
         layout = self.first_layout if self.first_layout and node.step == 0 else node.buckets

@@ -24,7 +24,7 @@ STANDING = 2 * MS
 class Packets:
     """A burst of rows of one flow, or one control packet (``rows`` 0)."""
 
-    kind: str  # contribution, result, ready, hold, unhold, repair, answer
+    kind: str  # contribution, result, ready, hold, unhold, ask, gone, repair, answer (results), again (contributions)
     sender: int
     to: int
     label: int
@@ -41,6 +41,7 @@ class Packets:
     newest: int = 0
     deadline: int = 0
     places: int = 0
+    first: bool = False  #: asks for contributions, not for results
     done: Callable[[], None] | None = None
     over: Callable[[], bool] | None = None  #: whether the receiver takes no more of it
 

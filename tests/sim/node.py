@@ -20,6 +20,7 @@ from tailbound.transport.clock import LEAST_STEP, Extension, Quiet, majority, st
 from tailbound.transport.config import Config
 from tailbound.transport.deadline import WARM_UP_OPS, Deadlines, Sample
 from tailbound.transport.membership import HOLD_EVERY, Membership
+from tailbound.transport.overtime import Overtime
 from tailbound.transport.patience import Patience
 from tailbound.transport.sequence import Layout, Place, Sequence
 from tailbound.transport.silence import Silence
@@ -45,6 +46,7 @@ class Record:
     contributed: dict[int, int] = field(default_factory=dict)
     published: dict[int, int] = field(default_factory=dict)
     abstained: set[int] = field(default_factory=set)
+    stayed_out: set[int] = field(default_factory=set)
     rows: Counter[int] = field(default_factory=Counter)
     results: Counter[int] = field(default_factory=Counter)
     majority: list[int] = field(default_factory=lambda: [0, 0])
@@ -81,8 +83,7 @@ class SimOp:
     own_quiet: Quiet = field(default_factory=Quiet)
     result_clock: Extension = field(default_factory=Extension)
     result_quiet: Quiet = field(default_factory=Quiet)
-    round: Round | None = None
-    asked_round: Round | None = None
+    rounds: list[Round | None] = field(default_factory=lambda: [None, None])
     why: list[str] = field(default_factory=list)
     silence: Silence = field(default_factory=Silence)
 
@@ -96,6 +97,7 @@ class Peer:
     newest: int = -1
     deadline: int = 0
     last: int = 0
+    spoke: int = 0
 
 
 @dataclass
@@ -122,6 +124,7 @@ class Node:
         self.world, self.rank, self.plan, self.buckets = world, rank, plan, buckets
         self.config = Config(rank, world.ranks)
         self.deadlines = Deadlines(self.config)
+        self.overtime = Overtime(world.now)
         self.answers = Patience(SOON, PATIENCE_MOST)
         self.membership = Membership(world.ranks, rank)
         self.sequence = Sequence(world.ranks, OwnerMap(0, tuple(range(world.ranks))))
@@ -139,7 +142,7 @@ class Node:
         self.named = -1
         self.last_turn = world.now
         self.next_turn = 0
-        self.alarm = 0
+        self.alarm = self.rung = 0
         self.newest_heard = 0
         self.looked_at: tuple[int, int] | None = None
         self.inbox: list[Any] = []
@@ -169,6 +172,8 @@ class Node:
                 if name == "newest":
                     self.newest_heard += 1
         peer.deadline = p.deadline
+        if p.kind in ("hold", "unhold", "ask", "gone", "repair", "ready"):
+            self.wake(lambda: self._spoke(p.sender))
         if p.kind in ("hold", "unhold"):
             self.wake(lambda: self._hold(p))
             return
@@ -181,7 +186,7 @@ class Node:
         if p.kind == "repair":
             self.wake(lambda: self._answer(p))
             return
-        if p.kind in ("contribution", "result", "answer") and not rows:
+        if p.kind in ("contribution", "result", "answer", "again") and not rows:
             return
         ring_end = op_label((step_of(self.base) + RING_STEPS) & 0x3FFFFF, 0)
         if serial_distance(p.label, ring_end) >= 0:
@@ -213,7 +218,8 @@ class Node:
             record.abstained.add(p.sender)
         if p.late:
             record.begun.setdefault(p.sender, now)
-        if p.kind == "contribution":
+            record.stayed_out.add(p.sender)
+        if p.kind in ("contribution", "again"):
             record.begun.setdefault(p.sender, now)
             op = self.ops.get(p.label)
             if behind or (op is not None and op.sealed):
@@ -230,7 +236,7 @@ class Node:
                 record.results[p.sender] += rows
             if p.last and p.kind == "result":
                 record.published.setdefault(p.sender, now)
-        if hint or p.last or p.kind in ("ready", "answer"):
+        if hint or p.last or p.kind in ("ready", "answer", "again"):
             self.wake()
 
     def wake(self, first: Any = None) -> None:
@@ -239,7 +245,7 @@ class Node:
             self.inbox.append(first)
         if not self.next_turn:
             self.next_turn = 1
-            self.world.at(self.world.now, self._turn)
+            self.world.at(self.world.now + self.plan.run_queue(self), self._turn)
 
     # -- transport ---------------------------------------------------------------------------------------------------
 
@@ -271,6 +277,9 @@ class Node:
         if self.dead or self.stopped:
             return
         now = self.world.now
+        if self.rung:
+            self.overtime.woke(now - self.rung)
+            self.rung = 0
         if now - self.last_turn > _STOPPED:
             self.membership.woke(step_of(self.sequence.upcoming))
         self.last_turn = now
@@ -315,7 +324,8 @@ class Node:
 
     def _alarmed(self, when: int) -> None:
         if self.alarm == when and not self.next_turn:
-            self._turn()
+            self.rung = when
+            self.wake()
 
     def _look(self) -> None:
         rows = self.sequence.op_rows
@@ -415,9 +425,11 @@ class Node:
             return 0
         if op.start and not op.own_clock.due:
             op.own_clock.begin(op.start, self._d1(op), self.config.stage_max, LEAST_STEP)
-        due, again = decide(_First(self, op, record), op.own_clock, op.own_quiet, now, self.deadlines.quiet)
+        seen = _First(self, op, record)
+        due, again = decide(seen, op.own_clock, op.own_quiet, now, self.deadlines.quiet, overtime=self.overtime)
         if due is None:
             return again
+        self.overtime.charge(op.own_clock, now)
         op.early |= due == "quiet"
         op.why.append(due)
         op.sealed = now
@@ -478,9 +490,11 @@ class Node:
                 length = self.deadlines.hurried(length, flow, op.start - op.launched)
             op.result_clock.begin(op.start, length, 2 * most, LEAST_STEP)
         seen = _Second(self, op, record)
-        due, again = decide(seen, op.result_clock, op.result_quiet, now, self.deadlines.quiet, op.launched)
+        quiet = self.deadlines.quiet
+        due, again = decide(seen, op.result_clock, op.result_quiet, now, quiet, op.launched, self.overtime)
         if due is None:
             return again
+        self.overtime.charge(op.result_clock, now)
         op.early |= due == "quiet"
         op.why.append(due)
         op.finished = now
@@ -586,7 +600,10 @@ class Node:
             return [p for p in found if rows[p]], [p for p in found if not rows[p]]
 
         due = (op.result_clock if op.published else op.own_clock).due
-        self._control("ask", op.silence.turn(now, progress, due, missing), op.place.label, op.place.layout.tag)
+        asked = op.silence.turn(now, progress, due, missing)
+        for p in asked:
+            self.overtime.asked(p, now, self.heard([p]))
+        self._control("ask", asked, op.place.label, op.place.layout.tag)
         return op.silence.again
 
     def _forgive(self, label: int, start: int) -> None:
@@ -626,8 +643,41 @@ class Node:
         else:
             self.membership.unhold(p.sender)
 
+    def _spoke(self, rank: int) -> None:
+        self.peers[rank].spoke = self.world.now
+        self.overtime.spoke(rank, self.world.now)
+
+    def heard(self, ranks: list[int]) -> int:
+        """As ``Job.heard``."""
+        return max((max(self.peers[p].last, self.peers[p].spoke) for p in ranks), default=0)
+
+    def repair(self, op: SimOp, half: int, finished: list[int], rows: Any, here: Counter[int], pause: int) -> Any:
+        """As ``mend``; ``half`` 0 is that of contributions, ``rows`` what every rank has in it."""
+        if op.rounds[half] is None:
+            if not finished:
+                return False, 0
+            cold = self.warming(op)
+            whole = op.place.layout.shape.rows if half else rows(0) * len(self.peers)
+            repeats = REPEATS_COLD if cold else REPEATS
+            seed = op.place.label * 64 + self.rank
+            op.rounds[half] = Round(seed, asked_most(whole, cold=cold), repeats, PATIENCE, self.answers)
+        round_ = op.rounds[half]
+        assert round_ is not None
+
+        def missing(p: int) -> Any:
+            return np.arange(rows(p) - here[p])
+
+        for p, places in round_.turn(self.world.now, finished, missing, rows, pause):
+            self._control("repair", [p], op.place.label, op.place.layout.tag, places=len(places), first=not half)
+        return round_.open, round_.look
+
     def _answer(self, p: Packets) -> None:
         op = self.ops.get(p.label)
+        if p.first:
+            if op is not None and op.own_in:
+                size = p.places * self._row_bytes(op)
+                self.link.submit(Packets("again", self.rank, p.sender, p.label, p.tag, p.places, p.places, size, False))
+            return
         if serial_distance(p.label, self.mark_p) <= 0 or (op is not None and op.published):
             size = p.places * 1514
             self.link.submit(Packets("answer", self.rank, p.sender, p.label, p.tag, p.places, p.places, size, False))
@@ -768,14 +818,21 @@ class _First:
         return not live or (self.record is not None and all(self.record.rows[p] >= self.own for p in live))
 
     def finished(self) -> bool:
-        node, record = self.node, self.record
-        return self.own_in and all(
-            node._marked(p, "contributed", self.op) or (record is not None and p in record.abstained)
-            for p in node.membership.live
-        )
+        return self.own_in and all(self._has_finished(p) for p in self.node.membership.live)
+
+    def _has_finished(self, p: int) -> bool:
+        return self.node._marked(p, "contributed", self.op) or (self.record is not None and p in self.record.abstained)
+
+    def heard(self) -> int:
+        return self.node.heard([p for p in self.node.membership.live if not self._has_finished(p)])
 
     def repair(self, now: int, *, late: bool) -> tuple[bool, int]:
-        return False, 0
+        node, record = self.node, self.record
+        if self.op.overtaken or record is None:
+            return False, 0
+        out = record.abstained | record.stayed_out
+        finished = [p for p in node.membership.live if p not in out and node._marked(p, "contributed", self.op)]
+        return node.repair(self.op, 0, finished, lambda _: self.own, record.rows, node.deadlines.quiet)
 
     def last_call(self, now: int) -> int:
         return 0
@@ -800,28 +857,21 @@ class _Second:
     def finished(self) -> bool:
         return all(self.node._marked(p, "published", self.op) for p in self.node.membership.owners)
 
+    def heard(self) -> int:
+        return self.node.heard(
+            [p for p in self.node.membership.owners if not self.node._marked(p, "published", self.op)]
+        )
+
     def repair(self, now: int, *, late: bool) -> tuple[bool, int]:
-        node, op, record = self.node, self.op, self.record
+        node, op = self.node, self.op
         if op.overtaken:
             return False, 0
         finished = [p for p in node.membership.owners if node._marked(p, "published", op)]
-        if op.round is None:
-            if not finished:
-                return False, 0
-            cold = node.warming(op)
-            most = asked_most(op.place.layout.shape.rows, cold=cold)
-            repeats = REPEATS_COLD if cold else REPEATS
-            op.round = Round(op.place.label * 64 + node.rank, most, repeats, PATIENCE, node.answers)
-
-        def missing(p: int) -> Any:
-            return np.arange(int(self.counts[p]) - (record.results[p] if record is not None else 0))
-
+        here = self.record.results if self.record is not None else Counter[int]()
         pause = 0 if late else node.deadlines.quiet
-        for p, places in op.round.turn(now, finished, missing, lambda p: int(self.counts[p]), pause):
-            node._control("repair", [p], op.place.label, op.place.layout.tag, places=len(places))
-        return op.round.open, op.round.look
+        return node.repair(op, 1, finished, lambda p: int(self.counts[p]), here, pause)
 
     def last_call(self, now: int) -> int:
-        round_ = self.op.round
+        round_ = self.op.rounds[1]
         until = self.op.launched + 10 * MS
         return until if round_ is not None and round_.open and now < until else 0

@@ -10,6 +10,7 @@ import pytest
 from sim.cases import BUCKET, Case, crash, slow_link, stop
 from sim.network import MS, S
 from tailbound.transport.deadline import LEAST
+from tailbound.transport.overtime import FIRST, SHARE
 
 SETTLED = 15
 RANKS = pytest.mark.parametrize("ranks", [2, 3, 4, 8])
@@ -45,6 +46,21 @@ def test_one_percent_of_rows_lost_ends_by_quiet_and_results_are_repaired(ranks: 
     assert sorted(case.missing(0, case.steps) for case in cases)[1] < 0.007
     ends = [why for log in logs for op in log if op.step >= SETTLED for why in op.why]
     assert ends.count("deadline") <= 0.05 * len(ends)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.03])
+def test_ranks_that_wait_for_a_core_are_waited_for(share: float) -> None:
+    """Turns of the transport threads are put off by 20 ms as a rule and by 200 ms at most: rows before tails.
+
+    Deadlines at what ops usually take cut off 1.5 to 1.8 % of the rows here. What is left are ranks that were silent
+    for far longer than anybody before: they cannot be told from stopped ones.
+    """
+    cases = [Case(4, steps=60, seed=seed, waits=(share, 20 * MS, 200 * MS)).run() for seed in (1, 2)]
+    for case in cases:
+        assert case.missing(SETTLED, case.steps) <= 0.005
+        assert all(node.suspected == 0 for node in case.nodes)
+        spent = sum(node.overtime.waited for node in case.nodes) / len(case.nodes)
+        assert spent <= FIRST + SHARE * case.world.now
 
 
 @RANKS
@@ -100,14 +116,19 @@ def test_a_rank_is_slow(ranks: int, factor: float) -> None:
 @RANKS
 @pytest.mark.parametrize("length", [150 * MS, 1 * S, 5 * S])
 def test_a_rank_is_stopped(ranks: int, length: int) -> None:
-    """The others lose no more than one deadline an op until it is suspected; it comes back, and all is whole."""
+    """The others lose no more than one deadline an op until it is suspected; it comes back, and all is whole.
+
+    At first nobody can tell it from a rank that waits for a core: in one op each half may last half a deadline longer.
+    """
     stopped = ranks - 1
     steps = 26 + 20 + length // (95 * MS)
     case = Case(ranks, steps=steps, buckets_a_step=1, at={(0, 26): stop(stopped, length)}).run()
     left = others(case, stopped)
     assert all(node.step == steps for node in case.nodes)
     worst = max(case.durations(26, steps, left))
-    assert worst <= (min(length, 1000 * MS) + 100 * MS if ranks == 2 else 100 * MS)
+    assert worst <= (min(length, 1000 * MS) + 100 * MS if ranks == 2 else 125 * MS)
+    if ranks > 2:
+        assert sum(took > 100 * MS for took in case.durations(26, steps, left)) <= len(left)
     nobody_else_was_suspected(case, stopped)
     # those that ended the same op with and without one more tenth of a deadline are apart by it: once, as a rule never
     assert len(case.bad_steps(26, steps, between=left)) <= 1

@@ -67,6 +67,20 @@ def test_everybody_is_asked_once_while_the_deadline_leaves_time_for_an_answer(du
     assert len([when for when, _ in found if when >= due - LAST_CALL]) == 1
 
 
+def test_a_deadline_that_has_moved_on_is_another_one() -> None:
+    """Who is missed is to say that it lives before each of them; not more often than every ``LONGEST_PAUSE``."""
+    silence, asked = Silence(), []
+    for now in range(0, 400 * MS, MS):
+        due = 100 * MS if now < 100 * MS else (now // (10 * MS) + 1) * 10 * MS
+        if silence.turn(now, 0, due, lambda: ([], [1])):
+            asked.append(now)
+    late = [now for now in asked if now >= 90 * MS]
+    assert late[0] == 100 * MS - LAST_CALL
+    pauses = [b - a for a, b in itertools.pairwise(late)]
+    assert max(pauses) <= LONGEST_PAUSE + 10 * MS
+    assert min(pauses) >= LONGEST_PAUSE - 10 * MS
+
+
 def test_a_deadline_that_is_near_from_the_start_makes_nobody_ask_at_once() -> None:
     assert questions(Silence(), [], [1], 10 * MS, 5 * MS) == [(FIRST_PAUSE, [1])]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from tailbound.transport.clock import Extension, Quiet
+from tailbound.transport.overtime import FIRST, Overtime
 from tailbound.transport.stage import cut, decide
 
 MS = 1_000_000
@@ -23,12 +24,16 @@ class Half:
     repairing: int = 0
     call_until: int = 0
     was_late: bool | None = None
+    word: int = 0
 
     def complete(self) -> bool:
         return self.whole
 
     def finished(self) -> bool:
         return self.all_finished
+
+    def heard(self) -> int:
+        return self.word
 
     def repair(self, now: int, *, late: bool) -> tuple[bool, int]:
         self.was_late = late
@@ -115,3 +120,50 @@ def test_a_late_launch_may_use_one_round_of_repair() -> None:
     assert decide(half, clock, quiet, 130 * MS, MS, launched=130 * MS) == (None, 134 * MS)
     assert decide(half, clock, quiet, 136 * MS, MS, launched=130 * MS) == (None, 140 * MS)
     assert decide(half, clock, quiet, 140 * MS, MS, launched=130 * MS) == ("deadline", 0)
+
+
+def until(half: Half, overtime: Overtime, *, words: bool, launched: int = 0, first: int = 95 * MS) -> int:
+    """When the deadline (due at 100 ms, for 50 ms) ends a stage of which no row comes; ``words``: its ranks answer."""
+    clock, quiet = clocks()
+    now = first
+    while True:
+        if words:
+            half.word = now - MS
+        why, again = decide(half, clock, quiet, now, MS, launched, overtime)
+        if why is not None:
+            assert why == "deadline"
+            overtime.charge(clock, now)
+            return now
+        now = again
+
+
+def test_who_lives_is_waited_for_as_long_as_there_is_time_saved_up() -> None:
+    """Rows before tails: but what was saved up is gone then, and the next op ends at its deadline."""
+    overtime = Overtime(95 * MS)
+    assert until(Half(), overtime, words=True) == pytest.approx(min(100 * MS + FIRST, 550 * MS), abs=6 * MS)
+    overtime = Overtime(95 * MS)
+    overtime = Overtime(95 * MS)
+    spent = Extension()
+    spent.begin(1, 19 * MS, 500 * MS)
+    overtime.charge(spent, 20 * MS + 2 * FIRST)  # far more was waited than was saved up
+    assert until(Half(), overtime, words=True) == 100 * MS
+
+
+def test_who_says_nothing_is_waited_for_half_a_deadline_after_its_last_word() -> None:
+    assert until(Half(word=95 * MS), Overtime(95 * MS), words=False) == pytest.approx(120 * MS, abs=6 * MS)
+    assert until(Half(word=60 * MS), Overtime(95 * MS), words=False) == 100 * MS
+    assert until(Half(), Overtime(95 * MS), words=False) == 100 * MS
+
+
+def test_where_answers_take_long_a_silence_may_be_long_too() -> None:
+    overtime = Overtime(95 * MS)
+    overtime.asked(1, 10 * MS, 0)
+    overtime.spoke(1, 70 * MS)
+    assert until(Half(word=60 * MS), overtime, words=False) == pytest.approx(185 * MS, abs=6 * MS)
+
+
+def test_a_late_launch_waits_for_who_lives_from_its_own_time_on() -> None:
+    overtime = Overtime(95 * MS)
+    end = until(Half(progress=3, word=200 * MS), overtime, words=False, launched=200 * MS, first=200 * MS)
+    assert end == pytest.approx(225 * MS, abs=6 * MS)
+    assert overtime.waited <= 30 * MS

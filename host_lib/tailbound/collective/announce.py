@@ -56,6 +56,7 @@ class Inbox:
             job.counters["control_refused"] += 1
             return
         job.counters["control_taken"] += 1
+        job.hear(sender)
         if head["type"] == PacketType.BYE:
             job.gone.add(sender)
             job.publish_live()
@@ -79,7 +80,7 @@ class Inbox:
         elif head["type"] == PacketType.REPAIR:
             if int(head["rows"]):
                 take_request(job, head, body)
-            elif serial_distance(label, job.marks.published) <= 0:
+            else:
                 self._answer(sender, label, int(head["layout"]))
         elif head["type"] == PacketType.GONE and label in ops:
             if int(head["flags"]) & Flag.ABSTAIN:
@@ -110,14 +111,14 @@ class Inbox:
             op.heard_by.add(sender)
         elif op.cold and op.needs_own and not self._job.contributed(sender, op.label):
             announce(self._job, op, [sender], ask=False)
-        if flags & Flag.REPEAT and op.launch and op.encoded:
-            if op.published:
-                self._answer(sender, op.label, op.place.layout.tag)
-            else:
+        if flags & Flag.REPEAT:
+            if op.launch and op.encoded and not op.published:
                 announce(self._job, op, [sender], ask=False)
+            else:
+                self._answer(sender, op.label, op.place.layout.tag)
 
     def _answer(self, sender: int, label: int, layout: int) -> None:
-        """Tells a rank that waits for results which have been sent in full that no more will come: the marks say it.
+        """Tells a rank that waits how far this one is: the marks say it. If not further, it says that this rank lives.
 
         That this rank abstained is said again, too: whoever asks may have missed the only packet that said it.
         """

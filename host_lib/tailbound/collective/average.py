@@ -41,6 +41,7 @@ def average(job: Job, op: Op, now: int) -> int:
     if due is None:
         return again
     op.early |= due == "quiet"
+    job.overtime.charge(op.own_clock, now)
     _seal(job, op, due)
     return 0
 
@@ -54,7 +55,8 @@ def _foreseen_wrongly(job: Job, op: Op) -> bool:
 def _due(job: Job, op: Op, now: int) -> tuple[Why | None, int]:
     """Why to seal now, if so, and when to look again if not (rule 7)."""
     begin_seal(job, op)
-    return decide(_Contributions(job, op), op.own_clock, op.own_quiet, now, job.deadlines.quiet)
+    seen, overtime = _Contributions(job, op), job.overtime
+    return decide(seen, op.own_clock, op.own_quiet, now, job.deadlines.quiet, overtime=overtime)
 
 
 class _Contributions:
@@ -84,6 +86,10 @@ class _Contributions:
 
     def finished(self) -> bool:
         return self._own_in and all(_has_finished(self._job, self._op, p) for p in self._job.waited_for)
+
+    def heard(self) -> int:
+        job, op = self._job, self._op
+        return job.heard(p for p in job.waited_for if not _has_finished(job, op, p))
 
     def repair(self, now: int, *, late: bool) -> tuple[bool, int]:
         return ask_contributions(self._job, self._op, now)

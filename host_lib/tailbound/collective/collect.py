@@ -25,6 +25,7 @@ def collect(job: Job, op: Op, now: int) -> int:
     if due is None:
         return again
     op.early |= due == "quiet"
+    job.overtime.charge(op.result_clock, now)
     _finish(job, op, due)
     return 0
 
@@ -32,7 +33,8 @@ def collect(job: Job, op: Op, now: int) -> int:
 def _due(job: Job, op: Op, now: int) -> tuple[Why | None, int]:
     """Why to end now, if so, and when to look again if not (rules 11-13)."""
     begin_give_up(job, op)
-    return decide(_Results(job, op), op.result_clock, op.result_quiet, now, job.deadlines.quiet, op.admitted)
+    seen, overtime = _Results(job, op), job.overtime
+    return decide(seen, op.result_clock, op.result_quiet, now, job.deadlines.quiet, op.admitted, overtime)
 
 
 class _Results:
@@ -63,6 +65,9 @@ class _Results:
 
     def finished(self) -> bool:
         return all(self._job.published(p, self._op.label) for p in self._owners)
+
+    def heard(self) -> int:
+        return self._job.heard(p for p in self._owners if not self._job.published(p, self._op.label))
 
     def repair(self, now: int, *, late: bool) -> tuple[bool, int]:
         return ask_results(self._job, self._op, now, late=late)

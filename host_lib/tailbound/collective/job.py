@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,7 @@ from tailbound.transport.deadline import Deadlines
 from tailbound.transport.interface import speed_of
 from tailbound.transport.log import Events
 from tailbound.transport.membership import Membership
+from tailbound.transport.overtime import Overtime
 from tailbound.transport.patience import Patience
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Sequence
@@ -86,6 +88,8 @@ class Job:
         self.gone = self.membership.gone
         self.steps = Steps(datapath.store.result_rows)
         self.deadlines = Deadlines(config)
+        self.overtime = Overtime(self.now())
+        self._spoke = [0] * self.world  # when a word of each rank was last read, ns
         #: finished ops whose arrival stamps are still to be read (``timing.Pending``)
         self.pending: deque[Any] = deque()
         self.self_misses = 0
@@ -237,6 +241,19 @@ class Job:
         """Whether ``rank`` has fully sent its results of ops up to ``label``."""
         state = self.store.peer_states[rank]
         return bool(state["cookie"] == self.cookie and serial_distance(int(state["published"]), label) >= 0)
+
+    def hear(self, rank: int) -> None:
+        """A word of ``rank`` has come."""
+        self._spoke[rank] = self.now()
+        self.overtime.spoke(rank, self._spoke[rank])
+
+    def heard(self, ranks: Iterable[int]) -> int:
+        """When one of ``ranks`` was last heard of, by a word or by a mark that rose, ns; 0: never."""
+        states, last = self.store.peer_states, 0
+        for rank in ranks:
+            state = states[rank]
+            last = max(last, self._spoke[rank], int(state["last_ns"]) if state["cookie"] == self.cookie else 0)
+        return last
 
     def header(self, kind: PacketType, label: int, layout: int, **fields: int) -> NDArray[Any]:
         """A header of this rank with its marks and advertisements."""

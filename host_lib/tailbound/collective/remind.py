@@ -18,6 +18,8 @@ def remind(job: Job, op: Op, now: int) -> int:
     progress = int(record["progress"]) + int(record["results_in"]) if record is not None else 0
     due = (op.result_clock if op.published else op.own_clock).due
     asked = op.silence.turn(now, progress, due, lambda: _missing(job, op))
+    for peer in asked:
+        job.overtime.asked(peer, now, job.heard([peer]))
     if asked and op.published:
         # READY would not do: to an owner that is through with the op it is a stale row, and the kernel drops it
         head = job.header(PacketType.REPAIR, op.label, op.place.layout.tag)

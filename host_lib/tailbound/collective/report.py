@@ -132,6 +132,7 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
         "delivered": _delivered(job),
         "loss": max((1 - taken / expected if expected else 0.0) for expected, taken, _ in totals),
         "deadlines_ms": _deadlines(job),
+        "overtime_ms": _overtime(job),
         "deadline_hits": job.counters["seal_deadline_hits"] + job.counters["result_deadline_hits"],
         "incast": {"own": traffic["incast"], "obeyed": traffic["open_limit"]},
         "queued": traffic["queued"],
@@ -175,6 +176,12 @@ def _deadlines(job: Job) -> dict[str, float]:
     """The own D1, D2 and q as they are now, for ops like the last one, in ms."""
     learned, size = job.deadlines, job.books.flow_bytes
     return {"d1": learned.advertised / 1e6, "d2": learned.stage_two(size) / 1e6, "q": learned.quiet / 1e6}
+
+
+def _overtime(job: Job) -> dict[str, float]:
+    """What was waited past deadlines and what may still be, how long answers take, and how late the thread wakes up."""
+    now, it = job.now(), job.overtime
+    return {"waited": it.waited / 1e6, "left": it.left(now) / 1e6, "answer": it.answer / 1e6, "late": it.late / 1e6}
 
 
 def _suspicion(job: Job, peer: int) -> str:

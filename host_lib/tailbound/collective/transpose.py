@@ -287,13 +287,16 @@ class Transpose:
         self._waiter.want_room(self.job.queue.full)
         longest = now + (_LONGEST_SLEEP if self._ops else _IDLE_SLEEP)
         end = min(again or longest, longest)
-        while not self._waiter.wait(min(self._silence or end, end, now + _LONGEST_SLEEP) - now):
+        asked = min(self._silence or end, end, now + _LONGEST_SLEEP)
+        while not self._waiter.wait(asked - now):
             now = self.job.now()
+            self.job.overtime.woke(now - asked)
             if now >= end or now - self._awake > _STOPPED:
                 return
             self._awake = now
             if self._silence and now >= self._silence:
                 self._listen(now)
+            asked = min(self._silence or end, end, now + _LONGEST_SLEEP)
         if self._waiter.readable(self._wake):
             os.eventfd_read(self._wake)
 

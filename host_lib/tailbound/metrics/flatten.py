@@ -98,6 +98,11 @@ def _ops(sheet: _Sheet, status: Mapping[str, Any]) -> None:
         sheet.gauge("op_seconds", status.get(key), "Launch to result, over the last 512 ops.", _MS, quantile=quantile)
     for name, value in status.get("deadlines_ms", {}).items():
         sheet.gauge("deadline_seconds", value, "D1, D2 and q as they are learned now.", _MS, deadline=name)
+    overtime = status.get("overtime_ms", {})
+    waited = overtime.get("waited")
+    sheet.count("overtime_seconds", waited and waited * _MS, "What ops have waited past their deadlines.")
+    sheet.gauge("answer_seconds", overtime.get("answer"), "What the slowest of the last answers of others took.", _MS)
+    sheet.gauge("woke_late_seconds", overtime.get("late"), "How late the own transport thread wakes up.", _MS)
     sheet.gauge("steps_behind", status.get("behind"), "Steps that the newest rank is ahead of this one.")
     owner_map = status.get("map", {})
     sheet.gauge("map_id", owner_map.get("id"), "Owner map in use.")

@@ -16,6 +16,9 @@ _LONGEST = 40
 class Row:
     """One rank, in plain types; times in ms, rates per second.
 
+    ``answer_ms`` is what the slowest of the last answers of others took, ``woke_late_ms`` how late the own thread wakes
+    up (both are what ranks wait for a core), ``waited_ms`` what ops have waited past their deadlines in all.
+
     ``None``: ``ops_per_s`` and ``sent_mbit_s`` need a second reading; ``rate_mbit_s`` (that of the slowest paced peer)
     where nobody is paced; ``rtt_us`` (the longest) where there is none yet.
     """
@@ -33,6 +36,9 @@ class Row:
     d1_ms: float
     d2_ms: float
     q_ms: float
+    answer_ms: float
+    woke_late_ms: float
+    waited_ms: float
     sent_mbit_s: float | None
     rate_mbit_s: float | None
     rtt_us: float | None
@@ -71,7 +77,7 @@ def row_of(status: Mapping[str, Any], before: Mapping[str, Any] | None = None) -
         sent = (int(status["sent_bytes"]) - int(before["sent_bytes"])) * 8 / seconds / 1e6
     rtts = [float(p["rtt_us"]) for p in peers.values() if p["rtt_us"]]
     rates = [float(p["rate_mbit_s"]) for p in peers.values() if p["rate_mbit_s"]]
-    deadlines, owner_map = status["deadlines_ms"], status["map"]
+    deadlines, overtime, owner_map = status["deadlines_ms"], status["overtime_ms"], status["map"]
     events = status["events"]
     return Row(
         job=_words(status["cookie"]),
@@ -87,6 +93,9 @@ def row_of(status: Mapping[str, Any], before: Mapping[str, Any] | None = None) -
         d1_ms=float(deadlines["d1"]),
         d2_ms=float(deadlines["d2"]),
         q_ms=float(deadlines["q"]),
+        answer_ms=float(overtime["answer"]),
+        woke_late_ms=float(overtime["late"]),
+        waited_ms=float(overtime["waited"]),
         sent_mbit_s=sent,
         rate_mbit_s=min(rates, default=None),
         rtt_us=max(rtts, default=None),

@@ -12,9 +12,10 @@ from tailbound.top.rows import Row
 #: Header, and what it says to people who do not know it.
 COLUMNS = (
     ("rank", "right"), ("state", "left"), ("op", "right"), ("op/s", "right"), ("p50 ms", "right"), ("p99 ms", "right"),
-    ("D1/D2/q ms", "right"), ("Mb/s", "right"), ("pace", "right"), ("rtt us", "right"), ("incast", "right"),
-    ("map", "left"), ("delivered", "right"), ("late", "right"), ("lost", "right"), ("repaired", "right"),
-    ("drops", "right"), ("late now", "left"), ("losing now", "left"), ("suspects", "left"), ("last event", "left"),
+    ("D1/D2/q ms", "right"), ("cores ms", "right"), ("Mb/s", "right"), ("pace", "right"), ("rtt us", "right"),
+    ("incast", "right"), ("map", "left"), ("delivered", "right"), ("late", "right"), ("lost", "right"),
+    ("repaired", "right"), ("drops", "right"), ("late now", "left"), ("losing now", "left"), ("suspects", "left"),
+    ("last event", "left"),
 )  # fmt: skip
 
 
@@ -76,6 +77,7 @@ def _cells(row: Row) -> list[Text]:
         Text(f"{row.p50_ms:.1f}"),
         Text(f"{row.p99_ms:.1f}"),
         Text(f"{row.d1_ms:.0f}/{row.d2_ms:.0f}/{row.q_ms:.1f}"),
+        Text(f"{row.answer_ms:.0f}/{row.woke_late_ms:.0f}"),
         Text(_figure(row.sent_mbit_s, 0)),
         Text(_figure(row.rate_mbit_s, 0)),
         Text(_figure(row.rtt_us, 0)),

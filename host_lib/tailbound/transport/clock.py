@@ -6,6 +6,7 @@ of one host's CLOCK_MONOTONIC; 0 means «not yet».
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -44,10 +45,21 @@ class Extension:
     """A deadline that moves on by a tenth if that will do, up to ``start + stage_max`` (rules 7c, 11).
 
     Rule 7c moves it on as long as rows come at all; a link that foreign traffic leaves a tenth of then holds up all
-    ranks for seconds. Here the last tenth must have brought as many rows as are still missing.
+    ranks for seconds. Here the last tenth must have brought as many rows as are still missing, or waiting on must be
+    worth its time (``transport.overtime``).
+
+    Attributes:
+        due: when it ends the stage, as far as is known now.
+        promised: and before it was ever moved on.
+        length: from the start of the stage to ``promised``.
+        limit: when it ends the stage whatever comes.
+        step: by how much it moves on.
+        progress: as of the last look; -1: nobody has looked yet.
     """
 
     due: int = 0
+    promised: int = 0
+    length: int = 0
     limit: int = 0
     step: int = 1
     progress: int = -1
@@ -55,21 +67,33 @@ class Extension:
     def begin(self, start: int, length: int, stage_max: int, least_step: int = 1) -> None:
         """Starts the deadline at ``start + length``; later calls change nothing."""
         if not self.due:
-            self.due = start + length
+            self.due = self.promised = start + length
+            self.length = length
             self.limit = max(self.due, start + stage_max)
             self.step = max(least_step, length // 10)
 
-    def expired(self, now: int, progress: int, left: int = 0, *, unwatched: bool = True) -> bool:
+    def expired(
+        self,
+        now: int,
+        progress: int,
+        left: int = 0,
+        *,
+        unwatched: bool = True,
+        worth: Callable[[bool], bool] | None = None,
+    ) -> bool:
         """Whether the deadline has passed, moving it on if ``progress`` rose by ``left`` since it was last looked at.
 
         ``unwatched`` is the answer where nobody looked in the last tenth: True, it is over (a launch that came too
         late, rule 13); False, this thread was busy with something else, and rows may be on their way: one tenth more.
+        ``worth`` is asked otherwise, with whether rows came at all since then: it is moved on, too, if this says so.
         """
         if not self.due or now < self.due:
             if self.due and now >= self.due - self.step and self.progress < 0:
                 self.progress = progress
             return False
         moved = max(1, left) <= progress - self.progress if self.progress >= 0 else not unwatched
+        if not moved and worth is not None:
+            moved = worth(0 <= self.progress < progress)
         self.progress = progress
         if moved and self.due < self.limit:
             self.due = min(now + self.step, self.limit)

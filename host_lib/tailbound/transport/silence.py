@@ -44,7 +44,7 @@ class Silence:
     _pause: int = FIRST_PAUSE
     _idle: int = FIRST_PAUSE
     _patience: int = FIRST_PATIENCE
-    _called: bool = False  # all have been asked before the deadline
+    _called: int = 0  # the deadline before which all have been asked last
 
     def turn(self, now: int, progress: int, due: int, missing: Callable[[], tuple[list[int], list[int]]]) -> list[int]:
         """Whom to ask now.
@@ -60,7 +60,10 @@ class Silence:
             self._progress, self._since = progress, now
             self._soon, self._late = now + self._pause, now + self._patience
             self.again, self._idle = self._soon, FIRST_PAUSE
-        last = max(due - LAST_CALL, self._since + FIRST_PAUSE) if due and not self._called else _NEVER
+        last = _NEVER
+        if due > self._called:  # one that has moved on is another one: who is missed is to say that it lives
+            before = self._called + LONGEST_PAUSE if self._called else 0
+            last = max(due - LAST_CALL, self._since + FIRST_PAUSE, before - LAST_CALL)
         self.again = min(self.again, last)
         if now < self.again:
             return []
@@ -75,7 +78,7 @@ class Silence:
             self._patience = min(2 * self._patience, LONGEST_PATIENCE)
             self._late = now + self._patience
         if now >= last:
-            self._called, last = True, _NEVER
+            self._called, last = due, _NEVER
         # rows wake nobody, so that a flow that has begun meanwhile is noticed by looking only
         self._idle = min(2 * self._idle, LONGEST_PAUSE)
         self.again = min(self._soon if begun else now + self._idle, self._late, last)

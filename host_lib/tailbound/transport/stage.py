@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Literal, Protocol
 
 from tailbound.transport.clock import Extension, Quiet
+from tailbound.transport.overtime import Overtime
 
 Why = Literal["complete", "quiet", "deadline"]
 
@@ -31,6 +32,9 @@ class Seen(Protocol):
     def finished(self) -> bool:
         """Whether all that are waited for have sent everything, as far as their marks say (rules 7b, 12)."""
 
+    def heard(self) -> int:
+        """When somebody who is waited for and not through was last heard of, ns; 0: never."""
+
     def repair(self, now: int, *, late: bool) -> tuple[bool, int]:
         """Repairs what is to be repaired; whether an answer may still come, and when to look again (rule 23)."""
 
@@ -38,7 +42,9 @@ class Seen(Protocol):
         """Until when a launch that came too late waits for its one round of repair; 0: no longer (rule 13)."""
 
 
-def decide(seen: Seen, clock: Extension, quiet: Quiet, now: int, q: int, launched: int = 0) -> tuple[Why | None, int]:
+def decide(
+    seen: Seen, clock: Extension, quiet: Quiet, now: int, q: int, launched: int = 0, overtime: Overtime | None = None
+) -> tuple[Why | None, int]:
     """Why the stage is over, if it is; and when to look again if not (0: on arrival).
 
     Args:
@@ -48,6 +54,7 @@ def decide(seen: Seen, clock: Extension, quiet: Quiet, now: int, q: int, launche
         now: the time, ns.
         q: rule 10.
         launched: own launch; one that came after the deadline takes what is there at once (rule 13).
+        overtime: what may be waited past deadlines; None: nothing.
     """
     if seen.complete():
         return "complete", 0
@@ -57,7 +64,13 @@ def decide(seen: Seen, clock: Extension, quiet: Quiet, now: int, q: int, launche
     progress = seen.progress
     if quiet.passed(now, finished, progress, q):
         return "quiet", 0
-    if clock.expired(now, progress, seen.left, unwatched=late):
+    if late:  # what such a launch waits for others counts from itself
+        clock.promised = max(clock.promised, launched)
+
+    def worth(rows: bool) -> bool:
+        return overtime is not None and overtime.worth(clock, now, now if rows else seen.heard())
+
+    if clock.expired(now, progress, seen.left, unwatched=late, worth=worth):
         last = seen.last_call(now) if late else 0
         if not last:
             return "deadline", 0

@@ -1,0 +1,113 @@
+"""Waiting past a deadline for rows of ranks that live: as long as it costs a small share of the training time.
+
+A deadline follows what ops usually take. Where threads wait for a core, or a neighbour takes the processors away for a
+moment, an op takes longer than that without anything being lost, and its rows are worth more than a short tail. So a
+deadline moves on while rows come, or while somebody who is missed may still live, and every rank keeps a balance:
+``SHARE`` of the time that passes is saved up, at most ``MOST``, and what ops have waited past their deadlines is taken
+off. A link that stays slow, or a rank that is late in every step, uses it up once; then deadlines end ops as if there
+were none of it.
+
+Who lives is told by marks that rise and by words; who is missed is asked for one (``transport.silence``). A rank that
+waits for a core is as silent as one that was stopped, so how long a silence may last is learned from how long ranks
+have left questions open: where that is milliseconds, a rank that was stopped costs half a deadline and no more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from tailbound.transport.clock import LEAST_STEP, Extension
+from tailbound.transport.config import MS
+
+#: Part of the time that waiting past deadlines may take, what is saved up of it at most, and what there is to begin
+#: with.
+SHARE, MOST, FIRST = 0.1, 1000 * MS, 500 * MS
+#: Answers of which the slowest counts, how many times as long a silence may be (questions are rare, and so are their
+#: samples), and how long either lasts at most: after more a rank was stopped, which says nothing about the next time.
+_KEPT, _MARGIN, LONGEST = 64, 2, 400 * MS
+#: Part of the wake-ups that ``late`` covers.
+_COVER = 0.95
+
+
+class Overtime:
+    """One rank's balance of waiting past deadlines, and how long ranks that live say nothing.
+
+    Args:
+        now: the time, ns; saving begins.
+
+    Attributes:
+        waited: ns that ops have waited past their deadlines in all.
+    """
+
+    def __init__(self, now: int) -> None:
+        self.waited = 0
+        self._saved, self._at = float(FIRST), now
+        self._until = 0
+        self._asked: dict[int, int] = {}  # since when a rank has left a question open
+        self._answers: deque[int] = deque(maxlen=_KEPT)
+        self._slowest = 0
+        self._late: deque[int] = deque(maxlen=_KEPT)
+
+    # -- who lives ----------------------------------------------------------------------------------------------------
+
+    def asked(self, rank: int, now: int, heard: int) -> None:
+        """``rank``, last heard of at ``heard``, has been asked for a word."""
+        if heard > self._asked.get(rank, heard):
+            self.spoke(rank, heard)
+        self._asked.setdefault(rank, now)
+
+    def spoke(self, rank: int, now: int) -> None:
+        """``rank`` said something at ``now``."""
+        since = self._asked.pop(rank, None)
+        if since is not None and now - since <= LONGEST:
+            self._answers.append(now - since)
+            self._slowest = max(self._answers)
+
+    @property
+    def answer(self) -> int:
+        """How long the slowest of the last answers took, ns."""
+        return self._slowest
+
+    def silence(self, clock: Extension) -> int:
+        """How long somebody who is missed at the deadline of ``clock`` may well say nothing, ns."""
+        return max(LEAST_STEP, clock.length // 2, min(LONGEST, _MARGIN * self._slowest))
+
+    # -- the balance --------------------------------------------------------------------------------------------------
+
+    def left(self, now: int) -> int:
+        """What may still be waited, ns; may be asked by any thread."""
+        return int(min(MOST, self._saved + SHARE * max(0, now - self._at)))
+
+    def worth(self, clock: Extension, now: int, heard: int) -> bool:
+        """Whether to wait one step past the deadline of ``clock``.
+
+        Args:
+            clock: the deadline.
+            now: the time, ns.
+            heard: when rows came last, or anything at all of somebody who is missed; 0: never.
+        """
+        if not heard or now - heard > self.silence(clock):
+            return False
+        return self.left(now) >= now - clock.promised + clock.step
+
+    def charge(self, clock: Extension, now: int) -> None:
+        """Takes off what a stage that ended at ``now`` has waited past its deadline.
+
+        Time is paid for once, however many ops wait in it.
+        """
+        if clock.promised and now > clock.promised:
+            cost = max(0, now - max(clock.promised, self._until))
+            self._saved, self._at = max(0.0, self.left(now) - cost), max(now, self._at)
+            self._until = max(self._until, now)
+            self.waited += cost
+
+    # -- the own thread -----------------------------------------------------------------------------------------------
+
+    def woke(self, late: int) -> None:
+        """The own thread woke up ``late`` ns after the time that it had asked for."""
+        self._late.append(max(0, late))
+
+    @property
+    def late(self) -> int:
+        """How late the own thread wakes up: what nearly no wake-up of late exceeds, ns."""
+        return sorted(self._late)[int(_COVER * (len(self._late) - 1))] if self._late else 0

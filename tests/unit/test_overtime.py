@@ -1,0 +1,74 @@
+"""What may be waited past deadlines, and for whom."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailbound.transport.clock import Extension
+from tailbound.transport.overtime import FIRST, LONGEST, MOST, SHARE, Overtime
+
+MS, S = 1_000_000, 1_000_000_000
+
+
+def deadline(due: int, length: int = 40 * MS) -> Extension:
+    clock = Extension()
+    clock.begin(due - length, length, 2 * S)
+    return clock
+
+
+def test_a_share_of_the_time_is_saved_up_to_a_bound() -> None:
+    overtime = Overtime(S)
+    assert overtime.left(S) == FIRST
+    assert overtime.left(2 * S) == FIRST + SHARE * S
+    assert overtime.left(1000 * S) == MOST
+
+
+def test_time_in_which_several_ops_wait_is_paid_for_once() -> None:
+    overtime = Overtime(S)
+    overtime.charge(deadline(S), S + 50 * MS)
+    overtime.charge(deadline(S + 20 * MS), S + 80 * MS)
+    overtime.charge(deadline(S + 90 * MS), S + 85 * MS)
+    assert overtime.waited == 80 * MS
+    assert abs(overtime.left(S + 85 * MS) - (FIRST - 80 * MS + SHARE * 85 * MS)) <= 2
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(1, 400)), max_size=60))
+def test_whatever_comes_no_more_is_waited_than_was_saved(ops: list[tuple[int, int]]) -> None:
+    """Ops begin one after the other, and everybody who is missed in them goes on living."""
+    overtime, now = Overtime(S), S
+    for pause, wanted in ops:
+        now += pause * MS
+        clock, end = deadline(now), now + wanted * MS
+        while now < end and overtime.worth(clock, now, now):
+            now += clock.step
+        overtime.charge(clock, now)
+    assert overtime.waited <= FIRST + SHARE * (now - S)
+
+
+def test_a_silence_may_be_as_long_as_answers_take() -> None:
+    overtime, clock = Overtime(S), deadline(S)
+    assert overtime.silence(clock) == 20 * MS
+    overtime.asked(2, S, S - MS)
+    overtime.asked(2, S + 20 * MS, S - MS)  # the same silence
+    overtime.spoke(2, S + 80 * MS)
+    overtime.spoke(2, S + 300 * MS)  # nobody has asked
+    assert (overtime.answer, overtime.silence(clock)) == (80 * MS, 160 * MS)
+    overtime.asked(3, 2 * S, S)
+    overtime.asked(3, 2 * S + 20 * MS, 2 * S + 10 * MS)  # a mark of it has risen in between
+    assert overtime.answer == 80 * MS
+
+
+def test_a_stop_is_no_answer() -> None:
+    overtime = Overtime(S)
+    overtime.asked(2, S, 0)
+    overtime.spoke(2, S + LONGEST + 1)
+    assert overtime.answer == 0
+
+
+def test_how_late_the_own_thread_wakes_up() -> None:
+    overtime = Overtime(S)
+    assert overtime.late == 0
+    for late in range(40):
+        overtime.woke(late * MS)
+    assert overtime.late == 37 * MS
