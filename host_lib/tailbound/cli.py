@@ -124,7 +124,7 @@ def doctor(as_json: bool, interface: str | None, ring_mib: float | None, workers
 @click.option("--workers", type=click.IntRange(2, 256), default=4, help="Ranks.")
 def demo(out: Path, quick: bool, datapath: str, workers: int) -> None:
     """Train a real model over a lossy network, beside Gloo."""
-    length = "half a minute" if quick else "two minutes"
+    length = "half a minute" if quick else "two to three minutes"
     click.echo(f"The same training twice, over Gloo and over Tailbound, on a lossy network: about {length}.")
     from tailbound.demo.run import run
 

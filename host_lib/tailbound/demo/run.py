@@ -51,7 +51,7 @@ class Length:
     seconds: float
 
 
-FULL, QUICK = Length(8, 80.0), Length(2, 20.0)
+FULL, QUICK = Length(8, 120.0), Length(2, 20.0)
 
 
 @dataclass
@@ -101,7 +101,7 @@ def run(
     steps_shown = show.Steps(console, 4)
     with tempfile.TemporaryDirectory(prefix="tailbound-demo-") as name, Preparation() as preparation:
         folder = Path(name)
-        with steps_shown.step("data, and machine code that is not in the cache yet (a minute the first time)"):
+        with steps_shown.step("data and machine code (a minute the first time)"):
             data = digits.load(SEED)
             digits.save(data, folder / "digits.npz")
             StartLine.create(folder / "start", workers)
@@ -207,7 +207,7 @@ def follow(team: Team, place: Place, steps: int, console: Console, steps_shown: 
                 return name
         return None
 
-    with steps_shown.step(f"{team.ranks} workers start, meet, and make some steps that do not count"):
+    with steps_shown.step(f"{team.ranks} workers start, and make steps that do not count"):
         for rank, message in team.gather("warm"):
             note(rank, message)
     steps_shown.say("training, in turns of a few steps each")

@@ -47,12 +47,12 @@ _EQUAL = 0.01
 
 
 def headline(summary: Mapping[str, Any]) -> str:
-    """What was gained, or lost, in a line: mean time of a step, and accuracy of the worst replica.
+    """What was gained, or lost, in a line: mean time of a step, and settled accuracy of the worst replica.
 
     Args:
         summary: the content of ``summary.json``.
     """
-    ours, theirs = summary["accuracy"], summary["gloo_accuracy"]
+    ours, theirs = summary["settled_accuracy"], summary["gloo_settled_accuracy"]
     both = f"{ours:.1%} against {theirs:.1%}"
     right = f"equal accuracy ({both})" if abs(ours - theirs) <= _EQUAL else f"an accuracy of {both}"
     ratio = summary["gloo_training_s"] / summary["training_s"]
