@@ -79,7 +79,7 @@ def _iterations(axes: Any, curves: dict[str, Curve]) -> None:
             axes.plot(figures[key], height, "o", color=colour, markersize=5.5, zorder=4)
             # outwards, away from the other curve
             left = all(figures[key] <= other.figures()[key] for other in curves.values())
-            aside = (-8, -3.5) if left else (8, -13 if height > 90 else -3.5)
+            aside = (-8, 4 if height > 90 else -3.5) if left else (8, -13 if height > 90 else -3.5)
             axes.annotate(
                 f"{words} {figures[key]:.0f} ms", (figures[key], height), xytext=aside, textcoords="offset points",
                 ha="right" if left else "left", color=colour, fontsize=9,
@@ -92,6 +92,7 @@ def _iterations(axes: Any, curves: dict[str, Curve]) -> None:
     ticks = [t for t in (_TICKS[0::2] if wide else _TICKS) if 0.6 * low <= t <= 1.9 * high]
     axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
     axes.minorticks_off()
-    axes.set_ylim(0, 102)
+    axes.set_ylim(0, 109)  # with room for the label at the upper end
+    axes.set_yticks(range(0, 101, 20))
     axes.set_xlabel("milliseconds (log scale)", fontsize=9.5, color=INK)
     axes.set_ylabel("iterations (%)", fontsize=9.5, color=INK)
