@@ -314,12 +314,12 @@ class Cluster:
         if not has_capability("CAP_SYS_ADMIN", "CAP_NET_ADMIN"):
             why = os.environ.get(user_namespace.REFUSED)
             refused = f", and a user namespace of its own is refused here: {why}" if why else ""
-            raise CapabilityError(f"the lab makes network namespaces and needs root (sudo){refused}")
+            raise CapabilityError(f"the lab makes network namespaces and needs root: run it with sudo{refused}")
         missing = [*self._fault.beyond_loss, *(["a switch that sums"] if self.spec.switch else [])]
         if missing and not self.xdp:
             raise CapabilityError(
-                f"{', '.join(missing)}: done by XDP programs, which need root (sudo); rate, loss, background and "
-                "stragglers can be had without"
+                f"{', '.join(missing)}: done by XDP programs, which need root: run it with sudo, or without these "
+                "(rate, loss, background and stragglers need no root)"
             )
 
     def _describe(self, prefix: str) -> Topology:

@@ -53,7 +53,9 @@ class LossFilters:
             CapabilityError: ``fault`` asks for more than ``loss``.
         """
         if more := fault.beyond_loss:
-            raise CapabilityError(f"{', '.join(more)} need XDP programs, and these need root: only loss is to be had")
+            raise CapabilityError(
+                f"{', '.join(more)} need XDP programs, and these need root: run it with sudo, or ask for loss alone"
+            )
         probability = end_settings(fault, alone=way is not None).loss_good
         links = LINKS if link is None else (link,)
         ways = tuple(Way) if way is None else (way,)
@@ -79,7 +81,7 @@ def _prepare() -> None:
                 ip.tc("add", "clsact", index=ip.link_lookup(ifname=port)[0])
             except NetlinkError as error:
                 raise CapabilityError(
-                    f"cannot lose packets: {error}; the kernel needs CONFIG_NET_SCH_INGRESS"
+                    f"cannot lose packets: {error}; use a kernel with CONFIG_NET_SCH_INGRESS"
                 ) from error
 
 
@@ -91,7 +93,7 @@ def _set(links: tuple[Link, ...], ways: tuple[Way, ...], probability: float) -> 
                 try:
                     dropfilter.put(port, _HOOKS[way, at_worker], instructions)
                 except OSError as error:
-                    raise CapabilityError(f"{error}; the kernel needs CONFIG_NET_CLS_BPF") from error
+                    raise CapabilityError(f"{error}; use a kernel with CONFIG_NET_CLS_BPF") from error
 
 
 def _counts(links: tuple[Link, ...]) -> FaultCounts:
