@@ -88,7 +88,7 @@ def test_frames_in_pieces_are_told_with_a_remedy(caplog: pytest.LogCaptureFixtur
         assert "not_linear" not in job[1].stats()["event_counts"]
     (line,) = (r.getMessage() for r in caplog.records if "NOT_LINEAR" in r.getMessage())
     assert "7 frames" in line
-    assert "TAILBOUND_WIDTH" in line
+    assert "TAILBOUND_MTU" in line
 
 
 def test_an_op_fails_where_all_frames_come_in_pieces() -> None:

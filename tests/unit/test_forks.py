@@ -15,7 +15,7 @@ import os, sys, time
 from tailbound.datapath.udp import UdpDatapath
 from tailbound.transport.reliable import Reliable
 
-path, reliable = UdpDatapath("127.0.0.1", 0, None, 256, 64, 64), Reliable("127.0.0.1")
+path, reliable = UdpDatapath("127.0.0.1", 0, 256, 64, 64), Reliable("127.0.0.1")
 if (child := os.fork()) == 0:
     path.close()  # what a child's interpreter may do at its end; it must not touch the parent's
     sys.stdin.read()

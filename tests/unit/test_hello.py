@@ -128,7 +128,7 @@ def test_a_peer_that_is_heard_but_may_not_hear_is_asked_on() -> None:
 def test_what_a_rank_has_refused_and_could_not_send_is_told() -> None:
     one = Greeting(
         rank=0, ranks=2, wire=1, version="0.1.0", address="10.0.0.1", port=5515, width=1408, rows=64, sum_rows=64,
-        datapath="udp", rotate=True, mode="u8", model="abc",
+        datapath="udp", model="abc", options={},
     )  # fmt: skip
     greetings = [one, replace(one, rank=1, address="10.0.0.2")]
     reports = [Report(deaf=[1], refused={"WRONG_ADDRESS": 7}), Report(unsent={"0": "Operation not permitted"})]

@@ -19,7 +19,9 @@ class Sleeper:
         self.now, self.waits = NOW, list[int]()
         self._held_up = held_up or {}
         self.thread: Any = Transpose.__new__(Transpose)
-        self.thread.job = SimpleNamespace(now=lambda: self.now, queue=SimpleNamespace(full=()))
+        self.thread.job = SimpleNamespace(
+            now=lambda: self.now, queue=SimpleNamespace(full=()), overtime=SimpleNamespace(woke=lambda _: None)
+        )
         self.thread._waiter = SimpleNamespace(want_room=lambda _: None, wait=self._wait, readable=lambda _: False)
         self.thread._ops = {1: SimpleNamespace(encoded=False, finished=False)} if ops else {}
         self.thread._silence, self.thread._wake, self.thread._awake = 0, -1, NOW

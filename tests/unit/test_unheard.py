@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support import MemoryStore, assembled, hasty
+from support import MemoryStore, Trouble, assembled, hasty
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.unheard import Unheard
 from tailbound.errors import TransportError
@@ -50,7 +50,8 @@ def test_who_said_goodbye_or_was_heard_once_is_no_error() -> None:
         assert [unheard.look(second * S) for second in range(1, 9)] == [None] * 8
 
 
-def test_a_rank_that_never_steps_is_an_error_of_the_others() -> None:
+def test_a_rank_of_which_nothing_arrives_is_an_error_of_the_others() -> None:
+    """One that only never steps still answers questions: it is suspected, and no error."""
     store = MemoryStore()
 
     def maker(rank: int) -> Any:
@@ -58,6 +59,7 @@ def test_a_rank_that_never_steps_is_an_error_of_the_others() -> None:
 
     with assembled([maker(0), maker(1)]) as both:
         both[0]._engine._unheard._patience = 3 * S  # what the start may take on a busy machine is another matter
+        Trouble(seed=1, loss=1.0).attach(both[1])
         data = np.ones(1000, np.float32)
 
         def steps() -> None:

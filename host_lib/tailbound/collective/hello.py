@@ -208,6 +208,7 @@ class _Talk:
     def _send(self, sock: socket.socket, peer: int, packet: bytes) -> None:
         try:
             sock.sendto(packet, self._job.sender.peers[peer])
+            self._job.sender.took(peer, 1, len(packet), 1)
         except OSError as error:  # full: as good as lost
             if error.errno not in (errno.EAGAIN, errno.ENOBUFS, errno.ECONNREFUSED):
                 self._unsent[peer] = f"{error.strerror} ({len(packet) - HEADER_BYTES} bytes and the headers)"

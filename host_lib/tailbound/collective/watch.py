@@ -104,12 +104,12 @@ def in_pieces(job: Job, op: Op) -> None:
     taken = int(totals[Verdict.STORED] + totals[Verdict.ADDED] + totals[Verdict.RESULT_TAKEN])
     said = (
         f"{count} frames of this job came in pieces (NOT_LINEAR) and were dropped, {taken} rows were taken: the driver "
-        "does not hand over frames of this size in one piece; give all ranks a smaller TAILBOUND_WIDTH (and attach "
-        "again, with a smaller --mtu) or a smaller MTU, or use the udp datapath"
+        "does not hand over frames of this size in one piece; give all ranks a smaller TAILBOUND_MTU (and attach "
+        "again, with a smaller --mtu), or use the udp datapath"
     )
     job.emit("not_linear", said, level=logging.ERROR, frames=count, taken=taken)
     if not taken and op.outcome.error is None:
-        op.outcome.error = TransportError(f"rank {job.rank}: {said}")
+        op.outcome.error = TransportError(f"rank {job.rank}: no row can be taken: {said}")
 
 
 def delivered(job: Job, op: Op) -> None:

@@ -21,9 +21,8 @@ COLUMNS = (
 
 #: Columns that give way where there is no room, the first ones first; rank and state never do.
 GIVE_WAY = (
-    "incast", "map", "pace", "rtt us", "drops", "repaired", "Mb/s", "last event", "D1/D2/q ms", "late now",
-    "losing now",
-    "op", "p50 ms", "lost", "late", "suspects", "p99 ms", "op/s", "delivered",
+    "incast", "map", "pace", "rtt us", "cores ms", "drops", "repaired", "Mb/s", "last event", "D1/D2/q ms", "late now",
+    "losing now", "op", "p50 ms", "lost", "late", "suspects", "p99 ms", "op/s", "delivered",
 )  # fmt: skip
 
 

@@ -188,6 +188,10 @@ OTHERS = (
         "extra milliseconds a step of one rank, read by `tailbound.lab.straggler`",
         set_by="the lab", otherwise="nobody is late",
     ),
+    Setting(
+        "TAILBOUND_LAB_REFUSED", words("text"), "why the kernel refused a lab of its own to a user who is not root",
+        set_by="the lab", otherwise="it did not",
+    ),
     Setting("TAILBOUND_BENCH_REPORT", words("a number"), "file descriptor for a worker's reports", set_by="benchmarks"),
     Setting("TAILBOUND_BENCH_PARENT", words("a process id"), "process with which a worker ends", set_by="benchmarks"),
     Setting("TAILBOUND_REQUIRE_ALL", words("1"), "a skipped test is a failure", set_by="continuous integration"),

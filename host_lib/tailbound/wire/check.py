@@ -15,8 +15,9 @@ Payload first, header last: headers can change (marks, deadlines) without readin
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from tailbound.wire.jit import njit
 
 K1 = 0x9E3779B97F4A7C15
 K2 = 0xC2B2AE3D27D4EB4F

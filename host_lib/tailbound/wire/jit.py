@@ -4,8 +4,8 @@ numba keeps machine code by a hash of the file that a function stands in. What i
 the schema, are baked in all the same, so after an upgrade old code for another wire format could run. Here the hash
 covers the function's package and ``wire`` too.
 
-Whoever compiles imports this module first: it finds a place for the cache where neither the package nor the home is
-writable, since numba refuses to import what it cannot cache.
+Whoever compiles takes ``njit`` or what is below from this module: it finds a place for the cache where neither the
+package nor the home is writable, since numba refuses to import what it cannot cache.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from numba import njit
+from numba import njit as njit
 from numba.core import config as _untyped
 
 #: Its settings carry no types.
