@@ -46,10 +46,12 @@ def test_what_is_overdue_is_repeated_to_every_peer_with_its_own_packet(sockets: 
         for _ in range(3):
             assert sock.recvfrom(100) == (packet, sockets[0].getsockname())
     beat.stop()
+    read = []
     for sock in sockets[1:]:
         sock.setblocking(False)
-        while got(sock):  # what was on its way
-            pass
+        read.append(3 + sum(1 for _ in iter(lambda sock=sock: got(sock), b"")))  # with what was on its way
+    assert beat.repeated() == read
+    assert beat.repeated() == [0, 0]
     assert not any(got(sock) for sock in sockets[1:])
 
 

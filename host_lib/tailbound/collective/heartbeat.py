@@ -27,8 +27,9 @@ _ADDRESS_BYTES = 16
 @cached
 @njit(nogil=True, cache=True, boundscheck=False)
 def _repeat(
-    fd: int, stop_fd: int, packets: NDArray[np.uint8], names: NDArray[np.uint8], said: NDArray[np.int64], every: int
-) -> Scalar:
+    fd: int, stop_fd: int, packets: NDArray[np.uint8], names: NDArray[np.uint8], said: NDArray[np.int64],
+    sent: NDArray[np.int64], every: int,
+) -> Scalar:  # fmt: skip
     """Sends ``packets`` whenever ``said`` is older than ``every``, until ``stop_fd`` is readable; returns how often.
 
     Args:
@@ -37,6 +38,7 @@ def _repeat(
         packets: u8[peers, bytes], one for each peer; may be written meanwhile (a torn one fails its check).
         names: u8[peers, 16], ``sockaddr_in``.
         said: i64[1], ns of CLOCK_MONOTONIC at which the transport thread sent them last.
+        sent: i64[peers], packets that left for each peer; only grows.
         every: ns.
     """
     wait = np.zeros(2, np.int32)  # struct pollfd: fd, events | revents << 16
@@ -50,10 +52,11 @@ def _repeat(
         if clock[0] * 1_000_000_000 + clock[1] - said[0] > every:
             turns += 1
             for i in range(packets.shape[0]):
-                sendto(
+                left = sendto(
                     fd, packets[i].ctypes.data, np.uint64(packets.shape[1]), _MSG_DONTWAIT, names[i].ctypes.data,
                     np.uint32(_ADDRESS_BYTES),
                 )  # fmt: skip
+                sent[i] += left > 0
 
 
 class Heartbeat:
@@ -73,6 +76,8 @@ class Heartbeat:
             name[: len(raw)] = np.frombuffer(raw, np.uint8)
         self._packets = np.zeros((len(peers), size), np.uint8)
         self._said = np.zeros(1, np.int64)
+        self._sent = np.zeros(len(peers), np.int64)
+        self._counted = np.zeros(len(peers), np.int64)
         self._sock, self._every = sock, every
         self._stop = -1
         self._thread: threading.Thread | None = None
@@ -80,7 +85,7 @@ class Heartbeat:
     def warm_up(self) -> None:
         """Compiles the loop, or loads it from the cache."""
         stop = os.eventfd(1, os.EFD_CLOEXEC)
-        _repeat(-1, stop, self._packets, self._names, self._said, self._every)
+        _repeat(-1, stop, self._packets, self._names, self._said, self._sent, self._every)
         os.close(stop)
 
     def said(self, packets: Sequence[bytes], now: int) -> None:
@@ -90,9 +95,18 @@ class Heartbeat:
         self._said[0] = now
         if self._thread is None and packets:
             self._stop = os.eventfd(0, os.EFD_CLOEXEC)
-            arguments = (self._sock.fileno(), self._stop, self._packets, self._names, self._said, self._every)
+            arguments = (
+                self._sock.fileno(), self._stop, self._packets, self._names, self._said, self._sent, self._every,
+            )  # fmt: skip
             self._thread = threading.Thread(target=_repeat, args=arguments, name="tailbound-hold", daemon=True)
             self._thread.start()
+
+    def repeated(self) -> list[int]:
+        """Packets that have left for each peer since the last call, for the books of what was sent."""
+        sent = self._sent.copy()
+        found: list[int] = (sent - self._counted).tolist()
+        self._counted = sent
+        return found
 
     def stop(self) -> None:
         """Nothing is repeated any more once this has returned."""

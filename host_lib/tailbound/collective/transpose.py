@@ -256,7 +256,7 @@ class Transpose:
             log.exception("rank %d: the transport thread ended", self.job.rank)
             self._fail(error)
         finally:
-            self._heartbeat.stop()
+            self._stop_heartbeat()
             self._ended = True
             self._refuse(self._closed())
             self._idle.set()
@@ -412,11 +412,16 @@ class Transpose:
 
     def _say_hold(self, now: int, *, over: bool) -> int:
         if over:
-            self._heartbeat.stop()
+            self._stop_heartbeat()
         said = hold(self.job, self.job.sequence.upcoming, over=over)
         if not over:
             self._heartbeat.said(said, now)
         return now + HOLD_EVERY
+
+    def _stop_heartbeat(self) -> None:
+        self._heartbeat.stop()
+        for peer, count in zip(self.job.peers, self._heartbeat.repeated(), strict=True):
+            self.job.sender.took(peer, count, count * HEADER_BYTES, count)
 
     def _end_hold(self, now: int) -> None:
         self._hold_again = self._hold_ends = 0
