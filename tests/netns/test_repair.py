@@ -53,10 +53,10 @@ def test_what_the_network_drops_is_repaired_in_warm_up(tailbound_lab: Callable[.
 
 def test_answers_take_their_share_of_the_link(tailbound_lab: Callable[..., Cluster]) -> None:
     """A link of 1 Gbit/s that loses a fifth, and veth ends that call themselves ten times as fast."""
-    lab = tailbound_lab(workers=3, loss=0.2, rate="1gbit")
+    lab = tailbound_lab(workers=3, loss=0.2, rate=10**9)
     assert lab.run(0, speed_of, lab.workers[0].address) == 1.25e9
     with lab_team(lab, patient(width=1408, ring_mib=32.0, quiet=20 * MS, result="peers")) as job:
-        job.allreduce(gradients("U", 3, 4 * NUMEL))  # in which it shows how fast the link is
+        job.allreduce(gradients("U", 3, 16 * NUMEL, seed=99))  # in which it shows how fast the link is
         before = [member.job.counters["repair_rows_sent"] for member in job.communicators]
         begin = time.monotonic()
         for op in range(6):

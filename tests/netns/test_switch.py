@@ -321,9 +321,9 @@ def test_up_down_status(tailbound_lab: Callable[..., Cluster]) -> None:
     lines = done.stdout.splitlines()
     told = json.loads(lines[-1])
     assert told == {
-        "status_before": 2,
+        "status_before": 1,
         "up": 0,
-        "up_again": 2,
+        "up_again": 1,
         "job": 0,
         "job_overlap": 2,
         "job_nowhere": 2,
@@ -335,7 +335,7 @@ def test_up_down_status(tailbound_lab: Callable[..., Cluster]) -> None:
         "left": [True, True],
         "up_after_crash": 0,
         "down_after_crash": 0,
-        "foreign": 2,
+        "foreign": 1,
         "kept": True,
         "generic": "AttachError",
         "end": [True, True],

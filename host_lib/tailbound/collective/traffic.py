@@ -57,12 +57,13 @@ def published_by(job: Job, op: Op) -> int:
 def observe(job: Job, op: Op, summed: NDArray[np.int64]) -> None:
     """Feeds the incast control with one sealed op: rows that senders who are through with it lost (rule 24).
 
-    What repair has brought was lost all the same.
+    What repair has brought was lost all the same; but in warm-up, where all is repaired until deadlines are known.
     """
     if op.cold:  # ranks that settle on other scales are refused, not lost
         return
     own = int(op.place.placement.counts[job.rank])
     through = [p for p in job.waited_for if p not in op.abstainers and job.contributed(p, op.label)]
-    asked = op.repair.first.asked if op.repair is not None and op.repair.first is not None else {}
+    halves = None if job.repairs.warming(op.key) else op.repair
+    asked = halves.first.asked if halves is not None and halves.first is not None else {}
     lost = sum(max(own - int(summed[p]), len(asked.get(p, ()))) for p in through if summed[p] > 0)
     job.traffic.incast.observe(own * len(through), lost)
