@@ -219,7 +219,7 @@ def test_another_group_does_not_lock_the_first_one_out(wire: list[str]) -> None:
         code = "import sys; sys.path[:0] = sys.argv[1:]\nfrom tailbound.datapath.xdp import XdpDatapath\n"
         command = [sys.executable, "-c", code + "XdpDatapath.open('tbx').close()", *[p for p in sys.path if p]]
         assert stranger(command, 12345).returncode == 0
-        assert "in the group" in stranger(command, 12346).stderr.splitlines()[-1]
+        assert "for the group" in stranger(command, 12346).stderr.splitlines()[-1]
     finally:
         veths.go(wire[1])
         pin.remove("tbx")

@@ -104,7 +104,7 @@ def _ports(config: Config, found: Interface | None) -> list[int]:
 def _attached_port(found: Interface | None) -> int:
     from tailbound.kernel import pin
 
-    with contextlib.suppress(AttachError):
+    with contextlib.suppress(AttachError, CapabilityError):
         if found is not None and (settings := pin.settings(found.name)) is not None:
             return settings.port
     return 0

@@ -17,7 +17,7 @@ from tailbound.datapath.buffers import reserve
 from tailbound.datapath.protocol import EventRecord, Store
 from tailbound.datapath.sizes import sum_ring
 from tailbound.datapath.store import check_sizes, layout, store_of
-from tailbound.errors import AttachError, CapabilityError, ConfigError
+from tailbound.errors import AttachError, ConfigError
 from tailbound.kernel import attach as attaching
 from tailbound.kernel import barrier, interfaces, load, pin
 from tailbound.kernel import maps as kernel_maps
@@ -229,11 +229,7 @@ class XdpDatapath:
             AttachError: pinned by another version of Tailbound.
             CapabilityError: there is a program, and this user may not look whose pins are there.
         """
-        if pin.settings(interface) is not None:
-            return True
-        if interfaces.xdp_on(interface) is not None and (why := pin.hidden(interface)):
-            raise CapabilityError(f"an XDP program is on {interface}, and this user may not open its maps: {why}")
-        return False
+        return pin.settings(interface) is not None
 
     @classmethod
     def is_ours(cls, interface: str) -> bool:

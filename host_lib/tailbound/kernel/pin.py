@@ -124,8 +124,7 @@ def settings(interface: str) -> Settings | None:
         if there is None:
             return None
         raise CapabilityError(
-            f"{interface} is attached for others: be in the group it was attached for, or attach it for yours "
-            f"(`sudo tailbound detach {interface}`, `sudo tailbound attach {interface} --group GROUP`)"
+            f"an XDP program is on {interface}, and this user may not open its maps: {_hidden(interface)}"
         ) from error
     except (OSError, ValueError):
         return None
@@ -139,22 +138,22 @@ def settings(interface: str) -> Settings | None:
     return Settings(**values)
 
 
-def hidden(interface: str) -> str:
-    """What keeps this user from the settings of ``interface``, and what to type; empty: nothing does."""
+def _hidden(interface: str) -> str:
+    """What keeps this user from the settings of ``interface``, and what to type."""
     for path in (ROOT, _settings_file(interface)):
         try:
             if os.access(path, os.X_OK if path == ROOT else os.R_OK):
                 continue
             group = path.stat().st_gid
-        except OSError:
-            return ""
+        except OSError as error:
+            return f"{error.strerror}; see {ROOT} as root"
         if group == 0:
             own = _name(os.getgid())
             again = f"{as_root('detach', interface)} && {as_root('attach', interface, '--group', own)}"
             return f"it was attached for root alone. To attach it for the group {own}: {again}"
         name = _name(group)
         return f"it was attached for the group {name}. To join it: sudo usermod -aG {name} $USER, and log in again"
-    return ""
+    return f"see {ROOT} as root"
 
 
 def _name(group: int) -> str:
