@@ -556,6 +556,7 @@ class Transpose:
     def _release(self) -> bool:
         """Moves the window past the ops that are over, in order; only the host moves it (rule 19). Whether it moved."""
         job = self.job
+        self._advance_published()  # the last results may have left since the ops were moved on, together with answers
         moved: Place | None = None
         while self._ops:
             label, op = next(iter(self._ops.items()))

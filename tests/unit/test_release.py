@@ -1,0 +1,36 @@
+"""What the transport thread says of ops that are over, before it lets them go."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from tailbound.collective.transpose import Transpose
+
+
+def test_the_published_mark_of_an_op_rises_before_it_is_let_go() -> None:
+    """Its last results may leave together with answers, when all ops of the turn have been moved on.
+
+    Without the mark others asked for it in vain, and waited for as long as they wait past deadlines.
+    """
+    shape = SimpleNamespace(rows=4)
+    place = SimpleNamespace(
+        label=5, placement=SimpleNamespace(counts=np.array([2, 2])), result_seq=8, sum_seqs=[4, 4],
+        layout=SimpleNamespace(shape=shape),
+    )  # fmt: skip
+    control = {name: np.zeros(1, np.uint32) for name in ("released", "result_base", "sum_base", "first_op")}
+    thread: Any = Transpose.__new__(Transpose)
+    thread.job = SimpleNamespace(
+        rank=0,
+        marks=SimpleNamespace(contributed=5, published=4),
+        queue=SimpleNamespace(cancel=lambda label: 0),
+        pool=SimpleNamespace(keep=lambda place, buffers: None),
+        store=SimpleNamespace(control=control),
+    )
+    thread._recent = []
+    thread._ops = {5: SimpleNamespace(label=5, finished=True, published=True, place=place, start=1, buffers=None)}
+    assert thread._release()
+    assert not thread._ops
+    assert thread.job.marks.published == 5
