@@ -250,13 +250,16 @@ def shapers(lab: Cluster) -> dict[tuple[str, str], int]:
     return {(name, end): rate for name in lab.topology.namespaces for end, rate in namespaces.call(name, look)}
 
 
-def test_rates_are_on_both_ends_of_every_cable_and_can_be_changed(
-    tailbound_lab: Make, datagram_socket: Datagrams
-) -> None:
+def shaped(lab: Cluster, rank: int, link: Link) -> set[tuple[str, str]]:
+    """Where a worker's rate is kept: on its own interface, and at the cable's end towards it."""
+    return {(lab.workers[rank].namespace, link.interface), lab.topology.cable_ends(rank, link)[0]}
+
+
+def test_rates_hold_both_ways_and_can_be_changed(tailbound_lab: Make, datagram_socket: Datagrams) -> None:
     lab = tailbound_lab(workers=2, rate=10**9)
-    ends = {end for rank in range(2) for link in Link for end in lab.topology.cable_ends(rank, link)}
+    ends = {end for rank in range(2) for link in Link for end in shaped(lab, rank, link)}
     assert shapers(lab) == dict.fromkeys(ends, 125_000_000)
-    slow = set(lab.topology.cable_ends(1, Link.DATA))
+    slow = shaped(lab, 1, Link.DATA)
     lab.set_rate(1, 50_000_000, Link.DATA)
     assert shapers(lab) == {end: 6_250_000 if end in slow else 125_000_000 for end in ends}
     lab.set_rate(1, None, Link.DATA)
@@ -270,18 +273,33 @@ def test_a_slow_cable_passes_its_burst_holds_its_buffer_and_drops_the_rest(
     tailbound_lab: Make, datagram_socket: Datagrams
 ) -> None:
     """In bytes: 10 kB/s is nothing against what a burst and the buffer hold, however long the test takes."""
-    lab = tailbound_lab(workers=2, rate=80_000, wire=True)
+    lab = tailbound_lab(workers=2, cables=True)
+    lab.set_rate(1, 80_000)
     sender = datagram_socket(lab, 0)
     sender.setsockopt(socket.SOL_SOCKET, 32, 16 << 20)  # SO_SNDBUFFORCE: packets in the buffer are the sender's
     frames = 700
     for _ in range(frames // 35):
         send_burst(sender, (lab.workers[1].address, 5000), 35)
-    up = lab.topology.cable_ends(0, Link.DATA)[1]
-    end = counters_of(lab, up)
+    down = lab.topology.cable_ends(1, Link.DATA)[0]
+    end = counters_of(lab, down)
     kept = frames - end.qdisc
     assert 66_000 + 256 * 1024 - 2 * FULL_FRAME <= kept * FULL_FRAME <= 2 * (66_000 + 256 * 1024)
     assert end.tx_bytes <= 150_000
     assert lab.lost_frames() == end.qdisc > 0
+
+
+def test_a_worker_that_sends_faster_than_its_rate_is_pushed_back(
+    tailbound_lab: Make, datagram_socket: Datagrams
+) -> None:
+    """As by a network card: its socket is full, and nothing is lost."""
+    lab = tailbound_lab(workers=2, rate=80_000)
+    sender = datagram_socket(lab, 0)
+    sender.setblocking(False)
+    sender.setsockopt(socket.SOL_SOCKET, 32, 1 << 20)
+    with pytest.raises(BlockingIOError):
+        for _ in range(100):
+            send_burst(sender, (lab.workers[1].address, 5000), 35)
+    assert lab.lost_frames() == 0
 
 
 def test_a_cut_link_passes_nothing_until_it_is_mended(tailbound_lab: Make, datagram_socket: Datagrams) -> None:

@@ -25,6 +25,10 @@ _NTF_MASTER, _NUD_NOARP = 0x04, 0x40
 _BUFFER_SECONDS = 0.025
 #: ... and never less than this many bytes, four super-frames, or a burst could not pass at all.
 _BUFFER_BYTES = 256 * 1024
+#: ``TC_H_ROOT``: the parent of the queue that everything passes.
+_ROOT = 0xFFFFFFFF
+#: A host's own queue takes what its sockets hold, which then push back; 1000 frames of 64 KB are usual.
+_HOST_BYTES = 64 << 20
 #: Frames that wait before a veth whose other end receives by NAPI (XDP or GRO). Its ring holds 256 and drops
 #: what is beyond, silently, unless there is a queue to push back to; a switch port and a NIC have one.
 _QUEUE_FRAMES = 1000
@@ -34,12 +38,17 @@ _PORTS_UP_SECONDS = 10.0
 
 
 class RateLimit:
-    """tbf parameters for a rate in bits per second: bytes/s, burst bytes, buffer bytes."""
+    """tbf parameters for a rate in bits per second: bytes/s, burst bytes, buffer bytes.
 
-    def __init__(self, rate: int) -> None:
+    Args:
+        rate: bit/s.
+        host: on a worker's own interface, and not on a port of the network.
+    """
+
+    def __init__(self, rate: int, *, host: bool = False) -> None:
         self.rate = rate // 8
         self.burst = max(_BURST_BYTES, self.rate // 1000)
-        self.limit = max(_BUFFER_BYTES, int(self.rate * _BUFFER_SECONDS))
+        self.limit = _HOST_BYTES if host else max(_BUFFER_BYTES, int(self.rate * _BUFFER_SECONDS))
 
 
 def _quiet() -> None:
@@ -233,18 +242,22 @@ def build(topology: Topology, *, mtu: int, queues: int, flood: bool, wire: bool)
     inside(topology.switch, partial(_wait_forwarding, ports))
 
 
-def set_rate(interface: str, rate: int | None) -> None:
-    """Limit what leaves ``interface`` (of the calling thread's namespace) to ``rate`` bit/s; None: no limit."""
+def set_rate(interface: str, rate: int | None, *, host: bool = False) -> None:
+    """Limit what leaves ``interface`` (of the calling thread's namespace) to ``rate`` bit/s; None: no limit.
+
+    ``host``: see ``RateLimit``.
+    """
     with IPRoute() as ip:
         index = ip.link_lookup(ifname=interface)[0]
         if rate is None:
             ip.tc("del", index=index, root=True)
             _queue(ip, index, ethtool.queues(interface)[1])
             return
-        tbf = RateLimit(rate)
+        tbf = RateLimit(rate, host=host)
         kind = "tbf"
-        # the kind of a root queue cannot be changed in place
-        if ip.get_qdiscs(index)[0].get_attr("TCA_KIND") != kind:
+        root = next(qdisc for qdisc in ip.get_qdiscs(index) if qdisc["parent"] == _ROOT)
+        # the kind of a root queue cannot be changed in place, and what nobody has chosen (no handle) not taken away
+        if root["handle"] and root.get_attr("TCA_KIND") != kind:
             ip.tc("del", index=index, root=True)
         ip.tc("replace", kind, index=index, root=True, handle="1:", rate=tbf.rate, burst=tbf.burst, limit=tbf.limit)
 

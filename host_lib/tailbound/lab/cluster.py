@@ -21,6 +21,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -227,15 +228,18 @@ class Cluster:
             namespaces.call(self.topology.switch, portstate.set_state, each.port(rank), state, patient=True)
 
     def set_rate(self, rank: int, rate: int | None, link: Link | None = None) -> None:
-        """Limit a worker's cables, each way, to ``rate`` bit/s; None: no limit.
+        """Limit a worker's links, each way, to ``rate`` bit/s; None: no limit.
+
+        What it sends waits on its own interface, whose sockets know it; what it is sent, in its cable's buffer.
 
         Raises:
             ConfigError: the lab has no cables.
         """
         cable = self._cable(rank)
+        own = partial(build.set_rate, host=True)
         for each in LINKS if link is None else (link,):
-            for port in (each.worker_port, each.switch_port):
-                namespaces.call(cable, build.set_rate, port, rate, patient=True)
+            namespaces.call(self.workers[rank].namespace, own, each.interface, rate, patient=True)
+            namespaces.call(cable, build.set_rate, each.worker_port, rate, patient=True)
 
     def set_faults(
         self, fault: Fault, rank: int | None = None, link: Link | None = None, way: Way | None = None
