@@ -1,6 +1,7 @@
 # make setup   .venv with the tailbound command, system packages from apt-packages.txt; nothing when all is there
 # make demo    train a real model over a lossy lab, beside Gloo
 # make test    all tests (make lint: ruff, mypy, clang-format, generated files)
+# make soak    sequences of faults at random on the simulated engine; EXAMPLES=500
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -11,9 +12,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 EXTRAS := torch,test,plots,demo,prometheus,tensorboard,examples,dev
 OUT ?= out
+EXAMPLES ?= 500
 C_SOURCES = $(filter-out ebpf/wire.h ebpf/abi.h,$(wildcard ebpf/*.[ch] xdp_programs/*.[ch]))
 
-.PHONY: help setup packages demo test lint format generate wheel bench clean
+.PHONY: help setup packages demo test soak lint format generate wheel bench clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -62,6 +64,9 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+soak: setup
+	TAILBOUND_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/sim/test_machine.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -130,7 +130,7 @@ class Communicator:
             rings.append(config.switch.rows // 2)
         self._rows_most = min([MAX_OP_ROWS, needs_fit, *rings])
         self._lock = threading.Lock()
-        self._engine = Transpose(self.job, on_thread, early, int(timeout * 1e9))
+        self._engine = Transpose(self.job, on_thread, early, int(timeout * 1e9)).start()
         self._engine.maps.limit_share(min(g.sum_rows for g in self.greetings) / self._rows_most)
         jump.serve(self.reliable, self._engine)
         self._status = StatusWriter(f"{self.job.cookie:08x}-{config.rank}", lambda: report.status(self.job))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,9 +57,21 @@ class Marks:
 
 
 class Job:
-    """One rank's share of one job over one datapath."""
+    """One rank's share of one job over one datapath.
 
-    def __init__(self, config: Config, datapath: Datapath, sender: Sender, cookie: int) -> None:
+    Args:
+        now: CLOCK_MONOTONIC in ns, the clock that the kernel's stamps use too; a simulation brings its own.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        datapath: Datapath,
+        sender: Sender,
+        cookie: int,
+        now: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.now = now
         self.config = config
         self.datapath = datapath
         self.sender = sender
@@ -97,11 +109,13 @@ class Job:
         self.abstained: deque[int] = deque(maxlen=_ABSTAINED)
         self.exponents: dict[tuple[int, int, int, int], NDArray[np.int16]] = {}
         self.counters: Counter[str] = Counter()
-        self.events = Events(self.rank)
+        self.events = Events(self.rank, now)
         self.emit = self.events.emit
         self.trace = Trace(self.rank)
         self.books = Books(self.ranks, config.safeguard, config.rotate, self.world)
-        self.traffic = Traffic(sender, datapath, cookie, self.rank, list(sender.peers), speed_of(datapath.endpoint[0]))
+        self.traffic = Traffic(
+            sender, datapath, cookie, self.rank, list(sender.peers), speed_of(datapath.endpoint[0]), now
+        )
         self.queue = self.traffic.queue
         self.spread = Spread(config.result, Facts(self.ranks, datapath.name, self.switch is not None), sender)
         self._head = packets.header(
@@ -135,11 +149,6 @@ class Job:
     def store(self) -> Store:
         """The datapath's arrays."""
         return self.datapath.store
-
-    @staticmethod
-    def now() -> int:
-        """CLOCK_MONOTONIC in ns, the clock that the kernel's stamps use too."""
-        return time.monotonic_ns()
 
     @property
     def waited_for(self) -> list[int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from tailbound.datapath.protocol import Datapath
@@ -26,17 +27,25 @@ class Traffic:
         datapath: tells round trips (``peer_states.rtt_ns``) and what peers advertise.
         cookie, rank, peers: of the job.
         link: bytes per second of this rank's link; 0: not known.
+        clock: CLOCK_MONOTONIC in ns.
     """
 
     def __init__(
-        self, sender: Sender, datapath: Datapath, cookie: int, rank: int, peers: Sequence[int], link: float = 0.0
+        self,
+        sender: Sender,
+        datapath: Datapath,
+        cookie: int,
+        rank: int,
+        peers: Sequence[int],
+        link: float = 0.0,
+        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._link = link
         self._states = datapath.store.peer_states
         by: Literal["kernel", "thread"] = "kernel" if datapath.name == "xdp" else "thread"
         self.prober = Prober(cookie, rank, peers, self._states, by) if peers else None
         self.pacer = Pacer(peers)
-        self.queue = SendQueue(sender, self.pacer, self.prober)
+        self.queue = SendQueue(sender, self.pacer, self.prober, clock)
         self.incast = Incast(len(peers))
         self._peers = len(peers)
         self._again = 0

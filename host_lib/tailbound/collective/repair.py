@@ -195,9 +195,12 @@ class Round:
         return None if peer.over else wanted
 
     def _enough(self, peer: _Peer) -> int:
-        """How long the present question may go unanswered; the last one as long as answers ever take."""
+        """How long the present question may go unanswered; the last one as long as answers ever take.
+
+        It doubles with every question, but what has not been answered for eight times as long is not.
+        """
         enough = self._patience if not self._may_repeat(peer) else min(self._answers.value, self._patience)
-        return enough << peer.asked - 1
+        return min(enough << peer.asked - 1, self._patience << 3)
 
     def _may_repeat(self, peer: _Peer) -> bool:
         return peer.unheard <= self._repeats and peer.asked <= 2 * self._repeats

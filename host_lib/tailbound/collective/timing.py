@@ -88,7 +88,7 @@ def begin_give_up(job: Job, op: Op) -> None:
             length = job.deadlines.receiver(size, heard(job, job.waited_owners, op.place.step))
             if op.launch is not None:
                 length = job.deadlines.hurried(length, size, op.start - op.admitted)
-        op.result_clock.begin(op.start, length, 2 * most, LEAST_STEP)
+        op.result_clock.begin(op.start, min(length, 2 * most), 2 * most, LEAST_STEP)
 
 
 def deadline_1(job: Job, op: Op) -> int:

@@ -105,9 +105,13 @@ class Transpose:
         self._named = (job.sequence.next_label - 1) & 0xFFFFFFFF  # the newest op that a packet has named
         self._idle = threading.Event()
         self._idle.set()
-        keep_from_children(self)
         self._thread = threading.Thread(target=self._run, name="tailbound", daemon=True)
+
+    def start(self) -> Transpose:
+        """Starts the thread; returns this."""
+        keep_from_children(self)
         self._thread.start()
+        return self
 
     def launch(self, launch: Launch) -> None:
         """Hands an op to the thread; ops are numbered in the order of these calls.
@@ -285,20 +289,30 @@ class Transpose:
         """
         now = self.job.now()
         self._waiter.want_room(self.job.queue.full)
-        longest = now + (_LONGEST_SLEEP if self._ops else _IDLE_SLEEP)
-        end = min(again or longest, longest)
-        asked = min(self._silence or end, end, now + _LONGEST_SLEEP)
+        end, asked = self._next_wake(again, now)
         while not self._waiter.wait(asked - now):
             now = self.job.now()
             self.job.overtime.woke(now - asked)
-            if now >= end or now - self._awake > _STOPPED:
+            asked = self._look_out(now, end)
+            if not asked:
                 return
-            self._awake = now
-            if self._silence and now >= self._silence:
-                self._listen(now)
-            asked = min(self._silence or end, end, now + _LONGEST_SLEEP)
         if self._waiter.readable(self._wake):
             os.eventfd_read(self._wake)
+
+    def _next_wake(self, again: int, now: int) -> tuple[int, int]:
+        """When the next turn is due at the latest, and when to wake up first, if nothing is readable before."""
+        longest = now + (_LONGEST_SLEEP if self._ops else _IDLE_SLEEP)
+        end = min(again or longest, longest)
+        return end, min(self._silence or end, end, now + _LONGEST_SLEEP)
+
+    def _look_out(self, now: int, end: int) -> int:
+        """Woke up without anything readable: looks out for silences; when to wake up next (0: for a turn, now)."""
+        if now >= end or now - self._awake > _STOPPED:
+            return 0
+        self._awake = now
+        if self._silence and now >= self._silence:
+            self._listen(now)
+        return min(self._silence or end, end, now + _LONGEST_SLEEP)
 
     def _listen(self, now: int) -> None:
         """Asks for marks where nothing comes any more, and notes when to look again."""

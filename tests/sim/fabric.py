@@ -1,0 +1,166 @@
+"""A network in virtual time for real packets: links with rates and finite queues, losses, cuts, one heap of events.
+
+A burst is what one message of ``sendmmsg`` carries: packets of one length for one rank. It leaves its sender's link at
+the link's rate, waits in the queue before the receiver's link, and is dropped there as a whole if there is no room, as
+a switch drops a super-frame. Losses hit single packets, or, in bursts (Gilbert and Elliott), whatever passes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+US, MS, S = 1_000, 1_000_000, 1_000_000_000
+#: Silence that ends a burst of losses, as in the lab: else a lone packet might be lost for ever.
+_BAD_MOST = 100 * MS
+
+
+@dataclass(frozen=True)
+class Burst:
+    """Packets of ``stride`` bytes (the last may be shorter) from one rank to another."""
+
+    source: int
+    to: int
+    data: bytes
+    stride: int
+
+    def packets(self) -> list[bytes]:
+        """Its packets."""
+        return [self.data[at : at + self.stride] for at in range(0, len(self.data), self.stride)]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the network is like.
+
+    Attributes:
+        rate: bytes per second of every rank's link, each way.
+        queue: bytes that wait before a receiver's link at most.
+        room: bytes that wait in a sender's sockets at most; then they are full.
+        latency, jitter: ns; the jitter is uniform from 0 on and does not reorder what goes from one rank to another.
+        loss: probability with which a packet is lost.
+        burst: mean length in packets of losses in bursts; 0: each by itself.
+    """
+
+    rate: float = 1.25e8
+    queue: int = 3 << 20
+    room: int = 1 << 20
+    latency: int = 25 * US
+    jitter: int = 20 * US
+    loss: float = 0.0
+    burst: float = 0.0
+
+
+@dataclass
+class _End:
+    """One rank's link: when each direction is free, the speed it has, and whether it is cut."""
+
+    out_free: int = 0
+    in_free: int = 0
+    speed: float = 1.0
+    cut: bool = False
+    losing: bool = False  # in the bad state of its losses
+    heard: int = 0  # when something passed last
+    last: dict[int, int] = field(default_factory=dict)  # when the last burst for each rank arrives
+
+
+class Fabric:
+    """Clock, heap of events, and links.
+
+    Args:
+        ranks: how many.
+        seed: of all dice.
+        terms: of the network.
+
+    Attributes:
+        now: when the present event happens, ns; begins at one second.
+        spent: ns that whoever works in this event has worked since.
+        dropped: packets that did not arrive, by why: ``loss``, ``queue``, ``cut``.
+    """
+
+    def __init__(self, ranks: int, seed: int, terms: Terms | None = None) -> None:
+        self.terms = terms or Terms()
+        self.now = S
+        self.spent = 0
+        self.random = random.Random(f"fabric {seed}")
+        self.ends = [_End() for _ in range(ranks)]
+        self.deliver: Callable[[Burst], None] = lambda burst: None
+        self.dropped: Counter[str] = Counter()
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._count = 0
+
+    def at(self, when: int, what: Callable[[], None]) -> None:
+        """Calls ``what`` at ``when``, ns; what is to happen at the same time happens in the order of the calls."""
+        self._count += 1
+        heapq.heappush(self._events, (max(when, self.now), self._count, what))
+
+    def run(self, over: Callable[[], bool], most: int) -> None:
+        """Runs until ``over()``.
+
+        Raises:
+            TimeoutError: it is not after ``most`` ns, or nothing happens any more.
+        """
+        end = self.now + most
+        while not over():
+            if not self._events or self._events[0][0] > end:
+                raise TimeoutError(f"not over after {(self.now - end + most) / S:g} simulated seconds")
+            self.now, _, what = heapq.heappop(self._events)
+            self.spent = 0
+            what()
+
+    @property
+    def clock(self) -> int:
+        """What a clock shows to whoever works in this event, ns."""
+        return self.now + self.spent
+
+    def backlog(self, rank: int) -> int:
+        """Bytes that have not left ``rank``'s link yet."""
+        end = self.ends[rank]
+        return max(0, int((end.out_free - self.clock) * self.terms.rate * end.speed / S))
+
+    def has_room(self, rank: int) -> bool:
+        """Whether the sockets of ``rank`` take another burst."""
+        return self.backlog(rank) < self.terms.room
+
+    def send(self, burst: Burst) -> None:
+        """Takes over a burst; ``deliver`` gets what arrives of it."""
+        end, terms = self.ends[burst.source], self.terms
+        end.out_free = max(self.clock, end.out_free) + self._time(len(burst.data), end)
+        arrives = end.out_free + terms.latency + self.random.randrange(terms.jitter + 1)
+        arrives = end.last[burst.to] = max(arrives, end.last.get(burst.to, 0))
+        self.at(arrives, lambda: self._enter(burst))
+
+    def _time(self, size: int, end: _End) -> int:
+        return int(size * S / (self.terms.rate * end.speed))
+
+    def _enter(self, burst: Burst) -> None:
+        """At the queue before the receiver's link."""
+        end, count = self.ends[burst.to], len(burst.packets())
+        if end.cut or self.ends[burst.source].cut:
+            self.dropped["cut"] += count
+            return
+        waiting = max(0, end.in_free - self.now) * self.terms.rate * end.speed / S
+        if waiting + len(burst.data) > self.terms.queue:
+            self.dropped["queue"] += count
+            return
+        end.in_free = max(self.now, end.in_free) + self._time(len(burst.data), end)
+        kept = [packet for packet in burst.packets() if not self._loses(end)]
+        self.dropped["loss"] += count - len(kept)
+        if kept:
+            arrived = Burst(burst.source, burst.to, b"".join(kept), burst.stride)
+            self.at(end.in_free, lambda: self.deliver(arrived))
+
+    def _loses(self, end: _End) -> bool:
+        terms = self.terms
+        if not terms.burst:
+            return self.random.random() < terms.loss
+        if self.now - end.heard > _BAD_MOST:
+            end.losing = False
+        end.heard = self.now
+        leave = 1 / terms.burst if end.losing else terms.loss / (terms.burst * (1 - terms.loss))
+        if self.random.random() < leave:
+            end.losing = not end.losing
+        return end.losing

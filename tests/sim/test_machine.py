@@ -1,0 +1,90 @@
+"""Any sequence of faults: a stateful test of the real engine in virtual time.
+
+A failing sequence prints itself as a test. The same few are tried every time; ``TAILBOUND_EXAMPLES=N`` (``make soak``)
+tries N at random, and makes one that fails as short as it can, which takes minutes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from sim.engine import World
+from sim.fabric import MS, Terms
+
+EXAMPLES = int(os.environ.get("TAILBOUND_EXAMPLES", "0"))
+TERMS = [Terms(), Terms(rate=1e7, room=8 << 10), Terms(queue=64 << 10), Terms(jitter=5 * MS)]
+LENGTHS = st.sampled_from([5, 40, 250, 1500])
+
+
+@pytest.fixture(autouse=True)
+def _no_log() -> Iterator[None]:
+    """Thousands of warnings of silent ranks say nothing here."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+class Training(RuleBasedStateMachine):
+    """A job whose ranks are stopped, cut off, slowed down and killed while its network loses packets."""
+
+    @initialize(ranks=st.integers(2, 5), seed=st.integers(0, 1000), terms=st.sampled_from(TERMS))
+    def begin(self, ranks: int, seed: int, terms: Terms) -> None:
+        self.world = World(ranks, seed, terms, steps=1 << 30).start()
+
+    def _one(self, number: int) -> int:
+        alive = self.world.alive
+        return alive[number % len(alive)].rank
+
+    @rule(length=st.sampled_from([3, 30, 200, 700]))
+    def go_on(self, length: int) -> None:
+        self.world.go(length * MS)
+
+    @rule(loss=st.sampled_from([0.0, 0.01, 0.1, 0.5]), burst=st.sampled_from([0.0, 8.0]))
+    def lose(self, loss: float, burst: float) -> None:
+        self.world.lose(loss, burst)
+
+    @rule(number=st.integers(0, 4), length=LENGTHS)
+    def stop(self, number: int, length: int) -> None:
+        self.world.stop(self._one(number), 0, length * MS)
+
+    @rule(number=st.integers(0, 4), cut=st.booleans())
+    def cut(self, number: int, cut: bool) -> None:
+        self.world.change(self._one(number), 0, cut=cut)
+
+    @rule(number=st.integers(0, 4), speed=st.sampled_from([0.02, 0.3, 1.0]))
+    def slow_down(self, number: int, speed: float) -> None:
+        self.world.change(self._one(number), 0, speed=speed)
+
+    @precondition(lambda self: len(self.world.alive) > 2)
+    @rule(number=st.integers(0, 4))
+    def kill(self, number: int) -> None:
+        self.world.kill(self._one(number), 0)
+        self.world.go(0)
+
+    def teardown(self) -> None:
+        """Everything is mended, and three steps later everybody is through."""
+        if not hasattr(self, "world"):
+            return
+        self.world.lose(0.0, 0.0)
+        for node in self.world.alive:
+            self.world.change(node.rank, 0, speed=1.0, cut=False)
+        self.world.steps = max(node.step for node in self.world.alive) + 3
+        self.world.finish()
+
+
+Training.TestCase.settings = settings(
+    max_examples=EXAMPLES or 12,
+    stateful_step_count=10,
+    derandomize=not EXAMPLES,
+    phases=tuple(Phase) if EXAMPLES else (Phase.explicit, Phase.generate),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+TestTraining = pytest.mark.timeout(EXAMPLES * 30 + 300)(Training.TestCase)
