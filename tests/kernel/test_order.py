@@ -13,14 +13,20 @@ from tailbound.kernel.compile import compile_program
 
 _CALL, _EXIT, _LOAD_64, _ATOMIC_64, _EXCHANGE = 0x85, 0x95, 0x18, 0xDB, 0xE1
 _LOCK, _UNLOCK = 93, 94
+_AND_NUMBER, _ADD_REGISTER, _LOAD_WORD, _MOVE = 0x57, 0x0F, 0x79, 0xBF
 _JUMP, _JUMP_32, _ALWAYS = 5, 6, 0x05
 
 
-def worker(loader: str) -> list[tuple[int, int, int]]:
-    """(opcode, offset, immediate) of the worker's instructions."""
+def instructions(loader: str) -> list[tuple[int, int, int, int]]:
+    """(opcode, registers, offset, immediate) of the worker's instructions."""
     defines = {"TB_PORT": 1, "TB_WIDTH": cases.WIDTH, "TB_SUM_ROWS": cases.SUM_ROWS, "TB_RESULT_ROWS": 128}
     code = compile_program("worker.bpf.c", load.WORKER, defines, load.WORKER_MAP_NAMES, loader, "xdp")
-    return [(op, off, imm) for op, _, off, imm in struct.iter_unpack("=BBhi", code)]
+    return list(struct.iter_unpack("=BBhi", code))
+
+
+def worker(loader: str) -> list[tuple[int, int, int]]:
+    """The same without registers."""
+    return [(op, off, imm) for op, _, off, imm in instructions(loader)]
 
 
 def walk(code: list[tuple[int, int, int]]) -> dict[int, set[bool]]:
@@ -72,3 +78,21 @@ def test_presence_belongs_to_the_row(loader: str) -> None:
     loops = [any(op & 7 == _JUMP and off < 0 for op, off, _ in s) for s in sections]
     published = [any(op == _ATOMIC_64 and imm == _EXCHANGE for op, _, imm in s) for s in sections]
     assert [a and b for a, b in zip(loops, published, strict=True)].count(True) == 1
+
+
+def test_records_are_read_by_their_tag(loader: str) -> None:
+    """Where a record's tag is read without its lock, a zero that depends on it is part of the record's address.
+
+    So no processor reads the rest of the record before the tag. No compiler makes a zero in this way by itself. Packets
+    with news and those that come too late look at a record: two places.
+    """
+    code, found = instructions(loader), 0
+    for at, (op, registers, _, number) in enumerate(code):
+        if op != _AND_NUMBER or number:
+            continue
+        zero = registers & 15
+        source = code[at - 1][1] >> 4 if code[at - 1][0] == _MOVE and code[at - 1][1] & 15 == zero else zero
+        made = next(i for i in reversed(code[:at]) if i[1] & 15 == source and i[0] in (_LOAD_WORD, _MOVE))
+        added = any(i[0] == _ADD_REGISTER and i[1] >> 4 == zero for i in code[at + 1 : at + 4])
+        found += made[0] == _LOAD_WORD and made[2] == 0 and added  # the first word of the record
+    assert found >= 2

@@ -16,7 +16,7 @@ import pytest
 
 import cases
 from kernel_world import KernelWorld
-from tailbound.wire.schema import Event, Verdict, op_slot
+from tailbound.wire.schema import OP_INDEX_BITS, OP_STEPS, Event, Verdict, op_slot
 
 RANK_BY_RANK, ROW_BY_ROW = 1, 2
 ROWS = 64
@@ -94,6 +94,38 @@ def test_same_slots_and_ops(make) -> None:
     kinds = [kind for kind, _, _ in world.ring.drain()]
     assert kinds.count(Event.OPENED) == 1
     assert kinds.count(Event.MAJORITY) == 2
+
+
+@needs_two
+def test_a_record_that_a_newer_op_takes_is_not_of_another_layout(make) -> None:
+    """A record is looked at without its lock: between its tag and its layout a newer op may have taken it."""
+    world = make()
+    span, layout = OP_STEPS << OP_INDEX_BITS, 7
+    foreign = world.frame_of(cases.contribution(), port=cases.PORT + 1)
+    cpus = sorted(os.sched_getaffinity(0))
+    stored = 0
+
+    def take(barrier: threading.Barrier, data: bytes, pause: int) -> None:
+        os.sched_setaffinity(0, {cpus[1]})
+        barrier.wait()
+        world.run(foreign, pause)
+        world.run(data)
+
+    for lap in range(300):
+        op = cases.OP + 2 * lap * span
+        old = cases.contribution(op=op, layout=layout)
+        new = cases.contribution(op=op + span, layout=layout + 1, sender=2, seq=cases.SEQ + 1, row=6)
+        world.control(released=op)
+        barrier = threading.Barrier(2)
+        newer = threading.Thread(target=take, args=(barrier, world.frame_of(new), 1 + 61 * lap % 4000))
+        newer.start()
+        Runner(world, cpus[0], world.frame_of(old), 5000, barrier).join()
+        newer.join()
+        counts = world.counted()
+        assert Verdict.LAYOUT_MISMATCH not in counts, lap
+        stored = counts[Verdict.STORED]
+    assert stored >= 300  # every newer op
+    assert counts[Verdict.STALE_OP] > 0
 
 
 @needs_two
