@@ -19,6 +19,7 @@ from support import (
     MemoryStore,
     Reference,
     Team,
+    Trouble,
     assembled,
     await_that,
     exact_mean,
@@ -30,7 +31,8 @@ from support import (
 from tailbound.collective.communicator import Communicator, cut
 from tailbound.errors import ConfigError, TransportError
 from tailbound.transport.config import Config
-from tailbound.wire.schema import Verdict, op_label
+from tailbound.wire.packets import parse
+from tailbound.wire.schema import PacketType, Verdict, op_label
 
 #: A question after an op may cross its end, and is stale then; nothing else is ever refused.
 STRAY = {"STALE_RESULT"}
@@ -102,6 +104,37 @@ def test_buckets_of_every_size() -> None:
         for rank, (_, outcome) in enumerate(results):
             assert outcome.expected == outcome.delivered > 0
             assert set(job[rank].stats()["drops"]) <= STRAY
+
+
+class Order(Trouble):
+    """Remembers in which order the rows of contributions leave: their places in the list of their owner."""
+
+    def attach(self, communicator: Communicator) -> Trouble:
+        self.left: dict[int, list[int]] = {}
+        return super().attach(communicator)
+
+    def _pass(self, rank: int, packets: list[bytes]) -> list[bytes]:
+        for head in (parse(packet) for packet in packets):
+            assert head is not None
+            if head[0]["type"][0] == PacketType.CONTRIBUTION:
+                self.left.setdefault(rank, []).append(int(head[0]["seq"][0]))
+        return packets
+
+
+def test_ranks_send_an_owners_rows_from_different_places_on() -> None:
+    """Processors of one receiver that take in two of them seldom want the same row's lock."""
+    ranks = 4
+    with team(ranks, patient(share_rows=False, repair=False)) as job:
+        orders = [Order(0).attach(member) for member in job.communicators]
+        assert whole(job.allreduce(gradients("U", ranks, EIGHT_GROUPS, seed=1)))
+    for owner in range(ranks):
+        lists = [np.array(orders[rank].left[owner]) for rank in range(ranks) if rank != owner]  # type: ignore[attr-defined]
+        rows = np.sort(lists[0])
+        assert len(rows) == len(set(rows)) >= EIGHT_GROUPS // 256 // ranks
+        begun = [int(np.flatnonzero(rows == left[0])[0]) for left in lists]
+        for first, left in zip(begun, lists, strict=True):
+            assert np.array_equal(left, np.roll(rows, -first))
+        assert min(np.diff(sorted(begun))) >= len(rows) // ranks
 
 
 def test_several_ops_in_flight() -> None:
