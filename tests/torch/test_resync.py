@@ -114,7 +114,7 @@ def test_a_lost_rank_without_batches_joins_the_others_too(tmp_path: Path) -> Non
         os.kill(job.processes[2].pid, signal.SIGCONT)
         results = job.results()
     back = results[2]
-    assert back["stats"]["counters"]["jumps"] >= 1
+    assert back["stats"]["counters"].get("jumps", 0) >= 1
     assert back["stats"]["replica"]["counters"]["whole_taken"] >= 1
     assert back["skipped"] >= 25
     assert back["computed"] + back["skipped"] <= 91  # the step that it was stopped in may come to nothing
