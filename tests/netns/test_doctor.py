@@ -1,0 +1,60 @@
+"""What ``doctor`` reads from a real interface: queues, stripped tags of VLANs, and how much of a frame is one piece."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+import veths
+from tailbound.doctor import facts
+from tailbound.doctor.interfaces import Interface, interface
+from tailbound.doctor.verdict import choose
+from tailbound.kernel import interfaces as kernel_interfaces
+from tailbound.kernel import linear
+from tailbound.lab import ethtool, namespaces
+
+pytestmark = pytest.mark.needs("root", "netns")
+_GFLAGS, _SFLAGS, _RXVLAN = 0x25, 0x26, 1 << 8
+
+
+@pytest.fixture
+def place() -> Iterator[str]:
+    with veths.pair("tbx", ("10.77.0.1", "10.77.0.2")) as (here, _):
+        yield here
+
+
+def strip_tags(on: bool) -> None:
+    """``ethtool -K tbx rxvlan on|off``."""
+    flags = struct.unpack_from("=I", kernel_interfaces.ethtool("tbx", 8, _GFLAGS), 4)[0]
+    kernel_interfaces.ethtool("tbx", 8, _SFLAGS, flags | _RXVLAN if on else flags & ~_RXVLAN)
+
+
+def seen(place: str) -> Interface:
+    return namespaces.call(place, interface, "tbx")
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_stripped_tags_are_noted(place: str, on: bool) -> None:
+    namespaces.call(place, strip_tags, on)
+    link = seen(place)
+    assert link.vlan_stripping is on
+    assert any("ethtool -K tbx rxvlan off" in note for note in choose(facts.machine(), link).notes) is on
+
+
+def test_queues_in_use_and_those_that_there_can_be(place: str) -> None:
+    one = seen(place)
+    assert (one.rx_queues, one.tx_queues) == (1, 1)
+    namespaces.call(place, ethtool.set_queues, "tbx", 2)
+    two = seen(place)
+    assert (two.rx_queues, two.tx_queues) == (2, 2)
+    assert two.tx_most == one.tx_most
+    assert two.tx_most is not None
+    assert two.tx_most >= 2
+
+
+def test_how_much_of_a_frame_is_one_piece(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert seen(place).linear == linear.PAGE
+    monkeypatch.setattr("tailbound.kernel.interfaces.driver_of", lambda name: "ice")
+    assert seen(place).linear == linear.DRIVERS["ice"]
