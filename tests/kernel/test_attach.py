@@ -18,10 +18,13 @@ import pytest
 import cases
 import veths
 from support import await_that
+from tailbound.datapath.attach import attach as attach_for_good
+from tailbound.datapath.select import open_datapath
 from tailbound.datapath.xdp import XdpDatapath
 from tailbound.errors import AttachError, CapabilityError, ConfigError
-from tailbound.kernel import attach, interfaces, pin, syscalls
-from tailbound.wire.schema import Event, PacketType, Verdict
+from tailbound.kernel import attach, interfaces, linear, pin, syscalls
+from tailbound.transport.config import Config
+from tailbound.wire.schema import HEADER_BYTES, Event, PacketType, Verdict
 
 pytestmark = pytest.mark.needs("netns")
 SIZES = {"width": cases.WIDTH, "sum_rows": cases.SUM_ROWS, "result_rows": cases.RESULT_ROWS}
@@ -173,6 +176,24 @@ def test_a_job_goes_round_in_as_much_of_the_sums_ring_as_it_needs(wire: list[str
     assert whole.store.sum_rows == 256
     assert not whole.store.slots["count"][64:].any()
     whole.close()
+
+
+def test_rows_and_rings_are_as_large_as_driver_and_ranks_ask_for(
+    wire: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both ways to a program: attached ahead, here for two ranks and used by eight of them; and by the job itself."""
+    config = Config(rank=0, ranks=8, ring_mib=1.0)
+    monkeypatch.setattr(linear, "linear_bytes", lambda *_, **__: 14 + 20 + 8 + HEADER_BYTES + 512 + 63)
+    attach_for_good("tbx", port=cases.PORT, ring_mib=1.0)
+    for pinned in (True, False):
+        path, _ = open_datapath("xdp", "tbx", config)
+        try:
+            assert path.store.width == 512
+            assert (path.store.result_rows, path.store.sum_rows) == (2048, 256)
+            assert XdpDatapath.is_attached("tbx") == pinned
+        finally:
+            path.close()
+        pin.remove("tbx")
 
 
 @pytest.mark.needs("root")
