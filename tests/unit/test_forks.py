@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,8 +17,11 @@ from tailbound.datapath.udp import UdpDatapath
 from tailbound.transport.reliable import Reliable
 
 path, reliable = UdpDatapath("127.0.0.1", 0, 256, 64, 64), Reliable("127.0.0.1")
-if (child := os.fork()) == 0:
+if os.fork() == 0:
     path.close()  # what a child's interpreter may do at its end; it must not touch the parent's
+    os._exit(0)
+os.wait()
+if (child := os.fork()) == 0:  # another one closes nothing
     sys.stdin.read()
     os._exit(0)
 print(path.endpoint[1], reliable.port, child, path.socket.getsockname()[1], flush=True)
@@ -38,9 +42,39 @@ def test_a_restart_finds_its_ports_free_while_a_forked_child_lives() -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as again:
             again.bind(("127.0.0.1", udp))
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", tcp), 10)
+            socket.create_connection(("127.0.0.1", tcp), 10).close()
     finally:
         parent.kill()
         parent.wait(60)
         parent.stdin.close()
         parent.stdout.close()
+
+
+LEAVING = """
+import atexit, os, socket, sys
+folder = sys.argv[1]
+sys.path[:0] = sys.argv[2:]
+from support import gradients, patient, team
+
+with team(2, patient()) as job:
+    inputs = gradients("U", 2, 5000, seed=0)
+    job.allreduce(inputs)
+    if (child := os.fork()) == 0:
+        os.environ["TAILBOUND_TRACE"] = folder
+        atexit._run_exitfuncs()  # as the interpreter does at its end
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert os.listdir(folder) == []
+    for member in job.communicators:
+        socket.create_connection(("127.0.0.1", member.reliable.port), 10).close()
+    for _, outcome in job.allreduce(inputs):
+        assert outcome.error is None and outcome.missing == set() and outcome.delivered == outcome.expected, outcome
+    assert not any(member.job.gone for member in job.communicators)
+"""
+
+
+def test_a_child_that_ends_ends_nothing_of_its_parents_job(tmp_path: Path) -> None:
+    """Neither the listener for states, nor the trace; and nobody takes the parent for gone."""
+    command = [sys.executable, "-c", LEAVING, str(tmp_path), *[p for p in sys.path if p]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr[-2000:]
