@@ -111,20 +111,20 @@ def test_a_record_that_a_newer_op_takes_is_not_of_another_layout(make) -> None:
         world.run(foreign, pause)
         world.run(data)
 
-    for lap in range(300):
+    for lap in range(60):
         op = cases.OP + 2 * lap * span
         old = cases.contribution(op=op, layout=layout)
         new = cases.contribution(op=op + span, layout=layout + 1, sender=2, seq=cases.SEQ + 1, row=6)
         world.control(released=op)
         barrier = threading.Barrier(2)
-        newer = threading.Thread(target=take, args=(barrier, world.frame_of(new), 1 + 61 * lap % 4000))
+        newer = threading.Thread(target=take, args=(barrier, world.frame_of(new), 1 + 61 * lap % 2500))
         newer.start()
-        Runner(world, cpus[0], world.frame_of(old), 5000, barrier).join()
+        Runner(world, cpus[0], world.frame_of(old), 3000, barrier).join()
         newer.join()
         counts = world.counted()
         assert Verdict.LAYOUT_MISMATCH not in counts, lap
         stored = counts[Verdict.STORED]
-    assert stored >= 300  # every newer op
+    assert stored >= 60  # every newer op
     assert counts[Verdict.STALE_OP] > 0
 
 
