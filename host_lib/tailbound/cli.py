@@ -90,7 +90,7 @@ def detach(interface: str) -> None:
 
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the same data as JSON.")
-@click.option("--interface", metavar="IFACE", help="Interface to judge; without it, that of the default route.")
+@click.option("--interface", metavar="IFACE", help="Interface to judge; without it, the one that a job would use.")
 @click.option("--ring", "ring_mib", type=float, metavar="MIB", help="Result ring to compute the memory of.")
 @click.option("--workers", type=int, default=2, help="Smallest world size to come, to compute the memory for.")
 @click.option("--maps", "-v", is_flag=True, help="Show the memory of every map.")

@@ -145,3 +145,46 @@ def test_an_attached_program_that_may_not_be_used_is_an_error_with_what_to_type(
     kind, why = told["attached for others"]
     assert kind == "CapabilityError"
     assert "usermod -aG daemon $USER" in why
+
+
+DOCTOR = """
+import json, os, sys
+from tailbound.doctor import examine
+
+told = {}
+for case, environment in json.loads(sys.argv[1]).items():
+    for name in ("TAILBOUND_INTERFACE", "MASTER_ADDR"):
+        os.environ[name] = environment.get(name, "")
+    verdict = examine().verdict
+    told[case] = [verdict.interface, verdict.judged, *verdict.reasons]
+print(json.dumps(told))
+"""
+
+
+def test_doctor_judges_the_interface_that_a_job_would_use(tailbound_lab: Callable[..., Cluster]) -> None:
+    """Two interfaces are up, neither has a program, and there is no default route: the environment tells which."""
+    lab = tailbound_lab(workers=2)
+    peer = lab.workers[1]
+    cases = {
+        "data": {"MASTER_ADDR": peer.address},
+        "plain": {"MASTER_ADDR": peer.plain_address},
+        "own": {"MASTER_ADDR": lab.workers[0].plain_address},  # of rank 0 itself
+        "named": {"MASTER_ADDR": peer.plain_address, "TAILBOUND_INTERFACE": "data0"},
+        "loopback": {"MASTER_ADDR": "127.0.0.1"},
+        "nothing": {},
+    }
+    argv = [sys.executable, "-c", DOCTOR, json.dumps(cases)]
+    process = lab.popen(0, argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 0, out + err
+    told: dict[str, list[Any]] = json.loads(out)
+    assert told["data"][:2] == ["data0", f"it is the way to MASTER_ADDR={peer.address}"]
+    assert told["plain"][:2] == ["plain0", f"it is the way to MASTER_ADDR={peer.plain_address}"]
+    assert told["own"][0] == "plain0"
+    assert told["named"][:2] == ["data0", "TAILBOUND_INTERFACE names it"]
+    for case, why in (("loopback", "MASTER_ADDR=127.0.0.1 leads over no interface"), ("nothing", "is not known")):
+        interface, judged, reason, *_ = told[case]
+        assert interface is None
+        assert reason == judged
+        assert why in reason
+        assert "TAILBOUND_INTERFACE=NAME tells it, or MASTER_ADDR=HOST" in reason

@@ -17,6 +17,8 @@ from tailbound.doctor import examine, facts, interfaces, report
 from tailbound.doctor.verdict import choose
 from tailbound.errors import ConfigError
 from tailbound.transport.config import Config
+from tailbound.transport.interface import ELSEWHERE
+from tailbound.transport.interface import Interface as Way
 
 CAPABLE = dict.fromkeys(facts.CAPABILITY_BITS, True)
 MACHINE = facts.Machine(
@@ -145,9 +147,56 @@ def test_a_kernel_that_refuses_bpf_to_root() -> None:
 
 
 def test_no_interface() -> None:
-    verdict = choose(MACHINE, None)
+    verdict = choose(MACHINE, None, judged="nothing tells which")
     assert (verdict.datapath, verdict.interface) == ("udp", None)
-    assert "no network interface" in verdict.reasons[0]
+    assert verdict.reasons == ("nothing tells which",)
+
+
+@pytest.mark.parametrize(
+    ("environment", "towards_others", "up", "judged", "words"),
+    [
+        ({"TAILBOUND_INTERFACE": "eth2", "MASTER_ADDR": "10.0.0.2"}, "eth0", ["eth0"], "eth2", "TAILBOUND_INTERFACE"),
+        ({"MASTER_ADDR": "10.0.0.2"}, "eth0", ["eth0"], "eth1", "the way to MASTER_ADDR=10.0.0.2"),
+        ({"MASTER_ADDR": "127.0.0.1"}, "eth0", ["eth0"], None, "MASTER_ADDR=127.0.0.1 leads over no interface"),
+        ({}, "eth0", ["eth0", "eth1"], "eth0", "the way to other networks (a guess, TAILBOUND_INTERFACE=NAME tells"),
+        ({}, None, ["eth1"], "eth1", "it alone is up (a guess, TAILBOUND_INTERFACE=NAME tells"),
+        ({}, None, ["eth0", "eth1"], None, "is not known: TAILBOUND_INTERFACE=NAME tells it, or MASTER_ADDR"),
+        ({}, None, [], None, "is not known: TAILBOUND_INTERFACE=NAME tells it, or MASTER_ADDR"),
+    ],
+)
+def test_which_interface_leads_to_the_peers(
+    environment: dict[str, str],
+    towards_others: str | None,
+    up: list[str],
+    judged: str | None,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for variable in ("TAILBOUND_INTERFACE", "MASTER_ADDR"):
+        monkeypatch.setenv(variable, environment.get(variable, ""))
+
+    def towards(host: str = "") -> Way | None:
+        host = host or environment.get("MASTER_ADDR", "")
+        name = {"10.0.0.2": "eth1", ELSEWHERE: towards_others}.get(host)
+        return Way(name, "10.0.0.1", 1500) if name else None
+
+    names = ["lo", "eth0", "eth1"]
+    monkeypatch.setattr(interfaces, "interface_towards", towards)
+    monkeypatch.setattr(interfaces.socket, "if_nameindex", lambda: list(enumerate(names)))
+    monkeypatch.setattr(interfaces.kernel_interfaces, "index_of", names.index)
+    monkeypatch.setattr(interfaces, "_link", lambda index: ({}, int(names[index] in [*up, "lo"])))
+    found, why = interfaces.leads_to_peers()
+    assert found == judged
+    assert words in why
+    assert interfaces.leads_to_peers("lo") == ("lo", "it was named")
+
+
+def test_which_interface_was_judged_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    report.show(dataclasses.replace(examine("lo"), verdict=choose(MACHINE, LINK, judged="it is the way to there")))
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "datapath: xdp on eno1",
+        "  judged is eno1: it is the way to there",
+    ]
 
 
 def test_notes_are_commands_to_type() -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 import socket
 import struct
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tailbound.errors import AttachError, CapabilityError
@@ -15,8 +14,9 @@ from tailbound.kernel import pin
 from tailbound.kernel.attach import program_name
 from tailbound.kernel.linear import STRIDING, linear_bytes
 from tailbound.kernel.load import WORKER
+from tailbound.transport.interface import ELSEWHERE, interface_towards
 
-__all__ = ["NATIVE_DRIVERS", "Interface", "default_interface", "interface", "interfaces"]
+__all__ = ["NATIVE_DRIVERS", "Interface", "interface", "interfaces", "leads_to_peers"]
 
 #: Drivers whose native XDP is in mainline Linux. The kernel's own word (``xdp_features``, Linux 6.3) goes first.
 _NATIVE = """
@@ -29,6 +29,7 @@ _ETHTOOL_GFLAGS, _ETHTOOL_GRXFH, _ETHTOOL_GCHANNELS = 0x25, 0x29, 0x3C
 _ETH_FLAG_RXVLAN, _ETH_FLAG_LRO = 1 << 8, 1 << 15
 _UDP_V4_FLOW = 0x02
 _XDP_FEATURE_BASIC = 1  # NETDEV_XDP_ACT_BASIC
+_TELLS = "TAILBOUND_INTERFACE=NAME tells it, or MASTER_ADDR=HOST with the name or address of rank 0's host"
 _RXH_PORTS = 1 << 6 | 1 << 7  # source and destination port
 
 
@@ -57,14 +58,34 @@ def interfaces() -> list[Interface]:
     return [interface(name) for _, name in sorted(socket.if_nameindex(), key=lambda pair: pair[1]) if name != "lo"]
 
 
-def default_interface() -> str | None:
-    """Interface of the IPv4 default route, else the first that is up, else None."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/net/route").read_text().splitlines()[1:]:
-            name, destination, _, flags, *_ = line.split()
-            if destination == "00000000" and int(flags, 16) & 1:
-                return name
-    return next((i.name for i in interfaces() if i.up), None)
+def leads_to_peers(named: str | None = None) -> tuple[str | None, str]:
+    """The interface that a job started in this environment would use, and how that is known, in words.
+
+    A job looks up the way to ``MASTER_ADDR``. Where doctor is called outside a job's environment, the way to other
+    networks stands for it, or the only interface that is up.
+
+    Args:
+        named: an interface that the user has named; None: none.
+
+    Returns:
+        The name, None where none can be known, and the reason, which then says what would tell.
+    """
+    if named:
+        return named, "it was named"
+    if variable := os.environ.get("TAILBOUND_INTERFACE"):
+        return variable, "TAILBOUND_INTERFACE names it"
+    master = os.environ.get("MASTER_ADDR", "")
+    if found := interface_towards():
+        return found.name, f"it is the way to MASTER_ADDR={master}"
+    if master:
+        return None, f"MASTER_ADDR={master} leads over no interface of this host: {_TELLS}"
+    guessed = f"a guess, {_TELLS}"
+    if found := interface_towards(ELSEWHERE):
+        return found.name, f"it is the way to other networks ({guessed})"
+    up = [name for _, name in socket.if_nameindex() if name != "lo" and _link(kernel_interfaces.index_of(name))[1] & 1]
+    if len(up) == 1:
+        return up[0], f"it alone is up ({guessed})"
+    return None, f"which interface leads to the peers is not known: {_TELLS}"
 
 
 def interface(name: str) -> Interface:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tailbound import __version__
 from tailbound.datapath.sizes import memory, ring_rows
 from tailbound.doctor import facts
-from tailbound.doctor.interfaces import Interface, default_interface, interface, interfaces
+from tailbound.doctor.interfaces import Interface, interface, interfaces, leads_to_peers
 from tailbound.doctor.verdict import Verdict, choose
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel import pin
@@ -63,14 +63,14 @@ def examine(name: str | None = None, *, ring_mib: float | None = None, workers: 
     """Looks at this machine; changes nothing.
 
     Args:
-        name: interface to judge; None takes the one of the default route.
+        name: interface to judge; None takes the one that leads to the peers, as a job does.
         ring_mib: result ring in MiB; None takes the default of a job.
         workers: smallest world size to come, for the memory; as for ``tailbound attach``.
 
     Raises:
         ConfigError: no such interface, an MTU too small for one row, or a ring or world size that cannot be.
     """
-    chosen = name or default_interface()
+    chosen, why = leads_to_peers(name)
     link = interface(chosen) if chosen else None
     machine = facts.machine()
     return Report(
@@ -83,6 +83,7 @@ def examine(name: str | None = None, *, ring_mib: float | None = None, workers: 
             attached=link is not None and _attached(link.name),
             tailbound=tailbound(),
             options=_options(ring_mib, workers),
+            judged=why,
         ),
         memory=_memory(Config.ring_mib if ring_mib is None else ring_mib, workers, link, machine.cpus),
     )
@@ -128,6 +129,8 @@ def show(report: Report, *, maps: bool = False) -> None:
     verdict, memory = report.verdict, report.memory
     where = f" on {verdict.interface}" if verdict.interface else ""
     console.print(f"datapath: [bold]{verdict.datapath}[/bold]{where}")
+    if verdict.interface:
+        console.print(f"  judged is {verdict.interface}: {verdict.judged}", markup=False, soft_wrap=True)
     for line in verdict.reasons:
         console.print(f"  because {line}", markup=False, soft_wrap=True)
     if verdict.datapath != "xdp":

@@ -36,32 +36,40 @@ class Verdict:
     commands: tuple[str, ...]  #: what to type, in this order, for the better one; empty: nothing, or nothing helps
     notes: tuple[str, ...]  #: what else is worth knowing
     trainer: str = ""  #: what the trainer's environment needs for ``xdp``
+    judged: str = ""  #: how the interface was found; without one, what would tell it
 
 
 def choose(
-    machine: Machine, link: Interface | None, *, attached: bool = False, tailbound: str = "", options: str = ""
+    machine: Machine,
+    link: Interface | None,
+    *,
+    attached: bool = False,
+    tailbound: str = "",
+    options: str = "",
+    judged: str = "",
 ) -> Verdict:
     """Judges one interface.
 
     Args:
         machine: what the machine has.
-        link: the interface training would use; None where there is none.
+        link: the interface training would use; None where none is known.
         attached: Tailbound's maps of this interface are pinned, and this process may open them.
         tailbound: the command as this user would have to type it, if not just ``tailbound``.
         options: of ``tailbound attach``, as this user would have to give them.
+        judged: how the interface was found; without one, what would tell it.
     """
     name = link.name if link else None
     trainer = f"TAILBOUND_INTERFACE={name}"
     if link and attached:
         why = f"`tailbound attach` has been done on {name}, and this user may open its maps"
-        return Verdict("xdp", name, (why,), (), tuple(_notes(link, machine.cpus)), trainer)
-    blocked = [*_interface_problems(link), *_kernel_problems(machine)]
+        return Verdict("xdp", name, (why,), (), tuple(_notes(link, machine.cpus)), trainer, judged)
+    blocked = [*_interface_problems(link, judged), *_kernel_problems(machine)]
     packages = _missing_packages(machine)
     powerless = _missing_privileges(machine, link)
     reasons = [*blocked, *(f"{what} is missing" for what, _ in packages), *powerless]
     if not reasons:
         why = f"native XDP on {name}, and this process may load and attach programs"
-        return Verdict("xdp", name, (why,), (), tuple(_notes(link, machine.cpus)), trainer)
+        return Verdict("xdp", name, (why,), (), tuple(_notes(link, machine.cpus)), trainer, judged)
     commands = []
     if not blocked:
         sudo = "" if machine.effective_uid == 0 else "sudo "
@@ -70,7 +78,7 @@ def choose(
         if powerless and machine.effective_uid != 0:
             commands.append(" ".join(filter(None, ("sudo", tailbound or "tailbound", "attach", name, options))))
     notes = (*_notes(link, machine.cpus), *_receive_room(machine))
-    return Verdict("udp", name, tuple(reasons), tuple(commands), notes, trainer if commands else "")
+    return Verdict("udp", name, tuple(reasons), tuple(commands), notes, trainer if commands else "", judged)
 
 
 def _receive_room(machine: Machine) -> Sequence[str]:
@@ -80,9 +88,9 @@ def _receive_room(machine: Machine) -> Sequence[str]:
     return (f"{room}: sudo sysctl -w net.core.rmem_max={_RECEIVE_BYTES}",)
 
 
-def _interface_problems(link: Interface | None) -> list[str]:
+def _interface_problems(link: Interface | None, judged: str) -> list[str]:
     if link is None:
-        return ["there is no network interface besides loopback: give one with --interface"]
+        return [judged or "no interface is known that leads to the peers: give one with --interface"]
     problems = []
     if not link.up:
         problems.append(f"{link.name} is down (ip link set {link.name} up)")

@@ -54,7 +54,7 @@ def interface_towards(host: str = "") -> Interface | None:
     address = _source(host or os.environ.get("MASTER_ADDR", "127.0.0.1"))
     if address.startswith("127.") and _several_hosts():
         # a host's own name often stands for a loopback address in its /etc/hosts
-        address = _source(_ELSEWHERE)
+        address = _source(ELSEWHERE)
     if address.startswith("127."):
         return None
     with IPRoute() as route:
@@ -66,7 +66,7 @@ def interface_towards(host: str = "") -> Interface | None:
 
 
 #: Stands for any host beyond the default route (RFC 5737: nobody has it). Nothing is sent there.
-_ELSEWHERE = "192.0.2.1"
+ELSEWHERE = "192.0.2.1"
 
 
 def _source(host: str) -> str:
