@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 import re
@@ -72,6 +73,29 @@ def test_an_op_has_one_spelling() -> None:
         if re.search(r"label(:[#\dxX]+)?\}|%#x|\bop=(op|outcome)\.label", line)
     ]
     assert found == []
+
+
+def test_every_event_is_in_the_table_of_the_documentation(repository: Path) -> None:
+    """docs/torch/metrics.md names the events that the code emits, each with its levels, and no others."""
+    emitted: dict[str, set[str]] = {}
+    for path in Path(tailbound.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "emit":
+                name = ast.literal_eval(node.args[0])  # a test can only read names that are written out
+                level = next((ast.unparse(k.value) for k in node.keywords if k.arg == "level"), "logging.WARNING")
+                levels = {word.lower() for word in re.findall(r"logging\.([A-Z]+)", level)}
+                emitted.setdefault(name, set()).update(levels)
+    page = (repository / "docs" / "torch" / "metrics.md").read_text()
+    table = page.split("| event | level | says |\n|---|---|---|\n")[1].split("\n\n")[0]
+    documented: dict[str, set[str]] = {}
+    for line in table.splitlines():
+        _, names, levels, *_ = line.split("|")
+        for name in re.findall(r"`(\w+)`", names):
+            assert name not in documented, name
+            documented[name] = set(re.findall(r"info|warning|error", levels))
+    assert documented.keys() == emitted.keys()
+    for name, levels in emitted.items():
+        assert levels <= documented[name], name
 
 
 def test_the_log_of_a_rank_is_thinned_by_kind(caplog: pytest.LogCaptureFixture) -> None:
