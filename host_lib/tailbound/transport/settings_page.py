@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tailbound.transport.config import DEFAULT_PORT, PORTS
 from tailbound.transport.settings import OPTIONS, OTHERS, Setting
 
 _HEAD = """\
@@ -19,12 +20,66 @@ take the words of this table too: `hadamard="off"` is `hadamard=False`. Give all
 ranks, the option and both values. `process_group`, `model` and `optimizer` are objects: arguments only.
 """
 
+#: Heading, rows and what is below of the section on ports.
+_PORTS_HEAD = "## Ports and firewalls\n\nAll ranks talk to all others, both ways, over IPv4.\n"
+_PORTS = (
+    (
+        "rows, `udp`",
+        "UDP",
+        (
+            f"any that is free; with `TAILBOUND_PORT=N` the first free one of N to N + {PORTS - 1}: one for each rank, "
+            "model and job of a host"
+        ),
+        "the sender's own one of these",
+    ),
+    (
+        "rows, `xdp`",
+        "UDP",
+        (
+            f"that of the receiver's program: {DEFAULT_PORT}, or `tailbound attach --port`; `TAILBOUND_PORT` where the "
+            "trainer attaches it itself"
+        ),
+        "several that are free; of single packets that of the sender's program",
+    ),
+    (
+        "rows through a switch",
+        "UDP",
+        f"that of the job's entry: {DEFAULT_PORT}, or as in `TAILBOUND_SWITCH=ADDRESS:PORT`, or `TAILBOUND_PORT`",
+        "as above",
+    ),
+    (
+        "results by multicast, `xdp`",
+        "IGMP; UDP to a group of 239.192.0.0/14, or to `TAILBOUND_MULTICAST_GROUP`",
+        "as above",
+        "as above",
+    ),
+    (
+        "re-synchronisation, `synchronise`, catching up, the loss scale",
+        "TCP between all ranks",
+        "any that is free; it cannot be set",
+        "any",
+    ),
+    (
+        "the store of torch.distributed",
+        "TCP to rank 0's host",
+        "`MASTER_PORT`; with torchrun that of `--rdzv-endpoint`, too",
+        "any",
+    ),
+    ("Gloo, for what stays with the process group", "TCP between all ranks", "any, as Gloo chooses", "any"),
+)
+_PORTS_TAIL = """\
+Where UDP does not pass, the start ends after ten seconds with an error that names who does not hear whom. TCP between
+the ranks is not tried ahead. Multicast that does not arrive is not used.
+"""
+
 
 def page() -> str:
     """The whole page."""
     options = _table(("variable", "argument", "default", "give", "what it is", "set by"), map(_option, OPTIONS))
     others = _table(("variable", "default", "give", "what it is", "set by"), map(_other, OTHERS))
-    return f"{_HEAD}\n## Options of the hook\n\n{options}\n## Others\n\n{others}"
+    ports = _table(("what", "protocol", "destination port", "source port"), _PORTS)
+    parts = (_HEAD, f"## Options of the hook\n\n{options}", f"## Others\n\n{others}", _PORTS_HEAD, ports, _PORTS_TAIL)
+    return "\n".join(parts)
 
 
 def _default(setting: Setting) -> str:
