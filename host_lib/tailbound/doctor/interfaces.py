@@ -18,11 +18,12 @@ from tailbound.transport.interface import ELSEWHERE, interface_towards
 
 __all__ = ["NATIVE_DRIVERS", "Interface", "interface", "interfaces", "leads_to_peers"]
 
-#: Drivers whose native XDP is in mainline Linux. The kernel's own word (``xdp_features``, Linux 6.3) goes first.
+#: Drivers that have native XDP in Linux 6.2, by the names that ``ethtool -i`` gives. Later kernels say it themselves
+#: (``xdp_features``), which goes first.
 _NATIVE = """
-    bnxt_en bond cxgb4 dpaa2-eth ena enetc fec fm10k funeth gve hv_netvsc i40e iavf ice idpf igb igc ionic ixgbe ixgbevf
-    lan966x mana mlx4_en mlx5_core mtk_eth_soc mvneta mvpp2 nfp octeontx2 qede sfc stmmac thunder-nicvf ti_cpsw tsnep
-    tun veth virtio_net vmxnet3 xen_netfront
+    atlantic bnxt_en bonding cpsw cpsw-switch ena fec fsl_dpa fsl_dpaa2_eth fsl_enetc fsl_enetc_vf funeth hv_netvsc i40e
+    ice igb igc ixgbe ixgbevf lan966x-switch mana mlx4_en mlx5_core mtk_soc_eth mvneta mvpp2 netsec nfp nicvf qede
+    rvu_nicpf rvu_nicvf sfc st_gmac st_xgmac tun veth vif virtio_net
 """
 NATIVE_DRIVERS = frozenset(_NATIVE.split())
 _ETHTOOL_GFLAGS, _ETHTOOL_GRXFH, _ETHTOOL_GCHANNELS = 0x25, 0x29, 0x3C
