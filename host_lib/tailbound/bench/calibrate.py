@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from tailbound.bench.figures import percentile
 from tailbound.lab.spec import Background
 
-#: Of the cable's rate; what is left keeps TCP alive, which would otherwise wait for its retransmission timer.
+#: Of the link's rate; what is left keeps TCP alive, which would otherwise wait for its retransmission timer.
 RATE_SHARE = 0.9
 #: Bursts in one measurement; fewer where they would hit more of Gloo's iterations than this, and move its P50.
 _BURSTS, _MOST_HIT = 12, 0.25
@@ -27,7 +27,7 @@ def guess(target: float, p50: float, workers: int, rate: int, seconds: float) ->
         target: P99/P50.
         p50: of Gloo's iterations in a calm network.
         workers: each has bursts of its own.
-        rate: of a cable in bit/s.
+        rate: of a link in bit/s.
         seconds: how long will be measured.
     """
     on = max(1e-3, (target - 1) * p50 / RATE_SHARE)

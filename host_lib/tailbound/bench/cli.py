@@ -110,7 +110,7 @@ def allreduce(sizes: tuple[int, ...], iters: int, vs: str, datapath: str, json_f
 @bench.command()
 @click.option("--workers", "-n", type=click.IntRange(2), default=4, help="Workers, one namespace each.")
 @click.option("--size", type=_Size(), default="25MiB", help="Bytes of float32.")
-@click.option("--rate", default="1gbit", help="Of every cable, each way, where no packets are lost.")
+@click.option("--rate", default="1gbit", help="Of every link, each way, where no packets are lost.")
 @click.option("--seconds", type=click.FloatRange(1), default=60.0, help="How long to measure in each environment.")
 @click.option(
     "--env", "envs", type=click.Choice(["calm", "tail1.5", "tail3", "stopped", "loss0.1", "loss1"]), multiple=True,
@@ -157,7 +157,7 @@ def straggler(
     help="Only these; all by default.", show_default=False,
 )  # fmt: skip
 @click.option("--workers", "-n", type=click.IntRange(2), help="Workers, one namespace each  [default: 4]")
-@click.option("--rate", metavar="RATE", help="Of every cable, each way; 'none': no limit  [default: the scenario's]")
+@click.option("--rate", metavar="RATE", help="Of every link, each way; 'none': no limit  [default: the scenario's]")
 @click.option("--loss", "losses", metavar="P", multiple=True, help="Packets lost, one or more of these.")
 @click.option("--seeds", type=click.IntRange(1), help="How many; each has data, weights and losses of its own.")
 @click.option("--seed", "first_seed", type=click.IntRange(0), default=1, help="The first of them.")

@@ -58,7 +58,7 @@ def run(
     Args:
         workers: ranks.
         size: bytes of float32.
-        rate: of every cable in bit/s, where packets are not lost.
+        rate: of every link in bit/s, where packets are not lost.
         seconds: how long to measure in each environment (calibration apart).
         envs: of ``ENVS``.
         seed: of losses and bursts.

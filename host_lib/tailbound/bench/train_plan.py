@@ -38,7 +38,7 @@ class Scenario:
         variants: who is trained.
         learning_rate, momentum: of SGD.
         powersgd_share: share of the steps before PowerSGD compresses (torch advises a tenth for accuracy).
-        rate: of every cable in bit/s; None: as fast as the machine.
+        rate: of every link in bit/s; None: as fast as the machine.
         workers: ranks.
         seconds: of training after which a variant stops, with every seed.
         lossy_tcp: train what goes over TCP at losses, too.

@@ -50,7 +50,7 @@ def spec_options(command: F) -> F:
     """The options that describe a lab, for every command that builds one (see ``spec_from_options``)."""
     options = (
         click.option("--workers", "-n", type=int, default=4, show_default=True, help="Workers, one namespace each."),
-        _parsed("--rate", "RATE", parse_rate, "Rate of every cable, each way: 1gbit, 500mbit."),
+        _parsed("--rate", "RATE", parse_rate, "Rate of every worker's links, each way: 1gbit, 500mbit."),
         _probability("loss", "Independent losses, on the way from worker to worker."),
         _parsed("--burst-loss", "P[:LEN]", parse_burst, "Losses in bursts of LEN packets on average (default 5)."),
         _probability("duplicate", "UDP packets that arrive twice."),

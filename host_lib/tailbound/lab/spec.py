@@ -191,7 +191,7 @@ class LabSpec:
 
     Attributes:
         workers: number of workers, 1..256.
-        rate: bits per second of every worker's cable, each way; None: as fast as the machine.
+        rate: bits per second of every worker's links, each way; None: as fast as the machine.
         loss: independent losses.
         burst: losses in bursts, on top of ``loss``.
         duplicate: UDP packets that arrive twice.

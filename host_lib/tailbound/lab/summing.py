@@ -1,6 +1,7 @@
 """The lab's switch when it sums: Tailbound's program on the data ports, and one job of all workers.
 
-Its copies leave by redirect, past the ports' own queues; they meet tbf and faults in the cables, as contributions do.
+Its copies leave by redirect, past the ports' own queues; they meet tbf and faults in the cable of the worker that gets
+them.
 The far end of every port takes redirected frames: a cable's end carries XDP, a worker's interface XDP or GRO.
 """
 

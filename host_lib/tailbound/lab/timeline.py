@@ -3,7 +3,7 @@
 ::
 
     timeline = Timeline(lab)
-    timeline.rate(1.0, 2, 50_000_000, seconds=2.0)     # worker 2's cables at 50 Mbit/s from 1 s to 3 s
+    timeline.rate(1.0, 2, 50_000_000, seconds=2.0)     # worker 2's links at 50 Mbit/s from 1 s to 3 s
     timeline.cut(4.0, 1, seconds=0.5)                  # worker 1 unreachable for half a second
     timeline.stop(5.0, process, seconds=1.0)           # SIGSTOP, and SIGCONT a second later
     with timeline:
@@ -60,7 +60,7 @@ class Timeline:
     def rate(
         self, at: float, rank: int, rate: int | None, *, seconds: float | None = None, link: Link | None = None
     ) -> Timeline:
-        """``rank``'s cables at ``rate`` bit/s; after ``seconds`` at the lab's own rate again."""
+        """``rank``'s links at ``rate`` bit/s; after ``seconds`` at the lab's own rate again."""
         lab = self._built()
         self.call(at, lambda: lab.set_rate(rank, rate, link))
         if seconds is not None:
