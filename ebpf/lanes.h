@@ -5,7 +5,7 @@
  * A row of sums holds, per eight codes, a u64 of the even codes and a u64 of the odd ones, as u16 lanes.
  * The odd codes are the same bytes read one address further on, so that no shift is needed; only the last
  * word of a round must not be read past its end. Rows may be short: end is where the codes end (parse.h).
- * Callers hold the slot's lock and have seen to it that lanes cannot overflow (CODEC.md rule 9).
+ * Callers hold the slot's lock and have seen to it that lanes cannot overflow (codec-9).
  *
  * Rounds of 64 codes stay in the decoded-instruction cache, which a fully unrolled row does not. They are
  * written in assembly because LLVM keeps what is live around the loop in registers and the loop's own

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The drop ledger: one counter per (cpu, sender, verdict), each written by its own CPU only. */
+/* The drop ledger (kernel-21): one counter per (cpu, sender, verdict), each written by its own CPU only. */
 #ifndef TB_LEDGER_H
 #define TB_LEDGER_H
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The record of an op: who has been heard, since when, and how much is in. An op exists as soon as a packet
- * names it. The record is read without a lock (its tag is one word, written last when it is started and read
- * first) and written under the op's lock, where the tag is looked at again.
+ * The record of an op (kernel-14, kernel-15): who has been heard, since when, and how much is in. An op exists as
+ * soon as a packet names it. The record is read without a lock (its tag is one word, written last when it is started
+ * and read first) and written under the op's lock, where the tag is looked at again.
  *
  * Records are few steps' worth, the rows in flight may be hundreds' (they have windows of their own). So a label opens
  * a record only within the ring's length after the newest op that is over here, whose record may go; else one packet

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Order between CPUs without a lock, where loads and stores pass each other (arm64). BPF has a load that acquires and
- * a store that releases since Linux 6.15; these two are made of what 5.19 has.
+ * kernel-20: order between CPUs without a lock, where loads and stores pass each other (arm64). BPF has a load that
+ * acquires and a store that releases since Linux 6.15; these two are made of what 5.19 has.
  */
 #ifndef TB_ORDER_H
 #define TB_ORDER_H

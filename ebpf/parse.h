@@ -79,7 +79,9 @@ static __always_inline void *tb_headers_of(struct xdp_md *ctx, struct tb_pieces 
 }
 
 /*
- * TB_GO_ON for a well-formed packet of ours, with its number of codes; TB_FOREIGN; or the reason to drop.
+ * kernel-1 to kernel-4: TB_GO_ON for a well-formed packet of ours, with its number of codes; TB_FOREIGN; or the
+ * reason to drop.
+ *
  * address and group (0: none) are those that packets for this host may have. A frame whose linear part ends
  * elsewhere than its IP packet is either not linear or not honest.
  */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Marks of a peer: what its newest packets said about it. Looked at without a lock, and written, under the
+ * Marks of a peer (kernel-12): what its newest packets said about it. Looked at without a lock, and written, under the
  * peer's lock, only when one of them rises or changes, so that the common packet takes no lock here.
  */
 #ifndef TB_PEER_H

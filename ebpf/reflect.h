@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Turns a probe round in place, as an echo to whoever sent it. Swapping addresses and ports leaves the IP
+ * Turns a probe round in place (kernel-18), as an echo to whoever sent it. Swapping addresses and ports leaves the IP
  * checksum as it was; the UDP checksum becomes 0 (absent), since on veth it was never made.
  */
 #ifndef TB_REFLECT_H

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The state machine of a result row; all of it runs under the row's lock. */
+/* The state machine of a result row (kernel-17); all of it runs under the row's lock. */
 #ifndef TB_RESULT_H
 #define TB_RESULT_H
 

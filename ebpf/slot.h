@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The state machine of a sum slot. All of it runs under the slot's lock; the record is written here only.
+ * The state machine of a sum slot (kernel-16). All of it runs under the slot's lock; the record is written here only.
  *
  *   d = op - record.op   < 0: stale    = 0: add, or a duplicate    > 0 (or another job): store
  *

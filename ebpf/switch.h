@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The state machine of a switch's slot, and the headers of what it sends. The record is written here only, under the
- * slot's lock.
+ * The state machine of a switch's slot (kernel-24), and the headers of what it sends. The record is written here only,
+ * under the slot's lock.
  *
  *   another job, or a newer row: store     an older row: stale     the same: add, or refuse, or answer
  *

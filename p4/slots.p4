@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The state machine of a slot, as in ebpf/switch.h.
+ * The state machine of a slot (kernel-24), as in ebpf/switch.h.
  *
  *   another job, or a newer row: store     an older row: stale     the same: add, or refuse, or answer
  *

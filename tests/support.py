@@ -241,7 +241,7 @@ def team(
 
 
 def gradients(kind: str, ranks: int, numel: int, seed: int) -> list[NDArray[np.float32]]:
-    """Inputs of CODEC.md's table: ``U`` independent, ``C`` correlation 0.5, ``I`` identical; f32[numel] each."""
+    """Inputs of the table of codec-17: ``U`` independent, ``C`` correlation 0.5, ``I`` identical; f32[numel] each."""
     rng = np.random.default_rng(seed)
     common = rng.standard_normal(numel)
     share = {"U": 0.0, "C": 0.5, "I": 1.0}[kind]

@@ -21,7 +21,7 @@ from tailbound.torch.register import _SYNC_OPTION
 
 #: Long deadlines: a loaded machine must lose nothing where a test compares.
 PATIENT = {"deadline_ms": (2000.0, 2000.0), "ring_mib": 8.0, "datapath": "udp", "timeout": 60.0}
-#: Bound of CODEC.md's table for gradients of real nets.
+#: Bound of codec-17 for gradients of real nets.
 BOUND = 4e-3
 
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * One packet through the switch, from frame to verdict. The order of the rules is that of tests/switch_cases.py, which
- * the P4 switch passes too.
+ * One packet through the switch (kernel-24), from frame to verdict. The order of the rules is that of
+ * tests/switch_cases.py, which the P4 switch passes too.
  *
  * Locks: a slot's, and nothing is looked up or called while it is held. Packet pointers are taken anew from the context
  * after each loop over the codes (see ingest.h).

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Fan-out on the worker, tc egress: a burst that leaves the registered socket for the lead peer is cloned for
- * every other live peer, in the host's order, and goes to the lead last. Nothing else is touched.
+ * Fan-out on the worker (kernel-23), tc egress: a burst that leaves the registered socket for the lead peer is cloned
+ * for every other live peer, in the host's order, and goes to the lead last. Nothing else is touched.
  *
  * Clones pass this hook again, and are left alone there, since none of them is addressed to the lead. They
  * share their payload; the kernel gives the original fresh headers after every clone.

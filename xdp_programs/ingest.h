@@ -37,7 +37,7 @@ static __always_inline void tb_emit(__u32 kind, __u32 op, __u64 ns)
 	bpf_ringbuf_output(TB_MAP(events), &event, sizeof(event), 0);
 }
 
-/* Rules 5 to 8: whether the packet, which is for this host, is this job's and from a rank we know. */
+/* kernel-6 to kernel-8: whether the packet, which is for this host, is this job's and from a rank we know. */
 static __always_inline __u32 tb_admit(const struct tb_control *control, const struct tb_peer *peer,
 				      const struct tb_frame *f)
 {
@@ -52,7 +52,7 @@ static __always_inline __u32 tb_admit(const struct tb_control *control, const st
 	return TB_GO_ON;
 }
 
-/* Probes are answered from here, and their echoes measured: neither touches an op. */
+/* kernel-18: probes are answered from here, and their echoes measured: neither touches an op. */
 static __always_inline __u32 tb_probe(const struct tb_control *control, const struct tb_frame *f,
 				      const struct tb_packet *p)
 {
@@ -82,14 +82,14 @@ static __always_inline __u32 tb_probe(const struct tb_control *control, const st
 	return TB_VERDICT_ECHO_TAKEN;
 }
 
-/* Rule 10: results are for everybody, and so are packets that try whether the group is reached. */
+/* kernel-10: results are for everybody, and so are packets that try whether the group is reached. */
 static __always_inline int tb_to_all(const struct tb_control *control, const struct tb_packet *p)
 {
 	return p->type == TB_TYPE_RESULT ||
 	       (p->type == TB_TYPE_GROUP && p->owner == p->sender && control->group);
 }
 
-/* Rule 11, for rows. */
+/* kernel-11: fields of rows. */
 static __always_inline __u32 tb_row_rules(const struct tb_control *control,
 					  const struct tb_header *head, const struct tb_packet *p)
 {
@@ -105,7 +105,7 @@ static __always_inline __u32 tb_row_rules(const struct tb_control *control,
 	return TB_GO_ON;
 }
 
-/* Rule 12. */
+/* kernel-12: the sender's latest marks. */
 static __always_inline void tb_peer_note(const struct tb_packet *p, const struct tb_header *head)
 {
 	struct tb_peer_state *state = TB_LOOKUP(peer_states, p->sender);
@@ -125,7 +125,7 @@ static __always_inline void tb_peer_note(const struct tb_packet *p, const struct
 	bpf_spin_unlock(&lock->lock);
 }
 
-/* Rule 14, before any lock; rows look again under theirs. Results need no record, only their place. */
+/* kernel-14, before any lock; rows look again under theirs. Results need no record, only their place. */
 static __always_inline __u32 tb_window_rules(const struct tb_control *control,
 					     const struct tb_packet *p)
 {
@@ -153,7 +153,7 @@ static __always_inline __u32 tb_op_gone(const struct tb_packet *p)
 	return p->type == TB_TYPE_CONTRIBUTION ? TB_VERDICT_STALE_OP : TB_VERDICT_STALE_RESULT;
 }
 
-/* Rule 15. codes is 0 where the packet says nothing about V. */
+/* kernel-15: who is heard, and when. codes is 0 where the packet says nothing about V. */
 static __always_inline __u32 tb_op_note(const struct tb_control *control, const struct tb_packet *p,
 					int live, struct tb_op *op, __u32 codes)
 {
@@ -222,10 +222,10 @@ static __always_inline __u32 tb_op_note(const struct tb_control *control, const 
 }
 
 /*
- * A row behind the window came too late for its op, but deadlines are learned from true arrival times: it leaves
- * its stamp, and only that, while the op's record lasts. So does the word that stands for rows that were not sent
- * because they would have come too late. A rank that has left all others behind (two ranks, one of them suspect) is
- * through with an op before anything of it came: then what is late opens the record.
+ * kernel-14: a row behind the window came too late for its op, but deadlines are learned from true arrival times: it
+ * leaves its stamp, and only that, while the op's record lasts. So does the word that stands for rows that were not
+ * sent because they would have come too late. A rank that has left all others behind (two ranks, one of them suspect)
+ * is through with an op before anything of it came: then what is late opens the record.
  */
 static __always_inline void tb_op_late(const struct tb_control *control, const struct tb_packet *p,
 				       struct tb_op *op, __u32 codes)
@@ -269,7 +269,7 @@ static __always_inline void tb_op_late(const struct tb_control *control, const s
 	bpf_spin_unlock(&lock->lock);
 }
 
-/* Rule 16. */
+/* kernel-16: a contribution into its slot. */
 static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb_control *control,
 					     const struct tb_packet *p, int live, struct tb_op *op,
 					     struct tb_abandoned *abandoned)
@@ -346,7 +346,7 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 	return verdict;
 }
 
-/* Rule 17. */
+/* kernel-17: a result into its row. */
 static __always_inline __u32 tb_result(struct xdp_md *ctx, const struct tb_control *control,
 				       const struct tb_packet *p, struct tb_op *op)
 {
@@ -395,7 +395,7 @@ static __always_inline __u32 tb_result(struct xdp_md *ctx, const struct tb_contr
 	return verdict;
 }
 
-/* Rules 5 to 17. *sender stays UNKNOWN until the check has passed. */
+/* kernel-5 to kernel-18. *sender stays UNKNOWN until the check has passed. */
 static __always_inline __u32 tb_judge(struct xdp_md *ctx, const struct tb_control *control,
 				      __u32 codes, __u32 *sender, struct tb_abandoned *abandoned)
 {
@@ -479,7 +479,7 @@ static __always_inline void tb_abandon(const struct tb_abandoned *abandoned, __u
 	}
 }
 
-/* The one way out: every packet of ours is counted once, and its verdict says what the kernel does. */
+/* kernel-21, the one way out: every packet of ours is counted once, and its verdict says what the kernel does. */
 static __always_inline int tb_ingest(struct xdp_md *ctx)
 {
 	const struct tb_control *control = TB_LOOKUP(control, 0);

@@ -1,4 +1,4 @@
-"""The cases at the end of CLOCKS.md, as plans of what happens to whom and when."""
+"""The cases of clock-31, as plans of what happens to whom and when."""
 
 from __future__ import annotations
 

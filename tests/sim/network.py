@@ -1,7 +1,7 @@
 """Simulated time, and NICs with a queue in each direction: bursts of rows leave one after the other, and arrive so.
 
 Senders hold back what a receiver's link cannot take (as pacing by round-trip time does), send results before
-contributions (CLOCKS.md rule 17) and drop rows past their op's time. Everything is seeded.
+contributions (clock-17) and drop rows past their op's time. Everything is seeded.
 """
 
 from __future__ import annotations

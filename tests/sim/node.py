@@ -752,7 +752,7 @@ class Node:
         self.wake()
 
     def _jump(self) -> None:
-        """To where the first live peer says that the next step begins (rule 20)."""
+        """To where the first live peer says that the next step begins (clock-20)."""
         donor = self.plan.donor(self)
         to = donor.sequence.position()
         if step_distance(to.step, step_of(self.sequence.upcoming)) <= 0:
@@ -769,7 +769,7 @@ class Node:
         self.step = to.step
 
     def _pause(self, until: int) -> None:
-        """Between two steps, alive: says so every 50 ms until it has launched a whole step (rule 16)."""
+        """Between two steps, alive: says so every 50 ms until it has launched a whole step (clock-16)."""
         self.holding = True
         self.world.at(until, self._compute)
         self._say_hold()

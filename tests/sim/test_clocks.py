@@ -1,6 +1,6 @@
-"""The cases of CLOCKS.md for N = 2, 3, 4, 8: the package's own decisions in a simulated cluster.
+"""The cases of clock-31 for N = 2, 3, 4, 8: the package's own decisions in a simulated cluster.
 
-25 MiB buckets, 100 ms of computing a step, 10 Gb/s. Steps before ``SETTLED`` are warm-up (rule 26).
+25 MiB buckets, 100 ms of computing a step, 10 Gb/s. Steps before ``SETTLED`` are warm-up (clock-26).
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def test_a_checkpoint_under_hold(ranks: int) -> None:
 
 @RANKS
 def test_a_rank_that_holds_and_falls_silent_is_left_out(ranks: int) -> None:
-    """Silence ends a hold (rule 16)."""
+    """Silence ends a hold (clock-16)."""
     case = Case(ranks, steps=SETTLED + 8, pauses={(0, SETTLED + 1): 60 * S})
     case.times[2500 * MS] = lambda c: c.nodes[0].die()
     case.run()

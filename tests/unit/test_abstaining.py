@@ -1,4 +1,4 @@
-"""Ranks whose gradients are not finite, at the level of arrays: in cold ops, and all at once (CLOCKS.md rule 25)."""
+"""Ranks whose gradients are not finite, at the level of arrays: in cold ops, and all at once (clock-25)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agreeing on owner maps while packets are lost, late and doubled, and ranks die (CLOCKS.md rule 22)."""
+"""Agreeing on owner maps while packets are lost, late and doubled, and ranks die (clock-22)."""
 
 from __future__ import annotations
 

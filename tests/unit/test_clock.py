@@ -1,4 +1,4 @@
-"""Stage clocks: majorities, starts, deadlines that move on, quiet (CLOCKS.md rules 1, 3, 7, 11, 12)."""
+"""Stage clocks: majorities, starts, deadlines that move on, quiet (clock-1, clock-3, clock-7, clock-11, clock-12)."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_decode_equals_the_reference(bits: int, numel: int, rotate: bool) -> Non
     assert np.array_equal(out.view(np.uint32), want.view(np.uint32))
 
 
-#: (kind, bits, most): NMSE of the mean of 4 ranks. 16 bits: what float32 leaves. 4 bits: CODEC.md names no bound but
+#: (kind, bits, most): NMSE of the mean of 4 ranks. 16 bits: what float32 leaves. 4 bits: codec-17 names no bound but
 #: 0.2 to 0.4 with the largest value as scale; clipping at 2.5 standard deviations has to beat that.
 @pytest.mark.parametrize(("bits", "most"), [(16, 2e-7), (8, 1.5e-3), (4, 0.12)])
 def test_error_of_the_mean(bits: int, most: float) -> None:

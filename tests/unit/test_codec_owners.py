@@ -1,4 +1,4 @@
-"""Owners and sending order: CODEC rule 2."""
+"""Owners and sending order: codec-2."""
 
 from __future__ import annotations
 

@@ -278,7 +278,7 @@ def test_one_entry_among_zeros() -> None:
 
 
 def test_a_jump_in_scale_costs_little() -> None:
-    """CODEC.md's table: x 10 up at once within 2e-3; x 10 down within 0.15, and as without a jump in the next op."""
+    """codec-17: x 10 up at once within 2e-3; x 10 down within 0.15, and as without a jump in the next op."""
     ranks = 4
     with team(ranks, patient()) as job:
         for op, (factor, most) in enumerate([(1, 1.5e-3), (10, 2e-3), (10, 1.5e-3), (1, 0.15), (1, 1.5e-3)]):

@@ -74,7 +74,7 @@ def sources(monkeypatch: pytest.MonkeyPatch) -> dict[int, np.ndarray]:
 
 
 def test_five_percent_of_everything_lost(sources: dict[int, np.ndarray]) -> None:
-    """Contributions, results, READYs, tails, in the cold op too: every op ends, errors are those of CODEC.md's table,
+    """Contributions, results, READYs, tails, in the cold op too: every op ends, errors are those of codec-17,
     and two ranks differ only in groups of which one of them lacks a row."""
     ranks, errors, group = 4, [], 64 * 256
     with team(ranks, patient(quiet=20 * MS, repair=False)) as job:

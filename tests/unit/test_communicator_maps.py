@@ -1,4 +1,4 @@
-"""Owner maps in whole jobs over udp: stragglers and dead ranks own nothing, and come back (CLOCKS.md rule 22)."""
+"""Owner maps in whole jobs over udp: stragglers and dead ranks own nothing, and come back (clock-22)."""
 
 from __future__ import annotations
 

@@ -275,7 +275,7 @@ def test_requests_that_cannot_be_met_are_answered_with_gone() -> None:
 
 
 def test_a_rank_that_closes_still_answers() -> None:
-    """The last op: one rank has all it needs and says goodbye, the other gets what it misses all the same (rule 15)."""
+    """The last op: one rank has all it needs and says goodbye, the other still gets what it misses (clock-15)."""
     with team(2, SETTINGS) as job:
         FirstTime(seed=4, loss=0.2, types=frozenset({PacketType.RESULT})).attach(job[0])
 
@@ -291,7 +291,7 @@ def test_a_rank_that_closes_still_answers() -> None:
 
 
 def test_a_late_launch_repairs_once_before_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rule 13: the op's time was up when it was launched; what is missing is asked for once, then it ends."""
+    """clock-13: the op's time was up when it was launched; what is missing is asked for once, then it ends."""
     # the thread that answers may not run for a while
     monkeypatch.setattr("tailbound.collective.repair.PATIENCE", 1000 * MS)
     monkeypatch.setattr("tailbound.collective.repair.PATIENCE_MOST", 1000 * MS)

@@ -1,4 +1,4 @@
-"""Ranks out of step over udp in one process: without rows by choice, holding, lost, jumping (CLOCKS.md 16, 20)."""
+"""Ranks out of step over udp in one process: without rows by choice, holding, lost, jumping (clock-16, clock-20)."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_lost_rank_gets_zeros_at_once_and_jumps() -> None:
 
 
 def test_a_step_larger_than_the_ring_goes_through_it_op_by_op() -> None:
-    """Half of the ring is in flight at most, nothing is lost, and nobody in step is taken for lost (rule 20)."""
+    """Half of the ring is in flight at most, nothing is lost, and nobody in step is taken for lost (clock-20)."""
     buckets, steps = 12, 5
     with team(RANKS, patient(ring_mib=0.5)) as job:
         in_flight: list[int] = []

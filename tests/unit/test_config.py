@@ -38,7 +38,7 @@ def test_what_cannot_be_is_named(settings: dict[str, Any], message: str) -> None
 
 
 def test_the_bound_is_that_of_the_rules() -> None:
-    """CLOCKS.md rule 12: D_start + 2 stage_max."""
+    """clock-12: D_start + 2 stage_max."""
     assert Config(0, 1, start_max=5, stage_max=10, deadline_1=1, deadline_2=1, quiet=1).bound == 25
 
 

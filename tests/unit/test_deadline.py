@@ -1,4 +1,4 @@
-"""Deadlines learned from samples (CLOCKS.md rules 3-6, 10, 11, 26)."""
+"""Deadlines learned from samples (clock-3 to clock-6, clock-10, clock-11, clock-26)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The position a lost rank is told, as bytes (CLOCKS.md rule 20)."""
+"""The position a lost rank is told, as bytes (clock-20)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who takes part: suspects, dead ranks, goodbyes and holds (CLOCKS.md rules 1, 14-16)."""
+"""Who takes part: suspects, dead ranks, goodbyes and holds (clock-1, clock-14 to clock-16)."""
 
 from __future__ import annotations
 

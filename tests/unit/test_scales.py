@@ -1,4 +1,4 @@
-"""Scales that ranks agree on without a round trip (CODEC.md rule 5)."""
+"""Scales that ranks agree on without a round trip (codec-5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Op labels, places in the rings, and predictions (CLOCKS.md rules 2, 18, 19)."""
+"""Op labels, places in the rings, and predictions (clock-2, clock-18, clock-19)."""
 
 from __future__ import annotations
 

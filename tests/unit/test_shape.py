@@ -1,4 +1,4 @@
-"""The shape of an op: CODEC rule 1, and the layout tag."""
+"""The shape of an op: codec-1, and the layout tag."""
 
 from __future__ import annotations
 

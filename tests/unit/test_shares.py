@@ -1,4 +1,4 @@
-"""Who should own how many rows: lateness, speeds, and the policy over them (CLOCKS.md rule 22)."""
+"""Who should own how many rows: lateness, speeds, and the policy over them (clock-22)."""
 
 from __future__ import annotations
 

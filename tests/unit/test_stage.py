@@ -1,4 +1,4 @@
-"""The decision that ends a stage (CLOCKS.md rules 7, 11-13)."""
+"""The decision that ends a stage (clock-7, clock-11 to clock-13)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In step, behind, lost (CLOCKS.md rule 20)."""
+"""In step, behind, lost (clock-20)."""
 
 from __future__ import annotations
 

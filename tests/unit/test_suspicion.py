@@ -1,4 +1,4 @@
-"""Suspicion: three misses running, cleared by any presence, never more than half (CLOCKS.md rule 14)."""
+"""Suspicion: three misses running, cleared by any presence, never more than half (clock-14)."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ def test_arrivals_of_an_earlier_op_are_forgotten(world: World) -> None:
 
 
 def test_rows_behind_the_window_leave_their_stamps_and_nothing_else(world: World) -> None:
-    """Deadlines are learned from true arrival times (CLOCKS.md rule 5)."""
+    """Deadlines are learned from true arrival times (clock-5)."""
     world.take(cases.ready(2))
     op = world.store.ops[op_slot(OP)]
     world.control(sum_base=cases.SUM_BASE + 60, result_base=cases.RESULT_BASE + 100)

@@ -152,7 +152,7 @@ def errors() -> list[dict[str, Any]]:
     """What four ranks get for layers of unequal scale, lossless and with 1 % of the results lost.
 
     Rotation spreads a loss over all entries of a group, and so from large tensors into small ones beside them: the
-    error of the worst tensor says how much (CODEC rule 16).
+    error of the worst tensor says how much (codec-16).
 
     Returns:
         Rows ``name, bytes, threads, ms, gbps, nmse, worst_tensor, worst_tensor_nmse``; ``ms`` for all four ranks.

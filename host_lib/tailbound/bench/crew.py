@@ -170,5 +170,5 @@ class Crew:
         return self._ready()
 
 
-#: All-reduces before those that count: scales, deadlines (CLOCKS.md rule 26), caches.
+#: All-reduces before those that count: scales, deadlines (clock-26), caches.
 _WARM_UP = 25

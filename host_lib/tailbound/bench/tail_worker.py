@@ -51,7 +51,7 @@ class _Diary:
 
 
 def deadlines_ms(ours: Communicator) -> tuple[float, float]:
-    """D1 and D2 of this rank for the largest ops of late, in milliseconds (CLOCKS.md rules 4 and 11)."""
+    """D1 and D2 of this rank for the largest ops of late, in milliseconds (clock-4 and clock-11)."""
     learned = ours.job.deadlines
     return learned.stage_one(learned.largest) / 1e6, learned.stage_two(learned.largest) / 1e6
 

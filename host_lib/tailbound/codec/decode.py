@@ -149,7 +149,7 @@ def decode(
     groups: tuple[int, int] | None = None,
     counts: NDArray[np.uint16] | None = None,
 ) -> int:
-    """Decodes the results of an op (CODEC rule 11).
+    """Decodes the results of an op (codec-11).
 
     Args:
         ring: u8[result_rows, W], the result ring.

@@ -257,7 +257,7 @@ def encode(
     rotate: bool = True,
     groups: tuple[int, int] | None = None,
 ) -> Encoded:
-    """Codes a bucket into packet memory (CODEC rules 3 to 7).
+    """Codes a bucket into packet memory (codec-3 to codec-7).
 
     Args:
         x: f32[numel], C-contiguous.

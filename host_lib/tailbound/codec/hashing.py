@@ -1,4 +1,4 @@
-"""Signs and rounding offsets: hashes computed in the loops instead of stored.
+"""Signs and rounding offsets (codec-3, codec-7): hashes computed in the loops instead of stored.
 
 Signs are equal on all ranks and new in every op (fixed ones would lose the same directions for ever); rounding offsets
 also depend on the rank, because equal gradients rounded alike do not average. Both come from the finaliser of

@@ -160,7 +160,7 @@ def mean_rows(
     places: tuple[int, int] | None = None,
     bits: int = 8,
 ) -> Means:
-    """Averages the rows of one owner and codes them for the way back (CODEC rule 10).
+    """Averages the rows of one owner and codes them for the way back (codec-10).
 
     A row's sum is taken when its record carries (cookie, op) and the expected exponent; else the own row stands alone.
 

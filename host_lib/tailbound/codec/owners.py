@@ -1,4 +1,4 @@
-"""Which rank averages a row, and the order in which rows are sent.
+"""Which rank averages a row, and the order in which rows are sent (codec-2).
 
 Row ``k = g * R + r`` belongs to ``owners[k mod M]``; an owner's rows are sorted by ``(r, g)``, which is also their
 sending order, from a place on that differs by sender (``first_place``): a tail cut off costs every group at most one
@@ -6,7 +6,7 @@ row more than another, a dead owner costs every group the same share. Dealing by
 times at 48 ranks, 2 times at 128).
 
 A table may name a rank several times, or not at all: that is how a slow link gets a smaller share, and a straggler
-none (CLOCKS.md rule 22; the gain of StragglAR, for any number of ranks).
+none (clock-22; the gain of StragglAR, for any number of ranks).
 """
 
 from __future__ import annotations

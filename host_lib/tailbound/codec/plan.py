@@ -74,7 +74,7 @@ def plan(
     *,
     rotate: bool = True,
 ) -> Plan:
-    """Settles need, shift and scale of every group (CODEC.md rules 4 to 7), and the keys of the rounding offsets.
+    """Settles need, shift and scale of every group (codec-4 to codec-7), and the keys of the rounding offsets.
 
     Args:
         bits: u32[G], of the largest absolute value of the group, rotated but not normalised.

@@ -1,4 +1,4 @@
-"""Codes of 16 and of 4 bits, in rows of bytes that the datapath sums as it sums codes of 8 bits.
+"""Codes of 16 and of 4 bits (codec-12), in rows of bytes that the datapath sums as it sums codes of 8 bits.
 
 A row of V entries has two *planes*, one in each half of something, so that sums stay separable:
 
@@ -25,7 +25,7 @@ from tailbound.wire.schema import HEADER_BYTES
 
 #: Ranks whose codes of 4 bits fit u8 lanes.
 RANKS_4 = 17
-#: Codes of 4 bits reach to so many standard deviations, unless the largest value is less (CODEC.md rule 12).
+#: Codes of 4 bits reach to so many standard deviations, unless the largest value is less (codec-12).
 SIGMAS = 2.5
 
 

@@ -1,4 +1,4 @@
-"""Scales as quarter powers of two.
+"""Scales as quarter powers of two (codec-5, codec-6).
 
 A group's scale is 2^(e/4) with an integer code e (int16), so that ranks agree on it exactly. ``need`` is the smallest
 e that holds a group's largest rotated value.

@@ -1,4 +1,4 @@
-"""How a bucket is cut into rows: groups of R rows, V codes a row.
+"""How a bucket is cut into rows (codec-1): groups of R rows, V codes a row.
 
 Entry ``i`` of a bucket of ``numel`` float values lies in row ``k = i // V`` at column ``i % V``; row ``k`` is row
 ``k % R`` of group ``k // R``. A row is ``V * bits / 8`` bytes on the wire. Rows are shortened rather than padded, so

@@ -1,4 +1,4 @@
-"""READY packets: agreeing on cold scales, abstaining, and telling marks whose packets were lost (rules 2, 17, 25).
+"""READY packets: cold scales, abstaining, and telling marks whose packets were lost (clock-2, clock-17, clock-25).
 
 Every rank sends every peer at least one packet per op; where rows do that, READY is only sent by a rank that asks for a
 mark (``remind``) or that is asked.
@@ -129,7 +129,7 @@ class Inbox:
 
 
 def hold(job: Job, label: int, *, over: bool) -> list[bytes]:
-    """HOLD to every peer: this rank is alive but between steps, wait for it; ``over``: it goes on (rule 16).
+    """HOLD to every peer: this rank is alive but between steps, wait for it; ``over``: it goes on (clock-16).
 
     Returns:
         The packets, by peer.
@@ -139,7 +139,7 @@ def hold(job: Job, label: int, *, over: bool) -> list[bytes]:
 
 
 def farewell(job: Job, label: int) -> None:
-    """BYE, three times to every peer (rule 15)."""
+    """BYE, three times to every peer (clock-15)."""
     head = job.header(PacketType.BYE, label, 0)
     for _ in range(3):
         for peer in job.peers:

@@ -1,4 +1,4 @@
-"""First half, owner side: when to seal, the mean of what arrived, and publishing it (CLOCKS.md rules 7-9)."""
+"""First half, owner side: when to seal, the mean of what arrived, and publishing it (clock-7 to clock-9)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _foreseen_wrongly(job: Job, op: Op) -> bool:
 
 
 def _due(job: Job, op: Op, now: int) -> tuple[Why | None, int]:
-    """Why to seal now, if so, and when to look again if not (rule 7)."""
+    """Why to seal now, if so, and when to look again if not (clock-7)."""
     begin_seal(job, op)
     seen, overtime = _Contributions(job, op), job.overtime
     return decide(seen, op.own_clock, op.own_quiet, now, job.deadlines.quiet, overtime=overtime)
@@ -170,7 +170,7 @@ def _cut(job: Job, op: Op, own: int, summed: NDArray[np.int64]) -> None:
 
 
 def _account(job: Job, op: Op, seq: int, own: int) -> NDArray[np.int64]:
-    """Who was in: the ledger of this op, and the suspicion of those of whom nothing came (rule 14).
+    """Who was in: the ledger of this op, and the suspicion of those of whom nothing came (clock-14).
 
     Returns:
         Rows that came, by rank.

@@ -1,6 +1,6 @@
 """Memory of one op, kept and used again: in steady state an op allocates nothing.
 
-The results of the own rows outlive their op, so that others can still be sent what they miss of it (CLOCKS.md rule 23):
+The results of the own rows outlive their op, so that others can still be sent what they miss of it (clock-23):
 those of the last two steps, as long as the result ring of a rank that is behind could take them. That is at most the
 own share of one result ring, beside the buffers of ops in flight.
 """

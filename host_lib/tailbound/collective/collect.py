@@ -1,4 +1,4 @@
-"""Second half: wait for the results of others, decode, settle the next scales (CLOCKS.md rules 11-13)."""
+"""Second half: wait for the results of others, decode, settle the next scales (clock-11 to clock-13)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def collect(job: Job, op: Op, now: int) -> int:
 
 
 def _due(job: Job, op: Op, now: int) -> tuple[Why | None, int]:
-    """Why to end now, if so, and when to look again if not (rules 11-13)."""
+    """Why to end now, if so, and when to look again if not (clock-11 to clock-13)."""
     begin_give_up(job, op)
     seen, overtime = _Results(job, op), job.overtime
     return decide(seen, op.result_clock, op.result_quiet, now, job.deadlines.quiet, op.admitted, overtime)
@@ -159,7 +159,7 @@ def _cut(job: Job, op: Op, by_owner: np.ndarray) -> None:
 
 
 def _settle_scales(job: Job, op: Op) -> None:
-    """Scales of the key's next op (CODEC.md rule 5): the largest next exponent over the result rows of the group.
+    """Scales of the key's next op (codec-5): the largest next exponent over the result rows of the group.
 
     A group of which nothing came, the own rows included, had no contributor as far as this rank can know (all ranks
     abstain when a loss scale overflows): its scale stays, or nobody would ever contribute to it again. An op that

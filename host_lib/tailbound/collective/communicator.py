@@ -107,7 +107,7 @@ class Communicator:
         self.config = config = dataclasses.replace(config, width=path.store.width)
         try:
             self._row_width = config.switch.width(config.width) if config.switch is not None else config.width
-            #: requests to other ranks outside the data path (CLOCKS.md rules 20, 21)
+            #: requests to other ranks outside the data path (clock-20, clock-21)
             self.reliable = Reliable(address[0])
             try:
                 self.greetings = self._meet(path, address, model, options, timeout)
@@ -288,7 +288,7 @@ class Communicator:
 
     @property
     def behind(self) -> int:
-        """Steps by which the newest live rank is ahead of this one (CLOCKS.md rule 20); 0 in step."""
+        """Steps by which the newest live rank is ahead of this one (clock-20); 0 in step."""
         return self._engine.standing().behind
 
     @property
@@ -320,7 +320,7 @@ class Communicator:
     def hold(self, on: bool) -> None:
         """Says to the others that this rank is alive but between steps (evaluation, checkpoint), or no longer.
 
-        While it lasts, and at most ``config.hold_max``, they wait for it instead of leaving it out (rule 16).
+        While it lasts, and at most ``config.hold_max``, they wait for it instead of leaving it out (clock-16).
         """
         self._engine.hold(on)
 

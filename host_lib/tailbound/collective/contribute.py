@@ -1,4 +1,4 @@
-"""First half, sending side: agree on scales, encode, send contributions (CODEC.md rules 4-8, CLOCKS.md 17)."""
+"""First half, sending side: agree on scales, encode, send contributions (codec-4 to codec-8, clock-17)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _AGREE_PAUSE = 2 * MS
 
 
 def start_clock(job: Job, op: Op) -> None:
-    """Looks whether a majority has shown up (rule 3), and notes when; once started, a clock stands."""
+    """Looks whether a majority has shown up (clock-3), and notes when; once started, a clock stands."""
     if op.start:
         return
     record = job.record(op.label)
@@ -83,7 +83,7 @@ def _too_late(job: Job, op: Op, now: int) -> bool:
 
 
 def _stay_out(job: Job, op: Op) -> None:
-    """The own rows have been sealed without us: one packet says so instead of rows that nobody takes (rule 17)."""
+    """The own rows have been sealed without us: one packet says so instead of rows that nobody takes (clock-17)."""
     op.outcome.late = op.outcome.unsent = True
     job.counters["late_launches"] += 1
     _done_sending(job, op)
@@ -203,7 +203,7 @@ def _keep_residual(job: Job, op: Op, residual: NDArray[np.float32], seed: int) -
 
 
 def _expect(job: Job, op: Op) -> None:
-    """Tells the kernel which exponents are right for the own slots (CODEC.md rule 9)."""
+    """Tells the kernel which exponents are right for the own slots (codec-9)."""
     store, place = job.store, op.place
     own = int(place.placement.counts[job.rank])
     write_expect(
@@ -253,7 +253,7 @@ def _send(job: Job, op: Op) -> None:
     op.encoded = True
     traffic.contributions(job, op, runs)
     rowless = [p for p in job.peers if placement.counts[p] == 0 and p not in job.gone]
-    if rowless:  # every rank hears of every op (CLOCKS.md rule 2)
+    if rowless:  # every rank hears of every op (clock-2)
         announce(job, op, rowless, ask=False)
 
 

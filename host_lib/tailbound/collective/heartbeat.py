@@ -1,6 +1,6 @@
 """Says that this rank holds while Python cannot: compiled code keeps the GIL for seconds in some evaluations.
 
-The transport thread repeats HOLD; the others take 200 ms of silence for the end of the hold (CLOCKS.md rule 16), since
+The transport thread repeats HOLD; the others take 200 ms of silence for the end of the hold (clock-16), since
 a process that has died or was stopped says nothing either. A call that keeps the GIL (a tokenizer, ``pickle``, a metric
 in C) would look the same to them. So a thread that needs no Python repeats the last HOLD when the transport thread has
 not.

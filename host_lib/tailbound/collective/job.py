@@ -152,7 +152,7 @@ class Job:
 
     @property
     def waited_for(self) -> list[int]:
-        """Peers whose contributions a seal waits for: live ones (rules 1 and 8)."""
+        """Peers whose contributions a seal waits for: live ones (clock-1 and clock-8)."""
         return self.membership.live
 
     @property
@@ -162,7 +162,7 @@ class Job:
 
     @property
     def self_late(self) -> bool:
-        """Whether the own row is no longer waited for (rule 8)."""
+        """Whether the own row is no longer waited for (clock-8)."""
         return self.self_misses >= self.config.self_late_after
 
     def activate(self, addresses: list[int], own_address: int) -> None:
@@ -290,7 +290,7 @@ class Job:
             self._head[name] = value
 
     def advertise_deadline(self, deadline: int) -> None:
-        """Writes D1 (ns) into every header from now on (rule 6)."""
+        """Writes D1 (ns) into every header from now on (clock-6)."""
         self._head["deadline"] = min(0xFFFF, -(-deadline // (schema.TIME_UNIT_US * 1000)))
 
     def verdicts(self) -> NDArray[np.uint64]:

@@ -1,4 +1,4 @@
-"""Where a lost rank joins the others: asked of one of them over the reliable path, never of all (CLOCKS.md rule 20).
+"""Where a lost rank joins the others: asked of one of them over the reliable path, never of all (clock-20).
 
 A rank that was away for longer than the ring lasts cannot count the rows it has missed. A donor tells it where the next
 step begins, in labels and in everybody's rings, and which owner map holds there; scales are learned from the first

@@ -1,4 +1,4 @@
-"""What a rank sends with and how fast, and what it asks of its senders (CLOCKS.md rules 17 and 24)."""
+"""What a rank sends with and how fast, and what it asks of its senders (clock-17 and clock-24)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owner maps at work: who is late, who is slow, MAP packets, and which map the kernel takes (CLOCKS.md rule 22).
+"""Owner maps at work: who is late, who is slow, MAP packets, and which map the kernel takes (clock-22).
 
 Everything is decided elsewhere: ``transport.shares`` says what the map should be, ``transport.agreement`` brings all
 ranks to the same one, ``transport.sequence`` places ops by it. Here these are fed and heard once a turn.

@@ -1,4 +1,4 @@
-"""Repair in the transport thread: looks for missing rows, asks for them, and answers others (CLOCKS.md rule 23).
+"""Repair in the transport thread: looks for missing rows, asks for them, and answers others (clock-23).
 
 Results and contributions are repaired in every op. A missing contribution costs its row one contributor, which the mean
 allows for, and a missing result costs every replica; but both are asked for while others are still sending, as a rule,
@@ -39,7 +39,7 @@ def ask_results(job: Job, op: Op, now: int, *, late: bool = False) -> tuple[bool
     counts, label = op.place.placement.counts, op.label
     if not _worth_it(job, op):
         return False, 0
-    # who has said goodbye answers for a while (rule 15)
+    # who has said goodbye answers for a while (clock-15)
     finished = [p for p in [*job.waited_owners, *job.gone] if counts[p] and job.published(p, label)]
     halves = _halves(op)
     if halves.second is None:
@@ -62,7 +62,7 @@ def ask_results(job: Job, op: Op, now: int, *, late: bool = False) -> tuple[bool
 
 
 def owed(job: Job, op: Op) -> bool:
-    """Whether a rank that has said goodbye, and is not waited for, may still answer for its results (rule 15)."""
+    """Whether a rank that has said goodbye, and is not waited for, may still answer for its results (clock-15)."""
     if not job.gone or not _worth_it(job, op):
         return False
     counts, second = op.place.placement.counts, op.repair.second if op.repair is not None else None
@@ -98,7 +98,7 @@ def ask_contributions(job: Job, op: Op, now: int) -> tuple[bool, int]:
 
 
 def last_call(job: Job, op: Op, now: int) -> int:
-    """For a late launch: its time was up before it began, but it may use one round of repair (rule 13).
+    """For a late launch: its time was up before it began, but it may use one round of repair (clock-13).
 
     Returns:
         Until when to wait for the answers; 0: no longer.

@@ -34,7 +34,7 @@ class Outcome:
         late: the own gradient came after its rows had been sealed.
         missing: ranks from which nothing came in a stage.
         overwritten: result rows that were overwritten before use.
-        skipped: nothing of it could be had any more, since this rank came after the ring had moved on (rule 20).
+        skipped: nothing of it could be had any more, since this rank came after the ring had moved on (clock-20).
         missed: result rows of others that never came: what other ranks may have in their averages and this one not.
         unsent: the rank sent no rows at all, since it came too late for the first half.
         nanoseconds: from launch to the end of decode.
@@ -70,7 +70,7 @@ class Launch:
     done: Callable[[Outcome], None]
     launched: int
     prepare: Callable[[], None] | None = None
-    #: False: take part without rows of its own (steps applied without computing them, rule 20)
+    #: False: take part without rows of its own (steps applied without computing them, clock-20)
     contribute: bool = True
     #: reads ``data`` and writes ``out``
     coder: Coder = HOST
@@ -146,7 +146,7 @@ class Op:
 
     @property
     def rotate(self) -> bool:
-        """Whether this op is rotated: the owner map says so, so that all ranks agree (CODEC.md rule 12)."""
+        """Whether this op is rotated: the owner map says so, so that all ranks agree (codec-12)."""
         return self.place.placement.owner_map.rotate
 
     @property

@@ -1,4 +1,4 @@
-"""Asking for marks whose packets were lost, instead of waiting for a deadline (CLOCKS.md rules 7b, 12)."""
+"""Asking for marks whose packets were lost, instead of waiting for a deadline (clock-7b, clock-12, clock-30)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking for missing rows and answering (CLOCKS.md rules 13, 23, 26): what, when and how much, as pure parts.
+"""Asking for missing rows and answering (clock-13, clock-23, clock-26): what, when and how much, as pure parts.
 
 Nothing here reads a clock, a map or a socket: times (ns) and what has been seen are arguments.
 
@@ -30,7 +30,7 @@ ASKED, SHARE = 0.25, 0.05
 #: How often one asks again without any answer: as a rule, and where everything is repaired (warm-up, cold ops); twice
 #: as often in all, where something came and something did not.
 REPEATS, REPEATS_COLD = 1, 6
-#: Ops of one key that count as its warm-up (rule 26).
+#: Ops of one key that count as its warm-up (clock-26).
 WARM_UP_OPS = 20
 #: For so long nothing of an answer comes before it counts as lost, at least and at most. Two round trips are far less,
 #: but the owner's thread may be coding another op when it is asked.
@@ -48,7 +48,7 @@ def asked_most(rows: int, *, cold: bool) -> int:
 
 
 def patience(stage_two: int) -> int:
-    """How long an answer may take without progress: part of what results take as a rule, D2 of rule 11, in ns."""
+    """How long an answer may take without progress: part of what results take as a rule, D2 of clock-11, in ns."""
     return min(PATIENCE_MOST, max(PATIENCE, stage_two // 4))
 
 
@@ -113,7 +113,7 @@ class Round:
 
     @property
     def last_call(self) -> int:
-        """When an op that was launched too late waits no longer (rule 13): one question and its answer after ``turn``.
+        """When an op that was launched too late waits no longer (clock-13): one question and its answer after ``turn``.
 
         Not after the launch: on a starved host coding the own rows alone may take longer than that.
         """

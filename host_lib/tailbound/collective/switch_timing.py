@@ -1,4 +1,4 @@
-"""What deadlines learn from an op whose rows a switch owns (CLOCKS.md rules 4, 5, 11).
+"""What deadlines learn from an op whose rows a switch owns (clock-4, clock-5, clock-11).
 
 There is no first half that this rank could see. D1 is the time after which it releases rows with what is in, learned
 from when the last rank showed up to when the last result came; D2 is what the release itself may take.

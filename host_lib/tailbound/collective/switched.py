@@ -1,4 +1,4 @@
-"""Ops whose rows a switch owns: sending contributions, asking again, reading results (DESIGN.md sections 4 and 7).
+"""Ops whose rows a switch owns: sending contributions, asking again, reading results (clock-28, kernel-24).
 
 The switch is one more rank, which owns every row and contributes none. Nothing here averages: a row goes to the switch,
 and its mean comes to everybody when the last one that is waited for is in. READY and the other control packets go from
@@ -91,7 +91,7 @@ def _short(job: Job, op: Op) -> bool:
 
 
 def due(job: Job, op: Op, now: int) -> tuple[Why | None, int]:
-    """Why to end ``op`` now, if so, and when to look again if not (rules 11-13, 28)."""
+    """Why to end ``op`` now, if so, and when to look again if not (clock-11 to clock-13, clock-28)."""
     begin_seal(job, op)
     begin_give_up(job, op)
     return decide(_Results(job, op), op.result_clock, op.result_quiet, now, job.deadlines.quiet, op.admitted)
@@ -226,7 +226,7 @@ def _form(job: Job) -> int:
 
 
 def _suspect(job: Job, op: Op, most: int) -> None:
-    """Ranks of which nothing was heard in an op are missing in both halves (rule 14); ``most``: contributors seen."""
+    """Ranks of which nothing was heard in an op are missing in both halves (clock-14); ``most``: contributors seen."""
     record = job.record(op.label)
     absent = {p for p in job.peers if p not in job.gone and not job.contributed(p, op.label)}
     if record is not None:

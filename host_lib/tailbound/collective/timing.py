@@ -1,7 +1,7 @@
 """What the stages see of an op, and what deadlines learn from it: between a job's maps and the pure parts.
 
 Stage decisions are in ``transport.stage``, deadlines in ``transport.deadline``; here are the reading of marks, records
-and arrival stamps that they need (CLOCKS.md rules 4-7, 11, 12).
+and arrival stamps that they need (clock-4 to clock-7, clock-11, clock-12).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tailbound.wire.jit import compiled
 from tailbound.wire.schema import HEADER_BYTES, MAX_RANKS, TIME_UNIT_US, op_slot, serial_distance
 
 _TIME_UNIT = TIME_UNIT_US * 1000
-#: Stamps are read this many steps later (rule 5), when late rows have come too.
+#: Stamps are read this many steps later (clock-5), when late rows have come too.
 _SETTLED_AFTER = 2
-#: Peers that have not been heard for more steps do not count for the median (rule 6).
+#: Peers that have not been heard for more steps do not count for the median (clock-6).
 _HEARD_WITHIN = 2
 _PENDING_MOST = 1024
 #: Once a size is known, ops that follow each other faster than this teach nothing new, and reading stamps costs time.
@@ -61,7 +61,7 @@ def flow_bytes(op: Op) -> int:
 
 
 def heard(job: Job, peers: list[int], step: int) -> list[int]:
-    """What ``peers`` advertise as D1, ns, of those that were heard in the last two steps (rule 6)."""
+    """What ``peers`` advertise as D1, ns, of those that were heard in the last two steps (clock-6)."""
     found = []
     for p in peers:
         state = job.store.peer_states[p]
@@ -73,14 +73,14 @@ def heard(job: Job, peers: list[int], step: int) -> list[int]:
 
 
 def begin_seal(job: Job, op: Op) -> None:
-    """Starts the owner's deadline once the stage clock runs (rule 7c)."""
+    """Starts the owner's deadline once the stage clock runs (clock-7c)."""
     if op.start and not op.own_clock.due:
         most = job.config.stage_max
         op.own_clock.begin(op.start, deadline_1(job, op), most, LEAST_STEP)
 
 
 def begin_give_up(job: Job, op: Op) -> None:
-    """Starts the receiver's deadline, so that every owner's lies inside it (rule 11)."""
+    """Starts the receiver's deadline, so that every owner's lies inside it (clock-11)."""
     if op.start and not op.result_clock.due:
         most, size = job.config.stage_max, flow_bytes(op)
         length = 2 * most
@@ -92,14 +92,14 @@ def begin_give_up(job: Job, op: Op) -> None:
 
 
 def deadline_1(job: Job, op: Op) -> int:
-    """D1 as it is applied to ``op``: until scales are agreed on, a cold op has the whole stage (rules 6, 26)."""
+    """D1 as it is applied to ``op``: until scales are agreed on, a cold op has the whole stage (clock-6, clock-26)."""
     if op.cold:
         return job.config.stage_max
     return job.deadlines.applied(flow_bytes(op), heard(job, job.waited_for, op.place.step))
 
 
 def on_time(job: Job, label: int, start: int) -> tuple[set[int], set[int]]:
-    """Suspects in both halves whose rows of an op would have met its deadline, by their stamps (rule 14)."""
+    """Suspects in both halves whose rows of an op would have met its deadline, by their stamps (clock-14)."""
     record = job.record(label)
     first, second = job.contribution_suspicion, job.result_suspicion
     if not start or record is None or not (first.suspects or second.suspects):
@@ -128,7 +128,7 @@ def on_time(job: Job, label: int, start: int) -> tuple[set[int], set[int]]:
 
 
 def note(job: Job, op: Op, why: str, now: int) -> None:
-    """Keeps what is to be known of a finished op when its stamps are read, two steps later (rule 5)."""
+    """Keeps what is to be known of a finished op when its stamps are read, two steps later (clock-5)."""
     if job.ranks == 1 or op.launch is None:
         return
     in_step = job.steps.in_step and not op.overtaken

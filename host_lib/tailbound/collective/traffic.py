@@ -1,4 +1,4 @@
-"""Handing packets of an op to the send queue, and the incast control its losses (CLOCKS.md rules 17 and 24)."""
+"""Handing packets of an op to the send queue, and the incast control its losses (clock-17 and clock-24)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def published_by(job: Job, op: Op) -> int:
 
 
 def observe(job: Job, op: Op, summed: NDArray[np.int64]) -> None:
-    """Feeds the incast control with one sealed op: rows that senders who are through with it lost (rule 24).
+    """Feeds the incast control with one sealed op: rows that senders who are through with it lost (clock-24).
 
     What repair has brought was lost all the same; but in warm-up, where all is repaired until deadlines are known.
     """

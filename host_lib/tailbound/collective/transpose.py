@@ -164,7 +164,7 @@ class Transpose:
         return steps
 
     def hold(self, on: bool) -> None:
-        """Tells the others, from now on or no longer, that this rank is alive but between steps (rule 16).
+        """Tells the others, from now on or no longer, that this rank is alive but between steps (clock-16).
 
         A hold ends with the next whole step that is launched: a rank that begins to compute when the others' clocks
         start again would miss their deadlines by what a step computes, and stay behind by it for many steps.
@@ -266,7 +266,7 @@ class Transpose:
             self._idle.set()
 
     def _linger(self) -> None:
-        """Answers requests for rows for two deadlines, or until all others have said goodbye too (rule 15)."""
+        """Answers requests for rows for two deadlines, or until all others have said goodbye too (clock-15)."""
         job, config = self.job, self.job.config
         self._silence = 0
         until = job.now() + min(_LINGER, config.deadline_1 + config.deadline_2 or _LINGER)
@@ -405,7 +405,7 @@ class Transpose:
                 op.outcome.error = op.outcome.error or error
 
     def _stand_still(self, op: Op, now: int) -> None:
-        """While a live rank holds, no clock runs; all start anew from the end of the hold (rule 16)."""
+        """While a live rank holds, no clock runs; all start anew from the end of the hold (clock-16)."""
         op.held = now
         if op.sealed:
             op.result_clock = Extension()
@@ -413,7 +413,7 @@ class Transpose:
             op.start, op.own_clock = 0, Extension()
 
     def _overtaken(self, op: Op, now: int) -> None:
-        """An op that all others are through with before this rank has sent rows: nothing more will come (13, 20)."""
+        """An op that all others are through with before this rank has sent rows: no more comes (clock-13, clock-20)."""
         job = self.job
         if op.overtaken or op.encoded or op.launch is None:
             return
@@ -481,7 +481,7 @@ class Transpose:
         return op
 
     def _foresee(self, label: int) -> None:
-        """A packet has named an op: place everything up to it that the last steps let us tell in advance (rule 2)."""
+        """A packet has named an op: place everything up to it that the last steps let us tell in advance (clock-2)."""
         job = self.job
         while serial_distance(label, job.sequence.next_label) >= 0:
             held = sum(op.place.layout.shape.rows for op in self._ops.values())
@@ -516,7 +516,7 @@ class Transpose:
         )
 
     def _forgive(self, label: int, start: int) -> None:
-        """Clears suspects that would have met the deadline of an op they were not waited for in (rule 14).
+        """Clears suspects that would have met the deadline of an op they were not waited for in (clock-14).
 
         Judged by the stamps of their rows, which are taken after the window has moved on too.
         """
@@ -568,7 +568,7 @@ class Transpose:
             job.emit("callback_failed", text, level=logging.ERROR, op=op.name)
 
     def _release(self) -> bool:
-        """Moves the window past the ops that are over, in order; only the host moves it (rule 19). Whether it moved."""
+        """Moves the window past ops that are over, in order; only the host moves it (clock-19). Whether it moved."""
         job = self.job
         self._advance_published()  # the last results may have left since the ops were moved on, together with answers
         moved: Place | None = None

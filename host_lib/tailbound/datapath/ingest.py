@@ -1,4 +1,4 @@
-"""What a receiver does with a packet, rules 2 to 14: trust it or drop it, always with a verdict in the ledger.
+"""What a receiver does with a packet, kernel-2 to kernel-14: trust it or drop it, always with a verdict in the ledger.
 
 One nogil call per received buffer, which holds one packet or, after GRO, up to 64 of equal length. Pure but for the
 tables it is given: no system calls, so tests feed it bytes. A reflected probe is turned round in place and left to the
@@ -61,7 +61,7 @@ assert {int(t) for t in PacketType} == set(range(_FIRST_TYPE, _LAST_TYPE + 1))  
 
 @compiled
 def _trust(t: Any, words: NDArray[np.uint64], source: Scalar) -> Scalar:
-    """Rules 2 to 9: ``GO_ON`` if the packet is whole and its sender is who it says, else why not."""
+    """kernel-2 to kernel-9: ``GO_ON`` if the packet is whole and its sender is who it says, else why not."""
     h = head_at(t.head, 0)
     if words.shape[0] == HEADER_BYTES // 8 and h.type in (_CONTRIBUTION, _RESULT):
         return _BAD_LENGTH
@@ -84,7 +84,7 @@ def _trust(t: Any, words: NDArray[np.uint64], source: Scalar) -> Scalar:
 
 @compiled
 def _mark(t: Any, h: Any, now: Scalar) -> None:
-    """Rule 12: the sender's latest marks; written only when one changes, so that quiet fields stay in cache."""
+    """kernel-12: the sender's latest marks; written only when one changes, so that quiet fields stay in cache."""
     p = peer_state_at(t.peer_states, np.int64(h.sender))
     fresh = p.cookie != h.cookie
     if not (
@@ -157,7 +157,7 @@ def _echo(t: Any, d: NDArray[np.uint8], words: NDArray[np.uint64], now: Scalar) 
 
 @compiled
 def _take(t: Any, d: NDArray[np.uint8], words: NDArray[np.uint64], now: Scalar) -> Scalar:
-    """Rules 9 (probes) to 17 for a packet that may be trusted; returns its verdict."""
+    """kernel-10 to kernel-18 for a packet that may be trusted; returns its verdict."""
     h = head_at(t.head, 0)
     c = control_at(t.control, 0)
     if h.type == _PROBE or h.type == _ECHO:

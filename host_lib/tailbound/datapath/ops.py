@@ -1,4 +1,4 @@
-"""Who was heard in an op and when: serial numbers, windows, op records, tails, events. Rules 14 and 15.
+"""Who was heard in an op and when: serial numbers, windows, op records, tails, events. kernel-14 and kernel-15.
 
 The order of the tests and the verdicts are those of ``ebpf/``; the same table of cases (``tests/cases.py``) runs
 through both. The kernel takes a lock per slot, row, op and peer; here one mutex is held for a whole received buffer.
@@ -102,7 +102,7 @@ def ahead(c: Any, op: Scalar) -> Scalar:
 
 @compiled
 def window(t: Any, h: Any) -> Scalar:
-    """Rule 14: ``GO_ON`` if the row lies in its ring's window, and the op is not before the first nor too far ahead.
+    """kernel-14: ``GO_ON`` if the row lies in its ring's window, and the op is not before the first nor too far ahead.
 
     Results need no record of their op, only their place: any op may have them.
     """
@@ -159,7 +159,7 @@ def _start(t: Any, h: Any, position: Scalar, now: Scalar, quietly: Scalar) -> No
 
 @compiled
 def hear(t: Any, h: Any, codes: Scalar, now: Scalar) -> Scalar:
-    """Rule 15: finds or opens the op's record, notes who was heard and when, and the tails. ``GO_ON`` or a verdict.
+    """kernel-15: finds or opens the op's record, notes who was heard and when, and the tails. ``GO_ON`` or a verdict.
 
     A result whose op can have no record leaves no trace in any.
     """
@@ -254,7 +254,7 @@ def _tails(t: Any, h: Any, position: Scalar, since: Scalar, now: Scalar, live: S
 def stamp_late(t: Any, h: Any, codes: Scalar, now: Scalar) -> None:
     """A row behind the window leaves its arrival stamp, and only that, while its op's record lasts.
 
-    Deadlines are learned from true arrival times, late rows included (CLOCKS.md rule 5), and so is the word that there
+    Deadlines are learned from true arrival times, late rows included (clock-5), and so is the word that there
     would have been rows, but too late. A rank that has left all others behind is through with an op before anything of
     it came: then what is late opens the record.
     """

@@ -1,4 +1,4 @@
-"""What becomes of a row once its packet may be trusted: sums and results. Rules 16 and 17."""
+"""What becomes of a row once its packet may be trusted: sums and results. kernel-16 and kernel-17."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _abandon(t: Any, ranks: NDArray[np.uint64]) -> None:
 
 @compiled
 def contribute(t: Any, h: Any, words: NDArray[np.uint64], now: Scalar) -> Scalar:
-    """Rule 16: adds a contribution to its slot, or stores it as the first. ``words`` is the payload."""
+    """kernel-16: adds a contribution to its slot, or stores it as the first. ``words`` is the payload."""
     sender = np.int64(h.sender)
     slot = np.int64(h.seq) & (t.sum_rows - 1)
     record = slot_at(t.slots, slot)
@@ -152,7 +152,7 @@ def contribute(t: Any, h: Any, words: NDArray[np.uint64], now: Scalar) -> Scalar
 
 @compiled
 def publish(t: Any, h: Any, words: NDArray[np.uint64], now: Scalar) -> Scalar:
-    """Rule 17: copies a result into its row and marks it present. ``words`` is the payload."""
+    """kernel-17: copies a result into its row and marks it present. ``words`` is the payload."""
     position = np.int64(h.seq) & (t.result_rows - 1)
     record = result_at(t.result_records, position)
     if record.cookie == h.cookie:

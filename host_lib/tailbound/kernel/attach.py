@@ -1,4 +1,4 @@
-"""Attaches a program to an interface by BPF link, in native mode: it goes with its owner and replaces nobody.
+"""Attaches a program to an interface by BPF link, in native mode (kernel-25): it goes with its owner, replaces nobody.
 
 Generic mode runs after the network stack has merged segments on some devices, so a program that takes single packets
 would see frames of 64 KB there; it is refused for those.

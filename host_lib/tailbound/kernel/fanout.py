@@ -1,4 +1,4 @@
-"""One burst to all: what leaves a registered UDP socket for the lead peer is cloned in the kernel for the other peers.
+"""One burst to all (kernel-23): what leaves a registered UDP socket for the lead peer is cloned for the other peers.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Pinned maps: attaching is a short privileged step, training an unprivileged process that opens files.
+"""Pinned maps: attaching is a short privileged step, training an unprivileged process that opens files (kernel-25).
 
 An own bpffs under /run/tailbound (anybody may enter, nobody may list), one folder an interface and network namespace
 (0710, root and a group, each its own), pins 0660 there, and a file of settings beside it. Links are pinned for root

@@ -1,4 +1,4 @@
-"""Sealing of sum slots: one batch update under the slots' locks. When it returns, nobody is adding.
+"""Sealing of sum slots (kernel-19): one batch update under the slots' locks. When it returns, nobody is adding.
 
 Entry and exit counters instead of the lock are a race (tried); the lock costs 0.3 us a slot and is none anywhere.
 """

@@ -19,7 +19,7 @@ __all__ = ["DEFAULT_HEADROOM", "DEFAULT_ROWS", "JobSpec", "RankSpec", "mac_bytes
 
 #: Slots of a job: a bucket of 25 MiB of float32 at W = 1408, and more than as much again for the ones behind.
 DEFAULT_ROWS = 16384
-#: h of CODEC.md rule 5 where codes cannot be shifted, as they cannot through a switch.
+#: h of codec-5 where codes cannot be shifted, as they cannot through a switch.
 DEFAULT_HEADROOM = 4
 _MAC = re.compile(r"[0-9a-fA-F]{2}(:[0-9a-fA-F]{2}){5}")
 

@@ -1,4 +1,4 @@
-"""A rank that was away applies what the others have finished meanwhile, or jumps and takes their state (rule 20)."""
+"""A rank that was away applies what the others have finished meanwhile, or jumps and takes their state (clock-20)."""
 
 from __future__ import annotations
 

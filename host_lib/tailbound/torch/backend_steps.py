@@ -1,7 +1,7 @@
 """Which all-reduces make a step, told by their order alone. Pure.
 
 The transport numbers ops by (step, index), learns deadlines from steps of the same layout and foresees their ops
-(CLOCKS.md rules 2, 5, 18). DDP's hook says where a step ends; a process group is not told. But training repeats
+(clock-2, clock-5, clock-18). DDP's hook says where a step ends; a process group is not told. But training repeats
 itself: once the last 2 K all-reduces are the same K twice, a step is taken to have K of them. All ranks call the same
 ops in the same order, so all come to the same answer without a word.
 

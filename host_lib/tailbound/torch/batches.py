@@ -22,7 +22,7 @@ def batches(
 
     Before every step, a rank that is behind applies the finished steps (``state.apply_finished``); one that is so far
     behind that their averages are gone joins the others at their next step and takes their state (``state.jump``,
-    CLOCKS.md rule 20). Either way as many batches are skipped, so that all ranks stay at the same place in the data.
+    clock-20). Either way as many batches are skipped, so that all ranks stay at the same place in the data.
 
     Args:
         loader: this rank's batches.

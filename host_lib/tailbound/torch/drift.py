@@ -1,4 +1,4 @@
-"""How far two replicas have drifted apart, told by 1 KiB: a count sketch (CODEC.md rule 14).
+"""How far two replicas have drifted apart, told by 1 KiB: a count sketch (codec-14).
 
 Every parameter gets a random sign and one of 256 bins, by a hash that all ranks share and that is new in every step;
 the squared norm of the difference of two ranks' bins is an unbiased estimate of the squared distance of their

@@ -1,4 +1,4 @@
-"""Steps that the others have finished, applied without computing them (CLOCKS.md rule 20).
+"""Steps that the others have finished, applied without computing them (clock-20).
 
 The transport of a rank that was stopped has received their averages all the while. Such a step needs no forward and no
 backward pass: its averages go into ``.grad``, and the optimizer steps.

@@ -1,4 +1,4 @@
-"""The loss scale as a function of the step, from a value that one rank wrote (CLOCKS.md rules 25 and 27).
+"""The loss scale as a function of the step, from a value that one rank wrote (clock-25 and clock-27).
 
 An *epoch* is what a rank writes when its gradients overflow: a scale, and the step from which it holds. Of two epochs
 the higher one wins, on every rank. Within an epoch the scale grows by itself after so many steps, by the number of the

@@ -1,4 +1,4 @@
-"""Where ranks that synchronise meet and compare what they hold (CLOCKS.md rule 21).
+"""Where ranks that synchronise meet and compare what they hold (clock-21).
 
 A rank that synchronises after a step publishes a *standing* in each round: digests of its state, and whether it is
 sound. It asks all others for theirs, and they answer as soon as they have come as far. All alike: it is through.

@@ -1,4 +1,4 @@
-"""After which step a replica stands, and whether it may be read now (CLOCKS.md rule 21).
+"""After which step a replica stands, and whether it may be read now (clock-21).
 
 Between the end of a step and the next change by an optimizer the parameters stand still, also while the next forward
 and backward passes run: other threads read them then. A change waits for a reader, which takes about a millisecond.

@@ -1,4 +1,4 @@
-"""What a rank does between two steps: keep its replica equal, hold the others, catch up (CLOCKS.md 16, 20, 21)."""
+"""Between two steps: keep the own replica equal, hold the others, catch up (clock-16, clock-20, clock-21)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Recovery:
         self._named = False
         self._lost_for = 0  # steps running
         self._jumped = 0  # steps skipped before a forward pass, which ``jump`` has not told yet
-        #: the state is not that of the others yet: take part without contributing (rule 20)
+        #: the state is not that of the others yet: take part without contributing (clock-20)
         self.abstaining = False
         #: what the gradients handed to the hook are multiplied by, and the scaler that says so
         self.loss_scale = 1.0
@@ -276,7 +276,7 @@ class Recovery:
     def hold(self) -> Iterator[None]:
         """Within the context the others wait for this rank (a checkpoint, an evaluation) and leave it out of nothing.
 
-        For as long as ``hold_max`` at most (CLOCKS.md rule 16).
+        For as long as ``hold_max`` at most (clock-16).
         """
         if self.communicator is None:
             yield
@@ -290,7 +290,7 @@ class Recovery:
 
     @property
     def behind(self) -> int:
-        """Steps that the others have finished and this rank has not (CLOCKS.md rule 20)."""
+        """Steps that the others have finished and this rank has not (clock-20)."""
         return self.communicator.behind if self.communicator is not None else 0
 
     def _is_lost(self) -> bool:

@@ -1,4 +1,4 @@
-"""Replicas that have drifted apart come together again, slice by slice and point to point (CLOCKS.md 21, CODEC.md 13).
+"""Replicas that have drifted apart come together again, slice by slice and point to point (clock-21, codec-13).
 
 Results that are lost for good leave a rank with another average than the others'. A rank that has missed nothing since
 it was last equal is *sound*: it neither measures nor asks, it only answers. The others measure how far they are from

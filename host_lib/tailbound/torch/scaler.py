@@ -1,4 +1,4 @@
-"""A gradient scaler whose loss scale is that of all ranks (CLOCKS.md rule 25).
+"""A gradient scaler whose loss scale is that of all ranks (clock-25).
 
 ``torch.amp.GradScaler`` looks for Inf and NaN in the gradients that it is given. Under Tailbound these are finite: a
 rank whose own gradient is not stays out of the average. So a rank with an overflow would never back off, and ranks

@@ -63,16 +63,16 @@ class TailboundState(Recovery):
             deadlines are learned.
         hold_max: seconds for which the others wait for a rank within ``hold()``.
         model: digest of what is trained (``model_digest``); ranks that differ are refused.
-        share_rows: agree on owners, so that stragglers and slow links own fewer rows or none (CLOCKS.md rule 22).
+        share_rows: agree on owners, so that stragglers and slow links own fewer rows or none (clock-22).
         late: what becomes of a gradient that came too late to be sent: ``drop``, or ``carry`` for half of its sum with
-            the next one as the next contribution (CODEC.md rule 15).
+            the next one as the next contribution (codec-15).
         bits: of a code on the wire, 16, 8 or 4. ``state.bits`` may be set between two steps, on all ranks alike.
         error_feedback: add what rounding and clipping kept back of a contribution to the next one; default: with
             codes of 4 bits only.
         schedule: when an average is applied: in its own step (``synchronous``), or in the next one (``delayed``), while
             that one's is on the wire; ``split``: layer by layer, before the next forward pass of each.
         resync_period: steps between two rounds in which ranks that have missed results take slices of the others'
-            state (CLOCKS.md rule 21); 0: only when they have drifted apart, and on demand.
+            state (clock-21); 0: only when they have drifted apart, and on demand.
         resync_drift: relative distance to another rank at which a round is held early.
         resync_share: share of a step that a rank waits for such a slice; what comes later is taken in another round.
         result: how averaged rows come to the other ranks: a send to each (``peers``), one burst that the kernel

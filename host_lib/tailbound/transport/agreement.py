@@ -1,4 +1,4 @@
-"""Agreeing on owner maps: two phases, led by the lowest live rank (CLOCKS.md rule 22). Pure, with the time passed in.
+"""Agreeing on owner maps: two phases, led by the lowest live rank (clock-22). Pure, with the time passed in.
 
 The leader proposes a map, every live rank acknowledges it, more than half of all in any case, and only then the leader
 settles the step with which it begins, three or more after the newest. A map that is not acknowledged in time lapses. A

@@ -1,4 +1,4 @@
-"""When a stage starts, seals and gives up: CLOCKS.md rules 3, 7, 10-13 as pure functions and one small class.
+"""When a stage starts, seals and gives up: clock-3, clock-7, clock-10 to clock-13 as pure functions and small classes.
 
 Nothing here reads a clock or a map: the time is an argument, and so is what has been seen. All times are nanoseconds
 of one host's CLOCK_MONOTONIC; 0 means «not yet».
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 
 def majority(live: int) -> int:
-    """How many of ``live`` ranks (self included) start a stage clock: floor(L / 2) + 1 (rule 1)."""
+    """How many of ``live`` ranks (self included) start a stage clock: floor(L / 2) + 1 (clock-1)."""
     return live // 2 + 1
 
 
 def stage_start(*, heard_fewer: int, heard_need: int, alone: bool, launched: int, start_max: int) -> int:
-    """c(i): when a majority of live ranks had shown up (rule 3); 0 while that has not happened.
+    """c(i): when a majority of live ranks had shown up (clock-3); 0 while that has not happened.
 
     Args:
         heard_fewer: when ``need - 1`` live peers had been heard.
@@ -42,11 +42,11 @@ LEAST_STEP = 10_000_000
 
 @dataclass
 class Extension:
-    """A deadline that moves on by a tenth if that will do, up to ``start + stage_max`` (rules 7c, 11).
+    """A deadline that moves on by a tenth if that will do, up to ``start + stage_max`` (clock-7c, clock-11).
 
-    Rule 7c moves it on as long as rows come at all; a link that foreign traffic leaves a tenth of then holds up all
-    ranks for seconds. Here the last tenth must have brought as many rows as are still missing, or waiting on must be
-    worth its time (``transport.overtime``).
+    Moved on as long as rows come at all, it would let a link that foreign traffic leaves a tenth of hold up all ranks
+    for seconds. So the last tenth must have brought as many rows as are still missing, or waiting on must be worth its
+    time (``transport.overtime``).
 
     Attributes:
         due: when it ends the stage, as far as is known now.
@@ -84,7 +84,7 @@ class Extension:
         """Whether the deadline has passed, moving it on if ``progress`` rose by ``left`` since it was last looked at.
 
         ``unwatched`` is the answer where nobody looked in the last tenth: True, it is over (a launch that came too
-        late, rule 13); False, this thread was busy with something else, and rows may be on their way: one tenth more.
+        late, clock-13); False, this thread was busy with something else, and rows may be on their way: one tenth more.
         ``worth`` is asked otherwise, with whether rows came at all since then: it is moved on, too, if this says so.
         """
         if not self.due or now < self.due:
@@ -110,7 +110,7 @@ class Extension:
 
 @dataclass
 class Quiet:
-    """Whether nothing came for ``q`` since everybody had finished (rule 7b, 12)."""
+    """Whether nothing came for ``q`` since everybody had finished (clock-7b, clock-12)."""
 
     since: int = 0
     progress: int = -1

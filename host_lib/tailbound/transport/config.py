@@ -36,7 +36,7 @@ DEADLINE_MOST = 0xFFFF * TIME_UNIT_US * 1000
 
 
 def width_for_mtu(mtu: int) -> int:
-    """Payload width W in codes for a path MTU in bytes (1408 at 1500; CODEC.md rule 1).
+    """Payload width W in codes for a path MTU in bytes (1408 at 1500; codec-1).
 
     Raises:
         ConfigError: the MTU holds no row.
@@ -74,17 +74,17 @@ class Config:
         port: UDP port. ``udp``: the first free one of ``PORTS`` from this one on; 0: any. ``xdp``: that of the program,
             which is fixed when it is attached; 0: ``DEFAULT_PORT``.
         width: most codes of a row; 0: as many as the path's MTU takes.
-        deadline_1, deadline_2: D1 and D2 of CLOCKS.md rules 4 and 11; 0: learned.
-        start_max: least D_start of rule 3.
-        stage_max: rule 4; no stage lasts longer, whatever arrives.
-        quiet: q of rule 10; 0: learned.
-        self_late_after: seals missed by the own row before it is no longer waited for (rule 8).
-        suspect_after: stages missed by a rank before it is suspected (rule 14).
-        hold_max: for so long a rank that holds is waited for (rule 16).
+        deadline_1, deadline_2: D1 and D2 of clock-4 and clock-11; 0: learned.
+        start_max: least D_start of clock-3.
+        stage_max: clock-4; no stage lasts longer, whatever arrives.
+        quiet: q of clock-10; 0: learned.
+        self_late_after: seals missed by the own row before it is no longer waited for (clock-8).
+        suspect_after: stages missed by a rank before it is suspected (clock-14).
+        hold_max: for so long a rank that holds is waited for (clock-16).
         rotate: Hadamard rotation on, off, or ``auto``: by the measured loss, alike on all ranks.
         safeguard: what to do when too much is lost.
-        repair: ask for results that are missing once their owner has finished (rule 23).
-        share_rows: agree on smaller shares of the rows for slow links, and none for stragglers (rule 22).
+        repair: ask for results that are missing once their owner has finished (clock-23).
+        share_rows: agree on smaller shares of the rows for slow links, and none for stragglers (clock-22).
         result: how results come to the peers: a send to ``peers`` each, one burst cloned by the kernel (``fanout``)
             or by the network (``multicast``), or ``auto``: what can be had and has been measured not to lose.
         group: IPv4 multicast group of the job, the same on all ranks; empty: one that follows from its cookie.
@@ -154,7 +154,7 @@ class Config:
 
     @property
     def bound(self) -> int:
-        """Longest time in ns from an op's launch to its end, decode apart (CLOCKS.md rule 12)."""
+        """Longest time in ns from an op's launch to its end, decode apart (clock-12)."""
         return self.start_max + 2 * self.stage_max
 
     def common(self) -> dict[str, str]:

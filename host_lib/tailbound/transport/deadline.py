@@ -1,4 +1,6 @@
-"""Deadlines learned from true arrival times: S, transfer, D1, D2, q and D_start (CLOCKS.md rules 3-6, 10, 11, 26).
+"""Deadlines learned from true arrival times (clock-5): S, transfer, D1, D2, q and D_start.
+
+The rules are clock-3 to clock-6, clock-10, clock-11 and clock-26.
 
 Pure state: durations go in, durations come out; no clock, no map. All times are nanoseconds. Start skew and transfer
 are learned apart, since one is the ranks' doing and the other the network's, and every size of op has its transfer
@@ -17,12 +19,12 @@ from typing import Protocol
 from tailbound.transport.clock import LEAST_STEP
 
 MS = 1_000_000
-#: Samples a window holds, and the share of them that a deadline covers (rules 4, 5).
+#: Samples a window holds, and the share of them that a deadline covers (clock-4, clock-5).
 WINDOW = 200
 _COVER = 0.95
 #: A tail that ``_MOST`` of all do not leave, and that is shorter than so many times the usual, is waited for.
 _MOST, _NEAR = 0.97, 1.5
-#: What is put on top of what was measured (rules 4, 11).
+#: What is put on top of what was measured (clock-4, clock-11).
 _MARGIN, _MARGIN_WHOLE = 1.25, 1.15
 #: Steps whose longest transfers make the usual one.
 _USUAL_STEPS = 7
@@ -32,12 +34,12 @@ _LOST_MOST, _LOST_OPS, _IMPATIENCE, _PATIENCE, _PATIENCE_MOST = 0.02, 32, 0.98, 
 #: Steps running that deadlines cut before these get longer at once, by how much a step and in all, and what part of a
 #: step one that was not cut takes back. What samples say comes two steps late, and a median four more.
 _RUN, _RUN_FACTOR, _RUN_MOST, _RUN_BACK = 1.0, 1.25, 2.0, 0.25
-#: Ops of a size before its deadlines are trusted (rule 26), and before they are better than none: in between they are
+#: Ops of a size before its deadlines are trusted (clock-26), and before they are better than none: in between they are
 #: so many times as long. An op whose deadline is needed there would otherwise take seconds.
 WARM_UP_OPS, _FEW_OPS, _CAUTION = 20, 5, 4
-#: Neither half is given less (rule 11 says so for D2): threads and interrupts are late by this much on any machine.
+#: Neither half is given less (clock-4, clock-11): threads and interrupts are late by this much on any machine.
 LEAST = 10 * MS
-#: q before anything is known, and its bounds apart from 2 RTT and a quarter of D1 (rule 10).
+#: q before anything is known, and its bounds apart from 2 RTT and a quarter of D1 (clock-10).
 _QUIET_FIRST, _QUIET_LEAST = 1 * MS, MS // 4
 _STEPS_KEPT = 5
 #: Round trips of which the smallest is that of the path.
@@ -63,7 +65,7 @@ class Settings(Protocol):
 
 @dataclass(frozen=True)
 class Sample:
-    """What became of one op, judged two steps later by the stamps of all its rows, late ones included (rule 5).
+    """What became of one op, judged two steps later by the stamps of all its rows, late ones included (clock-5).
 
     Attributes:
         flow_bytes: bytes of one rank's contributions to this one.
@@ -187,7 +189,7 @@ class Deadlines:
     # -- learning -------------------------------------------------------------------------------------------------
 
     def observe(self, sample: Sample) -> None:
-        """Takes an op that is settled; only while this rank is in step (rule 5)."""
+        """Takes an op that is settled; only while this rank is in step (clock-5)."""
         size = self._sizes.setdefault(sample.flow_bytes.bit_length(), _Size())
         size.ops += 1
         size.bytes = max(size.bytes, sample.flow_bytes)
@@ -211,7 +213,7 @@ class Deadlines:
         self._advertised = self.stage_one(self._largest)
 
     def _learn_quiet(self, sample: Sample) -> None:
-        """Rule 10: one regretted op in a thousand is too many, one in ten thousand too few."""
+        """clock-10: one regretted op in a thousand is too many, one in ten thousand too few."""
         if not sample.early:
             return
         self._quiet = self._quiet or self._quiet_first
@@ -223,7 +225,7 @@ class Deadlines:
         self._quiet = min(max(self._quiet, _QUIET_LEAST), max(0.25 * self._advertised, _QUIET_LEAST))
 
     def _learn_patience(self, sample: Sample) -> None:
-        """Where deadlines at the usual length cut off too much, they go towards what ``_COVER`` takes (rule 4)."""
+        """Where deadlines at the usual length cut off too much, they go towards what ``_COVER`` takes (clock-4)."""
         self._lost += (sample.lost - self._lost) / _LOST_OPS
         if self._lost > _LOST_MOST and sample.lost:
             self.patience = min(_PATIENCE_MOST, self.patience * _PATIENCE)
@@ -231,7 +233,7 @@ class Deadlines:
             self.patience = max(1.0, self.patience * _IMPATIENCE)
 
     def step(self, step: int, launched: int, finished: int, *, last: bool, cut: bool = False) -> None:
-        """An op of ``step`` is over: what a step takes, and how much of it is computing (rules 3, 4).
+        """An op of ``step`` is over: what a step takes, and how much of it is computing (clock-3, clock-4).
 
         Args:
             step: its number.
@@ -293,31 +295,31 @@ class Deadlines:
         return own
 
     def warm(self, flow_bytes: int) -> bool:
-        """Whether enough is known of ops with flows of this size (rule 26)."""
+        """Whether enough is known of ops with flows of this size (clock-26)."""
         size = self._near(flow_bytes)
         return size is not None and size.ops >= WARM_UP_OPS and len(size.per_byte) > 0 and len(self._first) > 0
 
     @property
     def skew_max(self) -> int:
-        """S_max of rule 4: waiting longer than this would cost more than the last rank's share is worth."""
+        """S_max of clock-4: waiting longer than this would cost more than the last rank's share is worth."""
         if not len(self._step_times):
             return self._config.stage_max
         return max(LEAST, self._step_times.quantile(0.5) // max(1, self._config.ranks - 1))
 
     @property
     def skew(self) -> int:
-        """S of rule 4: how long to wait for the first row of the last rank."""
+        """S of clock-4: how long to wait for the first row of the last rank."""
         return min(int(self._first.quantile() * _MARGIN), self.skew_max)
 
     def transfer(self, flow_bytes: int) -> int:
-        """bytes x tau of rule 4."""
+        """bytes x tau of clock-4."""
         size = self._near(flow_bytes)
         if size is None:
             return 0
         return int(size.per_byte.bound(self.patience) * flow_bytes * _MARGIN * self.slack) >> 20
 
     def stage_one(self, flow_bytes: int) -> int:
-        """The own D1 for flows of ``flow_bytes`` bytes (rules 4, 26)."""
+        """The own D1 for flows of ``flow_bytes`` bytes (clock-4, clock-26)."""
         if self._config.deadline_1:
             return self._config.deadline_1
         size = self._known(flow_bytes)
@@ -326,7 +328,7 @@ class Deadlines:
         return self._careful(size, self.skew + self.transfer(flow_bytes))
 
     def stage_two(self, flow_bytes: int) -> int:
-        """D2 for flows of ``flow_bytes`` bytes (rules 11, 26)."""
+        """D2 for flows of ``flow_bytes`` bytes (clock-11, clock-26)."""
         if self._config.deadline_2:
             return self._config.deadline_2
         size = self._known(flow_bytes)
@@ -363,7 +365,7 @@ class Deadlines:
         return max(min(length, LEAST), length - min(late, length - int(length / _MARGIN)))
 
     def worth_sending(self, flow_bytes: int) -> int:
-        """How long after the seal results are worth sending; later their receivers have given up (rules 11, 17)."""
+        """How long after the seal results are worth sending; later, receivers have given up (clock-11, clock-17)."""
         return min(2 * self.stage_two(flow_bytes), self._config.stage_max)
 
     @property
@@ -377,7 +379,7 @@ class Deadlines:
         return self._advertised
 
     def applied(self, flow_bytes: int, heard: Iterable[int]) -> int:
-        """D1 for an op: the lower median of what live ranks advertise, own included (rule 6).
+        """D1 for an op: the lower median of what live ranks advertise, own included (clock-6).
 
         What is advertised is meant for the largest ops; a smaller one takes off what its transfer is shorter by here.
         """
@@ -387,13 +389,13 @@ class Deadlines:
         return self._fitted(flow_bytes, values[(len(values) - 1) // 2])
 
     def longest(self, flow_bytes: int, heard: Iterable[int]) -> int:
-        """The largest D1 of an op among owners, own included: a receiver's base (rule 11)."""
+        """The largest D1 of an op among owners, own included: a receiver's base (clock-11)."""
         if self._config.deadline_1:
             return min(max([self._config.deadline_1, *heard]), self._config.stage_max)
         return self._fitted(flow_bytes, max([self._advertised, *heard]))
 
     def receiver(self, flow_bytes: int, heard: Iterable[int]) -> int:
-        """R - c of rule 11: the longest D1 of an owner, once moved on (rule 7c) as one dead rank makes it, and D2.
+        """R - c of clock-11: the longest D1 of an owner, once moved on (clock-7c) as one dead rank makes it, and D2.
 
         Each of these has a margin of its own; where the whole op is known to take less with one margin, that is enough.
         """
@@ -413,7 +415,7 @@ class Deadlines:
 
     @property
     def quiet(self) -> int:
-        """q of rule 10: learned from two round trips on.
+        """q of clock-10: learned from two round trips on.
 
         No floor of two round trips is kept: rows come in the order of sending, or nearly so, and a round trip to a host
         whose processors are busy says more about these than about how far a mark overtakes rows.
@@ -426,5 +428,5 @@ class Deadlines:
 
     @property
     def start_max(self) -> int:
-        """D_start of rule 3: at least what is configured, and four times what a step computes."""
+        """D_start of clock-3: at least what is configured, and four times what a step computes."""
         return max(self._config.start_max, 4 * self._computes.quantile(0.5))

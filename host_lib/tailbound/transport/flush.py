@@ -6,7 +6,7 @@ is sent again only to who asks, by sending its contribution again. Two reasons t
 - **A gap**: later rows' results have been in for a while, or nothing comes any more although everybody has sent all.
   Every sender's rows keep their order, so that either half of such a row was lost. Sent without FLUSH it completes the
   row, or fetches the stored mean; it never releases a partial mean.
-- **The deadline** (CLOCKS.md rule 28): with FLUSH the row is released with what is in, for everybody. Every live rank
+- **The deadline** (clock-28): with FLUSH the row is released with what is in, for everybody. Every live rank
   first does so for its own share of the rows only; for what is still missing after that, for all.
 
 Nothing is a storm: a row is repeated a few times at most and at growing intervals, gaps take as many as

@@ -1,4 +1,4 @@
-"""How many senders a receiver takes at once (OptiReduce's dynamic incast, NSDI'25 section 3.2, and CLOCKS.md rule 24).
+"""How many senders a receiver takes at once (OptiReduce's dynamic incast, NSDI'25 section 3.2, and clock-24).
 
 A receiver advertises a number in every header; a sender keeps at most as many destinations open as the smallest of the
 live receivers takes. Pure state, fed with one sample an op.

@@ -1,7 +1,7 @@
 """Who owes whom how many rows: the books of one rank, by peer and stage. Pure.
 
 Every row that a peer should have brought is taken or missing (``expected = taken + missing``), and every missing row
-is one of these, since late is not lost (CLOCKS.md rule 24):
+is one of these, since late is not lost (clock-24):
 
 - **lost**: missing although its sender had marked the op as fully sent, a gap below the finished mark;
 - **late**: not there at the end of the stage, its sender not finished; the kernel has seen and refused it afterwards;

@@ -1,4 +1,4 @@
-"""Who takes part: suspects, dead ranks, those who said goodbye, and those who hold (CLOCKS.md rules 1, 14-16).
+"""Who takes part: suspects, dead ranks, those who said goodbye, and those who hold (clock-1, clock-14 to clock-16).
 
 Pure state with the time passed in; the discrete-event simulation runs it unchanged.
 """
@@ -11,10 +11,10 @@ from tailbound.transport.config import MS
 from tailbound.transport.steps import step_distance
 from tailbound.transport.suspicion import Suspicion
 
-#: A hold lasts this long after its last packet (rule 16: silence ends it), and is repeated four times as often.
+#: A hold lasts this long after its last packet (clock-16: silence ends it), and is repeated four times as often.
 HOLD_SILENCE = 200 * MS
 HOLD_EVERY = HOLD_SILENCE // 4
-#: Steps without a sign of life after which a rank suspect in both halves counts as dead (rule 15).
+#: Steps without a sign of life after which a rank suspect in both halves counts as dead (clock-15).
 _DEAD_AFTER = 2
 
 
@@ -23,8 +23,8 @@ class Membership:
 
     Args:
         ranks, rank: world size and own rank.
-        after: consecutive misses that make a suspect (rule 14).
-        hold_max: ns for which a hold is respected at most (rule 16).
+        after: consecutive misses that make a suspect (clock-14).
+        hold_max: ns for which a hold is respected at most (clock-16).
     """
 
     def __init__(self, ranks: int, rank: int, after: int = 3, hold_max: int = 60_000 * MS) -> None:
@@ -42,7 +42,7 @@ class Membership:
 
     @property
     def live(self) -> list[int]:
-        """Peers whose contributions a seal waits for (rules 1, 8)."""
+        """Peers whose contributions a seal waits for (clock-1, clock-8)."""
         self._live = self._left(self._live, self.contribution.suspects)
         return self._live[2]
 
@@ -61,7 +61,7 @@ class Membership:
         return suspects, len(self.gone), [p for p in self.peers if p not in suspects and p not in self.gone]
 
     def dead(self, step: int) -> set[int]:
-        """Ranks suspect in both halves that have not been heard for two steps before ``step`` (rule 15)."""
+        """Ranks suspect in both halves that have not been heard for two steps before ``step`` (clock-15)."""
         both = self.contribution.suspects & self.result.suspects
         return {r for r in both if step_distance(step, self._heard_step.get(r, 0)) >= _DEAD_AFTER}
 
@@ -77,15 +77,15 @@ class Membership:
         self._holds.pop(rank, None)
 
     def woke(self, step: int) -> None:
-        """This process did not run for a while: it suspects nobody in ``step`` (rule 14)."""
+        """This process did not run for a while: it suspects nobody in ``step`` (clock-14)."""
         self._blind_step = step
 
     def observe_contributions(self, absent: Iterable[int], op: int, *, in_step: bool, step: int) -> set[int]:
-        """Takes the ranks absent from one sealed op; returns new suspects (rule 14)."""
+        """Takes the ranks absent from one sealed op; returns new suspects (clock-14)."""
         return self._observe(self.contribution, absent, op, in_step, step)
 
     def observe_results(self, absent: Iterable[int], op: int, *, in_step: bool, step: int) -> set[int]:
-        """Takes the owners of whom no result came in one op; returns new suspects (rule 14)."""
+        """Takes the owners of whom no result came in one op; returns new suspects (clock-14)."""
         return self._observe(self.result, absent, op, in_step, step)
 
     def _observe(self, suspicion: Suspicion, absent: Iterable[int], op: int, in_step: bool, step: int) -> set[int]:
@@ -98,7 +98,7 @@ class Membership:
         return suspicion.observe(absent, op)
 
     def hold(self, rank: int, now: int) -> None:
-        """``rank`` is alive and between steps: it is waited for, ``hold_max`` in all (rule 16)."""
+        """``rank`` is alive and between steps: it is waited for, ``hold_max`` in all (clock-16)."""
         since, until = self._holds.get(rank, (now, 0))
         if until < now:
             since = now

@@ -1,4 +1,4 @@
-"""Waiting past a deadline for rows of ranks that live: as long as it costs a small share of the training time.
+"""Waiting past a deadline for rows of ranks that live, at the cost of a small share of the training time (clock-29).
 
 A deadline follows what ops usually take. Where threads wait for a core, or a neighbour takes the processors away for a
 moment, an op takes longer than that without anything being lost, and its rows are worth more than a short tail. So a

@@ -13,7 +13,7 @@ measured here:
 - One long round trip after a short one changes nothing, and the first limit takes three: hosts that share cores make
   such without any queue.
 
-Loss does not lower a rate (CLOCKS.md rule 24).
+Loss does not lower a rate (clock-24).
 """
 
 from __future__ import annotations

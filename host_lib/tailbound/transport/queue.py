@@ -1,4 +1,4 @@
-"""What waits to be sent: op by op, nothing that is stale, never a sleep (CLOCKS.md rule 17).
+"""What waits to be sent: op by op, nothing that is stale, never a sleep (clock-17).
 
 The transport thread submits runs of packets and pumps once a turn. As a rule everything leaves within ``submit``: the
 queue holds what a full socket, a rate (``pace``) or the incast limit (``incast``) keeps back. Per destination the order

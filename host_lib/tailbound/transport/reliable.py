@@ -1,6 +1,6 @@
 """The reliable path: a request and its answer over TCP, point to point, for what must arrive whole.
 
-Slices of a replica's state, and where a lost rank jumps to, go this way (CLOCKS.md rules 20 and 21). It is no part of
+Slices of a replica's state, and where a lost rank jumps to, go this way (clock-20 and clock-21). It is no part of
 the data path: it has threads of its own, the engine never waits for it, and every wait has a time at which it ends. A
 peer that is stopped or dead costs the asker its timeout and nobody else anything.
 

@@ -2,7 +2,7 @@
 
 The rotation spreads a lost packet thinly over many entries and costs a pass over the gradient. Where nothing is lost
 it only costs (OptiReduce, NSDI'25, section 3.4, switches it likewise). The switch itself must happen at the same op on
-all ranks: it travels in the agreed owner map (rule 22), this only says what one rank wishes.
+all ranks: it travels in the agreed owner map (clock-22), this only says what one rank wishes.
 
 A rank that measures loss marks its result rows (``Flag.LOSSY``), so that whoever proposes knows of losses that are not
 its own: one rank in need is enough to keep the rotation on.

@@ -2,7 +2,7 @@
 
 Every row has one owner, and an owner's verdict travels in the flags of its result rows: so all ranks that have a row of
 it decide alike, without a word more. Loss here is what is missing of ranks that did bring rows or said that they had
-sent them; ranks of which nothing came at all are counted by ``min_contributors`` (CLOCKS.md rules 15 and 24).
+sent them; ranks of which nothing came at all are counted by ``min_contributors`` (clock-15 and clock-24).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Limits:
         skip_op, skip_smoothed: nobody applies the op: its average is zero and flagged ``skipped``.
         stop_op, stop_smoothed: the next launch raises ``TransportError`` on every rank.
         min_contributors: fewest ranks in an average, own included; 0: a majority of all.
-        too_few: what to do with fewer (rule 15): ``none``, ``warn``, ``skip`` or ``stop``.
+        too_few: what to do with fewer (clock-15): ``none``, ``warn``, ``skip`` or ``stop``.
     """
 
     warn_op: float | None = 0.10

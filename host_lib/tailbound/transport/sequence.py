@@ -3,7 +3,7 @@
 A rank numbers its ops (step, index) in launch order and adds up their rows, for every owner and in all. Ranks with the
 same history therefore agree on every row sequence without a word; ranks with another history are told apart by the
 layout tag. From the second step with an equal layout on, the ops of the next step can be told in advance, so that the
-transport of a rank that is still in its backward pass can average and publish for the others (CLOCKS.md rule 2).
+transport of a rank that is still in its backward pass can average and publish for the others (clock-2).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Layout:
     """What two ranks must agree on to exchange an op.
 
     Attributes:
-        key: (bucket index, numel of the bucket, chunk, codec mode): whose scales are carried on (CODEC.md 1).
+        key: (bucket index, numel of the bucket, chunk, codec mode): whose scales are carried on (codec-1).
         shape: rows and groups of this chunk.
         tag: 16-bit layout tag.
         last: whether the step ends with this op.
@@ -56,7 +56,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a step begins in everybody's rings, for a rank that jumps there (CLOCKS.md rule 20)."""
+    """Where a step begins in everybody's rings, for a rank that jumps there (clock-20)."""
 
     step: int
     result_seq: int
@@ -104,7 +104,7 @@ class Sequence:
 
     @property
     def stable(self) -> bool:
-        """Whether the last two steps had the same layout (rule 18), so that predictions are made."""
+        """Whether the last two steps had the same layout (clock-18), so that predictions are made."""
         return len(self._history) == 2 and self._history[0] == self._history[1]
 
     @property

@@ -2,7 +2,7 @@
 
 A rank that is late with its gradient holds up only its own rows' share of the work if it owns nothing: after it has
 come, its contributions go out while results come in, about one buffer's time instead of 2 (N - 1) / N of it
-(StragglAR's gain, for any number of ranks and several stragglers at once). CLOCKS.md rule 22.
+(StragglAR's gain, for any number of ranks and several stragglers at once). clock-22.
 
 Every change costs an agreement, so nothing follows a single observation: going and coming back need several alike, and
 coming back needs more of them each time that a rank has to go again.

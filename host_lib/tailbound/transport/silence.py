@@ -1,4 +1,4 @@
-"""When to ask for marks that are missing, and whom. Pure state, the clock injected.
+"""When to ask for marks that are missing, and whom (clock-30). Pure state, the clock injected.
 
 The last packet of a flow carries the mark that says that nothing more will come. If that packet is lost, the wait shows
 as a silence, and a question costs milliseconds where a deadline would cost tens of them.

@@ -1,4 +1,4 @@
-"""When a stage of an op is over: sealing and giving up (CLOCKS.md rules 7, 11-13), one decision for both halves.
+"""When a stage of an op is over: sealing and giving up (clock-7, clock-11 to clock-13), one decision for both halves.
 
 Pure: what has been seen is asked of a ``Seen``, the time is an argument. The discrete-event simulation (``tests/sim``)
 runs this code unchanged.
@@ -27,19 +27,19 @@ class Seen(Protocol):
         """By how much ``progress`` will rise until all rows of all that are waited for are in."""
 
     def complete(self) -> bool:
-        """Whether all rows of all that are waited for are in, own ones too unless self-late (rules 7a, 8)."""
+        """Whether all rows of all that are waited for are in, own ones too unless self-late (clock-7a, clock-8)."""
 
     def finished(self) -> bool:
-        """Whether all that are waited for have sent everything, as far as their marks say (rules 7b, 12)."""
+        """Whether all that are waited for have sent everything, as far as their marks say (clock-7b, clock-12)."""
 
     def heard(self) -> int:
         """When somebody who is waited for and not through was last heard of, ns; 0: never."""
 
     def repair(self, now: int, *, late: bool) -> tuple[bool, int]:
-        """Repairs what is to be repaired; whether an answer may still come, and when to look again (rule 23)."""
+        """Repairs what is to be repaired; whether an answer may still come, and when to look again (clock-23)."""
 
     def last_call(self, now: int) -> int:
-        """Until when a launch that came too late waits for its one round of repair; 0: no longer (rule 13)."""
+        """Until when a launch that came too late waits for its one round of repair; 0: no longer (clock-13)."""
 
 
 def decide(
@@ -52,8 +52,8 @@ def decide(
         clock: its deadline, begun by the caller as soon as the stage clock has started.
         quiet: its silence.
         now: the time, ns.
-        q: rule 10.
-        launched: own launch; one that came after the deadline takes what is there at once (rule 13).
+        q: clock-10.
+        launched: own launch; one that came after the deadline takes what is there at once (clock-13).
         overtime: what may be waited past deadlines; None: nothing.
     """
     if seen.complete():

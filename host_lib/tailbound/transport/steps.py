@@ -1,4 +1,4 @@
-"""Where this rank stands among the others: in step, behind, or lost (CLOCKS.md rule 20). Pure state, labels only.
+"""Where this rank stands among the others: in step, behind, or lost (clock-20). Pure state, labels only.
 
 A rank that was stopped finds itself behind: its transport has averaged and published for it as long as the ring lasted.
 Within the ring it catches up from memory; beyond it, it is lost and has to jump. The ring begins with the own next op
@@ -73,7 +73,7 @@ class Steps:
 
     @property
     def in_step(self) -> bool:
-        """Whether no live peer is in a newer step; only then this rank suspects others and learns (rules 5, 14)."""
+        """Whether no live peer is in a newer step; only then a rank suspects others and learns (clock-5, clock-14)."""
         return self.behind == 0
 
     @property

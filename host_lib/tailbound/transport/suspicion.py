@@ -1,4 +1,4 @@
-"""Who is no longer waited for: two separate suspicions (CLOCKS.md rules 8 and 14), pure state.
+"""Who is no longer waited for: two separate suspicions (clock-8 and clock-14), pure state.
 
 One shared counter lost rows of live but slow ranks in simulation, two separate ones none: a rank whose contributions
 come late may well publish in time, and the other way round.
@@ -22,7 +22,7 @@ class Suspicion:
 
     @property
     def suspects(self) -> frozenset[int]:
-        """Ranks suspected now; nobody when it would be more than half of all ranks, self included (rule 14)."""
+        """Ranks suspected now; nobody when it would be more than half of all ranks, self included (clock-14)."""
         return self._judged  # asked for many times an op
 
     def _judge(self) -> None:

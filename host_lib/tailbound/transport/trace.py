@@ -31,7 +31,7 @@ FACTS = ("expected", "delivered", "late", "skipped", "deadline_hits", "missing",
 class Spans:
     """When an op passed its stages on this rank, CLOCK_MONOTONIC in ns; 0: not (yet)."""
 
-    clock: int = 0  #: a majority was there (c of CLOCKS.md rule 3)
+    clock: int = 0  #: a majority was there (c of clock-3)
     launched: int = 0
     admitted: int = 0
     encoding: int = 0

@@ -1,4 +1,4 @@
-"""From codes on a device to averages on the same device (CODEC.md rule 11).
+"""From codes on a device to averages on the same device (codec-11).
 
 Every rank must get the same bits from the same codes, also where some decode on the host and some on a GPU: the
 operations and their order are those of ``codec.decode``, each rounded once (no TF32, no fused multiply-add: separate

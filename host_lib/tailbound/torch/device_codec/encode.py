@@ -1,4 +1,4 @@
-"""From gradients on a device to u8 codes on the same device (CODEC.md rules 3, 4 and 7).
+"""From gradients on a device to u8 codes on the same device (codec-3, codec-4 and codec-7).
 
 Every operation is one that IEEE 754 defines and is done in the order of ``codec.encode``, so that the codes are those
 of the host to the bit, whatever the device; what is decided by group is decided on the host (``codec.plan``). Nothing

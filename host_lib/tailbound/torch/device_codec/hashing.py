@@ -37,14 +37,14 @@ def fmix(h: torch.Tensor, *, top_only: bool = False) -> torch.Tensor:
 
 
 def flip_signs(y: torch.Tensor, seed: int) -> None:
-    """Multiplies f32 ``y`` (contiguous; entry i is entry i of the op) by the op's signs, in place (CODEC.md rule 3)."""
+    """Multiplies f32 ``y`` (contiguous; entry i is entry i of the op) by the op's signs, in place (codec-3)."""
     bits = y.view(-1).view(torch.int32)
     h = torch.arange(bits.numel(), dtype=torch.int32, device=y.device)
     bits ^= fmix(h.add_(signed(seed)), top_only=True).bitwise_and_(SIGN)
 
 
 def offsets(keys: torch.Tensor, codes: int) -> torch.Tensor:
-    """128 + u for every entry of a contribution: f32[T, V] (CODEC.md rule 7).
+    """128 + u for every entry of a contribution: f32[T, V] (codec-7).
 
     Args:
         keys: i32[T / 2], ``codec.hashing.row_key`` of each pair of rows: the even row takes the low bits, the odd one

@@ -1,6 +1,6 @@
 """What a rank contributes for a bucket: its gradient, and what earlier steps have left to be said.
 
-- ``late="carry"`` (CODEC.md rule 15): a gradient that came too late to be sent at all is averaged with the next one.
+- ``late="carry"`` (codec-15): a gradient that came too late to be sent at all is averaged with the next one.
   Half of their sum, not their sum: a gradient that counts twice makes steps longer (1.075 times at 30 % late).
 - Error feedback (EF-SGD, Karimireddy et al., ICML 2019): what rounding and clipping kept back of the last contribution
   is added to this one (``codec.feedback``).
