@@ -80,10 +80,11 @@ format: setup
 	$(BIN)/ruff format -q .
 	clang-format-14 -i $(C_SOURCES)
 
-# Files derived from the schema and the table of settings; they are committed.
+# Files derived from the schema, the table of settings and citations of rules; they are committed.
 generate: setup
 	$(BIN)/python -m tailbound.wire.codegen
 	$(BIN)/python -m tailbound.transport.settings_page > docs/settings.md
+	$(BIN)/python -m tailbound.wire.rules_index > docs/rules_index.md
 
 wheel: setup
 	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps -w dist .

@@ -168,6 +168,7 @@ def _bad(name: str, packet: bytes, verdict: Verdict, **more: Any) -> Case:
     return Case(name, packet, verdict, sender=UNKNOWN_SENDER, **more)
 
 
+#: kernel-2.
 _LENGTH = [
     _bad("nothing at all", b"", Verdict.BAD_LENGTH),
     _bad("one byte short of a header", contribution()[:63], Verdict.BAD_LENGTH),
@@ -182,6 +183,7 @@ _LENGTH = [
     Case("a control packet without a body", control_packet(PacketType.BYE, b""), Verdict.CONTROL_PASSED),
 ]
 
+#: kernel-3 to kernel-9, in this order.
 _TRUST = [
     _bad("another version", contribution(version=2), Verdict.BAD_VERSION),
     _bad("type 0", contribution(type=0), Verdict.BAD_TYPE),
@@ -201,6 +203,7 @@ _TRUST = [
     _bad("no check at all", contribution()[:56] + bytes(8) + contribution()[64:], Verdict.CORRUPT),
 ]
 
+#: kernel-10 and kernel-11.
 _ADDRESSEE = [
     Case("a contribution for another owner", contribution(owner=2), Verdict.NOT_FOR_THIS_RANK),
     Case("a result under another owner's name", result(owner=2), Verdict.NOT_FOR_THIS_RANK),
@@ -224,6 +227,7 @@ _ADDRESSEE = [
     Case("the same shift on a result means nothing", result(shift=7), Verdict.RESULT_TAKEN),
 ]
 
+#: kernel-13, READY also by kernel-14 and kernel-15, and kernel-18.
 _CONTROL = [
     Case(f"{kind.name} passes", control_packet(kind), Verdict.CONTROL_PASSED, events=())
     for kind in PacketType
@@ -290,6 +294,7 @@ _CONTROL = [
     Case("an echo without a time", control_packet(PacketType.ECHO, b""), Verdict.BAD_LENGTH),
 ]
 
+#: kernel-14.
 _WINDOW = [
     Case("the first op", contribution(op=FIRST_OP, map_id=MAP_BEFORE), Verdict.STORED),
     Case("before the first op", contribution(op=FIRST_OP - 1, map_id=MAP_BEFORE), Verdict.STALE_OP),
@@ -363,6 +368,7 @@ _WINDOW = [
     ),
 ]
 
+#: kernel-15.
 _OPS = [
     Case("the first packet opens the op", contribution(), Verdict.STORED, events=(_E.OPENED,)),
     Case("another layout", contribution(2, layout=1), Verdict.LAYOUT_MISMATCH, 2, before=(contribution(),)),
@@ -433,6 +439,7 @@ _OPS = [
     Case("ABSTAIN is heard", ready(flags=Flag.ABSTAIN), Verdict.CONTROL_PASSED, events=(_E.OPENED,)),
 ]
 
+#: kernel-16, and seals by kernel-19.
 _SUMS = [
     Case("the second contributor", contribution(2), Verdict.ADDED, 2, before=(contribution(),)),
     Case("the same again", contribution(), Verdict.DUPLICATE, before=(contribution(),)),
@@ -557,6 +564,7 @@ _SUMS = [
     ),
 ]
 
+#: kernel-17.
 _RESULTS = [
     Case("a result", result(), Verdict.RESULT_TAKEN, events=(_E.OPENED,)),
     Case("flags of a result are kept", result(flags=Flag.SKIP | Flag.LOSSY), Verdict.RESULT_TAKEN, events=(_E.OPENED,)),

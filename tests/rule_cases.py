@@ -14,7 +14,10 @@ SLOT = cases.SEQ & (cases.SUM_ROWS - 1)
 
 
 def check_exponent(world: Any) -> None:
-    """Rank 1 has a scale of long ago and comes first; the host then says which is right; 2 and 3 have that."""
+    """Rank 1 has a scale of long ago and comes first; the host then says which is right; 2 and 3 have that.
+
+    Rules: kernel-16, kernel-21.
+    """
     stale = contribution(1, exponent=3, rows=1, row=0)
     assert world.take(stale) == (Verdict.STORED, 1)
     world.store.expect[SLOT] = (OP, cases.EXPONENT, 1)
@@ -32,7 +35,10 @@ def check_exponent(world: Any) -> None:
 
 
 def check_complete_again(world: Any) -> None:
-    """A row of three wrong contributions counts as complete no longer, and does again when three right ones are in."""
+    """A row of three wrong contributions counts as complete no longer, and does again when three right ones are in.
+
+    Rule: kernel-16.
+    """
     op = world.store.ops[op_slot(OP)]
     for rank in (1, 2, 3):
         world.take(contribution(rank, rows=1, row=0, exponent=3))
@@ -47,7 +53,10 @@ def check_complete_again(world: Any) -> None:
 
 
 def check_far_label(world: Any) -> None:
-    """A label from far ahead costs nobody anything, wherever its record would stand; that it was heard is known."""
+    """A label from far ahead costs nobody anything, wherever its record would stand; that it was heard is known.
+
+    Rules: kernel-12, kernel-14.
+    """
     assert world.take(contribution(2)) == (Verdict.STORED, 2)
     record = world.store.ops[op_slot(OP)].tobytes()
     for step in range(3 + OP_STEPS, 4008, 5):
@@ -61,7 +70,10 @@ def check_far_label(world: Any) -> None:
 
 
 def check_stopped(world: Any, newest_first: bool) -> None:
-    """A rank stopped for 30 steps of four rows: all results that its ring holds are there, and its own op's record."""
+    """A rank stopped for 30 steps of four rows: all results that its ring holds are there, and its own op's record.
+
+    Rules: kernel-14, kernel-17.
+    """
     assert world.take(ready(1, op=op_label(3, 1))) == (Verdict.CONTROL_PASSED, 1)
     steps = list(range(30))
     for i in reversed(steps) if newest_first else steps:

@@ -1,4 +1,4 @@
-"""What a switch must do, case by case: packets in, packets out and verdicts; one list for XDP and for P4.
+"""What a switch must do (kernel-24), case by case: packets in, packets out and verdicts; one list for XDP and P4.
 
 The world of a case: a switch at ``ADDRESS`` with the jobs that the case names (``JOB`` has three workers and 16
 slots), a port per worker. A case is a list of steps; each feeds one UDP payload and says what becomes of it: its

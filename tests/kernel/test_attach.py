@@ -198,7 +198,10 @@ def test_rows_and_rings_are_as_large_as_driver_and_ranks_ask_for(
 
 @pytest.mark.needs("root")
 def test_unprivileged_trainer(wire: list[str]) -> None:
-    """A process of another user, in the group, opens the pins, receives and seals; one outside the group may not."""
+    """A process of another user, in the group, opens the pins, receives and seals; one outside the group may not.
+
+    Rule: kernel-25.
+    """
     XdpDatapath.pin("tbx", cases.PORT, group=12345, **SIZES)
     code = (
         "import sys; sys.path[:0] = sys.argv[1:]\n"
@@ -279,6 +282,7 @@ def test_a_sweep_leaves_what_is_just_being_pinned(wire: list[str], monkeypatch: 
 
 
 def test_stranger_is_never_replaced(wire: list[str]) -> None:
+    """Rule: kernel-25."""
     program = syscalls.prog_load(PASS_ALL, name="stranger")
     link = attach.attach(program, "tbx")
     try:
@@ -291,7 +295,7 @@ def test_stranger_is_never_replaced(wire: list[str]) -> None:
 
 
 def test_dies_with_its_process(wire: list[str]) -> None:
-    """A trainer that is killed leaves no program behind."""
+    """A trainer that is killed leaves no program behind (kernel-25)."""
     code = (
         "import os, signal, sys; sys.path[:0] = sys.argv[1:]\n"
         "from tailbound.datapath.xdp import XdpDatapath\n"

@@ -66,7 +66,10 @@ def test_case(make, case: cases.Case) -> None:
 
 
 def test_probe_comes_back_whole(make) -> None:
-    """The echo is a packet of its own right: addresses turned, check right, IP checksum right, UDP checksum absent."""
+    """The echo is a packet of its own right: addresses turned, check right, IP checksum right, UDP checksum absent.
+
+    Rule: kernel-18.
+    """
     world = make()
     probe = cases.control_packet(PacketType.PROBE, bytes(range(16)), sender=2)
     world.take(probe)
@@ -85,7 +88,7 @@ def test_probe_comes_back_whole(make) -> None:
 
 
 def test_not_linear(make) -> None:
-    """A frame that does not lie in one piece is none of ours to sum: counted under its own reason."""
+    """A frame that does not lie in one piece is none of ours to sum: counted under its own reason (kernel-2)."""
     world = make(width=4096)
     data = packets.packet(packets.header(type=PacketType.CONTRIBUTION, cookie=cases.COOKIE), bytes(4096))
     assert world.take(data, 1) == (Verdict.NOT_LINEAR, 256)

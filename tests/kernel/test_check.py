@@ -1,4 +1,4 @@
-"""The check in C is the check of ``wire.check``: golden packets, every length, and the change by parts."""
+"""The check in C is the check of ``wire.check``: golden packets, every length, and the change by parts (kernel-9)."""
 
 from __future__ import annotations
 

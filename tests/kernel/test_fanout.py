@@ -98,7 +98,10 @@ def seen(tap: socket.socket, count: int) -> list[bytes]:
 @pytest.mark.needs("scapy")
 @pytest.mark.parametrize("payload", [b"", b"x", b"\xff\xff", bytes(range(256)) * 5])
 def test_clones_are_as_if_sent_to_each_peer(attach: Callable[..., Fanout], tap: socket.socket, payload: bytes) -> None:
-    """A single packet with a whole checksum: clones equal what scapy makes for the peer; the original is as before."""
+    """A single packet with a whole checksum: clones equal what scapy makes for the peer; the original is as before.
+
+    Rule: kernel-23.
+    """
     fanout = attach()
     fanout.live({1, 2, 3, 4})
     assert fanout.lead == 4
@@ -143,7 +146,10 @@ def test_bursts_of_neighbouring_ports(attach: Callable[..., Fanout], tap: socket
 
 @pytest.mark.needs("scapy")
 def test_only_bursts_of_the_socket_to_the_lead(attach: Callable[..., Fanout]) -> None:
-    """Fragments, options, other protocols, sources and receivers, IPv6, VLANs and rubbish go on as they are."""
+    """Fragments, options, other protocols, sources and receivers, IPv6, VLANs and rubbish go on as they are.
+
+    Rule: kernel-23.
+    """
     fanout = attach()
     wanted = frame(4, b"abcd")
 
@@ -276,7 +282,10 @@ class Stranger:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_foreign_program_stays_and_decides(attach: Callable[..., Fanout], way: str) -> None:
-    """Who is first sees a packet first (TCX: the oldest, clsact: the newest); what a stranger drops does not leave."""
+    """Who is first sees a packet first (TCX: the oldest, clsact: the newest); what a stranger drops does not leave.
+
+    Rules: kernel-23, kernel-25.
+    """
     older = attach(way=way)
     stranger = Stranger(SHOOT, way)
     try:

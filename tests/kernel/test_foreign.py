@@ -46,6 +46,7 @@ FOREIGN["our port at another address, too short for a packet"] = (
 @pytest.mark.parametrize("job", ["a job", "no job", "no address either"])
 @pytest.mark.parametrize("name", FOREIGN)
 def test_passes_untouched(make, name: str, job: str) -> None:
+    """Rule: kernel-1."""
     world = make()
     if job != "a job":
         world.control(active=0)
@@ -68,7 +69,7 @@ def test_the_same_from_scapy_is_ours(make) -> None:
 
 @pytest.mark.parametrize(("active", "verdict"), [(1, Verdict.STORED), (0, Verdict.INACTIVE)])
 def test_to_the_group_is_ours(make, active: int, verdict: Verdict) -> None:
-    """A group of the job's is; any other group is somebody else's."""
+    """A group of the job's is; any other group is somebody else's (kernel-1)."""
     world = make()
     group = scapy.Ether() / scapy.IP(src=cases.ip_of(1), dst="239.192.7.7") / UDP / BODY
     world.control(group=int.from_bytes(bytes([239, 192, 7, 7]), "little"), active=active)
@@ -78,7 +79,10 @@ def test_to_the_group_is_ours(make, active: int, verdict: Verdict) -> None:
 
 
 def test_without_a_job_our_port_is_ours(make) -> None:
-    """The address is known from the attach on: a packet that comes before the job, or after it, is counted."""
+    """The address is known from the attach on: a packet that comes before the job, or after it, is counted.
+
+    Rule: kernel-5.
+    """
     world = make()
     world.control(active=0)
     data = bytes(scapy.Ether() / scapy.IP(**OURS) / UDP / BODY)
@@ -89,6 +93,7 @@ def test_without_a_job_our_port_is_ours(make) -> None:
 @pytest.mark.parametrize("length", ["ip", "udp", "frame"])
 @pytest.mark.parametrize("by", [-16, -1, 1, 16])
 def test_lengths_that_disagree(make, length: str, by: int) -> None:
+    """Rule: kernel-2."""
     world = make()
     ip, udp, frame = (by if length == name else 0 for name in ("ip", "udp", "frame"))
     packet = scapy.IP(**OURS, len=28 + len(BODY) + ip) / scapy.UDP(

@@ -57,7 +57,10 @@ def walk(code: list[tuple[int, int, int]]) -> dict[int, set[bool]]:
 
 
 def test_published_under_a_lock(loader: str) -> None:
-    """Tags of op records (opened in two places) and presence of results; the latter under the row's lock."""
+    """Tags of op records (opened in two places) and presence of results; the latter under the row's lock.
+
+    Rules: kernel-17, kernel-20.
+    """
     found = walk(worker(loader))
     assert len(found) >= 3
     assert all(held == {True} for held in found.values())

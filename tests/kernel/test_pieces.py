@@ -42,6 +42,7 @@ def switch(loader: str) -> Iterator[SwitchWorld]:
 
 @pytest.mark.parametrize("linear", SHORT)
 def test_ours_is_counted_and_dropped(world: KernelWorld, linear: int) -> None:
+    """Rule: kernel-2."""
     data = world.frame_of(cases.contribution())
     assert in_pieces(world.program, data, linear).action == DROP
     assert world.counted() == {Verdict.NOT_LINEAR: 1}
@@ -51,6 +52,7 @@ def test_ours_is_counted_and_dropped(world: KernelWorld, linear: int) -> None:
 
 @pytest.mark.parametrize("linear", SHORT)
 def test_foreign_passes_untouched(world: KernelWorld, linear: int) -> None:
+    """Rule: kernel-1."""
     data = world.frame_of(cases.contribution(), port=cases.PORT + 1)
     done = in_pieces(world.program, data, linear)
     assert (done.action, done.data) == (PASS, data)

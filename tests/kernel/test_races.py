@@ -71,6 +71,7 @@ def frame_of(world: KernelWorld, data: bytes, turn: int) -> bytes:
 
 @needs_two
 def test_same_slots_and_ops(make) -> None:
+    """Rules: kernel-15, kernel-16."""
     world = bench_world(make)
     fields = {"owner": 255, "seq": 0, "row": 0, "rows": ROWS, "contributed": OP - 1}
     data = cases.contribution(0, 256, op=OP, **fields)
@@ -130,7 +131,10 @@ def test_a_record_that_a_newer_op_takes_is_not_of_another_layout(make) -> None:
 
 @needs_two
 def test_same_result_rows(make) -> None:
-    """Two versions of every result at once: one of them is taken, whole, and the other one is the duplicate."""
+    """Two versions of every result at once: one of them is taken, whole, and the other one is the duplicate.
+
+    Rule: kernel-17.
+    """
     world = bench_world(make)
     frames = []
     for version in (1, 2):
@@ -158,7 +162,7 @@ def _next_op(frame: bytes, op: int) -> bytes:
 
 @needs_two
 def test_nothing_is_added_after_a_seal(make) -> None:
-    """Seals while packets come in: what the host reads once the seal has returned never changes again."""
+    """Seals while packets come in: what the host reads once the seal has returned never changes again (kernel-19)."""
     world = bench_world(make)
     cpus = sorted(os.sched_getaffinity(0))
     mine = os.sched_getaffinity(0)

@@ -17,7 +17,10 @@ def contribution(sender: int, body: bytes, **fields: int) -> bytes:
 
 
 def test_lanes_hold_65535(make) -> None:
-    """256 ranks, and the largest sum that 16 bits hold: 128 ranks at shift 1 and one at shift 0 give 257 x 255."""
+    """256 ranks, and the largest sum that 16 bits hold: 128 ranks at shift 1 and one at shift 0 give 257 x 255.
+
+    Rule: codec-9.
+    """
     world = make(ranks=256)
     slot = cases.SEQ & (cases.SUM_ROWS - 1)
     for sender in range(1, 129):
@@ -53,7 +56,10 @@ def test_every_rank_once(make) -> None:
 @pytest.mark.parametrize("shifts", [(0, 0, 0), (0, 3, 6), (6, 6, 6), (2, 0, 1)])
 @pytest.mark.parametrize("count", [16, 48, 64, 112, 128, 176, 256])
 def test_shifted_and_short(make, shifts: tuple[int, int, int], count: int) -> None:
-    """The first is stored with its shift, the others added with theirs; nothing beyond the packet's codes changes."""
+    """The first is stored with its shift, the others added with theirs; nothing beyond the packet's codes changes.
+
+    Rule: codec-9.
+    """
     world = make()
     slot = cases.SEQ & (cases.SUM_ROWS - 1)
     world.take(contribution(3, FF, op=cases.OP - 1))  # what an older op left there

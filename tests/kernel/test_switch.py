@@ -1,4 +1,7 @@
-"""The switch's program by BPF_PROG_TEST_RUN: the protocol list, golden packets, and what it must never do."""
+"""The switch's program by BPF_PROG_TEST_RUN: the protocol list, golden packets, and what it must never do.
+
+Rule: kernel-24.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learned deadlines over XDP: what the kernel's stamps teach, and what a rank that stays away costs then."""
+"""Learned deadlines over XDP: what the kernel's stamps teach, and what a rank that stays away costs then (clock-5)."""
 
 from __future__ import annotations
 

@@ -253,7 +253,7 @@ def _sum(data: bytes) -> int:
 
 
 def test_copies_that_do_not_leave_are_counted(make_team: Callable[..., Team]) -> None:
-    """A queue that takes nothing refuses every copy; the send itself succeeds all the same."""
+    """A queue that takes nothing refuses every copy; the send itself succeeds all the same (kernel-23)."""
     team = make_team()
     interface = team.lab.workers[OWN].interface
     team.send(b"before")

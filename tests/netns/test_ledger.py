@@ -51,6 +51,7 @@ def at_rest(lab: Cluster, job: Team) -> tuple[list[dict[str, Any]], Balance]:
     ids=["calm", "calm, fan-out", "calm, multicast", "loss", "loss, fan-out", "loss+duplicates, fan-out"],
 )
 def test_books_and_counters_agree(tailbound_lab: Make, faults: dict[str, Any], repair: bool, result: str) -> None:
+    """Rule: kernel-21."""
     ranks = 3
     lab = tailbound_lab(workers=ranks, seed=11, **faults)
     # where nothing is lost every op ends by being whole, however long rows wait for a thread

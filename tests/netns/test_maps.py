@@ -1,4 +1,7 @@
-"""Owner maps that change while the kernel sums: no row is lost to a change, and none is taken under another map."""
+"""Owner maps that change while the kernel sums: no row is lost to a change, and none is taken under another map.
+
+Rules: clock-22, kernel-11.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Repair over XDP between namespaces: rows that the network drops come back, and the ledger says how."""
+"""Repair over XDP between namespaces: rows that the network drops come back, and the ledger says how (clock-23)."""
 
 from __future__ import annotations
 

@@ -75,6 +75,7 @@ def run(lab: Cluster, numel: int, **settings: Any) -> list[str]:
     ids=["two ranks", "one port", "three ranks", "four ranks"],
 )
 def test_rows_come_from_several_ports(tailbound_lab: Make, ranks: int, settings: dict[str, Any], ports: int) -> None:
+    """Rule: kernel-8."""
     lab = tailbound_lab(workers=ranks, wire=True)
     with passing(lab, 0) as sources:
         # 24 bursts for each peer: enough calls for every port

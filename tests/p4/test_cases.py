@@ -1,4 +1,4 @@
-"""The list that every switch must pass, in bmv2."""
+"""The list that every switch must pass, in bmv2 (kernel-24)."""
 
 from __future__ import annotations
 

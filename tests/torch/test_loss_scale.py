@@ -1,4 +1,4 @@
-"""The loss scale as a function of the step, against torch's own scaler, and which epoch wins."""
+"""The loss scale as a function of the step, against torch's own scaler, and which epoch wins (clock-25, clock-27)."""
 
 from __future__ import annotations
 

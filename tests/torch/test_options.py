@@ -22,7 +22,7 @@ def test_averages_at_every_number_of_bits(tmp_path: Path) -> None:
 
 
 def test_bits_change_between_steps(tmp_path: Path) -> None:
-    """Each number of bits begins with scales of its own; ranks that do not change together are told so."""
+    """Each number of bits begins with scales of its own; ranks that do not change together are told so (codec-12)."""
     import options_jobs
     from processes import Job
 

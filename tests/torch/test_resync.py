@@ -19,7 +19,10 @@ pytestmark = pytest.mark.needs("torch")
     ids=["rounds_one_loser", "rounds_all_losers", "on_demand"],
 )
 def test_replicas_forced_apart_come_together(tmp_path: Path, period: int, losers: set[int]) -> None:
-    """Parameters and the optimizer's state are equal bit by bit after a round, or after one call on all ranks."""
+    """Parameters and the optimizer's state are equal bit by bit after a round, or after one call on all ranks.
+
+    Rules: clock-21, codec-13.
+    """
     import resync_jobs
     from processes import Job
 
@@ -81,7 +84,7 @@ def _same_in_the_end(back: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("schedule", ["synchronous", "delayed"])
 def test_a_stopped_rank_applies_what_the_others_have_finished(tmp_path: Path, schedule: str) -> None:
-    """It computes none of the steps it was away for, and comes out with the same bits."""
+    """It computes none of the steps it was away for, and comes out with the same bits (clock-20)."""
     back = _stopped(tmp_path, ring_mib=8.0, missed=10, steps=60, schedule=schedule)
     applied = back["stats"]["counters"]["steps_applied"]
     assert applied >= 9
@@ -92,7 +95,7 @@ def test_a_stopped_rank_applies_what_the_others_have_finished(tmp_path: Path, sc
 
 @pytest.mark.parametrize("schedule", ["synchronous", "delayed"])
 def test_a_lost_rank_jumps_and_takes_the_state_of_another(tmp_path: Path, schedule: str) -> None:
-    """The ring holds a few steps only: what the rank missed is gone."""
+    """The ring holds a few steps only: what the rank missed is gone (clock-20, clock-21)."""
     back = _stopped(tmp_path, ring_mib=0.5, missed=30, steps=90, schedule=schedule)
     assert back["jumped"] >= 25
     assert back["stats"]["replica"]["counters"]["whole_taken"] >= 1
@@ -134,6 +137,7 @@ def test_a_forward_pass_before_the_optimizer_steps_is_no_boundary(tmp_path: Path
 
 @pytest.mark.parametrize("late", ["carry", "drop"])
 def test_a_late_gradient_is_carried_into_the_next_step(tmp_path: Path, late: str) -> None:
+    """Rule: codec-15."""
     import resync_jobs
     from processes import Job
 
@@ -147,7 +151,7 @@ def test_a_late_gradient_is_carried_into_the_next_step(tmp_path: Path, late: str
 
 @pytest.mark.parametrize("stuck", [False, True])
 def test_the_others_wait_for_a_rank_that_holds(tmp_path: Path, stuck: bool) -> None:
-    """Also for one whose Python cannot run meanwhile: the C library's ``usleep``, called with the GIL."""
+    """Also for one whose Python cannot run meanwhile: the C library's ``usleep``, called with the GIL (clock-16)."""
     import resync_jobs
     from processes import Job
 

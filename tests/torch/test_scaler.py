@@ -1,4 +1,4 @@
-"""The gradient scaler in real processes: ranks agree on the scale, and on which step is skipped."""
+"""The gradient scaler in real processes: ranks agree on the scale, and on which step is skipped (clock-25)."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ MS = 1_000_000
 
 @pytest.mark.parametrize(("live", "need"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (6, 4), (7, 4), (8, 5)])
 def test_majority(live: int, need: int) -> None:
+    """Rule: clock-1."""
     assert majority(live) == need
 
 
@@ -39,6 +40,7 @@ def test_one_short_of_a_majority_waits_for_the_own_launch() -> None:
 
 
 def test_a_majority_of_peers_starts_it_without_the_own_launch() -> None:
+    """Rule: clock-3."""
     assert start(heard_fewer=5 * MS, heard_need=7 * MS) == 7 * MS
     assert start(heard_fewer=5 * MS, heard_need=7 * MS, launched=6 * MS) == 6 * MS
     assert start(heard_fewer=5 * MS, heard_need=7 * MS, launched=30 * MS) == 7 * MS
@@ -49,6 +51,7 @@ def test_alone_the_own_launch_is_the_majority() -> None:
 
 
 def test_at_the_latest_start_max_after_the_own_launch() -> None:
+    """Rule: clock-3."""
     assert start(launched=3 * MS) == 1003 * MS
     assert start(launched=3 * MS, heard_fewer=2000 * MS) == 1003 * MS
     assert start(launched=3 * MS, heard_need=2000 * MS) == 1003 * MS
@@ -74,6 +77,7 @@ def test_begin_counts_once() -> None:
 
 
 def test_a_deadline_moves_on_by_a_tenth_while_rows_come() -> None:
+    """Rule: clock-7c."""
     clock = Extension()
     clock.begin(1000, 100, 500)
     clock.expired(1090, 1)
@@ -85,6 +89,7 @@ def test_a_deadline_moves_on_by_a_tenth_while_rows_come() -> None:
 
 
 def test_a_deadline_never_passes_its_limit() -> None:
+    """Rule: clock-7c."""
     clock = Extension()
     clock.begin(1000, 100, 250)
     now, progress = 1090, 0
@@ -123,6 +128,7 @@ def test_whatever_comes_a_deadline_is_over_by_its_limit(
 
 
 def test_quiet_passes_after_q_without_a_packet() -> None:
+    """Rule: clock-7b."""
     quiet = Quiet()
     assert quiet.next_look(10) == 0
     assert not quiet.passed(100, True, 5, 10)

@@ -1,4 +1,4 @@
-"""Codes of 16 and 4 bits against the plain numpy reference, bit by bit, and what they do to a mean."""
+"""Codes of 16 and 4 bits against the plain numpy reference, bit by bit, and what they do to a mean (codec-12)."""
 
 from __future__ import annotations
 

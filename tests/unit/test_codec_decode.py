@@ -1,4 +1,4 @@
-"""The decode pass against the plain numpy reference, bit by bit, on this CPU and as compiled for another."""
+"""The decode pass against the plain numpy reference, bit by bit, on this CPU and as compiled for another (codec-11)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The encode pass and scales against the plain numpy reference, bit by bit, and bad input."""
+"""The encode pass and scales against the plain numpy reference, bit by bit, and bad input.
+
+Rules: codec-3, codec-4, codec-6, codec-7.
+"""
 
 from __future__ import annotations
 
@@ -104,6 +107,7 @@ def test_partials_finish_to_the_check_of_the_packet(numel: int) -> None:
 @pytest.mark.parametrize("at", [0, 50_000, 99_999])
 @pytest.mark.parametrize("rotate", [True, False])
 def test_not_finite_is_seen_anywhere(value: float, at: int, rotate: bool) -> None:
+    """Rule: codec-4."""
     shape, x = shape_for(100000, 1408), gaussian(100000)
     exponents = exponents_for(x, shape)
     x[at] = value
@@ -114,6 +118,7 @@ def test_not_finite_is_seen_anywhere(value: float, at: int, rotate: bool) -> Non
 
 
 def test_zero_is_exactly_128_and_needs_nothing() -> None:
+    """Rule: codec-7."""
     shape = shape_for(100000, 1408)
     out = Outputs(shape)
     assert out.encode(np.zeros(100000, np.float32), np.zeros(shape.groups, np.int16)).finite
@@ -173,6 +178,7 @@ def test_wrong_arrays_are_refused() -> None:
 
 @given(st.floats(0, 2.0**119, width=32))
 def test_need_is_the_smallest_scale_that_holds(value: float) -> None:
+    """Rule: codec-5."""
     need = need_of(np.float32(value).view(np.uint32))
     if value == 0:
         assert need == EXPONENT_NONE
@@ -189,6 +195,7 @@ def test_exponents_from_needs_and_from_results() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8, 64, 128, 129, 256, 257])
 def test_shift_cap_fills_the_lanes_and_no_more(ranks: int) -> None:
+    """Rule: codec-6."""
     assert 255 * ranks << shift_cap_of(ranks) <= 65535
     assert 255 * ranks << shift_cap_of(ranks) + 1 > 65535
 

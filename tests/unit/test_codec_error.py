@@ -2,6 +2,8 @@
 
 All ranks run in one process (``codec.local``), losses are masks; 8 groups of 64 rows unless said otherwise. An op
 with 720,896 entries leaves its NMSE within a few per cent of the mean of many, so few are enough.
+
+Rule: codec-17.
 """
 
 from __future__ import annotations
@@ -141,12 +143,16 @@ def test_dead_owner(ranks: int) -> None:
 
 @pytest.mark.parametrize(("kind", "most"), [("U", 0.40), ("C", 0.10), ("I", 6e-4)])
 def test_dead_contributor(kind: str, most: float) -> None:
-    """Rows that the dead rank itself owns are missing with it in the table's case; here only its contributions."""
+    """Rows that the dead rank itself owns are missing with it in the table's case; here only its contributions.
+
+    Rules: clock-9, codec-17.
+    """
     assert mean_error(kind, 4, 5, dead_contributor) <= most
 
 
 @pytest.mark.parametrize("ranks", [4, 8, 64])
 def test_ten_times_up_is_taken_by_the_shift(ranks: int) -> None:
+    """Rules: codec-6, codec-17."""
     job = LocalJob(ranks, N8)
     job.step(0, independent(ranks, 0), receivers=[])
     gradients = [10 * x for x in independent(ranks, 1)]
@@ -195,7 +201,10 @@ def test_all_zero_stays_exactly_zero(rotate: bool) -> None:
 
 
 def test_a_group_that_was_zero_comes_back() -> None:
-    """Never-touched parameters have no need; the first op in which they matter is clipped, the next one is right."""
+    """Never-touched parameters have no need; the first op in which they matter is clipped, the next one is right.
+
+    Rule: codec-5.
+    """
     job, size = LocalJob(4, N8), 64 * 1408
     quiet = independent(4, 0)
     for x in quiet:
@@ -212,7 +221,7 @@ def test_a_group_that_was_zero_comes_back() -> None:
 
 @pytest.mark.parametrize("rotate", [True, False])
 def test_the_mean_is_unbiased(rotate: bool) -> None:
-    """The average of many ops approaches the exact mean as 1 / ops: rounding errors have no direction."""
+    """The average of many ops approaches the exact mean as 1 / ops: rounding errors have no direction (codec-7)."""
     numel, ops = 16 * 160, 300
     gradients = [np.random.default_rng(rank).standard_normal(numel).astype(np.float32) for rank in range(3)]
     job, total, single = LocalJob(3, numel, rotate=rotate), np.zeros(numel), []
@@ -224,7 +233,7 @@ def test_the_mean_is_unbiased(rotate: bool) -> None:
 
 
 def test_identical_gradients_do_not_round_alike() -> None:
-    """N equal gradients average their rounding out; with the same offsets on all ranks they would not."""
+    """N equal gradients average their rounding out; with the same offsets on all ranks they would not (codec-7)."""
     job = LocalJob(64, 64 * 1408)
     x = identical(1, 0)[0][: 64 * 1408]
     step = job.step(0, [x] * 64, receivers=[0])
@@ -235,6 +244,8 @@ def test_identical_gradients_do_not_round_alike() -> None:
 
 @pytest.mark.parametrize("rotate", [True, False])
 def test_all_ranks_get_the_same_bits_every_time(rotate: bool) -> None:
+    """Rules: clock-27, codec-10."""
+
     def run() -> Step:
         job = LocalJob(4, 200001, rotate=rotate)
         gradients = [x[:200001] for x in independent(4, 7)]
@@ -248,7 +259,7 @@ def test_all_ranks_get_the_same_bits_every_time(rotate: bool) -> None:
 
 
 def test_signs_are_fresh_every_op() -> None:
-    """The same loss in two ops hits other directions."""
+    """The same loss in two ops hits other directions (codec-3)."""
     job, gradients = LocalJob(2, N8), independent(2, 3)
     lost = np.zeros((2, job.shape.rows), bool)
     lost[:, ::16] = True
@@ -260,6 +271,7 @@ def test_signs_are_fresh_every_op() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_rank_with_nan_abstains_and_the_others_go_on(bad: float) -> None:
+    """Rules: clock-25, codec-4."""
     job, gradients = LocalJob(4, N8), independent(4, 0)
     gradients[2][777] = bad
     step = job.step(0, gradients)
@@ -270,7 +282,7 @@ def test_a_rank_with_nan_abstains_and_the_others_go_on(bad: float) -> None:
 
 
 def test_scales_agree_under_heavy_loss_of_results() -> None:
-    """Scales come from result headers: up to 30 % loss nobody disagrees and nothing is refused."""
+    """Scales come from result headers: up to 30 % loss nobody disagrees and nothing is refused (codec-5)."""
     job = LocalJob(4, N8)
     for op in range(8):
         gradients = [np.float32(1.3**op) * x for x in independent(4, op)]
@@ -281,6 +293,7 @@ def test_scales_agree_under_heavy_loss_of_results() -> None:
 
 
 def test_a_rank_that_heard_nothing_skips_its_groups_for_one_op() -> None:
+    """Rule: codec-5."""
     job = LocalJob(4, N8)
     lost = np.zeros((4, job.shape.rows), bool)
     lost[3, :64] = job.placement.owner[:64] != 3
@@ -309,7 +322,7 @@ def test_a_contribution_with_another_scale_is_refused_and_counted() -> None:
 
 
 def test_loss_correction_beats_none() -> None:
-    """Rows lost for good: R / received keeps the projection on the mean at 1."""
+    """Rows lost for good: R / received keeps the projection on the mean at 1 (codec-11)."""
     job, gradients = LocalJob(2, N8), correlated(2, 0)
     step = job.step(0, gradients, lost_results=lose("lost_results", 0.3)(job, 0)["lost_results"], receivers=[0])
     exact = np.mean(gradients, axis=0)

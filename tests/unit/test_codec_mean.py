@@ -1,4 +1,4 @@
-"""The owner's pass against the plain numpy reference, bit by bit."""
+"""The owner's pass against the plain numpy reference, bit by bit (codec-10)."""
 
 from __future__ import annotations
 

@@ -222,6 +222,7 @@ def test_several_buckets_a_step_in_place() -> None:
 
 
 def test_buckets_larger_than_the_ring_are_cut() -> None:
+    """Rule: clock-18."""
     ranks = 3
     with team(ranks, patient(ring_mib=0.0625)) as job:  # 256 rows of 256 codes
         rows = job[0].job.store.result_rows
@@ -291,7 +292,10 @@ def test_a_jump_in_scale_costs_little() -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("first", [0, 3])
 def test_a_rank_with_a_gradient_that_is_not_finite_abstains(value: float, first: int) -> None:
-    """In a cold op (the first) and in a warm one: the others' mean, the same bits everywhere, and no suspicion."""
+    """In a cold op (the first) and in a warm one: the others' mean, the same bits everywhere, and no suspicion.
+
+    Rules: clock-25, codec-4.
+    """
     ranks = 3
     with team(ranks, patient()) as job:
         for op in range(first + 2):
@@ -330,7 +334,7 @@ def test_all_ranks_abstain_and_go_on(first: int) -> None:
 
 
 def test_labels_wrap() -> None:
-    """Steps around 2**22, where the op label passes 2**32, and row sequences that pass it too."""
+    """Steps around 2**22, where the op label passes 2**32, and row sequences that pass it too (clock-18)."""
     ranks, numel = 3, 5000
     with team(ranks, patient(first_step=(1 << 22) - 4)) as job:
         for member in job.communicators:

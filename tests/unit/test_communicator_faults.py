@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from support import MS, PATIENCE, Team, Trouble, exact_mean, gradients, hasty, nmse, patient, team
 from tailbound.collective.coder import HostCoder
 from tailbound.collective.communicator import Communicator
+from tailbound.datapath.udp import UdpDatapath
 from tailbound.errors import LayoutError
 from tailbound.wire.schema import PacketType
 
@@ -128,7 +130,10 @@ def test_one_percent_lost_is_within_the_table(kind: str, types: set[PacketType],
 
 
 def test_lost_tails_are_asked_for() -> None:
-    """Every packet with a finished mark of results is lost: ops end by an answer, long before the deadline."""
+    """Every packet with a finished mark of results is lost: ops end by an answer, long before the deadline.
+
+    Rule: clock-30.
+    """
     ranks = 3
     with team(ranks, patient(quiet=5 * MS, repair=False)) as job:
         warm_up(job)
@@ -205,7 +210,10 @@ def test_corrupt_packets_are_counted_and_never_summed() -> None:
 
 
 def test_every_packet_is_accounted_for() -> None:
-    """Packets sent + doubled - lost = packets that some verdict counts, and every row expected is summed or missing."""
+    """Packets sent + doubled - lost = packets that some verdict counts, and every row expected is summed or missing.
+
+    Rule: kernel-21.
+    """
     ranks = 3
     with team(ranks, patient(quiet=20 * MS)) as job:
         troubles = [Trouble(seed=9, loss=0.03, duplicate=0.03).attach(member) for member in job.communicators]
@@ -226,10 +234,26 @@ def test_every_packet_is_accounted_for() -> None:
         assert balance() == 0
 
 
+def test_without_any_event_every_op_ends_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody reads an event, and none wakes anybody: maps are read again in every turn (kernel-22)."""
+    silent = os.eventfd(0, os.EFD_NONBLOCK)
+    fds = UdpDatapath.fds
+    monkeypatch.setattr(UdpDatapath, "fds", lambda path: (silent, fds(path)[1]))
+    monkeypatch.setattr(UdpDatapath, "events", lambda path: pytest.fail("an event was read"))
+    try:
+        with team(3, patient()) as job:
+            for op in range(4):
+                results = job.allreduce(gradients("U", 3, NUMEL, seed=op))
+                assert all(o.delivered == o.expected and o.deadline_hits == 0 for _, o in results)
+    finally:
+        os.close(silent)
+
+
 # -- ranks --------------------------------------------------------------------------------------------------------
 
 
 def test_a_rank_that_is_late_but_in_time_is_waited_for() -> None:
+    """Rule: clock-7a."""
     ranks = 3
     with team(ranks, patient()) as job:
         warm_up(job)
@@ -244,7 +268,10 @@ def test_a_rank_that_is_late_but_in_time_is_waited_for() -> None:
 
 
 def test_a_rank_later_than_the_deadline_is_left_out_and_gets_the_result() -> None:
-    """The others end without it in time, with its own rows averaged by its transport; it gets the same bits at once."""
+    """The others end without it in time, with its own rows averaged by its transport; it gets the same bits at once.
+
+    Rules: clock-2, clock-9, clock-13.
+    """
     ranks = 4
     # nobody waits for the second deadline, and nobody else is held up beyond the first one
     with team(ranks, hasty(deadline_1=1200 * MS, deadline_2=2400 * MS, stage_max=2500 * MS)) as job:
@@ -274,6 +301,7 @@ def test_a_rank_later_than_the_deadline_is_left_out_and_gets_the_result() -> Non
 
 
 def test_a_rank_that_is_always_late_is_not_waited_for_and_comes_back() -> None:
+    """Rules: clock-8, clock-14."""
     ranks = 4
     with team(ranks, hasty()) as job:
         warm_up(job)
@@ -308,6 +336,7 @@ def test_a_rank_that_is_always_late_is_not_waited_for_and_comes_back() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_a_rank_dies_and_comes_back(ranks: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Rules: clock-9, clock-14."""
     dead, live = ranks - 1, list(range(ranks - 1))
     with team(ranks, hasty()) as job:
         warm_up(job)
@@ -382,6 +411,7 @@ def test_a_rank_that_dies_in_the_first_op() -> None:
 
 
 def test_a_rank_that_leaves_says_so() -> None:
+    """Rule: clock-15."""
     ranks = 3
     with team(ranks, patient()) as job:
         warm_up(job)
@@ -397,6 +427,7 @@ def test_a_rank_that_leaves_says_so() -> None:
 
 @pytest.mark.parametrize("after", [0, 3])
 def test_ranks_with_another_bucket_are_named(after: int) -> None:
+    """Rule: clock-18."""
     with team(2, hasty()) as job:
         warm_up(job, after, 1000)
         inputs = [np.ones(1000, np.float32), np.ones(2000, np.float32)]

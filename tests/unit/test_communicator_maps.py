@@ -164,6 +164,7 @@ def test_a_rank_that_misses_a_map_is_refused_until_it_hears_of_it() -> None:
 
 
 def test_the_rotation_goes_and_comes_by_agreement() -> None:
+    """Rule: codec-12."""
     with team(3, patient(**GIVEN)) as job:
         for i, rotate in enumerate((True, False, True)):
             if i:

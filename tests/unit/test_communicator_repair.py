@@ -1,4 +1,4 @@
-"""Repair in whole all-reduces over udp in one process: what is lost on its first way comes on the second."""
+"""Repair in whole all-reduces over udp in one process: what is lost on its first way comes on the second (clock-23)."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_a_rank_without_rows_gets_the_mean_of_the_others() -> None:
 
 
 def test_the_others_wait_for_a_rank_that_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three times as long as both deadlines: nobody is left out, nobody is suspected."""
+    """Three times as long as both deadlines: nobody is left out, nobody is suspected (clock-16)."""
     # a thread that does not run for a while is not taken for the end of its hold
     monkeypatch.setattr("tailbound.transport.membership.HOLD_SILENCE", 5_000 * MS)
     with team(RANKS, hasty(deadline_1=300 * MS, deadline_2=300 * MS)) as job:
@@ -84,6 +84,7 @@ def test_the_others_wait_for_a_rank_that_holds(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_lost_rank_gets_zeros_at_once_and_jumps() -> None:
+    """Rule: clock-20."""
     with team(RANKS, hasty(ring_mib=0.5)) as job:
         whole(job)
         first = step = 0

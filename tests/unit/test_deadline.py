@@ -41,6 +41,7 @@ def test_an_empty_window_has_no_quantile() -> None:
 
 
 def test_deadlines_of_a_new_size_are_the_whole_stage_then_long_then_what_was_learned() -> None:
+    """Rule: clock-26."""
     d = learned()
     feed(d, 4)
     assert d.stage_one(BIG) == d.stage_two(BIG) == d.advertised == 2000 * MS
@@ -190,6 +191,7 @@ def test_the_largest_size_is_forgotten_when_it_does_not_come_any_more() -> None:
 
 
 def test_skew_is_capped_by_what_the_last_rank_is_worth() -> None:
+    """Rule: clock-4."""
     d = learned()
     feed(d, 30, first=300 * MS)
     assert d.skew == 375 * MS  # no step has been seen
@@ -217,6 +219,7 @@ def test_a_rare_slow_op_does_not_move_a_deadline_and_a_lasting_one_does() -> Non
 
 
 def test_the_lower_median_is_applied() -> None:
+    """Rule: clock-6."""
     d = learned()
     feed(d, 30)
     own = d.advertised
@@ -240,6 +243,7 @@ def test_a_smaller_op_takes_off_what_its_transfer_is_shorter_by() -> None:
 def test_whatever_is_heard_an_owners_deadline_lies_inside_its_receivers(
     heard: list[int], transfer: int, first: int
 ) -> None:
+    """Rule: clock-11."""
     d = learned()
     feed(d, 30, transfer=transfer, first=first)
     assert LEAST <= d.applied(BIG, heard) <= d.longest(BIG, heard) <= 2000 * MS
@@ -255,6 +259,7 @@ def test_given_deadlines_stay() -> None:
 
 
 def test_no_arrival_no_sample() -> None:
+    """Rule: clock-5."""
     d = learned()
     for _ in range(50):
         d.observe(Sample(BIG))
@@ -262,6 +267,7 @@ def test_no_arrival_no_sample() -> None:
 
 
 def test_quiet_grows_when_it_is_regretted_and_shrinks_when_it_never_is() -> None:
+    """Rule: clock-10."""
     d = learned()
     feed(d, 30, first=400 * MS)
     d.round_trip(3 * MS)
@@ -287,6 +293,7 @@ def test_an_op_that_was_complete_says_nothing_about_quiet() -> None:
 
 
 def test_d_start_follows_the_own_computing() -> None:
+    """Rule: clock-3."""
     d = learned()
     now = 0
     for step in range(9):

@@ -1,4 +1,7 @@
-"""Averages made by torch operations against the compiled pass, bit by bit: ranks on a GPU and on a host stay equal."""
+"""Averages made by torch operations against the compiled pass, bit by bit: ranks on a GPU and on a host stay equal.
+
+Rule: codec-11.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,7 @@ def test_any_shape_and_loss(numel: int, width: int, missing: float, rotate: bool
 
 @pytest.mark.parametrize("kind", DTYPES[1:])
 def test_other_types_are_rounded_once_at_the_end(kind: str) -> None:
+    """Rule: codec-12."""
     import torch
 
     results = Results(shape_for(100_000, 1408), 3, 0.1)

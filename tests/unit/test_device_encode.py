@@ -1,4 +1,7 @@
-"""Codes made by torch operations against the compiled pass, bit by bit, for every shape, type and scale."""
+"""Codes made by torch operations against the compiled pass, bit by bit, for every shape, type and scale.
+
+Rules: codec-3, codec-4, codec-7.
+"""
 
 from __future__ import annotations
 

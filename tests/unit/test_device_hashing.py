@@ -48,6 +48,7 @@ def test_a_word_keeps_its_bits_as_a_signed_one(word: int) -> None:
 @pytest.mark.parametrize("seed", [0, 12345, 0xFFFFFFF0])
 @pytest.mark.parametrize("numel", [1, 1000, 40_000, 100_000])
 def test_signs_and_offsets_are_the_hosts(numel: int, seed: int) -> None:
+    """Rules: codec-3, codec-7."""
     import torch
 
     from tailbound.torch.device_codec.hashing import flip_signs, offsets

@@ -1,4 +1,4 @@
-"""The count sketch: right on average and close every time, wherever the drift sits."""
+"""The count sketch: right on average and close every time, wherever the drift sits (codec-14)."""
 
 from __future__ import annotations
 

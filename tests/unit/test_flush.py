@@ -53,6 +53,7 @@ def places(found: list[Again]) -> list[int]:
 
 
 def test_a_gap_that_results_have_overtaken_is_asked_for_while_rows_still_come() -> None:
+    """Rule: clock-28."""
     world = World(100)
     world.here[:50] = True
     world.here[[3, 7]] = False
@@ -97,6 +98,7 @@ def test_a_row_is_sent_again_a_few_times_at_growing_intervals() -> None:
 
 
 def test_at_the_deadline_each_releases_its_share_and_then_what_is_left() -> None:
+    """Rule: clock-28."""
     world = World(9, index=1, of=3)
     world.due = True
     first = world.turn()

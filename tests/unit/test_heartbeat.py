@@ -1,4 +1,4 @@
-"""HOLD is repeated where the transport thread cannot, and only then."""
+"""HOLD is repeated where the transport thread cannot, and only then (clock-16)."""
 
 from __future__ import annotations
 

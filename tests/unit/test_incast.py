@@ -1,4 +1,4 @@
-"""Incast: falls on loss above the floor only, rises slowly, and learns what is not its doing."""
+"""Incast: falls on loss above the floor only, rises slowly, and learns what is not its doing (clock-24)."""
 
 from __future__ import annotations
 

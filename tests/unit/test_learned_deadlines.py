@@ -12,6 +12,7 @@ LEARNED = {"width": 256, "ring_mib": 4.0, "stage_max": 5_000 * MS}
 
 
 def test_deadlines_are_learned_advertised_and_applied() -> None:
+    """Rules: clock-6, clock-26."""
     with team(RANKS, LEARNED) as job:
         for communicator in job.communicators:
             assert communicator.job.deadlines.advertised == 5_000 * MS

@@ -1,4 +1,4 @@
-"""When a replica may be read by other threads."""
+"""When a replica may be read by other threads (clock-21)."""
 
 from __future__ import annotations
 

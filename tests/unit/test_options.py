@@ -39,6 +39,7 @@ def _step(
 
 @pytest.mark.parametrize("copies", [False, True])
 def test_a_late_gradient_counts_half_and_once(copies: bool) -> None:
+    """Rule: codec-15."""
     from tailbound.torch.options.contribution import Contributions
 
     kept = Contributions("carry", False, copies)
@@ -51,7 +52,7 @@ def test_a_late_gradient_counts_half_and_once(copies: bool) -> None:
 
 
 def test_what_is_late_twice_is_carried_once() -> None:
-    """At most one op old: of two late gradients running only the second one comes into the third step."""
+    """At most one op old: of two late gradients running only the second one comes into the third step (codec-15)."""
     from tailbound.torch.options.contribution import Contributions
 
     kept = Contributions("carry", False, copies=False)
@@ -64,6 +65,7 @@ def test_what_is_late_twice_is_carried_once() -> None:
 
 @pytest.mark.parametrize("case", ["drop", "not finite", "sent", "other buckets", "forgotten", "too early"])
 def test_what_is_not_carried(case: str) -> None:
+    """Rule: codec-15."""
     from tailbound.torch.options.contribution import Contributions
 
     kept = Contributions("drop" if case == "drop" else "carry", False, copies=False)

@@ -1,4 +1,4 @@
-"""What may be waited past deadlines, and for whom."""
+"""What may be waited past deadlines, and for whom (clock-29)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rate control: rules one by one, and a link that many share and that changes, in a simulation."""
+"""The rate control: rules one by one, and a link that many share and that changes, in a simulation (clock-24)."""
 
 from __future__ import annotations
 

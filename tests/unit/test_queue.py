@@ -82,6 +82,7 @@ def test_a_full_device_is_tried_again_soon(faked: tuple[SendQueue, Kernel]) -> N
 
 
 def test_results_overtake_contributions_of_later_ops_only(faked: tuple[SendQueue, Kernel]) -> None:
+    """Rule: clock-17."""
     queue, kernel = faked
     kernel.always = errno.EAGAIN
     order: list[str] = []
@@ -97,6 +98,7 @@ def test_results_overtake_contributions_of_later_ops_only(faked: tuple[SendQueue
 
 
 def test_stale_rows_are_dropped_and_counted(faked: tuple[SendQueue, Kernel]) -> None:
+    """Rule: clock-17."""
     queue, kernel = faked
     kernel.always = errno.EAGAIN
     done: list[int] = []

@@ -1,4 +1,4 @@
-"""A rank that is lost and cannot join the others: bounded patience, and an error that says what to do."""
+"""A rank that is lost and cannot join the others: bounded patience, and an error that says what to do (clock-20)."""
 
 from __future__ import annotations
 

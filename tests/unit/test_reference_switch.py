@@ -1,4 +1,4 @@
-"""The switch that worker tests run against follows the list that the real ones are held to."""
+"""The switch that worker tests run against follows the list that the real ones are held to (kernel-24)."""
 
 from __future__ import annotations
 

@@ -14,6 +14,8 @@ def test_the_published_mark_of_an_op_rises_before_it_is_let_go() -> None:
     """Its last results may leave together with answers, when all ops of the turn have been moved on.
 
     Without the mark others asked for it in vain, and waited for as long as they wait past deadlines.
+
+    Rules: clock-7b, clock-19.
     """
     shape = SimpleNamespace(rows=4)
     place = SimpleNamespace(

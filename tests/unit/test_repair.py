@@ -1,4 +1,7 @@
-"""What is asked for, when, and what is spent on answers: the pure parts of repair, with the time as a number."""
+"""What is asked for, when, and what is spent on answers: the pure parts of repair, with the time as a number.
+
+Rule: clock-23.
+"""
 
 from __future__ import annotations
 
@@ -189,6 +192,7 @@ def test_who_misses_much_waits_a_random_while() -> None:
 
 
 def test_cold_ops_ask_for_all_and_more_often() -> None:
+    """Rule: clock-26."""
     assert asked_most(1000, cold=False) == 250
     assert asked_most(1000, cold=True) == 1000
     assert asked_most(3, cold=False) == 1
@@ -375,6 +379,7 @@ def test_the_warm_up_is_counted_by_key() -> None:
 
 
 def test_the_last_call_counts_from_the_first_question() -> None:
+    """Rule: clock-13."""
     repair = Round(seed=1, most=10, patience=20 * MS)
     for now in (1000 * MS, 1010 * MS):
         repair.turn(now, [1], lambda _: np.array([3]), lambda _: _ROWS, 0)

@@ -1,4 +1,7 @@
-"""Rounds of re-synchronisation among threads: who asks whom, what is taken, and what makes a rank sound again."""
+"""Rounds of re-synchronisation among threads: who asks whom, what is taken, and what makes a rank sound again.
+
+Rules: clock-21, codec-13.
+"""
 
 from __future__ import annotations
 
@@ -192,6 +195,7 @@ def test_a_donor_that_is_damaged_during_the_round_makes_nobody_sound() -> None:
 
 
 def test_drift_is_measured_and_starts_a_round() -> None:
+    """Rules: codec-13, codec-14."""
     with world(2, threshold=0.05) as w:
         w.run(1)
         w.damage(1, 0.02)

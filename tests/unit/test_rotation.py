@@ -1,4 +1,7 @@
-"""Auto mode of the Hadamard rotation: on with loss, off after calm, no flapping, one rank in need is enough."""
+"""Auto mode of the Hadamard rotation: on with loss, off after calm, no flapping, one rank in need is enough.
+
+Rule: codec-12.
+"""
 
 from __future__ import annotations
 

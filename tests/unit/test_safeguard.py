@@ -1,4 +1,4 @@
-"""Limits on loss: which action, and when; the strongest wins."""
+"""Limits on loss: which action, and when; the strongest wins (clock-15)."""
 
 from __future__ import annotations
 

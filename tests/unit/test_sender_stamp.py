@@ -67,6 +67,7 @@ def memory() -> Memory:
 
 
 def test_contributions(memory: Memory) -> None:
+    """Rule: codec-8."""
     before = memory.packets.copy()
     head = template(type=PacketType.CONTRIBUTION, published=9, **FIXED)
     memory.contribute(3, 5, head, 0xFFFFFFFE, 3, 76, 77)
@@ -90,6 +91,7 @@ def test_contributions(memory: Memory) -> None:
 
 
 def test_results(memory: Memory) -> None:
+    """Rule: codec-8."""
     head = template(type=PacketType.RESULT, contributed=9, **FIXED)
     memory.publish(2, 7, head, 0xFFFFFFF0, 40, 0xFFFFFF00, 0xFFFFFF01)
     for i in range(7):

@@ -1,4 +1,7 @@
-"""Whom to ask for a mark in a silence, and when: who has begun soon, who has not late, and both ever more rarely."""
+"""Whom to ask for a mark in a silence, and when: who has begun soon, who has not late, and both ever more rarely.
+
+Rule: clock-30.
+"""
 
 from __future__ import annotations
 

@@ -50,6 +50,7 @@ def clocks(due: int = 100 * MS) -> tuple[Extension, Quiet]:
 
 
 def test_complete_ends_at_once_whatever_the_clock_says() -> None:
+    """Rules: clock-7a, clock-12."""
     assert decide(Half(whole=True), Extension(), Quiet(), 5, MS) == ("complete", 0)
 
 
@@ -58,6 +59,7 @@ def test_without_a_clock_it_waits_for_arrivals() -> None:
 
 
 def test_all_finished_and_quiet() -> None:
+    """Rules: clock-7b, clock-12."""
     clock, quiet = clocks()
     half = Half(progress=3, all_finished=True)
     assert decide(half, clock, quiet, 60 * MS, MS) == (None, 61 * MS)
@@ -67,6 +69,7 @@ def test_all_finished_and_quiet() -> None:
 
 
 def test_repair_keeps_it_from_being_quiet_but_not_from_its_deadline() -> None:
+    """Rules: clock-7b, clock-23."""
     clock, quiet = clocks()
     half = Half(progress=3, all_finished=True, repairing=300 * MS)
     assert decide(half, clock, quiet, 60 * MS, MS)[0] is None
@@ -75,6 +78,7 @@ def test_repair_keeps_it_from_being_quiet_but_not_from_its_deadline() -> None:
 
 
 def test_the_deadline_moves_on_while_rows_come() -> None:
+    """Rule: clock-7c."""
     clock, quiet = clocks()
     half = Half(progress=3)
     assert decide(half, clock, quiet, 60 * MS, MS) == (None, 95 * MS)
@@ -85,6 +89,7 @@ def test_the_deadline_moves_on_while_rows_come() -> None:
 
 
 def test_the_deadline_stands_where_one_more_tenth_would_not_do() -> None:
+    """Rule: clock-7c."""
     clock, quiet = clocks()
     half = Half(progress=3, left=10)
     decide(half, clock, quiet, 95 * MS, MS)
@@ -95,6 +100,7 @@ def test_the_deadline_stands_where_one_more_tenth_would_not_do() -> None:
 
 
 def test_what_is_cut_off_is_told_by_the_pace_of_the_slowest_flow() -> None:
+    """Rule: clock-5."""
     assert cut(100, [(50, 100), (90, 100), (0, 100), (100, 100)]) == (200, pytest.approx(0.3))
     assert cut(100, [(80, 100)]) == (125, pytest.approx(0.2))
     assert cut(100, [(1, 100)]) == (200, pytest.approx(0.99))
@@ -102,12 +108,14 @@ def test_what_is_cut_off_is_told_by_the_pace_of_the_slowest_flow() -> None:
 
 
 def test_a_thread_that_was_busy_gives_one_step_more() -> None:
+    """Rule: clock-7c."""
     clock, quiet = clocks()
     assert decide(Half(progress=3), clock, quiet, 130 * MS, MS) == (None, 135 * MS)
     assert decide(Half(progress=3), clock, quiet, 135 * MS, MS) == ("deadline", 0)
 
 
 def test_a_late_launch_takes_what_is_there() -> None:
+    """Rule: clock-13."""
     clock, quiet = clocks()
     half = Half(progress=3)
     assert decide(half, clock, quiet, 130 * MS, MS, launched=130 * MS) == ("deadline", 0)
@@ -115,6 +123,7 @@ def test_a_late_launch_takes_what_is_there() -> None:
 
 
 def test_a_late_launch_may_use_one_round_of_repair() -> None:
+    """Rule: clock-13."""
     clock, quiet = clocks()
     half = Half(progress=3, repairing=134 * MS, call_until=140 * MS)
     assert decide(half, clock, quiet, 130 * MS, MS, launched=130 * MS) == (None, 134 * MS)
@@ -138,7 +147,7 @@ def until(half: Half, overtime: Overtime, *, words: bool, launched: int = 0, fir
 
 
 def test_who_lives_is_waited_for_as_long_as_there_is_time_saved_up() -> None:
-    """Rows before tails: but what was saved up is gone then, and the next op ends at its deadline."""
+    """Rows before tails: but what was saved up is gone then, and the next op ends at its deadline (clock-29)."""
     overtime = Overtime(95 * MS)
     assert until(Half(), overtime, words=True) == pytest.approx(min(100 * MS + FIRST, 550 * MS), abs=6 * MS)
     overtime = Overtime(95 * MS)
@@ -150,12 +159,14 @@ def test_who_lives_is_waited_for_as_long_as_there_is_time_saved_up() -> None:
 
 
 def test_who_says_nothing_is_waited_for_half_a_deadline_after_its_last_word() -> None:
+    """Rule: clock-29."""
     assert until(Half(word=95 * MS), Overtime(95 * MS), words=False) == pytest.approx(120 * MS, abs=6 * MS)
     assert until(Half(word=60 * MS), Overtime(95 * MS), words=False) == 100 * MS
     assert until(Half(), Overtime(95 * MS), words=False) == 100 * MS
 
 
 def test_where_answers_take_long_a_silence_may_be_long_too() -> None:
+    """Rule: clock-29."""
     overtime = Overtime(95 * MS)
     overtime.asked(1, 10 * MS, 0)
     overtime.spoke(1, 70 * MS)
@@ -163,6 +174,7 @@ def test_where_answers_take_long_a_silence_may_be_long_too() -> None:
 
 
 def test_a_late_launch_waits_for_who_lives_from_its_own_time_on() -> None:
+    """Rules: clock-13, clock-29."""
     overtime = Overtime(95 * MS)
     end = until(Half(progress=3, word=200 * MS), overtime, words=False, launched=200 * MS, first=200 * MS)
     assert end == pytest.approx(225 * MS, abs=6 * MS)

@@ -74,7 +74,10 @@ def test_a_switch_that_loses_half_of_all_is_asked_within_bounds() -> None:
 
 
 def test_a_worker_that_vanishes_costs_flushes_for_three_ops_and_then_nothing() -> None:
-    """Rows are released with what is in; everybody left has the same; and once it is suspect nobody waits for it."""
+    """Rows are released with what is in; everybody left has the same; and once it is suspect nobody waits for it.
+
+    Rule: clock-28.
+    """
     ranks = 3
     with switched_team(ranks, hasty()) as (job, _):
         warm_up(job)

@@ -39,6 +39,7 @@ def test_gather_results_points_at_rows_and_leaves_the_own_alone() -> None:
 
 
 def test_read_records_takes_out_what_was_overwritten() -> None:
+    """Rule: kernel-20."""
     records = np.zeros(4, DTYPES["tb_result"])
     records[0]["op"], records[0]["count"], records[0]["scale"], records[0]["exponent"] = OP, 3, np.float32(0.5), -12
     records[1]["op"], records[1]["count"] = OP + 1024, 3  # the ring came round

@@ -167,6 +167,7 @@ def test_control_packets_come_in_order(ranks: list[Rank]) -> None:
 
 
 def test_a_rank_is_known_by_its_address_whatever_its_source_port(ranks: list[Rank]) -> None:
+    """Rule: kernel-8."""
     hold = cases.control_packet(PacketType.HOLD)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         other.bind(("127.0.0.11", 0))
@@ -177,6 +178,7 @@ def test_a_rank_is_known_by_its_address_whatever_its_source_port(ranks: list[Ran
 
 
 def test_a_stranger_is_not_heard(ranks: list[Rank]) -> None:
+    """Rule: kernel-8."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
         stranger.bind(("127.0.0.19", 0))  # nobody's address
         stranger.sendto(cases.contribution(1), ranks[0].path.endpoint)
@@ -217,7 +219,10 @@ def test_probes_are_answered_without_python(ranks: list[Rank]) -> None:
 
 
 def test_nothing_is_added_once_sealing_has_returned(ranks: list[Rank]) -> None:
-    """Contributions pour in while ops are sealed: what a slot holds when seal returns, it holds for ever."""
+    """Contributions pour in while ops are sealed: what a slot holds when seal returns, it holds for ever.
+
+    Rule: kernel-19.
+    """
     rows = {r: Rows(SUM_ROWS, r) for r in (1, 2)}
     path = ranks[0].path
     go = {r: threading.Semaphore(0) for r in (1, 2)}

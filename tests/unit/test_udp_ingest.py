@@ -49,6 +49,7 @@ def as_sums(codes: bytes, shift: int = 0) -> np.ndarray:
 
 @given(st.data())
 def test_sums_of_shifted_short_rows_in_any_order(data: st.DataObject) -> None:
+    """Rules: codec-9, kernel-16."""
     world = World(8)
     count = 16 * data.draw(st.integers(1, WIDTH // 16))
     senders = data.draw(st.permutations(range(1, 8)))
@@ -80,6 +81,7 @@ def test_sums_of_shifted_short_rows_in_any_order(data: st.DataObject) -> None:
 
 
 def test_256_ranks_fill_the_lanes() -> None:
+    """Rule: codec-9."""
     world = World(256)
     world.control(shift_cap=0)
     full = bytes([255]) * 64
@@ -117,6 +119,7 @@ def test_an_op_in_random_order_with_duplicates_adds_every_row_once(world: World)
 
 
 def test_slots_are_used_again_without_clearing(world: World) -> None:
+    """Rule: kernel-16."""
     rng = random.Random(8)
     for lap in range(5):
         op = op_label(3 + lap, 0)
@@ -168,6 +171,7 @@ def test_seals_wrap_round_the_ring(world: World) -> None:
 
 
 def test_a_result_and_its_record(world: World) -> None:
+    """Rule: kernel-17."""
     packet = cases.result(2, exponent=EXPONENT_NONE, scale=3.5, count=256, row=7)
     assert world.take(packet) == (Verdict.RESULT_TAKEN, 2)
     at = cases.RESULT_SEQ & (RESULT_ROWS - 1)
@@ -180,6 +184,7 @@ def test_a_result_and_its_record(world: World) -> None:
 
 
 def test_an_op_record_from_its_first_packet_on(world: World) -> None:
+    """Rule: kernel-15."""
     opened = world.clock + 1000
     world.take(cases.ready(3, flags=Flag.ABSTAIN))
     op = world.store.ops[op_slot(OP)]
@@ -207,7 +212,7 @@ def test_arrivals_of_an_earlier_op_are_forgotten(world: World) -> None:
 
 
 def test_rows_behind_the_window_leave_their_stamps_and_nothing_else(world: World) -> None:
-    """Deadlines are learned from true arrival times (clock-5)."""
+    """Deadlines are learned from true arrival times (clock-5) (kernel-14)."""
     world.take(cases.ready(2))
     op = world.store.ops[op_slot(OP)]
     world.control(sum_base=cases.SUM_BASE + 60, result_base=cases.RESULT_BASE + 100)
@@ -224,6 +229,7 @@ def test_rows_behind_the_window_leave_their_stamps_and_nothing_else(world: World
 
 
 def test_marks_only_rise_and_advertisements_follow(world: World) -> None:
+    """Rule: kernel-12."""
     state = world.store.peer_states[1]
     world.take(cases.ready(contributed=OP - 1, published=OP - 2, map_known=9, incast=4, deadline=100, lateness=5))
     assert state.tolist()[:6] == (COOKIE, OP - 1, OP - 2, OP, world.clock, 0)
@@ -240,12 +246,14 @@ def test_marks_only_rise_and_advertisements_follow(world: World) -> None:
 
 
 def test_the_newest_op_is_known_even_beyond_the_window(world: World) -> None:
+    """Rules: clock-19, kernel-12."""
     world.take(cases.contribution(op=op_label(500, 0), seq=SUM_BASE + 10 * SUM_ROWS))
     assert world.store.peer_states[1]["newest"] == op_label(500, 0)
     assert world.store.ops["op"].sum() == 0
 
 
 def test_a_probe_comes_back_as_an_echo_with_its_check_right(world: World) -> None:
+    """Rule: kernel-18."""
     probe = cases.control_packet(PacketType.PROBE, bytes(range(32)), deadline=3)
     head, body = packets.parse(world.feed(probe, 1).tobytes())
     assert world.echoes[0].tolist() == [0, len(probe)]
@@ -254,6 +262,7 @@ def test_a_probe_comes_back_as_an_echo_with_its_check_right(world: World) -> Non
 
 
 def test_an_echo_gives_the_round_trip(world: World) -> None:
+    """Rule: kernel-18."""
     sent = world.clock + 1000 - 123_456
     world.take(cases.control_packet(PacketType.ECHO, sent.to_bytes(8, "big") + bytes(8)))
     assert world.store.peer_states[1]["rtt_ns"] == 123_456
@@ -389,7 +398,10 @@ FUZZED = World()
 
 @pytest.mark.parametrize("seed", range(10))
 def test_packets_with_a_right_check_keep_the_books(world: World, seed: int) -> None:
-    """Headers from a small world, checks right: the sums are exactly those of the packets said to be taken."""
+    """Headers from a small world, checks right: the sums are exactly those of the packets said to be taken.
+
+    Rules: kernel-16, kernel-21.
+    """
     rng = random.Random(seed)
     sums: dict[int, np.ndarray] = {}  # by slot
     ranks: dict[int, set[int]] = {}

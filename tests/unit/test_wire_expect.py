@@ -68,7 +68,7 @@ def _read(expect, state, words, most):  # type: ignore[no-untyped-def]
 
 
 def test_nobody_sees_half_of_one() -> None:
-    """A packet would meet the new exponent under the old label, and be refused for it."""
+    """A packet would meet the new exponent under the old label, and be refused for it (kernel-20)."""
     groups = np.zeros(1, np.int32)
     first, second = np.array([11], np.int16), np.array([-22], np.int16)
     expect: NDArray[np.uint64] = np.array([expect_word(1, 11)], np.uint64)

@@ -320,7 +320,7 @@ class Transpose:
         self._silence = min((remind(self.job, op, now) for op in waiting), default=0)
 
     def _turn(self, now: int) -> int:
-        """One turn: take in, move on, let go; returns the earliest time to look again (0: none)."""
+        """One turn (kernel-22): take in, move on, let go; returns the earliest time to look again (0: none)."""
         job = self.job
         looks: list[int] = []
         if self._awake and now - self._awake > _STOPPED:

@@ -1,4 +1,4 @@
-"""membarrier(2), PRIVATE_EXPEDITED: a full memory barrier that costs microseconds where GLOBAL costs milliseconds."""
+"""membarrier(2), PRIVATE_EXPEDITED: a full memory barrier (kernel-20) in microseconds, GLOBAL takes milliseconds."""
 
 from __future__ import annotations
 

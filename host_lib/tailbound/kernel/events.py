@@ -1,4 +1,4 @@
-"""The consuming end of the event ring: a BPF ring buffer read through its mmapped pages.
+"""The consuming end of the event ring (kernel-22): a BPF ring buffer read through its mmapped pages.
 
 Layout (Documentation/bpf/ringbuf.rst of the kernel): a page with the consumer's position, a page with the producer's,
 then the data, mapped twice in a row so that no record is ever cut.

@@ -1,0 +1,33 @@
+"""Errors that rotation spreads between tensors, and what ``bench codec`` says of them (codec-16)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tailbound.bench.codec import LAYERS, errors
+from tailbound.codec.local import LocalJob
+
+SIZE = 64 * 256
+
+
+def test_rows_that_are_lost_make_zeros_beside_them_a_little_wrong_under_rotation_only() -> None:
+    """A tensor of zeros in one group with another one, a quarter of the results lost."""
+    loud = np.random.default_rng(1).standard_normal(SIZE // 2, np.float32)
+    gradients = [np.concatenate([np.zeros(SIZE // 2, np.float32), loud])] * 4
+    lost = np.random.default_rng(2).random((4, 64)) < 0.25
+    zeros = {}
+    for rotate in (True, False):
+        job = LocalJob(4, SIZE, 256, rotate=rotate)
+        zeros[rotate] = job.step(1, gradients, lost_results=lost, receivers=[0]).outputs[0][: SIZE // 2]
+    assert not zeros[False].any()
+    assert 0.01 < float(np.square(zeros[True]).mean()) < 0.5  # beside a tensor of variance one
+
+
+def test_the_worst_tensor_is_told_beside_the_error_of_all() -> None:
+    """An embedding of small gradients is all noise, which the error of all layers does not show."""
+    rows = {row["name"]: row for row in errors()}
+    assert {row["worst_tensor"] for row in rows.values()} <= {name for name, _, _ in LAYERS}
+    for name in ("rotated, 0% of results lost", "rotated, 1% of results lost"):
+        assert rows[name]["worst_tensor"] == "embedding"
+        assert rows[name]["worst_tensor_nmse"] > 1
+        assert rows[name]["nmse"] < 0.02

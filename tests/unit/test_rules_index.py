@@ -1,0 +1,105 @@
+"""Rules and citations belong together: every rule has a test, every citation a rule, and the index is up to date."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tailbound.wire import rules_index
+
+# Names of rules here are put together, so that they are no citations of this file.
+_CLOCK, _CODEC = "clock", "codec"
+
+_PAGE = f"""\
+### {_CLOCK}-1
+
+**First.** It holds.
+
+### {_CLOCK}-2
+
+**The second
+one**, too.
+
+### {_CLOCK}-2a
+
+**A part.** And this.
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A repository with three rules, a file of code and a file of tests."""
+    for name, text in {
+        "docs/rules.md": _PAGE,
+        "host_lib/tailbound/a.py": f'"""Does it ({_CLOCK}-1 to {_CLOCK}-2)."""\n',
+        "tests/unit/test_a.py": f'"""Of {_CLOCK}-1."""\n\n\n@mark\ndef test_a() -> None:\n'
+        f'    """{_CLOCK}-1, {_CLOCK}-2a."""\n\n\ndef helper() -> None:\n    """See {_CLOCK}-2."""\n',
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_every_rule_has_a_test(repository: Path) -> None:
+    rules = rules_index.rules(repository)
+    assert len(rules) > 70
+    tested = {one.rule for one in rules_index.citations(repository) if one.tests}
+    assert [name for name in rules if name not in tested] == [], "cite the rule in a test that checks it"
+
+
+def test_every_citation_has_a_rule(repository: Path) -> None:
+    rules = rules_index.rules(repository)
+    unknown = {f"{one.path}: {one.rule}" for one in rules_index.citations(repository) if one.rule not in rules}
+    assert sorted(unknown) == [], "no such rule in docs/rules.md"
+    assert rules_index.old_names(repository) == [], "cite rules by their names in docs/rules.md"
+
+
+def test_the_index_is_up_to_date(repository: Path) -> None:
+    assert (repository / "docs" / "rules_index.md").read_text() == rules_index.page(repository), "run `make generate`"
+
+
+def test_every_rule_is_read(repository: Path) -> None:
+    """A heading that is no rule, or a rule named twice, would be left out without a word. Each has its reason."""
+    text = (repository / "docs" / "rules.md").read_text()
+    headings = [line.removeprefix("### ") for line in text.splitlines() if line.startswith("### ")]
+    assert headings == list(rules_index.rules(repository))
+    assert all(part.count("*Why: ") == 1 for part in text.split("\n### ")[1:])
+
+
+def test_what_is_cited(small: Path) -> None:
+    rules = rules_index.rules(small)
+    assert rules == {f"{_CLOCK}-1": "First", f"{_CLOCK}-2": "The second one", f"{_CLOCK}-2a": "A part"}
+    assert {(one.rule, one.test) for one in rules_index.citations(small) if one.tests} == {
+        (f"{_CLOCK}-1", ""),
+        (f"{_CLOCK}-1", "test_a"),
+        (f"{_CLOCK}-2a", "test_a"),
+    }  # not the second: a helper is no test
+    lines = rules_index.page(small).splitlines()[-3:]
+    assert lines[0] == f"| [{_CLOCK}-1](rules.md#{_CLOCK}-1) | First | `a.py` | `unit/test_a.py` (`test_a`) |"
+    assert lines[1] == f"| [{_CLOCK}-2](rules.md#{_CLOCK}-2) | The second one | `a.py` |  |"
+    assert lines[2] == f"| [{_CLOCK}-2a](rules.md#{_CLOCK}-2a) | A part |  | `unit/test_a.py`: `test_a` |"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (f"({_CLOCK}-7c, {_CODEC}-5).", [f"{_CLOCK}-7c", f"{_CODEC}-5"]),
+        (f"{_CLOCK}-3 to\n    {_CLOCK}-5", [f"{_CLOCK}-3", f"{_CLOCK}-4", f"{_CLOCK}-5"]),
+        (f"{_CLOCK}-5 to {_CLOCK}-3", [f"{_CLOCK}-5 to {_CLOCK}-3"]),
+        (f"{_CLOCK}-5 to {_CODEC}-6", [f"{_CLOCK}-5 to {_CODEC}-6"]),
+        (f"{_CLOCK}-7a to {_CLOCK}-7c", [f"{_CLOCK}-7a to {_CLOCK}-7c"]),
+        ("kernel" + "-6.18 and stage-3 and a kernel" + "-side loop", []),
+    ],
+)
+def test_citations_are_read(text: str, found: list[str]) -> None:
+    assert [name for name, _ in rules_index.cited(text)] == found
+
+
+@pytest.mark.parametrize(
+    ("text", "old"),
+    [("CLOCK" + "S.md rule", True), ("Rule" + " 12: the marks", True), ("as a rule, 12 of them", False)],
+)
+def test_old_names_are_seen(small: Path, text: str, old: bool) -> None:
+    (small / "docs" / "other.md").write_text(text)
+    assert bool(rules_index.old_names(small)) == old
