@@ -111,6 +111,7 @@ def test_at_the_deadline_each_releases_its_share_and_then_what_is_left() -> None
 
 
 def test_who_is_known_to_be_missing_is_not_waited_for_until_the_deadline() -> None:
+    """Rule: clock-28."""
     world = World(10)
     world.sent = world.short = True
     assert world.run(20 * MS) == []
