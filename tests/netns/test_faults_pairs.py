@@ -156,7 +156,7 @@ def _mend(world: World, rank: int) -> None:
 
 
 def _cut_while_sending(world: World, rank: int) -> None:
-    """Its first rows are summed, the last ones wait in its cable."""
+    """Its first rows are summed, the last ones wait on its interface."""
     world.until(lambda: world.come(0, rank) > 0, f"rows of rank {rank} come in")
     world.cut(rank)
 

@@ -11,7 +11,6 @@ import pytest
 from lab_team import lab_team
 from support import MS, exact_mean, gradients, nmse, patient
 from tailbound.collective.repair import SHARE
-from tailbound.lab import build
 from tailbound.lab.cluster import Cluster
 from tailbound.transport.interface import speed_of
 from tailbound.wire.schema import HEADER_BYTES, Verdict
@@ -53,10 +52,8 @@ def test_what_the_network_drops_is_repaired_in_warm_up(tailbound_lab: Callable[.
 
 
 def test_answers_take_their_share_of_the_link(tailbound_lab: Callable[..., Cluster]) -> None:
-    """Links of 1 Gbit/s, shaped on their hosts, that lose a fifth; veth ends call themselves ten times as fast."""
-    lab = tailbound_lab(workers=3, loss=0.2)
-    for rank, worker in enumerate(lab.workers):
-        lab.run(rank, build.set_rate, worker.interface, 10**9)
+    """Links of 1 Gbit/s that lose a fifth; veth ends call themselves ten times as fast."""
+    lab = tailbound_lab(workers=3, rate=10**9, loss=0.2)
     assert lab.run(0, speed_of, lab.workers[0].address) == 1.25e9
     with lab_team(lab, patient(width=1408, ring_mib=32.0, quiet=20 * MS, result="peers")) as job:
         job.allreduce(gradients("U", 3, 16 * NUMEL, seed=99))  # in which it shows how fast the link is
