@@ -72,6 +72,8 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m tailbound.wire.codegen --check
+	$(BIN)/python -m tailbound.transport.settings_page | diff -u docs/settings.md -
+	$(BIN)/python -m tailbound.wire.rules_index | diff -u docs/rules_index.md -
 	clang-format-14 --dry-run --Werror $(C_SOURCES)
 
 # Puts sources into the form that lint asks for.

@@ -269,6 +269,13 @@ def test_rates_hold_both_ways_and_can_be_changed(tailbound_lab: Make, datagram_s
     assert receiver.recv(100) == b"still there"
 
 
+def test_a_rate_that_is_not_there_can_be_taken_away(tailbound_lab: Make) -> None:
+    lab = tailbound_lab(workers=2, cables=True)
+    for _ in range(2):
+        lab.set_rate(1, None)
+    assert not shapers(lab)
+
+
 def test_a_slow_cable_passes_its_burst_holds_its_buffer_and_drops_the_rest(
     tailbound_lab: Make, datagram_socket: Datagrams
 ) -> None:

@@ -1,22 +1,25 @@
 """Ranks of the real engine in virtual time: ``Transpose``, ``Job``, codec, send queue and the udp datapath's rules.
 
-Only what touches the machine is replaced: sockets (``_Wire``), the receiving thread (``_Datapath``), the sleeping
-transport thread (``Rank``) and the clock, which moves on by a little with every look at it. Packets
-are taken in while a rank's processes are stopped, as a kernel does.
+Replaced is what touches the machine: sockets (``_Wire``), the receiving thread (``_Datapath``), the sleeping transport
+thread (``Rank``) and the clock, which moves on by a little with every look at it. Packets are taken in while a rank's
+processes are stopped, as a kernel does. Not there: holds (``_Heartbeat`` does nothing), ``Communicator`` with its proof
+of reachability, XDP, switch, fan-out and multicast; a rank that is lost asks another engine, not the reliable path.
 
 What must hold is checked after every turn and every op (``Rank.check``, ``World.finished``):
 
-- acknowledgements of a peer never go back;
-- an op ends within D_start and twice ``stage_max``, and the turns of the engine in which it becomes due and ends;
-- who has lost nothing of an op has the bits of the others who have not;
-- every packet that arrived has one verdict in the ledger;
-- an op that is let go has been acknowledged: nobody waits for a rank that has forgotten it.
+- acknowledgements of a peer never go back (clock-7b);
+- what a rank has let go it has acknowledged: nobody waits for a rank that has forgotten an op (clock-19);
+- an op ends within D_start and twice ``stage_max``, and the turns of the engine in which it becomes due and ends
+  (clock-12);
+- results are written, and who has lost nothing of an op has the bits of the others who have not;
+- every packet that arrived has one verdict in the ledger (kernel-21).
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import os
 import socket
 from collections import Counter
 from collections.abc import Callable
@@ -40,7 +43,7 @@ from tailbound.transport.batch import Batch
 from tailbound.transport.config import Config
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Layout
-from tailbound.wire.schema import Verdict, serial_distance
+from tailbound.wire.schema import OP_INDEX_BITS, Verdict, serial_distance
 
 PORT = 5515
 COOKIE = 0x5EED
@@ -48,8 +51,8 @@ _EVENTS, _CONTROLS = 1001, 1002
 
 
 def address(rank: int) -> str:
-    """Of a simulated rank."""
-    return f"10.0.{rank >> 8}.{1 + (rank & 0xFF)}"
+    """Of a simulated rank: one that no host has (RFC 5737), since a job asks for the speed of its own interface."""
+    return f"192.0.2.{1 + rank}"
 
 
 def _word(rank: int) -> int:
@@ -123,9 +126,7 @@ class _Wire:
         return len(data)
 
     def _send(self, host: str, data: bytes, stride: int) -> None:
-        a, b, high, low = (int(part) for part in host.split("."))
-        assert (a, b) == (10, 0)
-        self._fabric.send(Burst(self._rank, (high << 8) + low - 1, data, stride))
+        self._fabric.send(Burst(self._rank, int(host.rpartition(".")[2]) - 1, data, stride))
 
 
 class _Batch(Batch):
@@ -184,6 +185,13 @@ class _Engine(Transpose):
         self._heartbeat.stop()
         self._heartbeat = cast(Any, _Heartbeat(len(self.job.peers)))
 
+    def end(self) -> None:
+        """In place of ``close``."""
+        if self._wake >= 0:
+            os.close(self._wake)
+            self._wake = -1
+            self.job.lanes.close()
+
     def _poke(self) -> None:
         return None
 
@@ -232,8 +240,8 @@ class Rank:
     step: int = 0
     over: list[Done] = field(default_factory=list)
     stopped: int = 0  #: until when its processes do not run, ns
-    rested: int = 0  #: for how long they have not run in all, ns
     longest: int = 0  #: turn of the engine, ns
+    stops: list[tuple[int, int]] = field(default_factory=list)  #: from when to when its processes did not run, ns
     dead: bool = False
     _waiting: int = 0
     _wake: int = 0
@@ -455,12 +463,14 @@ class World:
         outcome, job = done.outcome, self.nodes[rank].engine.job
         self.counts["expected"] += outcome.expected
         self.counts["delivered"] += outcome.delivered
-        node = self.nodes[rank]
-        bound = job.deadlines.start_max + 2 * job.config.stage_max
-        bound += node.rested + node.longest + self.fabric.spent
+        node, now = self.nodes[rank], self.fabric.clock
+        stood = sum(max(0, min(end, now) - max(begin, now - done.took)) for begin, end in node.stops)
+        bound = job.deadlines.start_max + 2 * job.config.stage_max + stood + node.longest + self.fabric.spent
         assert done.took <= bound, f"op {done.label} of rank {rank} took {done.took / MS:.0f} ms"
+        assert np.isfinite(done.out).all(), f"op {done.label} of rank {rank} was not written"
         if outcome.missed or outcome.failed_groups or outcome.skipped or outcome.overwritten:
             return
+        self.counts["compared"] += 1
         first = self._whole.setdefault(done.label, (rank, done.out.tobytes()))
         assert done.out.tobytes() == first[1], f"op {done.label}: ranks {first[0]} and {rank} lost nothing and differ"
 
@@ -468,8 +478,10 @@ class World:
         """Stops the processes of ``rank`` ``at`` ns from now for ``length`` ns; its kernel goes on."""
 
         def stop() -> None:
-            node = self.nodes[rank]
-            node.stopped, node.rested = max(node.stopped, self.fabric.now + length), node.rested + length
+            node, now = self.nodes[rank], self.fabric.now
+            if now + length > node.stopped:
+                node.stops.append((max(now, node.stopped), now + length))
+                node.stopped = now + length
 
         self.fabric.at(self.fabric.now + at, stop)
 
@@ -515,11 +527,29 @@ class World:
     def finish(self, most: int | None = None) -> World:
         """Trains on to the end, and checks that everybody is at rest then; at most ``most`` ns of virtual time."""
         longest = self.nodes[0].engine.job.config.bound + self.plan.compute * 2
-        self._until(lambda: all(n.step >= self.steps for n in self.alive), most or self.steps * longest)
+        left = self.steps - min(node.step for node in self.alive)
+        self._until(lambda: all(n.step >= self.steps for n in self.alive), most or left * longest)
         self._until(lambda: all(n.engine.idle for n in self.alive), longest)
         for node in self.alive:
             node.check_books()
         return self
+
+    def error_of(self, rank: int, done: Done) -> float:
+        """Squared error of a result against the mean of all ranks, over the squared length of that mean."""
+        step, bucket = done.label >> OP_INDEX_BITS, done.label & ((1 << OP_INDEX_BITS) - 1)
+        mean = np.mean([self.gradient(r, step, bucket).astype(np.float64) for r in range(self.ranks)], axis=0)
+        return float(((done.out - mean) ** 2).sum() / (mean**2).sum())
+
+    def close(self) -> None:
+        """Closes what the engines have opened; may be called twice."""
+        for node in self.nodes:
+            node.engine.end()
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def alive(self) -> list[Rank]:

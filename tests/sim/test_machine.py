@@ -34,9 +34,15 @@ def _no_log() -> Iterator[None]:
 class Training(RuleBasedStateMachine):
     """A job whose ranks are stopped, cut off, slowed down and killed while its network loses packets."""
 
-    @initialize(ranks=st.integers(2, 5), seed=st.integers(0, 1000), terms=st.sampled_from(TERMS))
-    def begin(self, ranks: int, seed: int, terms: Terms) -> None:
-        self.world = World(ranks, seed, terms, steps=1 << 30).start()
+    @initialize(
+        ranks=st.integers(2, 5),
+        seed=st.integers(0, 1000),
+        terms=st.sampled_from(TERMS),
+        share_rows=st.booleans(),
+        paced=st.sampled_from([0.0, 3e6]),
+    )
+    def begin(self, ranks: int, seed: int, terms: Terms, share_rows: bool, paced: float) -> None:
+        self.world = World(ranks, seed, terms, steps=1 << 30, paced=paced, share_rows=share_rows).start()
 
     def _one(self, number: int) -> int:
         alive = self.world.alive
@@ -72,11 +78,12 @@ class Training(RuleBasedStateMachine):
         """Everything is mended, and three steps later everybody is through."""
         if not hasattr(self, "world"):
             return
-        self.world.lose(0.0, 0.0)
-        for node in self.world.alive:
-            self.world.change(node.rank, 0, speed=1.0, cut=False)
-        self.world.steps = max(node.step for node in self.world.alive) + 3
-        self.world.finish()
+        with self.world as world:
+            world.lose(0.0, 0.0)
+            for node in world.alive:
+                world.change(node.rank, 0, speed=1.0, cut=False)
+            world.steps = max(node.step for node in world.alive) + 3
+            world.finish()
 
 
 Training.TestCase.settings = settings(

@@ -6,6 +6,7 @@ Rule: clock-23.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -198,6 +199,16 @@ def test_cold_ops_ask_for_all_and_more_often() -> None:
     assert asked_most(3, cold=False) == 1
     asked = Owners({1: list(range(100))}, most=asked_most(100, cold=True), repeats=REPEATS_COLD).run(10**12)
     assert [len(places) for _, _, places in asked] == [100] * (1 + REPEATS_COLD)
+
+
+def test_the_last_question_waits_no_longer_than_eight_times_as_long_as_answers_take() -> None:
+    """Rule: clock-26. It doubled with every question: 3.2 s for the seventh."""
+    owners = Owners({1: list(range(100))}, most=100, repeats=REPEATS_COLD)
+    looked: list[int] = []
+    asked = owners.run(10**12, looked.append)
+    times = [now for now, _, _ in asked]
+    assert all(later - earlier <= 8 * PATIENCE + LOOK for earlier, later in pairwise(times))
+    assert looked[-1] - times[-1] <= 8 * PATIENCE + LOOK
 
 
 def test_the_repeat_follows_how_long_answers_take() -> None:

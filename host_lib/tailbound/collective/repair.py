@@ -197,7 +197,7 @@ class Round:
     def _enough(self, peer: _Peer) -> int:
         """How long the present question may go unanswered; the last one as long as answers ever take.
 
-        It doubles with every question, but what has not been answered for eight times as long is not.
+        It doubles with every question, up to eight times ``patience``: what has not come by then will not come.
         """
         enough = self._patience if not self._may_repeat(peer) else min(self._answers.value, self._patience)
         return min(enough << peer.asked - 1, self._patience << 3)

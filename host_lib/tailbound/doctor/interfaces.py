@@ -14,7 +14,7 @@ from tailbound.kernel import pin
 from tailbound.kernel.attach import program_name
 from tailbound.kernel.linear import STRIDING, linear_bytes
 from tailbound.kernel.load import WORKER
-from tailbound.transport.interface import ELSEWHERE, interface_towards
+from tailbound.transport.interface import ELSEWHERE, interface_towards, resolves
 
 __all__ = ["NATIVE_DRIVERS", "Interface", "interface", "interfaces", "leads_to_peers"]
 
@@ -78,8 +78,12 @@ def leads_to_peers(named: str | None = None) -> tuple[str | None, str]:
     master = os.environ.get("MASTER_ADDR", "")
     if found := interface_towards():
         return found.name, f"it is the way to MASTER_ADDR={master}"
+    if master and not resolves(master):
+        return None, f"MASTER_ADDR={master} is no name that this host knows: {_TELLS}"
+    if master and (found := interface_towards(ELSEWHERE)):
+        return found.name, f"MASTER_ADDR={master} is this host, and it is the way to other networks"
     if master:
-        return None, f"MASTER_ADDR={master} leads over no interface of this host: {_TELLS}"
+        return None, f"MASTER_ADDR={master} is this host, and no other network can be reached: {_TELLS}"
     guessed = f"a guess, {_TELLS}"
     if found := interface_towards(ELSEWHERE):
         return found.name, f"it is the way to other networks ({guessed})"

@@ -252,16 +252,15 @@ def set_rate(interface: str, rate: int | None, *, host: bool = False) -> None:
     """
     with IPRoute() as ip:
         index = ip.link_lookup(ifname=interface)[0]
-        if rate is None:
+        root = next(qdisc for qdisc in ip.get_qdiscs(index) if qdisc["parent"] == _ROOT)
+        kind = "tbf"
+        # the kind of a root queue cannot be changed in place, and what nobody has chosen (no handle) not taken away
+        if root["handle"] and (rate is None or root.get_attr("TCA_KIND") != kind):
             ip.tc("del", index=index, root=True)
+        if rate is None:
             _queue(ip, index, ethtool.queues(interface)[1])
             return
         tbf = RateLimit(rate, host=host)
-        kind = "tbf"
-        root = next(qdisc for qdisc in ip.get_qdiscs(index) if qdisc["parent"] == _ROOT)
-        # the kind of a root queue cannot be changed in place, and what nobody has chosen (no handle) not taken away
-        if root["handle"] and root.get_attr("TCA_KIND") != kind:
-            ip.tc("del", index=index, root=True)
         ip.tc("replace", kind, index=index, root=True, handle="1:", rate=tbf.rate, burst=tbf.burst, limit=tbf.limit)
 
 

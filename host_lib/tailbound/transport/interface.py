@@ -69,6 +69,15 @@ def interface_towards(host: str = "") -> Interface | None:
 ELSEWHERE = "192.0.2.1"
 
 
+def resolves(host: str) -> bool:
+    """Whether ``host`` is an IPv4 address or a name that has one."""
+    try:
+        socket.getaddrinfo(host, None, socket.AF_INET)
+    except OSError:
+        return False
+    return True
+
+
 def _source(host: str) -> str:
     """The address that this host would send to ``host`` from, by its routes; loopback where it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
