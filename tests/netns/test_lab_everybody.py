@@ -32,7 +32,9 @@ sock.setsockopt(17, 103, 1000)
 if rank == 0:
     for _ in range(100):
         sock.sendto(bytes(40_000), ("198.18.0.2", 9))
-    frames = next(line.split() for line in open("/proc/net/dev") if line.strip().startswith("data0:"))[10]
+    frames, end = 0, time.monotonic() + 30
+    while frames < 4000 and time.monotonic() < end:  # what its link has not taken yet waits on its own interface
+        frames = int(next(line.split() for line in open("/proc/net/dev") if line.strip().startswith("data0:"))[10])
     print("sent", frames, os.environ["TAILBOUND_DATAPATH"], *sorted(os.listdir("/sys/class/net")))
 """
 #: Says the ids of the two ranks, and stays.
