@@ -66,7 +66,7 @@ test: setup
 	$(BIN)/python -m pytest
 
 soak: setup
-	TAILBOUND_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/sim/test_machine.py
+	SOAK_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/sim/test_machine.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -32,17 +32,20 @@ from numpy.typing import NDArray
 from sim.fabric import MS, US, Burst, Fabric, Terms
 from tailbound.codec.shape import layout_tag, shape_for
 from tailbound.collective.job import Job
-from tailbound.collective.op import Launch, Outcome
+from tailbound.collective.op import Launch, Op, Outcome
+from tailbound.collective.tally import rows_by_rank
 from tailbound.collective.transpose import Transpose
 from tailbound.datapath.ingest import ingest
 from tailbound.datapath.protocol import EventRecord, Store
 from tailbound.datapath.store import allocate, store_of
 from tailbound.datapath.tables import Tables
-from tailbound.errors import TransportError
+from tailbound.errors import TailboundError, TransportError
 from tailbound.transport.batch import Batch
 from tailbound.transport.config import Config
+from tailbound.transport.pace import Limits, Pacer
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Layout
+from tailbound.transport.steps import step_of
 from tailbound.wire.schema import OP_INDEX_BITS, Verdict, serial_distance
 
 PORT = 5515
@@ -175,10 +178,17 @@ class _Heartbeat:
 
 
 class _Engine(Transpose):
-    """The real engine without its thread."""
+    """The real engine without its thread.
+
+    Attributes:
+        missing: rows of each rank that have not come in an op, contributions and results, by its label.
+    """
+
+    missing: dict[int, Counter[int]]
 
     def begin(self) -> None:
         """In place of ``start``."""
+        self.missing = {}
         self._event_fd, self._control_fd = self.job.datapath.fds()
         self._group_fd = -1
         self._waiter = cast(Any, _Ready())
@@ -200,6 +210,27 @@ class _Engine(Transpose):
         """Whether no op is in the engine."""
         return not (self._new or self._waiting or self._ops)
 
+    def rest(self, on: bool) -> None:
+        """In place of ``hold``."""
+        self._change_hold(on)
+
+    def _deliver(self, op: Op) -> None:
+        """Notes, before anything of the op is let go, which rows of whom have not come."""
+        if op.launch is not None and not op.delivered:
+            self.missing[op.label] = self._missing_of(op)
+        super()._deliver(op)
+
+    def _missing_of(self, op: Op) -> Counter[int]:
+        job, placement = self.job, op.place.placement
+        missing: Counter[int] = Counter()
+        own = int(placement.counts[job.rank])
+        summed = np.zeros(job.ranks, np.int64)
+        rows_by_rank(job.slots, op.place.sum_seqs[job.rank], own, job.sum_mask, job.cookie, op.label, summed)
+        lost = placement.owner[op.buffers.source == -1]
+        for peer in job.peers:
+            missing[peer] = own - int(summed[peer]) + int((lost == peer).sum())
+        return missing
+
     def turn(self, now: int) -> tuple[int, int]:
         """One turn; the latest time of the next, and when to wake up first."""
         return self._next_wake(self._turn(now), now)
@@ -216,7 +247,20 @@ class Done:
     label: int
     outcome: Outcome
     out: NDArray[np.float32]
-    took: int
+    launched: int
+    finished: int
+    missing: Counter[int]
+    deadline: int  #: D1 that the rank advertises
+
+    @property
+    def took(self) -> int:
+        """From launch to end, ns."""
+        return self.finished - self.launched
+
+    @property
+    def step(self) -> int:
+        """Step that it belongs to."""
+        return step_of(self.label)
 
 
 @dataclass
@@ -244,7 +288,7 @@ class Rank:
     stops: list[tuple[int, int]] = field(default_factory=list)  #: from when to when its processes did not run, ns
     dead: bool = False
     _waiting: int = 0
-    _wake: int = 0
+    _behind: bool = False
     _end: int = 0
     _busy: int = 0
     _number: int = 0
@@ -270,6 +314,10 @@ class Rank:
         if now < max(self._busy, self.stopped):
             self._schedule(now, turn=turn)
             return
+        if waits := self.world.waits_for_a_core():
+            self._busy = now + waits
+            self._schedule(now, turn=turn)
+            return
         if not turn:
             wake = self.engine.look_out(now, self._end)
             if wake:
@@ -293,12 +341,31 @@ class Rank:
             self.step += self._join()
         if self.step >= world.steps or self.dead:
             return
-        plan, when = world.plan, world.fabric.now
-        when = max(when, self.stopped) + world.vary(plan.compute)
-        self._waiting = len(plan.buckets)
-        for bucket in range(len(plan.buckets)):
-            world.fabric.at(when, self._launching(self.step, bucket))
-            when += world.vary(plan.gap)
+        if pause := world.before_step(self):
+            self.engine.rest(True)
+            self.poke()
+            world.fabric.at(world.fabric.now + pause, self._compute)
+            return
+        self._compute()
+
+    def _compute(self) -> None:
+        """Forward and backward pass."""
+        if self.dead:
+            return
+        if self.engine._hold_again:
+            self.engine.rest(False)
+            self.poke()
+        world = self.world
+        when = max(world.fabric.now, self.stopped)
+        # the others are through with this step: it is applied without computing it (clock-20)
+        self._behind = self.engine.standing().behind > 0
+        if not self._behind:
+            when += world.compute_of(self)
+        buckets = world.buckets_of(self)
+        self._waiting = len(buckets)
+        for bucket, numel in buckets:
+            world.fabric.at(when, self._launching(self.step, bucket, numel, last=bucket == buckets[-1][0]))
+            when += 0 if self._behind else world.vary(world.plan.gap)
 
     def _join(self) -> int:
         """Leaves behind what cannot be had any more (``collective.jump``, without its requests); the steps skipped."""
@@ -312,7 +379,7 @@ class Rank:
                 continue
         return 0
 
-    def _launching(self, step: int, bucket: int) -> Callable[[], None]:
+    def _launching(self, step: int, bucket: int, numel: int, *, last: bool) -> Callable[[], None]:
         def launch() -> None:
             fabric = self.world.fabric
             if self.dead:
@@ -320,14 +387,13 @@ class Rank:
             if fabric.now < self.stopped:
                 fabric.at(self.stopped, launch)
                 return
-            self._launch(step, bucket)
+            self._launch(step, bucket, numel, last=last)
 
         return launch
 
-    def _launch(self, step: int, bucket: int) -> None:
+    def _launch(self, step: int, bucket: int, numel: int, *, last: bool) -> None:
         world = self.world
-        numel, last = world.plan.buckets[bucket], bucket == len(world.plan.buckets) - 1
-        data = world.gradient(self.rank, step, bucket)
+        data = world.gradient(self.rank, step, bucket, numel)
         out = np.full(numel, np.nan, np.float32)
         launched = world.fabric.clock
         shape = shape_for(numel, world.width, 8)
@@ -337,16 +403,23 @@ class Rank:
 
         def done(outcome: Outcome) -> None:
             try:
-                self.done(Done(outcome.label, outcome, out, world.fabric.clock - launched))
+                missing, deadline = self.engine.missing[outcome.label], self.engine.job.deadlines.advertised
+                self.done(Done(outcome.label, outcome, out, launched, world.fabric.clock, missing, deadline))
             except BaseException as error:  # the engine would log it and go on
                 world.error = world.error or error
 
-        self.engine.launch(Launch(Layout((bucket, numel, 0, 0), shape, tag, last), data, out, done, launched))
+        try:
+            layout = Layout((bucket, numel, 0, 0), shape, tag, last)
+            self.engine.launch(Launch(layout, data, out, done, launched, contribute=not self._behind))
+        except TailboundError as error:  # its training ends
+            world.failed(self.rank, error)
+            self.dead = True
         self.poke()
 
     def done(self, done: Done) -> None:
         """An op is over."""
-        assert done.outcome.error is None, done.outcome.error
+        if done.outcome.error is not None:
+            self.world.failed(self.rank, done.outcome.error)
         self.over.append(done)
         self.world.finished(self.rank, done)
         self._waiting -= 1
@@ -390,6 +463,7 @@ class World:
         plan: of the training.
         steps: of the training.
         paced: bytes per second towards every peer that pacing begins with; 0: no limit.
+        limits: of pacing, for networks that are smaller than real ones; None: as they are.
         settings: of ``transport.config.Config``.
     """
 
@@ -401,6 +475,7 @@ class World:
         plan: Plan | None = None,
         steps: int = 30,
         paced: float = 0.0,
+        limits: Limits | None = None,
         **settings: Any,
     ) -> None:
         self.ranks, self.steps, self.width = ranks, steps, 64
@@ -412,9 +487,9 @@ class World:
         self.error: BaseException | None = None
         self._seed = seed
         self._whole: dict[int, tuple[int, bytes]] = {}  # op: who had all of it first, and its bits
-        self.nodes = [self._open(rank, settings, paced) for rank in range(ranks)]
+        self.nodes = [self._open(rank, settings, paced, limits) for rank in range(ranks)]
 
-    def _open(self, rank: int, settings: dict[str, Any], paced: float) -> Rank:
+    def _open(self, rank: int, settings: dict[str, Any], paced: float, limits: Limits | None) -> Rank:
         config = Config(
             rank=rank, ranks=self.ranks, width=self.width, codec_threads=1, **({"share_rows": False} | settings)
         )
@@ -423,6 +498,8 @@ class World:
         peers = {(rank + i) % self.ranks: (address((rank + i) % self.ranks), PORT) for i in range(1, self.ranks)}
         job = Job(config, datapath, _Sender([datapath.socket], peers), COOKIE, self._clock)
         job.queue._batch = _Batch(peers)
+        if limits is not None:
+            job.traffic.pacer = job.queue.pacer = Pacer(job.sender.peers, limits)
         if paced:
             for peer, path in job.queue.pacer.paths.items():
                 path.rate = paced
@@ -443,10 +520,32 @@ class World:
         """A time around ``mean``, ns."""
         return max(0, int(mean * (1 + self.plan.spread * self.fabric.random.uniform(-1, 1))))
 
-    def gradient(self, rank: int, step: int, bucket: int) -> NDArray[np.float32]:
+    def gradient(self, rank: int, step: int, bucket: int, numel: int) -> NDArray[np.float32]:
         """f32[numel] of one rank, the same in every run."""
         random = np.random.default_rng((self._seed, rank, step, bucket))
-        return random.standard_normal(self.plan.buckets[bucket], np.float32)
+        return random.standard_normal(numel, np.float32)
+
+    # -- what a case may do otherwise ----------------------------------------------------------------------------------
+
+    def buckets_of(self, node: Rank) -> list[tuple[int, int]]:
+        """(index, entries) of the buckets of the step that ``node`` begins."""
+        return list(enumerate(self.plan.buckets))
+
+    def compute_of(self, node: Rank) -> int:
+        """For how long it computes before the first of them, ns."""
+        return self.vary(self.plan.compute)
+
+    def before_step(self, node: Rank) -> int:
+        """For how long it holds before it computes, ns."""
+        return 0
+
+    def waits_for_a_core(self) -> int:
+        """For how long a transport thread that could run does not, ns."""
+        return 0
+
+    def failed(self, rank: int, error: BaseException) -> None:
+        """An op of ``rank`` has an error."""
+        raise error
 
     # -- the course of things -----------------------------------------------------------------------------------------
 
@@ -536,8 +635,8 @@ class World:
 
     def error_of(self, rank: int, done: Done) -> float:
         """Squared error of a result against the mean of all ranks, over the squared length of that mean."""
-        step, bucket = done.label >> OP_INDEX_BITS, done.label & ((1 << OP_INDEX_BITS) - 1)
-        mean = np.mean([self.gradient(r, step, bucket).astype(np.float64) for r in range(self.ranks)], axis=0)
+        bucket, size = done.label & ((1 << OP_INDEX_BITS) - 1), len(done.out)
+        mean = np.mean([self.gradient(r, done.step, bucket, size) for r in range(self.ranks)], axis=0, dtype=np.float64)
         return float(((done.out - mean) ** 2).sum() / (mean**2).sum())
 
     def close(self) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 US, MS, S = 1_000, 1_000_000, 1_000_000_000
 #: Silence that ends a burst of losses, as in the lab: else a lone packet might be lost for ever.
@@ -54,17 +54,55 @@ class Terms:
     burst: float = 0.0
 
 
-@dataclass
-class _End:
-    """One rank's link: when each direction is free, the speed it has, and whether it is cut."""
+class _Pipe:
+    """One direction of a link: bursts leave one after the other, each at the speed that the link has when it begins."""
 
-    out_free: int = 0
-    in_free: int = 0
-    speed: float = 1.0
-    cut: bool = False
-    losing: bool = False  # in the bad state of its losses
-    heard: int = 0  # when something passed last
-    last: dict[int, int] = field(default_factory=dict)  # when the last burst for each rank arrives
+    def __init__(self, fabric: Fabric, end: _End) -> None:
+        self._fabric, self._end = fabric, end
+        self._waiting: deque[tuple[Burst, Callable[[Burst], None]]] = deque()
+        self._since, self._until = 0, 0  # of the burst that is leaving
+        self._bytes = 0  # of those behind it
+
+    def push(self, burst: Burst, left: Callable[[Burst], None]) -> None:
+        """Queues a burst; ``left`` gets it when its last byte has left."""
+        self._waiting.append((burst, left))
+        self._bytes += len(burst.data)
+        if len(self._waiting) == 1:
+            self._begin()
+
+    def _begin(self) -> None:
+        fabric, (burst, left) = self._fabric, self._waiting[0]
+        self._bytes -= len(burst.data)
+        self._since = fabric.clock
+        self._until = self._since + int(len(burst.data) * S / (fabric.terms.rate * self._end.speed))
+
+        def over() -> None:
+            self._waiting.popleft()
+            left(burst)
+            if self._waiting:
+                self._begin()
+
+        fabric.at(self._until, over)
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that have not left yet."""
+        if not self._waiting:
+            return 0
+        now, size = self._fabric.clock, len(self._waiting[0][0].data)
+        share = (self._until - now) / max(1, self._until - self._since)
+        return self._bytes + int(size * min(1.0, max(0.0, share)))
+
+
+class _End:
+    """One rank's link: both directions, the speed it has, and whether it is cut."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self.speed, self.cut = 1.0, False
+        self.out, self.into = _Pipe(fabric, self), _Pipe(fabric, self)
+        self.losing = False  # in the bad state of its losses
+        self.heard = 0  # when something passed last
+        self.last: dict[int, int] = {}  # when the last burst for each rank arrives
 
 
 class Fabric:
@@ -86,7 +124,7 @@ class Fabric:
         self.now = S
         self.spent = 0
         self.random = random.Random(f"fabric {seed}")
-        self.ends = [_End() for _ in range(ranks)]
+        self.ends = [_End(self) for _ in range(ranks)]
         self.deliver: Callable[[Burst], None] = lambda burst: None
         self.dropped: Counter[str] = Counter()
         self._events: list[tuple[int, int, Callable[[], None]]] = []
@@ -116,42 +154,37 @@ class Fabric:
         """What a clock shows to whoever works in this event, ns."""
         return self.now + self.spent
 
-    def backlog(self, rank: int) -> int:
-        """Bytes that have not left ``rank``'s link yet."""
-        end = self.ends[rank]
-        return max(0, int((end.out_free - self.clock) * self.terms.rate * end.speed / S))
-
     def has_room(self, rank: int) -> bool:
         """Whether the sockets of ``rank`` take another burst."""
-        return self.backlog(rank) < self.terms.room
+        return self.ends[rank].out.backlog < self.terms.room
 
     def send(self, burst: Burst) -> None:
         """Takes over a burst; ``deliver`` gets what arrives of it."""
+        self.ends[burst.source].out.push(burst, self._travel)
+
+    def _travel(self, burst: Burst) -> None:
+        """Between the links: nothing that one rank sends another is passed by what it sends later."""
         end, terms = self.ends[burst.source], self.terms
-        end.out_free = max(self.clock, end.out_free) + self._time(len(burst.data), end)
-        arrives = end.out_free + terms.latency + self.random.randrange(terms.jitter + 1)
+        arrives = self.now + terms.latency + self.random.randrange(terms.jitter + 1)
         arrives = end.last[burst.to] = max(arrives, end.last.get(burst.to, 0))
         self.at(arrives, lambda: self._enter(burst))
-
-    def _time(self, size: int, end: _End) -> int:
-        return int(size * S / (self.terms.rate * end.speed))
 
     def _enter(self, burst: Burst) -> None:
         """At the queue before the receiver's link."""
         end, count = self.ends[burst.to], len(burst.packets())
         if end.cut or self.ends[burst.source].cut:
             self.dropped["cut"] += count
-            return
-        waiting = max(0, end.in_free - self.now) * self.terms.rate * end.speed / S
-        if waiting + len(burst.data) > self.terms.queue:
+        elif end.into.backlog + len(burst.data) > self.terms.queue:
             self.dropped["queue"] += count
-            return
-        end.in_free = max(self.now, end.in_free) + self._time(len(burst.data), end)
-        kept = [packet for packet in burst.packets() if not self._loses(end)]
-        self.dropped["loss"] += count - len(kept)
+        else:
+            end.into.push(burst, self._arrive)
+
+    def _arrive(self, burst: Burst) -> None:
+        packets, end = burst.packets(), self.ends[burst.to]
+        kept = [packet for packet in packets if not self._loses(end)]
+        self.dropped["loss"] += len(packets) - len(kept)
         if kept:
-            arrived = Burst(burst.source, burst.to, b"".join(kept), burst.stride)
-            self.at(end.in_free, lambda: self.deliver(arrived))
+            self.deliver(Burst(burst.source, burst.to, b"".join(kept), burst.stride))
 
     def _loses(self, end: _End) -> bool:
         terms = self.terms

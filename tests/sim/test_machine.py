@@ -1,6 +1,6 @@
 """Any sequence of faults: a stateful test of the real engine in virtual time.
 
-A failing sequence prints itself as a test. The same few are tried every time; ``TAILBOUND_EXAMPLES=N`` (``make soak``)
+A failing sequence prints itself as a test. The same few are tried every time; ``SOAK_EXAMPLES=N`` (``make soak``)
 tries N at random, and makes one that fails as short as it can, which takes minutes.
 """
 
@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from sim.engine import World
 from sim.fabric import MS, Terms
 
-EXAMPLES = int(os.environ.get("TAILBOUND_EXAMPLES", "0"))
+EXAMPLES = int(os.environ.get("SOAK_EXAMPLES", "0"))
 TERMS = [Terms(), Terms(rate=1e7, room=8 << 10), Terms(queue=64 << 10), Terms(jitter=5 * MS)]
 LENGTHS = st.sampled_from([5, 40, 250, 1500])
 

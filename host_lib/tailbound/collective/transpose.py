@@ -169,14 +169,13 @@ class Transpose:
         A hold ends with the next whole step that is launched: a rank that begins to compute when the others' clocks
         start again would miss their deadlines by what a step computes, and stay behind by it for many steps.
         """
+        self.call(lambda: self._change_hold(on)).result(10)
 
-        def change() -> None:
-            if on:
-                self._hold_again, self._hold_ends = self._say_hold(self.job.now(), over=False), 0
-            elif self._hold_again:
-                self._hold_ends = self.job.now() + self.job.deadlines.start_max
-
-        self.call(change).result(10)
+    def _change_hold(self, on: bool) -> None:
+        if on:
+            self._hold_again, self._hold_ends = self._say_hold(self.job.now(), over=False), 0
+        elif self._hold_again:
+            self._hold_ends = self.job.now() + self.job.deadlines.start_max
 
     def position(self) -> Position:
         """Where a rank that is lost can join: the next step that begins here. For ``call``.
