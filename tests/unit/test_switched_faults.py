@@ -178,8 +178,8 @@ def test_a_switch_that_is_loaded_anew_goes_on() -> None:
 
             results = job.each(run)
             assert all(np.isfinite(out).all() for out, _ in results)
-            # rows that went on without somebody are means of fewer, never of anything else; groups of which nothing came
-            # in time, on a busy machine, are zero
+            # rows that went on without somebody are means of fewer, never of anything else; groups of which nothing
+            # came in time, on a busy machine, are zero
             assert all(nmse(out, exact_mean(inputs)) < 1.0 or outcome.failed_groups for out, outcome in results)
 
 
