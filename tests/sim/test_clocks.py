@@ -1,4 +1,4 @@
-"""The cases of clock-31 for N = 2, 3, 4, 8: the package's own decisions in a simulated cluster.
+"""The cases of clock-31 for N = 2, 3, 8: the package's own decisions in a simulated cluster.
 
 25 MiB buckets, 100 ms of computing a step, 10 Gb/s. Steps before ``SETTLED`` are warm-up (clock-26).
 """
@@ -13,7 +13,7 @@ from tailbound.transport.deadline import LEAST
 from tailbound.transport.overtime import FIRST, SHARE
 
 SETTLED = 15
-RANKS = pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+RANKS = pytest.mark.parametrize("ranks", [2, 3, 8])  # four: test_engine_cases.py
 
 
 def others(case: Case, but: int) -> list[int]:
