@@ -2,8 +2,9 @@
 
 Replaced is what touches the machine: sockets (``_Wire``), the receiving thread (``_Datapath``), the sleeping transport
 thread (``Rank``) and the clock, which moves on by a little with every look at it. Packets are taken in while a rank's
-processes are stopped, as a kernel does. Not there: holds (``_Heartbeat`` does nothing), ``Communicator`` with its proof
-of reachability, XDP, switch, fan-out and multicast; a rank that is lost asks another engine, not the reliable path.
+processes are stopped, as a kernel does. Not there: the thread that says HOLD while Python cannot (``_Heartbeat``),
+``Communicator`` with its proof of reachability, XDP, switch, fan-out and multicast; a rank that is lost asks another
+engine, not the reliable path.
 
 What must hold is checked after every turn and every op (``Rank.check``, ``World.finished``):
 

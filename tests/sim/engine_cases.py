@@ -94,7 +94,6 @@ class _World(World):
 
     def __init__(self, case: Case, terms: Terms, plan: Plan) -> None:
         self._case = case
-        self._paused: set[tuple[int, int]] = set()
         super().__init__(case.ranks, case.seed, terms, plan, case.steps, limits=LIMITS)
 
     def before_step(self, node: Rank) -> int:
@@ -104,10 +103,7 @@ class _World(World):
             what(case, node.rank)
         if node.rank == 0:
             case.trace.append((self.fabric.now, node.engine.job.deadlines.advertised))
-        if key in case.pauses and key not in self._paused:
-            self._paused.add(key)
-            return case.pauses[key]
-        return 0
+        return case.pauses.get(key, 0)
 
     def compute_of(self, node: Rank) -> int:
         joined = self._case.joins.get(node.rank)
