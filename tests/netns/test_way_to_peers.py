@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyroute2 import IPRoute
 
 from lab_team import all_said
+from tailbound.doctor.interfaces import leads_to_peers
 from tailbound.lab.cluster import Cluster
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
@@ -171,6 +173,7 @@ def test_doctor_judges_the_interface_that_a_job_would_use(tailbound_lab: Callabl
         "own": {"MASTER_ADDR": lab.workers[0].plain_address},  # of rank 0 itself
         "named": {"MASTER_ADDR": peer.plain_address, "TAILBOUND_INTERFACE": "data0"},
         "loopback": {"MASTER_ADDR": "127.0.0.1"},
+        "unknown": {"MASTER_ADDR": "no-such-host.invalid"},
         "nothing": {},
     }
     argv = [sys.executable, "-c", DOCTOR, json.dumps(cases)]
@@ -182,9 +185,31 @@ def test_doctor_judges_the_interface_that_a_job_would_use(tailbound_lab: Callabl
     assert told["plain"][:2] == ["plain0", f"it is the way to MASTER_ADDR={peer.plain_address}"]
     assert told["own"][0] == "plain0"
     assert told["named"][:2] == ["data0", "TAILBOUND_INTERFACE names it"]
-    for case, why in (("loopback", "MASTER_ADDR=127.0.0.1 leads over no interface"), ("nothing", "is not known")):
+    for case, why in (
+        ("loopback", "MASTER_ADDR=127.0.0.1 is this host, and no other network can be reached"),
+        ("unknown", "MASTER_ADDR=no-such-host.invalid is no name that this host knows"),
+        ("nothing", "is not known"),
+    ):
         interface, judged, reason, *_ = told[case]
         assert interface is None
         assert reason == judged
         assert why in reason
         assert "TAILBOUND_INTERFACE=NAME tells it, or MASTER_ADDR=HOST" in reason
+
+
+def test_a_host_that_is_its_own_master_and_has_a_way_out(
+    tailbound_lab: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Debian's /etc/hosts has 127.0.1.1 for a host's own name; doctor said that it leads nowhere."""
+    lab = tailbound_lab(workers=2)
+
+    def way_out() -> None:
+        with IPRoute() as route:
+            route.route("add", dst="default", gateway=lab.workers[1].address)
+
+    lab.run(0, way_out)
+    monkeypatch.delenv("TAILBOUND_INTERFACE", raising=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.1.1")
+    judged, told = lab.run(0, leads_to_peers)
+    assert judged == "data0"
+    assert "is this host" in told

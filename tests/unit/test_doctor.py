@@ -157,7 +157,8 @@ def test_no_interface() -> None:
     [
         ({"TAILBOUND_INTERFACE": "eth2", "MASTER_ADDR": "10.0.0.2"}, "eth0", ["eth0"], "eth2", "TAILBOUND_INTERFACE"),
         ({"MASTER_ADDR": "10.0.0.2"}, "eth0", ["eth0"], "eth1", "the way to MASTER_ADDR=10.0.0.2"),
-        ({"MASTER_ADDR": "127.0.0.1"}, "eth0", ["eth0"], None, "MASTER_ADDR=127.0.0.1 leads over no interface"),
+        ({"MASTER_ADDR": "127.0.0.1"}, "eth0", ["eth0"], "eth0", "is this host, and it is the way to other networks"),
+        ({"MASTER_ADDR": "127.0.0.1"}, None, ["eth0"], None, "is this host, and no other network can be reached"),
         ({}, "eth0", ["eth0", "eth1"], "eth0", "the way to other networks (a guess, TAILBOUND_INTERFACE=NAME tells"),
         ({}, None, ["eth1"], "eth1", "it alone is up (a guess, TAILBOUND_INTERFACE=NAME tells"),
         ({}, None, ["eth0", "eth1"], None, "is not known: TAILBOUND_INTERFACE=NAME tells it, or MASTER_ADDR"),
