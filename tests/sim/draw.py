@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from sim.cases import Case, crash, slow_link, stop
+from sim.cases import Case
 from sim.network import MS, S
+from sim.scenario import crash, slow_link, stop
 
 CASES: dict[str, Callable[[int], Case]] = {
     "calm": lambda n: Case(n),

@@ -182,14 +182,15 @@ class _Engine(Transpose):
     """The real engine without its thread.
 
     Attributes:
-        missing: rows of each rank that have not come in an op, contributions and results, by its label.
+        ended: by the label of an op, rows of each rank that have not come, contributions and results, and whether one
+            of its halves ended by quiet.
     """
 
-    missing: dict[int, Counter[int]]
+    ended: dict[int, tuple[Counter[int], bool]]
 
     def begin(self) -> None:
         """In place of ``start``."""
-        self.missing = {}
+        self.ended = {}
         self._event_fd, self._control_fd = self.job.datapath.fds()
         self._group_fd = -1
         self._waiter = cast(Any, _Ready())
@@ -218,7 +219,7 @@ class _Engine(Transpose):
     def _deliver(self, op: Op) -> None:
         """Notes, before anything of the op is let go, which rows of whom have not come."""
         if op.launch is not None and not op.delivered:
-            self.missing[op.label] = self._missing_of(op)
+            self.ended[op.label] = self._missing_of(op), op.early
         super()._deliver(op)
 
     def _missing_of(self, op: Op) -> Counter[int]:
@@ -250,8 +251,19 @@ class Done:
     out: NDArray[np.float32]
     launched: int
     finished: int
-    missing: Counter[int]
+    missing_of: Counter[int]  #: rows, by rank
+    early: bool  #: a half ended by quiet
     deadline: int  #: D1 that the rank advertises
+
+    @property
+    def expected(self) -> int:
+        """Rows, as ``Outcome.expected``."""
+        return self.outcome.expected
+
+    @property
+    def complete(self) -> bool:
+        """Whether both halves ended because nothing was missing."""
+        return not (self.early or self.outcome.deadline_hits)
 
     @property
     def took(self) -> int:
@@ -339,7 +351,7 @@ class Rank:
         """Begins the next step, unless the training is over; a rank that is lost joins the others first."""
         world = self.world
         if self.engine.standing().lost or self.engine.job.sequence.adrift:
-            self.step += self._join()
+            self.step = min(world.steps, self.step + self._join())
         if self.step >= world.steps or self.dead:
             return
         if pause := world.before_step(self):
@@ -404,8 +416,8 @@ class Rank:
 
         def done(outcome: Outcome) -> None:
             try:
-                missing, deadline = self.engine.missing[outcome.label], self.engine.job.deadlines.advertised
-                self.done(Done(outcome.label, outcome, out, launched, world.fabric.clock, missing, deadline))
+                ended, deadline = self.engine.ended[outcome.label], self.engine.job.deadlines.advertised
+                self.done(Done(outcome.label, outcome, out, launched, world.fabric.clock, *ended, deadline))
             except BaseException as error:  # the engine would log it and go on
                 world.error = world.error or error
 

@@ -116,6 +116,11 @@ class Over:
     late: bool
     missing_of: Counter[int]
 
+    @property
+    def complete(self) -> bool:
+        """Whether both halves ended because nothing was missing."""
+        return self.why == ("complete", "complete")
+
 
 class Node:
     """A rank. ``plan`` is asked by the training thread what to do in every step (``sim.cases``)."""
