@@ -24,7 +24,7 @@ from tailbound.transport.overtime import Overtime
 from tailbound.transport.patience import Patience
 from tailbound.transport.sequence import Layout, Place, Sequence
 from tailbound.transport.silence import Silence
-from tailbound.transport.stage import cut, decide
+from tailbound.transport.stage import Repair, cut, decide
 from tailbound.transport.steps import Steps, step_distance, step_of
 from tailbound.wire.schema import HEADER_BYTES, op_label, serial_distance
 
@@ -431,7 +431,7 @@ class Node:
         if op.start and not op.own_clock.due:
             op.own_clock.begin(op.start, self._d1(op), self.config.stage_max, LEAST_STEP)
         seen = _First(self, op, record)
-        due, again = decide(seen, op.own_clock, op.own_quiet, now, self.deadlines.quiet, overtime=self.overtime)
+        due, again, _ = decide(seen, op.own_clock, op.own_quiet, now, self.deadlines.quiet, overtime=self.overtime)
         if due is None:
             return again
         self.overtime.charge(op.own_clock, now)
@@ -496,7 +496,7 @@ class Node:
             op.result_clock.begin(op.start, length, 2 * most, LEAST_STEP)
         seen = _Second(self, op, record)
         quiet = self.deadlines.quiet
-        due, again = decide(seen, op.result_clock, op.result_quiet, now, quiet, op.launched, self.overtime)
+        due, again, _ = decide(seen, op.result_clock, op.result_quiet, now, quiet, op.launched, self.overtime)
         if due is None:
             return again
         self.overtime.charge(op.result_clock, now)
@@ -831,13 +831,13 @@ class _First:
     def heard(self) -> int:
         return self.node.heard([p for p in self.node.membership.live if not self._has_finished(p)])
 
-    def repair(self, now: int, *, late: bool) -> tuple[bool, int]:
+    def repair(self, now: int, *, late: bool) -> Repair[None]:
         node, record = self.node, self.record
         if self.op.overtaken or record is None:
-            return False, 0
+            return Repair()
         out = record.abstained | record.stayed_out
         finished = [p for p in node.membership.live if p not in out and node._marked(p, "contributed", self.op)]
-        return node.repair(self.op, 0, finished, lambda _: self.own, record.rows, node.deadlines.quiet)
+        return Repair(*node.repair(self.op, 0, finished, lambda _: self.own, record.rows, node.deadlines.quiet))
 
     def last_call(self, now: int) -> int:
         return 0
@@ -867,14 +867,14 @@ class _Second:
             [p for p in self.node.membership.owners if not self.node._marked(p, "published", self.op)]
         )
 
-    def repair(self, now: int, *, late: bool) -> tuple[bool, int]:
+    def repair(self, now: int, *, late: bool) -> Repair[None]:
         node, op = self.node, self.op
         if op.overtaken:
-            return False, 0
+            return Repair()
         finished = [p for p in node.membership.owners if node._marked(p, "published", op)]
         here = self.record.results if self.record is not None else Counter[int]()
         pause = 0 if late else node.deadlines.quiet
-        return node.repair(op, 1, finished, lambda p: int(self.counts[p]), here, pause)
+        return Repair(*node.repair(op, 1, finished, lambda p: int(self.counts[p]), here, pause))
 
     def last_call(self, now: int) -> int:
         round_ = self.op.rounds[1]

@@ -11,6 +11,10 @@ import pytest
 
 from sim.engine import Plan, World
 from sim.fabric import MS, Terms
+from tailbound.collective import execute
+from tailbound.collective.job import Job
+from tailbound.collective.op import Op
+from tailbound.collective.view import View
 
 Make = Callable[..., World]
 
@@ -64,6 +68,35 @@ def test_losses_are_repaired_within_the_bound(job: Make, terms: Terms, seed: int
     assert world.counts["compared"] > 0.8 * 4 * 80
     assert world.share >= 0.985
     assert world.times()[-1] < 1000  # nobody waits for what will not come
+
+
+def test_decisions_change_nothing_but_the_op(job: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is sent, sealed or counted until ``execute`` does so."""
+    world = job(4, seed=3, terms=BURSTS, steps=12)
+    counted = {"step": 0, "listen": 0}
+
+    def outside(job: Job) -> tuple[object, ...]:
+        """Of what a rank's decisions must not change: books, marks, windows, seals, and what has been sent."""
+        sent = [(one.packets, one.bytes) for one in job.sender.counts.values()]
+        arrays = (job.store.control, job.store.slots, job.store.expect)
+        return dict(job.counters), str(job.marks), job.queue.empty, sent, [one.tobytes() for one in arrays]
+
+    def watched(name: str) -> Callable[..., object]:
+        decide = getattr(execute, name)
+
+        def decided(op: Op, view: View, *arguments: object, **settings: object) -> object:
+            before = outside(view.job)
+            found = decide(op, view, *arguments, **settings)
+            assert outside(view.job) == before
+            counted[name] += len(found.actions)
+            return found
+
+        return decided
+
+    for name in counted:
+        monkeypatch.setattr(execute, name, watched(name))
+    world.run()
+    assert min(counted.values()) > 0
 
 
 def test_shallow_queues_of_a_switch(job: Make) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tailbound.transport.clock import Extension, Quiet
 from tailbound.transport.overtime import FIRST, Overtime
-from tailbound.transport.stage import cut, decide
+from tailbound.transport.stage import Decision, Repair, cut, decide
 
 MS = 1_000_000
 
@@ -25,6 +25,7 @@ class Half:
     call_until: int = 0
     was_late: bool | None = None
     word: int = 0
+    asks: tuple[str, ...] = ()
 
     def complete(self) -> bool:
         return self.whole
@@ -35,9 +36,10 @@ class Half:
     def heard(self) -> int:
         return self.word
 
-    def repair(self, now: int, *, late: bool) -> tuple[bool, int]:
+    def repair(self, now: int, *, late: bool) -> Repair[str]:
         self.was_late = late
-        return now < self.repairing, self.repairing if now < self.repairing else 0
+        open_ = now < self.repairing
+        return Repair(open_, self.repairing if open_ else 0, self.asks)
 
     def last_call(self, now: int) -> int:
         return self.call_until if now < self.call_until else 0
@@ -51,21 +53,29 @@ def clocks(due: int = 100 * MS) -> tuple[Extension, Quiet]:
 
 def test_complete_ends_at_once_whatever_the_clock_says() -> None:
     """Rules: clock-7a, clock-12."""
-    assert decide(Half(whole=True), Extension(), Quiet(), 5, MS) == ("complete", 0)
+    assert decide(Half(whole=True), Extension(), Quiet(), 5, MS) == Decision("complete", 0)
 
 
 def test_without_a_clock_it_waits_for_arrivals() -> None:
-    assert decide(Half(), Extension(), Quiet(), 5 * MS, MS) == (None, 0)
+    assert decide(Half(), Extension(), Quiet(), 5 * MS, MS) == Decision(None, 0)
+
+
+def test_what_is_asked_for_is_said_whether_the_stage_is_over_or_not() -> None:
+    clock, quiet = clocks()
+    half = Half(repairing=70 * MS, asks=("rows of 1", "rows of 2"))
+    assert decide(half, clock, quiet, 60 * MS, MS) == Decision(None, 70 * MS, half.asks)
+    assert decide(half, clock, quiet, 95 * MS, MS).requests == half.asks
+    assert decide(half, clock, quiet, 100 * MS, MS) == Decision("deadline", 0, half.asks)
 
 
 def test_all_finished_and_quiet() -> None:
     """Rules: clock-7b, clock-12."""
     clock, quiet = clocks()
     half = Half(progress=3, all_finished=True)
-    assert decide(half, clock, quiet, 60 * MS, MS) == (None, 61 * MS)
+    assert decide(half, clock, quiet, 60 * MS, MS) == Decision(None, 61 * MS)
     half.progress = 4
-    assert decide(half, clock, quiet, 61 * MS, MS) == (None, 62 * MS)
-    assert decide(half, clock, quiet, 62 * MS, MS) == ("quiet", 0)
+    assert decide(half, clock, quiet, 61 * MS, MS) == Decision(None, 62 * MS)
+    assert decide(half, clock, quiet, 62 * MS, MS) == Decision("quiet", 0)
 
 
 def test_repair_keeps_it_from_being_quiet_but_not_from_its_deadline() -> None:
@@ -74,18 +84,18 @@ def test_repair_keeps_it_from_being_quiet_but_not_from_its_deadline() -> None:
     half = Half(progress=3, all_finished=True, repairing=300 * MS)
     assert decide(half, clock, quiet, 60 * MS, MS)[0] is None
     assert decide(half, clock, quiet, 95 * MS, MS)[0] is None
-    assert decide(half, clock, quiet, 100 * MS, MS) == ("deadline", 0)
+    assert decide(half, clock, quiet, 100 * MS, MS) == Decision("deadline", 0)
 
 
 def test_the_deadline_moves_on_while_rows_come() -> None:
     """Rule: clock-7c."""
     clock, quiet = clocks()
     half = Half(progress=3)
-    assert decide(half, clock, quiet, 60 * MS, MS) == (None, 95 * MS)
-    assert decide(half, clock, quiet, 95 * MS, MS) == (None, 100 * MS)
+    assert decide(half, clock, quiet, 60 * MS, MS) == Decision(None, 95 * MS)
+    assert decide(half, clock, quiet, 95 * MS, MS) == Decision(None, 100 * MS)
     half.progress = 4
-    assert decide(half, clock, quiet, 100 * MS, MS) == (None, 105 * MS)
-    assert decide(half, clock, quiet, 105 * MS, MS) == ("deadline", 0)
+    assert decide(half, clock, quiet, 100 * MS, MS) == Decision(None, 105 * MS)
+    assert decide(half, clock, quiet, 105 * MS, MS) == Decision("deadline", 0)
 
 
 def test_the_deadline_stands_where_one_more_tenth_would_not_do() -> None:
@@ -94,9 +104,9 @@ def test_the_deadline_stands_where_one_more_tenth_would_not_do() -> None:
     half = Half(progress=3, left=10)
     decide(half, clock, quiet, 95 * MS, MS)
     half.progress, half.left = 8, 5
-    assert decide(half, clock, quiet, 100 * MS, MS) == (None, 105 * MS)
+    assert decide(half, clock, quiet, 100 * MS, MS) == Decision(None, 105 * MS)
     half.progress, half.left = 10, 3
-    assert decide(half, clock, quiet, 105 * MS, MS) == ("deadline", 0)
+    assert decide(half, clock, quiet, 105 * MS, MS) == Decision("deadline", 0)
 
 
 def test_what_is_cut_off_is_told_by_the_pace_of_the_slowest_flow() -> None:
@@ -110,15 +120,15 @@ def test_what_is_cut_off_is_told_by_the_pace_of_the_slowest_flow() -> None:
 def test_a_thread_that_was_busy_gives_one_step_more() -> None:
     """Rule: clock-7c."""
     clock, quiet = clocks()
-    assert decide(Half(progress=3), clock, quiet, 130 * MS, MS) == (None, 135 * MS)
-    assert decide(Half(progress=3), clock, quiet, 135 * MS, MS) == ("deadline", 0)
+    assert decide(Half(progress=3), clock, quiet, 130 * MS, MS) == Decision(None, 135 * MS)
+    assert decide(Half(progress=3), clock, quiet, 135 * MS, MS) == Decision("deadline", 0)
 
 
 def test_a_late_launch_takes_what_is_there() -> None:
     """Rule: clock-13."""
     clock, quiet = clocks()
     half = Half(progress=3)
-    assert decide(half, clock, quiet, 130 * MS, MS, launched=130 * MS) == ("deadline", 0)
+    assert decide(half, clock, quiet, 130 * MS, MS, launched=130 * MS) == Decision("deadline", 0)
     assert half.was_late
 
 
@@ -126,9 +136,9 @@ def test_a_late_launch_may_use_one_round_of_repair() -> None:
     """Rule: clock-13."""
     clock, quiet = clocks()
     half = Half(progress=3, repairing=134 * MS, call_until=140 * MS)
-    assert decide(half, clock, quiet, 130 * MS, MS, launched=130 * MS) == (None, 134 * MS)
-    assert decide(half, clock, quiet, 136 * MS, MS, launched=130 * MS) == (None, 140 * MS)
-    assert decide(half, clock, quiet, 140 * MS, MS, launched=130 * MS) == ("deadline", 0)
+    assert decide(half, clock, quiet, 130 * MS, MS, launched=130 * MS) == Decision(None, 134 * MS)
+    assert decide(half, clock, quiet, 136 * MS, MS, launched=130 * MS) == Decision(None, 140 * MS)
+    assert decide(half, clock, quiet, 140 * MS, MS, launched=130 * MS) == Decision("deadline", 0)
 
 
 def until(half: Half, overtime: Overtime, *, words: bool, launched: int = 0, first: int = 95 * MS) -> int:
@@ -138,7 +148,7 @@ def until(half: Half, overtime: Overtime, *, words: bool, launched: int = 0, fir
     while True:
         if words:
             half.word = now - MS
-        why, again = decide(half, clock, quiet, now, MS, launched, overtime)
+        why, again, _ = decide(half, clock, quiet, now, MS, launched, overtime)
         if why is not None:
             assert why == "deadline"
             overtime.charge(clock, now)

@@ -6,17 +6,19 @@ mark (``remind``) or that is asked.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tailbound.collective import outlet
 from tailbound.collective.job import Job
 from tailbound.collective.maps import Maps
 from tailbound.collective.mend import take_gone, take_request
 from tailbound.collective.messages import decode_ready, encode_ready
-from tailbound.collective.op import Op
+from tailbound.collective.op import Op, Sending
 from tailbound.wire import packets
 from tailbound.wire.schema import Flag, PacketType, serial_distance
 
 
-def announce(job: Job, op: Op, peers: list[int], *, ask: bool) -> None:
+def announce(job: Job, op: Op, peers: Iterable[int], *, ask: bool) -> None:
     """Sends READY for ``op`` to ``peers``; with ``ask`` they answer with their own marks."""
     needs = op.needs.get(job.rank) if op.cold else None
     body = encode_ready(set(op.needs) | {job.rank}, needs)
@@ -109,7 +111,7 @@ class Inbox:
             op.needs[sender] = ready.needs
         if self._job.rank in ready.heard:
             op.heard_by.add(sender)
-        elif op.cold and op.needs_own and not self._job.contributed(sender, op.label):
+        elif op.cold and op.sending == Sending.AGREEING and not self._job.contributed(sender, op.label):
             announce(self._job, op, [sender], ask=False)
         if flags & Flag.REPEAT:
             if op.launch and op.encoded and not op.published:

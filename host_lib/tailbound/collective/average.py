@@ -1,8 +1,6 @@
-"""First half, owner side: when to seal, the mean of what arrived, and publishing it (clock-7 to clock-9)."""
+"""First half, owner side: the mean of what arrived, and publishing it (clock-9)."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,13 +9,13 @@ from tailbound.codec.hashing import seed_of
 from tailbound.codec.mean import mean_rows
 from tailbound.codec.scale import headroom_of
 from tailbound.collective import outlet, traffic, watch
+from tailbound.collective.actions import Seal
 from tailbound.collective.job import Job
-from tailbound.collective.mend import ask_contributions, settle_contributions
-from tailbound.collective.op import Op
-from tailbound.collective.tally import rows_by_rank
-from tailbound.collective.timing import begin_seal
+from tailbound.collective.mend import settle_contributions
+from tailbound.collective.op import Op, Phase
+from tailbound.collective.view import View
 from tailbound.errors import LayoutError
-from tailbound.transport.stage import Why, cut, decide
+from tailbound.transport.stage import cut
 from tailbound.transport.stamp import stamp_results
 from tailbound.wire.schema import Flag, PacketType, Verdict
 
@@ -28,102 +26,18 @@ SAME_MODEL = (
 )
 
 
-def average(job: Job, op: Op, now: int) -> int:
-    """Seals ``op`` if it is time to, averages and publishes; returns when to look again (0: on arrival)."""
-    if op.sealed:
-        return 0
-    if op.place.placement.counts[job.rank] == 0:
-        op.sealed = op.published = True
-        return 0
-    if op.launch is None and _foreseen_wrongly(job, op):
-        return 0
-    due, again = _due(job, op, now)
-    if due is None:
-        return again
-    op.early |= due == "quiet"
-    job.overtime.charge(op.own_clock, now)
-    _seal(job, op, due)
-    return 0
-
-
-def _foreseen_wrongly(job: Job, op: Op) -> bool:
-    """Whether the peers' packets have another layout than was foreseen: then nothing can be said before the launch."""
-    record = job.record(op.label)
-    return record is not None and int(record["layout"]) != op.place.layout.tag
-
-
-def _due(job: Job, op: Op, now: int) -> tuple[Why | None, int]:
-    """Why to seal now, if so, and when to look again if not (clock-7)."""
-    begin_seal(job, op)
-    seen, overtime = _Contributions(job, op), job.overtime
-    return decide(seen, op.own_clock, op.own_quiet, now, job.deadlines.quiet, overtime=overtime)
-
-
-class _Contributions:
-    """What the owner sees of the first half (``stage.Seen``)."""
-
-    def __init__(self, job: Job, op: Op) -> None:
-        self._job, self._op = job, op
-        self._record = job.record(op.label)
-        self._own_in = op.encoded or job.self_late
-
-    @property
-    def progress(self) -> int:
-        return int(self._record["progress"]) if self._record is not None else 0
-
-    @property
-    def left(self) -> int:
-        job, op = self._job, self._op
-        waited = sum(p not in op.abstainers for p in job.waited_for)
-        return int(op.place.placement.counts[job.rank]) * waited - self.progress
-
-    def complete(self) -> bool:
-        job, op, record = self._job, self._op, self._record
-        if job.ranks == 1:
-            return op.encoded
-        own = int(op.place.placement.counts[job.rank])
-        return record is not None and self._own_in and int(record["rows_complete"]) >= own and _really(job, op, record)
-
-    def finished(self) -> bool:
-        return self._own_in and all(_has_finished(self._job, self._op, p) for p in self._job.waited_for)
-
-    def heard(self) -> int:
-        job, op = self._job, self._op
-        return job.heard(p for p in job.waited_for if not _has_finished(job, op, p))
-
-    def repair(self, now: int, *, late: bool) -> tuple[bool, int]:
-        return ask_contributions(self._job, self._op, now)
-
-    def last_call(self, now: int) -> int:
-        return 0
-
-
-def _really(job: Job, op: Op, record: Any) -> bool:
-    """Whether the kernel's count of complete rows can be believed.
-
-    A rank that became live in the middle of an op may have made a row complete for the second time.
-    """
-    if int(record["opened_ns"]) > job.live_since:
-        return True
-    own = int(op.place.placement.counts[job.rank])
-    summed = np.zeros(job.ranks, np.int64)
-    rows_by_rank(job.slots, op.place.sum_seqs[job.rank], own, job.sum_mask, job.cookie, op.label, summed)
-    return all(summed[p] >= own for p in job.waited_for)
-
-
-def _has_finished(job: Job, op: Op, rank: int) -> bool:
-    return rank in op.abstainers or job.contributed(rank, op.label)
-
-
-def _seal(job: Job, op: Op, why: Why) -> None:
+def seal(job: Job, op: Op, action: Seal) -> None:
+    """Closes the first half of ``op``: averages what came, and publishes it."""
+    job.overtime.charge(op.first.clock, job.now())
+    op.first.why = action.why
     b, place = op.buffers, op.place
     seq, own = place.sum_seqs[job.rank], int(place.placement.counts[job.rank])
     job.datapath.seal(op.label, seq, own)
-    op.sealed = True
+    op.first.phase = Phase.CLOSED
     op.spans.sealed = job.now()
     if job.ranks > 1:
-        summed = _account(job, op, seq, own)
-        if why == "deadline":
+        summed = _account(job, op, own)
+        if action.why == "deadline":
             _cut(job, op, own, summed)
     if not op.own_present and not op.outcome.abstained and not op.encoded:
         job.self_misses += 1
@@ -165,20 +79,20 @@ def _cut(job: Job, op: Op, own: int, summed: NDArray[np.int64]) -> None:
     """Counts a seal at the deadline, and keeps what it cut off for the next ones."""
     op.outcome.deadline_hits += 1
     job.counters["seal_deadline_hits"] += 1
-    flows = [(int(summed[p]), own) for p in job.waited_for if not _has_finished(job, op, p)]
-    op.transfer_cut, op.lost_1 = cut(op.spans.sealed - op.start, flows)
+    view = View(job, op)
+    flows = [(int(summed[p]), own) for p in job.waited_for if not view.brings_no_more(p)]
+    op.first.cut, op.first.lost = cut(op.spans.sealed - op.start, flows)
 
 
-def _account(job: Job, op: Op, seq: int, own: int) -> NDArray[np.int64]:
+def _account(job: Job, op: Op, own: int) -> NDArray[np.int64]:
     """Who was in: the ledger of this op, and the suspicion of those of whom nothing came (clock-14).
 
     Returns:
         Rows that came, by rank.
     """
     settle_contributions(job, op)
-    summed = np.zeros(job.ranks, np.int64)
-    rows_by_rank(job.slots, seq, own, job.sum_mask, job.cookie, op.label, summed)
-    record = job.record(op.label)
+    view = View(job, op)
+    summed, record = view.summed(), view.record
     for rank in range(job.ranks):
         if record is not None and int(record["abstained"][rank >> 6]) >> (rank & 63) & 1:
             op.abstainers.add(rank)
@@ -246,5 +160,5 @@ def _publish(job: Job, op: Op, own: int) -> None:
         rows = b.results if not empty else b.results[usable]
         traffic.results(job, op, outlet.runs(job, rows))
     else:
-        op.published = True
+        op.first.phase = Phase.DONE
         op.spans.published = job.now()

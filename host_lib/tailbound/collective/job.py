@@ -18,6 +18,7 @@ from tailbound.codec.scratch import readonly
 from tailbound.collective.buffers import BufferPool
 from tailbound.collective.lanes import Lanes
 from tailbound.collective.lines import Traffic
+from tailbound.collective.pending import Pending
 from tailbound.collective.repair import Repairs
 from tailbound.collective.spread import Spread
 from tailbound.datapath.protocol import Datapath, Store
@@ -102,8 +103,8 @@ class Job:
         self.deadlines = Deadlines(config)
         self.overtime = Overtime(self.now())
         self._spoke = [0] * self.world  # when a word of each rank was last read, ns
-        #: finished ops whose arrival stamps are still to be read (``timing.Pending``)
-        self.pending: deque[Any] = deque()
+        #: finished ops whose arrival stamps are still to be read
+        self.pending: deque[Pending] = deque()
         self.self_misses = 0
         #: the newest ops that this rank said it has nothing for; peers that missed the word ask
         self.abstained: deque[int] = deque(maxlen=_ABSTAINED)

@@ -1,23 +1,32 @@
-"""State of one op on one rank: what has been done of it, and its clocks."""
+"""State of one op on one rank: how far its own rows and its two halves are.
+
+An op has two halves, and a rank waits in both: as the owner of rows for the contributions to them, and as a receiver
+for the results of all rows. Where a switch owns the rows, the first half has nothing to wait for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.coder import HOST, Coder, Values
+from tailbound.collective.repair import Round
 from tailbound.errors import TailboundError
 from tailbound.transport.clock import Extension, Quiet
 from tailbound.transport.flush import Retry
 from tailbound.transport.sequence import Layout, Place
 from tailbound.transport.silence import Silence
+from tailbound.transport.stage import Why
 from tailbound.transport.steps import label_text
 from tailbound.transport.trace import Spans
+
+#: How long a cold op waits before it tells its needs again to ranks that have not heard them, ns.
+AGREE_PAUSE = 2_000_000
 
 
 @dataclass
@@ -78,66 +87,118 @@ class Launch:
     residual: NDArray[np.float32] | None = None
 
 
+class Sending(IntEnum):
+    """How far a rank is with its own contribution."""
+
+    FORESEEN = 0  #: others' packets have named the op, this rank has not launched it
+    LAUNCHED = 1
+    AGREEING = 2  #: the op is cold: this rank has told its scales and waits for those of the others
+    OVER = 3  #: the rows are in the send queue, or it is known that none will come
+
+
+class Phase(IntEnum):
+    """How far one half of an op is."""
+
+    OPEN = 0  #: rows are taken
+    CLOSED = 1  #: nothing more is taken: the first half is sealed, or the second decoded
+    DONE = 2  #: and passed on: the results have left, or the caller has the gradient
+
+
+@dataclass
+class Half:
+    """One half of an op: contributions to the own rows, or results of all."""
+
+    phase: Phase = Phase.OPEN
+    #: what has closed it
+    why: Why | None = None
+    clock: Extension = field(default_factory=Extension)
+    quiet: Quiet = field(default_factory=Quiet)
+    #: what has been asked for again; None: nobody has finished yet, so that nothing is known to be missing
+    repair: Round | None = None
+    #: what its deadline cut off (``stage.cut``): how long the slowest flow would have taken, ns, and the share of rows
+    cut: int | None = None
+    lost: float = 0.0
+
+
 @dataclass
 class Op:
     """One op from its first sign of life to the release of its slots."""
 
     place: Place
     buffers: Buffers
+    #: its rows go to the job's switch, which sums them all (``aggregation``)
+    switched: bool = False
     launch: Launch | None = None
     #: when the own launch found room; the clocks count from here, since a caller may queue as much as it likes
     admitted: int = 0
+    #: c(i), when the stage clock started (clock-3); 0: it has not
+    start: int = 0
+    #: when a live rank was last seen to hold: no clock starts before
+    held: int = 0
+    sending: Sending = Sending.FORESEEN
+    first: Half = field(default_factory=Half)
+    second: Half = field(default_factory=Half)
     outcome: Outcome = field(default_factory=Outcome)
-    #: cold: scales still to be agreed on
+    spans: Spans = field(default_factory=Spans)
+    #: scales are still to be agreed on
     cold: bool = False
+    #: the scales that ranks need, by rank; and who has heard this rank's
     needs: dict[int, NDArray[np.int16]] = field(default_factory=dict)
-    needs_own: bool = False
     heard_by: set[int] = field(default_factory=set)
+    #: since when the own needs are known, and when to tell them again
     cold_since: int = 0
     ready_again: int = 0
-    #: waiting for marks that may have been lost
-    silence: Silence = field(default_factory=Silence)
-    #: the own rows are there, or are known not to come
-    encoded: bool = False
+    #: the own rows are in the own sums, and since when
     own_present: bool = False
-    sealed: bool = False
-    published: bool = False
-    finished: bool = False
-    delivered: bool = False
-    start: int = 0
-    own_clock: Extension = field(default_factory=Extension)
-    own_quiet: Quiet = field(default_factory=Quiet)
-    result_clock: Extension = field(default_factory=Extension)
-    result_quiet: Quiet = field(default_factory=Quiet)
+    own_in: int = 0
+    #: ranks that have said that they bring no rows, and those that said that they come too late to
     abstainers: set[int] = field(default_factory=set)
+    stayed_out: set[int] = field(default_factory=set)
     #: flags of the own results (``Flag.SKIP``, ``STOP``, ``LOSSY``)
     flags: int = 0
-    #: ranks that have said that they are too late to bring rows
-    stayed_out: set[int] = field(default_factory=set)
-    spans: Spans = field(default_factory=Spans)
-    #: state of asking for missing rows (``collective.repair``)
-    repair: Any = None
-    #: its rows go to the job's switch, which owns them
-    switched: bool = False
-    #: contributions sent to the switch again (``collective.switched``)
+    #: waiting for marks that may have been lost
+    silence: Silence = field(default_factory=Silence)
+    #: all others were through with it before this rank had sent rows
+    overtaken: bool = False
+    #: what is sent to the switch again
     retry: Retry | None = None
     #: rows that the switch released before all that were waited for were in
     partial: int = 0
-    #: the rank takes part without rows, by its own choice
-    silent: bool = False
-    #: when a live rank was last seen to hold: no clock starts before
-    held: int = 0
-    #: when the own rows were coded and summed
-    own_in: int = 0
-    #: a half ended by quiet
-    early: bool = False
-    #: what deadlines cut off of the two halves (``stage.cut``)
-    transfer_cut: int | None = None
-    results_cut: int | None = None
-    lost_1: float = 0.0
-    lost_2: float = 0.0
-    #: all others were through with it before anything of it was seen here
-    overtaken: bool = False
+
+    @property
+    def encoded(self) -> bool:
+        """Whether the own rows are there, or known not to come."""
+        return self.sending == Sending.OVER
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the own rows take no contribution any more."""
+        return self.first.phase != Phase.OPEN
+
+    @property
+    def published(self) -> bool:
+        """Whether the results of the own rows have left."""
+        return self.first.phase == Phase.DONE
+
+    @property
+    def finished(self) -> bool:
+        """Whether the result has been decoded."""
+        return self.second.phase != Phase.OPEN
+
+    @property
+    def delivered(self) -> bool:
+        """Whether the caller has the result."""
+        return self.second.phase == Phase.DONE
+
+    @property
+    def early(self) -> bool:
+        """Whether silence has closed a half."""
+        return "quiet" in (self.first.why, self.second.why)
+
+    @property
+    def silent(self) -> bool:
+        """Whether the rank takes part without rows by its own choice."""
+        return self.launch is not None and not self.launch.contribute
 
     @property
     def abstains(self) -> bool:

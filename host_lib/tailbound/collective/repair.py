@@ -222,14 +222,6 @@ class Round:
         return None
 
 
-@dataclass
-class Halves:
-    """The repair of one op: of contributions to the own rows, and of results."""
-
-    first: Round | None = None
-    second: Round | None = None
-
-
 class Budget:
     """Bytes that may be spent on answers now: a share of the pace, saved up to ``depth``.
 

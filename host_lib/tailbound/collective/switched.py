@@ -5,43 +5,68 @@ and its mean comes to everybody when the last one that is waited for is in. READ
 rank to rank, so clocks, steps and membership are those of every op.
 """
 
+# ruff: noqa: D102 - ``stage.Seen`` and ``aggregation.Aggregation`` say what their methods do
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.scale import scales_of
+from tailbound.collective.actions import Action, Release, Repeat
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
-from tailbound.collective.mend import gather
 from tailbound.collective.op import Op
 from tailbound.collective.tally import gather_flags, read_switched
-from tailbound.collective.timing import begin_give_up, begin_seal
+from tailbound.collective.view import View
+from tailbound.transport import flush
+from tailbound.transport.clock import LEAST_STEP
 from tailbound.transport.config import DEFAULT_PORT
-from tailbound.transport.flush import PATIENCE, Again, Places, Retry, View
+from tailbound.transport.flush import PATIENCE, Places, Retry
 from tailbound.transport.ledger import Stage
-from tailbound.transport.stage import Why, cut, decide
+from tailbound.transport.stage import Repair, Seen, Why, cut
 from tailbound.transport.stamp import restamp, stamp_switched
 from tailbound.wire.schema import EXPONENT_NONE, Flag, PacketType, serial_distance
 
 _SWITCHED, _SUMS = int(Flag.SWITCHED), int(Flag.SUMS)
 
 
+class SwitchOwned:
+    """A switch sums all rows (``aggregation.Aggregation``)."""
+
+    def late_rows_serve(self, view: View) -> bool:
+        """Results that are lacking can be had by sending the own rows."""
+        op, record = view.op, view.record
+        return not op.cold and record is not None and int(record["results_in"]) < op.place.layout.shape.rows
+
+    def results(self, view: View) -> Seen[Action]:
+        return Results(view)
+
+    def unmarked(self, view: View) -> tuple[list[int], list[int]]:
+        # rows go to the switch, so that nothing of a peer says whether it has begun
+        return [p for p in view.job.peers if p not in view.job.gone and not view.contributed(p)], []
+
+    def shift_cap(self, job: Job) -> int:
+        return 0
+
+    def in_time(self, op: Op) -> bool:
+        return not op.outcome.late
+
+    def send(self, job: Job, op: Op) -> None:
+        _send(job, op)
+
+    def read(self, job: Job, op: Op, why: Why, by_owner: NDArray[np.int64]) -> NDArray[np.uint16] | None:
+        return _read(job, op, why, by_owner)
+
+
 # -- first half ---------------------------------------------------------------------------------------------------
 
 
-def awaited(job: Job, op: Op) -> int:
+def _awaited(job: Job, op: Op) -> int:
     """Contributors that rows of ``op`` wait for: live ranks, self included, that have not said that they bring none."""
     return 1 + sum(p not in op.abstainers and p not in op.stayed_out for p in job.waited_for)
 
 
-def worth_asking(job: Job, op: Op) -> bool:
-    """Whether a launch that came after the deadline still lacks results: it can have them by sending its rows."""
-    record = job.record(op.label)
-    return not op.cold and record is not None and int(record["results_in"]) < op.place.layout.shape.rows
-
-
-def send(job: Job, op: Op) -> None:
+def _send(job: Job, op: Op) -> None:
     """Stamps the contributions and sends them, behind a READY to every peer; those of a late launch only on demand."""
     b, place, label = op.buffers, op.place, op.label
     assert job.switch is not None
@@ -51,7 +76,7 @@ def send(job: Job, op: Op) -> None:
         place.layout.tag,
         owner=job.switch,
         rows=place.layout.shape.rows,
-        count=awaited(job, op),
+        count=_awaited(job, op),
     )
     head["map_id"] = place.placement.owner_map.id
     stamp_switched(
@@ -65,7 +90,6 @@ def send(job: Job, op: Op) -> None:
         place.placement.row_at,
         label,
     )
-    op.encoded = True
     announce(job, op, job.peers, ask=False)
     rows = b.packets[:0] if op.outcome.late else b.packets
     if b.skipped.any():
@@ -90,20 +114,12 @@ def _short(job: Job, op: Op) -> bool:
 # -- second half --------------------------------------------------------------------------------------------------
 
 
-def due(job: Job, op: Op, now: int) -> tuple[Why | None, int]:
-    """Why to end ``op`` now, if so, and when to look again if not (clock-11 to clock-13, clock-28)."""
-    begin_seal(job, op)
-    begin_give_up(job, op)
-    return decide(_Results(job, op), op.result_clock, op.result_quiet, now, job.deadlines.quiet, op.admitted)
-
-
-class _Results:
+class Results:
     """What a worker sees of the switch's results (``stage.Seen``)."""
 
-    def __init__(self, job: Job, op: Op) -> None:
-        self._job, self._op = job, op
-        record = job.record(op.label)
-        self.progress = int(record["results_in"]) if record is not None else 0
+    def __init__(self, view: View) -> None:
+        self._view, self._job, self._op = view, view.job, view.op
+        self.progress = int(view.record["results_in"]) if view.record is not None else 0
 
     @property
     def left(self) -> int:
@@ -118,67 +134,72 @@ class _Results:
     def heard(self) -> int:
         return 0  # what a box is late by says nothing about processors
 
-    def repair(self, now: int, *, late: bool) -> tuple[bool, int]:
-        job, op = self._job, self._op
+    def repair(self, now: int, *, late: bool) -> Repair[Action]:
+        """Sends the switch rows again, without FLUSH for what got lost, with it when the first deadline has passed."""
+        job, op, view, clock = self._job, self._op, self._view, self._op.first.clock
         if not op.own_in:  # without rows of its own a rank has nothing to ask with
-            return False, 0
+            return Repair()
         if op.retry is None:
             live = sorted([job.rank, *job.waited_for])
             op.retry = Retry(op.place.layout.shape.rows, live.index(job.rank), len(live), job.patience)
-        view = View(
+        if op.start and not clock.due:
+            clock.begin(op.start, view.first_deadline(), job.config.stage_max, LEAST_STEP)
+        due = late or op.retry.flushing or clock.expired(now, self.progress, self.left)
+        seen = flush.View(
             self.progress,
-            lambda: _missing(job, op),
+            self._missing,
             sent=bool(op.spans.sent),
-            finished=_finished(job, op),
+            finished=_finished(view),
             short=_short(job, op),
-            due=late or op.retry.flushing or op.own_clock.expired(now, self.progress, self.left),
+            due=due,
         )
-        for again in op.retry.turn(now, view, job.deadlines.quiet):
-            _send_again(job, op, again, now)
+        requests: list[Action] = [Repeat(*again) for again in op.retry.turn(now, seen, job.deadlines.quiet)]
         if op.retry.flushing and not op.spans.sealed:
-            op.spans.sealed = now
-            if view.due and not late:
-                _cut_first(job, op, self.progress, now)
-        looks = (op.retry.look, 0 if op.retry.flushing else op.own_clock.next_look(now))
-        return True, min((t for t in looks if t), default=0)
+            requests.append(Release(self.progress if due and not late else None))
+        looks = (op.retry.look, 0 if op.retry.flushing else clock.next_look(now))
+        return Repair(True, min((t for t in looks if t), default=0), tuple(requests))
 
     def last_call(self, now: int) -> int:
         until = self._op.admitted + 4 * PATIENCE
         return until if self._op.own_in and now < until else 0
 
-
-def _finished(job: Job, op: Op) -> bool:
-    bring = (p for p in job.waited_for if p not in op.abstainers and p not in op.stayed_out)
-    return all(job.contributed(p, op.label) for p in bring)
-
-
-def _missing(job: Job, op: Op) -> Places:
-    """Places of the rows whose results are not here, and of which there is an own contribution to ask with."""
-    gather(job, op, np.zeros(job.world, np.int64))
-    b = op.buffers
-    return np.flatnonzero((b.source[op.place.placement.row_at] == -1) & (b.skipped[b.group] == 0))
+    def _missing(self) -> Places:
+        """Places of the rows whose results are not here, and of which there is an own contribution to ask with."""
+        self._view.gather()
+        b, place = self._op.buffers, self._op.place.placement
+        return np.flatnonzero((b.source[place.row_at] == -1) & (b.skipped[b.group] == 0))
 
 
-def _send_again(job: Job, op: Op, again: Again, now: int) -> None:
+def _finished(view: View) -> bool:
+    op = view.op
+    return all(view.contributed(p) for p in view.job.waited_for if p not in op.abstainers and p not in op.stayed_out)
+
+
+def repeat(job: Job, op: Op, action: Repeat) -> None:
+    """Sends rows to the switch again."""
     assert job.switch is not None
-    rows = op.buffers.packets[again.places]
-    restamp(rows, op.buffers.partials[again.places], int(Flag.REPEAT | (Flag.FLUSH if again.flush else Flag(0))))
-    job.counters["rows_flushed" if again.flush else "rows_sent_again"] += len(rows)
-    until = now + job.config.stage_max
-    job.queue.submit(op.label, PacketType.RESULT, [(job.switch, rows)], until, None, now)
+    now = job.now()
+    rows = op.buffers.packets[action.places]
+    restamp(rows, op.buffers.partials[action.places], int(Flag.REPEAT | (Flag.FLUSH if action.flush else Flag(0))))
+    job.counters["rows_flushed" if action.flush else "rows_sent_again"] += len(rows)
+    job.queue.submit(op.label, PacketType.RESULT, [(job.switch, rows)], now + job.config.stage_max, None, now)
 
 
-def _cut_first(job: Job, op: Op, progress: int, now: int) -> None:
-    """Counts a deadline at which rows are released, and keeps what it cut off for the next ones."""
+def release(job: Job, op: Op, action: Release) -> None:
+    """Notes when the switch was first asked to release rows, and what the deadline cut off if it was one."""
+    op.spans.sealed = job.now()
+    if action.progress is None:
+        return
     op.outcome.deadline_hits += 1
     job.counters["seal_deadline_hits"] += 1
-    op.transfer_cut, op.lost_1 = cut(now - op.start, [(progress, op.place.layout.shape.rows)])
+    rows = op.place.layout.shape.rows
+    op.first.cut, op.first.lost = cut(op.spans.sealed - op.start, [(action.progress, rows)])
 
 
 # -- the end ------------------------------------------------------------------------------------------------------
 
 
-def read(job: Job, op: Op, why: Why, by_owner: NDArray[np.int64]) -> NDArray[np.uint16] | None:
+def _read(job: Job, op: Op, why: Why, by_owner: NDArray[np.int64]) -> NDArray[np.uint16] | None:
     """Notes where results lie, what their records say, and who was missing.
 
     Args:
@@ -189,7 +210,7 @@ def read(job: Job, op: Op, why: Why, by_owner: NDArray[np.int64]) -> NDArray[np.
     """
     assert job.switch is not None
     b, outcome, rows = op.buffers, op.outcome, op.place.layout.shape.rows
-    present = gather(job, op, by_owner)
+    present = View(job, op).gather(by_owner)
     job.datapath.fence()
     flags = int(gather_flags(job.result_records, b.source, op.label)) & (_SWITCHED | _SUMS)
     form = flags if flags in (_SWITCHED, _SUMS) else _form(job)
@@ -204,7 +225,7 @@ def read(job: Job, op: Op, why: Why, by_owner: NDArray[np.int64]) -> NDArray[np.
     outcome.overwritten = lost
     by_owner[job.switch] -= lost
     here = b.row_count[b.source >= 0]
-    wanted = awaited(job, op) - (op.abstains or op.outcome.late)
+    wanted = _awaited(job, op) - (op.abstains or op.outcome.late)
     op.partial = int((here < wanted).sum())
     job.counters["rows_partial"] += op.partial
     outcome.expected += rows + wanted * len(here)
@@ -214,7 +235,7 @@ def read(job: Job, op: Op, why: Why, by_owner: NDArray[np.int64]) -> NDArray[np.
         outcome.deadline_hits += 1
         job.counters["result_deadline_hits"] += 1
         elapsed = op.spans.decoding - (op.spans.sealed or op.start)
-        op.results_cut, op.lost_2 = cut(elapsed, [(present, rows)])
+        op.second.cut, op.second.lost = cut(elapsed, [(present, rows)])
     job.books.ledger.close(Stage.RESULTS, job.switch, rows, len(here), finished=job.published(job.switch, op.label))
     _suspect(job, op, int(here.max(initial=0)))
     _silence(job, op, present)

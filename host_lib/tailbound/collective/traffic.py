@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.collective.job import Job
-from tailbound.collective.op import Op
+from tailbound.collective.op import Op, Phase
 from tailbound.collective.timing import flow_bytes
 from tailbound.wire.schema import PacketType, serial_distance
 
@@ -37,7 +37,7 @@ def results(job: Job, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -> None
 
     def done(packets: int) -> None:
         job.counters["results_sent"] += packets
-        op.published, op.spans.published = True, job.now()
+        op.first.phase, op.spans.published = Phase.DONE, job.now()
 
     now = job.now()
     until = now + job.deadlines.worth_sending(flow_bytes(op))
@@ -63,7 +63,6 @@ def observe(job: Job, op: Op, summed: NDArray[np.int64]) -> None:
         return
     own = int(op.place.placement.counts[job.rank])
     through = [p for p in job.waited_for if p not in op.abstainers and job.contributed(p, op.label)]
-    halves = None if job.repairs.warming(op.key) else op.repair
-    asked = halves.first.asked if halves is not None and halves.first is not None else {}
+    asked = op.first.repair.asked if op.first.repair is not None and not job.repairs.warming(op.key) else {}
     lost = sum(max(own - int(summed[p]), len(asked.get(p, ()))) for p in through if summed[p] > 0)
     job.traffic.incast.observe(own * len(through), lost)

@@ -21,20 +21,19 @@ from typing import TypeVar
 
 from tailbound.collective import outlet, traffic, watch
 from tailbound.collective.announce import Inbox, farewell, hold
-from tailbound.collective.average import SAME_MODEL, average
-from tailbound.collective.collect import collect
-from tailbound.collective.contribute import contribute, start_clock
+from tailbound.collective.average import SAME_MODEL
+from tailbound.collective.execute import move, remind
 from tailbound.collective.heartbeat import Heartbeat
 from tailbound.collective.job import Job, log
 from tailbound.collective.maps import Maps
 from tailbound.collective.mend import answer
-from tailbound.collective.op import Launch, Op, Outcome
-from tailbound.collective.remind import remind
+from tailbound.collective.op import Launch, Op, Outcome, Phase, Sending
+from tailbound.collective.step import overtaken, stand_still, start_clock
 from tailbound.collective.tally import newest_op
 from tailbound.collective.timing import on_time
 from tailbound.collective.unheard import Unheard
+from tailbound.collective.view import View
 from tailbound.errors import LayoutError, TransportError
-from tailbound.transport.clock import Extension
 from tailbound.transport.forks import keep_from_children
 from tailbound.transport.membership import HOLD_EVERY
 from tailbound.transport.sequence import Place, Position
@@ -315,8 +314,8 @@ class Transpose:
 
     def _listen(self, now: int) -> None:
         """Asks for marks where nothing comes any more, and notes when to look again."""
-        waiting = (op for op in self._ops.values() if op.encoded and not op.finished)
-        self._silence = min((remind(self.job, op, now) for op in waiting), default=0)
+        looks = [remind(self.job, op, now) for op in self._ops.values()]
+        self._silence = min((look for look in looks if look), default=0)
 
     def _turn(self, now: int) -> int:
         """One turn (kernel-22): take in, move on, let go; returns the earliest time to look again (0: none)."""
@@ -360,24 +359,20 @@ class Transpose:
         unsettled: set[tuple[int, int, int, int]] = set()
         for op in list(self._ops.values()):
             if (holding or stood) and not op.finished:
-                self._stand_still(op, now)  # once more when the hold is over: the last turn in it may be long ago
+                stand_still(op, now)  # once more when the hold is over: the last turn in it may be long ago
+            view = View(job, op)
             if holding:
                 looks.append(holding)
             else:
-                start_clock(job, op)
-                if op.start:
-                    op.start = max(op.start, op.held)
-                self._overtaken(op, now)
+                start_clock(op, view, now)
+                job.counters["ops_overtaken"] += overtaken(op, view, now)
             self._forgive(op.label, op.start)
             if op.launch is not None and not op.finished:
                 self._check_layout(op)
             # scales follow from the key's previous op, so that one has to be over first
-            if sending and op.key not in unsettled:
-                looks.append(contribute(job, op, now))
+            looks.append(move(job, op, may_send=sending and op.key not in unsettled))
             sending = op.encoded
-            looks.append(average(job, op, job.now()))
             self._advance_published()
-            looks.append(collect(job, op, job.now()))
             if op.finished:
                 self._deliver(op)
                 continue
@@ -402,26 +397,6 @@ class Transpose:
         for op in self._ops.values():
             if op.launch is not None and not op.delivered:
                 op.outcome.error = op.outcome.error or error
-
-    def _stand_still(self, op: Op, now: int) -> None:
-        """While a live rank holds, no clock runs; all start anew from the end of the hold (clock-16)."""
-        op.held = now
-        if op.sealed:
-            op.result_clock = Extension()
-        else:
-            op.start, op.own_clock = 0, Extension()
-
-    def _overtaken(self, op: Op, now: int) -> None:
-        """An op that all others are through with before this rank has sent rows: no more comes (clock-13, clock-20)."""
-        job = self.job
-        if op.overtaken or op.encoded or op.launch is None:
-            return
-        counts = op.place.placement.counts
-        owners = [p for p in job.waited_owners if counts[p]]
-        if owners and all(job.published(p, op.label) and job.contributed(p, op.label) for p in owners):
-            op.start = op.start or max(1, now - 4 * job.config.stage_max)
-            op.overtaken = True
-            job.counters["ops_overtaken"] += 1
 
     def _say_hold(self, now: int, *, over: bool) -> int:
         if over:
@@ -452,8 +427,7 @@ class Transpose:
             for old in wrong:
                 self._drop(old)
             op = self._ops.get(place.label) or self._open(place)
-            op.launch, op.admitted = launch, self.job.now()
-            op.silent = not launch.contribute
+            op.launch, op.admitted, op.sending = launch, self.job.now(), Sending.LAUNCHED
             self._waiting.popleft()  # not before: what fails here must still be found and completed
             op.cold = op.key not in self.job.exponents
             self._inbox.adopt(op)
@@ -543,7 +517,7 @@ class Transpose:
         launch = op.launch
         if launch is None or op.delivered:
             return
-        op.delivered = True
+        op.second.phase = Phase.DONE
         job, outcome = self.job, op.outcome
         watch.in_pieces(job, op)
         if outcome.error is not None and self._error is None:

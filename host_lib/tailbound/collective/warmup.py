@@ -16,6 +16,7 @@ from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.shape import shape_for
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.job import Job, log
+from tailbound.collective.samples import last_stamps
 from tailbound.collective.tally import (
     gather_flags,
     gather_results,
@@ -26,7 +27,6 @@ from tailbound.collective.tally import (
     rows_by_rank,
     write_expect,
 )
-from tailbound.collective.timing import last_stamps
 from tailbound.transport.stamp import restamp, stamp_contributions, stamp_results, stamp_switched
 from tailbound.wire.jit import kept
 from tailbound.wire.schema import EXPONENT_NONE, PacketType

@@ -7,15 +7,33 @@ runs this code unchanged.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, Protocol
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from tailbound.transport.clock import Extension, Quiet
 from tailbound.transport.overtime import Overtime
 
 Why = Literal["complete", "quiet", "deadline"]
 
+Request = TypeVar("Request")
 
-class Seen(Protocol):
+
+class Repair(NamedTuple, Generic[Request]):
+    """What is to be repaired of a half (clock-23)."""
+
+    open: bool = False  #: an answer may still come
+    look: int = 0  #: when to look again, ns; 0: on arrival
+    requests: tuple[Request, ...] = ()  #: what to ask for now
+
+
+class Decision(NamedTuple, Generic[Request]):
+    """What becomes of a half now."""
+
+    why: Why | None  #: it is over; None: it goes on
+    look: int = 0  #: when to look again, ns; 0: on arrival
+    requests: tuple[Request, ...] = ()  #: what to ask for now, whether it is over or not
+
+
+class Seen(Protocol[Request]):
     """What a rank sees of one half of one op; asked only for what the decision still needs."""
 
     @property
@@ -35,17 +53,23 @@ class Seen(Protocol):
     def heard(self) -> int:
         """When somebody who is waited for and not through was last heard of, ns; 0: never."""
 
-    def repair(self, now: int, *, late: bool) -> tuple[bool, int]:
-        """Repairs what is to be repaired; whether an answer may still come, and when to look again (clock-23)."""
+    def repair(self, now: int, *, late: bool) -> Repair[Request]:
+        """What is to be asked for, and whether an answer may still come (clock-23); ``late``: see ``decide``."""
 
     def last_call(self, now: int) -> int:
         """Until when a launch that came too late waits for its one round of repair; 0: no longer (clock-13)."""
 
 
 def decide(
-    seen: Seen, clock: Extension, quiet: Quiet, now: int, q: int, launched: int = 0, overtime: Overtime | None = None
-) -> tuple[Why | None, int]:
-    """Why the stage is over, if it is; and when to look again if not (0: on arrival).
+    seen: Seen[Request],
+    clock: Extension,
+    quiet: Quiet,
+    now: int,
+    q: int,
+    launched: int = 0,
+    overtime: Overtime | None = None,
+) -> Decision[Request]:
+    """Whether the stage is over, when to look again if not, and what to ask for.
 
     Args:
         seen: the stage.
@@ -57,13 +81,13 @@ def decide(
         overtime: what may be waited past deadlines; None: nothing.
     """
     if seen.complete():
-        return "complete", 0
+        return Decision("complete")
     late = 0 < clock.due < launched
-    repairing, repair_look = seen.repair(now, late=late)
-    finished = not repairing and seen.finished()
+    repair = seen.repair(now, late=late)
+    finished = not repair.open and seen.finished()
     progress = seen.progress
     if quiet.passed(now, finished, progress, q):
-        return "quiet", 0
+        return Decision("quiet", 0, repair.requests)
     if late:  # what such a launch waits for others counts from itself
         clock.promised = max(clock.promised, launched)
 
@@ -73,10 +97,10 @@ def decide(
     if clock.expired(now, progress, seen.left, unwatched=late, worth=worth):
         last = seen.last_call(now) if late else 0
         if not last:
-            return "deadline", 0
-        return None, min(last, repair_look or last)
-    looks = [t for t in (quiet.next_look(q), clock.next_look(now), repair_look) if t]
-    return None, min(looks, default=0)
+            return Decision("deadline", 0, repair.requests)
+        return Decision(None, min(last, repair.look or last), repair.requests)
+    looks = [t for t in (quiet.next_look(q), clock.next_look(now), repair.look) if t]
+    return Decision(None, min(looks, default=0), repair.requests)
 
 
 def cut(elapsed: int, flows: Iterable[tuple[int, int]]) -> tuple[int | None, float]:

@@ -1,0 +1,127 @@
+"""What ``step`` says is to be done for an op. ``execute`` does it.
+
+An action that ``moves`` its op ends a phase: what follows from it is asked of ``step`` again, once it has been done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tailbound.collective.repair import Places
+from tailbound.transport.stage import Why
+
+
+@dataclass(frozen=True, slots=True)
+class Abstain:
+    """Take part without rows, and say so."""
+
+    moves: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class StayOut:
+    """The own rows come too late for all: say so instead of sending rows that nobody takes (clock-17)."""
+
+    moves: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Find the scales that the own rows need, and tell them (codec-5)."""
+
+    moves: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """Code the own rows and hand them to the send queue.
+
+    Attributes:
+        late: nobody waits for them any more, but they still serve to ask a switch for results.
+    """
+
+    late: bool = False
+    moves: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Agree:
+    """Settle the scales of a cold op from what ranks have told, and encode.
+
+    Attributes:
+        incomplete: some rank has not told what it needs.
+        settled: some rank sends rows without having told: it knows other scales, and this rank does not know them.
+    """
+
+    incomplete: bool
+    settled: bool
+    moves: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """Close the first half: average what came, and publish it."""
+
+    why: Why
+    moves: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Close the second half: decode the result."""
+
+    why: Why
+    moves: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Tell ``peers`` the own state by READY; with ``ask`` they answer with theirs (clock-25, clock-30)."""
+
+    peers: tuple[int, ...]
+    ask: bool = False
+    moves: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class AskMarks:
+    """Ask ``peers`` how far they are (clock-30)."""
+
+    peers: tuple[int, ...]
+    moves: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class AskRows:
+    """Ask ``rank`` for ``places`` (i64[]) of its list of ``rows`` rows again (clock-23)."""
+
+    rank: int
+    places: Places
+    rows: int
+    first_half: bool
+    moves: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Send the switch the contributions at ``places`` (i64[]) again; ``flush``: it releases these rows (clock-28)."""
+
+    places: Places
+    flush: bool
+    moves: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The switch begins to be asked to release rows that lack a contribution.
+
+    Attributes:
+        progress: results that were in when the deadline made it so; None: it was something else.
+    """
+
+    progress: int | None
+    moves: ClassVar[bool] = False
+
+
+Action = Abstain | StayOut | Measure | Encode | Agree | Seal | Finish | Tell | AskMarks | AskRows | Repeat | Release

@@ -1,0 +1,300 @@
+"""Ops whose rows the ranks own: what the owner and the receiver see of them, and what they ask for again.
+
+Contributions and results are repaired in every op (clock-23). A missing contribution costs its row one contributor,
+which the mean allows for, and a missing result costs every replica; but both are asked for while others are still
+sending, as a rule, so that a row that was lost costs no op its time.
+"""
+
+# ruff: noqa: D102 - ``stage.Seen`` and ``aggregation.Aggregation`` say what their methods do
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.collective import traffic
+from tailbound.collective.actions import Action, AskRows
+from tailbound.collective.announce import announce
+from tailbound.collective.job import Job
+from tailbound.collective.mend import settle_results
+from tailbound.collective.op import Op
+from tailbound.collective.repair import Places
+from tailbound.collective.tally import read_records
+from tailbound.collective.view import View
+from tailbound.transport.silence import SHORT
+from tailbound.transport.stage import Repair, Seen, Why, cut
+from tailbound.transport.stamp import stamp_contributions
+from tailbound.wire.schema import EXPONENT_NONE, Flag, PacketType
+
+_NONE = np.zeros(0, np.int64)
+
+
+class Contributions:
+    """What an owner sees of the first half (``stage.Seen``)."""
+
+    def __init__(self, view: View) -> None:
+        self._view, self._job, self._op = view, view.job, view.op
+        self._own_in = view.op.encoded or view.job.self_late
+
+    @property
+    def progress(self) -> int:
+        record = self._view.record
+        return int(record["progress"]) if record is not None else 0
+
+    @property
+    def left(self) -> int:
+        waited = sum(p not in self._op.abstainers for p in self._job.waited_for)
+        return self._view.own * waited - self.progress
+
+    def complete(self) -> bool:
+        job, record = self._job, self._view.record
+        if job.ranks == 1:
+            return self._op.encoded
+        return (
+            record is not None
+            and self._own_in
+            and int(record["rows_complete"]) >= self._view.own
+            and self._really(int(record["opened_ns"]))
+        )
+
+    def _really(self, opened: int) -> bool:
+        """Whether the kernel's count of complete rows can be believed.
+
+        A rank that became live in the middle of an op may have made a row complete for the second time.
+        """
+        if opened > self._job.live_since:
+            return True
+        summed = self._view.summed()
+        return all(summed[p] >= self._view.own for p in self._job.waited_for)
+
+    def finished(self) -> bool:
+        return self._own_in and all(map(self._view.brings_no_more, self._job.waited_for))
+
+    def heard(self) -> int:
+        return self._job.heard(p for p in self._job.waited_for if not self._view.brings_no_more(p))
+
+    def repair(self, now: int, *, late: bool) -> Repair[Action]:
+        """Asks ranks that have finished for the contributions of theirs that are missing."""
+        job, op, view = self._job, self._op, self._view
+        if not job.config.repair or op.overtaken:
+            return Repair()
+        out, own = op.abstainers | op.stayed_out, view.own
+        finished = [p for p in job.waited_for if p not in out and view.contributed(p)]
+        if op.first.repair is None:
+            if not finished:
+                return Repair()
+            op.first.repair = view.round(own * len(job.peers))
+        summed: NDArray[np.int64] | None = None
+
+        def missing(rank: int) -> Places:
+            nonlocal summed
+            if summed is None:
+                summed = view.summed()
+            return _NONE if summed[rank] >= own else view.unsummed(rank)
+
+        asked = op.first.repair
+        wanted = asked.turn(now, finished, missing, lambda rank: own, job.deadlines.quiet)
+        requests = tuple(AskRows(rank, places, own, first_half=True) for rank, places in wanted)
+        return Repair(asked.open, asked.look, requests)
+
+    def last_call(self, now: int) -> int:
+        return 0
+
+
+class Results:
+    """What a receiver sees of the second half (``stage.Seen``)."""
+
+    def __init__(self, view: View) -> None:
+        self._view, self._job, self._op = view, view.job, view.op
+        self._counts = view.op.place.placement.counts
+        # rows that came when their op was too far ahead for a record, or whose record has gone, are there all the same
+        self.progress = int(view.record["results_in"]) if view.record is not None else self._present_of(view.job.peers)
+        self._owners = [p for p in view.job.waited_owners if self._counts[p]]
+
+    def _present_of(self, owners: list[int]) -> int:
+        by_owner = np.zeros(self._job.world, np.int64)
+        self._view.gather(by_owner)
+        return int(sum(by_owner[p] for p in owners))
+
+    @property
+    def left(self) -> int:
+        return int(sum(self._counts[p] for p in self._owners)) - self.progress
+
+    def complete(self) -> bool:
+        if self.progress >= self._op.place.layout.shape.rows - self._view.own:
+            return True
+        if self.left > 0 or len(self._owners) == len(self._job.peers) or self._owed():
+            return False
+        return self._present_of(self._owners) >= int(sum(self._counts[p] for p in self._owners))
+
+    def _owed(self) -> bool:
+        """Whether a rank that has said goodbye, and is not waited for, may still answer for its results (clock-15)."""
+        asked = self._op.second.repair
+        gone = (p for p in self._job.gone if self._counts[p] and self._view.published(p))
+        return self._repairable() and any(asked is None or not asked.over(p) for p in gone)
+
+    def _repairable(self) -> bool:
+        """Whether results are repaired: not those of an op that left no trace here, since the others are far ahead."""
+        return self._job.config.repair and not (self._op.overtaken and self._view.record is None)
+
+    def finished(self) -> bool:
+        return all(map(self._view.published, self._owners))
+
+    def heard(self) -> int:
+        return self._job.heard(p for p in self._owners if not self._view.published(p))
+
+    def repair(self, now: int, *, late: bool) -> Repair[Action]:
+        """Asks owners that have finished for what is missing of their results; a ``late`` launch asks at once."""
+        job, view, counts, half = self._job, self._view, self._counts, self._op.second
+        if not self._repairable():
+            return Repair()
+        # who has said goodbye answers for a while (clock-15)
+        finished = [p for p in [*job.waited_owners, *job.gone] if counts[p] and view.published(p)]
+        if half.repair is None:
+            if not finished:
+                return Repair()
+            half.repair = view.round(self._op.place.layout.shape.rows)
+        gathered = False
+
+        def missing(owner: int) -> Places:
+            nonlocal gathered
+            if not gathered:
+                view.gather()
+                gathered = True
+            return view.unrepaired(owner)
+
+        pause = 0 if late else job.deadlines.quiet
+        wanted = half.repair.turn(now, finished, missing, lambda rank: int(counts[rank]), pause)
+        requests = tuple(AskRows(rank, places, int(counts[rank]), first_half=False) for rank, places in wanted)
+        return Repair(half.repair.open, half.repair.look, requests)
+
+    def last_call(self, now: int) -> int:
+        """A late launch may use one round of repair."""
+        asked = self._op.second.repair
+        return asked.last_call if asked is not None and asked.open and now < asked.last_call else 0
+
+
+class PeerOwned:
+    """Every rank sums its share of the rows (``aggregation.Aggregation``)."""
+
+    def late_rows_serve(self, view: View) -> bool:
+        return False
+
+    def results(self, view: View) -> Seen[Action]:
+        return Results(view)
+
+    def unmarked(self, view: View) -> tuple[list[int], list[int]]:
+        job, op = view.job, view.op
+        peers = [p for p in job.peers if p not in job.gone]
+        counts = op.place.placement.counts
+        if op.abstains:  # others may have nothing to send either, and the words that say so may all be lost
+            return [p for p in peers if not (view.published(p) and (op.published or view.brings_no_more(p)))], []
+        rows = np.zeros(job.world, np.int64)
+        if op.published:
+            missing = [p for p in peers if counts[p] and not view.published(p)]
+            if missing:
+                view.gather(rows)
+            flow = counts
+        else:
+            missing = [p for p in peers if not view.brings_no_more(p)]
+            if view.record is not None:
+                for p in missing:
+                    rows[p] = int(view.record["begun"][p >> 6]) >> (p & 63) & 1
+            flow = np.full(job.world, view.own)
+        begun = [p for p in missing if rows[p] or flow[p] <= SHORT]
+        return begun, [p for p in missing if p not in begun]
+
+    def shift_cap(self, job: Job) -> int:
+        return job.shift_cap
+
+    def in_time(self, op: Op) -> bool:
+        return not op.sealed
+
+    def send(self, job: Job, op: Op) -> None:
+        """Bursts to all peers in turn, beginning with rank + 1 (clock-17)."""
+        b, place = op.buffers, op.place
+        placement, label = place.placement, op.label
+        runs = []
+        keep = None
+        form = Flag.NIBBLES if place.layout.shape.bits == 4 else Flag(0)
+        if b.skipped.any():
+            keep = b.skipped[b.group] == 0
+        for peer in job.peers:
+            first, count = int(placement.starts[peer]), int(placement.counts[peer])
+            if count == 0 or peer in job.gone:
+                continue
+            head = job.header(PacketType.CONTRIBUTION, label, place.layout.tag, owner=peer, rows=count, flags=form)
+            head["map_id"] = placement.owner_map.id
+            stamp_contributions(
+                b.packets,
+                first,
+                count,
+                head.view(np.uint8),
+                b.partials,
+                b.packet_exponent,
+                b.packet_need,
+                b.packet_shift,
+                place.sum_seqs[peer],
+                b.first[peer],
+                job.marks.contributed,
+                label,
+            )
+            rows = b.packets[first : first + count]
+            runs.append((peer, rows if keep is None else rows[keep[first : first + count]]))
+        traffic.contributions(job, op, runs)
+        rowless = [p for p in job.peers if placement.counts[p] == 0 and p not in job.gone]
+        if rowless:  # every rank hears of every op (clock-2)
+            announce(job, op, rowless, ask=False)
+
+    def read(self, job: Job, op: Op, why: Why, by_owner: NDArray[np.int64]) -> None:
+        b, outcome, place = op.buffers, op.outcome, op.place
+        if not job.peers:
+            return
+        present = View(job, op).gather(by_owner)
+        settle_results(job, op)
+        job.datapath.fence()
+        outcome.overwritten = int(
+            read_records(job.result_records, b.source, op.label, b.row_scale, b.row_exponent, EXPONENT_NONE)
+        )
+        if outcome.overwritten:
+            job.counters["results_overwritten"] += outcome.overwritten
+        outcome.delivered += present - outcome.overwritten
+        outcome.void = present == 0 and _nobody_had_any(job, op)
+        if outcome.void:
+            return
+        others = place.layout.shape.rows - int(place.placement.counts[job.rank])
+        outcome.expected += others
+        outcome.missed = others - present + outcome.overwritten
+        _suspect(job, op, by_owner)
+        if why == "deadline":
+            _cut(job, op, by_owner)
+
+
+def _nobody_had_any(job: Job, op: Op) -> bool:
+    """Whether no rank brought rows, as all say (a loss scale overflows on all ranks, say): no owner is to blame."""
+    brought = not (op.abstains or op.outcome.unsent)
+    return not brought and bool(job.waited_for) and op.abstainers.issuperset(job.waited_for)
+
+
+def _suspect(job: Job, op: Op, by_owner: NDArray[np.int64]) -> None:
+    counts = op.place.placement.counts
+    absent = {p for p in job.peers if counts[p] and by_owner[p] == 0 and p not in job.gone}
+    op.outcome.missing |= absent
+    # an owner that is missed no more because it was left out of the map has not published anything by that
+    absent |= {p for p in job.result_suspicion.suspects if not counts[p]}
+    in_step = job.steps.in_step and not op.overtaken
+    for rank in sorted(job.membership.observe_results(absent, op.label, in_step=in_step, step=op.place.step)):
+        job.emit(
+            "suspect",
+            f"rank {rank} has published no result for {job.config.suspect_after} ops (last: op {op.name}); "
+            "its rows are filled from the others",
+            suspect=rank, stage="results", op=op.name,
+        )  # fmt: skip
+
+
+def _cut(job: Job, op: Op, by_owner: NDArray[np.int64]) -> None:
+    """Counts an end at the deadline, and keeps what it cut off for the next ones."""
+    op.outcome.deadline_hits += 1
+    job.counters["result_deadline_hits"] += 1
+    counts = op.place.placement.counts
+    flows = [(int(by_owner[p]), int(counts[p])) for p in job.waited_owners if not job.published(p, op.label)]
+    op.second.cut, op.second.lost = cut(op.spans.decoding - op.spans.sealed, flows)

@@ -1,0 +1,197 @@
+"""What deadlines learn from the arrival stamps of ops that are over (clock-4 to clock-6, clock-11)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.collective.job import Job
+from tailbound.collective.op import Op
+from tailbound.collective.pending import Pending
+from tailbound.collective.timing import flow_bytes
+from tailbound.transport.deadline import MS, Sample
+from tailbound.transport.steps import step_distance, step_of
+from tailbound.wire.jit import compiled
+from tailbound.wire.schema import MAX_RANKS, op_slot
+
+#: Stamps are read this many steps later (clock-5), when late rows have come too.
+_SETTLED_AFTER = 2
+_PENDING_MOST = 1024
+#: Once a size is known, ops that follow each other faster than this teach nothing new, and reading stamps costs time.
+_APART = 20 * MS
+#: Part of an op's rows that a switch may have released early without making its times those of a deadline.
+_PARTIAL = 0.02
+
+
+def note(job: Job, op: Op, why: str, now: int) -> None:
+    """Keeps what is to be known of a finished op when its stamps are read, two steps later (clock-5)."""
+    if job.ranks == 1 or op.launch is None:
+        return
+    in_step = job.steps.in_step and not op.overtaken
+    if in_step:
+        cut = op.first.lost > 0 or op.second.lost > 0
+        job.deadlines.step(op.place.step, op.launch.launched, now, last=op.place.layout.last, cut=cut)
+    pending = job.pending
+    crowded = bool(pending) and op.start - pending[-1].start < _APART and job.deadlines.warm(flow_bytes(op))
+    if in_step and op.start and job.sequence.stable and not op.cold and not op.outcome.skipped and not crowded:
+        if len(pending) >= _PENDING_MOST:
+            pending.popleft()
+        record, counts = job.record(op.label), op.place.placement.counts
+        waits = bool(counts[job.rank]) or op.switched  # for the first half of others
+        pending.append(
+            Pending(
+                label=op.label,
+                step=op.place.step,
+                flow_bytes=flow_bytes(op),
+                start=op.start,
+                waited=op.start - op.admitted if op.admitted <= op.start else None,
+                sealed=op.spans.sealed or now,
+                own=0 if job.self_late or not op.own_present else op.own_in,
+                waited_for=tuple(p for p in job.waited_for if p not in op.abstainers) if waits else (),
+                suspects=tuple(job.contribution_suspicion.suspects - job.gone) if waits else (),
+                owners=tuple(p for p in job.waited_owners if counts[p]),
+                complete={"complete": now, "quiet": op.second.quiet.since}.get(why, 0),
+                present=int(record["results_in"]) if record is not None else 0,
+                early=op.early,
+                transfer_cut=op.first.cut,
+                results_cut=op.second.cut,
+                lost=max(op.first.lost, op.second.lost),
+                switched=op.switched,
+                partial=op.partial > _PARTIAL * op.place.layout.shape.rows,
+            )
+        )
+    settle(job)
+
+
+def settle(job: Job) -> None:
+    """Reads the stamps of ops that are two steps old and lets the deadlines learn from them."""
+    pending, step = job.pending, step_of(job.sequence.upcoming)
+    if not pending or step_distance(step, pending[0].step) < _SETTLED_AFTER:
+        return
+    while pending and step_distance(step, pending[0].step) >= _SETTLED_AFTER:
+        one = pending.popleft()
+        record = job.record(one.label)
+        if record is not None:
+            job.deadlines.observe((_of_switch if one.switched else _of_peers)(job, one, record))
+    rtts = [int(job.store.peer_states[p]["rtt_ns"]) for p in (*job.waited_for, *job.extra)]
+    if any(rtts):
+        job.deadlines.round_trip(min(max(rtts), 5 * MS))
+    job.advertise_deadline(job.deadlines.advertised)
+
+
+def _of_peers(job: Job, one: Pending, record: Any) -> Sample:
+    """What ``one``, whose rows the ranks own, says by its ``record`` and its arrival stamps."""
+    opened = int(record["opened_ns"])
+    at = op_slot(one.label) * MAX_RANKS
+    out = np.zeros(5, np.int64)
+    last_stamps(
+        job.store.arrivals[at : at + job.ranks],
+        np.array(record["heard"]),
+        np.array(one.waited_for, np.int64),
+        np.array(one.suspects, np.int64),
+        (one.start + job.deadlines.skew_max - opened) // 1000,
+        np.array(one.owners, np.int64),
+        out,
+    )
+    first, transfer, results, open_rows, open_results = (int(x) for x in out)
+    if first or one.own:
+        arrived = max(opened + first * 1000 if first else 0, one.own)
+        late_by: int | None = max(0, arrived - one.start)
+    else:
+        late_by = None
+    transfers = [transfer * 1000] if transfer >= 0 else []
+    if open_rows and one.transfer_cut is not None:  # its last row never came
+        transfers.append(one.transfer_cut)
+    last = max(opened + results * 1000 if results else 0, one.complete)
+    ends = [max(0, last - one.sealed)] if last else []
+    if open_results and one.results_cut is not None:
+        ends.append(one.results_cut)
+    regretted = bool(record["late"]) or bool(record["late_results"]) or int(record["results_in"]) > one.present
+    return Sample(
+        one.flow_bytes,
+        late_by,
+        max(transfers, default=None),
+        max(ends, default=None),
+        one.early,
+        one.early and regretted,
+        one.lost,
+        one.step,
+        max(ends) + one.sealed - one.start if ends else None,
+        one.waited,
+    )
+
+
+def _of_switch(job: Job, one: Pending, record: Any) -> Sample:
+    """What ``one``, whose rows a switch owns, says.
+
+    There is no first half that this rank could see. D1 is the time after which it releases rows with what is in,
+    learned from when the last rank showed up to when the last result came; D2 is what the release itself may take.
+    """
+    assert job.switch is not None
+    opened, at = int(record["opened_ns"]), op_slot(one.label) * MAX_RANKS
+    heard, stamps = record["heard"].tolist(), job.store.arrivals[at : at + job.world]
+    latest = one.start + job.deadlines.skew_max
+
+    def came(rank: int, stamp: str) -> int:
+        us = int(stamps[rank][stamp]) if heard[rank >> 6] >> (rank & 63) & 1 else 0
+        return opened + 1000 * (us - 1) if us else 0
+
+    shown = [came(p, "first_us") for p in one.waited_for]
+    shown += [t for p in one.suspects if 0 < (t := came(p, "first_us")) <= latest]
+    shown = [t for t in (*shown, one.own) if t]
+    last_shown = max(shown, default=0)
+    last = max(came(job.switch, "published_us"), one.complete)
+    flushed = one.sealed < last  # rows were released: how long results take without that is not seen
+    transfer: int | None = None
+    if one.transfer_cut is not None:
+        transfer = one.transfer_cut
+    elif last and last_shown and not one.partial:
+        transfer = max(0, last - max(one.start, min(last, last_shown)))
+    # a release of everything takes as long as everything
+    second = one.results_cut if one.results_cut is not None else last - one.sealed if flushed else transfer
+    first = max(0, last_shown - one.start) if last_shown else None
+    whole = None if first is None or transfer is None or second is None else first + transfer + second
+    return Sample(
+        one.flow_bytes, first, transfer, second, False, False, one.lost, one.step, whole, one.waited
+    )  # fmt: skip
+
+
+@compiled
+def last_stamps(
+    arrivals: NDArray[Any],
+    heard_by: NDArray[np.uint64],
+    waited: NDArray[np.int64],
+    suspects: NDArray[np.int64],
+    latest: int,
+    owners: NDArray[np.int64],
+    out: NDArray[np.int64],
+) -> None:
+    """The latest first row, the longest flow (-1: none is whole) and the latest last result, us; stamps are us + 1.
+
+    And how many flows, and how many owners' results, have begun without an end.
+
+    Of ``suspects`` only those count that had come by ``latest``.
+    """
+    out[:] = 0
+    out[1] = -1
+    for i in range(waited.shape[0] + suspects.shape[0]):
+        trusted = i < waited.shape[0]
+        rank = waited[i] if trusted else suspects[i - waited.shape[0]]
+        if not (heard_by[rank >> 6] >> np.uint64(rank & 63)) & np.uint64(1):
+            continue
+        stamp = arrivals[rank]
+        begun, ended = np.int64(stamp.row_us), np.int64(stamp.contributed_us)
+        if begun == 0 or (not trusted and begun > latest):
+            continue
+        out[0] = max(out[0], begun)
+        if ended:
+            out[1] = max(out[1], ended - begun)
+        else:
+            out[3] += 1
+    for rank in owners:
+        if (heard_by[rank >> 6] >> np.uint64(rank & 63)) & np.uint64(1):
+            published = np.int64(arrivals[rank].published_us)
+            out[2] = max(out[2], published)
+            out[4] += published == 0

@@ -1,0 +1,197 @@
+"""What is to be done for an op now: from what this rank knows of it, its state and the time to actions.
+
+Nothing here sends, reads a clock or touches a map. What changes is the state of the op, and nothing else. ``execute``
+carries the actions out.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tailbound.collective.actions import (
+    Abstain,
+    Action,
+    Agree,
+    AskMarks,
+    Encode,
+    Finish,
+    Measure,
+    Seal,
+    StayOut,
+    Tell,
+)
+from tailbound.collective.aggregation import of
+from tailbound.collective.op import AGREE_PAUSE, Half, Op, Phase, Sending
+from tailbound.collective.peers import Contributions
+from tailbound.collective.view import View
+from tailbound.transport.clock import LEAST_STEP, Extension, stage_start
+from tailbound.transport.stage import Seen, Why, decide
+
+
+class Step(NamedTuple):
+    """What is to be done for one op."""
+
+    actions: tuple[Action, ...] = ()
+    look: int = 0  #: when to look again, ns; 0: when something arrives
+
+    @property
+    def moves(self) -> bool:
+        """Whether a phase ends by it, so that there is more to do as soon as it is done."""
+        return any(action.moves for action in self.actions)
+
+
+def step(op: Op, view: View, now: int, *, may_send: bool) -> Step:
+    """What to do for ``op`` now.
+
+    Args:
+        op: its state, which may change.
+        view: what is known of it.
+        now: the time, ns.
+        may_send: the ops before it have sent theirs, and the one whose scales it carries on is over.
+    """
+    actions: list[Action] = []
+    looks = []
+    for part in (_sending, _first_half, _second_half) if may_send else (_first_half, _second_half):
+        one = part(op, view, now)
+        actions += one.actions
+        if one.moves:
+            return Step(tuple(actions))
+        looks.append(one.look)
+    return Step(tuple(actions), min((look for look in looks if look), default=0))
+
+
+# -- clocks -------------------------------------------------------------------------------------------------------
+
+
+def start_clock(op: Op, view: View, now: int) -> None:
+    """Looks whether a majority has shown up (clock-3), and notes when; once started, a clock stands."""
+    if not op.start:
+        record, job = view.record, view.job
+        start = stage_start(
+            heard_fewer=int(record["majority_ns"][0]) if record is not None else 0,
+            heard_need=int(record["majority_ns"][1]) if record is not None else 0,
+            alone=int(job.store.control["need"][0]) <= 1,
+            launched=op.admitted if op.launch else 0,
+            start_max=job.deadlines.start_max,
+        )
+        op.start = start if start <= now else 0
+    if op.start:
+        op.start = max(op.start, op.held)
+
+
+def stand_still(op: Op, now: int) -> None:
+    """While a live rank holds, no clock runs; all start anew from the end of the hold (clock-16)."""
+    op.held = now
+    if not op.sealed:
+        op.start = 0
+    if not op.sealed or op.switched:
+        op.first.clock = Extension()
+    if op.sealed:
+        op.second.clock = Extension()
+
+
+def overtaken(op: Op, view: View, now: int) -> bool:
+    """Notes that all others were through with ``op`` before this rank sent rows: no more comes (clock-13, clock-20).
+
+    Returns:
+        Whether that is news.
+    """
+    if op.overtaken or op.encoded or op.launch is None:
+        return False
+    counts = op.place.placement.counts
+    owners = [p for p in view.job.waited_owners if counts[p]]
+    if not owners or not all(view.published(p) and view.contributed(p) for p in owners):
+        return False
+    op.start = op.start or max(1, now - 4 * view.job.config.stage_max)
+    op.overtaken = True
+    return True
+
+
+# -- the own rows -------------------------------------------------------------------------------------------------
+
+
+def _sending(op: Op, view: View, now: int) -> Step:
+    if op.launch is None or op.encoded:
+        return Step()
+    if op.silent:
+        return Step((Abstain(),))
+    late = op.overtaken or (op.sealed and _over_for_all(op, view, now))
+    if late and not of(op).late_rows_serve(view):
+        return Step((StayOut(),))
+    if op.sending == Sending.LAUNCHED:
+        op.cold = not view.known_scales()
+        return Step((Measure() if op.cold else Encode(late),))
+    return _agree(op, view, now)
+
+
+def _over_for_all(op: Op, view: View, now: int) -> bool:
+    """Whether the first half is over for everybody, and not only for the own rows, which may not be waited for."""
+    return op.start > 0 and now > op.start + view.first_deadline()
+
+
+def _agree(op: Op, view: View, now: int) -> Step:
+    """A cold op waits for the needs of all, but for half of the stage at most: what is agreed on is to be sent, too."""
+    job = view.job
+    missing = [p for p in job.waited_for if p not in op.needs and p not in op.abstainers]
+    limit = (op.start or op.admitted + job.deadlines.start_max) + job.config.stage_max // 2
+    settled = [p for p in missing if view.contributed(p)]
+    if len(settled) == len(missing):  # for them this op is not cold, or they have settled without us
+        limit = min(limit, op.cold_since + job.deadlines.advertised)
+    if not missing or now >= limit:
+        return Step((Agree(incomplete=bool(missing), settled=bool(settled)),))
+    actions: tuple[Action, ...] = ()
+    if now >= op.ready_again:
+        op.ready_again = now + AGREE_PAUSE
+        actions = (Tell(tuple(p for p in job.peers if p not in op.heard_by)),)
+    return Step(actions, min(op.ready_again, limit))
+
+
+# -- waiting ------------------------------------------------------------------------------------------------------
+
+
+def _first_half(op: Op, view: View, now: int) -> Step:
+    """Seals when all is in, when it is quiet, or at the deadline (clock-7 to clock-9)."""
+    if op.sealed:
+        return Step()
+    if not view.own:
+        op.first.phase = Phase.DONE
+        return Step()
+    if op.launch is None and view.foreseen_wrongly():  # then nothing can be said before the launch
+        return Step()
+    if op.start and not op.first.clock.due:
+        op.first.clock.begin(op.start, view.first_deadline(), view.job.config.stage_max, LEAST_STEP)
+    why, step = _wait(op.first, Contributions(view), view, now, launched=0)
+    return step if why is None else Step((*step.actions, Seal(why)))
+
+
+def _second_half(op: Op, view: View, now: int) -> Step:
+    """Ends the op when all results are in, when it is quiet, or when it gives up (clock-11 to clock-13)."""
+    if op.finished or op.launch is None or not op.encoded or not op.sealed:
+        return Step()
+    if op.start and not op.second.clock.due:
+        most = 2 * view.job.config.stage_max
+        op.second.clock.begin(op.start, view.second_deadline(), most, LEAST_STEP)
+    why, step = _wait(op.second, of(op).results(view), view, now, launched=op.admitted)
+    return step if why is None else Step((*step.actions, Finish(why)))
+
+
+def _wait(half: Half, seen: Seen[Action], view: View, now: int, *, launched: int) -> tuple[Why | None, Step]:
+    overtime = None if view.op.switched else view.job.overtime
+    found = decide(seen, half.clock, half.quiet, now, view.job.deadlines.quiet, launched, overtime)
+    return found.why, Step(found.requests, found.look)
+
+
+# -- silence ------------------------------------------------------------------------------------------------------
+
+
+def listen(op: Op, view: View, now: int) -> Step:
+    """Asks for marks while ``op`` waits and nothing comes any more (clock-30)."""
+    if not op.encoded or op.finished:
+        return Step()
+    half = op.second if op.published else op.first
+    asked = tuple(op.silence.turn(now, view.progress, half.clock.due, lambda: of(op).unmarked(view)))
+    actions: tuple[Action, ...] = ()
+    if asked:
+        # READY would not do for results: to an owner that is through with the op it is stale, and the kernel drops it
+        actions = (AskMarks(asked) if op.published else Tell(asked, ask=True),)
+    return Step(actions, op.silence.again)

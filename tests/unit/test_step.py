@@ -1,0 +1,277 @@
+"""What is to be done for an op, from what is known of it (``collective.step``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tailbound.codec.owners import OwnerMap, place
+from tailbound.codec.shape import shape_for
+from tailbound.collective.actions import Abstain, Agree, AskMarks, AskRows, Encode, Finish, Measure, Seal, StayOut, Tell
+from tailbound.collective.buffers import Buffers
+from tailbound.collective.op import AGREE_PAUSE, Launch, Op, Phase, Sending
+from tailbound.collective.repair import Round
+from tailbound.collective.step import Step, listen, overtaken, stand_still, start_clock, step
+from tailbound.transport.overtime import Overtime
+from tailbound.transport.sequence import Layout, Sequence
+
+MS = 1_000_000
+RANKS, ENTRIES = 3, 64 * 60
+Q, D1, R, STAGE_MAX, START_MAX = 1 * MS, 50 * MS, 100 * MS, 500 * MS, 400 * MS
+
+
+@dataclass
+class Known:
+    """What rank 0 of three is told to know of an op; the same names as ``collective.view.View``."""
+
+    op: Op
+    scales: bool = True
+    record: dict[str, Any] | None = None
+    contributed_by: set[int] = field(default_factory=set)
+    published_by: set[int] = field(default_factory=set)
+    sums: tuple[int, ...] = (0, 0, 0)
+    here: int = 0
+
+    def __post_init__(self) -> None:
+        self.own = int(self.op.place.placement.counts[0])
+        self.job = SimpleNamespace(
+            rank=0, ranks=RANKS, world=RANKS, peers=[1, 2], waited_for=[1, 2], waited_owners=[1, 2], gone=set(),
+            live_since=0, self_late=False, overtime=Overtime(0), heard=lambda ranks: 0,
+            config=SimpleNamespace(stage_max=STAGE_MAX, repair=True),
+            deadlines=SimpleNamespace(quiet=Q, start_max=START_MAX, advertised=D1),
+            store=SimpleNamespace(control={"need": np.array([2])}),
+        )  # fmt: skip
+
+    def known_scales(self) -> bool:
+        return self.scales
+
+    def foreseen_wrongly(self) -> bool:
+        return self.record is not None and self.record["layout"] != self.op.place.layout.tag
+
+    def contributed(self, rank: int) -> bool:
+        return rank in self.contributed_by
+
+    def published(self, rank: int) -> bool:
+        return rank in self.published_by
+
+    def brings_no_more(self, rank: int) -> bool:
+        return rank in self.op.abstainers or self.contributed(rank)
+
+    def first_deadline(self) -> int:
+        return D1
+
+    def second_deadline(self) -> int:
+        return R
+
+    @property
+    def progress(self) -> int:
+        return self.record["progress"] + self.record["results_in"] if self.record else 0
+
+    def summed(self) -> np.ndarray:
+        return np.array(self.sums)
+
+    def unsummed(self, rank: int) -> np.ndarray:
+        return np.arange(self.own)[self.sums[rank] :]
+
+    def gather(self, by_owner: np.ndarray | None = None) -> int:
+        return self.here
+
+    def unrepaired(self, rank: int) -> np.ndarray:
+        return np.arange(2)
+
+    def round(self, rows: int) -> Round:
+        return Round(1, rows)
+
+    def take(self, now: int, *, may_send: bool = True) -> Step:
+        return step(self.op, self, now, may_send=may_send)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def op() -> Op:
+    """An op of three ranks that rank 0 has launched at 1 ms."""
+    shape = shape_for(ENTRIES, 64)
+    sequence = Sequence(RANKS, OwnerMap(0, (0, 1, 2), True))
+    placed, _ = sequence.assign(Layout((0, ENTRIES, 0, 1), shape, 7, True))
+    made = Op(placed, Buffers(shape, place(shape, OwnerMap(0, (0, 1, 2), True), RANKS), 0, RANKS))
+    data = np.zeros(ENTRIES, np.float32)
+    made.launch = Launch(placed.layout, data, data, lambda outcome: None, MS)
+    made.admitted, made.sending = MS, Sending.LAUNCHED
+    return made
+
+
+def record(op: Op, **fields: Any) -> dict[str, Any]:
+    """As the kernel keeps it."""
+    known: dict[str, Any] = {
+        "layout": op.place.layout.tag, "progress": 0, "results_in": 0, "rows_complete": 0, "opened_ns": 1,
+        "majority_ns": (0, 0), "begun": np.zeros(4, np.uint64),
+    }  # fmt: skip
+    return known | fields
+
+
+# -- the own rows -------------------------------------------------------------------------------------------------
+
+
+def test_own_rows_are_coded_on_known_scales_as_soon_as_they_may_be_sent(op: Op) -> None:
+    known = Known(op)
+    assert known.take(2 * MS, may_send=False).actions == ()
+    assert known.take(2 * MS).actions == (Encode(),)
+
+
+def test_a_rank_that_takes_part_without_rows_says_so(op: Op) -> None:
+    assert op.launch is not None
+    op.launch.contribute = False
+    assert Known(op).take(2 * MS).actions == (Abstain(),)
+
+
+def test_a_launch_after_the_first_half_stays_out(op: Op) -> None:
+    """Rule: clock-17."""
+    op.start, op.first.phase = MS, Phase.DONE
+    assert Known(op).take(MS + D1).actions == (Encode(),)
+    assert Known(op).take(MS + D1 + 1).actions == (StayOut(),)
+
+
+def test_a_switch_still_answers_a_late_launch(op: Op) -> None:
+    """Rule: clock-28."""
+    op.start, op.first.phase, op.switched = MS, Phase.DONE, True
+    known = Known(op, record=record(op))
+    assert known.take(MS + D1 + 1).actions == (Encode(late=True),)
+    known.record = record(op, results_in=op.place.layout.shape.rows)
+    assert known.take(MS + D1 + 1).actions == (StayOut(),)
+
+
+def test_a_cold_op_tells_its_scales_again_to_who_has_not_heard_and_settles_when_all_have_told(op: Op) -> None:
+    """Rules: codec-5, clock-25."""
+    known = Known(op, scales=False)
+    assert known.take(2 * MS).actions == (Measure(),)
+    op.sending, op.cold_since, op.ready_again = Sending.AGREEING, 2 * MS, 2 * MS + AGREE_PAUSE
+    assert known.take(3 * MS) == Step((), 2 * MS + AGREE_PAUSE)
+    op.needs[1] = np.zeros(1, np.int16)
+    op.heard_by.add(1)
+    assert known.take(4 * MS) == Step((Tell((2,)),), 4 * MS + AGREE_PAUSE)
+    op.needs[2] = np.zeros(1, np.int16)
+    assert known.take(5 * MS).actions == (Agree(incomplete=False, settled=False),)
+
+
+def test_a_cold_op_waits_half_a_stage_for_scales_and_a_deadline_for_those_who_have_settled(op: Op) -> None:
+    """Rule: clock-26."""
+    known = Known(op, scales=False)
+    op.sending, op.cold_since, op.ready_again = Sending.AGREEING, 2 * MS, 1 << 60
+    assert known.take(3 * MS).look == MS + START_MAX + STAGE_MAX // 2
+    known.contributed_by, known.job.config.repair = {1, 2}, False
+    assert known.take(3 * MS).look == 2 * MS + D1
+    assert known.take(2 * MS + D1).actions == (Agree(incomplete=True, settled=True),)
+
+
+# -- both halves --------------------------------------------------------------------------------------------------
+
+
+def test_an_op_is_sealed_when_all_is_in_and_only_then_finished(op: Op) -> None:
+    """Rules: clock-7a, clock-12."""
+    op.sending = Sending.OVER
+    known = Known(op)
+    known.record = record(op, rows_complete=known.own, results_in=op.place.layout.shape.rows)
+    assert known.take(5 * MS).actions == (Seal("complete"),)
+    op.first.phase = Phase.CLOSED
+    assert known.take(5 * MS).actions == (Finish("complete"),)
+    op.second.phase = Phase.CLOSED
+    assert known.take(5 * MS) == Step()
+
+
+def test_an_op_that_is_not_launched_is_sealed_at_its_deadline_unless_it_was_foreseen_wrongly(op: Op) -> None:
+    """Rule: clock-7c."""
+    op.launch, op.sending, op.start = None, Sending.FORESEEN, 10 * MS
+    known = Known(op, record=record(op, layout=op.place.layout.tag ^ 1))
+    assert known.take(10 * MS + D1) == Step()
+    known.record = record(op)
+    assert known.take(30 * MS) == Step((), 50 * MS)  # the last step before the deadline
+    assert known.take(50 * MS) == Step((), 60 * MS)
+    assert known.take(60 * MS).actions == (Seal("deadline"),)
+
+
+def test_a_rank_without_rows_of_its_own_has_no_first_half(op: Op) -> None:
+    op.sending = Sending.OVER
+    known = Known(op)
+    known.own = 0
+    known.take(5 * MS)
+    assert op.published
+    assert op.first.why is None
+
+
+def test_rows_of_who_is_through_are_asked_for_after_a_pause(op: Op) -> None:
+    """Rule: clock-23."""
+    op.sending = Sending.OVER
+    known = Known(op, record=record(op, progress=1), contributed_by={1})
+    known.sums = (0, known.own - 1, 0)
+    assert known.take(5 * MS) == Step((), 5 * MS + Q)
+    (ask,) = known.take(5 * MS + Q).actions
+    assert isinstance(ask, AskRows)
+    assert (ask.rank, ask.rows, ask.first_half) == (1, known.own, True)
+    assert ask.places.tolist() == [known.own - 1]
+
+
+# -- clocks -------------------------------------------------------------------------------------------------------
+
+
+def test_a_clock_starts_with_a_majority_and_then_stands(op: Op) -> None:
+    """Rule: clock-3."""
+    known = Known(op, record=record(op, majority_ns=(3 * MS, 0)))
+    start_clock(op, known, 2 * MS)  # type: ignore[arg-type]
+    assert op.start == 0
+    start_clock(op, known, 4 * MS)  # type: ignore[arg-type]
+    assert op.start == 3 * MS
+    known.record = record(op, majority_ns=(5 * MS, 0))
+    start_clock(op, known, 9 * MS)  # type: ignore[arg-type]
+    assert op.start == 3 * MS
+
+
+@pytest.mark.parametrize("switched", [False, True])
+@pytest.mark.parametrize("sealed", [False, True])
+def test_after_a_hold_deadlines_start_anew(op: Op, switched: bool, sealed: bool) -> None:
+    """Rule: clock-16. A switch is asked to release rows at the first half's deadline, whatever is sealed here."""
+    op.switched, op.start = switched, 10 * MS
+    op.first.phase = Phase.DONE if sealed else Phase.OPEN
+    for half in (op.first, op.second):
+        half.clock.begin(op.start, D1, STAGE_MAX)
+    stand_still(op, 700 * MS)
+    assert op.start == (10 * MS if sealed else 0)
+    assert (op.first.clock.due == 0) == (switched or not sealed)
+    assert (op.second.clock.due == 0) == sealed
+    start_clock(op, Known(op, record=record(op, majority_ns=(3 * MS, 0))), 701 * MS)  # type: ignore[arg-type]
+    assert op.start == 700 * MS
+
+
+def test_an_op_that_all_others_are_through_with_is_overtaken_once(op: Op) -> None:
+    """Rules: clock-13, clock-20."""
+    known = Known(op, contributed_by={1, 2}, published_by={1})
+    assert not overtaken(op, known, 9 * MS)  # type: ignore[arg-type]
+    known.published_by.add(2)
+    assert overtaken(op, known, 9 * MS)  # type: ignore[arg-type]
+    assert op.start == 1
+    assert not overtaken(op, known, 9 * MS)  # type: ignore[arg-type]
+    assert known.take(9 * MS).actions == (StayOut(),)
+
+
+# -- silence ------------------------------------------------------------------------------------------------------
+
+
+def test_marks_of_the_present_half_are_asked_for_in_silence(op: Op) -> None:
+    """Rule: clock-30."""
+    known = Known(op, record=record(op, begun=np.array([0b10, 0, 0, 0], np.uint64)))
+    assert listen(op, known, 5 * MS) == Step()  # type: ignore[arg-type]
+    op.sending = Sending.OVER
+    first = listen(op, known, 5 * MS)  # type: ignore[arg-type]
+    assert first.actions == ()
+    now = first.look
+    while not (found := listen(op, known, now)).actions:  # type: ignore[arg-type]
+        assert found.look > now
+        now = found.look
+    assert found.actions[0] in (Tell((1,), ask=True), Tell((1, 2), ask=True))
+    op.first.phase = Phase.DONE
+    known.published_by = {1}
+    while not (found := listen(op, known, now)).actions:  # type: ignore[arg-type]
+        now = found.look
+    assert found.actions == (AskMarks((2,)),)
