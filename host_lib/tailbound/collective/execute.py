@@ -33,10 +33,10 @@ from tailbound.collective.view import View
 from tailbound.wire.schema import Flag, PacketType
 
 
-def move(job: Job, op: Op, *, may_send: bool) -> int:
+def move(job: Job, op: Op, view: View, *, may_send: bool) -> int:
     """Moves ``op`` on as far as it goes; returns when to look again, ns (0: when something arrives)."""
     while True:
-        found = step(op, View(job, op), job.now(), may_send=may_send)
+        found = step(op, view, job.now(), may_send=may_send)
         for action in found.actions:
             _EXECUTE[type(action)](job, op, action)
         if not found.moves:
@@ -44,7 +44,9 @@ def move(job: Job, op: Op, *, may_send: bool) -> int:
 
 
 def remind(job: Job, op: Op, now: int) -> int:
-    """Asks for marks that are missing; returns when to look again, ns."""
+    """Asks for marks that are missing; returns when to look again, ns (0: never)."""
+    if not op.encoded or op.finished:
+        return 0
     found = listen(op, View(job, op), now)
     for action in found.actions:
         _EXECUTE[type(action)](job, op, action)

@@ -40,6 +40,10 @@ class Step(NamedTuple):
         return any(action.moves for action in self.actions)
 
 
+#: Nothing to do before something arrives.
+_NOTHING = Step()
+
+
 def step(op: Op, view: View, now: int, *, may_send: bool) -> Step:
     """What to do for ``op`` now.
 
@@ -53,9 +57,10 @@ def step(op: Op, view: View, now: int, *, may_send: bool) -> Step:
     looks = []
     for part in (_sending, _first_half, _second_half) if may_send else (_first_half, _second_half):
         one = part(op, view, now)
-        actions += one.actions
-        if one.moves:
-            return Step(tuple(actions))
+        if one.actions:
+            actions += one.actions
+            if one.moves:
+                return Step(tuple(actions))
         looks.append(one.look)
     return Step(tuple(actions), min((look for look in looks if look), default=0))
 
@@ -112,7 +117,7 @@ def overtaken(op: Op, view: View, now: int) -> bool:
 
 def _sending(op: Op, view: View, now: int) -> Step:
     if op.launch is None or op.encoded:
-        return Step()
+        return _NOTHING
     if op.silent:
         return Step((Abstain(),))
     late = op.overtaken or (op.sealed and _over_for_all(op, view, now))
@@ -152,12 +157,12 @@ def _agree(op: Op, view: View, now: int) -> Step:
 def _first_half(op: Op, view: View, now: int) -> Step:
     """Seals when all is in, when it is quiet, or at the deadline (clock-7 to clock-9)."""
     if op.sealed:
-        return Step()
+        return _NOTHING
     if not view.own:
         op.first.phase = Phase.DONE
-        return Step()
+        return _NOTHING
     if op.launch is None and view.foreseen_wrongly():  # then nothing can be said before the launch
-        return Step()
+        return _NOTHING
     if op.start and not op.first.clock.due:
         op.first.clock.begin(op.start, view.first_deadline(), view.job.config.stage_max, LEAST_STEP)
     why, step = _wait(op.first, Contributions(view), view, now, launched=0)
@@ -167,7 +172,7 @@ def _first_half(op: Op, view: View, now: int) -> Step:
 def _second_half(op: Op, view: View, now: int) -> Step:
     """Ends the op when all results are in, when it is quiet, or when it gives up (clock-11 to clock-13)."""
     if op.finished or op.launch is None or not op.encoded or not op.sealed:
-        return Step()
+        return _NOTHING
     if op.start and not op.second.clock.due:
         most = 2 * view.job.config.stage_max
         op.second.clock.begin(op.start, view.second_deadline(), most, LEAST_STEP)
@@ -185,9 +190,7 @@ def _wait(half: Half, seen: Seen[Action], view: View, now: int, *, launched: int
 
 
 def listen(op: Op, view: View, now: int) -> Step:
-    """Asks for marks while ``op`` waits and nothing comes any more (clock-30)."""
-    if not op.encoded or op.finished:
-        return Step()
+    """Asks for marks while ``op``, whose own rows are sent, waits and nothing comes any more (clock-30)."""
     half = op.second if op.published else op.first
     asked = tuple(op.silence.turn(now, view.progress, half.clock.due, lambda: of(op).unmarked(view)))
     actions: tuple[Action, ...] = ()

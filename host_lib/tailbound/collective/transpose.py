@@ -370,7 +370,7 @@ class Transpose:
             if op.launch is not None and not op.finished:
                 self._check_layout(op)
             # scales follow from the key's previous op, so that one has to be over first
-            looks.append(move(job, op, may_send=sending and op.key not in unsettled))
+            looks.append(move(job, op, view, may_send=sending and op.key not in unsettled))
             sending = op.encoded
             self._advance_published()
             if op.finished:

@@ -17,20 +17,17 @@ class View:
     """One op as this rank sees it, from the kernel's record, the marks of all and what the job has learned.
 
     Attributes:
-        record: of the kernel, fields of ``schema``'s op record; None while no packet has named the op.
+        record: the kernel's own record of the op, which goes on changing; None while no packet has named the op.
+        own: rows that this rank owns.
         progress: rows of either half that have been taken.
     """
 
     def __init__(self, job: Job, op: Op) -> None:
         self.job, self.op = job, op
         self.record = job.record(op.label)
+        self.own = int(op.place.placement.counts[job.rank])
 
     # -- the own rows ---------------------------------------------------------------------------------------------
-
-    @property
-    def own(self) -> int:
-        """Rows that this rank owns."""
-        return int(self.op.place.placement.counts[self.job.rank])
 
     def known_scales(self) -> bool:
         """Whether the op can carry on its bucket's scales."""
