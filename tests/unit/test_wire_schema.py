@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import platform
 import re
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -11,30 +13,50 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailbound.kernel.assets import assets
+from tailbound.kernel.compile import clang_path
 from tailbound.wire import codegen, schema
 from tailbound.wire.check import check_reference
-from tailbound.wire.packets import DTYPES, HEADER_DTYPE, KINDS, dtype_of
+from tailbound.wire.packets import DTYPES, HEADER_DTYPE, dtype_of
 from tailbound.wire.schema import Field, Struct, op_label, op_slot, serial_distance
 
 U32 = st.integers(0, 0xFFFFFFFF)
 STRUCTS = (schema.HEADER, *schema.STRUCTS)
 
 
-@pytest.mark.parametrize("struct", STRUCTS, ids=lambda s: s.name)
-def test_structs_have_no_holes(struct: Struct) -> None:
-    end = 0
-    for name, (dtype, offset, *_) in dtype_of(struct).fields.items():
-        assert offset == end, f"hole before {name}"
-        end = offset + dtype.itemsize
-    assert end == dtype_of(struct).itemsize == sum(KINDS[f.kind][0] * f.count for f in struct.fields)
+def refused_by_c(claims: list[str]) -> str:
+    """What the programs' compiler says against claims about the generated headers; empty if all of them hold."""
+    source = ["#include <stddef.h>", "#include <linux/bpf.h>", '#include "wire.h"', '#include "abi.h"']
+    source += [f'_Static_assert({claim}, "{claim}");' for claim in claims]
+    include = [f"-I{assets('ebpf')}", f"-I/usr/include/{platform.machine()}-linux-gnu"]
+    command = [str(clang_path()), "-target", "bpf", "-fsyntax-only", "-x", "c", *include, "-"]
+    return subprocess.run(command, input="\n".join(source), capture_output=True, text=True, timeout=100).stderr
 
 
-@pytest.mark.parametrize("struct", STRUCTS, ids=lambda s: s.name)
-def test_c_lays_structs_out_like_numpy(struct: Struct) -> None:
-    """``align=True`` is numpy's imitation of C's padding: it must find nothing to pad."""
-    plain = dtype_of(struct)
-    fields = [(n, d.base.str, d.shape) for n, (d, *_) in plain.fields.items()]
-    assert np.dtype(fields, align=True).itemsize == plain.itemsize
+@pytest.mark.needs("clang", "libbpf")
+def test_c_lays_structs_out_like_numpy() -> None:
+    """Size, place, number and sign of every field, and that nothing lies between two: as the compiler has them."""
+    claims = []
+    for struct in STRUCTS:
+        dtype = HEADER_DTYPE if struct is schema.HEADER else DTYPES[struct.name]
+        end = 0
+        for field in struct.fields:
+            base, offset, *_ = dtype.fields[field.name]
+            assert offset == end, f"hole before {struct.name}.{field.name}"
+            end += base.itemsize
+            here = f"((struct {struct.name} *)0)->{field.name}"
+            claims.append(f"offsetof(struct {struct.name}, {field.name}) == {offset}")
+            claims.append(f"sizeof({here}) == {base.itemsize}")
+            if field.count > 1:
+                here += "[0]"
+                claims.append(f"sizeof({here}) == {base.base.itemsize}")
+            if field.kind[0] in "us" and struct is not schema.HEADER:  # the header's are __be16 and the like
+                claims.append(f"((__typeof__({here}))-1 < 0) == {int(base.base.kind == 'i')}")
+        claims.append(f"sizeof(struct {struct.name}) == {end}")
+    assert len(claims) > 2 * sum(len(struct.fields) for struct in STRUCTS)
+    assert refused_by_c(claims) == ""
+    for wrong in ("offsetof(struct tb_slot, op) == 0", "sizeof(struct tb_header) == 63"):
+        assert "static" in refused_by_c([wrong])
 
 
 @pytest.mark.parametrize(
