@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,32 +34,47 @@ def address_of(rank: int) -> int:
 
 
 class KernelWorld:
-    """Maps and program in the state that ``cases`` begins with; ``program`` may be the benchmark's."""
+    """Maps and program; ``begin`` brings them into the state that ``cases`` begins with, as often as one likes.
+
+    Making one costs a run of the verifier, beginning anew nothing: ``kept.Kept`` hands them from test to test.
+    ``program`` may be the benchmark's. The program's own maps are not frozen, since they are zeroed from here;
+    ``store`` is read-only where the host's would be.
+    """
 
     def __init__(
         self,
         loader: str,
-        ranks: int = cases.RANKS,
         width: int = cases.WIDTH,
-        registered: Any = None,
         bench: bool = False,
         sum_rows: int = cases.SUM_ROWS,
         result_rows: int = cases.RESULT_ROWS,
     ) -> None:
         sizes = {"width": width, "sum_rows": sum_rows, "result_rows": result_rows}
-        self.maps = maps.create(WORKER_MAPS, shapes(**sizes), events=True)
+        self.maps = maps.create((replace(m, writer="both") for m in WORKER_MAPS), shapes(**sizes), events=True)
         defines = {f"TB_{name.upper()}": value for name, value in sizes.items()} | {"TB_PORT": cases.PORT}
         source, function = ("bench.bpf.c", "tb_bench") if bench else ("worker.bpf.c", load.WORKER)
         self.program = load.load(source, function, defines, load.WORKER_MAP_NAMES, self.maps.fds, loader)
-        self.store = store_of(self.maps.arrays)
+        seen = {name: array.view() for name, array in self.maps.arrays.items()}
+        for map_ in WORKER_MAPS:
+            if map_.name in seen:
+                seen[map_.name].flags.writeable = map_.writer != "program"
+        self.store = store_of(seen)
         self.ring = EventRing(self.maps.fds[maps.EVENTS])
         self.sealer = Sealer(self.maps.fds["slot_locks"], sum_rows)
-        self.sealer.seal(cases.FIRST_OP - 1, 0, sum_rows)
+        self.sum_rows = sum_rows
+        self.begin()
+
+    def begin(self, ranks: int = cases.RANKS, registered: Any = None) -> None:
+        """As new: maps are zero, events gone, and ``ranks`` registered, or those in ``registered`` of them."""
+        for array in self.maps.arrays.values():
+            array[...] = np.zeros((), array.dtype)
+        self.ring.drain()
+        self.sealer.seal(cases.FIRST_OP - 1, 0, self.sum_rows)
         self.ranks = ranks
         for rank in range(ranks):
             if rank != cases.RANK and (registered is None or rank in registered):
                 self.store.peers[rank] = (address_of(rank), 1)
-        self.control(**cases.control_values(ranks) | {"sum_rows": sum_rows})
+        self.control(**cases.control_values(ranks) | {"sum_rows": self.sum_rows})
         self.action = -1
         self.back = b""
         self.abandoned: tuple[int, ...] = ()

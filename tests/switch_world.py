@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 import switch_cases
 from switch_cases import Job, Step
-from tailbound.kernel import syscalls
+from tailbound.kernel import switch, syscalls
 from tailbound.kernel.frames import frame
 from tailbound.kernel.switch import Entry, Member, Sizes, Switch
 from tailbound.wire.schema import SWITCH_JOBS, UNKNOWN_SENDER, VERDICTS, Verdict
@@ -44,16 +46,23 @@ def entry_of(job: Job, ifindices: Sequence[int] | None = None) -> Entry:
 
 
 class SwitchWorld:
-    """A switch with the entries of ``jobs`` and 64 slots."""
+    """A switch with 64 slots; ``begin`` empties it for the entries of ``jobs``, as often as one likes.
 
-    def __init__(
-        self,
-        loader: str,
-        jobs: Sequence[Job] = (switch_cases.JOB,),
-        width: int = switch_cases.WIDTH,
-        slots: int = 64,
-    ) -> None:
-        self.switch = Switch.make(Sizes(width, slots, 64), loader)
+    The program's own maps are not frozen, since they are zeroed from here, and a test may write what is in them.
+    """
+
+    def __init__(self, loader: str, width: int = switch_cases.WIDTH, slots: int = 64) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(switch, "SWITCH_MAPS", tuple(replace(m, writer="both") for m in switch.SWITCH_MAPS))
+            self.switch = Switch.make(Sizes(width, slots, 64), loader)
+        self.begin()
+
+    def begin(self, jobs: Sequence[Job] = (switch_cases.JOB,)) -> None:
+        """As new: maps are zero, no device map is left, and ``jobs`` have entries."""
+        for place in self.switch.entries():
+            self.switch.drop(place)
+        for array in self.switch.maps.arrays.values():
+            array[...] = np.zeros((), array.dtype)
         self.places = {job.cookie: place for place, job in enumerate(jobs)}
         for place, job in enumerate(jobs):
             self.switch.put(place, entry_of(job))

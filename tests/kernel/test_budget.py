@@ -22,9 +22,6 @@ def test_worker(make, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [1408, WIDTH_OF_PAGE])
-def test_switch(loader: str, width: int) -> None:
-    world = SwitchWorld(loader, width=width)
-    try:
-        assert 0 < syscalls.prog_info(world.switch.program).verified_insns <= MOST
-    finally:
-        world.close()
+def test_switch(make_switch, width: int) -> None:
+    world: SwitchWorld = make_switch(width=width)
+    assert 0 < syscalls.prog_info(world.switch.program).verified_insns <= MOST

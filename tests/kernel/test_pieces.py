@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -34,10 +34,8 @@ def world(make) -> KernelWorld:
 
 
 @pytest.fixture
-def switch(loader: str) -> Iterator[SwitchWorld]:
-    made = SwitchWorld(loader)
-    yield made
-    made.close()
+def switch(make_switch: Callable[..., SwitchWorld]) -> SwitchWorld:
+    return make_switch()
 
 
 @pytest.mark.parametrize("linear", SHORT)

@@ -24,7 +24,8 @@ def test_sums_are_taken(world: p4_world.World, codes: int) -> None:
         for packet in sent:
             out = world.feed(packet[14], p4_world.frame_of(Step(packet, None), packet[14]))
     (data,) = out[cases.RANK]
-    kernel = KernelWorld("bcc", ranks=JOB.ranks + 1)
+    kernel = KernelWorld("bcc")
+    kernel.begin(JOB.ranks + 1)
     try:
         kernel.store.peers[JOB.ranks] = (packed(switch_cases.ADDRESS), 1)
         assert kernel.judge(data) == (Verdict.RESULT_TAKEN, JOB.ranks)
