@@ -102,4 +102,5 @@ class SwitchWorld:
         before = self.ledger()
         self.run(self.frame_of(step))
         after = self.ledger() - before
-        return {(int(j), int(s), Verdict(v)): int(after[j, s, v]) for j, s, v in np.argwhere(after)}
+        counted = zip(*np.unravel_index(np.flatnonzero(after), after.shape), strict=True)
+        return {(int(j), int(s), Verdict(v)): int(after[j, s, v]) for j, s, v in counted}

@@ -85,8 +85,7 @@ def test_the_address_is_known_before_a_job(wire: list[str], loader: str) -> None
     try:
         assert int(path.store.control["address"][0]) == cases.address_of(0)
         send(wire, cases.ready())
-        while Verdict.INACTIVE not in counted(path):
-            select.select([], [], [], 0.001)
+        await_that(lambda: Verdict.INACTIVE in counted(path), "a packet before any job counted")
         assert counted(path) == {Verdict.INACTIVE: 1}
     finally:
         path.close()
@@ -166,8 +165,7 @@ def test_a_job_goes_round_in_as_much_of_the_sums_ring_as_it_needs(wire: list[str
             cases.contribution(seq=cases.SUM_BASE + 64),
             cases.contribution(row=6, seq=cases.SUM_BASE + 63),
         )
-        while sum(counted(path).values()) < 3:
-            select.select([], [], [], 0.001)
+        await_that(lambda: sum(counted(path).values()) >= 3, "three packets counted")
         assert counted(path) == {Verdict.STORED: 2, Verdict.FUTURE_OP: 1}
         assert set(np.flatnonzero(path.store.slots["count"])) == {cases.SEQ & 63, cases.SUM_BASE + 63 & 63}
     finally:
@@ -223,8 +221,7 @@ def test_leftovers(wire: list[str]) -> None:
     XdpDatapath.pin("tbx", cases.PORT, **SIZES)
     folder = next(p for p in (pin.ROOT / "bpf").iterdir() if p.name.startswith("tbx-"))
     (folder / "link").unlink()  # as if somebody had taken the program away
-    while interfaces.xdp_on("tbx") is not None:  # a worker of the kernel's does it
-        select.select([], [], [], 0.001)
+    await_that(lambda: interfaces.xdp_on("tbx") is None, "a worker of the kernel's to take the program away")
     assert not XdpDatapath.is_attached("tbx")
     XdpDatapath.pin("tbx", cases.PORT, **SIZES)
     assert XdpDatapath.is_attached("tbx")

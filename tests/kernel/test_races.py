@@ -43,7 +43,7 @@ class Runner(threading.Thread):
 
 def together(world: KernelWorld, frames: list[bytes], repeat: int) -> None:
     """Runs the frames on two CPUs at the same time, to the end."""
-    barrier = threading.Barrier(len(frames))
+    barrier = threading.Barrier(len(frames), timeout=60)
     cpus = sorted(os.sched_getaffinity(0))
     runners = [Runner(world, cpu, data, repeat, barrier) for cpu, data in zip(cpus, frames, strict=False)]
     for runner in runners:
@@ -117,7 +117,7 @@ def test_a_record_that_a_newer_op_takes_is_not_of_another_layout(make) -> None:
         old = cases.contribution(op=op, layout=layout)
         new = cases.contribution(op=op + span, layout=layout + 1, sender=2, seq=cases.SEQ + 1, row=6)
         world.control(released=op)
-        barrier = threading.Barrier(2)
+        barrier = threading.Barrier(2, timeout=60)
         newer = threading.Thread(target=take, args=(barrier, world.frame_of(new), 1 + 61 * lap % 2500))
         newer.start()
         Runner(world, cpus[0], world.frame_of(old), 3000, barrier).join()

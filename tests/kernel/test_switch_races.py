@@ -35,7 +35,7 @@ def table(loader: str) -> Iterator[Turntable]:
 
 def together(table: Turntable, *runs: tuple[bytes, int, int]) -> None:
     """Packets, how they are turned, and repeats; each on a CPU of its own, at the same time."""
-    barrier = threading.Barrier(len(runs))
+    barrier = threading.Barrier(len(runs), timeout=60)
 
     def body(cpu: int, data: bytes, turn: int, repeat: int) -> None:
         os.sched_setaffinity(0, {cpu})
