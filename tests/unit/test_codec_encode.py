@@ -5,6 +5,7 @@ Rules: codec-3, codec-4, codec-6, codec-7.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -61,16 +62,16 @@ def exponents_for(x: NDArray[np.float32], shape: Shape, rotate: bool = True) -> 
 
 
 @pytest.mark.parametrize("rotate", [True, False])
-@pytest.mark.parametrize("numel", SIZES)
-def test_encode_equals_the_reference(numel: int, rotate: bool) -> None:
-    shape, x = shape_for(numel, 1408), gaussian(numel, numel, 1e-3)
-    out, exponents = Outputs(shape), exponents_for(x, shape, rotate)
-    assert out.encode(x, exponents, rotate=rotate) == Encoded(True, 0)
-    expected = reference.encode(x, shape, 12345, 1, 6, exponents, rotate)
-    assert np.array_equal(out.codes, expected.codes)
-    assert np.array_equal(out.need, expected.need)
-    assert np.array_equal(out.shift, expected.shift)
-    assert (out.packets[:, :64] == 7).all()
+def test_encode_equals_the_reference(rotate: bool) -> None:
+    for numel in SIZES:
+        shape, x = shape_for(numel, 1408), gaussian(numel, numel, 1e-3)
+        out, exponents = Outputs(shape), exponents_for(x, shape, rotate)
+        assert out.encode(x, exponents, rotate=rotate) == Encoded(True, 0)
+        expected = reference.encode(x, shape, 12345, 1, 6, exponents, rotate)
+        assert np.array_equal(out.codes, expected.codes), numel
+        assert np.array_equal(out.need, expected.need), numel
+        assert np.array_equal(out.shift, expected.shift), numel
+        assert (out.packets[:, :64] == 7).all()
 
 
 @given(st.integers(1, 200000), st.integers(1, 22), st.integers(-20, 20), st.booleans(), st.integers(0, 100))
@@ -103,18 +104,18 @@ def test_partials_finish_to_the_check_of_the_packet(numel: int) -> None:
         assert final(packet[:64].view(np.uint64), state.copy()) == check_packet(packet)
 
 
-@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf, 3e38])
-@pytest.mark.parametrize("at", [0, 50_000, 99_999])
 @pytest.mark.parametrize("rotate", [True, False])
-def test_not_finite_is_seen_anywhere(value: float, at: int, rotate: bool) -> None:
-    """Rule: codec-4."""
-    shape, x = shape_for(100000, 1408), gaussian(100000)
-    exponents = exponents_for(x, shape)
-    x[at] = value
-    out = Outputs(shape)
-    assert not out.encode(x, exponents, rotate=rotate).finite
-    assert not out.encode(x, np.full_like(exponents, EXPONENT_NONE), rotate=rotate).finite
-    assert not measure(x, shape, 12345, SCRATCH, out.need, rotate=rotate)
+def test_not_finite_is_seen_anywhere(rotate: bool) -> None:
+    """In the first group, in the middle and at the very end. Rule: codec-4."""
+    shape, whole = shape_for(100000, 1408), gaussian(100000)
+    exponents, out = exponents_for(whole, shape), Outputs(shape)
+    for value, at in itertools.product([np.nan, -np.nan, np.inf, -np.inf, 3e38], [0, 50_000, 99_999]):
+        x = whole.copy()
+        x[at] = value
+        assert not out.encode(x, exponents, rotate=rotate).finite, (value, at)
+        assert not out.encode(x, np.full_like(exponents, EXPONENT_NONE), rotate=rotate).finite, (value, at)
+        assert not measure(x, shape, 12345, SCRATCH, out.need, rotate=rotate), (value, at)
+    assert out.encode(whole, exponents, rotate=rotate).finite
 
 
 def test_zero_is_exactly_128_and_needs_nothing() -> None:
