@@ -1,27 +1,90 @@
 """Jobs of real processes with a Gloo process group, for the tests of the PyTorch side.
 
-Processes are forked from a server that has imported torch already, so that one costs little to start.
+Processes are forked from a server that has loaded already what all of them need (``preloaded``), so that one costs
+little to start; each is a fresh one, and nothing of a job is left for the next.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import multiprocessing
 import os
+import signal
+import subprocess
+import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from multiprocessing import connection, forkserver
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 #: Seconds that a job may take on a loaded machine, all waits for it together: less than a test may take.
 PATIENCE = 100.0
+#: Output and errors.
+Said = tuple[str, str]
+#: Each job meets at a file of its own.
+_jobs = itertools.count()
 
 
-def _context() -> Any:
+def forked_with(*modules: str) -> Any:
+    """The context of a server that has imported ``modules``; it runs afterwards, and ends with this process."""
     context = multiprocessing.get_context("forkserver")
-    modules = ["torch", "torch.nn.parallel", "tailbound.torch", "torch_jobs", "backend_jobs", "fsdp_jobs"]
-    context.set_forkserver_preload(modules)
+    context.set_forkserver_preload(list(modules))
+    before = os.environ.get("PYTHONPATH")
+    # Python 3.11 does not give the server this process's ``sys.path``; what it cannot import it leaves out in silence.
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
     return context
+
+
+def ended(commands: Sequence[Sequence[str]], environment: Mapping[str, str], seconds: float = PATIENCE) -> list[Said]:
+    """Output and errors of commands that run at the same time and end well; none of them is left running.
+
+    Raises:
+        AssertionError: one has not ended well, or not all have after ``seconds``; with what all have said.
+    """
+    until = time.monotonic() + seconds
+    running: list[subprocess.Popen[str]] = []
+    with contextlib.ExitStack() as files:
+        told = [[files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2)] for _ in commands]
+        try:
+            for command, (out, err) in zip(commands, told, strict=True):
+                running += [subprocess.Popen(command, env=environment, stdout=out, stderr=err, process_group=0)]
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                for process in running:
+                    process.wait(max(0.1, until - time.monotonic()))
+            codes = [process.poll() for process in running]
+        finally:
+            for process in running:
+                _end(process)
+        said = [(_whole(out), _whole(err)) for out, err in told]
+    words = "\n".join(itertools.chain(*said))
+    assert None not in codes, f"exit codes {codes} after {seconds:g} s:\n{words}"
+    assert not any(codes), f"exit codes {codes}:\n{words}"
+    return said
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.terminate()  # torchrun ends its workers then
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _whole(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()
 
 
 def _child(
@@ -53,18 +116,23 @@ class Job:
     def __init__(
         self, function: Callable[..., Any], ranks: int, folder: Path, *arguments: Any, backend: str = "gloo"
     ) -> None:
-        context = _context()
         self._until = time.monotonic() + PATIENCE
-        self._pipes, self.processes = [], []
-        for rank in range(ranks):
-            here, there = context.Pipe(duplex=False)
-            store = str(folder / f"store-{function.__name__}")
-            whole = (there, function, backend, rank, ranks, store, arguments)
-            process = context.Process(target=_child, args=whole)
-            process.start()
-            there.close()
-            self._pipes.append(here)
-            self.processes.append(process)
+        context = forked_with("preloaded")
+        self._pipes: list[Any] = []
+        self.processes: list[Any] = []
+        store = str(folder / f"store-{next(_jobs)}")
+        try:
+            for rank in range(ranks):
+                here, there = context.Pipe(duplex=False)
+                self._pipes.append(here)
+                whole = (there, function, backend, rank, ranks, store, arguments)
+                process = context.Process(target=_child, args=whole)
+                process.start()
+                self.processes.append(process)
+                there.close()
+        except BaseException:
+            self.__exit__()
+            raise
 
     def await_event(self, event: Any, what: str) -> None:
         """Waits for an event that a rank sets.
@@ -85,21 +153,34 @@ class Job:
         """What ``function`` returned on ``rank``.
 
         Raises:
-            AssertionError: with the traceback of the process.
-            TimeoutError, EOFError: it did not end, or was killed.
+            AssertionError: with the traceback of the process, or how it ended without a word.
+            TimeoutError: it has not ended.
         """
-        if not self._pipes[rank].poll(self._left()):
-            raise TimeoutError(f"rank {rank} is not through after {PATIENCE:g} s")
-        well, value = self._pipes[rank].recv()
-        assert well, f"rank {rank}:\n{value}"
-        return value
+        return self._gathered([rank])[rank]
 
     def results(self) -> list[Any]:
-        """What every rank returned; all processes have ended."""
-        values = [self.result(rank) for rank in range(len(self._pipes))]
+        """What every rank returned; all processes have ended. Whoever fails first is named at once."""
+        values = self._gathered(range(len(self._pipes)))
         for process in self.processes:
             process.join(self._left())
             assert process.exitcode == 0
+        return [values[rank] for rank in range(len(self._pipes))]
+
+    def _gathered(self, ranks: Iterable[int]) -> dict[int, Any]:
+        values, waiting = {}, {self._pipes[rank]: rank for rank in ranks}
+        while waiting:
+            ready = connection.wait(list(waiting), self._left())
+            if not ready:
+                raise TimeoutError(f"ranks {sorted(waiting.values())} are not through after {PATIENCE:g} s")
+            for pipe in ready:
+                rank = waiting.pop(pipe)
+                try:
+                    well, value = pipe.recv()
+                except EOFError:
+                    self.processes[rank].join(self._left())
+                    raise AssertionError(f"rank {rank} ended with {self.processes[rank].exitcode}, unheard") from None
+                assert well, f"rank {rank}:\n{value}"
+                values[rank] = value
         return values
 
     def __enter__(self) -> Job:
@@ -110,3 +191,5 @@ class Job:
             if process.is_alive():
                 process.kill()
             process.join()
+        for pipe in self._pipes:
+            pipe.close()

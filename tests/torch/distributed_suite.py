@@ -11,12 +11,15 @@ is all theirs; only how such a process starts is ours: from a server that has im
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 import tempfile
 import unittest
+from pathlib import Path
 from typing import Any
+
+if (_tests := str(Path(__file__).parents[1])) not in sys.path:
+    sys.path.append(_tests)
 
 # the suite reads these as it is imported
 os.environ.setdefault("BACKEND", "tailbound")
@@ -27,6 +30,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # OpenMP does not survive a fork
 
 from torch.testing._internal.common_distributed import DistTestCases
 
+from processes import forked_with
 from tailbound.autoload import register_backend
 
 register_backend()  # where the package is installed, `import torch` has done it
@@ -51,8 +55,7 @@ class TailboundSuite(TestDistBackend, DistributedTest._DistTestBase):
 
     def setUp(self) -> None:
         super().setUp()
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["__main__", "tailbound.torch"])
+        context = forked_with("distributed_suite", "torch._dynamo")
 
         def start(target: Any, name: str, args: Any, kwargs: Any) -> Any:
             # the server has the environment of its own start, and every test has folders of its own

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -126,6 +125,8 @@ print("rank", exact.numel() and value.numel(), "is through", flush=True)
 @pytest.mark.parametrize("end", ["destroy", "exit"])
 def test_torchrun_knows_the_backend_without_an_import(end: str, repository: Path, tmp_path: Path) -> None:
     """The entry point of this checkout, whatever is installed; with and without ``destroy_process_group``."""
+    from processes import ended
+
     groups = tomllib.loads((repository / "pyproject.toml").read_text())["project"]["entry-points"]
     points = groups["torch.backends"]
     info = tmp_path / "site" / "tailbound_here-0.dist-info"
@@ -138,51 +139,37 @@ def test_torchrun_knows_the_backend_without_an_import(end: str, repository: Path
     path = os.pathsep.join([str(repository / "host_lib"), str(info.parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "train.py"), end], env=environment, capture_output=True, text=True, timeout=110
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("is through") == 2
-    assert "terminate" not in done.stderr
+    ((out, err),) = ended([[*command, str(tmp_path / "train.py"), end]], environment)
+    assert out.count("is through") == 2
+    assert "terminate" not in err
 
 
 #: Of PyTorch's own tests: one of every kind, the cheap ones.
-SUITES = {
-    "reductions": [
-        "test_all_reduce_sum$",
-        "test_all_reduce_max$",
-        "test_all_reduce_coalesced_max_complex_unsupported",
-        "test_reduce_sum$",
-        "test_barrier$",
-    ],
-    "copies": [
-        "test_broadcast$",
-        "test_broadcast_full_group",
-        "test_all_gather$",
-        "test_all_gather_object_default_pg",
-        "test_scatter$",
-    ],
-    "ddp": [
-        "test_DistributedDataParallelCPU$",
-        "test_DistributedDataParallelCPU_grad_is_view",
-        "test_ddp_logging_data_cpu",
-    ],
-}
+SUITE = [
+    "test_all_reduce_sum$",
+    "test_all_reduce_max$",
+    "test_all_reduce_coalesced_max_complex_unsupported",
+    "test_reduce_sum$",
+    "test_barrier$",
+    "test_broadcast$",
+    "test_broadcast_full_group",
+    "test_all_gather$",
+    "test_all_gather_object_default_pg",
+    "test_scatter$",
+    "test_DistributedDataParallelCPU$",
+    "test_DistributedDataParallelCPU_grad_is_view",
+    "test_ddp_logging_data_cpu",
+]
 
 
 @pytest.mark.needs("expecttest")
-@pytest.mark.parametrize("family", SUITES)
-def test_pytorchs_own_tests_pass(repository: Path, family: str) -> None:
-    """Some of each family, none of which may be skipped; ``distributed_suite.py`` runs all of them by hand."""
+def test_pytorchs_own_tests_pass(repository: Path) -> None:
+    """None of these may be skipped; ``distributed_suite.py`` runs all of them by hand."""
+    from processes import ended
+
     script = repository / "tests" / "torch" / "distributed_suite.py"
     path = os.pathsep.join([str(repository / "host_lib"), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, str(script), *SUITES[family]],
-        env={**os.environ, "PYTHONPATH": path, "BACKEND": "tailbound", "WORLD_SIZE": "2"},
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"Ran {len(SUITES[family])} tests" in done.stderr, done.stderr
-    assert done.stderr.rstrip().endswith("\nOK"), done.stderr
+    environment = {**os.environ, "PYTHONPATH": path, "BACKEND": "tailbound", "WORLD_SIZE": "2"}
+    ((_, err),) = ended([[sys.executable, str(script), *SUITE]], environment)
+    assert f"Ran {len(SUITE)} tests" in err, err
+    assert err.rstrip().endswith("\nOK"), err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,13 @@ TESTS = Path(__file__).parents[1]
 
 def _torchrun(workers: int, checkpoint: Path, steps: int, report: Path) -> dict[str, Any]:
     """What rank 0 of a run of ``elastic_train.py`` tells."""
+    from processes import ended
+
     script = [str(TESTS / "elastic_train.py"), str(checkpoint), str(steps), str(report)]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
     path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, *script], env=env, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
+    ended([[*command, *script]], env, 15 + 15 * workers)
     told: dict[str, Any] = json.loads(report.read_text())
     return told
 

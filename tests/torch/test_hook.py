@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -127,29 +126,15 @@ print("end of script")
 @pytest.mark.parametrize("close", ["never", "twice"])
 def test_the_interpreter_ends_cleanly(close: str, tmp_path: Path) -> None:
     """Without close() and without destroy_process_group(), and with both."""
+    from processes import ended
+
     ranks = 2
     script = tmp_path / "script.py"
     script.write_text(_ALONE)
     store = str(tmp_path / "store")
     env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "PYTHONWARNINGS": "default"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(ranks), store, close],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=env,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        for process in processes:
-            out, err = process.communicate(timeout=100)
-            assert process.returncode == 0, err
-            assert out.strip().endswith("end of script")
-            assert "Traceback" not in err
-            assert "terminate" not in err
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    commands = [[sys.executable, str(script), str(rank), str(ranks), store, close] for rank in range(ranks)]
+    for out, err in ended(commands, env):
+        assert out.strip().endswith("end of script")
+        assert "Traceback" not in err
+        assert "terminate" not in err
