@@ -117,6 +117,8 @@ class _Wire:
 
     def __init__(self, rank: int, fabric: Fabric) -> None:
         self._rank, self._fabric = rank, fabric
+        #: (to whom, packets) -> what of them leaves
+        self.trouble: Callable[[int, list[bytes]], list[bytes]] | None = None
 
     def fileno(self) -> int:
         return -1
@@ -130,7 +132,16 @@ class _Wire:
         return len(data)
 
     def _send(self, host: str, data: bytes, stride: int) -> None:
-        self._fabric.send(Burst(self._rank, int(host.rpartition(".")[2]) - 1, data, stride))
+        burst = Burst(self._rank, int(host.rpartition(".")[2]) - 1, data, stride)
+        if self.trouble is None:
+            self._fabric.send(burst)
+            return
+        kept = self.trouble(burst.to, burst.packets())
+        alike = [packet for packet in kept if len(packet) == stride]
+        rest = [packet for packet in kept if len(packet) != stride]
+        for packets, length in ((alike, stride), *(([packet], len(packet)) for packet in rest)):
+            if packets:
+                self._fabric.send(Burst(self._rank, burst.to, b"".join(packets), length))
 
 
 class _Batch(Batch):
@@ -477,8 +488,12 @@ class World:
         steps: of the training.
         paced: bytes per second towards every peer that pacing begins with; 0: no limit.
         limits: of pacing, for networks that are smaller than real ones; None: as they are.
+        width: entries of a row.
+        rows: of the rings of sums and results.
         settings: of ``transport.config.Config``.
     """
+
+    engine = _Engine
 
     def __init__(
         self,
@@ -489,9 +504,11 @@ class World:
         steps: int = 30,
         paced: float = 0.0,
         limits: Limits | None = None,
+        width: int = 64,
+        rows: tuple[int, int] = (1024, 4096),
         **settings: Any,
     ) -> None:
-        self.ranks, self.steps, self.width = ranks, steps, 64
+        self.ranks, self.steps, self.width, self.rows = ranks, steps, width, rows
         self.plan = plan or Plan()
         self.fabric = Fabric(ranks, seed, terms)
         self.fabric.deliver = self._deliver
@@ -507,7 +524,7 @@ class World:
             rank=rank, ranks=self.ranks, width=self.width, codec_threads=1, **({"share_rows": False} | settings)
         )
         wire = _Wire(rank, self.fabric)
-        datapath = _Datapath(rank, self.width, 1024, 4096, wire)
+        datapath = _Datapath(rank, self.width, *self.rows, wire)
         peers = {(rank + i) % self.ranks: (address((rank + i) % self.ranks), PORT) for i in range(1, self.ranks)}
         job = Job(config, datapath, _Sender([datapath.socket], peers), COOKIE, self._clock)
         job.queue._batch = _Batch(peers)
@@ -518,7 +535,7 @@ class World:
                 path.rate = paced
                 job.queue.pacer.limited.add(peer)
         job.activate([_word(r) for r in range(self.ranks)], _word(rank))
-        engine = _Engine(job)
+        engine = self.engine(job)
         engine.begin()
         return Rank(self, rank, engine, datapath)
 

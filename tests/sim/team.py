@@ -1,0 +1,217 @@
+"""Teams of communicators as in ``support``, in virtual time: what waits for deadlines there waits for nothing here.
+
+Real are ``Communicator`` but for its start, and all that ``sim.engine`` has: the engine, its send queue, the codec and
+the udp datapath's rules. Ops end at once as far as the machine is concerned, and their times are exact, so that every
+one is held to its bound without slack (clock-12).
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.engine import PORT, Rank, World, _Engine, _Wire, address
+from sim.fabric import MS, S, Terms
+from support import Trouble
+from tailbound.collective import jump
+from tailbound.collective.communicator import MAX_OP_ROWS, Communicator
+from tailbound.collective.op import Outcome
+from tailbound.datapath.sizes import ring_rows
+from tailbound.errors import TransportError
+from tailbound.transport.rendezvous import Greeting
+from tailbound.wire.schema import VERSION
+
+T = TypeVar("T")
+Result = tuple[NDArray[np.float32], Outcome]
+#: Ranks do not launch at the very same moment.
+_APART = 50_000
+#: Virtual time after which an op that has not ended never will.
+_NEVER = 600 * S
+
+
+class Member(Communicator):
+    """A communicator whose rank lives in a ``World``."""
+
+    def __init__(self, node: Rank, greetings: list[Greeting], others: list[Member]) -> None:
+        self.node, self.greetings, self._others = node, greetings, others
+        self.job, self.config = node.engine.job, node.engine.job.config
+        self._engine = node.engine
+        self._row_width, self._closed = self.config.width, False
+        rings = [min(g.rows, g.sum_rows * g.ranks) // 2 for g in greetings]
+        self._rows_most = min([MAX_OP_ROWS, *rings])
+        self._lock = threading.Lock()
+
+    def jump(self) -> int:
+        """As ``Communicator.jump``, with the donor asked at once."""
+        return jump.jump(self.job, self._engine, self._pull) if self.lost else 0
+
+    def _pull(self, donor: int, *_: object) -> bytes:
+        if self._others[donor].node.dead:
+            raise TransportError(f"rank {donor} is dead")
+        return jump.encode(self._others[donor]._engine.position())
+
+    def trouble(self, trouble: Trouble | None) -> None:
+        """Lets ``trouble`` have what this rank sends from now on; None: nothing has."""
+        wire: _Wire = self.job.datapath.socket  # type: ignore[attr-defined]
+        if trouble is not None:
+            trouble._random = random.Random(f"{trouble.seed}/{self.config.rank}")
+        wire.trouble = trouble._pass if trouble is not None else None
+
+
+class _TeamEngine(_Engine):
+    """Takes a turn as soon as something is launched, and runs commands at once: nothing else runs meanwhile."""
+
+    node: Rank
+
+    def _poke(self) -> None:
+        self.node.poke()
+
+    def call(self, what: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+        try:
+            future.set_result(what())
+        except BaseException as error:
+            future.set_exception(error)
+        self.node.poke()
+        return future
+
+
+class _TeamWorld(World):
+    engine = _TeamEngine
+
+    def _open(self, *arguments: Any) -> Rank:
+        node = super()._open(*arguments)
+        node.engine.node = node  # type: ignore[attr-defined]
+        return node
+
+
+class SimTeam:
+    """Communicators of one job in virtual time; see ``support.Team``."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        width, (sums, results) = world.width, world.rows
+        greetings = [
+            Greeting(
+                rank=rank, ranks=world.ranks, wire=VERSION, version="", address=address(rank), port=PORT, width=width,
+                rows=results, sum_rows=sums, datapath="udp", model="", options={},
+            )
+            for rank in range(world.ranks)
+        ]  # fmt: skip
+        self.communicators: list[Member] = []
+        self.communicators += [Member(node, greetings, self.communicators) for node in world.nodes]
+        for node in world.nodes:
+            node.poke()
+
+    def __getitem__(self, rank: int) -> Member:
+        return self.communicators[rank]
+
+    def __len__(self) -> int:
+        return len(self.communicators)
+
+    @property
+    def now(self) -> int:
+        """Virtual time, ns."""
+        return self.world.fabric.now
+
+    def trouble(self, make: Callable[[], Trouble]) -> list[Trouble]:
+        """Troubles what every rank sends; the troubles by rank."""
+        made = [make() for _ in self.communicators]
+        for member, trouble in zip(self.communicators, made, strict=True):
+            member.trouble(trouble)
+        return made
+
+    def at(self, delay: int, what: Callable[[], object]) -> None:
+        """Does something ``delay`` ns from now."""
+        self.world.fabric.at(self.now + delay, lambda: (what(), None)[1])
+
+    def go(self, length: int) -> None:
+        """Lets ``length`` ns pass."""
+        self.world.go(length)
+
+    def until(self, condition: Callable[[], object], what: str, most: int = _NEVER) -> None:
+        """Lets time pass until ``condition()``.
+
+        Raises:
+            AssertionError: it is not so after ``most`` ns.
+        """
+        try:
+            self.world._until(lambda: bool(condition()), most)
+        except TimeoutError as error:
+            raise AssertionError(f"never happened: {what}") from error
+
+    def start(
+        self,
+        inputs: Sequence[NDArray[np.float32]],
+        ranks: Sequence[int] | None = None,
+        late: dict[int, int] | None = None,
+    ) -> dict[int, tuple[NDArray[np.float32], Future[Outcome]]]:
+        """Has ``ranks`` launch an all-reduce, some ``late`` by so many ns; by rank, the result and its future."""
+        pending = {}
+        for rank in range(len(self)) if ranks is None else ranks:
+            out, done = np.full_like(inputs[rank], np.nan), Future[Outcome]()
+
+            def launch(rank: int = rank, out: NDArray[np.float32] = out, done: Future[Outcome] = done) -> None:
+                member, data = self[rank], inputs[rank].copy()
+                member.launch(0, data, out, last=True, done=done.set_result)
+
+            apart = self.world.fabric.random.randrange(_APART)
+            self.at((late or {}).get(rank, 0) + apart, launch)
+            pending[rank] = out, done
+        return pending
+
+    def finish(self, pending: dict[int, tuple[NDArray[np.float32], Future[Outcome]]]) -> list[Result]:
+        """Lets time pass until all of ``pending`` are over, each within its bound; their results in rank order."""
+        self.until(lambda: all(done.done() for _, done in pending.values()), "an op ends")
+        found = []
+        for rank, (out, done) in pending.items():
+            outcome, config = done.result(0), self[rank].config
+            bound = self[rank].job.deadlines.start_max + 2 * config.stage_max + self[rank].node.longest
+            assert outcome.error is not None or outcome.nanoseconds <= bound, (
+                f"op {outcome.label} of rank {rank} took {outcome.nanoseconds / MS:.0f} ms of {bound / MS:.0f}"
+            )
+            found.append((out, outcome))
+        return found
+
+    def allreduce(
+        self,
+        inputs: Sequence[NDArray[np.float32]],
+        ranks: Sequence[int] | None = None,
+        late: dict[int, int] | None = None,
+    ) -> list[Result]:
+        """One all-reduce of ``inputs[rank]`` by ``ranks``; (average, outcome) of each."""
+        return self.finish(self.start(inputs, ranks, late))
+
+    def drain(self) -> None:
+        """Lets time pass until nothing is in flight and nobody has anything to do for a while."""
+        self.until(lambda: all(node.engine.idle for node in self.world.alive), "all are at rest")
+        self.go(500 * MS)
+
+    def close(self) -> None:
+        """Checks that every packet that arrived has one verdict, and ends it."""
+        try:
+            for node in self.world.alive:
+                node.check_books()
+        finally:
+            self.world.close()
+
+
+@contextmanager
+def sim_team(ranks: int, settings: dict[str, Any], *, seed: int = 1, terms: Terms | None = None) -> Iterator[SimTeam]:
+    """A job of ``ranks`` communicators in virtual time; ``settings`` as for ``support.team``."""
+    given = {"share_rows": True} | settings
+    width, ring = given.pop("width", 64), given.pop("ring_mib", 1.0)
+    team = SimTeam(_TeamWorld(ranks, seed, terms, width=width, rows=ring_rows(ring, width, ranks), **given))
+    try:
+        yield team
+    except BaseException:
+        team.world.close()
+        raise
+    team.close()

@@ -1,0 +1,207 @@
+"""Ranks that are late, dead, back or of another mind, in virtual time: who is in which row, and how long others wait.
+
+Nothing is rotated, so that every row of a result is the mean of exactly those whose rows were in it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fault_rows import contributors, same_bits
+from sim.fabric import MS
+from sim.team import Result, SimTeam, sim_team
+from support import Trouble, gradients, hasty, patient
+from tailbound.codec.owners import place
+from tailbound.codec.shape import shape_for
+from tailbound.errors import LayoutError
+
+WIDTH, ROWS = 64, 256
+NUMEL = ROWS * WIDTH
+#: Beyond deadlines, ns: packets under way, turns of the engine.
+SLACK = 60 * MS
+
+
+def settings(given: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Rows of which each is a mean by itself, and whose owners are known beforehand."""
+    return given | {"width": WIDTH, "ring_mib": 1.0, "rotate": False, "share_rows": False} | more
+
+
+def inputs_of(job: SimTeam, seed: int) -> list[np.ndarray]:
+    return gradients("U", len(job), NUMEL, seed=seed)
+
+
+def warm_up(job: SimTeam, ops: int = 3, numel: int = NUMEL) -> None:
+    """Warm scales, and a layout that can be foreseen."""
+    for op in range(ops):
+        for _, outcome in job.allreduce(gradients("U", len(job), numel, seed=1000 + op)):
+            assert outcome.delivered == outcome.expected
+
+
+def everybody(results: list[Result], inputs: list[np.ndarray]) -> None:
+    """Nothing is missing anywhere, every row is everybody's mean, and all ranks have the same bits."""
+    for out, outcome in results:
+        assert outcome.delivered == outcome.expected
+        assert not outcome.missing
+        assert not outcome.late
+        np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
+    assert set(contributors(results[0][0], inputs, set(), WIDTH)) == {frozenset(range(len(inputs)))}
+
+
+def suspects(job: SimTeam) -> list[list[int]]:
+    return [member.stats()["suspects"] for member in job.communicators]
+
+
+def owned(job: SimTeam, rank: int) -> np.ndarray:
+    """Which rows of an op belong to ``rank`` (bool[ROWS])."""
+    return np.asarray(place(shape_for(NUMEL, WIDTH), job[0].job.map, len(job)).owner == rank)
+
+
+def test_a_rank_that_is_late_but_in_time_is_waited_for() -> None:
+    """Rule: clock-7a."""
+    with sim_team(3, settings(patient())) as job:
+        warm_up(job)
+        for op in range(4):
+            inputs = inputs_of(job, op)
+            results = job.allreduce(inputs, late={2: 300 * MS})
+            everybody(results, inputs)
+            early = [outcome.nanoseconds for _, outcome in results[:2]]
+            assert 299 * MS < min(early) <= max(early) < 300 * MS + SLACK
+            assert results[2][1].nanoseconds < SLACK
+
+
+def test_a_rank_later_than_the_deadline_is_left_out_and_gets_the_result() -> None:
+    """The others end without it in time, with its own rows averaged by its transport; it gets the same bits at once.
+
+    Rules: clock-2, clock-9, clock-13.
+    """
+    with sim_team(4, settings(hasty())) as job:
+        warm_up(job)
+        for op in range(2):
+            inputs = inputs_of(job, op)
+            results = job.allreduce(inputs, late={3: 1000 * MS})
+            for out, outcome in results[:3]:
+                assert not outcome.late
+                assert outcome.missing == {3}
+                assert outcome.missed == 0  # published without the training thread
+                assert 400 * MS <= outcome.nanoseconds < 1000 * MS
+                assert set(contributors(out, inputs, {3}, WIDTH)) == {frozenset({0, 1, 2})}
+            out, outcome = results[3]
+            assert outcome.late
+            assert outcome.nanoseconds < SLACK
+            for other, _ in results[:3]:
+                np.testing.assert_array_equal(out.view(np.uint32), other.view(np.uint32))
+        counters = job[3].stats()["counters"]
+        assert counters["late_launches"] == counters["ops_late"] == 2
+
+
+def test_a_rank_that_is_always_late_is_not_waited_for_and_comes_back() -> None:
+    """Rules: clock-8, clock-14."""
+    with sim_team(4, settings(hasty())) as job:
+        warm_up(job)
+        for op in range(3):  # each costs a deadline
+            results = job.allreduce(inputs_of(job, op), late={3: 1000 * MS})
+            assert all(o.deadline_hits > 0 for _, o in results[:3])
+        assert job[3].job.self_late
+        assert suspects(job)[:3] == [[3]] * 3
+        for op in range(5):  # nobody waits for it, nor its transport for its own rows
+            inputs = inputs_of(job, op)
+            results = job.allreduce(inputs, late={3: 1000 * MS})
+            for out, outcome in results[:3]:
+                assert outcome.missing == {3}
+                assert (outcome.deadline_hits, outcome.missed) == (0, 0)
+                assert outcome.nanoseconds < SLACK
+                assert set(contributors(out, inputs, {3}, WIDTH)) == {frozenset({0, 1, 2})}
+        for op in range(4):  # in time again
+            inputs = inputs_of(job, op)
+            results = job.allreduce(inputs)
+        everybody(results, inputs)
+        assert not job[3].job.self_late
+        assert suspects(job) == [[]] * 4
+
+
+@pytest.mark.parametrize(("ranks", "first"), [(2, False), (3, True), (4, False)])
+def test_a_rank_dies_and_comes_back(ranks: int, first: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Three ops cost deadlines, then nobody waits for it any more; what is said names it, op and half.
+
+    In the first op the scales are not agreed on yet: the others wait for its needs too, in bounded time.
+    Rules: clock-9, clock-14.
+    """
+    dead, live = ranks - 1, list(range(ranks - 1))
+    with sim_team(ranks, settings(hasty())) as job:
+        if not first:
+            warm_up(job)
+        rows = owned(job, dead)
+        job[dead].trouble(Trouble(seed=0, loss=1.0))  # nothing leaves it, as if it had been killed
+        held: list[np.ndarray] = []
+        with caplog.at_level(logging.WARNING, "tailbound"):
+            for op in range(8):
+                inputs = inputs_of(job, op)
+                held.append(inputs[dead])
+                results = job.allreduce(inputs, live)
+                for out, outcome in results:
+                    assert outcome.missing == {dead}
+                    found = np.array(contributors(out, inputs, {dead}, WIDTH))
+                    assert all(who is None for who in found[rows])
+                    assert set(found[~rows]) == {frozenset(live)}
+                    assert outcome.missed == rows.sum()
+                    same_bits(out, results[0][0], WIDTH)
+                    assert (outcome.deadline_hits > 0) == (op < 3), op
+                    assert op < 3 or outcome.nanoseconds < SLACK
+        assert suspects(job)[:-1] == [[dead]] * len(live)
+        said = [record.getMessage() for record in caplog.records]
+        for rank in live:
+            assert any(text.startswith(f"rank {rank}: rank {dead} has sent no contribution") for text in said)
+            assert any(text.startswith(f"rank {rank}: rank {dead} has published no result") for text in said)
+        job[dead].trouble(None)
+        for data in held:  # back: first it goes through what it missed
+            inputs = inputs_of(job, 0)
+            inputs[dead] = data
+            assert job.allreduce(inputs, [dead])[0][1].error is None
+        for op in range(4):
+            inputs = inputs_of(job, 100 + op)
+            results = job.allreduce(inputs)
+        everybody(results, inputs)
+        assert suspects(job) == [[]] * ranks
+
+
+# -- layouts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ranks", "after"), [(2, 3), (3, 0)])
+def test_ranks_with_another_bucket_are_named_by_all(ranks: int, after: int) -> None:
+    """Rule: clock-18."""
+    with sim_team(ranks, settings(hasty())) as job:
+        warm_up(job, after, 1000)
+        outcomes = [o for _, o in job.allreduce([np.ones(1000 + 500 * (r == 1), np.float32) for r in range(ranks)])]
+        for rank in range(ranks):
+            said = str(outcomes[rank].error)
+            assert (f"rank {rank} and rank 1 disagree" if rank != 1 else "rank 1 and rank ") in said
+            assert "same model" in said
+        for member in job.communicators:
+            with pytest.raises(LayoutError, match=f"rank {member.config.rank} .* disagree on op"):
+                member.allreduce(np.ones(1000, np.float32))
+
+
+def test_a_late_rank_that_foresaw_another_layout_publishes_nothing() -> None:
+    """Its transport knows only the old layout; it must not average rows of the new one as if they were old."""
+    old, new = NUMEL, NUMEL // 2
+    with sim_team(3, settings(hasty())) as job:
+        warm_up(job, 3, old)
+        inputs = gradients("U", 3, new, seed=1)
+        results = job.allreduce(inputs, late={2: 3000 * MS})
+        for out, outcome in results[:2]:
+            assert outcome.error is None
+            assert outcome.missing == {2}
+            found = contributors(out, inputs, {2}, WIDTH)
+            assert set(found) == {None, frozenset({0, 1})}
+        assert results[2][1].error is None
+        assert job[2].stats()["counters"]["predictions_wrong"] == 1
+        assert all("LAYOUT_MISMATCH" not in member.stats()["drops"] for member in job.communicators)
+        inputs = gradients("U", 3, new, seed=2)
+        for _ in range(3):
+            results = job.allreduce(inputs)
+        everybody(results, inputs)
