@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -30,6 +30,7 @@ from tailbound.wire.schema import VERSION
 
 T = TypeVar("T")
 Result = tuple[NDArray[np.float32], Outcome]
+Pending = tuple[NDArray[np.float32], Future[Outcome]]
 #: Ranks do not launch at the very same moment.
 _APART = 50_000
 #: Virtual time after which an op that has not ended never will.
@@ -152,28 +153,32 @@ class SimTeam:
         inputs: Sequence[NDArray[np.float32]],
         ranks: Sequence[int] | None = None,
         late: dict[int, int] | None = None,
-    ) -> dict[int, tuple[NDArray[np.float32], Future[Outcome]]]:
-        """Has ``ranks`` launch an all-reduce, some ``late`` by so many ns; by rank, the result and its future."""
+        silent: Collection[int] = (),
+    ) -> dict[int, Pending]:
+        """Has ``ranks`` launch an all-reduce, some ``late`` by so many ns, some without rows; what they wait for."""
         pending = {}
         for rank in range(len(self)) if ranks is None else ranks:
             out, done = np.full_like(inputs[rank], np.nan), Future[Outcome]()
 
             def launch(rank: int = rank, out: NDArray[np.float32] = out, done: Future[Outcome] = done) -> None:
                 member, data = self[rank], inputs[rank].copy()
-                member.launch(0, data, out, last=True, done=done.set_result)
+                member.launch(0, data, out, last=True, done=done.set_result, contribute=rank not in silent)
 
             apart = self.world.fabric.random.randrange(_APART)
             self.at((late or {}).get(rank, 0) + apart, launch)
             pending[rank] = out, done
         return pending
 
-    def finish(self, pending: dict[int, tuple[NDArray[np.float32], Future[Outcome]]]) -> list[Result]:
-        """Lets time pass until all of ``pending`` are over, each within its bound; their results in rank order."""
+    def finish(self, pending: dict[int, Pending], held: int = 0) -> list[Result]:
+        """Lets time pass until all of ``pending`` are over, each within its bound; their results in rank order.
+
+        While somebody holds, for ``held`` ns, no clock runs.
+        """
         self.until(lambda: all(done.done() for _, done in pending.values()), "an op ends")
         found = []
         for rank, (out, done) in pending.items():
             outcome, config = done.result(0), self[rank].config
-            bound = self[rank].job.deadlines.start_max + 2 * config.stage_max + self[rank].node.longest
+            bound = self[rank].job.deadlines.start_max + 2 * config.stage_max + self[rank].node.longest + held
             assert outcome.error is not None or outcome.nanoseconds <= bound, (
                 f"op {outcome.label} of rank {rank} took {outcome.nanoseconds / MS:.0f} ms of {bound / MS:.0f}"
             )
@@ -185,9 +190,10 @@ class SimTeam:
         inputs: Sequence[NDArray[np.float32]],
         ranks: Sequence[int] | None = None,
         late: dict[int, int] | None = None,
+        silent: Collection[int] = (),
     ) -> list[Result]:
         """One all-reduce of ``inputs[rank]`` by ``ranks``; (average, outcome) of each."""
-        return self.finish(self.start(inputs, ranks, late))
+        return self.finish(self.start(inputs, ranks, late, silent))
 
     def drain(self) -> None:
         """Lets time pass until nothing is in flight and nobody has anything to do for a while."""

@@ -17,7 +17,8 @@ from sim.team import Result, SimTeam, sim_team
 from support import Trouble, gradients, hasty, patient
 from tailbound.codec.owners import place
 from tailbound.codec.shape import shape_for
-from tailbound.errors import LayoutError
+from tailbound.errors import LayoutError, TransportError
+from tailbound.wire.schema import OP_INDEX_BITS
 
 WIDTH, ROWS = 64, 256
 NUMEL = ROWS * WIDTH
@@ -205,3 +206,116 @@ def test_a_late_rank_that_foresaw_another_layout_publishes_nothing() -> None:
         for _ in range(3):
             results = job.allreduce(inputs)
         everybody(results, inputs)
+
+
+# -- ranks out of step ----------------------------------------------------------------------------------------------
+
+
+def test_a_rank_without_rows_gets_the_mean_of_the_others() -> None:
+    """It takes part without rows by choice: nobody waits for them, it is not suspected, nor counted as late."""
+    with sim_team(3, settings(patient())) as job:
+        warm_up(job)
+        for op in range(4):
+            inputs = inputs_of(job, op)
+            results = job.allreduce(inputs, silent={2})
+            for out, outcome in results:
+                assert outcome.error is None
+                assert (outcome.delivered, outcome.deadline_hits) == (outcome.expected, 0)
+                assert not outcome.late
+                assert not outcome.abstained
+                np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
+            assert set(contributors(results[0][0], inputs, {2}, WIDTH)) == {frozenset({0, 1})}
+        assert suspects(job) == [[]] * 3
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("first", [0, 3])
+def test_a_rank_with_a_gradient_that_is_not_finite_abstains(value: float, first: int) -> None:
+    """In a cold op (the first) and in a warm one: the others' mean, the same bits everywhere, and no suspicion.
+
+    Rules: clock-25, codec-4.
+    """
+    with sim_team(3, settings(patient())) as job:
+        for op in range(first + 2):
+            inputs = inputs_of(job, op)
+            members = frozenset({0, 1, 2})
+            if op == first:
+                inputs[1][12345] = value
+                members -= {1}
+            results = job.allreduce(inputs)
+            inputs[1][12345] = 0.0
+            for rank, (out, outcome) in enumerate(results):
+                assert outcome.abstained == (op == first and rank == 1)
+                assert (outcome.delivered, outcome.deadline_hits, outcome.error) == (outcome.expected, 0, None)
+                np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
+            assert set(contributors(results[0][0], inputs, {1}, WIDTH)) == {members}
+        assert job[1].stats()["counters"]["abstained"] == 1
+        assert suspects(job) == [[]] * 3
+
+
+def test_the_others_wait_for_a_rank_that_holds() -> None:
+    """Three times as long as both deadlines: nobody is left out, nobody is suspected (clock-16)."""
+    with sim_team(3, settings(hasty(deadline_1=300 * MS, deadline_2=300 * MS))) as job:
+        warm_up(job)
+        inputs = inputs_of(job, 1)
+        job[2].hold(True)
+        job.until(lambda: all(m.job.membership.holding(job.now) for m in job.communicators[:2]), "it holds", 100 * MS)
+        early = job.start(inputs, [0, 1])
+        job.go(1800 * MS)
+        assert not any(done.done() for _, done in early.values())
+        job[2].hold(False)
+        results = job.finish(early | job.start(inputs, [2]), held=1800 * MS)
+        everybody(results, inputs)
+        assert all(outcome.nanoseconds > 1800 * MS for _, outcome in results[:2])
+        assert suspects(job) == [[]] * 3
+
+
+def test_a_lost_rank_gets_zeros_at_once_and_jumps() -> None:
+    """Rule: clock-20."""
+    with sim_team(3, settings(hasty(), ring_mib=1 / 8)) as job:
+        warm_up(job)
+        ring = job[0].job.store.result_rows
+        first = step = 0
+        while step < 3 * ring // ROWS:
+            for _, outcome in job.allreduce(inputs_of(job, step), [0, 1]):
+                assert outcome.error is None
+            step += 1
+        assert job[2].lost
+        assert step - 1 <= job[2].behind <= step
+        last = None
+        kept = {int(label) >> OP_INDEX_BITS for label in job[2].job.store.presence["op"] if label}
+        assert len(kept) >= ring // ROWS - 1  # whatever op records reach
+        while first < step and (last is None or not last.skipped):  # what the ring held comes first
+            ((out, last),) = job.allreduce(inputs_of(job, first), [2])
+            assert last.late
+            assert last.nanoseconds < SLACK
+            first += 1
+        assert last is not None
+        assert last.skipped
+        assert not out.any()
+        assert job[2].jump() == step - first
+        control = job[2].job.store.control
+        assert int(control["released"][0]) == (job[2].job.sequence.upcoming - 1) & 0xFFFFFFFF  # records from here on
+        assert (job[2].behind, job[2].lost) == (0, False)
+        for op in range(6):
+            inputs = inputs_of(job, 50 + op)
+            results = job.allreduce(inputs)
+        everybody(results, inputs)
+
+
+def test_a_rank_of_which_nothing_arrives_is_an_error_of_the_others() -> None:
+    """One that only never steps still answers questions: it is suspected, and no error."""
+    with sim_team(2, settings(hasty())) as job:
+        job[0]._engine._unheard._patience = 10_000 * MS
+        job[1].trouble(Trouble(seed=1, loss=1.0))
+        inputs = inputs_of(job, 1)
+        begun, error = job.now, None
+        while error is None and job.now < begun + 20_000 * MS:
+            ((_, outcome),) = job.allreduce(inputs, [0])
+            error = outcome.error
+            job.go(100 * MS)
+        assert isinstance(error, TransportError)
+        assert "rank 0: nothing has come from rank 1 since the first step" in str(error)
+        assert job.now - begun < 10_000 * MS + job[0].config.bound + 200 * MS
+        with pytest.raises(TransportError, match="nothing has come from rank 1"):
+            job[0].allreduce(inputs[0])
