@@ -1,4 +1,4 @@
-"""Ranks out of step over udp in one process: without rows by choice, holding, lost, jumping (clock-16, clock-20)."""
+"""A step that is larger than the ring, over udp in one process (clock-20); ranks out of step: ``sim/test_ranks.py``."""
 
 from __future__ import annotations
 

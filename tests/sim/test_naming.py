@@ -1,58 +1,57 @@
-"""Whole jobs over udp name the rank that is late and the link that loses, once, and say when it is over."""
+"""Jobs in virtual time name the rank that is late and the link that loses, once, and say when it is over."""
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from support import MS, PATIENCE, Team, Trouble, gradients, hasty, patient, team
-from tailbound.collective.communicator import Communicator
+from sim.fabric import MS
+from sim.team import Member, SimTeam, sim_team
+from support import Trouble, gradients, hasty, patient
 from tailbound.transport import losses
 from tailbound.wire.schema import PacketType
 
-RANKS, NUMEL = 3, 8 * 64 * 256
-#: Much more than a loaded machine makes a rank late as a rule.
-DELAY = 0.08
+RANKS, WIDTH = 3, 64
+NUMEL = 8 * 64 * WIDTH
+GIVEN = {"width": WIDTH, "ring_mib": 1.0, "share_rows": False}
+DELAY = 80 * MS
+#: Ops that follow each other faster than this are not looked at one by one.
+APART = 21 * MS
 
 
-def until(job: Team, done: Callable[[], bool], late: dict[int, float] | None = None, most: int = 120) -> None:
-    """All-reduces, some ranks launching later, until ``done``."""
+def until(job: SimTeam, done: Callable[[], bool], late: dict[int, int] | None = None, most: int = 120) -> int:
+    """All-reduces, some ranks launching later, until ``done``; how many."""
     inputs = gradients("U", RANKS, NUMEL, seed=1)
-
-    def run(c: Communicator) -> None:
-        # ops that follow each other faster than this are not looked at one by one
-        time.sleep(0.021 + (late or {}).get(c.config.rank, 0.0))
-        assert c.allreduce(inputs[c.config.rank].copy()).result(PATIENCE).error is None
-
-    for _ in range(most):
+    for ops in range(most):
         if done():
-            return
-        job.each(run)
+            return ops
+        for _, outcome in job.allreduce(inputs, late=late):
+            assert outcome.error is None
+        job.go(APART)
     pytest.fail(f"not within {most} ops: {[events(c) for c in job.communicators]}")
 
 
-def events(member: Communicator) -> list[tuple[str, dict[str, Any]]]:
+def events(member: Member) -> list[tuple[str, dict[str, Any]]]:
     """What a rank has said of late ranks and links, with the fields."""
     names = ("late", "in_time", "link_loses", "link_well", "back")
     return [(e.name, e.fields) for e in member.job.events.recent() if e.name in names]
 
 
-def of_rank(member: Communicator, event: str, rank: int) -> list[dict[str, Any]]:
+def of_rank(member: Member, event: str, rank: int) -> list[dict[str, Any]]:
     return [fields for name, fields in events(member) if name == event and fields["late"] == rank]
 
 
 def test_a_late_rank_is_named_by_one_rank_and_by_itself(caplog: pytest.LogCaptureFixture) -> None:
     late = 2
-    with caplog.at_level(logging.INFO, "tailbound"), team(RANKS, patient(share_rows=False)) as job:
-        until(job, lambda: all(of_rank(c, "late", late) for c in job.communicators), {late: DELAY})
-        until(job, lambda: all(of_rank(c, "in_time", late) for c in job.communicators))
+    with caplog.at_level(logging.INFO, "tailbound"), sim_team(RANKS, patient(**GIVEN)) as job:
+        until(job, lambda: all(of_rank(c, "late", late) for c in job.communicators), {late: DELAY}, 30)
+        until(job, lambda: all(of_rank(c, "in_time", late) for c in job.communicators), most=30)
         for member in job.communicators:
             (begin,), (end,) = of_rank(member, "late", late), of_rank(member, "in_time", late)
-            assert DELAY * 250 < begin["ms"] < DELAY * 1000 + 1000 * PATIENCE
+            assert begin["ms"] == pytest.approx(DELAY / MS, rel=0.1)
             assert end["step"] - begin["step"] == end["steps"] > 0
     said = [r for r in caplog.records if getattr(r, "tailbound", {}).get("late") == late]
     warned = [r.getMessage() for r in said if r.levelno == logging.WARNING]
@@ -68,9 +67,10 @@ def test_the_link_that_loses_is_named_by_its_receiver(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(losses, "WINDOW", 300)
-    with team(RANKS, patient(share_rows=False, repair=False, quiet=20 * MS)) as job:
+    with sim_team(RANKS, patient(**GIVEN, repair=False, quiet=20 * MS)) as job:
         until(job, lambda: job[0].job.counters["ops"] > 2)
-        trouble = Trouble(3, loss=0.15, types=frozenset({PacketType.CONTRIBUTION}), to=frozenset({0})).attach(job[2])
+        trouble = Trouble(3, loss=0.15, types=frozenset({PacketType.CONTRIBUTION}), to=frozenset({0}))
+        job[2].trouble(trouble)
         until(job, lambda: any(name == "link_loses" for name, _ in events(job[0])))
         trouble.loss = 0.0
         until(job, lambda: any(name == "link_well" for name, _ in events(job[0])))
@@ -85,10 +85,10 @@ def test_the_link_that_loses_is_named_by_its_receiver(
 
 
 def test_a_suspect_that_comes_back_is_named_again(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "tailbound"), team(RANKS, hasty(share_rows=False)) as job:
+    with caplog.at_level(logging.INFO, "tailbound"), sim_team(RANKS, hasty(**GIVEN)) as job:
         until(job, lambda: job[0].job.counters["ops"] > 2)
-        trouble = Trouble(1, loss=1.0).attach(job[2])
-        until(job, lambda: 2 in job[0].job.contribution_suspicion.suspects)
-        trouble.loss = 0.0
-        until(job, lambda: any(name == "back" and fields["back"] == 2 for name, fields in events(job[0])))
+        job[2].trouble(Trouble(1, loss=1.0))
+        assert until(job, lambda: 2 in job[0].job.contribution_suspicion.suspects) == 3
+        job[2].trouble(None)
+        until(job, lambda: any(name == "back" and fields["back"] == 2 for name, fields in events(job[0])), most=5)
     assert "rank 0: rank 2 is waited for again" in caplog.text

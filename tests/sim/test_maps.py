@@ -1,0 +1,169 @@
+"""Owner maps in whole jobs, in virtual time: stragglers and dead ranks own nothing, and come back (clock-22)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from fault_rows import contributors
+from sim.fabric import MS
+from sim.team import Result, SimTeam, sim_team
+from support import Trouble, exact_mean, gradients, hasty, nmse, patient
+from tailbound.codec.owners import place, table
+from tailbound.codec.shape import shape_for
+from tailbound.transport.agreement import Content, Kind, Message
+
+WIDTH, ROWS = 64, 256
+NUMEL = ROWS * WIDTH
+SMALL = {"width": WIDTH, "ring_mib": 1.0}
+#: Whom the others wait for; nothing is decided by measuring.
+GIVEN = SMALL | {"share_rows": False}
+#: By so much stragglers are late, ns.
+LATE = 80 * MS
+#: Steps begin so far apart, ns: agreements are reached over some of them.
+STEP = 20 * MS
+
+
+def propose(job: SimTeam, content: Content) -> int:
+    """Has rank 0 propose a map and waits until it is agreed on; its id."""
+    agreement = job[0]._engine.maps.agreement
+    assert (
+        job[0]._engine.call(lambda: agreement.propose(content, job[0].job.sequence.upcoming >> 10, job.now)).result(0)
+    )
+    job.until(lambda: agreement.agreed[-1].content == content, f"{content} is agreed on", 1000 * MS)
+    return agreement.agreed[-1].id
+
+
+def weights(job: SimTeam, rank: int = 0) -> tuple[int, ...]:
+    return job[rank]._engine.maps.agreement.agreed[-1].content.weights
+
+
+def step(job: SimTeam, seed: int, ranks: list[int] | None = None, late: dict[int, int] | None = None) -> list[Result]:
+    """One all-reduce, and some time."""
+    results = job.allreduce(gradients("U", len(job), NUMEL, seed=seed), ranks, late)
+    job.go(STEP)
+    return results
+
+
+def right(job: SimTeam, seed: int, late: dict[int, int] | None = None) -> None:
+    """One all-reduce that is whole and everybody's mean, with the same bits everywhere."""
+    results = step(job, seed, late=late)
+    for out, outcome in results:
+        assert outcome.error is None
+        assert outcome.delivered == outcome.expected
+        np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
+    assert nmse(results[0][0], exact_mean(gradients("U", len(job), NUMEL, seed=seed))) < 2e-3
+
+
+def until(job: SimTeam, late: dict[int, int], done: Callable[[], bool], most: int) -> None:
+    """Right steps until ``done``; fails after ``most``."""
+    for seed in range(most):
+        if done():
+            return
+        right(job, seed, late)
+    pytest.fail(f"not within {most} steps: {[weights(job, r) for r in range(len(job))]}")
+
+
+@pytest.mark.parametrize(("ranks", "late"), [(2, [1]), (3, [0]), (4, [2]), (4, [0, 3])])
+def test_stragglers_own_nothing_until_they_recover(ranks: int, late: list[int]) -> None:
+    with sim_team(ranks, patient(**SMALL)) as job:
+        expected = tuple(0 if r in late else 1 for r in range(ranks))
+        delays = dict.fromkeys(late, LATE)
+        until(job, delays, lambda: {weights(job, r) for r in range(ranks)} == {expected}, 40)
+        until(job, delays, lambda: all(c.job.map.owners == table(expected) for c in job.communicators), 20)
+        until(job, {}, lambda: weights(job) == (1,) * ranks, 80)
+        until(job, {}, lambda: all(c.job.map.owners == tuple(range(ranks)) for c in job.communicators), 20)
+        for c in job.communicators:
+            assert "WRONG_MAP" not in c.stats()["drops"]
+
+
+def test_the_dead_own_nothing_and_the_others_have_all_of_their_rows() -> None:
+    with sim_team(4, hasty(**SMALL, rotate=False)) as job:
+        for seed in range(4):
+            right(job, seed)
+        job[0].trouble(Trouble(seed=0, loss=1.0))  # the lowest rank, which would lead
+        others = [1, 2, 3]
+        for seed in range(12):
+            results = step(job, seed, others)
+            if all(weights(job, r) == (0, 1, 1, 1) and job[r].job.map.id for r in others):
+                break
+        else:
+            pytest.fail(f"it still owns rows: {[weights(job, r) for r in others]}")
+        for seed in range(3):
+            results = step(job, seed, others)
+        for out, outcome in results:
+            assert outcome.missing <= {0}
+            assert (outcome.missed, outcome.deadline_hits, outcome.failed_groups) == (0, 0, 0)
+            np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
+        inputs = gradients("U", 4, NUMEL, seed=2)
+        assert set(contributors(results[0][0], inputs, {0}, WIDTH)) == {frozenset(others)}
+        assert job[1].job.map.id & 0xFF == 1
+
+
+def test_a_rank_that_misses_a_map_is_refused_until_it_hears_of_it() -> None:
+    with sim_team(3, hasty(**GIVEN, rotate=False)) as job:
+        for seed in range(4):
+            right(job, seed)
+        blocked = True
+        for member in job.communicators:
+            maps, send = member._engine.maps, member._engine.maps._send
+
+            def pick(peer: int, message: Message, send: Callable[[int, Message], None] = send) -> None:
+                if not (blocked and peer == 2 and message.kind == Kind.SETTLED):
+                    send(peer, message)
+
+            maps._send = pick  # type: ignore[method-assign]
+        wanted = propose(job, Content((1, 0, 2), rotate=False))
+        for seed in range(20):
+            if {c.job.map.id for c in job.communicators[:2]} == {wanted}:
+                break
+            step(job, seed)
+        assert job[0].job.map.id == job[1].job.map.id == wanted
+        assert [weights(job, r) for r in range(3)] == [(1, 0, 2), (1, 0, 2), (1, 1, 1)]
+        owner = place(shape_for(NUMEL, WIDTH), job[0].job.map, 3).owner
+        inputs = gradients("U", 3, NUMEL, seed=7)
+        results = step(job, 7)
+        assert all(c.stats()["drops"]["WRONG_MAP"] for c in job.communicators)
+        for out, outcome in results[:2]:
+            assert outcome.error is None
+            assert outcome.missing == {2}
+            # two thirds of the rows are rank 2's now: they are missing, and nothing else is in their place
+            found = np.array(contributors(out, inputs, {2}, WIDTH))
+            assert all(who is None for who in found[owner == 2])
+            assert set(found[owner != 2]) == {frozenset({0, 1})}
+        assert results[2][1].error is None
+        contributors(results[2][0], inputs, {0, 1, 2}, WIDTH)
+        blocked = False
+        for seed in range(6):
+            step(job, seed)
+        assert weights(job, 2) == (1, 0, 2)
+        right(job, 9)
+
+
+def test_the_rotation_goes_and_comes_by_agreement() -> None:
+    """Rule: codec-12."""
+    with sim_team(3, patient(**GIVEN)) as job:
+        for i, rotate in enumerate((True, False, True)):
+            if i:
+                propose(job, Content((1, 1, 1), rotate))
+            until(job, {}, lambda rotate=rotate: all(c.job.map.rotate == rotate for c in job.communicators), 20)
+            for j in range(3):
+                right(job, 10 * i + j)
+            assert [c.job.map.rotate for c in job.communicators] == [rotate] * 3
+        assert all("WRONG_MAP" not in c.stats()["drops"] for c in job.communicators)
+
+
+def test_many_maps_one_after_the_other_cost_no_row_and_no_memory() -> None:
+    with sim_team(3, patient(**GIVEN)) as job:
+        for i, content in enumerate([(1, 0, 1), (0, 1, 0), (1, 4, 2), (1, 1, 1), (0, 0, 1), (3, 1, 1)]):
+            propose(job, Content(content))
+            owners = table(content)
+            until(job, {}, lambda owners=owners: all(c.job.map.owners == owners for c in job.communicators), 20)
+            for j in range(3):
+                right(job, 10 * i + j)
+            assert {c.job.map.owners for c in job.communicators} == {table(content)}
+        for c in job.communicators:
+            assert "WRONG_MAP" not in c.stats()["drops"]
+            assert len(c.job.pool._free) <= 5
