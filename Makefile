@@ -1,6 +1,7 @@
 # make setup   .venv with the tailbound command, system packages from apt-packages.txt; nothing when all is there
 # make demo    train a real model over a lossy lab, beside Gloo
 # make test    all tests (make lint: ruff, mypy, clang-format, generated files)
+# make thorough   make test, and what it leaves out: all pairs of faults over XDP, all examples, whole benchmarks
 # make soak    sequences of faults at random on the simulated engine; EXAMPLES=500
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -13,9 +14,11 @@ STAMP := $(VENV)/.setup-done
 EXTRAS := torch,test,plots,demo,prometheus,tensorboard,examples,dev
 OUT ?= out
 EXAMPLES ?= 500
+# one for tests in real time, and one beside it
+TEST_PROCESSES ?= 2
 C_SOURCES = $(filter-out ebpf/wire.h ebpf/abi.h,$(wildcard ebpf/*.[ch] xdp_programs/*.[ch]))
 
-.PHONY: help setup packages demo test soak lint format generate wheel bench clean
+.PHONY: help setup packages demo test thorough soak lint format generate wheel bench clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -63,7 +66,10 @@ demo: setup
 	$(BIN)/tailbound demo --out $(OUT)/demo
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES)
+
+thorough: setup
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --thorough
 
 soak: setup
 	SOAK_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/sim/test_machine.py

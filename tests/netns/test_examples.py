@@ -20,11 +20,12 @@ pytestmark = [
 ]
 #: Seconds that an example may take on a loaded machine.
 PATIENCE = 110.0
+#: In the everyday run one starts as a user starts it; what the others add to it, they add in PyTorch.
 ALL = [
     "train_ddp.py",
-    "train_hsdp.py",
-    pytest.param("train_lightning.py", marks=pytest.mark.needs("lightning")),
-    pytest.param("train_accelerate.py", marks=pytest.mark.needs("accelerate")),
+    pytest.param("train_hsdp.py", marks=pytest.mark.thorough),
+    pytest.param("train_lightning.py", marks=[pytest.mark.thorough, pytest.mark.needs("lightning")]),
+    pytest.param("train_accelerate.py", marks=[pytest.mark.thorough, pytest.mark.needs("accelerate")]),
 ]
 
 
@@ -51,6 +52,7 @@ def test_examples_run_in_the_lab(
         assert "over xdp" in said or example == "train_lightning.py"
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(270)  # twice as patient
 def test_a_checkpoint_is_resumed_by_another_number_of_ranks(
     tailbound_lab: Callable[..., Cluster], repository: Path, tmp_path: Path
