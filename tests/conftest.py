@@ -5,6 +5,9 @@ integration) every skip, of whatever origin, is a failure. Exceptions are the to
 package registry (``IN_NO_REGISTRY``), devices (``DEVICES``), and what Debian 12's own kernel lacks (``NEWER_KERNELS``).
 Where these are there, their tests run and must pass.
 
+``pytest -n 2``, as ``make test`` does, runs tests in two processes: in one of them those in real time, one after the
+other, and beside them what only computes.
+
 ``pytest --thorough`` runs what a marker of that name keeps out of the everyday run, too: the rest of a series of which
 that has every fourth case, say.
 """
@@ -16,6 +19,7 @@ import errno
 import functools
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -152,6 +156,32 @@ def missing(capability: str) -> str | None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="run tests marked as thorough, too")
+
+
+#: Folders of tests in real time, and what other files import whose tests are.
+_REAL_FOLDERS = ("tests/netns/", "tests/torch/", "tests/p4/")
+_REAL_IMPORTS = re.compile(r"^(import|from) .*\b(socket|switched_team|team|threading|time)\b", re.MULTILINE)
+_SIMULATED = re.compile(r"^from sim\.", re.MULTILINE)
+
+
+@functools.cache
+def _scope(file: str) -> str:
+    """What one process runs in one go: a file that only computes, or all that is in real time."""
+    source = (REPOSITORY / file).read_text()
+    real = file.startswith(_REAL_FOLDERS) or (_REAL_IMPORTS.search(source) and not _SIMULATED.search(source))
+    return "real time" if real else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Deadlines are kept where nothing but the machine is in their way; the largest scope begins first."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _scope(nodeid.partition("::")[0])
+
+    return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
