@@ -1,50 +1,28 @@
-"""Repair in whole all-reduces over udp in one process: what is lost on its first way comes on the second (clock-23)."""
+"""Repair in whole all-reduces over udp in one process (clock-23), and answers packet by packet.
+
+Counted to the row it is in ``sim/test_repair.py``, where no thread stands still.
+"""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
-import pytest
 
+from first_time import FirstTime
 from support import MS, PATIENCE, Team, Trouble, exact_mean, gradients, nmse, patient, team
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.mend import answer
-from tailbound.collective.repair import WARM_UP_OPS, asked_most
 from tailbound.wire import packets
-from tailbound.wire.packets import HEADER_DTYPE
-from tailbound.wire.schema import Flag, PacketType
+from tailbound.wire.schema import PacketType
 
 NUMEL = 8 * 64 * 256
 ROWS = 8 * 64
-_FLAGS_AT = HEADER_DTYPE.fields["flags"][1]
 SETTINGS = patient(quiet=20 * MS)
-
-
-class FirstTime(Trouble):
-    """Trouble for packets on their first way only: what is sent again gets through."""
-
-    def _pass(self, rank: int, packets: list[bytes]) -> list[bytes]:
-        out = []
-        for packet in packets:
-            out += [packet] if _again(packet) else super()._pass(rank, [packet])
-        return out
-
-
-def _again(packet: bytes) -> bool:
-    return bool(int.from_bytes(packet[_FLAGS_AT : _FLAGS_AT + 2], "big") & Flag.REPEAT)
 
 
 def lossy(job: Team, loss: float, *types: PacketType, kind: type[Trouble] = FirstTime) -> list[Trouble]:
     return [kind(seed=4, loss=loss, types=frozenset(types)).attach(member) for member in job.communicators]
-
-
-def past_warm_up(job: Team) -> int:
-    """Takes the job past its warm-up; rows that were asked for until then."""
-    for op in range(WARM_UP_OPS):
-        job.allreduce(gradients("U", len(job), NUMEL, seed=500 + op))
-    return total(job, "repair_rows_asked")
 
 
 def total(job: Team, counter: str) -> int:
@@ -55,12 +33,6 @@ def twice(job: Team) -> int:
     """Rows that came both on their first way, late, and on the second."""
     drops = [member.stats()["drops"] for member in job.communicators]
     return sum(n for d in drops for reason, n in d.items() if reason.startswith("DUPLICATE"))
-
-
-def late(job: Team) -> int:
-    """Rows that came after their op was over: nobody had lost them, a thread stood still."""
-    drops = [member.stats()["drops"] for member in job.communicators]
-    return sum(d.get(reason, 0) for d in drops for reason in ("LATE", "STALE_OP", "STALE_RESULT"))
 
 
 def dropped(troubles: list[Trouble], kind: PacketType) -> int:
@@ -88,79 +60,6 @@ def test_lost_results_come_back_and_replicas_stay_equal() -> None:
         assert total(job, "repair_gone") == 0
         came = sum(member.job.repairs.came[1] for member in job.communicators)
         assert lost - twice(job) <= int(came.sum()) <= lost + twice(job)
-
-
-def test_lost_contributions_come_back_in_warm_up() -> None:
-    """Cold op and warm-up: contributions too are asked for, so that the mean is over all ranks."""
-    ranks = 3
-    with team(ranks, SETTINGS) as job:
-        troubles = lossy(job, 0.05, PacketType.CONTRIBUTION)
-        for op in range(4):
-            for _, outcome in job.allreduce(gradients("U", ranks, NUMEL, seed=op)):
-                assert outcome.delivered == outcome.expected
-        lost = dropped(troubles, PacketType.CONTRIBUTION)
-        assert lost > 0
-        assert lost - twice(job) <= total(job, "rows_repaired") <= lost + twice(job)
-        for member in job.communicators:
-            for count in member.stats()["contributions_by_sender"].values():
-                assert count["summed"] == count["expected"]
-
-
-def test_after_the_warm_up_contributions_are_repaired_too() -> None:
-    """5 % of all contributions lost: every one is asked for, and nothing is missing in the end."""
-    ranks = 2
-    with team(ranks, SETTINGS) as job:
-        asked = past_warm_up(job)
-        troubles = lossy(job, 0.05, PacketType.CONTRIBUTION)
-        results = job.allreduce(gradients("U", ranks, NUMEL, seed=1))
-        lost = dropped(troubles, PacketType.CONTRIBUTION)
-        assert lost > 0
-        assert all(o.expected == o.delivered for _, o in results)
-        assert lost <= total(job, "repair_rows_asked") - asked <= lost + twice(job)
-
-
-def test_what_repair_has_brought_was_lost_for_the_incast_control() -> None:
-    """Repair hides no loss from who decides how many may send at a time."""
-    ranks = 3
-    with team(ranks, SETTINGS) as job:
-        past_warm_up(job)
-        seen: list[tuple[int, int]] = []
-        for member in job.communicators:
-            incast = member.job.traffic.incast
-            incast.observe = lambda expected, lost: seen.append((expected, lost))  # type: ignore[method-assign]
-        troubles = lossy(job, 0.05, PacketType.CONTRIBUTION)
-        job.allreduce(gradients("U", ranks, NUMEL, seed=1))
-        assert sum(lost for _, lost in seen) == dropped(troubles, PacketType.CONTRIBUTION) > 0
-
-
-def test_after_the_warm_up_a_quarter_is_asked_for() -> None:
-    """70 % of the results lost: as much as allowed is asked for, once, and the op ends without the rest."""
-    ranks = 2
-    with team(ranks, SETTINGS) as job:
-        asked = past_warm_up(job)
-        troubles = lossy(job, 0.7, PacketType.RESULT)
-        results = job.allreduce(gradients("U", ranks, NUMEL, seed=1))
-        lost = dropped(troubles, PacketType.RESULT)
-        most = ranks * asked_most(ROWS, cold=False)
-        assert lost > most
-        assert total(job, "repair_rows_asked") - asked == most
-        missing = sum(o.expected - o.delivered for _, o in results)
-        assert lost - most <= missing <= lost - most + twice(job) + late(job)
-        assert all(o.deadline_hits == 0 for _, o in results)
-
-
-def test_when_everything_is_lost_questions_are_few() -> None:
-    """No result and no answer gets through: per op, owner and asker one bitmap and one repeat (a storm of none)."""
-    ranks, ops = 4, 5
-    with team(ranks, SETTINGS) as job:
-        rows, before = past_warm_up(job), total(job, "repair_asked")
-        lossy(job, 1.0, PacketType.RESULT, kind=Trouble)
-        for op in range(ops):
-            results = job.allreduce(gradients("U", ranks, NUMEL, seed=op))
-            assert all(o.delivered < o.expected and o.error is None for _, o in results)
-        assert 0 < total(job, "repair_asked") - before <= 2 * ops * ranks * (ranks - 1)
-        assert total(job, "repair_rows_asked") - rows <= ops * ranks * asked_most(ROWS, cold=False)
-        assert total(job, "rows_repaired") == 0
 
 
 # -- answers, packet by packet --------------------------------------------------------------------------------------
@@ -244,21 +143,19 @@ def test_the_newest_op_is_answered_first() -> None:
         assert answered == [(PacketType.RESULT, 40), (PacketType.RESULT, 41), (PacketType.RESULT, 16)]
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        (0, ROWS // 2, b""),
-        (0, ROWS // 2, bytes(64)),
-        (ROWS // 2, ROWS // 2, b"\x80"),
-        (65535, 1, b"\x80"),
-        (0, 8, b"\xff\x80"),
-    ],
-)
-def test_requests_that_ask_for_nothing_there_is_are_refused(bad: tuple[int, int, bytes]) -> None:
+def test_requests_that_ask_for_nothing_there_is_are_refused() -> None:
     with team(2, SETTINGS) as job:
         voice, labels, tag = _quiet_job(job, 2)
-        assert voice.tell((PacketType.REPAIR, labels[-1], tag, *bad)) == []
-        assert job[0].stats()["counters"]["control_refused"] == 1
+        bad = [
+            (0, ROWS // 2, b""),
+            (0, ROWS // 2, bytes(64)),
+            (ROWS // 2, ROWS // 2, b"\x80"),
+            (65535, 1, b"\x80"),
+            (0, 8, b"\xff\x80"),
+        ]
+        for number, one in enumerate(bad, 1):
+            assert voice.tell((PacketType.REPAIR, labels[-1], tag, *one)) == []
+            assert job[0].stats()["counters"]["control_refused"] == number
 
 
 def test_requests_that_cannot_be_met_are_answered_with_gone() -> None:
@@ -288,27 +185,3 @@ def test_a_rank_that_closes_still_answers() -> None:
         for outcome in job.each(one):
             assert outcome.delivered == outcome.expected
         assert job[1].job.counters["rows_repaired"] > 0
-
-
-def test_a_late_launch_repairs_once_before_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """clock-13: the op's time was up when it was launched; what is missing is asked for once, then it ends."""
-    # the thread that answers may not run for a while
-    monkeypatch.setattr("tailbound.collective.repair.PATIENCE", 1000 * MS)
-    monkeypatch.setattr("tailbound.collective.repair.PATIENCE_MOST", 1000 * MS)
-    ranks, last, second = 3, 2, 1000 * MS
-    settings = patient(deadline_1=second, deadline_2=second, quiet=5 * MS, stage_max=second, start_max=second)
-    with team(ranks, settings) as job:
-        past_warm_up(job)
-        only = {"types": frozenset({PacketType.RESULT}), "to": frozenset({last})}
-        trouble = FirstTime(seed=4, loss=0.03, **only).attach(job[0])
-        inputs = gradients("U", ranks, NUMEL, seed=1)
-        time_up = time.monotonic() + job[last].config.bound / 1e9  # by any clock the op is over
-        results = job.allreduce(inputs, [0, 1])  # two of three start the clock, and end without the third
-        while time.monotonic() < time_up:
-            time.sleep(0.1)
-        repaired = job[last].job.counters["rows_repaired"]
-        out = np.empty_like(inputs[last])
-        outcome = job[last].allreduce(inputs[last], out).result(PATIENCE)
-        assert outcome.late
-        assert job[last].job.counters["rows_repaired"] - repaired == sum(trouble.dropped.values()) > 0
-        np.testing.assert_array_equal(out, results[0][0])

@@ -1,0 +1,137 @@
+"""Repair in virtual time: what is lost on its first way comes on the second, counted to the row (clock-23)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from first_time import FirstTime
+from sim.fabric import MS
+from sim.team import SimTeam, sim_team
+from support import Trouble, exact_mean, gradients, nmse, patient
+from tailbound.collective.repair import WARM_UP_OPS, asked_most
+from tailbound.wire.schema import PacketType
+
+WIDTH, ROWS = 64, 8 * 64
+NUMEL = ROWS * WIDTH
+SETTINGS = patient(width=WIDTH, ring_mib=1.0, quiet=20 * MS)
+
+
+def lossy(job: SimTeam, loss: float, *types: PacketType, kind: type[Trouble] = FirstTime) -> list[Trouble]:
+    return job.trouble(lambda: kind(seed=4, loss=loss, types=frozenset(types)))
+
+
+def past_warm_up(job: SimTeam) -> None:
+    """Takes the job past its warm-up; nothing is lost, and nothing asked for."""
+    for op in range(WARM_UP_OPS):
+        job.allreduce(gradients("U", len(job), NUMEL, seed=500 + op))
+    assert total(job, "repair_rows_asked") == 0
+
+
+def total(job: SimTeam, counter: str) -> int:
+    return sum(int(member.stats()["counters"].get(counter, 0)) for member in job.communicators)
+
+
+def dropped(troubles: list[Trouble], kind: PacketType) -> int:
+    return sum(count for t in troubles for (_, what), count in t.dropped.items() if what == kind)
+
+
+def test_lost_results_come_back_and_replicas_stay_equal() -> None:
+    """5 % of all results lost: nothing is missing in the end, and all ranks hold the same bits."""
+    ranks = 3
+    with sim_team(ranks, SETTINGS) as job:
+        troubles = lossy(job, 0.05, PacketType.RESULT)
+        for op in range(12):
+            inputs = gradients("U", ranks, NUMEL, seed=op)
+            results = job.allreduce(inputs)
+            for out, outcome in results:
+                assert (outcome.delivered, outcome.failed_groups) == (outcome.expected, 0)
+                np.testing.assert_array_equal(out, results[0][0])
+            assert nmse(results[0][0], exact_mean(inputs)) <= 1.6e-2
+        lost = dropped(troubles, PacketType.RESULT)
+        assert lost > 12 * ROWS * 2 * 0.03
+        assert total(job, "repair_rows_asked") == total(job, "rows_repaired") == lost
+        assert total(job, "repair_rows_sent") == lost
+        assert total(job, "repair_gone") == 0
+        assert sum(int(member.job.repairs.came[1].sum()) for member in job.communicators) == lost
+
+
+def test_lost_contributions_come_back_in_warm_up() -> None:
+    """Cold op and warm-up: contributions too are asked for, so that the mean is over all ranks."""
+    ranks = 3
+    with sim_team(ranks, SETTINGS) as job:
+        troubles = lossy(job, 0.05, PacketType.CONTRIBUTION)
+        for op in range(4):
+            for _, outcome in job.allreduce(gradients("U", ranks, NUMEL, seed=op)):
+                assert outcome.delivered == outcome.expected
+        assert total(job, "rows_repaired") == dropped(troubles, PacketType.CONTRIBUTION) > 0
+        for member in job.communicators:
+            for count in member.stats()["contributions_by_sender"].values():
+                assert count["summed"] == count["expected"]
+
+
+def test_after_the_warm_up_contributions_are_repaired_too() -> None:
+    """5 % of all contributions lost: every one is asked for, and nothing is missing in the end.
+
+    Repair hides no loss from who decides how many may send at a time.
+    """
+    ranks = 3
+    with sim_team(ranks, SETTINGS) as job:
+        past_warm_up(job)
+        seen: list[tuple[int, int]] = []
+        for member in job.communicators:
+            incast = member.job.traffic.incast
+            incast.observe = lambda expected, lost: seen.append((expected, lost))  # type: ignore[method-assign]
+        troubles = lossy(job, 0.05, PacketType.CONTRIBUTION)
+        for _, outcome in job.allreduce(gradients("U", ranks, NUMEL, seed=1)):
+            assert outcome.delivered == outcome.expected
+        lost = dropped(troubles, PacketType.CONTRIBUTION)
+        assert total(job, "repair_rows_asked") == lost > 0
+        assert sum(lost for _, lost in seen) == lost
+
+
+def test_after_the_warm_up_a_quarter_is_asked_for() -> None:
+    """70 % of the results lost: as much as allowed is asked for, once, and the op ends without the rest."""
+    ranks = 2
+    with sim_team(ranks, SETTINGS) as job:
+        past_warm_up(job)
+        troubles = lossy(job, 0.7, PacketType.RESULT)
+        results = job.allreduce(gradients("U", ranks, NUMEL, seed=1))
+        lost = dropped(troubles, PacketType.RESULT)
+        most = ranks * asked_most(ROWS, cold=False)
+        assert lost > most
+        assert total(job, "repair_rows_asked") == most
+        assert sum(o.expected - o.delivered for _, o in results) == lost - most
+        assert all(o.deadline_hits == 0 for _, o in results)
+
+
+def test_when_everything_is_lost_questions_are_few() -> None:
+    """No result and no answer gets through: per op, owner and asker one bitmap and one repeat (a storm of none)."""
+    ranks, ops = 4, 5
+    with sim_team(ranks, SETTINGS) as job:
+        past_warm_up(job)
+        before = total(job, "repair_asked")
+        lossy(job, 1.0, PacketType.RESULT, kind=Trouble)
+        for op in range(ops):
+            results = job.allreduce(gradients("U", ranks, NUMEL, seed=op))
+            assert all(o.delivered < o.expected and o.error is None for _, o in results)
+        assert 0 < total(job, "repair_asked") - before <= 2 * ops * ranks * (ranks - 1)
+        assert total(job, "repair_rows_asked") <= ops * ranks * asked_most(ROWS, cold=False)
+        assert total(job, "rows_repaired") == 0
+
+
+def test_a_late_launch_repairs_once_before_it_ends() -> None:
+    """clock-13: the op's time was up when it was launched; what is missing is asked for once, then it ends."""
+    ranks, last, second = 3, 2, 1000 * MS
+    given = {"deadline_1": second, "deadline_2": second, "quiet": 5 * MS, "stage_max": second, "start_max": second}
+    with sim_team(ranks, SETTINGS | given) as job:
+        past_warm_up(job)
+        only = {"types": frozenset({PacketType.RESULT}), "to": frozenset({last})}
+        trouble = FirstTime(seed=4, loss=0.03, **only)
+        job[0].trouble(trouble)
+        inputs = gradients("U", ranks, NUMEL, seed=1)
+        results = job.allreduce(inputs, late={last: job[last].config.bound + second})  # by any clock the op is over
+        out, outcome = results[last]
+        assert outcome.late
+        assert outcome.nanoseconds < second
+        assert job[last].job.counters["rows_repaired"] == sum(trouble.dropped.values()) > 0
+        np.testing.assert_array_equal(out, results[0][0])
