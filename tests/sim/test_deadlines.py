@@ -1,0 +1,58 @@
+"""Learned deadlines in virtual time: warm-up, advertising, and what they cut off: nothing that comes as a rule."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.fabric import MS
+from sim.team import sim_team
+from support import gradients
+from tailbound.transport.deadline import LEAST, WARM_UP_OPS
+
+RANKS, WIDTH = 3, 64
+NUMEL = 4 * 64 * WIDTH
+LEARNED = {"width": WIDTH, "ring_mib": 1.0, "stage_max": 5_000 * MS}
+#: What every op of a rank takes to compute, ns, more or less.
+COMPUTE = (5 * MS, 12 * MS, 8 * MS)
+
+
+def test_deadlines_are_learned_advertised_and_applied() -> None:
+    """Rules: clock-6, clock-26."""
+    with sim_team(RANKS, LEARNED) as job:
+        dice = job.world.fabric.random
+
+        def late() -> dict[int, int]:
+            return {rank: int(mean * dice.uniform(0.8, 1.2)) for rank, mean in enumerate(COMPUTE)}
+
+        assert [c.job.deadlines.advertised for c in job.communicators] == [5_000 * MS] * RANKS
+        inputs = gradients("U", RANKS, NUMEL, seed=1)
+        for _ in range(WARM_UP_OPS + 12):
+            job.allreduce(inputs, late=late())
+        for _ in range(24):
+            for _, outcome in job.allreduce(inputs, late=late()):
+                assert outcome.delivered == outcome.expected
+                assert outcome.deadline_hits == 0
+        for c in job.communicators:
+            deadlines = c.job.deadlines
+            assert deadlines.warm(deadlines.largest)
+            assert LEAST <= deadlines.advertised < 200 * MS
+            assert LEAST <= deadlines.stage_two(deadlines.largest) < 200 * MS
+            for peer in c.job.peers:  # what it was in the last op, in units of the header
+                told = int(c.job.store.peer_states[peer]["deadline"]) * 64_000
+                assert told == pytest.approx(job[peer].job.deadlines.advertised, rel=0.5)
+
+
+def test_a_layout_that_changes_is_never_warm() -> None:
+    with sim_team(2, LEARNED) as job:
+        for op in range(12):
+            job.allreduce(gradients("U", 2, NUMEL + 64 * WIDTH * op, seed=op))
+        for c in job.communicators:
+            assert c.job.deadlines.advertised == 5_000 * MS
+            assert not c.job.pending
+
+
+def test_given_deadlines_are_advertised_from_the_start() -> None:
+    with sim_team(2, LEARNED | {"deadline_1": 640 * MS, "deadline_2": 500 * MS}) as job:
+        job.allreduce(gradients("U", 2, NUMEL, seed=1))
+        for c in job.communicators:
+            assert int(c.job.store.peer_states[c.job.peers[0]]["deadline"]) == 10_000
