@@ -1,29 +1,68 @@
-"""What tests of the send queue share: a stand-in for the system call, and packets."""
+"""What tests of the send queue share: sockets that do as they are told, and packets."""
 
 from __future__ import annotations
 
-import socket
+from collections import defaultdict
 
 import numpy as np
 
-from tailbound.transport import batch as batching
+from messages import read
 from tailbound.transport.queue import SendQueue
+from tailbound.transport.sockets import Socket
 
 ADDRESS, STRIDE = "127.0.0.1", 128
 
 
+class Told:
+    """A ``transport.sockets.Socket`` in the place of ``sock`` that asks ``kernel``."""
+
+    def __init__(self, sock: Socket, kernel: Kernel) -> None:
+        self.sock, self._kernel = sock, kernel
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def send_one(self, packet: bytes, target: tuple[str, int]) -> int:
+        return self._kernel.send_one(packet, target)
+
+    def send_many(self, messages: int, count: int) -> tuple[int, int]:
+        return self._kernel.send_many(self.sock, messages, count)
+
+
 class Kernel:
-    """Stands in for ``sendmmsg``: takes what it is told to, fails as it is told to, remembers (flow, packets)."""
+    """Stands behind all sockets of a queue: takes and fails as it is told to, remembers (rank, packets) of each burst.
+
+    Attributes:
+        script: for the next calls, errno, or minus the number of messages to take.
+        always: the same for all others.
+        taken: bursts.
+        data: what was in them, by rank.
+        single: (target, packet) of packets that left by themselves.
+    """
 
     def __init__(self, queue: SendQueue) -> None:
-        self.script: list[int] = []  # errno, or minus the number of messages to take
+        self.script: list[int] = []
         self.always = 0
         self.taken: list[tuple[int, int]] = []
-        queue._batch = batching.Batch(queue._sender.peers)
-        self._batch = queue._batch
-        self._batch.send = self.send  # type: ignore[method-assign]
+        self.data: defaultdict[int, bytearray] = defaultdict(bytearray)
+        self.single: list[tuple[tuple[str, int], bytes]] = []
+        self._batch = queue._batches()
+        sockets = queue._sender.sockets
+        sockets[:] = [Told(sock, self) for sock in sockets]
 
-    def send(self, sock: socket.socket, count: int) -> tuple[int, int]:
+    def send_one(self, packet: bytes, target: tuple[str, int]) -> int:
+        number = max(0, self.script.pop(0) if self.script else self.always)
+        if not number:
+            self.single.append((target, packet))
+        return number
+
+    def send_many(self, sock: Socket, messages: int, count: int) -> tuple[int, int]:
+        taken, number = self.send(sock, count)
+        for (rank, _), message in zip(self.taken[len(self.taken) - taken :], read(messages, taken), strict=True):
+            self.data[rank] += message.data
+        return taken, number
+
+    def send(self, sock: Socket, count: int) -> tuple[int, int]:
         step = self.script.pop(0) if self.script else self.always
         if step > 0:
             return 0, step

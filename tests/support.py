@@ -5,7 +5,9 @@ A team is N communicators over the udp datapath on loopback, one thread each, as
 
 from __future__ import annotations
 
+import errno
 import random
+import select
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from messages import read
 from tailbound.codec import reference
 from tailbound.codec.hashing import seed_of
 from tailbound.codec.owners import OwnerMap, place
@@ -27,6 +30,7 @@ from tailbound.collective.communicator import Communicator
 from tailbound.collective.op import Outcome
 from tailbound.transport import rendezvous
 from tailbound.transport.config import Config
+from tailbound.transport.sockets import Socket
 from tailbound.wire.packets import HEADER_DTYPE
 from tailbound.wire.schema import EXPONENT_NONE, PacketType
 
@@ -83,21 +87,19 @@ class Trouble:
     flipped: int = 0
 
     def attach(self, communicator: Communicator) -> Trouble:
-        """Puts itself between the communicator and its sender's system calls."""
-        sender = communicator.job.sender
-        send = type(sender).send_burst
+        """Puts itself between the communicator and the sockets that it sends over."""
+        self._sender = communicator.job.sender
         self._random = random.Random(f"{self.seed}/{communicator.config.rank}")
-
-        def troubled(rank: int, view: memoryview | bytes, stride: int) -> int:
-            packets = [bytes(view[at : at + stride]) for at in range(0, len(view), stride)]
-            for packet in self._pass(rank, packets):
-                send(sender, rank, packet, 1 << 16)
-            return len(packets)
-
-        sender.send_burst = troubled  # type: ignore[method-assign]
+        ranks = {target: rank for rank, target in self._sender.peers.items()}
+        self._untroubled = self._sender.sockets.copy()
+        self._sender.sockets[:] = [Troubled(sock, self, ranks) for sock in self._untroubled]
         return self
 
-    def _pass(self, rank: int, packets: list[bytes]) -> list[bytes]:
+    def detach(self) -> None:
+        """From now on packets are let alone."""
+        self._sender.sockets[:] = self._untroubled
+
+    def meet(self, rank: int, packets: list[bytes]) -> list[bytes]:
         out = []
         for packet in packets:
             kind = PacketType(packet[_TYPE_AT])
@@ -118,6 +120,39 @@ class Trouble:
         if self.shuffle:
             self._random.shuffle(out)
         return out
+
+
+class Troubled:
+    """A ``transport.sockets.Socket`` that sends over another one what ``trouble`` leaves of the packets.
+
+    They leave one by one, since those of a burst may differ in length now; for room they wait.
+    """
+
+    def __init__(self, inner: Socket, trouble: Trouble, ranks: dict[tuple[str, int], int]) -> None:
+        self._inner, self._trouble, self._ranks = inner, trouble, ranks
+        self._room = select.poll()
+        self._room.register(inner, select.POLLOUT)
+
+    def fileno(self) -> int:
+        return self._inner.fileno()
+
+    def send_one(self, packet: bytes, target: tuple[str, int]) -> int:
+        return self._send(target, [packet])
+
+    def send_many(self, messages: int, count: int) -> tuple[int, int]:
+        for done, message in enumerate(read(messages, count)):
+            if number := self._send(message.target, message.packets):
+                return (done, 0) if done else (0, number)
+        return count, 0
+
+    def _send(self, target: tuple[str, int], packets: list[bytes]) -> int:
+        for packet in self._trouble.meet(self._ranks.get(target, -1), packets):
+            while number := self._inner.send_one(packet, target):
+                if number == errno.EAGAIN:
+                    self._room.poll()
+                elif number != errno.ECONNREFUSED:  # that is the answer to an earlier packet
+                    return number
+        return 0
 
 
 class Team:

@@ -18,7 +18,6 @@ What must hold is checked after every turn and every op (``Rank.check``, ``World
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import socket
@@ -30,6 +29,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from messages import read
 from sim.fabric import MS, US, Burst, Fabric, Terms
 from tailbound.codec.shape import layout_tag, shape_for
 from tailbound.collective.job import Job
@@ -41,11 +41,11 @@ from tailbound.datapath.protocol import EventRecord, Store
 from tailbound.datapath.store import allocate, store_of
 from tailbound.datapath.tables import Tables
 from tailbound.errors import TailboundError, TransportError
-from tailbound.transport.batch import Batch
 from tailbound.transport.config import Config
 from tailbound.transport.pace import Limits, Pacer
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Layout
+from tailbound.transport.sockets import UdpSocket
 from tailbound.transport.steps import step_of
 from tailbound.wire.schema import OP_INDEX_BITS, Verdict, serial_distance
 
@@ -67,13 +67,13 @@ class _Datapath:
     """The udp datapath's tables without its socket and thread (``datapath.protocol.Datapath``)."""
 
     name = "udp"
-    pace = None
+    gap = 0
 
     def __init__(self, rank: int, width: int, rows: int, result_rows: int, wire: _Wire) -> None:
         self.tables = Tables(allocate(width, rows, result_rows))
         self.store: Store = store_of(self.tables.arrays)
         self.endpoint = address(rank), PORT
-        self.socket = cast(socket.socket, wire)
+        self.socket = cast(UdpSocket, wire)
         self.taken = 0
         self._echoes = np.zeros((64, 2), np.int64)
 
@@ -102,7 +102,7 @@ class _Datapath:
     def control_packets(self) -> list[bytes]:
         return self.tables.take_controls()
 
-    def sending(self, peers: int, ports: int = 0) -> list[socket.socket]:
+    def sending(self, peers: int, ports: int = 0) -> list[UdpSocket]:
         return [self.socket]
 
     def fence(self) -> None:
@@ -113,7 +113,7 @@ class _Datapath:
 
 
 class _Wire:
-    """Stands for a rank's socket: what the sender hands over goes to the fabric, as long as there is room."""
+    """A rank's socket (``transport.sockets.Socket``): what is sent goes to the fabric, as long as there is room."""
 
     def __init__(self, rank: int, fabric: Fabric) -> None:
         self._rank, self._fabric = rank, fabric
@@ -123,13 +123,18 @@ class _Wire:
     def fileno(self) -> int:
         return -1
 
-    def sendmsg(self, buffers: list[bytes], control: list[Any], flags: int, target: tuple[str, int]) -> int:
-        """Single packets (``Sender``)."""
+    def send_one(self, packet: bytes, target: tuple[str, int]) -> int:
         if not self._fabric.has_room(self._rank):
-            raise BlockingIOError(errno.EAGAIN, "no room")
-        data = bytes(buffers[0])
-        self._send(target[0], data, len(data))
-        return len(data)
+            return errno.EAGAIN
+        self._send(target[0], packet, len(packet))
+        return 0
+
+    def send_many(self, messages: int, count: int) -> tuple[int, int]:
+        for i, message in enumerate(read(messages, count)):
+            if not self._fabric.has_room(self._rank):
+                return (i, 0) if i else (0, errno.EAGAIN)
+            self._send(message.target[0], message.data, message.stride)
+        return count, 0
 
     def _send(self, host: str, data: bytes, stride: int) -> None:
         burst = Burst(self._rank, int(host.rpartition(".")[2]) - 1, data, stride)
@@ -142,28 +147,6 @@ class _Wire:
         for packets, length in ((alike, stride), *(([packet], len(packet)) for packet in rest)):
             if packets:
                 self._fabric.send(Burst(self._rank, burst.to, b"".join(packets), length))
-
-
-class _Batch(Batch):
-    """``sendmmsg`` to a ``_Wire``: reads the messages that the real one would hand to the kernel."""
-
-    def send(self, sock: socket.socket, count: int) -> tuple[int, int]:
-        wire = cast(_Wire, sock)
-        for i in range(count):
-            if not wire._fabric.has_room(wire._rank):
-                return (i, 0) if i else (0, errno.EAGAIN)
-            name, control = int(self._messages[i, 0]), int(self._messages[i, 4])
-            host = socket.inet_ntoa(ctypes.string_at(name + 4, 4))
-            data = ctypes.string_at(int(self._iovecs[i, 0]), int(self._iovecs[i, 1]))
-            stride = int.from_bytes(ctypes.string_at(control + 16, 2), "little") if control else len(data)
-            wire._send(host, data, stride)
-        return count, 0
-
-
-class _Sender(Sender):
-    """The real one, on wires."""
-
-    batched = True  # type: ignore[assignment]
 
 
 class _Ready:
@@ -526,8 +509,7 @@ class World:
         wire = _Wire(rank, self.fabric)
         datapath = _Datapath(rank, self.width, *self.rows, wire)
         peers = {(rank + i) % self.ranks: (address((rank + i) % self.ranks), PORT) for i in range(1, self.ranks)}
-        job = Job(config, datapath, _Sender([datapath.socket], peers), COOKIE, self._clock)
-        job.queue._batch = _Batch(peers)
+        job = Job(config, datapath, Sender([wire], peers), COOKIE, self._clock)
         if limits is not None:
             job.traffic.pacer = job.queue.pacer = Pacer(job.sender.peers, limits)
         if paced:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tailbound.transport.sockets import UdpSocket
+
 ADDRESS = "127.0.0.1"
 
 
@@ -22,7 +24,7 @@ def receivers() -> Iterator[list[socket.socket]]:
 
 
 @pytest.fixture
-def bound() -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+def bound() -> Iterator[UdpSocket]:
+    with UdpSocket() as sock:
         sock.bind((ADDRESS, 0))
         yield sock

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from first_time import FirstTime
+from messages import read
 from support import MS, PATIENCE, Team, Trouble, exact_mean, gradients, nmse, patient, team
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.mend import answer
@@ -65,6 +66,22 @@ def test_lost_results_come_back_and_replicas_stay_equal() -> None:
 # -- answers, packet by packet --------------------------------------------------------------------------------------
 
 
+class Caught:
+    """A ``transport.sockets.Socket`` of which nothing leaves: ``sent`` has the packets."""
+
+    def __init__(self, sent: list[bytes]) -> None:
+        self._sent = sent
+
+    def send_one(self, packet: bytes, target: tuple[str, int]) -> int:
+        self._sent.append(packet)
+        return 0
+
+    def send_many(self, messages: int, count: int) -> tuple[int, int]:
+        for message in read(messages, count):
+            self._sent.extend(message.packets)
+        return count, 0
+
+
 class Stranger:
     """Speaks for ``rank`` to one communicator: feeds its inbox and notes what it would send back."""
 
@@ -78,14 +95,10 @@ class Stranger:
         return self.engine.call(lambda: self._exchange(bodies)).result(PATIENCE)
 
     def _exchange(self, bodies: Any) -> list[tuple[PacketType, int]]:
-        sender, original = self.job.sender, self.job.sender.send_burst
+        sockets = self.job.sender.sockets
         sent: list[bytes] = []
-
-        def catch(_rank: int, view: memoryview | bytes, stride: int) -> int:
-            sent.extend(bytes(view[at : at + stride]) for at in range(0, len(view), stride))
-            return -(-len(view) // stride)
-
-        sender.send_burst = catch
+        original = sockets.copy()
+        sockets[:] = [Caught(sent)] * len(sockets)
         try:
             for kind, op, layout, row, rows, body in bodies:
                 head = packets.header(
@@ -95,7 +108,7 @@ class Stranger:
                 self.engine._inbox.take(packets.packet(head, body), self.engine._ops)
             answer(self.job, self.engine._ops, self.job.now())
         finally:
-            sender.send_burst = original
+            sockets[:] = original
         out = []
         for data in sent:
             parsed = packets.parse(data)

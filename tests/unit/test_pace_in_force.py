@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import socket
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,25 +14,26 @@ from tailbound.collective.lines import Traffic
 from tailbound.transport.interface import speed_of
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender
+from tailbound.transport.sockets import UdpSocket
 from tailbound.wire.packets import DTYPES
 from tailbound.wire.schema import PacketType
 
 C, LATER, MS = PacketType.CONTRIBUTION, 1 << 62, 1_000_000
 
 
-def traffic(bound: socket.socket, link: float) -> Traffic:
+def traffic(bound: UdpSocket, link: float) -> Traffic:
     states = np.zeros(4, DTYPES["tb_peer_state"])
-    datapath: Any = SimpleNamespace(name="udp", store=SimpleNamespace(peer_states=states))
+    datapath: Any = SimpleNamespace(name="udp", gap=0, store=SimpleNamespace(peer_states=states))
     return Traffic(Sender([bound], dict.fromkeys((1, 2), (ADDRESS, 9))), datapath, 1, 0, [1, 2], link)
 
 
-def test_the_links_speed_if_it_is_known(bound: socket.socket) -> None:
+def test_the_links_speed_if_it_is_known(bound: UdpSocket) -> None:
     assert traffic(bound, 1.25e9).pace == 1.25e9
     assert traffic(bound, 0.0).pace == 1.25e8
     assert traffic(bound, 2.5e8).snapshot()["pace"] == 250_000_000
 
 
-def test_what_was_measured_if_that_is_less(bound: socket.socket) -> None:
+def test_what_was_measured_if_that_is_less(bound: UdpSocket) -> None:
     for link, drained, pace in [(1.25e9, 1e8, 1e8), (1e8, 1e9, 1e8), (0.0, 3e9, 3e9)]:
         found = traffic(bound, link)
         found.queue.drained = drained
@@ -49,7 +49,7 @@ def full_then_not(queue: SendQueue, kernel: Kernel, clock: list[int], rows: int,
     assert queue.empty
 
 
-def test_what_leaves_while_sockets_are_full_is_measured(bound: socket.socket) -> None:
+def test_what_leaves_while_sockets_are_full_is_measured(bound: UdpSocket) -> None:
     clock = [5]
     queue = SendQueue(Sender([bound], dict.fromkeys((1, 2), (ADDRESS, 9))), clock=lambda: clock[0])
     kernel = Kernel(queue)
@@ -65,7 +65,7 @@ def test_what_leaves_while_sockets_are_full_is_measured(bound: socket.socket) ->
     assert queue.drained == pytest.approx(6.25e7, rel=0.01)
 
 
-def test_a_link_that_is_never_free_is_measured_too(bound: socket.socket) -> None:
+def test_a_link_that_is_never_free_is_measured_too(bound: UdpSocket) -> None:
     clock = [5]
     queue = SendQueue(Sender([bound], dict.fromkeys((1, 2), (ADDRESS, 9))), clock=lambda: clock[0])
     kernel = Kernel(queue)

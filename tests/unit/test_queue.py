@@ -8,11 +8,14 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from queue_world import ADDRESS, STRIDE, Kernel, memory
 from tailbound.transport.pace import Pacer
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender
+from tailbound.transport.sockets import Socket, UdpSocket
 from tailbound.wire.schema import PacketType
 
 C, R = PacketType.CONTRIBUTION, PacketType.RESULT
@@ -21,13 +24,13 @@ MS = 1_000_000
 
 
 @pytest.fixture
-def faked(bound: socket.socket) -> tuple[SendQueue, Kernel]:
+def faked(bound: UdpSocket) -> tuple[SendQueue, Kernel]:
     sender = Sender([bound], dict.fromkeys((1, 2, 3), (ADDRESS, 9)))
     queue = SendQueue(sender)
     return queue, Kernel(queue)
 
 
-def received(sock: socket.socket, count: int) -> list[bytes]:
+def received(sock: Socket, count: int) -> list[bytes]:
     out = []
     for _ in range(count):
         assert select.select([sock], [], [], 5)[0], f"only {len(out)} of {count} datagrams"
@@ -36,7 +39,7 @@ def received(sock: socket.socket, count: int) -> list[bytes]:
     return out
 
 
-def test_everything_leaves_at_once_whole_and_in_order(bound: socket.socket, receivers: list[socket.socket]) -> None:
+def test_everything_leaves_at_once_whole_and_in_order(bound: UdpSocket, receivers: list[socket.socket]) -> None:
     sender = Sender([bound], {r: sock.getsockname() for r, sock in enumerate(receivers)})
     queue, done = SendQueue(sender), []
     packets = memory(150)
@@ -54,6 +57,20 @@ def test_bursts_take_turns(faked: tuple[SendQueue, Kernel]) -> None:
     queue, kernel = faked
     queue.submit(7, C, [(2, memory(150)), (3, memory(65)), (1, memory(64))], LATER, None, 0)
     assert kernel.taken == [(2, 64), (3, 64), (1, 64), (2, 64), (3, 1), (2, 22)]
+
+
+@given(st.lists(st.integers(0, 200), min_size=3, max_size=3), st.lists(st.integers(1, 40), max_size=4))
+def test_every_packet_leaves_once_and_in_order(counts: list[int], cuts: list[int]) -> None:
+    """Also where the kernel takes fewer messages than it is given."""
+    with UdpSocket() as sock:
+        queue = SendQueue(Sender([sock], dict.fromkeys((1, 2, 3), (ADDRESS, 9))))
+        kernel = Kernel(queue)
+        kernel.script = [-cut for cut in cuts]
+        runs = [(1 + i, memory(count, seed=i)) for i, count in enumerate(counts)]
+        queue.submit(7, C, runs, LATER, None, 0)
+        assert queue.empty
+        for rank, packets in runs:
+            assert kernel.data[rank] == packets.tobytes()
 
 
 def test_a_full_socket_is_left_and_gone_on_with(faked: tuple[SendQueue, Kernel]) -> None:
@@ -202,54 +219,63 @@ def test_a_refused_connection_belongs_to_the_datagram_before(faked: tuple[SendQu
     assert queue.empty
 
 
-def test_control_packets_never_wait_for_room(faked: tuple[SendQueue, Kernel], monkeypatch: pytest.MonkeyPatch) -> None:
-    queue, _ = faked
+def test_control_packets_never_wait_for_room(faked: tuple[SendQueue, Kernel]) -> None:
+    queue, kernel = faked
     sender = queue._sender
-    sent: list[tuple[int, bytes]] = []
-    full = True
-
-    def attempt(sock: socket.socket, rank: int, view: bytes, stride: int) -> int:
-        if not full:
-            sent.append((rank, bytes(view)))
-        return errno.EAGAIN if full else 0
-
-    monkeypatch.setattr(sender, "_try", attempt)
-    assert sender.send_burst(1, b"a" * 80, 1 << 16) == 1
-    assert sender.send_burst(2, b"b" * 80, 1 << 16) == 1
+    kernel.always = errno.EAGAIN
+    sender.send(1, b"a" * 80)
+    sender.send(2, b"b" * 80)
     assert not queue.empty
     queue.pump(5)
     assert queue.full == {0}
-    full = False
+    assert sender.counts[1].waits == sender.counts[2].waits == 1
+    kernel.always = 0
     queue.pump(6)
-    assert sent == [(1, b"a" * 80), (2, b"b" * 80)]
+    assert kernel.single == [((ADDRESS, 9), b"a" * 80), ((ADDRESS, 9), b"b" * 80)]
     assert queue.empty
+    assert (sender.counts[1].packets, sender.counts[1].bytes, sender.counts[1].lost) == (1, 80, 0)
 
 
-def test_a_replaced_send_burst_is_used(bound: socket.socket) -> None:
-    sender = Sender([bound], {1: (ADDRESS, 9)})
-    seen: list[tuple[int, int]] = []
-    sender.send_burst = lambda rank, view, stride: seen.append((rank, len(view) // stride)) or 1  # type: ignore
-    queue = SendQueue(sender, Pacer([1]))
-    done: list[int] = []
-    queue.submit(7, C, [(1, memory(70))], LATER, done.append, 0)
-    assert seen == [(1, 64), (1, 6)]
-    assert len(done) == 1
+def test_bursts_keep_the_gap_that_receivers_need(bound: UdpSocket) -> None:
+    pacer, gap = Pacer((1, 2), gap=60_000), 60_000
+    queue = SendQueue(Sender([bound], dict.fromkeys((1, 2), (ADDRESS, 9))), pacer)
+    kernel = Kernel(queue)
+    now, done = 1000 * gap, []
+    queue.submit(7, C, [(2, memory(64 * 3)), (1, memory(64 * 3))], LATER, done.append, now)
+    assert kernel.taken == [(2, 64), (1, 64)]  # a receiver has room for two
+    assert (queue.again, queue.held, done) == (now + gap, 1, [])
+    queue.submit(8, C, [(1, memory(1))], LATER, done.append, now + 1)
+    assert len(kernel.taken) == 2
+    queue.pump(queue.again - 1)
+    assert len(kernel.taken) == 2
+    for left in (3, 4):
+        now = queue.again
+        queue.pump(now)
+        assert len(kernel.taken) == left
+    kernel.always = errno.EAGAIN
+    queue.pump(queue.again)
+    assert queue.again > now + 2 * gap  # for a full socket it waits as ever, and is not asked again and again
+    kernel.always = 0
+    queue.pump(now + 100 * gap)  # a thread that wakes up late does not make up for it
+    assert kernel.taken[4:] == [(2, 64), (1, 64)]
+    queue.pump(queue.again)
+    assert kernel.taken[6:] == [(1, 1)]
+    assert done == [6 * 64, 1]
+    assert queue.again == 0
 
 
-def test_a_peer_whose_socket_is_full_holds_up_nobody_else(receivers: list[socket.socket], bound: socket.socket) -> None:
-    others = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(3)]
+def test_a_peer_whose_socket_is_full_holds_up_nobody_else(receivers: list[socket.socket], bound: UdpSocket) -> None:
+    others = [UdpSocket() for _ in range(3)]
     try:
         for other in others:
             other.bind((ADDRESS, 0))
         queue = SendQueue(Sender([bound, *others], dict.fromkeys((1, 2, 3), (ADDRESS, 9))))
-        kernel = Kernel(queue)
-        taken = kernel.send
-        stuck = {others[1].fileno()}
-        queue._batch.send = lambda sock, n: (0, errno.EAGAIN) if sock.fileno() in stuck else taken(sock, n)  # type: ignore[union-attr, method-assign]
+        kernel = Ports(queue, [bound, *others])
+        kernel.stuck = {2}
         queue.submit(7, C, [(1, memory(10)), (2, memory(20)), (3, memory(30))], LATER, None, 0)
         queue.submit(8, C, [(2, memory(5)), (3, memory(6))], LATER, None, 0)
         assert (kernel.taken, queue.full, queue.packets) == ([(1, 10), (3, 30), (3, 6)], {2}, 25)
-        stuck.clear()
+        kernel.stuck.clear()
         assert queue.pump(1) == 0
         assert (kernel.taken[3:], queue.full) == ([(2, 20), (2, 5)], set())
     finally:
@@ -258,9 +284,9 @@ def test_a_peer_whose_socket_is_full_holds_up_nobody_else(receivers: list[socket
 
 
 @pytest.fixture
-def ported(bound: socket.socket) -> Iterator[tuple[SendQueue, list[socket.socket], Ports]]:
+def ported(bound: UdpSocket) -> Iterator[tuple[SendQueue, list[UdpSocket], Ports]]:
     """Two peers with three source ports each."""
-    others = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(6)]
+    others = [UdpSocket() for _ in range(6)]
     for other in others:
         other.bind((ADDRESS, 0))
     queue = SendQueue(Sender([bound, *others], dict.fromkeys((1, 2), (ADDRESS, 9))))
@@ -272,13 +298,13 @@ def ported(bound: socket.socket) -> Iterator[tuple[SendQueue, list[socket.socket
 class Ports(Kernel):
     """Remembers beside the bursts which socket each call went to, and refuses those that are full."""
 
-    def __init__(self, queue: SendQueue, sockets: list[socket.socket]) -> None:
+    def __init__(self, queue: SendQueue, sockets: list[UdpSocket]) -> None:
         super().__init__(queue)
         self._index = {sock.fileno(): i for i, sock in enumerate(sockets)}
         self.calls: list[tuple[int, int, int]] = []  # socket, rank, bursts
         self.stuck: set[int] = set()
 
-    def send(self, sock: socket.socket, count: int) -> tuple[int, int]:
+    def send(self, sock: Socket, count: int) -> tuple[int, int]:
         if (index := self._index[sock.fileno()]) in self.stuck:
             return 0, errno.EAGAIN
         found = super().send(sock, count)
@@ -287,7 +313,7 @@ class Ports(Kernel):
         return found
 
 
-def test_calls_of_a_run_take_the_source_ports_in_turn(ported: tuple[SendQueue, list[socket.socket], Ports]) -> None:
+def test_calls_of_a_run_take_the_source_ports_in_turn(ported: tuple[SendQueue, list[UdpSocket], Ports]) -> None:
     queue, _, kernel = ported
     queue.submit(7, C, [(1, memory(64 * 16 + 1)), (2, memory(64 * 4))], LATER, None, 0)
     of = {rank: [(port, bursts) for port, to, bursts in kernel.calls if to == rank] for rank in (1, 2)}
@@ -297,10 +323,8 @@ def test_calls_of_a_run_take_the_source_ports_in_turn(ported: tuple[SendQueue, l
     assert [port for port, _, _ in kernel.calls[-2:]] == [2, 4]  # short ops take turns, too
 
 
-def test_rows_leave_in_the_order_of_the_run_whatever_the_port(
-    bound: socket.socket, receivers: list[socket.socket]
-) -> None:
-    others = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(3)]
+def test_rows_leave_in_the_order_of_the_run_whatever_the_port(bound: UdpSocket, receivers: list[socket.socket]) -> None:
+    others = [UdpSocket() for _ in range(3)]
     try:
         for other in others:
             other.bind((ADDRESS, 0))
@@ -317,7 +341,7 @@ def test_rows_leave_in_the_order_of_the_run_whatever_the_port(
 
 
 def test_a_full_port_hands_on_to_the_next_and_all_full_wait(
-    ported: tuple[SendQueue, list[socket.socket], Ports],
+    ported: tuple[SendQueue, list[UdpSocket], Ports],
 ) -> None:
     queue, _, kernel = ported
     kernel.stuck = {1}
@@ -336,7 +360,7 @@ def test_a_full_port_hands_on_to_the_next_and_all_full_wait(
     assert done == [128]
 
 
-def test_a_full_device_is_not_tried_over_every_port(ported: tuple[SendQueue, list[socket.socket], Ports]) -> None:
+def test_a_full_device_is_not_tried_over_every_port(ported: tuple[SendQueue, list[UdpSocket], Ports]) -> None:
     queue, _, kernel = ported
     kernel.script = [errno.ENOBUFS]
     queue.submit(7, C, [(1, memory(64))], LATER, None, 0)

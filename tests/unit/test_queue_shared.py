@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import socket
 
 import pytest
 
@@ -14,6 +13,7 @@ from tailbound.transport.probe import EVERY
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender
 from tailbound.transport.shared import SHARED_MOST, Shared
+from tailbound.transport.sockets import UdpSocket
 from tailbound.wire.schema import MAX_RANKS, PacketType
 
 C, R = PacketType.CONTRIBUTION, PacketType.RESULT
@@ -23,12 +23,12 @@ ALL = MAX_RANKS
 
 
 @pytest.fixture
-def shared(bound: socket.socket) -> Shared:
+def shared(bound: UdpSocket) -> Shared:
     return Shared("fanout", (bound,), (ADDRESS, 7), (2, 3, 1))
 
 
 @pytest.fixture
-def faked(bound: socket.socket, shared: Shared) -> tuple[SendQueue, Kernel]:
+def faked(bound: UdpSocket, shared: Shared) -> tuple[SendQueue, Kernel]:
     sender = Sender([bound], dict.fromkeys((1, 2, 3), (ADDRESS, 9)))
     assert sender.share(shared) == ALL
     queue = SendQueue(sender)
@@ -108,7 +108,7 @@ def test_what_comes_later_for_one_rank_waits_for_it(faked: tuple[SendQueue, Kern
     assert kernel.taken == [(ALL, 1), (1, 4)]
 
 
-def test_it_goes_as_slowly_as_its_slowest_rank_and_all_pay(bound: socket.socket, shared: Shared) -> None:
+def test_it_goes_as_slowly_as_its_slowest_rank_and_all_pay(bound: UdpSocket, shared: Shared) -> None:
     pacer = Pacer((1, 2, 3), Limits(quantum=1 * MS))
     queue = SendQueue(Sender([bound], dict.fromkeys((1, 2, 3), (ADDRESS, 9))), pacer)
     queue._sender.share(shared)
@@ -206,24 +206,7 @@ def test_clones_that_failed_are_taken_off(faked: tuple[SendQueue, Kernel], share
     assert (counts[1].packets, counts[1].lost) == (64, 0)
 
 
-def test_burst_by_burst_every_rank_gets_its_own(bound: socket.socket, shared: Shared) -> None:
-    """A sender that is looked over (tests do that) knows no shared bursts."""
-    sender = Sender([bound], dict.fromkeys((1, 2, 3), (ADDRESS, 9)))
-    number, sent = sender.share(shared), []
-    queue = SendQueue(sender)
-
-    def watched(rank: int, view: memoryview | bytes, stride: int) -> int:
-        sent.append((rank, len(view) // stride))
-        return len(view) // stride
-
-    sender.send_burst = watched  # type: ignore[method-assign]
-    done: list[int] = []
-    queue.submit(7, R, [(number, memory(70))], LATER, done.append, 0)
-    assert sent == [(2, 64), (3, 64), (1, 64), (2, 6), (3, 6), (1, 6)]
-    assert done == [210]
-
-
-def test_there_is_room_for_two_kinds(faked: tuple[SendQueue, Kernel], bound: socket.socket) -> None:
+def test_there_is_room_for_two_kinds(faked: tuple[SendQueue, Kernel], bound: UdpSocket) -> None:
     queue, _ = faked
     sender = queue._sender
     assert sender.share(Shared("multicast", (bound,))) == MAX_RANKS + 1

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailbound.errors import ConfigError
-from tailbound.transport.burst import MAX_BYTES, burst_packets, interleave, stagger
+from tailbound.transport.burst import MAX_BYTES, burst_packets, stagger
 
 
 @pytest.mark.parametrize(("stride", "packets"), [(1472, 44), (80, 64), (8960, 7), (1023, 64), (1024, 63), (65507, 1)])
@@ -31,23 +31,3 @@ def test_nobody_is_hit_by_two_at_once(ranks: int) -> None:
     orders = [list(stagger(rank, ranks)) for rank in range(ranks)]
     for turn in zip(*orders, strict=True):
         assert sorted(turn) == list(range(ranks))
-
-
-def test_interleave() -> None:
-    assert list(interleave([5, 0, 2, 4], 2)) == [
-        (0, 0, 2),
-        (2, 0, 2),
-        (3, 0, 2),
-        (0, 2, 2),
-        (3, 2, 2),
-        (0, 4, 1),
-    ]
-
-
-@given(st.lists(st.integers(0, 50), max_size=6), st.integers(1, 20))
-def test_every_packet_leaves_once_and_in_order(counts: list[int], size: int) -> None:
-    seen: list[list[int]] = [[] for _ in counts]
-    for run, first, packets in interleave(counts, size):
-        assert 1 <= packets <= size
-        seen[run] += range(first, first + packets)
-    assert seen == [list(range(count)) for count in counts]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +18,7 @@ from tailbound.transport.queue import SendQueue
 from tailbound.transport.reach import Reach
 from tailbound.transport.sender import Sender
 from tailbound.transport.shared import Shared
+from tailbound.transport.sockets import UdpSocket
 from tailbound.wire import packets
 from tailbound.wire.schema import MAX_RANKS, Flag, PacketType
 
@@ -27,7 +27,7 @@ ROWS = np.zeros((5, 128), np.uint8)
 
 
 @pytest.fixture
-def job(bound: socket.socket) -> Any:
+def job(bound: UdpSocket) -> Any:
     """Rank 0 of four, with both channels, as far as ``outlet`` looks at it."""
     sender = Sender([bound], dict.fromkeys((1, 2, 3), (ADDRESS, 9)))
     spread = Spread("auto", Facts(4), sender)

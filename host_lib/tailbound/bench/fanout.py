@@ -5,7 +5,7 @@ Counted are its system calls and the CPU time of its process, in which nearly al
 happens, too: clones, segmentation, the bridge, and delivery up to the receivers' sockets or XDP programs (softirqs run
 on the sender's CPU). The receivers count packets and do nothing else; they read what came between two measurements.
 
-Every burst is a call here, in both ways; in a job the send queue hands over up to 32 at a time.
+Bursts leave by the send queue, as those of a job do, up to 32 in a system call.
 
 Ports come in two kinds: ``gso`` take buffers of 64 KB as they are, as NICs with USO do; ``xdp`` carry a native XDP
 program, before which a veth cuts them up in the sender's call.
@@ -14,6 +14,7 @@ program, before which a veth cuts them up in the sender's call.
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -33,7 +34,10 @@ from tailbound.kernel.fanout import Fanout, Peer
 from tailbound.kernel.neighbours import next_hops
 from tailbound.lab.cluster import Cluster
 from tailbound.transport.burst import stagger
-from tailbound.transport.sender import SOL_UDP, Sender
+from tailbound.transport.queue import SendQueue
+from tailbound.transport.sender import Sender
+from tailbound.transport.shared import Shared
+from tailbound.transport.sockets import Socket
 from tailbound.wire.packets import header, packet
 from tailbound.wire.schema import HEADER_BYTES, PacketType, Verdict
 
@@ -43,6 +47,7 @@ PORTS = ("gso", "xdp")
 WORKERS = (2, 4, 8)
 WIDTH, PORT, RINGS = 1408, 7400, 1024
 SIZE = 25 << 20
+_NEVER = 1 << 62
 #: Seconds that packets may be under way before they count as lost.
 _PATIENCE = 5.0
 
@@ -84,9 +89,31 @@ def _listen(address: str) -> socket.socket:
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sock.setblocking(False)
     reserve(sock, socket.SO_RCVBUF, 256 << 20)
-    sock.setsockopt(SOL_UDP, UDP_GRO, 1)
+    sock.setsockopt(socket.IPPROTO_UDP, UDP_GRO, 1)
     sock.bind((address, PORT))
     return sock
+
+
+class Counted:
+    """A ``Socket`` that counts the system calls of another one."""
+
+    def __init__(self, sock: Socket) -> None:
+        self._sock = sock
+        self.calls = 0
+
+    def fileno(self) -> int:
+        """See ``Socket``."""
+        return self._sock.fileno()
+
+    def send_one(self, packet: bytes, target: tuple[str, int]) -> int:
+        """See ``Socket``."""
+        self.calls += 1
+        return self._sock.send_one(packet, target)
+
+    def send_many(self, messages: int, count: int) -> tuple[int, int]:
+        """See ``Socket``."""
+        self.calls += 1
+        return self._sock.send_many(messages, count)
 
 
 class Bench:
@@ -106,11 +133,19 @@ class Bench:
         hops = lab.run(0, next_hops, me.interface, [address for address, _ in peers.values()])
         self._fanout.set_peers(0, [Peer(rank, *place, hops[place[0]]) for rank, place in peers.items()])
         self._fanout.live(peers)
-        # The first socket is for single packets; bursts have one a peer.
-        self._senders = {"peers": Sender([sockets[0], *sockets], peers), "fanout": Sender([shared], peers)}
+        # The first socket is for single packets, of which there are none; bursts have one a peer.
+        self._sockets = [Counted(sock) for sock in (sockets[0], *sockets)]
+        sender = Sender(self._sockets, peers)
+        self._shared = Shared("fanout", (shared,), ranks=tuple(peers))
+        number = sender.share(self._shared)
+        self._sockets.append(Counted(shared))
+        sender.sockets[-1] = self._sockets[-1]
+        self._queue = SendQueue(sender)
         self._rows = _results(-(-size // 4 // WIDTH // workers))
         self._expected = len(self._rows) * (workers - 1)
-        self._peers = list(peers)
+        self._peers = peers
+        self._to = {"peers": list(peers), "fanout": [number]}
+        self._waits = 0
 
     def op(self, name: str) -> Op:
         """The results of one all-reduce.
@@ -118,12 +153,15 @@ class Bench:
         Raises:
             TailboundError: packets are missing: what was measured is not what was to be.
         """
-        sender, lead = self._senders[name], self._fanout.lead
-        assert lead is not None
-        runs = [(rank, self._rows) for rank in (self._peers if name == "peers" else [lead])]
-        before, arrived = _syscalls(sender), self._receivers.packets()
+        assert self._fanout.lead is not None
+        self._shared.target = self._peers[self._fanout.lead]
+        runs = [(rank, self._rows) for rank in self._to[name]]
+        before, arrived = self._syscalls(), self._receivers.packets()
         begin = time.process_time_ns()
-        sender.send_runs(runs)
+        self._queue.submit(1, PacketType.RESULT, runs, _NEVER, None, time.monotonic_ns())
+        while not self._queue.empty:
+            self._await_room()
+            self._queue.pump(time.monotonic_ns())
         cpu = time.process_time_ns() - begin
         until = time.monotonic() + _PATIENCE
         while (packets := self._receivers.packets() - arrived) < self._expected:
@@ -132,12 +170,20 @@ class Bench:
                     f"bench fanout, {name}: {packets} of {self._expected} packets arrived; run it again"
                 )
             time.sleep(0.001)
-        return Op(_syscalls(sender) - before, cpu, packets)
+        return Op(self._syscalls() - before, cpu, packets)
 
+    def _await_room(self) -> None:
+        """Sleeps until a full socket has room, or until the queue is to be looked at again."""
+        again = self._queue.again - time.monotonic_ns()
+        if again <= 0:
+            return
+        self._waits += 1
+        full = [self._sockets[i] for i in self._queue.full]
+        select.select([], full, [], again * 1e-9)
 
-def _syscalls(sender: Sender) -> int:
-    """System calls so far: sends that were taken, sends that were refused, waits for room."""
-    return sum(c.bursts + 2 * c.waits + sum(c.errors.values()) for c in sender.counts.values())
+    def _syscalls(self) -> int:
+        """System calls so far: sends, whatever became of them, and waits for room."""
+        return sum(sock.calls for sock in self._sockets) + self._waits
 
 
 def _results(rows: int) -> NDArray[np.uint8]:

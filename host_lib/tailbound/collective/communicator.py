@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import MappingProxyType
@@ -163,7 +163,7 @@ class Communicator:
         given = cookie_of() if self.config.switch is not None else 0
         return given or rendezvous.new_cookie()
 
-    def _activate(self, path: Datapath, address: tuple[str, int]) -> tuple[Job, list[socket.socket]]:
+    def _activate(self, path: Datapath, address: tuple[str, int]) -> tuple[Job, Sequence[socket.socket]]:
         """Lets packets in; the job, and the sockets that its rows leave over."""
         everybody = [(g.address, g.port) for g in self.greetings]
         if (switch := self.config.switch) is not None:
@@ -174,7 +174,7 @@ class Communicator:
         self.config = dataclasses.replace(self.config, codec_threads=lanes)
         alone = all(g.datapath != "udp" for g in self.greetings) and endpoints
         sockets = path.sending(len(endpoints), self.config.source_ports) if endpoints else [path.socket]
-        job = Job(self.config, path, Sender(sockets, endpoints, pace=path.pace), self.greetings[0].cookie)
+        job = Job(self.config, path, Sender(sockets, endpoints), self.greetings[0].cookie)
         warm_up(job)
         job.activate([_u32(host) for host, _ in everybody], _u32(address[0]))
         open_outlets(job, address[0], {rank: endpoints[rank] for rank in job.peers}, alone=bool(alone))

@@ -18,6 +18,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from tailbound.datapath.native import clock_gettime, poll, sendto
+from tailbound.transport.sockets import Socket
 from tailbound.wire.jit import Scalar, cached
 
 _POLLIN, _MSG_DONTWAIT, _CLOCK_MONOTONIC = 1, 0x40, 1
@@ -69,7 +70,7 @@ class Heartbeat:
         every: ns.
     """
 
-    def __init__(self, sock: socket.socket, peers: Sequence[tuple[str, int]], size: int, every: int) -> None:
+    def __init__(self, sock: Socket, peers: Sequence[tuple[str, int]], size: int, every: int) -> None:
         self._names = np.zeros((len(peers), _ADDRESS_BYTES), np.uint8)
         for name, (host, port) in zip(self._names, peers, strict=True):
             raw = socket.AF_INET.to_bytes(2, "little") + port.to_bytes(2, "big") + socket.inet_aton(host)

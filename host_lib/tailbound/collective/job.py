@@ -44,7 +44,6 @@ log = logging.getLogger("tailbound")
 
 
 #: A stride that no packet reaches: what is sent is one packet.
-_ONE_PACKET = 1 << 16
 #: So many ops back a rank remembers that it abstained.
 _ABSTAINED = 256
 
@@ -282,7 +281,7 @@ class Job:
         """Sends one control packet to ``rank``, and returns it; ``head`` (see ``header``) may be used again."""
         head["owner"] = rank
         data = packets.packet(head, body)
-        self.sender.send_burst(rank, data, _ONE_PACKET)
+        self.sender.send(rank, data)
         return data
 
     def advertise(self, **fields: int) -> None:

@@ -44,7 +44,7 @@ class Traffic:
         self._states = datapath.store.peer_states
         by: Literal["kernel", "thread"] = "kernel" if datapath.name == "xdp" else "thread"
         self.prober = Prober(cookie, rank, peers, self._states, by) if peers else None
-        self.pacer = Pacer(peers)
+        self.pacer = Pacer(peers, gap=datapath.gap)
         self.queue = SendQueue(sender, self.pacer, self.prober, clock)
         self.incast = Incast(len(peers))
         self._peers = len(peers)

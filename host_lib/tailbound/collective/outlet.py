@@ -124,7 +124,7 @@ def runs(job: Job, rows: NDArray[np.uint8]) -> list[tuple[int, NDArray[np.uint8]
         # burst to all is as slow as the slowest
         together = job.queue.limit >= len(channel.ranks) >= 2
         together &= job.spread.wanted != "auto" or job.queue.pacer.even(channel.ranks)
-        if together and job.sender.batched and not channel.broken:
+        if together and not channel.broken:
             job.counters["results_at_once"] += 1
             return [(number, rows)]
         job.counters["results_apart"] += 1

@@ -6,13 +6,13 @@ thread with numba) it does not know. Both ways follow the same slot rules and gi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from socket import socket as Socket
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tailbound.transport.sockets import UdpSocket
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class Datapath(Protocol):
     name: str
     store: Store
     #: bound to the job's port; control packets come in here, and the sender may share it
-    socket: Socket
+    socket: UdpSocket
 
     @property
     def endpoint(self) -> tuple[str, int]:
         """IPv4 address and UDP port at which peers reach this rank."""
 
-    def sending(self, peers: int, ports: int = 0) -> list[Socket]:
+    def sending(self, peers: int, ports: int = 0) -> list[UdpSocket]:
         """Sockets for the sender (``transport.sender.Sender``), ``socket`` first; ``close`` closes them.
 
         Args:
@@ -72,8 +72,8 @@ class Datapath(Protocol):
         """
 
     @property
-    def pace(self) -> Callable[[int, int], float] | None:
-        """How long the sender waits before a burst (``transport.sender.Pace``); None where nothing needs it."""
+    def gap(self) -> int:
+        """ns from one burst that this rank sends to its next (``transport.pace.Pacer``); 0 where none is needed."""
 
     def reset(self, first_op: int) -> None:
         """Seals every slot below ``first_op``; called before ``control.active`` is set to 1."""

@@ -12,7 +12,7 @@ import errno
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tailbound.datapath.buffers import reserve
@@ -23,21 +23,11 @@ from tailbound.datapath.store import allocate, store_of
 from tailbound.datapath.tables import CONTROLS_LOST, KERNEL_DROPS, STOP, Tables
 from tailbound.errors import CapabilityError, ConfigError
 from tailbound.transport.forks import keep_from_children
+from tailbound.transport.sockets import UdpSocket
 
 #: Below this many bytes of receive buffer (three or four super-packets fit into 208 KiB) senders must leave gaps.
 _AMPLE_BUFFER = 2 << 20
-_GAP = 60e-6  # seconds between bursts; longer gaps lost no fewer, shorter ones more, and no gap was no faster
-
-
-def loopback_endpoints(ranks: int, port: int) -> list[tuple[str, int]]:
-    """(127.0.0.10 + rank, port) for every rank: a job on one machine without privileges.
-
-    Raises:
-        ConfigError: more ranks than such addresses.
-    """
-    if not 0 < ranks <= 240:
-        raise ConfigError(f"{ranks} ranks on loopback: use 1..240")
-    return [(f"127.0.0.{10 + rank}", port) for rank in range(ranks)]
+_GAP = 60_000  # ns between bursts; longer gaps lost no fewer, shorter ones more, and no gap was no faster
 
 
 def _bind(sock: socket.socket, address: str, ports: Sequence[int]) -> None:
@@ -118,8 +108,8 @@ class UdpDatapath:
         thread.start()
         return thread
 
-    def _open(self, address: str, port: int | Sequence[int], receive_buffer: int) -> socket.socket:
-        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    def _open(self, address: str, port: int | Sequence[int], receive_buffer: int) -> UdpSocket:
+        sock = UdpSocket()
         try:
             _bind(sock, address, [port] if isinstance(port, int) else port)
         except BaseException:
@@ -137,7 +127,7 @@ class UdpDatapath:
         """See ``forks.Owner``."""
         return [] if self._closed else [self.socket.fileno(), self._wake, self._events, self._controls]
 
-    def sending(self, peers: int, ports: int = 0) -> list[socket.socket]:
+    def sending(self, peers: int, ports: int = 0) -> list[UdpSocket]:
         """See ``Datapath.sending``; one socket, since nothing is gained by more where one thread receives."""
         return [self.socket]
 
@@ -153,13 +143,13 @@ class UdpDatapath:
         return self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
 
     @property
-    def pace(self) -> Callable[[int, int], float] | None:
-        """What to pace this rank's sender with (``transport.sender.Pace``), or None if the receive buffer is ample.
+    def gap(self) -> int:
+        """See ``Datapath.gap``.
 
         All ranks ask for the same buffer, so the own one tells what peers have. Where it is small, and more so where
         ranks share cores, a sender that never pauses fills it before the receiver is even scheduled.
         """
-        return None if self.receive_buffer >= _AMPLE_BUFFER else lambda rank, size: _GAP
+        return 0 if self.receive_buffer >= _AMPLE_BUFFER else _GAP
 
     @property
     def kernel_drops(self) -> int:

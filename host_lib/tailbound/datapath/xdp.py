@@ -11,7 +11,6 @@ import errno
 import os
 import socket
 import sys
-from collections.abc import Callable
 
 from tailbound.datapath.buffers import reserve
 from tailbound.datapath.protocol import EventRecord, Store
@@ -25,6 +24,7 @@ from tailbound.kernel.events import EventRing
 from tailbound.kernel.maps import EVENTS, Maps, Shape
 from tailbound.kernel.seal import Sealer
 from tailbound.transport.forks import keep_from_children
+from tailbound.transport.sockets import UdpSocket
 from tailbound.wire.schema import HEADER_BYTES, WORKER_MAPS
 
 #: Bytes asked for the control socket's buffer; the kernel may give less without CAP_NET_ADMIN.
@@ -51,13 +51,13 @@ def shapes(width: int, sum_rows: int, result_rows: int) -> dict[str, Shape]:
     return {m.name: layout(m, **sizes) for m in WORKER_MAPS}
 
 
-def bound_socket(address: str, port: int) -> socket.socket:
+def bound_socket(address: str, port: int) -> UdpSocket:
     """The UDP socket at ``address``: it takes control packets, and keeps peers from seeing ECONNREFUSED.
 
     Raises:
         ConfigError: the port is taken.
     """
-    out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    out = UdpSocket()
     try:
         out.setblocking(False)
         reserve(out, socket.SO_RCVBUF, _RECEIVE_BYTES)
@@ -88,7 +88,7 @@ def ports_of(peers: int, asked: int = 0) -> int:
     return max(1, min(asked or min(_PORTS, _SEND_BYTES // _SEND_LEAST // peers), _SOCKETS // peers))
 
 
-def sending_sockets(address: str, count: int) -> list[socket.socket]:
+def sending_sockets(address: str, count: int) -> list[UdpSocket]:
     """``count`` UDP sockets for bursts, with ports of their own and ``_SEND_BYTES`` of room together.
 
     More room would be a standing queue behind a slow link; with less the link idles while a busy host gets round to
@@ -102,13 +102,13 @@ def room_of(count: int) -> int:
     return max(_SEND_LEAST, _SEND_BYTES // count)
 
 
-def sending_socket(address: str, room: int, port: int = 0) -> socket.socket:
+def sending_socket(address: str, room: int, port: int = 0) -> UdpSocket:
     """A UDP socket for bursts, with ``room`` bytes of buffer, at ``port`` (0: any that is free).
 
     Raises:
         OSError: the port is taken.
     """
-    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock = UdpSocket()
     sock.setblocking(False)
     try:
         sock.bind((address, port))
@@ -119,7 +119,7 @@ def sending_socket(address: str, room: int, port: int = 0) -> socket.socket:
     return sock
 
 
-def neighbouring_sockets(address: str, count: int, room: int) -> list[socket.socket]:
+def neighbouring_sockets(address: str, count: int, room: int) -> list[UdpSocket]:
     """``count`` UDP sockets for bursts with consecutive ports, for a program that knows them by the first.
 
     Where the system is short of ports they are fewer, but one at least.
@@ -141,7 +141,7 @@ class XdpDatapath:
 
     name = "xdp"
     #: the kernel takes packets in as they come
-    pace: Callable[[int, int], float] | None = None
+    gap = 0
 
     def __init__(self, maps: Maps, interface: str, port: int, program: int = -1, link: int = -1) -> None:
         self.interface = interface
@@ -154,7 +154,7 @@ class XdpDatapath:
         self._ring = EventRing(maps.fds[EVENTS])
         barrier.register()
         self.socket = bound_socket(*self.endpoint)
-        self._sending: list[socket.socket] = []
+        self._sending: list[UdpSocket] = []
         self._closed = False
         keep_from_children(self)
 
@@ -293,7 +293,7 @@ class XdpDatapath:
         except BlockingIOError:
             return out
 
-    def sending(self, peers: int, ports: int = 0) -> list[socket.socket]:
+    def sending(self, peers: int, ports: int = 0) -> list[UdpSocket]:
         """See ``Datapath.sending``; peers know this rank by its address alone, so that any source port will do."""
         self._sending += sending_sockets(self.endpoint[0], min(peers * ports_of(peers, ports), _SOCKETS))
         return [self.socket, *self._sending]

@@ -1,12 +1,11 @@
 """Many bursts in one system call: message headers filled by nogil code, handed over by ``sendmmsg``.
 
-A flow is a run of packets for one rank. The turns that ``burst.interleave`` describes are taken here without a Python
-object per burst: the flow that is least far on is always next, so that a call that was cut short goes on where it was.
+A flow is a run of packets for one rank. Flows take turns, a burst of each, without a Python object per burst: the flow
+that is least far on is always next, so that a call that was cut short goes on where it was.
 """
 
 from __future__ import annotations
 
-import ctypes
 import socket
 from collections.abc import Mapping
 
@@ -15,6 +14,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from tailbound.transport.shared import DESTINATIONS
+from tailbound.transport.sockets import Socket
 from tailbound.wire.jit import Scalar, cached
 
 #: Columns of a flow: address of its first packet; packets that have left, packets in all; rank, or the number of a
@@ -27,12 +27,9 @@ ANY = 1 << 30
 #: Messages of one system call.
 BATCH = 32
 
-_MSG_DONTWAIT = 0x40
 _NAME_BYTES, _CONTROL_BYTES = 16, 24
+#: ``<linux/udp.h>``: segment size of a GSO send. The socket module has no name for it before 3.13.
 _UDP_SEGMENT = 103
-_sendmmsg = ctypes.CDLL(None, use_errno=True).sendmmsg
-_sendmmsg.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int)
-_sendmmsg.restype = ctypes.c_int
 
 
 @cached
@@ -153,10 +150,9 @@ class Batch:
         arguments = (self._pointers, found[1], self._messages, self._iovecs, self.order)
         return int(fill(flows, stride, min(most, BATCH), channel, *arguments))
 
-    def send(self, sock: socket.socket, count: int) -> tuple[int, int]:
+    def send(self, sock: Socket, count: int) -> tuple[int, int]:
         """Hands over the first ``count`` messages; returns how many were taken, and the errno if none was."""
-        taken = int(_sendmmsg(sock.fileno(), self._address, count, _MSG_DONTWAIT))
-        return (taken, 0) if taken >= 0 else (0, ctypes.get_errno())
+        return sock.send_many(self._address, count)
 
     def settle(self, flows: NDArray[np.int64], taken: int) -> int:
         """The first ``taken`` messages have left (or are given up); returns the packets left."""

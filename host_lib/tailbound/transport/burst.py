@@ -6,8 +6,7 @@ all ranks send to the same one (OptiReduce's transpose schedule, NSDI'25 section
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator
 
 from tailbound.errors import ConfigError
 
@@ -15,14 +14,6 @@ from tailbound.errors import ConfigError
 MAX_SEGMENTS = 64
 #: ... and this many bytes of UDP payload (65535 - 20 - 8).
 MAX_BYTES = 65507
-
-
-class Burst(NamedTuple):
-    """``packets`` packets of run ``run``, beginning with its packet ``first``."""
-
-    run: int
-    first: int
-    packets: int
 
 
 def burst_packets(stride: int) -> int:
@@ -39,13 +30,3 @@ def burst_packets(stride: int) -> int:
 def stagger(rank: int, ranks: int) -> Iterator[int]:
     """The other ranks, beginning with the one after ``rank``: ``rank + 1, rank + 2, ...`` modulo ``ranks``."""
     return ((rank + d) % ranks for d in range(1, ranks))
-
-
-def interleave(counts: Sequence[int], size: int) -> Iterator[Burst]:
-    """Bursts of at most ``size`` packets, one from every run in turn until all ``counts`` are used up."""
-    first = 0
-    while any(first < count for count in counts):
-        for run, count in enumerate(counts):
-            if first < count:
-                yield Burst(run, first, min(size, count - first))
-        first += size

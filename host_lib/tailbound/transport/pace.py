@@ -123,10 +123,19 @@ class Timely:
 
 
 class Pacer:
-    """Rates of all destinations, and when each may send again (a token bucket of one ``quantum``)."""
+    """Rates of all destinations, and when each may send again (a token bucket of one ``quantum``).
 
-    def __init__(self, ranks: Iterable[int], limits: Limits | None = None) -> None:
+    Args:
+        ranks: destinations.
+        limits: settings.
+        gap: ns from one burst to the next, whomever they are for; 0: none. For receivers with room for few bursts.
+    """
+
+    def __init__(self, ranks: Iterable[int], limits: Limits | None = None, gap: int = 0) -> None:
         self.limits = limits or Limits()
+        self._gap = gap
+        #: when the next burst may leave, as far as gaps go, ns
+        self.opens = 0
         self.paths = {rank: Timely(self.limits) for rank in ranks}
         self._next = dict.fromkeys(self.paths, 0)
         #: ranks with a limit; empty as a rule
@@ -177,6 +186,20 @@ class Pacer:
             return True
         rates = [self.paths[rank].rate or float("inf") for rank in ranks]
         return max(rates) <= _UNEVEN * min(rates)
+
+    def bursts(self, most: int, now: int) -> int:
+        """Bursts that may leave now, as far as gaps go: ``most``, or as many as gaps have gone by, two at most.
+
+        The thread that sends cannot wake up after every gap; a receiver has room for two bursts at once.
+        """
+        if not self._gap:
+            return most
+        return max(0, min(most, 2, 1 + (now - self.opens) // self._gap))
+
+    def left(self, bursts: int, now: int) -> None:
+        """``bursts`` have left, whomever they were for."""
+        if self._gap:
+            self.opens = max(self.opens, now - self._gap) + bursts * self._gap
 
     def spend(self, rank: int, size: int, now: int) -> None:
         """``size`` bytes have left for ``rank``."""

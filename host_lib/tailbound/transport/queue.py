@@ -28,7 +28,7 @@ from tailbound.transport.batch import ALLOWED, ANY, BATCH, BURSTS, CHANNEL, NEXT
 from tailbound.transport.burst import burst_packets
 from tailbound.transport.pace import Pacer
 from tailbound.transport.probe import Prober
-from tailbound.transport.sender import NO_GSO, Sender
+from tailbound.transport.sender import FULL, NO_GSO, Sender
 from tailbound.wire.schema import MAX_RANKS, PacketType, serial_distance
 
 #: (rank, u8[count, stride]): packets for one rank, or the number of a shared channel, headers finished.
@@ -81,8 +81,7 @@ class SendQueue:
     """The send queue of one rank; all calls from one thread.
 
     Args:
-        sender: sockets, addresses and counters. A sender that was given a socket of another class or a ``pace``
-            (or whose ``send_burst`` was replaced) is used burst by burst.
+        sender: sockets, addresses and counters.
         pacer: rates by rank.
         prober: sends probes behind bursts and feeds ``pacer``; None: no round trips, no limits.
         clock: CLOCK_MONOTONIC in ns, for ``drained``.
@@ -121,7 +120,6 @@ class SendQueue:
         self._again = 0
         self._refused: tuple[int, int] | None = None
         self._pumping = False
-        sender.deferred = deque()
 
     def warm_up(self) -> None:
         """Makes what takes long at its first use: compiled code, above all."""
@@ -282,7 +280,12 @@ class SendQueue:
                 if not free:
                     self._allow(item, behind, opened, now)
                 most = max(_TURN, BATCH // len(ports)) if alone else _TURN
-                count = batch.fill(item.flows, item.stride, channel, max(1, min(budget // cost, most)))
+                most = self.pacer.bursts(max(1, min(budget // cost, most)), now)
+                if not most:
+                    self.held += 1
+                    self._look(self.pacer.opens)
+                    return budget
+                count = batch.fill(item.flows, item.stride, channel, most)
                 if count:
                     self._turns[channel] = (ports.index(port) + 1) % len(ports)
                     taken = self._hand_over(item, port, count, now)
@@ -328,11 +331,9 @@ class SendQueue:
         assert self._batch is not None
         sender, batch, flows = self._sender, self._batch, item.flows
         before = flows.tolist()
-        if sender.batched:
-            taken, number = batch.send(sender.sockets[port], count)
-        else:
-            taken, number = self._one_by_one(item), 0
+        taken, number = batch.send(sender.sockets[port], count)
         if taken:
+            self.pacer.left(taken, now)
             item.left = batch.settle(flows, taken)
             for new, old in zip(flows.tolist(), before, strict=True):
                 packets = new[NEXT] - old[NEXT]
@@ -347,8 +348,7 @@ class SendQueue:
         ranks = sender.ranks_of(rank)
         item.packets += packets * len(ranks)
         self._bytes += size * (sender.shared[rank].cost if rank >= MAX_RANKS else 1)
-        if sender.batched:
-            sender.took(rank, packets, size, bursts)
+        sender.took(rank, packets, size, bursts)
         for each in ranks:
             limited = each in self.pacer.limited
             if limited:
@@ -356,25 +356,14 @@ class SendQueue:
             if self.prober is not None:
                 self.prober.count(each, size)
                 if self.prober.due(each, now, limited):
-                    sender.send_burst(each, self.prober.packet(each, now).data, 1 << 16)
-
-    def _one_by_one(self, item: _Item) -> int:
-        """The first prepared burst by ``send_burst``, which waits and counts by itself."""
-        assert self._batch is not None
-        flow, count = self._batch.order[0]
-        rank, packets = item.memory[flow]
-        first = int(item.flows[flow][NEXT])
-        view = packets.data.cast("B")[first * item.stride : (first + int(count)) * item.stride]
-        for each in self._sender.ranks_of(rank):
-            item.packets -= int(count) - self._sender.send_burst(each, view, item.stride)
-        return 1
+                    sender.send(each, self.prober.packet(each, now).tobytes())
 
     def _failed(self, item: _Item, port: int, number: int, now: int) -> None:
         """The first message of a call was refused."""
         assert self._batch is not None
         flow, count = self._batch.order[0]
         rank, sender = int(item.flows[flow][RANK]), self._sender
-        if number in (errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM):
+        if number in FULL:
             sender.calls_of(rank).waits += 1
             self._block(port, number, now)
             return

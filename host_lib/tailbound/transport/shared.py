@@ -6,11 +6,11 @@ rank that gets a copy, so that books and rates by peer stay what they are with a
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tailbound.transport.counts import PeerCounts
+from tailbound.transport.sockets import UdpSocket
 from tailbound.wire.schema import MAX_RANKS
 
 #: Channels of this kind that a sender has at most (fan-out and multicast).
@@ -34,7 +34,7 @@ class Shared:
     """
 
     name: str
-    sockets: tuple[socket.socket, ...]
+    sockets: tuple[UdpSocket, ...]
     target: tuple[str, int] = ("", 0)
     ranks: tuple[int, ...] = ()
     local: bool = True
