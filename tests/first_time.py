@@ -12,10 +12,10 @@ _FLAGS_AT = HEADER_DTYPE.fields["flags"][1]
 class FirstTime(Trouble):
     """Trouble for packets on their first way only: what is sent again gets through."""
 
-    def _pass(self, rank: int, packets: list[bytes]) -> list[bytes]:
+    def meet(self, rank: int, packets: list[bytes]) -> list[bytes]:
         out = []
         for packet in packets:
-            out += [packet] if _again(packet) else super()._pass(rank, [packet])
+            out += [packet] if _again(packet) else super().meet(rank, [packet])
         return out
 
 

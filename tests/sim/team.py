@@ -63,7 +63,7 @@ class Member(Communicator):
         wire: _Wire = self.job.datapath.socket  # type: ignore[attr-defined]
         if trouble is not None:
             trouble._random = random.Random(f"{trouble.seed}/{self.config.rank}")
-        wire.trouble = trouble._pass if trouble is not None else None
+        wire.trouble = trouble.meet if trouble is not None else None
 
 
 class _TeamEngine(_Engine):

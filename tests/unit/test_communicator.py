@@ -113,7 +113,7 @@ class Order(Trouble):
         self.left: dict[int, list[int]] = {}
         return super().attach(communicator)
 
-    def _pass(self, rank: int, packets: list[bytes]) -> list[bytes]:
+    def meet(self, rank: int, packets: list[bytes]) -> list[bytes]:
         for head in (parse(packet) for packet in packets):
             assert head is not None
             if head[0]["type"][0] == PacketType.CONTRIBUTION:
