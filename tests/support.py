@@ -10,7 +10,7 @@ import random
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -296,6 +296,13 @@ def nmse(value: NDArray[Any], exact: NDArray[np.float64]) -> float:
     length = float(np.square(exact).sum())
     error = float(np.square(value.astype(np.float64) - exact).sum())
     return error / length if length else error
+
+
+def balanced(entry: Mapping[str, int]) -> bool:
+    """Whether the rows of an entry of ``transport.ledger`` add up, none of them negative."""
+    missing = entry["late"] + entry["lost"] + entry["refused"] + entry["absent"]
+    adds_up = entry["expected"] == entry["taken"] + entry["missing"] and entry["missing"] == missing
+    return adds_up and min(entry.values()) >= 0
 
 
 @dataclass

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from lab_team import lab_team
-from support import MS, PATIENCE, Team, gradients, patient
+from support import MS, PATIENCE, Team, balanced, gradients, patient
 from tailbound.demo.ledger import Balance, balance, rows
 from tailbound.lab.cluster import Cluster
 from tailbound.lab.topology import Link
-from tailbound.transport.ledger import balanced
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 

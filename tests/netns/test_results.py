@@ -11,12 +11,11 @@ import pytest
 from pyroute2 import IPRoute
 
 from lab_team import lab_team
-from support import MS, PATIENCE, Team, exact_mean, gradients, hasty, nmse, patient
+from support import MS, PATIENCE, Team, balanced, exact_mean, gradients, hasty, nmse, patient
 from tailbound.lab import namespaces
 from tailbound.lab.cluster import Cluster
 from tailbound.lab.topology import Link
 from tailbound.transport.burst import burst_packets
-from tailbound.transport.ledger import balanced
 from tailbound.wire.schema import HEADER_BYTES
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")

@@ -9,10 +9,9 @@ import pytest
 
 from sim.fabric import MS
 from sim.team import SimTeam, sim_team
-from support import Trouble, exact_mean, gradients, nmse, patient
+from support import Trouble, balanced, exact_mean, gradients, nmse, patient
 from tailbound.errors import TransportError
 from tailbound.transport import rotation
-from tailbound.transport.ledger import balanced
 from tailbound.transport.safeguard import Limits
 from tailbound.wire.schema import UNKNOWN_SENDER, PacketType, Verdict
 

@@ -133,7 +133,7 @@ def test_results_outlive_their_op_by_two_steps() -> None:
         assert voice.tell((PacketType.REPAIR, labels[-2], *ask)) == [(PacketType.RESULT, 0), (PacketType.RESULT, 2)]
         assert voice.tell((PacketType.REPAIR, labels[-3], *ask)) == [(PacketType.GONE, 0)]
         assert voice.tell((PacketType.REPAIR, labels[-3], *ask)) == []  # once
-        kept = job[0].job.pool.kept_bytes
+        kept = sum(each.results.packets.nbytes for each in job[0].job.pool._kept)
         assert kept == 2 * own * (64 + 256)
         assert job[0].stats()["counters"]["repair_rows_sent"] == 4
 

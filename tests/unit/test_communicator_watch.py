@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support import MS, Team, Trouble, gradients, patient, team
+from support import MS, Team, Trouble, balanced, gradients, patient, team
 from tailbound.transport import status
-from tailbound.transport.ledger import balanced
 from tailbound.wire.schema import UNKNOWN_SENDER, PacketType, Verdict
 
 NUMEL = 8 * 64 * 256

@@ -7,7 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from tailbound.transport.ledger import Ledger, Stage, Window, balanced
+from support import balanced
+from tailbound.transport.ledger import Ledger, Stage, Window
 from tailbound.wire.schema import VERDICTS, Verdict
 
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailbound.transport.stamp import partials, stamp_contributions, stamp_results, stamp_switched, template
+from stamping import partials, template
+from tailbound.transport.stamp import stamp_contributions, stamp_results, stamp_switched
 from tailbound.wire import packets
 from tailbound.wire.packets import HEADER_DTYPE
 from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES, Flag, PacketType
@@ -35,8 +36,7 @@ class Memory:
     def __init__(self, codes: int = 48, seed: int = 3) -> None:
         rng = np.random.default_rng(seed)
         self.packets = rng.integers(0, 256, (TOTAL, HEADER_BYTES + codes), np.uint8)
-        self.states = np.zeros((TOTAL, 4), np.uint64)
-        partials(self.packets, 0, TOTAL, self.states)
+        self.states = partials(self.packets)
         self.exponents = rng.integers(-300, 300, TOTAL).astype(np.int16)
         self.needs = rng.integers(-300, 300, TOTAL).astype(np.int16)
         self.needs[4] = EXPONENT_NONE
@@ -128,11 +128,6 @@ def test_partials_of_any_length(steps: int, seed: int) -> None:
     memory.publish(0, TOTAL, template(type=PacketType.RESULT, **FIXED), 0, 0, 1, 2)
     for p in range(TOTAL):
         memory.read(p)
-
-
-def test_an_unknown_field_is_named() -> None:
-    with pytest.raises(ValueError, match="no header field 'colour'"):
-        template(colour=1)
 
 
 def test_contributions_to_a_switch_carry_the_place_of_their_result_and_their_scale() -> None:

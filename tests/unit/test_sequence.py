@@ -135,10 +135,10 @@ def test_a_map_begins_with_a_step_and_moves_every_ring_alike() -> None:
     history = step(1000, 70_000)
     other = OwnerMap(257, (2, 0))
     one, two = Sequence(RANKS, MAP), Sequence(RANKS, MAP)
-    one.set_map(other, 2)
+    one.set_maps([(0, MAP), (2, other)])
     placed = launch(one, history * 3)
     placed_two = launch(two, history)
-    two.set_map(other, 2)  # told later, in time
+    two.set_maps([(0, MAP), (2, other)])  # told later, in time
     placed_two += launch(two, history * 2)
     assert placed == placed_two
     assert [p.placement.owner_map.id for p in placed] == [0, 0, 0, 0, 257, 257]
@@ -174,10 +174,10 @@ def test_a_map_that_began_too_long_ago_asks_for_a_jump() -> None:
     sequence = Sequence(RANKS, MAP)
     launch(sequence, step(1000) * 12)
     with pytest.raises(TransportError, match="where rows go"):
-        sequence.set_map(OwnerMap(257, (1,)), 2)
+        sequence.set_maps([(0, MAP), (2, OwnerMap(257, (1,)))])
     assert sequence.adrift
     donor = Sequence(RANKS, MAP)
-    donor.set_map(OwnerMap(257, (1,)), 2)
+    donor.set_maps([(0, MAP), (2, OwnerMap(257, (1,)))])
     launch(donor, step(1000) * 14)
     sequence.jump(donor.position())
     assert not sequence.adrift
@@ -217,7 +217,7 @@ def test_a_gap_in_the_history_of_maps_asks_for_a_jump() -> None:
 def test_a_map_turned_within_wrong_predictions_turns_again() -> None:
     sequence = Sequence(RANKS, MAP)
     launch(sequence, step(100, 7) * 2)
-    sequence.set_map(OwnerMap(257, (1,)), 3)
+    sequence.set_maps([(0, MAP), (3, OwnerMap(257, (1,)))])
     ahead = [sequence.predict() for _ in range(3)]
     assert [p.placement.owner_map.id for p in ahead if p] == [0, 0, 257]
     place, wrong = sequence.assign(layout(99, last=True))

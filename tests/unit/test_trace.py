@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tailbound.transport.log import LogEvent
-from tailbound.transport.trace import Spans, Trace, merge
+from tailbound.transport.trace import Spans, Trace
 from tailbound.wire.schema import op_label
 
 
@@ -78,12 +78,11 @@ def test_memory_is_bounded_and_the_newest_are_kept() -> None:
     }
 
 
-def test_traces_are_written_whole_and_merge(tmp_path: Path) -> None:
+def test_traces_are_written_whole(tmp_path: Path) -> None:
     for rank in (0, 1):
         trace = Trace(rank)
         trace.add(rank, 64, spans(5000))
         trace.write(tmp_path / "deep" / f"{rank}.json")
-    merged = merge([tmp_path / "deep" / "0.json", tmp_path / "deep" / "1.json"], tmp_path / "all.json")
-    loaded = json.loads(merged.read_text())
-    assert {e["pid"] for e in loaded["traceEvents"]} == {0, 1}
-    assert {p.name for p in tmp_path.rglob("*") if p.is_file()} == {"0.json", "1.json", "all.json"}
+        loaded = json.loads((tmp_path / "deep" / f"{rank}.json").read_text())
+        assert {e["pid"] for e in loaded["traceEvents"]} == {rank}
+    assert {p.name for p in tmp_path.rglob("*") if p.is_file()} == {"0.json", "1.json"}

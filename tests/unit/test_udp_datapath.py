@@ -16,13 +16,14 @@ import pytest
 
 import cases
 from cases import CODES, OP, SUM_BASE, SUM_ROWS, WIDTH
+from stamping import partials, template
 from support import await_that
 from tailbound.datapath.protocol import Datapath
 from tailbound.datapath.udp import UdpDatapath
 from tailbound.errors import ConfigError
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender
-from tailbound.transport.stamp import partials, stamp_contributions, stamp_results, template
+from tailbound.transport.stamp import stamp_contributions, stamp_results
 from tailbound.wire import packets
 from tailbound.wire.schema import HEADER_BYTES, Event, PacketType, Verdict
 
@@ -102,8 +103,7 @@ class Rows:
         rng = np.random.default_rng(seed)
         self.packets = rng.integers(1, 256, (rows, HEADER_BYTES + CODES), np.uint8)
         self.codes = self.packets[:, HEADER_BYTES:]
-        self.states = np.zeros((rows, 4), np.uint64)
-        partials(self.packets, 0, rows, self.states)
+        self.states = partials(self.packets)
         self.zeros = np.zeros(rows, np.int16)
 
     def contributions(self, sender: int, owner: int, op: int, seq: int) -> np.ndarray:

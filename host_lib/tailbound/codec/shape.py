@@ -49,11 +49,6 @@ class Shape:
         """T = G * R."""
         return self.groups * self.group_rows
 
-    @property
-    def padding(self) -> int:
-        """Entries after the last one that are sent as zeros."""
-        return self.rows * self.entries - self.numel
-
 
 @lru_cache(maxsize=4096)
 def shape_for(numel: int, width: int, bits: int = 8) -> Shape:

@@ -23,7 +23,7 @@ cgutils: Any = _untyped
 #: Elements of a vector: 8 of them and their temporaries should fit the machine's vector registers.
 LANES = 16 if getattr(config, "CPU_NAME", None) is None and binding.get_host_cpu_features().get("avx512f") else 8
 
-I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F32 = ir.FloatType()
 
 

@@ -60,7 +60,7 @@ class Inbox:
         job.counters["control_taken"] += 1
         job.hear(sender)
         if head["type"] == PacketType.BYE:
-            job.gone.add(sender)
+            job.membership.bye(sender)
             job.publish_live()
         elif head["type"] == PacketType.MAP:
             self._maps.take(sender, body)

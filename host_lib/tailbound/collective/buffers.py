@@ -139,8 +139,3 @@ class BufferPool:
     def kept(self, label: int) -> Kept | None:
         """What is kept of the results of op ``label``."""
         return next((k for k in reversed(self._kept) if k.place.label == label), None)
-
-    @property
-    def kept_bytes(self) -> int:
-        """Packet memory of the results kept."""
-        return sum(k.results.packets.nbytes for k in self._kept)

@@ -99,7 +99,6 @@ class Round:
         self._peers: dict[int, _Peer] = {}
         self._begun = 0
         self.asked: dict[int, Places] = {}  #: rows asked for, by rank
-        self.unanswered = 0  #: rows that were asked for and did not come
 
     @property
     def open(self) -> bool:
@@ -218,7 +217,6 @@ class Round:
             if self._may_repeat(peer):
                 return wanted
             peer.over = True
-            self.unanswered += len(wanted)
         return None
 
 

@@ -51,7 +51,6 @@ class Steps:
     """
 
     def __init__(self, longest: int = LONGEST) -> None:
-        self._longest = longest
         self._past: deque[_Kind] = deque(maxlen=2 * longest)
         self._pattern: tuple[_Kind, ...] = ()
         self._at = 0

@@ -150,17 +150,11 @@ class Agreement:
         self._answers: list[tuple[int, Message]] = []
         self._telling: dict[int, tuple[int, int]] = {}  # rank: when to tell it again, pause after that
         self._not_before, self._rest = 0, _LAPSE
-        self.lapsed = 0
 
     @property
     def known(self) -> int:
         """Id of the newest map known in full, for ``map_known`` of every header."""
         return self.agreed[-1].id
-
-    def due(self, step: int) -> Agreed:
-        """The map of ``step``, as far as is known now."""
-        begun = [each for each in self.agreed if step_distance(step, each.since) >= 0]
-        return begun[-1] if begun else self.agreed[0]
 
     def busy(self, step: int, now: int) -> bool:
         """Whether a change is on its way, or one has just lapsed: nothing can be proposed by a rank in ``step``."""
@@ -293,7 +287,6 @@ class Agreement:
     def _give_up(self, now: int) -> None:
         self._proposal = None
         self._not_before, self._rest = now + self._rest, min(2 * self._rest, _LONGEST_LAPSE)
-        self.lapsed += 1
 
 
 def speeds_to_wire(speeds: Mapping[int, float], ranks: int) -> tuple[int, ...]:

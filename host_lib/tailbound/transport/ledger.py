@@ -13,7 +13,7 @@ What was taken is counted here op by op; what the kernel refused is counted ther
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from enum import IntEnum
 
 import numpy as np
@@ -105,13 +105,6 @@ class Ledger:
             "repaired": repaired,
             "duplicated": _sum(verdicts, DUPLICATE[stage]),
         }
-
-
-def balanced(entry: Mapping[str, int]) -> bool:
-    """Whether an entry's rows add up, none of them negative."""
-    missing = entry["late"] + entry["lost"] + entry["refused"] + entry["absent"]
-    adds_up = entry["expected"] == entry["taken"] + entry["missing"] and entry["missing"] == missing
-    return adds_up and min(entry.values()) >= 0
 
 
 def _sum(verdicts: NDArray[np.uint64], which: Iterable[Verdict]) -> int:

@@ -127,11 +127,6 @@ class Sequence:
         begun = [owner_map for since, owner_map in self._maps if step_distance(step, since) >= 0]
         return begun[-1] if begun else self._maps[0][1]
 
-    def set_map(self, owner_map: OwnerMap, since_step: int) -> list[Place]:
-        """From the first op of ``since_step`` on, ops are placed by ``owner_map``; see ``set_maps``."""
-        before = [entry for entry in self._maps if step_distance(entry[0], since_step) < 0]
-        return self.set_maps([*before, (since_step, owner_map)])
-
     def set_maps(self, maps: Collection[tuple[int, OwnerMap]]) -> list[Place]:
         """Takes the owner maps agreed on, each with the step it begins with, oldest first.
 

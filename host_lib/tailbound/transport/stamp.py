@@ -2,8 +2,8 @@
 
 The encode pass leaves codes in packet memory and, per packet, the partial state of the check (``wire.check.partial``).
 A header is made late, just before its burst leaves, since marks, deadlines and lateness change until then. So every
-burst is stamped from a template (a complete header, see ``template``) in which only the fields that differ from packet
-to packet are replaced. One nogil call a burst, no allocation, no branch on contents.
+burst is stamped from a template (a complete header in network byte order) in which only the fields that differ from
+packet to packet are replaced. One nogil call a burst, no allocation, no branch on contents.
 
 Places of the fields come from the schema; a header is eight little-endian u64 words, and a field of one packet is one
 masked word.
@@ -11,15 +11,13 @@ masked word.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from tailbound.wire.check import final, partial
+from tailbound.wire.check import final
 from tailbound.wire.jit import cached
-from tailbound.wire.packets import HEADER_DTYPE, header
+from tailbound.wire.packets import HEADER_DTYPE
 from tailbound.wire.schema import HEADER_BYTES
 
 _WORDS = HEADER_BYTES // 8
@@ -46,15 +44,6 @@ _CHECK, _, _ = _place("check")
 _FLAGS, _FLAGS_SHIFT, _ = _place("flags")
 
 
-def template(**values: Any) -> NDArray[np.uint8]:
-    """A header to stamp from: u8[64], network byte order, version filled in (fields as ``wire.packets.header``).
-
-    Raises:
-        ValueError: a name is not a field of the header.
-    """
-    return header(**values).view(np.uint8)
-
-
 @njit(nogil=True, cache=True, boundscheck=False, inline="always")
 def _swap16(x: np.uint64) -> np.uint64:
     return ((x >> np.uint64(8)) & np.uint64(0xFF)) | ((x & np.uint64(0xFF)) << np.uint64(8))
@@ -69,23 +58,6 @@ def _swap32(x: np.uint64) -> np.uint64:
 @njit(nogil=True, cache=True, boundscheck=False, inline="always")
 def _swap64(x: np.uint64) -> np.uint64:
     return (_swap32(x & np.uint64(0xFFFFFFFF)) << np.uint64(32)) | _swap32(x >> np.uint64(32))
-
-
-@cached
-@njit(nogil=True, cache=True, boundscheck=False)
-def partials(packets: NDArray[np.uint8], first: int, count: int, states: NDArray[np.uint64]) -> None:
-    """Makes ``states[first : first + count]`` from the payloads, for packets whose codes another pass wrote.
-
-    Args:
-        packets: u8[T, stride], C-contiguous, stride a multiple of 16, codes at [:, 64:].
-        first: first packet.
-        count: packets.
-        states: u64[T, 4], out.
-    """
-    words = packets.view(np.uint64)
-    for p in range(first, first + count):
-        states[p, :] = np.uint64(0)
-        partial(words[p, _WORDS:], states[p])
 
 
 @cached

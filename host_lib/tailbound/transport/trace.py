@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,18 +131,6 @@ class Trace:
             OSError: the file cannot be written.
         """
         return _write(Path(path), self.chrome(events))
-
-
-def merge(paths: Sequence[str | Path], into: str | Path) -> Path:
-    """Puts the traces of ranks of one host into one file.
-
-    Raises:
-        OSError, ValueError: a file cannot be read, is no trace, or ``into`` cannot be written.
-    """
-    made: list[Any] = []
-    for path in paths:
-        made += json.loads(Path(path).read_text())["traceEvents"]
-    return _write(Path(into), {"traceEvents": made, "displayTimeUnit": "ms"})
 
 
 def _named(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
