@@ -7,12 +7,12 @@ import dataclasses
 import pytest
 
 from tailbound.errors import ConfigError
-from tailbound.transport.choose import Facts, check, check_collective, choose, worth_trying
+from tailbound.transport.choose import WORKS, Facts, Tried, check, check_collective, choose, worth_trying
 from tailbound.transport.config import Config
 from tailbound.transport.settings import RESULT
 
-ALL = Facts(4, "xdp", fanout="", multicast="", unreached=())
-NO_TC = {"fanout": "no privilege"}
+ALL = Facts(4, "xdp", fanout=WORKS, multicast=WORKS, unreached=())
+NO_TC = {"fanout": Tried(False, "no privilege")}
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ NO_TC = {"fanout": "no privilege"}
         ("auto", {}, "multicast", "delivers"),
         ("auto", {"unreached": None}, "fanout", "being tried"),
         ("auto", {"unreached": (2, 3)}, "fanout", "does not reach 2, 3"),
-        ("auto", {"multicast": "not joined"}, "fanout", "no multicast: not joined"),
+        ("auto", {"multicast": Tried(False, "not joined")}, "fanout", "no multicast: not joined"),
         ("auto", {"unreached": (2,), **NO_TC}, "peers", "no fan-out: no privilege; multicast does not reach 2"),
         ("auto", {"fanout": None, "multicast": None}, "peers", "not tried"),
         ("auto", {"ranks": 2}, "peers", "no two peers"),
@@ -34,7 +34,7 @@ NO_TC = {"fanout": "no privilege"}
         ("fanout", {"ranks": 2}, "peers", "no two peers"),
         ("multicast", {"unreached": None}, "multicast", "asked for"),
         ("multicast", {"unreached": (1,)}, "multicast", "does not reach 1"),
-        ("multicast", {"multicast": "no route"}, "peers", "no route"),
+        ("multicast", {"multicast": Tried(False, "no route")}, "peers", "no route"),
         ("multicast", {"datapath": "udp"}, "peers", "udp"),
     ],
 )

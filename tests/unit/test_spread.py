@@ -12,7 +12,7 @@ import pytest
 from support import gradients, patient, team
 from tailbound.collective import outlet
 from tailbound.collective.spread import Spread
-from tailbound.transport.choose import Facts
+from tailbound.transport.choose import WORKS, Facts
 from tailbound.transport.membership import Membership
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.reach import Reach
@@ -45,7 +45,7 @@ def job(bound: UdpSocket) -> Any:
     for name in ("fanout", "multicast"):
         spread.add(Shared(name, (bound,), (ADDRESS, 9)))
     spread.reach = Reach(made.peers)
-    spread.learn(fanout="", multicast="")
+    spread.learn(fanout=WORKS, multicast=WORKS)
     return made
 
 

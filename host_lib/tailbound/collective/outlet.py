@@ -18,7 +18,7 @@ from tailbound.collective.job import Job
 from tailbound.errors import AttachError, CapabilityError
 from tailbound.kernel.fanout import Fanout, Peer
 from tailbound.kernel.neighbours import next_hops
-from tailbound.transport.choose import Choice, worth_trying
+from tailbound.transport.choose import WORKS, Choice, Tried, worth_trying
 from tailbound.transport.config import MS
 from tailbound.transport.multicast import Membership, group_of, prepare
 from tailbound.transport.reach import Reach, Say
@@ -73,11 +73,11 @@ def _try_fanout(job: Job, address: str, endpoints: Mapping[int, tuple[str, int]]
     except (CapabilityError, AttachError) as error:
         for sock in socks:
             sock.close()
-        job.spread.learn(fanout=str(error))
+        job.spread.learn(fanout=Tried(False, str(error)))
         return
     job.spread.fanout = fanout
     job.spread.add(Shared("fanout", tuple(socks)))
-    job.spread.learn(fanout="")
+    job.spread.learn(fanout=WORKS)
 
 
 def _attach(interface: str, port: int, ports: int) -> Fanout:
@@ -105,13 +105,13 @@ def _try_multicast(job: Job, address: str) -> None:
     except CapabilityError as error:
         for sock in socks:
             sock.close()
-        job.spread.learn(multicast=str(error))
+        job.spread.learn(multicast=Tried(False, str(error)))
         return
     job.store.control["group"] = np.frombuffer(socket.inet_aton(group), np.uint32)[0]
     job.spread.membership = membership
     job.spread.reach = Reach(job.peers)
     job.spread.add(Shared("multicast", socks, (group, port), local=False))
-    job.spread.learn(multicast="")
+    job.spread.learn(multicast=WORKS)
 
 
 def runs(job: Job, rows: NDArray[np.uint8]) -> list[tuple[int, NDArray[np.uint8]]]:
@@ -260,7 +260,7 @@ def _judge_broken(job: Job) -> None:
         channel = job.spread.channel(name)
         if channel is not None:
             errors = ", ".join(channel.counts.errors)
-            _learn(job, **{name: f"bursts are refused ({errors})" if channel.broken else ""})
+            _learn(job, **{name: Tried(False, f"bursts are refused ({errors})") if channel.broken else WORKS})
 
 
 def _learn(job: Job, **facts: Any) -> None:

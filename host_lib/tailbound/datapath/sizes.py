@@ -11,9 +11,9 @@ import mmap
 
 from tailbound.errors import ConfigError
 from tailbound.wire import schema
-from tailbound.wire.packets import DTYPES
+from tailbound.wire.packets import layout
 
-__all__ = ["MIN_ROWS", "map_entries", "map_value_bytes", "memory", "ring_rows", "sum_ring"]
+__all__ = ["MIN_ROWS", "memory", "ring_rows", "sum_ring"]
 
 #: Rows in each ring at least: one GSO burst per direction.
 MIN_ROWS = 64
@@ -67,18 +67,6 @@ def sum_ring(result_rows: int, workers: int) -> int:
     return max(MIN_ROWS, 1 << (part - 1).bit_length())
 
 
-def map_entries(entry: schema.Map, *, sum_rows: int, result_rows: int, width: int, cpus: int) -> int:
-    """Entries of a map: its expression in the schema with these values filled in."""
-    return _evaluate(entry.entries, sum_rows=sum_rows, result_rows=result_rows, width=width, cpus=cpus)
-
-
-def map_value_bytes(entry: schema.Map, width: int) -> int:
-    """Bytes of one value of a map, as the schema writes it (``u8[EXPR]`` or a struct)."""
-    if entry.value.startswith("u8["):
-        return _evaluate(entry.value[3:-1], sum_rows=0, result_rows=0, width=width, cpus=0)
-    return DTYPES[entry.value].itemsize
-
-
 def memory(sum_rows: int, result_rows: int, width: int, cpus: int) -> dict[str, int]:
     """Kernel memory of one worker, in bytes by map name, the event ring included, and nothing that grows later.
 
@@ -92,8 +80,8 @@ def memory(sum_rows: int, result_rows: int, width: int, cpus: int) -> dict[str, 
         raise ConfigError(f"sum_rows {sum_rows}, result_rows {result_rows} and cpus {cpus} must all be at least 1")
     out = {}
     for entry in schema.WORKER_MAPS:
-        count = map_entries(entry, sum_rows=sum_rows, result_rows=result_rows, width=width, cpus=cpus)
-        size = -(-map_value_bytes(entry, width) // 8) * 8 * count
+        dtype, (count, *columns) = layout(entry, sum_rows=sum_rows, result_rows=result_rows, width=width, cpus=cpus)
+        size = -(-dtype.itemsize * math.prod(columns) // 8) * 8 * count
         out[entry.name] = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE if entry.mmap else size
     out["events"] = schema.EVENT_RING_BYTES
     return out
@@ -102,8 +90,3 @@ def memory(sum_rows: int, result_rows: int, width: int, cpus: int) -> dict[str, 
 def _check_width(width: int) -> None:
     if width < schema.WIDTH_STEP or width % schema.WIDTH_STEP:
         raise ConfigError(f"width {width} is not a positive multiple of {schema.WIDTH_STEP}")
-
-
-def _evaluate(expression: str, **names: int) -> int:
-    constants = {"CONTEXTS": schema.CONTEXTS, "MAX_RANKS": schema.MAX_RANKS, "OP_RING": schema.OP_RING}
-    return int(eval(expression, {"__builtins__": {}}, constants | names))  # noqa: S307 - text of our own schema

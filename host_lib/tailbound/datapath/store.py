@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.datapath.protocol import Store
-from tailbound.datapath.sizes import map_entries, map_value_bytes
 from tailbound.errors import ConfigError
 from tailbound.wire import schema
-from tailbound.wire.packets import DTYPES
-from tailbound.wire.schema import WORKER_MAPS, Map
+from tailbound.wire.packets import layout
+from tailbound.wire.schema import WORKER_MAPS
 
 #: Arrays of a ``Store``; the maps of locks are not among them.
 STORE_NAMES = tuple(m.name for m in WORKER_MAPS if m.mmap)
@@ -33,16 +32,6 @@ def check_sizes(width: int, sum_rows: int, result_rows: int) -> None:
     for name, rows in (("sum_rows", sum_rows), ("result_rows", result_rows)):
         if rows <= 0 or rows & (rows - 1):
             raise ConfigError(f"{name} is {rows}: use a power of two")
-
-
-def layout(
-    map_: Map, *, width: int, sum_rows: int, result_rows: int, cpus: int
-) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Dtype and shape of a map's array: ``[entries]`` of a struct, or u8 ``[entries, bytes]``."""
-    entries = map_entries(map_, sum_rows=sum_rows, result_rows=result_rows, width=width, cpus=cpus)
-    if map_.value in DTYPES:
-        return DTYPES[map_.value], (entries,)
-    return np.dtype(np.uint8), (entries, map_value_bytes(map_, width))
 
 
 def _zeros(_: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:

@@ -15,7 +15,7 @@ import sys
 from tailbound.datapath.buffers import reserve
 from tailbound.datapath.protocol import EventRecord, Store
 from tailbound.datapath.sizes import sum_ring
-from tailbound.datapath.store import check_sizes, layout, store_of
+from tailbound.datapath.store import check_sizes, store_of
 from tailbound.errors import AttachError, ConfigError
 from tailbound.kernel import attach as attaching
 from tailbound.kernel import barrier, interfaces, load, pin
@@ -25,6 +25,7 @@ from tailbound.kernel.maps import EVENTS, Maps, Shape
 from tailbound.kernel.seal import Sealer
 from tailbound.transport.forks import keep_from_children
 from tailbound.transport.sockets import UdpSocket
+from tailbound.wire.packets import layout
 from tailbound.wire.schema import HEADER_BYTES, WORKER_MAPS
 
 #: Bytes asked for the control socket's buffer; the kernel may give less without CAP_NET_ADMIN.
@@ -35,7 +36,7 @@ _SEND_BYTES, _SEND_LEAST, _SOCKETS, _PORTS = 1 << 20, 160 << 10, 16, 4
 #: How often consecutive ports are looked for.
 _ATTEMPTS = 16
 #: Arrays with an entry for each row of the sums ring.
-_BY_SUM_ROW = tuple(m.name for m in WORKER_MAPS if m.mmap and m.entries == "sum_rows")
+_BY_SUM_ROW = tuple(m.name for m in WORKER_MAPS if m.mmap and m.entries == ("sum_rows",))
 #: Maps that a trainer needs: what is mmapped, the seals and the events.
 PINNED = (*(m.name for m in WORKER_MAPS if m.mmap or m.writer != "program"), EVENTS)
 

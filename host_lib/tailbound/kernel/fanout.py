@@ -27,7 +27,7 @@ from tailbound.errors import ConfigError
 from tailbound.kernel import interfaces, load, maps, pin, tc
 from tailbound.kernel.maps import Maps, Shape
 from tailbound.transport.forks import keep_from_children
-from tailbound.wire.packets import DTYPES
+from tailbound.wire.packets import DTYPES, layout
 from tailbound.wire.schema import FANOUT_MAPS, MAX_RANKS
 
 
@@ -52,8 +52,7 @@ class Counts(NamedTuple):
 
 def shapes() -> dict[str, Shape]:
     """Dtype and shape of the program's maps on this machine."""
-    entries = {"fanout": 1, "fanout_peers": MAX_RANKS, "fanout_counts": interfaces.possible_cpus() * MAX_RANKS}
-    return {m.name: (DTYPES[m.value], (entries[m.name],)) for m in FANOUT_MAPS}
+    return {m.name: layout(m, cpus=interfaces.possible_cpus()) for m in FANOUT_MAPS}
 
 
 class Fanout:

@@ -14,11 +14,11 @@ import numpy as np
 from tailbound.errors import ConfigError
 from tailbound.kernel import attach as attaching
 from tailbound.kernel import interfaces, load, maps, syscalls
-from tailbound.wire.packets import DTYPES
+from tailbound.wire.packets import DTYPES, layout
 from tailbound.wire.schema import FAULT_MAPS, Map
 
 #: A lock for settings and state, in a map of its own, since user space reads and writes those without it.
-_LOCK = Map("fault_lock", "lock of settings and state", "tb_lock", "1", "program", mmap=False)
+_LOCK = Map("fault_lock", "lock of settings and state", "tb_lock", (1,), "program", mmap=False)
 _PORTS = "fault_ports"
 _COUNTS = ("seen", "lost", "duplicated", "corrupted", "passed", "reordered", "lost_other")
 
@@ -80,11 +80,7 @@ class FaultProgram:
     """
 
     def __init__(self, loader: str = "auto") -> None:
-        shapes: dict[str, maps.Shape] = {
-            "faults": (DTYPES["tb_faults"], (1,)),
-            "fault_counts": (DTYPES["tb_fault_counts"], (interfaces.possible_cpus(),)),
-            _LOCK.name: (DTYPES["tb_lock"], (1,)),
-        }
+        shapes = {m.name: layout(m, cpus=interfaces.possible_cpus()) for m in (*FAULT_MAPS, _LOCK)}
         self.maps = maps.create((*FAULT_MAPS, _LOCK), shapes, events=False)
         self._links: list[int] = []
         self._ports = False

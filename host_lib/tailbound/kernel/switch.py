@@ -18,8 +18,8 @@ import numpy as np
 
 from tailbound.errors import ConfigError
 from tailbound.kernel import interfaces, load, maps, syscalls
-from tailbound.wire.packets import DTYPES
-from tailbound.wire.schema import MAX_RANKS, SWITCH_JOBS, SWITCH_MAPS, UNKNOWN_SENDER, VERDICTS, Map
+from tailbound.wire.packets import layout
+from tailbound.wire.schema import MAX_RANKS, SWITCH_JOBS, SWITCH_MAPS, UNKNOWN_SENDER, VERDICTS
 
 SWITCH, SWITCH_OUT = "tb_switch", "tb_switch_out"
 #: The map of the jobs' device maps.
@@ -45,22 +45,11 @@ class Sizes:
     ports: int
     cpus: int = field(default_factory=interfaces.possible_cpus)
 
-    def shape(self, map_: Map) -> maps.Shape:
-        """Dtype and shape of a map's array."""
-        names = {"MAX_RANKS": MAX_RANKS, "SWITCH_JOBS": SWITCH_JOBS, "width": self.width, "slots": self.slots}
-        names |= {"ports": self.ports, "cpus": self.cpus}
-
-        def value(text: str) -> int:
-            return int(eval(text, {"__builtins__": {}}, names))  # noqa: S307 - text of our own schema
-
-        if map_.value in DTYPES:
-            return DTYPES[map_.value], (value(map_.entries),)
-        return np.dtype(np.uint8), (value(map_.entries), value(map_.value[3:-1]))
-
     @property
     def shapes(self) -> dict[str, maps.Shape]:
-        """Of every map of the switch."""
-        return {m.name: self.shape(m) for m in SWITCH_MAPS}
+        """Dtype and shape of every map of the switch."""
+        sizes = {"width": self.width, "slots": self.slots, "ports": self.ports, "cpus": self.cpus}
+        return {m.name: layout(m, **sizes) for m in SWITCH_MAPS}
 
 
 def port_table(indices: Sequence[int]) -> int:

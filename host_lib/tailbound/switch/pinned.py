@@ -124,7 +124,7 @@ def find() -> Box:
         programs += [syscalls.obj_get(str(_folder() / name)) for name in (_PROGRAM, _OUT)]
         for map_ in SWITCH_MAPS:
             if map_.mmap:
-                held.map_array(map_, sizes.shape(map_))
+                held.map_array(map_, sizes.shapes[map_.name])
     except OSError as error:
         for fd in programs:
             os.close(fd)

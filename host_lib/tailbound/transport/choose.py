@@ -22,6 +22,16 @@ RESULTS = get_args(AskedResult)
 FANOUT_FROM, MULTICAST_FROM = 3, 3
 
 
+class Tried(NamedTuple):
+    """What came of trying a channel."""
+
+    works: bool
+    why: str = ""  #: it does not
+
+
+WORKS = Tried(works=True)
+
+
 @dataclass(frozen=True)
 class Facts:
     """What was found.
@@ -30,16 +40,16 @@ class Facts:
         ranks: world size.
         datapath: name of the datapath.
         switch: a switch sums the rows of this job.
-        fanout: why the kernel cannot clone bursts here; empty: it can; None: not tried.
-        multicast: why this rank has no group to send to; empty: it has one; None: not tried.
+        fanout: whether the kernel can clone bursts here; None: not tried.
+        multicast: whether this rank has a group to send to; None: not tried.
         unreached: ranks that the group is not known to reach; None: not known yet.
     """
 
     ranks: int
     datapath: str = "xdp"
     switch: bool = False
-    fanout: str | None = None
-    multicast: str | None = None
+    fanout: Tried | None = None
+    multicast: Tried | None = None
     unreached: tuple[int, ...] | None = None
 
 
@@ -97,23 +107,24 @@ def _result(wanted: str, facts: Facts) -> tuple[Result, str]:
     if facts.ranks <= 2:
         return "peers", "there are no two peers that get the same"
     if facts.datapath == "udp":
-        return "peers", "the udp datapath knows peers by the port that they send from"
+        return "peers", "the udp datapath sends to each peer by itself"
+    fanout, multicast = (way is not None and way.works for way in (facts.fanout, facts.multicast))
     if wanted == "fanout":
-        return ("peers", _not("fan-out", facts.fanout)) if facts.fanout != "" else ("fanout", "asked for")
+        return ("fanout", "asked for") if fanout else ("peers", _not("fan-out", facts.fanout))
     if wanted == "multicast":
-        if facts.multicast != "":
+        if not multicast:
             return "peers", _not("multicast", facts.multicast)
         return "multicast", "asked for" + (f", but {_holes(facts.unreached)}" if facts.unreached else "")
-    if facts.ranks >= MULTICAST_FROM and facts.multicast == "" and facts.unreached == ():
+    if facts.ranks >= MULTICAST_FROM and multicast and facts.unreached == ():
         return "multicast", "the network delivers it to all live peers"
-    why = _holes(facts.unreached) if facts.multicast == "" else _not("multicast", facts.multicast)
-    if facts.ranks >= FANOUT_FROM and facts.fanout == "":
+    why = _holes(facts.unreached) if multicast else _not("multicast", facts.multicast)
+    if facts.ranks >= FANOUT_FROM and fanout:
         return "fanout", f"this kernel clones bursts; {why}"
     return "peers", f"{_not('fan-out', facts.fanout)}; {why}"
 
 
-def _not(what: str, reason: str | None) -> str:
-    return f"no {what}: {'not tried' if reason is None else reason}"
+def _not(what: str, tried: Tried | None) -> str:
+    return f"no {what}: {'not tried' if tried is None else tried.why}"
 
 
 def _holes(unreached: tuple[int, ...] | None) -> str:

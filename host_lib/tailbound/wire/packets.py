@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from tailbound.wire import schema
 from tailbound.wire.check import check_packet
-from tailbound.wire.schema import HEADER, HEADER_BYTES, STRUCTS, Struct
+from tailbound.wire.schema import HEADER, HEADER_BYTES, STRUCTS, Map, Product, Struct
 
 #: Size in bytes and numpy code of every field kind. ``lock`` is the kernel's ``struct bpf_spin_lock``.
 KINDS: dict[str, tuple[int, str]] = {
@@ -41,6 +42,21 @@ def dtype_of(struct: Struct, order: str = "=") -> np.dtype[Any]:
     if offset % max(KINDS[f.kind][0] for f in struct.fields):
         raise ValueError(f"{struct.name} has {offset} bytes, which C would pad")
     return np.dtype(fields)
+
+
+def layout(map_: Map, **sizes: int) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Dtype and shape of a map's array: ``[entries]`` of a struct, or u8 ``[entries, bytes]``.
+
+    Raises:
+        KeyError: ``sizes`` lacks a number that the map needs.
+    """
+
+    def number(product: Product) -> int:
+        return math.prod(sizes[factor] if isinstance(factor, str) else factor for factor in product)
+
+    if map_.width:
+        return np.dtype(np.uint8), (number(map_.entries), number(map_.width))
+    return DTYPES[map_.value], (number(map_.entries),)
 
 
 #: Header of a packet, big endian, 64 bytes.

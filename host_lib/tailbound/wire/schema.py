@@ -152,20 +152,28 @@ class Struct:
     fields: tuple[Field, ...]
 
 
+#: A number as a product: of numbers, and of what a machine or a job decides, by name (``sum_rows``, ``cpus``).
+Product = tuple[int | str, ...]
+
+
 @dataclass(frozen=True)
 class Map:
-    """A BPF map: who writes it, whether it is mmapped and frozen, and its entry count as an expression.
+    """A BPF map of ``entries`` values; ``packets.layout`` has its numpy dtype and shape.
 
-    ``entries`` is evaluated with ``sum_rows``, ``result_rows``, ``width``, ``cpus``.
-    ``writer`` is ``program`` (frozen at creation, so that the trainer can only read), ``host`` or ``both``.
+    Attributes:
+        value: a struct's name, or ``u8``: then as many bytes as ``width`` says.
+        entries: knows ``sum_rows``, ``result_rows``, ``width`` and ``cpus``; a switch's also ``slots`` and ``ports``.
+        writer: ``program`` (frozen at creation, so that the trainer can only read), ``host`` or ``both``.
+        mmap: mapped into the process.
     """
 
     name: str
     doc: str
-    value: str  # a Struct's name, or "u8[EXPR]"
-    entries: str
+    value: str
+    entries: Product
     writer: str
     mmap: bool = True
+    width: Product = ()
 
 
 #: Fields of the 64-byte header, network byte order.
@@ -542,56 +550,56 @@ STRUCTS: tuple[Struct, ...] = (
 
 #: Maps of the worker program, in order of creation.
 WORKER_MAPS: tuple[Map, ...] = (
-    Map("control", "contexts", "tb_control", "CONTEXTS", "host"),
-    Map("peers", "registered ranks", "tb_peer", "MAX_RANKS", "host"),
-    Map("expect", "expected exponents of sum slots", "tb_expect", "sum_rows", "host"),
-    Map("expect_results", "expected result rows of ops", "tb_expect_results", "OP_RING", "host"),
-    Map("slots", "records of sum slots", "tb_slot", "sum_rows", "program"),
-    Map("sums", "u16 lanes of sum slots", "u8[2 * width]", "sum_rows", "program"),
-    Map("results", "codes of result rows", "u8[width]", "result_rows", "program"),
-    Map("result_records", "records of result rows", "tb_result", "result_rows", "program"),
-    Map("presence", "which results are whole", "tb_presence", "result_rows", "program"),
-    Map("ops", "records of ops", "tb_op", "OP_RING", "program"),
-    Map("arrivals", "arrival times by op and rank", "tb_arrival", "OP_RING * MAX_RANKS", "program"),
-    Map("peer_states", "marks of ranks", "tb_peer_state", "MAX_RANKS", "program"),
-    Map("ledger", "row cpu * (MAX_RANKS + 1) + sender: counters", "tb_ledger", "cpus * (MAX_RANKS + 1)", "program"),
-    Map("slot_locks", "locks and seals of sum slots", "tb_slot_lock", "sum_rows", "both", mmap=False),
-    Map("result_locks", "locks of result rows", "tb_lock", "result_rows", "program", mmap=False),
-    Map("op_locks", "locks of op records", "tb_lock", "OP_RING", "program", mmap=False),
-    Map("peer_locks", "locks of peer states", "tb_lock", "MAX_RANKS", "program", mmap=False),
+    Map("control", "contexts", "tb_control", (CONTEXTS,), "host"),
+    Map("peers", "registered ranks", "tb_peer", (MAX_RANKS,), "host"),
+    Map("expect", "expected exponents of sum slots", "tb_expect", ("sum_rows",), "host"),
+    Map("expect_results", "expected result rows of ops", "tb_expect_results", (OP_RING,), "host"),
+    Map("slots", "records of sum slots", "tb_slot", ("sum_rows",), "program"),
+    Map("sums", "u16 lanes of sum slots", "u8", ("sum_rows",), "program", width=(2, "width")),
+    Map("results", "codes of result rows", "u8", ("result_rows",), "program", width=("width",)),
+    Map("result_records", "records of result rows", "tb_result", ("result_rows",), "program"),
+    Map("presence", "which results are whole", "tb_presence", ("result_rows",), "program"),
+    Map("ops", "records of ops", "tb_op", (OP_RING,), "program"),
+    Map("arrivals", "arrival times by op and rank", "tb_arrival", (OP_RING, MAX_RANKS), "program"),
+    Map("peer_states", "marks of ranks", "tb_peer_state", (MAX_RANKS,), "program"),
+    Map("ledger", "row cpu * (MAX_RANKS + 1) + sender: counters", "tb_ledger", ("cpus", MAX_RANKS + 1), "program"),
+    Map("slot_locks", "locks and seals of sum slots", "tb_slot_lock", ("sum_rows",), "both", mmap=False),
+    Map("result_locks", "locks of result rows", "tb_lock", ("result_rows",), "program", mmap=False),
+    Map("op_locks", "locks of op records", "tb_lock", (OP_RING,), "program", mmap=False),
+    Map("peer_locks", "locks of peer states", "tb_lock", (MAX_RANKS,), "program", mmap=False),
     # the event ring is the one map that is no array; the loader creates it by name: "events", EVENT_RING_BYTES
 )
 
 #: Maps of the faults program.
 FAULT_MAPS: tuple[Map, ...] = (
-    Map("faults", "settings and state", "tb_faults", "1", "both", mmap=False),
-    Map("fault_counts", "counters", "tb_fault_counts", "cpus", "program"),
+    Map("faults", "settings and state", "tb_faults", (1,), "both", mmap=False),
+    Map("fault_counts", "counters", "tb_fault_counts", ("cpus",), "program"),
 )
 
 #: Maps of the fan-out program.
 FANOUT_MAPS: tuple[Map, ...] = (
-    Map("fanout", "settings", "tb_fanout", "1", "host"),
-    Map("fanout_peers", "where copies go, by rank", "tb_fanout_peer", "MAX_RANKS", "host"),
-    Map("fanout_counts", "row cpu * MAX_RANKS + rank: counters", "tb_fanout_counts", "cpus * MAX_RANKS", "program"),
+    Map("fanout", "settings", "tb_fanout", (1,), "host"),
+    Map("fanout_peers", "where copies go, by rank", "tb_fanout_peer", (MAX_RANKS,), "host"),
+    Map("fanout_counts", "row cpu * MAX_RANKS + rank: counters", "tb_fanout_counts", ("cpus", MAX_RANKS), "program"),
 )
 
-#: Maps of the switch. ``entries`` also knows ``slots`` and ``ports`` (a power of two).
+#: Maps of the switch; ``ports`` is a power of two.
 SWITCH_MAPS: tuple[Map, ...] = (
-    Map("switch_directory", "jobs by address, port and cookie", "tb_switch_directory", "1", "host"),
-    Map("switch_jobs", "jobs", "tb_switch_job", "SWITCH_JOBS", "host"),
-    Map("switch_ranks", "row job * MAX_RANKS + rank", "tb_switch_rank", "SWITCH_JOBS * MAX_RANKS", "host"),
-    Map("switch_out", "row job * ports + ifindex mod ports", "tb_switch_rank", "SWITCH_JOBS * ports", "host"),
-    Map("switch_slots", "records of slots", "tb_switch_slot", "slots", "program"),
-    Map("switch_sums", "u16 lanes of slots; once final, the mean", "u8[2 * width]", "slots", "program"),
-    Map("switch_ports", "row cpu * ports + ifindex mod ports", "tb_switch_port", "cpus * ports", "program"),
+    Map("switch_directory", "jobs by address, port and cookie", "tb_switch_directory", (1,), "host"),
+    Map("switch_jobs", "jobs", "tb_switch_job", (SWITCH_JOBS,), "host"),
+    Map("switch_ranks", "row job * MAX_RANKS + rank", "tb_switch_rank", (SWITCH_JOBS, MAX_RANKS), "host"),
+    Map("switch_out", "row job * ports + ifindex mod ports", "tb_switch_rank", (SWITCH_JOBS, "ports"), "host"),
+    Map("switch_slots", "records of slots", "tb_switch_slot", ("slots",), "program"),
+    Map("switch_sums", "u16 lanes of slots; once final, the mean", "u8", ("slots",), "program", width=(2, "width")),
+    Map("switch_ports", "row cpu * ports + ifindex mod ports", "tb_switch_port", ("cpus", "ports"), "program"),
     Map(
         "switch_ledger",
         "row (cpu * SWITCH_JOBS + job) * (MAX_RANKS + 1) + sender",
         "tb_ledger",
-        "cpus * SWITCH_JOBS * (MAX_RANKS + 1)",
+        ("cpus", SWITCH_JOBS, MAX_RANKS + 1),
         "program",
     ),
-    Map("switch_locks", "locks of slots", "tb_lock", "slots", "program", mmap=False),
+    Map("switch_locks", "locks of slots", "tb_lock", ("slots",), "program", mmap=False),
     # the device maps of the jobs lie in one more map, by job: "switch_devices"
 )
 
