@@ -18,7 +18,7 @@ from tailbound.lab import ethtool, namespaces
 from tailbound.p4.box import P4Box
 from tailbound.switch.job import JobSpec, RankSpec
 from tailbound.transport.config import Config
-from tailbound.transport.switch import switch_of
+from tailbound.transport.switch_settings import switch_of
 
 COOKIE = 0x0B0E0B0E
 

@@ -11,7 +11,7 @@ from support import MemoryStore, Team, assembled
 from tailbound.codec.scale import headroom_of
 from tailbound.collective.communicator import Communicator
 from tailbound.transport.config import Config
-from tailbound.transport.switch import switch_of
+from tailbound.transport.switch_settings import switch_of
 
 COOKIE = 0x5317C4ED
 

@@ -16,7 +16,7 @@ from switched_team import switched_team
 from tailbound.lab import namespaces
 from tailbound.lab.cluster import Cluster
 from tailbound.lab.topology import Link
-from tailbound.transport.switch import switch_of
+from tailbound.transport.switch_settings import switch_of
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 

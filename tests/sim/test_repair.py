@@ -65,8 +65,8 @@ def test_lost_contributions_come_back_in_warm_up() -> None:
                 assert outcome.delivered == outcome.expected
         assert total(job, "rows_repaired") == dropped(troubles, PacketType.CONTRIBUTION) > 0
         for member in job.communicators:
-            for count in member.stats()["contributions_by_sender"].values():
-                assert count["summed"] == count["expected"]
+            for count in member.stats()["ledger"]["contributions"].values():
+                assert count["taken"] == count["expected"]
 
 
 def test_after_the_warm_up_contributions_are_repaired_too() -> None:

@@ -147,8 +147,8 @@ def test_corrupt_packets_are_counted_and_never_summed() -> None:
         assert flipped > 100
         assert sum(s["drops"].get("CORRUPT", 0) for s in stats) == flipped
         assert all(s["drops_by_sender"]["unknown"]["CORRUPT"] == s["drops"]["CORRUPT"] for s in stats)
-        expected = sum(s["contributions_by_sender"][p]["expected"] for s in stats for p in s["contributions_by_sender"])
-        delivered = sum(s["contributions_by_sender"][p]["summed"] for s in stats for p in s["contributions_by_sender"])
+        expected = sum(s["ledger"]["contributions"][p]["expected"] for s in stats for p in s["ledger"]["contributions"])
+        delivered = sum(s["ledger"]["contributions"][p]["taken"] for s in stats for p in s["ledger"]["contributions"])
         late = sum(s["drops"].get(reason, 0) for s in stats for reason in ("LATE", "STALE_OP"))
         assert flipped <= expected - delivered <= flipped + late  # late: where a thread stood still for longer than q
         assert sum(s["rows_summed"] for s in stats) == delivered

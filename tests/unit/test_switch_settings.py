@@ -9,7 +9,8 @@ from tailbound.collective.communicator import Communicator
 from tailbound.errors import ConfigError
 from tailbound.transport.config import MS, Config
 from tailbound.transport.fallback import LONGEST_REST, REST, Fallback
-from tailbound.transport.switch import Switch, cookie_of, switch_of
+from tailbound.transport.switch import Switch
+from tailbound.transport.switch_settings import cookie_of, switch_of
 
 
 def test_the_environment_says_where_it_is() -> None:

@@ -46,7 +46,7 @@ from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Layout
 from tailbound.transport.status import StatusWriter
 from tailbound.transport.steps import step_of
-from tailbound.transport.switch import cookie_of, switch_of
+from tailbound.transport.switch_settings import cookie_of, switch_of
 from tailbound.transport.trace import TRACE_VARIABLE
 from tailbound.wire.schema import OP_INDEX_BITS, VERSION
 

@@ -32,7 +32,6 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
     verdicts = job.verdicts()
     totals = verdicts.sum(axis=0)
     counters = job.counters
-    books = ledger(job, verdicts)
     return {
         "rank": job.rank,
         "ranks": job.ranks,
@@ -48,13 +47,7 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
             for sender in [*range(job.world), UNKNOWN_SENDER]
             if verdicts[sender][FIRST_DROP:].any()
         },
-        "ledger": books,
-        "contributions_by_sender": {
-            peer: {"expected": one["expected"], "summed": one["taken"]} for peer, one in books["contributions"].items()
-        },
-        "results_by_owner": {
-            peer: {"expected": one["expected"], "present": one["taken"]} for peer, one in books["results"].items()
-        },
+        "ledger": ledger(job, verdicts),
         "sent": {str(rank): _sent(job, rank) for rank in (*job.peers, *job.extra)},
         "suspects": sorted(job.contribution_suspicion.suspects | job.result_suspicion.suspects),
         "gone": sorted(job.gone),

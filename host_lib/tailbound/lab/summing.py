@@ -14,8 +14,9 @@ from tailbound.lab import namespaces
 from tailbound.lab.spec import LabSpec
 from tailbound.lab.topology import Link, Topology
 from tailbound.switch import report
-from tailbound.switch.box import Box, environment, new_cookie
+from tailbound.switch.box import Box, environment
 from tailbound.switch.job import JobSpec, RankSpec
+from tailbound.transport.rendezvous import new_cookie
 
 __all__ = ["SummingSwitch"]
 

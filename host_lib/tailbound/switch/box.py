@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -14,16 +13,12 @@ from tailbound.kernel.linear import linear_of
 from tailbound.kernel.switch import Entry, Member, Sizes, Switch, port_table
 from tailbound.switch.job import JobSpec, mac_bytes, place
 from tailbound.transport.config import row_width
+from tailbound.transport.rendezvous import new_cookie
 
-__all__ = ["DEFAULT_SLOTS", "Box", "Port", "environment", "new_cookie"]
+__all__ = ["DEFAULT_SLOTS", "Box", "Port", "environment"]
 
 #: Slots of all jobs together: two jobs of the default size; 92 MB at W = 1408.
 DEFAULT_SLOTS = 32768
-
-
-def new_cookie() -> int:
-    """A job's cookie: 32 random bits, never 0."""
-    return secrets.randbelow(0xFFFFFFFF) + 1
 
 
 def environment(entry: Entry) -> dict[str, str]:

@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from tailbound.switch.box import DEFAULT_SLOTS, environment, new_cookie
+from tailbound.switch.box import DEFAULT_SLOTS, environment
 from tailbound.switch.job import DEFAULT_HEADROOM, DEFAULT_ROWS, JobSpec, parse_rank
 from tailbound.transport.config import DEFAULT_PORT
+from tailbound.transport.rendezvous import new_cookie
 
 __all__ = ["switch"]
 

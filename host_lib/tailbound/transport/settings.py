@@ -158,22 +158,26 @@ OPTIONS = (
 )  # fmt: skip
 
 _SWITCH = "the lab, `tailbound switch job add`"
-_P4_SWITCH = "`P4Box.environment`, for the workers of a P4 switch"
+_P4_SWITCH = "`tailbound switch job add`, for the workers of a P4 switch"
+SWITCH_ROWS = Setting(switch.ROWS, integer(1), "slots of the job in the switch", switch.Switch.rows, set_by=_SWITCH)
+SWITCH_FORM = Setting(
+    switch.FORM, choice(*switch.FORMS), "what the switch sends: means (XDP switch), or sums (P4 switch)",
+    switch.Switch.form, set_by=_P4_SWITCH,
+)  # fmt: skip
+SWITCH_CODES = Setting(
+    switch.CODES, integer(0), f"widest row that the switch takes, a multiple of {WIDTH_STEP}; 0: what packets hold",
+    switch.Switch.codes, set_by=_P4_SWITCH,
+)  # fmt: skip
+COOKIE = Setting(
+    switch.COOKIE, integer(1, (1 << 32) - 1), "cookie that the switch knows the job by", 0, set_by=_SWITCH,
+    otherwise="drawn by rank 0",
+)  # fmt: skip
 #: Everything else.
 OTHERS = (
-    Setting(switch.ROWS, integer(1), "slots of the job in the switch", switch.Switch.rows, set_by=_SWITCH),
-    Setting(
-        switch.FORM, choice(*switch.FORMS), "what the switch sends: means (XDP switch), or sums (P4 switch)",
-        switch.Switch.form, set_by=_P4_SWITCH,
-    ),
-    Setting(
-        switch.CODES, integer(0), f"widest row that the switch takes, a multiple of {WIDTH_STEP}; 0: what packets hold",
-        switch.Switch.codes, set_by=_P4_SWITCH,
-    ),
-    Setting(
-        switch.COOKIE, integer(1, (1 << 32) - 1), "cookie that the switch knows the job by", 0, set_by=_SWITCH,
-        otherwise="drawn by rank 0",
-    ),
+    SWITCH_ROWS,
+    SWITCH_FORM,
+    SWITCH_CODES,
+    COOKIE,
     Setting(
         trace.TRACE_VARIABLE, words("a folder"), "folder into which every rank leaves a Chrome trace when it closes",
         otherwise="no trace",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import socket
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tailbound.errors import ConfigError
@@ -82,42 +80,3 @@ def fits(ranks: int) -> None:
         raise ConfigError(
             f"{ranks} workers and their switch are more than {MAX_RANKS} ranks: run fewer, or without the switch"
         )
-
-
-def switch_of(address: str | None, environment: Mapping[str, str] = os.environ) -> Switch:
-    """The switch at ``address`` (``ADDRESS`` or ``ADDRESS:PORT``; default ``TAILBOUND_SWITCH``).
-
-    Raises:
-        ConfigError: none is named, or a setting cannot be.
-    """
-    text = address or environment.get(ADDRESS, "")
-    if not text:
-        raise ConfigError(f"datapath 'switch' needs the switch's address: pass switch= or set {ADDRESS}")
-    host, _, port = text.partition(":")
-    return Switch(
-        host,
-        _number(port, "port of the switch") if port else 0,
-        _number(environment.get(ROWS, str(Switch.rows)), ROWS),
-        environment.get(FORM, Switch.form),
-        _number(environment.get(CODES, str(Switch.codes)), CODES),
-    )
-
-
-def cookie_of(environment: Mapping[str, str] = os.environ) -> int:
-    """The cookie that the control plane has drawn for this job; 0: none has been given.
-
-    Raises:
-        ConfigError: not a cookie.
-    """
-    text = environment.get(COOKIE, "")
-    cookie = _number(text, COOKIE) if text else 0
-    if text and not 0 < cookie < 1 << 32:
-        raise ConfigError(f"{COOKIE} is {text}: a cookie is one of 1..2^32-1")
-    return cookie
-
-
-def _number(text: str, what: str) -> int:
-    try:
-        return int(text, 0)
-    except ValueError:
-        raise ConfigError(f"{what} is {text!r}: give a number") from None
