@@ -14,7 +14,8 @@ from p4_world import SIZES
 from support import MemoryStore, Team, assembled
 from tailbound.codec.scale import headroom_of
 from tailbound.collective.communicator import Communicator
-from tailbound.lab import ethtool, namespaces
+from tailbound.kernel import ethtool
+from tailbound.lab import namespaces
 from tailbound.p4.box import P4Box
 from tailbound.switch.job import JobSpec, RankSpec
 from tailbound.transport.config import Config

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 
 import pytest
@@ -11,12 +10,10 @@ import veths
 from tailbound.doctor import facts
 from tailbound.doctor.interfaces import Interface, interface
 from tailbound.doctor.verdict import choose
-from tailbound.kernel import interfaces as kernel_interfaces
-from tailbound.kernel import linear
-from tailbound.lab import ethtool, namespaces
+from tailbound.kernel import ethtool, linear
+from tailbound.lab import namespaces
 
 pytestmark = pytest.mark.needs("root", "netns")
-_GFLAGS, _SFLAGS, _RXVLAN = 0x25, 0x26, 1 << 8
 
 
 @pytest.fixture
@@ -27,8 +24,8 @@ def place() -> Iterator[str]:
 
 def strip_tags(on: bool) -> None:
     """``ethtool -K tbx rxvlan on|off``."""
-    flags = struct.unpack_from("=I", kernel_interfaces.ethtool("tbx", 8, _GFLAGS), 4)[0]
-    kernel_interfaces.ethtool("tbx", 8, _SFLAGS, flags | _RXVLAN if on else flags & ~_RXVLAN)
+    flags = ethtool.flags("tbx")
+    ethtool.set_flags("tbx", flags | ethtool.RXVLAN if on else flags & ~ethtool.RXVLAN)
 
 
 def seen(place: str) -> Interface:

@@ -14,9 +14,10 @@ import pytest
 from pyroute2 import IPRoute
 
 from tailbound.datapath.buffers import reserve
+from tailbound.kernel import ethtool
 from tailbound.kernel.fanout import Fanout, Peer
 from tailbound.kernel.neighbours import next_hops
-from tailbound.lab import ethtool, namespaces
+from tailbound.lab import namespaces
 from tailbound.lab.cluster import Cluster
 from tailbound.lab.topology import Link
 from tailbound.transport.sender import SOL_UDP, UDP_SEGMENT

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailbound.errors import ConfigError
+from tailbound.kernel import ethtool
 from tailbound.kernel.faults import FaultSettings
-from tailbound.lab import ethtool
 from tailbound.lab.cluster import Cluster
 from tailbound.lab.faults import Fault, FaultCounts, end_settings, seed_of
 from tailbound.lab.spec import Burst, LabSpec

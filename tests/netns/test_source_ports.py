@@ -17,7 +17,8 @@ from lab_team import lab_team
 from support import PATIENCE, gradients, patient
 from tailbound.datapath.buffers import reserve
 from tailbound.datapath.xdp import XdpDatapath, sending_sockets
-from tailbound.lab import ethtool, namespaces
+from tailbound.kernel import ethtool
+from tailbound.lab import namespaces
 from tailbound.lab.cluster import Cluster
 from tailbound.lab.topology import Link
 from tailbound.transport.queue import SendQueue

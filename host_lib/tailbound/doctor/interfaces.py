@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from tailbound.errors import AttachError, CapabilityError
+from tailbound.kernel import ethtool, pin
 from tailbound.kernel import interfaces as kernel_interfaces
-from tailbound.kernel import pin
 from tailbound.kernel.attach import program_name
 from tailbound.kernel.linear import STRIDING, linear_bytes
 from tailbound.kernel.load import WORKER
 from tailbound.transport.interface import ELSEWHERE, interface_towards, resolves
 
+T = TypeVar("T")
 __all__ = ["NATIVE_DRIVERS", "Interface", "interface", "interfaces", "leads_to_peers"]
 
 #: Drivers that have native XDP in Linux 6.2, by the names that ``ethtool -i`` gives. Later kernels say it themselves
@@ -26,12 +27,8 @@ _NATIVE = """
     rvu_nicpf rvu_nicvf sfc st_gmac st_xgmac tun veth vif virtio_net
 """
 NATIVE_DRIVERS = frozenset(_NATIVE.split())
-_ETHTOOL_GFLAGS, _ETHTOOL_GRXFH, _ETHTOOL_GCHANNELS = 0x25, 0x29, 0x3C
-_ETH_FLAG_RXVLAN, _ETH_FLAG_LRO = 1 << 8, 1 << 15
-_UDP_V4_FLOW = 0x02
 _XDP_FEATURE_BASIC = 1  # NETDEV_XDP_ACT_BASIC
 _TELLS = "TAILBOUND_INTERFACE=NAME tells it, or MASTER_ADDR=HOST with the name or address of rank 0's host"
-_RXH_PORTS = 1 << 6 | 1 << 7  # source and destination port
 
 
 @dataclass(frozen=True)
@@ -103,11 +100,10 @@ def interface(name: str) -> Interface:
     attributes, flags = _link(index)
     driver = kernel_interfaces.driver_of(name) or None
     xdp = kernel_interfaces.xdp_on(name)
-    rx, tx, most = _channels(name) or (
-        attributes.get("IFLA_NUM_RX_QUEUES", 1),
-        attributes.get("IFLA_NUM_TX_QUEUES", 1),
-        None,
-    )
+    queues = _asked(ethtool.channels, name)
+    rx, tx = attributes.get("IFLA_NUM_RX_QUEUES", 1), attributes.get("IFLA_NUM_TX_QUEUES", 1)
+    if queues is not None:
+        rx, tx = queues.rx + queues.combined, queues.tx + queues.combined
     mtu = int(attributes.get("IFLA_MTU", 0))
     return Interface(
         name=name,
@@ -117,9 +113,9 @@ def interface(name: str) -> Interface:
         native_xdp=_native(index, driver),
         rx_queues=int(rx),
         tx_queues=int(tx),
-        tx_most=most,
-        lro=_flag(name, _ETH_FLAG_LRO),
-        vlan_stripping=_flag(name, _ETH_FLAG_RXVLAN),
+        tx_most=None if queues is None else queues.tx_most + queues.combined_most,
+        lro=_flag(name, ethtool.LRO),
+        vlan_stripping=_flag(name, ethtool.RXVLAN),
         linear=_linear(driver, name, mtu),
         hashes_udp_ports=_hashes_udp_ports(name),
         xdp_program=xdp.prog_id if xdp else None,
@@ -166,30 +162,22 @@ def _xdp_features(index: int) -> int | None:
         return None if found is None else int(found)
 
 
-def _ethtool(name: str, size: int, *words: int) -> bytes | None:
+def _asked(question: Callable[[str], T], name: str) -> T | None:
+    """What the driver says; None where it does not."""
     try:
-        return kernel_interfaces.ethtool(name, size, *words)
+        return question(name)
     except OSError:
         return None
 
 
-def _channels(name: str) -> tuple[int, int, int] | None:
-    """Queues in use for receiving and for sending, and the most there can be for sending."""
-    answer = _ethtool(name, 36, _ETHTOOL_GCHANNELS)
-    if answer is None:
-        return None
-    _, tx_most, _, combined_most, rx, tx, _, combined = struct.unpack_from("=8I", answer, 4)
-    return rx + combined, tx + combined, tx_most + combined_most
-
-
 def _flag(name: str, bit: int) -> bool | None:
-    answer = _ethtool(name, 8, _ETHTOOL_GFLAGS)
-    return bool(struct.unpack_from("=I", answer, 4)[0] & bit) if answer else None
+    found = _asked(ethtool.flags, name)
+    return None if found is None else bool(found & bit)
 
 
 def _hashes_udp_ports(name: str) -> bool | None:
-    answer = _ethtool(name, 192, _ETHTOOL_GRXFH, _UDP_V4_FLOW)
-    return struct.unpack_from("=Q", answer, 8)[0] & _RXH_PORTS == _RXH_PORTS if answer else None
+    found = _asked(ethtool.udp_hash, name)
+    return None if found is None else found & ethtool.HASHES_PORTS == ethtool.HASHES_PORTS
 
 
 def _linear(driver: str | None, name: str, mtu: int) -> int:

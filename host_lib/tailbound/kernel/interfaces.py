@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -13,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tailbound.errors import ConfigError
+from tailbound.kernel import ethtool
 from tailbound.kernel.rtnetlink import attributes
 
-_SIOCGIFFLAGS, _SIOCGIFADDR, _SIOCGIFMTU, _SIOCGIFHWADDR, _SIOCETHTOOL = 0x8913, 0x8915, 0x8921, 0x8927, 0x8946
-_ETHTOOL_GDRVINFO, _ETHTOOL_GSTRINGS, _ETHTOOL_GPFLAGS, _PRIVATE_FLAGS, _IFF_LOOPBACK = 3, 0x1B, 0x27, 2, 8
+_SIOCGIFFLAGS, _SIOCGIFADDR, _SIOCGIFMTU, _SIOCGIFHWADDR, _IFF_LOOPBACK = 0x8913, 0x8915, 0x8921, 0x8927, 8
 _RTM_NEWLINK, _RTM_GETLINK, _NLM_F_REQUEST, _NLMSG_ERROR = 16, 18, 1, 2
 _IFLA_XDP, _IFLA_XDP_ATTACHED, _IFLA_XDP_PROG_ID = 43, 2, 4
 _MODES = {1: "native", 2: "generic", 3: "offloaded", 4: "several"}
@@ -35,9 +34,9 @@ def index_of(interface: str) -> int:
         raise ConfigError(f"no interface {interface!r} in this network namespace; there are: {names}") from error
 
 
-def _ioctl(interface: str, request: int, payload: bytes = b"") -> bytes:
+def _ioctl(interface: str, request: int) -> bytes:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        return fcntl.ioctl(s, request, interface.encode()[:15].ljust(16, b"\0") + payload.ljust(24, b"\0"))
+        return fcntl.ioctl(s, request, interface.encode()[:15].ljust(40, b"\0"))
 
 
 def address_of(interface: str) -> str:
@@ -79,36 +78,22 @@ def driver_of(interface: str) -> str:
     if struct.unpack_from("=H", _ioctl(interface, _SIOCGIFFLAGS), 16)[0] & _IFF_LOOPBACK:
         return "loopback"
     try:
-        return ethtool(interface, 196, _ETHTOOL_GDRVINFO)[4:36].split(b"\0")[0].decode()
+        return ethtool.driver(interface)
     except OSError:
         return ""
 
 
 def private_flags(interface: str) -> dict[str, bool]:
-    """The driver's private flags by name (``ethtool --show-priv-flags``); empty where it has none or does not say.
+    """The driver's private flags by name; empty where it has none or does not say.
 
     Raises:
         ConfigError: no such interface.
     """
     index_of(interface)
     try:
-        count = struct.unpack_from("=I", ethtool(interface, 196, _ETHTOOL_GDRVINFO), 176)[0]
-        names = ethtool(interface, 12 + 32 * count, _ETHTOOL_GSTRINGS, _PRIVATE_FLAGS, count)[12:]
-        bits = struct.unpack_from("=I", ethtool(interface, 8, _ETHTOOL_GPFLAGS), 4)[0]
+        return ethtool.private_flags(interface)
     except OSError:
         return {}
-    return {names[32 * i : 32 * i + 32].split(b"\0")[0].decode(): bool(bits >> i & 1) for i in range(count)}
-
-
-def ethtool(interface: str, size: int, *words: int) -> bytes:
-    """One ethtool request of ``size`` bytes that begins with ``words`` (u32), as it comes back.
-
-    Raises:
-        OSError: the driver does not know the request.
-    """
-    request = ctypes.create_string_buffer(struct.pack(f"={len(words)}I", *words), size)
-    _ioctl(interface, _SIOCETHTOOL, struct.pack("=Q", ctypes.addressof(request)))
-    return request.raw
 
 
 @dataclass(frozen=True)

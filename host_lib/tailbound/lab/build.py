@@ -14,7 +14,8 @@ from functools import partial
 from pyroute2 import IPRoute
 
 from tailbound.errors import CapabilityError
-from tailbound.lab import ethtool, namespaces, portstate
+from tailbound.kernel import ethtool
+from tailbound.lab import namespaces, portstate
 from tailbound.lab.topology import LINKS, Link, Topology, Worker
 
 __all__ = ["RateLimit", "build", "send_single_frames", "set_rate"]
@@ -258,7 +259,7 @@ def set_rate(interface: str, rate: int | None, *, host: bool = False) -> None:
         if root["handle"] and (rate is None or root.get_attr("TCA_KIND") != kind):
             ip.tc("del", index=index, root=True)
         if rate is None:
-            _queue(ip, index, ethtool.queues(interface)[1])
+            _queue(ip, index, ethtool.channels(interface).tx)
             return
         tbf = RateLimit(rate, host=host)
         ip.tc("replace", kind, index=index, root=True, handle="1:", rate=tbf.rate, burst=tbf.burst, limit=tbf.limit)

@@ -28,7 +28,8 @@ from typing import Any, TypeVar
 
 from tailbound.doctor.facts import has_capability
 from tailbound.errors import CapabilityError, ConfigError
-from tailbound.lab import build, counters, enter, ethtool, namespaces, owner, portstate, traffic, user_namespace
+from tailbound.kernel import ethtool
+from tailbound.lab import build, counters, enter, namespaces, owner, portstate, traffic, user_namespace
 from tailbound.lab.faults import Fault, FaultCounts, Way
 from tailbound.lab.inject import Injector
 from tailbound.lab.losses import LossFilters

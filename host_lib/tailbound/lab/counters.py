@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from pyroute2 import IPRoute
 
-from tailbound.lab import ethtool
+from tailbound.kernel import ethtool
 
 __all__ = ["InterfaceCounters", "read"]
 

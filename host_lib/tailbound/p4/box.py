@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tailbound.errors import ConfigError
+from tailbound.kernel import ethtool
 from tailbound.kernel.switch import Entry, Member
-from tailbound.lab import ethtool
 from tailbound.p4.compile import Sizes
 from tailbound.p4.process import THRIFT_PORT
 from tailbound.p4.switch import P4Switch
@@ -45,7 +45,7 @@ class P4Box:
     ) -> P4Box:
         """Compiles the program and runs it over ``ports``, interfaces of this network namespace.
 
-        Offloads of the ports are turned off, as bmv2 needs (``lab.ethtool.whole_frames``); those of whatever else hands
+        Offloads of the ports are turned off, as bmv2 needs (``kernel.ethtool.whole_frames``); those of whatever else hands
         it frames, the other end of a veth, are not its business.
 
         Args:

@@ -1,0 +1,204 @@
+"""What is asked of ethtool, by ioctl: driver, queues, offloads, flags, hashes, and a driver's own counters.
+
+The ioctl is there on every kernel. Ethtool over netlink knows no driver counters, and pyroute2 neither these nor hashes
+nor private flags. The calling thread's network namespace decides which interface is meant.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import fcntl
+import socket
+import struct
+from typing import NamedTuple
+
+from tailbound.errors import CapabilityError
+
+_SIOCETHTOOL = 0x8946
+_GDRVINFO, _GTXCSUM, _STXCSUM, _GSTRINGS, _GSTATS, _STSO = 0x03, 0x16, 0x17, 0x1B, 0x1D, 0x1F
+_SGSO, _GFLAGS, _SFLAGS, _GPFLAGS, _GRXFH, _SGRO = 0x24, 0x25, 0x26, 0x27, 0x29, 0x2C
+_GSSET_INFO, _GCHANNELS, _SCHANNELS = 0x37, 0x3C, 0x3D
+_SS_STATS, _SS_PRIV_FLAGS = 1, 2
+_NAME_BYTES, _DRVINFO_BYTES, _PRIVATE_AT, _RXNFC_BYTES = 32, 196, 176, 192
+_UDP_V4_FLOW = 0x02
+#: cmd, max rx, max tx, max other, max combined, rx, tx, other, combined
+_CHANNELS = struct.Struct("=9I")
+#: Bits of ``flags``: VLAN tags are taken off on receipt; large receive offload.
+RXVLAN, LRO = 1 << 8, 1 << 15
+#: Bits of ``udp_hash``: source and destination port.
+HASHES_PORTS = 1 << 6 | 1 << 7
+
+
+class Channels(NamedTuple):
+    """Queues in use and at most; ``combined`` ones serve both ways."""
+
+    rx: int
+    tx: int
+    combined: int
+    rx_most: int
+    tx_most: int
+    combined_most: int
+
+
+def _ask(interface: str, request: bytes) -> bytes:
+    """One ethtool command; the request comes back as the kernel left it.
+
+    Raises:
+        OSError: no such interface, or its driver does not know the command.
+    """
+    memory = array.array("B", request)
+    address, _ = memory.buffer_info()
+    ifreq = struct.pack("16sP16x", interface.encode()[:15], address)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, _SIOCETHTOOL, ifreq)
+    return memory.tobytes()
+
+
+def _word(interface: str, command: int) -> int:
+    return int(struct.unpack("=2I", _ask(interface, struct.pack("=2I", command, 0)))[1])
+
+
+def _names(interface: str, kind: int, count: int) -> list[str]:
+    raw = _ask(interface, struct.pack("=3I", _GSTRINGS, kind, count) + bytes(count * _NAME_BYTES))[12:]
+    fields = (raw[i * _NAME_BYTES : (i + 1) * _NAME_BYTES] for i in range(count))
+    return [field.split(b"\0", 1)[0].decode("ascii", "replace") for field in fields]
+
+
+def _driver_info(interface: str) -> bytes:
+    return _ask(interface, struct.pack("=I", _GDRVINFO).ljust(_DRVINFO_BYTES, b"\0"))
+
+
+def driver(interface: str) -> str:
+    """Name of the driver.
+
+    Raises:
+        OSError: no such interface, or there is none.
+    """
+    return _driver_info(interface)[4:36].split(b"\0")[0].decode()
+
+
+def private_flags(interface: str) -> dict[str, bool]:
+    """The driver's private flags by name (``ethtool --show-priv-flags``).
+
+    Raises:
+        OSError: no such interface, or its driver does not say.
+    """
+    count = struct.unpack_from("=I", _driver_info(interface), _PRIVATE_AT)[0]
+    names, bits = _names(interface, _SS_PRIV_FLAGS, count), _word(interface, _GPFLAGS)
+    return {name: bool(bits >> i & 1) for i, name in enumerate(names)}
+
+
+def flags(interface: str) -> int:
+    """``RXVLAN``, ``LRO`` and others.
+
+    Raises:
+        OSError: no such interface, or its driver cannot say.
+    """
+    return _word(interface, _GFLAGS)
+
+
+def set_flags(interface: str, value: int) -> None:
+    """The other way, as far as the driver lets them be changed.
+
+    Raises:
+        OSError: no such interface, or its driver refuses.
+    """
+    _ask(interface, struct.pack("=2I", _SFLAGS, value))
+
+
+def udp_hash(interface: str) -> int:
+    """What receive-side scaling looks at in UDP over IPv4; see ``HASHES_PORTS``.
+
+    Raises:
+        OSError: no such interface, or its driver cannot say.
+    """
+    request = struct.pack("=2I", _GRXFH, _UDP_V4_FLOW).ljust(_RXNFC_BYTES, b"\0")
+    return int(struct.unpack_from("=Q", _ask(interface, request), 8)[0])
+
+
+def channels(interface: str) -> Channels:
+    """Queues.
+
+    Raises:
+        OSError: no such interface, or its driver cannot say.
+    """
+    answer = _CHANNELS.unpack(_ask(interface, _CHANNELS.pack(_GCHANNELS, *([0] * 8))))
+    _, rx_most, tx_most, _, combined_most, rx, tx, _, combined = answer
+    return Channels(rx, tx, combined, rx_most, tx_most, combined_most)
+
+
+def set_queues(interface: str, count: int) -> None:
+    """Use ``count`` receive and ``count`` send queues (``ethtool -L INTERFACE rx COUNT tx COUNT``).
+
+    Raises:
+        CapabilityError: the driver has fewer.
+    """
+    now = channels(interface)
+    if (now.rx, now.tx) == (count, count):
+        return
+    if now.rx_most < count or now.tx_most < count:
+        raise CapabilityError(
+            f"{interface} has {now.rx_most} receive and {now.tx_most} send queues, not {count} of each: ask for fewer"
+        )
+    _ask(interface, _CHANNELS.pack(_SCHANNELS, 0, 0, 0, 0, count, count, 0, now.combined))
+
+
+def set_gro(interface: str, on: bool) -> None:
+    """Join received segments to super-frames, or not (``ethtool -K INTERFACE gro on|off``).
+
+    Raises:
+        OSError: no such interface, or its driver refuses.
+    """
+    _ask(interface, struct.pack("=2I", _SGRO, int(on)))
+
+
+def tx_checksum(interface: str) -> bool:
+    """Whether checksums are left to the device, as UDP GSO needs.
+
+    Raises:
+        OSError: no such interface.
+    """
+    return bool(_word(interface, _GTXCSUM))
+
+
+def set_tx_checksum(interface: str, on: bool) -> None:
+    """Leave checksums to the device, or let the stack compute them (``ethtool -K INTERFACE tx on|off``).
+
+    Raises:
+        OSError: no such interface, or its driver refuses.
+    """
+    _ask(interface, struct.pack("=2I", _STXCSUM, int(on)))
+
+
+def whole_frames(interface: str) -> None:
+    """Nothing is left to the device, and no super-frames pass: ``ethtool -K INTERFACE tx off tso off gso off gro off``.
+
+    What reads an interface by packet sockets needs it: it sees frames as the stack left them, and libpcap's ring holds
+    many times fewer where there may be super-frames (a burst of 128 rows lost a tenth of them).
+
+    Raises:
+        OSError: no such interface, or its driver refuses.
+    """
+    set_tx_checksum(interface, on=False)
+    for command in (_STSO, _SGSO, _SGRO):
+        _ask(interface, struct.pack("=2I", command, 0))
+
+
+def statistics(interface: str) -> dict[str, int]:
+    """The driver's counters (``ethtool -S``); empty if it has none.
+
+    Raises:
+        OSError: no such interface.
+    """
+    try:
+        info = _ask(interface, struct.pack("=2IQI", _GSSET_INFO, 0, 1 << _SS_STATS, 0))
+    except OSError as error:
+        if error.errno == errno.EOPNOTSUPP:
+            return {}
+        raise
+    mask, count = struct.unpack_from("=QI", info, 8)
+    if not mask or not count:
+        return {}
+    values = _ask(interface, struct.pack("=2I", _GSTATS, count) + bytes(count * 8))
+    return dict(zip(_names(interface, _SS_STATS, count), struct.unpack_from(f"={count}Q", values, 8), strict=True))
