@@ -173,6 +173,7 @@ def test_every_packet_is_accounted_for() -> None:
             stats = [member.stats() for member in job.communicators]
             sent = sum(peer["packets"] for s in stats for peer in s["sent"].values())
             sent += sum(s["verdicts"].get("REFLECTED", 0) for s in stats)  # sent back by the datapath itself
+            sent += sum(t.doubled - sum(t.dropped.values()) for t in troubles)
             return sent - sum(count for s in stats for count in s["verdicts"].values())
 
         until = time.monotonic() + PATIENCE
