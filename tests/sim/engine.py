@@ -188,8 +188,8 @@ class _Engine(Transpose):
         self._event_fd, self._control_fd = self.job.datapath.fds()
         self._group_fd = -1
         self._waiter = cast(Any, _Ready())
-        self._heartbeat.stop()
-        self._heartbeat = cast(Any, _Heartbeat(len(self.job.peers)))
+        self._holding._heartbeat.stop()
+        self._holding._heartbeat = cast(Any, _Heartbeat(len(self.job.peers)))
 
     def end(self) -> None:
         """In place of ``close``."""
@@ -204,11 +204,11 @@ class _Engine(Transpose):
     @property
     def idle(self) -> bool:
         """Whether no op is in the engine."""
-        return not (self._new or self._waiting or self._ops)
+        return not (self._new or self._window.waiting or self._ops)
 
     def rest(self, on: bool) -> None:
         """In place of ``hold``."""
-        self._change_hold(on)
+        (self._holding.begin if on else self._holding.resume)()
 
     def _deliver(self, op: Op) -> None:
         """Notes, before anything of the op is let go, which rows of whom have not come."""
@@ -359,7 +359,7 @@ class Rank:
         """Forward and backward pass."""
         if self.dead:
             return
-        if self.engine._hold_again:
+        if self.engine._holding.again:
             self.engine.rest(False)
             self.poke()
         world = self.world

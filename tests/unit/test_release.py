@@ -1,4 +1,4 @@
-"""What the transport thread says of ops that are over, before it lets them go."""
+"""What is said of ops that are over, before they are let go."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tailbound.collective.transpose import Transpose
+from tailbound.collective.window import Window
 
 
 def test_the_published_mark_of_an_op_rises_before_it_is_let_go() -> None:
@@ -23,16 +23,17 @@ def test_the_published_mark_of_an_op_rises_before_it_is_let_go() -> None:
         layout=SimpleNamespace(shape=shape),
     )  # fmt: skip
     control = {name: np.zeros(1, np.uint32) for name in ("released", "result_base", "sum_base", "first_op")}
-    thread: Any = Transpose.__new__(Transpose)
-    thread.job = SimpleNamespace(
+    job: Any = SimpleNamespace(
         rank=0,
+        sequence=SimpleNamespace(next_label=6),
         marks=SimpleNamespace(contributed=5, published=4),
         queue=SimpleNamespace(cancel=lambda label: 0),
         pool=SimpleNamespace(keep=lambda place, buffers: None),
         store=SimpleNamespace(control=control),
     )
-    thread._recent = []
-    thread._ops = {5: SimpleNamespace(label=5, finished=True, published=True, place=place, start=1, buffers=None)}
-    assert thread._release()
-    assert not thread._ops
-    assert thread.job.marks.published == 5
+    window = Window(job, lambda op: None)
+    done: Any = SimpleNamespace(label=5, finished=True, published=True, place=place, start=1, buffers=None)
+    window.ops[5] = done
+    assert window.release()
+    assert not window.ops
+    assert job.marks.published == 5

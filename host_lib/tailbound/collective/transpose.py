@@ -20,30 +20,27 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from tailbound.collective import outlet, traffic, watch
-from tailbound.collective.announce import Inbox, farewell, hold
+from tailbound.collective.announce import Inbox, farewell
 from tailbound.collective.average import SAME_MODEL
 from tailbound.collective.execute import move, remind
-from tailbound.collective.heartbeat import Heartbeat
+from tailbound.collective.holding import Holding
 from tailbound.collective.job import Job, log
 from tailbound.collective.maps import Maps
 from tailbound.collective.mend import answer
-from tailbound.collective.op import Launch, Op, Outcome, Phase, Sending
+from tailbound.collective.op import Launch, Op, Outcome, Phase
 from tailbound.collective.step import overtaken, stand_still, start_clock
 from tailbound.collective.tally import newest_op
 from tailbound.collective.timing import on_time
 from tailbound.collective.unheard import Unheard
 from tailbound.collective.view import View
+from tailbound.collective.window import Window
 from tailbound.errors import LayoutError, TransportError
 from tailbound.transport.forks import keep_from_children
-from tailbound.transport.membership import HOLD_EVERY
-from tailbound.transport.sequence import Place, Position
+from tailbound.transport.sequence import Position
 from tailbound.transport.steps import Steps, step_distance, step_of
 from tailbound.transport.wait import Waiter
-from tailbound.wire.schema import HEADER_BYTES, OP_INDEX_BITS, OP_PER_STEP, OP_STEPS, Event, op_label, serial_distance
+from tailbound.wire.schema import Event
 
-_INDEX_MASK, _STEP_MASK = (1 << OP_INDEX_BITS) - 1, 0xFFFFFFFF >> OP_INDEX_BITS
-#: ``control.first_op`` follows at this distance: far enough for words about old ops, near enough for serial numbers.
-_FIRST_OP_LAG = 1 << 24
 #: The thread wakes up this often even when nothing arrives, and takes a turn then (an event is a hint, not a promise).
 _LONGEST_SLEEP = 100_000_000
 #: Without ops it takes one only this often: a turn costs who computes beside it more than its own time, since it takes
@@ -81,9 +78,9 @@ class Transpose:
         self.maps = Maps(job)
         self._inbox = Inbox(job, self.maps)
         self._unheard = Unheard(job, patience)
-        self._ops: dict[int, Op] = {}  # in label order
+        self._window = Window(job, self._inbox.adopt)
+        self._ops = self._window.ops
         self._new: deque[Launch] = deque()
-        self._waiting: deque[Launch] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = False
         self._ended = False
@@ -92,16 +89,10 @@ class Transpose:
         for data in early:
             self._inbox.take(data, self._ops)
         self._commands: deque[Callable[[], None]] = deque()
-        self._hold_again = 0  # when to say again that this rank holds; 0: it does not
-        peers = [job.sender.peers[rank] for rank in job.peers]
-        self._heartbeat = Heartbeat(job.sender.sockets[0], peers, HEADER_BYTES, HOLD_EVERY)
-        self._heartbeat.warm_up()
-        self._hold_ends = 0  # it is computing again: holds until it has launched a step, or until then
+        self._holding = Holding(job)
         self._standing = False  # somebody held in the last turn
         self._silence = 0  # when to look next whether marks are missing
         self._awake = 0  # when this thread ran
-        self._recent: deque[tuple[int, int]] = deque(maxlen=4)  # (label, start) of ops that are over
-        self._named = (job.sequence.next_label - 1) & 0xFFFFFFFF  # the newest op that a packet has named
         self._idle = threading.Event()
         self._idle.set()
         self._thread = threading.Thread(target=self._run, name="tailbound", daemon=True)
@@ -163,18 +154,8 @@ class Transpose:
         return steps
 
     def hold(self, on: bool) -> None:
-        """Tells the others, from now on or no longer, that this rank is alive but between steps (clock-16).
-
-        A hold ends with the next whole step that is launched: a rank that begins to compute when the others' clocks
-        start again would miss their deadlines by what a step computes, and stay behind by it for many steps.
-        """
-        self.call(lambda: self._change_hold(on)).result(10)
-
-    def _change_hold(self, on: bool) -> None:
-        if on:
-            self._hold_again, self._hold_ends = self._say_hold(self.job.now(), over=False), 0
-        elif self._hold_again:
-            self._hold_ends = self.job.now() + self.job.deadlines.start_max
+        """Tells the others, from now on or no longer, that this rank is alive but between steps (clock-16)."""
+        self.call(self._holding.begin if on else self._holding.resume).result(10)
 
     def position(self) -> Position:
         """Where a rank that is lost can join: the next step that begins here. For ``call``.
@@ -187,22 +168,12 @@ class Transpose:
     def jump(self, to: Position) -> int:
         """Leaves everything before ``to`` behind; for ``call``, with nothing launched. Returns the steps skipped."""
         job = self.job
-        if self._new or self._waiting or self._launched():
+        if self._new or self._window.waiting or self._window.launched:
             raise TransportError(f"rank {job.rank}: call jump() between two steps, not with ops in flight")
         skipped = step_distance(to.step, step_of(job.sequence.upcoming))
         if skipped <= 0:
             return 0
-        for op in self._ops.values():
-            job.queue.cancel(op.label)
-            job.pool.give(op.place.layout.shape, op.place.placement, op.buffers)
-        self._ops.clear()
-        self._recent.clear()
-        job.sequence.jump(to)
-        before = (op_label(to.step, 0) - 1) & 0xFFFFFFFF
-        job.marks.contributed = job.marks.published = self._named = before
-        control = job.store.control
-        control["result_base"], control["sum_base"] = to.result_seq, to.sum_seqs[job.rank]
-        control["released"] = before
+        self._window.jump(to)
         job.membership.woke(to.step)
         job.counters["jumps"] += 1
         job.counters["steps_jumped"] += skipped
@@ -249,7 +220,7 @@ class Transpose:
             group = self.job.spread.membership
             self._group_fd = group.socket.fileno() if group is not None else -1
             self._waiter = Waiter([self._wake, self._event_fd, self._control_fd, self._group_fd], sending)
-            while not (self._closing and not self._new and not self._waiting and not self._launched()):
+            while not (self._closing and not self._new and not self._window.waiting and not self._window.launched):
                 again = self._turn(self.job.now())
                 self._sleep(again)
             farewell(self.job, self.job.marks.contributed)
@@ -258,7 +229,7 @@ class Transpose:
             log.exception("rank %d: the transport thread ended", self.job.rank)
             self._fail(error)
         finally:
-            self._stop_heartbeat()
+            self._holding.stop()
             self._ended = True
             self._refuse(self._closed())
             self._idle.set()
@@ -276,9 +247,6 @@ class Transpose:
 
     def _closed(self) -> TransportError:
         return TransportError(f"rank {self.job.rank}: the transport is closed: register the hook anew to go on")
-
-    def _launched(self) -> bool:
-        return any(op.launch is not None for op in self._ops.values())
 
     def _sleep(self, again: int) -> None:
         """Sleeps until something is readable or ``again`` (monotonic ns); looks out for silences and stops meanwhile.
@@ -327,25 +295,18 @@ class Transpose:
         self._awake = now
         while self._commands:
             self._commands.popleft()()
-        if self._hold_again:
-            if 0 < self._hold_ends <= now:
-                self._end_hold(now)
-            elif now >= self._hold_again:
-                self._hold_again = self._say_hold(now, over=False)
-            looks.append(self._hold_again)
+        looks.append(self._holding.turn(now))
         if self._waiter.readable(self._event_fd):
             for event in job.datapath.events():
                 if event.kind == Event.OPENED:
-                    if serial_distance(event.op, self._named) > 0:
-                        self._named = event.op
-                    self._foresee(event.op)
+                    self._window.named(event.op)
         if self._waiter.readable(self._control_fd):
             for data in job.datapath.control_packets():
                 self._inbox.take(data, self._ops)
         if self._group_fd >= 0 and self._waiter.readable(self._group_fd):
             outlet.listen(job)
         looks.append(outlet.turn(job, now))
-        looks.append(self.maps.turn(now, self._ops, self._drop))
+        looks.append(self.maps.turn(now, self._ops, self._window.drop))
         self._admit()
         if (error := self._unheard.look(now)) is not None:
             self._give_up(error)
@@ -353,7 +314,7 @@ class Transpose:
         for rank in job.contribution_suspicion.suspects:
             job.membership.heard(rank, step_of(int(job.store.peer_states[rank]["newest"])))
         traffic.turn(job, now)
-        holding = self._hold_again or job.membership.holding(now)
+        holding = self._holding.again or job.membership.holding(now)
         stood, self._standing = self._standing, bool(holding)
         sending = True
         unsettled: set[tuple[int, int, int, int]] = set()
@@ -372,7 +333,7 @@ class Transpose:
             # scales follow from the key's previous op, so that one has to be over first
             looks.append(move(job, op, view, may_send=sending and op.key not in unsettled))
             sending = op.encoded
-            self._advance_published()
+            self._window.advance_published()
             if op.finished:
                 self._deliver(op)
                 continue
@@ -380,11 +341,11 @@ class Transpose:
         self._listen(job.now())
         looks.append(job.queue.again)
         looks.append(answer(job, self._ops, job.now()))
-        if self._release():
-            self._foresee(self._named)  # there may be room now for what had to wait
-            if self._waiting or self._ops:
+        if self._window.release():
+            self._window.foresee()
+            if self._window.waiting or self._ops:
                 looks.append(job.now())
-        if not self._new and not self._waiting and not self._launched():
+        if not self._new and not self._window.waiting and not self._window.launched:
             self._idle.set()
             if self._new:
                 self._idle.clear()
@@ -398,83 +359,12 @@ class Transpose:
             if op.launch is not None and not op.delivered:
                 op.outcome.error = op.outcome.error or error
 
-    def _say_hold(self, now: int, *, over: bool) -> int:
-        if over:
-            self._stop_heartbeat()
-        said = hold(self.job, self.job.sequence.upcoming, over=over)
-        if not over:
-            self._heartbeat.said(said, now)
-        return now + HOLD_EVERY
-
-    def _stop_heartbeat(self) -> None:
-        self._heartbeat.stop()
-        for peer, count in zip(self.job.peers, self._heartbeat.repeated(), strict=True):
-            self.job.sender.took(peer, count, count * HEADER_BYTES, count)
-
-    def _end_hold(self, now: int) -> None:
-        self._hold_again = self._hold_ends = 0
-        self._say_hold(now, over=True)
-
     def _admit(self) -> None:
-        """Places launched ops in order, as far as the ring has room (half of it: peers may lag by the other half)."""
         while self._new:
-            self._waiting.append(self._new.popleft())
-        while self._waiting:
-            launch = self._waiting[0]
-            if not self._room(launch.layout.shape.rows) or not self._recordable(self.job.sequence.upcoming):
-                return
-            place, wrong = self.job.sequence.assign(launch.layout)
-            for old in wrong:
-                self._drop(old)
-            op = self._ops.get(place.label) or self._open(place)
-            op.launch, op.admitted, op.sending = launch, self.job.now(), Sending.LAUNCHED
-            self._waiting.popleft()  # not before: what fails here must still be found and completed
-            op.cold = op.key not in self.job.exponents
-            self._inbox.adopt(op)
-            if self._hold_ends and place.layout.last:
-                self._end_hold(self.job.now())
-
-    def _room(self, rows: int) -> bool:
-        pending = sum(op.place.layout.shape.rows for op in self._ops.values() if op.launch is not None)
-        return pending == 0 or 2 * (pending + rows) <= self.job.capacity()
-
-    def _recordable(self, label: int) -> bool:
-        """Whether op records last: peers may lag by as much again, and must keep the record of an op they are in."""
-        if not self._ops:
-            return True
-        oldest = next(iter(self._ops))
-        steps = (label >> OP_INDEX_BITS) - (oldest >> OP_INDEX_BITS) & _STEP_MASK
-        index, first = label & _INDEX_MASK, oldest & _INDEX_MASK if steps == 0 else 0
-        return steps < OP_STEPS // 2 and index - first < OP_PER_STEP // 2
-
-    def _open(self, place: Place) -> Op:
-        op = Op(place, self.job.pool.take(place.layout.shape, place.placement))
-        op.switched = self.job.switched(place.placement.owner_map)
-        self._ops[place.label] = op
-        return op
-
-    def _foresee(self, label: int) -> None:
-        """A packet has named an op: place everything up to it that the last steps let us tell in advance (clock-2)."""
-        job = self.job
-        while serial_distance(label, job.sequence.next_label) >= 0:
-            held = sum(op.place.layout.shape.rows for op in self._ops.values())
-            if 2 * held > job.store.result_rows or not self._recordable(job.sequence.next_label):
-                return
-            if label >> OP_INDEX_BITS != job.sequence.next_label >> OP_INDEX_BITS and held:
-                return
-            place = job.sequence.predict()
-            if place is None:
-                return
-            op = self._open(place)
-            self._inbox.adopt(op)
-
-    def _drop(self, place: Place) -> None:
-        """Forgets a prediction that this rank's own launch has proved wrong."""
-        op = self._ops.pop(place.label, None)
-        if op is not None:
-            self.job.queue.cancel(place.label)
-            self.job.pool.give(place.layout.shape, place.placement, op.buffers)
-            self.job.counters["predictions_wrong"] += 1
+            self._window.waiting.append(self._new.popleft())
+        for op in self._window.admit():
+            if op.place.layout.last:
+                self._holding.launched(self.job.now())
 
     def _check_layout(self, op: Op) -> None:
         record = self.job.record(op.label)
@@ -497,20 +387,11 @@ class Transpose:
         suspicions = (job.contribution_suspicion, job.result_suspicion)
         if not any(suspicion.suspects for suspicion in suspicions):
             return
-        for op, begun in [(label, start), *self._recent]:
+        for op, begun in [(label, start), *self._window.recent]:
             for suspicion, ranks in zip(suspicions, on_time(job, op, begun), strict=True):
                 for rank in ranks:
                     suspicion.clear(rank)
                     job.publish_live()
-
-    def _advance_published(self) -> None:
-        """The published mark is the newest op before which nothing is outstanding."""
-        marks = self.job.marks
-        for op in self._ops.values():
-            if not op.published:
-                return
-            if serial_distance(op.label, marks.published) > 0:
-                marks.published = op.label
 
     def _deliver(self, op: Op) -> None:
         """Gives the result to the training thread, once."""
@@ -540,42 +421,17 @@ class Transpose:
             text = f"the callback of op {op.name} failed\n{traceback.format_exc()}"
             job.emit("callback_failed", text, level=logging.ERROR, op=op.name)
 
-    def _release(self) -> bool:
-        """Moves the window past ops that are over, in order; only the host moves it (clock-19). Whether it moved."""
-        job = self.job
-        self._advance_published()  # the last results may have left since the ops were moved on, together with answers
-        moved: Place | None = None
-        while self._ops:
-            label, op = next(iter(self._ops.items()))
-            if not (op.finished and op.published):
-                break
-            del self._ops[label]
-            moved = op.place
-            self._recent.append((label, op.start))
-            job.queue.cancel(label)
-            job.pool.keep(op.place, op.buffers)
-        if moved is None:
-            return False
-        own = int(moved.placement.counts[job.rank])
-        control = job.store.control
-        control["released"] = moved.label
-        control["result_base"] = (moved.result_seq + moved.layout.shape.rows) & 0xFFFFFFFF
-        control["sum_base"] = (moved.sum_seqs[job.rank] + own) & 0xFFFFFFFF
-        if serial_distance(moved.label, int(control["first_op"][0])) > 2 * _FIRST_OP_LAG:
-            control["first_op"] = (moved.label - _FIRST_OP_LAG) & 0xFFFFFFFF
-        return True
-
     def _fail(self, error: BaseException) -> None:
         """Ends every launched op with its own data: a future always completes."""
         self._error = error
         for op in self._ops.values():
             if op.launch is not None and not op.delivered:
-                self._waiting.append(op.launch)
+                self._window.waiting.append(op.launch)
         self._refuse(TransportError(f"rank {self.job.rank}: transport failed: {error}{_FAILED}"))
 
     def _refuse(self, error: TransportError) -> None:
         """Completes what nobody will work on any more; called by the thread at its end, and by who comes after it."""
-        for queue in (self._waiting, self._new):
+        for queue in (self._window.waiting, self._new):
             while queue:
                 try:
                     launch = queue.popleft()

@@ -45,8 +45,8 @@ class P4Box:
     ) -> P4Box:
         """Compiles the program and runs it over ``ports``, interfaces of this network namespace.
 
-        Offloads of the ports are turned off, as bmv2 needs (``kernel.ethtool.whole_frames``); those of whatever else hands
-        it frames, the other end of a veth, are not its business.
+        Offloads of the ports are turned off, as bmv2 needs (``kernel.ethtool.whole_frames``); those of whatever else
+        hands it frames, the other end of a veth, are not its business.
 
         Args:
             address, mac: of the switch; it answers ARP for the address once there is a job.

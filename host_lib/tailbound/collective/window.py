@@ -1,0 +1,167 @@
+"""The ops of one rank that are in flight: which have room, which are foreseen, which are over (clock-2, clock-19)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from tailbound.collective.job import Job
+from tailbound.collective.op import Launch, Op, Sending
+from tailbound.transport.sequence import Place, Position
+from tailbound.wire.schema import OP_INDEX_BITS, OP_PER_STEP, OP_STEPS, op_label, serial_distance
+
+_INDEX_MASK, _STEP_MASK = (1 << OP_INDEX_BITS) - 1, 0xFFFFFFFF >> OP_INDEX_BITS
+#: ``control.first_op`` follows at this distance: far enough for words about old ops, near enough for serial numbers.
+_FIRST_OP_LAG = 1 << 24
+
+
+class Window:
+    """Ops from their first sign of life until their slots are free again.
+
+    Args:
+        job: of the rank.
+        placed: called with every op that has got a place or a launch.
+
+    Attributes:
+        ops: by label, in the order of labels.
+        waiting: launched, and without room.
+        recent: (label, start) of the last ops that are over.
+    """
+
+    def __init__(self, job: Job, placed: Callable[[Op], None]) -> None:
+        self._job, self._placed = job, placed
+        self.ops: dict[int, Op] = {}
+        self.waiting: deque[Launch] = deque()
+        self.recent: deque[tuple[int, int]] = deque(maxlen=4)
+        self._named = (job.sequence.next_label - 1) & 0xFFFFFFFF  # the newest op that a packet has named
+
+    @property
+    def launched(self) -> bool:
+        """Whether an op of this rank's own is in flight."""
+        return any(op.launch is not None for op in self.ops.values())
+
+    # -- into it --------------------------------------------------------------------------------------------------
+
+    def admit(self) -> list[Op]:
+        """Places launched ops in order, as far as the ring has room (half of it: peers may lag by the other half).
+
+        Returns:
+            Those that have been placed.
+        """
+        job, placed = self._job, []
+        while self.waiting:
+            launch = self.waiting[0]
+            if not self._room(launch.layout.shape.rows) or not self._recordable(job.sequence.upcoming):
+                break
+            place, wrong = job.sequence.assign(launch.layout)
+            for old in wrong:
+                self.drop(old)
+            op = self.ops.get(place.label) or self._open(place)
+            op.launch, op.admitted, op.sending = launch, job.now(), Sending.LAUNCHED
+            self.waiting.popleft()  # not before: what fails here must still be found and completed
+            op.cold = op.key not in job.exponents
+            self._placed(op)
+            placed.append(op)
+        return placed
+
+    def named(self, label: int) -> None:
+        """A packet has named ``label``."""
+        if serial_distance(label, self._named) > 0:
+            self._named = label
+        self._foresee(label)
+
+    def foresee(self) -> None:
+        """There may be room now for ops that packets have named."""
+        self._foresee(self._named)
+
+    def _foresee(self, label: int) -> None:
+        """Places everything up to ``label`` that the last steps let us tell in advance (clock-2)."""
+        job = self._job
+        while serial_distance(label, job.sequence.next_label) >= 0:
+            held = sum(op.place.layout.shape.rows for op in self.ops.values())
+            if 2 * held > job.store.result_rows or not self._recordable(job.sequence.next_label):
+                return
+            if label >> OP_INDEX_BITS != job.sequence.next_label >> OP_INDEX_BITS and held:
+                return
+            place = job.sequence.predict()
+            if place is None:
+                return
+            self._placed(self._open(place))
+
+    def _room(self, rows: int) -> bool:
+        pending = sum(op.place.layout.shape.rows for op in self.ops.values() if op.launch is not None)
+        return pending == 0 or 2 * (pending + rows) <= self._job.capacity()
+
+    def _recordable(self, label: int) -> bool:
+        """Whether op records last: peers may lag by as much again, and must keep the record of an op they are in."""
+        if not self.ops:
+            return True
+        oldest = next(iter(self.ops))
+        steps = (label >> OP_INDEX_BITS) - (oldest >> OP_INDEX_BITS) & _STEP_MASK
+        index, first = label & _INDEX_MASK, oldest & _INDEX_MASK if steps == 0 else 0
+        return steps < OP_STEPS // 2 and index - first < OP_PER_STEP // 2
+
+    def _open(self, place: Place) -> Op:
+        op = Op(place, self._job.pool.take(place.layout.shape, place.placement))
+        op.switched = self._job.switched(place.placement.owner_map)
+        self.ops[place.label] = op
+        return op
+
+    # -- out of it ------------------------------------------------------------------------------------------------
+
+    def drop(self, place: Place) -> None:
+        """Forgets a prediction that this rank's own launch has proved wrong."""
+        op = self.ops.pop(place.label, None)
+        if op is not None:
+            self._job.queue.cancel(place.label)
+            self._job.pool.give(place.layout.shape, place.placement, op.buffers)
+            self._job.counters["predictions_wrong"] += 1
+
+    def advance_published(self) -> None:
+        """The published mark is the newest op before which nothing is outstanding."""
+        marks = self._job.marks
+        for op in self.ops.values():
+            if not op.published:
+                return
+            if serial_distance(op.label, marks.published) > 0:
+                marks.published = op.label
+
+    def release(self) -> bool:
+        """Moves the window past ops that are over, in order; only the host moves it (clock-19). Whether it moved."""
+        job = self._job
+        self.advance_published()  # the last results may have left since the ops were moved on, together with answers
+        moved: Place | None = None
+        while self.ops:
+            label, op = next(iter(self.ops.items()))
+            if not (op.finished and op.published):
+                break
+            del self.ops[label]
+            moved = op.place
+            self.recent.append((label, op.start))
+            job.queue.cancel(label)
+            job.pool.keep(op.place, op.buffers)
+        if moved is None:
+            return False
+        own = int(moved.placement.counts[job.rank])
+        control = job.store.control
+        control["released"] = moved.label
+        control["result_base"] = (moved.result_seq + moved.layout.shape.rows) & 0xFFFFFFFF
+        control["sum_base"] = (moved.sum_seqs[job.rank] + own) & 0xFFFFFFFF
+        if serial_distance(moved.label, int(control["first_op"][0])) > 2 * _FIRST_OP_LAG:
+            control["first_op"] = (moved.label - _FIRST_OP_LAG) & 0xFFFFFFFF
+        return True
+
+    def jump(self, to: Position) -> None:
+        """Leaves everything before ``to`` behind (clock-20); nothing is launched."""
+        job = self._job
+        for op in self.ops.values():
+            job.queue.cancel(op.label)
+            job.pool.give(op.place.layout.shape, op.place.placement, op.buffers)
+        self.ops.clear()
+        self.recent.clear()
+        job.sequence.jump(to)
+        before = (op_label(to.step, 0) - 1) & 0xFFFFFFFF
+        job.marks.contributed = job.marks.published = self._named = before
+        control = job.store.control
+        control["result_base"], control["sum_base"] = to.result_seq, to.sum_seqs[job.rank]
+        control["released"] = before
