@@ -1,4 +1,4 @@
-"""A training script for torchrun that goes on from the checkpoint of a run with another number of workers.
+"""A training script that goes on from the checkpoint of a run with another number of workers.
 
 torchrun --nproc-per-node 3 elastic_train.py CHECKPOINT STEPS REPORT
 """
@@ -28,12 +28,9 @@ def sample(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return data, data[:, :4].sin()
 
 
-def main(checkpoint: Path, steps: int, report: Path) -> None:
-    """Trains for ``steps`` steps, saves, and leaves what this rank knows in ``report``."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+def train(rank: int, checkpoint: Path, steps: int, report: Path) -> None:
+    """Trains for ``steps`` steps, saves, and leaves what rank 0 knows in ``report``; ends the process group."""
+    ranks = dist.get_world_size()
     torch.manual_seed(0)
     net = DDP(nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 4)))
     optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
@@ -67,8 +64,12 @@ def main(checkpoint: Path, steps: int, report: Path) -> None:
         report.write_text(json.dumps(told | {"ops": stats["counters"]["ops"]}))
     dist.barrier()
     state.close()
+    state.close()  # may be called twice
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train(dist.get_rank(), Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -29,10 +29,10 @@ Said = tuple[str, str]
 _jobs = itertools.count()
 
 
-def forked_with(*modules: str) -> Any:
-    """The context of a server that has imported ``modules``; it runs afterwards, and ends with this process."""
+def _context() -> Any:
+    """That of the server; it runs afterwards, and ends with this process."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(modules))
+    context.set_forkserver_preload(["preloaded"])
     before = os.environ.get("PYTHONPATH")
     # Python 3.11 does not give the server this process's ``sys.path``; what it cannot import it leaves out in silence.
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
@@ -117,7 +117,7 @@ class Job:
         self, function: Callable[..., Any], ranks: int, folder: Path, *arguments: Any, backend: str = "gloo"
     ) -> None:
         self._until = time.monotonic() + PATIENCE
-        context = forked_with("preloaded")
+        context = _context()
         self._pipes: list[Any] = []
         self.processes: list[Any] = []
         store = str(folder / f"store-{next(_jobs)}")

@@ -36,7 +36,8 @@ def state_digest(net: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     for p in net.parameters():
         out.update(p.detach().numpy().tobytes())
         for name, value in sorted(optimizer.state[p].items()):
-            out.update(f"{name}{value.tolist() if isinstance(value, torch.Tensor) else value}".encode())
+            out.update(name.encode())
+            out.update(value.numpy().tobytes() if isinstance(value, torch.Tensor) else str(value).encode())
     return out.hexdigest()
 
 
@@ -265,23 +266,23 @@ def holding(rank: int, stuck: bool) -> list[int]:
 
 
 def large(rank: int, late: int, steps: int) -> dict[str, Any]:
-    """Trains a model that a default ring does not hold; rank ``late`` comes 400 ms after the others in every step.
+    """Trains a model that its ring does not hold; rank ``late`` comes 400 ms after the others in every step.
 
     Returns:
         What each rank computed, how far it was behind where it asked where to join, and the state in the end.
     """
     torch.manual_seed(0)
     with torch.device("meta"):
-        empty = nn.Sequential(*(nn.Linear(2784, 2784, bias=False) for _ in range(8)))
+        empty = nn.Sequential(*(nn.Linear(1392, 1392, bias=False) for _ in range(8)))
     net = DDP(empty.to_empty(device="cpu"))
     with torch.no_grad():
         for number, p in enumerate(net.parameters()):
-            p.fill_((1 + 0.01 * number) / 2784)
+            p.fill_((1 + 0.01 * number) / 1392)
     optimizer = torch.optim.SGD(net.parameters(), 0.01)
     asked: list[int] = []
     computed: list[int] = []
     skipped: list[int] = []
-    with register(net, optimizer=optimizer, datapath="udp", timeout=60.0) as state:
+    with register(net, optimizer=optimizer, datapath="udp", ring_mib=16.0, timeout=60.0) as state:
         communicator = state.communicator
         assert communicator is not None
         join = communicator.jump
@@ -292,7 +293,7 @@ def large(rank: int, late: int, steps: int) -> dict[str, Any]:
             if rank == late:
                 time.sleep(0.4)
             optimizer.zero_grad()
-            data = torch.randn(2, 2784, generator=torch.Generator().manual_seed(100 * step + rank))
+            data = torch.randn(2, 1392, generator=torch.Generator().manual_seed(100 * step + rank))
             net(data).square().mean().backward()
             optimizer.step()
             computed.append(step)

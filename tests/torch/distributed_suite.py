@@ -6,31 +6,26 @@
     BACKEND=gloo WORLD_SIZE=3 python tests/torch/distributed_suite.py --all
 
 The tests are those of ``torch.testing._internal.distributed.distributed_test``. What they do in a process of their own
-is all theirs; only how such a process starts is ours: from a server that has imported PyTorch once.
+is all theirs; only how such a process starts is ours: forked from this one, which has imported PyTorch and its suite.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 import tempfile
 import unittest
-from pathlib import Path
-from typing import Any
-
-if (_tests := str(Path(__file__).parents[1])) not in sys.path:
-    sys.path.append(_tests)
 
 # the suite reads these as it is imported
 os.environ.setdefault("BACKEND", "tailbound")
 os.environ.setdefault("WORLD_SIZE", "2")
 os.environ.setdefault("TEMP_DIR", tempfile.gettempdir())
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # OpenMP does not survive a fork
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of OpenMP do not survive a fork
 
 from torch.testing._internal.common_distributed import DistTestCases
 
-from processes import forked_with
 from tailbound.autoload import register_backend
 
 register_backend()  # where the package is installed, `import torch` has done it
@@ -51,22 +46,11 @@ FAMILIES = {
 
 
 class TailboundSuite(TestDistBackend, DistributedTest._DistTestBase):
-    """All tests of PyTorch's suite; their processes are forked from a server that has imported PyTorch."""
+    """All tests of PyTorch's suite; their processes are forked from this one, which calls no torch operation itself."""
 
     def setUp(self) -> None:
         super().setUp()
-        context = forked_with("distributed_suite", "torch._dynamo")
-
-        def start(target: Any, name: str, args: Any, kwargs: Any) -> Any:
-            # the server has the environment of its own start, and every test has folders of its own
-            return context.Process(target=_with_environment, name=name, args=(dict(os.environ), target, args, kwargs))
-
-        self._start_processes(start)
-
-
-def _with_environment(environment: dict[str, str], target: Any, args: Any, kwargs: Any) -> None:
-    os.environ.update(environment)
-    target(*args, **kwargs)
+        self._start_processes(multiprocessing.get_context("fork").Process)
 
 
 def select(wanted: list[str]) -> list[str]:

@@ -161,7 +161,7 @@ def test_the_others_wait_for_a_rank_that_holds(tmp_path: Path, stuck: bool) -> N
 
 
 def test_a_model_larger_than_the_ring_trains_in_step(tmp_path: Path) -> None:
-    """62 M parameters, a ring of 46 M, one rank 400 ms late in every step: who is in step neither jumps nor skips."""
+    """15 M parameters, a ring of 11 M, one rank 400 ms late in every step: who is in step neither jumps nor skips."""
     import resync_jobs
     from processes import Job
 
@@ -169,7 +169,7 @@ def test_a_model_larger_than_the_ring_trains_in_step(tmp_path: Path) -> None:
     with Job(resync_jobs.large, 3, tmp_path, 2, steps) as job:
         results = job.results()
     for result in results:
-        assert result["entries"] > 62e6
+        assert result["entries"] > 15e6
         assert all(behind > 0 for behind in result["asked"]), result["asked"]
         applied = result["counters"].get("steps_applied", 0)
         assert len(result["computed"]) + result["skipped"] + applied >= steps  # what is skipped last has no batch
