@@ -134,11 +134,10 @@ def test_faults_on_the_cables(tailbound_lab: Make, faults: Any, counted: str | N
     with lab_team(lab, patient(**WIDE, quiet=(2000 if counted == "DUPLICATE" else 50) * MS)) as job:
         for op in range(8):
             inputs = gradients("U", ranks, NUMEL, seed=op)
-            begun = time.monotonic()
             results = job.allreduce(inputs)
-            assert time.monotonic() - begun < job[0].config.bound / 1e9 + 10
             for out, outcome in results:
                 assert outcome.error is None
+                assert outcome.nanoseconds < job[0].config.deadline_1  # it ends by quiet
                 assert np.isfinite(out).all()
             errors += [nmse(out, exact_mean(inputs)) for out, _ in results]
             if counted == "DUPLICATE":

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fault_rows import contributors
 from lab_team import lab_team
 from support import MS, Team, exact_mean, gradients, hasty, nmse, patient
 from switched_team import switched_team
@@ -95,7 +96,7 @@ def test_losses_in_the_cables_are_made_good(tailbound_lab: Make, monkeypatch: py
 
 def test_a_switch_that_restarts_costs_a_bounded_time_and_no_wrong_sum(tailbound_lab: Make) -> None:
     lab = tailbound_lab(workers=3, switch=True)
-    with through(lab, hasty(width=1408, ring_mib=16.0)) as job:
+    with through(lab, hasty(width=1408, ring_mib=16.0, rotate=False)) as job:
         settle(job)
         for op in range(20):
             inputs = gradients("U", 3, NUMEL, seed=op)
@@ -103,9 +104,9 @@ def test_a_switch_that_restarts_costs_a_bounded_time_and_no_wrong_sum(tailbound_
             if op == 1:
                 lab.switch.restart()
             results = job.allreduce(inputs)
-            assert time.monotonic() - begun < job[0].config.bound / 1e9 + 10
-            assert all(np.isfinite(out).all() for out, _ in results)
-            if op > 1 and all(nmse(out, exact_mean(inputs)) <= 5e-3 for out, _ in results):
+            assert time.monotonic() - begun < job[0].config.bound / 1e9 + 2
+            found = [contributors(out, inputs, {0, 1, 2}, job[0]._row_width) for out, _ in results]
+            if op > 1 and all(set(rows) == {frozenset({0, 1, 2})} for rows in found):
                 return
         pytest.fail("never whole again")
 

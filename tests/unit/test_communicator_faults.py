@@ -53,7 +53,7 @@ def silence(communicator: Communicator) -> Trouble:
 
 def seconds(communicator: Communicator) -> float:
     """How long an op may take here, on a machine that is busy with other things."""
-    return communicator.config.bound / 1e9 + 10
+    return communicator.config.bound / 1e9 + 2
 
 
 # -- packets ------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fault_rows import contributors
 from reference_switch import shuffled
 from support import MS, PATIENCE, Team, Trouble, exact_mean, gradients, hasty, nmse, patient
 from switched_team import switched_team
@@ -87,7 +88,7 @@ def test_a_worker_that_vanishes_costs_flushes_for_three_ops_and_then_nothing() -
             inputs = gradients("U", ranks, NUMEL, seed=op)
             begun = time.monotonic()
             results = job.allreduce(inputs, [0, 1])
-            assert time.monotonic() - begun < job[0].config.bound / 1e9 + 10
+            assert time.monotonic() - begun < job[0].config.bound / 1e9 + 2
             assert all(2 in o.missing for _, o in results)
             if any(o.missing != {2} or o.missed for _, o in results):
                 continue  # a loaded machine held up another one, too
@@ -164,7 +165,7 @@ def test_a_switch_that_is_loaded_anew_goes_on() -> None:
     """What it had summed is gone; rows that lose by it are released with what comes again, and nothing is wrong."""
     ranks = 3
     # the second deadline is only there for a switch that does not run for a while
-    with switched_team(ranks, hasty(deadline_2=2400 * MS, stage_max=2500 * MS)) as (job, switch):
+    with switched_team(ranks, hasty(deadline_2=2400 * MS, stage_max=2500 * MS, rotate=False)) as (job, switch):
         warm_up(job)
         for op in range(6):
             inputs = gradients("U", ranks, NUMEL, seed=op)
@@ -177,10 +178,11 @@ def test_a_switch_that_is_loaded_anew_goes_on() -> None:
                 return out, future.result(PATIENCE)
 
             results = job.each(run)
-            assert all(np.isfinite(out).all() for out, _ in results)
-            # rows that went on without somebody are means of fewer, never of anything else; groups of which nothing
-            # came in time, on a busy machine, are zero
-            assert all(nmse(out, exact_mean(inputs)) < 1.0 or outcome.failed_groups for out, outcome in results)
+            for out, outcome in results:
+                # rows that went on without somebody are means of fewer, never of anything else; what did not come in
+                # time, on a busy machine, is zero
+                found = contributors(out, inputs, set(range(ranks)), job[0]._row_width)
+                assert outcome.missed or None not in found
 
 
 def test_a_silent_switch_is_named_left_and_tried_again(
@@ -200,7 +202,7 @@ def test_a_silent_switch_is_named_left_and_tried_again(
             inputs = gradients("U", ranks, NUMEL, seed=next(ops))
             begun = time.monotonic()
             results = job.allreduce(inputs)
-            assert time.monotonic() - begun < job[0].config.bound / 1e9 + 10
+            assert time.monotonic() - begun < job[0].config.bound / 1e9 + 2
             return results, nmse(results[0][0], exact_mean(inputs))
 
         def right_under(wanted: tuple[int, ...]) -> None:
