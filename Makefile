@@ -14,7 +14,6 @@ STAMP := $(VENV)/.setup-done
 EXTRAS := torch,test,plots,demo,prometheus,tensorboard,examples,dev
 OUT ?= out
 EXAMPLES ?= 500
-# one for tests in real time, and one beside it
 TEST_PROCESSES ?= 2
 C_SOURCES = $(filter-out ebpf/wire.h ebpf/abi.h,$(wildcard ebpf/*.[ch] xdp_programs/*.[ch]))
 
@@ -66,7 +65,7 @@ demo: setup
 	$(BIN)/tailbound demo --out $(OUT)/demo
 
 test: setup
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --durations=20 --durations-min=2
 
 thorough: setup
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --thorough

@@ -5,11 +5,11 @@ integration) every skip, of whatever origin, is a failure. Exceptions are the to
 package registry (``IN_NO_REGISTRY``), devices (``DEVICES``), and what Debian 12's own kernel lacks (``NEWER_KERNELS``).
 Where these are there, their tests run and must pass.
 
-``pytest -n 2``, as ``make test`` does, runs tests in two processes: in one of them those in real time, one after the
-other, and beside them what only computes.
+``pytest -n 2``, as ``make test`` does, runs tests in two processes, those in real time one after the other
+(``_scope``).
 
 ``pytest --thorough`` runs what a marker of that name keeps out of the everyday run, too: the rest of a series of which
-that has every fourth case, say.
+that has a few cases, whole benchmarks.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -158,23 +160,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="run tests marked as thorough, too")
 
 
-#: Folders of tests in real time, and what other files import whose tests are.
-_REAL_FOLDERS = ("tests/netns/", "tests/torch/", "tests/p4/")
-_REAL_IMPORTS = re.compile(r"^(import|from) .*\b(socket|switched_team|team|threading|time)\b", re.MULTILINE)
+#: What the files import whose tests need time that passes: sockets, threads, jobs over loopback.
+_REAL = re.compile(r"^(import|from) .*\b(socket|switched_team|team|threading|time)\b", re.MULTILINE)
 _SIMULATED = re.compile(r"^from sim\.", re.MULTILINE)
 
 
 @functools.cache
 def _scope(file: str) -> str:
-    """What one process runs in one go: a file that only computes, or all that is in real time."""
+    """What one process runs in one go, one test after the other: a file that only computes, or all of a kind in real
+    time. Labs, torch's processes and loopback jobs each have the machine to themselves but for one other process.
+    """
+    folder = Path(file).parent.name
+    if folder in ("netns", "torch", "p4"):
+        return folder
     source = (REPOSITORY / file).read_text()
-    real = file.startswith(_REAL_FOLDERS) or (_REAL_IMPORTS.search(source) and not _SIMULATED.search(source))
-    return "real time" if real else file
+    return "real time" if _REAL.search(source) and not _SIMULATED.search(source) else file
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Deadlines are kept where nothing but the machine is in their way; the largest scope begins first."""
+    """By scopes, the largest first, so that those in real time are not what is left at the end."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
@@ -237,6 +242,20 @@ def _no_skips(report):
         report.outcome = "failed"
         report.longrepr = f"skipped although TAILBOUND_REQUIRE_ALL=1: {reason}"
     return report
+
+
+_seconds: Counter[str] = Counter()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _seconds[report.nodeid.partition("::")[0].rpartition("/")[0]] += report.duration
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Where the time goes, by folder: a whole run is to take ten minutes at most, on two cores."""
+    if len(_seconds) > 1:
+        terminalreporter.section("seconds by folder")
+        terminalreporter.line(", ".join(f"{folder} {seconds:.0f}" for folder, seconds in _seconds.most_common()))
 
 
 @pytest.fixture(scope="session")

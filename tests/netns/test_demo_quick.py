@@ -23,7 +23,7 @@ def test_the_demo_sums_in_the_kernel_and_accounts_for_every_packet(tmp_path: Pat
 
     text = io.StringIO()
     out = tmp_path / "demo"
-    run(out=out, datapath="xdp", workers=3, length=Length(1, 0.0), console=Console(file=text, width=120))
+    run(out=out, datapath="xdp", workers=2, length=Length(1, 0.0), console=Console(file=text, width=120))
     summary = json.loads((out / "summary.json").read_text())
     # the time is over after one turn of each
     assert (summary["datapath"], summary["lab"], summary["steps"]) == ("xdp", True, 11)

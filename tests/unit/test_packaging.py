@@ -136,6 +136,7 @@ def test_wheel_works_from_site_packages(wheel: Path, repository: Path, tmp_path:
     assert script.returncode == 0, script.stderr
 
 
+@pytest.mark.thorough
 def test_sdist_builds_the_same_wheel(checkout: Path, wheel: Path, tmp_path: Path) -> None:
     """Symbolic links are files there, so that it can be built anywhere."""
     build = "import setuptools.build_meta as b, sys; print(b.build_sdist(sys.argv[1]))"
