@@ -1,6 +1,6 @@
 # make setup   .venv with the tailbound command, system packages from apt-packages.txt; nothing when all is there
 # make demo    train a real model over a lossy lab, beside Gloo
-# make test    all tests (make lint: ruff, mypy, clang-format, generated files)
+# make test    the tests, in TEST_PROCESSES=2 processes (make lint: ruff, mypy, clang-format, generated files)
 # make thorough   make test, and what it leaves out: all pairs of faults over XDP, all examples, whole benchmarks
 # make soak    sequences of faults at random on the simulated engine; EXAMPLES=500
 SHELL := /bin/bash

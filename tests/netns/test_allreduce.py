@@ -252,7 +252,7 @@ def test_a_killed_worker_is_named_and_the_others_finish(tailbound_lab: Make, tmp
             out, _ = workers[rank].communicate(timeout=PATIENCE)
             assert workers[rank].returncode == 0
             told = json.loads(out.splitlines()[-1])
-            assert told["longest"] < 20
+            assert told["longest"] < 7  # the bound of 5 s, and what a machine that is busy adds
             assert told["missing"] == [victim]
             assert told["stats"]["suspects"] == [victim]
             assert any(f"rank {rank}: rank {victim} has" in text for text in told["said"])
@@ -304,7 +304,7 @@ def _mac_of(interface: str) -> bytes:
 @pytest.mark.needs("scapy")
 def test_foreign_and_malformed_traffic_beside_an_allreduce(tailbound_lab: Make) -> None:
     """TCP and UDP of others pass untouched on the same interface, a flood of rubbish is counted, no bit changes."""
-    ranks, cookie, flood = 3, 21, 6000
+    ranks, cookie, flood = 3, 21, 1800
     lab = tailbound_lab(workers=ranks)
     expected = Reference(ranks, 1408, cookie)
     with lab_team(lab, patient(**WIDE, share_rows=False), cookie=cookie) as job:
