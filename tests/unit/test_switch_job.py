@@ -111,5 +111,5 @@ def test_every_port_has_a_place_in_the_table() -> None:
 def test_values_of_arrays_are_whole_words() -> None:
     """The kernel rounds them up to 8 bytes; numpy would not see the gap."""
     for map_ in SWITCH_MAPS:
-        dtype, shape = Sizes(1408, SLOTS, 64, 2).shape(map_)
+        dtype, shape = Sizes(1408, SLOTS, 64, 2).shapes[map_.name]
         assert dtype.itemsize * (shape[1] if len(shape) > 1 else 1) % 8 == 0, map_.name
