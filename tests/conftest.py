@@ -86,7 +86,7 @@ def _linux(*least: int) -> Callable[[], bool]:
 
 
 def _p4_runtime() -> bool:
-    from tailbound.p4 import tools
+    from tailbound.switch.p4 import tools
 
     with contextlib.suppress(CapabilityError):
         return bool(tools.runtime_command())

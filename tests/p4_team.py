@@ -16,8 +16,10 @@ from tailbound.codec.scale import headroom_of
 from tailbound.collective.communicator import Communicator
 from tailbound.kernel import ethtool
 from tailbound.lab import namespaces
-from tailbound.p4.box import P4Box
+from tailbound.switch.box import Box
 from tailbound.switch.job import JobSpec, RankSpec
+from tailbound.switch.p4.box import open_p4
+from tailbound.switch.p4.switch import P4Switch
 from tailbound.transport.config import Config
 from tailbound.transport.switch_settings import switch_of
 
@@ -34,7 +36,9 @@ def _worker(rank: int) -> None:
 
 
 @contextmanager
-def p4_team(ranks: int, settings: dict[str, Any], *, datapath: str, rows: int = 512) -> Iterator[tuple[Team, P4Box]]:
+def p4_team(
+    ranks: int, settings: dict[str, Any], *, datapath: str, rows: int = 512
+) -> Iterator[tuple[Team, Box[P4Switch]]]:
     """A job of ``ranks`` and its switch; workers find each other and the switch by ARP."""
     with veths.star(ranks) as (hub, ends):
         ports = [f"port{rank}" for rank in range(ranks)]
@@ -61,5 +65,5 @@ def p4_team(ranks: int, settings: dict[str, Any], *, datapath: str, rows: int = 
             box.close()
 
 
-def _open(ports: list[str], stations: dict[str, str]) -> P4Box:
-    return P4Box.open(ports, switch_cases.ADDRESS, mac=switch_cases.MAC, stations=stations, sizes=SIZES)
+def _open(ports: list[str], stations: dict[str, str]) -> Box[P4Switch]:
+    return open_p4(ports, switch_cases.ADDRESS, mac=switch_cases.MAC, stations=stations, sizes=SIZES)

@@ -21,8 +21,8 @@ import veths
 from switch_world import entry_of, mac_bytes
 from tailbound.kernel.frames import frame, ipv4_checksum
 from tailbound.lab import namespaces
-from tailbound.p4.compile import Sizes
-from tailbound.p4.switch import P4Switch
+from tailbound.switch.p4.compile import Sizes
+from tailbound.switch.p4.switch import P4Switch
 from tailbound.wire.schema import UNKNOWN_SENDER, Verdict
 
 PORTS = 4

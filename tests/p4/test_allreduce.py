@@ -7,7 +7,7 @@ import pytest
 
 from p4_team import p4_team
 from support import exact_mean, gradients, nmse, patient
-from tailbound.p4 import report
+from tailbound.switch import report
 from tailbound.switch.report import lines
 
 pytestmark = pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")

@@ -16,7 +16,7 @@ LAYERS = (
     {"codec", "kernel", "transport", "datapath"},
     {"collective"},
     {"torch"},
-    {"lab", "bench", "doctor", "demo", "switch", "top", "p4", "metrics", "cli"},
+    {"lab", "bench", "doctor", "demo", "switch", "top", "metrics", "cli"},
     {"__main__"},
 )
 LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}

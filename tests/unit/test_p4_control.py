@@ -11,10 +11,10 @@ import pytest
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel.assets import assets
 from tailbound.kernel.switch import Entry, Member
-from tailbound.p4 import commands, process, runtime, tools
-from tailbound.p4.box import P4Box
-from tailbound.p4.compile import Sizes, compile_switch
-from tailbound.p4.switch import P4Switch
+from tailbound.switch.p4 import commands, process, runtime, tools
+from tailbound.switch.p4.box import open_p4
+from tailbound.switch.p4.compile import Sizes, compile_switch
+from tailbound.switch.p4.switch import P4Switch
 from tailbound.wire.schema import SWITCH_JOBS, VERDICTS
 
 SIZES = Sizes(slots=64, jobs=2, ranks=4, ports=8)
@@ -81,11 +81,11 @@ def test_a_job_as_commands() -> None:
 
 def test_ports_that_cannot_be() -> None:
     with pytest.raises(ConfigError, match="each once"):
-        P4Box.open(["a", "a"], "198.18.252.1", mac="02:7b:00:02:00:00")
-    with pytest.raises(ConfigError, match="nowhere is no port of this switch; there are: a"):
-        P4Box.open(["a"], "198.18.252.1", mac="02:7b:00:02:00:00", stations={"02:00:00:00:00:01": "nowhere"})
-    with pytest.raises(ConfigError, match="port no-such-if"):
-        P4Box.open(["no-such-if"], "198.18.252.1", mac="02:7b:00:02:00:00")
+        open_p4(["a", "a"], "198.18.252.1", mac="02:7b:00:02:00:00")
+    with pytest.raises(ConfigError, match="nowhere is no port of this switch; there are: lo"):
+        open_p4(["lo"], "198.18.252.1", mac="02:7b:00:02:00:00", stations={"02:00:00:00:00:01": "nowhere"})
+    with pytest.raises(ConfigError, match="no interface 'no-such-if'"):
+        open_p4(["no-such-if"], "198.18.252.1", mac="02:7b:00:02:00:00")
 
 
 @pytest.fixture

@@ -102,6 +102,8 @@ def unpacked(address: int) -> str:
 class Switch:
     """Maps and descriptors, made or opened; closing it leaves what is pinned or attached by a pinned link.
 
+    An ``Aggregator`` (``switch.box``).
+
     Args:
         sizes: what the maps were made for.
         held: the maps, arrays mapped.
@@ -113,6 +115,22 @@ class Switch:
         self.maps = held
         self.program = program
         self.out = out
+
+    form = "mean"
+
+    @property
+    def slots(self) -> int:
+        """Of all jobs together."""
+        return self.sizes.slots
+
+    @property
+    def width(self) -> int:
+        """Codes of the widest row."""
+        return self.sizes.width
+
+    def alive(self) -> bool:
+        """Whether it runs: it does as long as its programs are attached."""
+        return True
 
     @classmethod
     def make(cls, sizes: Sizes, loader: str = "auto") -> Switch:
@@ -228,6 +246,13 @@ class Switch:
         shape = (self.sizes.cpus, SWITCH_JOBS, UNKNOWN_SENDER + 1, VERDICTS)
         out: np.ndarray[Any, np.dtype[np.uint64]] = rows.reshape(shape)[:, place].sum(0)
         return out
+
+    def rows_of(self, entry: Entry) -> tuple[int, int]:
+        """Rows of a job in its slots: final ones, and open ones."""
+        records = self.maps.arrays["switch_slots"][entry.base : entry.base + entry.rows]
+        own = records[records["cookie"] == entry.cookie]
+        final = int(np.count_nonzero(own["final"]))
+        return final, len(own) - final
 
     def port_counters(self, ifindex: int) -> Mapping[str, int]:
         """Counters of a port over all CPUs."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tailbound.kernel.switch import Entry
+from tailbound.kernel.switch import Entry, Switch
 from tailbound.lab import namespaces
 from tailbound.lab.spec import LabSpec
 from tailbound.lab.topology import Link, Topology
 from tailbound.switch import report
-from tailbound.switch.box import Box, environment
+from tailbound.switch.box import Box, open_xdp
 from tailbound.switch.job import JobSpec, RankSpec
 from tailbound.transport.rendezvous import new_cookie
 
@@ -41,16 +41,16 @@ class SummingSwitch:
         self._box = self._open()
         self.entry = self.add(self._job)
 
-    def _open(self) -> Box:
-        def inside() -> Box:
-            return Box.open(self._ports, Link.DATA.switch_address, mac=Link.DATA.switch_mac, slots=self._slots)
+    def _open(self) -> Box[Switch]:
+        def inside() -> Box[Switch]:
+            return open_xdp(self._ports, Link.DATA.switch_address, mac=Link.DATA.switch_mac, slots=self._slots)
 
         return namespaces.call(self._namespace, inside, patient=True)
 
     @property
     def environment(self) -> dict[str, str]:
         """What workers need to know of it."""
-        return environment(self.entry)
+        return self._box.environment(self.entry)
 
     def add(self, spec: JobSpec) -> Entry:
         """Takes another job in; see ``Box.add``."""

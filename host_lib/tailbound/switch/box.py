@@ -1,10 +1,13 @@
-"""A switch that runs: programs on ports, jobs in and out."""
+"""A switch that runs, of either kind: ports by name, jobs in and out. XDP programs are opened here, bmv2 in ``p4``."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar
+
+from numpy.typing import NDArray
 
 from tailbound.errors import CapabilityError, ConfigError
 from tailbound.kernel import attach as attaching
@@ -14,98 +17,88 @@ from tailbound.kernel.switch import Entry, Member, Sizes, Switch, port_table
 from tailbound.switch.job import JobSpec, mac_bytes, place
 from tailbound.transport.config import row_width
 from tailbound.transport.rendezvous import new_cookie
+from tailbound.transport.settings import PORT
+from tailbound.transport.switch import ADDRESS, CODES, COOKIE, FORM, ROWS
 
-__all__ = ["DEFAULT_SLOTS", "Box", "Port", "environment"]
+__all__ = ["DEFAULT_SLOTS", "Aggregator", "Box", "Port", "check_ports", "open_xdp"]
 
 #: Slots of all jobs together: two jobs of the default size; 92 MB at W = 1408.
 DEFAULT_SLOTS = 32768
 
 
-def environment(entry: Entry) -> dict[str, str]:
-    """The variables by which the workers of a job learn of their switch."""
-    return {
-        "TAILBOUND_SWITCH": entry.address,
-        "TAILBOUND_SWITCH_ROWS": str(entry.rows),
-        "TAILBOUND_COOKIE": f"{entry.cookie:#010x}",
-        "TAILBOUND_PORT": str(entry.port),
-    }
-
-
 @dataclass(frozen=True)
 class Port:
-    """A port of the switch."""
+    """A port of the switch; ``ifindex`` is its number in a P4 switch."""
 
     name: str
     ifindex: int
 
 
-class Box:
-    """Programs on ports; every method is to be called in the network namespace that the ports are in.
+class Aggregator(Protocol):
+    """What sums: job entries in and out, and counters.
+
+    Attributes:
+        form: of its results, see ``transport.switch.FORMS``.
+    """
+
+    form: str
+
+    @property
+    def slots(self) -> int:
+        """Of all jobs together."""
+
+    @property
+    def width(self) -> int:
+        """Codes of the widest row."""
+
+    def alive(self) -> bool:
+        """Whether it runs."""
+
+    def put(self, place: int, entry: Entry) -> None:
+        """Installs a job at ``place``, which is free.
+
+        Raises:
+            OSError, ConfigError, AttachError: it refuses.
+        """
+
+    def drop(self, place: int) -> None:
+        """Takes a job out; its slots keep its cookie and count as another job's."""
+
+    def entries(self) -> dict[int, Entry]:
+        """The jobs by place."""
+
+    def ledger(self, place: int) -> NDArray[Any]:
+        """Counters of a job, [senders and unknown, VERDICTS]; the last row is of senders that are not to be trusted."""
+
+    def rows_of(self, entry: Entry) -> tuple[int, int]:
+        """Rows of a job in its slots: final ones, and open ones."""
+
+    def port_counters(self, ifindex: int) -> Mapping[str, int]:
+        """Counters of a port by name, ``ours, foreign, results, answers`` among them."""
+
+    def close(self) -> None:
+        """Lets go of it."""
+
+
+A = TypeVar("A", bound=Aggregator)
+
+
+class Box(Generic[A]):
+    """A switch and its ports; every method is to be called in the network namespace that the ports are in.
 
     Args:
-        switch: maps and programs.
-        ports: where they are attached.
+        switch: what sums.
+        ports: where it is attached.
         address, mac: of the switch, as workers see it.
         links: descriptors of the links; empty where others hold them.
     """
 
-    def __init__(
-        self, switch: Switch, ports: Sequence[Port], address: str, mac: bytes, links: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, switch: A, ports: Sequence[Port], address: str, mac: bytes, links: Sequence[int] = ()) -> None:
         self.switch = switch
         self.ports = tuple(ports)
         self.address = address
         self.mac = mac
         self.links = list(links)
-
-    @classmethod
-    def open(
-        cls,
-        ports: Sequence[str],
-        address: str,
-        *,
-        mac: str | None = None,
-        slots: int = DEFAULT_SLOTS,
-        mtu: int | None = None,
-        loader: str = "auto",
-        mode: str = "native",
-    ) -> Box:
-        """Attaches to ports; closing the box detaches.
-
-        Args:
-            address: IPv4 address of the switch.
-            mac: its Ethernet address; None: that of the first port.
-            slots: of all jobs together.
-            mtu: of the path, in bytes; None: the smallest of the ports.
-
-        Raises:
-            ConfigError: a port, address or size that cannot be.
-            CapabilityError: compiler, privilege or kernel feature missing.
-            AttachError: a port refuses, or carries a program; nothing stays attached.
-        """
-        if not ports or len(set(ports)) < len(ports):
-            raise ConfigError(f"ports {', '.join(ports) or '(none)'}: give at least one, and each once")
-        if slots < 1:
-            raise ConfigError(f"{slots} slots: give at least one")
-        found = [Port(name, interfaces.index_of(name)) for name in ports]
-        least = min(interfaces.mtu_of(name) for name in ports)
-        if mtu is not None and mtu > least:
-            raise ConfigError(f"MTU {mtu} is above the ports' {least}: give at most that")
-        for port in found:
-            attaching.refuse_occupied(port.name)
-        own = mac_bytes(mac) if mac is not None else interfaces.mac_of(ports[0])
-        linear = min(linear_of(name) for name in ports)
-        width = row_width(0, least if mtu is None else mtu, linear=linear)
-        made = cls(
-            Switch.make(Sizes(width, slots, port_table([p.ifindex for p in found])), loader), found, address, own
-        )
-        try:
-            for port in found:
-                made.links.append(attaching.attach(made.switch.program, port.name, mode))
-        except BaseException:
-            made.close()
-            raise
-        return made
 
     def close(self) -> None:
         """Closes links and maps; what nobody else holds is gone then. May be called twice."""
@@ -118,10 +111,11 @@ class Box:
         """Takes a job in.
 
         Raises:
-            ConfigError: something of it is another job's, or a port is not the switch's.
+            ConfigError: no room, something of it is another job's, or a port is not the switch's.
             CapabilityError: the kernel refuses a port.
+            AttachError: the P4 switch refuses.
         """
-        number, base = place(spec, self.switch.entries(), self.switch.sizes.slots)
+        number, base = place(spec, self.switch.entries(), self.switch.slots)
         by_name = {port.name: port.ifindex for port in self.ports}
         for rank, worker in enumerate(spec.ranks):
             if worker.port not in by_name:
@@ -142,6 +136,16 @@ class Box:
                 "XDP on each port"
             ) from error
         return entry
+
+    def environment(self, entry: Entry) -> dict[str, str]:
+        """The variables by which the workers of a job learn of their switch."""
+        said = {
+            ADDRESS: entry.address,
+            ROWS: str(entry.rows),
+            COOKIE: f"{entry.cookie:#010x}",
+            PORT.variable: str(entry.port),
+        }
+        return said if self.switch.form == "mean" else said | {FORM: self.switch.form, CODES: str(self.switch.width)}
 
     def remove(self, cookie: int) -> bool:
         """Takes a job out; its slots are free at once.
@@ -164,6 +168,62 @@ class Box:
         for number, entry in self.switch.entries().items():
             if entry.cookie == old:
                 fresh = replace(entry, cookie=new_cookie() if new is None else new)
+                self.switch.drop(number)
                 self.switch.put(number, fresh)
                 return fresh
         raise ConfigError(f"there is no job {old:#010x} in this switch: see `tailbound switch status`")
+
+
+def check_ports(ports: Sequence[str]) -> None:
+    """Refuses a list of ports that is empty or names one twice.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if not ports or len(set(ports)) < len(ports):
+        raise ConfigError(f"ports {', '.join(ports) or '(none)'}: give at least one, and each once")
+
+
+def open_xdp(
+    ports: Sequence[str],
+    address: str,
+    *,
+    mac: str | None = None,
+    slots: int = DEFAULT_SLOTS,
+    mtu: int | None = None,
+    loader: str = "auto",
+    mode: str = "native",
+) -> Box[Switch]:
+    """Attaches XDP programs to ports; closing the box detaches.
+
+    Args:
+        address: IPv4 address of the switch.
+        mac: its Ethernet address; None: that of the first port.
+        slots: of all jobs together.
+        mtu: of the path, in bytes; None: the smallest of the ports.
+
+    Raises:
+        ConfigError: a port, address or size that cannot be.
+        CapabilityError: compiler, privilege or kernel feature missing.
+        AttachError: a port refuses, or carries a program; nothing stays attached.
+    """
+    check_ports(ports)
+    if slots < 1:
+        raise ConfigError(f"{slots} slots: give at least one")
+    found = [Port(name, interfaces.index_of(name)) for name in ports]
+    least = min(interfaces.mtu_of(name) for name in ports)
+    if mtu is not None and mtu > least:
+        raise ConfigError(f"MTU {mtu} is above the ports' {least}: give at most that")
+    for port in found:
+        attaching.refuse_occupied(port.name)
+    own = mac_bytes(mac) if mac is not None else interfaces.mac_of(ports[0])
+    linear = min(linear_of(name) for name in ports)
+    width = row_width(0, least if mtu is None else mtu, linear=linear)
+    made = Box(Switch.make(Sizes(width, slots, port_table([p.ifindex for p in found])), loader), found, address, own)
+    try:
+        for port in found:
+            made.links.append(attaching.attach(made.switch.program, port.name, mode))
+    except BaseException:
+        made.close()
+        raise
+    return made

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from tailbound.switch.box import DEFAULT_SLOTS, environment
-from tailbound.switch.job import DEFAULT_HEADROOM, DEFAULT_ROWS, JobSpec, parse_rank
+from tailbound.errors import AttachError, ConfigError
+from tailbound.switch.box import DEFAULT_SLOTS, Box
+from tailbound.switch.job import DEFAULT_HEADROOM, DEFAULT_ROWS, JobSpec, parse_rank, parse_station
 from tailbound.transport.config import DEFAULT_PORT
 from tailbound.transport.rendezvous import new_cookie
 
@@ -26,26 +28,69 @@ def switch() -> None:
     "--address", required=True, help="IPv4 address that workers send to; this box's own, on the same network."
 )
 @click.option("--mac", help="Ethernet address of that address; without it, that of the first PORT.")
-@click.option("--slots", type=click.IntRange(1), default=DEFAULT_SLOTS, help="Rows summed at once, of all jobs.")
+@click.option(
+    "--slots", type=click.IntRange(1), help=f"Rows summed at once, of all jobs.  [default: {DEFAULT_SLOTS}; P4: 4096]"
+)
 @click.option("--mtu", type=int, help="MTU of the path; without it, the smallest of the ports.")
 @click.option(
-    "--loader", type=click.Choice(["auto", "bcc", "clang"]), default="auto", help="What compiles the program."
+    "--loader", type=click.Choice(["auto", "bcc", "clang"]), help="What compiles the program.  [default: auto]"
 )
-def up(ports: tuple[str, ...], address: str, **options: Any) -> None:
-    """Load the XDP program onto PORTs; it stays until `tailbound switch down`."""
-    from tailbound.switch import pinned
-
-    box = pinned.up(ports, address, **options)
-    click.echo(f"switch {address} is up on {', '.join(ports)}: rows of {box.switch.sizes.width} codes")
+@click.option("--p4", is_flag=True, help="Run the P4 switch in bmv2 instead (see p4/README.md): no --mtu, no --loader.")
+@click.option(
+    "--station", "stations", multiple=True, metavar="MAC,PORT",
+    help="P4: what is sent to MAC leaves by PORT; what is sent to others is flooded.",
+)  # fmt: skip
+@click.option("--thrift-port", type=click.IntRange(1, 65535), help="P4: where bmv2 takes commands.  [default: 9090]")
+def up(ports: tuple[str, ...], address: str, p4: bool, **options: Any) -> None:
+    """Load the XDP program onto PORTs, or start bmv2 over them; it stays until `tailbound switch down`."""
+    given = {name: value for name, value in options.items() if value not in (None, ())}
+    not_here = given.keys() & ({"mtu", "loader"} if p4 else {"stations", "thrift_port"})
+    if not_here:
+        names = ", ".join(f"--{name.replace('_', '-').replace('stations', 'station')}" for name in sorted(not_here))
+        raise ConfigError(f"{names}: for {'an XDP switch' if p4 else 'a P4 switch (--p4)'} only, run it without")
+    box = _up_p4(ports, address, **given) if p4 else _up_xdp(ports, address, **given)
+    click.echo(f"switch {address} is up on {', '.join(ports)}: rows of {box.switch.width} codes")
     box.close()
+
+
+def _up_xdp(ports: Sequence[str], address: str, **given: Any) -> Box[Any]:
+    from tailbound.switch import pinned
+    from tailbound.switch.p4 import kept
+
+    if kept.is_up():
+        raise AttachError("a P4 switch is up in this network namespace: run `tailbound switch down` first")
+    return pinned.up(ports, address, **given)
+
+
+def _up_p4(
+    ports: Sequence[str], address: str, slots: int | None = None, stations: Sequence[str] = (), **given: Any
+) -> Box[Any]:
+    from tailbound.switch import pinned
+    from tailbound.switch.p4 import kept
+    from tailbound.switch.p4.compile import Sizes
+
+    if pinned.is_up():
+        raise AttachError("an XDP switch is up in this network namespace: run `tailbound switch down` first")
+    sizes = Sizes() if slots is None else Sizes(slots=slots)
+    return kept.up(ports, address, sizes=sizes, stations=dict(map(parse_station, stations)), **given)
+
+
+def _find() -> Box[Any]:
+    """The switch that is up here, of whatever kind."""
+    from tailbound.switch import pinned
+    from tailbound.switch.p4 import kept
+
+    return kept.find() if kept.is_up() else pinned.find()
 
 
 @switch.command()
 def down() -> None:
-    """Remove the program from all ports, after a crash too."""
+    """End the switch and remove all of it, after a crash too."""
     from tailbound.switch import pinned
+    from tailbound.switch.p4 import kept
 
-    click.echo("the switch is down" if pinned.down() else "no switch is up here")
+    found = [kept.down(), pinned.down()]
+    click.echo("the switch is down" if any(found) else "no switch is up here")
 
 
 @switch.command()
@@ -54,9 +99,9 @@ def status(as_json: bool) -> None:
     """Show ports, jobs, slots and what became of packets."""
     from tailbound.switch import pinned, report
 
-    box = pinned.find()
+    box = _find()
     try:
-        found = report.examine(box, pinned.attached)
+        found = report.examine(box, pinned.attached if box.switch.form == "mean" else lambda _: True)
     finally:
         box.close()
     click.echo(json.dumps(found) if as_json else "\n".join(report.lines(found)))
@@ -75,20 +120,23 @@ def job() -> None:
     "--cookie", type=lambda text: int(text, 0), metavar="N", help="The job's cookie; without it, a random one."
 )
 @click.option("--port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, help="UDP port of the job.")
-@click.option("--rows", type=int, default=DEFAULT_ROWS, help="Its slots, a power of two.")
+@click.option(
+    "--rows",
+    type=int,
+    help=f"Its slots, a power of two.  [default: {DEFAULT_ROWS}, or as many as a smaller switch has]",
+)
 @click.option("--base", type=int, help="Its first slot; without it, wherever there is room.")
 @click.option("--headroom", type=int, default=DEFAULT_HEADROOM, help="Room for growth, in quarter powers of two.")
-def add(ranks: tuple[str, ...], cookie: int | None, **options: Any) -> None:
+def add(ranks: tuple[str, ...], cookie: int | None, rows: int | None, **options: Any) -> None:
     """Take a job in, and print what its workers need to know of it. A job that starts again needs a new cookie."""
-    from tailbound.switch import pinned
-
-    spec = JobSpec(tuple(map(parse_rank, ranks)), new_cookie() if cookie is None else cookie, **options)
-    box = pinned.find()
+    members = tuple(map(parse_rank, ranks))
+    box = _find()
     try:
-        entry = box.add(spec)
+        wanted = min(DEFAULT_ROWS, 1 << box.switch.slots.bit_length() - 1) if rows is None else rows
+        entry = box.add(JobSpec(members, new_cookie() if cookie is None else cookie, rows=wanted, **options))
     finally:
         box.close()
-    for name, value in environment(entry).items():
+    for name, value in box.environment(entry).items():
         click.echo(f"export {name}={value}")
 
 
@@ -96,9 +144,7 @@ def add(ranks: tuple[str, ...], cookie: int | None, **options: Any) -> None:
 @click.argument("cookie", type=lambda text: int(text, 0))
 def remove(cookie: int) -> None:
     """Take a job out."""
-    from tailbound.switch import pinned
-
-    box = pinned.find()
+    box = _find()
     try:
         there = box.remove(cookie)
     finally:

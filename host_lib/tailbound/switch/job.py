@@ -15,7 +15,16 @@ from tailbound.kernel.switch import Entry
 from tailbound.transport.config import DEFAULT_PORT
 from tailbound.wire.schema import MAX_RANKS, SWITCH_JOBS
 
-__all__ = ["DEFAULT_HEADROOM", "DEFAULT_ROWS", "JobSpec", "RankSpec", "mac_bytes", "parse_rank", "place"]
+__all__ = [
+    "DEFAULT_HEADROOM",
+    "DEFAULT_ROWS",
+    "JobSpec",
+    "RankSpec",
+    "mac_bytes",
+    "parse_rank",
+    "parse_station",
+    "place",
+]
 
 #: Slots of a job: a bucket of 25 MiB of float32 at W = 1408, and more than as much again for the ones behind.
 DEFAULT_ROWS = 16384
@@ -68,6 +77,19 @@ def parse_rank(text: str) -> RankSpec:
     if len(parts) != 3:
         raise ConfigError(f"rank {text!r} is not ADDRESS,MAC,PORT: write for example 10.0.0.1,02:7b:00:00:00:01,eth1")
     return RankSpec(parts[0].strip(), parts[1].strip().lower(), parts[2].strip())
+
+
+def parse_station(text: str) -> tuple[str, str]:
+    """``MAC,PORT``.
+
+    Raises:
+        ConfigError: not of this form.
+    """
+    mac, comma, port = (part.strip() for part in text.partition(","))
+    if not comma or not port:
+        raise ConfigError(f"station {text!r} is not MAC,PORT: write for example 02:7b:00:00:00:01,eth1")
+    mac_bytes(mac)
+    return mac.lower(), port
 
 
 @dataclass(frozen=True)

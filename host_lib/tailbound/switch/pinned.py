@@ -16,10 +16,10 @@ from typing import Any
 from tailbound.errors import AttachError, CapabilityError
 from tailbound.kernel import interfaces, maps, pin, syscalls
 from tailbound.kernel.switch import DEVICES, Sizes, Switch
-from tailbound.switch.box import Box, Port
+from tailbound.switch.box import Box, Port, open_xdp
 from tailbound.wire.schema import SWITCH_MAPS
 
-__all__ = ["down", "find", "up"]
+__all__ = ["down", "find", "is_up", "up"]
 
 #: Raised whenever the maps of this version would be read wrongly by another.
 ABI = 1
@@ -48,12 +48,17 @@ def _settings() -> dict[str, Any] | None:
     return found if (_folder() / _PROGRAM).exists() else None
 
 
-def up(ports: Sequence[str], address: str, **options: Any) -> Box:
-    """Makes a switch and pins it; see ``Box.open``. What the box holds may be closed, the switch stays.
+def is_up() -> bool:
+    """Whether an XDP switch is up here."""
+    return _settings() is not None
+
+
+def up(ports: Sequence[str], address: str, **options: Any) -> Box[Switch]:
+    """Makes a switch and pins it; see ``open_xdp``. What the box holds may be closed, the switch stays.
 
     Raises:
         AttachError: a switch is up here already, or a port refuses.
-        CapabilityError, ConfigError: see ``Box.open``.
+        CapabilityError, ConfigError: see ``open_xdp``.
     """
     there = _settings()
     if there is not None:
@@ -61,7 +66,7 @@ def up(ports: Sequence[str], address: str, **options: Any) -> Box:
         raise AttachError(f"a switch is up already at {there['address']} on {names}: run `tailbound switch down` first")
     pin.mount()
     _remove()
-    box = Box.open(ports, address, **options)
+    box = open_xdp(ports, address, **options)
     try:
         _pin(box)
     except OSError as error:
@@ -77,7 +82,7 @@ def up(ports: Sequence[str], address: str, **options: Any) -> Box:
     return box
 
 
-def _pin(box: Box) -> None:
+def _pin(box: Box[Switch]) -> None:
     folder = _folder()
     folder.mkdir(mode=0o700)
     fds = {name: box.switch.maps.fds[name] for name in _HELD}
@@ -99,7 +104,7 @@ def _pin(box: Box) -> None:
     os.replace(temporary, _file())
 
 
-def find() -> Box:
+def find() -> Box[Switch]:
     """The switch that is up here, with its maps opened; closing it changes nothing.
 
     Raises:

@@ -7,40 +7,37 @@ from typing import Any
 
 import numpy as np
 
-from tailbound.kernel.switch import Entry
 from tailbound.switch.box import Box, Port
-from tailbound.wire.schema import UNKNOWN_SENDER, Verdict
+from tailbound.wire.schema import Verdict
 
 __all__ = ["counted", "examine", "lines"]
 
 
-def counted(box: Box, place: int) -> dict[str, int]:
+def counted(box: Box[Any], place: int) -> dict[str, int]:
     """Verdicts of a job that were ever given, by name, over all senders."""
     return {Verdict(i).name: int(n) for i, n in enumerate(box.switch.ledger(place).sum(0)) if n}
 
 
-def _slots(box: Box, entry: Entry) -> dict[str, int]:
-    records = box.switch.maps.arrays["switch_slots"][entry.base : entry.base + entry.rows]
-    own = records[records["cookie"] == entry.cookie]
-    final = int(np.count_nonzero(own["final"]))
-    return {"final": final, "open": len(own) - final}
-
-
-def examine(box: Box, attached: Callable[[Port], bool] = lambda _: True) -> dict[str, Any]:
+def examine(box: Box[Any], attached: Callable[[Port], bool] = lambda _: True) -> dict[str, Any]:
     """Everything, as plain values.
 
     Args:
         attached: tells whether a port still carries the program.
+
+    Raises:
+        AttachError: a P4 switch does not answer.
     """
+    alive = box.switch.alive()
     ports = [
-        {"name": port.name, "attached": attached(port), **box.switch.port_counters(port.ifindex)} for port in box.ports
+        {"name": port.name, "attached": alive and attached(port), **box.switch.port_counters(port.ifindex)}
+        for port in box.ports
     ]
     jobs = []
     for place, entry in box.switch.entries().items():
-        verdicts = counted(box, place)
-        ledger = box.switch.ledger(place)
+        verdicts, ledger = counted(box, place), box.switch.ledger(place)
+        final, still_open = box.switch.rows_of(entry)
         senders = {
-            str(rank) if rank < UNKNOWN_SENDER else "unknown": {
+            str(rank) if rank < len(ledger) - 1 else "unknown": {
                 Verdict(int(v)).name: int(ledger[rank, v]) for v in np.flatnonzero(ledger[rank])
             }
             for rank in np.flatnonzero(ledger.sum(1))
@@ -53,7 +50,7 @@ def examine(box: Box, attached: Callable[[Port], bool] = lambda _: True) -> dict
                 "base": entry.base,
                 "rows": entry.rows,
                 "headroom": entry.headroom,
-                "slots": _slots(box, entry) | {"abandoned": verdicts.get(Verdict.ABANDONED.name, 0)},
+                "slots": {"final": final, "open": still_open, "abandoned": verdicts.get(Verdict.ABANDONED.name, 0)},
                 "verdicts": verdicts,
                 "senders": senders,
             }
@@ -61,8 +58,8 @@ def examine(box: Box, attached: Callable[[Port], bool] = lambda _: True) -> dict
     return {
         "address": box.address,
         "mac": box.mac.hex(":"),
-        "width": box.switch.sizes.width,
-        "slots": box.switch.sizes.slots,
+        "width": box.switch.width,
+        "slots": box.switch.slots,
         "ports": ports,
         "jobs": jobs,
     }

@@ -1,22 +1,25 @@
 """A running P4 switch: forwarding and jobs put in and taken out, counters read.
 
 The same job entries (``kernel.switch.Entry``) as the XDP switch takes; ``Member.ifindex`` is a port's number here.
+bmv2 tells nobody what has been put into it, so what is needed to take a job out again is kept (``Held``).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.errors import AttachError, ConfigError
 from tailbound.kernel.switch import Entry
-from tailbound.p4 import commands
-from tailbound.p4.compile import Sizes, compile_switch
-from tailbound.p4.process import THRIFT_PORT, Process
-from tailbound.p4.runtime import Runtime
+from tailbound.switch.p4 import commands
+from tailbound.switch.p4.compile import Sizes, compile_switch
+from tailbound.switch.p4.process import THRIFT_PORT, Found, Process
+from tailbound.switch.p4.runtime import Runtime
 from tailbound.wire.schema import VERDICTS
 
 _HANDLE = re.compile(r"handle (\d+)")
@@ -30,46 +33,96 @@ _PORT_COUNTERS = {
 }
 
 
+@dataclass
+class Held:
+    """What has been put into a switch.
+
+    Attributes:
+        entries: jobs by place.
+        undo: commands that take a job out again, by place.
+        shared: the same for what jobs have in common, by address and port (-1: any).
+    """
+
+    entries: dict[int, Entry] = field(default_factory=dict)
+    undo: dict[int, list[str]] = field(default_factory=dict)
+    shared: dict[tuple[str, int], list[str]] = field(default_factory=dict)
+
+
 class P4Switch:
-    """A running switch and what has been put into it by this object.
+    """A running switch and what has been put into it; an ``Aggregator`` (``switch.box``).
 
     Args:
         runtime: a session with it.
         sizes: what its program was compiled for.
-        process: the switch, where this process runs it.
+        process: the switch.
+        held: what was put into it before.
+        changed: called when a job has come or gone.
     """
 
-    def __init__(self, runtime: Runtime, sizes: Sizes, process: Process | None = None) -> None:
+    form = "sums"
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        sizes: Sizes,
+        process: Process | Found,
+        held: Held | None = None,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
         self.sizes = sizes
         self.process = process
+        self.held = Held() if held is None else held
+        self.changed = changed
         self._runtime = runtime
-        self._entries: dict[int, Entry] = {}
         self._own: set[bytes] = set()  # MACs of the switch that it routes for
-        # commands that take out again what was put in: of a job alone, and of what jobs share
-        self._undo: dict[int, list[str]] = {}
-        self._shared: dict[tuple[str, int], list[str]] = {}
+
+    @property
+    def slots(self) -> int:
+        """Of all jobs together."""
+        return self.sizes.slots
+
+    @property
+    def width(self) -> int:
+        """Codes of the widest row."""
+        return self.sizes.codes
+
+    def alive(self) -> bool:
+        """Whether bmv2 runs."""
+        return self.process.alive()
 
     @classmethod
-    def start(cls, ports: Mapping[int, str], sizes: Sizes | None = None, thrift_port: int = THRIFT_PORT) -> P4Switch:
+    def start(
+        cls,
+        ports: Mapping[int, str],
+        sizes: Sizes | None = None,
+        thrift_port: int = THRIFT_PORT,
+        folder: Path | None = None,
+    ) -> P4Switch:
         """Compiles the program and runs it over the interfaces ``ports`` (number -> name) of this network namespace.
+
+        ``folder``: see ``Process``.
 
         Raises:
             CapabilityError: a tool is missing.
             AttachError: the switch does not start.
         """
         wanted = sizes or Sizes()
-        process = Process(compile_switch(wanted), ports, thrift_port)
+        process = Process(compile_switch(wanted), ports, thrift_port, folder)
         try:
             return cls(Runtime(thrift_port), wanted, process)
         except BaseException:
-            process.close()
+            process.end()
             raise
 
     def close(self) -> None:
-        """Ends the session, and the switch if this process runs it."""
+        """Ends the session, and the switch unless it was to outlive this process."""
         self._runtime.close()
-        if self.process is not None:
-            self.process.close()
+        self.process.close()
+
+    def end(self) -> None:
+        """Ends the session and the switch."""
+        self._runtime.close()
+        self.process.end()
 
     # -- forwarding ---------------------------------------------------------------------------------
 
@@ -103,20 +156,21 @@ class P4Switch:
             AttachError: the switch refuses; nothing of the job stays.
         """
         commands.check(entry, place, self.sizes)
-        if place in self._entries:
+        if place in self.held.entries:
             raise ConfigError(f"job {place} of this switch has an entry: take it out first")
-        undo = self._undo[place] = []
-        self._entries[place] = entry
+        undo = self.held.undo[place] = []
+        self.held.entries[place] = entry
         try:
             ports = {rank: [m.ifindex] for rank, m in enumerate(entry.members) if m is not None}
             undo += self._group(commands.JOB_GROUP + place, ports)
             for name, command in _shared(entry, place).items():
-                if name not in self._shared:
-                    self._shared[name] = self._tables([command])
+                if name not in self.held.shared:
+                    self.held.shared[name] = self._tables([command])
             undo += self._tables(commands.job(entry, place))
         except BaseException:
             self.drop(place)
             raise
+        self.changed()
 
     def drop(self, place: int) -> None:
         """Takes a job out; its slots keep its cookie and count as another job's.
@@ -124,15 +178,17 @@ class P4Switch:
         Raises:
             AttachError: the switch refuses.
         """
-        entry = self._entries.pop(place)
-        self._runtime.run_all(reversed(self._undo.pop(place)))
-        still = {name for place, left in self._entries.items() for name in _shared(left, place)}
-        for name in _shared(entry, place).keys() & self._shared.keys() - still:
-            self._runtime.run_all(self._shared.pop(name))
+        held = self.held
+        entry = held.entries.pop(place)
+        self._runtime.run_all(reversed(held.undo.pop(place)))
+        still = {name for place, left in held.entries.items() for name in _shared(left, place)}
+        for name in _shared(entry, place).keys() & held.shared.keys() - still:
+            self._runtime.run_all(held.shared.pop(name))
+        self.changed()
 
     def entries(self) -> dict[int, Entry]:
         """The jobs put in, by place."""
-        return dict(self._entries)
+        return dict(self.held.entries)
 
     def _tables(self, listed: list[str]) -> list[str]:
         """Adds entries; the commands that take them out again."""
@@ -175,11 +231,18 @@ class P4Switch:
         cookies, final = (self.register(name) for name in commands.SLOT_STATE)
         return cookies & 0xFFFFFFFF, final
 
-    def port_counters(self, port: int) -> dict[str, int]:
+    def rows_of(self, entry: Entry) -> tuple[int, int]:
+        """Rows of a job in its slots: final ones, and open ones."""
+        cookies, finals = (found[entry.base : entry.base + entry.rows] for found in self.slot_state())
+        own = cookies == entry.cookie
+        final = int(np.count_nonzero(own & (finals == 1)))
+        return final, int(own.sum()) - final
+
+    def port_counters(self, ifindex: int) -> dict[str, int]:
         """Packets of a port: for the switch, others, results and answers sent; and what the drop simulator lost."""
-        answers = self._runtime.run_all(f"counter_read {name} {port}" for name in _PORT_COUNTERS.values())
+        answers = self._runtime.run_all(f"counter_read {name} {ifindex}" for name in _PORT_COUNTERS.values())
         counts = {name: _number(_COUNTER, name, text) for name, text in zip(_PORT_COUNTERS, answers, strict=True)}
-        lost = (f"register_read {control}.drops.count {port}" for control in (commands.INGRESS, commands.EGRESS))
+        lost = (f"register_read {control}.drops.count {ifindex}" for control in (commands.INGRESS, commands.EGRESS))
         came, went = (int(text.partition("=")[2]) for text in self._runtime.run_all(lost))
         return counts | {"lost_in": came, "lost_out": went}
 

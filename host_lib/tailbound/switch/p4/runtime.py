@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable
 
 from tailbound.errors import AttachError
-from tailbound.p4.tools import runtime_command
+from tailbound.switch.p4.tools import runtime_command
 
 #: Seconds after which an answer is not expected any more.
 PATIENCE = 30.0

@@ -11,7 +11,7 @@ from pathlib import Path
 from tailbound.errors import CapabilityError, ConfigError
 from tailbound.kernel import cache
 from tailbound.kernel.assets import assets
-from tailbound.p4.tools import COMPILER, tool
+from tailbound.switch.p4.tools import COMPILER, tool
 from tailbound.wire.schema import MAX_RANKS, SWITCH_JOBS, WIDTH_STEP
 
 _MAIN = "tailbound.p4"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from tailbound.errors import ConfigError
 from tailbound.kernel.switch import Entry
-from tailbound.p4.compile import Sizes
+from tailbound.switch.p4.compile import Sizes
 
 INGRESS, EGRESS = "TailboundIngress", "TailboundEgress"
 #: Multicast groups: all ports, and one for each job from here on.

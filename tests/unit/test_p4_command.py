@@ -1,0 +1,166 @@
+"""``tailbound switch`` with ``--p4``: from up to down, with scripts in the place of p4c and bmv2, and without them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from support import await_that
+from tailbound import cli
+from tailbound.kernel import ethtool, interfaces, pin
+from tailbound.switch.p4 import kept
+
+
+class Said(NamedTuple):
+    """What a command came to."""
+
+    status: int
+    out: str
+    error: str
+
+
+Run = Callable[..., Said]
+
+#: Listens at its thrift port until it is ended, and writes down how it was started.
+_SWITCH = """#!/usr/bin/python3
+import socket, sys, time
+port = int(sys.argv[sys.argv.index("--thrift-port") + 1])
+open("arguments", "w").write(" ".join(sys.argv[1:]))
+sock = socket.create_server(("127.0.0.1", port))
+while True:
+    sock.accept()[0].close()
+"""
+
+#: The conversation that ``simple_switch_CLI`` has with its user; it writes down what it was told.
+_CLI = """#!/bin/sh
+[ "$1" = --help ] && exit
+while read -r line; do
+  case "$line" in
+    tailbound_*) echo "*** Unknown syntax: $line" ;;
+    table_add*|mc_node_create*) echo "$line" >> "$TOLD"; echo "Entry has been added with handle 5" ;;
+    counter_read*) echo "x= 3 packets, 180 bytes" ;;
+    register_read*verdicts) echo "x= $VERDICTS" | sed "s/x=/${line#register_read }=/" ;;
+    register_read*drops*) echo "${line#register_read }= 0" ;;
+    register_read*) echo "${line#register_read }= $CELLS" ;;
+    *) echo "$line" >> "$TOLD" ;;
+  esac
+  printf 'RuntimeCmd: '
+done
+"""
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """``tailbound switch ...``, with its files below a folder of the test and nothing on PATH but the tests' own."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TOLD", str(tmp_path / "told"))
+    monkeypatch.setattr(pin, "ROOT", tmp_path / "run")
+    monkeypatch.setattr(ethtool, "whole_frames", lambda name: None)
+    monkeypatch.setattr(interfaces, "mac_of", lambda name: bytes.fromhex("020000000009"))
+
+    def switch(*words: str) -> Said:
+        status = cli.main(["switch", *words])
+        return Said(status, *capsys.readouterr())
+
+    yield switch
+    kept.down()
+
+
+@pytest.fixture
+def tools(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The scripts."""
+    from tailbound.switch.p4.compile import Sizes
+    from tailbound.wire.schema import VERDICTS, Verdict
+
+    sizes = Sizes(slots=64)
+    row = ["1" if verdict == Verdict.ABANDONED else "0" for verdict in range(VERDICTS)]
+    monkeypatch.setenv("VERDICTS", ",".join(row * (sizes.jobs * (sizes.ranks + 1))))
+    monkeypatch.setenv("CELLS", ", ".join(["7"] * sizes.slots))
+    compiler = '#!/bin/sh\n[ "$1" = --version ] && exit\nwhile [ "$1" != -o ]; do shift; done\necho \'{}\' > "$2"\n'
+    folder = tmp_path / "tools"
+    for name, text in {"p4c-bm2-ss": compiler, "simple_switch": _SWITCH, "simple_switch_CLI": _CLI}.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    return folder
+
+
+UP = ("up", "--p4", "lo", "--address", "198.18.252.1", "--slots", "64", "--thrift-port", "9123")
+JOB = ("job", "add", "--rank", "198.18.0.1,02:02:02:02:02:02,lo", "--cookie", "7")
+
+
+@pytest.mark.usefixtures("tools")
+def test_a_switch_comes_up_takes_jobs_and_goes_down(run: Run, tmp_path: Path) -> None:
+    assert run("down").out == "no switch is up here\n"
+    done = run(*UP, "--station", "02:02:02:02:02:02,lo")
+    assert done.out == "switch 198.18.252.1 is up on lo: rows of 512 codes\n", done.error
+    (folder,) = (tmp_path / "run").iterdir()
+    assert "-i 0@lo --thrift-port 9123" in (folder / "arguments").read_text()
+    pid = json.loads((folder / "switch.json").read_text())["pid"]
+    os.kill(pid, 0)  # it goes on without the command that started it
+
+    said = run(*JOB).out.split()
+    assert "TAILBOUND_SWITCH=198.18.252.1" in said
+    assert {"TAILBOUND_SWITCH_ROWS=64", "TAILBOUND_SWITCH_FORM=sums", "TAILBOUND_SWITCH_CODES=512"} <= set(said)
+    assert "TAILBOUND_COOKIE=0x00000007" in said
+    told = (tmp_path / "told").read_text()
+    assert "forward.macs TailboundIngress.forward.send 02:02:02:02:02:02 => 0" in told
+    assert "admit.join 198.18.252.1 5515 7 => 0 1 0 63" in told
+
+    refused = run(*JOB)
+    assert "job 0x00000007 is in the switch already" in refused.error
+    found = json.loads(run("status", "--json").out)
+    assert (found["width"], found["slots"], found["ports"][0]["attached"]) == (512, 64, True)
+    assert [job["cookie"] for job in found["jobs"]] == ["0x00000007"]
+    assert found["jobs"][0]["slots"] == {"final": 0, "open": 64, "abandoned": 65}
+
+    (tmp_path / "told").write_text("")
+    assert run("job", "remove", "7").out == "job 0x00000007 is gone\n"
+    assert (tmp_path / "told").read_text().count("table_delete") == 5
+    assert run("job", "remove", "7").out == "there is no job 0x00000007\n"
+    assert run("down").out == "the switch is down\n"
+    assert not folder.exists()
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL  # the test is its parent
+
+
+@pytest.mark.usefixtures("tools")
+def test_there_is_one_switch_and_one_that_has_ended_is_said_to_have(run: Run, tmp_path: Path) -> None:
+    run(*UP)
+    assert "a P4 switch is up already at 198.18.252.1 on lo" in run(*UP).error
+    assert "a P4 switch is up" in run("up", "lo", "--address", "198.18.252.1").error
+    (folder,) = (tmp_path / "run").iterdir()
+    pid = json.loads((folder / "switch.json").read_text())["pid"]
+    os.kill(pid, 9)
+    await_that(lambda: os.waitpid(pid, os.WNOHANG)[0], "the end of the switch")
+    for words in (("status",), JOB):
+        assert f"the P4 switch (process {pid}) has ended" in run(*words).error
+    assert run("down").out == "the switch is down\n"
+
+
+@pytest.mark.parametrize("lacking", ["p4c-bm2-ss", "simple_switch", "simple_switch_CLI"])
+def test_a_tool_that_is_missing_is_named_before_anything_is_changed(
+    run: Run, tools: Path, tmp_path: Path, lacking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tools / lacking).unlink()
+    touched: list[str] = []
+    monkeypatch.setattr(ethtool, "whole_frames", touched.append)
+    monkeypatch.setenv("PATH", str(tools))
+    said = run(*UP)
+    assert said.status == 1
+    assert f"{lacking} is not on PATH" in said.error
+    assert touched == []
+    assert not any((tmp_path / "run").iterdir())
+
+
+def test_options_of_the_other_kind_are_refused(run: Run) -> None:
+    assert "--mtu: for an XDP switch only" in run(*UP, "--mtu", "1500").error
+    said = run("up", "lo", "--address", "198.18.252.1", "--thrift-port", "9000")
+    assert (said.status, "--thrift-port: for a P4 switch (--p4) only" in said.error) == (2, True)
