@@ -34,7 +34,7 @@ _WARMUP = 3
 _OPTIONS: dict[str, Any] = {"share_rows": False, "result": "fanout"}
 
 
-class Course:
+class Pair:
     """Both trainees and the data, stepped through together by all ranks."""
 
     def __init__(self, job: dict[str, Any], channel: Channel) -> None:
@@ -119,19 +119,19 @@ def work(job: dict[str, Any], channel: Channel) -> None:
     """Everything this rank does."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=300))
-    course = Course(job, channel)
-    state = course.trainees["tailbound"].state
+    pair = Pair(job, channel)
+    state = pair.trainees["tailbound"].state
     assert state is not None
     assert state.communicator is not None
     with state:
         channel.report("ready", datapath=state.communicator.datapath)
-        course.warm_up()
+        pair.warm_up()
         channel.report("warm", stats=state.stats())
-        course.run()
-        for name, trainee in course.trainees.items():
-            np.save(Path(job["folder"], f"{name}{course.rank}.npy"), trainee.weights())
+        pair.run()
+        for name, trainee in pair.trainees.items():
+            np.save(Path(job["folder"], f"{name}{pair.rank}.npy"), trainee.weights())
         if not state.communicator.drain():
-            raise TransportError(f"rank {course.rank}: ops are still unfinished after the last step; see workers.log")
+            raise TransportError(f"rank {pair.rank}: ops are still unfinished after the last step; see workers.log")
         state.communicator.meet("trained")
         channel.report("trained", cpu_seconds=time.process_time())
         answer(channel, state)
