@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from tailbound.errors import ConfigError
-from tailbound.transport.choose import WORKS, Facts, Tried, check, check_collective, choose, worth_trying
+from tailbound.transport.choose import WORKS, Facts, Tried, check, choose, worth_trying
 from tailbound.transport.config import Config
 from tailbound.transport.settings import RESULT
 
@@ -60,17 +60,9 @@ def test_only_what_may_be_chosen_is_tried() -> None:
 
 
 def test_what_may_be_asked_for() -> None:
-    check("auto", "auto")
+    check("auto")
     with pytest.raises(ConfigError, match="result 'all'"):
-        check("all", "auto")
-    with pytest.raises(ConfigError, match="collective 'ring'"):
-        check("auto", "ring")
-    for collective, switch in (("auto", True), ("auto", False), ("switch", True), ("transpose", False)):
-        check_collective(collective, switch=switch)
-    with pytest.raises(ConfigError, match="needs datapath='switch'"):
-        check_collective("switch", switch=False)
-    with pytest.raises(ConfigError, match="leaves out the switch"):
-        check_collective("transpose", switch=True)
+        check("all")
 
 
 def test_the_settings_are_checked() -> None:

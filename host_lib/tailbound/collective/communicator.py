@@ -38,7 +38,6 @@ from tailbound.datapath.protocol import Datapath
 from tailbound.datapath.select import open_datapath
 from tailbound.errors import ConfigError
 from tailbound.transport import rendezvous
-from tailbound.transport.choose import check_collective
 from tailbound.transport.config import DEFAULT_PORT, Config
 from tailbound.transport.reliable import Reliable
 from tailbound.transport.rendezvous import Greeting, Store
@@ -96,7 +95,6 @@ class Communicator:
         if datapath == "switch" or switch:
             datapath = "auto" if datapath == "switch" else datapath
             config = dataclasses.replace(config, switch=config.switch or switch_of(switch))
-        check_collective(config.collective, switch=config.switch is not None)
         check_bits(config.bits, config.ranks, switched=config.switch is not None)
         self._store, self._prefix = store, name
         announce_compilation(config.rank)

@@ -80,6 +80,8 @@ class TailboundState(Recovery):
         source_ports: UDP source ports of what is sent to one rank over xdp, so that its receive-side scaling spreads
             it; 0: by the number of ranks.
         multicast_group: IPv4 group of the job, the same on all ranks; empty: one that follows from its cookie.
+        codec_threads: threads that code an op, the transport's own included; 0: one for each four of this rank's cores,
+            at most four.
 
     Raises:
         ConfigError, CapabilityError, AttachError, LayoutError, TransportError: before any training step.
@@ -115,6 +117,7 @@ class TailboundState(Recovery):
         result: AskedResult = "auto",
         source_ports: int = 0,
         multicast_group: str = "",
+        codec_threads: int = 0,
     ) -> None:
         if not dist.is_initialized():
             raise ConfigError("call torch.distributed.init_process_group before tailbound: its store is the rendezvous")
@@ -147,6 +150,7 @@ class TailboundState(Recovery):
             source_ports=source_ports,
             group=multicast_group,
             bits=bits,
+            codec_threads=codec_threads,
         )
         members = f"{group.group_name}/{'-'.join(map(str, dist.get_process_group_ranks(group)))}"
         name = f"tailbound/{members}/{_jobs[members]}"

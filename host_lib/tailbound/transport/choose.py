@@ -16,7 +16,6 @@ Collective = Literal["transpose", "switch"]
 Result = Literal["peers", "fanout", "multicast"]
 AskedResult = Literal["auto", "peers", "fanout", "multicast"]
 #: What may be asked for.
-COLLECTIVES = ("auto", *get_args(Collective))
 RESULTS = get_args(AskedResult)
 #: ``auto`` leaves a send to each peer from this many ranks on: measured at 3, 4 and 8, where neither loses.
 FANOUT_FROM, MULTICAST_FROM = 3, 3
@@ -61,7 +60,7 @@ class Choice(NamedTuple):
     reason: str
 
 
-def check(result: str, collective: str) -> None:
+def check(result: str) -> None:
     """Refuses what cannot be asked for.
 
     Raises:
@@ -69,20 +68,6 @@ def check(result: str, collective: str) -> None:
     """
     if result not in RESULTS:
         raise ConfigError(f"result {result!r}: choose one of {', '.join(RESULTS)}")
-    if collective not in COLLECTIVES:
-        raise ConfigError(f"collective {collective!r}: choose one of {', '.join(COLLECTIVES)}")
-
-
-def check_collective(collective: str, *, switch: bool) -> None:
-    """Refuses a collective that does not fit to whether there is a switch.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    if collective == "switch" and not switch:
-        raise ConfigError("collective 'switch' needs datapath='switch' and a switch: give both")
-    if collective == "transpose" and switch:
-        raise ConfigError("collective 'transpose' leaves out the switch that was given: choose 'auto' or 'switch'")
 
 
 def worth_trying(result: str, ranks: int, datapath: str) -> tuple[bool, bool]:

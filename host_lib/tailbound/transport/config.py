@@ -69,6 +69,9 @@ def row_width(asked: int, mtu: int | None, *, linear: int | None = None) -> int:
 class Config:
     """What one rank needs to know; every time in nanoseconds.
 
+    Users set what has an option of ``TailboundState``. ``quiet``, ``self_late_after``, ``suspect_after``, ``repair``
+    and ``first_step`` are as the rules have them, and changed by simulations and tests alone.
+
     Attributes:
         rank, ranks: this rank and the world size.
         port: UDP port. ``udp``: the first free one of ``PORTS`` from this one on; 0: any. ``xdp``: that of the program,
@@ -89,7 +92,6 @@ class Config:
             or by the network (``multicast``), or ``auto``: what can be had and has been measured not to lose.
         group: IPv4 multicast group of the job, the same on all ranks; empty: one that follows from its cookie.
         source_ports: UDP source ports of the bursts to one peer, xdp only; 0: as many as are useful.
-        collective: ``transpose``, ``switch``, or ``auto``: the switch where one is given.
         switch: the aggregating switch that owns the rows; None: ranks own them.
         codec_threads: threads of a rank that share the codec's work on an op, the transport's own included; 0: one for
             each four of its cores, at most four.
@@ -117,7 +119,6 @@ class Config:
     result: AskedResult = "auto"
     group: str = ""
     source_ports: int = 0
-    collective: Literal["auto", "transpose", "switch"] = "auto"
     switch: Switch | None = None
     codec_threads: int = 0
     bits: int = 8
@@ -134,7 +135,7 @@ class Config:
             raise ConfigError(f"UDP port {self.port} is outside 0..65535")
         if not 0 <= self.width <= WIDTH_MOST or self.width % WIDTH_STEP:
             raise ConfigError(f"payload width {self.width}: give a multiple of {WIDTH_STEP} up to {WIDTH_MOST}")
-        check(self.result, self.collective)
+        check(self.result)
         if self.group:
             check_group(self.group)
         if self.rotate not in (True, False, "auto"):

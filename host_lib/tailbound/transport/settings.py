@@ -155,6 +155,9 @@ OPTIONS = (
         "multicast_group", GROUP, "", "IPv4 group of the job, the same on all ranks",
         otherwise="follows from the job's cookie",
     ),
+    _option(
+        "codec_threads", integer(0), 0, "threads that code an op ([hook](torch/hook.md)); 0: one for each four cores",
+    ),
 )  # fmt: skip
 
 _SWITCH = "the lab, `tailbound switch job add`"
