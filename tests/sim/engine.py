@@ -24,7 +24,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +68,7 @@ class _Datapath:
 
     name = "udp"
     gap = 0
+    lost_on_arrival: ClassVar[dict[str, int]] = {}
 
     def __init__(self, rank: int, width: int, rows: int, result_rows: int, wire: _Wire) -> None:
         self.tables = Tables(allocate(width, rows, result_rows))

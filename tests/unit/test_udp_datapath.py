@@ -146,7 +146,7 @@ def test_contributions_are_summed(ranks: list[Rank]) -> None:
         expected = rows[1].codes[row].astype(np.uint16) + rows[2].codes[row]
         assert (lanes(ranks[0].path, (SUM_BASE + row) & (SUM_ROWS - 1)) == expected).all()
     assert sum(ranks[0].counted().values()) == 2 * SUM_ROWS
-    assert ranks[0].path.kernel_drops == 0
+    assert ranks[0].path.lost_on_arrival["receive_buffer"] == 0
 
 
 def test_results_arrive(ranks: list[Rank]) -> None:
@@ -281,10 +281,10 @@ def test_a_full_receive_buffer_is_counted(ranks: list[Rank]) -> None:
     def counted_drops() -> int:  # the count comes with the next packet that finds room
         sender.send(0, hold)
         taken.extend(small.await_control())
-        return small.path.kernel_drops
+        return small.path.lost_on_arrival["receive_buffer"]
 
     await_that(counted_drops, "packets that the kernel dropped")
-    assert 0 < small.path.kernel_drops < 500
+    assert 0 < small.path.lost_on_arrival["receive_buffer"] < 500
     until = time.monotonic() + 10
     while sum(small.counted().values()) != len(taken) and time.monotonic() < until:  # one more may be on its way
         taken += small.path.control_packets()

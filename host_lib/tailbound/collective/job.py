@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.owners import OwnerMap
-from tailbound.codec.scale import headroom_of, shift_cap_of
+from tailbound.codec.scale import shift_cap_of
 from tailbound.codec.scratch import readonly
 from tailbound.collective.buffers import BufferPool
 from tailbound.collective.lanes import Lanes
@@ -89,7 +89,7 @@ class Job:
         self.sequence = Sequence(self.world, self.map, config.first_step)
         before = (self.sequence.next_label - 1) & 0xFFFFFFFF
         self.marks = Marks(before, before)
-        self.headroom, self.shift_cap = headroom_of(self.ranks), shift_cap_of(self.ranks)
+        self.shift_cap = shift_cap_of(self.ranks)
         self.pool = BufferPool(self.rank, self.ranks, datapath.store.result_rows)
         self.repairs = Repairs(self.ranks)
         #: threads that share the codec's work, and the scratch of the transport thread
@@ -234,11 +234,12 @@ class Job:
             return min(store.result_rows, self.config.switch.rows)
         return int(min(store.result_rows, store.sum_rows / self.sequence.map.share))
 
-    def record(self, label: int) -> Any | None:
+    def record(self, label: int) -> np.void | None:
         """The kernel's record of an op, or None while no packet has named it."""
         record = self.store.ops[op_slot(label)]
         if record["op"] == label and record["cookie"] == self.cookie:
-            return record
+            found: np.void = record
+            return found
         return None
 
     def contributed(self, rank: int, label: int) -> bool:

@@ -27,7 +27,8 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
     (contributions to own rows, and results) that came in time. ``sent`` counts packets handed to the kernel.
     ``choice`` tells how all-reduces and results go, and why (``transport.choose``).
     ``ledger`` says of every peer what became of the rows that it should have brought, by stage: ``contributions`` to
-    the own rows, and ``results`` (``transport.ledger``). ``status`` is what ``tailbound top`` shows.
+    the own rows, and ``results`` (``transport.ledger``). ``lost_on_arrival``: packets that this host lost before any
+    rule saw them, by place (``udp``: where socket buffers are small). ``status`` is what ``tailbound top`` shows.
     """
     verdicts = job.verdicts()
     totals = verdicts.sum(axis=0)
@@ -48,6 +49,7 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
             if verdicts[sender][FIRST_DROP:].any()
         },
         "ledger": ledger(job, verdicts),
+        "lost_on_arrival": dict(job.datapath.lost_on_arrival),
         "sent": {str(rank): _sent(job, rank) for rank in (*job.peers, *job.extra)},
         "suspects": sorted(job.contribution_suspicion.suspects | job.result_suspicion.suspects),
         "gone": sorted(job.gone),

@@ -13,6 +13,7 @@ from tailbound.codec.decode import decode
 from tailbound.codec.encode import encode, measure
 from tailbound.codec.mean import mean_rows
 from tailbound.codec.owners import OwnerMap, place
+from tailbound.codec.scale import headroom_of
 from tailbound.codec.shape import shape_for
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.job import Job, log
@@ -57,12 +58,12 @@ def warm_up(job: Job) -> None:
     )  # fmt: skip
     head = job.header(PacketType.CONTRIBUTION, 0, 0).view(np.uint8)
     stamp_contributions(b.packets, 0, 1, head, b.partials, b.packet_exponent, b.packet_need, b.packet_shift, 0, 0, 0, 0)
-    counts = np.zeros(job.world, np.int64)
+    counts, headroom = np.zeros(job.world, np.int64), headroom_of(job.ranks)
     # cookie 0 belongs to no job, so that no record is taken for one of this op
     rows_by_rank(job.slots, 0, own, job.sum_mask, 0, 1, counts)
     mean_rows(
         job.store.sums, job.store.slots, 0, 0, 1, b.own_groups, shape.codes,
-        b.packets[int(placement.starts[rank]) :][:own], True, b.exponents, b.need, b.shift, b.unknown, job.headroom, 1,
+        b.packets[int(placement.starts[rank]) :][:own], True, b.exponents, b.need, b.shift, b.unknown, headroom, 1,
         rank, b.results, b.scale, b.count, b.exponent_next, b.result_partials, b.usable, b.need_work, job.scratch,
     )  # fmt: skip
     stamp_results(b.results, 0, own, head, b.result_partials, b.exponent_next, b.scale, b.count, 0, b.own_rows, 0, 0, 0)

@@ -6,6 +6,7 @@ thread with numba) it does not know. Both ways follow the same slot rules and gi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -74,6 +75,10 @@ class Datapath(Protocol):
     @property
     def gap(self) -> int:
         """ns from one burst that this rank sends to its next (``transport.pace.Pacer``); 0 where none is needed."""
+
+    @property
+    def lost_on_arrival(self) -> Mapping[str, int]:
+        """Packets that this host lost before any rule saw them, by place, as far as this datapath knows."""
 
     def reset(self, first_op: int) -> None:
         """Seals every slot below ``first_op``; called before ``control.active`` is set to 1."""

@@ -12,7 +12,7 @@ import errno
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tailbound.datapath.buffers import reserve
@@ -152,14 +152,14 @@ class UdpDatapath:
         return 0 if self.receive_buffer >= _AMPLE_BUFFER else _GAP
 
     @property
-    def kernel_drops(self) -> int:
-        """Packets that the full receive buffer lost; a GRO super-packet counts once. Known at the next packet."""
-        return int(self._tables.state[KERNEL_DROPS])
+    def lost_on_arrival(self) -> Mapping[str, int]:
+        """See ``Datapath.lost_on_arrival``.
 
-    @property
-    def control_drops(self) -> int:
-        """Control packets lost because nobody fetched the ones before."""
-        return int(self._tables.state[CONTROLS_LOST])
+        ``receive_buffer``: the full socket buffer; a GRO super-packet counts once, and is known at the next packet.
+        ``control_queue``: control packets, because nobody fetched the ones before.
+        """
+        state = self._tables.state
+        return {"receive_buffer": int(state[KERNEL_DROPS]), "control_queue": int(state[CONTROLS_LOST])}
 
     def reset(self, first_op: int) -> None:
         """Seals every slot below ``first_op``; called before ``control.active`` is set to 1."""

@@ -11,6 +11,7 @@ import errno
 import os
 import socket
 import sys
+from collections.abc import Mapping
 
 from tailbound.datapath.buffers import reserve
 from tailbound.datapath.protocol import EventRecord, Store
@@ -143,6 +144,8 @@ class XdpDatapath:
     name = "xdp"
     #: the kernel takes packets in as they come
     gap = 0
+    #: what is lost before the program sees it the driver counts (``ethtool -S``)
+    lost_on_arrival: Mapping[str, int] = {}
 
     def __init__(self, maps: Maps, interface: str, port: int, program: int = -1, link: int = -1) -> None:
         self.interface = interface

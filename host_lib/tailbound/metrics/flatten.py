@@ -76,11 +76,13 @@ def flatten(stats: Mapping[str, Any]) -> list[Metric]:
     _traffic(sheet, stats)
     for name, value in stats.get("counters", {}).items():
         sheet.count("counter", value, "Everything else that a rank counts, by name.", counter=name)
+    for place, value in stats.get("lost_on_arrival", {}).items():
+        sheet.count("lost_on_arrival", value, "Packets that this host lost before any rule saw them.", place=place)
     for name, value in stats.get("event_counts", {}).items():
         sheet.count("events", value, "Structured log events, by name.", event=name)
     known = LEFT_OUT | {
         "status", "delivered", "rows_summed", "drops_by_sender", "ledger", "sent", "suspects", "gone", "safeguard",
-        "traffic", "choice", "counters", "event_counts",
+        "traffic", "choice", "counters", "event_counts", "lost_on_arrival",
     }  # fmt: skip
     for name, value in stats.items():
         if name not in known:
