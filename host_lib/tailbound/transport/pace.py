@@ -9,6 +9,8 @@ measured here:
 - The addend is a part of the rate (5 %) and a little, not 10 Mb/s, so that a link that comes back is used within tens
   of ops; and there is a pause between two raises, or short round trips would make it an explosion.
 - Above T_high nothing is lowered while round trips fall: the queue drains already.
+- Between the bounds a fall of round trips gives back what an equal rise has taken, so that a queue that others keep
+  standing does not lower a rate for ever.
 - The gradient is taken relative to ``t_low``, not to the smallest round trip, which on one host is scheduling noise.
 - One long round trip after a short one changes nothing, and the first limit takes three: hosts that share cores make
   such without any queue.
@@ -108,6 +110,8 @@ class Timely:
         elif rtt < 2 * limits.t_low:
             self._good = 0
             self._raise(now)
+        elif before <= limits.t_high:
+            self._set(self.rate / (1 - limits.gentle * min(1.0, -gradient)))
 
     def _raise(self, now: int) -> None:
         limits = self._limits
