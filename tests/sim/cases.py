@@ -1,110 +1,161 @@
-"""The cases of clock-31 on simulated ranks that write the engine's turn a second time (``sim.node``)."""
+"""The cases of clock-31: what happens to whom, and when, in a job of the engine in virtual time (``sim.engine``)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from typing import Self
 
-from sim.network import Packets, S, World
-from sim.node import Node, Over
-from sim.scenario import Scenario
+from sim.engine import Plan, Rank, World
+from sim.fabric import MS, S, Terms
+from tailbound.transport.pace import Limits
+
+COMPUTE = 100 * MS
+#: A two-hundredth of 25 MiB of float32: 512 rows of 64 codes, half of whose packets are header.
+BUCKET = 64 * 512
+#: A hundredth of 10 Gb/s, and of the rates of ``pace.Limits``.
+NETWORK = Terms(rate=1.25e7, queue=1 << 20, room=64 << 10)
+LIMITS = Limits(step=2.5e3, first=1.5e6, floor=1e4, free=2.5e7)
+#: Of virtual time, ns.
+_LONGEST = 120 * S
 
 
-@dataclass
-class Case(Scenario):
-    """A case, played by ``sim.node``."""
+class Case(World):
+    """A job of ``ranks``, and what happens to it.
 
-    #: 25 MiB of float32
-    bucket = 25 * 2**20 // 4
+    Args:
+        loss: of packets, each by itself.
+        slow: by rank, how many times as long it computes.
+        joins: by rank, the step from which on it has no data and computes nothing.
+        pauses: by (rank, step), for how long it holds before it, ns.
+        skips: (rank, step) in which the first bucket is not launched.
+        first_layout: sizes of the buckets of the first step, in usual ones.
+        waits: turns of a transport thread that have to wait for a core, and for how long, ns: (share, mean, most).
+        unequal: buckets of different sizes.
+        at: by (rank, step), what is done when that rank begins that step.
+        times: by time since the beginning, ns, what is done then.
+    """
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.world = World(self.ranks, self.seed, self.loss)
-        self.nodes = [Node(self.world, r, self, self.layout()) for r in range(self.ranks)]
-        self.world.deliver = self._deliver
-        self._paused: set[tuple[int, int]] = set()
-
-    def _deliver(self, p: Packets, rows: int, last: bool) -> None:
-        if p.last and not last:  # the packet with the mark was lost: the tail was seen all the same
-            p.contributed = min(p.contributed, p.label - 1) if p.kind == "contribution" else p.contributed
-            p.published = min(p.published, p.label - 1) if p.kind == "result" else p.published
-        self.nodes[p.to].take(p, rows, last)
-
-    def run(self) -> Case:
-        """Runs it to the end."""
+    def __init__(
+        self,
+        ranks: int,
+        *,
+        steps: int = 36,
+        buckets_a_step: int = 2,
+        loss: float = 0.0,
+        seed: int = 1,
+        slow: Mapping[int, float] | None = None,
+        joins: Mapping[int, int] | None = None,
+        pauses: Mapping[tuple[int, int], int] | None = None,
+        skips: Collection[tuple[int, int]] = (),
+        first_layout: list[int] | None = None,
+        waits: tuple[float, int, int] = (0.0, 0, 0),
+        unequal: bool = False,
+        at: Mapping[tuple[int, int], Callable[[Case], None]] | None = None,
+        times: Mapping[int, Callable[[Case], None]] | None = None,
+    ) -> None:
+        self._slow, self._joins, self._pauses = slow or {}, joins or {}, dict(pauses or {})
+        self._skips, self._first_layout, self._waits = skips, first_layout, waits
+        self._at, self._times = dict(at or {}), times or {}
+        self.errors: list[str] = []  #: of ops
+        self.suspected = 0  #: how often any rank was
+        self.trace: list[int] = []  #: D1 of rank 0 at the beginning of every step, ns
+        layout = tuple(BUCKET >> (i if unequal else 0) for i in range(buckets_a_step))
+        terms = Terms(NETWORK.rate, NETWORK.queue, NETWORK.room, loss=loss)
+        super().__init__(ranks, seed, terms, Plan(layout, COMPUTE, gap=1 * MS, spread=0.02), steps, limits=LIMITS)
         for node in self.nodes:
-            node.begin()
-        for when, what in self.times.items():
-            self.world.at(self.world.now + when, lambda what=what: what(self))  # type: ignore[misc]
-        self.world.run(lambda: all(n.dead or self.over(n) for n in self.nodes), 120 * S)
+            node.engine.job.emit = self._emit  # type: ignore[assignment]
+
+    def _emit(self, kind: str, *_: object, **__: object) -> None:
+        self.suspected += kind == "suspect"
+
+    def run(self, most: int | None = _LONGEST) -> Self:
+        """Runs it to the end."""
+        for when, what in self._times.items():
+            self.fabric.at(self.fabric.now + when, lambda what=what: what(self))  # type: ignore[misc]
+        with self:
+            super().run(most)
         return self
 
-    # -- what nodes ask ----------------------------------------------------------------------------------------------
+    # -- what ranks ask -----------------------------------------------------------------------------------------------
 
-    def over(self, node: Node) -> bool:
-        return node.step >= self.steps
+    def before_step(self, node: Rank) -> int:
+        what = self._at.pop((node.rank, node.step), None)
+        if what is not None:
+            what(self)
+        if node.rank == 0:
+            self.trace.append(node.engine.job.deadlines.advertised)
+        return self._pauses.pop((node.rank, node.step), 0)
 
-    def donor(self, node: Node) -> Node:
-        return next(n for n in self.nodes if n is not node and not n.dead and not n.stopped)
+    def compute_of(self, node: Rank) -> int:
+        joined = self._joins.get(node.rank)
+        if joined is not None and node.step >= joined:
+            return 0
+        return int(COMPUTE * self._slow.get(node.rank, 1.0) * (1 + 0.02 * self.fabric.random.random()))
 
-    def pause(self, node: Node) -> int:
-        self.begins(node.rank, node.step, self.world.now, node.deadlines.advertised)
-        key = (node.rank, node.step)
-        if key in self.pauses and key not in self._paused:
-            self._paused.add(key)
-            return self.pauses[key]
-        return 0
+    def waits_for_a_core(self) -> int:
+        (share, mean, most), dice = self._waits, self.fabric.random
+        if not share or dice.random() >= share:
+            return 0
+        return min(most, int(dice.expovariate(1 / mean)))
 
-    def compute(self, node: Node) -> int:
-        return self.compute_of(node.rank, node.step, self.world.random)
+    def buckets_of(self, node: Rank) -> list[tuple[int, int]]:
+        first = [times * BUCKET for times in self._first_layout or ()] if node.step == 0 else []
+        named = list(enumerate(first or self.plan.buckets))
+        return named[1:] if (node.rank, node.step) in self._skips else named
 
-    def run_queue(self, node: Node) -> int:
-        return self.wait_of(self.world.random)
+    def failed(self, rank: int, error: BaseException) -> None:
+        self.errors.append(str(error))
 
-    def buckets(self, node: Node) -> list[tuple[int, int]]:
-        return self.buckets_of(node.rank, node.step, node.buckets)
-
-    # -- what tests ask ----------------------------------------------------------------------------------------------
-
-    def log(self, rank: int) -> list[Over]:
-        return self.nodes[rank].log
-
-    @property
-    def reached(self) -> Mapping[int, int]:
-        return {node.rank: node.step for node in self.nodes}
-
-    @property
-    def suspected(self) -> int:
-        return sum(node.suspected for node in self.nodes)
-
-    @property
-    def suspects(self) -> list[frozenset[int]]:
-        found = (node.membership for node in self.nodes)
-        return [half.suspects for each in found for half in (each.contribution, each.result)]
+    # -- what tests ask -----------------------------------------------------------------------------------------------
 
     @property
     def advertised(self) -> list[int]:
-        return [node.deadlines.advertised for node in self.nodes]
+        """D1 of every rank, ns."""
+        return [node.engine.job.deadlines.advertised for node in self.nodes]
 
     @property
-    def errors(self) -> list[str]:
-        return [error for node in self.nodes for error in node.errors]
-
-    def jumps(self, rank: int) -> int:
-        return self.nodes[rank].jumps
+    def suspects(self) -> set[int]:
+        """Who is suspected now, by anybody."""
+        jobs = (node.engine.job for node in self.nodes)
+        return {
+            rank
+            for job in jobs
+            for half in (job.contribution_suspicion, job.result_suspicion)
+            for rank in half.suspects
+        }
 
     def waited(self) -> float:
-        return sum(node.overtime.waited for node in self.nodes) / self.ranks
+        """For how long ops have waited past their deadlines, mean of the ranks, ns."""
+        return sum(node.engine.job.overtime.waited for node in self.nodes) / self.ranks
 
-    @property
-    def now(self) -> int:
-        return self.world.now
+    def missing(self, first: int, last: int, between: list[int] | None = None) -> float:
+        """Share of the rows from and to ranks of ``between`` (default: all) missing in steps ``first`` to ``last``."""
+        lost = expected = 0
+        ranks = range(self.ranks) if between is None else between
+        for op in (op for rank in ranks for op in self.nodes[rank].over if first <= op.step <= last):
+            lost += sum(op.missing_of[r] for r in ranks)
+            expected += op.expected * len(ranks) // self.ranks
+        return lost / max(1, expected)
 
-    def die(self, rank: int) -> None:
-        self.nodes[rank].die()
+    def bad_steps(self, first: int, last: int, between: list[int] | None = None, limit: float = 0.02) -> list[int]:
+        """Steps in which more than ``limit`` of the rows were missing."""
+        return [s for s in range(first, last + 1) if self.missing(s, s, between) > limit]
 
-    def set_speed(self, rank: int, speed: float) -> None:
-        self.world.speed[rank] = speed
+    def durations(self, first: int, last: int, ranks: list[int]) -> list[int]:
+        """From launch to end of every op of ``ranks`` in these steps, ns."""
+        return [op.took for r in ranks for op in self.nodes[r].over if first <= op.step <= last]
 
-    def halt(self, rank: int, length: int) -> None:
-        self.nodes[rank].stop(length)
+
+def crash(rank: int) -> Callable[[Case], None]:
+    """The rank dies."""
+    return lambda case: case.kill(rank, 0)
+
+
+def slow_link(rank: int, speed: float) -> Callable[[Case], None]:
+    """The link of the rank has ``speed`` times its rate from now on."""
+    return lambda case: case.change(rank, 0, speed=speed)
+
+
+def stop(rank: int, length: int) -> Callable[[Case], None]:
+    """SIGSTOP, and SIGCONT ``length`` ns later."""
+    return lambda case: case.stop(rank, 0, length)

@@ -8,13 +8,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from sim.cases import Case
-from sim.network import MS, S
-from sim.scenario import crash, slow_link, stop
+from sim.cases import Case, crash, slow_link, stop
+from sim.fabric import MS, S
 
 CASES: dict[str, Callable[[int], Case]] = {
     "calm": lambda n: Case(n),
-    "dies": lambda n: Case(n, at={(n - 1, 16): crash}),
+    "dies": lambda n: Case(n, at={(n - 1, 16): crash(n - 1)}),
     "link": lambda n: Case(n, steps=44, at={(0, 16): slow_link(n - 1, 0.05), (0, 30): slow_link(n - 1, 1.0)}),
     "join": lambda n: Case(n, joins={0: 16}),
     "slow": lambda n: Case(n, slow={n - 1: 1.5}),
@@ -34,15 +33,15 @@ def draw(name: str, ranks: int, path: str) -> None:
     case = CASES[name](ranks).run()
     figure, (times, missing, deadline) = pyplot.subplots(3, 1, figsize=(11, 9), sharex=True)
     for node in case.nodes:
-        when = [(op.finished - S) / S for op in node.log]
+        when = [(op.finished - S) / S for op in node.over]
         label = f"rank {node.rank}"
-        times.plot(when, [(op.finished - op.launched) / MS for op in node.log], ".-", label=label)
-        missing.plot(when, [100 * sum(op.missing_of.values()) / max(1, op.expected) for op in node.log], ".-")
-        deadline.plot(when, [op.d1 / MS for op in node.log], ".-")
+        times.plot(when, [(op.finished - op.launched) / MS for op in node.over], ".-", label=label)
+        missing.plot(when, [100 * sum(op.missing_of.values()) / max(1, op.expected) for op in node.over], ".-")
+        deadline.plot(when, [op.deadline / MS for op in node.over], ".-")
     times.set(ylabel="launch to end, ms", yscale="symlog", title=f"{name}, {ranks} ranks")
     times.legend(loc="upper left")
     missing.set(ylabel="rows missing, %")
-    deadline.set(ylabel="D1 as applied and moved on, ms", yscale="log", xlabel="s")
+    deadline.set(ylabel="D1 advertised, ms", yscale="log", xlabel="s")
     figure.tight_layout()
     figure.savefig(path)
 
