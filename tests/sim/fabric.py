@@ -16,6 +16,8 @@ from dataclasses import dataclass
 US, MS, S = 1_000, 1_000_000, 1_000_000_000
 #: Silence that ends a burst of losses, as in the lab: else a lone packet might be lost for ever.
 _BAD_MOST = 100 * MS
+#: By how much a packet is late that others pass.
+_LATE = 1 * MS
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,11 @@ class Burst:
     to: int
     data: bytes
     stride: int
+
+    @property
+    def count(self) -> int:
+        """How many packets."""
+        return -(-len(self.data) // self.stride)
 
     def packets(self) -> list[bytes]:
         """Its packets."""
@@ -95,10 +102,16 @@ class _Pipe:
 
 
 class _End:
-    """One rank's link: both directions, the speed it has, and whether it is cut."""
+    """One rank's link: both directions, the speed it has, whether it is cut, and what befalls its packets.
+
+    Attributes:
+        loss: probability with which one that it sends is lost, besides the network's.
+        twice, late: with which one from or to it comes twice, and behind those of the next ``_LATE`` ns.
+    """
 
     def __init__(self, fabric: Fabric) -> None:
         self.speed, self.cut = 1.0, False
+        self.loss = self.twice = self.late = 0.0
         self.out, self.into = _Pipe(fabric, self), _Pipe(fabric, self)
         self.losing = False  # in the bad state of its losses
         self.heard = 0  # when something passed last
@@ -171,20 +184,35 @@ class Fabric:
 
     def _enter(self, burst: Burst) -> None:
         """At the queue before the receiver's link."""
-        end, count = self.ends[burst.to], len(burst.packets())
+        end = self.ends[burst.to]
         if end.cut or self.ends[burst.source].cut:
-            self.dropped["cut"] += count
+            self.dropped["cut"] += burst.count
         elif end.into.backlog + len(burst.data) > self.terms.queue:
-            self.dropped["queue"] += count
+            self.dropped["queue"] += burst.count
         else:
             end.into.push(burst, self._arrive)
 
     def _arrive(self, burst: Burst) -> None:
-        packets, end = burst.packets(), self.ends[burst.to]
-        kept = [packet for packet in packets if not self._loses(end)]
+        ends = self.ends[burst.source], self.ends[burst.to]
+        if not self.terms.loss and not any(end.loss or end.twice or end.late for end in ends):
+            self.deliver(burst)
+            return
+        packets = burst.packets()
+        kept = [packet for packet in packets if not self._loses(ends[1]) and not self._happens(ends[0].loss)]
         self.dropped["loss"] += len(packets) - len(kept)
+        twice, late = (max(getattr(end, name) for end in ends) for name in ("twice", "late"))
+        if twice:
+            kept += [packet for packet in kept if self._happens(twice)]
+        if late:
+            for packet in [packet for packet in kept if self._happens(late)]:
+                kept.remove(packet)
+                again = Burst(burst.source, burst.to, packet, len(packet))
+                self.at(self.now + _LATE, lambda again=again: self.deliver(again))  # type: ignore[misc]
         if kept:
             self.deliver(Burst(burst.source, burst.to, b"".join(kept), burst.stride))
+
+    def _happens(self, probability: float) -> bool:
+        return probability > 0 and self.random.random() < probability
 
     def _loses(self, end: _End) -> bool:
         terms = self.terms

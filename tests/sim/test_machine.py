@@ -15,11 +15,12 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from sim.engine import World
+from sim.engine import World, switch_of
 from sim.fabric import MS, Terms
 
 EXAMPLES = int(os.environ.get("SOAK_EXAMPLES", "0"))
 TERMS = [Terms(), Terms(rate=1e7, room=8 << 10), Terms(queue=64 << 10), Terms(jitter=5 * MS)]
+NUMBERS = st.integers(0, 4)
 LENGTHS = st.sampled_from([5, 40, 250, 1500])
 
 
@@ -32,7 +33,7 @@ def _no_log() -> Iterator[None]:
 
 
 class Training(RuleBasedStateMachine):
-    """A job whose ranks are stopped, cut off, slowed down and killed while its network loses packets."""
+    """A job whose ranks are stopped, cut off, slowed down, killed and back again while its network loses packets."""
 
     @initialize(
         ranks=st.integers(2, 5),
@@ -40,13 +41,20 @@ class Training(RuleBasedStateMachine):
         terms=st.sampled_from(TERMS),
         share_rows=st.booleans(),
         paced=st.sampled_from([0.0, 3e6]),
+        switched=st.sampled_from([False, False, True]),
     )
-    def begin(self, ranks: int, seed: int, terms: Terms, share_rows: bool, paced: float) -> None:
-        self.world = World(ranks, seed, terms, steps=1 << 30, paced=paced, share_rows=share_rows).start()
+    def begin(self, ranks: int, seed: int, terms: Terms, share_rows: bool, paced: float, switched: bool) -> None:
+        switch = switch_of(ranks) if switched else None
+        made = World(ranks, seed, terms, steps=1 << 30, paced=paced, switch=switch, share_rows=share_rows)
+        self.world = made.start()
 
     def _one(self, number: int) -> int:
         alive = self.world.alive
         return alive[number % len(alive)].rank
+
+    @property
+    def _dead(self) -> list[int]:
+        return [node.rank for node in self.world.nodes if node.dead]
 
     @rule(length=st.sampled_from([3, 30, 200, 700]))
     def go_on(self, length: int) -> None:
@@ -56,23 +64,48 @@ class Training(RuleBasedStateMachine):
     def lose(self, loss: float, burst: float) -> None:
         self.world.lose(loss, burst)
 
-    @rule(number=st.integers(0, 4), length=LENGTHS)
+    @rule(number=NUMBERS, length=LENGTHS)
     def stop(self, number: int, length: int) -> None:
         self.world.stop(self._one(number), 0, length * MS)
 
-    @rule(number=st.integers(0, 4), cut=st.booleans())
+    @rule(number=NUMBERS, cut=st.booleans())
     def cut(self, number: int, cut: bool) -> None:
         self.world.change(self._one(number), 0, cut=cut)
 
-    @rule(number=st.integers(0, 4), speed=st.sampled_from([0.02, 0.3, 1.0]))
+    @rule(number=NUMBERS, speed=st.sampled_from([0.02, 0.3, 1.0]))
     def slow_down(self, number: int, speed: float) -> None:
         self.world.change(self._one(number), 0, speed=speed)
 
+    @rule(number=NUMBERS, length=LENGTHS)
+    def hold(self, number: int, length: int) -> None:
+        """Before its next step."""
+        self.world.nodes[self._one(number)].pause = length * MS
+
+    @rule(number=NUMBERS, length=LENGTHS)
+    def leave_and_jump(self, number: int, length: int) -> None:
+        """Before its next step it does nothing for a while, and goes on where the others are then."""
+        self.world.nodes[self._one(number)].away = length * MS
+
+    @rule(weights=st.lists(st.integers(0, 3), min_size=5, max_size=5))
+    def propose_a_map(self, weights: list[int]) -> None:
+        chosen = tuple(weights[: self.world.ranks])
+        if any(chosen):
+            self.world.propose(chosen)
+
     @precondition(lambda self: len(self.world.alive) > 2)
-    @rule(number=st.integers(0, 4))
+    @rule(number=NUMBERS)
     def kill(self, number: int) -> None:
         self.world.kill(self._one(number), 0)
-        self.world.go(0)
+
+    @precondition(lambda self: self._dead)
+    @rule(number=NUMBERS)
+    def come_back(self, number: int) -> None:
+        self.world.revive(self._dead[number % len(self._dead)])
+
+    @precondition(lambda self: self.world.switch is not None)
+    @rule()
+    def restart_the_switch(self) -> None:
+        self.world.restart_switch()
 
     def teardown(self) -> None:
         """Everything is mended, and three steps later everybody is through."""

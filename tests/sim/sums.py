@@ -1,0 +1,78 @@
+"""What a rank's sums must be: at every seal, the codes that contributors have sent, added up once more (kernel-16).
+
+The codes are taken from packets as they arrive, before the datapath sees them; who has contributed, it has noted.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.fabric import Burst
+from tailbound.datapath.protocol import Store
+from tailbound.wire.packets import HEADER_DTYPE
+from tailbound.wire.schema import HEADER_BYTES, OP_INDEX_BITS, PacketType, serial_distance
+
+#: Where the type is in a header.
+_TYPE = HEADER_DTYPE.fields["type"][1]  # type: ignore[index]
+#: Where the lanes of eight codes lie in a sum.
+_LANES = [0, 2, 4, 6, 1, 3, 5, 7]
+#: Ops of so many steps before the newest that has been sealed may still be sealed.
+_KEPT = 4 << OP_INDEX_BITS
+
+
+class Sums:
+    """Of one rank.
+
+    Args:
+        store: its datapath's.
+        cookie: of its job.
+
+    Attributes:
+        rows: of others, in sums that were sealed.
+    """
+
+    def __init__(self, store: Store, cookie: int) -> None:
+        self._store, self._cookie = store, cookie
+        #: by op and rank: u16[rows, codes], shifted; in the order of row sequences modulo rows
+        self._said: dict[int, dict[int, NDArray[np.uint16]]] = {}
+        self._over: set[int] = set()  # ops that have been sealed of late
+        self.rows = 0
+
+    def came(self, burst: Burst) -> None:
+        """Notes the contributions in ``burst``."""
+        if burst.data[_TYPE] != PacketType.CONTRIBUTION:  # a burst is of one type
+            return
+        count = len(burst.data) // burst.stride
+        packets = np.frombuffer(burst.data, np.uint8, count * burst.stride).reshape(count, burst.stride)
+        heads = packets[:, :HEADER_BYTES].copy().view(HEADER_DTYPE)[:, 0]
+        for op in set(heads["op"].tolist()) - self._over:
+            these = heads["op"] == op
+            codes = packets[these, HEADER_BYTES:].astype(np.uint16) << heads["shift"][these, None]
+            said = self._said.setdefault(op, {})
+            shape = int(heads["rows"][these][0]), codes.shape[1]
+            if burst.source not in said:
+                said[burst.source] = np.zeros(shape, np.uint16)
+            said[burst.source][heads["seq"][these] % shape[0]] = codes
+
+    def sealed(self, op: int, seq: int, rows: int) -> None:
+        """Adds up the ``rows`` sums of ``op`` from row sequence ``seq`` on, and compares."""
+        store, said = self._store, self._said.pop(op, {})
+        self._said = {other: codes for other, codes in self._said.items() if serial_distance(op, other) < _KEPT}
+        self._over = {op} | {other for other in self._over if serial_distance(op, other) < _KEPT}
+        slots = (seq + np.arange(rows)) & (store.sum_rows - 1)
+        records = store.slots[slots]
+        mine = (records["op"] == op) & (records["cookie"] == self._cookie)
+        bits = np.where(mine[:, None], records["ranks"], 0).astype(np.uint64)
+        contributors = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little").astype(bool)
+        wanted = np.zeros((rows, store.width), np.uint16)
+        for rank in np.flatnonzero(contributors.any(axis=0)).tolist():
+            here = contributors[:, rank]
+            assert rank in said, f"op {op}: {here.sum()} rows of rank {rank}, which has sent none"
+            codes = said[rank][(seq + np.arange(rows)) % len(said[rank])]
+            wanted[here, : codes.shape[1]] += codes[here]
+        there = contributors.any(axis=1)
+        found = store.sums[slots[there]].view(np.uint16).reshape(-1, store.width // 8, 8)
+        wrong = (found != wanted[there].reshape(found.shape)[:, :, _LANES]).any(axis=(1, 2))
+        assert not wrong.any(), f"op {op}: {wrong.sum()} of {rows} sums are not those of their contributors"
+        self.rows += int(contributors.sum())

@@ -1,0 +1,257 @@
+"""All pairs of faults, each on a rank of its own, in virtual time: those of ``netns/test_faults_pairs.py``.
+
+Nothing is rotated, so every row of a result stands for itself: it must be the mean over the healthy ranks and some of
+the troubled ones. What ``sim.engine`` checks after every turn is checked as well. A pair that fails leaves out what it
+does not need to fail, and prints itself as a test.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fault_rows import contributors, same_bits
+from sim.engine import Done, Plan, Rank, World
+from sim.fabric import MS, Burst
+from tailbound.codec.owners import OwnerMap, place
+from tailbound.codec.shape import shape_for
+from tailbound.wire.schema import Verdict
+
+RANKS, WIDTH, ROWS = 4, 64, 128
+TROUBLED = (1, 2)
+#: Something fails in this step; whole ones before let scales settle, and so many after it show that all is as before.
+FAILS, AFTER = 3, 5
+SETTINGS: dict[str, Any] = {
+    "rotate": False,
+    "deadline_1": 30 * MS,
+    "deadline_2": 30 * MS,
+    "stage_max": 200 * MS,
+    "start_max": 100 * MS,
+    "quiet": 2 * MS,
+}
+#: How long ranks compute before the op in which something fails: who launches first, all others, and who is slow, which
+#: is for longer than they wait.
+FIRST, USUAL, SLOW = 10 * MS, 50 * MS, 600 * MS
+SEEDS = 20
+#: Of virtual time, ns.
+LONGEST = 10_000 * MS
+#: Owner by row.
+OWNERS = place(shape_for(ROWS * WIDTH, WIDTH), OwnerMap(0, tuple(range(RANKS))), RANKS).owner
+OWN = np.bincount(OWNERS, minlength=RANKS)
+
+
+def _nothing(job: Job, rank: int) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """One fault of one rank.
+
+    Attributes:
+        before: done when all have begun the step.
+        early: its rows leave before the healthy ranks launch.
+        when: looked at whenever packets have arrived; what is done as soon as it is true is ``World.kill``.
+        late: it launches when the healthy ranks are through.
+        after: done when the healthy ranks are through with the op.
+        contributes: whether its rows must (True), must not (False) or may (None) be in the rows of healthy owners.
+        owns: the same of the rows it owns, at the healthy ranks.
+        again: whether nothing is missing at the end.
+        refused: what healthy ranks must have counted.
+    """
+
+    before: Callable[[Job, int], None] = _nothing
+    early: bool = False
+    when: Callable[[Job, int], bool] | None = None
+    late: bool = False
+    after: Callable[[Job, int], None] = _nothing
+    contributes: bool | None = None
+    owns: bool | None = None
+    again: bool = True
+    refused: Verdict | None = None
+
+
+def _linked(**terms: float) -> Callable[[Job, int], None]:
+    return lambda job, rank: job.change(rank, 0, **terms)
+
+
+def _old_cookie(job: Job, rank: int) -> None:
+    """What it sends is of a job that was."""
+    job.nodes[rank].engine.job._head["cookie"] ^= 0x5A5A
+
+
+def _jump(job: Job, rank: int) -> None:
+    """Its clock is suddenly 5 s ahead of its kernel's stamps, and stays there."""
+    job.nodes[rank].ahead = 5_000 * MS
+
+
+def _some_are_in(job: Job, rank: int) -> bool:
+    return job.summed(0, rank) > job.before[0, rank]
+
+
+def _all_are_in(job: Job, rank: int) -> bool:
+    """Its rows have reached everybody that can be reached."""
+    others = [r for r in range(RANKS) if r != rank and not job.fabric.ends[r].cut]
+    return all(job.summed(r, rank) - job.before[r, rank] == OWN[r] for r in others)
+
+
+FAULTS: dict[str, Trouble] = {
+    "dies-before": Trouble(before=lambda j, r: j.kill(r, 0), contributes=False, owns=False, again=False),
+    "dies-sending": Trouble(before=_linked(speed=0.02), early=True, when=_some_are_in, owns=False, again=False),
+    "dies-as-owner": Trouble(early=True, when=_all_are_in, contributes=True, owns=False, again=False),
+    "stopped": Trouble(before=lambda j, r: j.stop(r, 0, SLOW), contributes=False, owns=False),
+    "slow": Trouble(late=True, contributes=False),
+    "slow-link": Trouble(before=_linked(speed=0.004), after=_linked(speed=1.0)),
+    "down-and-up": Trouble(before=_linked(cut=True), after=_linked(cut=False), contributes=False, owns=False),
+    "one-way-loss": Trouble(before=_linked(loss=0.3), after=_linked(loss=0.0)),
+    "disorder": Trouble(
+        before=_linked(twice=0.2, late=0.3), after=_linked(twice=0.0, late=0.0), refused=Verdict.DUPLICATE
+    ),
+    "clock-jump": Trouble(before=_jump, again=False),
+    "old-cookie": Trouble(before=_old_cookie, contributes=False, owns=False, again=False, refused=Verdict.WRONG_COOKIE),
+}
+
+
+class Job(World):
+    """A job in which something fails.
+
+    Args:
+        troubles: by rank.
+        seed: of everything.
+    """
+
+    def __init__(self, troubles: dict[int, Trouble], seed: int) -> None:
+        self.troubles = troubles
+        self.healthy = [rank for rank in range(RANKS) if rank not in troubles]
+        self.before: dict[tuple[int, int], int] = {}  # rows by (receiver, sender) summed before the step that fails
+        self.results: dict[int, NDArray[np.float32]] = {}  # of that step, by rank
+        self._began: set[int] = set()
+        self._pending = {rank: trouble.when for rank, trouble in troubles.items() if trouble.when is not None}
+        super().__init__(RANKS, seed, plan=Plan((ROWS * WIDTH,)), steps=1 << 30, **SETTINGS)
+
+    def summed(self, at: int, of: int) -> int:
+        """Rows of rank ``of`` that rank ``at`` has summed."""
+        verdicts = self.nodes[at].engine.job.verdicts()[of]
+        return int(verdicts[Verdict.STORED] + verdicts[Verdict.ADDED])
+
+    def refused(self, verdict: Verdict) -> int:
+        """Packets with this verdict at the first healthy rank."""
+        return int(self.nodes[self.healthy[0]].engine.job.verdicts()[:, verdict].sum())
+
+    def before_step(self, node: Rank) -> int:
+        if node.step == FAILS:
+            self._began.add(node.rank)
+            if len(self._began) == RANKS and not self.before:
+                self.before = {(at, of): self.summed(at, of) for at in range(RANKS) for of in range(RANKS)}
+                for rank, trouble in self.troubles.items():
+                    trouble.before(self, rank)
+        return 0
+
+    def compute_of(self, node: Rank) -> int:
+        if node.step != FAILS:
+            return super().compute_of(node)
+        trouble = self.troubles.get(node.rank, Trouble())
+        return FIRST if trouble.early else SLOW if trouble.late else USUAL
+
+    def _deliver(self, burst: Burst) -> None:
+        super()._deliver(burst)
+        for rank, ready in list(self._pending.items()):
+            if self.before and ready(self, rank):
+                del self._pending[rank]
+                self.kill(rank, 0)
+
+    def finished(self, rank: int, done: Done, out: NDArray[np.float32]) -> None:
+        super().finished(rank, done, out)
+        if done.step == FAILS:
+            self.results[rank] = out
+            if rank in self.healthy and set(self.healthy) <= set(self.results):
+                for troubled, trouble in self.troubles.items():
+                    trouble.after(self, troubled)
+
+    def check_rows(self) -> None:
+        """Every row that a healthy rank has got in the step that fails is what it must be."""
+        inputs = [self.gradient(rank, FAILS, 0, ROWS * WIDTH) for rank in range(RANKS)]
+        missing_owners = {rank for rank, trouble in self.troubles.items() if trouble.owns is not True}
+        for rank in self.healthy:
+            found = contributors(self.results[rank], inputs, set(range(RANKS)), WIDTH)
+            for k, who in enumerate(found):
+                owner = int(OWNERS[k])
+                if who is None:
+                    assert owner in missing_owners, f"row {k} of healthy rank {owner} is missing at rank {rank}"
+                    continue
+                if owner in self.troubles:
+                    assert self.troubles[owner].owns is not False, f"row {k} of rank {owner} at rank {rank}"
+                    continue
+                assert set(self.healthy) <= who, f"row {k} of healthy rank {owner} is the mean of {sorted(who)}"
+                for r, trouble in self.troubles.items():
+                    if trouble.contributes is not None:
+                        assert (r in who) == trouble.contributes, f"row {k} at rank {rank} is the mean of {sorted(who)}"
+            same_bits(self.results[rank], self.results[self.healthy[0]], WIDTH)
+
+    def check_end(self) -> None:
+        """What was refused, who is missed, and whether all is as before."""
+        for trouble in self.troubles.values():
+            assert trouble.refused is None or self.refused(trouble.refused) > 0, f"no {trouble.refused}"
+        for node in self.alive:
+            for done in node.over:
+                if node.rank in self.healthy:
+                    assert done.outcome.missing <= set(self.troubles)
+                if done.step < FAILS or (done.step == self.steps - 1 and all(t.again for t in self.troubles.values())):
+                    assert not sum(done.missing_of.values()), f"step {done.step} of rank {node.rank} is not whole"
+
+
+def play(faults: dict[int, str], seed: int) -> None:
+    """One job with ``faults`` by rank."""
+    with Job({rank: FAULTS[name] for rank, name in faults.items()}, seed) as job:
+        job.start()
+        job.until(lambda: all(node.step > FAILS for node in job.alive), LONGEST)
+        job.steps = max(node.step for node in job.alive) + AFTER
+        job.finish()
+        job.check_rows()
+        job.check_end()
+
+
+def check(faults: dict[int, str], seed: int) -> None:
+    """``play``; if it fails, so does as little of it as fails, with the test that it is."""
+    try:
+        play(faults, seed)
+    except (AssertionError, TimeoutError) as error:
+        for rank, name in faults.items():
+            if len(faults) > 1:
+                check({rank: name}, seed)
+        error.add_note(f"\ndef test_once_more() -> None:\n    play({faults!r}, seed={seed})")
+        raise
+
+
+@pytest.fixture(autouse=True)
+def _no_log() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+CASES = [(name,) for name in FAULTS] + list(itertools.combinations(FAULTS, 2))
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(1), pytest.param(range(1, SEEDS), marks=pytest.mark.thorough)], ids=["one", "all"]
+)
+@pytest.mark.parametrize("names", CASES, ids="+".join)
+def test_the_others_go_on_without_what_failed(names: tuple[str, ...], seeds: range) -> None:
+    for seed in seeds:
+        check(dict(zip(TROUBLED, names, strict=False)), seed)
+
+
+def test_a_failing_pair_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And leaves out the fault that it fails without."""
+    monkeypatch.setitem(FAULTS, "slow", Trouble(late=True, contributes=True))
+    with pytest.raises(AssertionError) as failed:
+        check({1: "disorder", 2: "slow"}, seed=0)
+    assert "play({2: 'slow'}, seed=0)" in failed.value.__notes__[0]
