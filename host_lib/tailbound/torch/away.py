@@ -5,27 +5,57 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Protocol
 
 import torch
 
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TransportError
-from tailbound.torch.finished import Bucket, gradients
+from tailbound.torch.finished import Bucket, Layout, gradients
+from tailbound.torch.memory import Bucket as Memory
+from tailbound.torch.options.contribution import Contributions
+from tailbound.torch.options.schedule import Schedule
+from tailbound.torch.paths import Paths
+from tailbound.torch.resync import Resync
+from tailbound.torch.scaler import GradScaler
 from tailbound.transport.steps import step_distance, step_of
 from tailbound.wire.schema import OP_INDEX_BITS
-
-#: A ``TailboundState``, whose module imports this one.
-TailboundState: TypeAlias = Any
-
 
 _STEP_MASK = 0xFFFFFFFF >> OP_INDEX_BITS
 #: A rank that is lost again while it takes the others' state tries so often, and is then left as it is for this step.
 _JUMPS = 3
 
 
-def apply_finished(state: TailboundState, communicator: Communicator, act: Callable[[], object]) -> int:
+class State(Protocol):
+    """What of a ``TailboundState``, whose module imports this one, is used here."""
+
+    rank: int
+    bits: int
+    loss_scale: float
+    ended: int | None
+    abstaining: bool
+    resync: Resync | None
+    scaler: GradScaler | None
+    layout: Layout
+    schedule: Schedule
+    contributions: Contributions
+    paths: Paths
+
+    def memory_of(self, index: int, numel: int, dtype: torch.dtype, device: torch.device) -> Memory:
+        """Memory of a bucket on ``device``."""
+
+    def boundary(self) -> None:
+        """Between two steps."""
+
+    def forget(self) -> None:
+        """Drops what is kept for the next step."""
+
+    def say(self, kind: str, text: str) -> None:
+        """Logs ``text`` unless there were enough lines of ``kind`` lately."""
+
+
+def apply_finished(state: State, communicator: Communicator, act: Callable[[], object]) -> int:
     """Applies finished steps by ``act`` while this rank is behind; returns how many steps it has moved on.
 
     Where the averages are gone (the owner map changed while this rank was away, say), it takes another rank's state.
@@ -54,7 +84,7 @@ def apply_finished(state: TailboundState, communicator: Communicator, act: Calla
     return applied
 
 
-def step_optimizers(state: TailboundState) -> None:
+def step_optimizers(state: State) -> None:
     """``step()`` of every optimizer that is known to step the model's parameters.
 
     Raises:
@@ -72,7 +102,7 @@ def step_optimizers(state: TailboundState) -> None:
         state.scaler.update()
 
 
-def jump(state: TailboundState, communicator: Communicator, timeout: float) -> int:
+def jump(state: State, communicator: Communicator, timeout: float) -> int:
     """Joins the others at their next step and takes their state; returns how many steps this rank has moved on."""
     until, moved = time.monotonic() + timeout, 0
     communicator.drain(2)
@@ -98,7 +128,7 @@ def jump(state: TailboundState, communicator: Communicator, timeout: float) -> i
     return moved
 
 
-def take_state(state: TailboundState, communicator: Communicator, until: float) -> int:
+def take_state(state: State, communicator: Communicator, until: float) -> int:
     """Takes the state of another rank as it is after the step before the next one here, or after a later one.
 
     In the latter case the steps in between are taken part in, without rows, and their averages dropped.
@@ -126,7 +156,7 @@ def take_state(state: TailboundState, communicator: Communicator, until: float) 
 
 
 def _collect(
-    state: TailboundState, communicator: Communicator, buckets: Sequence[Bucket]
+    state: State, communicator: Communicator, buckets: Sequence[Bucket]
 ) -> tuple[list[torch.Tensor], list[Outcome]]:
     """The averages of the next step, without a contribution of this rank, and what became of its ops."""
     over: queue.SimpleQueue[Outcome] = queue.SimpleQueue()

@@ -19,13 +19,14 @@ from tailbound.errors import ConfigError, TransportError
 from tailbound.torch import away
 from tailbound.torch.collectives import refuse_optimizer
 from tailbound.torch.finished import Layout, gradients
-from tailbound.torch.memory import Memory
+from tailbound.torch.memory import Bucket, Memory
 from tailbound.torch.options.contribution import Contributions
 from tailbound.torch.options.schedule import Schedule
 from tailbound.torch.overflow import OverflowNotes
+from tailbound.torch.paths import Paths
 from tailbound.torch.replica import Replica
 from tailbound.torch.resync import Resync
-from tailbound.torch.scaler import adopt, at_work
+from tailbound.torch.scaler import GradScaler, adopt, at_work
 from tailbound.transport.steps import STEP_MASK
 
 log = logging.getLogger("tailbound")
@@ -52,6 +53,10 @@ class Recovery:
     #: what is contributed, and when averages are applied
     contributions: Contributions
     schedule: Schedule
+    paths: Paths
+    bits: int
+    memory_of: Callable[[int, int, torch.dtype, torch.device], Bucket]
+    say: Callable[[str, str], None]
 
     def __init__(self, rank: int, ranks: int, resync: tuple[int, float, float]) -> None:
         period, drift, share = resync
@@ -77,7 +82,7 @@ class Recovery:
         self.abstaining = False
         #: what the gradients handed to the hook are multiplied by, and the scaler that says so
         self.loss_scale = 1.0
-        self.scaler: Any = None
+        self.scaler: GradScaler | None = None
         #: jobs that average parts of the same model on this host
         self.shards = 1
         self.overflow = OverflowNotes()
