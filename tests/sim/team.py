@@ -17,15 +17,18 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.engine import PORT, Rank, World, _Engine, _Wire, address
-from sim.fabric import MS, S, Terms
+from reference_switch import Rules
+from sim.engine import COOKIE, PORT, Rank, World, _Engine, _Wire, address
+from sim.fabric import MS, Burst, Fabric, S, Terms
 from support import Trouble
+from tailbound.codec.scale import headroom_of
 from tailbound.collective import jump
 from tailbound.collective.communicator import MAX_OP_ROWS, Communicator
 from tailbound.collective.op import Outcome
 from tailbound.datapath.sizes import ring_rows
 from tailbound.errors import TransportError
 from tailbound.transport.rendezvous import Greeting
+from tailbound.transport.switch import Switch
 from tailbound.wire.schema import VERSION
 
 T = TypeVar("T")
@@ -46,6 +49,9 @@ class Member(Communicator):
         self._engine = node.engine
         self._row_width, self._closed = self.config.width, False
         rings = [min(g.rows, g.sum_rows * g.ranks) // 2 for g in greetings]
+        if (switch := self.config.switch) is not None:
+            self._row_width = switch.width(self.config.width)
+            rings.append(switch.rows // 2)
         self._rows_most = min([MAX_OP_ROWS, *rings])
         self._lock = threading.Lock()
 
@@ -84,13 +90,43 @@ class _TeamEngine(_Engine):
         return future
 
 
+class SimSwitch:
+    """``reference_switch.Rules`` at the end of a link of its own; see ``ReferenceSwitch``."""
+
+    def __init__(self, fabric: Fabric, rules: Rules, trouble: Callable[[int, bytes, bool], int] | None) -> None:
+        self._fabric, self.rules = fabric, rules
+        self.trouble = trouble or (lambda rank, data, result: 1)
+        self.down = False  #: neither takes nor sends anything
+
+    def restart(self) -> None:
+        """Forgets all slots, as a switch does whose program is loaded anew."""
+        self.rules.slots.clear()
+
+    def take(self, burst: Burst) -> None:
+        """Takes what has arrived, and sends what follows from it."""
+        ranks, sender = self.rules.ranks, burst.source
+        copies = [data for data in burst.packets() for _ in range(self.trouble(sender, data, False))]
+        for data in copies if not self.down else []:
+            _, out, everybody = self.rules.take(data)
+            for rank in range(ranks) if everybody else [sender]:
+                for _ in range(self.trouble(rank, out, True) if out else 0):
+                    self._fabric.send(Burst(ranks, rank, out, len(out)))
+
+
 class _TeamWorld(World):
     engine = _TeamEngine
+    switch: SimSwitch
 
     def _open(self, *arguments: Any) -> Rank:
         node = super()._open(*arguments)
         node.engine.node = node  # type: ignore[attr-defined]
         return node
+
+    def _deliver(self, burst: Burst) -> None:
+        if burst.to == self.ranks:
+            self.switch.take(burst)
+        else:
+            super()._deliver(burst)
 
 
 class SimTeam:
@@ -144,7 +180,7 @@ class SimTeam:
             AssertionError: it is not so after ``most`` ns.
         """
         try:
-            self.world._until(lambda: bool(condition()), most)
+            self.world.until(lambda: bool(condition()), most)
         except TimeoutError as error:
             raise AssertionError(f"never happened: {what}") from error
 
@@ -169,21 +205,13 @@ class SimTeam:
             pending[rank] = out, done
         return pending
 
-    def finish(self, pending: dict[int, Pending], held: int = 0) -> list[Result]:
-        """Lets time pass until all of ``pending`` are over, each within its bound; their results in rank order.
+    def finish(self, pending: dict[int, Pending]) -> list[Result]:
+        """Lets time pass until all of ``pending`` are over; their results in rank order.
 
-        While somebody holds, for ``held`` ns, no clock runs.
+        ``Rank.check`` holds each to its bound.
         """
         self.until(lambda: all(done.done() for _, done in pending.values()), "an op ends")
-        found = []
-        for rank, (out, done) in pending.items():
-            outcome, config = done.result(0), self[rank].config
-            bound = self[rank].job.deadlines.start_max + 2 * config.stage_max + self[rank].node.longest + held
-            assert outcome.error is not None or outcome.nanoseconds <= bound, (
-                f"op {outcome.label} of rank {rank} took {outcome.nanoseconds / MS:.0f} ms of {bound / MS:.0f}"
-            )
-            found.append((out, outcome))
-        return found
+        return [(out, done.result(0)) for out, done in pending.values()]
 
     def allreduce(
         self,
@@ -212,9 +240,36 @@ class SimTeam:
 @contextmanager
 def sim_team(ranks: int, settings: dict[str, Any], *, seed: int = 1, terms: Terms | None = None) -> Iterator[SimTeam]:
     """A job of ``ranks`` communicators in virtual time; ``settings`` as for ``support.team``."""
+    with _closing(SimTeam(_world(ranks, settings, seed, terms))) as team:
+        yield team
+
+
+@contextmanager
+def sim_switched_team(
+    ranks: int,
+    settings: dict[str, Any],
+    *,
+    form: str = "mean",
+    rows: int = 8192,
+    trouble: Callable[[int, bytes, bool], int] | None = None,
+    seed: int = 1,
+) -> Iterator[tuple[SimTeam, SimSwitch]]:
+    """A job of ``ranks`` and its switch; as ``switched_team``."""
+    where = Switch(address(ranks), PORT, rows, form)
+    world = _world(ranks, settings | {"switch": where}, seed, None)
+    world.switch = SimSwitch(world.fabric, Rules(COOKIE, ranks, headroom_of(ranks), rows, form), trouble)
+    with _closing(SimTeam(world)) as team:
+        yield team, world.switch
+
+
+def _world(ranks: int, settings: dict[str, Any], seed: int, terms: Terms | None) -> _TeamWorld:
     given = {"share_rows": True} | settings
     width, ring = given.pop("width", 64), given.pop("ring_mib", 1.0)
-    team = SimTeam(_TeamWorld(ranks, seed, terms, width=width, rows=ring_rows(ring, width, ranks), **given))
+    return _TeamWorld(ranks, seed, terms, width=width, rows=ring_rows(ring, width, ranks), **given)
+
+
+@contextmanager
+def _closing(team: SimTeam) -> Iterator[SimTeam]:
     try:
         yield team
     except BaseException:

@@ -264,7 +264,7 @@ def test_the_others_wait_for_a_rank_that_holds() -> None:
         job.go(1800 * MS)
         assert not any(done.done() for _, done in early.values())
         job[2].hold(False)
-        results = job.finish(early | job.start(inputs, [2]), held=1800 * MS)
+        results = job.finish(early | job.start(inputs, [2]))
         everybody(results, inputs)
         assert all(outcome.nanoseconds > 1800 * MS for _, outcome in results[:2])
         assert suspects(job) == [[]] * 3

@@ -1,0 +1,202 @@
+"""Jobs with a switch in virtual time: packets lost, workers that vanish or come late, and a switch that is gone."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fault_rows import contributors
+from reference_switch import shuffled
+from sim.fabric import MS
+from sim.team import Result, SimTeam, sim_switched_team
+from support import Trouble, gradients, hasty, patient
+from tailbound.wire.schema import Verdict
+
+RANKS, WIDTH = 3, 128
+NUMEL = 2 * 64 * WIDTH
+#: Beyond deadlines, ns: packets under way, turns of the engine.
+SLACK = 60 * MS
+
+
+def settings(given: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Rows of which each is a mean by itself."""
+    return given | {"width": WIDTH, "ring_mib": 1.0, "rotate": False} | more
+
+
+def inputs_of(seed: int) -> list[np.ndarray]:
+    return gradients("U", RANKS, NUMEL, seed=seed)
+
+
+def counter(job: SimTeam, name: str) -> int:
+    return sum(member.stats()["counters"].get(name, 0) for member in job.communicators)
+
+
+def alike(results: list[Result]) -> None:
+    for out, _ in results:
+        np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
+
+
+def of(out: np.ndarray, inputs: list[np.ndarray], job: SimTeam) -> set[frozenset[int] | None]:
+    """Whose means the rows are."""
+    return set(contributors(out, inputs, set(range(RANKS)), job[0]._row_width))
+
+
+def everybody(job: SimTeam, seed: int) -> None:
+    """An op that is whole, right, and alike everywhere."""
+    inputs = inputs_of(seed)
+    results = job.allreduce(inputs)
+    for _, outcome in results:
+        assert (outcome.delivered, outcome.error, outcome.missing) == (outcome.expected, None, set())
+    alike(results)
+    assert of(results[0][0], inputs, job) == {frozenset(range(RANKS))}
+
+
+def warm_up(job: SimTeam) -> None:
+    for seed in range(3):
+        everybody(job, 1000 + seed)
+
+
+@pytest.mark.parametrize("form", ["mean", "sums"])
+def test_what_is_lost_is_sent_again_and_nothing_is_missing(form: str) -> None:
+    """Five percent both ways, and doubles: no deadline is near, so that gaps alone bring everything."""
+    trouble = shuffled(7, loss=0.05, twice=0.05)
+    with sim_switched_team(RANKS, settings(patient(quiet=20 * MS)), form=form, trouble=trouble) as (job, switch):
+        for op in range(8):
+            everybody(job, op)
+        counts = switch.rules.counts
+        assert counts[Verdict.ANSWERED] > 0 < counts[Verdict.DUPLICATE]
+        assert not counts[Verdict.FLUSHED]
+        assert counter(job, "seal_deadline_hits") == 0
+        assert counter(job, "rows_flushed") == 0 < counter(job, "rows_sent_again")
+        # a row again for each that lacked it, now and then twice; never a storm
+        assert counter(job, "rows_sent_again") <= 0.5 * counter(job, "contributions_sent")
+
+
+def test_a_switch_that_loses_half_of_all_is_asked_within_bounds() -> None:
+    with sim_switched_team(RANKS, settings(hasty()), trouble=shuffled(3, loss=0.5)) as (job, _):
+        for op in range(4):
+            inputs = inputs_of(op)
+            for out, outcome in job.allreduce(inputs):
+                assert outcome.missed or None not in of(out, inputs, job)
+        again = counter(job, "rows_sent_again") + counter(job, "rows_flushed")
+        assert again <= 4 * RANKS * (NUMEL // job[0]._row_width) * 8
+
+
+def test_a_worker_that_vanishes_costs_flushes_for_three_ops_and_then_nothing() -> None:
+    """Rows are released with what is in; everybody left has the same; and once it is suspect nobody waits for it.
+
+    Rule: clock-28.
+    """
+    with sim_switched_team(RANKS, settings(hasty())) as (job, _):
+        warm_up(job)
+        job[2].trouble(Trouble(seed=0, loss=1.0))
+        for op in range(6):
+            inputs = inputs_of(op)
+            results = job.allreduce(inputs, [0, 1])
+            alike(results)
+            for out, outcome in results:
+                assert outcome.missing == {2}
+                assert outcome.missed == 0
+                assert of(out, inputs, job) == {frozenset({0, 1})}
+                assert (outcome.deadline_hits > 0) == (op < 3)
+                assert op < 3 or outcome.nanoseconds < SLACK
+        assert job[0].stats()["suspects"] == [2]
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.3])
+def test_a_worker_that_comes_late_has_the_others_means_at_once(loss: float) -> None:
+    """What was lost on its way it asks the switch for."""
+    lose, lost = [False], []
+    chance = shuffled(11, loss=loss)
+
+    def trouble(rank: int, data: bytes, result: bool) -> int:
+        copies: int = chance(rank, data, result) if lose[0] and rank == 2 and result else 1
+        lost.extend([data] * (copies == 0))
+        return copies
+
+    with sim_switched_team(RANKS, settings(hasty()), trouble=trouble) as (job, switch):
+        warm_up(job)
+        lose[0] = True
+        inputs = inputs_of(5)
+        job.at(2500 * MS, lambda: lose.__setitem__(0, False))
+        results = job.allreduce(inputs, late={2: 2700 * MS})
+        assert results[2][1].late
+        assert results[2][1].missed == 0
+        assert results[2][1].nanoseconds < SLACK
+        alike(results)
+        assert of(results[2][0], inputs, job) == {frozenset({0, 1})}
+        assert switch.rules.counts[Verdict.ANSWERED] >= len(lost)
+        assert (len(lost) > 0) == (loss > 0)
+
+
+def test_a_gradient_that_is_not_finite_is_left_out_without_waiting_for_the_deadline() -> None:
+    with sim_switched_team(RANKS, settings(patient(quiet=5 * MS))) as (job, _):
+        warm_up(job)
+        for op in range(3):
+            inputs = inputs_of(op)
+            inputs[1][17] = np.nan
+            results = job.allreduce(inputs)
+            inputs[1][17] = 0.0
+            alike(results)
+            assert results[1][1].abstained
+            assert all(o.missed == 0 and not o.deadline_hits for _, o in results)
+            assert of(results[0][0], inputs, job) == {frozenset({0, 2})}
+
+
+@pytest.mark.parametrize("when", [1, 30, 100, 300])
+def test_a_switch_that_is_loaded_anew_goes_on(when: int) -> None:
+    """What it had summed is gone; rows that lose by it are released with what comes again, and nothing is wrong."""
+    with sim_switched_team(RANKS, settings(hasty())) as (job, switch):
+        warm_up(job)
+        for op in range(3):
+            inputs = inputs_of(op)
+            job.at(when * 10_000, switch.restart)
+            for out, outcome in job.allreduce(inputs):
+                # rows that went on without somebody are means of fewer, never of anything else
+                assert outcome.missed or None not in of(out, inputs, job)
+        for op in range(3):
+            job.allreduce(inputs_of(op))
+        everybody(job, 9)
+
+
+def test_a_silent_switch_is_named_left_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tailbound.transport.fallback.REST", 1500 * MS)
+    short = hasty(deadline_1=300 * MS, deadline_2=150 * MS, stage_max=900 * MS)
+    with sim_switched_team(RANKS, settings(short)) as (job, switch):
+        warm_up(job)
+        seeds = itertools.count()
+
+        def owners() -> set[tuple[int, ...]]:
+            """By whose map the next op is placed, over all ranks; no op is placed by an older one."""
+            return {tuple(member.job.map.owners) for member in job.communicators}
+
+        def until(wanted: tuple[int, ...], most: int) -> int:
+            """All-reduces until everybody places by this map; how many had nothing at all in them."""
+            empty = 0
+            for _ in range(most):
+                if owners() == {wanted}:
+                    return empty
+                inputs = inputs_of(next(seeds))
+                found = [of(out, inputs, job) for out, _ in job.allreduce(inputs)]
+                empty += found == [{None}] * RANKS  # nothing came, and nothing was made up
+                job.go(20 * MS)
+            pytest.fail(f"not placed by {wanted}: {owners()}")
+
+        assert owners() == {(3,)}
+        switch.down = True
+        assert until((0, 1, 2), 12) >= 3
+        assert switch.rules.counts[Verdict.STORED] > 0
+        assert job[0].config.switch.address in caplog.text  # type: ignore[union-attr]
+        for _ in range(2):
+            job.allreduce(inputs_of(next(seeds)))
+        everybody(job, 50)
+        switch.down = False
+        until((3,), 200)
+        for _ in range(2):
+            job.allreduce(inputs_of(next(seeds)))
+        everybody(job, 51)
