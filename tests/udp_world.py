@@ -16,10 +16,15 @@ from tailbound.wire.schema import HEADER_BYTES, UNKNOWN_SENDER, Verdict
 
 
 class World:
-    """Tables in the state that ``cases`` begins with; ``clock`` advances by a microsecond a packet."""
+    """Tables in the state that ``cases`` begins with; ``clock`` advances by a microsecond a packet.
 
-    def __init__(self, ranks: int = cases.RANKS, width: int = cases.WIDTH, registered: Any = None) -> None:
-        self.tables = Tables(allocate(width, cases.SUM_ROWS, cases.RESULT_ROWS))
+    ``allocated`` are arrays in memory of the caller's.
+    """
+
+    def __init__(
+        self, ranks: int = cases.RANKS, width: int = cases.WIDTH, registered: Any = None, allocated: Any = None
+    ) -> None:
+        self.tables = Tables(allocated or allocate(width, cases.SUM_ROWS, cases.RESULT_ROWS))
         self.store = store_of(self.tables.arrays)
         places = [cases.ip_of(r) if r < 250 else f"198.19.0.{r - 249}" for r in range(ranks)]
         self.words = [int.from_bytes(socket.inet_aton(place), "little") for place in places]

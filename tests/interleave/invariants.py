@@ -1,0 +1,166 @@
+"""What must hold whatever happened before. Each function says what is broken, or returns None.
+
+They say what the tables mean to the host, not by which rule a packet is taken or refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+import cases
+from interleave.scene import CODES, OPS, RIGHT, SENDERS, WRONG, Action, codes_of, lanes, result_codes
+from interleave.view import MARKS, RISING, SETS, View
+from tailbound.wire.schema import EXPONENT_NONE, Event, Verdict
+
+Counted = tuple[tuple[int, int], ...]
+_SUMS: dict[tuple[int, int, int], bytes] = {}
+
+
+def sum_of(ranks: int, op: int, exponent: int) -> bytes:
+    """The lanes of a sum with ``ranks`` in it, all of one exponent."""
+    key = (ranks, op, exponent)
+    if key not in _SUMS:
+        total = np.zeros(CODES // 4, np.uint64)
+        for sender in SENDERS:
+            if ranks >> sender & 1:
+                total += lanes(codes_of(sender, OPS[op], exponent))
+        _SUMS[key] = total.tobytes()
+    return _SUMS[key]
+
+
+def state_is_sound(view: View, changed: frozenset[str]) -> Iterator[str]:
+    """What holds in every state; looked at where one of the ``changed`` arrays says it."""
+    if view.slot and changed & {"slots", "sums"}:
+        members = view.ranks.bit_count()
+        if view.get("slots.count") != members or view.get("slots.units") != members:
+            yield f"a sum of {members} ranks counts {view.get('slots.count')} and {view.get('slots.units')} units"
+        exponent = view.get("slots.exponent")
+        if exponent not in (RIGHT, WRONG):
+            yield f"a sum has the exponent {exponent} that nobody sent"
+        elif view.part("sums", 2 * CODES) != sum_of(view.ranks, view.slot, exponent):
+            yield f"the sum is not that of its members {view.ranks:#x} by their codes at exponent {exponent}"
+    if changed & {"presence", "result_records", "results"}:
+        yield from _result_is_sound(view)
+    if view.get("ops.heard_live") > view.get("ops.heard").bit_count():
+        yield "more live ranks heard than ranks"
+
+
+def _result_is_sound(view: View) -> Iterator[str]:
+    present, cookie = view.get("presence.op"), view.get("presence.cookie")
+    if (present, cookie) != (view.result, view.get("result_records.cookie")):
+        yield f"presence names op {present:#x}, the row's record {view.result:#x}"
+    if view.result and view.part("results", CODES) != result_codes(view.get("result_records.owner"), OPS[view.result]):
+        yield "a result is not what its owner published"
+
+
+def nothing_lost(before: View, after: View, changed: frozenset[str]) -> Iterator[str]:
+    """What holds from one state to the next, whatever was done; looked at where a ``changed`` array says it."""
+    for sender in SENDERS:
+        if f"peer_states.{sender}" in changed and before.get(f"peer_states.{sender}.cookie"):
+            for mark in MARKS:
+                name = f"peer_states.{sender}.{mark}"
+                if after.get(name) < before.get(name):
+                    yield f"{name} went back from {before.get(name):#x} to {after.get(name):#x}"
+    if "ops" in changed:
+        yield from _record_kept(before, after)
+    for name in ("sum_base", "result_base", "released", "first_op", "map_since"):
+        if "control" in changed and after.get(f"control.{name}") < before.get(f"control.{name}"):
+            yield f"control.{name} went back"
+    kept = before.slot in OPS and before.window(OPS[before.slot])
+    if kept and before.sealed >= before.slot and changed & {"slots", "sums"}:
+        yield f"the sealed row of op {before.slot:#x} has changed"
+    shown = before.result in OPS and before.result_window(OPS[before.result])
+    if shown and changed & {"presence", "result_records", "results"}:
+        yield f"the result of op {before.result:#x}, which nobody has taken out, has changed"
+
+
+def _record_kept(before: View, after: View) -> Iterator[str]:
+    if before.record == after.record:
+        for name in SETS:
+            if before.get(f"ops.{name}") & ~after.get(f"ops.{name}"):
+                yield f"ops.{name} lost a rank"
+        for name in RISING:
+            if after.get(f"ops.{name}") < before.get(f"ops.{name}"):
+                yield f"ops.{name} went back"
+    elif before.record > before.released:
+        yield f"the record of op {before.record:#x}, which is in progress, was taken by {after.record:#x}"
+    elif after.record < before.record:
+        yield "a record went back to an older op"
+
+
+def books_balance(before: View, after: View, action: Action, gained: Counted, changed: frozenset[str]) -> Iterator[str]:
+    """Every packet is counted once, under its sender; rows in sums = STORED + ADDED - ABANDONED."""
+    verdicts = [(rank, verdict) for rank, verdict in gained if verdict != Verdict.ABANDONED]
+    if len(verdicts) != 1 or verdicts[0][0] != action.sender:
+        yield f"counted {len(verdicts)} times: {gained}"
+        return
+    abandoned = [rank for rank, verdict in gained if verdict == Verdict.ABANDONED]
+    put_in = verdicts[0][1] in (Verdict.STORED, Verdict.ADDED)
+    there = before.get("slots.count") if before.slot == after.slot else 0
+    if put_in and after.get("slots.count") != there + 1 - len(abandoned):
+        yield f"{there} rows were in, one came and {len(abandoned)} left: {after.get('slots.count')} are in"
+    if before.slot == after.slot:
+        left = [rank for rank in SENDERS if before.ranks >> rank & 1 and rank in abandoned]
+        if left != abandoned:
+            yield f"charged {abandoned}, of which only {left} were in"
+    if not put_in and changed & {"slots", "sums"}:
+        yield "a packet that was refused has changed a sum"
+    if verdicts[0][1] != Verdict.RESULT_TAKEN and changed & {"presence", "result_records", "results"}:
+        yield "a packet that was refused has changed a result"
+
+
+def promises_kept(before: View, after: View, action: Action) -> Iterator[str]:
+    """What came in time, and right, is there afterwards."""
+    op = action.op
+    if action.map_id != before.map_of(op):
+        return
+    if action.kind == "contribution" and before.window(op) and before.sealed < op.label and before.in_reach(op):
+        wanted = before.wanted(op)
+        free = before.slot < op.label
+        if before.slot <= op.label and (action.exponent == wanted or (wanted == EXPONENT_NONE and free)):
+            if after.slot != op.label or not after.ranks >> action.sender & 1:
+                yield f"rank {action.sender} gave op {op.name} in time and is not in its sum"
+            elif after.get("slots.exponent") != action.exponent:
+                yield f"rank {action.sender} has the right exponent, and the sum it is in has another one"
+    if action.kind == "result" and before.result_window(op) and after.result < op.label:
+        yield f"the result of op {op.name} came while its place was kept, and is not there"
+
+
+class Announcements:
+    """COMPLETE: never false, once for one set of live ranks, and not left out.
+
+    What was announced is remembered beside a state: bit 0, op A has been announced for the present live set; bit 1, the
+    live set has changed since A was opened here; bits 2 and 3, the same for B.
+    """
+
+    @staticmethod
+    def step(known: int, before: View, after: View, gained: Counted, events: Counted) -> tuple[int, str | None]:
+        """What is known afterwards, and what is wrong."""
+        if before.live != after.live:
+            return known & ~0b0101 | 0b1010, None
+        completed = [op for kind, op in events if kind == Event.COMPLETE]
+        wrong = None
+        opened = {op for kind, op in events if kind == Event.OPENED}
+        for i, op in enumerate(OPS):
+            said, changed = 1 << 2 * i, 2 << 2 * i
+            if op in opened:
+                known &= ~(said | changed)
+            if any(verdict == Verdict.ABANDONED for _, verdict in gained) and after.slot == op:
+                known &= ~said
+            if op not in completed:
+                whole = after.slot == op and not after.live & ~after.ranks
+                grown = any(verdict in (Verdict.STORED, Verdict.ADDED) for _, verdict in gained)
+                if whole and grown and not known & (said | changed):
+                    wrong = f"op {op:#x} is complete and nobody was told"
+                continue
+            if after.slot != op or after.live & ~after.ranks:
+                wrong = f"op {op:#x} was called complete, and ranks {after.live & ~after.ranks:#x} are missing"
+            if known & said or len(completed) > 1:
+                wrong = f"op {op:#x} was called complete twice for one set of live ranks"
+            known |= said
+        return known, wrong
+
+
+assert cases.RANK not in SENDERS

@@ -1,0 +1,47 @@
+"""Pairs of actions on two CPUs of the kernel program: what comes of them is what one of the two orders gives.
+
+Rules: kernel-15, kernel-16, kernel-17, kernel-19, kernel-20.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from interleave.explorer import Walker
+from interleave.pairing import check, kinds_of_pairs, pairs_of
+from interleave.pairs import ROWS, PairTables
+from interleave.scene import SCENES
+
+pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="missing capability 'two CPUs'")
+
+PARTS = tuple(scene for scene in SCENES if scene != "all")
+#: States of a scene in which pairs are done: one of every kind of pair, every day.
+STATES = 250
+#: All pairs in so many states, with ``--thorough``.
+THOROUGH = 5000
+#: By how many short rounds one CPU is later than the other.
+DELAYS = ((0, 0), (0, 8), (8, 0), (0, 24), (24, 0), (0, 64), (64, 0), (128, 0), (0, 128))
+
+
+@pytest.fixture
+def tables(make, loader: str) -> Iterator[PairTables]:
+    made = PairTables(make(sum_rows=ROWS, result_rows=ROWS), loader, Walker().tables.layout)
+    yield made
+    made.close()
+
+
+def test_one_of_the_two_orders(tables: PairTables) -> None:
+    for scene in PARTS:
+        pairs = kinds_of_pairs(scene, STATES)
+        assert len(pairs) > 50
+        assert check(tables, pairs, DELAYS) > 10, "the second was never first: the test has not met its races"
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("scene", PARTS)
+def test_every_pair_in_every_state(tables: PairTables, scene: str) -> None:
+    check(tables, pairs_of(scene, THOROUGH), DELAYS)

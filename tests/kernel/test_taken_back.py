@@ -1,0 +1,110 @@
+"""The kernel program with mends taken back, one at a time: what they mended is found again.
+
+The program's own sources, copied, with a line of each mend changed. A line that is not there any more is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from interleave.explorer import Walker
+from interleave.judged import MOST, check_in_pieces, check_kinds, needs_pieces
+from interleave.kernel import KernelTables
+from interleave.pairing import check, pairs_of
+from interleave.pairs import ROWS, PairTables
+from kernel_world import KernelWorld
+from tailbound.kernel import compile as compile_
+from tailbound.kernel.assets import assets
+
+#: One loader is enough to see that tests can fail.
+LOADER = "clang"
+pytestmark = pytest.mark.needs("bpf", "clang", "libbpf")
+
+Change = tuple[str, str, str]
+_AHEAD = "	return tb_distance(p->op, TB_READ_ONCE(control->released)) > TB_OP_STEPS"
+_GONE = "	if (p->type == TB_TYPE_RESULT)\n		return TB_GO_ON;\n	return p->type == TB_TYPE_CONTRIBUTION ?"
+_WRONG = "		if (expected && exponent == expect.exponent && exponent != slot->exponent)"
+_PRESENT = "		tb_store_release(present, here.word);\n"
+_COUNT = "	bpf_spin_lock(&op_lock->lock);\n	if (tb_op_tag(op, p) == TB_TAG_SAME)\n		in = ++op->results_in;"
+#: Between the two locks this CPU is held up for a moment.
+_HELD_UP = "	for (rows = 0; rows < 256; rows++)\n		TB_READ_ONCE(control->active);\n"
+
+IN_PIECES: list[Change] = [
+    ("ebpf/parse.h", "		if (start && tb_names_us(", "		if (0 && start && tb_names_us("),
+]
+FAR_LABELS: list[Change] = [
+    ("ebpf/op.h", _AHEAD, _AHEAD.replace("return ", "return 0 && ")),
+    ("xdp_programs/ingest.h", _GONE, _GONE[_GONE.index("	return p->type") :]),
+]
+WRONG_SCALE: list[Change] = [("ebpf/slot.h", _WRONG, _WRONG.replace("(expected", "(0 && expected"))]
+TWO_LOCKS: list[Change] = [
+    ("xdp_programs/ingest.h", _PRESENT, ""),
+    (
+        "xdp_programs/ingest.h",
+        _COUNT,
+        _HELD_UP + _COUNT.replace("	if (tb_op_tag", _PRESENT[1:] + "	if (tb_op_tag"),
+    ),
+]
+
+
+@pytest.fixture
+def take_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Change]], None]:
+    """Has programs made of changed sources from now on."""
+
+    def change(changes: list[Change]) -> None:
+        for part in ("ebpf", "xdp_programs"):
+            shutil.copytree(assets(part), tmp_path / part)
+        for name, old, new in changes:
+            text = (tmp_path / name).read_text()
+            assert text.count(old) == 1, f"{name} has changed: say here what takes the mend back now: {old!r}"
+            (tmp_path / name).write_text(text.replace(old, new))
+        monkeypatch.setattr(compile_, "assets", lambda part: tmp_path / part)
+
+    return change
+
+
+@pytest.fixture
+def tables(take_back: Callable[[list[Change]], None], request: pytest.FixtureRequest) -> Iterator[KernelTables]:
+    """Of the program without the mend that the test names."""
+    take_back(request.param)
+    world = KernelWorld(LOADER)
+    yield KernelTables(world, Walker().tables.layout)
+    world.close()
+
+
+@pytest.mark.parametrize("tables", [IN_PIECES], ids=["frames in pieces"], indirect=True)
+def test_uncounted_rows_are_found(tables: KernelTables) -> None:
+    """Frames whose first piece was short passed as somebody else's, and no ledger had them (kernel-21)."""
+    with needs_pieces(), pytest.raises(AssertionError, match="in pieces: counted as"):
+        check_in_pieces(tables)
+
+
+@pytest.mark.parametrize(
+    ("tables", "scene"),
+    [(FAR_LABELS, "records"), (FAR_LABELS, "results"), (WRONG_SCALE, "sums")],
+    ids=["labels from far ahead", "results without a record", "a stale exponent"],
+    indirect=["tables"],
+)
+def test_another_verdict_is_found(tables: KernelTables, scene: str) -> None:
+    """Rules: kernel-14, kernel-16, kernel-17."""
+    with pytest.raises(AssertionError, match="the kernel"):
+        check_kinds(tables, scene, MOST[scene])
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="missing capability 'two CPUs'")
+def test_a_row_that_nobody_sees_is_found(take_back: Callable[[list[Change]], None]) -> None:
+    """Between the row's lock and that of presence another CPU is told that the row is there (kernel-17)."""
+    take_back(TWO_LOCKS)
+    world = KernelWorld(LOADER, sum_rows=ROWS, result_rows=ROWS)
+    made = PairTables(world, LOADER, Walker().tables.layout)
+    try:
+        with pytest.raises(AssertionError, match="nobody sees the row"):
+            check(made, pairs_of("results", 20), [(delay, 0) for delay in range(0, 200, 10)])
+    finally:
+        made.close()
+        world.close()
