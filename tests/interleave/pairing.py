@@ -19,6 +19,7 @@ _WORDS = ("3 is out", "3 is back", "new map")
 _THERE = (Verdict.RESULT_TAKEN, Verdict.DUPLICATE_RESULT, Verdict.DUPLICATE_REPAIR_RESULT)
 _SUM = (("slots", 64), ("sums", 2 * CODES))
 _RESULT = (("result_records", 32), ("presence", 8), ("results", CODES))
+Verdicts = tuple[int | None, int | None]
 _Done = tuple[bytes, int | None, int]
 
 
@@ -78,6 +79,15 @@ def misfit(pair: Pair, outcome: Outcome, layout: Layout) -> str | None:
     """
     orders = [(layout.timeless(o.state), o.verdicts, o.abandoned) for o in pair.orders]
     state = layout.timeless(outcome.state)
+    own = slice(layout.at["expect"], layout.at["peer_states.1"])  # what pairs do not share
+    whole = any(state[own] == s[own] and (outcome.verdicts, outcome.abandoned) == (v, gone) for s, v, gone in orders)
+    return _unseen(pair, outcome) if whole else _apart(pair, outcome, layout, orders, state)
+
+
+def _apart(
+    pair: Pair, outcome: Outcome, layout: Layout, orders: list[tuple[bytes, Verdicts, tuple[int, int]]], state: bytes
+) -> str | None:
+    """The same for an outcome that is not in all parts that of one order."""
 
     def rows(of: bytes) -> list[bytes]:
         return [layout.part(of, name, size) for name, size in (*_SUM, *_RESULT)]
@@ -92,6 +102,11 @@ def misfit(pair: Pair, outcome: Outcome, layout: Layout) -> str | None:
             here = mine.get(name)
             if here not in [view.get(name) for view in views]:
                 return f"{name} is {here:#x}, by the orders {[hex(view.get(name)) for view in views]}"
+    return _unseen(pair, outcome)
+
+
+def _unseen(pair: Pair, outcome: Outcome) -> str | None:
+    """A result that a CPU was told is there, while presence did not say so."""
     for action, verdict, seen in zip(pair.actions, outcome.verdicts, outcome.seen, strict=True):
         if action.kind == "result" and verdict in _THERE and seen < action.op.label:
             return f"{action.name}: {Verdict(verdict)!r}, and nobody sees the row"
