@@ -47,6 +47,7 @@ def test_every_environment_gives_rows(tmp_path: Path, envs: tuple[str, ...]) -> 
     assert "aims" in said.getvalue()
 
 
+@pytest.mark.thorough
 def test_it_goes_on_when_gloo_hangs(tailbound_lab: Callable[..., Cluster], tmp_path: Path) -> None:
     """Gloo's link is cut: its iteration counts as stuck, what was measured before stays, new workers go on."""
     lab = tailbound_lab(workers=2)

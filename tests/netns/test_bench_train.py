@@ -18,6 +18,28 @@ pytestmark = [pytest.mark.needs("torch", "sklearn", "matplotlib"), pytest.mark.t
 
 
 @pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
+def test_ours_and_gloo_train_in_turn_until_the_time_is_over(tmp_path: Path) -> None:
+    """As short as it can be: the time is over after the first turn of each."""
+    said, file = io.StringIO(), tmp_path / "train.json"
+    chosen = plan(
+        ["accuracy"], workers=2, batch=32, steps=6, turn=2, losses=(0.0,), seeds=(1,), seconds=1e-6,
+        variants=("gloo", "tailbound"),
+    )  # fmt: skip
+    rows = run(chosen, datapath="xdp", json_file=file, console=Console(file=said, width=120))
+    assert json.loads(file.read_text()) == rows
+    assert [(row["name"], row["steps"], row["complete"], row["lab"]) for row in rows] == [
+        ("gloo", 2, False, True), ("tailbound", 2, False, True),
+    ]  # fmt: skip
+    gloo, ours = rows
+    assert (ours["datapath"], ours["gradient_bytes"]) == ("xdp", gloo["gradient_bytes"])
+    assert ours["delivered"] > 0.9
+    assert ours["curve"]["accuracy"][0] == gloo["curve"]["accuracy"][0]  # the same weights
+    assert abs(ours["accuracy"] - gloo["accuracy"]) < 0.1
+    assert (tmp_path / "train.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.thorough
+@pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 def test_all_variants_train_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAILBOUND_DEADLINE_MS", "2000,2000")  # of four steps one that is cut short would show
     said = io.StringIO()
@@ -45,6 +67,7 @@ def test_all_variants_train_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "out" / "train.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.thorough
 def test_without_root_it_trains_on_loopback_leaves_losses_out_and_stops_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
