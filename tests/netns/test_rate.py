@@ -29,7 +29,7 @@ def ops(job: Team, count: int, seed: int) -> tuple[int, int]:
 
 
 def traffic(job: Team, rank: int) -> dict[str, Any]:
-    return job[rank].job.traffic.snapshot()
+    return job[rank].job.flow.snapshot()
 
 
 def until(job: Team, found: Callable[[], bool], most: int = 60) -> None:

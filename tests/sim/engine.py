@@ -568,7 +568,7 @@ class World:
         node = Rank(self, rank, cast(Any, None), datapath)
         job = Job(config, datapath, Sender([wire], peers), COOKIE, lambda: self._clock() + node.ahead)
         if self._limits is not None:
-            job.traffic.pacer = job.queue.pacer = Pacer(job.sender.peers, self._limits)
+            job.flow.pacer = job.queue.pacer = Pacer(job.sender.peers, self._limits)
         if self._paced:
             for peer, path in job.queue.pacer.paths.items():
                 path.rate = self._paced

@@ -147,7 +147,7 @@ def test_a_checkpoint_under_hold(ranks: int) -> None:
 
 @RANKS
 def test_a_rank_that_holds_and_falls_silent_is_left_out(ranks: int) -> None:
-    """Silence ends a hold (clock-16)."""
+    """TailProbe ends a hold (clock-16)."""
     death = {2500 * MS: crash(0)}
     case = Case(ranks, steps=SETTLED + 8, pauses={(0, SETTLED + 1): 60 * S}, times=death).run()
     assert all(node.step == case.steps for node in case.alive)

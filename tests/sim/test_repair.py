@@ -79,7 +79,7 @@ def test_after_the_warm_up_contributions_are_repaired_too() -> None:
         past_warm_up(job)
         seen: list[tuple[int, int]] = []
         for member in job.communicators:
-            incast = member.job.traffic.incast
+            incast = member.job.flow.incast
             incast.observe = lambda expected, lost: seen.append((expected, lost))  # type: ignore[method-assign]
         troubles = lossy(job, 0.05, PacketType.CONTRIBUTION)
         for _, outcome in job.allreduce(gradients("U", ranks, NUMEL, seed=1)):

@@ -13,7 +13,7 @@ from first_time import FirstTime
 from messages import read
 from support import MS, PATIENCE, Team, Trouble, exact_mean, gradients, nmse, patient, team
 from tailbound.collective.communicator import Communicator
-from tailbound.collective.mend import answer
+from tailbound.collective.retransmit import answer
 from tailbound.wire import packets
 from tailbound.wire.schema import PacketType
 

@@ -21,7 +21,7 @@ REMEDY = re.compile(
 #: Values that are remedies themselves, by their names in the sources.
 REMEDIES = re.compile(r"\{(example|advice|hint|why|SAME_MODEL|_FAILED|_EQUAL\['wire'\])\}")
 #: Texts put together elsewhere, from a remedy that a test of their own looks at.
-ELSEWHERE = {"kernel/maps.py", "kernel/linear.py", "collective/watch.py"}
+ELSEWHERE = {"kernel/maps.py", "kernel/linear.py", "collective/accounting.py"}
 
 
 def texts(root: Path) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from queue_world import ADDRESS, STRIDE, Kernel, memory
-from tailbound.collective.lines import Traffic
+from tailbound.collective.flow_control import FlowControl
 from tailbound.transport.interface import speed_of
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender
@@ -21,10 +21,10 @@ from tailbound.wire.schema import PacketType
 C, LATER, MS = PacketType.CONTRIBUTION, 1 << 62, 1_000_000
 
 
-def traffic(bound: UdpSocket, link: float) -> Traffic:
+def traffic(bound: UdpSocket, link: float) -> FlowControl:
     states = np.zeros(4, DTYPES["tb_peer_state"])
     datapath: Any = SimpleNamespace(name="udp", gap=0, store=SimpleNamespace(peer_states=states))
-    return Traffic(Sender([bound], dict.fromkeys((1, 2), (ADDRESS, 9))), datapath, 1, 0, [1, 2], link)
+    return FlowControl(Sender([bound], dict.fromkeys((1, 2), (ADDRESS, 9))), datapath, 1, 0, [1, 2], link)
 
 
 def test_the_links_speed_if_it_is_known(bound: UdpSocket) -> None:

@@ -54,7 +54,7 @@ def test_what_was_skipped_before_a_forward_pass_is_told_by_the_next_jump(monkeyp
         one.communicator.lost = False
         return 6
 
-    monkeypatch.setattr("tailbound.torch.away.jump", join)
+    monkeypatch.setattr("tailbound.torch.catch_up.jump", join)
     one.rejoin()
     assert one.jump() == 6
     assert one.jump() == 0

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tailbound.collective import outlet
+from tailbound.collective import fanout
 from tailbound.collective.job import Job
 from tailbound.collective.maps import Maps
-from tailbound.collective.mend import take_gone, take_request
 from tailbound.collective.messages import decode_ready, encode_ready
 from tailbound.collective.op import Op, Sending
+from tailbound.collective.retransmit import take_gone, take_request
 from tailbound.wire import packets
 from tailbound.wire.schema import Flag, PacketType, serial_distance
 
@@ -70,7 +70,7 @@ class Inbox:
             else:
                 job.membership.hold(sender, job.now())
         elif head["type"] == PacketType.GROUP:
-            outlet.take(job, head, body)
+            fanout.take(job, head, body)
         elif head["type"] == PacketType.READY:
             flags = int(head["flags"])
             op = ops.get(label)

@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from tailbound.codec.hashing import seed_of
 from tailbound.codec.mean import mean_rows
 from tailbound.codec.scale import headroom_of
-from tailbound.collective import outlet, traffic, watch
+from tailbound.collective import accounting, fanout, submit
 from tailbound.collective.actions import Seal
 from tailbound.collective.job import Job
-from tailbound.collective.mend import settle_contributions
 from tailbound.collective.op import Op, Phase
+from tailbound.collective.retransmit import settle_contributions
 from tailbound.collective.view import View
 from tailbound.errors import LayoutError
 from tailbound.transport.stage import cut
@@ -101,7 +101,7 @@ def _account(job: Job, op: Op, own: int) -> NDArray[np.int64]:
             continue
         op.outcome.expected += own
         op.outcome.delivered += int(summed[peer])
-    watch.sealed(job, op, summed)
+    accounting.sealed(job, op, summed)
     absent = {p for p in job.peers if summed[p] == 0 and p not in op.abstainers and p not in job.gone}
     op.outcome.missing |= absent
     _name_strangers(job, op, absent)
@@ -115,7 +115,7 @@ def _account(job: Job, op: Op, own: int) -> NDArray[np.int64]:
             "no longer waiting for it",
             suspect=rank, stage="contributions", op=op.name,
         )  # fmt: skip
-    traffic.observe(job, op, summed)
+    submit.observe(job, op, summed)
     job.publish_live()
     return summed
 
@@ -155,10 +155,10 @@ def _publish(job: Job, op: Op, own: int) -> None:
             b.own_rows,
             0,
             job.marks.published,
-            traffic.published_by(job, op),
+            submit.published_by(job, op),
         )
         rows = b.results if not empty else b.results[usable]
-        traffic.results(job, op, outlet.runs(job, rows))
+        submit.results(job, op, fanout.runs(job, rows))
     else:
         op.first.phase = Phase.DONE
         op.spans.published = job.now()

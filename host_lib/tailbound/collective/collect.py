@@ -7,7 +7,7 @@ import numpy as np
 from tailbound.codec.hashing import seed_of
 from tailbound.codec.scale import warm_exponents
 from tailbound.codec.scratch import Scratch
-from tailbound.collective import watch
+from tailbound.collective import accounting
 from tailbound.collective.actions import Finish
 from tailbound.collective.aggregation import of
 from tailbound.collective.job import Job
@@ -50,7 +50,7 @@ def finish(job: Job, op: Op, action: Finish) -> None:
     if outcome.failed_groups:
         job.counters["failed_groups"] += outcome.failed_groups
     if not outcome.void:  # else nothing was lost
-        watch.collected(job, op, by_owner)
+        accounting.collected(job, op, by_owner)
     outcome.void |= empty and outcome.abstained
     _settle_scales(job, op)
     outcome.label = op.label

@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 import tailbound
 from tailbound.codec.planes import check_bits
 from tailbound.codec.shape import GROUP_ROWS, layout_tag, shape_for
-from tailbound.collective import jump, outlet, report
+from tailbound.collective import fanout, jump, report
 from tailbound.collective.coder import HOST, Coder, Values, check_codes
+from tailbound.collective.fanout import open_channels
 from tailbound.collective.hello import prove
 from tailbound.collective.job import Job
 from tailbound.collective.lanes import cores_here, lanes_for
 from tailbound.collective.messages import READY_BYTES
 from tailbound.collective.op import Launch, Outcome
-from tailbound.collective.outlet import open_outlets
 from tailbound.collective.transpose import Transpose
 from tailbound.collective.warmup import announce_compilation, warm_up
 from tailbound.datapath.protocol import Datapath
@@ -115,7 +115,7 @@ class Communicator:
                 early = prove(self.job, store, name, self.greetings, bulk, timeout)
             except BaseException:
                 if hasattr(self, "job"):
-                    outlet.close(self.job)
+                    fanout.close(self.job)
                     self.job.lanes.close()
                 self.reliable.close()
                 raise
@@ -175,7 +175,7 @@ class Communicator:
         job = Job(self.config, path, Sender(sockets, endpoints), self.greetings[0].cookie)
         warm_up(job)
         job.activate([_u32(host) for host, _ in everybody], _u32(address[0]))
-        open_outlets(job, address[0], {rank: endpoints[rank] for rank in job.peers}, alone=bool(alone))
+        open_channels(job, address[0], {rank: endpoints[rank] for rank in job.peers}, alone=bool(alone))
         return job, sockets[1:] or sockets
 
     @property

@@ -10,7 +10,7 @@ from tailbound.codec.feedback import write_residual
 from tailbound.codec.hashing import seed_of
 from tailbound.codec.scale import cold_exponents, headroom_of
 from tailbound.codec.scratch import Scratch
-from tailbound.collective import traffic
+from tailbound.collective import submit
 from tailbound.collective.actions import Abstain, Agree, Encode, Measure, StayOut
 from tailbound.collective.aggregation import of
 from tailbound.collective.announce import announce
@@ -166,5 +166,5 @@ def _expect(job: Job, op: Op) -> None:
 def _done_sending(job: Job, op: Op) -> None:
     """Nothing of this rank's own comes in this op; all are told."""
     op.sending = Sending.OVER
-    traffic.contributions(job, op, [])
+    submit.contributions(job, op, [])
     announce(job, op, job.peers, ask=False)

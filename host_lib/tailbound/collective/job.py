@@ -16,11 +16,11 @@ from tailbound.codec.owners import OwnerMap
 from tailbound.codec.scale import shift_cap_of
 from tailbound.codec.scratch import readonly
 from tailbound.collective.buffers import BufferPool
+from tailbound.collective.channels import Channels
+from tailbound.collective.flow_control import FlowControl
 from tailbound.collective.lanes import Lanes
-from tailbound.collective.lines import Traffic
 from tailbound.collective.pending import Pending
 from tailbound.collective.repair import Repairs
-from tailbound.collective.spread import Spread
 from tailbound.datapath.protocol import Datapath, Store
 from tailbound.transport import flush
 from tailbound.transport.books import Books
@@ -113,11 +113,11 @@ class Job:
         self.emit = self.events.emit
         self.trace = Trace(self.rank)
         self.books = Books(self.ranks, config.safeguard, config.rotate, self.world)
-        self.traffic = Traffic(
+        self.flow = FlowControl(
             sender, datapath, cookie, self.rank, list(sender.peers), speed_of(datapath.endpoint[0]), now
         )
-        self.queue = self.traffic.queue
-        self.spread = Spread(config.result, Facts(self.ranks, datapath.name, self.switch is not None), sender)
+        self.queue = self.flow.queue
+        self.channels = Channels(config.result, Facts(self.ranks, datapath.name, self.switch is not None), sender)
         self._head = packets.header(
             cookie=cookie,
             sender=self.rank,
@@ -273,7 +273,7 @@ class Job:
         head["layout"] = layout
         head["contributed"] = self.marks.contributed
         head["published"] = self.marks.published
-        head["incast"] = self.traffic.incast.advertised
+        head["incast"] = self.flow.incast.advertised
         for name, value in fields.items():
             head[name] = value
         return head

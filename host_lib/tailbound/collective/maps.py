@@ -110,7 +110,7 @@ class Maps:
         job.advertise(lateness=min(0xFFFF, self.lateness // _TIME_UNIT))
         rows = int(op.place.placement.counts[job.rank])
         # flows that wait for each other (incast) say nothing about links
-        if rows and job.traffic.queue.limit >= len(job.peers):
+        if rows and job.flow.queue.limit >= len(job.peers):
             self._speeds.observe({p: 1000 * max(1, done[p] - row[p]) for p in here if done[p] and row[p]}, rows)
         self._paces.append(job.now() - max(launch.launched, op.start))
 

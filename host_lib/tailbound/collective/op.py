@@ -20,9 +20,9 @@ from tailbound.errors import TailboundError
 from tailbound.transport.clock import Extension, Quiet
 from tailbound.transport.flush import Retry
 from tailbound.transport.sequence import Layout, Place
-from tailbound.transport.silence import Silence
 from tailbound.transport.stage import Why
 from tailbound.transport.steps import label_text
+from tailbound.transport.tail_probe import TailProbe
 from tailbound.transport.trace import Spans
 
 #: How long a cold op waits before it tells its needs again to ranks that have not heard them, ns.
@@ -157,7 +157,7 @@ class Op:
     #: flags of the own results (``Flag.SKIP``, ``STOP``, ``LOSSY``)
     flags: int = 0
     #: waiting for marks that may have been lost
-    silence: Silence = field(default_factory=Silence)
+    probe: TailProbe = field(default_factory=TailProbe)
     #: all others were through with it before this rank had sent rows
     overtaken: bool = False
     #: what is sent to the switch again

@@ -11,18 +11,18 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.collective import traffic
+from tailbound.collective import submit
 from tailbound.collective.actions import Action, AskRows
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
-from tailbound.collective.mend import settle_results
 from tailbound.collective.op import Op
 from tailbound.collective.repair import Places
+from tailbound.collective.retransmit import settle_results
 from tailbound.collective.tally import read_records
 from tailbound.collective.view import View
-from tailbound.transport.silence import SHORT
 from tailbound.transport.stage import Repair, Seen, Why, cut
 from tailbound.transport.stamp import stamp_contributions
+from tailbound.transport.tail_probe import SHORT
 from tailbound.wire.schema import EXPONENT_NONE, Flag, PacketType
 
 _NONE = np.zeros(0, np.int64)
@@ -240,7 +240,7 @@ class PeerOwned:
             )
             rows = b.packets[first : first + count]
             runs.append((peer, rows if keep is None else rows[keep[first : first + count]]))
-        traffic.contributions(job, op, runs)
+        submit.contributions(job, op, runs)
         rowless = [p for p in job.peers if placement.counts[p] == 0 and p not in job.gone]
         if rowless:  # every rank hears of every op (clock-2)
             announce(job, op, rowless, ask=False)

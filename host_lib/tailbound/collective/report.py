@@ -58,8 +58,8 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
             "results": job.books.results.smoothed,
             "rotation": job.books.rotation.loss,
         },
-        "traffic": job.traffic.snapshot(),
-        "choice": job.spread.snapshot(),
+        "traffic": job.flow.snapshot(),
+        "choice": job.channels.snapshot(),
         "events": _events(job, _EVENTS),
         "event_counts": dict(job.events.counts),
         "status": status(job, verdicts),
@@ -87,7 +87,7 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
     books, states = job.books, job.store.peer_states
     half, tail = books.latency.percentiles(50, 99)
     totals = [books.ledger.totals(stage, job.peers) for stage in Stage]
-    traffic = job.traffic.snapshot()
+    flow = job.flow.snapshot()
     peers = {}
     for peer in sorted(job.peers):
         state, sent = states[peer], job.sender.counts[peer]
@@ -98,8 +98,8 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
             "lateness_ms": int(state["lateness"]) * TIME_UNIT_US / 1000 if known else None,
             "deadline_ms": int(state["deadline"]) * TIME_UNIT_US / 1000 if known else None,
             "incast": int(state["incast"]) if known else None,
-            "rtt_us": traffic["rtt_us"].get(str(peer)),
-            "rate_mbit_s": traffic["rates"].get(str(peer), 0) * 8 / 1e6,
+            "rtt_us": flow["rtt_us"].get(str(peer)),
+            "rate_mbit_s": flow["rates"].get(str(peer), 0) * 8 / 1e6,
             "sent_packets": sent.packets,
             "sent_bytes": sent.bytes,
             "expected": first["expected"] + second["expected"],
@@ -129,9 +129,9 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
         "deadlines_ms": _deadlines(job),
         "overtime_ms": _overtime(job),
         "deadline_hits": job.counters["seal_deadline_hits"] + job.counters["result_deadline_hits"],
-        "incast": {"own": traffic["incast"], "obeyed": traffic["open_limit"]},
-        "queued": traffic["queued"],
-        "stale": traffic["stale"],
+        "incast": {"own": flow["incast"], "obeyed": flow["open_limit"]},
+        "queued": flow["queued"],
+        "stale": flow["stale"],
         "map": {"id": job.map.id, "owners": list(job.map.owners), "rotate": job.map.rotate},
         "behind": job.steps.behind,
         "sent_bytes": sum(p["sent_bytes"] for p in peers.values()),

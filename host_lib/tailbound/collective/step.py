@@ -192,9 +192,9 @@ def _wait(half: Half, seen: Seen[Action], view: View, now: int, *, launched: int
 def listen(op: Op, view: View, now: int) -> Step:
     """Asks for marks while ``op``, whose own rows are sent, waits and nothing comes any more (clock-30)."""
     half = op.second if op.published else op.first
-    asked = tuple(op.silence.turn(now, view.progress, half.clock.due, lambda: of(op).unmarked(view)))
+    asked = tuple(op.probe.turn(now, view.progress, half.clock.due, lambda: of(op).unmarked(view)))
     actions: tuple[Action, ...] = ()
     if asked:
         # READY would not do for results: to an owner that is through with the op it is stale, and the kernel drops it
         actions = (AskMarks(asked) if op.published else Tell(asked, ask=True),)
-    return Step(actions, op.silence.again)
+    return Step(actions, op.probe.again)

@@ -19,15 +19,15 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from tailbound.collective import outlet, traffic, watch
+from tailbound.collective import accounting, fanout, submit
 from tailbound.collective.announce import Inbox, farewell
 from tailbound.collective.average import SAME_MODEL
 from tailbound.collective.execute import move, remind
 from tailbound.collective.holding import Holding
 from tailbound.collective.job import Job, log
 from tailbound.collective.maps import Maps
-from tailbound.collective.mend import answer
 from tailbound.collective.op import Launch, Op, Outcome, Phase
+from tailbound.collective.retransmit import answer
 from tailbound.collective.step import overtaken, stand_still, start_clock
 from tailbound.collective.tally import newest_op
 from tailbound.collective.timing import on_time
@@ -194,7 +194,7 @@ class Transpose:
         elif self._wake >= 0:
             os.close(self._wake)
             self._wake = -1
-            outlet.close(self.job)
+            fanout.close(self.job)
             self.job.lanes.close()
             self.job.datapath.close()
 
@@ -217,7 +217,7 @@ class Transpose:
                 self._on_thread()
             self._event_fd, self._control_fd = self.job.datapath.fds()
             sending = [sock.fileno() for sock in self.job.sender.sockets]
-            group = self.job.spread.membership
+            group = self.job.channels.membership
             self._group_fd = group.socket.fileno() if group is not None else -1
             self._waiter = Waiter([self._wake, self._event_fd, self._control_fd, self._group_fd], sending)
             while not (self._closing and not self._new and not self._window.waiting and not self._window.launched):
@@ -304,8 +304,8 @@ class Transpose:
             for data in job.datapath.control_packets():
                 self._inbox.take(data, self._ops)
         if self._group_fd >= 0 and self._waiter.readable(self._group_fd):
-            outlet.listen(job)
-        looks.append(outlet.turn(job, now))
+            fanout.listen(job)
+        looks.append(fanout.turn(job, now))
         looks.append(self.maps.turn(now, self._ops, self._window.drop))
         self._admit()
         if (error := self._unheard.look(now)) is not None:
@@ -313,7 +313,7 @@ class Transpose:
         job.steps = self.standing()
         for rank in job.contribution_suspicion.suspects:
             job.membership.heard(rank, step_of(int(job.store.peer_states[rank]["newest"])))
-        traffic.turn(job, now)
+        submit.turn(job, now)
         holding = self._holding.again or job.membership.holding(now)
         stood, self._standing = self._standing, bool(holding)
         sending = True
@@ -400,12 +400,12 @@ class Transpose:
             return
         op.second.phase = Phase.DONE
         job, outcome = self.job, op.outcome
-        watch.in_pieces(job, op)
+        accounting.in_pieces(job, op)
         if outcome.error is not None and self._error is None:
             log.error("%s", outcome.error)
             self._error = outcome.error
         outcome.nanoseconds = job.now() - launch.launched
-        watch.delivered(job, op)
+        accounting.delivered(job, op)
         self.maps.observe(op)
         counters = job.counters
         counters["ops"] += 1

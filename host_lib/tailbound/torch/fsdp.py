@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from tailbound.errors import ConfigError
-from tailbound.torch.passes import Passes
+from tailbound.torch.last_of_pass import Passes
 from tailbound.torch.replica import local
 from tailbound.torch.state import TailboundState, model_digest
 

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tailbound.collective.communicator import Communicator
 from tailbound.errors import ConfigError, TransportError
-from tailbound.torch import away
+from tailbound.torch import catch_up
 from tailbound.torch.collectives import refuse_optimizer
 from tailbound.torch.finished import Layout, gradients
 from tailbound.torch.memory import Bucket, Memory
@@ -214,7 +214,7 @@ class Recovery:
             return
         behind = self.behind
         if not self.together and self.resync is not None and self.schedule.split is None:
-            self._jumped += away.jump(self, self.communicator, _REJOIN)
+            self._jumped += catch_up.jump(self, self.communicator, _REJOIN)
             if not self._is_lost():
                 self._lost_for = 0
                 log.warning(
@@ -323,8 +323,8 @@ class Recovery:
         if self.communicator is None:
             return 0
         self.boundary()
-        default = optimizer.step if optimizer is not None else lambda: away.step_optimizers(self)
-        return away.apply_finished(self, self.communicator, step or default)
+        default = optimizer.step if optimizer is not None else lambda: catch_up.step_optimizers(self)
+        return catch_up.apply_finished(self, self.communicator, step or default)
 
     def apply_pending(
         self, optimizer: torch.optim.Optimizer | None = None, *, step: Callable[[], object] | None = None
@@ -344,7 +344,7 @@ class Recovery:
             return False
         self.boundary()
         with gradients(self.layout.step(), self.schedule.take()):
-            (step or (optimizer.step if optimizer is not None else lambda: away.step_optimizers(self)))()
+            (step or (optimizer.step if optimizer is not None else lambda: catch_up.step_optimizers(self)))()
         self.boundary()
         return True
 
@@ -369,7 +369,7 @@ class Recovery:
         if self.communicator is None or not self.communicator.lost:
             return skipped
         self.boundary()
-        return skipped + away.jump(self, self.communicator, timeout)
+        return skipped + catch_up.jump(self, self.communicator, timeout)
 
     def _may_skip(self) -> None:
         if why := self.together:

@@ -8,7 +8,7 @@ from tailbound.transport.safeguard import Limits, Safeguard
 
 
 class Books:
-    """State only; ``collective.watch`` fills it."""
+    """State only; ``collective.accounting`` fills it."""
 
     def __init__(self, ranks: int, limits: Limits, rotate: bool | str, world: int | None = None) -> None:
         self.ledger = Ledger(world or ranks)

@@ -68,7 +68,7 @@ def take_gone(op: Op, head: Any) -> None:
 
 def answer(job: Job, ops: dict[int, Op], now: int) -> int:
     """Sends rows that others have asked for, as far as the budget goes; returns when to go on (0: nothing left)."""
-    repairs, pace = job.repairs, job.traffic.pace
+    repairs, pace = job.repairs, job.flow.pace
     held: set[int] = set()  # askers that have had their share
     again = 0
 

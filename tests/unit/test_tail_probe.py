@@ -10,21 +10,21 @@ from collections.abc import Callable
 
 import pytest
 
-from tailbound.transport.silence import (
+from tailbound.transport.tail_probe import (
     FIRST_PATIENCE,
     FIRST_PAUSE,
     LAST_CALL,
     LONGEST_PATIENCE,
     LONGEST_PAUSE,
     MS,
-    Silence,
+    TailProbe,
 )
 
 Missing = Callable[[], tuple[list[int], list[int]]]
 
 
 def questions(
-    silence: Silence, begun: list[int], others: list[int], until: int, due: int = 0
+    silence: TailProbe, begun: list[int], others: list[int], until: int, due: int = 0
 ) -> list[tuple[int, list[int]]]:
     """(when, whom) of all questions up to ``until``, looking when it says and nothing coming."""
     now, out = 0, []
@@ -37,7 +37,7 @@ def questions(
 
 
 def test_who_has_begun_is_asked_soon_and_ever_more_rarely() -> None:
-    found = questions(Silence(), [2], [], 200 * MS)
+    found = questions(TailProbe(), [2], [], 200 * MS)
     times = [when for when, _ in found]
     assert times[0] == FIRST_PAUSE
     pauses = [b - a for a, b in itertools.pairwise(times)]
@@ -48,7 +48,7 @@ def test_who_has_begun_is_asked_soon_and_ever_more_rarely() -> None:
 
 
 def test_who_has_not_begun_is_asked_late() -> None:
-    found = questions(Silence(), [], [1, 3], 1000 * MS)
+    found = questions(TailProbe(), [], [1, 3], 1000 * MS)
     times = [when for when, _ in found]
     assert times[:3] == [FIRST_PATIENCE, 3 * FIRST_PATIENCE, 7 * FIRST_PATIENCE]
     assert times[-1] - times[-2] == LONGEST_PATIENCE
@@ -57,7 +57,7 @@ def test_who_has_not_begun_is_asked_late() -> None:
 
 
 def test_both_kinds_at_once() -> None:
-    found = questions(Silence(), [2], [1], 100 * MS)
+    found = questions(TailProbe(), [2], [1], 100 * MS)
     soon, late = ([when for when, whom in found if rank in whom] for rank in (2, 1))
     assert soon[:2] == [FIRST_PAUSE, 3 * FIRST_PAUSE]
     assert late == [FIRST_PATIENCE, 3 * FIRST_PATIENCE]
@@ -65,14 +65,14 @@ def test_both_kinds_at_once() -> None:
 
 @pytest.mark.parametrize("due", [10 * MS, 15 * MS, 300 * MS])
 def test_everybody_is_asked_once_while_the_deadline_leaves_time_for_an_answer(due: int) -> None:
-    found = questions(Silence(), [], [1], due, due)
+    found = questions(TailProbe(), [], [1], due, due)
     assert due - LAST_CALL in [when for when, _ in found]
     assert len([when for when, _ in found if when >= due - LAST_CALL]) == 1
 
 
 def test_a_deadline_that_has_moved_on_is_another_one() -> None:
     """Who is missed is to say that it lives before each of them; not more often than every ``LONGEST_PAUSE``."""
-    silence, asked = Silence(), []
+    silence, asked = TailProbe(), []
     for now in range(0, 400 * MS, MS):
         due = 100 * MS if now < 100 * MS else (now // (10 * MS) + 1) * 10 * MS
         if silence.turn(now, 0, due, lambda: ([], [1])):
@@ -85,11 +85,11 @@ def test_a_deadline_that_has_moved_on_is_another_one() -> None:
 
 
 def test_a_deadline_that_is_near_from_the_start_makes_nobody_ask_at_once() -> None:
-    assert questions(Silence(), [], [1], 10 * MS, 5 * MS) == [(FIRST_PAUSE, [1])]
+    assert questions(TailProbe(), [], [1], 10 * MS, 5 * MS) == [(FIRST_PAUSE, [1])]
 
 
 def test_a_deadline_may_be_known_later() -> None:
-    silence = Silence()
+    silence = TailProbe()
     silence.turn(0, 0, 0, lambda: ([], [1]))
     assert silence.turn(FIRST_PAUSE, 0, 0, lambda: ([], [1])) == []
     assert silence.again == 3 * FIRST_PAUSE
@@ -103,14 +103,14 @@ def test_as_long_as_rows_come_nobody_is_asked(every: int) -> None:
     def never() -> tuple[list[int], list[int]]:
         raise AssertionError("not even looked for")
 
-    silence = Silence()
+    silence = TailProbe()
     for i in range(100):
         assert silence.turn(i * every, i, 0, never) == []
         assert silence.again == i * every + FIRST_PAUSE
 
 
 def test_a_look_in_between_asks_nobody() -> None:
-    silence = Silence()
+    silence = TailProbe()
     silence.turn(0, 0, 0, lambda: ([1], []))
     assert silence.turn(FIRST_PAUSE, 0, 0, lambda: ([1], [])) == [1]
     assert silence.turn(FIRST_PAUSE + 1, 0, 0, lambda: ([1], [])) == []

@@ -19,7 +19,7 @@ _LOOK_EVERY = 2_000_000
 _PACE_UNKNOWN = 1.25e8
 
 
-class Traffic:
+class FlowControl:
     """What a job sends with, and what it asks of its senders.
 
     Args:

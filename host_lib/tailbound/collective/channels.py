@@ -1,6 +1,6 @@
 """How the results of the own rows come to the peers: what there is for it, what is in use, and why. State only.
 
-``collective.outlet`` opens the channels, tries them, and moves this state on.
+``collective.fanout`` opens the channels, tries them, and moves this state on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tailbound.transport.sender import Sender
 from tailbound.transport.shared import Shared
 
 
-class Spread:
+class Channels:
     """The channels of one rank that reach all its peers at once.
 
     Args:
@@ -64,7 +64,7 @@ class Spread:
         return None if number is None else self._sender.shared[number]
 
     @property
-    def channels(self) -> list[Shared]:
+    def opened(self) -> list[Shared]:
         """All there are."""
         return [self._sender.shared[number] for number in self._numbers.values()]
 
@@ -95,7 +95,7 @@ class Spread:
                     "lost": one.counts.lost,
                     "errors": dict(one.counts.errors),
                 }
-                for one in self.channels
+                for one in self.opened
             },
             "clones_failed": {str(rank): packets for rank, packets in self.failed.items()},
         }

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from support import gradients, patient, team
-from tailbound.collective import outlet
-from tailbound.collective.spread import Spread
+from tailbound.collective import fanout
+from tailbound.collective.channels import Channels
 from tailbound.transport.choose import WORKS, Facts
 from tailbound.transport.membership import Membership
 from tailbound.transport.queue import SendQueue
@@ -30,11 +30,11 @@ ROWS = np.zeros((5, 128), np.uint8)
 def job(bound: UdpSocket) -> Any:
     """Rank 0 of four, with both channels, as far as ``outlet`` looks at it."""
     sender = Sender([bound], dict.fromkeys((1, 2, 3), (ADDRESS, 9)))
-    spread = Spread("auto", Facts(4), sender)
+    channels = Channels("auto", Facts(4), sender)
     membership = Membership(4, 0)
     told: list[tuple[int, Any, bytes]] = []
     made = SimpleNamespace(
-        rank=0, ranks=4, peers=[1, 2, 3], gone=membership.gone, membership=membership, sender=sender, spread=spread,
+        rank=0, ranks=4, peers=[1, 2, 3], gone=membership.gone, membership=membership, sender=sender, channels=channels,
         queue=SendQueue(sender), counters=Counter(), told=told, events=[], cookie=7,
         sequence=SimpleNamespace(upcoming=100 << 10, op_rows=(100,)), store=SimpleNamespace(result_rows=1000),
         peer_states=np.zeros(4, [("newest", np.uint32)]), marks=SimpleNamespace(contributed=5),
@@ -43,28 +43,28 @@ def job(bound: UdpSocket) -> Any:
         tell=lambda rank, head, body=b"": told.append((rank, head, body)),
     )  # fmt: skip
     for name in ("fanout", "multicast"):
-        spread.add(Shared(name, (bound,), (ADDRESS, 9)))
-    spread.reach = Reach(made.peers)
-    spread.learn(fanout=WORKS, multicast=WORKS)
+        channels.add(Shared(name, (bound,), (ADDRESS, 9)))
+    channels.reach = Reach(made.peers)
+    channels.learn(fanout=WORKS, multicast=WORKS)
     return made
 
 
 def test_results_leave_once_for_all_who_are_there(job: Any) -> None:
-    ((number, rows),) = outlet.runs(job, ROWS)
+    ((number, rows),) = fanout.runs(job, ROWS)
     assert job.sender.shared[number].name == "fanout"
     assert rows is ROWS
     assert job.sender.shared[number].ranks == (1, 2, 3)
     job.gone.add(2)
-    outlet.runs(job, ROWS)
+    fanout.runs(job, ROWS)
     assert job.sender.shared[number].ranks == (1, 3)
     assert job.counters["results_at_once"] == 2
     job.gone.add(3)  # nothing left to be sent to many
-    assert [rank for rank, _ in outlet.runs(job, ROWS)] == [1]
+    assert [rank for rank, _ in fanout.runs(job, ROWS)] == [1]
 
 
 def test_receivers_that_take_few_at_once_are_sent_to_in_turns(job: Any) -> None:
     job.queue.limit = 2
-    assert [rank for rank, _ in outlet.runs(job, ROWS)] == [1, 2, 3]
+    assert [rank for rank, _ in fanout.runs(job, ROWS)] == [1, 2, 3]
     assert job.counters["results_apart"] == 1
 
 
@@ -73,10 +73,10 @@ def test_one_slow_link_does_not_slow_down_all(job: Any) -> None:
     for rank, rate, once in ((2, 1e8, False), (1, 3e8, False), (3, 1.9e8, False), (1, 1.5e8, True)):
         pacer.paths[rank].rate = rate
         pacer.limited.add(rank)
-        assert (len(outlet.runs(job, ROWS)) == 1) == once
+        assert (len(fanout.runs(job, ROWS)) == 1) == once
     pacer.paths[1].rate = 1e6
-    job.spread._wanted = "fanout"
-    assert len(outlet.runs(job, ROWS)) == 1  # asked for
+    job.channels._wanted = "fanout"
+    assert len(fanout.runs(job, ROWS)) == 1  # asked for
 
 
 def test_the_dead_get_results_as_long_as_there_is_room_for_them(job: Any) -> None:
@@ -85,76 +85,76 @@ def test_the_dead_get_results_as_long_as_there_is_room_for_them(job: Any) -> Non
         job.membership.observe_contributions({2}, op, in_step=True, step=op)
         job.membership.observe_results({2}, op, in_step=True, step=op)
     assert job.membership.dead(100) == {2}
-    outlet.follow(job, 0)
-    assert job.spread.live == (1, 2, 3)
+    fanout.follow(job, 0)
+    assert job.channels.live == (1, 2, 3)
     job.sequence.upcoming = 110 << 10  # eleven steps of 100 rows, in a ring of 1000
-    outlet.follow(job, 0)
-    assert job.spread.live == (1, 3)
+    fanout.follow(job, 0)
+    assert job.channels.live == (1, 3)
     job.membership.heard(2, 110)
-    outlet.follow(job, 0)
-    assert job.spread.live == (1, 2, 3)
+    fanout.follow(job, 0)
+    assert job.channels.live == (1, 2, 3)
 
 
 def test_a_refused_channel_is_left_until_the_live_set_changes(job: Any) -> None:
-    outlet.follow(job, 0)
-    fanout = job.spread.channel("fanout")
-    fanout.broken = True
-    fanout.counts.errors["EPERM"] = 1
-    assert len(outlet.runs(job, ROWS)) == 3  # at once
-    outlet._judge_broken(job)
-    assert job.spread.choice.result == "peers"
-    assert "EPERM" in job.spread.choice.reason
+    fanout.follow(job, 0)
+    clones = job.channels.channel("fanout")
+    clones.broken = True
+    clones.counts.errors["EPERM"] = 1
+    assert len(fanout.runs(job, ROWS)) == 3  # at once
+    fanout._judge_broken(job)
+    assert job.channels.choice.result == "peers"
+    assert "EPERM" in job.channels.choice.reason
     assert (job.events, job.counters["result_fallbacks"]) == (["peers"], 1)
     job.gone.add(1)
-    outlet.follow(job, 0)
-    outlet._judge_broken(job)
-    assert job.spread.choice.result == "fanout"
+    fanout.follow(job, 0)
+    fanout._judge_broken(job)
+    assert job.channels.choice.result == "fanout"
 
 
 def test_multicast_is_taken_when_answers_say_so_and_left_for_a_new_peer(job: Any) -> None:
     job.gone.add(3)
     now = 10
     for _ in range(100):
-        now = max(now, outlet.turn(job, now))
+        now = max(now, fanout.turn(job, now))
         while job.told:
             rank, head, _ = job.told.pop()
             assert (int(head["flags"][0]), int(head["owner"][0])) == (Flag.REPEAT, rank)
             answer = {"sender": rank, "seq": int(head["seq"][0]), "flags": 0}
-            outlet.take(job, answer, outlet._ANSWER.pack((1 << 64) - 1, 0))
-        if job.spread.reach.decided:
+            fanout.take(job, answer, fanout._ANSWER.pack((1 << 64) - 1, 0))
+        if job.channels.reach.decided:
             break
-    assert job.spread.choice.result == "multicast"
+    assert job.channels.choice.result == "multicast"
     assert job.counters["group_tried"] == 16
     assert job.sender.counts[1].packets == job.sender.counts[2].packets == 16
     job.gone.discard(3)
-    outlet.follow(job, now)
-    assert job.spread.choice.result == "fanout"
-    assert "does not reach 3" in job.spread.choice.reason
-    assert job.spread.snapshot()["unreached"] == [3]
+    fanout.follow(job, now)
+    assert job.channels.choice.result == "fanout"
+    assert "does not reach 3" in job.channels.choice.reason
+    assert job.channels.snapshot()["unreached"] == [3]
 
 
 def test_questions_are_answered_with_what_was_heard(job: Any) -> None:
     for number in (4, 5, 7):
-        job.spread.ears.hear(2, number)
-    outlet.take(job, {"sender": 2, "seq": 7, "flags": int(Flag.REPEAT)}, b"")
+        job.channels.ears.hear(2, number)
+    fanout.take(job, {"sender": 2, "seq": 7, "flags": int(Flag.REPEAT)}, b"")
     ((rank, head, body),) = job.told
     assert (rank, int(head["type"][0]), int(head["seq"][0]), int(head["flags"][0])) == (2, PacketType.GROUP, 7, 0)
-    assert outlet._ANSWER.unpack(body) == (0b1101, 0)
-    outlet.take(job, {"sender": 2, "seq": 7, "flags": 0}, b"short")  # no answer: refused in silence
+    assert fanout._ANSWER.unpack(body) == (0b1101, 0)
+    fanout.take(job, {"sender": 2, "seq": 7, "flags": 0}, b"short")  # no answer: refused in silence
 
 
 def test_failed_clones_are_taken_off_once(job: Any) -> None:
-    outlet.follow(job, 0)
-    number = job.spread.number()
+    fanout.follow(job, 0)
+    number = job.channels.number()
     assert number is not None
     assert number >= MAX_RANKS
     job.sender.took(number, 10, 1280, 1)
-    job.spread.fanout = SimpleNamespace(counts=lambda: {2: SimpleNamespace(packets_failed=4)})
-    outlet._take_back(job)
-    outlet._take_back(job)
+    job.channels.fanout = SimpleNamespace(counts=lambda: {2: SimpleNamespace(packets_failed=4)})
+    fanout._take_back(job)
+    fanout._take_back(job)
     counts = job.sender.counts[2]
     assert (counts.packets, counts.bytes, counts.lost) == (6, 768, 4)
-    assert job.spread.snapshot()["clones_failed"] == {"2": 4}
+    assert job.channels.snapshot()["clones_failed"] == {"2": 4}
 
 
 def test_over_udp_it_is_told_and_nothing_fails() -> None:

@@ -35,7 +35,7 @@ _COUNT_EVERY = 50 * MS
 _GROUP_ROOM = 512 << 10
 
 
-def open_outlets(job: Job, address: str, endpoints: Mapping[int, tuple[str, int]], *, alone: bool) -> None:
+def open_channels(job: Job, address: str, endpoints: Mapping[int, tuple[str, int]], *, alone: bool) -> None:
     """Opens the channels that ``job`` may use; called once, before its thread starts.
 
     Args:
@@ -43,7 +43,7 @@ def open_outlets(job: Job, address: str, endpoints: Mapping[int, tuple[str, int]
         endpoints: (IPv4 address, UDP port) of the peers by rank.
         alone: no rank is on the udp datapath.
     """
-    config, spread = job.config, job.spread
+    config, channels = job.config, job.channels
     name = job.datapath.name if alone else "udp"
     fanout, multicast = worth_trying(config.result, job.ranks, name)
     if job.switch is None and name != "udp":
@@ -51,9 +51,9 @@ def open_outlets(job: Job, address: str, endpoints: Mapping[int, tuple[str, int]
             _try_fanout(job, address, endpoints)
         if multicast:
             _try_multicast(job, address)
-    spread.learn(datapath=name, switch=job.switch is not None)
+    channels.learn(datapath=name, switch=job.switch is not None)
     follow(job, job.now())
-    _say(job, spread.choice, wanted=spread.choice.result == config.result or config.result == "auto")
+    _say(job, channels.choice, wanted=channels.choice.result == config.result or config.result == "auto")
 
 
 def _try_fanout(job: Job, address: str, endpoints: Mapping[int, tuple[str, int]]) -> None:
@@ -73,11 +73,11 @@ def _try_fanout(job: Job, address: str, endpoints: Mapping[int, tuple[str, int]]
     except (CapabilityError, AttachError) as error:
         for sock in socks:
             sock.close()
-        job.spread.learn(fanout=Tried(False, str(error)))
+        job.channels.learn(fanout=Tried(False, str(error)))
         return
-    job.spread.fanout = fanout
-    job.spread.add(Shared("fanout", tuple(socks)))
-    job.spread.learn(fanout=WORKS)
+    job.channels.fanout = fanout
+    job.channels.add(Shared("fanout", tuple(socks)))
+    job.channels.learn(fanout=WORKS)
 
 
 def _attach(interface: str, port: int, ports: int) -> Fanout:
@@ -105,30 +105,30 @@ def _try_multicast(job: Job, address: str) -> None:
     except CapabilityError as error:
         for sock in socks:
             sock.close()
-        job.spread.learn(multicast=Tried(False, str(error)))
+        job.channels.learn(multicast=Tried(False, str(error)))
         return
     job.store.control["group"] = np.frombuffer(socket.inet_aton(group), np.uint32)[0]
-    job.spread.membership = membership
-    job.spread.reach = Reach(job.peers)
-    job.spread.add(Shared("multicast", socks, (group, port), local=False))
-    job.spread.learn(multicast=WORKS)
+    job.channels.membership = membership
+    job.channels.reach = Reach(job.peers)
+    job.channels.add(Shared("multicast", socks, (group, port), local=False))
+    job.channels.learn(multicast=WORKS)
 
 
 def runs(job: Job, rows: NDArray[np.uint8]) -> list[tuple[int, NDArray[np.uint8]]]:
     """``rows`` (u8[count, stride], headers finished, the same for all) as runs for the send queue."""
     follow(job, job.now())
-    number = job.spread.number()
+    number = job.channels.number()
     if number is not None:
         channel = job.sender.shared[number]
         # receivers that take few senders at once are to be sent to in turns, and one behind a slow link by itself: a
         # burst to all is as slow as the slowest
         together = job.queue.limit >= len(channel.ranks) >= 2
-        together &= job.spread.wanted != "auto" or job.queue.pacer.even(channel.ranks)
+        together &= job.channels.wanted != "auto" or job.queue.pacer.even(channel.ranks)
         if together and not channel.broken:
             job.counters["results_at_once"] += 1
             return [(number, rows)]
         job.counters["results_apart"] += 1
-    return [(peer, rows) for peer in job.spread.live]
+    return [(peer, rows) for peer in job.channels.live]
 
 
 def _beyond(job: Job, rank: int) -> bool:
@@ -144,47 +144,47 @@ def follow(job: Job, now: int) -> None:
     A rank that is only stopped is taken to be dead soon, but finds what its kernel has received when it goes on; so
     one that is dead gets results as long as there is room for them.
     """
-    spread = job.spread
+    channels = job.channels
     dead = job.membership.dead(step_of(job.sequence.upcoming))
     live = tuple(p for p in job.peers if p not in job.gone and not (p in dead and _beyond(job, p)))
-    if live == spread.live:
+    if live == channels.live:
         return
-    spread.live = live
-    for channel in spread.channels:
+    channels.live = live
+    for channel in channels.opened:
         channel.ranks, channel.broken = live, False
-    if spread.fanout is not None:
-        spread.fanout.live(live)
-        if (lead := spread.fanout.lead) is not None and (clones := spread.channel("fanout")) is not None:
+    if channels.fanout is not None:
+        channels.fanout.live(live)
+        if (lead := channels.fanout.lead) is not None and (clones := channels.channel("fanout")) is not None:
             clones.target = job.sender.peers[lead]
-    if spread.reach is not None:
-        spread.reach.hurry(now)
+    if channels.reach is not None:
+        channels.reach.hurry(now)
         _judge(job)
 
 
 def turn(job: Job, now: int) -> int:
     """Once a turn: listens to the group, tries it, and counts; returns when to look again (0: on arrival)."""
-    spread = job.spread
-    if not spread.open:
+    channels = job.channels
+    if not channels.open:
         return 0
     follow(job, now)
-    if now >= spread.looked_at + _COUNT_EVERY:
-        spread.looked_at = now
+    if now >= channels.looked_at + _COUNT_EVERY:
+        channels.looked_at = now
         _take_back(job)
         _judge_broken(job)
-    reach = spread.reach
+    reach = channels.reach
     if reach is None:
         return 0
     rounds = reach.rounds
-    for say in reach.turn(now, spread.live):
+    for say in reach.turn(now, channels.live):
         _tell(job, say)
     if reach.rounds != rounds:
         _judge(job)
-    return reach.look if spread.live else 0
+    return reach.look if channels.live else 0
 
 
 def listen(job: Job) -> None:
     """Takes what has come to the group: packets that try whether it reaches this rank."""
-    membership = job.spread.membership
+    membership = job.channels.membership
     if membership is None:
         return
     for data in membership.packets():
@@ -199,7 +199,7 @@ def listen(job: Job) -> None:
             job.counters["control_refused"] += 1
             continue
         job.counters["control_taken"] += 1
-        job.spread.ears.hear(sender, int(head["seq"]))
+        job.channels.ears.hear(sender, int(head["seq"]))
 
 
 def take(job: Job, head: Any, body: bytes) -> None:
@@ -207,22 +207,22 @@ def take(job: Job, head: Any, body: bytes) -> None:
     sender, number = int(head["sender"]), int(head["seq"])
     if int(head["flags"]) & Flag.REPEAT:
         answer = _header(job, sender, number)
-        job.tell(sender, answer, _ANSWER.pack(job.spread.ears.answer(sender, number), 0))
-    elif len(body) >= _ANSWER.size and job.spread.reach is not None:
-        job.spread.reach.answer(sender, number, _ANSWER.unpack_from(body)[0], job.now())
+        job.tell(sender, answer, _ANSWER.pack(job.channels.ears.answer(sender, number), 0))
+    elif len(body) >= _ANSWER.size and job.channels.reach is not None:
+        job.channels.reach.answer(sender, number, _ANSWER.unpack_from(body)[0], job.now())
         _judge(job)
 
 
 def close(job: Job) -> None:
     """Detaches and leaves; may be called twice, when nobody sends any more."""
-    spread = job.spread
-    if spread.fanout is not None:
+    channels = job.channels
+    if channels.fanout is not None:
         _take_back(job)
-        spread.fanout.close()
-        spread.fanout = None
-    if spread.membership is not None:
-        spread.membership.close()
-    for channel in spread.channels:
+        channels.fanout.close()
+        channels.fanout = None
+    if channels.membership is not None:
+        channels.membership.close()
+    for channel in channels.opened:
         for sock in channel.sockets:
             sock.close()
 
@@ -236,7 +236,7 @@ def _tell(job: Job, say: Say) -> None:
     if say.kind == "question":
         job.tell(say.rank, _header(job, say.rank, say.number, int(Flag.REPEAT)))
         return
-    channel = job.spread.channel("multicast")
+    channel = job.channels.channel("multicast")
     assert channel is not None
     packet = packets.packet(_header(job, job.rank, say.number), b"")
     try:
@@ -249,24 +249,24 @@ def _tell(job: Job, say: Say) -> None:
 
 
 def _judge(job: Job) -> None:
-    reach = job.spread.reach
+    reach = job.channels.reach
     if reach is not None and reach.decided:
-        _learn(job, unreached=tuple(reach.missing(job.spread.live)))
+        _learn(job, unreached=tuple(reach.missing(job.channels.live)))
 
 
 def _judge_broken(job: Job) -> None:
     """A channel whose bursts are refused is none, until the live set changes."""
     for name in ("fanout", "multicast"):
-        channel = job.spread.channel(name)
+        channel = job.channels.channel(name)
         if channel is not None:
             errors = ", ".join(channel.counts.errors)
             _learn(job, **{name: Tried(False, f"bursts are refused ({errors})") if channel.broken else WORKS})
 
 
 def _learn(job: Job, **facts: Any) -> None:
-    before = job.spread.choice
-    if job.spread.learn(**facts):
-        after = job.spread.choice
+    before = job.channels.choice
+    if job.channels.learn(**facts):
+        after = job.channels.choice
         _say(job, after, wanted=before.result == "peers" or (before.result, after.result) == ("fanout", "multicast"))
 
 
@@ -283,14 +283,14 @@ def _say(job: Job, choice: Choice, *, wanted: bool) -> None:
 
 def _take_back(job: Job) -> None:
     """Clones that could not be made had been counted as sent."""
-    spread, channel = job.spread, job.spread.channel("fanout")
-    if spread.fanout is None or channel is None:
+    channels, channel = job.channels, job.channels.channel("fanout")
+    if channels.fanout is None or channel is None:
         return
     news = []
     size = channel.counts.bytes // max(1, channel.counts.packets)
-    for rank, counts in spread.fanout.counts().items():
-        more = counts.packets_failed - spread.failed.get(rank, 0)
+    for rank, counts in channels.fanout.counts().items():
+        more = counts.packets_failed - channels.failed.get(rank, 0)
         if more and rank in job.sender.counts:
-            spread.failed[rank] = counts.packets_failed
+            channels.failed[rank] = counts.packets_failed
             news.append((rank, more, more * size))
     channel.take_back(job.sender.counts, news)

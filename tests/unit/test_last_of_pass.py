@@ -9,7 +9,7 @@ pytestmark = pytest.mark.needs("torch")
 
 def run(passes: list[list[int]]) -> list[tuple[list[bool], bool]]:
     """(answers to the calls, whether an empty op has to end the step) of every pass."""
-    from tailbound.torch.passes import Passes
+    from tailbound.torch.last_of_pass import Passes
 
     follower = Passes()
     return [([follower.call(module) for module in modules], follower.over()) for modules in passes]

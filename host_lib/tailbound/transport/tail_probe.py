@@ -29,7 +29,7 @@ _NEVER = 1 << 62
 
 
 @dataclass
-class Silence:
+class TailProbe:
     """One op's waiting for marks.
 
     Attributes:

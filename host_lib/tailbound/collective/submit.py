@@ -13,7 +13,7 @@ from tailbound.wire.schema import PacketType, serial_distance
 
 def turn(job: Job, now: int) -> None:
     """Once a turn, before ops are moved on: sends what waits."""
-    job.traffic.look(job.waited_for, now)
+    job.flow.look(job.waited_for, now)
     if not job.queue.empty:
         job.queue.pump(now)
 
@@ -46,12 +46,12 @@ def results(job: Job, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -> None
 
 def published_by(job: Job, op: Op) -> int:
     """The mark for the last packet of the results of ``op``, which are queued next: all before them left before."""
-    traffic, marks = job.traffic, job.marks
-    if traffic.tip is None or serial_distance(marks.published, traffic.tip) > 0:
-        traffic.tip = marks.published
-    if traffic.tip == op.place.previous:
-        traffic.tip = op.label
-    return traffic.tip
+    flow, marks = job.flow, job.marks
+    if flow.tip is None or serial_distance(marks.published, flow.tip) > 0:
+        flow.tip = marks.published
+    if flow.tip == op.place.previous:
+        flow.tip = op.label
+    return flow.tip
 
 
 def observe(job: Job, op: Op, summed: NDArray[np.int64]) -> None:
@@ -65,4 +65,4 @@ def observe(job: Job, op: Op, summed: NDArray[np.int64]) -> None:
     through = [p for p in job.waited_for if p not in op.abstainers and job.contributed(p, op.label)]
     asked = op.first.repair.asked if op.first.repair is not None and not job.repairs.warming(op.key) else {}
     lost = sum(max(own - int(summed[p]), len(asked.get(p, ()))) for p in through if summed[p] > 0)
-    job.traffic.incast.observe(own * len(through), lost)
+    job.flow.incast.observe(own * len(through), lost)
