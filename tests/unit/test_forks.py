@@ -21,9 +21,12 @@ if os.fork() == 0:
     path.close()  # what a child's interpreter may do at its end; it must not touch the parent's
     os._exit(0)
 os.wait()
+here, there = os.pipe()
 if (child := os.fork()) == 0:  # another one closes nothing
+    os.write(there, b"x")  # it runs: what is done in a child after a fork has been done
     sys.stdin.read()
     os._exit(0)
+os.read(here, 1)
 print(path.endpoint[1], reliable.port, child, path.socket.getsockname()[1], flush=True)
 time.sleep(600)
 """
