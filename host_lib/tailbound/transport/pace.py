@@ -192,18 +192,15 @@ class Pacer:
         return max(rates) <= _UNEVEN * min(rates)
 
     def bursts(self, most: int, now: int) -> int:
-        """Bursts that may leave now, as far as gaps go: ``most``, or as many as gaps have gone by, two at most.
+        """Bursts that may leave now, as far as gaps go: ``most``, or one after a gap.
 
-        The thread that sends cannot wake up after every gap; a receiver has room for two bursts at once.
+        What a late wake-up has missed is not made up for: two bursts at once were lost where one was not.
         """
-        if not self._gap:
-            return most
-        return max(0, min(most, 2, 1 + (now - self.opens) // self._gap))
+        return most if not self._gap else int(now >= self.opens)
 
     def left(self, bursts: int, now: int) -> None:
         """``bursts`` have left, whomever they were for."""
-        if self._gap:
-            self.opens = max(self.opens, now - self._gap) + bursts * self._gap
+        self.opens = now + bursts * self._gap
 
     def spend(self, rank: int, size: int, now: int) -> None:
         """``size`` bytes have left for ``rank``."""
