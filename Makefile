@@ -2,6 +2,7 @@
 # make demo    train a real model over a lossy lab, beside Gloo
 # make test    the tests, in TEST_PROCESSES=2 processes (make lint: ruff, mypy, clang-format, generated files)
 # make thorough   make test, and what it leaves out: all pairs of faults over XDP, all examples, whole benchmarks
+# make mutants break pure modules in one small place at a time, a test must notice each; MODULES=transport.stage
 # make soak    sequences of faults at random on the simulated engine; EXAMPLES=500
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -17,7 +18,7 @@ EXAMPLES ?= 500
 TEST_PROCESSES ?= 2
 C_SOURCES = $(filter-out ebpf/wire.h ebpf/abi.h,$(wildcard ebpf/*.[ch] xdp_programs/*.[ch]))
 
-.PHONY: help setup packages demo test thorough soak lint format generate wheel bench clean
+.PHONY: help setup packages demo test thorough soak mutants lint format generate wheel bench clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -72,6 +73,9 @@ thorough: setup
 
 soak: setup
 	SOAK_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/sim/test_machine.py
+
+mutants: setup
+	cd tests && ../$(BIN)/python -m mutation.run $(MODULES)
 
 lint: setup
 	$(BIN)/ruff check .
