@@ -103,9 +103,9 @@ class Training(RuleBasedStateMachine):
         self.world.revive(self._dead[number % len(self._dead)])
 
     @precondition(lambda self: self.world.switch is not None)
-    @rule()
-    def restart_the_switch(self) -> None:
-        self.world.restart_switch()
+    @rule(length=st.sampled_from([0, 40, 700]))
+    def restart_the_switch(self, length: int) -> None:
+        self.world.restart_switch(length * MS)
 
     def teardown(self) -> None:
         """Everything is mended, and three steps later everybody is through."""
