@@ -95,7 +95,7 @@ TB_PROGRAM tb_pairs(struct xdp_md *ctx)
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	struct tb_pair_meeting *meeting;
 	struct tb_pair_turn *turn;
-	__u32 at, me, i, delay, verdict = TB_GO_ON;
+	__u32 at, me, i, verdict = TB_GO_ON;
 	__u64 ranks = 0, *present;
 
 	if (data + 8 > end)
@@ -113,10 +113,10 @@ TB_PROGRAM tb_pairs(struct xdp_md *ctx)
 		TB_WRITE_ONCE(meeting->here[me], 1);
 		if (!tb_pair_wait(&meeting->here[!me]))
 			return XDP_DROP;
-		delay = meeting->delay[me];
 #pragma clang loop unroll(disable)
-		for (i = 0; i < TB_PAIR_DELAYS && i < delay; i++)
-			TB_READ_ONCE(meeting->delay[me]);
+		for (i = 0; i < TB_PAIR_DELAYS; i++) /* read anew: the verifier follows a bound that is a constant */
+			if (i >= TB_READ_ONCE(meeting->delay[me]))
+				break;
 		if (turn->kind == TB_PAIR_PACKET)
 			tb_pair_packet(ctx, &verdict, &ranks);
 		else
