@@ -23,11 +23,12 @@ Verdicts = tuple[int | None, int | None]
 _Done = tuple[bytes, int | None, int]
 
 
-def pairs_of(scene: str, most: int) -> Iterator[Pair]:
-    """Every pair of actions of a scene in each of its first ``most`` states of which at least one changes something."""
+def pairs_of(scene: str, reached: int, most: int) -> Iterator[Pair]:
+    """Every pair of actions of which one changes something, in ``most`` states spread over the first ``reached``."""
     walker = Walker()
     actions = [ACTIONS[name] for name in SCENES[scene] if name not in _WORDS]
-    for state in explore(scene, most).states[:most]:
+    states = explore(scene, reached).states
+    for state in states[:: max(1, len(states) // most)]:
         view = walker.view(state)
         may = [action for action in actions if action.may(view)]
         first = [_do(walker, state, action) for action in may]
@@ -75,7 +76,8 @@ def misfit(pair: Pair, outcome: Outcome, layout: Layout) -> str | None:
     """What of an outcome neither order gives.
 
     Sum, result and verdicts are together those of one order. The record of an op is written in several critical
-    sections: each of its fields is that of one order.
+    sections: each of its fields is that of one order. The count of complete rows is compared where all ranks are
+    live: once the live set has changed it may be too small (docs/architecture.md, known limits).
     """
     orders = [(layout.timeless(o.state), o.verdicts, o.abandoned) for o in pair.orders]
     state = layout.timeless(outcome.state)
@@ -98,6 +100,8 @@ def _apart(
     views = [View(layout, s) for s, *_ in orders]
     mine = View(layout, state)
     for name in layout.fields():
+        if name == "ops.rows_complete" and not mine.has_all_live:
+            continue
         if name.startswith(("ops.", "arrivals.", "expect_results.", "expect.")):
             here = mine.get(name)
             if here not in [view.get(name) for view in views]:
@@ -138,10 +142,10 @@ def check(tables: PairTables, pairs: Iterable[Pair], delays: Sequence[tuple[int,
 
 
 @functools.cache
-def kinds_of_pairs(scene: str, states: int) -> list[Pair]:
-    """A pair of every kind."""
+def kinds_of_pairs(scene: str, reached: int, most: int) -> list[Pair]:
+    """A pair of every kind that ``pairs_of`` gives."""
     layout = Walker().tables.layout
     out: dict[object, Pair] = {}
-    for pair in pairs_of(scene, states):
+    for pair in pairs_of(scene, reached, most):
         out.setdefault(kind_of(pair, layout), pair)
     return list(out.values())

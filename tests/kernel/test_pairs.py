@@ -18,10 +18,10 @@ from interleave.scene import SCENES
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="missing capability 'two CPUs'")
 
 PARTS = tuple(scene for scene in SCENES if scene != "all")
-#: States of a scene in which pairs are done: one of every kind of pair, every day.
-STATES = 150
-#: All pairs in so many states, with ``--thorough``.
-THOROUGH = 5000
+#: States reached in a scene, and of these, spread over them, so many in which pairs are done: one of every kind.
+EVERY_DAY = (2000, 200)
+#: All pairs, with ``--thorough``.
+THOROUGH = (20_000, 1000)
 #: By how many short rounds one CPU is later than the other.
 DELAYS = ((0, 0), (0, 16), (16, 0), (0, 64), (64, 0))
 
@@ -35,7 +35,7 @@ def tables(make, loader: str) -> Iterator[PairTables]:
 
 def test_one_of_the_two_orders(tables: PairTables) -> None:
     for scene in PARTS:
-        pairs = kinds_of_pairs(scene, STATES)
+        pairs = kinds_of_pairs(scene, *EVERY_DAY)
         assert len(pairs) > 50
         assert check(tables, pairs, DELAYS) > 10, "the second was never first: the test has not met its races"
 
@@ -44,4 +44,4 @@ def test_one_of_the_two_orders(tables: PairTables) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("scene", PARTS)
 def test_every_pair_in_every_state(tables: PairTables, scene: str) -> None:
-    check(tables, pairs_of(scene, THOROUGH), DELAYS)
+    check(tables, pairs_of(scene, *THOROUGH), DELAYS)

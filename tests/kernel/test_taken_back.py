@@ -104,7 +104,7 @@ def test_a_row_that_nobody_sees_is_found(take_back: Callable[[list[Change]], Non
     made = PairTables(world, LOADER, Walker().tables.layout)
     try:
         with pytest.raises(AssertionError, match="nobody sees the row"):
-            check(made, pairs_of("results", 20), [(delay, 0) for delay in range(0, 200, 10)])
+            check(made, pairs_of("results", 20, 20), [(delay, 0) for delay in range(0, 200, 10)])
     finally:
         made.close()
         world.close()
