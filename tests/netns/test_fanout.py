@@ -20,7 +20,6 @@ from tailbound.kernel.neighbours import next_hops
 from tailbound.lab import namespaces
 from tailbound.lab.cluster import Cluster
 from tailbound.lab.topology import Link
-from tailbound.transport.sender import SOL_UDP, UDP_SEGMENT
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 
@@ -28,6 +27,7 @@ Make = Callable[..., Cluster]
 SocketOf = Callable[..., socket.socket]
 WORKERS, OWN, PORT, SEGMENT = 5, 1, 7400, 1472
 GOODBYE = b"goodbye"
+_UDP_SEGMENT = 103
 #: Who computes checksums: nobody (they are only promised, as on every veth), the sender's stack, or the switch, from
 #: what the sender's stack has promised.
 CHECKSUMS = ("promised", "sender", "switch")
@@ -48,7 +48,7 @@ class Team:
         """One system call, to the lead unless told otherwise."""
         rank = self.fanout.lead if to is None else to
         assert rank is not None
-        control = [(SOL_UDP, UDP_SEGMENT, struct.pack("=H", segment))] if segment else []
+        control = [(socket.IPPROTO_UDP, _UDP_SEGMENT, struct.pack("=H", segment))] if segment else []
         assert self.out.sendmsg([payload], control, 0, self.places[rank]) == len(payload)
 
     def heard(self, rank: int) -> list[bytes]:
