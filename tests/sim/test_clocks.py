@@ -102,7 +102,8 @@ def test_a_rank_is_slow(ranks: int, factor: float) -> None:
     assert case.missing(0, case.steps, between=left) == 0
     assert case.missing(0, case.steps) <= 1.1 / ranks
     late = 100 * MS * (factor - 1)
-    assert max(case.durations(SETTLED, case.steps, left)) <= late + 40 * MS
+    # 18 ms on top with links to themselves; up to 46 ms (five seeds) where round trips have limited a rate
+    assert max(case.durations(SETTLED, case.steps, left)) <= late + 50 * MS
     nobody_else_was_suspected(case, slow)
 
 

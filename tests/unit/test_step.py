@@ -166,6 +166,16 @@ def test_a_cold_op_waits_half_a_stage_for_scales_and_a_deadline_for_those_who_ha
     assert known.take(2 * MS + D1).actions == (Agree(incomplete=True, settled=True),)
 
 
+def test_a_clock_that_nobody_else_starts_is_looked_at_when_it_starts(op: Op) -> None:
+    """Rule: clock-3. Looked at only every 100 ms, of two ranks one paid that much more for the other in every op."""
+    op.sending = Sending.OVER
+    known = Known(op)
+    assert known.take(2 * MS).look == MS + START_MAX
+    assert known.take(MS + START_MAX + 1).look == MS + START_MAX + 1  # the turn had begun before
+    op.held = 2 * MS
+    assert known.take(MS + START_MAX + 1).look == 0
+
+
 # -- both halves --------------------------------------------------------------------------------------------------
 
 

@@ -62,6 +62,10 @@ def step(op: Op, view: View, now: int, *, may_send: bool) -> Step:
             if one.moves:
                 return Step(tuple(actions))
         looks.append(one.look)
+    if op.encoded and not (op.launch is None or op.start or op.finished):  # its clock starts then, if by nobody else
+        latest = op.admitted + view.job.deadlines.start_max
+        if latest > now or not op.held:  # this turn may have begun just before; while somebody holds, none starts it
+            looks.append(max(latest, now))
     return Step(tuple(actions), min((look for look in looks if look), default=0))
 
 
