@@ -36,6 +36,7 @@ from messages import read
 from reference_switch import Rules
 from sim.fabric import MS, US, Burst, Fabric, Terms
 from sim.sums import Sums
+from sim.switch import SimSwitch
 from tailbound.codec.scale import headroom_of
 from tailbound.codec.shape import layout_tag, shape_for
 from tailbound.collective.job import Job
@@ -558,7 +559,10 @@ class World:
         self._whole: dict[int, tuple[int, bytes]] = {}  # op: who had all of it first, and its bits
         self._forgot = -1  # newest op that had begun when the switch forgot its rows
         switch = settings.get("switch")
-        self.switch = Rules(COOKIE, ranks, headroom_of(ranks), switch.rows) if switch is not None else None
+        self.switch: SimSwitch | None = None
+        if switch is not None:
+            rules = Rules(COOKIE, ranks, headroom_of(ranks), switch.rows, switch.form)
+            self.switch = SimSwitch(self.fabric, rules)
         self._settings = {"share_rows": False, "width": width, "codec_threads": 1} | settings
         self._paced, self._limits = paced, limits
         self.nodes = [self._open(rank) for rank in range(ranks)]
@@ -626,7 +630,8 @@ class World:
 
     def _deliver(self, burst: Burst) -> None:
         if burst.to == self.ranks:
-            self._sum(burst)
+            assert self.switch is not None
+            self.switch.take(burst)
             return
         node = self.nodes[burst.to]
         before = node.datapath.tables.state[:4].copy()
@@ -634,15 +639,6 @@ class World:
             self.fabric.send(Burst(burst.to, burst.source, echo, len(echo)))
         if (node.datapath.tables.state[:4] != before).any():  # events or control packets: they wake the thread up
             node.poke()
-
-    def _sum(self, burst: Burst) -> None:
-        """At the switch, which looks at nothing but the packets."""
-        assert self.switch is not None
-        for data in burst.packets():
-            _, out, everybody = self.switch.take(data)
-            for rank in range(self.ranks) if everybody else [burst.source]:
-                if out:
-                    self.fabric.send(Burst(self.ranks, rank, out, len(out)))
 
     def finished(self, rank: int, done: Done, out: NDArray[np.float32]) -> None:
         """Compares an op with what others have."""
@@ -701,7 +697,7 @@ class World:
         Who asks for one again gets another one, of whoever is left: such ops are not compared (kernel-24).
         """
         assert self.switch is not None
-        self.switch.slots.clear()
+        self.switch.restart()
         self.change(self.ranks, 0, cut=True)
         self.change(self.ranks, length, cut=False)
         for label in (node.engine.job.sequence.next_label for node in self.alive):

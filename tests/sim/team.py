@@ -17,11 +17,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from reference_switch import Rules
-from sim.engine import COOKIE, PORT, Rank, World, _Engine, _Wire, address
-from sim.fabric import MS, Burst, Fabric, S, Terms
+from sim.engine import PORT, Rank, World, _Engine, _Wire, address
+from sim.fabric import MS, S, Terms
+from sim.switch import SimSwitch
 from support import Trouble
-from tailbound.codec.scale import headroom_of
 from tailbound.collective import jump
 from tailbound.collective.communicator import MAX_OP_ROWS, Communicator
 from tailbound.collective.op import Outcome
@@ -90,43 +89,13 @@ class _TeamEngine(_Engine):
         return future
 
 
-class SimSwitch:
-    """``reference_switch.Rules`` at the end of a link of its own; see ``ReferenceSwitch``."""
-
-    def __init__(self, fabric: Fabric, rules: Rules, trouble: Callable[[int, bytes, bool], int] | None) -> None:
-        self._fabric, self.rules = fabric, rules
-        self.trouble = trouble or (lambda rank, data, result: 1)
-        self.down = False  #: neither takes nor sends anything
-
-    def restart(self) -> None:
-        """Forgets all slots, as a switch does whose program is loaded anew."""
-        self.rules.slots.clear()
-
-    def take(self, burst: Burst) -> None:
-        """Takes what has arrived, and sends what follows from it."""
-        ranks, sender = self.rules.ranks, burst.source
-        copies = [data for data in burst.packets() for _ in range(self.trouble(sender, data, False))]
-        for data in copies if not self.down else []:
-            _, out, everybody = self.rules.take(data)
-            for rank in range(ranks) if everybody else [sender]:
-                for _ in range(self.trouble(rank, out, True) if out else 0):
-                    self._fabric.send(Burst(ranks, rank, out, len(out)))
-
-
 class _TeamWorld(World):
     engine = _TeamEngine
-    switch: SimSwitch
 
     def _open(self, *arguments: Any) -> Rank:
         node = super()._open(*arguments)
         node.engine.node = node  # type: ignore[attr-defined]
         return node
-
-    def _deliver(self, burst: Burst) -> None:
-        if burst.to == self.ranks:
-            self.switch.take(burst)
-        else:
-            super()._deliver(burst)
 
 
 class SimTeam:
@@ -257,7 +226,9 @@ def sim_switched_team(
     """A job of ``ranks`` and its switch; as ``switched_team``."""
     where = Switch(address(ranks), PORT, rows, form)
     world = _world(ranks, settings | {"switch": where}, seed, None)
-    world.switch = SimSwitch(world.fabric, Rules(COOKIE, ranks, headroom_of(ranks), rows, form), trouble)
+    assert world.switch is not None
+    if trouble is not None:
+        world.switch.trouble = trouble
     with _closing(SimTeam(world)) as team:
         yield team, world.switch
 
