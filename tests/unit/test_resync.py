@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -315,6 +316,23 @@ def test_a_round_brings_other_plain_values_too() -> None:
         assert w[1].sound
         assert optimizers[1].state[w.models[1].weight]["count"] == 3
         assert w[1].counters["whole_taken"] == 1
+
+
+def test_who_has_heard_a_standing_has_not_heard_the_next_one_even_if_it_is_the_same() -> None:
+    """A late answer of the first round counted for the second, and a rank closed before another had asked it."""
+    from tailbound.torch.meeting import _ASK, Meetings, Standing
+
+    served: list[Callable[[bytes], Sequence[bytes]]] = []
+    path: Any = SimpleNamespace(serve=lambda _, handler: served.append(handler), before_close=lambda _: None)
+    moment: Any = SimpleNamespace(step=2)
+    meetings = Meetings(path, 0, lambda: {1}, moment)
+    same = Standing(True, bytes(16), bytes(16), ())
+    for number in (0, 1):
+        meetings.publish(2, number, same)
+    served[0](_ASK.pack(2, 0, 1, 0))
+    assert meetings._meetings[-1].heard_by == set()
+    served[0](_ASK.pack(2, 1, 1, 0))
+    assert meetings._meetings[-1].heard_by == {1}
 
 
 def test_who_closes_waits_until_those_who_synchronise_with_it_are_through() -> None:

@@ -163,7 +163,7 @@ class Meetings:
                 meeting = next((m for m in self._meetings if m.step == step), None)
                 standing = self._standing(meeting, number)
                 if meeting is not None and standing is not None:
-                    if standing is meeting.standings[-1]:
+                    if number >= len(meeting.standings) - 1:  # by number: two rounds may show one and the same standing
                         meeting.heard_by.add(asker)
                         self._changed.notify_all()
                     return [standing.pack()]
