@@ -77,7 +77,7 @@ def test_a_link_at_a_twentieth_of_its_rate_and_back(ranks: int) -> None:
     """Six steps of four buckets each way, twelve of two; rows of the slow rank may be left out, the others' not."""
     slow, down, up = ranks - 1, SETTLED + 1, SETTLED + 13
     events = {(0, down): slow_link(slow, 0.05), (0, up): slow_link(slow, 1.0)}
-    case = Case(ranks, steps=up + 14, at=events).run()
+    case = Case(ranks, steps=up + 18, at=events).run()  # of eight ranks the last is back to its rate after ten steps
     assert len(case.bad_steps(down, case.steps, between=others(case, slow))) <= 12
     assert len(case.bad_steps(up, case.steps)) <= 12
     assert case.bad_steps(case.steps - 6, case.steps - 1) == []
