@@ -1,10 +1,11 @@
-"""Trouble on the first way alone, for tests of repair."""
+"""What tests of repair share, over sockets and in virtual time: trouble on the first way alone, and counts."""
 
 from __future__ import annotations
 
-from support import Trouble
+from sim.team import SimTeam
+from support import Team, Trouble
 from tailbound.wire.packets import HEADER_DTYPE
-from tailbound.wire.schema import Flag
+from tailbound.wire.schema import Flag, PacketType
 
 _FLAGS_AT = HEADER_DTYPE.fields["flags"][1]
 
@@ -21,3 +22,13 @@ class FirstTime(Trouble):
 
 def _again(packet: bytes) -> bool:
     return bool(int.from_bytes(packet[_FLAGS_AT : _FLAGS_AT + 2], "big") & Flag.REPEAT)
+
+
+def total(job: Team | SimTeam, counter: str) -> int:
+    """One of the counters of ``stats()``, of all ranks together."""
+    return sum(int(member.stats()["counters"].get(counter, 0)) for member in job.communicators)
+
+
+def dropped(troubles: list[Trouble], kind: PacketType) -> int:
+    """Packets of ``kind`` that were lost on purpose."""
+    return sum(count for t in troubles for (_, what), count in t.dropped.items() if what == kind)

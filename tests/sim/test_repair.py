@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from first_time import FirstTime
+from first_time import FirstTime, dropped, total
 from sim.fabric import MS
 from sim.team import SimTeam, sim_team
 from support import Trouble, exact_mean, gradients, nmse, patient
@@ -25,14 +25,6 @@ def past_warm_up(job: SimTeam) -> None:
     for op in range(WARM_UP_OPS):
         job.allreduce(gradients("U", len(job), NUMEL, seed=500 + op))
     assert total(job, "repair_rows_asked") == 0
-
-
-def total(job: SimTeam, counter: str) -> int:
-    return sum(int(member.stats()["counters"].get(counter, 0)) for member in job.communicators)
-
-
-def dropped(troubles: list[Trouble], kind: PacketType) -> int:
-    return sum(count for t in troubles for (_, what), count in t.dropped.items() if what == kind)
 
 
 def test_lost_results_come_back_and_replicas_stay_equal() -> None:

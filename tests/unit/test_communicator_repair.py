@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from first_time import FirstTime
+from first_time import FirstTime, dropped, total
 from messages import read
 from support import MS, PATIENCE, Team, Trouble, exact_mean, gradients, nmse, patient, team
 from tailbound.collective.communicator import Communicator
@@ -26,18 +26,10 @@ def lossy(job: Team, loss: float, *types: PacketType, kind: type[Trouble] = Firs
     return [kind(seed=4, loss=loss, types=frozenset(types)).attach(member) for member in job.communicators]
 
 
-def total(job: Team, counter: str) -> int:
-    return sum(int(member.stats()["counters"].get(counter, 0)) for member in job.communicators)
-
-
 def twice(job: Team) -> int:
     """Rows that came both on their first way, late, and on the second."""
     drops = [member.stats()["drops"] for member in job.communicators]
     return sum(n for d in drops for reason, n in d.items() if reason.startswith("DUPLICATE"))
-
-
-def dropped(troubles: list[Trouble], kind: PacketType) -> int:
-    return sum(count for t in troubles for (_, what), count in t.dropped.items() if what == kind)
 
 
 def test_lost_results_come_back_and_replicas_stay_equal() -> None:

@@ -1,12 +1,11 @@
 """What ``step`` says is to be done for an op. ``execute`` does it.
 
-An action that ``moves`` its op ends a phase: what follows from it is asked of ``step`` again, once it has been done.
+A ``Move`` ends a phase of the op: what follows from it is asked of ``step`` again, once it has been done.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from tailbound.collective.repair import Places
 from tailbound.transport.stage import Why
@@ -16,21 +15,15 @@ from tailbound.transport.stage import Why
 class Abstain:
     """Take part without rows, and say so."""
 
-    moves: ClassVar[bool] = True
-
 
 @dataclass(frozen=True, slots=True)
 class StayOut:
     """The own rows come too late for all: say so instead of sending rows that nobody takes (clock-17)."""
 
-    moves: ClassVar[bool] = True
-
 
 @dataclass(frozen=True, slots=True)
 class Measure:
     """Find the scales that the own rows need, and tell them (codec-5)."""
-
-    moves: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +35,6 @@ class Encode:
     """
 
     late: bool = False
-    moves: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +48,6 @@ class Agree:
 
     incomplete: bool
     settled: bool
-    moves: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +55,6 @@ class Seal:
     """Close the first half: average what came, and publish it."""
 
     why: Why
-    moves: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +62,6 @@ class Finish:
     """Close the second half: decode the result."""
 
     why: Why
-    moves: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +70,6 @@ class Tell:
 
     peers: tuple[int, ...]
     ask: bool = False
-    moves: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +77,6 @@ class AskMarks:
     """Ask ``peers`` how far they are (clock-30)."""
 
     peers: tuple[int, ...]
-    moves: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +87,6 @@ class AskRows:
     places: Places
     rows: int
     first_half: bool
-    moves: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +95,6 @@ class Repeat:
 
     places: Places
     flush: bool
-    moves: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +106,7 @@ class Release:
     """
 
     progress: int | None
-    moves: ClassVar[bool] = False
 
 
-Action = Abstain | StayOut | Measure | Encode | Agree | Seal | Finish | Tell | AskMarks | AskRows | Repeat | Release
+Move = Abstain | StayOut | Measure | Encode | Agree | Seal | Finish
+Action = Move | Tell | AskMarks | AskRows | Repeat | Release

@@ -36,9 +36,10 @@ def seal(job: Job, op: Op, action: Seal) -> None:
     op.first.phase = Phase.CLOSED
     op.spans.sealed = job.now()
     if job.ranks > 1:
-        summed = _account(job, op, own)
+        view = View(job, op)
+        summed = _account(view)
         if action.why == "deadline":
-            _cut(job, op, own, summed)
+            _cut(view, summed)
     if not op.own_present and not op.outcome.abstained and not op.encoded:
         job.self_misses += 1
     else:
@@ -75,24 +76,24 @@ def seal(job: Job, op: Op, action: Seal) -> None:
     _publish(job, op, own)
 
 
-def _cut(job: Job, op: Op, own: int, summed: NDArray[np.int64]) -> None:
+def _cut(view: View, summed: NDArray[np.int64]) -> None:
     """Counts a seal at the deadline, and keeps what it cut off for the next ones."""
+    job, op = view.job, view.op
     op.outcome.deadline_hits += 1
     job.counters["seal_deadline_hits"] += 1
-    view = View(job, op)
-    flows = [(int(summed[p]), own) for p in job.waited_for if not view.brings_no_more(p)]
+    flows = [(int(summed[p]), view.own) for p in job.waited_for if not view.brings_no_more(p)]
     op.first.cut, op.first.lost = cut(op.spans.sealed - op.start, flows)
 
 
-def _account(job: Job, op: Op, own: int) -> NDArray[np.int64]:
+def _account(view: View) -> NDArray[np.int64]:
     """Who was in: the ledger of this op, and the suspicion of those of whom nothing came (clock-14).
 
     Returns:
         Rows that came, by rank.
     """
-    settle_contributions(job, op)
-    view = View(job, op)
-    summed, record = view.summed(), view.record
+    job, op, own, record = view.job, view.op, view.own, view.record
+    settle_contributions(view)
+    summed = view.summed()
     for rank in range(job.ranks):
         if record is not None and int(record["abstained"][rank >> 6]) >> (rank & 63) & 1:
             op.abstainers.add(rank)

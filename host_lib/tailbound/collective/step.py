@@ -16,6 +16,7 @@ from tailbound.collective.actions import (
     Encode,
     Finish,
     Measure,
+    Move,
     Seal,
     StayOut,
     Tell,
@@ -37,7 +38,7 @@ class Step(NamedTuple):
     @property
     def moves(self) -> bool:
         """Whether a phase ends by it, so that there is more to do as soon as it is done."""
-        return any(action.moves for action in self.actions)
+        return any(isinstance(action, Move) for action in self.actions)
 
 
 #: Nothing to do before something arrives.

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from tailbound.collective.job import Job
 from tailbound.collective.op import Launch, Op, Sending
 from tailbound.transport.sequence import Place, Position
+from tailbound.transport.steps import STEP_MASK
 from tailbound.wire.schema import OP_INDEX_BITS, OP_PER_STEP, OP_STEPS, op_label, serial_distance
 
-_INDEX_MASK, _STEP_MASK = (1 << OP_INDEX_BITS) - 1, 0xFFFFFFFF >> OP_INDEX_BITS
+_INDEX_MASK = (1 << OP_INDEX_BITS) - 1
 #: ``control.first_op`` follows at this distance: far enough for words about old ops, near enough for serial numbers.
 _FIRST_OP_LAG = 1 << 24
 
@@ -97,7 +98,7 @@ class Window:
         if not self.ops:
             return True
         oldest = next(iter(self.ops))
-        steps = (label >> OP_INDEX_BITS) - (oldest >> OP_INDEX_BITS) & _STEP_MASK
+        steps = (label >> OP_INDEX_BITS) - (oldest >> OP_INDEX_BITS) & STEP_MASK
         index, first = label & _INDEX_MASK, oldest & _INDEX_MASK if steps == 0 else 0
         return steps < OP_STEPS // 2 and index - first < OP_PER_STEP // 2
 

@@ -19,10 +19,8 @@ from tailbound.torch.options.schedule import Schedule
 from tailbound.torch.paths import Paths
 from tailbound.torch.resync import Resync
 from tailbound.torch.scaler import GradScaler
-from tailbound.transport.steps import step_distance, step_of
-from tailbound.wire.schema import OP_INDEX_BITS
+from tailbound.transport.steps import STEP_MASK, step_distance, step_of
 
-_STEP_MASK = 0xFFFFFFFF >> OP_INDEX_BITS
 #: A rank that is lost again while it takes the others' state tries so often, and is then left as it is for this step.
 _JUMPS = 3
 
@@ -138,7 +136,7 @@ def take_state(state: State, communicator: Communicator, until: float) -> int:
     """
     if state.resync is None:
         return 0
-    before = communicator.step - 1 & _STEP_MASK
+    before = communicator.step - 1 & STEP_MASK
     stands = state.resync.adopt_any(before, until - time.monotonic())
     if stands is None:
         state.say("no state", "nobody gave a state to go on from; this rank abstains until one does")

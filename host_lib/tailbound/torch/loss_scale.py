@@ -11,11 +11,9 @@ import struct
 from typing import NamedTuple
 
 from tailbound.errors import TransportError
-from tailbound.transport.steps import step_distance
-from tailbound.wire.schema import OP_INDEX_BITS
+from tailbound.transport.steps import STEP_MASK, step_distance
 
 _FORM = struct.Struct("!IId")
-_STEP_MASK = 0xFFFFFFFF >> OP_INDEX_BITS
 _FLOAT32_MOST = 3.4028234663852886e38
 
 
@@ -68,7 +66,7 @@ class LossScale:
     _since: int
 
     def __init__(self, scale: float, step: int) -> None:
-        self._take(Epoch(0, step & _STEP_MASK, float(scale)))
+        self._take(Epoch(0, step & STEP_MASK, float(scale)))
 
     @property
     def epoch(self) -> Epoch:
@@ -81,7 +79,7 @@ class LossScale:
         As in torch, a scale that float32 cannot hold is not taken.
         """
         while step_distance(step, self._since) >= interval:  # moves on with the steps, so that these may wrap
-            self._since = (self._since + interval) & _STEP_MASK
+            self._since = (self._since + interval) & STEP_MASK
             if self._scale * growth <= _FLOAT32_MOST:
                 self._scale *= growth
         return self._scale
@@ -99,7 +97,7 @@ class LossScale:
 
     def write(self, scale: float, step: int, clean: int = 0) -> Epoch:
         """Begins an epoch in which ``scale`` holds from ``step``, after ``clean`` steps that it held before."""
-        epoch = Epoch(self._epoch.number + 1, (step - clean) & _STEP_MASK, float(scale))
+        epoch = Epoch(self._epoch.number + 1, (step - clean) & STEP_MASK, float(scale))
         self._take(epoch)
         return epoch
 

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 from tailbound.codec.owners import OwnerMap, table
 from tailbound.transport.config import MS
-from tailbound.transport.steps import step_distance
-from tailbound.wire.schema import MAX_RANKS, OP_INDEX_BITS, serial_distance
+from tailbound.transport.steps import STEP_MASK, step_distance
+from tailbound.wire.schema import MAX_RANKS, serial_distance
 
 #: A map begins so many steps after the newest one that its leader has heard of.
 LEAD_STEPS = 3
@@ -36,7 +36,6 @@ _PATIENCE = 20 * MS
 #: A proposal that is not acknowledged by all lapses; the next one waits as long, and twice as long every time.
 _LAPSE, _LONGEST_LAPSE = 300 * MS, 5_000 * MS
 
-_STEPS = 0xFFFFFFFF >> OP_INDEX_BITS
 _HEAD, _ENTRY = struct.Struct(">BBHI"), struct.Struct(">IIB")
 
 
@@ -104,7 +103,7 @@ def decode_map(body: bytes, ranks: int) -> Message | None:
             return None
         ident, since, rotate = _ENTRY.unpack_from(body, at)
         weights = tuple(body[at + _ENTRY.size : end])
-        if not any(weights) or rotate > 1 or since > _STEPS or ident & 0xFF >= ranks:
+        if not any(weights) or rotate > 1 or since > STEP_MASK or ident & 0xFF >= ranks:
             return None
         maps.append(Agreed(ident, since, Content(weights, bool(rotate))))
         at = end
@@ -219,7 +218,7 @@ class Agreement:
                 since = newest + lead
                 if step_distance(since, self.agreed[-1].since) <= 0:
                     since = self.agreed[-1].since + 1
-                self._adopt((*self.agreed, Agreed(proposal.id, since & _STEPS, proposal.content)))
+                self._adopt((*self.agreed, Agreed(proposal.id, since & STEP_MASK, proposal.content)))
                 self._rest = _LAPSE
             elif now >= proposal.again:
                 proposed = Agreed(proposal.id, 0, proposal.content)
