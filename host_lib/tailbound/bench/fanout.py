@@ -178,8 +178,10 @@ class Bench:
         if again <= 0:
             return
         self._waits += 1
-        full = [self._sockets[i] for i in self._queue.full]
-        select.select([], full, [], again * 1e-9)
+        full = select.poll()
+        for i in self._queue.full:
+            full.register(self._sockets[i], select.POLLOUT)
+        full.poll(again * 1e-6)
 
     def _syscalls(self) -> int:
         """System calls so far: sends, whatever became of them, and waits for room."""

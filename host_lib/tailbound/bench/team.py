@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from multiprocessing.connection import wait
 from typing import Any
 
 from rich.console import Console
@@ -179,10 +179,8 @@ class Team:
         self._streams.add(rank, process.stderr, error=True)
 
     def _pump(self, timeout: float) -> None:
-        ready = select.select(list(self._pipes), [], [], timeout)[0] if self._pipes else []
-        if not self._pipes:
-            time.sleep(timeout)
-        for fd in ready:
+        for fd in wait(list(self._pipes), timeout):
+            assert isinstance(fd, int)
             rank, lines = self._pipes[fd]
             data = os.read(fd, 1 << 20)
             for line in lines.feed(data) if data else lines.finish():

@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import select
 import subprocess
 import time
 from collections.abc import Iterable
+from multiprocessing.connection import wait
 
 from tailbound.errors import AttachError
 from tailbound.switch.p4.tools import runtime_command
@@ -105,7 +105,7 @@ class Runtime:
         assert self._process.stdout is not None
         fd, deadline = self._process.stdout.fileno(), time.monotonic() + PATIENCE
         while mark not in self._text:
-            ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
+            ready = wait([fd], max(0.0, deadline - time.monotonic()))
             data = os.read(fd, 1 << 16) if ready else b""
             if not data:
                 raise self._gone()
