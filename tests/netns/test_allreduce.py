@@ -235,7 +235,7 @@ def test_a_killed_worker_is_named_and_the_others_finish(tailbound_lab: Make, tmp
     lab = tailbound_lab(workers=ranks)
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
-    tests = str(Path(__file__).resolve().parents[1])
+    tests = str(Path(__file__).resolve().parents[1] / "worlds")
     with served_store(tmp_path / "store.sock") as store:
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         workers = [lab.popen(r, [sys.executable, str(script), tests, store, str(ops)], **pipes) for r in range(ranks)]

@@ -48,7 +48,7 @@ dist.destroy_process_group()
 @pytest.mark.timeout(150)  # what workers have to say must come out before
 def test_two_jobs_on_a_host_take_an_interface_each(tailbound_lab: Callable[..., Cluster], tmp_path: Path) -> None:
     lab = tailbound_lab(workers=2)
-    script, tests = tmp_path / "worker.py", str(Path(__file__).parents[1])
+    script, tests = tmp_path / "worker.py", str(Path(__file__).parents[1] / "jobs")
     script.write_text(WORKER)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     ranks = []

@@ -48,7 +48,7 @@ print("done")
 @pytest.mark.timeout(150)  # what workers have to say must come out before
 def test_replicas_are_equal_and_gradients_those_of_gloo(tailbound_lab: Callable[..., Cluster], tmp_path: Path) -> None:
     lab = tailbound_lab(workers=2, switch=True)
-    script, tests = tmp_path / "worker.py", str(Path(__file__).parents[1])
+    script, tests = tmp_path / "worker.py", str(Path(__file__).parents[1] / "jobs")
     script.write_text(WORKER)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     workers = [lab.popen(rank, [sys.executable, str(script), tests], **pipes) for rank in range(2)]

@@ -1,6 +1,6 @@
 """Who was heard in an op and when: serial numbers, windows, op records, tails, events. kernel-14 and kernel-15.
 
-The order of the tests and the verdicts are those of ``ebpf/``; the same table of cases (``tests/cases.py``) runs
+The order of the tests and the verdicts are those of ``ebpf/``; the same table of cases (``tests/tables/cases.py``) runs
 through both. The kernel takes a lock per slot, row, op and peer; here one mutex is held for a whole received buffer.
 """
 

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-_FILE = Path(__file__).parent / "unit" / "golden" / "packets.json"
+_FILE = Path(__file__).parents[1] / "unit" / "golden" / "packets.json"
 
 
 class Golden(NamedTuple):
