@@ -133,6 +133,17 @@ def test_attach_in_process(wire: list[str], loader: str) -> None:
     assert interfaces.xdp_on("tbx") is None
 
 
+def test_a_closed_datapath_has_no_descriptor_left(wire: list[str]) -> None:
+    """Also where somebody still holds its arrays, as a job does until the garbage collector has found it."""
+    XdpDatapath.attach("tbx", cases.PORT, **SIZES).close()  # what is opened once for all is open now
+    before = len(os.listdir("/proc/self/fd"))
+    path = XdpDatapath.attach("tbx", cases.PORT, **SIZES)
+    store = path.store
+    path.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert not store.control["ranks"][0]
+
+
 def test_pinned(wire: list[str], loader: str) -> None:
     """Pinned by one object, used by another, and gone after detach."""
     assert not XdpDatapath.is_attached("tbx")

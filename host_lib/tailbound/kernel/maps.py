@@ -6,9 +6,10 @@ Maps that only the program writes are frozen at creation and mapped read-only: t
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import mmap
 import os
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,10 @@ EVENTS = "events"
 Shape = tuple[np.dtype[Any], tuple[int, ...]]
 
 _STRUCTS = {s.name: s for s in schema.STRUCTS}
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 def _has_lock(map_: Map) -> bool:
@@ -45,28 +50,36 @@ class Maps:
 
     fds: dict[str, int] = field(default_factory=dict)
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
-    _memory: list[mmap.mmap] = field(default_factory=list)
 
     def map_array(self, map_: Map, shape: Shape) -> None:
         """Maps an array into memory: read-only where the program is the only writer."""
         dtype, dims = shape
-        size = -(-dims[0] * _value_bytes(shape) // mmap.PAGESIZE) * mmap.PAGESIZE
-        protection = mmap.PROT_READ if map_.writer == "program" else mmap.PROT_READ | mmap.PROT_WRITE
-        memory = mmap.mmap(self.fds[map_.name], size, mmap.MAP_SHARED, protection)
-        self._memory.append(memory)
+        memory = _mapped(self.fds[map_.name], dims[0] * _value_bytes(shape), writable=map_.writer != "program")
         self.arrays[map_.name] = np.frombuffer(memory, dtype, int(np.prod(dims))).reshape(dims)
 
     def close(self) -> None:
         """Closes the descriptors. The memory is unmapped when the last array that refers to it is gone."""
         self.arrays.clear()
-        for memory in self._memory:
-            # Where somebody still holds an array, that keeps the memory, and the memory the map.
-            with contextlib.suppress(BufferError):
-                memory.close()
-        self._memory.clear()
         for fd in self.fds.values():
             os.close(fd)
         self.fds.clear()
+
+
+def _mapped(fd: int, size: int, *, writable: bool) -> memoryview:
+    """Memory of a map, unmapped when nobody refers to it any more.
+
+    ``mmap.mmap`` keeps a descriptor of its own as long as the memory is there: a job whose arrays wait for the garbage
+    collector would hold one for each of its maps, and many jobs in one process run out of them.
+    """
+    protection = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
+    address = _libc.mmap(None, size, protection, mmap.MAP_SHARED, fd, 0)
+    if address == ctypes.c_void_p(-1).value:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    memory = (ctypes.c_uint8 * size).from_address(address)
+    weakref.finalize(memory, _libc.munmap, address, size).atexit = False  # threads may still run then
+    view = memoryview(memory)
+    return view if writable else view.toreadonly()
 
 
 def _create(map_: Map, shape: Shape, node: int) -> int:
