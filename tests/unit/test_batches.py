@@ -12,14 +12,19 @@ pytestmark = pytest.mark.needs("torch")
 class Away:
     """Stands in for the state: says before which steps this rank is how far behind, or lost."""
 
-    def __init__(self, applied: dict[int, int] | None = None, jumps: dict[int, int] | None = None) -> None:
+    def __init__(
+        self, applied: dict[int, int] | None = None, jumps: dict[int, int] | None = None, gone: int | None = None
+    ) -> None:
         self.applied, self.jumps = applied or {}, jumps or {}
+        self.gone = gone  #: the step whose averages are gone when it is to be applied
+        self.untold = 0
         self.owed_batches = 0
         self.step = 0  # of the job, as this rank sees it
 
     def jump(self) -> int:
         skipped = self.jumps.pop(self.step, 0)
         self.step += skipped
+        skipped, self.untold = skipped + self.untold, 0
         return skipped
 
     def apply_finished(self, *, step: Any = None) -> int:
@@ -28,6 +33,9 @@ class Away:
             if step is not None:
                 step()
         self.step += done
+        if self.step == self.gone:
+            self.gone, self.untold = None, 1
+            self.step += 1
         return done
 
 
@@ -58,6 +66,13 @@ def test_as_many_batches_as_steps() -> None:
 
 def test_a_jump_and_then_finished_steps() -> None:
     assert run(Away(jumps={1: 2}, applied={3: 1}), [range(6)]) == [[0, 4, 5]]
+
+
+def test_a_step_whose_averages_are_gone_is_left_out_and_told() -> None:
+    skipped: list[int] = []
+    state = Away(applied={2: 3}, gone=5)
+    assert run(state, [range(9)], on_skip=skipped.append) == [[0, 1, 6, 7, 8]]
+    assert skipped == [1]
 
 
 def test_what_is_left_at_the_end_goes_into_the_next_epoch() -> None:

@@ -58,3 +58,14 @@ def test_what_was_skipped_before_a_forward_pass_is_told_by_the_next_jump(monkeyp
     one.rejoin()
     assert one.jump() == 6
     assert one.jump() == 0
+
+
+def test_steps_whose_averages_were_gone_are_told_by_the_next_jump(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They count as skipped, not as applied, so that a scheduler is moved on by as many."""
+    one = lost(resync=object())
+    one.communicator.lost = False
+    monkeypatch.setattr(one, "boundary", lambda: None)
+    monkeypatch.setattr("tailbound.torch.catch_up.apply_finished", lambda *_: (2, 3))
+    assert one.apply_finished() == 2
+    assert one.jump() == 3
+    assert one.jump() == 0

@@ -29,7 +29,7 @@ def batches(
         state: what ``register`` returned.
         step: what to do with the gradients of an applied step: clipping, ``optimizer.step()``, the scheduler, whatever
             the loop does after ``backward``; default: ``step()`` of every optimizer.
-        on_skip: called with the number of steps skipped by a jump (to move a scheduler on, say).
+        on_skip: called with the number of steps skipped, not applied (to move a scheduler on, say).
         per_step: batches that make one step (gradient accumulation).
 
     What is left to skip at the end of ``loader`` is skipped at the beginning of the next one.
@@ -39,12 +39,18 @@ def batches(
     for batch in source:
         if place == 0:
             if not state.owed_batches:
-                skipped = state.jump()
-                if skipped and on_skip is not None:
-                    on_skip(skipped)
-                state.owed_batches = per_step * (skipped + state.apply_finished(step=step))
+                moved = _jump(state, on_skip) + state.apply_finished(step=step)
+                state.owed_batches = per_step * (moved + _jump(state, on_skip))  # averages may have been gone
             if state.owed_batches:
                 state.owed_batches -= 1
                 continue
         place = (place + 1) % per_step
         yield batch
+
+
+def _jump(state: TailboundState, on_skip: Callable[[int], object] | None) -> int:
+    """Steps that this rank has skipped, told to ``on_skip``."""
+    skipped = state.jump()
+    if skipped and on_skip is not None:
+        on_skip(skipped)
+    return skipped

@@ -53,10 +53,13 @@ class State(Protocol):
         """Logs ``text`` unless there were enough lines of ``kind`` lately."""
 
 
-def apply_finished(state: State, communicator: Communicator, act: Callable[[], object]) -> int:
-    """Applies finished steps by ``act`` while this rank is behind; returns how many steps it has moved on.
+def apply_finished(state: State, communicator: Communicator, act: Callable[[], object]) -> tuple[int, int]:
+    """Applies finished steps by ``act`` while this rank is behind.
 
     Where the averages are gone (the owner map changed while this rank was away, say), it takes another rank's state.
+
+    Returns:
+        How many steps were applied, and how many were skipped because their averages were gone.
     """
     applied = 0
     while communicator.behind > 0 and not communicator.lost:
@@ -67,7 +70,7 @@ def apply_finished(state: State, communicator: Communicator, act: Callable[[], o
         if any(outcome.missed > outcome.expected // 2 for outcome in outcomes) and state.resync is not None:
             state.resync.unsound()
             state.abstaining = True
-            return applied + 1 + take_state(state, communicator, time.monotonic() + 10)
+            return applied, 1 + take_state(state, communicator, time.monotonic() + 10)
         for average in averages:
             average.mul_(state.loss_scale)
         ended = step_of(outcomes[-1].label)
@@ -79,7 +82,7 @@ def apply_finished(state: State, communicator: Communicator, act: Callable[[], o
         applied += 1
         communicator.job.counters["steps_applied"] += 1
         state.boundary()
-    return applied
+    return applied, 0
 
 
 def step_optimizers(state: State) -> None:

@@ -77,7 +77,7 @@ class Recovery:
         self.stepped = False
         self._named = False
         self._lost_for = 0  # steps running
-        self._jumped = 0  # steps skipped before a forward pass, which ``jump`` has not told yet
+        self._jumped = 0  # steps skipped before a forward pass or by ``apply_finished``, which ``jump`` is to tell
         #: the state is not that of the others yet: take part without contributing (clock-20)
         self.abstaining = False
         #: what the gradients handed to the hook are multiplied by, and the scaler that says so
@@ -313,7 +313,8 @@ class Recovery:
                 loop does between ``backward`` and the next step (clipping, the scheduler).
 
         Returns:
-            How many steps were applied; ``.grad`` is what it was before.
+            How many steps were applied; ``.grad`` is what it was before. Where the averages of a step were gone, this
+            rank has taken another's state instead, and ``jump`` tells how many steps it skipped by that.
 
         Raises:
             ConfigError: no optimizer is known, or no rank can skip a step alone (``together``).
@@ -324,7 +325,9 @@ class Recovery:
             return 0
         self.boundary()
         default = optimizer.step if optimizer is not None else lambda: catch_up.step_optimizers(self)
-        return catch_up.apply_finished(self, self.communicator, step or default)
+        applied, skipped = catch_up.apply_finished(self, self.communicator, step or default)
+        self._jumped += skipped
+        return applied
 
     def apply_pending(
         self, optimizer: torch.optim.Optimizer | None = None, *, step: Callable[[], object] | None = None
@@ -359,7 +362,7 @@ class Recovery:
         Until the state is there, the rank takes part without contributing. To be called between two steps.
 
         Returns:
-            How many steps were skipped, here or before a forward pass since the last call; 0 if it is not lost.
+            How many steps were skipped since the last call: here, before a forward pass or by ``apply_finished``.
 
         Raises:
             ConfigError: no rank can skip a step alone (``together``).
