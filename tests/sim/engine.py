@@ -181,7 +181,7 @@ class _Ready:
 
 
 class _Heartbeat:
-    """For ``heartbeat.Heartbeat``: no thread; nothing is repeated."""
+    """For ``holding.Heartbeat``: no thread; nothing is repeated."""
 
     def __init__(self, peers: int) -> None:
         self._peers = peers

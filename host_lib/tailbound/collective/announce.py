@@ -130,16 +130,6 @@ class Inbox:
         job.tell(sender, head)
 
 
-def hold(job: Job, label: int, *, over: bool) -> list[bytes]:
-    """HOLD to every peer: this rank is alive but between steps, wait for it; ``over``: it goes on (clock-16).
-
-    Returns:
-        The packets, by peer.
-    """
-    head = job.header(PacketType.HOLD, label, 0, flags=Flag.FLUSH if over else Flag(0))
-    return [job.tell(peer, head) for peer in job.peers]
-
-
 def farewell(job: Job, label: int) -> None:
     """BYE, three times to every peer (clock-15)."""
     head = job.header(PacketType.BYE, label, 0)

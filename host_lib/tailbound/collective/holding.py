@@ -1,12 +1,30 @@
-"""This rank's own hold: it is alive but between steps, and the others wait for it (clock-16)."""
+"""HOLD: this rank is alive but between steps (an evaluation, a checkpoint), and the others wait for it (clock-16).
+
+The transport thread repeats HOLD; the others take 200 ms of silence for the end of the hold, since a process that has
+died or was stopped says nothing either. A call that keeps the GIL for seconds (a tokenizer, ``pickle``, a metric in C)
+would look the same to them. So a thread that needs no Python repeats the last HOLD when the transport thread has not.
+"""
 
 from __future__ import annotations
 
-from tailbound.collective.announce import hold
-from tailbound.collective.heartbeat import Heartbeat
+import os
+import socket
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
 from tailbound.collective.job import Job
+from tailbound.datapath.native import clock_gettime, poll, sendto
 from tailbound.transport.membership import HOLD_EVERY
-from tailbound.wire.schema import HEADER_BYTES
+from tailbound.transport.sockets import Socket
+from tailbound.wire.jit import Scalar, cached
+from tailbound.wire.schema import HEADER_BYTES, Flag, PacketType
+
+_POLLIN, _MSG_DONTWAIT, _CLOCK_MONOTONIC = 1, 0x40, 1
+_ADDRESS_BYTES = 16
 
 
 class Holding:
@@ -25,45 +43,137 @@ class Holding:
         self._ends = 0  # it is computing again: holds until it has launched a step, or until then
         peers = [job.sender.peers[rank] for rank in job.peers]
         self._heartbeat = Heartbeat(job.sender.sockets[0], peers, HEADER_BYTES, HOLD_EVERY)
-        self._heartbeat.warm_up()
 
     def begin(self) -> None:
         """This rank is between steps from now on."""
-        self.again, self._ends = self._say(self._job.now(), over=False), 0
+        self._ends = 0
+        self._say(self._job.now())
 
     def resume(self) -> None:
         """This rank computes again."""
         if self.again:
             self._ends = self._job.now() + self._job.deadlines.start_max
 
-    def launched(self, now: int) -> None:
+    def launched(self) -> None:
         """The last op of a step has been launched."""
         if self._ends:
-            self._end(now)
+            self._end()
 
     def turn(self, now: int) -> int:
         """Says what is due; returns when to look again, ns (0: this rank does not hold)."""
-        if self.again:
-            if 0 < self._ends <= now:
-                self._end(now)
-            elif now >= self.again:
-                self.again = self._say(now, over=False)
+        if 0 < self._ends <= now:
+            self._end()
+        elif self.again and now >= self.again:
+            self._say(now)
         return self.again
 
     def stop(self) -> None:
-        """Says no more, and enters what the heartbeat has sent in the books."""
+        """Says no more, and counts what the heartbeat has sent."""
         self._heartbeat.stop()
         for peer, count in zip(self._job.peers, self._heartbeat.repeated(), strict=True):
             self._job.sender.took(peer, count, count * HEADER_BYTES, count)
 
-    def _end(self, now: int) -> None:
-        self.again = self._ends = 0
-        self._say(now, over=True)
+    def _say(self, now: int) -> None:
+        self._heartbeat.said(self._tell(Flag(0)), now)
+        self.again = now + HOLD_EVERY
 
-    def _say(self, now: int, *, over: bool) -> int:
-        if over:
-            self.stop()
-        said = hold(self._job, self._job.sequence.upcoming, over=over)
-        if not over:
-            self._heartbeat.said(said, now)
-        return now + HOLD_EVERY
+    def _end(self) -> None:
+        self.again = self._ends = 0
+        self.stop()
+        self._tell(Flag.FLUSH)
+
+    def _tell(self, flags: Flag) -> list[bytes]:
+        """Sends HOLD to every peer, with ``Flag.FLUSH`` to say that it is over; returns the packets, by peer."""
+        job = self._job
+        head = job.header(PacketType.HOLD, job.sequence.upcoming, 0, flags=flags)
+        return [job.tell(peer, head) for peer in job.peers]
+
+
+@cached
+@njit(nogil=True, cache=True, boundscheck=False)
+def _repeat(
+    fd: int, stop_fd: int, packets: NDArray[np.uint8], names: NDArray[np.uint8], said: NDArray[np.int64],
+    sent: NDArray[np.int64], every: int,
+) -> Scalar:  # fmt: skip
+    """Sends ``packets`` whenever ``said`` is older than ``every``, until ``stop_fd`` is readable; returns how often.
+
+    Args:
+        fd: bound UDP socket.
+        stop_fd: eventfd.
+        packets: u8[peers, bytes], one for each peer; may be written meanwhile (a torn one fails its check).
+        names: u8[peers, 16], ``sockaddr_in``.
+        said: i64[1], ns of CLOCK_MONOTONIC at which the transport thread sent them last.
+        sent: i64[peers], packets that left for each peer; only grows.
+        every: ns.
+    """
+    wait = np.zeros(2, np.int32)  # struct pollfd: fd, events | revents << 16
+    clock = np.zeros(2, np.int64)
+    turns = 0
+    while True:
+        wait[0], wait[1] = stop_fd, _POLLIN
+        if poll(wait.ctypes.data, np.uint64(1), np.int32(every // 1_000_000)) > 0:
+            return turns
+        clock_gettime(_CLOCK_MONOTONIC, clock.ctypes.data)
+        if clock[0] * 1_000_000_000 + clock[1] - said[0] > every:
+            turns += 1
+            for i in range(packets.shape[0]):
+                left = sendto(
+                    fd, packets[i].ctypes.data, np.uint64(packets.shape[1]), _MSG_DONTWAIT, names[i].ctypes.data,
+                    np.uint32(_ADDRESS_BYTES),
+                )  # fmt: skip
+                sent[i] += left > 0
+
+
+class Heartbeat:
+    """Repeats what the transport thread says, at the latest ``every`` ns after it was due.
+
+    Args:
+        sock: bound UDP socket, of the caller, open for as long as this one runs.
+        peers: (IPv4 address, UDP port).
+        size: bytes of a packet.
+        every: ns.
+    """
+
+    def __init__(self, sock: Socket, peers: Sequence[tuple[str, int]], size: int, every: int) -> None:
+        self._names = np.zeros((len(peers), _ADDRESS_BYTES), np.uint8)
+        for name, (host, port) in zip(self._names, peers, strict=True):
+            raw = socket.AF_INET.to_bytes(2, "little") + port.to_bytes(2, "big") + socket.inet_aton(host)
+            name[: len(raw)] = np.frombuffer(raw, np.uint8)
+        self._packets = np.zeros((len(peers), size), np.uint8)
+        self._said = np.zeros(1, np.int64)
+        self._sent = np.zeros(len(peers), np.int64)
+        self._counted = np.zeros(len(peers), np.int64)
+        self._sock, self._every = sock, every
+        self._stop = -1
+        self._thread: threading.Thread | None = None
+        stop = os.eventfd(1, os.EFD_CLOEXEC)  # compiles the loop, or loads it from the cache
+        _repeat(-1, stop, self._packets, self._names, self._said, self._sent, self._every)
+        os.close(stop)
+
+    def said(self, packets: Sequence[bytes], now: int) -> None:
+        """The transport thread has just sent ``packets``, by peer; from now on they are repeated."""
+        for kept, packet in zip(self._packets, packets, strict=True):
+            kept[:] = np.frombuffer(packet, np.uint8)
+        self._said[0] = now
+        if self._thread is None and packets:
+            self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+            arguments = (
+                self._sock.fileno(), self._stop, self._packets, self._names, self._said, self._sent, self._every,
+            )  # fmt: skip
+            self._thread = threading.Thread(target=_repeat, args=arguments, name="tailbound-hold", daemon=True)
+            self._thread.start()
+
+    def repeated(self) -> list[int]:
+        """Packets that have left for each peer since the last call."""
+        sent = self._sent.copy()
+        found: list[int] = (sent - self._counted).tolist()
+        self._counted = sent
+        return found
+
+    def stop(self) -> None:
+        """Nothing is repeated any more once this has returned."""
+        if self._thread is not None:
+            os.eventfd_write(self._stop, 1)
+            self._thread.join()
+            os.close(self._stop)
+            self._thread = None

@@ -364,7 +364,7 @@ class Transpose:
             self._window.waiting.append(self._new.popleft())
         for op in self._window.admit():
             if op.place.layout.last:
-                self._holding.launched(self.job.now())
+                self._holding.launched()
 
     def _check_layout(self, op: Op) -> None:
         record = self.job.record(op.label)

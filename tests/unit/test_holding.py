@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tailbound.collective.heartbeat import Heartbeat
+from tailbound.collective.holding import Heartbeat
 from tailbound.transport.config import MS
 
 PATIENCE = 30.0
@@ -34,9 +34,7 @@ def got(sock: socket.socket) -> bytes:
 
 
 def heartbeat(sockets: list[socket.socket]) -> Heartbeat:
-    found = Heartbeat(sockets[0], [sock.getsockname() for sock in sockets[1:]], 64, 5 * MS)
-    found.warm_up()
-    return found
+    return Heartbeat(sockets[0], [sock.getsockname() for sock in sockets[1:]], 64, 5 * MS)
 
 
 def test_what_is_overdue_is_repeated_to_every_peer_with_its_own_packet(sockets: list[socket.socket]) -> None:
@@ -70,6 +68,5 @@ def test_nothing_is_repeated_while_the_transport_thread_speaks_itself(sockets: l
 def test_a_job_of_one_has_nobody_to_tell() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         beat = Heartbeat(sock, [], 64, 5 * MS)
-        beat.warm_up()
         beat.said([], now=0)
         beat.stop()
