@@ -1,4 +1,4 @@
-"""What is noted of every op beside averaging it: books, limits on loss, times. Called once a stage, not per packet."""
+"""What is counted of every op: rows by peer, limits on loss, times. Called once a stage, not per packet."""
 
 from __future__ import annotations
 
@@ -70,24 +70,21 @@ def collected(job: Job, op: Op, by_owner: NDArray[np.int64]) -> None:
     if op.switched:  # what contributors bring is in the counts of the results
         expected, taken = op.outcome.expected, op.outcome.delivered
     flags = int(gather_flags(job.result_records, op.buffers.source, op.label)) | op.flags
-    outcome = op.outcome
-    others = bool(flags & _LOSSY)
-    job.books.rotation.observe(outcome.expected, outcome.delivered, rotating=op.rotate, others=others)
+    job.books.rotation.observe(
+        op.outcome.expected, op.outcome.delivered, rotating=op.rotate, others=bool(flags & _LOSSY)
+    )
     found = job.books.results.judge(expected, taken)
     if found.action:
         _say(job, op, Action.WARN, f"of the results for rank {job.rank}: {found.why}")
-    if flags & (_SKIP | _STOP):
-        _skip(job, op, stop=bool(flags & _STOP))
-
-
-def _skip(job: Job, op: Op, *, stop: bool) -> None:
-    """Nobody applies this op: every rank that has a row of the owner who said so gets zeros."""
+    if not flags & (_SKIP | _STOP):
+        return
+    # nobody applies this op: every rank that has a row of the owner who said so gets zeros
     assert op.launch is not None
     op.launch.coder.clear(op.launch.out)
     op.outcome.skipped = True
     job.counters["ops_skipped"] += 1
     job.emit("skipped", f"op {op.name} is not applied: too much of it was lost", op=op.name)
-    if stop and op.outcome.error is None:
+    if flags & _STOP and op.outcome.error is None:
         op.outcome.error = TransportError(
             f"rank {job.rank}: op {op.name}: more contributions were lost than the safeguard allows "
             "(Limits.stop_op, stop_smoothed); `tailbound top` and stats()['ledger'] say between which ranks"

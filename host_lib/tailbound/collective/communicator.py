@@ -6,6 +6,7 @@ This is the whole of Tailbound without PyTorch: arrays in, averaged arrays out, 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import logging
 import os
@@ -26,7 +27,6 @@ from tailbound.codec.planes import check_bits
 from tailbound.codec.shape import GROUP_ROWS, layout_tag, shape_for
 from tailbound.collective import fanout, jump, report
 from tailbound.collective.coder import HOST, Coder, Values, check_codes
-from tailbound.collective.fanout import open_channels
 from tailbound.collective.hello import prove
 from tailbound.collective.job import Job
 from tailbound.collective.lanes import cores_here, lanes_for
@@ -103,25 +103,20 @@ class Communicator:
             datapath, interface or os.environ.get("TAILBOUND_INTERFACE"), config, rendezvous.host_of(store)
         )
         self.config = config = dataclasses.replace(config, width=path.store.width)
-        try:
+        with contextlib.ExitStack() as opened:
+            opened.callback(path.close)
             self._row_width = config.switch.width(config.width) if config.switch is not None else config.width
             #: requests to other ranks outside the data path (clock-20, clock-21)
             self.reliable = Reliable(address[0])
-            try:
-                self.greetings = self._meet(path, address, model, options, timeout)
-                self.job, bulk = self._activate(path, address)
-                self.reliable.start(self.job.cookie, config.rank, [(g.address, g.reliable) for g in self.greetings])
-                rendezvous.meet(store, "active", config.rank, config.ranks, name, timeout)
-                early = prove(self.job, store, name, self.greetings, bulk, timeout)
-            except BaseException:
-                if hasattr(self, "job"):
-                    fanout.close(self.job)
-                    self.job.lanes.close()
-                self.reliable.close()
-                raise
-        except BaseException:
-            path.close()
-            raise
+            opened.callback(self.reliable.close)
+            self.greetings = self._meet(path, address, model, options, timeout)
+            self.job, bulk = self._activate(path, address)
+            opened.callback(self.job.lanes.close)
+            opened.callback(fanout.close, self.job)
+            self.reliable.start(self.job.cookie, config.rank, [(g.address, g.reliable) for g in self.greetings])
+            rendezvous.meet(store, "active", config.rank, config.ranks, name, timeout)
+            early = prove(self.job, store, name, self.greetings, bulk, timeout)
+            opened.pop_all()
         needs_fit = GROUP_ROWS * ((path.store.width - READY_BYTES) // 2)
         rings = [min(g.rows, g.sum_rows * config.ranks) // 2 for g in self.greetings]
         if config.switch is not None:
@@ -137,7 +132,9 @@ class Communicator:
     def _meet(
         self, path: Datapath, address: tuple[str, int], model: str, options: Mapping[str, str], timeout: float
     ) -> list[Greeting]:
-        config = self.config
+        config, cookie = self.config, 0
+        if config.rank == 0:
+            cookie = (config.switch is not None and cookie_of()) or rendezvous.new_cookie()
         own = Greeting(
             rank=config.rank,
             ranks=config.ranks,
@@ -151,15 +148,11 @@ class Communicator:
             datapath=path.name,
             model=model,
             options={**config.common(), **options},
-            cookie=self._cookie() if config.rank == 0 else 0,
+            cookie=cookie,
             reliable=self.reliable.port,
             switch=str(config.switch or ""),
         )
         return rendezvous.exchange(self._store, own, self._prefix, timeout)
-
-    def _cookie(self) -> int:
-        given = cookie_of() if self.config.switch is not None else 0
-        return given or rendezvous.new_cookie()
 
     def _activate(self, path: Datapath, address: tuple[str, int]) -> tuple[Job, Sequence[socket.socket]]:
         """Lets packets in; the job, and the sockets that its rows leave over."""
@@ -170,12 +163,12 @@ class Communicator:
         here = sum(host == address[0] for host, _ in everybody[: self.config.ranks])
         lanes = lanes_for(self.config.codec_threads, cores_here(), here)
         self.config = dataclasses.replace(self.config, codec_threads=lanes)
-        alone = all(g.datapath != "udp" for g in self.greetings) and endpoints
+        alone = bool(endpoints) and all(g.datapath != "udp" for g in self.greetings)
         sockets = path.sending(len(endpoints), self.config.source_ports) if endpoints else [path.socket]
         job = Job(self.config, path, Sender(sockets, endpoints), self.greetings[0].cookie)
         warm_up(job)
         job.activate([_u32(host) for host, _ in everybody], _u32(address[0]))
-        open_channels(job, address[0], {rank: endpoints[rank] for rank in job.peers}, alone=bool(alone))
+        fanout.open_channels(job, address[0], {rank: endpoints[rank] for rank in job.peers}, alone=alone)
         return job, sockets[1:] or sockets
 
     @property
@@ -222,7 +215,7 @@ class Communicator:
             contribute: False to take part without rows: the others neither wait for this rank nor count it.
             coder: for ``data`` and ``out`` in other memory than numpy's, or of other types: who reads and writes them.
             residual: f32[n] of its own, C-contiguous; written in the transport thread when ``data`` has been coded,
-                with what the codes leave unsaid (``codec.feedback``); left alone where nothing was coded.
+                with what the codes leave out (``codec.feedback``); left alone where nothing was coded.
             bits: of a code, the same on all ranks; 0: ``config.bits``. Other bits than in the last step make the op a
                 cold one: ranks agree on scales first.
             scaled: ``data`` is a gradient without its loss scale; the same on all ranks, and a cold op as other bits.
@@ -249,19 +242,21 @@ class Communicator:
                 ends = last and index == len(chunks) - 1
                 shape = shape_for(hi - lo, width, bits)
                 tag = layout_tag(
-                    bucket=bucket,
-                    numel=hi - lo,
-                    dtype=dtype,
-                    chunk=index,
-                    world_size=config.ranks,
-                    width=width,
+                    bucket=bucket, numel=hi - lo, dtype=dtype, chunk=index, world_size=config.ranks, width=width,
                     mode=mode,
-                )
-                layout = Layout((bucket, numel, index, mode), shape, tag, ends)
-                first = prepare if index == 0 else None
-                unsaid = residual[lo:hi] if residual is not None else None
+                )  # fmt: skip
                 self._engine.launch(
-                    Launch(layout, data[lo:hi], out[lo:hi], merged, self.job.now(), first, contribute, coder, unsaid)
+                    Launch(
+                        Layout((bucket, numel, index, mode), shape, tag, ends),
+                        data[lo:hi],
+                        out[lo:hi],
+                        merged,
+                        self.job.now(),
+                        prepare if index == 0 else None,
+                        contribute,
+                        coder,
+                        residual[lo:hi] if residual is not None else None,
+                    )
                 )
 
     def ops(self, numel: int) -> int:
@@ -324,7 +319,7 @@ class Communicator:
 
     def meet(self, name: str, timeout: float = 60.0) -> None:
         """Waits for all ranks at a point outside the data path (before reading final counters, say)."""
-        rendezvous.meet(self._store, f"{name}", self.config.rank, self.config.ranks, self._prefix, timeout)
+        rendezvous.meet(self._store, name, self.config.rank, self.config.ranks, self._prefix, timeout)
 
     def stats(self) -> dict[str, Any]:
         """Counters of this rank, in plain types (see ``report.snapshot``)."""
@@ -347,18 +342,13 @@ class Communicator:
         self._closed = True
         _open.discard(self)
         self._status.close()
-        self._leave_trace()
+        if where := os.environ.get(TRACE_VARIABLE):
+            try:
+                self.trace(Path(where) / f"tailbound-{self.job.cookie:08x}-rank{self.config.rank}.json")
+            except OSError as error:
+                log.warning("rank %d: no trace in %s: %s", self.config.rank, where, error)
         self.reliable.close()
         self._engine.close(2 * self.config.bound / 1e9)
-
-    def _leave_trace(self) -> None:
-        where = os.environ.get(TRACE_VARIABLE)
-        if not where:
-            return
-        try:
-            self.trace(Path(where) / f"tailbound-{self.job.cookie:08x}-rank{self.config.rank}.json")
-        except OSError as error:
-            log.warning("rank %d: no trace in %s: %s", self.config.rank, where, error)
 
     def __enter__(self) -> Communicator:
         return self

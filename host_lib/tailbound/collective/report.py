@@ -17,6 +17,8 @@ from tailbound.wire.schema import FIRST_DROP, TIME_UNIT_US, UNKNOWN_SENDER, Verd
 
 #: Events in a snapshot and in a status.
 _EVENTS, _EVENTS_SHORT = 64, 8
+#: Of a peer's ledger, what a status has: both stages together.
+_ROWS = ("expected", "taken", "late", "lost", "absent", "repaired")
 
 
 def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
@@ -30,25 +32,30 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
     the own rows, and ``results`` (``transport.ledger``). ``lost_on_arrival``: packets that this host lost before any
     rule saw them, by place (``udp``: where socket buffers are small). ``status`` is what ``tailbound top`` shows.
     """
-    verdicts = job.verdicts()
+    verdicts = _verdicts(job)
     totals = verdicts.sum(axis=0)
-    counters = job.counters
     return {
         "rank": job.rank,
         "ranks": job.ranks,
         "datapath": job.datapath.name,
         "peers": dict(describe(greetings)),
-        "counters": {name: int(value) for name, value in sorted(counters.items())},
+        "counters": {name: int(value) for name, value in sorted(job.counters.items())},
         "delivered": _delivered(job),
         "rows_summed": int(totals[Verdict.STORED] + totals[Verdict.ADDED] - totals[Verdict.ABANDONED]),
         "verdicts": {v.name: int(totals[v]) for v in Verdict if totals[v]},
         "drops": _drops(totals),
         "drops_by_sender": {
-            ("unknown" if sender == UNKNOWN_SENDER else str(sender)): _drops(verdicts[sender])
-            for sender in [*range(job.world), UNKNOWN_SENDER]
-            if verdicts[sender][FIRST_DROP:].any()
+            name: _drops(counts)
+            for name, counts in zip([*map(str, range(job.world)), "unknown"], verdicts, strict=True)
+            if counts[FIRST_DROP:].any()
         },
-        "ledger": ledger(job, verdicts),
+        "ledger": {
+            stage.name.lower(): {
+                str(peer): _entry(job, stage, peer, verdicts)
+                for peer in (*sorted(job.peers), *(job.extra if stage == Stage.RESULTS else ()))
+            }
+            for stage in Stage
+        },
         "lost_on_arrival": dict(job.datapath.lost_on_arrival),
         "sent": {str(rank): _sent(job, rank) for rank in (*job.peers, *job.extra)},
         "suspects": sorted(job.contribution_suspicion.suspects | job.result_suspicion.suspects),
@@ -66,25 +73,13 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
     }
 
 
-def ledger(job: Job, verdicts: NDArray[np.uint64]) -> dict[str, dict[str, dict[str, int]]]:
-    """The books by stage and peer; ``verdicts`` u64[257, VERDICTS] as of ``Job.verdicts``."""
-    return {
-        stage.name.lower(): {
-            str(peer): _entry(job, stage, peer, verdicts)
-            for peer in (*sorted(job.peers), *(job.extra if stage == Stage.RESULTS else ()))
-        }
-        for stage in Stage
-    }
-
-
 def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, Any]:
     """What is worth seeing a few times a second, small and of plain types; times in ms, rates in Mb/s.
 
-    ``verdicts`` as of ``verdicts_of`` or ``Job.verdicts``: a rank's row is at its number in both.
-    May be called by any thread: it reads, and a number may be of the op before.
+    ``verdicts`` as of ``_verdicts``. May be called by any thread: it reads, and a number may be of the op before.
     """
-    counts = verdicts_of(job) if verdicts is None else verdicts
-    books, states = job.books, job.store.peer_states
+    counts = _verdicts(job) if verdicts is None else verdicts
+    books, states, learned, overtime = job.books, job.store.peer_states, job.deadlines, job.overtime
     half, tail = books.latency.percentiles(50, 99)
     totals = [books.ledger.totals(stage, job.peers) for stage in Stage]
     flow = job.flow.snapshot()
@@ -102,12 +97,7 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
             "rate_mbit_s": flow["rates"].get(str(peer), 0) * 8 / 1e6,
             "sent_packets": sent.packets,
             "sent_bytes": sent.bytes,
-            "expected": first["expected"] + second["expected"],
-            "taken": first["taken"] + second["taken"],
-            "late": first["late"] + second["late"],
-            "lost": first["lost"] + second["lost"],
-            "absent": first["absent"] + second["absent"],
-            "repaired": first["repaired"] + second["repaired"],
+            **{name: first[name] + second[name] for name in _ROWS},
             "suspect": _suspicion(job, peer),
         }
     return {
@@ -118,16 +108,24 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
         "time": time.time(),
         "monotonic": job.now() / 1e9,
         "op": label_text(job.marks.contributed),
-        "ops": job.counters["ops"],
-        "ops_incomplete": job.counters["ops_incomplete"],
-        "ops_late": job.counters["ops_late"],
-        "ops_skipped": job.counters["ops_skipped"],
+        **{name: job.counters[name] for name in ("ops", "ops_incomplete", "ops_late", "ops_skipped")},
         "p50_ms": half / 1e6,
         "p99_ms": tail / 1e6,
         "delivered": _delivered(job),
         "loss": max((1 - taken / expected if expected else 0.0) for expected, taken, _ in totals),
-        "deadlines_ms": _deadlines(job),
-        "overtime_ms": _overtime(job),
+        # for ops like the last one
+        "deadlines_ms": {
+            "d1": learned.advertised / 1e6,
+            "d2": learned.stage_two(books.flow_bytes) / 1e6,
+            "q": learned.quiet / 1e6,
+        },
+        # waited past deadlines, and what may still be; how long answers take; how late the thread wakes up
+        "overtime_ms": {
+            "waited": overtime.waited / 1e6,
+            "left": overtime.left(job.now()) / 1e6,
+            "answer": overtime.answer / 1e6,
+            "late": overtime.late / 1e6,
+        },
         "deadline_hits": job.counters["seal_deadline_hits"] + job.counters["result_deadline_hits"],
         "incast": {"own": flow["incast"], "obeyed": flow["open_limit"]},
         "queued": flow["queued"],
@@ -142,8 +140,8 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
     }
 
 
-def verdicts_of(job: Job) -> NDArray[np.uint64]:
-    """``Job.verdicts`` of this job's ranks and, last, of unknown senders: u64[world + 1, VERDICTS].
+def _verdicts(job: Job) -> NDArray[np.uint64]:
+    """Packets since the start of each rank of this job and, last, of unknown senders: u64[world + 1, VERDICTS].
 
     Cheap enough for a few times a second: it copies this job's rows and no others.
     """
@@ -165,18 +163,6 @@ def _delivered(job: Job) -> float:
 
 def _drops(counts: NDArray[np.uint64]) -> dict[str, int]:
     return {v.name: int(counts[v]) for v in Verdict if v >= FIRST_DROP and counts[v]}
-
-
-def _deadlines(job: Job) -> dict[str, float]:
-    """The own D1, D2 and q as they are now, for ops like the last one, in ms."""
-    learned, size = job.deadlines, job.books.flow_bytes
-    return {"d1": learned.advertised / 1e6, "d2": learned.stage_two(size) / 1e6, "q": learned.quiet / 1e6}
-
-
-def _overtime(job: Job) -> dict[str, float]:
-    """What was waited past deadlines and what may still be, how long answers take, and how late the thread wakes up."""
-    now, it = job.now(), job.overtime
-    return {"waited": it.waited / 1e6, "left": it.left(now) / 1e6, "answer": it.answer / 1e6, "late": it.late / 1e6}
 
 
 def _suspicion(job: Job, peer: int) -> str:
