@@ -28,7 +28,7 @@ ROWS = np.zeros((5, 128), np.uint8)
 
 @pytest.fixture
 def job(bound: UdpSocket) -> Any:
-    """Rank 0 of four, with both channels, as far as ``outlet`` looks at it."""
+    """Rank 0 of four, with both channels, as far as ``fanout`` looks at it."""
     sender = Sender([bound], dict.fromkeys((1, 2, 3), (ADDRESS, 9)))
     channels = Channels("auto", Facts(4), sender)
     membership = Membership(4, 0)
@@ -43,7 +43,7 @@ def job(bound: UdpSocket) -> Any:
         tell=lambda rank, head, body=b"": told.append((rank, head, body)),
     )  # fmt: skip
     for name in ("fanout", "multicast"):
-        channels.add(Shared(name, (bound,), (ADDRESS, 9)))
+        sender.share(Shared(name, (bound,), (ADDRESS, 9)))
     channels.reach = Reach(made.peers)
     channels.learn(fanout=WORKS, multicast=WORKS)
     return made
@@ -75,7 +75,7 @@ def test_one_slow_link_does_not_slow_down_all(job: Any) -> None:
         pacer.limited.add(rank)
         assert (len(fanout.runs(job, ROWS)) == 1) == once
     pacer.paths[1].rate = 1e6
-    job.channels._wanted = "fanout"
+    job.channels.wanted = "fanout"
     assert len(fanout.runs(job, ROWS)) == 1  # asked for
 
 

@@ -25,6 +25,7 @@ class Channels:
         sender: of the job.
 
     Attributes:
+        wanted: as above.
         choice: what is done now.
         live: peers that results are for.
         ears: what this rank has heard of the others' trials of the group, for whoever asks.
@@ -32,57 +33,41 @@ class Channels:
     """
 
     def __init__(self, wanted: str, facts: Facts, sender: Sender) -> None:
-        self._wanted, self._facts, self._sender = wanted, facts, sender
-        self._numbers: dict[str, int] = {}
+        self.wanted, self._facts, self._sender = wanted, facts, sender
         self.choice: Choice = choose(wanted, facts)
         self.live: tuple[int, ...] = ()
         self.ears = Ears()
         self.reach: Reach | None = None
         self.fanout: Fanout | None = None
         self.membership: Membership | None = None
-        #: failed clones that have been taken off the books: packets, by rank
+        #: failed clones that are no longer counted as sent: packets, by rank
         self.failed: dict[int, int] = {}
         self.looked_at = 0
 
     @property
-    def wanted(self) -> str:
-        """What was asked for."""
-        return self._wanted
-
-    @property
-    def open(self) -> bool:
-        """Whether there is any channel."""
-        return bool(self._numbers)
-
-    def add(self, channel: Shared) -> None:
-        """A channel is there; its name is that of a ``choose.Result``."""
-        self._numbers[channel.name] = self._sender.share(channel)
+    def opened(self) -> list[Shared]:
+        """Those of the sender; the name of each is that of a ``choose.Result``."""
+        return list(self._sender.shared.values())
 
     def channel(self, name: str) -> Shared | None:
         """The channel called ``name``."""
-        number = self._numbers.get(name)
-        return None if number is None else self._sender.shared[number]
-
-    @property
-    def opened(self) -> list[Shared]:
-        """All there are."""
-        return [self._sender.shared[number] for number in self._numbers.values()]
+        return next((channel for channel in self.opened if channel.name == name), None)
 
     def number(self) -> int | None:
         """The destination of results that is in use; None: each peer by itself."""
-        return self._numbers.get(self.choice.result)
+        return next((n for n, channel in self._sender.shared.items() if channel.name == self.choice.result), None)
 
     def learn(self, **facts: Any) -> bool:
         """Takes new facts (fields of ``Facts``) and chooses anew; whether results go another way from now on."""
         self._facts = replace(self._facts, **facts)
-        before, self.choice = self.choice, choose(self._wanted, self._facts)
+        before, self.choice = self.choice, choose(self.wanted, self._facts)
         return before.result != self.choice.result
 
     def snapshot(self) -> dict[str, Any]:
         """What is done and why, and what left over every channel, in plain types."""
         return {
             **self.choice._asdict(),
-            "wanted": self._wanted,
+            "wanted": self.wanted,
             "live": list(self.live),
             "unreached": None if self._facts.unreached is None else list(self._facts.unreached),
             "group": self.membership.group if self.membership is not None else None,

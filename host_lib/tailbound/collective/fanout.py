@@ -5,6 +5,7 @@ Nothing here fails a job: what cannot be had is a fact for ``transport.choose``,
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import struct
@@ -29,7 +30,7 @@ from tailbound.wire.schema import Flag, PacketType
 
 #: What an answer says: a bitmap of 64 packets, made up to a whole step of bytes.
 _ANSWER = struct.Struct(">QQ")
-#: How often failed clones are taken off the books.
+#: How often failed clones are taken off what counts as sent.
 _COUNT_EVERY = 50 * MS
 #: Bytes in flight that the socket of a group has room for.
 _GROUP_ROOM = 512 << 10
@@ -46,38 +47,38 @@ def open_channels(job: Job, address: str, endpoints: Mapping[int, tuple[str, int
     config, channels = job.config, job.channels
     name = job.datapath.name if alone else "udp"
     fanout, multicast = worth_trying(config.result, job.ranks, name)
-    if job.switch is None and name != "udp":
-        if fanout:
-            _try_fanout(job, address, endpoints)
-        if multicast:
-            _try_multicast(job, address)
+    for kind, wanted, open_one in (("fanout", fanout, _open_fanout), ("multicast", multicast, _open_multicast)):
+        if not wanted or job.switch is not None:
+            continue
+        try:
+            with contextlib.ExitStack() as opened:
+                open_one(job, address, endpoints, opened)
+                opened.pop_all()
+        except (CapabilityError, AttachError) as error:
+            channels.learn(**{kind: Tried(False, str(error))})
+        else:
+            channels.learn(**{kind: WORKS})
     channels.learn(datapath=name, switch=job.switch is not None)
     follow(job, job.now())
     _say(job, channels.choice, wanted=channels.choice.result == config.result or config.result == "auto")
 
 
-def _try_fanout(job: Job, address: str, endpoints: Mapping[int, tuple[str, int]]) -> None:
+def _open_fanout(
+    job: Job, address: str, endpoints: Mapping[int, tuple[str, int]], opened: contextlib.ExitStack
+) -> None:
     from tailbound.datapath.xdp import neighbouring_sockets, ports_of, room_of
 
     interface: str = getattr(job.datapath, "interface", "")
     ports = ports_of(len(endpoints), job.config.source_ports)
-    socks = neighbouring_sockets(address, ports, room_of(len(endpoints) * ports))
-    try:
-        fanout = _attach(interface, socks[0].getsockname()[1], len(socks))
-        try:
-            macs = next_hops(interface, [host for host, _ in endpoints.values()])
-            fanout.set_peers(job.rank, [Peer(r, host, port, macs[host]) for r, (host, port) in endpoints.items()])
-        except BaseException:
-            fanout.close()
-            raise
-    except (CapabilityError, AttachError) as error:
-        for sock in socks:
-            sock.close()
-        job.channels.learn(fanout=Tried(False, str(error)))
-        return
+    socks = tuple(neighbouring_sockets(address, ports, room_of(len(endpoints) * ports)))
+    for sock in socks:
+        opened.callback(sock.close)
+    fanout = _attach(interface, socks[0].getsockname()[1], len(socks))
+    opened.callback(fanout.close)
+    macs = next_hops(interface, [host for host, _ in endpoints.values()])
+    fanout.set_peers(job.rank, [Peer(r, host, port, macs[host]) for r, (host, port) in endpoints.items()])
     job.channels.fanout = fanout
-    job.channels.add(Shared("fanout", tuple(socks)))
-    job.channels.learn(fanout=WORKS)
+    job.sender.share(Shared("fanout", socks))
 
 
 def _attach(interface: str, port: int, ports: int) -> Fanout:
@@ -91,27 +92,22 @@ def _attach(interface: str, port: int, ports: int) -> Fanout:
             raise error from None
 
 
-def _try_multicast(job: Job, address: str) -> None:
+def _open_multicast(
+    job: Job, address: str, endpoints: Mapping[int, tuple[str, int]], opened: contextlib.ExitStack
+) -> None:
     from tailbound.datapath.xdp import ports_of, sending_socket
 
     port = job.datapath.endpoint[1]
     group = group_of(job.cookie, job.config.group)
-    ports = ports_of(len(job.peers), job.config.source_ports)
+    ports = ports_of(len(endpoints), job.config.source_ports)
     socks = tuple(sending_socket(address, _GROUP_ROOM // ports) for _ in range(ports))
-    try:
-        for sock in socks:
-            prepare(sock, address)
-        membership = Membership(group, port, address)
-    except CapabilityError as error:
-        for sock in socks:
-            sock.close()
-        job.channels.learn(multicast=Tried(False, str(error)))
-        return
+    for sock in socks:
+        opened.callback(sock.close)
+        prepare(sock, address)
+    job.channels.membership = Membership(group, port, address)
     job.store.control["group"] = np.frombuffer(socket.inet_aton(group), np.uint32)[0]
-    job.channels.membership = membership
     job.channels.reach = Reach(job.peers)
-    job.channels.add(Shared("multicast", socks, (group, port), local=False))
-    job.channels.learn(multicast=WORKS)
+    job.sender.share(Shared("multicast", socks, (group, port), local=False))
 
 
 def runs(job: Job, rows: NDArray[np.uint8]) -> list[tuple[int, NDArray[np.uint8]]]:
@@ -164,7 +160,7 @@ def follow(job: Job, now: int) -> None:
 def turn(job: Job, now: int) -> int:
     """Once a turn: listens to the group, tries it, and counts; returns when to look again (0: on arrival)."""
     channels = job.channels
-    if not channels.open:
+    if not channels.opened:
         return 0
     follow(job, now)
     if now >= channels.looked_at + _COUNT_EVERY:
