@@ -18,15 +18,28 @@ from tailbound.transport.settings import PORT, RESULT
 
 
 @contextmanager
-def joined(job: dict[str, Any]) -> Iterator[tuple[Communicator, StartLine]]:
-    """The communicator and the start line of this rank of ``job``; all ranks leave together when nobody measures."""
+def gathered(job: dict[str, Any]) -> Iterator[StartLine]:
+    """Gloo's process group of all ranks of ``job``, and the line at which they start together."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=300))
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    config = Config(rank=rank, ranks=ranks, port=PORT.read(), result=RESULT.read())
-    line = StartLine(Path(job["line"]), rank, ranks)
-    store = dist.distributed_c10d._get_default_store()
-    with Communicator(store, config, datapath=job["datapath"]) as ours:
-        yield ours, line
-        ours.meet("measured")
+    yield StartLine(Path(job["line"]), dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()
+
+
+@contextmanager
+def communicator(job: dict[str, Any], name: str = "tailbound", **settings: Any) -> Iterator[Communicator]:
+    """A communicator on the group's store, with ``settings`` of ``Config``; all ranks leave together, measured."""
+    config = Config(
+        rank=dist.get_rank(), ranks=dist.get_world_size(), port=PORT.read(), result=RESULT.read(), **settings
+    )
+    store = dist.distributed_c10d._get_default_store()
+    with Communicator(store, config, datapath=job["datapath"], name=name) as ours:
+        yield ours
+        ours.meet("measured")
+
+
+@contextmanager
+def joined(job: dict[str, Any]) -> Iterator[tuple[Communicator, StartLine]]:
+    """Both."""
+    with gathered(job) as line, communicator(job) as ours:
+        yield ours, line

@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -159,8 +158,10 @@ class _Contest:
     def __init__(self, size: int, rank: int, ranks: int, line: StartLine) -> None:
         import torch
 
-        self.rank, self.ranks, self._line = rank, ranks, line
-        self._data = np.random.default_rng([size, rank]).standard_normal(size // 4, dtype=np.float32)
+        from tailbound.bench.worker import gradient
+
+        self.rank, self.ranks, self.line = rank, ranks, line
+        self._data = gradient(size, rank)
         self._out = np.zeros_like(self._data)
         cuts = np.linspace(0, size // 4, BUCKETS + 1).astype(int)
         self._cuts = [(int(lo), int(hi)) for lo, hi in itertools.pairwise(cuts)]
@@ -170,7 +171,7 @@ class _Contest:
         """One step, ours or Gloo's (None); ns of the own launch and end after the common start."""
         for buffer, (lo, hi) in zip(self._buffers, self._cuts, strict=True):
             buffer.numpy()[:] = self._data[lo:hi]
-        start = self._line.wait(last=last)
+        start = self.line.wait(last=last)
         if self.rank == self.ranks - 1 and delay:
             time.sleep(max(0.0, delay / 1e3 - (time.monotonic_ns() - start) / 1e9))
         launched = time.monotonic_ns()
@@ -201,60 +202,47 @@ class _Contest:
 
 def _measure(contest: _Contest, ours: Any, delay: float, iters: int) -> dict[str, Any]:
     """Steps of ``ours`` and Gloo's in turn, once the map has settled."""
+    from tailbound.bench.worker import totals
+
     for i in range(_WARMUP_MOST):
         owned = ours.job.map.owners.count(contest.ranks - 1)
         contest.step(ours, delay, last=i + 1 >= _WARMUP and (not owned or not ours.config.share_rows))
-        if contest._line.over:
+        if contest.line.over:
             break
     contest.step(None, delay)
-    before = _rows(ours)
+    before = totals(ours)
     times: dict[str, list[tuple[int, int]]] = {OURS: [], THEIRS: []}
     for i in range(iters):
         for name in (OURS, THEIRS)[:: 1 if i % 2 == 0 else -1]:
             times[name].append(contest.step(ours if name == OURS else None, delay))
     ours.drain()
-    owners = ours.job.map.owners
-    rows = [after - old for after, old in zip(_rows(ours), before, strict=True)]
+    owners, after = ours.job.map.owners, totals(ours)
+    rows = [after[name] - before[name] for name in ("expected", "delivered")]
     return {"times": times, "rows": rows, "owns": owners.count(contest.ranks - 1) / len(owners)}
-
-
-def _rows(ours: Any) -> tuple[int, int]:
-    counters = ours.stats()["counters"]
-    return counters.get("rows_expected", 0), counters.get("rows_delivered", 0)
 
 
 def work(job: dict[str, Any], channel: Channel) -> None:
     """Everything this rank does."""
-    import torch
     import torch.distributed as dist
 
-    from tailbound.collective.communicator import Communicator
-    from tailbound.transport.config import Config
-    from tailbound.transport.settings import PORT
+    from tailbound.bench.join import communicator, gathered
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=300))
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    store = dist.distributed_c10d._get_default_store()
-    contest = _Contest(job["size"], rank, ranks, StartLine(Path(job["line"]), rank, ranks))
-    for at, delay in enumerate(job["delays"]):
-        found: dict[str, Any] = {"times": {OURS: [], PLAIN: [], THEIRS: []}, "rows": {}, "owns": {}}
-        for turn in range(_TURNS):
-            for name in (OURS, PLAIN)[:: 1 if turn % 2 == 0 else -1]:
-                config = Config(
-                    rank=rank, ranks=ranks, port=PORT.read(),
-                    deadline_1=_DEADLINE_NS, deadline_2=_DEADLINE_NS, share_rows=name == OURS,
-                )  # fmt: skip
-                with Communicator(store, config, datapath=job["datapath"], name=f"{at}-{turn}-{name}") as ours:
-                    one = _measure(contest, ours, delay, job["iters"] // _TURNS)
-                    found["datapath"] = ours.datapath
-                    ours.meet("measured")
-                found["times"][name] += one["times"][OURS]
-                found["times"][THEIRS] += one["times"][THEIRS]
-                found["rows"][name] = [a + b for a, b in zip(found["rows"].get(name, [0, 0]), one["rows"], strict=True)]
-                found["owns"][name] = one["owns"]
-        channel.report("delay", **found)
-    dist.destroy_process_group()
+    with gathered(job) as line:
+        contest = _Contest(job["size"], dist.get_rank(), dist.get_world_size(), line)
+        for at, delay in enumerate(job["delays"]):
+            found: dict[str, Any] = {"times": {OURS: [], PLAIN: [], THEIRS: []}, "rows": {}, "owns": {}}
+            for turn in range(_TURNS):
+                for name in (OURS, PLAIN)[:: 1 if turn % 2 == 0 else -1]:
+                    settings = {"deadline_1": _DEADLINE_NS, "deadline_2": _DEADLINE_NS, "share_rows": name == OURS}
+                    with communicator(job, f"{at}-{turn}-{name}", **settings) as ours:
+                        one = _measure(contest, ours, delay, job["iters"] // _TURNS)
+                        found["datapath"] = ours.datapath
+                    found["times"][name] += one["times"][OURS]
+                    found["times"][THEIRS] += one["times"][THEIRS]
+                    rows = zip(found["rows"].get(name, [0, 0]), one["rows"], strict=True)
+                    found["rows"][name] = [a + b for a, b in rows]
+                    found["owns"][name] = one["owns"]
+            channel.report("delay", **found)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from tailbound.collective.communicator import Communicator, jobs_here
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TransportError
-from tailbound.torch.backend_steps import MOST_OPS, Steps, Turn
 from tailbound.torch.backend_work import BoundedWork
 from tailbound.torch.memory import DTYPES
 from tailbound.torch.state import TailboundState
+from tailbound.torch.step_ends import MOST_OPS, Steps, Turn
 
 
 def can_be_bounded(tensors: list[torch.Tensor], op: Any) -> bool:

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from tailbound.errors import ConfigError
-from tailbound.torch.last_of_pass import Passes
 from tailbound.torch.replica import local
 from tailbound.torch.state import TailboundState, model_digest
+from tailbound.torch.step_ends import Passes
 
 try:
     from torch.distributed.fsdp import FSDPModule

@@ -1,11 +1,10 @@
-"""Which all-reduces make a step, told by their order alone. Pure.
+"""Which all-reduce is the last of a step, where nobody says so beforehand. Pure.
 
 The transport numbers ops by (step, index), learns deadlines from steps of the same layout and foresees their ops
-(clock-2, clock-5, clock-18). DDP's hook says where a step ends; a process group is not told. But training repeats
-itself: once the last 2 K all-reduces are the same K twice, a step is taken to have K of them. All ranks call the same
-ops in the same order, so all come to the same answer without a word.
+(clock-2, clock-5, clock-18). DDP's hook marks the last bucket of a step. FSDP and a process group do not, but training
+repeats itself. All ranks make the same calls in the same order, so all come to the same answer without a word.
 
-What does not fit (a metric between two steps, the first step of a layout) is a step of its own with scales of its own.
+``Passes`` is told when a backward pass is over (FSDP); ``Steps`` sees nothing but the sequence of calls (backend).
 """
 
 from __future__ import annotations
@@ -43,8 +42,36 @@ class _Kind(NamedTuple):
     ops: int
 
 
+class Passes:
+    """The all-reduces of backward passes, told by the number of a module; each is expected to be like the one before.
+
+    A pass that turns out otherwise, as the first one does, is ended by an empty op once it is over.
+    """
+
+    def __init__(self) -> None:
+        self._plan: tuple[int, ...] = ()
+        self._calls: list[int] = []
+        self._open = False
+
+    def call(self, module: int) -> bool:
+        """One more all-reduce; returns whether it ends the step."""
+        self._calls.append(module)
+        self._open = tuple(self._calls) != self._plan
+        return not self._open
+
+    def over(self) -> bool:
+        """The pass is over; returns whether its step has not ended yet, so that an empty op has to end it."""
+        if self._calls:
+            self._plan = tuple(self._calls)
+            self._calls.clear()
+        unfinished, self._open = self._open, False
+        return unfinished
+
+
 class Steps:
-    """Cuts a sequence of all-reduces into steps.
+    """Cuts a sequence of all-reduces into steps: once the last 2 K are the same K twice, a step is taken to have K.
+
+    What does not fit (a metric between two steps, the first step of a layout) is a step of its own with its own scales.
 
     Args:
         longest: most all-reduces of a step.

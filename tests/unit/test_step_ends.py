@@ -1,4 +1,4 @@
-"""Which all-reduces make a step, told by their order alone."""
+"""Which all-reduce ends a step: of a backward pass, and of a sequence of calls."""
 
 from __future__ import annotations
 
@@ -11,9 +11,41 @@ from tailbound.wire.schema import OP_INDEX_BITS
 pytestmark = pytest.mark.needs("torch")
 
 
+def ends(passes: list[list[int]]) -> list[tuple[list[bool], bool]]:
+    """(answers to the calls, whether an empty op has to end the step) of every pass."""
+    from tailbound.torch.step_ends import Passes
+
+    follower = Passes()
+    return [([follower.call(module) for module in modules], follower.over()) for modules in passes]
+
+
+def test_the_first_pass_is_ended_by_an_empty_op_and_those_like_it_are_not() -> None:
+    assert ends([[2, 1, 0]] * 3) == [([False] * 3, True), ([False, False, True], False), ([False, False, True], False)]
+
+
+def test_a_pass_through_fewer_modules() -> None:
+    assert ends([[2, 1, 0], [2, 1], [2, 1]])[1:] == [([False, False], True), ([False, True], False)]
+
+
+def test_a_pass_through_more_modules_is_two_steps_once() -> None:
+    assert ends([[2, 1], [2, 1, 0], [2, 1, 0]])[1:] == [([False, True, False], True), ([False, False, True], False)]
+
+
+def test_another_order() -> None:
+    assert ends([[1, 0], [0, 1], [0, 1]])[1:] == [([False, False], True), ([False, True], False)]
+
+
+def test_a_module_that_is_used_twice() -> None:
+    assert ends([[1, 0, 1], [1, 0, 1]])[1] == ([False, False, True], False)
+
+
+def test_nothing_happens_without_a_call() -> None:
+    assert ends([[1, 0], [], [1, 0]])[1:] == [([], False), ([False, True], False)]
+
+
 def shown(whats: str, ops: int = 1) -> list[str]:
     """What becomes of every all-reduce: number of its bucket (``-``: odd), and ``|`` where a step ends."""
-    from tailbound.torch.backend_steps import Steps
+    from tailbound.torch.step_ends import Steps
 
     steps = Steps()
     turns = [steps.take(what, ops) for what in whats]
@@ -43,7 +75,7 @@ def test_another_layout_is_learned() -> None:
 
 
 def test_a_step_never_has_more_ops_than_can_be_numbered() -> None:
-    from tailbound.torch.backend_steps import MOST_OPS
+    from tailbound.torch.step_ends import MOST_OPS
 
     assert MOST_OPS * 2 <= 1 << OP_INDEX_BITS  # a part of the pattern, and what interrupts it
     assert shown("abcd" * 4, MOST_OPS // 2)[8:] == ["0", "1|", "2", "3|"] * 2
