@@ -1,0 +1,183 @@
+"""When everybody who asks, waits and gives up does so: the times themselves, of every one that there is."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from tailbound.collective.hello import Hello
+from tailbound.collective.repair import REPEATS, REPEATS_COLD, Round
+from tailbound.transport import flush
+from tailbound.transport.agreement import Agreement, Content, Kind, Message
+from tailbound.transport.config import MS
+from tailbound.transport.flush import Retry, View
+from tailbound.transport.patience import Patience
+from tailbound.transport.reach import Reach
+from tailbound.transport.tail_probe import TailProbe
+
+def hello() -> Iterator[int]:
+    """A peer that never answers before the first op."""
+    asker = Hello([1], 0)
+    while True:
+        yield asker.look
+        asker.turn(asker.look)
+
+
+def proposal() -> Iterator[int]:
+    """A map that a live peer does not acknowledge; it lapses, and is proposed anew."""
+    for now, _ in _proposed(every=MS):
+        yield now
+
+
+def lapses() -> Iterator[int]:
+    """When it is proposed anew."""
+    for now, new in _proposed(every=20 * MS):
+        if new:
+            yield now
+
+
+def _proposed(every: int) -> Iterator[tuple[int, bool]]:
+    agreement = Agreement(0, 2, Content((1, 1)))
+    for now in itertools.count(0, every):
+        new = agreement.propose(Content((1, 0)), 5, now)
+        if any(message.kind == Kind.PROPOSE for _, message in agreement.turn(now, 5, [1], {})):
+            yield now, new
+
+
+def told(rank: int) -> Callable[[], Iterator[int]]:
+    """A peer whose headers go on naming an older map, where ``rank`` has settled the newest one."""
+
+    def times() -> Iterator[int]:
+        agreement = Agreement(rank, 3, Content((1, 1, 1)))
+        first = Agreement(0, 3, Content((1, 1, 1)))
+        first.propose(Content((1, 1, 0)), 5, 0)
+        for peer, message in first.turn(0, 5, [1, 2], {}):
+            other = Agreement(peer, 3, Content((1, 1, 1)))
+            other.take(message, 0, [0], 0)
+            first.take(other.turn(0, 5, [0], {})[0][1], peer, [1, 2], 0)
+        first.turn(0, 5, [1, 2], {})
+        if rank:
+            agreement.take(Message(Kind.SETTLED, 0, tuple(first.agreed)), 0, [0], 0)
+        else:
+            agreement = first
+        now = 0
+        while True:
+            if any(message.kind == Kind.SETTLED for _, message in agreement.turn(now, 5, [2], {2: 0})):
+                yield now
+            now += MS
+
+    return times
+
+
+def group() -> Iterator[int]:
+    """A peer that hears nothing of the group, and says so."""
+    reach, now = Reach([1]), 0
+    while True:
+        now = max(now, reach.look)
+        for said in reach.turn(now, [1]):
+            if said.kind == "question":
+                yield now
+                reach.answer(1, said.number, 0, now)
+
+
+def group_question() -> Iterator[int]:
+    """A peer that answers nothing: one round."""
+    reach, now = Reach([1]), 0
+    while not reach.decided:
+        now = max(now, reach.look)
+        if any(said.kind == "question" for said in reach.turn(now, [1])):
+            yield now
+    yield now
+
+
+def marks(*, begun: bool) -> Callable[[], Iterator[int]]:
+    """A mark that does not come, of a peer that has begun, or not."""
+
+    def times() -> Iterator[int]:
+        probe, now = TailProbe(), 0
+        while True:
+            if probe.turn(now, 0, 0, lambda: ([1], []) if begun else ([], [1])):
+                yield now
+            now = probe.again
+
+    return times
+
+
+def rows(repeats: int) -> Callable[[], Iterator[int]]:
+    """A row that is asked for and does not come; the last time is when it is given up."""
+
+    def times() -> Iterator[int]:
+        asker, now = Round(1, 100, repeats), 0
+        while True:
+            if asker.turn(now, [1], lambda _: np.array([3]), lambda _: 100, 0):
+                yield now
+            if not asker.open:
+                break
+            now = asker.look
+        yield now
+
+    return times
+
+
+def some_rows() -> Iterator[int]:
+    """The same, where something of the answer comes after each question."""
+    asker, now, left = Round(1, 100, REPEATS_COLD), 0, 50
+    while asker.open or not now:
+        if asker.turn(now, [1], lambda _: np.arange(left), lambda _: 1000, 0):
+            yield now
+            left -= 1
+        now = max(now, asker.look) or MS
+    yield now
+
+
+def switch_row(*, due: bool) -> Callable[[], Iterator[int]]:
+    """A row whose mean a switch does not send: asked for, or released after the deadline."""
+
+    def times() -> Iterator[int]:
+        retry = Retry(100, 0, 1, Patience(flush.PATIENCE, flush.PATIENCE_MOST))
+        for now in range(MS, 3_000 * MS, MS):
+            if retry.turn(now, View(99, lambda: np.array([3]), sent=True, finished=True, due=due), MS):
+                yield now
+
+    return times
+
+
+def switch_gone() -> Iterator[int]:
+    """Rows of a switch that is not there, more than a window takes."""
+    retry = Retry(5000, 0, 1, Patience(flush.PATIENCE, flush.PATIENCE_MOST))
+    for now in range(2 * MS, 3_000 * MS, MS):
+        for again in retry.turn(now, View(0, lambda: np.arange(5000), sent=True, due=True), MS):
+            assert again.flush
+            yield now
+
+
+TIMES = {
+    "hello": (hello, [0, 20, 60, 140, 300, 620, 940, 1260]),
+    "proposal": (proposal, [0, 2, 6, 14, 30, 62, 126, 254, 600, 602, 606]),
+    "lapses": (lapses, [0, 600, 1500, 3000, 5700, 10800, 16100, 21400]),
+    "told by the leader": (told(0), [0, 2, 6, 14, 30, 62, 126, 254, 504, 754]),
+    "told by another": (told(1), [20, 22, 26, 34, 50, 82, 146, 274, 524, 774]),
+    "group": (group, [16, 282, 798, 1814, 3830, 7846, 15862, 31878, 63894, 123910, 183926]),
+    "group question": (group_question, [16, 66, 116, 166, 216, 266, 316]),
+    "mark, begun": (marks(begun=True), [4, 12, 28, 48, 68, 88]),
+    "mark, not begun": (marks(begun=False), [20, 60, 140, 300, 460, 620]),
+    "rows": (rows(REPEATS), [0, 10, 30]),
+    "rows, cold": (rows(REPEATS_COLD), [0, 10, 30, 70, 150, 230, 310, 390]),
+    "rows, some come": (some_rows, [0, 11, 32, 73, 154, 235, 316, 397, 478, 559, 640, 721, 802, 883]),
+    "row of a switch": (switch_row(due=False), [2, 7, 17, 37, 77]),
+    "row to be released": (switch_row(due=True), [1, 6, 16, 36, 76, 156]),
+    "no switch": (switch_gone, [2, 8, 18, 38, 78, 158, 318]),
+}
+#: Those that end by themselves.
+ENDING = {"group question", "rows", "rows, cold", "rows, some come", "row of a switch", "row to be released", "no switch"}
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_times(name: str) -> None:
+    """In ms; of those that give up, all. Rules: clock-22, clock-23, clock-26, clock-28, clock-30."""
+    asker, expected = TIMES[name]
+    found = list(itertools.islice(asker(), len(expected) + (name in ENDING)))
+    assert [now // MS for now in found] == expected
