@@ -34,12 +34,12 @@ SURVIVORS = Path(__file__).with_name("survivors.txt")
 MODULES: dict[str, tuple[str, ...]] = {
     "collective.repair": ("unit/test_repair.py",),
     "collective.step": ("unit/test_step.py",),
+    "transport.backoff": ("unit/test_backoff.py", "unit/test_repair.py", "unit/test_flush.py"),
     "transport.clock": ("unit/test_clock.py", "unit/test_stage.py"),
     "transport.flush": ("unit/test_flush.py",),
     "transport.incast": ("unit/test_incast.py",),
     "transport.membership": ("unit/test_membership.py",),
     "transport.overtime": ("unit/test_overtime.py", "unit/test_stage.py"),
-    "transport.patience": ("unit/test_repair.py", "unit/test_flush.py"),
     "transport.sequence": ("unit/test_sequence.py",),
     "transport.shares": ("unit/test_shares.py",),
     "transport.stage": ("unit/test_stage.py",),

@@ -12,11 +12,12 @@ from tailbound.collective.hello import Hello
 from tailbound.collective.repair import REPEATS, REPEATS_COLD, Round
 from tailbound.transport import flush
 from tailbound.transport.agreement import Agreement, Content, Kind, Message
+from tailbound.transport.backoff import AnswerTime
 from tailbound.transport.config import MS
 from tailbound.transport.flush import Retry, View
-from tailbound.transport.patience import Patience
 from tailbound.transport.reach import Reach
 from tailbound.transport.tail_probe import TailProbe
+
 
 def hello() -> Iterator[int]:
     """A peer that never answers before the first op."""
@@ -124,11 +125,11 @@ def rows(repeats: int) -> Callable[[], Iterator[int]]:
 
 def some_rows() -> Iterator[int]:
     """The same, where something of the answer comes after each question."""
-    asker, now, left = Round(1, 100, REPEATS_COLD), 0, 50
+    asker, now, left = Round(1, 100, REPEATS_COLD), 0, list(range(50))
     while asker.open or not now:
-        if asker.turn(now, [1], lambda _: np.arange(left), lambda _: 1000, 0):
+        if asker.turn(now, [1], lambda _: np.array(left), lambda _: 1000, 0):
             yield now
-            left -= 1
+            left.pop()
         now = max(now, asker.look) or MS
     yield now
 
@@ -137,7 +138,7 @@ def switch_row(*, due: bool) -> Callable[[], Iterator[int]]:
     """A row whose mean a switch does not send: asked for, or released after the deadline."""
 
     def times() -> Iterator[int]:
-        retry = Retry(100, 0, 1, Patience(flush.PATIENCE, flush.PATIENCE_MOST))
+        retry = Retry(100, 0, 1, AnswerTime(flush.PATIENCE, flush.PATIENCE_MOST))
         for now in range(MS, 3_000 * MS, MS):
             if retry.turn(now, View(99, lambda: np.array([3]), sent=True, finished=True, due=due), MS):
                 yield now
@@ -147,7 +148,7 @@ def switch_row(*, due: bool) -> Callable[[], Iterator[int]]:
 
 def switch_gone() -> Iterator[int]:
     """Rows of a switch that is not there, more than a window takes."""
-    retry = Retry(5000, 0, 1, Patience(flush.PATIENCE, flush.PATIENCE_MOST))
+    retry = Retry(5000, 0, 1, AnswerTime(flush.PATIENCE, flush.PATIENCE_MOST))
     for now in range(2 * MS, 3_000 * MS, MS):
         for again in retry.turn(now, View(0, lambda: np.arange(5000), sent=True, due=True), MS):
             assert again.flush
@@ -172,7 +173,7 @@ TIMES = {
     "no switch": (switch_gone, [2, 8, 18, 38, 78, 158, 318]),
 }
 #: Those that end by themselves.
-ENDING = {"group question", "rows", "rows, cold", "rows, some come", "row of a switch", "row to be released", "no switch"}
+ENDING = {name for name in TIMES if "row" in name} | {"group question", "no switch"}
 
 
 @pytest.mark.parametrize("name", TIMES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tailbound.transport.backoff import AnswerTime
 from tailbound.transport.config import MS
 from tailbound.transport.flush import (
     FLUSHES,
@@ -17,7 +18,6 @@ from tailbound.transport.flush import (
     Retry,
     View,
 )
-from tailbound.transport.patience import Patience
 
 PAUSE = 1 * MS
 
@@ -27,7 +27,7 @@ class World:
 
     def __init__(self, rows: int, index: int = 0, of: int = 1) -> None:
         self.here = np.zeros(rows, bool)
-        self.retry = Retry(rows, index, of, Patience(PATIENCE, PATIENCE_MOST))
+        self.retry = Retry(rows, index, of, AnswerTime(PATIENCE, PATIENCE_MOST))
         self.now = 1_000 * MS
         self.sent = self.finished = self.short = self.due = False
 

@@ -102,7 +102,7 @@ def test_who_is_settled_sends_no_more_and_others_less_and_less() -> None:
     assert talk.turn(0) == [1, 2]
     assert talk.turn(0) == []
     talk.take(1, wide=True, says=SMALL | WIDE)
-    assert talk.look == hello.AGAIN
+    assert talk.look == hello.TRIES.first
     asked, now = [], 0
     while now < 10_000 * MS:
         now = talk.look
@@ -110,7 +110,7 @@ def test_who_is_settled_sends_no_more_and_others_less_and_less() -> None:
     assert {peer for _, peer in asked} == {2}
     gaps = [b[0] - a[0] for a, b in itertools.pairwise(asked)]
     assert gaps == sorted(gaps)
-    assert gaps[-1] == hello.AGAIN_MOST
+    assert gaps[-1] == hello.TRIES.most
     talk.take(2, wide=False, says=SMALL | WIDE)
     assert not talk.complete
     talk.take(2, wide=True, says=0)

@@ -9,13 +9,11 @@ import pytest
 
 from tailbound.transport.config import MS
 from tailbound.transport.reach import (
-    ASKS,
     BAD,
-    BAD_MOST,
     ENOUGH,
     GAP,
     GOOD,
-    PATIENCE,
+    QUESTIONS,
     ROUND,
     VOLLEY,
     WINDOW,
@@ -102,8 +100,8 @@ def test_one_deaf_peer_is_named_and_asked_ever_more_seldom() -> None:
         pauses.append(fabric.reach.look - fabric.now)
         assert fabric.reach.missing(PEERS) == [2]
         assert fabric.reach.missing([1, 3]) == []
-    assert pauses[:3] == [BAD, 2 * BAD, 4 * BAD]
-    assert pauses[-1] == BAD_MOST
+    assert pauses[:3] == [BAD.first, 2 * BAD.first, 4 * BAD.first]
+    assert pauses[-1] == BAD.most
 
 
 def test_who_never_answers_ends_the_round_all_the_same() -> None:
@@ -111,8 +109,8 @@ def test_who_never_answers_ends_the_round_all_the_same() -> None:
     begun = fabric.now
     fabric.rounds(1)
     assert fabric.reach.missing(PEERS) == [3]
-    assert fabric.questions == 2 + ASKS
-    assert fabric.now - begun <= ROUND * MS + (ASKS + 1) * PATIENCE
+    assert fabric.questions == 2 + QUESTIONS.times
+    assert fabric.now - begun <= ROUND * MS + (QUESTIONS.times + 1) * QUESTIONS.first
 
 
 def test_one_bad_round_is_repeated_before_it_counts() -> None:

@@ -33,8 +33,8 @@ from tailbound.collective.repair import (
     patience,
     thin,
 )
+from tailbound.transport.backoff import AnswerTime
 from tailbound.transport.config import MS
-from tailbound.transport.patience import Patience
 from tailbound.wire.packets import header as make_header
 from tailbound.wire.packets import packet, parse
 from tailbound.wire.schema import PacketType
@@ -208,7 +208,7 @@ def test_the_last_question_waits_no_longer_than_eight_times_as_long_as_answers_t
 
 
 def test_the_repeat_follows_how_long_answers_take() -> None:
-    answers = Patience(SOON, PATIENCE_MOST)
+    answers = AnswerTime(SOON, PATIENCE_MOST)
 
     def asked_at(answer_after: int) -> list[int]:
         """When is asked, of a rank that answers the first question after so long."""
@@ -231,7 +231,7 @@ def test_the_repeat_follows_how_long_answers_take() -> None:
 
 
 def test_what_repair_brought_is_learned_from_at_the_end_of_the_op_too() -> None:
-    answers = Patience(SOON, PATIENCE_MOST)
+    answers = AnswerTime(SOON, PATIENCE_MOST)
     owners = Owners({1: [3], 2: [4]}, answers=answers)
     owners.turn(0)
     owners.round.came(1, 1)  # nothing has been asked yet

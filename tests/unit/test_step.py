@@ -13,7 +13,7 @@ from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.shape import shape_for
 from tailbound.collective.actions import Abstain, Agree, AskMarks, AskRows, Encode, Finish, Measure, Seal, StayOut, Tell
 from tailbound.collective.buffers import Buffers
-from tailbound.collective.op import AGREE_PAUSE, Launch, Op, Phase, Sending
+from tailbound.collective.op import AGREEING, Launch, Op, Phase, Sending
 from tailbound.collective.repair import Round
 from tailbound.collective.step import Step, listen, overtaken, stand_still, start_clock, step
 from tailbound.transport.overtime import Overtime
@@ -147,11 +147,12 @@ def test_a_cold_op_tells_its_scales_again_to_who_has_not_heard_and_settles_when_
     """Rules: codec-5, clock-25."""
     known = Known(op, scales=False)
     assert known.take(2 * MS).actions == (Measure(),)
-    op.sending, op.cold_since, op.ready_again = Sending.AGREEING, 2 * MS, 2 * MS + AGREE_PAUSE
-    assert known.take(3 * MS) == Step((), 2 * MS + AGREE_PAUSE)
+    op.sending, op.cold_since = Sending.AGREEING, 2 * MS
+    op.agreeing.ask(2 * MS)
+    assert known.take(3 * MS) == Step((), 2 * MS + AGREEING.first)
     op.needs[1] = np.zeros(1, np.int16)
     op.heard_by.add(1)
-    assert known.take(4 * MS) == Step((Tell((2,)),), 4 * MS + AGREE_PAUSE)
+    assert known.take(4 * MS) == Step((Tell((2,)),), 4 * MS + AGREEING.first)
     op.needs[2] = np.zeros(1, np.int16)
     assert known.take(5 * MS).actions == (Agree(incomplete=False, settled=False),)
 
@@ -159,7 +160,7 @@ def test_a_cold_op_tells_its_scales_again_to_who_has_not_heard_and_settles_when_
 def test_a_cold_op_waits_half_a_stage_for_scales_and_a_deadline_for_those_who_have_settled(op: Op) -> None:
     """Rule: clock-26."""
     known = Known(op, scales=False)
-    op.sending, op.cold_since, op.ready_again = Sending.AGREEING, 2 * MS, 1 << 60
+    op.sending, op.cold_since, op.agreeing.due = Sending.AGREEING, 2 * MS, 1 << 60
     assert known.take(3 * MS).look == MS + START_MAX + STAGE_MAX // 2
     known.contributed_by, known.job.config.repair = {1, 2}, False
     assert known.take(3 * MS).look == 2 * MS + D1

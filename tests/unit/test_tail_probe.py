@@ -10,15 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tailbound.transport.tail_probe import (
-    FIRST_PATIENCE,
-    FIRST_PAUSE,
-    LAST_CALL,
-    LONGEST_PATIENCE,
-    LONGEST_PAUSE,
-    MS,
-    TailProbe,
-)
+from tailbound.transport.tail_probe import BEGUN, LAST_CALL, MS, NOT_BEGUN, TailProbe
 
 Missing = Callable[[], tuple[list[int], list[int]]]
 
@@ -39,19 +31,19 @@ def questions(
 def test_who_has_begun_is_asked_soon_and_ever_more_rarely() -> None:
     found = questions(TailProbe(), [2], [], 200 * MS)
     times = [when for when, _ in found]
-    assert times[0] == FIRST_PAUSE
+    assert times[0] == BEGUN.first
     pauses = [b - a for a, b in itertools.pairwise(times)]
-    assert pauses[:2] == [2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
+    assert pauses[:2] == [2 * BEGUN.first, 4 * BEGUN.first]
     assert pauses == sorted(pauses)
-    assert max(pauses) == LONGEST_PAUSE
+    assert max(pauses) == BEGUN.most
     assert all(whom == [2] for _, whom in found)
 
 
 def test_who_has_not_begun_is_asked_late() -> None:
     found = questions(TailProbe(), [], [1, 3], 1000 * MS)
     times = [when for when, _ in found]
-    assert times[:3] == [FIRST_PATIENCE, 3 * FIRST_PATIENCE, 7 * FIRST_PATIENCE]
-    assert times[-1] - times[-2] == LONGEST_PATIENCE
+    assert times[:3] == [NOT_BEGUN.first, 3 * NOT_BEGUN.first, 7 * NOT_BEGUN.first]
+    assert times[-1] - times[-2] == NOT_BEGUN.most
     assert len(found) < 10
     assert all(whom == [1, 3] for _, whom in found)
 
@@ -59,8 +51,8 @@ def test_who_has_not_begun_is_asked_late() -> None:
 def test_both_kinds_at_once() -> None:
     found = questions(TailProbe(), [2], [1], 100 * MS)
     soon, late = ([when for when, whom in found if rank in whom] for rank in (2, 1))
-    assert soon[:2] == [FIRST_PAUSE, 3 * FIRST_PAUSE]
-    assert late == [FIRST_PATIENCE, 3 * FIRST_PATIENCE]
+    assert soon[:2] == [BEGUN.first, 3 * BEGUN.first]
+    assert late == [NOT_BEGUN.first, 3 * NOT_BEGUN.first]
 
 
 @pytest.mark.parametrize("due", [10 * MS, 15 * MS, 300 * MS])
@@ -71,7 +63,7 @@ def test_everybody_is_asked_once_while_the_deadline_leaves_time_for_an_answer(du
 
 
 def test_a_deadline_that_has_moved_on_is_another_one() -> None:
-    """Who is missed is to say that it lives before each of them; not more often than every ``LONGEST_PAUSE``."""
+    """Who is missed is to say that it lives before each of them; not more often than every ``BEGUN.most``."""
     silence, asked = TailProbe(), []
     for now in range(0, 400 * MS, MS):
         due = 100 * MS if now < 100 * MS else (now // (10 * MS) + 1) * 10 * MS
@@ -80,25 +72,25 @@ def test_a_deadline_that_has_moved_on_is_another_one() -> None:
     late = [now for now in asked if now >= 90 * MS]
     assert late[0] == 100 * MS - LAST_CALL
     pauses = [b - a for a, b in itertools.pairwise(late)]
-    assert max(pauses) <= LONGEST_PAUSE + 10 * MS
-    assert min(pauses) >= LONGEST_PAUSE - 10 * MS
+    assert max(pauses) <= BEGUN.most + 10 * MS
+    assert min(pauses) >= BEGUN.most - 10 * MS
 
 
 def test_a_deadline_that_is_near_from_the_start_makes_nobody_ask_at_once() -> None:
-    assert questions(TailProbe(), [], [1], 10 * MS, 5 * MS) == [(FIRST_PAUSE, [1])]
+    assert questions(TailProbe(), [], [1], 10 * MS, 5 * MS) == [(BEGUN.first, [1])]
 
 
 def test_a_deadline_may_be_known_later() -> None:
     silence = TailProbe()
     silence.turn(0, 0, 0, lambda: ([], [1]))
-    assert silence.turn(FIRST_PAUSE, 0, 0, lambda: ([], [1])) == []
-    assert silence.again == 3 * FIRST_PAUSE
-    assert silence.turn(FIRST_PAUSE + 1, 0, FIRST_PAUSE + 2 * MS + LAST_CALL, lambda: ([], [1])) == []
-    assert silence.again == FIRST_PAUSE + 2 * MS
+    assert silence.turn(BEGUN.first, 0, 0, lambda: ([], [1])) == []
+    assert silence.again == 3 * BEGUN.first
+    assert silence.turn(BEGUN.first + 1, 0, BEGUN.first + 2 * MS + LAST_CALL, lambda: ([], [1])) == []
+    assert silence.again == BEGUN.first + 2 * MS
     assert silence.turn(silence.again, 0, silence.again + LAST_CALL, lambda: ([], [1])) == [1]
 
 
-@pytest.mark.parametrize("every", [FIRST_PAUSE - 1, FIRST_PAUSE // 2])
+@pytest.mark.parametrize("every", [BEGUN.first - 1, BEGUN.first // 2])
 def test_as_long_as_rows_come_nobody_is_asked(every: int) -> None:
     def never() -> tuple[list[int], list[int]]:
         raise AssertionError("not even looked for")
@@ -106,11 +98,11 @@ def test_as_long_as_rows_come_nobody_is_asked(every: int) -> None:
     silence = TailProbe()
     for i in range(100):
         assert silence.turn(i * every, i, 0, never) == []
-        assert silence.again == i * every + FIRST_PAUSE
+        assert silence.again == i * every + BEGUN.first
 
 
 def test_a_look_in_between_asks_nobody() -> None:
     silence = TailProbe()
     silence.turn(0, 0, 0, lambda: ([1], []))
-    assert silence.turn(FIRST_PAUSE, 0, 0, lambda: ([1], [])) == [1]
-    assert silence.turn(FIRST_PAUSE + 1, 0, 0, lambda: ([1], [])) == []
+    assert silence.turn(BEGUN.first, 0, 0, lambda: ([1], [])) == [1]
+    assert silence.turn(BEGUN.first + 1, 0, 0, lambda: ([1], [])) == []

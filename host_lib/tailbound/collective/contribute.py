@@ -15,7 +15,7 @@ from tailbound.collective.actions import Abstain, Agree, Encode, Measure, StayOu
 from tailbound.collective.aggregation import of
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
-from tailbound.collective.op import AGREE_PAUSE, Launch, Op, Sending
+from tailbound.collective.op import Launch, Op, Sending
 from tailbound.collective.tally import write_expect
 from tailbound.wire.schema import EXPONENT_NONE, op_slot
 
@@ -47,12 +47,11 @@ def measure(job: Job, op: Op, action: Measure) -> None:
     op.sending, op.cold_since = Sending.AGREEING, job.now()
     op.needs[job.rank] = need.copy()
     announce(job, op, job.peers, ask=False)
-    op.ready_again = op.cold_since + AGREE_PAUSE
+    op.agreeing.ask(op.cold_since)
 
 
 def agree(job: Job, op: Op, action: Agree) -> None:
     """Settles the scales of a cold op, and encodes."""
-    op.ready_again = 0
     headroom = headroom_of(job.ranks, op.place.layout.shape.bits)
     op.buffers.exponents[:] = cold_exponents(np.stack(list(op.needs.values())), headroom)
     if action.incomplete:

@@ -22,6 +22,7 @@ from typing import Any
 from tailbound.collective.job import Job, log
 from tailbound.errors import TransportError
 from tailbound.transport import rendezvous
+from tailbound.transport.backoff import Backoff, Policy
 from tailbound.transport.config import DEFAULT_PORT, MS
 from tailbound.transport.rendezvous import Greeting, Store
 from tailbound.wire import packets
@@ -29,8 +30,8 @@ from tailbound.wire.schema import FIRST_DROP, HEADER_BYTES, IPV4_BYTES, UDP_BYTE
 
 #: How long a peer is tried, in ns: at a loss of one half each way, all tries fail once in 10^8.
 LIMIT = 10_000 * MS
-#: ns between two tries of a peer: at first, and at most (it doubles).
-AGAIN, AGAIN_MOST = 20 * MS, 320 * MS
+#: How a peer is tried again.
+TRIES = Policy(20 * MS, 320 * MS)
 #: What can be heard of a peer, as bits.
 SMALL, WIDE = 1, 2
 #: ``<linux/in.h>``: never fragment, whatever is known of the path. Rows that arrive in fragments are not summed.
@@ -50,8 +51,7 @@ class Hello:
     def __init__(self, peers: Iterable[int], now: int) -> None:
         self.heard = dict.fromkeys(peers, 0)  #: bits, of what has come from a peer
         self.told = dict.fromkeys(self.heard, 0)  #: bits, of what a peer has said to have come from here
-        self._due = dict.fromkeys(self.heard, now)
-        self._pause = dict.fromkeys(self.heard, AGAIN)
+        self._tries = {peer: Backoff(TRIES, now) for peer in self.heard}
 
     @property
     def complete(self) -> bool:
@@ -61,17 +61,16 @@ class Hello:
     @property
     def look(self) -> int:
         """When to call ``turn`` again; 0: there is nothing to send unless something comes."""
-        return min((self._due[p] for p in self.heard if not self._settled(p)), default=0)
+        return min((self._tries[p].due for p in self.heard if not self._settled(p)), default=0)
 
     def _settled(self, peer: int) -> bool:
         return bool(self.heard[peer] & self.told[peer] & WIDE)
 
     def turn(self, now: int) -> list[int]:
         """Peers that are to be sent a small and a wide packet now, as questions."""
-        due = [p for p in self.heard if not self._settled(p) and self._due[p] <= now]
+        due = [p for p in self.heard if not self._settled(p) and self._tries[p].due <= now]
         for peer in due:
-            self._due[peer] = now + self._pause[peer]
-            self._pause[peer] = min(2 * self._pause[peer], AGAIN_MOST)
+            self._tries[peer].ask(now)
         return due
 
     def take(self, peer: int, *, wide: bool, says: int) -> None:
@@ -130,7 +129,7 @@ def prove(
     teller = threading.Thread(target=tell, name="tailbound-hello", daemon=True)
     teller.start()
     while teller.is_alive():  # a peer may still lack an answer
-        talk.turn(job.now() + AGAIN)
+        talk.turn(job.now() + TRIES.first)
     talk.end()
     if failed:
         raise failed[0]

@@ -23,6 +23,7 @@ from tailbound.collective.pending import Pending
 from tailbound.collective.repair import Repairs
 from tailbound.datapath.protocol import Datapath, Store
 from tailbound.transport import flush
+from tailbound.transport.backoff import AnswerTime
 from tailbound.transport.books import Books
 from tailbound.transport.choose import Facts
 from tailbound.transport.clock import majority
@@ -32,7 +33,6 @@ from tailbound.transport.interface import speed_of
 from tailbound.transport.log import Events
 from tailbound.transport.membership import Membership
 from tailbound.transport.overtime import Overtime
-from tailbound.transport.patience import Patience
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Sequence
 from tailbound.transport.steps import Steps
@@ -126,7 +126,7 @@ class Job:
         )
         self.advertise_deadline(self.deadlines.advertised)
         #: how long the switch takes to answer
-        self.patience = Patience(flush.PATIENCE, flush.PATIENCE_MOST)
+        self.patience = AnswerTime(flush.PATIENCE, flush.PATIENCE_MOST)
         #: ops running of which the switch has sent nothing
         self.silent_ops = 0
         self._live: list[int] | None = None

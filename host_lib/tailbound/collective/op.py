@@ -17,6 +17,7 @@ from tailbound.collective.buffers import Buffers
 from tailbound.collective.coder import HOST, Coder, Values
 from tailbound.collective.repair import Round
 from tailbound.errors import TailboundError
+from tailbound.transport.backoff import Backoff, Policy
 from tailbound.transport.clock import Extension, Quiet
 from tailbound.transport.flush import Retry
 from tailbound.transport.sequence import Layout, Place
@@ -25,8 +26,8 @@ from tailbound.transport.steps import label_text
 from tailbound.transport.tail_probe import TailProbe
 from tailbound.transport.trace import Spans
 
-#: How long a cold op waits before it tells its needs again to ranks that have not heard them, ns.
-AGREE_PAUSE = 2_000_000
+#: How a cold op tells its needs again to ranks that have not heard them.
+AGREEING = Policy(2_000_000, 2_000_000)
 
 
 @dataclass
@@ -145,9 +146,9 @@ class Op:
     #: the scales that ranks need, by rank; and who has heard this rank's
     needs: dict[int, NDArray[np.int16]] = field(default_factory=dict)
     heard_by: set[int] = field(default_factory=set)
-    #: since when the own needs are known, and when to tell them again
+    #: since when the own needs are known, and telling them again
     cold_since: int = 0
-    ready_again: int = 0
+    agreeing: Backoff = field(default_factory=lambda: Backoff(AGREEING))
     #: the own rows are in the own sums, and since when
     own_present: bool = False
     own_in: int = 0

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.transport.backoff import AnswerTime, Backoff, Policy
 from tailbound.transport.config import MS
-from tailbound.transport.patience import Patience
 from tailbound.wire.schema import serial_distance
 
 Places = NDArray[np.int64]
@@ -64,11 +64,9 @@ def thin(places: Places, most: int) -> Places:
 @dataclass
 class _Peer:
     due: int  #: when to look next
+    question: Backoff
     since: int = 0  #: when it was asked first
     delayed: bool = False
-    asked: int = 0
-    unheard: int = 0  #: questions since something of an answer came
-    given_up_at: int = 0
     places: Places = field(default_factory=lambda: np.zeros(0, np.int64))
     over: bool = False
 
@@ -90,12 +88,13 @@ class Round:
         most: int,
         repeats: int = REPEATS,
         patience: int = PATIENCE,
-        answers: Patience | None = None,
+        answers: AnswerTime | None = None,
     ) -> None:
         self._random = random.Random(seed)
-        self._answers = answers or Patience(patience, patience)
+        self._answers = answers or AnswerTime(patience, patience)
         self._left = most
-        self._repeats, self._patience = repeats, patience
+        self._patience = patience
+        self._questions = Policy(patience, patience << 3, repeats + 1)  # what has not come by then will not come
         self._peers: dict[int, _Peer] = {}
         self._begun = 0
         self.asked: dict[int, Places] = {}  #: rows asked for, by rank
@@ -159,16 +158,17 @@ class Round:
             peer.over |= rank not in here
         requests = []
         for rank in here:
-            peer = self._peers.setdefault(rank, _Peer(now + pause))
+            peer = self._peers.setdefault(rank, _Peer(now + pause, Backoff(self._questions)))
             if peer.over or now < peer.due:
                 continue
             lacking = missing(rank)
-            wanted = self._wanted(peer, lacking, now) if peer.asked else self._first(peer, lacking, rows(rank), now)
+            asked = peer.question.asked
+            wanted = self._wanted(peer, lacking, now) if asked else self._first(peer, lacking, rows(rank), now)
             if wanted is None:
                 continue
-            peer.places, peer.asked, peer.unheard = wanted, peer.asked + 1, peer.unheard + 1
-            peer.since = peer.since or now
-            peer.given_up_at = now + self._enough(peer)
+            peer.places, peer.since = wanted, peer.since or now
+            peer.question.ask(now)
+            self._wait(peer.question, now)
             peer.due = now + LOOK
             self.asked.setdefault(rank, wanted)
             requests.append((rank, wanted))
@@ -177,7 +177,7 @@ class Round:
     def _owing(self, rank: int) -> _Peer | None:
         """``rank``, if it has been asked and an answer may still come."""
         peer = self._peers.get(rank)
-        return peer if peer is not None and peer.asked and not peer.over else None
+        return peer if peer is not None and peer.question.asked and not peer.over else None
 
     def _answered(self, peer: _Peer, now: int) -> None:
         self._answers.observe(now - peer.since)
@@ -193,16 +193,9 @@ class Round:
         peer.over = not len(wanted)
         return None if peer.over else wanted
 
-    def _enough(self, peer: _Peer) -> int:
-        """How long the present question may go unanswered; the last one as long as answers ever take.
-
-        It doubles with every question, up to eight times ``patience``: what has not come by then will not come.
-        """
-        enough = self._patience if not self._may_repeat(peer) else min(self._answers.value, self._patience)
-        return min(enough << peer.asked - 1, self._patience << 3)
-
-    def _may_repeat(self, peer: _Peer) -> bool:
-        return peer.unheard <= self._repeats and peer.asked <= 2 * self._repeats
+    def _wait(self, question: Backoff, now: int) -> None:
+        """The last question waits as long as answers ever take, the others as long as they usually do."""
+        question.wait(now, self._patience if question.over else min(self._answers.value, self._patience))
 
     def _wanted(self, peer: _Peer, lacking: Places, now: int) -> Places | None:
         """What is still missing of what was asked for, if it is time to ask again."""
@@ -211,10 +204,10 @@ class Round:
         if len(wanted) == 0:
             self._answered(peer, now)
         elif len(wanted) < len(peer.places):
-            peer.places, peer.unheard = wanted, 0
-            peer.given_up_at = now + self._enough(peer)
-        elif now >= peer.given_up_at:
-            if self._may_repeat(peer):
+            peer.places, peer.question.unheard = wanted, 0
+            self._wait(peer.question, now)
+        elif now >= peer.question.due:
+            if not peer.question.over:
                 return wanted
             peer.over = True
         return None
@@ -328,7 +321,7 @@ class Repairs:
         self.requests = Requests()
         self._budget = Budget(0.0)
         self._paced: dict[int, Budget] = {}  # of ranks that were ever sent to at a rate
-        self.answers = Patience(SOON, PATIENCE_MOST)
+        self.answers = AnswerTime(SOON, PATIENCE_MOST)
         #: rows asked for and rows of these that came, by the rank that was asked: results and contributions
         self.asked = np.zeros((2, ranks), np.int64)
         self.came = np.zeros((2, ranks), np.int64)

@@ -22,7 +22,7 @@ from tailbound.collective.actions import (
     Tell,
 )
 from tailbound.collective.aggregation import of
-from tailbound.collective.op import AGREE_PAUSE, Half, Op, Phase, Sending
+from tailbound.collective.op import Half, Op, Phase, Sending
 from tailbound.collective.peers import Contributions
 from tailbound.collective.view import View
 from tailbound.transport.clock import LEAST_STEP, Extension, stage_start
@@ -150,10 +150,10 @@ def _agree(op: Op, view: View, now: int) -> Step:
     if not missing or now >= limit:
         return Step((Agree(incomplete=bool(missing), settled=bool(settled)),))
     actions: tuple[Action, ...] = ()
-    if now >= op.ready_again:
-        op.ready_again = now + AGREE_PAUSE
+    if now >= op.agreeing.due:
+        op.agreeing.ask(now)
         actions = (Tell(tuple(p for p in job.peers if p not in op.heard_by)),)
-    return Step(actions, min(op.ready_again, limit))
+    return Step(actions, min(op.agreeing.due, limit))
 
 
 # -- waiting ------------------------------------------------------------------------------------------------------

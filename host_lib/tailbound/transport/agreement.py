@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tailbound.codec.owners import OwnerMap, table
+from tailbound.transport.backoff import Backoff, Policy
 from tailbound.transport.config import MS
 from tailbound.transport.steps import STEP_MASK, step_distance
 from tailbound.wire.schema import MAX_RANKS, serial_distance
@@ -29,12 +30,13 @@ from tailbound.wire.schema import MAX_RANKS, serial_distance
 LEAD_STEPS = 3
 #: So many maps are remembered, and told as one chain.
 CHAIN = 4
-#: Pause between two packets of the same purpose to the same rank: at first, and at most (it doubles).
-_PAUSE, _LONGEST_PAUSE = 2 * MS, 250 * MS
+#: How a packet of the same purpose is sent to the same rank again.
+_AGAIN = Policy(2 * MS, 250 * MS)
 #: Others than the leader wait so long before they tell of a map.
 _PATIENCE = 20 * MS
-#: A proposal that is not acknowledged by all lapses; the next one waits as long, and twice as long every time.
-_LAPSE, _LONGEST_LAPSE = 300 * MS, 5_000 * MS
+#: A proposal that is not acknowledged by all lapses after so long; and how the next one waits.
+_LAPSE = 300 * MS
+_PROPOSALS = Policy(_LAPSE, 5_000 * MS)
 
 _HEAD, _ENTRY = struct.Struct(">BBHI"), struct.Struct(">IIB")
 
@@ -123,8 +125,7 @@ class _Proposal:
     id: int
     content: Content
     begun: int
-    again: int
-    pause: int = _PAUSE
+    again: Backoff
     acknowledged: set[int] = field(default_factory=set)
 
 
@@ -147,8 +148,8 @@ class Agreement:
         self._proposal: _Proposal | None = None
         self._promised = self._promised_at = 0
         self._answers: list[tuple[int, Message]] = []
-        self._telling: dict[int, tuple[int, int]] = {}  # rank: when to tell it again, pause after that
-        self._not_before, self._rest = 0, _LAPSE
+        self._telling: dict[int, Backoff] = {}  # by the rank that is told
+        self._proposals = Backoff(_PROPOSALS)
 
     @property
     def known(self) -> int:
@@ -158,7 +159,7 @@ class Agreement:
     def busy(self, step: int, now: int) -> bool:
         """Whether a change is on its way, or one has just lapsed: nothing can be proposed by a rank in ``step``."""
         waiting = step_distance(step, self.agreed[-1].since) < 0
-        return waiting or self._proposal is not None or now < self._not_before or self._chain < 2
+        return waiting or self._proposal is not None or now < self._proposals.due or self._chain < 2
 
     def propose(self, content: Content, step: int, now: int) -> bool:
         """Proposes ``content``; returns False if it is the present one, or a change is on its way already.
@@ -172,7 +173,7 @@ class Agreement:
             return False
         counter = (max(self.known, self._promised, key=lambda i: serial_distance(i, self.known)) >> 8) + 1
         self._promised, self._promised_at = (counter << 8 | self.rank) & 0xFFFFFFFF, now
-        self._proposal = _Proposal(self._promised, content, now, now)
+        self._proposal = _Proposal(self._promised, content, now, Backoff(_AGAIN, now))
         return True
 
     def take(self, message: Message, sender: int, live: Collection[int], now: int) -> bool:
@@ -193,7 +194,7 @@ class Agreement:
             if ahead >= 0:
                 self._answers.append((sender, Message(Kind.ACKNOWLEDGE, self.known)))
             else:
-                self._telling[sender] = (now, _PAUSE)
+                self._telling[sender] = Backoff(_AGAIN, now)
             return ahead > 0
         return False
 
@@ -219,18 +220,18 @@ class Agreement:
                 if step_distance(since, self.agreed[-1].since) <= 0:
                     since = self.agreed[-1].since + 1
                 self._adopt((*self.agreed, Agreed(proposal.id, since & STEP_MASK, proposal.content)))
-                self._rest = _LAPSE
-            elif now >= proposal.again:
+                self._proposals.asked = 0
+            elif now >= proposal.again.due:
                 proposed = Agreed(proposal.id, 0, proposal.content)
                 out += [(p, Message(Kind.PROPOSE, self.known, (proposed,))) for p in missing]
-                proposal.again, proposal.pause = now + proposal.pause, min(2 * proposal.pause, _LONGEST_PAUSE)
+                proposal.again.ask(now)
         return out + self._tell(now, known)
 
     def look(self) -> int:
         """When ``turn`` is due again; 0 if nothing is on its way."""
-        looks = [again for again, _ in self._telling.values()]
+        looks = [telling.due for telling in self._telling.values()]
         if self._proposal is not None:
-            looks.append(self._proposal.again)
+            looks.append(self._proposal.again.due)
         return min(looks, default=0)
 
     def _tell(self, now: int, known: Mapping[int, int]) -> list[tuple[int, Message]]:
@@ -240,10 +241,10 @@ class Agreement:
                 self._telling.pop(peer, None)
                 continue
             leader = self.known & 0xFF == self.rank
-            again, pause = self._telling.setdefault(peer, (now if leader else now + _PATIENCE, _PAUSE))
-            if now >= again:
+            telling = self._telling.setdefault(peer, Backoff(_AGAIN, now if leader else now + _PATIENCE))
+            if now >= telling.due:
                 out.append((peer, Message(Kind.SETTLED, 0, tuple(self.agreed[-self._chain :]))))
-                self._telling[peer] = (now + pause, min(2 * pause, _LONGEST_PAUSE))
+                telling.ask(now)
         for peer in [p for p in self._telling if p not in known]:
             del self._telling[peer]
         return out
@@ -255,7 +256,7 @@ class Agreement:
             return
         if message.ref != self.known:
             if serial_distance(self.known, message.ref) > 0:
-                self._telling[sender] = (now, _PAUSE)
+                self._telling[sender] = Backoff(_AGAIN, now)
             return
         if serial_distance(proposed.id, self._promised) >= 0:
             other = proposed.id & 0xFF != self._promised & 0xFF and serial_distance(self._promised, self.known) > 0
@@ -285,7 +286,7 @@ class Agreement:
 
     def _give_up(self, now: int) -> None:
         self._proposal = None
-        self._not_before, self._rest = now + self._rest, min(2 * self._rest, _LONGEST_LAPSE)
+        self._proposals.ask(now)
 
 
 def speeds_to_wire(speeds: Mapping[int, float], ranks: int) -> tuple[int, ...]:

@@ -23,8 +23,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.transport.backoff import AnswerTime, Policy
 from tailbound.transport.config import MS
-from tailbound.transport.patience import Patience
 
 Places = NDArray[np.int64]
 
@@ -77,7 +77,7 @@ class Retry:
         patience: learns how long answers to rows that are sent again once take; one for all ops.
     """
 
-    def __init__(self, rows: int, index: int, of: int, patience: Patience) -> None:
+    def __init__(self, rows: int, index: int, of: int, patience: AnswerTime) -> None:
         self._patience = patience
         self._rows, self._index, self._of = rows, index, max(1, of)
         self._times: NDArray[np.int64] = np.zeros(rows, np.int64)
@@ -94,6 +94,11 @@ class Retry:
     def look(self) -> int:
         """When to call ``turn`` again; 0: not before something arrives."""
         return self._look
+
+    @property
+    def _again(self) -> Policy:
+        """How a row or a window is repeated; how often, differs."""
+        return Policy(self._patience.value)
 
     def turn(self, now: int, view: View, pause: int) -> list[Again]:
         """What to send again now.
@@ -136,14 +141,14 @@ class Retry:
             if view.progress > self._at_asking:
                 self._silent = 0
                 self._window = min(WINDOW_MOST, 2 * self._window)
-            elif self._silent >= SILENT or now - self._asked_at < self._patience.value << self._silent:
+            elif self._silent >= SILENT or now - self._asked_at < self._again.wait(self._silent + 1):
                 return np.zeros(0, np.int64)
             else:
                 self._silent, self._window = self._silent + 1, WINDOW
-        missing, patience = self._look_through(now, view), self._patience.value
-        asked = self._times[missing] > 0
-        waiting = asked & (now - self._sent_at[missing] < patience << self._times[missing] - asked)
-        others = now - max(self._moved, self._sent_at.max()) >= patience  # who has the other shares has gone quiet
+        missing = self._look_through(now, view)
+        times = self._times[missing]
+        waiting = (times > 0) & (now - self._sent_at[missing] < self._again.waits(times))
+        others = now - max(self._moved, self._sent_at.max()) >= self._patience.value  # who has those has gone quiet
         mine = missing[~waiting & (others | (missing % self._of == self._index))]
         ripe: Places = mine[self._times[mine] < FLUSHES][: max(0, self._window - int(waiting.sum()))]
         if len(ripe):
@@ -164,7 +169,7 @@ class Retry:
     def _ripe(self, places: Places, now: int) -> Places:
         """Those of ``places`` that have not been sent again lately, nor too often."""
         times = self._times[places]
-        due = self._sent_at[places] + (self._patience.value << np.maximum(times - 1, 0)) <= now
+        due = self._sent_at[places] + self._again.waits(times) <= now
         ripe: Places = places[(times == 0) | (due & (times < REPEATS))]
         return ripe
 

@@ -14,19 +14,20 @@ once. Silence (a rank that is stopped, or gone) says nothing about the fabric: w
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from tailbound.transport.backoff import Backoff, Policy
 from tailbound.transport.config import MS
 from tailbound.wire.schema import serial_distance
 
 #: Packets of a round, what must be heard of them, how many leave at a time (each time wakes a thread on every rank, and
 #: the ranks have something to compute), and ns between.
 ROUND, ENOUGH, VOLLEY, GAP = 16, 12, 4, 4 * MS
-#: Questions to a peer in a round, and ns that an answer may take.
-ASKS, PATIENCE = 6, 50 * MS
-#: ns from one good round to the next; after a bad one at first, and at most (it doubles).
-GOOD, BAD, BAD_MOST = 5_000 * MS, 250 * MS, 60_000 * MS
+#: Questions to a peer in a round.
+QUESTIONS = Policy(50 * MS, 50 * MS, times=6)
+#: ns from one good round to the next, and how rounds are repeated that were bad.
+GOOD, BAD = 5_000 * MS, Policy(250 * MS, 60_000 * MS)
 #: Bad rounds running that take a peer off.
 SURE = 2
 #: Packets of a sender that are remembered.
@@ -46,8 +47,7 @@ class _Peer:
     reached: bool = False
     known: bool = False  #: it has answered, ever
     bad: int = 0
-    asked: int = 0
-    again: int = 0
+    question: Backoff = field(default_factory=lambda: Backoff(QUESTIONS))
     answered: bool = False
 
 
@@ -66,8 +66,7 @@ class Reach:
         self._number = 0  # of the newest packet
         self._left = 0  # packets that this round has still to send
         self._asking = False
-        self._next = 1
-        self._pause = BAD
+        self._next = Backoff(BAD, 1)  # when to send the next packets
         self._of: tuple[int, ...] = ()  # who the round is about
         self.rounds = 0
 
@@ -84,41 +83,40 @@ class Reach:
     def look(self) -> int:
         """When to call ``turn`` again."""
         if self._asking:
-            return min(self._peers[rank].again for rank in self._of if not self._peers[rank].answered)
-        return self._next
+            return min(self._peers[rank].question.due for rank in self._of if not self._peers[rank].answered)
+        return self._next.due
 
     def turn(self, now: int, live: Collection[int]) -> list[Say]:
         """What to send now, with ``live`` peers to be reached; call it at ``look``, and earlier at will."""
         if self._asking:
             return self._ask(now)
-        if now < self._next or not live:
+        if now < self._next.due or not live:
             return []
         if not self._left:
             self._left, self._of = ROUND, tuple(live)
             for rank in self._of:
                 peer = self._peers[rank]
-                peer.asked, peer.answered, peer.again = 0, False, 0
+                peer.answered = False
         self._left -= VOLLEY
         numbers = [(self._number + 1 + i) & 0xFFFFFFFF for i in range(VOLLEY)]
         self._number = numbers[-1]
-        self._next = now + GAP
+        self._next.due = now + GAP
         if not self._left:
             self._asking = True
             for rank in self._of:
-                self._peers[rank].again = self._next
+                self._peers[rank].question = Backoff(QUESTIONS, self._next.due)
         return [Say("try", -1, number) for number in numbers]
 
     def _ask(self, now: int) -> list[Say]:
         out = []
         for rank in self._of:
             peer = self._peers[rank]
-            if peer.answered or now < peer.again:
+            if peer.answered or now < peer.question.due:
                 continue
-            if peer.asked == ASKS:
+            if peer.question.over:
                 peer.answered = True  # what was known stays
                 continue
-            peer.asked += 1
-            peer.again = now + PATIENCE
+            peer.question.ask(now)
             out.append(Say("question", rank, self._number))
         self._end(now)
         return out
@@ -138,9 +136,9 @@ class Reach:
 
     def hurry(self, now: int) -> None:
         """Something has changed: the next round is to begin soon."""
-        self._pause = BAD
+        self._next.asked = 0
         if not self._asking and not self._left:
-            self._next = min(self._next, now)
+            self._next.due = min(self._next.due, now)
 
     def _end(self, now: int) -> None:
         """Ends the round if nobody is to be heard any more."""
@@ -150,11 +148,11 @@ class Reach:
         self.rounds += 1
         doubtful = [rank for rank in self._of if self._peers[rank].reached and self._peers[rank].bad]
         if doubtful:
-            self._next, self._pause = now + GAP, BAD
+            self._next = Backoff(BAD, now + GAP)
         elif self.missing(self._of):
-            self._next, self._pause = now + self._pause, min(2 * self._pause, BAD_MOST)
+            self._next.ask(now)
         else:
-            self._next, self._pause = now + GOOD, BAD
+            self._next = Backoff(BAD, now + GOOD)
 
 
 class Ears:

@@ -12,13 +12,13 @@ rows to send (it abstains) may be the one that was lost.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from tailbound.transport.backoff import Backoff, Policy
 
 MS = 1_000_000
-#: How long nothing must have come before a peer that has begun is asked: at first, and at most (it doubles).
-FIRST_PAUSE, LONGEST_PAUSE = 4 * MS, 20 * MS
-#: The same for a peer that has not.
-FIRST_PATIENCE, LONGEST_PATIENCE = 20 * MS, 160 * MS
+#: How long nothing must have come before a peer that has begun is asked, and one that has not.
+BEGUN, NOT_BEGUN = Policy(4 * MS, 20 * MS), Policy(20 * MS, 160 * MS)
 #: How long before the deadline there is still time for an answer.
 LAST_CALL = 6 * MS
 #: A flow of so few rows may well be lost as a whole: its sender counts as one that has begun.
@@ -39,11 +39,10 @@ class TailProbe:
     again: int = 0
     _progress: int = -1
     _since: int = 0
-    _soon: int = 0  # when those are asked that have begun, and those that have not
-    _late: int = 0
-    _pause: int = FIRST_PAUSE
-    _idle: int = FIRST_PAUSE
-    _patience: int = FIRST_PATIENCE
+    # Those that have begun, and those that have not: their rows answer a question, in a way. And when to look for rows.
+    _soon: Backoff = field(default_factory=lambda: Backoff(BEGUN, asked=1))
+    _late: Backoff = field(default_factory=lambda: Backoff(NOT_BEGUN, asked=1))
+    _idle: Backoff = field(default_factory=lambda: Backoff(BEGUN, asked=1))
     _called: int = 0  # the deadline before which all have been asked last
 
     def turn(self, now: int, progress: int, due: int, missing: Callable[[], tuple[list[int], list[int]]]) -> list[int]:
@@ -58,28 +57,27 @@ class TailProbe:
         """
         if not self.again or progress != self._progress:
             self._progress, self._since = progress, now
-            self._soon, self._late = now + self._pause, now + self._patience
-            self.again, self._idle = self._soon, FIRST_PAUSE
+            self._soon.wait(now)
+            self._late.wait(now)
+            self.again, self._idle.asked = self._soon.due, 1
         last = _NEVER
         if due > self._called:  # one that has moved on is another one: who is missed is to say that it lives
-            before = self._called + LONGEST_PAUSE if self._called else 0
-            last = max(due - LAST_CALL, self._since + FIRST_PAUSE, before - LAST_CALL)
+            before = self._called + BEGUN.most if self._called else 0
+            last = max(due - LAST_CALL, self._since + BEGUN.first, before - LAST_CALL)
         self.again = min(self.again, last)
         if now < self.again:
             return []
         begun, others = missing()
         asked = []
-        if begun and now >= self._soon:
+        if begun and now >= self._soon.due:
             asked += begun
-            self._pause = min(2 * self._pause, LONGEST_PAUSE)
-            self._soon = now + self._pause
-        if now >= min(self._late, last):
+            self._soon.ask(now)
+        if now >= min(self._late.due, last):
             asked += others
-            self._patience = min(2 * self._patience, LONGEST_PATIENCE)
-            self._late = now + self._patience
+            self._late.ask(now)
         if now >= last:
             self._called, last = due, _NEVER
         # rows wake nobody, so that a flow that has begun meanwhile is noticed by looking only
-        self._idle = min(2 * self._idle, LONGEST_PAUSE)
-        self.again = min(self._soon if begun else now + self._idle, self._late, last)
+        self._idle.ask(now)
+        self.again = min(self._soon.due if begun else self._idle.due, self._late.due, last)
         return asked
