@@ -16,15 +16,16 @@ import pytest
 
 import cases
 from cases import CODES, OP, SUM_BASE, SUM_ROWS, WIDTH
-from stamping import partials, template
+from partials import partials
 from support import await_that
 from tailbound.datapath.protocol import Datapath
 from tailbound.datapath.udp import UdpDatapath
 from tailbound.errors import ConfigError
+from tailbound.transport.headers import Fields, finalise
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender
-from tailbound.transport.stamp import stamp_contributions, stamp_results
 from tailbound.wire import packets
+from tailbound.wire.packets import header
 from tailbound.wire.schema import HEADER_BYTES, Event, PacketType, Verdict
 
 RANKS = 3
@@ -109,18 +110,16 @@ class Rows:
     def contributions(self, sender: int, owner: int, op: int, seq: int) -> np.ndarray:
         rows = len(self.packets)
         fields = {"cookie": cases.COOKIE, "layout": 1, "map_id": cases.MAP_ID, "rows": rows}
-        head = template(type=PacketType.CONTRIBUTION, op=op, sender=sender, owner=owner, **fields)
-        arrays = (self.states, self.zeros, self.zeros, self.zeros.astype(np.uint8))
-        stamp_contributions(self.packets, 0, rows, head, *arrays, seq, 0, op - 1, op)
+        head = header(type=PacketType.CONTRIBUTION, op=op, sender=sender, owner=owner, contributed=op - 1, **fields)
+        finalise(self.packets, head, self.states, Fields(self.zeros), seq, np.arange(rows, dtype=np.uint32), op)
         return self.packets
 
     def results(self, owner: int, op: int, seq: int) -> np.ndarray:
         rows = len(self.packets)
         fields = {"cookie": cases.COOKIE, "layout": 1, "map_id": cases.MAP_ID, "rows": rows}
-        head = template(type=PacketType.RESULT, op=op, sender=owner, owner=owner, **fields)
-        arrays = (self.states, self.zeros, np.ones(rows, np.float32), np.full(rows, RANKS, np.uint16))
-        places = np.arange(rows, dtype=np.uint32)[::-1].copy()
-        stamp_results(self.packets, 0, rows, head, *arrays, seq, places, 0, op - 1, op)
+        head = header(type=PacketType.RESULT, op=op, sender=owner, owner=owner, published=op - 1, **fields)
+        more = Fields(self.zeros, scale=np.ones(rows, np.float32), count=np.full(rows, RANKS, np.uint16))
+        finalise(self.packets, head, self.states, more, seq, np.arange(rows, dtype=np.uint32)[::-1].copy(), op)
         return self.packets
 
 

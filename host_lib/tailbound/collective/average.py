@@ -15,8 +15,8 @@ from tailbound.collective.op import Op, Phase
 from tailbound.collective.retransmit import settle_contributions
 from tailbound.collective.view import View
 from tailbound.errors import LayoutError
+from tailbound.transport.headers import Fields, finalise
 from tailbound.transport.stage import cut
-from tailbound.transport.stamp import stamp_results
 from tailbound.wire.schema import Flag, PacketType, Verdict
 
 #: What to do about ranks that disagree on a bucket.
@@ -143,21 +143,9 @@ def _publish(job: Job, op: Op, own: int) -> None:
             flags |= Flag.ABSTAIN  # who missed the word hears it with the mark that says that nothing more will come
         head = job.header(PacketType.RESULT, op.label, place.layout.tag, owner=job.rank, rows=own, flags=flags)
         head["map_id"] = place.placement.owner_map.id
-        stamp_results(
-            b.results,
-            0,
-            own,
-            head.view(np.uint8),
-            b.result_partials,
-            b.exponent_next,
-            b.scale,
-            b.count,
-            place.result_seq,
-            b.own_rows,
-            0,
-            job.marks.published,
-            submit.published_by(job, op),
-        )
+        fields = Fields(b.exponent_next, scale=b.scale, count=b.count)
+        mark = submit.published_by(job, op)
+        finalise(b.results, head, b.result_partials, fields, place.result_seq, b.own_rows, mark)
         rows = b.results if not empty else b.results[usable]
         submit.results(job, op, fanout.runs(job, rows))
     else:

@@ -45,8 +45,11 @@ class Buffers:
         #: place in every owner's list of the packet that this rank sends first
         self.first = [first_place(placement, owner, rank, ranks) for owner in range(placement.world_size)]
         row_at = placement.row_at.copy()
+        #: place in its owner's list, of the packet at every position
+        self.place: NDArray[np.uint32] = np.empty(rows, np.uint32)
         for first, start, count in zip(self.first, placement.starts, placement.counts, strict=True):
             row_at[start : start + count] = np.roll(row_at[start : start + count], -first)
+            self.place[start : start + count] = np.roll(np.arange(count), -first)
         #: packet position of every row of the op; read-only as the placement's is, for which numba compiles apart
         self.position: NDArray[np.int32] = np.empty_like(placement.position)
         self.position[row_at] = np.arange(rows, dtype=np.int32)

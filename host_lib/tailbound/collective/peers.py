@@ -20,8 +20,8 @@ from tailbound.collective.repair import Places
 from tailbound.collective.retransmit import settle_results
 from tailbound.collective.tally import read_records
 from tailbound.collective.view import View
+from tailbound.transport.headers import Fields, finalise
 from tailbound.transport.stage import Repair, Seen, Why, cut
-from tailbound.transport.stamp import stamp_contributions
 from tailbound.transport.tail_probe import SHORT
 from tailbound.wire.schema import EXPONENT_NONE, Flag, PacketType
 
@@ -224,22 +224,11 @@ class PeerOwned:
                 continue
             head = job.header(PacketType.CONTRIBUTION, label, place.layout.tag, owner=peer, rows=count, flags=form)
             head["map_id"] = placement.owner_map.id
-            stamp_contributions(
-                b.packets,
-                first,
-                count,
-                head.view(np.uint8),
-                b.partials,
-                b.packet_exponent,
-                b.packet_need,
-                b.packet_shift,
-                place.sum_seqs[peer],
-                b.first[peer],
-                job.marks.contributed,
-                label,
-            )
-            rows = b.packets[first : first + count]
-            runs.append((peer, rows if keep is None else rows[keep[first : first + count]]))
+            own = slice(first, first + count)
+            rows = b.packets[own]
+            fields = Fields(b.packet_exponent[own], b.packet_need[own], b.packet_shift[own])
+            finalise(rows, head, b.partials[own], fields, place.sum_seqs[peer], b.place[own], label)
+            runs.append((peer, rows if keep is None else rows[keep[own]]))
         submit.contributions(job, op, runs)
         rowless = [p for p in job.peers if placement.counts[p] == 0 and p not in job.gone]
         if rowless:  # every rank hears of every op (clock-2)

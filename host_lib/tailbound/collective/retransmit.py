@@ -13,7 +13,7 @@ from tailbound.collective.op import Op
 from tailbound.collective.repair import Places, Request
 from tailbound.collective.view import View
 from tailbound.transport.burst import burst_packets
-from tailbound.transport.stamp import restamp
+from tailbound.transport.headers import add_flags
 from tailbound.wire.schema import Flag, PacketType, serial_distance
 
 _CONTRIBUTIONS, _RESULTS = 0, 1
@@ -96,7 +96,7 @@ def answer(job: Job, ops: dict[int, Op], now: int) -> int:
         there = part[exists[part]]
         request.holes |= len(there) < count
         out = rows[there]
-        restamp(out, states[there], int(Flag.REPEAT))
+        add_flags(out, states[there], int(Flag.REPEAT))
         until = now + job.config.stage_max
         job.queue.submit(request.label, PacketType.RESULT, [(asker, out)], until, sent, now)
         repairs.requests.done(request, count)

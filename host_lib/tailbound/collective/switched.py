@@ -22,9 +22,9 @@ from tailbound.transport import flush
 from tailbound.transport.clock import LEAST_STEP
 from tailbound.transport.config import DEFAULT_PORT
 from tailbound.transport.flush import PATIENCE, Places, Retry
+from tailbound.transport.headers import Fields, add_flags, finalise
 from tailbound.transport.ledger import Stage
 from tailbound.transport.stage import Repair, Seen, Why, cut
-from tailbound.transport.stamp import restamp, stamp_switched
 from tailbound.wire.schema import EXPONENT_NONE, Flag, PacketType, serial_distance
 
 _SWITCHED, _SUMS = int(Flag.SWITCHED), int(Flag.SUMS)
@@ -67,7 +67,7 @@ def _awaited(job: Job, op: Op) -> int:
 
 
 def _send(job: Job, op: Op) -> None:
-    """Stamps the contributions and sends them, behind a READY to every peer; those of a late launch only on demand."""
+    """Sends the contributions, behind a READY to every peer; those of a late launch only on demand."""
     b, place, label = op.buffers, op.place, op.label
     assert job.switch is not None
     head = job.header(
@@ -79,17 +79,9 @@ def _send(job: Job, op: Op) -> None:
         count=_awaited(job, op),
     )
     head["map_id"] = place.placement.owner_map.id
-    stamp_switched(
-        b.packets,
-        head.view(np.uint8),
-        b.partials,
-        b.packet_exponent,
-        b.packet_need,
-        scales_of(b.packet_exponent),
-        place.result_seq,
-        place.placement.row_at,
-        label,
-    )
+    # a switch copies ``seq`` and ``scale`` into results: the place of the result's row, and the value of code 255
+    fields = Fields(b.packet_exponent, b.packet_need, scale=scales_of(b.packet_exponent))
+    finalise(b.packets, head, b.partials, fields, place.result_seq, place.placement.row_at, label)
     announce(job, op, job.peers, ask=False)
     rows = b.packets[:0] if op.outcome.late else b.packets
     if b.skipped.any():
@@ -180,7 +172,7 @@ def repeat(job: Job, op: Op, action: Repeat) -> None:
     assert job.switch is not None
     now = job.now()
     rows = op.buffers.packets[action.places]
-    restamp(rows, op.buffers.partials[action.places], int(Flag.REPEAT | (Flag.FLUSH if action.flush else Flag(0))))
+    add_flags(rows, op.buffers.partials[action.places], int(Flag.REPEAT | (Flag.FLUSH if action.flush else Flag(0))))
     job.counters["rows_flushed" if action.flush else "rows_sent_again"] += len(rows)
     job.queue.submit(op.label, PacketType.RESULT, [(job.switch, rows)], now + job.config.stage_max, None, now)
 

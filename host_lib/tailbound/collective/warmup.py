@@ -28,14 +28,14 @@ from tailbound.collective.tally import (
     rows_by_rank,
     write_expect,
 )
-from tailbound.transport.stamp import restamp, stamp_contributions, stamp_results, stamp_switched
+from tailbound.transport.headers import Fields, add_flags, finalise
 from tailbound.wire.jit import kept
 from tailbound.wire.schema import EXPONENT_NONE, PacketType
 
 
 def announce_compilation(rank: int) -> None:
     """Says that the next minute goes into compiling, where it does; one rank of a host says it for all."""
-    if os.environ.get("LOCAL_RANK", "0") == "0" and not all(kept(one) for one in (stamp_results, rows_by_rank)):
+    if os.environ.get("LOCAL_RANK", "0") == "0" and not all(kept(one) for one in (add_flags, rows_by_rank)):
         log.warning(
             "rank %d: compiling the codec and the transport for this machine before the start, up to a minute; it is "
             "done once for an installation, also ahead, by `tailbound doctor --warm`",
@@ -44,7 +44,7 @@ def announce_compilation(rank: int) -> None:
 
 
 def warm_up(job: Job) -> None:
-    """Runs one tiny op through the codec, the tallies and the stamps; sends nothing and changes no map."""
+    """Runs one tiny op through the codec, the tallies and the headers; sends nothing and changes no map."""
     width = job.store.width
     shape = shape_for(width, width)
     placement = place(shape, OwnerMap(0, tuple(range(job.ranks)), job.map.rotate), job.world)
@@ -56,8 +56,8 @@ def warm_up(job: Job) -> None:
         data, shape, 1, rank, job.shift_cap, b.exponents, b.packets, b.position, b.partials, job.scratch,
         b.need, b.shift, b.skipped, rotate=rotate,
     )  # fmt: skip
-    head = job.header(PacketType.CONTRIBUTION, 0, 0).view(np.uint8)
-    stamp_contributions(b.packets, 0, 1, head, b.partials, b.packet_exponent, b.packet_need, b.packet_shift, 0, 0, 0, 0)
+    head = job.header(PacketType.CONTRIBUTION, 0, 0)
+    finalise(b.packets, head, b.partials, Fields(b.packet_exponent), 0, b.place, 0)
     counts, headroom = np.zeros(job.world, np.int64), headroom_of(job.ranks)
     # cookie 0 belongs to no job, so that no record is taken for one of this op
     rows_by_rank(job.slots, 0, own, job.sum_mask, 0, 1, counts)
@@ -66,7 +66,6 @@ def warm_up(job: Job) -> None:
         b.packets[int(placement.starts[rank]) :][:own], True, b.exponents, b.need, b.shift, b.unknown, headroom, 1,
         rank, b.results, b.scale, b.count, b.exponent_next, b.result_partials, b.usable, b.need_work, job.scratch,
     )  # fmt: skip
-    stamp_results(b.results, 0, own, head, b.result_partials, b.exponent_next, b.scale, b.count, 0, b.own_rows, 0, 0, 0)
     last_stamps(
         job.store.arrivals,
         np.zeros(4, np.uint64),
@@ -75,7 +74,7 @@ def warm_up(job: Job) -> None:
         np.zeros(0, np.int64),
         np.zeros(5, np.int64),
     )
-    restamp(b.results[:1].copy(), b.result_partials[:1], 0)
+    add_flags(b.results[:1].copy(), b.result_partials[:1], 0)
     newest_op(job.peer_states, job.live_ranks, 0, 0)
     expect = np.zeros(1, np.uint64)  # not the kernel's own
     write_expect(expect, 0, 0, 1, b.own_groups, b.exponents)
@@ -84,9 +83,7 @@ def warm_up(job: Job) -> None:
     gather_results(job.presence, 0, job.result_mask, 0, 1, placement.owner, rank, b.source, counts)
     read_records(job.result_records, b.source, 1, b.row_scale, b.row_exponent, EXPONENT_NONE)
     gather_flags(job.result_records, b.source, 1)
-    stamp_switched(
-        b.packets[:1], head, b.partials, b.packet_exponent, b.packet_need, b.row_scale, 0, placement.row_at, 0
-    )
+    finalise(b.packets, head, b.partials, Fields(b.packet_exponent), 0, placement.row_at, 0)  # read-only places
     read_switched(job.result_records, b.source, 1, 0, 0, b.row_scale, b.row_exponent, b.row_count, EXPONENT_NONE)
     job.queue.warm_up()
     decode(job.store.results, b.results, b.source, b.row_scale, shape, 1, job.scratch, data, rotate=rotate)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stamping import partials, template
-from tailbound.transport.stamp import stamp_contributions, stamp_results, stamp_switched
+from partials import partials
+from tailbound.transport.headers import Fields, add_flags, finalise
 from tailbound.wire import packets
-from tailbound.wire.packets import HEADER_DTYPE
+from tailbound.wire.packets import HEADER_DTYPE, header
 from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES, Flag, PacketType
 
 TOTAL = 12
@@ -45,14 +45,14 @@ class Memory:
         self.counts = rng.integers(1, 257, TOTAL).astype(np.uint16)
         self.places = rng.permutation(1000)[:TOTAL].astype(np.uint32)
 
-    def contribute(self, first: int, count: int, head: np.ndarray, *serials: int) -> None:
-        stamp_contributions(
-            self.packets, first, count, head, self.states, self.exponents, self.needs, self.shifts, *serials
-        )
+    def contribute(self, part: slice, head: np.ndarray, seq: int, begin: int, mark: int) -> None:
+        places = np.roll(np.arange(len(self.packets[part]), dtype=np.uint32), -begin)
+        fields = Fields(self.exponents[part], self.needs[part], self.shifts[part])
+        finalise(self.packets[part], head, self.states[part], fields, seq, places, mark)
 
-    def publish(self, first: int, count: int, head: np.ndarray, seq: int, row: int, *marks: int) -> None:
-        arrays = (self.states, self.exponents, self.scales, self.counts)
-        stamp_results(self.packets, first, count, head, *arrays, seq, self.places, row, *marks)
+    def publish(self, part: slice, head: np.ndarray, seq: int, mark: int) -> None:
+        fields = Fields(self.exponents[part], scale=self.scales[part], count=self.counts[part])
+        finalise(self.packets[part], head, self.states[part], fields, seq, self.places[part], mark)
 
     def read(self, p: int) -> dict[str, int | float]:
         """Fields of packet ``p``, whose check must be right."""
@@ -69,8 +69,8 @@ def memory() -> Memory:
 def test_contributions(memory: Memory) -> None:
     """Rule: codec-8."""
     before = memory.packets.copy()
-    head = template(type=PacketType.CONTRIBUTION, published=9, **FIXED)
-    memory.contribute(3, 5, head, 0xFFFFFFFE, 3, 76, 77)
+    head = header(type=PacketType.CONTRIBUTION, published=9, contributed=76, **FIXED)
+    memory.contribute(slice(3, 8), head, 0xFFFFFFFE, 3, 77)
     for i in range(5):
         p = 3 + i
         assert memory.read(p) == FIXED | {
@@ -92,15 +92,15 @@ def test_contributions(memory: Memory) -> None:
 
 def test_results(memory: Memory) -> None:
     """Rule: codec-8."""
-    head = template(type=PacketType.RESULT, contributed=9, **FIXED)
-    memory.publish(2, 7, head, 0xFFFFFFF0, 40, 0xFFFFFF00, 0xFFFFFF01)
+    head = header(type=PacketType.RESULT, contributed=9, published=0xFFFFFF00, **FIXED)
+    memory.publish(slice(2, 9), head, 0xFFFFFFF0, 0xFFFFFF01)
     for i in range(7):
         p = 2 + i
         assert memory.read(p) == FIXED | {
             "type": PacketType.RESULT,
             "contributed": 9,
             "seq": (0xFFFFFFF0 + int(memory.places[p])) % 2**32,
-            "row": 40 + i,
+            "row": i,
             "published": 0xFFFFFF01 if i == 6 else 0xFFFFFF00,
             "exponent": memory.exponents[p],
             "scale": memory.scales[p],
@@ -110,33 +110,41 @@ def test_results(memory: Memory) -> None:
         }
 
 
-def test_packets_can_be_stamped_again(memory: Memory) -> None:
-    memory.contribute(0, TOTAL, template(type=PacketType.CONTRIBUTION, **FIXED), 50, 0, 6, 7)
-    memory.contribute(0, TOTAL, template(type=PacketType.CONTRIBUTION, **FIXED | {"deadline": 1}), 50, 0, 6, 7)
+def test_headers_can_be_finalised_again(memory: Memory) -> None:
+    memory.contribute(slice(None), header(type=PacketType.CONTRIBUTION, **FIXED), 50, 0, 7)
+    memory.contribute(slice(None), header(type=PacketType.CONTRIBUTION, **FIXED | {"deadline": 1}), 50, 0, 7)
     assert {memory.read(p)["deadline"] for p in range(TOTAL)} == {1}
 
 
-def test_nothing_to_stamp(memory: Memory) -> None:
+def test_flags_are_added(memory: Memory) -> None:
+    memory.contribute(slice(None), header(type=PacketType.CONTRIBUTION, **FIXED), 50, 0, 7)
+    before = [memory.read(p) for p in range(TOTAL)]
+    add_flags(memory.packets[2:4], memory.states[2:4], int(Flag.FLUSH))
+    for p in range(TOTAL):
+        flags = Flag.REPEAT | Flag.FLUSH if p in (2, 3) else Flag.REPEAT
+        assert memory.read(p) == before[p] | {"flags": flags}
+
+
+def test_no_packets_at_all(memory: Memory) -> None:
     before = memory.packets.copy()
-    memory.contribute(3, 0, template(type=PacketType.CONTRIBUTION), 1, 1, 1, 1)
+    memory.contribute(slice(3, 3), header(type=PacketType.CONTRIBUTION), 1, 0, 1)
     assert (memory.packets == before).all()
 
 
 @given(st.integers(0, 88), st.integers(0, 1 << 32))
 def test_partials_of_any_length(steps: int, seed: int) -> None:
     memory = Memory(16 * steps, seed)
-    memory.publish(0, TOTAL, template(type=PacketType.RESULT, **FIXED), 0, 0, 1, 2)
+    memory.publish(slice(None), header(type=PacketType.RESULT, **FIXED), 0, 2)
     for p in range(TOTAL):
         memory.read(p)
 
 
 def test_contributions_to_a_switch_carry_the_place_of_their_result_and_their_scale() -> None:
     memory = Memory()
-    head = template(**FIXED, type=PacketType.CONTRIBUTION, contributed=41, published=40, count=3)
+    head = header(**FIXED, type=PacketType.CONTRIBUTION, contributed=41, published=40, count=3)
     places = memory.places.astype(np.int32)
-    stamp_switched(
-        memory.packets, head, memory.states, memory.exponents, memory.needs, memory.scales, 0xFFFFFF00, places, 42
-    )
+    fields = Fields(memory.exponents, memory.needs, scale=memory.scales)
+    finalise(memory.packets, head, memory.states, fields, 0xFFFFFF00, places, 42)
     for p in range(TOTAL):
         read = memory.read(p)
         assert read | FIXED == read

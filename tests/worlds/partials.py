@@ -1,20 +1,12 @@
-"""What ``transport.stamp`` is given: templates, and partial checks of payloads that no codec wrote."""
+"""What ``transport.headers`` is given: partial checks of payloads that no codec wrote."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.wire.check import partial
-from tailbound.wire.packets import header
 from tailbound.wire.schema import HEADER_BYTES
-
-
-def template(**values: Any) -> NDArray[np.uint8]:
-    """A header to stamp from: u8[64] in network byte order (fields as ``wire.packets.header``)."""
-    return header(**values).view(np.uint8)
 
 
 def partials(packets: NDArray[np.uint8]) -> NDArray[np.uint64]:

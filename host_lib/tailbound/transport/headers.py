@@ -1,0 +1,170 @@
+"""Finalises the headers of packets whose payloads are already in place.
+
+The encode pass leaves codes in packet memory and, per packet, the partial state of the check (``wire.check.partial``).
+A header is made late, just before its burst leaves, since marks, deadlines and lateness change until then. So the
+headers of a run are copies of a template (a complete header in network byte order) in which only the fields that differ
+from packet to packet are replaced. One nogil call a run, no allocation, no branch on contents.
+
+Places of the fields come from the schema; a header is eight little-endian u64 words, and a field of one packet is one
+masked word.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from tailbound.wire.check import final
+from tailbound.wire.jit import Scalar, cached
+from tailbound.wire.packets import HEADER_DTYPE
+from tailbound.wire.schema import HEADER_BYTES, PacketType
+
+_WORDS = HEADER_BYTES // 8
+
+
+def _place(name: str) -> tuple[np.uint64, np.uint64, np.uint64]:
+    """Word of the header, left shift in it, and mask of the bits to keep, of a scalar field."""
+    dtype, offset = HEADER_DTYPE.fields[name][:2]  # type: ignore[index]
+    word, byte = divmod(offset, 8)
+    mask = ((1 << 8 * dtype.itemsize) - 1) << 8 * byte
+    return np.uint64(word), np.uint64(8 * byte), np.uint64(mask ^ ((1 << 64) - 1))
+
+
+_SEQ, _SEQ_SHIFT, _SEQ_KEEP = _place("seq")
+_ROW, _ROW_SHIFT, _ROW_KEEP = _place("row")
+_CONTRIBUTED, _CONTRIBUTED_SHIFT, _CONTRIBUTED_KEEP = _place("contributed")
+_PUBLISHED, _PUBLISHED_SHIFT, _PUBLISHED_KEEP = _place("published")
+_EXPONENT, _EXPONENT_SHIFT, _EXPONENT_KEEP = _place("exponent")
+_NEED, _NEED_SHIFT, _NEED_KEEP = _place("need")
+_SCALE, _SCALE_SHIFT, _SCALE_KEEP = _place("scale")
+_COUNT, _COUNT_SHIFT, _COUNT_KEEP = _place("count")
+_SHIFT, _SHIFT_SHIFT, _SHIFT_KEEP = _place("shift")
+_CHECK, _, _ = _place("check")
+_FLAGS, _FLAGS_SHIFT, _ = _place("flags")
+_TYPE, _TYPE_SHIFT, _ = _place("type")
+_CONTRIBUTION_TYPE = np.uint64(PacketType.CONTRIBUTION)
+
+
+class Fields(NamedTuple):
+    """Fields that differ from packet to packet; one without packets is as in the template.
+
+    Attributes:
+        exponent: i16[T].
+        need: i16[T].
+        shift: u8[T].
+        scale: f32[T].
+        count: u16[T].
+    """
+
+    exponent: NDArray[np.int16]
+    need: NDArray[np.int16] = np.zeros(0, np.int16)
+    shift: NDArray[np.uint8] = np.zeros(0, np.uint8)
+    scale: NDArray[np.float32] = np.zeros(0, np.float32)
+    count: NDArray[np.uint16] = np.zeros(0, np.uint16)
+
+
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def _swap16(x: np.uint64) -> np.uint64:
+    return ((x >> np.uint64(8)) & np.uint64(0xFF)) | ((x & np.uint64(0xFF)) << np.uint64(8))
+
+
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def _swap32(x: np.uint64) -> np.uint64:
+    x = ((x & np.uint64(0x00FF00FF)) << np.uint64(8)) | ((x >> np.uint64(8)) & np.uint64(0x00FF00FF))
+    return ((x & np.uint64(0xFFFF)) << np.uint64(16)) | ((x >> np.uint64(16)) & np.uint64(0xFFFF))
+
+
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def _swap64(x: np.uint64) -> np.uint64:
+    return (_swap32(x & np.uint64(0xFFFFFFFF)) << np.uint64(32)) | _swap32(x >> np.uint64(32))
+
+
+def finalise(
+    packets: NDArray[np.uint8],
+    head: NDArray[Any],
+    states: NDArray[np.uint64],
+    fields: Fields,
+    seq: int,
+    places: NDArray[np.uint32] | NDArray[np.int32],
+    mark: int,
+) -> None:
+    """Writes the headers of a run of contributions or results: all ``packets``, in sending order.
+
+    ``row`` is the place in the run. The same results go to every peer: ``owner`` in the template is the sending owner's
+    rank.
+
+    Args:
+        packets: u8[T, stride], C-contiguous, stride a multiple of 16; codes at [:, 64:] are in place.
+        head: the template (``wire.packets.header``); its own mark (``contributed`` of contributions, ``published`` of
+            results) holds for all packets but the last.
+        states: u64[T, 4], partial checks of the payloads (kept, so that a header can be finalised again).
+        fields: what else differs from packet to packet.
+        seq: u32 row sequence of the first place.
+        places: u32 or i32[T]; ``seq`` of packet p is ``seq + places[p]``.
+        mark: u32, of the last packet: this op where it ends the run, else as in the template.
+    """
+    _finalise(packets, head.view(np.uint8), states, *fields, seq, places, mark)
+
+
+@cached
+@njit(nogil=True, cache=True, boundscheck=False)
+def _finalise(
+    packets: NDArray[np.uint8],
+    head: NDArray[np.uint8],
+    states: NDArray[np.uint64],
+    exponents: NDArray[np.int16],
+    needs: NDArray[np.int16],
+    shifts: NDArray[np.uint8],
+    scales: NDArray[np.float32],
+    counts: NDArray[np.uint16],
+    seq: Scalar,
+    places: NDArray[Any],
+    mark: Scalar,
+) -> None:
+    words = packets.view(np.uint64)
+    base = head.view(np.uint64)
+    bits = scales.view(np.uint32)
+    for p in range(words.shape[0]):
+        out = words[p, :_WORDS]
+        for k in range(_WORDS):
+            out[k] = base[k]
+        out[_SEQ] = (out[_SEQ] & _SEQ_KEEP) | (_swap32(np.uint64(np.uint32(seq + places[p]))) << _SEQ_SHIFT)
+        out[_ROW] = (out[_ROW] & _ROW_KEEP) | (_swap16(np.uint64(np.uint16(p))) << _ROW_SHIFT)
+        exponent = _swap16(np.uint64(np.uint16(exponents[p])))
+        out[_EXPONENT] = (out[_EXPONENT] & _EXPONENT_KEEP) | (exponent << _EXPONENT_SHIFT)
+        if needs.shape[0]:
+            out[_NEED] = (out[_NEED] & _NEED_KEEP) | (_swap16(np.uint64(np.uint16(needs[p]))) << _NEED_SHIFT)
+        if shifts.shape[0]:
+            out[_SHIFT] = (out[_SHIFT] & _SHIFT_KEEP) | (np.uint64(shifts[p]) << _SHIFT_SHIFT)
+        if bits.shape[0]:
+            out[_SCALE] = (out[_SCALE] & _SCALE_KEEP) | (_swap32(np.uint64(bits[p])) << _SCALE_SHIFT)
+        if counts.shape[0]:
+            out[_COUNT] = (out[_COUNT] & _COUNT_KEEP) | (_swap16(np.uint64(counts[p])) << _COUNT_SHIFT)
+        if p == words.shape[0] - 1:
+            new = _swap32(np.uint64(np.uint32(mark)))
+            if (out[_TYPE] >> _TYPE_SHIFT) & np.uint64(0xFF) == _CONTRIBUTION_TYPE:
+                out[_CONTRIBUTED] = (out[_CONTRIBUTED] & _CONTRIBUTED_KEEP) | (new << _CONTRIBUTED_SHIFT)
+            else:
+                out[_PUBLISHED] = (out[_PUBLISHED] & _PUBLISHED_KEEP) | (new << _PUBLISHED_SHIFT)
+        out[_CHECK] = _swap64(final(out, states[p]))
+
+
+@cached
+@njit(nogil=True, cache=True, boundscheck=False)
+def add_flags(packets: NDArray[np.uint8], states: NDArray[np.uint64], flags: int) -> None:
+    """Sets ``flags`` in finalised headers, and makes their checks anew.
+
+    Args:
+        packets: u8[T, stride], C-contiguous, stride a multiple of 16.
+        states: u64[T, 4], partial checks of the payloads.
+        flags: bits to set; the others stay.
+    """
+    words = packets.view(np.uint64)
+    more = _swap16(np.uint64(np.uint16(flags))) << _FLAGS_SHIFT
+    for p in range(words.shape[0]):
+        out = words[p, :_WORDS]
+        out[_FLAGS] |= more
+        out[_CHECK] = _swap64(final(out, states[p]))
