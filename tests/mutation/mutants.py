@@ -26,36 +26,40 @@ class Mutant:
     Attributes:
         name: where and what, without line numbers: it stays the same while other code changes.
         line: in the source.
+        statement: the lines of its statement, of a compound one its head; empty outside of functions, where what is
+            wrong stands when the module is loaded.
         tree: the whole module with the mistake in it.
     """
 
     name: str
     line: int
+    statement: range
     tree: ast.Module
 
 
 def mutants(source: str) -> Iterator[Mutant]:
     """All mistakes that can be made in ``source``, one at a time."""
     seen: Counter[str] = Counter()
-    for number, (where, node) in enumerate(_places(ast.parse(source))):
+    for number, (where, statement, node) in enumerate(_places(ast.parse(source))):
         for kind in range(_kinds(node)):
             tree = ast.parse(source)
-            target = next(found for n, (_, found) in enumerate(_places(tree)) if n == number)
+            target = next(found for n, (_, _, found) in enumerate(_places(tree)) if n == number)
             before = ast.unparse(node)
             after = _change(tree, target, kind)
             name = f"{where}: {before} -> {after}"
             seen[name] += 1
-            yield Mutant(
-                name if seen[name] == 1 else f"{name} #{seen[name]}", node.lineno, ast.fix_missing_locations(tree)
-            )
+            name = name if seen[name] == 1 else f"{name} #{seen[name]}"
+            yield Mutant(name, node.lineno, statement, ast.fix_missing_locations(tree))
 
 
-def _places(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
-    """Expressions in functions that can be changed, and the name of the function."""
+def _places(tree: ast.Module) -> Iterator[tuple[str, range, ast.expr]]:
+    """Expressions in functions and classes that can be changed: the name of where they are, their statement's lines."""
 
-    def walk(node: ast.AST, where: str) -> Iterator[tuple[str, ast.expr]]:
+    def walk(node: ast.AST, where: str, lines: range) -> Iterator[tuple[str, range, ast.expr]]:
         for child in ast.iter_child_nodes(node):
-            inside = where
+            inside, at = where, lines
+            if isinstance(child, ast.stmt):
+                at = range(0) if isinstance(node, ast.ClassDef | ast.Module) else _head(child)
             if isinstance(child, ast.ClassDef | ast.FunctionDef):
                 inside = f"{where}.{child.name}" if where else child.name
             if isinstance(node, ast.FunctionDef) and child in (*node.decorator_list, node.args, node.returns):
@@ -63,10 +67,17 @@ def _places(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
             if isinstance(child, ast.AnnAssign) and child.value is None:
                 continue
             if where and isinstance(child, ast.expr) and _kinds(child):
-                yield where, child
-            yield from walk(child, inside)
+                yield where, at, child
+            yield from walk(child, inside, at)
 
-    yield from walk(tree, "")
+    yield from walk(tree, "", range(0))
+
+
+def _head(statement: ast.stmt) -> range:
+    """The lines of ``statement`` up to the statements in it."""
+    first, last = statement.lineno, statement.end_lineno or statement.lineno
+    inner = [node.lineno for node in ast.iter_child_nodes(statement) if isinstance(node, ast.stmt)]
+    return range(first, max(first + 1, min(inner, default=last + 1)))
 
 
 def _kinds(node: ast.AST) -> int:

@@ -1,34 +1,34 @@
 """Runs the tests of a module over each of its mutants: ``python -m mutation.run [MODULE...]`` in ``tests``.
 
-Every mutant gets a process of its own, forked before anything of the package is imported, in which the module is loaded
-with the mistake in it. A mutant that no test notices survives. ``survivors.txt`` lists those that are known, with the
-reason: most change nothing that can be seen. Any other survivor makes the run fail, and so does a line of the file that
-survives no more.
+Tests are loaded once a module. A first run of them notes which test gets to which lines. Every mutant then gets a
+process of its own, forked from there, in which the module's functions are given the mistake, and which runs the tests
+that get to it until one fails. A mutant that no test notices survives. ``survivors.txt`` lists those that are known,
+with the reason: they change nothing that can be seen. Any other survivor makes the run fail, and so does a line of the
+file that survives no more.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.abc
-import importlib.machinery
+import io
 import os
-import signal
+import pickle
+import resource
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import FrameType, ModuleType
+from typing import Any
 
-import hypothesis  # noqa: F401 - loaded once for all
-import numba  # noqa: F401
-import numpy  # noqa: F401
+import hypothesis
 import pytest
 
+from mutation.graft import graft
 from mutation.mutants import Mutant, mutants
 
 TESTS = Path(__file__).resolve().parents[1]
-PACKAGE = TESTS.parent / "host_lib/tailbound"
 SURVIVORS = Path(__file__).with_name("survivors.txt")
 #: Pure modules of the engine, and the tests that hold them, fast ones first.
 MODULES: dict[str, tuple[str, ...]] = {
@@ -47,63 +47,152 @@ MODULES: dict[str, tuple[str, ...]] = {
     "transport.suspicion": ("unit/test_suspicion.py",),
     "transport.tail_probe": ("unit/test_tail_probe.py",),
 }
+#: A mutant whose tests take so many times as long as without it, and so many seconds more, waits for ever.
+TIMES, MORE = 3, 10
 #: What is loaded before pytest is not rewritten by it, which is as it should be here.
 _QUIET = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
-#: A mutant whose tests take longer than this is noticed: it waits for ever, as a rule.
-LIMIT = 60
+#: What a process ends with whose mistake cannot be made.
+_NOT_MADE = 99
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Loads one module with a mistake in it."""
+class Trial:
+    """A plugin of pytest that runs its tests over the mutants of one module, instead of once.
 
-    def __init__(self, name: str, code: CodeType) -> None:
-        self._name, self._code = name, code
+    Attributes:
+        every: the mutants.
+        left: those that survive; None: not found out, since the tests fail as it is.
+    """
 
-    def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        return importlib.machinery.ModuleSpec(name, self) if name == self._name else None
+    def __init__(self, module: str) -> None:
+        self._module = importlib.import_module(f"tailbound.{module}")
+        self._file = str(self._module.__file__)
+        self.every = list(mutants(Path(self._file).read_text()))
+        self.left: list[Mutant] | None = None
 
-    def exec_module(self, module: ModuleType) -> None:
-        module.__file__ = self._code.co_filename
-        exec(self._code, module.__dict__)
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self) -> None:
+        """An example that fails will do: a search for the smallest one would take most of the time."""
+        usual = hypothesis.settings.get_profile("tailbound")
+        hypothesis.settings.register_profile(
+            "mutation",
+            usual,
+            phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
+            suppress_health_check=(hypothesis.HealthCheck.too_slow,),
+        )
+        hypothesis.settings.load_profile("mutation")
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        """In processes that fork off here the usual loop runs; ``run`` ends them."""
+        reading, writing = os.pipe()
+        child = _fork()
+        if not child:
+            os.close(reading)
+            session.config.pluginmanager.register(_Trace(self._file, writing))
+            return None
+        os.close(writing)
+        with open(reading, "rb") as pipe:
+            noted = pipe.read()
+        _, status, used = os.wait4(child, 0)
+        if status != 0:
+            return True
+        tests: dict[str, tuple[float, set[int]]] = pickle.loads(noted)
+        limit = int(TIMES * used.ru_utime + MORE)
+        self.left = []
+        running: dict[int, Mutant] = {}
+        for mutant in self.every:
+            reached = [
+                test
+                for test, (_, lines) in tests.items()
+                if not (mutant.statement and lines.isdisjoint(mutant.statement))
+            ]
+            if not reached:
+                self.left.append(mutant)
+                continue
+            if len(running) >= len(os.sched_getaffinity(0)):
+                self._wait(running)
+            child = _fork()
+            if not child:
+                resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
+                self._make(mutant)
+                # the others, too: what a fixture has done is seen in the first test only that takes it
+                session.items.sort(key=lambda item: (item.nodeid not in reached, tests[item.nodeid][0]))
+                return None
+            running[child] = mutant
+        while running:
+            self._wait(running)
+        return True
+
+    def _wait(self, running: dict[int, Mutant]) -> None:
+        child, status = os.wait()
+        mutant = running.pop(child)
+        if os.waitstatus_to_exitcode(status) == _NOT_MADE:
+            raise AssertionError(f"this mistake cannot be made: {mutant.name}")
+        if status == 0 and self.left is not None:
+            self.left.append(mutant)
+
+    def _make(self, mutant: Mutant) -> None:
+        new = ModuleType(self._module.__name__)
+        with contextlib.ExitStack() as stack:
+            stack.callback(os._exit, _NOT_MADE)
+            exec(compile(mutant.tree, self._file, "exec"), new.__dict__)
+            if graft(self._module, new):
+                stack.pop_all()
 
 
-def begin(module: str, mutant: Mutant | None) -> int:
-    """Starts the tests of ``module`` with ``mutant`` in it (None: as it is); returns the process."""
+class _Trace:
+    """A plugin that notes how long every test takes and to which lines of ``file`` it gets; writes it to ``pipe``."""
+
+    def __init__(self, file: str, pipe: int) -> None:
+        self._file, self._pipe = file, pipe
+        self._tests: dict[str, tuple[float, set[int]]] = {}
+        self._lines: set[int] = set()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self._lines = set()
+        began = time.process_time()
+        sys.settrace(self._call)
+        try:
+            return (yield)
+        finally:
+            sys.settrace(None)
+            self._tests[item.nodeid] = time.process_time() - began, self._lines
+
+    def pytest_sessionfinish(self) -> None:
+        with open(self._pipe, "wb") as pipe:
+            pickle.dump(self._tests, pipe)
+
+    def _call(self, frame: FrameType, event: str, argument: object) -> Any:
+        return self._line(frame, event, argument) if frame.f_code.co_filename == self._file else None
+
+    def _line(self, frame: FrameType, event: str, argument: object) -> Any:
+        self._lines.add(frame.f_lineno)
+        return self._line
+
+
+def _fork() -> int:
     child = os.fork()
-    if child:
-        return child
-    status = 70
-    try:
-        signal.alarm(LIMIT)
+    if not child:
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, 1)
         os.dup2(nothing, 2)
-        if mutant is not None:
-            file = str(PACKAGE / f"{module.replace('.', '/')}.py")
-            sys.meta_path.insert(0, _Finder(f"tailbound.{module}", compile(mutant.tree, file, "exec")))
-            importlib.import_module(f"tailbound.{module}")  # before pytest takes imports over
-        files = [str(TESTS / file) for file in MODULES[module]]
-        status = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *_QUIET, *files]))
+    return child
+
+
+def run(module: str) -> Trial:
+    """Tries all mutants of ``module``."""
+    trial, own = Trial(module), os.getpid()
+    files = [str(TESTS / file) for file in MODULES[module]]
+    # the timers that limit tests usually do not outlast what catches what they raise
+    options = ["-x", "--timeout=0", "-p", "no:cacheprovider", "-p", "no:xdist", *_QUIET]
+    status = 1
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            status = int(pytest.main([*options, *files], [trial]))
     finally:
-        os._exit(status)
-
-
-def survive(module: str, every: Iterator[Mutant]) -> Iterator[Mutant]:
-    """Those of ``every`` that no test notices; as many processes as there are cores."""
-    running: dict[int, Mutant] = {}
-
-    def wait() -> Iterator[Mutant]:
-        child, status = os.wait()
-        mutant = running.pop(child)
-        if status == 0:
-            yield mutant
-
-    for mutant in every:
-        running[begin(module, mutant)] = mutant
-        if len(running) >= len(os.sched_getaffinity(0)):
-            yield from wait()
-    while running:
-        yield from wait()
+        if os.getpid() != own:
+            os._exit(status)
+    return trial
 
 
 def known() -> dict[str, str]:
@@ -122,16 +211,16 @@ def main(names: list[str]) -> int:
     accepted, failed = known(), 0
     for module in names or MODULES:
         began = time.monotonic()
-        if os.waitstatus_to_exitcode(os.waitpid(begin(module, None), 0)[1]) != 0:
+        trial = run(module)
+        if trial.left is None:
             print(f"{module}: its tests fail as it is", flush=True)
             return 2
-        every = list(mutants((PACKAGE / f"{module.replace('.', '/')}.py").read_text()))
-        left = {f"{module} {mutant.name}": mutant for mutant in survive(module, iter(every))}
+        left = {f"{module} {mutant.name}": mutant for mutant in trial.left}
         new = sorted(left.keys() - accepted.keys(), key=lambda name: left[name].line)
         gone = sorted(name for name in accepted.keys() - left.keys() if name.startswith(f"{module} "))
         failed += len(new) + len(gone)
-        took = time.monotonic() - began
-        print(f"{module}: {len(every)} mutants, {len(left)} survive, {len(new)} of them new ({took:.0f} s)", flush=True)
+        took, count = time.monotonic() - began, len(trial.every)
+        print(f"{module}: {count} mutants, {len(left)} survive, {len(new)} of them new ({took:.0f} s)", flush=True)
         for name in new:
             print(f"  survives, line {left[name].line}: {name}", flush=True)
         for name in gone:

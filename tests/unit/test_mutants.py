@@ -1,9 +1,13 @@
-"""The mistakes that ``make mutants`` makes."""
+"""The mistakes that ``make mutants`` makes, and how they come into a module that is loaded."""
 
 from __future__ import annotations
 
 import ast
+from types import ModuleType
 
+import pytest
+
+from mutation.graft import graft
 from mutation.mutants import mutants
 
 SOURCE = '''
@@ -40,3 +44,73 @@ def test_every_mistake_is_made_once_and_alone() -> None:
 def test_equal_mistakes_of_a_function_are_told_apart() -> None:
     names = [mutant.name for mutant in mutants("def f(a):\n    return a + 1, a + 1\n")]
     assert names == ["f: a + 1 -> a - 1", "f: 1 -> 2", "f: a + 1 -> a - 1 #2", "f: 1 -> 2 #2"]
+
+
+OLD = """
+from dataclasses import dataclass
+from typing import NamedTuple
+
+def near(a, by=1):
+    return a + by
+
+class Pair(NamedTuple):
+    a: int = 0
+
+@dataclass
+class Most:
+    a: int = 0
+
+    @property
+    def more(self):
+        return self.a + 1
+
+    @classmethod
+    def made(cls):
+        return cls(5)
+"""
+
+
+def load(source: str) -> ModuleType:
+    module = ModuleType(__name__)  # dataclasses look it up
+    exec(source, vars(module))
+    return module
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "seen"),
+    [
+        ("a + by", "a - by", "9 0 1 5"),
+        ("by=1", "by=2", "12 0 1 5"),
+        ("Pair(NamedTuple):\n    a: int = 0", "Pair(NamedTuple):\n    a: int = 7", "11 7 1 5"),
+        ("Most:\n    a: int = 0", "Most:\n    a: int = 9", "11 0 10 5"),
+        ("self.a + 1", "self.a + 2", "11 0 2 5"),
+        ("cls(5)", "cls(6)", "11 0 1 6"),
+    ],
+)
+def test_a_mistake_is_seen_by_who_has_imported_what_it_is_in(right: str, wrong: str, seen: str) -> None:
+    module = load(OLD)
+    near, pair, most, made = module.near, module.Pair, module.Most, module.Most.made
+
+    def look() -> str:
+        return f"{near(10)} {pair().a} {most().more} {made().a}"
+
+    assert not graft(module, load(OLD))
+    assert look() == "11 0 1 5"
+    assert graft(module, load(OLD.replace(right, wrong)))
+    assert look() == seen
+
+
+def test_a_statement_ends_where_those_in_it_begin() -> None:
+    source = """
+class A:
+    x: int = 1
+    def f(self, a):
+        if (
+            a < 2
+        ):
+            return (
+                a + a
+            )
+"""
+    found = [(mutant.line, mutant.statement) for mutant in mutants(source)]
+    assert found == [(3, range(0)), (6, range(5, 8)), (6, range(5, 8)), (9, range(8, 11))]
