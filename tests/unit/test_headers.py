@@ -51,7 +51,7 @@ class Memory:
         finalise(self.packets[part], head, self.states[part], fields, seq, places, mark)
 
     def publish(self, part: slice, head: np.ndarray, seq: int, mark: int) -> None:
-        fields = Fields(self.exponents[part], scale=self.scales[part], count=self.counts[part])
+        fields = Fields(self.exponents[part], scale=self.scales[part], counted=self.counts[part])
         finalise(self.packets[part], head, self.states[part], fields, seq, self.places[part], mark)
 
     def read(self, p: int) -> dict[str, int | float]:

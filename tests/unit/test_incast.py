@@ -31,6 +31,61 @@ def test_loss_that_goes_with_the_number_keeps_it_low() -> None:
     assert 1 <= incast.advertised <= 7
 
 
+def test_a_number_lasts_for_four_good_trials() -> None:
+    incast = Incast(7)
+    feed(incast, 8, 0.05)
+    feed(incast, 31, 0.0)
+    assert incast.taken == 3
+    feed(incast, 1, 0.0)
+    assert incast.taken == 4
+    feed(incast, 31, 0.0)
+    assert incast.taken == 4
+    feed(incast, 1, 0.0)
+    assert incast.taken == 5
+
+
+def test_loss_counts_above_twice_the_floor_and_a_little() -> None:
+    for loss, taken in ((0.021, 7), (0.022, 3)):
+        incast = Incast(7)
+        incast.floor = 0.01
+        feed(incast, 8, loss)
+        assert incast.taken == taken
+
+
+def test_an_op_is_hit_by_more_than_what_is_tolerated() -> None:
+    """Half of the ops are: not often enough, however much they lose."""
+    incast = Incast(7)
+    feed(incast, 4, 0.5)
+    feed(incast, 4, 0.001)
+    assert (incast.taken, incast.floor) == (7, 0)
+
+
+def test_a_loss_that_is_just_tolerated_belongs_to_the_floor_however_many_ops_it_hits() -> None:
+    incast = Incast(7)
+    for expected, lost in [(500, 1)] * 5 + [(833, 0), (833, 0), (834, 0)]:
+        incast.observe(expected, lost)
+    assert incast.taken == 7
+    assert incast.floor == pytest.approx(0.001 * 8 / 256)
+
+
+def test_small_ops_that_are_hit_do_not_make_much_of_a_loss() -> None:
+    incast = Incast(7)
+    for expected, lost in [(1, 1)] * 5 + [(100_000, 0)] * 3:
+        incast.observe(expected, lost)
+    assert incast.taken == 7
+
+
+@pytest.mark.parametrize(("left", "taken"), [(0.35, 2), (0.36, 5)])
+def test_a_fall_that_leaves_seven_tenths_of_the_loss_has_helped(left: float, taken: int) -> None:
+    incast = Incast(5)
+    feed(incast, 8, 0.5)
+    assert incast.taken == 2
+    incast.floor = 0.2
+    feed(incast, 8, left)
+    assert incast.taken == taken
+    assert incast.floor == (0.36 if taken == 5 else pytest.approx(0.2 + (0.35 - 0.2) * 8 / 256))
+
+
 def test_it_rises_slowly_again() -> None:
     incast = Incast(7)
     feed(incast, 8, 0.05)
@@ -71,10 +126,27 @@ def test_one_sender_is_always_taken() -> None:
     incast = Incast(3)
     feed(incast, 8, 0.2)
     assert incast.taken == 1
+    feed(incast, 8, 0.0)
+    feed(incast, 8, 0.5)
+    assert (incast.taken, incast.falls) == (1, 1)
+
+
+def test_of_two_senders_one_may_be_taken() -> None:
+    pair = Incast(2)
+    feed(pair, 8, 0.2, rows=5)
+    assert (pair.taken, pair.falls) == (1, 1)
+
+
+def test_a_single_sender_is_no_incast_and_an_op_without_rows_no_sample() -> None:
     single = Incast(1)
-    feed(single, 100, 0.5)
-    assert single.taken == 1
-    incast.observe(0, 0)
+    feed(single, 16, 0.001)
+    assert (single.taken, single.floor) == (1, 0)
+    incast = Incast(7)
+    feed(incast, 8, 0.0, rows=0)
+    feed(incast, 7, 1.0, rows=1)
+    assert incast.taken == 7
+    feed(incast, 1, 1.0, rows=1)
+    assert incast.taken == 3
 
 
 def test_senders_obey_the_smallest() -> None:

@@ -62,8 +62,23 @@ def test_dead_is_suspect_in_both_and_silent_for_two_steps() -> None:
     assert who.dead(7) == set()
 
 
+def test_who_was_never_heard_of_was_there_in_step_0_last() -> None:
+    """Rule: clock-15."""
+    who = membership()
+    miss(who, 3, 3)
+    assert who.dead(1) == set()
+    assert who.dead(2) == {3}
+
+
+def test_who_takes_part_is_worked_out_anew_only_where_it_changes() -> None:
+    who = membership()
+    assert who.live is who.live
+    assert who.owners is who.owners
+
+
 def test_who_says_goodbye_is_not_waited_for() -> None:
     who = membership()
+    assert who.live == who.owners == [2, 3, 0]
     who.hold(2, 10)
     who.bye(2)
     assert who.live == who.owners == [3, 0]
@@ -89,6 +104,21 @@ def test_a_hold_is_respected_for_hold_max_at_most() -> None:
         if not ended and not who.holding(now):
             ended = now
     assert HOLD_MAX <= ended <= HOLD_MAX + HOLD_SILENCE
+
+
+def test_a_hold_is_the_same_one_where_a_word_comes_as_it_ends() -> None:
+    who = membership()
+    for now in range(0, HOLD_MAX + 1, HOLD_SILENCE):
+        who.hold(2, now)
+    assert who.holding(HOLD_MAX) == 0
+
+
+def test_the_last_hold_counts() -> None:
+    who = membership()
+    who.hold(2, 100)
+    who.hold(3, 300)
+    who.hold(0, 200)
+    assert who.holding(400) == 300 + HOLD_SILENCE
 
 
 @pytest.mark.parametrize("first", [0, (1 << 22) - 1])

@@ -33,6 +33,28 @@ def test_time_in_which_several_ops_wait_is_paid_for_once() -> None:
     assert abs(overtime.left(S + 85 * MS) - (FIRST - 80 * MS + SHARE * 85 * MS)) <= 2
 
 
+def test_only_what_is_past_a_deadline_costs_anything() -> None:
+    overtime = Overtime(S)
+    overtime.charge(Extension(), S + 10 * MS)  # has not begun
+    overtime.charge(deadline(S + 90 * MS), S + 50 * MS)
+    assert overtime.waited == 0
+    overtime.charge(deadline(S + 40 * MS), S + 60 * MS)
+    overtime.charge(deadline(S + 50 * MS), S + 60 * MS)
+    assert overtime.waited == 20 * MS
+
+
+def test_it_is_worth_a_step_that_is_saved_up_to_the_last_nanosecond() -> None:
+    for length, worth in ((10 * FIRST, True), (10 * FIRST + 10, False)):
+        assert Overtime(S).worth(deadline(S, length), S, S) == worth
+
+
+def test_a_silence_ends_with_its_last_nanosecond() -> None:
+    overtime, clock = Overtime(S), deadline(S)
+    assert overtime.worth(clock, S, S - 20 * MS)
+    assert not overtime.worth(clock, S, S - 20 * MS - 1)
+    assert not Overtime(0).worth(deadline(15 * MS), 15 * MS, 0)  # never heard of, on a machine that has just begun
+
+
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(1, 400)), max_size=60))
 def test_whatever_comes_no_more_is_waited_than_was_saved(ops: list[tuple[int, int]]) -> None:
     """Ops begin one after the other, and everybody who is missed in them goes on living."""
@@ -57,6 +79,9 @@ def test_a_silence_may_be_as_long_as_answers_take() -> None:
     overtime.asked(3, 2 * S, S)
     overtime.asked(3, 2 * S + 20 * MS, 2 * S + 10 * MS)  # a mark of it has risen in between
     assert overtime.answer == 80 * MS
+    overtime.asked(3, 2 * S + 110 * MS, 2 * S + 20 * MS)  # it said something as it was asked, so nothing in return
+    overtime.spoke(3, 2 * S + 120 * MS)
+    assert overtime.answer == 100 * MS
 
 
 def test_a_stop_is_no_answer() -> None:
@@ -64,10 +89,15 @@ def test_a_stop_is_no_answer() -> None:
     overtime.asked(2, S, 0)
     overtime.spoke(2, S + LONGEST + 1)
     assert overtime.answer == 0
+    overtime.asked(2, 2 * S, 0)
+    overtime.spoke(2, 2 * S + LONGEST)
+    assert overtime.answer == LONGEST
 
 
 def test_how_late_the_own_thread_wakes_up() -> None:
     overtime = Overtime(S)
+    assert overtime.late == 0
+    overtime.woke(-MS)
     assert overtime.late == 0
     for late in range(40):
         overtime.woke(late * MS)

@@ -38,6 +38,8 @@ class Half:
 
     def repair(self, now: int, *, late: bool) -> Repair[str]:
         self.was_late = late
+        if now >= self.repairing and not self.asks:
+            return Repair()
         open_ = now < self.repairing
         return Repair(open_, self.repairing if open_ else 0, self.asks)
 
@@ -130,6 +132,13 @@ def test_a_late_launch_takes_what_is_there() -> None:
     half = Half(progress=3)
     assert decide(half, clock, quiet, 130 * MS, MS, launched=130 * MS) == Decision("deadline", 0)
     assert half.was_late
+
+
+def test_a_deadline_in_the_first_nanosecond_of_the_clock_is_one() -> None:
+    """Rule: clock-13."""
+    clock = Extension()
+    clock.begin(0, 1, 0)
+    assert decide(Half(), clock, Quiet(), 2, MS, launched=2) == Decision("deadline", 0)
 
 
 def test_a_late_launch_may_use_one_round_of_repair() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tailbound.transport.steps import Steps, step_distance
+from tailbound.transport.steps import Steps, label_text, step_distance
 from tailbound.wire.schema import OP_STEPS, op_label
 
 
@@ -19,6 +19,15 @@ def test_in_step_with_nobody_and_with_equals() -> None:
     assert standing(7).in_step
     assert standing(7, 7, 6).in_step
     assert not standing(7).lost
+    assert (standing(7, 6).newest, standing(7, 6).behind) == (7, 0)
+
+
+def test_a_peer_one_op_on_may_be_a_step_on() -> None:
+    steps = Steps(1000)
+    steps.look(op_label(7, 1023), [op_label(8, 0)], ())
+    assert (steps.behind, steps.newest) == (1, 8)
+    steps.look(op_label(5, 0), [op_label(7, 1023), op_label(8, 0)], ())
+    assert (steps.behind, steps.newest) == (3, 8)
 
 
 def test_behind_by_the_newest_live_rank() -> None:
@@ -50,7 +59,21 @@ def test_lost_when_the_records_are_gone_and_no_step_is_known() -> None:
     assert not standing(7, 7 + OP_STEPS, rows=(1,)).lost
 
 
-@pytest.mark.parametrize(("a", "b", "distance"), [(0, 0x3FFFFF, 1), (0x3FFFFF, 0, -1), (5, 3, 2), (0x3FFFFE, 2, -4)])
+@pytest.mark.parametrize(
+    ("a", "b", "distance"),
+    [
+        (0, 0x3FFFFF, 1),
+        (0x3FFFFF, 0, -1),
+        (5, 3, 2),
+        (0x3FFFFE, 2, -4),
+        (0x1FFFFF, 0, 0x1FFFFF),
+        (0x200000, 0, -0x200000),
+    ],
+)
 def test_steps_are_serial_numbers(a: int, b: int, distance: int) -> None:
     assert step_distance(a, b) == distance
     assert standing(b, a).behind == max(0, distance)
+
+
+def test_labels_are_read_as_step_and_index() -> None:
+    assert [label_text(op_label(*each)) for each in ((0, 0), (7, 3), (6, 1023))] == ["0.0", "7.3", "6.1023"]

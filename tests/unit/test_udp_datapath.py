@@ -118,7 +118,7 @@ class Rows:
         rows = len(self.packets)
         fields = {"cookie": cases.COOKIE, "layout": 1, "map_id": cases.MAP_ID, "rows": rows}
         head = header(type=PacketType.RESULT, op=op, sender=owner, owner=owner, published=op - 1, **fields)
-        more = Fields(self.zeros, scale=np.ones(rows, np.float32), count=np.full(rows, RANKS, np.uint16))
+        more = Fields(self.zeros, scale=np.ones(rows, np.float32), counted=np.full(rows, RANKS, np.uint16))
         finalise(self.packets, head, self.states, more, seq, np.arange(rows, dtype=np.uint32)[::-1].copy(), op)
         return self.packets
 

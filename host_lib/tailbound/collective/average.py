@@ -143,7 +143,7 @@ def _publish(job: Job, op: Op, own: int) -> None:
             flags |= Flag.ABSTAIN  # who missed the word hears it with the mark that says that nothing more will come
         head = job.header(PacketType.RESULT, op.label, place.layout.tag, owner=job.rank, rows=own, flags=flags)
         head["map_id"] = place.placement.owner_map.id
-        fields = Fields(b.exponent_next, scale=b.scale, count=b.count)
+        fields = Fields(b.exponent_next, scale=b.scale, counted=b.count)
         mark = submit.published_by(job, op)
         finalise(b.results, head, b.result_partials, fields, place.result_seq, b.own_rows, mark)
         rows = b.results if not empty else b.results[usable]

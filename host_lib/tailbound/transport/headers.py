@@ -56,14 +56,14 @@ class Fields(NamedTuple):
         need: i16[T].
         shift: u8[T].
         scale: f32[T].
-        count: u16[T].
+        counted: u16[T].
     """
 
     exponent: NDArray[np.int16]
     need: NDArray[np.int16] = np.zeros(0, np.int16)
     shift: NDArray[np.uint8] = np.zeros(0, np.uint8)
     scale: NDArray[np.float32] = np.zeros(0, np.float32)
-    count: NDArray[np.uint16] = np.zeros(0, np.uint16)
+    counted: NDArray[np.uint16] = np.zeros(0, np.uint16)
 
 
 @njit(nogil=True, cache=True, boundscheck=False, inline="always")

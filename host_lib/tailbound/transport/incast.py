@@ -13,9 +13,9 @@ from __future__ import annotations
 
 #: Loss above twice the floor and this is too much.
 _TOLERATED = 1e-3
-#: Ops that a decision is given to show, and good ops before one more sender is taken.
-_TRIAL, _PATIENCE = 8, 32
-#: A fall helped if less than this part of the loss is left.
+#: Ops that a decision is given to show, and how often so many good ones before one more sender is taken.
+_TRIAL, _PATIENCE = 8, 4
+#: A fall helped if no more than this part of the loss is left.
 _HELPED = 0.7
 #: Weight of an op in the long-run floor.
 _SLOW = 1 / 256
@@ -69,12 +69,12 @@ class Incast:
             self._good = 0
             if self.taken > 1:
                 self._before = self.taken, loss
-                self.taken = max(1, self.taken // 2)
+                self.taken = self.taken // 2
                 self.falls += 1
             return
         if loss <= self._tolerated:
             self.floor += _TRIAL * _SLOW * (loss - self.floor)
-        self._good += _TRIAL
+        self._good += 1
         if self._good >= _PATIENCE and self.taken < self.senders:
             self.taken += 1
             self._good = 0

@@ -99,7 +99,7 @@ class Membership:
 
     def hold(self, rank: int, now: int) -> None:
         """``rank`` is alive and between steps: it is waited for, ``hold_max`` in all (clock-16)."""
-        since, until = self._holds.get(rank, (now, 0))
+        since, until = self._holds.get(rank, (now, now))
         if until < now:
             since = now
         self._holds[rank] = (since, min(now + HOLD_SILENCE, since + self._hold_max))

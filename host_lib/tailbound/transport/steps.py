@@ -42,15 +42,14 @@ class Steps:
 
     def __init__(self, ring_rows: int) -> None:
         self._ring_rows = ring_rows
-        self._own = 0
-        self._newest: int | None = None
+        self._own = self._newest = 0
         self._op_rows: Sequence[int] = ()
 
     def look(self, own: int, newest: Iterable[int], op_rows: Sequence[int]) -> None:
         """Takes the labels of the own next op and of live peers' newest ones, and the rows of a step's ops if known."""
-        self._own, self._op_rows, found = own, op_rows, None
+        self._own, self._op_rows, found = own, op_rows, own
         for label in newest:
-            if found is None or serial_distance(label, found) > 0:
+            if serial_distance(label, found) > 0:
                 found = label
         self._newest = found
 
@@ -62,8 +61,6 @@ class Steps:
     @property
     def newest(self) -> int:
         """Newest step that a live peer has named, at least the own one."""
-        if self._newest is None or serial_distance(self._newest, self._own) <= 0:
-            return self.own
         return step_of(self._newest)
 
     @property
@@ -81,6 +78,6 @@ class Steps:
         """Whether this rank is behind by more than the ring takes (than op records last, while no step is known)."""
         if self.behind == 0 or not self._op_rows:
             return self.behind >= OP_STEPS
-        begun, named = self._own & _INDEX_MASK, (self._newest or 0) & _INDEX_MASK
+        begun, named = self._own & _INDEX_MASK, self._newest & _INDEX_MASK
         rows = self.behind * sum(self._op_rows) - sum(self._op_rows[:begun]) + sum(self._op_rows[: named + 1])
         return rows > self._ring_rows

@@ -30,8 +30,8 @@ class Suspicion:
         self._judged = frozenset() if too_many else frozenset(self._suspects)
 
     def first_missed(self, rank: int) -> int:
-        """Label of the op that ``rank`` was absent from first, in the present row of misses."""
-        return self._first_missed.get(rank, 0)
+        """Label of the op that ``rank``, a suspect, was absent from first in the present row of misses."""
+        return self._first_missed[rank]
 
     def observe(self, absent: Iterable[int], op: int = 0) -> set[int]:
         """Takes the ranks absent from one stage of ``op``, in which everybody else was present.

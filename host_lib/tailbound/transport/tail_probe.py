@@ -37,7 +37,7 @@ class TailProbe:
     """
 
     again: int = 0
-    _progress: int = -1
+    _progress: int | None = None
     _since: int = 0
     # Those that have begun, and those that have not: their rows answer a question, in a way. And when to look for rows.
     _soon: Backoff = field(default_factory=lambda: Backoff(BEGUN, asked=1))
@@ -55,7 +55,7 @@ class TailProbe:
             missing: peers whose mark is missing: those that have begun, and those of which nothing has come. Asked for
                 only once it has been silent for long enough.
         """
-        if not self.again or progress != self._progress:
+        if progress != self._progress:
             self._progress, self._since = progress, now
             self._soon.wait(now)
             self._late.wait(now)
