@@ -169,12 +169,23 @@ def test_a_cold_op_waits_half_a_stage_for_scales_and_a_deadline_for_those_who_ha
 
 def test_a_clock_that_nobody_else_starts_is_looked_at_when_it_starts(op: Op) -> None:
     """Rule: clock-3. Looked at only every 100 ms, of two ranks one paid that much more for the other in every op."""
-    op.sending = Sending.OVER
     known = Known(op)
-    assert known.take(2 * MS).look == MS + START_MAX
-    assert known.take(MS + START_MAX + 1).look == MS + START_MAX + 1  # the turn had begun before
-    op.held = 2 * MS
-    assert known.take(MS + START_MAX + 1).look == 0
+    assert start_clock(op, known, 2 * MS) == MS + START_MAX  # type: ignore[arg-type]
+    assert op.start == 0
+    assert start_clock(op, known, MS + START_MAX) == 0  # type: ignore[arg-type]
+    assert op.start == MS + START_MAX
+
+
+def test_a_stamp_that_is_younger_than_the_turn_starts_the_clock_in_the_next_one(op: Op) -> None:
+    """Rule: clock-3. Packets come while a turn goes on, and rows wake nobody up."""
+    known = Known(op, record=record(op, majority_ns=(3 * MS, 0)))
+    assert start_clock(op, known, 2 * MS) == 3 * MS  # type: ignore[arg-type]
+    op.launch, op.admitted = None, 0
+    assert start_clock(op, known, 2 * MS) == 0  # type: ignore[arg-type]
+    known.record = record(op, majority_ns=(3 * MS, 4 * MS))
+    assert start_clock(op, known, 2 * MS) == 4 * MS  # type: ignore[arg-type]
+    op.second.phase = Phase.CLOSED
+    assert start_clock(op, known, 2 * MS) == 0  # type: ignore[arg-type]
 
 
 # -- both halves --------------------------------------------------------------------------------------------------

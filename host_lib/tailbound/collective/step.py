@@ -63,18 +63,19 @@ def step(op: Op, view: View, now: int, *, may_send: bool) -> Step:
             if one.moves:
                 return Step(tuple(actions))
         looks.append(one.look)
-    if op.encoded and not (op.launch is None or op.start or op.finished):  # its clock starts then, if by nobody else
-        latest = op.admitted + view.job.deadlines.start_max
-        if latest > now or not op.held:  # this turn may have begun just before; while somebody holds, none starts it
-            looks.append(max(latest, now))
     return Step(tuple(actions), min((look for look in looks if look), default=0))
 
 
 # -- clocks -------------------------------------------------------------------------------------------------------
 
 
-def start_clock(op: Op, view: View, now: int) -> None:
-    """Looks whether a majority has shown up (clock-3), and notes when; once started, a clock stands."""
+def start_clock(op: Op, view: View, now: int) -> int:
+    """Looks whether a majority has shown up (clock-3), and notes when; once started, a clock stands.
+
+    Returns:
+        When to look again, ns, since it starts then at the latest; 0: it has started, or only others can start it.
+    """
+    start = 0
     if not op.start:
         record, job = view.record, view.job
         start = stage_start(
@@ -87,6 +88,8 @@ def start_clock(op: Op, view: View, now: int) -> None:
         op.start = start if start <= now else 0
     if op.start:
         op.start = max(op.start, op.held)
+        return 0
+    return 0 if op.finished else start
 
 
 def stand_still(op: Op, now: int) -> None:

@@ -325,7 +325,7 @@ class Transpose:
             if holding:
                 looks.append(holding)
             else:
-                start_clock(op, view, now)
+                looks.append(start_clock(op, view, now))
                 job.counters["ops_overtaken"] += overtaken(op, view, now)
             self._forgive(op.label, op.start)
             if op.launch is not None and not op.finished:
