@@ -14,7 +14,7 @@ import pytest
 from tailbound.datapath.attach import attach
 from tailbound.datapath.sizes import ring_rows
 from tailbound.doctor import examine, facts, interfaces, report
-from tailbound.doctor.verdict import choose
+from tailbound.doctor.verdict import ONE_RANK, choose
 from tailbound.errors import ConfigError
 from tailbound.transport.config import Config
 from tailbound.transport.interface import ELSEWHERE
@@ -65,8 +65,31 @@ def link(**values: object) -> interfaces.Interface:
 
 def test_all_there_gives_xdp() -> None:
     verdict = choose(MACHINE, LINK)
-    assert (verdict.datapath, verdict.interface, verdict.commands, verdict.notes) == ("xdp", "eno1", (), ())
+    assert (verdict.datapath, verdict.interface, verdict.commands, verdict.notes) == ("xdp", "eno1", (), (ONE_RANK,))
     assert verdict.trainer == "TAILBOUND_INTERFACE=eno1"
+
+
+def test_several_ranks_on_a_host_take_udp(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As ``datapath.select`` has it: also where everything else is there, or attached; unless interfaces are named."""
+    for attached in (False, True):
+        verdict = choose(MACHINE, LINK, attached=attached, sharing=4)
+        assert (verdict.datapath, verdict.commands, verdict.trainer) == ("udp", (), "")
+    monkeypatch.delenv("TAILBOUND_INTERFACE", raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    report.show(examine())
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("datapath: udp")
+    assert any("because 4 ranks on this host share an interface (LOCAL_WORLD_SIZE=4)" in line for line in said)
+    assert not any("LOCAL_WORLD_SIZE=4" in reason for reason in examine("lo").verdict.reasons)
+    monkeypatch.setenv("TAILBOUND_INTERFACE", "lo")
+    assert not any("LOCAL_WORLD_SIZE=4" in reason for reason in examine().verdict.reasons)
+
+
+def test_what_xdp_needs_is_said_to_hold_for_one_rank() -> None:
+    user = machine(effective_uid=1000, capabilities=dict.fromkeys(CAPABLE, False), bpf_error="EPERM: not permitted")
+    for verdict in (choose(MACHINE, LINK), choose(user, LINK), choose(user, LINK, attached=True)):
+        assert "LOCAL_WORLD_SIZE above 1) takes udp" in verdict.notes[-1]
+    assert ONE_RANK not in choose(machine(btf=False), LINK).notes
 
 
 def test_no_privileges_gives_udp_and_the_one_command() -> None:
@@ -220,12 +243,12 @@ def test_notes_are_commands_to_type() -> None:
 def test_what_is_no_obstacle_is_a_note(changed: dict, words: str) -> None:
     verdict = choose(MACHINE, link(**changed))
     assert verdict.datapath == "xdp"
-    assert len(verdict.notes) == 1
+    assert len(verdict.notes) == 2
     assert words in verdict.notes[0]
 
 
 def test_what_is_there_is_no_note() -> None:
-    assert choose(MACHINE, link(driver="virtio_net", tx_queues=4, tx_most=12)).notes == ()
+    assert choose(MACHINE, link(driver="virtio_net", tx_queues=4, tx_most=12)).notes == (ONE_RANK,)
     assert choose(MACHINE, link(driver="ena", tx_queues=4, rx_queues=4, tx_most=8)).datapath == "xdp"
 
 

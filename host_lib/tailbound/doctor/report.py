@@ -84,9 +84,17 @@ def examine(name: str | None = None, *, ring_mib: float | None = None, workers: 
             tailbound=tailbound(),
             options=_options(ring_mib, workers),
             judged=why,
+            sharing=_sharing(name),
         ),
         memory=_memory(Config.ring_mib if ring_mib is None else ring_mib, workers, link, machine.cpus),
     )
+
+
+def _sharing(name: str | None) -> int:
+    """Ranks on this host that would share the interface, as ``datapath.select`` sees it: none where one is named."""
+    if name or os.environ.get("TAILBOUND_INTERFACE"):
+        return 1
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
 
 
 def _options(ring_mib: float | None, workers: int) -> str:

@@ -22,6 +22,11 @@ LEAST_KERNEL = (5, 19)
 #: MTU up to which drivers take an XDP program, where they have a limit of their own that is known; others say it when
 #: the program is attached.
 MTU_MOST = {"ena": 3498, "igc": 1500, "ixgbe": 3050}
+#: For whom the verdict ``xdp`` does not hold.
+ONE_RANK = (
+    "xdp takes one rank an interface: a job with several ranks on this host (LOCAL_WORLD_SIZE above 1) takes udp; "
+    "leave TAILBOUND_INTERFACE unset then, or let it name another interface for each rank"
+)
 #: Drivers that refuse a program unless there is a spare queue for sending for each for receiving.
 QUEUE_FOR_QUEUE = frozenset({"bnxt_en", "ena", "gve"})
 
@@ -47,6 +52,7 @@ def choose(
     tailbound: str = "",
     options: str = "",
     judged: str = "",
+    sharing: int = 1,
 ) -> Verdict:
     """Judges one interface.
 
@@ -57,19 +63,26 @@ def choose(
         tailbound: the command as this user would have to type it, if not just ``tailbound``.
         options: of ``tailbound attach``, as this user would have to give them.
         judged: how the interface was found; without one, what would tell it.
+        sharing: ranks on this host of the job that is asked for, which share the interface.
     """
     name = link.name if link else None
+    if sharing > 1:
+        why = (
+            f"{sharing} ranks on this host share an interface (LOCAL_WORLD_SIZE={sharing}), and xdp takes one rank an "
+            "interface: name another one for each rank"
+        )
+        return Verdict("udp", name, (why,), (), tuple(_receive_room(machine)), "", judged)
     trainer = f"TAILBOUND_INTERFACE={name}"
     if link and attached:
         why = f"`tailbound attach` has been done on {name}, and this user may open its maps"
-        return Verdict("xdp", name, (why,), (), tuple(_notes(link, machine.cpus)), trainer, judged)
+        return Verdict("xdp", name, (why,), (), (*_notes(link, machine.cpus), ONE_RANK), trainer, judged)
     blocked = [*_interface_problems(link, judged), *_kernel_problems(machine)]
     packages = _missing_packages(machine)
     powerless = _missing_privileges(machine, link)
     reasons = [*blocked, *(f"{what} is missing" for what, _ in packages), *powerless]
     if not reasons:
         why = f"native XDP on {name}, and this process may load and attach programs"
-        return Verdict("xdp", name, (why,), (), tuple(_notes(link, machine.cpus)), trainer, judged)
+        return Verdict("xdp", name, (why,), (), (*_notes(link, machine.cpus), ONE_RANK), trainer, judged)
     commands = []
     if not blocked:
         sudo = "" if machine.effective_uid == 0 else "sudo "
@@ -77,7 +90,7 @@ def choose(
             commands.append(f"{sudo}apt-get install --no-install-recommends {' '.join(p for _, p in packages)}")
         if powerless and machine.effective_uid != 0:
             commands.append(" ".join(filter(None, ("sudo", tailbound or "tailbound", "attach", name, options))))
-    notes = (*_notes(link, machine.cpus), *_receive_room(machine))
+    notes = (*_notes(link, machine.cpus), *_receive_room(machine), *((ONE_RANK,) if commands else ()))
     return Verdict("udp", name, tuple(reasons), tuple(commands), notes, trainer if commands else "", judged)
 
 
