@@ -51,8 +51,8 @@ def attach(wire: list[str], loader: str) -> Iterator[Callable[..., Fanout]]:
     """Makes fan-outs on ``tbx`` for the peers of ``PLACES``, none of them live yet."""
     made: list[Fanout] = []
 
-    def new(port: int = SOURCE, way: str = "auto", ports: int = 1) -> Fanout:
-        fanout = Fanout.attach("tbx", port, loader, way, ports)
+    def new(port: int = SOURCE, way: str = "auto", ports: int = 1, peers: int = 255) -> Fanout:
+        fanout = Fanout.attach("tbx", port, loader, way, ports, peers)
         made.append(fanout)
         fanout.set_peers(0, [Peer(rank, *PLACES[rank], MACS[rank]) for rank in PLACES])
         return fanout
@@ -110,6 +110,25 @@ def test_clones_are_as_if_sent_to_each_peer(attach: Callable[..., Fanout], tap: 
     assert result.data == frame(4, payload)
     assert seen(tap, 3) == [frame(rank, payload) for rank in (1, 2, 3)]
     assert fanout.counts() == {4: (1, 0, 0, 0, 0)} | dict.fromkeys((1, 2, 3), (0, 1, 0, 1, 0))
+
+
+@pytest.mark.needs("scapy")
+@pytest.mark.parametrize("peers", [17, 18])
+def test_a_program_makes_as_many_copies_as_it_was_attached_for(attach: Callable[..., Fanout], peers: int) -> None:
+    """A small one makes 16, to the last, and never leaves one out in silence."""
+    fanout = attach(peers=peers)
+    ranks = range(1, peers + 1)
+    fanout.set_peers(0, [Peer(rank, THERE, 1000 + rank, MACS[1]) for rank in (*ranks, 99)])
+    fanout.live(ranks)
+    syscalls.run_tc(fanout.program, frame(1, b"abc", (THERE, 1000 + peers)))
+    assert fanout.counts() == {peers: (1, 0, 0, 0, 0)} | dict.fromkeys(ranks[:-1], (0, 1, 0, 1, 0))
+    if peers == 17:
+        with pytest.raises(ConfigError, match="18 peers are live, the program makes 16 copies"):
+            fanout.live({*ranks, 99})
+        assert fanout.lead == peers
+    else:
+        fanout.live({*ranks, 99})
+        assert fanout.lead == 99
 
 
 @pytest.mark.needs("scapy")

@@ -73,7 +73,7 @@ def _open_fanout(
     socks = tuple(neighbouring_sockets(address, ports, room_of(len(endpoints) * ports)))
     for sock in socks:
         opened.callback(sock.close)
-    fanout = _attach(interface, socks[0].getsockname()[1], len(socks))
+    fanout = _attach(interface, socks[0].getsockname()[1], len(socks), len(endpoints))
     opened.callback(fanout.close)
     macs = next_hops(interface, [host for host, _ in endpoints.values()])
     fanout.set_peers(job.rank, [Peer(r, host, port, macs[host]) for r, (host, port) in endpoints.items()])
@@ -81,10 +81,10 @@ def _open_fanout(
     job.sender.share(Shared("fanout", socks))
 
 
-def _attach(interface: str, port: int, ports: int) -> Fanout:
+def _attach(interface: str, port: int, ports: int, peers: int) -> Fanout:
     """The program of this process, or the one that ``tailbound attach`` has left for processes without privileges."""
     try:
-        return Fanout.attach(interface, port, ports=ports)
+        return Fanout.attach(interface, port, ports=ports, peers=peers)
     except CapabilityError as error:
         try:
             return Fanout.open(interface, port, ports)

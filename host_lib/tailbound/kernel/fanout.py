@@ -30,6 +30,10 @@ from tailbound.transport.forks import keep_from_children
 from tailbound.wire.packets import DTYPES, layout
 from tailbound.wire.schema import FANOUT_MAPS, MAX_RANKS
 
+#: Copies that a program can make. The verifier walks through all of them, which takes 150 ms for 256. Two sizes, since
+#: each is compiled once.
+_SIZES = (16, MAX_RANKS)
+
 
 class Peer(NamedTuple):
     """Where packets for a rank go."""
@@ -62,7 +66,14 @@ class Fanout:
     """
 
     def __init__(
-        self, made: Maps, interface: str, port: int, ports: int = 1, program: int = -1, link: tc.Attached | None = None
+        self,
+        made: Maps,
+        interface: str,
+        port: int,
+        ports: int = 1,
+        program: int = -1,
+        link: tc.Attached | None = None,
+        most: int = MAX_RANKS,
     ) -> None:
         self.interface = interface
         self.address = interfaces.address_of(interface)
@@ -72,6 +83,7 @@ class Fanout:
         #: the rank that bursts are to be addressed to; None: no live peer
         self.lead: int | None = None
         self._link = link
+        self._most = most
         self._settings = made.arrays["fanout"]
         self._settings["active"] = 0
         self._settings["address"] = _word(self.address)
@@ -82,7 +94,15 @@ class Fanout:
         keep_from_children(self)
 
     @classmethod
-    def attach(cls, interface: str, port: int, loader: str = "auto", way: str = "auto", ports: int = 1) -> Fanout:
+    def attach(
+        cls,
+        interface: str,
+        port: int,
+        loader: str = "auto",
+        way: str = "auto",
+        ports: int = 1,
+        peers: int = MAX_RANKS - 1,
+    ) -> Fanout:
         """Loads and attaches the program; it goes with this process.
 
         Args:
@@ -90,6 +110,7 @@ class Fanout:
             ports: how many ports there are from ``port`` on.
             loader: ``auto``, ``bcc`` or ``clang``.
             way: ``auto``, ``tcx`` or ``clsact``.
+            peers: how many there will be at most; a program for few of them is loaded sooner.
 
         Raises:
             ConfigError: no such interface, it has no IPv4 address, or a port that cannot be.
@@ -97,9 +118,10 @@ class Fanout:
         """
         if not 0 < port < 65536:
             raise ConfigError(f"UDP port {port}: choose one of 1..65535")
-        made, program, link = _attach(interface, port, loader, way)
+        most = next((size for size in _SIZES if peers - 1 <= size), MAX_RANKS)
+        made, program, link = _attach(interface, port, loader, way, most)
         try:
-            return cls(made, interface, port, ports, program, link)
+            return cls(made, interface, port, ports, program, link, most)
         except BaseException:
             _close(made, program, link)
             raise
@@ -112,7 +134,7 @@ class Fanout:
             ConfigError: no such interface, or it has no IPv4 address.
             CapabilityError: compiler, privilege or kernel feature missing; only a TCX link (Linux 6.6) can be pinned.
         """
-        made, program, link = _attach(interface, 0, loader, "tcx")
+        made, program, link = _attach(interface, 0, loader, "tcx", MAX_RANKS)
         assert isinstance(link, tc.TcxLink)
         try:
             pin.add(interface, load.FANOUT, made.fds, link.fd, group)
@@ -167,12 +189,14 @@ class Fanout:
         """The peers that get what is sent from now on. Own rank may be among them; without peers nothing is cloned.
 
         Raises:
-            ConfigError: a rank that ``set_peers`` did not name.
+            ConfigError: a rank that ``set_peers`` did not name, or more peers than the program was attached for.
         """
         order = rotated(self._own, ranks)
         table = self.maps.arrays["fanout_peers"]
         if unknown := [rank for rank in order if not 0 <= rank < MAX_RANKS or not table["address"][rank]]:
             raise ConfigError(f"ranks {unknown} are live, but nothing says where they are: call set_peers")
+        if len(order) - 1 > self._most:
+            raise ConfigError(f"{len(order)} peers are live, the program makes {self._most} copies: attach it for more")
         settings = self._settings[0]
         settings["active"] = 0
         self.lead = order[-1] if order else None
@@ -223,12 +247,13 @@ def _word(address: str) -> int:
         raise ConfigError(f"{address!r} is no IPv4 address: give a dotted one") from error
 
 
-def _attach(interface: str, port: int, loader: str, way: str) -> tuple[Maps, int, tc.Attached]:
+def _attach(interface: str, port: int, loader: str, way: str, most: int) -> tuple[Maps, int, tc.Attached]:
     name = f"{load.FANOUT} {interfaces.address_of(interface)}:{port}"
     made = maps.create(FANOUT_MAPS, shapes(), events=False)
     program = -1
     try:
-        program = load.load("fanout.bpf.c", load.FANOUT, {}, load.FANOUT_MAP_NAMES, made.fds, loader, "tc")
+        defines = {"TB_MOST_COPIES": most}
+        program = load.load("fanout.bpf.c", load.FANOUT, defines, load.FANOUT_MAP_NAMES, made.fds, loader, "tc")
         return made, program, tc.attach(program, interface, name, way)
     except BaseException:
         _close(made, program, None)
