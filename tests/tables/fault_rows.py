@@ -27,12 +27,15 @@ def contributors(
         AssertionError: a row is no such mean: something was summed twice, or in part, or comes from nowhere.
     """
     rows = out.reshape(-1, width).astype(np.float64)
-    stacked = np.stack(inputs).reshape(len(inputs), -1, width).astype(np.float64)
     always = frozenset(range(len(inputs))) - may
     parts = [set(some) for n in range(len(may) + 1) for some in itertools.combinations(sorted(may), n)]
     subsets = [always | part for part in parts if always | part]
-    means = np.stack([stacked[sorted(subset)].mean(axis=0) for subset in subsets])
-    errors = np.square(means - rows).sum(axis=2) / np.square(means).sum(axis=2)
+    # |mean - row|^2 of every set, out of the products of a row with the inputs, and of these with each other
+    data = np.stack(inputs).reshape(len(inputs), -1, width).transpose(1, 0, 2).astype(np.float64)
+    products, along = data @ data.transpose(0, 2, 1), (data @ rows[:, :, None])[:, :, 0]
+    weights = np.array([[(rank in subset) / len(subset) for rank in range(len(inputs))] for subset in subsets])
+    lengths = np.einsum("si,kij,sj->sk", weights, products, weights)
+    errors = (lengths - 2 * weights @ along.T + np.square(rows).sum(axis=1)) / lengths
     best = errors.argmin(axis=0)
     empty = ~rows.any(axis=1)
     wrong = [
