@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
+from socket import if_nametoindex
 
 from pyroute2 import IPRoute
 
@@ -63,7 +64,7 @@ def _quiet() -> None:
     for family in ("ip", "ip6", "arp"):
         namespaces.write_sysctl(f"net/bridge/bridge-nf-call-{family}tables", 0)
     with IPRoute() as ip:
-        ip.link("set", index=ip.link_lookup(ifname="lo")[0], state="up")
+        ip.link("set", index=if_nametoindex("lo"), state="up")
 
 
 def _bridges(ip: IPRoute, mtu: int) -> dict[Link, int]:
@@ -74,7 +75,7 @@ def _bridges(ip: IPRoute, mtu: int) -> dict[Link, int]:
             "add", ifname=link.bridge, kind="bridge", mtu=mtu,
             br_stp_state=0, br_forward_delay=0, br_mcast_snooping=0, br_ageing_time=0,
         )  # fmt: skip
-        found[link] = ip.link_lookup(ifname=link.bridge)[0]
+        found[link] = if_nametoindex(link.bridge)
     return found
 
 
@@ -86,7 +87,7 @@ def _pair(ip: IPRoute, name: str, namespace: str, peer: str, mac: str | None, mt
     if mac is not None:
         other["address"] = mac
     ip.link("add", ifname=name, kind="veth", mtu=mtu, num_tx_queues=queues, num_rx_queues=queues, peer=other)
-    return int(ip.link_lookup(ifname=name)[0])
+    return if_nametoindex(name)
 
 
 def _queue(ip: IPRoute, index: int, queues: int) -> None:
@@ -137,7 +138,7 @@ def _cable(worker: Worker, mtu: int, queues: int) -> None:
         for link in LINKS:
             mac = link.mac(worker.rank)
             index = _pair(ip, link.worker_port, worker.namespace, link.interface, mac, mtu, queues)
-            for port in (index, ip.link_lookup(ifname=link.switch_port)[0]):
+            for port in (index, if_nametoindex(link.switch_port)):
                 _plug(ip, port, bridges[link], flood=True)
                 _queue(ip, port, queues)
             ip.link("set", index=bridges[link], state="up")
@@ -148,7 +149,7 @@ def _worker(topology: Topology, worker: Worker, queues: int, queued: bool) -> No
     _quiet()
     with IPRoute() as ip:
         for link in LINKS:
-            index = ip.link_lookup(ifname=link.interface)[0]
+            index = if_nametoindex(link.interface)
             ip.addr(
                 "add", index=index, address=link.address(worker.rank), prefixlen=link.network.prefixlen,
                 broadcast=str(link.network.broadcast_address),
@@ -170,7 +171,7 @@ def _background_ports(topology: Topology, name: str, mtu: int) -> None:
     with IPRoute() as ip:
         for link in LINKS:
             index = _pair(ip, link.background_port, name, link.interface, link.background_mac, mtu, 1)
-            ip.link("set", index=index, master=ip.link_lookup(ifname=link.bridge)[0])
+            ip.link("set", index=index, master=if_nametoindex(link.bridge))
             ip.brport("set", index=index, learning=0, unicast_flood=0, mcast_flood=0, bcast_flood=0)
             ip.link("set", index=index, state="up")
 
@@ -180,7 +181,7 @@ def _background(topology: Topology) -> None:
     _quiet()
     with IPRoute() as ip:
         for link in LINKS:
-            index = ip.link_lookup(ifname=link.interface)[0]
+            index = if_nametoindex(link.interface)
             ip.addr("add", index=index, address=link.background_address, prefixlen=link.network.prefixlen)
             ip.link("set", index=index, state="up")
             for worker in topology.workers:
@@ -192,7 +193,7 @@ def _background(topology: Topology) -> None:
 def _wait_forwarding(ports: Sequence[str]) -> None:
     """The bridge turns a port on from a work queue of the kernel; wait until it did."""
     with IPRoute() as ip:
-        indices = {name: ip.link_lookup(ifname=name)[0] for name in ports}
+        indices = {name: if_nametoindex(name) for name in ports}
         end = time.monotonic() + _PORTS_UP_SECONDS
         for name, index in indices.items():
             while _port_state(ip, index) != portstate.FORWARDING:
@@ -252,7 +253,7 @@ def set_rate(interface: str, rate: int | None, *, host: bool = False) -> None:
     ``host``: see ``RateLimit``.
     """
     with IPRoute() as ip:
-        index = ip.link_lookup(ifname=interface)[0]
+        index = if_nametoindex(interface)
         root = next(qdisc for qdisc in ip.get_qdiscs(index) if qdisc["parent"] == _ROOT)
         kind = "tbf"
         # the kind of a root queue cannot be changed in place, and what nobody has chosen (no handle) not taken away
@@ -269,4 +270,4 @@ def send_single_frames(interfaces: Sequence[str]) -> None:
     """Cut super-frames before they leave ``interfaces`` (of the calling thread's namespace); TCP makes none."""
     with IPRoute() as ip:
         for name in interfaces:
-            ip.link("set", index=ip.link_lookup(ifname=name)[0], gso_max_segs=1)
+            ip.link("set", index=if_nametoindex(name), gso_max_segs=1)
