@@ -99,7 +99,9 @@ def make_team(tailbound_lab: Make, datagram_socket: SocketOf) -> Iterator[Callab
             out, plain = (datagram_socket(lab, OWN) for _ in range(2))
             interface = lab.workers[OWN].interface
             places = {rank: (lab.workers[rank].address, PORT + rank) for rank in ranks}
-            fanout = lab.run(OWN, Fanout.attach, interface, out.getsockname()[1], "auto", way)
+            # the program of a small job, and once that of all jobs
+            most = 255 if way == "clsact" else WORKERS - 1
+            fanout = lab.run(OWN, Fanout.attach, interface, out.getsockname()[1], "auto", way, 1, most)
             stack.callback(fanout.close)
             hops = lab.run(OWN, next_hops, interface, [address for address, _ in places.values()])
             fanout.set_peers(OWN, [Peer(rank, *places[rank], hops[places[rank][0]]) for rank in ranks])
