@@ -59,6 +59,15 @@ def test_help_imports_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
+def test_labs_attach_and_doctor_start_without_the_codec() -> None:
+    """What compiles is loaded by jobs alone; and by nobody who has only to know how a packet or a map is laid out."""
+    code = (
+        "import sys; import tailbound.lab.cluster, tailbound.lab.launch, tailbound.doctor, tailbound.datapath.xdp,"
+        "tailbound.kernel.fanout; heavy = {'numba', 'torch'} & set(sys.modules); assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"tailbound {__version__}\n"

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.wire import schema
-from tailbound.wire.check import check_packet
 from tailbound.wire.schema import HEADER, HEADER_BYTES, STRUCTS, Map, Product, Struct
 
 #: Size in bytes and numpy code of every field kind. ``lock`` is the kernel's ``struct bpf_spin_lock``.
@@ -87,6 +86,9 @@ def header(**values: Any) -> NDArray[Any]:
 
 def packet(head: NDArray[Any], payload: bytes) -> bytes:
     """Header and payload with the check filled in; the payload is padded with zeros to a multiple of 16 bytes."""
+    # here, so that commands that only need the layout of a header or a map do not load numba
+    from tailbound.wire.check import check_packet
+
     body = payload + bytes(-len(payload) % schema.ROW_STEP)
     data = np.frombuffer(head.tobytes() + body, np.uint8).copy()
     head = data[:HEADER_BYTES].view(HEADER_DTYPE)
@@ -96,6 +98,8 @@ def packet(head: NDArray[Any], payload: bytes) -> bytes:
 
 def parse(data: bytes) -> tuple[NDArray[Any], bytes] | None:
     """Header (shape ``[1]``) and payload of a packet that is well formed and whose check is right, else None."""
+    from tailbound.wire.check import check_packet
+
     if len(data) < HEADER_BYTES or len(data) % schema.ROW_STEP:
         return None
     raw = np.frombuffer(data, np.uint8)
