@@ -3,7 +3,7 @@
 ::
 
     TailboundError
-    ├── ConfigError (ValueError)        a setting that cannot be right: rank, world size, port, MTU, option
+    ├── ConfigError (ValueError)        an invalid setting: rank, world size, port, MTU, option
     ├── CapabilityError (RuntimeError)  this machine lacks something: BCC, headers, privileges, kernel feature
     ├── AttachError (RuntimeError)      the interface refused the program, or somebody else's program is there
     ├── LayoutError (RuntimeError)      ranks disagree on version, layout, world size or options
@@ -20,7 +20,7 @@ class TailboundError(Exception):
 
 
 class ConfigError(TailboundError, ValueError):
-    """A setting that cannot be right; the message names it and the values that are."""
+    """An invalid setting; the message names it and the values that are."""
 
 
 class CapabilityError(TailboundError, RuntimeError):

@@ -46,7 +46,7 @@ def wrap(
         What to call for the forward pass, and Tailbound's state (None for the others).
 
     Raises:
-        ConfigError: no such variant, or an option that cannot be.
+        ConfigError: no such variant, or an invalid option.
         CapabilityError, AttachError, LayoutError, TransportError: Tailbound cannot take part.
     """
     if name not in VARIANTS:

@@ -221,7 +221,7 @@ class Communicator:
             scaled: ``data`` is a gradient without its loss scale; the same on all ranks, and a cold op as other bits.
 
         Raises:
-            ConfigError: arrays that cannot be averaged.
+            ConfigError: arrays of another type, shape or size.
             TransportError, LayoutError: see ``Transpose.launch``.
         """
         numel = data.size if coder is HOST else len(data)

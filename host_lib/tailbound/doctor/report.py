@@ -68,7 +68,7 @@ def examine(name: str | None = None, *, ring_mib: float | None = None, workers: 
         workers: smallest world size to come, for the memory; as for ``tailbound attach``.
 
     Raises:
-        ConfigError: no such interface, an MTU too small for one row, or a ring or world size that cannot be.
+        ConfigError: no such interface, an MTU too small for one row, or an invalid ring or world size.
     """
     chosen, why = leads_to_peers(name)
     link = interface(chosen) if chosen else None

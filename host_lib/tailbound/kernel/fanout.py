@@ -113,7 +113,7 @@ class Fanout:
             peers: how many there will be at most; a program for few of them is loaded sooner.
 
         Raises:
-            ConfigError: no such interface, it has no IPv4 address, or a port that cannot be.
+            ConfigError: no such interface, it has no IPv4 address, or an invalid port.
             CapabilityError: compiler, privilege or kernel feature missing: every peer gets a send of its own.
         """
         if not 0 < port < 65536:
@@ -168,7 +168,7 @@ class Fanout:
         """Says where ranks are; cloning stops until ``live`` is called again.
 
         Raises:
-            ConfigError: a rank, address, port or Ethernet address that cannot be.
+            ConfigError: an invalid rank, address, port or Ethernet address.
         """
         table = np.zeros(MAX_RANKS, DTYPES["tb_fanout_peer"])
         for peer in peers:

@@ -56,7 +56,7 @@ class FaultSettings:
         """``tb_faults`` in its first state.
 
         Raises:
-            ConfigError: a probability outside 0..1, or a port that cannot be.
+            ConfigError: a probability outside 0..1, or an invalid port.
         """
         if not 0 <= self.port < 65536:
             raise ConfigError(f"UDP port {self.port}: choose one of 0..65535")
@@ -109,7 +109,7 @@ class FaultProgram:
         """Replaces settings and state; packets under way see the old or the new ones.
 
         Raises:
-            ConfigError: a setting that cannot be, or duplicates or disorder without a port to leave by.
+            ConfigError: an invalid setting, or duplicates or disorder without a port to leave by.
         """
         if (settings.duplicate or settings.reorder) and self._links and not self._ports:
             raise ConfigError("duplicates and packets out of order need the port they leave by: attach(interface, out)")

@@ -54,7 +54,7 @@ class Cluster:
         spec: what to build; an int means that many untroubled workers.
 
     Raises:
-        ConfigError: faults that cannot be; or, on entering, a lab that is built already.
+        ConfigError: invalid faults; or, on entering, a lab that is built already.
         CapabilityError: on entering: neither root nor in a user namespace of one's own, the kernel lacks namespaces,
             veth, bridge or tbf, or, for faults, no compiler for XDP programs; in a user namespace: what needs XDP.
     """
@@ -63,7 +63,7 @@ class Cluster:
         self.spec = LabSpec(spec) if isinstance(spec, int) else spec
         self.topology: Topology = self._describe("tb-unbuilt")
         self._owner = 0
-        self._fault = Fault.of(self.spec)  # here, so that faults that cannot be are refused before anything is built
+        self._fault = Fault.of(self.spec)  # here, so that invalid faults are refused before anything is built
         self._faults: Injector | LossFilters | None = None
         self._wire: PassThrough | None = None
         self._switch: SummingSwitch | None = None

@@ -203,7 +203,7 @@ def open_xdp(
         mtu: of the path, in bytes; None: the smallest of the ports.
 
     Raises:
-        ConfigError: a port, address or size that cannot be.
+        ConfigError: an invalid port, address or size.
         CapabilityError: compiler, privilege or kernel feature missing.
         AttachError: a port refuses, or carries a program; nothing stays attached.
     """

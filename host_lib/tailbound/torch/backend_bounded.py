@@ -45,7 +45,7 @@ class Bounded:
         A sum is the average times the number of ranks, also where a rank's contribution is missing.
 
         Raises:
-            ConfigError: tensors on another device, or too large for the ring; settings that cannot be.
+            ConfigError: tensors on another device, or too large for the ring; invalid settings.
             CapabilityError, AttachError, LayoutError, TransportError: the job cannot start or go on.
         """
         for tensor in tensors:

@@ -120,7 +120,7 @@ def register(
 
     Raises:
         ConfigError: not an FSDP2 model, parameters that are not materialised or that FSDP averages over the replicas by
-            itself, or an option that cannot be.
+            itself, or an invalid option.
         CapabilityError, AttachError, LayoutError, TransportError: before any training step.
     """
     group = _group(replicas)

@@ -45,7 +45,7 @@ class Recovery:
         resync: ``resync_period``, ``resync_drift`` and ``resync_share`` of ``TailboundState``.
 
     Raises:
-        ConfigError: a value of ``resync`` that cannot be.
+        ConfigError: an invalid value of ``resync``.
     """
 
     #: None: a world of one

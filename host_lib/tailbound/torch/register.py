@@ -40,7 +40,7 @@ def register(
         **options: of ``TailboundState``.
 
     Raises:
-        ConfigError: not a DDP model, an option that cannot be, or an optimizer with collectives of its own.
+        ConfigError: not a DDP model, an invalid option, or an optimizer with collectives of its own.
         CapabilityError, AttachError, LayoutError, TransportError: before any training step.
     """
     if not isinstance(ddp_model, DistributedDataParallel):

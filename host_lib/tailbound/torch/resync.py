@@ -86,7 +86,7 @@ class _Round:
     """A round under way, in window ``window``.
 
     ``sound``: slices are taken from sound ranks only, else from all in turn. ``missed``: ops with missing results when
-    it began. ``members``: who takes turns. ``counts``: every donor was what this round is about, so that who has all
+    it began. ``members``: who takes turns. ``counts``: every donor had the expected state, so that who has all
     slices is equal to the others. ``alone``: one that should take turns did not. ``equal``: slices that are equal now.
     ``unlike``: a donor whose optimizer keeps other tensors or plain values than the one here; -1: none.
     """

@@ -239,7 +239,7 @@ def adopt(state: TailboundState, scaler: torch.amp.GradScaler) -> None:
     All ranks must do so before the same step. Its scale and growth tracker stay what they are.
 
     Raises:
-        ConfigError: a scaler of another kind, or one that cannot be (see ``GradScaler``).
+        ConfigError: a scaler of another kind, or an invalid one (see ``GradScaler``).
     """
     if not scaler.is_enabled() or (isinstance(scaler, GradScaler) and scaler._state is state):
         return

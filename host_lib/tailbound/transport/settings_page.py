@@ -13,7 +13,7 @@ _HEAD = """\
 Generated from `host_lib/tailbound/transport/settings.py` by `make generate`.
 
 None has to be set. An argument of `tailbound.torch.register` or `TailboundState` wins over the variable, the variable
-over the default; an empty variable is none. A value that cannot be is a `ConfigError` that names variable and value and
+over the default; an empty variable is none. An invalid value is a `ConfigError` that names variable and value and
 says what to give, before any training step; a variable that looks like a setting and is none is warned of. Arguments
 take the words of this table too: `hadamard="off"` is `hadamard=False`. Give all ranks the same, but for
 `TAILBOUND_INTERFACE`; where a difference would let replicas diverge, the start ends with a `LayoutError` that names two

@@ -41,7 +41,7 @@ def open_p4(
         folder: an empty one for bmv2's files; it then outlives this process (``process.Process``).
 
     Raises:
-        ConfigError: a port, address or size that cannot be.
+        ConfigError: an invalid port, address or size.
         CapabilityError: p4c or bmv2 is missing.
         AttachError: the switch does not start.
     """

@@ -30,7 +30,7 @@ class Sizes:
             has codes when it becomes a result, and bmv2 keeps room for 512.
 
     Raises:
-        ConfigError: a size that cannot be.
+        ConfigError: an invalid size.
     """
 
     slots: int = 4096
