@@ -11,8 +11,8 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Mapping
 
+from tailbound.collective.alerts import Alerts
 from tailbound.collective.job import Job
-from tailbound.collective.naming import Naming
 from tailbound.collective.op import Op
 from tailbound.errors import TransportError
 from tailbound.transport.agreement import (
@@ -64,7 +64,7 @@ class Maps:
         self._lead = LEAD_STEPS
         self._misplaced = False
         self._known = 0
-        self.naming = Naming(job)
+        self._alerts = Alerts(job)
         self.fallback = Fallback(job.config.suspect_after)
 
     def limit_share(self, share_most: float) -> None:
@@ -127,7 +127,7 @@ class Maps:
             self._steps += 1
             if now - self._wished >= _APART:
                 self._wished = now
-                self.naming.look(step, self._lateness_of_all(), self._pace(), now)
+                self._alerts.look(step, self._lateness_of_all(), self._pace(), now)
                 if job.config.share_rows or job.config.rotate == "auto" or job.switch is not None:
                     self._wish(step, now)
             self._show(ops)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from tailbound.transport.episodes import FIRST, LONGEST, Episodes
-from tailbound.transport.losses import Losses
+from tailbound.collective.alerts import FIRST, LONGEST, Episodes, Losses
 
 S = 1_000_000_000
 

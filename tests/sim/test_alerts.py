@@ -11,7 +11,7 @@ import pytest
 from sim.fabric import MS
 from sim.team import Member, SimTeam, sim_team
 from support import Trouble, gradients, hasty, patient
-from tailbound.transport import losses
+from tailbound.collective import alerts
 from tailbound.wire.schema import PacketType
 
 RANKS, WIDTH = 3, 64
@@ -66,7 +66,7 @@ def test_a_late_rank_is_named_by_one_rank_and_by_itself(caplog: pytest.LogCaptur
 def test_the_link_that_loses_is_named_by_its_receiver(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(losses, "WINDOW", 300)
+    monkeypatch.setattr(alerts, "WINDOW", 300)
     with sim_team(RANKS, patient(**GIVEN, repair=False, quiet=20 * MS)) as job:
         until(job, lambda: job[0].job.counters["ops"] > 2)
         trouble = Trouble(3, loss=0.15, types=frozenset({PacketType.CONTRIBUTION}), to=frozenset({0}))

@@ -1,0 +1,222 @@
+"""Alerts in the log: who is late, which link loses packets, and when that is over. Looked at once a step.
+
+All ranks know of a late one what it says itself, so one of them warns, the lowest that is not late, and the late rank
+itself; the others note the event at level INFO. Losses are seen by their receiver alone. Beginning and end of an alert
+need several observations alike, so nothing flickers; reminders come ever more rarely.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+from tailbound.collective.job import Job
+from tailbound.transport.config import MS
+from tailbound.transport.shares import late_limit
+from tailbound.transport.steps import step_distance
+
+K = TypeVar("K", bound=Hashable)
+Turn = Literal["begins", "lasts", "over"]
+
+#: Steps alike before a rank is called late, and before it is called in time again.
+_LATE, _IN_TIME = 8, 8
+#: Rows of a window in which loss is measured.
+WINDOW = 2000
+#: A link that loses a larger share is named (as smoothed loss is, ``safeguard.Limits``); below the other it is well.
+NAMED, WELL = 0.02, 0.005
+#: ns until the first reminder; each comes twice as long after the one before, this long at most.
+FIRST, LONGEST = 30_000_000_000, 600_000_000_000
+
+
+class Alerts:
+    """What one rank says of the others, and of itself."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._late: Episodes[int] = Episodes(_LATE, _IN_TIME)
+        self._losses = Losses(WINDOW)
+        self._suspects: frozenset[int] = frozenset()
+
+    def look(self, step: int, lateness: Mapping[int, int], pace: int, now: int) -> None:
+        """Looks at everybody.
+
+        Args:
+            step: own next step.
+            lateness: ns by rank, as told by each; the own one among them.
+            pace: ns that an op takes as a rule.
+            now: CLOCK_MONOTONIC, ns.
+        """
+        job = self._job
+        suspects = job.contribution_suspicion.suspects | job.result_suspicion.suspects
+        limit = late_limit(lateness.values(), pace)
+        for rank, late in lateness.items():
+            if rank not in suspects and rank not in job.gone:  # of these nothing new is known
+                so = True if late > limit else False if 2 * late <= limit else None
+                if turn := self._late.see(rank, so, now, step):
+                    self._say_late(rank, turn, late, step)
+        for rank in sorted(self._suspects - suspects - job.gone):
+            job.emit("back", f"rank {rank} is waited for again (step {step})", level=logging.INFO, back=rank, step=step)
+        self._suspects = suspects
+        for loss in self._losses.observe(self._totals(), now):
+            self._say_loss(loss, step)
+
+    def _totals(self) -> dict[int, tuple[int, int]]:
+        """Rows of every peer: expected, and lost on the way, those repaired later among them."""
+        job = self._job
+        expected, gaps = job.books.ledger.by_peer().T.tolist()
+        repaired = job.repairs.came.sum(axis=0).tolist()
+        return {peer: (expected[peer], gaps[peer] + repaired[peer]) for peer in job.peers}
+
+    def _say_late(self, rank: int, turn: Turn, late: int, step: int) -> None:
+        job, ms = self._job, round(late / MS, 1)
+        who = "this rank" if rank == job.rank else f"rank {rank}"
+        steps = step_distance(step, self._late.begun(rank))
+        fields: dict[str, Any] = {"late": rank, "ms": ms, "step": step, "steps": steps}
+        if turn == "over":
+            text = f"{who} is in time again (step {step}, after {steps} steps)"
+            job.emit("in_time", text, level=logging.INFO, **fields)
+            return
+        since = f"for {steps} steps now" if turn == "lasts" else "the others do not wait for it beyond their deadlines"
+        text = (
+            f"{who} is late: its gradients come {ms:g} ms after those of the others (step {step}); {since}. "
+            "Look at its host: other processes, clock rate, data loading"
+        )
+        job.emit("late", text, level=logging.WARNING if self._speaks(rank) else logging.INFO, **fields)
+
+    def _speaks(self, late: int) -> bool:
+        """Whether this rank is the one that warns of ``late``."""
+        job = self._job
+        here = [r for r in (job.rank, *job.waited_for) if not self._late.running(r)]
+        return late == job.rank or job.rank == min(here, default=-1)
+
+    def _say_loss(self, loss: Loss, step: int) -> None:
+        where = "to this rank" if loss.peer is None else f"from rank {loss.peer} to this one"
+        fields: dict[str, Any] = {"peer": loss.peer, "share": loss.share, "others": loss.others, "step": step}
+        if loss.turn == "over":
+            text = f"the way {where} no longer loses packets (step {step})"
+            self._job.emit("link_well", text, level=logging.INFO, **fields)
+            return
+        alike = "from all peers alike" if loss.peer is None else f"{loss.others:.2%} from the others"
+        text = (
+            f"{loss.share:.1%} of the packets are lost on the way {where} (step {step}), {alike}. "
+            "Look at its cable, port and queues: ethtool -S, tc -s qdisc"
+        )
+        self._job.emit("link_loses", text, **fields)
+
+
+class Loss(NamedTuple):
+    """Something to say.
+
+    Attributes:
+        peer: whose rows get lost; None: those of (nearly) all peers, so it is the link of this rank.
+        turn: begins, lasts or is over.
+        share: of the rows, in the last window.
+        others: median share of the other peers' rows.
+    """
+
+    peer: int | None
+    turn: Turn
+    share: float
+    others: float
+
+
+class Losses:
+    """Loss by peer, as one receiver sees it; the own link told apart. Pure.
+
+    Args:
+        window: rows that a peer should have brought until its loss is judged again.
+    """
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._before: dict[int, tuple[int, int]] = {}
+        self._shares: dict[int, float] = {}
+        self._episodes: Episodes[int | None] = Episodes(begin=2, end=2)
+
+    def observe(self, totals: Mapping[int, tuple[int, int]], now: int) -> list[Loss]:
+        """Takes by peer (rows expected, rows lost on the way) since the start of the job."""
+        fresh = []
+        for peer, (expected, lost) in totals.items():
+            rows, gone = self._before.setdefault(peer, (0, 0))
+            if expected - rows >= self._window:
+                self._shares[peer] = (lost - gone) / (expected - rows)
+                self._before[peer] = expected, lost
+                fresh.append(peer)
+        if not fresh:
+            return []
+        found = []
+        middle = statistics.median_low(self._shares.values())
+        own = len(self._shares) > 1 and middle > NAMED
+        turn = self._episodes.see(None, _so(middle) if len(self._shares) > 1 else False, now)
+        if turn:
+            found.append(Loss(None, turn, middle, middle))
+        for peer in fresh:
+            share = self._shares[peer]
+            others = [s for p, s in self._shares.items() if p != peer]
+            typical = statistics.median_low(others) if others else 0.0
+            # where all are lost alike, no single peer is to blame
+            so = None if own and share < 2 * middle and not self._episodes.running(peer) else _so(share)
+            if turn := self._episodes.see(peer, so, now):
+                found.append(Loss(peer, turn, share, typical))
+        return found
+
+
+def _so(share: float) -> bool | None:
+    return True if share > NAMED else False if share < WELL else None
+
+
+@dataclass
+class _Episode:
+    alike: int = 0
+    running: bool = False
+    begun: int = 0
+    remind_at: int = 0
+    pause: int = FIRST
+
+
+class Episodes(Generic[K]):
+    """From "is it so now?" to what is worth a line: it begins, it still lasts, it is over; by key. Pure.
+
+    Args:
+        begin, end: how many observations alike, one after the other, begin an episode and end it.
+    """
+
+    def __init__(self, begin: int, end: int) -> None:
+        self._begin, self._end = begin, end
+        self._all: dict[K, _Episode] = {}
+
+    def running(self, key: K) -> bool:
+        """Whether an episode of ``key`` runs."""
+        return key in self._all and self._all[key].running
+
+    def begun(self, key: K) -> int:
+        """``at`` of the observation with which the last episode of ``key`` began; 0: there was none."""
+        return self._all[key].begun if key in self._all else 0
+
+    def see(self, key: K, so: bool | None, now: int, at: int = 0) -> Turn | None:
+        """Takes one observation; returns what is to be said, if anything.
+
+        Args:
+            so: whether it is so; None: neither clearly so nor clearly not.
+            now: ns.
+            at: what ``begun`` is to say (a step).
+        """
+        one = self._all.setdefault(key, _Episode())
+        if so is None or so is one.running:
+            one.alike = 0
+            if one.running and now >= one.remind_at:
+                one.pause = min(2 * one.pause, LONGEST)
+                one.remind_at = now + one.pause
+                return "lasts"
+            return None
+        one.alike += 1
+        if one.alike < (self._end if one.running else self._begin):
+            return None
+        if one.running:
+            self._all[key] = _Episode(begun=one.begun)
+            return "over"
+        self._all[key] = _Episode(running=True, begun=at, remind_at=now + FIRST)
+        return "begins"
