@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailbound.collective.messages import decode_repair, encode_repair
 from tailbound.collective.repair import (
     LOOK,
     PATIENCE,
@@ -30,6 +29,8 @@ from tailbound.collective.repair import (
     Requests,
     Round,
     asked_most,
+    decode_repair,
+    encode_repair,
     patience,
     thin,
 )

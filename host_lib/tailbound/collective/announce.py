@@ -1,38 +1,71 @@
-"""READY packets: cold scales, abstaining, and telling marks whose packets were lost (clock-2, clock-17, clock-25).
+"""READY packets: cold scales, abstaining, and acknowledgements that were lost (clock-2, clock-17, clock-25).
 
-Every rank sends every peer at least one packet per op; where rows do that, READY is only sent by a rank that asks for a
-mark (``remind``) or that is asked.
+Every rank sends every peer at least one packet per op. Where rows do that, READY is only sent by a rank that asks how
+far another one is (``transport.tail_probe``), or that is asked.
+
+READY names an op without bringing rows: this rank has launched it, and has heard the scales of these ranks. Body: a
+bitmap of the ranks heard, 32 bytes, then for a cold op the scale that each group needs, s16[groups], in network byte
+order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tailbound.collective import fanout
 from tailbound.collective.job import Job
 from tailbound.collective.maps import Maps
-from tailbound.collective.messages import decode_ready, encode_ready
 from tailbound.collective.op import Op, Sending
 from tailbound.collective.retransmit import take_gone, take_request
 from tailbound.wire import packets
-from tailbound.wire.schema import Flag, PacketType, serial_distance
+from tailbound.wire.schema import MAX_RANKS, Flag, PacketType, serial_distance
+
+#: Bytes of a READY body before the needs: the bitmap.
+READY_BYTES = MAX_RANKS // 8
+
+
+class Ready(NamedTuple):
+    """Body of a READY packet."""
+
+    heard: frozenset[int]
+    needs: NDArray[np.int16] | None
+
+
+def encode_ready(heard: set[int], needs: NDArray[np.int16] | None) -> bytes:
+    """The body of a READY packet; ``needs`` is i16[groups] for a cold op, else None."""
+    bitmap = sum(1 << rank for rank in heard).to_bytes(READY_BYTES, "big")
+    return bitmap if needs is None else bitmap + needs.astype(">i2").tobytes()
+
+
+def decode_ready(body: bytes, groups: int) -> Ready | None:
+    """The body of a READY packet; None if it is too short to hold ``groups`` needs or, without any, the bitmap."""
+    if len(body) < READY_BYTES:
+        return None
+    bitmap = int.from_bytes(body[:READY_BYTES], "big")
+    heard = frozenset(rank for rank in range(MAX_RANKS) if bitmap >> rank & 1)
+    rest = body[READY_BYTES:]
+    if not rest:
+        return Ready(heard, None)
+    if len(rest) < 2 * groups:
+        return None
+    return Ready(heard, np.frombuffer(rest, ">i2", groups).astype(np.int16))
 
 
 def announce(job: Job, op: Op, peers: Iterable[int], *, ask: bool) -> None:
     """Sends READY for ``op`` to ``peers``; with ``ask`` they answer with their own marks."""
-    needs = op.needs.get(job.rank) if op.cold else None
-    body = encode_ready(set(op.needs) | {job.rank}, needs)
-    flags = Flag(0)
-    if ask:
-        flags |= Flag.REPEAT
+    body = encode_ready(set(op.needs) | {job.rank}, op.needs.get(job.rank) if op.cold else None)
+    flags = Flag.REPEAT if ask else Flag(0)
     if op.abstains:
         flags |= Flag.ABSTAIN
         if op.label not in job.abstained:
             job.abstained.append(op.label)
     if op.outcome.late:
         flags |= Flag.LATE
-    head = job.header(PacketType.READY, op.label, op.place.layout.tag, flags=flags)
-    head["seq"] = op.place.result_seq
+    head = job.header(PacketType.READY, op.label, op.place.layout.tag, flags=flags, seq=op.place.result_seq)
     for peer in peers:
         job.tell(peer, head, body)
         job.counters["ready_sent"] += 1
@@ -59,22 +92,21 @@ class Inbox:
             return
         job.counters["control_taken"] += 1
         job.hear(sender)
+        flags = int(head["flags"])
         if head["type"] == PacketType.BYE:
             job.membership.bye(sender)
             job.publish_live()
         elif head["type"] == PacketType.MAP:
             self._maps.take(sender, body)
         elif head["type"] == PacketType.HOLD:
-            if int(head["flags"]) & Flag.FLUSH:
+            if flags & Flag.FLUSH:
                 job.membership.unhold(sender)
             else:
                 job.membership.hold(sender, job.now())
         elif head["type"] == PacketType.GROUP:
             fanout.take(job, head, body)
         elif head["type"] == PacketType.READY:
-            flags = int(head["flags"])
-            op = ops.get(label)
-            if op is not None:
+            if (op := ops.get(label)) is not None:
                 if int(head["layout"]) == op.place.layout.tag:
                     self._ready(op, sender, flags, body)
             elif serial_distance(label, job.sequence.next_label) >= 0 and len(self._early) < 4096:
@@ -85,7 +117,7 @@ class Inbox:
             else:
                 self._answer(sender, label, int(head["layout"]))
         elif head["type"] == PacketType.GONE and label in ops:
-            if int(head["flags"]) & Flag.ABSTAIN:
+            if flags & Flag.ABSTAIN:
                 ops[label].abstainers.add(sender)
             if int(head["rows"]):
                 take_gone(ops[label], head)

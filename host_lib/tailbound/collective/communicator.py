@@ -26,11 +26,11 @@ import tailbound
 from tailbound.codec.planes import check_bits
 from tailbound.codec.shape import GROUP_ROWS, layout_tag, shape_for
 from tailbound.collective import fanout, jump, report
+from tailbound.collective.announce import READY_BYTES
 from tailbound.collective.coder import HOST, Coder, Values, check_codes
 from tailbound.collective.hello import prove
 from tailbound.collective.job import Job
 from tailbound.collective.lanes import cores_here, lanes_for
-from tailbound.collective.messages import READY_BYTES
 from tailbound.collective.op import Launch, Outcome
 from tailbound.collective.transpose import Transpose
 from tailbound.collective.warmup import announce_compilation, warm_up

@@ -26,8 +26,8 @@ from tailbound.collective.average import seal
 from tailbound.collective.collect import finish
 from tailbound.collective.contribute import abstain, agree, encode, measure, stay_out
 from tailbound.collective.job import Job
-from tailbound.collective.messages import encode_repair
 from tailbound.collective.op import Op
+from tailbound.collective.repair import encode_repair
 from tailbound.collective.step import listen, step
 from tailbound.collective.view import View
 from tailbound.wire.schema import Flag, PacketType

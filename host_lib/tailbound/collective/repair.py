@@ -6,6 +6,9 @@ A rank asks an owner only when its finished mark for the op is in, and only for 
 one bitmap and one repeat, and one more of what is left if one of the two was answered in part. What may be asked of an
 op is bounded, so is what is spent on answers, and a rank that misses much waits for a random while first, since then
 others probably miss the same.
+
+A REPAIR packet asks for rows of one list of an op. Header: ``rows`` of that list, ``row`` the place of the first bit.
+Body: a bitmap, most significant bit first; a set bit is a missing row. With ``rows`` 0 it only asks for marks.
 """
 
 from __future__ import annotations
@@ -364,3 +367,24 @@ class Repairs:
     def finished(self, key: tuple[int, int, int, int]) -> None:
         """An op of ``key`` is over."""
         self._finished[key] = self._finished.get(key, 0) + 1
+
+
+def encode_repair(places: NDArray[np.int64], width: int) -> list[tuple[int, bytes]]:
+    """(``row``, body) of the REPAIR packets that ask for ``places`` (i64[], rising), at most ``width`` bytes each."""
+    out = []
+    while len(places):
+        first = int(places[0])
+        here = places[places < first + 8 * width]
+        bits = np.zeros(int(here[-1]) - first + 1, np.uint8)
+        bits[here - first] = 1
+        out.append((first, np.packbits(bits).tobytes()))
+        places = places[len(here) :]
+    return out
+
+
+def decode_repair(body: bytes, row: int, rows: int) -> NDArray[np.int64] | None:
+    """The places that a REPAIR packet asks for (i64[], rising); None if it asks for nothing or beyond ``rows``."""
+    places: NDArray[np.int64] = np.flatnonzero(np.unpackbits(np.frombuffer(body, np.uint8))) + row
+    if not len(places) or int(places[-1]) >= rows:
+        return None
+    return places

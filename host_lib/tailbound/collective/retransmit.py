@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.collective.job import Job
-from tailbound.collective.messages import decode_repair
 from tailbound.collective.op import Op
-from tailbound.collective.repair import Places, Request
+from tailbound.collective.repair import Places, Request, decode_repair
 from tailbound.collective.view import View
 from tailbound.transport.burst import burst_packets
 from tailbound.transport.headers import add_flags

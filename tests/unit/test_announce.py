@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailbound.collective.messages import READY_BYTES, decode_ready, encode_ready
+from tailbound.collective.announce import READY_BYTES, decode_ready, encode_ready
 from tailbound.wire import packets
 from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES, PacketType
 
