@@ -10,7 +10,7 @@ S = 1_000_000_000
 
 
 def test_an_episode_begins_and_ends_after_observations_alike() -> None:
-    late: Episodes[int] = Episodes(begin=3, end=2)
+    late = Episodes(begin=3, end=2)
     said = [late.see(7, so, now=0, at=step) for step, so in enumerate([True, True, False, True, True, True, True])]
     assert said == [None, None, None, None, None, "begins", None]
     assert late.running(7)
@@ -22,14 +22,14 @@ def test_an_episode_begins_and_ends_after_observations_alike() -> None:
 
 
 def test_keys_have_episodes_of_their_own() -> None:
-    late: Episodes[int] = Episodes(begin=1, end=1)
+    late = Episodes(begin=1, end=1)
     assert late.see(1, True, 0) == "begins"
     assert late.see(2, False, 0) is None
     assert late.see(2, True, 0) == "begins"
 
 
 def test_reminders_come_ever_more_rarely() -> None:
-    late: Episodes[int] = Episodes(begin=1, end=1)
+    late = Episodes(begin=1, end=1)
     late.see(1, True, 0)
     said = [at for at in range(1, 3 * LONGEST // S) if late.see(1, True, at * S) == "lasts"]
     assert said[0] == FIRST // S

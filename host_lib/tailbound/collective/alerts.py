@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from tailbound.collective.job import Job
 from tailbound.transport.config import MS
 from tailbound.transport.shares import late_limit
 from tailbound.transport.steps import step_distance
 
-K = TypeVar("K", bound=Hashable)
 Turn = Literal["begins", "lasts", "over"]
 
 #: Steps alike before a rank is called late, and before it is called in time again.
@@ -36,7 +35,7 @@ class Alerts:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._late: Episodes[int] = Episodes(_LATE, _IN_TIME)
+        self._late = Episodes(_LATE, _IN_TIME)
         self._losses = Losses(WINDOW)
         self._suspects: frozenset[int] = frozenset()
 
@@ -134,7 +133,7 @@ class Losses:
         self._window = window
         self._before: dict[int, tuple[int, int]] = {}
         self._shares: dict[int, float] = {}
-        self._episodes: Episodes[int | None] = Episodes(begin=2, end=2)
+        self._episodes = Episodes(begin=2, end=2)
 
     def observe(self, totals: Mapping[int, tuple[int, int]], now: int) -> list[Loss]:
         """Takes by peer (rows expected, rows lost on the way) since the start of the job."""
@@ -177,7 +176,7 @@ class _Episode:
     pause: int = FIRST
 
 
-class Episodes(Generic[K]):
+class Episodes:
     """From "is it so now?" to what is worth a line: it begins, it still lasts, it is over; by key. Pure.
 
     Args:
@@ -186,17 +185,17 @@ class Episodes(Generic[K]):
 
     def __init__(self, begin: int, end: int) -> None:
         self._begin, self._end = begin, end
-        self._all: dict[K, _Episode] = {}
+        self._all: dict[int | None, _Episode] = {}
 
-    def running(self, key: K) -> bool:
+    def running(self, key: int | None) -> bool:
         """Whether an episode of ``key`` runs."""
         return key in self._all and self._all[key].running
 
-    def begun(self, key: K) -> int:
+    def begun(self, key: int | None) -> int:
         """``at`` of the observation with which the last episode of ``key`` began; 0: there was none."""
         return self._all[key].begun if key in self._all else 0
 
-    def see(self, key: K, so: bool | None, now: int, at: int = 0) -> Turn | None:
+    def see(self, key: int | None, so: bool | None, now: int, at: int = 0) -> Turn | None:
         """Takes one observation; returns what is to be said, if anything.
 
         Args:

@@ -1,7 +1,7 @@
-"""Owner maps at work: who is late, who is slow, MAP packets, and which map the kernel takes (clock-22).
+"""Owner maps: who is late, who is slow, MAP packets, and which map the kernel takes (clock-22).
 
-Everything is decided elsewhere: ``transport.shares`` says what the map should be, ``transport.agreement`` brings all
-ranks to the same one, ``transport.sequence`` places ops by it. Here these are fed and heard once a turn.
+``transport.shares`` says what the map should be, ``transport.agreement`` brings all ranks to the same one, and
+``transport.sequence`` places ops by it. This file tells them what has been seen, and carries out what they decide.
 """
 
 from __future__ import annotations
@@ -71,11 +71,6 @@ class Maps:
         """No rank is to own a larger share of the rows than ``share_most``: there is no room for more."""
         self.shares = Shares(self._job.ranks, share_most)
 
-    @property
-    def lateness(self) -> int:
-        """Own lateness in ns, as told to the others."""
-        return self._lateness.value
-
     def take(self, sender: int, body: bytes) -> None:
         """Takes the body of a MAP packet of another rank."""
         job = self._job
@@ -107,7 +102,7 @@ class Maps:
         here = [p for p in job.membership.live if came[p] and heard[p >> 6] >> (p & 63) & 1]
         began = [opened + 1000 * (came[p] - 1) for p in here]
         self._lateness.observe(launch.launched, began)
-        job.advertise(lateness=min(0xFFFF, self.lateness // _TIME_UNIT))
+        job.advertise(lateness=min(0xFFFF, self._lateness.value // _TIME_UNIT))
         rows = int(op.place.placement.counts[job.rank])
         # flows that wait for each other (incast) say nothing about links
         if rows and job.flow.queue.limit >= len(job.peers):
@@ -189,9 +184,8 @@ class Maps:
     def _lateness_of_all(self) -> dict[int, int]:
         """Lateness in ns by rank, as each has told it."""
         job = self._job
-        return {p: int(job.peer_states[p]["lateness"]) * _TIME_UNIT for p in self._known_by_peers()} | {
-            job.rank: self.lateness
-        }
+        told = {p: int(job.peer_states[p]["lateness"]) * _TIME_UNIT for p in self._known_by_peers()}
+        return told | {job.rank: self._lateness.value}
 
     def _pace(self) -> int:
         """What an op takes as a rule, ns; 0: not known yet."""
