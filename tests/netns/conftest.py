@@ -7,9 +7,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import warm_start as warm
 from left_behind import nothing_left_behind as nothing_left_behind
 from tailbound.lab.cluster import Cluster
 from tailbound.lab.topology import Link
@@ -61,3 +63,18 @@ def start_script(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+@pytest.fixture(scope="session")
+def warm_server() -> Iterator[warm.Server]:
+    """One for all tests; nothing is loaded before the first command."""
+    server = warm.Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def warm_start(warm_server: warm.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands in labs need not import PyTorch and Tailbound again; see ``warm_start``."""
+    forking = SimpleNamespace(**vars(subprocess) | {"Popen": warm.popen_from(warm_server)})
+    monkeypatch.setattr("tailbound.lab.cluster.subprocess", forking)

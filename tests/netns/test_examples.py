@@ -20,12 +20,13 @@ pytestmark = [
 ]
 #: Seconds that an example may take on a loaded machine.
 PATIENCE = 110.0
-#: In the everyday run one starts as a user starts it; what the others add to it, they add in PyTorch.
+#: In the everyday run there is one in the lab, and one that starts as a user starts it, under torchrun; what the others
+#: add to it, they add in PyTorch.
 ALL = [
     "train_ddp.py",
-    pytest.param("train_hsdp.py", marks=pytest.mark.thorough),
-    pytest.param("train_lightning.py", marks=[pytest.mark.thorough, pytest.mark.needs("lightning")]),
-    pytest.param("train_accelerate.py", marks=[pytest.mark.thorough, pytest.mark.needs("accelerate")]),
+    "train_hsdp.py",
+    pytest.param("train_lightning.py", marks=pytest.mark.needs("lightning")),
+    pytest.param("train_accelerate.py", marks=pytest.mark.needs("accelerate")),
 ]
 
 
@@ -40,11 +41,19 @@ def accuracies(text: str) -> list[float]:
     return [float(found) for found in re.findall(r"accuracy ([0-9.]+)", text)]
 
 
+@pytest.mark.usefixtures("warm_start")
+def test_an_example_runs_in_the_lab(tailbound_lab: Callable[..., Cluster], repository: Path) -> None:
+    trains(tailbound_lab(workers=2), repository, "train_ddp.py")
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("example", ALL)
-def test_examples_run_in_the_lab(
-    tailbound_lab: Callable[..., Cluster], repository: Path, tmp_path: Path, example: str
-) -> None:
-    lab = tailbound_lab(workers=2)
+def test_examples_run_in_the_lab(tailbound_lab: Callable[..., Cluster], repository: Path, example: str) -> None:
+    trains(tailbound_lab(workers=2), repository, example)
+
+
+def trains(lab: Cluster, repository: Path, example: str) -> None:
+    """Runs an example; all ranks learn, over XDP."""
     for rank, said in enumerate(in_lab(lab, [repository / "examples" / example])):
         assert f"rank {rank}: accuracy" in said
         assert min(accuracies(said)) > 0.9

@@ -45,6 +45,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.usefixtures("warm_start")
 @pytest.mark.timeout(150)  # what workers have to say must come out before
 def test_two_jobs_on_a_host_take_an_interface_each(tailbound_lab: Callable[..., Cluster], tmp_path: Path) -> None:
     lab = tailbound_lab(workers=2)

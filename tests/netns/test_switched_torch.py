@@ -45,6 +45,7 @@ print("done")
 """
 
 
+@pytest.mark.usefixtures("warm_start")
 @pytest.mark.timeout(150)  # what workers have to say must come out before
 def test_replicas_are_equal_and_gradients_those_of_gloo(tailbound_lab: Callable[..., Cluster], tmp_path: Path) -> None:
     lab = tailbound_lab(workers=2, switch=True)
