@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pyroute2 import IPRoute
 
-from lab_team import all_said
+from lab_team import all_said, served_store
 from tailbound.doctor.interfaces import leads_to_peers
 from tailbound.lab.cluster import Cluster
 
@@ -31,25 +31,23 @@ bare = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
 for name in ("TAILBOUND_INTERFACE", "TAILBOUND_PORT"):
     del os.environ[name]
 try:
-    sys.exit(subprocess.run([*bare, sys.executable, sys.argv[1]]).returncode)
+    sys.exit(subprocess.run([*bare, sys.executable, *sys.argv[1:]]).returncode)
 finally:
     cli.main(["detach", "data0"])
 """
 
 TRAINER = """
-import os
-from datetime import timedelta
+import os, sys
 import numpy as np
-import torch.distributed as dist
+sys.path.insert(0, sys.argv[1])
+from lab_team import connect
 from tailbound.collective.communicator import Communicator
 from tailbound.kernel import syscalls
 from tailbound.transport.config import Config
 
 rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-there = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-store = dist.TCPStore(*there, ranks, rank == 0, timedelta(seconds=90))
 config = Config(rank=rank, ranks=ranks, ring_mib=8.0, deadline_1=10**9, deadline_2=10**9)
-with Communicator(dist.PrefixStore("a", store), config) as job:
+with Communicator(connect(sys.argv[2]), config) as job:
     assert job.datapath == "xdp", job.datapath
     for op in range(3):
         data = np.full(100_000, 1.0 + rank, np.float32)
@@ -60,7 +58,6 @@ with Communicator(dist.PrefixStore("a", store), config) as job:
 """
 
 
-@pytest.mark.needs("torch")
 @pytest.mark.timeout(150)
 def test_trainers_that_name_no_interface_use_the_program_on_the_way_to_their_peers(
     tailbound_lab: Callable[..., Cluster], tmp_path: Path
@@ -70,8 +67,10 @@ def test_trainers_that_name_no_interface_use_the_program_on_the_way_to_their_pee
     trainer.write_text(TRAINER)
     way = {"MASTER_ADDR": lab.workers[0].address}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    argv = [sys.executable, "-c", HOST, str(trainer)]
-    all_said([lab.popen(rank, argv, env=way, **pipes) for rank in range(2)], 120)
+    tests = str(Path(__file__).parents[1] / "worlds")
+    with served_store(tmp_path / "store.sock") as store:
+        argv = [sys.executable, "-c", HOST, str(trainer), tests, store]
+        all_said([lab.popen(rank, argv, env=way, **pipes) for rank in range(2)], 120)
 
 
 REFUSED = """
