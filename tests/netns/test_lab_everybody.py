@@ -76,21 +76,35 @@ def test_a_lab_with_rate_and_losses_is_there_for_everybody() -> None:
     assert 115 < int(lost[1]) < 285  # 200, and six times the standard deviation
 
 
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [
-        (["--burst-loss", "0.01"], "bursts"),
-        (["--duplicate", "0.01"], "duplicates"),
-        (["--corrupt", "0.01"], "corruption"),
-        (["--reorder", "0.01"], "reordering"),
-        (["--switch"], "a switch that sums"),
-    ],
-)
-def test_what_needs_xdp_is_refused_by_name(option: list[str], words: str) -> None:
-    process = start("lab", "run", "--workers", "2", *option, "--", "true")
-    err = process.communicate(timeout=_PATIENCE)[1]
-    assert process.returncode != 0
-    assert f"{words}: done by XDP programs, which need root" in " ".join(err.split())
+#: What has to be refused, by what of it the error names.
+NEEDS_XDP = {
+    "bursts": ["--burst-loss", "0.01"],
+    "duplicates": ["--duplicate", "0.01"],
+    "corruption": ["--corrupt", "0.01"],
+    "reordering": ["--reorder", "0.01"],
+    "a switch that sums": ["--switch"],
+}
+COMMANDS = """
+import contextlib, io, json, sys
+from tailbound import cli
+told = []
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        told.append((cli.main(words), said.getvalue()))
+print(json.dumps(told))
+"""
+
+
+def test_what_needs_xdp_is_refused_by_name() -> None:
+    """All of it by commands of one process, and one as a user types it."""
+    commands = [["lab", "run", "--workers", "2", *option, "--", "true"] for option in NEEDS_XDP.values()]
+    argv = [*_RESTARTED, "-c", COMMANDS, json.dumps(commands)]
+    told = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
+    typed = start(*commands[0])
+    told.append((typed.wait(_PATIENCE), typed.communicate()[1]))
+    for words, (status, said) in zip([*NEEDS_XDP, next(iter(NEEDS_XDP))], told, strict=True):
+        assert status != 0
+        assert f"{words}: done by XDP programs, which need root" in " ".join(said.split())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -171,11 +185,11 @@ DEMO = """
 import io, pathlib, sys
 from rich.console import Console
 from tailbound.demo.run import Length, run
-run(out=pathlib.Path(sys.argv[1]), workers=3, length=Length(1, 0.0), console=Console(width=120))
+run(out=pathlib.Path(sys.argv[1]), workers=2, length=Length(1, 0.0), console=Console(width=120))
 """
 
 
-@pytest.mark.timeout(400)  # three processes import torch, on two cores that others may use too
+@pytest.mark.timeout(400)  # processes import torch, on two cores that others may use too
 @pytest.mark.needs("sklearn", "matplotlib", "torch")
 def test_the_demo_has_its_network_without_root_and_accounts_for_every_packet(tmp_path: Path) -> None:
     done = subprocess.run([*_RESTARTED, "-c", DEMO, tmp_path], capture_output=True, text=True, check=False)
