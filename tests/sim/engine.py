@@ -56,7 +56,7 @@ from tailbound.transport.sequence import Layout
 from tailbound.transport.sockets import UdpSocket
 from tailbound.transport.steps import step_of
 from tailbound.transport.switch import Switch
-from tailbound.wire.schema import OP_INDEX_BITS, Verdict, serial_distance
+from tailbound.wire.schema import OP_INDEX_BITS, UNKNOWN_SENDER, Verdict, serial_distance
 
 PORT = 5515
 COOKIE = 0x5EED
@@ -331,7 +331,9 @@ class Rank:
     _number: int = 0
     _start_most: int = 0
     #: by name, the others' acknowledgements and whose are known
-    _marks: dict[str, tuple[NDArray[np.uint32], NDArray[np.bool_]]] = field(default_factory=dict)
+    _marks: dict[str, tuple[list[int], list[bool]]] = field(default_factory=dict)
+    _told: bytes = b""  # what the others had said when that was looked at last
+    _books: tuple[object, ...] = ()  # the ledger, what had arrived and what was in sums when they were looked at last
 
     # -- the transport thread -----------------------------------------------------------------------------------------
 
@@ -366,7 +368,7 @@ class Rank:
         self.check(now + ahead, self._end)
         self._busy = self.world.fabric.clock
         if self.engine.job.queue.full:
-            wake = min(wake, now + ahead + 200 * US)  # room in the socket wakes it up
+            wake = min(wake, self.world.fabric.room_at(self.rank) + ahead)  # room in the socket wakes it up
             self._end = min(self._end, wake)
         self._schedule(wake - ahead, turn=False)
 
@@ -484,13 +486,9 @@ class Rank:
         """
         job = self.engine.job
         states = job.store.peer_states[: job.world]
-        known = states["cookie"] == job.cookie
-        for name in ("contributed", "published"):
-            now = states[name].copy()
-            before, there = self._marks.get(name, (now, known))
-            back = there & ((now - before).astype(np.int32) < 0)
-            assert not back.any(), f"rank {self.rank}: {name} of ranks {np.flatnonzero(back)} went back"
-            self._marks[name] = now, known
+        if (told := states.tobytes()) != self._told:  # else nobody has said anything since it was looked at
+            self._told = told
+            self._check_marks(states)
         released = int(job.store.control["released"][0])
         for name in ("contributed", "published"):
             own = int(getattr(job.marks, name))
@@ -503,18 +501,41 @@ class Rank:
             assert ends <= due, f"rank {self.rank} looks after op {op.name} {(ends - due) / MS:.1f} ms after its bound"
         self.check_books()
 
+    def _check_marks(self, states: NDArray[np.void]) -> None:
+        """Acknowledgements of the others never go back."""
+        known = [cookie == self.engine.job.cookie for cookie in states["cookie"].tolist()]
+        for name in ("contributed", "published"):
+            now = states[name].tolist()
+            before, there = self._marks.get(name, (now, known))
+            marks = enumerate(zip(now, before, there, strict=True))
+            back = [peer for peer, (new, old, was) in marks if was and serial_distance(new, old) < 0]
+            assert not back, f"rank {self.rank}: {name} of ranks {back} went back"
+            self._marks[name] = now, known
+
     def check_books(self, *, over: bool = False) -> None:
         """Every packet that arrived has one verdict, and every row in sums that were sealed is in the books.
 
         ``over``: all ops are, so that the books have no other row either, unless the rank has left ops behind.
         """
-        ledger = self.engine.job.store.ledger["verdict"].sum(axis=0)
+        job, whole_ledger = self.engine.job, self.engine.job.store.ledger["verdict"]
+        # rows of whoever may send; what is entered in another one is missing in the sum
+        entries = whole_ledger[: job.world].tobytes(), whole_ledger[UNKNOWN_SENDER].tobytes()
+        books = *entries, self.datapath.taken, self.datapath.sums.rows
+        if books == self._books and not over:  # else nothing was entered since they were looked at
+            return
+        self._books = books
+        ledger = np.frombuffer(b"".join(entries), np.uint64).reshape(job.world + 1, -1).sum(axis=0)
         verdicts = int(ledger.sum()) - int(ledger[Verdict.ABANDONED])
         assert verdicts == self.datapath.taken, f"rank {self.rank}: {verdicts} verdicts, {self.datapath.taken} came"
         rows = int(ledger[Verdict.STORED]) + int(ledger[Verdict.ADDED]) - int(ledger[Verdict.ABANDONED])
-        summed, left = self.datapath.sums.rows, self.engine.job.counters
+        summed, left = self.datapath.sums.rows, job.counters
         whole = over and not (left["jumps"] or left["predictions_wrong"])
         assert rows == summed if whole else rows >= summed, f"rank {self.rank}: {rows} rows, {summed} in sums"
+
+    def check_strangers(self) -> None:
+        """Nothing is booked for ranks that there are not."""
+        strangers = self.engine.job.store.ledger["verdict"][self.engine.job.world : UNKNOWN_SENDER]
+        assert not strangers.any(), f"rank {self.rank} has verdicts on what strangers sent"
 
 
 class World:
@@ -634,10 +655,10 @@ class World:
             self.switch.take(burst)
             return
         node = self.nodes[burst.to]
-        before = node.datapath.tables.state[:4].copy()
+        before = node.datapath.tables.state[:4].tobytes()
         for echo in node.datapath.feed(burst, self.fabric.now):
             self.fabric.send(Burst(burst.to, burst.source, echo, len(echo)))
-        if (node.datapath.tables.state[:4] != before).any():  # events or control packets: they wake the thread up
+        if node.datapath.tables.state[:4].tobytes() != before:  # events or control packets: they wake the thread up
             node.poke()
 
     def finished(self, rank: int, done: Done, out: NDArray[np.float32]) -> None:
@@ -749,6 +770,7 @@ class World:
         self.until(lambda: all(n.step >= self.steps and n.engine.idle for n in self.alive), most or longest)
         for node in self.alive:
             node.check_books(over=True)
+            node.check_strangers()
         return self
 
     def error_of(self, done: Done, out: NDArray[np.float32]) -> float:

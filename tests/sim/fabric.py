@@ -100,6 +100,15 @@ class _Pipe:
         share = (self._until - now) / max(1, self._until - self._since)
         return self._bytes + int(size * min(1.0, max(0.0, share)))
 
+    def falls_below(self, most: int) -> int:
+        """When the backlog may be less than ``most`` bytes: while the burst that leaves now does so, or after it."""
+        now = self._fabric.clock
+        if not self._waiting:
+            return now
+        excess = self._bytes + len(self._waiting[0][0].data) - most
+        left = self._since + excess * (self._until - self._since) // len(self._waiting[0][0].data)
+        return max(now, min(self._until, left)) + 1 * US
+
 
 class _End:
     """One rank's link: both directions, the speed it has, whether it is cut, and what befalls its packets.
@@ -170,6 +179,10 @@ class Fabric:
     def has_room(self, rank: int) -> bool:
         """Whether the sockets of ``rank`` take another burst."""
         return self.ends[rank].out.backlog < self.terms.room
+
+    def room_at(self, rank: int) -> int:
+        """When the sockets of ``rank`` may take another burst, ns; to be asked again then."""
+        return self.ends[rank].out.falls_below(self.terms.room)
 
     def send(self, burst: Burst) -> None:
         """Takes over a burst; ``deliver`` gets what arrives of it."""

@@ -202,6 +202,7 @@ class SimTeam:
         try:
             for node in self.world.alive:
                 node.check_books()
+                node.check_strangers()
         finally:
             self.world.close()
 
