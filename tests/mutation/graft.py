@@ -19,6 +19,9 @@ def graft(old: object, new: object) -> bool:
         return False
     if isinstance(old, FunctionType) and isinstance(new, FunctionType):
         changed = (old.__code__, _defaults(old)) != (new.__code__, _defaults(new))
+        for before, after in zip(old.__closure__ or (), new.__closure__ or (), strict=True):  # default factories
+            if isinstance(before.cell_contents, FunctionType):
+                changed |= graft(before.cell_contents, after.cell_contents)
         old.__code__, old.__defaults__, old.__kwdefaults__ = new.__code__, new.__defaults__, new.__kwdefaults__
         return changed
     if isinstance(old, property) and isinstance(new, property):

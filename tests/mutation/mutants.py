@@ -62,7 +62,9 @@ def _places(tree: ast.Module) -> Iterator[tuple[str, range, ast.expr]]:
                 at = range(0) if isinstance(node, ast.ClassDef | ast.Module) else _head(child)
             if isinstance(child, ast.ClassDef | ast.FunctionDef):
                 inside = f"{where}.{child.name}" if where else child.name
-            if isinstance(node, ast.FunctionDef) and child in (*node.decorator_list, node.args, node.returns):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and child in node.decorator_list:
+                continue
+            if isinstance(node, ast.FunctionDef) and child in (node.args, node.returns):
                 continue
             if isinstance(child, ast.AnnAssign) and child.value is None:
                 continue

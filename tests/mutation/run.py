@@ -185,13 +185,15 @@ def run(module: str) -> Trial:
     files = [str(TESTS / file) for file in MODULES[module]]
     # the timers that limit tests usually do not outlast what catches what they raise
     options = ["-x", "--timeout=0", "-p", "no:cacheprovider", "-p", "no:xdist", *_QUIET]
-    status = 1
+    status, said = 1, io.StringIO()
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stdout(said):
             status = int(pytest.main([*options, *files], [trial]))
     finally:
         if os.getpid() != own:
             os._exit(status)
+    if status != 0:
+        raise RuntimeError(said.getvalue())
     return trial
 
 

@@ -69,8 +69,40 @@ def test_a_deadline_without_progress_is_kept() -> None:
     assert clock.expired(1100, 7)
 
 
+def test_the_last_tenth_counts_from_the_first_look_in_it() -> None:
+    """Rule: clock-7c."""
+    clock = Extension()
+    clock.begin(1000, 100, 500)
+    assert clock.next_look(1089) == 1090
+    assert clock.next_look(1090) == 1100
+    assert not clock.expired(1090, 0)
+    assert not clock.expired(1095, 5)
+    assert not clock.expired(1100, 5)
+
+
+def test_waiting_on_is_weighed_by_whether_rows_came_at_all() -> None:
+    """Rule: clock-29."""
+    asked = []
+
+    def worth(rows: bool) -> bool:
+        asked.append(rows)
+        return len(asked) < 3
+
+    clock = Extension()
+    clock.begin(1000, 100, 500)
+    clock.expired(1090, 0, 9, worth=worth)
+    assert not clock.expired(1100, 3, 6, worth=worth)
+    assert not clock.expired(1110, 3, 6, worth=worth)
+    assert clock.expired(1120, 3, 6, worth=worth)
+    unseen = Extension()
+    unseen.begin(1000, 100, 500)
+    assert unseen.expired(1100, 3, 6, worth=worth)
+    assert asked == [True, False, False, False]
+
+
 def test_begin_counts_once() -> None:
     clock = Extension()
+    assert clock.due == clock.promised == clock.length == clock.limit == 0  # not yet
     clock.begin(1000, 100, 500)
     clock.begin(2000, 300, 500)
     assert (clock.due, clock.limit) == (1100, 1500)
@@ -97,6 +129,10 @@ def test_a_deadline_never_passes_its_limit() -> None:
         assert now <= 1250
         now, progress = clock.next_look(now), progress + 1
     assert now == 1250
+    late = Extension()
+    late.begin(1000, 100, 250)
+    late.expired(1090, 1)
+    assert late.expired(1250, 2)
 
 
 def test_a_deadline_that_nobody_looked_at_in_time_is_over() -> None:

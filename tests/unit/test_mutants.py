@@ -47,7 +47,7 @@ def test_equal_mistakes_of_a_function_are_told_apart() -> None:
 
 
 OLD = """
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 def near(a, by=1):
@@ -59,6 +59,7 @@ class Pair(NamedTuple):
 @dataclass
 class Most:
     a: int = 0
+    b: list = field(default_factory=lambda: [3])
 
     @property
     def more(self):
@@ -79,12 +80,13 @@ def load(source: str) -> ModuleType:
 @pytest.mark.parametrize(
     ("right", "wrong", "seen"),
     [
-        ("a + by", "a - by", "9 0 1 5"),
-        ("by=1", "by=2", "12 0 1 5"),
-        ("Pair(NamedTuple):\n    a: int = 0", "Pair(NamedTuple):\n    a: int = 7", "11 7 1 5"),
-        ("Most:\n    a: int = 0", "Most:\n    a: int = 9", "11 0 10 5"),
-        ("self.a + 1", "self.a + 2", "11 0 2 5"),
-        ("cls(5)", "cls(6)", "11 0 1 6"),
+        ("a + by", "a - by", "9 0 1 5 3"),
+        ("by=1", "by=2", "12 0 1 5 3"),
+        ("Pair(NamedTuple):\n    a: int = 0", "Pair(NamedTuple):\n    a: int = 7", "11 7 1 5 3"),
+        ("Most:\n    a: int = 0", "Most:\n    a: int = 9", "11 0 10 5 3"),
+        ("self.a + 1", "self.a + 2", "11 0 2 5 3"),
+        ("cls(5)", "cls(6)", "11 0 1 6 3"),
+        ("[3]", "[4]", "11 0 1 5 4"),
     ],
 )
 def test_a_mistake_is_seen_by_who_has_imported_what_it_is_in(right: str, wrong: str, seen: str) -> None:
@@ -92,16 +94,17 @@ def test_a_mistake_is_seen_by_who_has_imported_what_it_is_in(right: str, wrong: 
     near, pair, most, made = module.near, module.Pair, module.Most, module.Most.made
 
     def look() -> str:
-        return f"{near(10)} {pair().a} {most().more} {made().a}"
+        return f"{near(10)} {pair().a} {most().more} {made().a} {most().b[0]}"
 
     assert not graft(module, load(OLD))
-    assert look() == "11 0 1 5"
+    assert look() == "11 0 1 5 3"
     assert graft(module, load(OLD.replace(right, wrong)))
     assert look() == seen
 
 
 def test_a_statement_ends_where_those_in_it_begin() -> None:
     source = """
+@dataclass(frozen=True)
 class A:
     x: int = 1
     def f(self, a):
@@ -113,4 +116,4 @@ class A:
             )
 """
     found = [(mutant.line, mutant.statement) for mutant in mutants(source)]
-    assert found == [(3, range(0)), (6, range(5, 8)), (6, range(5, 8)), (9, range(8, 11))]
+    assert found == [(4, range(0)), (7, range(6, 9)), (7, range(6, 9)), (10, range(9, 12))]

@@ -95,7 +95,7 @@ class Extension:
         if not moved and worth is not None:
             moved = worth(0 <= self.progress < progress)
         self.progress = progress
-        if moved and self.due < self.limit:
+        if moved:
             self.due = min(now + self.step, self.limit)
             return now >= self.limit
         return True
@@ -105,7 +105,7 @@ class Extension:
         if not self.due:
             return 0
         early = self.due - self.step
-        return early if self.progress < 0 and now < early else self.due
+        return early if now < early else self.due
 
 
 @dataclass
