@@ -81,7 +81,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m tailbound.wire.codegen --check
-	$(BIN)/python -m tailbound.transport.settings_page | diff -u docs/settings.md -
+	$(BIN)/python -m tailbound.settings.page | diff -u docs/settings.md -
 	$(BIN)/python -m tailbound.wire.rules_index | diff -u docs/rules_index.md -
 	clang-format-14 --dry-run --Werror $(C_SOURCES)
 
@@ -94,7 +94,7 @@ format: setup
 # Files derived from the schema, the table of settings and citations of rules; they are committed.
 generate: setup
 	$(BIN)/python -m tailbound.wire.codegen
-	$(BIN)/python -m tailbound.transport.settings_page > docs/settings.md
+	$(BIN)/python -m tailbound.settings.page > docs/settings.md
 	$(BIN)/python -m tailbound.wire.rules_index > docs/rules_index.md
 
 wheel: setup

@@ -38,13 +38,12 @@ MODULES: dict[str, tuple[str, ...]] = {
     "transport.clock": ("unit/test_clock.py", "unit/test_stage.py"),
     "transport.flush": ("unit/test_flush.py",),
     "transport.incast": ("unit/test_incast.py",),
-    "transport.membership": ("unit/test_membership.py",),
+    "transport.membership": ("unit/test_membership.py", "unit/test_suspicion.py"),
     "transport.overtime": ("unit/test_overtime.py", "unit/test_stage.py"),
     "transport.sequence": ("unit/test_sequence.py",),
     "transport.shares": ("unit/test_shares.py",),
     "transport.stage": ("unit/test_stage.py",),
     "transport.steps": ("unit/test_steps.py",),
-    "transport.suspicion": ("unit/test_suspicion.py",),
     "transport.tail_probe": ("unit/test_tail_probe.py",),
 }
 #: A mutant whose tests take so many times as long as without it, and so many seconds more, waits for ever.

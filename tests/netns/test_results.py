@@ -15,7 +15,7 @@ from support import MS, PATIENCE, Team, balanced, exact_mean, gradients, hasty, 
 from tailbound.lab import namespaces
 from tailbound.lab.cluster import Cluster
 from tailbound.lab.topology import Link
-from tailbound.transport.burst import burst_packets
+from tailbound.transport.batch import burst_packets
 from tailbound.wire.schema import HEADER_BYTES
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")

@@ -17,7 +17,8 @@ from switched_team import switched_team
 from tailbound.lab import namespaces
 from tailbound.lab.cluster import Cluster
 from tailbound.lab.topology import Link
-from tailbound.transport.switch_settings import switch_of
+from tailbound.settings.table import switch_of
+from tailbound.transport.backoff import Policy
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 
@@ -139,7 +140,7 @@ def test_a_port_that_is_down_leaves_out_one_worker_and_holds_up_nobody(tailbound
 def test_a_job_that_the_switch_has_lost_goes_on_rank_to_rank_and_comes_back(
     tailbound_lab: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tailbound.transport.fallback.REST", 1500 * MS)
+    monkeypatch.setattr("tailbound.transport.switch.RESTS", Policy(1500 * MS))
     lab = tailbound_lab(workers=3, switch=True)
     with through(lab, hasty(width=1408, ring_mib=16.0)) as job:
         settle(job)

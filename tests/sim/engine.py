@@ -170,7 +170,7 @@ class _Wire:
 
 
 class _Ready:
-    """For ``transport.wait.Waiter``: whether anything is queued."""
+    """For ``transport.sockets.Waiter``: whether anything is queued."""
 
     def __init__(self, tables: Tables) -> None:
         self._state = tables.state

@@ -13,6 +13,7 @@ from reference_switch import shuffled
 from sim.fabric import MS
 from sim.team import Result, SimTeam, sim_switched_team
 from support import Trouble, gradients, hasty, patient
+from tailbound.transport.backoff import Policy
 from tailbound.wire.schema import Verdict
 
 RANKS, WIDTH = 3, 128
@@ -165,7 +166,7 @@ def test_a_switch_that_is_loaded_anew_goes_on(when: int) -> None:
 def test_a_silent_switch_is_named_left_and_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tailbound.transport.fallback.REST", 1500 * MS)
+    monkeypatch.setattr("tailbound.transport.switch.RESTS", Policy(1500 * MS))
     short = hasty(deadline_1=300 * MS, deadline_2=150 * MS, stage_max=900 * MS)
     with sim_switched_team(RANKS, settings(short)) as (job, switch):
         warm_up(job)

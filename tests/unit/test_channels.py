@@ -16,8 +16,7 @@ from tailbound.transport.choose import WORKS, Facts
 from tailbound.transport.membership import Membership
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.reach import Reach
-from tailbound.transport.sender import Sender
-from tailbound.transport.shared import Shared
+from tailbound.transport.sender import Sender, Shared
 from tailbound.transport.sockets import UdpSocket
 from tailbound.wire import packets
 from tailbound.wire.schema import MAX_RANKS, Flag, PacketType

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from tailbound.errors import ConfigError
+from tailbound.settings.table import RESULT
 from tailbound.transport.choose import WORKS, Facts, Tried, check, choose, worth_trying
 from tailbound.transport.config import Config
-from tailbound.transport.settings import RESULT
 
 ALL = Facts(4, "xdp", fanout=WORKS, multicast=WORKS, unreached=())
 NO_TC = {"fanout": Tried(False, "no privilege")}

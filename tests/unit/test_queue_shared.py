@@ -11,8 +11,7 @@ from tailbound.errors import ConfigError
 from tailbound.transport.pace import Limits, Pacer
 from tailbound.transport.probe import EVERY
 from tailbound.transport.queue import SendQueue
-from tailbound.transport.sender import Sender
-from tailbound.transport.shared import SHARED_MOST, Shared
+from tailbound.transport.sender import SHARED_MOST, Sender, Shared
 from tailbound.transport.sockets import UdpSocket
 from tailbound.wire.schema import MAX_RANKS, PacketType
 

@@ -12,11 +12,11 @@ import pytest
 from support import MemoryStore, patient
 from tailbound.collective.communicator import Communicator
 from tailbound.errors import LayoutError, TransportError
+from tailbound.settings.kinds import LIMITS
 from tailbound.transport.config import Config
 from tailbound.transport.interface import interface, interface_towards
 from tailbound.transport.rendezvous import Greeting, check, exchange, meet, new_cookie
 from tailbound.transport.safeguard import Limits
-from tailbound.transport.setting_kinds import LIMITS
 
 
 def greeting(rank: int, **fields: Any) -> Greeting:

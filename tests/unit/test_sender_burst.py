@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailbound.errors import ConfigError
-from tailbound.transport.burst import MAX_BYTES, burst_packets, stagger
+from tailbound.transport.batch import MAX_BYTES, burst_packets, stagger
 
 
 @pytest.mark.parametrize(("stride", "packets"), [(1472, 44), (80, 64), (8960, 7), (1023, 64), (1024, 63), (65507, 1)])

@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 
 from tailbound.errors import ConfigError
-from tailbound.transport import settings
+from tailbound.settings import table as settings
+from tailbound.settings.kinds import choice
+from tailbound.settings.page import page
+from tailbound.settings.table import ALL, OPTIONS, Setting, from_environment, unknown
 from tailbound.transport.safeguard import Limits
-from tailbound.transport.setting_kinds import choice
-from tailbound.transport.settings import ALL, ARGUMENTS_ONLY, OPTIONS, Setting, from_environment, unknown
-from tailbound.transport.settings_page import page
 
 BY_NAME = {setting.variable.removeprefix("TAILBOUND_").lower(): setting for setting in ALL}
 #: Words of the sources that begin like a variable: a glob, the prefix itself.
+#: Arguments of ``TailboundState`` that are no settings: objects, and what ``register`` finds out itself.
+ARGUMENTS_ONLY = frozenset({"self", "process_group", "model"})
 NO_VARIABLES = {"TAILBOUND_", "TAILBOUND_RNIG_MIB", "TAILBOUND_WEATHER"}
 
 

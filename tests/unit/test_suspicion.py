@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailbound.transport.suspicion import Suspicion
+from tailbound.transport.membership import Suspicion
 
 
 def test_three_misses_running() -> None:

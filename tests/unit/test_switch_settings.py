@@ -7,10 +7,9 @@ import pytest
 from support import MemoryStore
 from tailbound.collective.communicator import Communicator
 from tailbound.errors import ConfigError
+from tailbound.settings.table import cookie_of, switch_of
 from tailbound.transport.config import MS, Config
-from tailbound.transport.fallback import LONGEST_REST, REST, Fallback
-from tailbound.transport.switch import Switch
-from tailbound.transport.switch_settings import cookie_of, switch_of
+from tailbound.transport.switch import RESTS, Fallback, Switch
 
 
 def test_the_environment_says_where_it_is() -> None:
@@ -85,15 +84,15 @@ def test_a_silent_switch_is_left_and_tried_again_ever_more_seldom() -> None:
         rests.append(now - left)
         assert fallback.observe(5, True, now)  # silent from before: does not count twice
         assert not fallback.observe(6, True, now)
-    assert rests[0] == REST
-    assert rests[1] == 2 * REST
-    assert rests[-1] == LONGEST_REST
+    assert rests[0] == RESTS.first
+    assert rests[1] == 2 * RESTS.first
+    assert rests[-1] == RESTS.most
 
 
 def test_a_switch_that_went_on_for_long_is_trusted_again() -> None:
     fallback = Fallback(after=3)
     fallback.observe(3, True, 0)
-    assert fallback.observe(3, False, REST)
-    fallback.observe(0, True, 10 * REST)
-    assert not fallback.observe(3, True, 20 * REST)
-    assert fallback.observe(3, False, 21 * REST)
+    assert fallback.observe(3, False, RESTS.first)
+    fallback.observe(0, True, 10 * RESTS.first)
+    assert not fallback.observe(3, True, 20 * RESTS.first)
+    assert fallback.observe(3, False, 21 * RESTS.first)

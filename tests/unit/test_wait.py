@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tailbound.transport.wait import Waiter
+from tailbound.transport.sockets import Waiter
 
 
 def test_a_short_wait_is_short_and_never_early() -> None:

@@ -10,8 +10,8 @@ from reference_switch import ReferenceSwitch, Rules
 from support import MemoryStore, Team, assembled
 from tailbound.codec.scale import headroom_of
 from tailbound.collective.communicator import Communicator
+from tailbound.settings.table import switch_of
 from tailbound.transport.config import Config
-from tailbound.transport.switch_settings import switch_of
 
 COOKIE = 0x5317C4ED
 

@@ -29,7 +29,7 @@ from tailbound.bench.team import Team
 from tailbound.errors import ConfigError
 from tailbound.lab.cluster import Cluster
 from tailbound.lab.spec import LabSpec
-from tailbound.transport.settings import RESULT
+from tailbound.settings.table import RESULT
 
 #: Iterations before those that count: connections, scales, caches, DVFS.
 WARMUP = 5

@@ -33,10 +33,9 @@ from tailbound.errors import TailboundError
 from tailbound.kernel.fanout import Fanout, Peer
 from tailbound.kernel.neighbours import next_hops
 from tailbound.lab.cluster import Cluster
-from tailbound.transport.burst import stagger
+from tailbound.transport.batch import stagger
 from tailbound.transport.queue import SendQueue
-from tailbound.transport.sender import Sender
-from tailbound.transport.shared import Shared
+from tailbound.transport.sender import Sender, Shared
 from tailbound.transport.sockets import Socket
 from tailbound.wire.packets import header, packet
 from tailbound.wire.schema import HEADER_BYTES, PacketType, Verdict

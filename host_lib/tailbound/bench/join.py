@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from tailbound.bench.start import StartLine
 from tailbound.collective.communicator import Communicator
+from tailbound.settings.table import PORT, RESULT
 from tailbound.transport.config import Config
-from tailbound.transport.settings import PORT, RESULT
 
 
 @contextmanager

@@ -12,8 +12,7 @@ from tailbound.kernel.fanout import Fanout
 from tailbound.transport.choose import Choice, Facts, choose
 from tailbound.transport.multicast import Membership
 from tailbound.transport.reach import Ears, Reach
-from tailbound.transport.sender import Sender
-from tailbound.transport.shared import Shared
+from tailbound.transport.sender import Sender, Shared
 
 
 class Channels:

@@ -37,6 +37,7 @@ from tailbound.collective.warmup import announce_compilation, warm_up
 from tailbound.datapath.protocol import Datapath
 from tailbound.datapath.select import open_datapath
 from tailbound.errors import ConfigError
+from tailbound.settings.table import cookie_of, switch_of
 from tailbound.transport import rendezvous
 from tailbound.transport.config import DEFAULT_PORT, Config
 from tailbound.transport.reliable import Reliable
@@ -45,7 +46,6 @@ from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Layout
 from tailbound.transport.status import StatusWriter
 from tailbound.transport.steps import step_of
-from tailbound.transport.switch_settings import cookie_of, switch_of
 from tailbound.transport.trace import TRACE_VARIABLE
 from tailbound.wire.schema import OP_INDEX_BITS, VERSION
 

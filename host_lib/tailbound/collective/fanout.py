@@ -23,7 +23,7 @@ from tailbound.transport.choose import WORKS, Choice, Tried, worth_trying
 from tailbound.transport.config import MS
 from tailbound.transport.multicast import Membership, group_of, prepare
 from tailbound.transport.reach import Reach, Say
-from tailbound.transport.shared import Shared
+from tailbound.transport.sender import Shared
 from tailbound.transport.steps import Steps, step_of
 from tailbound.wire import packets
 from tailbound.wire.schema import Flag, PacketType

@@ -24,12 +24,12 @@ from tailbound.collective.repair import Repairs
 from tailbound.datapath.protocol import Datapath, Store
 from tailbound.transport import flush
 from tailbound.transport.backoff import AnswerTime
-from tailbound.transport.books import Books
 from tailbound.transport.choose import Facts
 from tailbound.transport.clock import majority
 from tailbound.transport.config import Config
 from tailbound.transport.deadline import Deadlines
 from tailbound.transport.interface import speed_of
+from tailbound.transport.ledger import Books
 from tailbound.transport.log import Events
 from tailbound.transport.membership import Membership
 from tailbound.transport.overtime import Overtime

@@ -26,10 +26,10 @@ from tailbound.transport.agreement import (
     speeds_to_wire,
 )
 from tailbound.transport.config import MS
-from tailbound.transport.fallback import Fallback
 from tailbound.transport.sequence import Place
 from tailbound.transport.shares import FAST_ENOUGH, Lateness, Observation, Shares, Speeds
 from tailbound.transport.steps import step_distance, step_of
+from tailbound.transport.switch import Fallback
 from tailbound.wire.schema import MAX_RANKS, TIME_UNIT_US, PacketType, op_label, op_slot
 
 #: What peers know of maps is looked at so often while nothing is on its way.

@@ -11,7 +11,7 @@ from tailbound.collective.job import Job
 from tailbound.collective.op import Op
 from tailbound.collective.repair import Places, Request, decode_repair
 from tailbound.collective.view import View
-from tailbound.transport.burst import burst_packets
+from tailbound.transport.batch import burst_packets
 from tailbound.transport.headers import add_flags
 from tailbound.wire.schema import Flag, PacketType, serial_distance
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tailbound.collective.job import Job
 from tailbound.collective.op import Op
+from tailbound.transport.membership import Suspicion
 from tailbound.transport.steps import step_distance, step_of
-from tailbound.transport.suspicion import Suspicion
 from tailbound.wire.schema import HEADER_BYTES, MAX_RANKS, TIME_UNIT_US, op_slot, serial_distance
 
 _TIME_UNIT = TIME_UNIT_US * 1000

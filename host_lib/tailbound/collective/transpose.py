@@ -35,10 +35,10 @@ from tailbound.collective.unheard import Unheard
 from tailbound.collective.view import View
 from tailbound.collective.window import Window
 from tailbound.errors import LayoutError, TransportError
-from tailbound.transport.forks import keep_from_children
+from tailbound.forks import keep_from_children
 from tailbound.transport.sequence import Position
+from tailbound.transport.sockets import Waiter
 from tailbound.transport.steps import Steps, step_distance, step_of
-from tailbound.transport.wait import Waiter
 from tailbound.wire.schema import Event
 
 #: The thread wakes up this often even when nothing arrives, and takes a turn then (an event is a hint, not a promise).

@@ -22,7 +22,7 @@ from tailbound.datapath.receive import BATCH, BUFFER_BYTES, SO_RXQ_OVFL, UDP_GRO
 from tailbound.datapath.store import allocate, store_of
 from tailbound.datapath.tables import CONTROLS_LOST, KERNEL_DROPS, STOP, Tables
 from tailbound.errors import CapabilityError, ConfigError
-from tailbound.transport.forks import keep_from_children
+from tailbound.forks import keep_from_children
 from tailbound.transport.sockets import UdpSocket
 
 #: Below this many bytes of receive buffer (three or four super-packets fit into 208 KiB) senders must leave gaps.

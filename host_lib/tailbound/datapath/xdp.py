@@ -18,13 +18,13 @@ from tailbound.datapath.protocol import EventRecord, Store
 from tailbound.datapath.sizes import sum_ring
 from tailbound.datapath.store import check_sizes, store_of
 from tailbound.errors import AttachError, ConfigError
+from tailbound.forks import keep_from_children
 from tailbound.kernel import attach as attaching
 from tailbound.kernel import barrier, interfaces, load, pin
 from tailbound.kernel import maps as kernel_maps
 from tailbound.kernel.events import EventRing
 from tailbound.kernel.maps import EVENTS, Maps, Shape
 from tailbound.kernel.seal import Sealer
-from tailbound.transport.forks import keep_from_children
 from tailbound.transport.sockets import UdpSocket
 from tailbound.wire.packets import layout
 from tailbound.wire.schema import HEADER_BYTES, WORKER_MAPS

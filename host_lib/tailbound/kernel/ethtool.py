@@ -16,11 +16,11 @@ from typing import NamedTuple
 from tailbound.errors import CapabilityError
 
 _SIOCETHTOOL = 0x8946
-_GDRVINFO, _GTXCSUM, _STXCSUM, _GSTRINGS, _GSTATS, _STSO = 0x03, 0x16, 0x17, 0x1B, 0x1D, 0x1F
+_GSET, _GDRVINFO, _GTXCSUM, _STXCSUM, _GSTRINGS, _GSTATS, _STSO = 0x01, 0x03, 0x16, 0x17, 0x1B, 0x1D, 0x1F
 _SGSO, _GFLAGS, _SFLAGS, _GPFLAGS, _GRXFH, _SGRO = 0x24, 0x25, 0x26, 0x27, 0x29, 0x2C
 _GSSET_INFO, _GCHANNELS, _SCHANNELS = 0x37, 0x3C, 0x3D
 _SS_STATS, _SS_PRIV_FLAGS = 1, 2
-_NAME_BYTES, _DRVINFO_BYTES, _PRIVATE_AT, _RXNFC_BYTES = 32, 196, 176, 192
+_NAME_BYTES, _COMMAND_BYTES, _DRVINFO_BYTES, _PRIVATE_AT, _RXNFC_BYTES = 32, 44, 196, 176, 192
 _UDP_V4_FLOW = 0x02
 #: cmd, max rx, max tx, max other, max combined, rx, tx, other, combined
 _CHANNELS = struct.Struct("=9I")
@@ -67,6 +67,17 @@ def _names(interface: str, kind: int, count: int) -> list[str]:
 
 def _driver_info(interface: str) -> bytes:
     return _ask(interface, struct.pack("=I", _GDRVINFO).ljust(_DRVINFO_BYTES, b"\0"))
+
+
+def speed(interface: str) -> int:
+    """Mbit/s of the link, as its driver says; 0 where it does not (``struct ethtool_cmd``)."""
+    try:
+        command = _ask(interface, struct.pack("=I", _GSET).ljust(_COMMAND_BYTES, b"\0"))
+    except OSError:
+        return 0
+    low, high = struct.unpack_from("=H14xH", command, 12)
+    mbit: int = low | high << 16
+    return 0 if mbit in (0xFFFF, 0xFFFFFFFF) else mbit
 
 
 def driver(interface: str) -> str:

@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.errors import ConfigError
+from tailbound.forks import keep_from_children
 from tailbound.kernel import interfaces, load, maps, pin, tc
 from tailbound.kernel.maps import Maps, Shape
-from tailbound.transport.forks import keep_from_children
 from tailbound.wire.packets import DTYPES, layout
 from tailbound.wire.schema import FANOUT_MAPS, MAX_RANKS
 

@@ -19,7 +19,7 @@ except ImportError as error:
 
 from tailbound.errors import ConfigError
 from tailbound.metrics.flatten import flatten
-from tailbound.transport.settings import PROMETHEUS_PORT
+from tailbound.settings.table import PROMETHEUS_PORT
 
 
 class Source(Protocol):

@@ -14,10 +14,10 @@ from tailbound.kernel import attach as attaching
 from tailbound.kernel import interfaces
 from tailbound.kernel.linear import linear_of
 from tailbound.kernel.switch import Entry, Member, Sizes, Switch, port_table
+from tailbound.settings.table import PORT
 from tailbound.switch.job import JobSpec, mac_bytes, place
 from tailbound.transport.config import row_width
 from tailbound.transport.rendezvous import new_cookie
-from tailbound.transport.settings import PORT
 from tailbound.transport.switch import ADDRESS, CODES, COOKIE, FORM, ROWS
 
 __all__ = ["DEFAULT_SLOTS", "Aggregator", "Box", "Port", "check_ports", "open_xdp"]

@@ -15,6 +15,7 @@ from tailbound.collective.coder import check_codes
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TailboundError
+from tailbound.settings.table import from_environment
 from tailbound.torch import saved
 from tailbound.torch.complaints import Complaints
 from tailbound.torch.memory import Bucket, check
@@ -26,7 +27,6 @@ from tailbound.torch.recovery import Recovery
 from tailbound.transport.choose import AskedResult
 from tailbound.transport.config import DEADLINE_MOST, MS, Config, width_for_mtu
 from tailbound.transport.safeguard import Limits
-from tailbound.transport.settings import from_environment
 from tailbound.transport.steps import step_of
 
 log = logging.getLogger("tailbound")
@@ -38,7 +38,7 @@ _jobs: Counter[str] = Counter()
 class TailboundState(Recovery):
     """What ``allreduce_hook`` needs; make it with ``register`` or by hand before ``register_comm_hook``.
 
-    Options that are not given come from ``TAILBOUND_...`` variables, named like them (``transport.settings``).
+    Options that are not given come from ``TAILBOUND_...`` variables, named like them (``settings.table``).
 
     Args:
         process_group: the group of the DDP model; its store is the rendezvous. Default: the default group.

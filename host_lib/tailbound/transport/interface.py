@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-import fcntl
 import os
 import socket
-import struct
 from typing import NamedTuple
 
 from pyroute2 import IPRoute
 
 from tailbound.errors import ConfigError
-
-_SIOCETHTOOL, _ETHTOOL_GSET = 0x8946, 1
+from tailbound.kernel import ethtool
 
 
 class Interface(NamedTuple):
@@ -100,18 +96,5 @@ def speed_of(address: str) -> float:
         for found in route.get_addr(family=socket.AF_INET):
             if found.get_attr("IFA_ADDRESS") == address:
                 (link,) = route.get_links(found["index"])
-                return _speed(str(link.get_attr("IFLA_IFNAME")))
+                return ethtool.speed(str(link.get_attr("IFLA_IFNAME"))) * 1e6 / 8
     return 0.0
-
-
-def _speed(name: str) -> float:
-    """The driver's word, ``struct ethtool_cmd``: Mbit/s in two halves, all ones where it does not know."""
-    command = ctypes.create_string_buffer(struct.pack("=I", _ETHTOOL_GSET), 44)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
-        try:
-            fcntl.ioctl(asker, _SIOCETHTOOL, struct.pack("=16sQ16x", name.encode(), ctypes.addressof(command)))
-        except OSError:
-            return 0.0
-    (low,), (high,) = struct.unpack_from("=H", command, 12), struct.unpack_from("=H", command, 28)
-    mbit = low | high << 16
-    return 0.0 if mbit in (0xFFFF, 0xFFFFFFFF) else mbit * 1e6 / 8

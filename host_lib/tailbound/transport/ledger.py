@@ -19,6 +19,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.transport.rotation import Rotation
+from tailbound.transport.safeguard import Limits, Safeguard
 from tailbound.wire.schema import Verdict
 
 
@@ -129,3 +131,19 @@ class Window:
         if not len(filled):
             return (0.0,) * len(percent)
         return tuple(float(x) for x in np.percentile(filled, percent))
+
+
+class Books:
+    """State only; ``collective.accounting`` fills it."""
+
+    def __init__(self, ranks: int, limits: Limits, rotate: bool | str, world: int | None = None) -> None:
+        self.ledger = Ledger(world or ranks)
+        #: judges contributions to the own rows; its verdict binds all ranks
+        self.contributions = Safeguard(limits, ranks)
+        #: judges the results of others; its verdict is this rank's alone, so it only warns
+        self.results = Safeguard(limits, ranks)
+        self.rotation = Rotation(rotate)
+        #: bytes of one rank's contributions to this one, in the last op
+        self.flow_bytes = 0
+        #: ns from launch to the end of decode
+        self.latency = Window()

@@ -11,7 +11,7 @@ import ipaddress
 import socket
 
 from tailbound.errors import CapabilityError, ConfigError
-from tailbound.transport.forks import keep_from_children
+from tailbound.forks import keep_from_children
 from tailbound.wire.schema import HEADER_BYTES
 
 #: Groups of an organisation's own (RFC 2365): one of 2 ** 18 by the job's cookie, unless one is given.

@@ -8,7 +8,7 @@ has been sent.
 Results go before the contributions of later ops, and behind those of their own: an owner that has its sums early would
 otherwise keep the others' sums waiting for as long as its own results take to send.
 
-Rows for everybody may leave once, over a shared channel (``shared.Shared``): they wait for what is older for any of its
+Rows for everybody may leave once, over a shared channel (``sender.Shared``): they wait for what is older for any of its
 ranks, leave at the rate of the slowest, and are paid for and counted by rank.
 
 A row is stale when its time is up (``until``) or when nobody takes it any more (``over``); it is dropped and counted.
@@ -24,8 +24,20 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.transport.batch import ALLOWED, ANY, BATCH, BURSTS, CHANNEL, NEXT, RANK, SIZE, TOTAL, Batch, flows_of
-from tailbound.transport.burst import burst_packets
+from tailbound.transport.batch import (
+    ALLOWED,
+    ANY,
+    BATCH,
+    BURSTS,
+    CHANNEL,
+    NEXT,
+    RANK,
+    SIZE,
+    TOTAL,
+    Batch,
+    burst_packets,
+    flows_of,
+)
 from tailbound.transport.pace import Pacer
 from tailbound.transport.probe import Prober
 from tailbound.transport.sender import FULL, NO_GSO, Sender

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
 from tailbound.errors import TransportError
-from tailbound.transport.forks import keep_from_children
+from tailbound.forks import keep_from_children
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -1,4 +1,9 @@
-"""Where a job's aggregating switch is and what it can hold, as its control plane has told the workers."""
+"""A job's aggregating switch: where it is, what it can hold, and whether rows go there while it may be silent.
+
+A switch that restarts, or that nobody reaches, sends nothing: every op then lasts until its deadline and brings
+nothing. After a few such ops the ranks agree on an owner map without the switch, and try it again after a rest, which
+doubles each time that this was too early. So a switch that is gone for good costs a few ops in ever more minutes.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import socket
 from dataclasses import dataclass
 
 from tailbound.errors import ConfigError
+from tailbound.transport.backoff import Backoff, Policy
 from tailbound.wire.schema import MAX_RANKS, WIDTH_STEP, Flag
 
 #: Set by the lab, or printed by `tailbound switch job add`; see ``Switch``. The cookie is drawn by the control plane,
@@ -80,3 +86,40 @@ def fits(ranks: int) -> None:
         raise ConfigError(
             f"{ranks} workers and their switch are more than {MAX_RANKS} ranks: run fewer, or without the switch"
         )
+
+
+#: How a switch that is silent is tried again.
+RESTS = Policy(5_000_000_000, 320_000_000_000)
+
+
+class Fallback:
+    """One rank's wish.
+
+    Args:
+        after: ops running without any result that are enough.
+    """
+
+    def __init__(self, after: int) -> None:
+        self._after = after
+        self._rests = Backoff(RESTS)
+        self._left = False
+        self._tried: int | None = None  # when rows went there again
+        self._before = 0
+
+    @property
+    def switched(self) -> bool:
+        """Whether rows should go to the switch."""
+        return not self._left
+
+    def observe(self, silent_ops: int, switched: bool, now: int) -> bool:
+        """Takes the silent ops running, and whether the map in force names the switch; returns ``switched``."""
+        self._before = min(self._before, silent_ops)
+        if self._left:
+            if now >= self._rests.due:
+                self._left, self._tried, self._before = False, now, silent_ops
+        elif switched and silent_ops - self._before >= self._after:
+            if self._tried is None or now - self._tried >= RESTS.wait(self._rests.asked):
+                self._rests.asked = 0  # it was not too early
+            self._rests.ask(now)
+            self._left = True
+        return self.switched

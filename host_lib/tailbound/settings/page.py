@@ -1,16 +1,16 @@
-"""``docs/settings.md``, written from the table of settings: ``python -m tailbound.transport.settings_page > FILE``."""
+"""``docs/settings.md``, written from the table of settings: ``python -m tailbound.settings.page > FILE``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tailbound.settings.table import OPTIONS, OTHERS, Setting
 from tailbound.transport.config import DEFAULT_PORT, PORTS
-from tailbound.transport.settings import OPTIONS, OTHERS, Setting
 
 _HEAD = """\
 # Settings
 
-Generated from `host_lib/tailbound/transport/settings.py` by `make generate`.
+Generated from `host_lib/tailbound/settings/table.py` by `make generate`.
 
 None has to be set. An argument of `tailbound.torch.register` or `TailboundState` wins over the variable, the variable
 over the default; an empty variable is none. An invalid value is a `ConfigError` that names variable and value and

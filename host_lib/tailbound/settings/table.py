@@ -16,17 +16,15 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 from tailbound.errors import ConfigError
+from tailbound.settings.kinds import DEADLINES, GROUP, LIMITS, Kind, choice, integer, number, on_off, words
 from tailbound.transport import choose, status, switch, trace
 from tailbound.transport.config import DEFAULT_PORT, PORTS, SOURCE_PORTS_MOST
-from tailbound.transport.setting_kinds import DEADLINES, GROUP, LIMITS, Kind, choice, integer, number, on_off, words
 from tailbound.wire.schema import WIDTH_STEP
 
 P = ParamSpec("P")
 R = TypeVar("R")
 log = logging.getLogger("tailbound")
 PREFIX = "TAILBOUND_"
-#: Arguments of ``TailboundState`` that are no settings: objects, and what ``register`` finds out itself.
-ARGUMENTS_ONLY = frozenset({"self", "process_group", "model"})
 
 
 @dataclass(frozen=True)
@@ -243,3 +241,32 @@ def unknown(environment: Mapping[str, str] = os.environ) -> list[str]:
         hint = f"did you mean {close[0]}?" if close else "docs/settings.md has all settings"
         said.append(f"{name} is no setting and does nothing: {hint}")
     return said
+
+
+def switch_of(address: str | None, environment: Mapping[str, str] = os.environ) -> switch.Switch:
+    """The switch at ``address`` (``ADDRESS`` or ``ADDRESS:PORT``; default ``TAILBOUND_SWITCH``).
+
+    Raises:
+        ConfigError: none is named, or a setting cannot be.
+    """
+    text = address or environment.get(switch.ADDRESS, "")
+    if not text:
+        raise ConfigError(f"datapath 'switch' needs the switch's address: pass switch= or set {switch.ADDRESS}")
+    host, _, port = text.partition(":")
+    return switch.Switch(
+        host,
+        PORT.parse(port, "port of the switch") if port else 0,
+        SWITCH_ROWS.read(environment),
+        SWITCH_FORM.read(environment),
+        SWITCH_CODES.read(environment),
+    )
+
+
+def cookie_of(environment: Mapping[str, str] = os.environ) -> int:
+    """The cookie that the control plane has drawn for this job; 0: none has been given.
+
+    Raises:
+        ConfigError: not a cookie.
+    """
+    cookie: int = COOKIE.read(environment)
+    return cookie
