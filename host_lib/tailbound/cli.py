@@ -147,7 +147,7 @@ def _lab_for_everybody() -> None:
     """Who may not build a lab gets a user namespace of his own to build it in, where the kernel allows that."""
     from tailbound.doctor.facts import has_capability
     from tailbound.lab import user_namespace
-    from tailbound.transport import status
+    from tailbound.observe import status
 
     if has_capability("CAP_SYS_ADMIN", "CAP_NET_ADMIN") or user_namespace.REFUSED in os.environ:
         return

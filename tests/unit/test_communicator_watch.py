@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from support import MS, Team, Trouble, balanced, gradients, patient, team
-from tailbound.transport import status
+from tailbound.observe import status
 from tailbound.wire.schema import UNKNOWN_SENDER, PacketType, Verdict
 
 NUMEL = 8 * 64 * 256

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 from tailbound.collective.op import Outcome
+from tailbound.observe.events import LINES, PERIOD
 from tailbound.torch.complaints import Complaints
-from tailbound.transport.log import LINES, PERIOD
 
 
 class Clock:

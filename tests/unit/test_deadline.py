@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailbound.transport.config import Config
-from tailbound.transport.deadline import LEAST, MS, WARM_UP_OPS, WINDOW, Deadlines, Sample, Window
+from tailbound.transport.config import MS, Config
+from tailbound.transport.deadline import LEAST, WARM_UP_OPS, WINDOW, Deadlines, Sample, Window
 
 BIG, SMALL = 1_600_000, 3_000
 

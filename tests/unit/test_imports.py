@@ -1,4 +1,7 @@
-"""Imports go one way: wire <- codec, kernel, transport, datapath <- collective <- torch; lab, bench, cli on top."""
+"""Imports go one way: wire <- codec, kernel, transport, datapath <- collective <- torch; lab, bench, cli on top.
+
+What is observed and settings stand beside transport.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import pytest
 LAYERS = (
     {"__init__", "autoload", "errors", "forks"},
     {"wire"},
-    {"codec", "kernel", "transport", "settings", "datapath"},
+    {"codec", "kernel", "transport", "observe", "settings", "datapath"},
     {"collective"},
     {"torch"},
     {"lab", "bench", "doctor", "demo", "switch", "top", "metrics", "cli"},

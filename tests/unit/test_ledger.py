@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from support import balanced
-from tailbound.transport.ledger import Ledger, Stage, Window
+from tailbound.observe.ledger import Ledger, Stage, Window
 from tailbound.wire.schema import VERDICTS, Verdict
 
 

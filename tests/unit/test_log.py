@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import tailbound
-from tailbound.transport.log import LINES, PERIOD, Events, JsonLines, Thinned
+from tailbound.observe.events import LINES, PERIOD, Events, JsonLines, Thinned
 from tailbound.transport.steps import label_text
 
 

@@ -15,10 +15,10 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from tailbound.observe import status
 from tailbound.top.cli import top
 from tailbound.top.rows import rows_of
 from tailbound.top.table import table
-from tailbound.transport import status
 
 DEAD_PID = 4_194_303  # pid_max at most, taken by nobody in a test's lifetime
 

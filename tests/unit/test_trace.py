@@ -8,8 +8,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from tailbound.transport.log import LogEvent
-from tailbound.transport.trace import Spans, Trace
+from tailbound.observe.events import LogEvent
+from tailbound.observe.trace import Spans, Trace
 from tailbound.wire.schema import op_label
 
 

@@ -313,7 +313,7 @@ def nmse(value: NDArray[Any], exact: NDArray[np.float64]) -> float:
 
 
 def balanced(entry: Mapping[str, int]) -> bool:
-    """Whether the rows of an entry of ``transport.ledger`` add up, none of them negative."""
+    """Whether the rows of an entry of ``observe.ledger`` add up, none of them negative."""
     missing = entry["late"] + entry["lost"] + entry["refused"] + entry["absent"]
     adds_up = entry["expected"] == entry["taken"] + entry["missing"] and entry["missing"] == missing
     return adds_up and min(entry.values()) >= 0

@@ -12,7 +12,7 @@ from tailbound.collective.op import Op
 from tailbound.collective.tally import gather_flags
 from tailbound.collective.timing import flow_bytes
 from tailbound.errors import TransportError
-from tailbound.transport.ledger import Stage
+from tailbound.observe.ledger import Stage
 from tailbound.transport.safeguard import Action
 from tailbound.wire.schema import Flag, Verdict
 

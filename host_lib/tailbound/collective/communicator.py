@@ -37,6 +37,8 @@ from tailbound.collective.warmup import announce_compilation, warm_up
 from tailbound.datapath.protocol import Datapath
 from tailbound.datapath.select import open_datapath
 from tailbound.errors import ConfigError
+from tailbound.observe.status import StatusWriter
+from tailbound.observe.trace import TRACE_VARIABLE
 from tailbound.settings.table import cookie_of, switch_of
 from tailbound.transport import rendezvous
 from tailbound.transport.config import DEFAULT_PORT, Config
@@ -44,9 +46,7 @@ from tailbound.transport.reliable import Reliable
 from tailbound.transport.rendezvous import Greeting, Store
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Layout
-from tailbound.transport.status import StatusWriter
 from tailbound.transport.steps import step_of
-from tailbound.transport.trace import TRACE_VARIABLE
 from tailbound.wire.schema import OP_INDEX_BITS, VERSION
 
 log = logging.getLogger("tailbound")
@@ -326,7 +326,7 @@ class Communicator:
         return report.snapshot(self.job, self.greetings)
 
     def trace(self, path: str | Path) -> Path:
-        """Writes a timeline of the last ops for chrome://tracing or ui.perfetto.dev (``transport.trace``).
+        """Writes a timeline of the last ops for chrome://tracing or ui.perfetto.dev (``observe.trace``).
 
         With ``TAILBOUND_TRACE=FOLDER`` every rank writes one there when it closes.
 

@@ -22,6 +22,9 @@ from tailbound.collective.lanes import Lanes
 from tailbound.collective.pending import Pending
 from tailbound.collective.repair import Repairs
 from tailbound.datapath.protocol import Datapath, Store
+from tailbound.observe.events import Events
+from tailbound.observe.ledger import Books
+from tailbound.observe.trace import Trace
 from tailbound.transport import flush
 from tailbound.transport.backoff import AnswerTime
 from tailbound.transport.choose import Facts
@@ -29,14 +32,11 @@ from tailbound.transport.clock import majority
 from tailbound.transport.config import Config
 from tailbound.transport.deadline import Deadlines
 from tailbound.transport.interface import speed_of
-from tailbound.transport.ledger import Books
-from tailbound.transport.log import Events
 from tailbound.transport.membership import Membership
 from tailbound.transport.overtime import Overtime
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Sequence
 from tailbound.transport.steps import Steps
-from tailbound.transport.trace import Trace
 from tailbound.wire import packets, schema
 from tailbound.wire.schema import PacketType, Verdict, op_slot, serial_distance
 

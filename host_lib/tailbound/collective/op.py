@@ -17,6 +17,7 @@ from tailbound.collective.buffers import Buffers
 from tailbound.collective.coder import HOST, Coder, Values
 from tailbound.collective.repair import Round
 from tailbound.errors import TailboundError
+from tailbound.observe.trace import Spans
 from tailbound.transport.backoff import Backoff, Policy
 from tailbound.transport.clock import Extension, Quiet
 from tailbound.transport.flush import Retry
@@ -24,7 +25,6 @@ from tailbound.transport.sequence import Layout, Place
 from tailbound.transport.stage import Why
 from tailbound.transport.steps import label_text
 from tailbound.transport.tail_probe import TailProbe
-from tailbound.transport.trace import Spans
 
 #: How a cold op tells its needs again to ranks that have not heard them.
 AGREEING = Policy(2_000_000, 2_000_000)

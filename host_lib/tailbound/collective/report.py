@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.collective.job import Job
-from tailbound.transport.ledger import Stage
+from tailbound.observe.ledger import Stage
 from tailbound.transport.rendezvous import Greeting, describe
 from tailbound.transport.steps import label_text
 from tailbound.wire import schema
@@ -29,7 +29,7 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
     (contributions to own rows, and results) that came in time. ``sent`` counts packets handed to the kernel.
     ``choice`` tells how all-reduces and results go, and why (``transport.choose``).
     ``ledger`` says of every peer what became of the rows that it should have brought, by stage: ``contributions`` to
-    the own rows, and ``results`` (``transport.ledger``). ``lost_on_arrival``: packets that this host lost before any
+    the own rows, and ``results`` (``observe.ledger``). ``lost_on_arrival``: packets that this host lost before any
     rule saw them, by place (``udp``: where socket buffers are small). ``status`` is what ``tailbound top`` shows.
     """
     verdicts = _verdicts(job)

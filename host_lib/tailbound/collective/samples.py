@@ -11,7 +11,8 @@ from tailbound.collective.job import Job
 from tailbound.collective.op import Op
 from tailbound.collective.pending import Pending
 from tailbound.collective.timing import flow_bytes
-from tailbound.transport.deadline import MS, Sample
+from tailbound.transport.config import MS
+from tailbound.transport.deadline import Sample
 from tailbound.transport.steps import step_distance, step_of
 from tailbound.wire.jit import compiled
 from tailbound.wire.schema import MAX_RANKS, op_slot

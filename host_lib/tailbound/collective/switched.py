@@ -18,12 +18,12 @@ from tailbound.collective.job import Job
 from tailbound.collective.op import Op
 from tailbound.collective.tally import gather_flags, read_switched
 from tailbound.collective.view import View
+from tailbound.observe.ledger import Stage
 from tailbound.transport import flush
 from tailbound.transport.clock import LEAST_STEP
 from tailbound.transport.config import DEFAULT_PORT
 from tailbound.transport.flush import PATIENCE, Places, Retry
 from tailbound.transport.headers import Fields, add_flags, finalise
-from tailbound.transport.ledger import Stage
 from tailbound.transport.stage import Repair, Seen, Why, cut
 from tailbound.wire.schema import EXPONENT_NONE, Flag, PacketType, serial_distance
 

@@ -76,7 +76,7 @@ class Rows:
     Attributes:
         sent: rows that senders handed to their kernels, repeats included.
         expected, taken, late, lost, refused, absent, repaired, duplicated: as receivers have booked them
-            (``transport.ledger``).
+            (``observe.ledger``).
         entered: rows that the datapaths have taken in: summed, or stored as results.
     """
 

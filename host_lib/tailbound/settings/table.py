@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 from tailbound.errors import ConfigError
+from tailbound.observe import status, trace
 from tailbound.settings.kinds import DEADLINES, GROUP, LIMITS, Kind, choice, integer, number, on_off, words
-from tailbound.transport import choose, status, switch, trace
+from tailbound.transport import choose, switch
 from tailbound.transport.config import DEFAULT_PORT, PORTS, SOURCE_PORTS_MOST
 from tailbound.wire.schema import WIDTH_STEP
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
+from tailbound.observe import status
 from tailbound.top.rows import Row, rows_of
-from tailbound.transport import status
 
 __all__ = ["top"]
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from tailbound.collective.op import Outcome
-from tailbound.transport.log import Thinned
+from tailbound.observe.events import Thinned
 from tailbound.transport.steps import label_text
 
 

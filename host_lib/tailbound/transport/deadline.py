@@ -14,11 +14,10 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from tailbound.transport.clock import LEAST_STEP
+from tailbound.transport.config import MS, Config
 
-MS = 1_000_000
 #: Samples a window holds, and the share of them that a deadline covers (clock-4, clock-5).
 WINDOW = 200
 _COVER = 0.95
@@ -44,23 +43,6 @@ _QUIET_FIRST, _QUIET_LEAST = 1 * MS, MS // 4
 _STEPS_KEPT = 5
 #: Round trips of which the smallest is that of the path.
 _RTTS = 32
-
-
-class Settings(Protocol):
-    """The part of ``Config`` that counts here; a deadline of 0 is learned, any other stays as it is."""
-
-    @property
-    def ranks(self) -> int: ...  # noqa: D102
-    @property
-    def deadline_1(self) -> int: ...  # noqa: D102
-    @property
-    def deadline_2(self) -> int: ...  # noqa: D102
-    @property
-    def start_max(self) -> int: ...  # noqa: D102
-    @property
-    def stage_max(self) -> int: ...  # noqa: D102
-    @property
-    def quiet(self) -> int: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -170,9 +152,13 @@ class _Size:
 
 
 class Deadlines:
-    """One rank's own deadlines, and those it applies after hearing the others'."""
+    """One rank's own deadlines, and those it applies after hearing the others'.
 
-    def __init__(self, config: Settings) -> None:
+    Args:
+        config: a deadline of 0 is learned, any other stays as it is.
+    """
+
+    def __init__(self, config: Config) -> None:
         self._config = config
         self._first = Window()
         self._sizes: dict[int, _Size] = {}

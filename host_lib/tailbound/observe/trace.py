@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tailbound.transport.log import LogEvent
+from tailbound.observe.events import LogEvent
 from tailbound.transport.steps import label_text
 
 #: Environment variable: folder into which every rank writes its trace at the end.
