@@ -39,10 +39,10 @@ class TailProbe:
     again: int = 0
     _progress: int | None = None
     _since: int = 0
-    # Those that have begun, and those that have not: their rows answer a question, in a way. And when to look for rows.
+    # those that have begun, and those that have not: their rows answer a question, in a way; and when to look for rows
     _soon: Backoff = field(default_factory=lambda: Backoff(BEGUN, asked=1))
     _late: Backoff = field(default_factory=lambda: Backoff(NOT_BEGUN, asked=1))
-    _idle: Backoff = field(default_factory=lambda: Backoff(BEGUN, asked=1))
+    _idle: Backoff = field(default_factory=lambda: Backoff(BEGUN))
     _called: int = 0  # the deadline before which all have been asked last
 
     def turn(self, now: int, progress: int, due: int, missing: Callable[[], tuple[list[int], list[int]]]) -> list[int]:
