@@ -64,7 +64,7 @@ struct tb_slot {
 	__s32 need; /* largest need seen, EXPONENT_NONE at first */
 	__s32 exponent; /* e of the contributions summed */
 	__u32 row; /* place in the first sender's order */
-	__u32 pad; /* 0 */
+	__u32 counted; /* 1 once the sum has had a contribution of every live peer: it is in rows_complete */
 };
 _Static_assert(sizeof(struct tb_slot) == 64, "tb_slot");
 
@@ -123,7 +123,7 @@ struct tb_op {
 	__u64 majority_ns[2]; /* time at which need - 1 [0] and need [1] live peers had been heard */
 	__u32 heard_live; /* live peers heard */
 	__u32 rows; /* rows of this owner, from the first contribution; 0 before */
-	__u32 rows_complete; /* own rows with a contribution of every live peer */
+	__s32 rows_complete; /* own rows that have had a contribution of every live peer, each counted once */
 	__u32 results_in; /* result rows present */
 	__u32 progress; /* packets taken for own rows; a hint that may lose an increment */
 	__u32 layout; /* layout tag of the first packet */

@@ -77,6 +77,7 @@ static __always_inline void tb_slot_start(struct tb_slot *slot, const struct tb_
 	slot->need = need;
 	slot->exponent = exponent;
 	slot->row = p->row;
+	slot->counted = 0;
 }
 
 static __always_inline void tb_slot_join(struct tb_slot *slot, const struct tb_packet *p,
@@ -87,6 +88,18 @@ static __always_inline void tb_slot_join(struct tb_slot *slot, const struct tb_p
 	slot->units += 1U << (shift & 31);
 	if (need > slot->need)
 		slot->need = need;
+}
+
+/*
+ * After a packet has come in: 1 if the row has become complete by it, which is so once for a sum, however the live set
+ * changes. Only so can it be told when the sum is stored over whether it had been counted.
+ */
+static __always_inline __u32 tb_slot_count(struct tb_slot *slot, const __u64 *live)
+{
+	__u32 complete = (slot->counted ^ 1) & tb_ranks_within(live, slot->ranks);
+
+	slot->counted |= complete;
+	return complete;
 }
 
 #endif /* TB_SLOT_H */

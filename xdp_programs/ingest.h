@@ -271,7 +271,7 @@ static __always_inline void tb_op_late(const struct tb_control *control, const s
 
 /* kernel-16: a contribution into its slot. */
 static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb_control *control,
-					     const struct tb_packet *p, int live, struct tb_op *op,
+					     const struct tb_packet *p, struct tb_op *op,
 					     struct tb_abandoned *abandoned)
 {
 	__u32 slot = p->seq & (control->sum_rows - 1), verdict, place, shift, done;
@@ -282,7 +282,7 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 	__s32 exponent, need;
 	struct tb_lock *op_lock;
 	struct tb_frame f;
-	int complete = 0, undone;
+	__u32 complete = 0, undone = 0;
 
 	if (!lock || !expected || !record || !sums || !tb_frame_of(ctx, &f))
 		return TB_VERDICT_SLOT_OUT_OF_RANGE;
@@ -299,7 +299,7 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 		verdict = place == TB_BEHIND ? TB_VERDICT_STALE_OP : TB_VERDICT_FUTURE_OP;
 	if (verdict == TB_VERDICT_ADDED) {
 		tb_slot_join(record, p, need, shift);
-		complete = live && tb_ranks_within(control->live, record->ranks);
+		complete = tb_slot_count(record, control->live);
 		if (p->flags & TB_FLAG_NIBBLES)
 			tb_nibbles_add(sums, f.codes, f.end);
 		else
@@ -310,8 +310,9 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 		abandoned->ranks[1] = record->ranks[1];
 		abandoned->ranks[2] = record->ranks[2];
 		abandoned->ranks[3] = record->ranks[3];
+		undone = record->counted;
 		tb_slot_start(record, p, exponent, need, shift);
-		complete = live && tb_ranks_within(control->live, record->ranks);
+		complete = tb_slot_count(record, control->live);
 		if (p->flags & TB_FLAG_NIBBLES)
 			tb_nibbles_store(sums, f.codes, f.end);
 		else
@@ -324,7 +325,8 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 	if (verdict != TB_VERDICT_ADDED && verdict != TB_VERDICT_STORED)
 		return verdict;
 	op->progress++;
-	undone = !abandoned->none && tb_ranks_within(control->live, abandoned->ranks);
+	if (abandoned->none)
+		undone = 0;
 	if (!complete && !undone && TB_READ_ONCE(op->rows))
 		return verdict;
 	op_lock = TB_LOOKUP(op_locks, tb_op_slot(p->op));
@@ -335,10 +337,9 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 	if (tb_op_tag(op, p) == TB_TAG_SAME) {
 		if (!op->rows)
 			op->rows = p->rows;
-		if (undone && op->rows_complete)
-			op->rows_complete--;
-		if (complete)
-			done = ++op->rows_complete == op->rows;
+		/* Below 0 for a moment, where the CPU that counted what was stored over has not come here yet. */
+		op->rows_complete += (__s32)(complete - undone);
+		done = complete && op->rows_complete == (__s32)op->rows;
 	}
 	bpf_spin_unlock(&op_lock->lock);
 	if (done)
@@ -454,7 +455,7 @@ static __always_inline __u32 tb_judge(struct xdp_md *ctx, const struct tb_contro
 	if (verdict != TB_GO_ON)
 		return verdict;
 	if (p.type == TB_TYPE_CONTRIBUTION)
-		return tb_contribution(ctx, control, &p, live, op, abandoned);
+		return tb_contribution(ctx, control, &p, op, abandoned);
 	if (p.type == TB_TYPE_RESULT)
 		return tb_result(ctx, control, &p, op);
 	return TB_VERDICT_CONTROL_PASSED;

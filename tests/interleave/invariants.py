@@ -129,37 +129,33 @@ def promises_kept(before: View, after: View, action: Action) -> Iterator[str]:
 
 
 class Announcements:
-    """COMPLETE: never false, once for one set of live ranks, and not left out.
+    """A row is counted as complete, and COMPLETE said, once: when a packet is in with which it has all live ranks.
 
-    What was announced is remembered beside a state: bit 0, op A has been announced for the present live set; bit 1, the
-    live set has changed since A was opened here; bits 2 and 3, the same for B.
+    A sum that is stored over is not counted any more. An op has one row here. What was said is remembered beside a
+    state: bit 0 for the sum of op A, bit 1 for that of B.
     """
 
     @staticmethod
     def step(known: int, before: View, after: View, gained: Counted, events: Counted) -> tuple[int, str | None]:
         """What is known afterwards, and what is wrong."""
-        if before.live != after.live:
-            return known & ~0b0101 | 0b1010, None
         completed = [op for kind, op in events if kind == Event.COMPLETE]
+        abandoned = any(verdict == Verdict.ABANDONED for _, verdict in gained)
+        grown = any(verdict in (Verdict.STORED, Verdict.ADDED) for _, verdict in gained)
         wrong = None
-        opened = {op for kind, op in events if kind == Event.OPENED}
         for i, op in enumerate(OPS):
-            said, changed = 1 << 2 * i, 2 << 2 * i
-            if op in opened:
-                known &= ~(said | changed)
-            if any(verdict == Verdict.ABANDONED for _, verdict in gained) and after.slot == op:
-                known &= ~said
-            if op not in completed:
-                whole = after.slot == op and not after.live & ~after.ranks
-                grown = any(verdict in (Verdict.STORED, Verdict.ADDED) for _, verdict in gained)
-                if whole and grown and not known & (said | changed):
-                    wrong = f"op {op:#x} is complete and nobody was told"
-                continue
-            if after.slot != op or after.live & ~after.ranks:
-                wrong = f"op {op:#x} was called complete, and ranks {after.live & ~after.ranks:#x} are missing"
-            if known & said or len(completed) > 1:
-                wrong = f"op {op:#x} was called complete twice for one set of live ranks"
-            known |= said
+            if abandoned and after.slot == op:
+                known &= ~(1 << i)
+            whole = after.slot == op and not after.live & ~after.ranks
+            if op in completed:
+                if not whole:
+                    wrong = f"op {op:#x} was called complete, and ranks {after.live & ~after.ranks:#x} are missing"
+                if known >> i & 1 or len(completed) > 1:
+                    wrong = f"op {op:#x} was called complete twice"
+                known |= 1 << i
+            elif whole and grown and not known >> i & 1:
+                wrong = f"op {op:#x} is complete and nobody was told"
+            if after.record == op and after.get("ops.rows_complete") != known >> i & 1:
+                wrong = f"op {op:#x} counts {after.get('ops.rows_complete')} complete rows"
         return known, wrong
 
 

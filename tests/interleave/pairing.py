@@ -76,8 +76,7 @@ def misfit(pair: Pair, outcome: Outcome, layout: Layout) -> str | None:
     """What of an outcome neither order gives.
 
     Sum, result and verdicts are together those of one order. The record of an op is written in several critical
-    sections: each of its fields is that of one order. The count of complete rows is compared where all ranks are
-    live: once the live set has changed it may be too small (docs/architecture.md, known limits).
+    sections: each of its fields is that of one order.
     """
     orders = [(layout.timeless(o.state), o.verdicts, o.abandoned) for o in pair.orders]
     state = layout.timeless(outcome.state)
@@ -100,8 +99,6 @@ def _apart(
     views = [View(layout, s) for s, *_ in orders]
     mine = View(layout, state)
     for name in layout.fields():
-        if name == "ops.rows_complete" and not mine.has_all_live:
-            continue
         if name.startswith(("ops.", "arrivals.", "expect_results.", "expect.")):
             here = mine.get(name)
             if here not in [view.get(name) for view in views]:

@@ -45,10 +45,6 @@ class View:
     def live(self) -> int:
         return self.get("control.live")
 
-    @property
-    def has_all_live(self) -> bool:
-        return self.live == sum(1 << rank for rank in SENDERS)
-
     @cached_property
     def map_id(self) -> int:
         return self.get("control.map_id")

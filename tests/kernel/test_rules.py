@@ -15,6 +15,10 @@ def test_a_complete_row_that_begins_again(make) -> None:
     rule_cases.check_complete_again(make())
 
 
+def test_a_row_counts_once(make) -> None:
+    rule_cases.check_counted_once(make())
+
+
 def test_a_label_from_far_ahead(make) -> None:
     rule_cases.check_far_label(make())
 

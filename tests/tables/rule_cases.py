@@ -52,6 +52,38 @@ def check_complete_again(world: Any) -> None:
     assert world.store.slots[SLOT]["count"] == 3
 
 
+def check_counted_once(world: Any) -> None:
+    """Each row counts as complete once, whoever leaves the live set and comes back; stored over, it counts no longer.
+
+    Rule: kernel-16.
+    """
+    op = world.store.ops[op_slot(OP)]
+
+    def give(row: int, rank: int, exponent: int = cases.EXPONENT) -> int:
+        packet = contribution(rank, rows=3, row=row, seq=cases.SEQ + row, exponent=exponent)
+        assert world.take(packet)[0] in (Verdict.STORED, Verdict.ADDED)
+        return int(op["rows_complete"])
+
+    def live(ranks: int) -> None:
+        world.control(live=[ranks, 0, 0, 0], live_peers=ranks.bit_count(), need=ranks.bit_count() // 2 + 1)
+
+    live(0b1110)
+    assert [give(0, rank) for rank in (1, 2, 3)] == [0, 0, 1]
+    # two with a stale scale are not counted, and nothing is taken off for them when rank 3, which they lacked, is out
+    assert [give(1, rank, 3) for rank in (1, 2)] == [1, 1]
+    live(0b0110)
+    world.store.expect[SLOT + 1] = (OP, cases.EXPONENT, 1)
+    assert [give(1, rank) for rank in (1, 2)] == [1, 2]
+    # what rank 3 adds counts nothing twice, neither before it is back nor then
+    assert give(1, 3) == 2
+    assert [give(2, rank) for rank in (1, 2)] == [2, 3]
+    live(0b1110)
+    assert give(2, 3) == 3
+    # a sum that was counted and is stored over counts no longer, whatever is live now
+    world.store.expect[SLOT + 2] = (OP, 5, 1)
+    assert [give(2, rank, 5) for rank in (1, 2, 3)] == [2, 2, 3]
+
+
 def check_far_label(world: Any) -> None:
     """A label from far ahead costs nobody anything, wherever its record would stand; that it was heard is known.
 

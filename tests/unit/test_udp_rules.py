@@ -16,6 +16,10 @@ def test_a_complete_row_that_begins_again() -> None:
     rule_cases.check_complete_again(World())
 
 
+def test_a_row_counts_once() -> None:
+    rule_cases.check_counted_once(World())
+
+
 def test_a_label_from_far_ahead() -> None:
     rule_cases.check_far_label(World())
 

@@ -106,9 +106,9 @@ def contribute(t: Any, h: Any, words: NDArray[np.uint64], now: Scalar) -> Scalar
         return _DUPLICATE_REPAIR if h.flags & _REPEAT else _DUPLICATE
     if expected and not right:
         return _SCALE_MISMATCH
-    undone = False
+    undone = np.uint32(0)
     if wrong_sum:
-        undone = covers(record.ranks, control_at(t.control, 0).live)
+        undone = record.counted
         _abandon(t, record.ranks)
         same = False
     if same:
@@ -133,6 +133,7 @@ def contribute(t: Any, h: Any, words: NDArray[np.uint64], now: Scalar) -> Scalar
         record.need = h.need
         record.exponent = h.exponent
         record.row = h.row
+        record.counted = 0
         record.cookie = h.cookie
         record.op = h.op
     put(record.ranks, sender)
@@ -140,12 +141,11 @@ def contribute(t: Any, h: Any, words: NDArray[np.uint64], now: Scalar) -> Scalar
     if r.rows == 0:
         r.rows = h.rows
     r.progress += np.uint32(1)
-    if undone and r.rows_complete > 0:
-        r.rows_complete -= np.uint32(1)
-    live = control_at(t.control, 0).live
-    if has(live, sender) and covers(record.ranks, live):
-        r.rows_complete += np.uint32(1)
-        if r.rows_complete == r.rows:
+    r.rows_complete -= np.int32(undone)
+    if not record.counted and covers(record.ranks, control_at(t.control, 0).live):  # once, however the live set changes
+        record.counted = 1
+        r.rows_complete += np.int32(1)
+        if r.rows_complete == np.int64(r.rows):
             emit(t, _COMPLETE, h.op, now)
     return _ADDED if same else _STORED
 

@@ -225,7 +225,7 @@ SLOT_RECORD = Struct(
         Field("need", "s32", "largest need seen, EXPONENT_NONE at first"),
         Field("exponent", "s32", "e of the contributions summed"),
         Field("row", "u32", "place in the first sender's order"),
-        Field("pad", "u32", "0"),
+        Field("counted", "u32", "1 once the sum has had a contribution of every live peer: it is in rows_complete"),
     ),
 )
 
@@ -287,7 +287,7 @@ OP_RECORD = Struct(
         Field("majority_ns", "u64", "time at which need - 1 [0] and need [1] live peers had been heard", 2),
         Field("heard_live", "u32", "live peers heard"),
         Field("rows", "u32", "rows of this owner, from the first contribution; 0 before"),
-        Field("rows_complete", "u32", "own rows with a contribution of every live peer"),
+        Field("rows_complete", "s32", "own rows that have had a contribution of every live peer, each counted once"),
         Field("results_in", "u32", "result rows present"),
         Field("progress", "u32", "packets taken for own rows; a hint that may lose an increment"),
         Field("layout", "u32", "layout tag of the first packet"),
