@@ -7,7 +7,7 @@ import pytest
 from support import MemoryStore
 from tailbound.collective.communicator import Communicator
 from tailbound.errors import ConfigError
-from tailbound.settings.table import cookie_of, switch_of
+from tailbound.settings.table import COOKIE, switch_of
 from tailbound.transport.config import MS, Config
 from tailbound.transport.switch import RESTS, Fallback, Switch
 
@@ -20,11 +20,11 @@ def test_the_environment_says_where_it_is() -> None:
 
 
 def test_the_control_plane_draws_the_cookie() -> None:
-    assert cookie_of({"TAILBOUND_COOKIE": "0x7a11b0de"}) == 0x7A11B0DE
-    assert cookie_of({}) == 0
+    assert COOKIE.read({"TAILBOUND_COOKIE": "0x7a11b0de"}) == 0x7A11B0DE
+    assert COOKIE.read({}) == 0
     for text in ("0", "4294967296", "cake"):
         with pytest.raises(ConfigError, match="TAILBOUND_COOKIE"):
-            cookie_of({"TAILBOUND_COOKIE": text})
+            COOKIE.read({"TAILBOUND_COOKIE": text})
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ from tailbound.datapath.select import open_datapath
 from tailbound.errors import ConfigError
 from tailbound.observe.status import StatusWriter
 from tailbound.observe.trace import TRACE_VARIABLE
-from tailbound.settings.table import cookie_of, switch_of
+from tailbound.settings.table import COOKIE, switch_of
 from tailbound.transport import rendezvous
 from tailbound.transport.config import DEFAULT_PORT, Config
 from tailbound.transport.reliable import Reliable
@@ -134,7 +134,7 @@ class Communicator:
     ) -> list[Greeting]:
         config, cookie = self.config, 0
         if config.rank == 0:
-            cookie = (config.switch is not None and cookie_of()) or rendezvous.new_cookie()
+            cookie = (config.switch is not None and COOKIE.read()) or rendezvous.new_cookie()
         own = Greeting(
             rank=config.rank,
             ranks=config.ranks,

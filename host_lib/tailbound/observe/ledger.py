@@ -1,4 +1,4 @@
-"""Who owes whom how many rows: the books of one rank, by peer and stage. Pure.
+"""Who owes whom how many rows: the ledger of one rank, by peer and stage. Pure.
 
 Every row that a peer should have brought is taken or missing (``expected = taken + missing``), and every missing row
 is one of these, since late is not lost (clock-24):
@@ -41,15 +41,15 @@ REFUSED = {
     Stage.CONTRIBUTIONS: (Verdict.SCALE_MISMATCH, Verdict.BAD_SHIFT, Verdict.FUTURE_OP, Verdict.ABANDONED),
     Stage.RESULTS: (Verdict.FUTURE_RESULT,),
 }
-#: Columns of the books.
+#: Columns of an account.
 _OPS, _EXPECTED, _TAKEN, _GAPS, _OPEN, _COLUMNS = range(6)
 
 
 class Ledger:
-    """The books of one rank. Every call is one addition; nothing grows."""
+    """The accounts of one rank, one for each peer and stage. Every call is one addition; nothing grows."""
 
     def __init__(self, ranks: int) -> None:
-        self._books = np.zeros((2, ranks, _COLUMNS), np.int64)
+        self._accounts = np.zeros((2, ranks, _COLUMNS), np.int64)
 
     def close(self, stage: Stage, peer: int, expected: int, taken: int, *, finished: bool) -> None:
         """Enters one op's stage that is over.
@@ -59,23 +59,22 @@ class Ledger:
             expected: rows that the peer should have brought.
             taken: rows that were in when the stage ended.
             finished: whether the peer's finished mark covered the op then.
-            repaired: rows among ``taken`` that had been asked for again.
         """
-        book = self._books[stage, peer]
+        account = self._accounts[stage, peer]
         missing = expected - taken
-        book[_OPS] += 1
-        book[_EXPECTED] += expected
-        book[_TAKEN] += taken
-        book[_GAPS if finished else _OPEN] += missing
+        account[_OPS] += 1
+        account[_EXPECTED] += expected
+        account[_TAKEN] += taken
+        account[_GAPS if finished else _OPEN] += missing
 
     def totals(self, stage: Stage, peers: Iterable[int]) -> tuple[int, int, int]:
         """Rows of ``peers`` together: expected, taken, gaps below finished marks."""
-        some = self._books[stage, list(peers)].sum(axis=0)
+        some = self._accounts[stage, list(peers)].sum(axis=0)
         return int(some[_EXPECTED]), int(some[_TAKEN]), int(some[_GAPS])
 
     def by_peer(self) -> NDArray[np.int64]:
         """Rows expected, and gaps below finished marks, of every peer in both stages together: i64[ranks, 2]."""
-        both: NDArray[np.int64] = self._books[:, :, [_EXPECTED, _GAPS]].sum(axis=0)
+        both: NDArray[np.int64] = self._accounts[:, :, [_EXPECTED, _GAPS]].sum(axis=0)
         return both
 
     def entry(self, stage: Stage, peer: int, verdicts: NDArray[np.uint64], repaired: int = 0) -> dict[str, int]:
@@ -89,17 +88,17 @@ class Ledger:
             ``ops, expected, taken, missing, late, lost, refused, absent, repaired, duplicated``, with
             ``expected = taken + missing`` and ``missing = late + lost + refused + absent``.
         """
-        book = [int(x) for x in self._books[stage, peer]]
-        gaps, left = book[_GAPS], book[_OPEN]
+        account = [int(x) for x in self._accounts[stage, peer]]
+        gaps, left = account[_GAPS], account[_OPEN]
         refused = min(_sum(verdicts, REFUSED[stage]), gaps + left)
         lost = gaps - min(refused, gaps)
         left -= refused - (gaps - lost)
         late = min(_sum(verdicts, LATE[stage]), left)
         return {
-            "ops": book[_OPS],
-            "expected": book[_EXPECTED],
-            "taken": book[_TAKEN],
-            "missing": book[_GAPS] + book[_OPEN],
+            "ops": account[_OPS],
+            "expected": account[_EXPECTED],
+            "taken": account[_TAKEN],
+            "missing": account[_GAPS] + account[_OPEN],
             "late": late,
             "lost": lost,
             "refused": refused,

@@ -82,7 +82,7 @@ class Trace:
         """The trace as the object that chrome://tracing loads; ``events`` become instants.
 
         Overlapping spans must not share a track, so each stage has as many tracks as it needs: process = rank,
-        thread = stage and lane.
+        thread = stage and track.
         """
         made: list[dict[str, Any]] = [_named("process_name", self._rank, 0, f"rank {self._rank}")]
         ops = [dict(zip(_COLUMNS, row, strict=True)) for row in self._ops[: len(self)].tolist()]
@@ -93,25 +93,25 @@ class Trace:
                 if begin and op[end] >= begin:
                     spans.append((begin, op[end], op))
             spans.sort(key=lambda s: (s[0], s[1]))
-            lanes: list[int] = []
+            tracks: list[int] = []
             for begin, finish, op in spans:
-                lane = next((i for i, free in enumerate(lanes) if free <= begin), len(lanes))
-                if lane == len(lanes):
-                    lanes.append(0)
-                    thread = stage * 1000 + lane
-                    made.append(_named("thread_name", self._rank, thread, f"{name} {lane}" if lane else name))
+                track = next((i for i, free in enumerate(tracks) if free <= begin), len(tracks))
+                if track == len(tracks):
+                    tracks.append(0)
+                    thread = stage * 1000 + track
+                    made.append(_named("thread_name", self._rank, thread, f"{name} {track}" if track else name))
                     made.append(
                         {"ph": "M", "name": "thread_sort_index", "pid": self._rank, "tid": thread,
                          "args": {"sort_index": thread}}
                     )  # fmt: skip
-                lanes[lane] = finish
+                tracks[track] = finish
                 made.append(
                     {
                         "ph": "X",
                         "name": f"{name} {label_text(op['label'])}",
                         "cat": name,
                         "pid": self._rank,
-                        "tid": stage * 1000 + lane,
+                        "tid": stage * 1000 + track,
                         "ts": begin / 1000,
                         "dur": (finish - begin) / 1000,
                         "args": {name: op[name] for name in ("rows", *FACTS)} if stage == 0 else {},

@@ -261,13 +261,3 @@ def switch_of(address: str | None, environment: Mapping[str, str] = os.environ) 
         SWITCH_FORM.read(environment),
         SWITCH_CODES.read(environment),
     )
-
-
-def cookie_of(environment: Mapping[str, str] = os.environ) -> int:
-    """The cookie that the control plane has drawn for this job; 0: none has been given.
-
-    Raises:
-        ConfigError: not a cookie.
-    """
-    cookie: int = COOKIE.read(environment)
-    return cookie
