@@ -11,8 +11,8 @@ import pytest
 from lab_team import lab_team
 from support import MS, exact_mean, gradients, nmse, patient
 from tailbound.collective.repair import SHARE
+from tailbound.kernel.routes import speed_of
 from tailbound.lab.cluster import Cluster
-from tailbound.transport.interface import speed_of
 from tailbound.wire.schema import HEADER_BYTES, Verdict
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")

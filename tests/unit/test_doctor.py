@@ -16,9 +16,9 @@ from tailbound.datapath.sizes import ring_rows
 from tailbound.doctor import examine, facts, interfaces, report
 from tailbound.doctor.verdict import ONE_RANK, choose
 from tailbound.errors import ConfigError
+from tailbound.kernel.routes import ELSEWHERE
+from tailbound.kernel.routes import Interface as Way
 from tailbound.transport.config import Config
-from tailbound.transport.interface import ELSEWHERE
-from tailbound.transport.interface import Interface as Way
 
 CAPABLE = dict.fromkeys(facts.CAPABILITY_BITS, True)
 MACHINE = facts.Machine(

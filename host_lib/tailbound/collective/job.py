@@ -22,6 +22,7 @@ from tailbound.collective.lanes import Lanes
 from tailbound.collective.pending import Pending
 from tailbound.collective.repair import Repairs
 from tailbound.datapath.protocol import Datapath, Store
+from tailbound.kernel.routes import speed_of
 from tailbound.observe.events import Events
 from tailbound.observe.ledger import Books
 from tailbound.observe.trace import Trace
@@ -31,7 +32,6 @@ from tailbound.transport.choose import Facts
 from tailbound.transport.clock import majority
 from tailbound.transport.config import Config
 from tailbound.transport.deadline import Deadlines
-from tailbound.transport.interface import speed_of
 from tailbound.transport.membership import Membership
 from tailbound.transport.overtime import Overtime
 from tailbound.transport.sender import Sender

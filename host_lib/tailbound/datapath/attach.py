@@ -11,8 +11,8 @@ from tailbound.kernel import pin
 from tailbound.kernel.fanout import Fanout
 from tailbound.kernel.interfaces import possible_cpus
 from tailbound.kernel.linear import linear_of
+from tailbound.kernel.routes import interface as look_up
 from tailbound.transport.config import DEFAULT_PORT, Config, row_width
-from tailbound.transport.interface import interface as look_up
 
 __all__ = ["attach", "detach"]
 

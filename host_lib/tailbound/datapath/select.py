@@ -9,8 +9,8 @@ import os
 from tailbound.datapath.protocol import Datapath
 from tailbound.datapath.sizes import ring_rows
 from tailbound.errors import AttachError, CapabilityError, ConfigError
+from tailbound.kernel.routes import Interface, interface, interface_towards
 from tailbound.transport.config import DEFAULT_PORT, PORTS, Config, row_width
-from tailbound.transport.interface import Interface, interface, interface_towards
 
 log = logging.getLogger("tailbound")
 NAMES = ("auto", "xdp", "udp")

@@ -14,7 +14,7 @@ from tailbound.kernel import interfaces as kernel_interfaces
 from tailbound.kernel.attach import program_name
 from tailbound.kernel.linear import STRIDING, linear_bytes
 from tailbound.kernel.load import WORKER
-from tailbound.transport.interface import ELSEWHERE, interface_towards, resolves
+from tailbound.kernel.routes import ELSEWHERE, interface_towards, resolves
 
 T = TypeVar("T")
 __all__ = ["NATIVE_DRIVERS", "Interface", "interface", "interfaces", "leads_to_peers"]

@@ -1,4 +1,4 @@
-"""Address, MTU and speed of a network interface."""
+"""Which interface leads to the other ranks: its address, MTU and speed."""
 
 from __future__ import annotations
 
