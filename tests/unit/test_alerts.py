@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from tailbound.collective.alerts import FIRST, LONGEST, Episodes, Losses
+from tailbound.collective.alerts import REMINDERS, Episodes, Losses
 
 S = 1_000_000_000
 
@@ -31,11 +31,11 @@ def test_keys_have_episodes_of_their_own() -> None:
 def test_reminders_come_ever_more_rarely() -> None:
     late = Episodes(begin=1, end=1)
     late.see(1, True, 0)
-    said = [at for at in range(1, 3 * LONGEST // S) if late.see(1, True, at * S) == "lasts"]
-    assert said[0] == FIRST // S
+    said = [at for at in range(1, 3 * REMINDERS.most // S) if late.see(1, True, at * S) == "lasts"]
+    assert said[0] == REMINDERS.first // S
     pauses = [b - a for a, b in itertools.pairwise(said)]
-    assert pauses[:3] == [2 * FIRST // S, 4 * FIRST // S, 8 * FIRST // S]
-    assert max(pauses) == LONGEST // S
+    assert pauses[:3] == [2 * REMINDERS.first // S, 4 * REMINDERS.first // S, 8 * REMINDERS.first // S]
+    assert max(pauses) == REMINDERS.most // S
     assert late.see(1, False, 0) == "over"
     assert late.see(1, True, 0) == "begins"
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from tailbound.collective.job import Job
+from tailbound.transport.backoff import Backoff, Policy
 from tailbound.transport.config import MS
 from tailbound.transport.shares import late_limit
 from tailbound.transport.steps import step_distance
@@ -26,8 +27,8 @@ _LATE, _IN_TIME = 8, 8
 WINDOW = 2000
 #: A link that loses a larger share is named (as smoothed loss is, ``safeguard.Limits``); below the other it is well.
 NAMED, WELL = 0.02, 0.005
-#: ns until the first reminder; each comes twice as long after the one before, this long at most.
-FIRST, LONGEST = 30_000_000_000, 600_000_000_000
+#: How it is said again that something lasts.
+REMINDERS = Policy(30_000 * MS, 600_000 * MS)
 
 
 class Alerts:
@@ -172,8 +173,7 @@ class _Episode:
     alike: int = 0
     running: bool = False
     begun: int = 0
-    remind_at: int = 0
-    pause: int = FIRST
+    reminder: Backoff = field(default_factory=lambda: Backoff(REMINDERS))
 
 
 class Episodes:
@@ -206,9 +206,8 @@ class Episodes:
         one = self._all.setdefault(key, _Episode())
         if so is None or so is one.running:
             one.alike = 0
-            if one.running and now >= one.remind_at:
-                one.pause = min(2 * one.pause, LONGEST)
-                one.remind_at = now + one.pause
+            if one.running and now >= one.reminder.due:
+                one.reminder.ask(now)
                 return "lasts"
             return None
         one.alike += 1
@@ -217,5 +216,6 @@ class Episodes:
         if one.running:
             self._all[key] = _Episode(begun=one.begun)
             return "over"
-        self._all[key] = _Episode(running=True, begun=at, remind_at=now + FIRST)
+        new = self._all[key] = _Episode(running=True, begun=at)
+        new.reminder.ask(now)
         return "begins"
