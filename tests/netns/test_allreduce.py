@@ -229,6 +229,7 @@ with Communicator(connect(sys.argv[2]), config, datapath="xdp") as job:
 """
 
 
+@pytest.mark.usefixtures("warm_start")
 def test_a_killed_worker_is_named_and_the_others_finish(tailbound_lab: Make, tmp_path: Path) -> None:
     """SIGKILL between two ops: its program goes with it, the others end every op in time and say who is missing."""
     ranks, victim, ops = 3, 1, 20

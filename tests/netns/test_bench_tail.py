@@ -20,6 +20,7 @@ from tailbound.lab.topology import Link
 pytestmark = [pytest.mark.needs("root", "netns", "bpf", "bcc", "headers", "torch"), pytest.mark.timeout(240)]
 
 
+@pytest.mark.usefixtures("warm_start")
 @pytest.mark.parametrize(
     "envs", [("stopped",), pytest.param(("tail1.5", "loss1"), marks=pytest.mark.thorough)], ids="+".join
 )

@@ -17,6 +17,7 @@ from tailbound.errors import CapabilityError
 pytestmark = [pytest.mark.needs("torch", "sklearn", "matplotlib"), pytest.mark.timeout(240)]
 
 
+@pytest.mark.usefixtures("warm_start")
 @pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 def test_ours_and_gloo_train_in_turn_until_the_time_is_over(tmp_path: Path) -> None:
     """As short as it can be: the time is over after the first turn of each."""

@@ -17,6 +17,7 @@ from tailbound.lab.spec import LabSpec
 pytestmark = [pytest.mark.needs("root", "netns", "bpf", "bcc", "headers", "torch"), pytest.mark.timeout(240)]
 
 
+@pytest.mark.usefixtures("warm_start")
 @pytest.mark.needs("sklearn", "matplotlib")
 def test_the_demo_sums_in_the_kernel_and_accounts_for_every_packet(tmp_path: Path) -> None:
     from tailbound.demo.run import Length, run
@@ -43,6 +44,7 @@ def test_the_demo_sums_in_the_kernel_and_accounts_for_every_packet(tmp_path: Pat
     assert struct.unpack(">2I", picture[16:24]) == (1760, 800)
 
 
+@pytest.mark.usefixtures("warm_start")
 def test_the_benchmark_measures_both(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     spec = LabSpec(2)

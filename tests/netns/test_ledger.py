@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,24 +12,46 @@ import pytest
 from lab_team import lab_team
 from support import MS, PATIENCE, Team, balanced, gradients, patient
 from tailbound.demo.ledger import Balance, balance, rows
+from tailbound.lab import namespaces
 from tailbound.lab.cluster import Cluster
+from tailbound.lab.faults import Fault
+from tailbound.lab.spec import LabSpec
 from tailbound.lab.topology import Link
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 
-Make = Callable[..., Cluster]
+RANKS = 3
 NUMEL = 8 * 64 * 1408
 WIDE: dict[str, Any] = {"width": 1408, "ring_mib": 8.0, "quiet": 20 * MS, "share_rows": False}
+#: What cables do. They take what a program sends back (echoes) only where their ends have programs too: in wire-size
+#: mode, and where there are faults.
+CALM: dict[str, Any] = {"wire": True}
+LOSSY: dict[str, Any] = {"loss": 0.01}
+DOUBLING: dict[str, Any] = {"loss": 0.01, "duplicate": 0.02}
 
 
-def at_rest(lab: Cluster, job: Team) -> tuple[list[dict[str, Any]], Balance]:
+@pytest.fixture(scope="module")
+def lab(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """One for all cases of the same cables."""
+    with Cluster(LabSpec(workers=RANKS, seed=11, **request.param)) as made:
+        yield made
+    assert not any(namespaces.exists(name) for name in made.topology.namespaces)
+
+
+def counted(lab: Cluster) -> Counter[str]:
+    """What the network itself counts of the data link, since the lab is there."""
+    faults = lab.fault_counts(link=Link.DATA)
+    queues = sum(entry.lost for entry in lab.drops() if entry.interface.startswith(Link.DATA.value))
+    return Counter(lost_on_purpose=faults.lost, duplicated=faults.duplicated, lost_in_queues=queues)
+
+
+def at_rest(lab: Cluster, job: Team, before: Counter[str]) -> tuple[list[dict[str, Any]], Balance]:
     """Reads all counters until both sides are equal, or until that can no longer be hoped for."""
     until = time.monotonic() + PATIENCE
     while True:
         stats = [member.stats() for member in job.communicators]
-        faults = lab.fault_counts(link=Link.DATA)
-        queues = sum(entry.lost for entry in lab.drops() if entry.interface.startswith(Link.DATA.value))
-        whole = balance(stats, lost_on_purpose=faults.lost, duplicated=faults.duplicated, lost_in_queues=queues)
+        now = counted(lab)
+        whole = balance(stats, **{name: now[name] - before[name] for name in now})
         if whole.balanced or time.monotonic() > until:
             return stats, whole
 
@@ -37,29 +60,30 @@ def at_rest(lab: Cluster, job: Team) -> tuple[list[dict[str, Any]], Balance]:
 @pytest.mark.parametrize(
     # what is lost on its way to the switch counts once, however many copies of it there would have been: multicast is
     # calm here
-    ("result", "faults"),
-    # a cable takes what a program sends back (echoes) only where its end has a program too: wire-size mode, or faults
+    ("result", "lab"),
     [
-        ("peers", {"wire": True}),
-        ("fanout", {"wire": True}),
-        ("multicast", {"wire": True}),
-        ("peers", {"loss": 0.01}),
-        ("fanout", {"loss": 0.01}),
-        ("fanout", {"loss": 0.01, "duplicate": 0.02}),
+        ("peers", CALM),
+        ("fanout", CALM),
+        ("multicast", CALM),
+        ("peers", LOSSY),
+        ("fanout", LOSSY),
+        ("fanout", DOUBLING),
     ],
     ids=["calm", "calm, fan-out", "calm, multicast", "loss", "loss, fan-out", "loss+duplicates, fan-out"],
+    indirect=["lab"],
 )
-def test_books_and_counters_agree(tailbound_lab: Make, faults: dict[str, Any], repair: bool, result: str) -> None:
+def test_books_and_counters_agree(lab: Cluster, repair: bool, result: str) -> None:
     """Rule: kernel-21."""
-    ranks = 3
-    lab = tailbound_lab(workers=ranks, seed=11, **faults)
+    faults, before = Fault.of(lab.spec), counted(lab)
+    if faults.loss:
+        lab.set_faults(faults)  # the same fates in every case
     # where nothing is lost every op ends by being whole, however long rows wait for a thread
-    quiet = {} if "loss" in faults else {"quiet": 2000 * MS}
+    quiet = {} if faults.loss else {"quiet": 2000 * MS}
     with lab_team(lab, patient(**WIDE | quiet, repair=repair, result=result)) as job:
         for op in range(6):
-            job.allreduce(gradients("U", ranks, NUMEL, seed=op))
+            job.allreduce(gradients("U", RANKS, NUMEL, seed=op))
         assert all(job.each(lambda c: c.drain(PATIENCE)))
-        stats, whole = at_rest(lab, job)
+        stats, whole = at_rest(lab, job, before)
     assert whole.difference == 0, whole
     for one in stats:
         for stage in one["ledger"].values():
@@ -73,10 +97,10 @@ def test_books_and_counters_agree(tailbound_lab: Make, faults: dict[str, Any], r
     if not repair:
         assert books.sent == books.expected  # every row that should have been sent was, once
         assert books.repaired == 0
-    if "loss" not in faults:
+    if not faults.loss:
         assert books.taken == books.expected
     else:
         assert whole.lost_on_purpose > 50
         assert books.repaired > 10 if repair else books.lost > 50
-    if "duplicate" in faults:
+    if faults.duplicate:
         assert 0 < books.duplicated <= whole.duplicated + books.sent - books.expected
