@@ -374,7 +374,9 @@ def test_steady_state_allocates_nothing_big(monkeypatch: pytest.MonkeyPatch) -> 
     with team(ranks, patient()) as job:
         inputs = gradients("U", ranks, numel, seed=0)
         outs = [np.empty(numel, np.float32) for _ in range(ranks)]
-        loop(job, inputs, outs, 220)  # what is remembered of the last 200 ops is there now
+        few = [np.ones(64, np.float32) for _ in range(ranks)]
+        loop(job, few, [np.empty_like(x) for x in few], 200)  # what is remembered of the last 200 ops is there now
+        loop(job, inputs, outs, 20)
         tracemalloc.start()
         try:
             for _ in range(10):  # what every op allocates shows in every round; other tests' leavings do not
