@@ -116,6 +116,13 @@ with tailbound.torch.bounded():
 assert value.sub(3).square().mean() / 9 < 4e-3, value
 dist.all_reduce(exact := torch.ones(3))
 assert exact.tolist() == [2, 2, 2]
+net = torch.nn.Linear(64, 64)
+net = torch.nn.parallel.DistributedDataParallel(net, process_group=dist.new_group(backend="gloo"))
+state = tailbound.torch.register(net, datapath="udp", deadline_ms=(2000, 2000), ring_mib=1)
+for step in range(3):
+    net.zero_grad()
+    net(torch.ones(2, 64)).sum().backward()
+assert state.stats()["counters"]["ops"] == 3
 if dist.get_rank() == 0:
     dist.destroy_process_group()
 print("rank", exact.numel() and value.numel(), "is through", flush=True)
@@ -123,7 +130,10 @@ print("rank", exact.numel() and value.numel(), "is through", flush=True)
 
 
 def test_torchrun_knows_the_backend_without_an_import(repository: Path, tmp_path: Path) -> None:
-    """The entry point of this checkout, whatever is installed; one rank ends without ``destroy_process_group``."""
+    """The entry point of this checkout, whatever is installed; and interpreters that end cleanly.
+
+    Neither rank closes what it has registered, and one ends without ``destroy_process_group``; with both: test_elastic.
+    """
     from processes import ended
 
     groups = tomllib.loads((repository / "pyproject.toml").read_text())["project"]["entry-points"]
@@ -137,9 +147,11 @@ def test_torchrun_knows_the_backend_without_an_import(repository: Path, tmp_path
     (tmp_path / "train.py").write_text(_SCRIPT)
     path = os.pathsep.join([str(repository / "host_lib"), str(info.parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    environment["PYTHONWARNINGS"] = "default"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     ((out, err),) = ended([[*command, str(tmp_path / "train.py")]], environment)
     assert out.count("is through") == 2
+    assert "Traceback" not in err
     assert "terminate" not in err
 
 

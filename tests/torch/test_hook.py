@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -98,38 +96,3 @@ def test_a_killed_worker_is_named_and_the_others_finish(tmp_path: Path) -> None:
             assert max(times) < 20
             assert any(f"rank {rank}: rank 2 has" in text for text in texts)
             assert stats["suspects"] == [2]
-
-
-_ALONE = """
-import os, sys, torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
-from tailbound.torch import register
-rank, ranks, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=ranks)
-net = DDP(nn.Linear(64, 64))
-state = register(net, datapath="udp", deadline_ms=(2000, 2000), ring_mib=1)
-for step in range(3):
-    net.zero_grad()
-    net(torch.ones(2, 64)).sum().backward()
-print("end of script")
-"""
-
-
-def test_the_interpreter_ends_cleanly(tmp_path: Path) -> None:
-    """Without close() and without destroy_process_group(); with both: test_elastic."""
-    from processes import ended
-
-    ranks = 2
-    script = tmp_path / "script.py"
-    script.write_text(_ALONE)
-    store = str(tmp_path / "store")
-    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "PYTHONWARNINGS": "default"}
-    commands = [[sys.executable, str(script), str(rank), str(ranks), store] for rank in range(ranks)]
-    for out, err in ended(commands, env):
-        assert out.strip().endswith("end of script")
-        assert "Traceback" not in err
-        assert "terminate" not in err
