@@ -9,8 +9,7 @@ import p4_world
 import switch_cases
 from kernel_world import KernelWorld
 from switch_cases import JOB, Step, contribution
-from tailbound.kernel.switch import packed
-from tailbound.wire.packets import parse
+from tailbound.wire.packets import packed, parse
 from tailbound.wire.schema import Flag, Verdict
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers", "p4c", "bmv2", "thrift")

@@ -8,7 +8,6 @@ kernel's own loop (row ``foreign`` shows both). ``summed`` is read from the ledg
 from __future__ import annotations
 
 import os
-import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -26,7 +25,7 @@ from tailbound.errors import TailboundError
 from tailbound.kernel import load, maps, syscalls
 from tailbound.kernel.frames import frame
 from tailbound.wire import schema
-from tailbound.wire.packets import header, packet
+from tailbound.wire.packets import header, packed, packet
 from tailbound.wire.schema import MAX_RANKS, WORKER_MAPS, PacketType, Verdict
 
 PORT, WIDTH, ROWS = 7000, 1408, 64
@@ -73,8 +72,8 @@ class Bench:
         defines = {"TB_PORT": PORT, "TB_WIDTH": WIDTH, "TB_SUM_ROWS": rows, "TB_RESULT_ROWS": rows}
         self.program = load.load("bench.bpf.c", "tb_bench", defines, load.WORKER_MAP_NAMES, self.maps.fds, loader)
         peers, control = self.maps.arrays["peers"], self.maps.arrays["control"][0]
-        peers["address"] = _address(_PEER)
-        control["cookie"], control["address"] = _COOKIE, _address(_OWN)
+        peers["address"] = packed(_PEER)
+        control["cookie"], control["address"] = _COOKIE, packed(_OWN)
         control["shift_cap"], control["sum_rows"], control["active"] = 1, rows, 1
         self._op = 1 << schema.OP_INDEX_BITS
 
@@ -148,10 +147,6 @@ class Bench:
     def _repeat(self, cpu: int, data: bytes, repeats: int, durations: list[int]) -> None:
         os.sched_setaffinity(0, {cpu})
         durations.append(syscalls.run_xdp(self.program, data, repeats).duration_ns)
-
-
-def _address(ip: str) -> int:
-    return int(np.frombuffer(socket.inet_aton(ip), np.uint32)[0])
 
 
 def _cpus() -> Iterator[int]:

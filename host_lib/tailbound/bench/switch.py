@@ -17,9 +17,9 @@ import numpy as np
 from tailbound.errors import TailboundError
 from tailbound.kernel import interfaces, load, syscalls
 from tailbound.kernel.frames import frame
-from tailbound.kernel.switch import MAP_NAMES, Entry, Member, Sizes, Switch, packed
+from tailbound.kernel.switch import MAP_NAMES, Entry, Member, Sizes, Switch
 from tailbound.wire import schema
-from tailbound.wire.packets import header, packet
+from tailbound.wire.packets import header, packed, packet
 from tailbound.wire.schema import Flag, PacketType, Verdict
 
 __all__ = ["CASES", "TURN_NOT", "TURN_RANK", "TURN_ROW", "Case", "Turntable"]

@@ -47,6 +47,7 @@ from tailbound.transport.rendezvous import Greeting, Store
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Layout
 from tailbound.transport.steps import step_of
+from tailbound.wire.packets import packed
 from tailbound.wire.schema import OP_INDEX_BITS, VERSION
 
 log = logging.getLogger("tailbound")
@@ -167,7 +168,7 @@ class Communicator:
         sockets = path.sending(len(endpoints), self.config.source_ports) if endpoints else [path.socket]
         job = Job(self.config, path, Sender(sockets, endpoints), self.greetings[0].cookie)
         warm_up(job)
-        job.activate([_u32(host) for host, _ in everybody], _u32(address[0]))
+        job.activate([packed(host) for host, _ in everybody], packed(address[0]))
         fanout.open_channels(job, address[0], {rank: endpoints[rank] for rank in job.peers}, alone=alone)
         return job, sockets[1:] or sockets
 
@@ -416,11 +417,6 @@ class _Merge:
         whole.nanoseconds = max(whole.nanoseconds, outcome.nanoseconds)
         if self._left == 0:
             self._done(whole)
-
-
-def _u32(address: str) -> int:
-    """An IPv4 address as the kernel's maps hold it: network byte order read as a host integer."""
-    return int(np.frombuffer(socket.inet_aton(address), np.uint32)[0])
 
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 import struct
 from collections.abc import Mapping
 from typing import Any
@@ -105,7 +104,7 @@ def _open_multicast(
         opened.callback(sock.close)
         prepare(sock, address)
     job.channels.membership = Membership(group, port, address)
-    job.store.control["group"] = np.frombuffer(socket.inet_aton(group), np.uint32)[0]
+    job.store.control["group"] = packets.packed(group)
     job.channels.reach = Reach(job.peers)
     job.sender.share(Shared("multicast", socks, (group, port), local=False))
 

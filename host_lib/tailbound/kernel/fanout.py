@@ -27,7 +27,7 @@ from tailbound.errors import ConfigError
 from tailbound.forks import keep_from_children
 from tailbound.kernel import interfaces, load, maps, pin, tc
 from tailbound.kernel.maps import Maps, Shape
-from tailbound.wire.packets import DTYPES, layout
+from tailbound.wire.packets import DTYPES, layout, packed
 from tailbound.wire.schema import FANOUT_MAPS, MAX_RANKS
 
 #: Copies that a program can make. The verifier walks through all of them, which takes 150 ms for 256. Two sizes, since
@@ -242,7 +242,7 @@ def _word(address: str) -> int:
         ConfigError: not an address.
     """
     try:
-        return int(np.frombuffer(socket.inet_aton(address), np.uint32)[0])
+        return packed(address)
     except OSError as error:
         raise ConfigError(f"{address!r} is no IPv4 address: give a dotted one") from error
 

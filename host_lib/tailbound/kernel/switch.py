@@ -18,7 +18,7 @@ import numpy as np
 
 from tailbound.errors import ConfigError
 from tailbound.kernel import interfaces, load, maps, syscalls
-from tailbound.wire.packets import layout
+from tailbound.wire.packets import layout, packed
 from tailbound.wire.schema import MAX_RANKS, SWITCH_JOBS, SWITCH_MAPS, UNKNOWN_SENDER, VERDICTS
 
 SWITCH, SWITCH_OUT = "tb_switch", "tb_switch_out"
@@ -87,11 +87,6 @@ class Entry:
     rows: int
     headroom: int
     members: tuple[Member | None, ...]
-
-
-def packed(address: str) -> int:
-    """An IPv4 address as the maps hold it: network byte order, read as a host integer."""
-    return int(np.frombuffer(socket.inet_aton(address), np.uint32)[0])
 
 
 def unpacked(address: int) -> str:

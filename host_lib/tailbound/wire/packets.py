@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,15 @@ HEADER_DTYPE = dtype_of(HEADER, ">")
 DTYPES: dict[str, np.dtype[Any]] = {s.name: dtype_of(s) for s in STRUCTS}
 
 assert HEADER_DTYPE.itemsize == HEADER_BYTES
+
+
+def packed(address: str) -> int:
+    """An IPv4 address as the maps hold it: network byte order, read as a host integer.
+
+    Raises:
+        OSError: not an address.
+    """
+    return int(np.frombuffer(socket.inet_aton(address), np.uint32)[0])
 
 
 def header(**values: Any) -> NDArray[Any]:
