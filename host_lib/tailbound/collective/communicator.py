@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,29 @@ log = logging.getLogger("tailbound")
 
 #: An op has at most this many rows, so that rows of an owner fit the header's u16 and needs fit one READY packet.
 MAX_OP_ROWS = 40960
+
+
+class Coding(NamedTuple):
+    """How a bucket is coded. ``dtype``, ``bits`` and ``scaled`` are the same on all ranks.
+
+    Attributes:
+        dtype: the bucket's own type, part of the layout tag.
+        coder: for ``data`` and ``out`` in other memory than numpy's, or of other types: who reads and writes them.
+        residual: f32[n] of its own, C-contiguous; written in the transport thread when ``data`` has been coded, with
+            what the codes leave out (``codec.feedback``); left alone where nothing was coded.
+        bits: of a code; 0: ``config.bits``. Other bits than in the last step make the op a cold one: ranks agree on
+            scales first.
+        scaled: ``data`` is a gradient without its loss scale; a cold op as with other bits.
+    """
+
+    dtype: str = "float32"
+    coder: Coder = HOST
+    residual: NDArray[np.float32] | None = None
+    bits: int = 0
+    scaled: bool = False
+
+
+_PLAIN = Coding()
 
 
 class Communicator:
@@ -195,13 +218,9 @@ class Communicator:
         *,
         last: bool,
         done: Callable[[Outcome], None],
-        dtype: str = "float32",
         prepare: Callable[[], None] | None = None,
         contribute: bool = True,
-        coder: Coder = HOST,
-        residual: NDArray[np.float32] | None = None,
-        bits: int = 0,
-        scaled: bool = False,
+        coding: Coding = _PLAIN,
     ) -> None:
         """Starts averaging one bucket; ``done`` is called once in the transport thread.
 
@@ -211,20 +230,15 @@ class Communicator:
             out: f32[n], C-contiguous; may be ``data`` itself.
             last: whether this ends the step.
             done: gets the ``Outcome``, merged over the ops of the bucket.
-            dtype: the bucket's own type, part of the layout tag.
             prepare: called in the transport thread before ``data`` is read for the first time.
             contribute: False to take part without rows: the others neither wait for this rank nor count it.
-            coder: for ``data`` and ``out`` in other memory than numpy's, or of other types: who reads and writes them.
-            residual: f32[n] of its own, C-contiguous; written in the transport thread when ``data`` has been coded,
-                with what the codes leave out (``codec.feedback``); left alone where nothing was coded.
-            bits: of a code, the same on all ranks; 0: ``config.bits``. Other bits than in the last step make the op a
-                cold one: ranks agree on scales first.
-            scaled: ``data`` is a gradient without its loss scale; the same on all ranks, and a cold op as other bits.
+            coding: of the bucket.
 
         Raises:
             ConfigError: arrays of another type, shape or size.
             TransportError, LayoutError: see ``Transpose.launch``.
         """
+        dtype, coder, residual, bits, scaled = coding
         numel = data.size if coder is HOST else len(data)
         if coder is HOST:
             _check(data, "data", numel)

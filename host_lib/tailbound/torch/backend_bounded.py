@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tailbound.collective.communicator import Communicator, jobs_here
+from tailbound.collective.communicator import Coding, Communicator, jobs_here
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TransportError
 from tailbound.torch.backend_work import BoundedWork
@@ -141,6 +141,6 @@ def _launch(
         flat.numpy(),
         last=turn.last,
         done=back,
-        dtype=str(tensor.dtype).removeprefix("torch."),
         prepare=None if direct else read,
+        coding=Coding(str(tensor.dtype).removeprefix("torch.")),
     )

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from tailbound.collective.communicator import Communicator
+from tailbound.collective.communicator import Coding, Communicator
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TransportError
 from tailbound.torch.finished import Bucket, Layout, gradients
@@ -165,12 +165,16 @@ def _collect(
     for bucket, part in zip(buckets, memory, strict=True):
         state.contributions.forget_late(bucket.index)
         path = state.paths.of(bucket.device)
-        values, coder = path.values(part.decoded), path.coder(path.stream.mark())
-        dtype = str(bucket.dtype).removeprefix("torch.")
+        values = path.values(part.decoded)
+        coding = Coding(
+            str(bucket.dtype).removeprefix("torch."),
+            path.coder(path.stream.mark()),
+            bits=state.bits,
+            scaled=state.scaler is not None,
+        )
         communicator.launch(
-            bucket.index, values, values, last=bucket.last, done=over.put, dtype=dtype, contribute=False, coder=coder,
-            bits=state.bits, scaled=state.scaler is not None,
-        )  # fmt: skip
+            bucket.index, values, values, last=bucket.last, done=over.put, contribute=False, coding=coding
+        )
     outcomes = [over.get() for _ in buckets]
     for outcome in outcomes:
         if outcome.error is not None:

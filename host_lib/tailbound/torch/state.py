@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tailbound.collective.coder import check_codes
-from tailbound.collective.communicator import Communicator
+from tailbound.collective.communicator import Coding, Communicator
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TailboundError
 from tailbound.settings.table import from_environment
@@ -231,13 +231,15 @@ class TailboundState(Recovery):
             path.values(bucket.decoded),
             last=last,
             done=path.within(done),
-            dtype=str(tensor.dtype).removeprefix("torch."),
             prepare=path.within(prepare, mark) if prepare is not None else None,
             contribute=not self.abstaining,
-            coder=path.coder(mark),
-            residual=path.values(residual) if residual is not None else None,
-            bits=self.bits,
-            scaled=self.scaler is not None,
+            coding=Coding(
+                str(tensor.dtype).removeprefix("torch."),
+                path.coder(mark),
+                path.values(residual) if residual is not None else None,
+                self.bits,
+                self.scaler is not None,
+            ),
         )
 
         def checked(completed: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
