@@ -133,7 +133,7 @@ class Window:
 
 
 class Books:
-    """State only; ``collective.accounting`` fills it."""
+    """What one rank notes of its ops: ledger, limits, rotation, latencies; ``collective.accounting`` fills it."""
 
     def __init__(self, ranks: int, limits: Limits, rotate: bool | str, world: int | None = None) -> None:
         self.ledger = Ledger(world or ranks)

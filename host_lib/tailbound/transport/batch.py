@@ -45,8 +45,7 @@ def stagger(rank: int, ranks: int) -> Iterator[int]:
 
 
 #: Columns of a flow: address of its first packet; packets that have left, packets in all; rank, or the number of a
-#: shared channel; packets of a burst;
-#: bursts that may leave now; bursts that have left; channel (``Sender.channel``).
+#: shared channel; packets of a burst; bursts that may leave now; bursts that have left; channel (``Sender.channel``).
 BASE, NEXT, TOTAL, RANK, SIZE, ALLOWED, BURSTS, CHANNEL = range(8)
 FLOW_WORDS = 8
 #: As many bursts as one may want: no limit.

@@ -39,7 +39,7 @@ DESTINATIONS = MAX_RANKS + SHARED_MOST
 
 @dataclass
 class Shared:
-    """One such channel.
+    """A channel over which one burst reaches all live peers.
 
     Attributes:
         name: what it is called in events and counters.

@@ -93,7 +93,7 @@ RESTS = Policy(5_000_000_000, 320_000_000_000)
 
 
 class Fallback:
-    """One rank's wish.
+    """One rank's wish whether rows go to the switch, or from rank to rank; pure, times in ns.
 
     Args:
         after: ops running without any result that are enough.
