@@ -50,7 +50,7 @@ from tailbound.datapath.tables import CONTROL_HEAD, CONTROL_TAIL, EVENT_HEAD, EV
 from tailbound.errors import TailboundError, TransportError
 from tailbound.transport.agreement import Content
 from tailbound.transport.config import Config
-from tailbound.transport.pace import Limits, Pacer
+from tailbound.transport.pace import Pacer, TimelyConfig
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Layout
 from tailbound.transport.sockets import UdpSocket
@@ -564,7 +564,7 @@ class World:
         plan: Plan | None = None,
         steps: int = 30,
         paced: float = 0.0,
-        limits: Limits | None = None,
+        limits: TimelyConfig | None = None,
         width: int = 64,
         rows: tuple[int, int] = (1024, 4096),
         **settings: Any,

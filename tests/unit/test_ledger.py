@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from support import balanced
-from tailbound.observe.ledger import Ledger, Stage, Window
+from tailbound.observe.ledger import Ledger, Recent, Stage
 from tailbound.wire.schema import VERDICTS, Verdict
 
 
@@ -81,7 +81,7 @@ def test_a_wrong_entry_is_seen(name: str) -> None:
 
 
 def test_a_window_forgets_the_oldest() -> None:
-    window = Window(4)
+    window = Recent(4)
     assert window.percentiles(50, 99) == (0.0, 0.0)
     for value in (1000, 1, 2, 3, 4):
         window.add(value)

@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from tailbound.errors import CapabilityError, ConfigError
-from tailbound.transport.multicast import RANGE, Membership, check_group, group_of, prepare
+from tailbound.transport.multicast import RANGE, GroupMember, check_group, group_of, prepare
 
 ADDRESS = "127.0.0.1"
 
@@ -29,11 +29,11 @@ def test_what_is_no_group_is_refused(given: str) -> None:
 
 def test_an_address_that_is_not_here_takes_no_members() -> None:
     with pytest.raises(CapabilityError, match="cannot be joined"):
-        Membership(group_of(3), 0, "192.0.2.1")
+        GroupMember(group_of(3), 0, "192.0.2.1")
 
 
 def test_a_member_hears_the_group_and_nothing_once_it_is_closed() -> None:
-    member = Membership(group_of(9), 0, ADDRESS)
+    member = GroupMember(group_of(9), 0, ADDRESS)
     port = member.socket.getsockname()[1]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.bind((ADDRESS, 0))

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from tailbound.transport.pace import UNLIMITED, Limits, Pacer, Timely
+from tailbound.transport.pace import UNLIMITED, Pacer, Timely, TimelyConfig
 
 MS = 1_000_000
 SECOND = 1_000_000_000
-L = Limits()
+L = TimelyConfig()
 
 
 class Path(Timely):

@@ -8,7 +8,7 @@ import pytest
 
 from queue_world import ADDRESS, STRIDE, Kernel, memory
 from tailbound.errors import ConfigError
-from tailbound.transport.pace import Limits, Pacer
+from tailbound.transport.pace import Pacer, TimelyConfig
 from tailbound.transport.probe import EVERY
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import SHARED_MOST, Sender, Shared
@@ -108,7 +108,7 @@ def test_what_comes_later_for_one_rank_waits_for_it(faked: tuple[SendQueue, Kern
 
 
 def test_it_goes_as_slowly_as_its_slowest_rank_and_all_pay(bound: UdpSocket, shared: Shared) -> None:
-    pacer = Pacer((1, 2, 3), Limits(quantum=1 * MS))
+    pacer = Pacer((1, 2, 3), TimelyConfig(quantum=1 * MS))
     queue = SendQueue(Sender([bound], dict.fromkeys((1, 2, 3), (ADDRESS, 9))), pacer)
     queue._sender.share(shared)
     kernel = Kernel(queue)

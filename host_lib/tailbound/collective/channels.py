@@ -10,7 +10,7 @@ from typing import Any
 
 from tailbound.kernel.fanout import Fanout
 from tailbound.transport.choose import Choice, Facts, choose
-from tailbound.transport.multicast import Membership
+from tailbound.transport.multicast import GroupMember
 from tailbound.transport.reach import Ears, Reach
 from tailbound.transport.sender import Sender, Shared
 
@@ -38,7 +38,7 @@ class Channels:
         self.ears = Ears()
         self.reach: Reach | None = None
         self.fanout: Fanout | None = None
-        self.membership: Membership | None = None
+        self.membership: GroupMember | None = None
         #: failed clones that are no longer counted as sent: packets, by rank
         self.failed: dict[int, int] = {}
         self.looked_at = 0

@@ -20,7 +20,7 @@ from tailbound.kernel.fanout import Fanout, Peer
 from tailbound.kernel.neighbours import next_hops
 from tailbound.transport.choose import WORKS, Choice, Tried, worth_trying
 from tailbound.transport.config import MS
-from tailbound.transport.multicast import Membership, group_of, prepare
+from tailbound.transport.multicast import GroupMember, group_of, prepare
 from tailbound.transport.reach import Reach, Say
 from tailbound.transport.sender import Shared
 from tailbound.transport.steps import Steps, step_of
@@ -103,7 +103,7 @@ def _open_multicast(
     for sock in socks:
         opened.callback(sock.close)
         prepare(sock, address)
-    job.channels.membership = Membership(group, port, address)
+    job.channels.membership = GroupMember(group, port, address)
     job.store.control["group"] = packets.packed(group)
     job.channels.reach = Reach(job.peers)
     job.sender.share(Shared("multicast", socks, (group, port), local=False))

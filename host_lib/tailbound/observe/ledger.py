@@ -112,7 +112,7 @@ def _sum(verdicts: NDArray[np.uint64], which: Iterable[Verdict]) -> int:
     return sum(int(verdicts[v]) for v in which)
 
 
-class Window:
+class Recent:
     """The last ``size`` durations, for a median and a tail."""
 
     def __init__(self, size: int = 512) -> None:
@@ -145,4 +145,4 @@ class Books:
         #: bytes of one rank's contributions to this one, in the last op
         self.flow_bytes = 0
         #: ns from launch to the end of decode
-        self.latency = Window()
+        self.latency = Recent()

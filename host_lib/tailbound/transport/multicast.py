@@ -48,7 +48,7 @@ def check_group(given: str) -> None:
         raise ConfigError(f"multicast group {given!r}: give an IPv4 address of 224.0.1.0..239.255.255.255")
 
 
-class Membership:
+class GroupMember:
     """A member of ``group`` on the interface with ``address``, until ``close``; hears what comes to ``port``.
 
     Raises:

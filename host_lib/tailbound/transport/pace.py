@@ -33,8 +33,8 @@ _UNEVEN = 2.0
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Settings of the control; times in ns, rates in bytes per second.
+class TimelyConfig:
+    """Settings of the control of a rate; times in ns, rates in bytes per second.
 
     Attributes:
         t_low: round trips below this say that there is no queue (the paper's T_low).
@@ -76,7 +76,7 @@ class Timely:
         rtt: the last round trip in ns; 0: none yet.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: TimelyConfig) -> None:
         self._limits = limits
         self.rate = UNLIMITED
         self.rtt = 0
@@ -135,8 +135,8 @@ class Pacer:
         gap: ns from one burst to the next, whomever they are for; 0: none. For receivers with room for few bursts.
     """
 
-    def __init__(self, ranks: Iterable[int], limits: Limits | None = None, gap: int = 0) -> None:
-        self.limits = limits or Limits()
+    def __init__(self, ranks: Iterable[int], limits: TimelyConfig | None = None, gap: int = 0) -> None:
+        self.limits = limits or TimelyConfig()
         self._gap = gap
         #: when the next burst may leave, as far as gaps go, ns
         self.opens = 0
