@@ -47,7 +47,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "transport.tail_probe": ("unit/test_tail_probe.py",),
 }
 #: A mutant whose tests take so many times as long as without it, and so many seconds more, waits for ever.
-TIMES, MORE = 3, 10
+TIMES, MORE = 2, 3
 #: What is loaded before pytest is not rewritten by it, which is as it should be here.
 _QUIET = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
 #: What a process ends with whose mistake cannot be made.
@@ -67,6 +67,7 @@ class Trial:
         self._file = str(self._module.__file__)
         self.every = list(mutants(Path(self._file).read_text()))
         self.left: list[Mutant] | None = None
+        self._made = False
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
@@ -77,6 +78,7 @@ class Trial:
             usual,
             phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
             suppress_health_check=(hypothesis.HealthCheck.too_slow,),
+            report_multiple_bugs=False,
         )
         hypothesis.settings.load_profile("mutation")
 
@@ -121,6 +123,12 @@ class Trial:
             self._wait(running)
         return True
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> None:
+        """The first failure ends the process of a mutant: nobody reads the report of it."""
+        if self._made and call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception):
+            os._exit(1)
+
     def _wait(self, running: dict[int, Mutant]) -> None:
         child, status = os.wait()
         mutant = running.pop(child)
@@ -136,6 +144,7 @@ class Trial:
             exec(compile(mutant.tree, self._file, "exec"), new.__dict__)
             if graft(self._module, new):
                 stack.pop_all()
+                self._made = True
 
 
 class _Trace:

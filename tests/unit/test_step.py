@@ -16,8 +16,10 @@ from tailbound.collective.buffers import Buffers
 from tailbound.collective.op import AGREEING, Launch, Op, Phase, Sending
 from tailbound.collective.repair import Round
 from tailbound.collective.step import Step, listen, overtaken, stand_still, start_clock, step
+from tailbound.transport.clock import Extension
 from tailbound.transport.overtime import Overtime
 from tailbound.transport.sequence import Layout, Sequence
+from tailbound.transport.tail_probe import LAST_CALL
 
 MS = 1_000_000
 RANKS, ENTRIES = 3, 64 * 60
@@ -117,8 +119,15 @@ def record(op: Op, **fields: Any) -> dict[str, Any]:
 
 def test_own_rows_are_coded_on_known_scales_as_soon_as_they_may_be_sent(op: Op) -> None:
     known = Known(op)
-    assert known.take(2 * MS, may_send=False).actions == ()
+    assert known.take(2 * MS, may_send=False) == ((), 0)
     assert known.take(2 * MS).actions == (Encode(),)
+
+
+def test_a_phase_ends_by_a_move_whatever_else_is_to_be_done() -> None:
+    assert Step((Tell((1,)), Seal("complete"))).moves
+    assert not Step((Tell((1,)),)).moves
+    assert not Step().moves
+    assert Step() == ((), 0)
 
 
 def test_a_rank_that_takes_part_without_rows_says_so(op: Op) -> None:
@@ -132,6 +141,15 @@ def test_a_launch_after_the_first_half_stays_out(op: Op) -> None:
     op.start, op.first.phase = MS, Phase.DONE
     assert Known(op).take(MS + D1).actions == (Encode(),)
     assert Known(op).take(MS + D1 + 1).actions == (StayOut(),)
+    op.start = 1
+    assert Known(op).take(D1 + 2).actions == (StayOut(),)
+    op.start = 0  # not yet
+    assert Known(op).take(MS + D1 + 1).actions == (Encode(),)
+
+
+def test_a_launch_is_in_time_as_long_as_its_own_rows_are_open(op: Op) -> None:
+    op.start = MS
+    assert Known(op).take(MS + D1 + 1).actions == (Encode(),)
 
 
 def test_a_switch_still_answers_a_late_launch(op: Op) -> None:
@@ -155,6 +173,9 @@ def test_a_cold_op_tells_its_scales_again_to_who_has_not_heard_and_settles_when_
     assert known.take(4 * MS) == Step((Tell((2,)),), 4 * MS + AGREEING.first)
     op.needs[2] = np.zeros(1, np.int16)
     assert known.take(5 * MS).actions == (Agree(incomplete=False, settled=False),)
+    op.needs.clear()
+    op.abstainers |= {1, 2}
+    assert known.take(5 * MS).actions == (Agree(incomplete=False, settled=False),)
 
 
 def test_a_cold_op_waits_half_a_stage_for_scales_and_a_deadline_for_those_who_have_settled(op: Op) -> None:
@@ -162,6 +183,11 @@ def test_a_cold_op_waits_half_a_stage_for_scales_and_a_deadline_for_those_who_ha
     known = Known(op, scales=False)
     op.sending, op.cold_since, op.agreeing.due = Sending.AGREEING, 2 * MS, 1 << 60
     assert known.take(3 * MS).look == MS + START_MAX + STAGE_MAX // 2
+    op.start = 5 * MS
+    assert known.take(6 * MS, may_send=True).look == 45 * MS  # of the first half
+    op.first.phase = Phase.CLOSED
+    assert known.take(6 * MS).look == 5 * MS + STAGE_MAX // 2
+    op.start, op.first.phase, op.first.clock = 0, Phase.OPEN, Extension()
     known.contributed_by, known.job.config.repair = {1, 2}, False
     assert known.take(3 * MS).look == 2 * MS + D1
     assert known.take(2 * MS + D1).actions == (Agree(incomplete=True, settled=True),)
@@ -201,6 +227,54 @@ def test_an_op_is_sealed_when_all_is_in_and_only_then_finished(op: Op) -> None:
     assert known.take(5 * MS).actions == (Finish("complete"),)
     op.second.phase = Phase.CLOSED
     assert known.take(5 * MS) == Step()
+
+
+def test_an_op_is_not_finished_before_its_own_rows_are_sealed_and_sent(op: Op) -> None:
+    known = Known(op)
+    known.record = record(op, results_in=op.place.layout.shape.rows)
+    op.sending = Sending.OVER
+    assert known.take(5 * MS).actions == ()
+    op.first.phase = Phase.CLOSED
+    assert known.take(5 * MS).actions == (Finish("complete"),)
+    op.sending = Sending.LAUNCHED
+    assert known.take(5 * MS, may_send=False).actions == ()
+    op.sending, op.launch = Sending.OVER, None
+    assert known.take(5 * MS).actions == ()
+
+
+def test_before_the_clock_starts_no_half_has_a_deadline(op: Op) -> None:
+    op.sending, op.held = Sending.OVER, 1
+    for op.first.phase in (Phase.OPEN, Phase.CLOSED):
+        assert Known(op, record=record(op)).take(10_000 * MS) == ((), 0)
+    assert op.first.clock.due == op.second.clock.due == 0
+
+
+def test_the_second_half_has_twice_as_long_as_the_first_at_most(op: Op) -> None:
+    """Rule: clock-11."""
+    op.sending, op.start = Sending.OVER, 10 * MS
+    known = Known(op, record=record(op))
+    known.take(20 * MS)
+    op.first.phase = Phase.CLOSED
+    known.take(20 * MS)
+    assert (op.first.clock.due, op.first.clock.limit) == (10 * MS + D1, 10 * MS + STAGE_MAX)
+    assert (op.second.clock.due, op.second.clock.limit) == (10 * MS + R, 10 * MS + 2 * STAGE_MAX)
+
+
+@pytest.mark.parametrize("switched", [False, True])
+def test_who_lives_is_waited_for_past_the_deadline_but_not_where_a_switch_sums(op: Op, switched: bool) -> None:
+    """Rule: clock-29."""
+    op.sending, op.start, op.switched = Sending.OVER, 10 * MS, switched
+    known = Known(op, record=record(op))
+    known.job.heard = lambda ranks: 59 * MS
+    known.take(50 * MS)
+    assert known.take(60 * MS).actions == ((Seal("deadline"),) if switched else ())
+
+
+def test_a_launched_op_is_sealed_although_others_name_another_layout(op: Op) -> None:
+    op.sending = Sending.OVER
+    known = Known(op)
+    known.record = record(op, layout=op.place.layout.tag ^ 1, rows_complete=known.own)
+    assert known.take(5 * MS).actions == (Seal("complete"),)
 
 
 def test_an_op_that_is_not_launched_is_sealed_at_its_deadline_unless_it_was_foreseen_wrongly(op: Op) -> None:
@@ -250,6 +324,25 @@ def test_a_clock_starts_with_a_majority_and_then_stands(op: Op) -> None:
     assert op.start == 3 * MS
 
 
+def started(op: Op, now: int, need: int = 2, majority: tuple[int, int] | None = None) -> int:
+    """The stage clock as it is looked at first at ``now``."""
+    known = Known(op, record=majority and record(op, majority_ns=majority))
+    known.job.store.control["need"][0] = need
+    op.start = 0
+    start_clock(op, known, now)  # type: ignore[arg-type]
+    return op.start
+
+
+def test_what_starts_a_clock(op: Op) -> None:
+    """Rule: clock-3."""
+    assert started(op, 2 * MS) == 0
+    assert started(op, 2 * MS, need=1) == MS  # alone, the own launch is the majority
+    assert started(op, 3 * MS, majority=(3 * MS, 0)) == 3 * MS
+    op.launch = None
+    assert started(op, 5000 * MS, majority=(3 * MS, 0)) == 0
+    assert started(op, 6 * MS, majority=(3 * MS, 5 * MS)) == 5 * MS
+
+
 @pytest.mark.parametrize("switched", [False, True])
 @pytest.mark.parametrize("sealed", [False, True])
 def test_after_a_hold_deadlines_start_anew(op: Op, switched: bool, sealed: bool) -> None:
@@ -277,6 +370,26 @@ def test_an_op_that_all_others_are_through_with_is_overtaken_once(op: Op) -> Non
     assert known.take(9 * MS).actions == (StayOut(),)
 
 
+def test_only_a_launch_that_has_not_sent_is_overtaken_and_only_by_owners_that_are_through(op: Op) -> None:
+    """Rules: clock-13, clock-20."""
+    known = Known(op, contributed_by={1}, published_by={1, 2})
+    assert not overtaken(op, known, 9 * MS)  # type: ignore[arg-type]
+    known.contributed_by.add(2)
+    known.job.waited_owners = []
+    assert not overtaken(op, known, 9 * MS)  # type: ignore[arg-type]
+    known.job.waited_owners = [1, 2]
+    op.sending = Sending.OVER
+    assert not overtaken(op, known, 9 * MS)  # type: ignore[arg-type]
+    op.sending, launch, op.launch = Sending.LAUNCHED, op.launch, None
+    assert not overtaken(op, known, 9 * MS)  # type: ignore[arg-type]
+    op.launch = launch
+    assert overtaken(op, known, 4 * STAGE_MAX + 9 * MS)  # type: ignore[arg-type]
+    assert op.start == 9 * MS  # long enough ago for everything to be over
+    op.overtaken, op.start = False, 5 * MS
+    assert overtaken(op, known, 4 * STAGE_MAX + 9 * MS)  # type: ignore[arg-type]
+    assert op.start == 5 * MS
+
+
 # -- silence ------------------------------------------------------------------------------------------------------
 
 
@@ -296,3 +409,15 @@ def test_marks_of_the_present_half_are_asked_for_in_silence(op: Op) -> None:
     while not (found := listen(op, known, now)).actions:  # type: ignore[arg-type]
         now = found.look
     assert found.actions == (AskMarks((2,)),)
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_the_last_question_is_in_time_for_the_deadline_of_the_present_half(op: Op, published: bool) -> None:
+    """Rule: clock-30."""
+    op.sending, op.first.phase = Sending.OVER, Phase.DONE if published else Phase.OPEN
+    (op.second if published else op.first).clock.begin(10 * MS, 10 * MS, STAGE_MAX)
+    (op.first if published else op.second).clock.begin(MS, 2 * MS, STAGE_MAX)
+    known, now = Known(op, record=record(op)), 5 * MS
+    while not (found := listen(op, known, now)).actions:  # type: ignore[arg-type]
+        now = found.look
+    assert now == 20 * MS - LAST_CALL
