@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import pytest
@@ -39,6 +40,7 @@ def test_labels_count_ops_and_steps() -> None:
     assert [p.label for p in places] == [op_label(0, 0), op_label(0, 1), op_label(1, 0), op_label(1, 1)]
     assert [p.previous for p in places] == [0xFFFFFFFF, *(p.label for p in places[:-1])]
     assert sequence.next_label == sequence.upcoming == op_label(2, 0)
+    assert (places[0].result_seq, places[0].sum_seqs) == (0, (0, 0, 0))
 
 
 def test_rows_follow_each_other_in_every_ring() -> None:
@@ -75,13 +77,16 @@ def test_labels_and_sequences_wrap(first: int) -> None:
 
 def test_predictions_need_two_equal_steps() -> None:
     sequence = Sequence(RANKS, MAP)
+    assert not sequence.adrift
     assert sequence.predict() is None
     launch(sequence, step(1000, 2000))
     assert sequence.predict() is None
+    assert sequence.op_rows == ()
     launch(sequence, step(1000, 3000))
     assert sequence.predict() is None
     launch(sequence, step(1000, 3000))
     assert sequence.stable
+    assert sequence.op_rows == tuple(each.shape.rows for each in step(1000, 3000))
     assert sequence.predict() is not None
 
 
@@ -105,7 +110,7 @@ def test_no_prediction_beyond_a_step_that_went_another_way() -> None:
     assert sequence.predict() is None
 
 
-@pytest.mark.parametrize(("ahead", "right"), [(1, 0), (2, 0), (3, 0), (4, 0), (2, 1), (3, 1), (4, 1)])
+@pytest.mark.parametrize(("ahead", "right"), [(1, 0), (2, 0), (3, 0), (4, 0), (20, 0), (2, 1), (3, 1), (4, 1), (20, 1)])
 def test_a_wrong_prediction_is_undone(ahead: int, right: int) -> None:
     """What follows has the places of a rank that never predicted anything."""
     old, new = step(1000, 2000), [*step(1000, 2000)[:right], *step(1000, 7000)[right:]]
@@ -148,7 +153,7 @@ def test_a_map_begins_with_a_step_and_moves_every_ring_alike() -> None:
 @pytest.mark.parametrize("launched", range(2, 14))
 def test_a_map_told_late_puts_the_ops_to_come_where_the_others_have_them(launched: int) -> None:
     history = step(1000, 70_000) * 9
-    maps = [(0, MAP), (1, OwnerMap(257, (2, 0))), (3, OwnerMap(513, (1, 1, 0)))]
+    maps = [(0, MAP), (1, OwnerMap(1, (2, 0))), (3, OwnerMap(513, (1, 1, 0)))]
     told, late = Sequence(RANKS, MAP), Sequence(RANKS, MAP)
     told.set_maps(maps)
     places = launch(told, history)
@@ -160,14 +165,72 @@ def test_a_map_told_late_puts_the_ops_to_come_where_the_others_have_them(launche
     assert late.position() == told.position()
 
 
-def test_another_history_of_maps_takes_the_place_of_the_first() -> None:
+@pytest.mark.parametrize("launched", [3, 7])
+def test_another_history_of_maps_takes_the_place_of_the_first(launched: int) -> None:
     history = step(1000, 70_000) * 6
     one, two = Sequence(RANKS, MAP), Sequence(RANKS, MAP)
     one.set_maps([(0, MAP), (1, OwnerMap(256, (0,)))])
-    launch(one, history[:7])
+    launch(one, history[:launched])
     for sequence in (one, two):
         sequence.set_maps([(0, MAP), (2, OwnerMap(257, (1, 0)))])
-    assert launch(one, history[7:]) == launch(two, history)[7:]
+    assert launch(one, history[launched:]) == launch(two, history)[launched:]
+
+
+def test_a_map_that_was_not_agreed_on_after_all_is_taken_back() -> None:
+    history = step(1000, 70_000) * 4
+    one, two = Sequence(RANKS, MAP), Sequence(RANKS, MAP)
+    one.set_maps([(0, MAP), (1, OwnerMap(256, (0,)))])
+    launch(one, history[:3])
+    one.set_maps([(1, MAP)])
+    assert launch(one, history[3:]) == launch(two, history)[3:]
+
+
+def test_before_the_first_map_that_is_known_it_was_no_other_one() -> None:
+    assert Sequence(RANKS, MAP, 5).map_at(4) == MAP
+
+
+def test_steps_before_a_change_stay_where_they_are_although_their_map_is_not_named_any_more() -> None:
+    maps = [(0, MAP), (4, OwnerMap(257, (2, 0))), (5, OwnerMap(513, (1, 1, 0))), (6, OwnerMap(769, (0,)))]
+    told, late = Sequence(RANKS, MAP), Sequence(RANKS, MAP)
+    told.set_maps(maps)
+    late.set_maps(maps[:3])
+    places = launch(told, step(70_000) * 10)
+    launch(late, step(70_000) * 9)
+    before = late.sum_seqs
+    assert late.set_maps(maps[1:3]) == []
+    assert late.sum_seqs == before
+    late.set_maps(maps[1:])
+    assert launch(late, step(70_000)) == places[9:]
+
+
+@pytest.mark.parametrize(("since", "known"), [(4, True), (3, False)])
+def test_a_map_may_have_begun_with_the_oldest_step_that_is_remembered(since: int, known: bool) -> None:
+    maps = [(0, MAP), (since, OwnerMap(257, (2, 0)))]
+    told, late = Sequence(RANKS, MAP), Sequence(RANKS, MAP)
+    told.set_maps(maps)
+    places = launch(told, step(70_000) * 13)
+    launch(late, step(70_000) * 12)  # of eight it is remembered where they began
+    with contextlib.nullcontext() if known else pytest.raises(TransportError):
+        late.set_maps(maps)
+    assert late.adrift != known
+    assert (launch(late, step(70_000)) == places[12:]) == known
+
+
+@pytest.mark.parametrize(("since", "known"), [(20, True), (19, False)])
+@pytest.mark.parametrize("launched", [0, 1])
+def test_who_jumped_knows_nothing_of_what_lies_before(since: int, known: bool, launched: int) -> None:
+    """Who told it where to go on had not heard of the map either."""
+    maps = [(0, MAP), (since, OwnerMap(257, (2, 0)))]
+    told, donor, lost = (Sequence(RANKS, MAP) for _ in range(3))
+    told.set_maps(maps)
+    places = launch(told, step(70_000) * 22)
+    launch(donor, step(70_000) * 20)
+    lost.jump(donor.position())
+    launch(lost, step(70_000) * launched)
+    with contextlib.nullcontext() if known else pytest.raises(TransportError):
+        lost.set_maps(maps)
+    assert lost.adrift != known
+    assert (launch(lost, step(70_000))[0].sum_seqs == places[20 + launched].sum_seqs) == known
 
 
 def test_a_map_that_began_too_long_ago_asks_for_a_jump() -> None:
@@ -244,10 +307,29 @@ def test_a_rank_that_jumps_meets_the_others(launched: int) -> None:
     assert mine == theirs
 
 
+def test_the_op_before_the_first_after_a_jump_is_one_that_nobody_has() -> None:
+    sequence = Sequence(RANKS, MAP)
+    sequence.jump(Sequence(RANKS, MAP, 7).position())
+    assert launch(sequence, step(100))[0].previous == op_label(7, 0) - 1
+
+
+@pytest.mark.parametrize("first", [(1 << 22) - 3, (1 << 22) - 4])
+def test_where_to_join_wraps(first: int) -> None:
+    sequence = Sequence(RANKS, MAP, first)
+    launch(sequence, step(100, 7) * 2 + step(100, 7)[:1])
+    assert sequence.position().step == (first + 3) % (1 << 22)
+
+
 def test_nobody_says_where_to_join_while_the_layout_changes() -> None:
     sequence = Sequence(RANKS, MAP)
     launch(sequence, step(100, 7))
     assert sequence.position().step == 1
     sequence.assign(layout(100))
+    with pytest.raises(TransportError, match="not stable"):
+        sequence.position()
+    sequence = Sequence(RANKS, MAP)
+    launch(sequence, step(100, 7) * 2)
+    sequence.assign(layout(500))  # this step goes another way
+    assert sequence.stable
     with pytest.raises(TransportError, match="not stable"):
         sequence.position()

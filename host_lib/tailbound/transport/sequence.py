@@ -63,7 +63,7 @@ class Position:
     sum_seqs: tuple[int, ...]
     map_id: int
     owners: tuple[int, ...]
-    rotate: bool = True
+    rotate: bool
 
 
 @dataclass
@@ -137,7 +137,7 @@ class Sequence:
             Predictions that this proves wrong, which must be forgotten.
 
         Raises:
-            TransportError: a map began more than ``REMEMBERED`` steps ago: this rank has to jump.
+            TransportError: a map began more than ``REMEMBERED`` steps ago, or before this rank jumped: it has to jump.
         """
         before, self._maps = self._maps, list(maps)
         wrong: list[Place] = []
@@ -151,18 +151,18 @@ class Sequence:
         # by id: a rank that jumped knows of its map, but not when it began
         other = [since for since, m in maps if m.id not in known and serial_distance(m.id, before[0][1].id) > 0]
         other += [since for since, m in before if m.id not in named and step_distance(since, first) >= 0]
-        changed = [since for since in other if step_distance(self._step, since) >= 0]
-        oldest = self._begun[0].step if self._begun else self._step
-        long_ago = len(self._begun) == REMEMBERED and any(step_distance(oldest, since) > 0 for since in changed)
-        if long_ago or not known & named:
+        # so many steps ago: the oldest change (below 0: none yet), and the oldest step that is known from its beginning
+        changed = max((step_distance(self._step, since) for since in other), default=-1)
+        oldest = step_distance(self._step, self._begun[0].step) if self._begun else 0
+        if changed > oldest or not known & named:
             self.adrift = True
             raise TransportError(
                 f"step {self._step}: owner maps changed more than {REMEMBERED} steps ago, or several times, before "
                 "this rank heard of it: where rows go is not known. Use tailbound.torch.batches, or call state.jump()"
             )
-        if changed and self._begun:
-            sums = self._begun[0].sum_seqs
-            for begun in self._begun:
+        if again := [begun for begun in self._begun if step_distance(self._step, begun.step) <= changed]:
+            sums = again[0].sum_seqs
+            for begun in again:
                 begun.sum_seqs = sums
                 for layout in begun.layouts:
                     sums = self._past(sums, layout, begun.step)
@@ -180,7 +180,7 @@ class Sequence:
         self._result_seq, self._sum_seqs, self._previous = first.result_seq, first.sum_seqs, first.previous
         while self._begun and step_distance(self._begun[-1].step, first.step) > 0:
             self._begun.pop()
-        if self._begun and self._begun[-1].step == first.step:
+        if self._begun:
             del self._begun[-1].layouts[first.index :]
         self._current = list(self._history[1][: first.index])
 
@@ -217,7 +217,7 @@ class Sequence:
         if not self.stable:
             return None
         steps = self._history[1]
-        if self._index >= len(steps) or tuple(self._current) != steps[: self._index]:
+        if tuple(self._current) != steps[: self._index]:
             return None
         found = self._place(steps[self._index])
         self._ahead.append(found)
