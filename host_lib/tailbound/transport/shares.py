@@ -142,16 +142,16 @@ class Shares:
         """Changes a rank's level once the same other one has been wanted often enough running (``go``: a lower one)."""
         state.since_return = min(_RELAPSE, state.since_return + 1)
         if wanted == state.level:
-            state.candidate, state.alike = wanted, 0
+            state.candidate = wanted
             return
         state.alike = state.alike + 1 if state.candidate == wanted else 1
         state.candidate = wanted
         if wanted < state.level and state.alike >= go:
             relapsed = state.since_return < _RELAPSE
             state.need = min(_LONGEST_RETURN, 2 * state.need) if relapsed else _RETURN
-            state.level, state.alike = wanted, 0
+            state.level = wanted
         elif wanted > state.level and state.alike >= state.need:
-            state.level, state.alike, state.since_return = wanted, 0, 0
+            state.level, state.since_return = wanted, 0
 
     def _bounded(self, seen: Observation) -> tuple[int, ...]:
         """The levels as weights; never empty, and no owner with more than it has room for."""
@@ -163,7 +163,7 @@ class Shares:
         for rank in spare:
             if sum(weights) and max(weights) <= self._share_most * sum(weights):
                 break
-            weights[rank] = max(1, max(weights))
+            weights[rank] = max(weights) or FULL
         if max(weights) > self._share_most * sum(weights):
             weights = [min(1, w) for w in weights]
         same = {w for w in weights if w}
