@@ -3,7 +3,7 @@
 # make test    the tests, in TEST_PROCESSES=2 processes (make lint: ruff, mypy, clang-format, generated files)
 # make thorough   make test, and what it leaves out: all pairs of faults over XDP, all examples, whole benchmarks
 # make mutants break pure modules in one small place at a time, a test must notice each; MODULES=transport.stage
-# make soak    sequences of faults at random on the simulated engine; EXAMPLES=500
+# make soak    tries at random for MINUTES=10: sequences of faults, hostile packets, training whose ranks come and go
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 EXTRAS := torch,test,plots,demo,prometheus,tensorboard,examples,dev
 OUT ?= out
-EXAMPLES ?= 500
+MINUTES ?= 10
 TEST_PROCESSES ?= 2
 C_SOURCES = $(filter-out ebpf/wire.h ebpf/abi.h,$(wildcard ebpf/*.[ch] xdp_programs/*.[ch]))
 
@@ -72,7 +72,7 @@ thorough: setup
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --thorough
 
 soak: setup
-	SOAK_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/sim/test_machine.py
+	cd tests && PYTHONPATH=.:tables:worlds:jobs ../$(BIN)/python -m soak --minutes $(MINUTES) $(if $(PARTS),--parts $(PARTS))
 
 mutants: setup
 	cd tests && ../$(BIN)/python -m mutation.run $(MODULES)

@@ -14,6 +14,7 @@ import pytest
 import cases as worker
 import switch_cases
 from golden import golden_packets
+from hostile import damaged, noise
 from kernel_world import KernelWorld
 from switch_cases import CASES, JOB, Case, Job, Step, contribution, expected, ip_of
 from switch_world import DROP, HEADERS, PASS, REDIRECT, SwitchWorld, entry_of, mac_bytes
@@ -176,19 +177,14 @@ def test_never_a_wrong_sum(make_switch: Make) -> None:
     good = [[contribution(rank, seq=seq, row=seq % 16) for rank in range(3)] for seq in range(1, 9)]
     frames = [world.frame_of(Step(p, None)) for row in good for p in row]
 
-    def noise() -> bytes:
-        size = rng.choice((0, 8, 63, 64, 80, 64 + 128, 64 + 256, rng.randrange(1400)))
-        return frame(rng.randbytes(size), ip_of(rng.randrange(3)), JOB.address, JOB.port, JOB.port)
+    def any_bytes() -> bytes:
+        return frame(noise(rng), ip_of(rng.randrange(3)), JOB.address, JOB.port, JOB.port)
 
     def mutated() -> bytes:
-        """Changes within one word, or outside the top bytes: what the check sees for certain (wire.check)."""
-        data = bytearray(rng.choice(frames))
-        places = [rng.randrange(HEADERS, len(data)) for _ in range(rng.choice((1, 1, 1, 2, 5, 20)))]
-        for at in {at for at in places if (at - HEADERS) % 8 < 7} or places[:1]:
-            data[at] ^= rng.randrange(1, 256)
-        return bytes(data[: rng.choice((len(data), len(data), rng.randrange(14, len(data))))])
+        data = damaged(rng, frames)
+        return data[: rng.choice((len(data), len(data), rng.randrange(14, len(data))))]
 
-    jobs = [noise] * NOISE + [mutated] * MUTATED
+    jobs = [any_bytes] * NOISE + [mutated] * MUTATED
     rng.shuffle(jobs)
     step = len(jobs) // 24
     for i in range(24):

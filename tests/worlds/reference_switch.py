@@ -30,16 +30,20 @@ from tailbound.wire.schema import (
     serial_distance,
 )
 
+_NAMES = packets.HEADER_DTYPE.names
+_SCALE = packets.HEADER_DTYPE.fields["scale"][1]  # type: ignore[index]
+_TYPES = set(PacketType)
+
 
 @dataclass
 class Slot:
     """One row."""
 
-    head: Any
+    head: dict[str, Any]
     sums: NDArray[np.uint16]
     ranks: set[int]
     need: int
-    result: bytes = b""  # once final
+    final: bool = False
 
 
 @dataclass
@@ -48,6 +52,7 @@ class Rules:
 
     Attributes:
         cookie, ranks, headroom, rows, form: the job's entry.
+        width: codes of the widest row.
     """
 
     cookie: int
@@ -55,32 +60,40 @@ class Rules:
     headroom: int = 2
     rows: int = 8192
     form: str = "mean"
+    width: int = 1 << 16
     slots: dict[int, Slot] = field(default_factory=dict)
     counts: Counter[Verdict] = field(default_factory=Counter)
 
-    def take(self, data: bytes) -> tuple[Verdict, bytes, bool]:
-        """Takes a UDP payload; returns its verdict, a result to send (or nothing), and whether it is for all."""
-        verdict, out, everybody = self._take(data)
+    def take(self, data: bytes, honest: bool = True) -> tuple[Verdict, bytes, bool]:
+        """Takes a UDP payload; returns its verdict, a result to send (or nothing), and whether it is for all.
+
+        ``honest``: it comes from the address of the rank that it names.
+        """
+        verdict, out, everybody = self._take(data, honest)
         self.counts[verdict] += 1
         return verdict, out, everybody
 
-    def _take(self, data: bytes) -> tuple[Verdict, bytes, bool]:
-        if len(data) < HEADER_BYTES or len(data) % ROW_STEP:
+    def _take(self, data: bytes, honest: bool) -> tuple[Verdict, bytes, bool]:
+        if not HEADER_BYTES <= len(data) <= HEADER_BYTES + self.width or len(data) % ROW_STEP:
             return Verdict.BAD_LENGTH, b"", False
         raw = np.frombuffer(data, np.uint8)
-        head, body = raw[:HEADER_BYTES].view(packets.HEADER_DTYPE)[0], raw[HEADER_BYTES:]
-        sender, kind = int(head["sender"]), int(head["type"])
+        head = dict(zip(_NAMES, raw[:HEADER_BYTES].view(packets.HEADER_DTYPE)[0].item(), strict=True))
+        head["scale"] = raw[_SCALE : _SCALE + 4]  # moved as bits: it may be no number
+        body, sender, kind = raw[HEADER_BYTES:], head["sender"], head["type"]
         for wrong, verdict in (
             (not len(body) and kind in (PacketType.CONTRIBUTION, PacketType.RESULT), Verdict.BAD_LENGTH),
             (head["version"] != VERSION, Verdict.BAD_VERSION),
-            (kind not in set(PacketType), Verdict.BAD_TYPE),
-            (int(head["cookie"]) != self.cookie, Verdict.WRONG_COOKIE),
+            (kind not in _TYPES, Verdict.BAD_TYPE),
+            (head["cookie"] != self.cookie, Verdict.WRONG_COOKIE),
             (sender >= self.ranks, Verdict.UNKNOWN_RANK),
-            (int(check_packet(raw)) != int(head["check"]), Verdict.CORRUPT),
-            (int(head["owner"]) != self.ranks, Verdict.NOT_FOR_THIS_RANK),
+            (not honest, Verdict.WRONG_ADDRESS),
         ):
             if wrong:
                 return verdict, b"", False
+        if int(check_packet(raw)) != head["check"]:
+            return Verdict.CORRUPT, b"", False
+        if head["owner"] != self.ranks:
+            return Verdict.NOT_FOR_THIS_RANK, b"", False
         if kind == PacketType.PROBE:
             echo = raw[:HEADER_BYTES].view(packets.HEADER_DTYPE).copy()
             echo["type"], echo["owner"], echo["sender"] = PacketType.ECHO, sender, self.ranks
@@ -94,21 +107,21 @@ class Rules:
                 return verdict, b"", False
         return self._add(head, body, sender)
 
-    def _add(self, head: Any, codes: NDArray[np.uint8], sender: int) -> tuple[Verdict, bytes, bool]:
-        at, flush = int(head["seq"]) % self.rows, bool(int(head["flags"]) & Flag.FLUSH)
+    def _add(self, head: dict[str, Any], codes: NDArray[np.uint8], sender: int) -> tuple[Verdict, bytes, bool]:
+        at, flush = head["seq"] % self.rows, bool(head["flags"] & Flag.FLUSH)
         slot = self.slots.get(at)
-        newer = serial_distance(int(head["seq"]), int(slot.head["seq"])) if slot is not None else 1
+        newer = serial_distance(head["seq"], slot.head["seq"]) if slot is not None else 1
         if slot is not None and newer < 0:
             return Verdict.STALE_OP, b"", False
         if slot is None or newer > 0:
-            if slot is not None and not slot.result:
+            if slot is not None and not slot.final:
                 self.counts[Verdict.ABANDONED] += 1
-            slot = self.slots[at] = Slot(head.copy(), codes.astype(np.uint16), {sender}, int(head["need"]))
+            slot = self.slots[at] = Slot(head, codes.astype(np.uint16), {sender}, head["need"])
             verdict = Verdict.STORED
         elif any(head[f] != slot.head[f] for f in ("op", "layout", "row", "rows")) or len(codes) != len(slot.sums):
             return Verdict.LAYOUT_MISMATCH, b"", False
-        elif slot.result:
-            return Verdict.ANSWERED, slot.result, False
+        elif slot.final:
+            return Verdict.ANSWERED, self._result(slot, head), False
         elif sender in slot.ranks:
             if not flush:
                 return Verdict.DUPLICATE, b"", False
@@ -118,28 +131,33 @@ class Rules:
         else:
             slot.sums += codes
             slot.ranks.add(sender)
-            slot.need = max(slot.need, int(head["need"]))
+            slot.need = max(slot.need, head["need"])
             verdict = Verdict.ADDED
-        if flush or len(slot.ranks) >= min(int(head["count"]) or self.ranks, self.ranks):
+        if flush or len(slot.ranks) >= min(head["count"] or self.ranks, self.ranks):
             return verdict, self._release(slot, head), True
         return verdict, b"", False
 
-    def _release(self, slot: Slot, head: Any) -> bytes:
+    def _release(self, slot: Slot, head: dict[str, Any]) -> bytes:
+        slot.final = True
+        return self._result(slot, head)
+
+    def _result(self, slot: Slot, head: dict[str, Any]) -> bytes:
+        """Of a row that is final, to whoever has sent ``head``; exponents wrap as in C."""
         count = len(slot.ranks)
-        e = int(slot.head["exponent"]) if slot.need == EXPONENT_NONE else slot.need + self.headroom
+        e = slot.head["exponent"] if slot.need == EXPONENT_NONE else slot.need + self.headroom
         out = packets.header(
-            **{f: int(head[f]) for f in ("cookie", "op", "layout", "seq", "row", "rows", "map_id", "map_known")},
-            type=PacketType.RESULT, sender=self.ranks, owner=self.ranks, exponent=e, need=slot.need, count=count,
-            scale=float(slot.head["scale"]), contributed=(int(head["op"]) - 1) & 0xFFFFFFFF,
-            published=(int(head["op"]) - 1) & 0xFFFFFFFF,
+            **{f: head[f] for f in ("cookie", "op", "layout", "seq", "row", "rows", "map_id", "map_known")},
+            type=PacketType.RESULT, sender=self.ranks, owner=self.ranks, need=slot.need, count=count,
+            exponent=((e + 0x8000) & 0xFFFF) - 0x8000, contributed=(head["op"] - 1) & 0xFFFFFFFF,
+            published=(head["op"] - 1) & 0xFFFFFFFF,
             flags=int(Flag.SUMS if self.form == "sums" else Flag.SWITCHED),
         )  # fmt: skip
+        out["scale"] = slot.head["scale"].view(">f4")
         if self.form == "sums":
             body = slot.sums.astype(">u2").tobytes()
         else:
             body = ((slot.sums.astype(np.int64) + count // 2) // count).astype(np.uint8).tobytes()
-        slot.result = packets.packet(out, body)
-        return slot.result
+        return packets.packet(out, body)
 
 
 class ReferenceSwitch:

@@ -1,0 +1,126 @@
+"""The second part of ``make soak``: it runs, nothing that was ever found comes back, and it finds what is planted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from soak import corpus, packets
+from soak.life import relive
+from tailbound.wire.schema import Verdict
+
+
+class Told:
+    """What a part has told."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.found: list[str] = []
+
+    def __call__(self, what: str, value: Any) -> None:
+        if what == "found":
+            self.found.append(value)
+        elif isinstance(value, dict):
+            self.counts.update(value)
+        else:
+            self.counts[what] += value
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def hunt(loader: str, told: Told, tmp_path: Path) -> Iterator[packets.Hunt]:
+    hunting = packets.Hunt(loader, told, tmp_path)
+    yield hunting
+    hunting.close()
+
+
+def test_lives_pass_and_packets_get_as_far_as_sums_and_results(hunt: packets.Hunt, told: Told) -> None:
+    hunt.again()
+    for seed in range(3):
+        hunt.one("worker", seed, lambda: False)
+        hunt.one("switch", seed, lambda: False)
+    assert told.found == []
+    lives = hunt.twins.values()
+    assert told.counts["packets"] == sum(int(t.counts.sum()) + t.foreign for t in lives) == 3 * 258 * (32 + 8)
+    seen = {verdict for verdict in Verdict if told.counts[verdict.name]}
+    assert seen >= set(Verdict) - {Verdict.NOT_LINEAR, Verdict.FRAGMENT, Verdict.ABANDONED}, set(Verdict) - seen
+    before = [t.counts.tolist() for t in lives]
+    hunt.one("worker", 0, lambda: True)
+    assert before == [t.counts.tolist() for t in lives], "it goes on although its time is over"
+
+
+def _plant(hunt: packets.Hunt, patch: pytest.MonkeyPatch, what: str) -> str:
+    """Breaks something; the program of which lives find it."""
+    worker, switch = hunt.twins["worker"], hunt.twins["switch"]
+    if what == "a seal that closes nothing":
+        patch.setattr(worker.kernel.sealer, "seal", lambda *_: None)
+        return "worker"
+    if what == "a group that only one side knows":
+        control = worker.kernel.control
+        patch.setattr(worker.kernel, "control", lambda **values: control(**values | {"group": 0}))
+        return "worker"
+    begin = switch.begin
+
+    def with_other_headroom() -> None:
+        begin()
+        for rules in switch.rules.values():
+            rules.headroom += 1
+
+    patch.setattr(switch, "begin", with_other_headroom)
+    return "switch"
+
+
+@pytest.mark.parametrize(
+    ("what", "words", "most"),
+    [
+        ("a seal that closes nothing", "VERDICTS_DIFFER", 4),
+        ("a group that only one side knows", "VERDICTS_DIFFER", 3),
+        ("another headroom", "OTHER_RESULT", 3),
+    ],
+)
+def test_what_is_planted_is_found_made_short_and_kept(
+    hunt: packets.Hunt, told: Told, tmp_path: Path, what: str, words: str, most: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        program = _plant(hunt, patch, what)
+        for seed in range(40):
+            hunt.one(program, seed, lambda: False)
+            if told.found:
+                break
+        assert words in told.found[0], told.found
+        ((path, steps),) = [life for life in corpus.kept(program, tmp_path) if life[0].parent == tmp_path]
+        assert len(steps) <= most, steps
+        assert relive(hunt.twins[program], steps).startswith(words)
+        hunt.again()
+        assert any(path.name in found for found in told.found[1:])
+    told.found.clear()
+    hunt.again()  # mended
+    assert told.found == []
+
+
+def test_a_packet_that_a_program_counts_twice_is_found(hunt: packets.Hunt, told: Told) -> None:
+    """Not to be had again, so it is told and not kept."""
+    kernel = hunt.twins["worker"].kernel
+    drain = kernel.ring.drain
+
+    def and_count() -> Any:
+        kernel.store.ledger["verdict"][1, Verdict.STORED] += 1
+        return drain()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel.ring, "drain", and_count)
+        hunt.one("worker", 0, lambda: False)
+    assert "KERNEL_COUNTS" in told.found[0] or "CHARGED_TO_ANOTHER" in told.found[0], told.found
+
+
+def test_making_a_life_short_keeps_what_it_takes() -> None:
+    assert corpus.shortest(range(1000), lambda steps: {17, 902} <= set(steps)) == [17, 902]
+    assert corpus.shortest([5], lambda steps: True) == [5]

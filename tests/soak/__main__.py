@@ -1,0 +1,50 @@
+"""``make soak``: tries at random for as long as it is told; ``python -m soak --minutes 10`` in ``tests``.
+
+The time is divided between the parts. Each says every ten seconds how far it is, and prints what it finds. The exit
+status is 1 where anything was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import random
+import sys
+
+from soak.part import STRIDE, Part
+
+PARTS = ("machine", "packets", "training")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0, help="for all parts together")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--seed", type=int, help="default: another one every time")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    options = parser.parse_args()
+    seed = random.SystemRandom().randrange(1000) * 100 * STRIDE if options.seed is None else options.seed
+    parts = []
+    for name in options.parts:
+        if why := importlib.import_module(f"soak.{name}").lacking():
+            print(f"{name}: left out: {why}")
+        else:
+            parts.append(name)
+    print(f"seed {seed}, {options.minutes:g} minutes for: {', '.join(parts)}", flush=True)
+    found = 0
+    try:
+        for name in parts:
+            part = Part(name, seed, options.minutes * 60 / len(parts), options.processes)
+            try:
+                part.run()
+            finally:
+                found += len(part.found)
+    except KeyboardInterrupt:
+        print("stopped")
+    print(f"found: {found}" if found else "found: nothing")
+    return min(found, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

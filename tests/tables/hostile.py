@@ -1,0 +1,102 @@
+"""Packets that nobody should send: noise, damage, and wrong fields under a check that is right; all from a seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import cases
+import switch_cases
+from kernel_world import HEADERS
+from tailbound.wire.schema import Flag, PacketType, op_label
+
+KINDS = [*PacketType, 0, max(PacketType) + 1, 255]
+
+
+def noise(rng: random.Random) -> bytes:
+    """A UDP payload of random bytes, of a length that some rule is about or of any other."""
+    size = rng.choice((0, 8, 63, 64, 80, 64 + cases.CODES, 64 + cases.WIDTH, rng.randrange(1400)))
+    return rng.randbytes(size)
+
+
+def damaged(rng: random.Random, frames: Sequence[bytes]) -> bytes:
+    """One of ``frames`` with bytes of its UDP payload changed: what the check sees for certain (``wire.check``).
+
+    Changes are within one word, or outside the top bytes of words.
+    """
+    data = bytearray(rng.choice(frames))
+    places = [rng.randrange(HEADERS, len(data)) for _ in range(rng.choice((1, 1, 1, 2, 5, 20)))]
+    for at in {at for at in places if (at - HEADERS) % 8 < 7} or places[:1]:
+        data[at] ^= rng.randrange(1, 256)
+    return bytes(data)
+
+
+def bad_head(rng: random.Random, frames: Sequence[bytes]) -> bytes:
+    """One of ``frames`` with anything in Ethernet, IP and UDP; the check is wrong too, which does not cover most of
+    those fields."""
+    data = bytearray(rng.choice(frames))
+    data[-1] ^= 1 + rng.randrange(255)
+    for _ in range(rng.choice((1, 2, 4))):
+        data[rng.randrange(12, HEADERS)] = rng.randrange(256)
+    return bytes(data[: rng.choice((len(data), rng.randrange(14, len(data))))])
+
+
+def hostile(rng: random.Random) -> bytes:
+    """A packet to rank 0 of ``cases``, its check right, with fields from what is near the borders of every rule."""
+    kind = rng.choice([PacketType.CONTRIBUTION] * 6 + [PacketType.RESULT] * 4 + [PacketType.READY] * 2 + KINDS)
+    sender = rng.choice((0, 1, 2, 3, 3, 2, 1, 4, 200))
+    op = rng.choice(
+        (cases.OP, cases.OP, cases.OP, cases.OP + 1, cases.OP - 1, op_label(7, 1), op_label(3, 257), op_label(1, 3), 5)
+    )
+    base = cases.SUM_BASE if kind == PacketType.CONTRIBUTION else cases.RESULT_BASE
+    ring = cases.SUM_ROWS if kind == PacketType.CONTRIBUTION else cases.RESULT_ROWS
+    rows = rng.choice((1, 4, 4, 4, 300))
+    count = rng.choice((16, 128, 128, 128, 128, 128, 256, 0, 272))
+    return cases.build(
+        kind,
+        cases.codes(rng.randrange(1000), count),
+        sender=sender,
+        cookie=rng.choice([cases.COOKIE] * 30 + [cases.COOKIE ^ 1]),
+        op=op,
+        layout=rng.choice([cases.LAYOUT] * 20 + [1]),
+        owner=rng.choice((sender, cases.RANK) if kind == PacketType.RESULT else (cases.RANK,) * 9 + (2,)),
+        seq=base + rng.choice((0, 1, 2, 3, 3, 2, 1, 0, ring - 1, ring, -1, 1 << 31)) & 0xFFFFFFFF,
+        row=rng.choice((0, 1, 2, 3, 4, 299)),
+        rows=rows,
+        shift=rng.choice((0, 0, 0, 0, 1, 6, 7)),
+        exponent=rng.choice([cases.EXPONENT] * 9 + [3]),
+        need=rng.randrange(-60, 60),
+        scale=rng.random(),
+        count=rng.randrange(5),
+        flags=rng.choice((0, 0, 0, Flag.ABSTAIN, Flag.NIBBLES)),
+        contributed=rng.choice((0, op - 1, op, cases.OP)),
+        published=rng.choice((0, op - 1, op, cases.OP)),
+        deadline=rng.choice((0, 0, 9)),
+        lateness=rng.choice((0, 0, 0, 2)),
+        incast=rng.choice((0, 3)),
+        map_id=rng.choice([cases.MAP_ID] * 9 + [cases.MAP_BEFORE]),
+        map_known=rng.choice((0, 7, 8)),
+    )
+
+
+def hostile_to_switch(rng: random.Random, job: switch_cases.Job = switch_cases.JOB) -> bytes:
+    """The same for a switch: a packet to that of ``job``."""
+    count = rng.choice((16, 128, 128, 128, 128, 256, 0, 272))
+    return switch_cases.contribution(
+        rng.choice((0, 1, 2, 0, 1, 2, job.ranks, 200)),
+        count,
+        job=job,
+        type=rng.choice([PacketType.CONTRIBUTION] * 16 + [PacketType.PROBE] + KINDS),
+        cookie=rng.choice([job.cookie] * 30 + [job.cookie ^ 1]),
+        op=rng.choice([switch_cases.OP] * 6 + [switch_cases.OP + 1, 0]),
+        layout=rng.choice([cases.LAYOUT] * 20 + [1]),
+        owner=rng.choice([job.ranks] * 20 + [1]),
+        seq=switch_cases.SEQ + rng.choice((0, 1, 2, 3, 3, 2, 1, 0, job.rows - 1, job.rows, -1, 1 << 31)) & 0xFFFFFFFF,
+        row=rng.choice((5, 5, 5, 5, 0, 19, 20)),
+        rows=rng.choice((20, 20, 20, 1)),
+        shift=rng.choice([0] * 16 + [1, 7]),
+        exponent=rng.choice([cases.EXPONENT] * 9 + [3]),
+        need=rng.choice((cases.NEED, cases.NEED - 3, cases.NEED + 3, -32768, 32767)),
+        count=rng.choice((0, 0, 0, 1, 2, 3, 4, 65535)),
+        flags=rng.choice((0, 0, 0, 0, Flag.FLUSH, Flag.REPEAT, Flag.ABSTAIN)),
+    )
