@@ -111,12 +111,22 @@ def _child(
 
 
 class Job:
-    """Processes that all run ``function(rank, *arguments)`` in one process group of ``backend``."""
+    """Processes that all run ``function(rank, *arguments)`` in one process group of ``backend``.
+
+    ``patience``: seconds that it may take, all waits for it together.
+    """
 
     def __init__(
-        self, function: Callable[..., Any], ranks: int, folder: Path, *arguments: Any, backend: str = "gloo"
+        self,
+        function: Callable[..., Any],
+        ranks: int,
+        folder: Path,
+        *arguments: Any,
+        backend: str = "gloo",
+        patience: float = PATIENCE,
     ) -> None:
-        self._until = time.monotonic() + PATIENCE
+        self._patience = patience
+        self._until = time.monotonic() + patience
         context = _context()
         self._pipes: list[Any] = []
         self.processes: list[Any] = []
@@ -143,7 +153,7 @@ class Job:
         if event.wait(self._left()):
             return
         said = [str(pipe.recv()) for pipe in self._pipes if pipe.poll()]
-        raise AssertionError("\n".join([f"not within {PATIENCE:g} s: {what}", *said]))
+        raise AssertionError("\n".join([f"not within {self._patience:g} s: {what}", *said]))
 
     def _left(self) -> float:
         """Seconds of the job's time."""
@@ -171,7 +181,7 @@ class Job:
         while waiting:
             ready = connection.wait(list(waiting), self._left())
             if not ready:
-                raise TimeoutError(f"ranks {sorted(waiting.values())} are not through after {PATIENCE:g} s")
+                raise TimeoutError(f"ranks {sorted(waiting.values())} are not through after {self._patience:g} s")
             for pipe in ready:
                 rank = waiting.pop(pipe)
                 try:

@@ -44,7 +44,9 @@ class Endless(RuleBasedStateMachine):
 
 
 for _machine in (Planted, Endless):
-    _machine.TestCase.settings = settings(suppress_health_check=list(HealthCheck), deadline=None, stateful_step_count=10)
+    _machine.TestCase.settings = settings(
+        suppress_health_check=list(HealthCheck), deadline=None, stateful_step_count=10
+    )
 
 
 def test_a_sequence_that_fails_is_printed_as_a_test_as_short_as_it_can_be() -> None:

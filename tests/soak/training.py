@@ -1,0 +1,184 @@
+"""Part three: training whose ranks are stopped, killed and come back while packets get lost, over udp on loopback.
+
+It goes by lives. In each, ranks are stopped for a while, and some are killed for good; then all is mended, those left
+synchronise, and the next life begins with all ranks, those that were killed among them, from the checkpoint of one
+that was left. That is how a job comes back under torchrun.
+
+What must hold: who is left has the same bits in the end; and ranks that call themselves sound have the same bits before
+every step, else the first step at which they had not is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import multiprocessing
+import os
+import random
+import signal
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from soak.part import Tell
+
+#: One job at a time: its ranks are processes enough.
+PROCESSES = 1
+RANKS = 4
+#: Seconds of trouble in a life, that it takes besides at least, and that those left may take to end it.
+LIFE, OTHER, PATIENCE = 20.0, 15.0, 90.0
+LOSSES = (0.0, 0.0, 0.01, 0.05, 0.2)
+#: Steps that ranks may be apart when all is mended, and from then to the end.
+APART, MORE = 4, 12
+
+
+def lacking() -> str:
+    """Why this part cannot run here, or nothing."""
+    return "" if importlib.util.find_spec("torch") else "no PyTorch: pip install 'tailbound[torch]'"
+
+
+@dataclass
+class Trouble:
+    """What happens in a life; follows from its seed, but for how fast the machine is."""
+
+    rng: random.Random
+    job: Any
+    loss: Any
+    tell: Tell
+
+    def __post_init__(self) -> None:
+        self.alive = set(range(RANKS))
+        self._stopped: dict[int, float] = {}  # until when
+
+    def cause(self, until: float) -> None:
+        """Something every now and then."""
+        while (now := time.monotonic()) < until:
+            self._go_on(now)
+            what = self.rng.random()
+            if what < 0.4:
+                self.loss.value = self.rng.choice(LOSSES)
+            elif what < 0.9:
+                self._stop(self.rng.choice(sorted(self.alive)), now + self.rng.choice((0.05, 0.3, 1.0, 3.0)))
+            elif len(self.alive) > RANKS - 1 - self.rng.randrange(2):
+                self._kill(self.rng.choice(sorted(self.alive)))
+            time.sleep(min(self.rng.uniform(0.1, 1.5), max(0.0, until - time.monotonic())))
+        self.loss.value = 0.0
+        self._go_on(float("inf"))
+
+    def _stop(self, rank: int, until: float) -> None:
+        if rank not in self._stopped:
+            os.kill(self.job.processes[rank].pid, signal.SIGSTOP)
+            self._stopped[rank] = until
+            self.tell("stops", 1)
+
+    def _go_on(self, now: float) -> None:
+        for rank in [rank for rank, until in self._stopped.items() if until <= now]:
+            del self._stopped[rank]
+            os.kill(self.job.processes[rank].pid, signal.SIGCONT)
+
+    def _kill(self, rank: int) -> None:
+        self._stopped.pop(rank, None)
+        self.alive.discard(rank)
+        self.job.processes[rank].kill()
+        self.tell("kills", 1)
+
+
+def complaints(results: Mapping[int, Mapping[str, Any]], began_with: str = "") -> list[str]:
+    """What is wrong with a life, in words.
+
+    Args:
+        results: of ``churn_jobs.churning`` by rank, of those that were left.
+        began_with: digest of the checkpoint that it began with.
+    """
+    wrong = []
+    if began_with and any(result["first"] != began_with for result in results.values()):
+        wrong.append("a rank began with something else than the checkpoint")
+    for step in sorted({step for result in results.values() for step in result["seen"]}):
+        held = {rank: result["seen"][step] for rank, result in results.items() if step in result["seen"]}
+        sound = {rank: digest[:8] for rank, (digest, well) in held.items() if well}
+        if len(set(sound.values())) > 1:
+            wrong.append(f"parted before step {step} although sound: {sound}")
+            break
+    if not all(result["synchronised"] for result in results.values()):
+        told = {rank: (result["synchronised"], result["last"]) for rank, result in results.items()}
+        wrong.append(f"not synchronised: {told}")
+    elif len({result["digest"] for result in results.values()}) > 1:
+        wrong.append(f"synchronised and unlike: { {rank: result['digest'][:8] for rank, result in results.items()} }")
+    return wrong
+
+
+def _in_step(steps: Any, alive: set[int], until: float) -> int:
+    """Waits until ranks go on and are near each other; the step of the first."""
+    began = max(steps[rank] for rank in alive)
+    while time.monotonic() < until:
+        now = [steps[rank] for rank in alive]
+        if min(now) > began and max(now) - min(now) <= APART:
+            break
+        time.sleep(0.1)
+    return max(steps[rank] for rank in alive)
+
+
+def life(
+    seed: int, folder: Path, seconds: float, tell: Tell, began_with: str = "", spoilt: int = -1
+) -> tuple[list[str], str]:
+    """One life, with ``seconds`` of trouble in it.
+
+    Returns:
+        What is wrong, in words; the digest of the checkpoint that it leaves in ``folder``.
+
+    Raises:
+        AssertionError, TimeoutError: a rank failed, or did not end.
+    """
+    import churn_jobs
+    from processes import Job
+
+    rng, context = random.Random(seed), multiprocessing.get_context("forkserver")
+    loss, last, steps = context.Value("d", 0.0), context.Value("q", -1), context.Array("q", RANKS)
+    checkpoint = folder / "checkpoint"
+    shared = rng.random() < 0.5, spoilt, checkpoint, loss, last, steps
+    with Job(churn_jobs.churning, RANKS, folder, *shared, patience=seconds + PATIENCE) as job:
+        until = time.monotonic() + PATIENCE
+        while min(steps) < 2 and time.monotonic() < until and all(p.is_alive() for p in job.processes):
+            time.sleep(0.05)
+        trouble = Trouble(rng, job, loss, tell)
+        if min(steps) >= 2:  # else its result says why
+            trouble.cause(time.monotonic() + seconds)
+        last.value = _in_step(steps, trouble.alive, time.monotonic() + PATIENCE / 3) + MORE
+        results = {rank: job.result(rank) for rank in sorted(trouble.alive)}
+    tell("steps", max(steps))
+    tell("lives", 1)
+    for name in ("jumps", "steps_applied", "ops_incomplete"):
+        tell(name, sum(result["counters"].get(name, 0) for result in results.values()))
+    left = rng.choice(sorted(results))
+    os.replace(checkpoint.with_suffix(f".{left}"), checkpoint)
+    return complaints(results, began_with), results[left]["digest"]
+
+
+def work(number: int, seed: int, until: float, tell: Tell) -> None:
+    """Life after life until ``until`` (monotonic)."""
+    with tempfile.TemporaryDirectory(prefix="tailbound-soak-") as folder:
+        digest = ""
+        while (left := until - time.monotonic() - OTHER) > 0:
+            try:
+                wrong, digest = life(seed, Path(folder), min(LIFE, left), tell, digest)
+            except (AssertionError, TimeoutError):
+                wrong = [traceback.format_exc()]
+                with contextlib.suppress(FileNotFoundError):
+                    (Path(folder) / "checkpoint").unlink()
+                digest = ""
+            for words in wrong:
+                tell("found", f"life of seed {seed}: {words}")
+            seed += 1
+
+
+def said(counts: Counter[str]) -> str:
+    """How far it is."""
+    return (
+        f"{counts['lives']} lives, {counts['steps']:,} steps, {counts['stops']} stops, {counts['kills']} kills; "
+        f"{counts['jumps']} jumps, {counts['steps_applied']} steps applied, {counts['ops_incomplete']} ops not whole"
+    )
