@@ -51,7 +51,7 @@ def test_lives_pass_and_packets_get_as_far_as_sums_and_results(hunt: packets.Hun
     lives = hunt.twins.values()
     assert told.counts["packets"] == sum(int(t.counts.sum()) + t.foreign for t in lives) == 3 * 258 * (32 + 8)
     seen = {verdict for verdict in Verdict if told.counts[verdict.name]}
-    assert seen >= set(Verdict) - {Verdict.NOT_LINEAR, Verdict.FRAGMENT, Verdict.ABANDONED}, set(Verdict) - seen
+    assert seen >= set(Verdict) - {Verdict.NOT_LINEAR, Verdict.FRAGMENT, Verdict.FLUSHED, Verdict.ABANDONED}, set(Verdict) - seen
     before = [t.counts.tolist() for t in lives]
     hunt.one("worker", 0, lambda: True)
     assert before == [t.counts.tolist() for t in lives], "it goes on although its time is over"
@@ -106,19 +106,28 @@ def test_what_is_planted_is_found_made_short_and_kept(
     assert told.found == []
 
 
-def test_a_packet_that_a_program_counts_twice_is_found(hunt: packets.Hunt, told: Told) -> None:
-    """Not to be had again, so it is told and not kept."""
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [("ledger", "SPOILT_FRAME"), ("sums", "REFUSED_AND_SUMMED"), ("results", "REFUSED_AND_SHOWN")],
+)
+def test_a_program_that_writes_where_it_should_not_is_found(
+    hunt: packets.Hunt, told: Told, tmp_path: Path, array: str, words: str
+) -> None:
+    """Between two batches; it cannot be had again from the packets, so it is told and not kept."""
     kernel = hunt.twins["worker"].kernel
-    drain = kernel.ring.drain
+    drain, memory = kernel.ring.drain, kernel.maps.arrays[array].view("u1").reshape(-1)
 
-    def and_count() -> Any:
-        kernel.store.ledger["verdict"][1, Verdict.STORED] += 1
+    def and_write() -> Any:
+        if kernel.ledger().any():  # not where a life begins
+            memory[64 * 8 * (0 if array != "ledger" else 257 * hunt.cpu + 1)] += 1
         return drain()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel.ring, "drain", and_count)
+        patch.setattr(kernel.ring, "drain", and_write)
         hunt.one("worker", 0, lambda: False)
-    assert "KERNEL_COUNTS" in told.found[0] or "CHARGED_TO_ANOTHER" in told.found[0], told.found
+    (found,) = told.found
+    assert words in found
+    assert not list(tmp_path.iterdir())
 
 
 def test_making_a_life_short_keeps_what_it_takes() -> None:

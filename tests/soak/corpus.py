@@ -45,5 +45,5 @@ def keep(folder: Path, program: str, words: str, steps: Sequence[Any]) -> Path:
 
 def kept(program: str, *folders: Path) -> list[tuple[Path, list[Any]]]:
     """The lives of ``program`` in folders, in the order of their names."""
-    paths = sorted(path for folder in (KEPT, *folders) for path in folder.glob(f"{program}-*.json"))
+    paths = sorted(path for folder in {KEPT, *folders} for path in folder.glob(f"{program}-*.json"))
     return [(path, [tuple(step) for step in json.loads(path.read_text())["steps"]]) for path in paths]

@@ -55,6 +55,7 @@ class Hunt:
     def __init__(self, loader: str, tell: Tell, folder: Path = corpus.KEPT) -> None:
         self._loader, self._tell, self._folder = loader, tell, folder
         self._cpus = os.sched_getaffinity(0)
+        self.cpu = min(self._cpus)  #: on which programs run (``fed.Runner``)
         self.twins: dict[str, Twins] = {name: make(loader) for name, make in _MAKERS.items()}
 
     def close(self) -> None:

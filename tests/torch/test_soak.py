@@ -14,7 +14,7 @@ pytestmark = pytest.mark.needs("torch")
 
 
 def _result(**values: Any) -> dict[str, Any]:
-    seen = {step: ("same", True) for step in range(4)}
+    seen = dict.fromkeys(range(4), ("same", True))
     return {"seen": seen, "first": "new", "digest": "end", "synchronised": True, "last": 4} | values
 
 
@@ -22,7 +22,7 @@ def test_what_is_wrong_with_a_life_is_told_in_words() -> None:
     from soak.training import complaints
 
     unlike = {step: ("other" if step >= 2 else "same", True) for step in range(4)}
-    unsound = {step: ("other", False) for step in range(4)}
+    unsound = dict.fromkeys(range(4), ("other", False))
     assert complaints({0: _result(), 1: _result(seen=unsound), 3: _result()}, "new") == []
     assert complaints({0: _result()}, "old") == ["a rank began with something else than the checkpoint"]
     (parted,) = complaints({0: _result(), 1: _result(seen=unlike)})
