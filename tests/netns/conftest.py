@@ -41,14 +41,18 @@ def datagram_socket() -> Iterator[Callable[..., socket.socket]]:
 
 
 @pytest.fixture
-def start_script(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """``(source, *arguments)`` -> a Python process that runs ``source`` with pipes for its output."""
+def start_script(tmp_path: Path, warm_server: warm.Server) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """``(source, *arguments)`` -> a Python process that runs ``source`` with pipes for its output.
+
+    It is forked from one that has loaded the lab, and ends like any other, by signals too.
+    """
+    popen = warm.popen_from(warm_server)
     started: list[subprocess.Popen[str]] = []
 
     def start(source: str, *arguments: str) -> subprocess.Popen[str]:
         path = tmp_path / f"script{len(started)}.py"
         path.write_text(source)
-        process = subprocess.Popen(
+        process = popen(
             [sys.executable, str(path), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -67,10 +71,17 @@ def start_script(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]
 
 @pytest.fixture(scope="session")
 def warm_server() -> Iterator[warm.Server]:
-    """One for all tests; nothing is loaded before the first command."""
+    """One for all tests."""
     server = warm.Server()
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _loading_meanwhile(request: pytest.FixtureRequest) -> None:
+    """Where tests will want it, the server loads beside the first of them."""
+    if any("warm_server" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        request.getfixturevalue("warm_server").start()
 
 
 @pytest.fixture

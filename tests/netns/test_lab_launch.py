@@ -53,6 +53,7 @@ def test_every_rank_gets_what_torchrun_sets(tailbound_lab: Make) -> None:
 
 
 @pytest.mark.needs("torch")
+@pytest.mark.usefixtures("warm_start")
 def test_torch_meets_over_the_plain_link(tailbound_lab: Make) -> None:
     lab = tailbound_lab(workers=2, wire=True)
     source = (

@@ -5,6 +5,7 @@ No torch operation is called here: threads of OpenMP and of autograd do not surv
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import gc
@@ -15,6 +16,7 @@ import runpy
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -25,7 +27,7 @@ from tailbound.lab import enter
 _LOADED = (
     "torch._dynamo", "torch._functorch.aot_autograd", "torch.nn.parallel", "sklearn.datasets",
     "sklearn.model_selection", "tailbound.torch.fsdp", "tailbound.bench.train_worker", "tailbound.demo.worker",
-    "tailbound.bench.tail_worker", "fsdp_jobs", "torch_jobs", "lab_team",
+    "tailbound.bench.tail_worker", "tailbound.lab.launch", "fsdp_jobs", "torch_jobs", "lab_team",
 )  # fmt: skip
 #: Descriptors are moved out of the way before they get their numbers.
 _BEYOND = 200
@@ -82,7 +84,8 @@ def serve(connection: socket.socket) -> None:
 
 def _begin(order: dict[str, Any], fds: Sequence[int]) -> None:
     """What happens between fork and exec, and then the command, in this very interpreter."""
-    os.setpgid(0, 0)
+    # not that of the server: what a terminal sends is for whoever has ordered it
+    os.setpgid(0, order["group"] if order["group"] >= 0 else os.getpgid(os.getppid()))
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, _BEYOND) for fd in fds]
     for fd in fds:
         os.close(fd)
@@ -95,6 +98,9 @@ def _begin(order: dict[str, Any], fds: Sequence[int]) -> None:
     for number, mode, name in ((0, "r", "stdin"), (1, "w", "stdout"), (2, "w", "stderr")):
         buffering = 1 if mode == "w" and (number == 2 or os.environ.get("PYTHONUNBUFFERED")) else -1
         setattr(sys, name, open(number, mode, buffering=buffering, closefd=False))  # noqa: SIM115
+    if order["argv"][0] != enter.__file__:
+        _run(order["argv"])
+        return
     become, command = os.execvp, []
 
     def here(_: str, words: Sequence[str]) -> NoReturn:
@@ -106,12 +112,12 @@ def _begin(order: dict[str, Any], fds: Sequence[int]) -> None:
         sys.exit(enter.main(order["argv"][1:]))
     except _Exec:
         os.execvp = become
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as every interpreter does when it starts
     _run(command)
 
 
 def _run(command: list[str]) -> None:
     """``python -m MODULE``, ``python -c CODE`` or ``python SCRIPT``; anything else is another program."""
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as every interpreter does when it starts
     if command[0] != sys.executable or len(command) < 2:
         os.execvp(command[0], command)
     kind, *rest = command[1:]
@@ -131,6 +137,21 @@ def _run(command: list[str]) -> None:
         os.execvp(command[0], command)
 
 
+def _end(status: int) -> NoReturn:
+    """As an interpreter ends, but for taking apart what it has loaded: half a second for PyTorch."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
     load()
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    try:
+        serve(socket.socket(fileno=int(sys.argv[1])))
+    except SystemExit as error:
+        if not isinstance(error.code, int | None):
+            raise
+        _end(error.code or 0)
+    _end(0)

@@ -26,13 +26,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Server:
-    """The process that commands are forked from; it starts with the first of them."""
+    """The process that commands are forked from; it starts with the first of them, if not before."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
 
-    def _connected(self) -> socket.socket:
+    def start(self) -> socket.socket:
+        """Starts it, once; the connection to it."""
         if self._socket is None:
             self._socket, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             # as in every worker of a lab; what is loaded reads it once
@@ -44,17 +45,18 @@ class Server:
                 )  # fmt: skip
         return self._socket
 
-    def fork(self, argv: list[str], env: dict[str, str], cwd: str, fds: dict[int, int]) -> int:
+    def fork(self, argv: list[str], env: dict[str, str], cwd: str, fds: dict[int, int], group: int) -> int:
         """Process id of a new child of this process that is what ``exec`` of ``argv`` would have made of it.
 
         Args:
-            argv: ``enter.py`` and what follows it.
+            argv: a command, or ``enter.py`` and what follows it.
             env: all variables.
             cwd: working folder.
             fds: descriptors here by their numbers there.
+            group: as ``process_group`` of ``subprocess.Popen``.
         """
-        order = json.dumps({"argv": argv, "env": env, "cwd": cwd, "numbers": list(fds)}).encode()
-        connection = self._connected()
+        order = json.dumps({"argv": argv, "env": env, "cwd": cwd, "numbers": list(fds), "group": group}).encode()
+        connection = self.start()
         # the child's own parent ends at once; so it becomes this process's, which is to wait for it
         _adopt(True)
         try:
@@ -85,22 +87,20 @@ def _adopt(on: bool) -> None:
 
 
 def popen_from(server: Server) -> type[subprocess.Popen[Any]]:
-    """``subprocess.Popen`` whose commands are forked from ``server`` if they begin with ``enter.py``."""
+    """``subprocess.Popen`` whose commands are forked from ``server``: those of a lab, and Python's."""
 
     class Popen(subprocess.Popen):  # type: ignore[type-arg]
         def _execute_child(self, *arguments: Any) -> None:
             plain = super()._execute_child  # type: ignore[misc]
             given = inspect.signature(plain).bind(*arguments).arguments
             argv = list(given["args"])
-            if enter.__file__ not in argv or given["process_group"] != 0:
-                plain(*arguments)
-                return
+            group = given["process_group"]
             standard = [given["p2cread"], given["c2pwrite"], given["errwrite"]]
             fds = {number: number if fd == -1 else fd for number, fd in enumerate(standard)}
             fds |= {fd: fd for fd in given["pass_fds"]}
-            begin = argv.index(enter.__file__)
-            sys.stdout.flush()
-            self.pid = server.fork(argv[begin:], dict(given["env"]), os.fspath(given["cwd"] or os.getcwd()), fds)
+            begin = argv.index(enter.__file__) if enter.__file__ in argv else 0
+            env = dict(os.environ if given["env"] is None else given["env"])
+            self.pid = server.fork(argv[begin:], env, os.fspath(given["cwd"] or os.getcwd()), fds, group)
             self._child_created = True
             pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
             self._close_pipe_fds(*(given[name] for name in pipes))  # type: ignore[attr-defined]
