@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 #: Where a question is never given up, and where no wait is too long.
 ALWAYS, UNBOUNDED = 1 << 30, 1 << 62
 #: A wait doubles so often at most.
@@ -31,11 +28,6 @@ class Policy(NamedTuple):
     def wait(self, asked: int) -> int:
         """How long to wait after the ``asked``-th question (1, 2, ...)."""
         return min(self.most, self.first << min(asked - 1, _DOUBLED))
-
-    def waits(self, asked: NDArray[np.int64]) -> NDArray[np.int64]:
-        """``wait`` of many questions; as after the first of those that have not been asked (i64[])."""
-        found: NDArray[np.int64] = np.minimum(self.most, self.first << np.clip(asked - 1, 0, _DOUBLED))
-        return found
 
 
 class Backoff:

@@ -100,6 +100,11 @@ class Retry:
         """How a row or a window is repeated; how often, differs."""
         return Policy(self._patience.value)
 
+    @property
+    def _waits(self) -> NDArray[np.int64]:
+        """How long the answer to a row is waited for, by how often it has been sent again: i64[FLUSHES + 1]."""
+        return np.array([self._again.wait(max(1, times)) for times in range(FLUSHES + 1)])
+
     def turn(self, now: int, view: View, pause: int) -> list[Again]:
         """What to send again now.
 
@@ -147,7 +152,7 @@ class Retry:
                 self._silent, self._window = self._silent + 1, WINDOW
         missing = self._look_through(now, view)
         times = self._times[missing]
-        waiting = (times > 0) & (now - self._sent_at[missing] < self._again.waits(times))
+        waiting = (times > 0) & (now - self._sent_at[missing] < self._waits[times])
         others = now - max(self._moved, self._sent_at.max()) >= self._patience.value  # who has those has gone quiet
         mine = missing[~waiting & (others | (missing % self._of == self._index))]
         ripe: Places = mine[self._times[mine] < FLUSHES][: max(0, self._window - int(waiting.sum()))]
@@ -169,7 +174,7 @@ class Retry:
     def _ripe(self, places: Places, now: int) -> Places:
         """Those of ``places`` that have not been sent again lately, nor too often."""
         times = self._times[places]
-        due = self._sent_at[places] + self._again.waits(times) <= now
+        due = self._sent_at[places] + self._waits[times] <= now
         ripe: Places = places[(times == 0) | (due & (times < REPEATS))]
         return ripe
 
