@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from tailbound.transport.backoff import AnswerTime
 from tailbound.transport.config import MS
 from tailbound.transport.flush import (
     FLUSHES,
+    LOOK,
     PATIENCE,
     PATIENCE_MOST,
     REPEATS,
@@ -27,17 +29,18 @@ class World:
 
     def __init__(self, rows: int, index: int = 0, of: int = 1) -> None:
         self.here = np.zeros(rows, bool)
-        self.retry = Retry(rows, index, of, AnswerTime(PATIENCE, PATIENCE_MOST))
+        self.patience = AnswerTime(PATIENCE, PATIENCE_MOST)
+        self.retry = Retry(rows, index, of, self.patience)
         self.now = 1_000 * MS
         self.sent = self.finished = self.short = self.due = False
 
     def missing(self) -> Places:
         return np.flatnonzero(~self.here)
 
-    def turn(self, after: int = 0) -> list[Again]:
+    def turn(self, after: int = 0, pause: int = PAUSE) -> list[Again]:
         self.now += after
         view = View(int(self.here.sum()), self.missing, self.sent, self.finished, self.short, self.due)
-        return self.retry.turn(self.now, view, PAUSE)
+        return self.retry.turn(self.now, view, pause)
 
     def run(self, length: int) -> list[Again]:
         """Turns whenever one is due, for ``length`` ns."""
@@ -138,3 +141,117 @@ def test_a_switch_that_does_not_answer_is_not_flooded_and_is_heard_when_it_is_ba
     world.here[:100] = True  # somebody else has reached it
     assert places(world.run(200 * MS))
     assert max(np.bincount(places(asked))) <= FLUSHES
+
+
+# -- exactly when -------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_looked_through_once_a_millisecond_and_less_often_in_large_ops() -> None:
+    for rows, pause, apart in ((100, 0, LOOK), (100, 3 * MS, 3 * MS), (20_000, PAUSE, 5 * MS)):
+        world = World(rows)
+        assert world.retry.look == 0
+        assert world.turn(pause=pause) == []
+        assert world.retry.look == world.now + apart
+        world.due = True
+        assert world.turn(apart - 1, pause=pause) == []
+        assert world.turn(1, pause=pause)
+
+
+def test_a_tail_is_asked_for_after_the_pause_and_only_where_all_is_sent_here_and_there() -> None:
+    for sent, finished, asked in ((True, True, 5), (True, False, 0), (False, True, 0)):
+        world = World(100)
+        world.here[:95] = True
+        world.sent, world.finished = sent, finished
+        assert world.turn() == []
+        assert len(places(world.turn(PAUSE))) == asked
+
+
+def test_nothing_was_overtaken_before_the_first_look() -> None:
+    world = World(100)
+    world.here[1:] = True
+    assert world.turn() == []
+    assert places(world.turn(PAUSE)) == [0]
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_when_half_of_the_rows_are_spent_a_few_more_are_asked_for_in_silence(quiet: bool) -> None:
+    world = World(100)
+    world.here[60:99] = True
+    world.turn()
+    assert places(world.turn(PAUSE)) == list(range(50))
+    assert places(world.turn(PATIENCE - LOOK)) == []
+    world.here[99] = not quiet
+    assert places(world.turn(LOOK)) == (list(range(16)) if quiet else [])
+
+
+@pytest.mark.parametrize(("lacks", "released"), [(None, 10), ("sent", 0), ("finished", 0), ("short", 0), ("quiet", 0)])
+def test_a_release_before_the_deadline_needs_all_to_be_through_and_somebody_to_be_missing(
+    lacks: str | None, released: int
+) -> None:
+    world = World(10)
+    world.sent, world.finished, world.short = lacks != "sent", lacks != "finished", lacks != "short"
+    assert world.turn() == []
+    assert len(places(world.turn(PAUSE, pause=PAUSE + (lacks == "quiet")))) == released
+    assert world.retry.flushing == (released > 0)
+
+
+def test_a_release_goes_on_and_takes_rows_that_were_asked_for_often_enough() -> None:
+    world = World(100)
+    world.here[1:50] = world.sent = world.finished = True
+    for _ in range(400):
+        world.turn(MS)
+    assert world.turn(MS) == []
+    world.short = True
+    found = world.turn(MS)
+    assert places(found) == [0, *range(50, 100)]
+    world.here[60] = True  # not quiet
+    world.here[0] = True
+    assert world.turn(MS) == []
+    assert [(again.flush, len(again.places)) for again in world.turn(PATIENCE)] == [(True, 49)]
+
+
+def test_a_release_that_nobody_answers_is_repeated_ever_more_rarely_and_then_no_more() -> None:
+    world, asked = World(1000), []
+    world.due = True
+    begun = world.now
+    for _ in range(1000):
+        asked += [((world.now - begun) // MS, again.places[0], len(again.places)) for again in world.turn()]
+        world.now += MS
+    first = [(at, 0, WINDOW) for at in (0, 5, 15, 35, 75, 155)]
+    assert asked == [*first, (315, WINDOW, WINDOW)]
+
+
+def test_rows_that_may_still_be_answered_take_part_of_the_window() -> None:
+    world = World(2000)
+    world.due = True
+    world.here[:10] = True
+    assert places(world.turn()) == list(range(10, 266))
+    world.here[1999] = True
+    assert places(world.turn(2 * MS)) == list(range(266, 522))
+    again = World(2000)
+    again.due = True
+    assert places(again.turn()) == places(again.turn(PATIENCE)) == list(range(256))
+    again.here[1999] = True
+    assert places(again.turn(MS)) == list(range(256, 512))  # the first are waited for twice as long now
+    assert places(again.turn(PATIENCE)) == []  # as many as the window has taken after a silence
+    assert places(again.turn(PATIENCE)) == list(range(256))
+
+
+def test_the_other_shares_are_released_when_nothing_has_come_for_as_long_as_answers_take() -> None:
+    world = World(9, index=1, of=3)
+    world.due = True
+    assert places(world.turn()) == [1, 4, 7]
+    assert places(world.turn(PATIENCE - LOOK)) == []
+    assert places(world.turn(LOOK)) == list(range(9))
+
+
+@pytest.mark.parametrize(("asked", "patience"), [(1, 10 * MS), (2, PATIENCE)])
+def test_what_was_asked_for_once_tells_how_long_answers_take(asked: int, patience: int) -> None:
+    world = World(10)
+    world.here[1:] = True
+    world.turn()
+    for _ in range(asked):
+        assert places(world.turn(PATIENCE)) == [0]
+    world.here[0] = True
+    world.turn(40 * MS)
+    assert world.patience.value == patience

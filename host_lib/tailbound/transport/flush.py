@@ -56,9 +56,9 @@ class View:
     progress: int
     missing: Callable[[], Places]
     sent: bool
-    finished: bool = False
-    short: bool = False
-    due: bool = False
+    finished: bool
+    short: bool
+    due: bool
 
 
 class Again(NamedTuple):
