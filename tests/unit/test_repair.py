@@ -86,6 +86,25 @@ def test_nothing_is_asked_before_the_finished_mark_and_a_pause() -> None:
     assert owners.looked == [1]
 
 
+def test_it_is_looked_at_for_who_is_due_first() -> None:
+    owners = Owners({1: [3], 2: [4]})
+    owners.turn(0, [1])
+    owners.turn(1 * MS, [1, 2])
+    assert owners.round.look == _PAUSE
+
+
+def test_who_is_through_is_not_even_looked_at() -> None:
+    owners = Owners({1: [3]})
+    owners.turn(0)
+    owners.turn(_PAUSE)
+    assert not owners.round.over(1)
+    assert not owners.round.over(2)
+    owners.round.gone(1)
+    assert owners.round.over(1)
+    assert owners.turn(_PAUSE + PATIENCE) == []
+    assert owners.looked == [1]
+
+
 def test_what_comes_in_the_pause_is_not_asked_for() -> None:
     owners = Owners({1: [3]})
     owners.turn(0)
@@ -206,6 +225,8 @@ def test_the_last_question_waits_no_longer_than_eight_times_as_long_as_answers_t
     times = [now for now, _, _ in asked]
     assert all(later - earlier <= 8 * PATIENCE + LOOK for earlier, later in pairwise(times))
     assert looked[-1] - times[-1] <= 8 * PATIENCE + LOOK
+    assert [(later - earlier) // PATIENCE for earlier, later in pairwise([*times, looked[-1]])] == [1, 2, 4, 8, 8, 8, 8]
+    assert times[1] - times[0] == PATIENCE
 
 
 def test_the_repeat_follows_how_long_answers_take() -> None:
@@ -275,8 +296,12 @@ def test_answers_take_their_share_of_the_pace_and_no_more() -> None:
 
 def test_when_the_budget_is_back() -> None:
     budget = Budget(1e9, 10_000)
-    budget.take(10_000, 5)
+    assert budget.enough_in(10_000) == 0
+    budget.take(1, 5)
+    assert budget.enough_in(10_000) > 0
+    budget.take(9_999, 5)
     wait = budget.enough_in(4000)
+    assert wait in (80_000, 80_001)
     assert wait == pytest.approx(4000 / (SHARE * 1e9) * 1e9, abs=2)
     assert budget.take(4000, 5 + wait) == 4000
     assert budget.enough_in(1 << 40) <= 10_000 / (SHARE * 1e9) * 1e9 + 2  # never a wait without an end
@@ -314,6 +339,7 @@ def test_what_is_not_needed_is_put_back_in_both() -> None:
     depth = repairs.take(1, 1 << 30, 1, 1e9, 1e7)
     assert repairs.take(1, 1000, 1, 1e9, 1e7) == 0
     wait = repairs.enough_in(1, 1000, 1e7)
+    assert Repairs(4).enough_in(2, 1000, 0.0) == 0
     assert wait == pytest.approx(1000 / (SHARE * 1e7) * 1e9, rel=0.01)
     repairs.give(1, depth, 1e7)
     assert repairs.take(1, 1 << 30, 1, 1e9, 1e7) == depth
@@ -350,6 +376,7 @@ def test_a_request_again_adds_to_the_first() -> None:
     assert len(requests) == 2
     request = requests.newest()
     assert request is not None
+    assert not request.holes
     assert request.places.tolist() == [1, 2, 5]
     requests.done(request, 2)
     assert request.places.tolist() == [5]
@@ -366,6 +393,20 @@ def test_requests_are_bounded_and_the_oldest_goes() -> None:
         left.append(request.label)
         requests.done(request, 1)
     assert left == [9, 7, 5]
+    for asker in (1, 2, 3, 4):
+        requests.add(_request(6, asker))
+    assert [request.asker for request in requests._waiting.values()] == [2, 3, 4]  # of one op's, the first
+
+
+def test_a_request_for_another_layout_takes_the_place_of_the_first() -> None:
+    requests = Requests()
+    requests.add(_request(1, places=(1, 5)))
+    other = _request(1, places=(2,))
+    other.layout += 1
+    requests.add(other)
+    request = requests.newest()
+    assert request is not None
+    assert request.places.tolist() == [2]
 
 
 def test_gone_is_said_once() -> None:
@@ -373,12 +414,14 @@ def test_gone_is_said_once() -> None:
     assert requests.say_gone(1, 2, first_half=False)
     assert not requests.say_gone(1, 2, first_half=False)
     assert requests.say_gone(1, 2, first_half=True)
+    assert not requests.say_gone(1, 2, first_half=False)
     assert requests.say_gone(1, 3, first_half=False)
     assert requests.say_gone(1, 2, first_half=False)  # forgotten by then: memory is bounded
 
 
 def test_the_warm_up_is_counted_by_key() -> None:
     repairs, key, other = Repairs(4), (0, 100, 0, 1), (1, 100, 0, 1)
+    assert repairs.asked.shape == repairs.came.shape == (2, 4)
     for _ in range(WARM_UP_OPS):
         assert repairs.warming(key)
         repairs.finished(key)

@@ -59,8 +59,6 @@ def thin(places: Places, most: int) -> Places:
     """At most ``most`` of ``places``, spread evenly: a list is in (r, g) order, so no group gains or loses more."""
     if len(places) <= most:
         return places
-    if most <= 0:
-        return places[:0]
     return places[np.arange(most) * len(places) // most]
 
 
@@ -231,10 +229,9 @@ class Budget:
     def take(self, size: int, now: int) -> int:
         """How many of ``size`` bytes may be sent at ``now``; they are taken off."""
         if now > self._at:
-            earned = (now - self._at) * 1e-9 * self.pace * SHARE if self._at else 0.0
-            self._tokens = min(float(self._depth), self._tokens + earned)
+            self._tokens = min(float(self._depth), self._tokens + (now - self._at) * 1e-9 * self.pace * SHARE)
             self._at = now
-        granted = min(size, max(0, int(self._tokens)))
+        granted = min(size, int(self._tokens))
         self._tokens -= granted
         return granted
 
@@ -245,7 +242,7 @@ class Budget:
     def enough_in(self, size: int) -> int:
         """Nanoseconds until ``size`` bytes (at most the depth) are there."""
         lacking = min(size, self._depth) - self._tokens
-        return max(0, int(lacking / (self.pace * SHARE) * 1e9) + 1) if lacking > 0 else 0
+        return int(lacking / (self.pace * SHARE) * 1e9) + 1 if lacking > 0 else 0
 
 
 @dataclass
@@ -309,12 +306,12 @@ class Requests:
 
 def _extreme(found: Iterable[tuple[int, int, bool]], *, newest: bool) -> tuple[int, int, bool]:
     """The key of the newest or the oldest op; of one op's, the first."""
-    keys = iter(found)
-    best = next(keys)
-    for key in keys:
-        if (serial_distance(key[0], best[0]) > 0) == newest and key[0] != best[0]:
-            best = key
-    return best
+    keys = list(found)
+
+    def age(key: tuple[int, int, bool]) -> int:
+        return serial_distance(keys[0][0], key[0])
+
+    return min(keys, key=age) if newest else max(keys, key=age)
 
 
 class Repairs:
