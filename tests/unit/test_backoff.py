@@ -140,7 +140,7 @@ def switch_row(*, due: bool) -> Callable[[], Iterator[int]]:
     def times() -> Iterator[int]:
         retry = Retry(100, 0, 1, AnswerTime(flush.PATIENCE, flush.PATIENCE_MOST))
         for now in range(MS, 3_000 * MS, MS):
-            if retry.turn(now, View(99, lambda: np.array([3]), sent=True, finished=True, due=due), MS):
+            if retry.turn(now, View(99, lambda: np.array([3]), sent=True, finished=True, short=False, due=due), MS):
                 yield now
 
     return times
@@ -150,7 +150,9 @@ def switch_gone() -> Iterator[int]:
     """Rows of a switch that is not there, more than a window takes."""
     retry = Retry(5000, 0, 1, AnswerTime(flush.PATIENCE, flush.PATIENCE_MOST))
     for now in range(2 * MS, 3_000 * MS, MS):
-        for again in retry.turn(now, View(0, lambda: np.arange(5000), sent=True, due=True), MS):
+        for again in retry.turn(
+            now, View(0, lambda: np.arange(5000), sent=True, finished=False, short=False, due=True), MS
+        ):
             assert again.flush
             yield now
 
