@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from sim.engine import World
+from sim.fabric import MS
 from sim.test_machine import Training
 from soak import machine, part
 
@@ -80,3 +82,22 @@ def test_time_that_is_over_ends_a_sequence_that_does_not(monkeypatch: pytest.Mon
         assert part.is_over()
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("weights", [(0, 1, 1, 1), (1, 0, 1, 1)], ids=["the one who asks", "the dead one"])
+def test_a_rank_that_is_killed_is_known_as_dead_where_either_owns_no_rows(weights: tuple[int, ...]) -> None:
+    """Training found it, seed 20261122000000: who owned nothing waited in ``synchronise`` for those that were killed.
+
+    Rule: clock-15.
+    """
+    with World(4, 3, steps=1 << 30).start() as world:
+        world.go(150 * MS)
+        assert world.propose(weights)
+        world.go(300 * MS)
+        maps = [node.engine.maps.agreement.agreed[-1].content for node in world.alive]
+        assert [tuple(content.weights) for content in maps] == [weights] * 4
+        world.kill(1, 0)
+        world.go(500 * MS)
+        for node in world.alive:
+            job = node.engine.job
+            assert job.membership.dead(job.steps.own) == {1}

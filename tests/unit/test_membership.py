@@ -48,7 +48,19 @@ def test_nobody_is_suspected_in_the_step_of_waking() -> None:
     assert who.live == [2, 0]
 
 
-def test_dead_is_suspect_in_both_and_silent_for_two_steps() -> None:
+@pytest.mark.parametrize("half", ["contribution", "result"])
+def test_who_is_suspect_in_one_half_and_silent_for_two_steps_is_dead(half: str) -> None:
+    """A rank without rows misses nothing in the first half, and is missed in no second one (clock-15)."""
+    who = membership()
+    who.heard(3, 5)
+    observe = who.observe_contributions if half == "contribution" else who.observe_results
+    for op in range(3):
+        observe({3}, op, in_step=True, step=5)
+    assert who.dead(6) == set()
+    assert who.dead(7) == {3}
+
+
+def test_dead_is_suspect_and_silent_for_two_steps() -> None:
     who = membership()
     who.heard(3, 5)
     miss(who, 3, 2)

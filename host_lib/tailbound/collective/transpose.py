@@ -305,14 +305,14 @@ class Transpose:
                 self._inbox.take(data, self._ops)
         if self._group_fd >= 0 and self._waiter.readable(self._group_fd):
             fanout.listen(job)
+        for rank in job.contribution_suspicion.suspects | job.result_suspicion.suspects:
+            job.membership.heard(rank, step_of(int(job.store.peer_states[rank]["newest"])))
         looks.append(fanout.turn(job, now))
         looks.append(self.maps.turn(now, self._ops, self._window.drop))
         self._admit()
         if (error := self._unheard.look(now)) is not None:
             self._give_up(error)
         job.steps = self.standing()
-        for rank in job.contribution_suspicion.suspects:
-            job.membership.heard(rank, step_of(int(job.store.peer_states[rank]["newest"])))
         submit.turn(job, now)
         holding = self._holding.again or job.membership.holding(now)
         stood, self._standing = self._standing, bool(holding)

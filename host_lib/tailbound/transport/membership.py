@@ -77,7 +77,7 @@ class Suspicion:
 #: A hold lasts this long after its last packet (clock-16: silence ends it), and is repeated four times as often.
 HOLD_SILENCE = 200 * MS
 HOLD_EVERY = HOLD_SILENCE // 4
-#: Steps without a sign of life after which a rank suspect in both halves counts as dead (clock-15).
+#: Steps without a sign of life after which a suspect counts as dead (clock-15).
 _DEAD_AFTER = 2
 
 
@@ -124,9 +124,12 @@ class Membership:
         return suspects, len(self.gone), [p for p in self.peers if p not in suspects and p not in self.gone]
 
     def dead(self, step: int) -> set[int]:
-        """Ranks suspect in both halves that have not been heard for two steps before ``step`` (clock-15)."""
-        both = self.contribution.suspects & self.result.suspects
-        return {r for r in both if step_distance(step, self._heard_step.get(r, 0)) >= _DEAD_AFTER}
+        """Ranks suspect in a half that have not been heard for two steps before ``step`` (clock-15).
+
+        One half is enough: a rank without rows has no contributions to miss, and nobody misses results of its own.
+        """
+        suspects = self.contribution.suspects | self.result.suspects
+        return {r for r in suspects if step_distance(step, self._heard_step.get(r, 0)) >= _DEAD_AFTER}
 
     def heard(self, rank: int, step: int) -> None:
         """A packet of ``rank`` named an op of ``step``."""
