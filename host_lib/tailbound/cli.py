@@ -74,7 +74,7 @@ def cli() -> None:
 )
 def attach(interface: str, **options: Any) -> None:
     """Load the XDP program onto IFACE, once, for training without privileges."""
-    from tailbound.datapath.attach import attach
+    from tailbound.datapath.xdp import attach
 
     click.echo(attach(interface, **options))
 
@@ -83,7 +83,7 @@ def attach(interface: str, **options: Any) -> None:
 @click.argument("interface", metavar="IFACE")
 def detach(interface: str) -> None:
     """Remove our program and maps from IFACE, after a crash too."""
-    from tailbound.datapath.attach import detach
+    from tailbound.datapath.xdp import detach
 
     click.echo(f"detached from {interface}" if detach(interface) else f"nothing of Tailbound's is on {interface}")
 

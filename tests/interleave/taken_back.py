@@ -15,9 +15,9 @@ from interleave.explorer import Walker
 from tailbound.datapath import ingest, ops, rows
 
 #: What stands in ``control.pad`` while a mend is taken back.
-FAR_LABELS, WRONG_SCALE, TWO_LOCKS = 3, 4, 6
+FAR_LABELS, WRONG_SCALE, COUNTED, TWO_LOCKS = 3, 4, 5, 6
 
-_GOES_ON = "            if h.type == _RESULT:\n                return GO_ON\n            return _STALE_OP"
+_GOES_ON = "return GO_ON if h.type == PacketType.RESULT else gone(h)"
 _PRESENT = "    present = presence_at(t.presence, position)\n"
 _CHANGES = {
     ops: [
@@ -27,7 +27,7 @@ _CHANGES = {
             f"    return c.pad != {FAR_LABELS} and serial(op, c.released) > OP_STEPS << OP_INDEX_BITS",
         ),
         # a result needs a record, as other packets do
-        (_GOES_ON, _GOES_ON.replace("_RESULT:", f"_RESULT and c.pad != {FAR_LABELS}:")),
+        (_GOES_ON, _GOES_ON.replace("RESULT else", f"RESULT and c.pad != {FAR_LABELS} else")),
     ],
     rows: [
         # the right exponent is added onto a sum with another one
@@ -35,8 +35,20 @@ _CHANGES = {
             "    wrong_sum = same and right and ",
             f"    wrong_sum = control_at(t.control, 0).pad != {WRONG_SCALE} and same and right and ",
         ),
+        # what is taken off for a sum that is stored over goes by the live set of now
+        (
+            "        r.rows_complete -= np.int32(record.counted)\n",
+            (
+                "        live = control_at(t.control, 0)\n"
+                f"        counted = covers(record.ranks, live.live) if live.pad == {COUNTED} else record.counted == 1\n"
+                "        r.rows_complete -= np.int32(counted)\n"
+            ),
+        ),
         # between the row's lock and the one under which presence was written a processor is held up
-        (_PRESENT, f"    if control_at(t.control, 0).pad == {TWO_LOCKS}:\n        return _RESULT_TAKEN\n{_PRESENT}"),
+        (
+            _PRESENT,
+            f"    if control_at(t.control, 0).pad == {TWO_LOCKS}:\n        return Verdict.RESULT_TAKEN\n{_PRESENT}",
+        ),
     ],
     ingest: [],
 }
@@ -66,4 +78,4 @@ def defective(folder: Path) -> dict[int, Walker]:
     for module in (ops, rows, ingest):
         _changed(module, folder)
     take_in = sys.modules["taken_back_ingest"].ingest
-    return {mend: Walker(take_in, pad=mend) for mend in (0, FAR_LABELS, WRONG_SCALE, TWO_LOCKS)}
+    return {mend: Walker(take_in, pad=mend) for mend in (0, FAR_LABELS, WRONG_SCALE, COUNTED, TWO_LOCKS)}

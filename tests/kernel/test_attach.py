@@ -18,9 +18,9 @@ import pytest
 import cases
 import veths
 from support import await_that
-from tailbound.datapath.attach import attach as attach_for_good
 from tailbound.datapath.select import open_datapath
 from tailbound.datapath.xdp import XdpDatapath
+from tailbound.datapath.xdp import attach as attach_for_good
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel import attach, interfaces, linear, pin, syscalls
 from tailbound.transport.config import Config

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from pyroute2 import IPRoute
 
-from tailbound.datapath.buffers import reserve
+from tailbound.datapath.sockets import reserve
 from tailbound.kernel import ethtool
 from tailbound.kernel.fanout import Fanout, Peer
 from tailbound.kernel.neighbours import next_hops

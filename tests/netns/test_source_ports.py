@@ -15,8 +15,8 @@ import pytest
 import veths
 from lab_team import lab_team
 from support import PATIENCE, gradients, patient
-from tailbound.datapath.buffers import reserve
-from tailbound.datapath.xdp import XdpDatapath, sending_sockets
+from tailbound.datapath.sockets import reserve, sending_sockets
+from tailbound.datapath.xdp import XdpDatapath
 from tailbound.kernel import ethtool
 from tailbound.lab import namespaces
 from tailbound.lab.cluster import Cluster

@@ -24,7 +24,7 @@ from support import Trouble
 from tailbound.collective import jump
 from tailbound.collective.communicator import MAX_OP_ROWS, Communicator
 from tailbound.collective.op import Outcome
-from tailbound.datapath.sizes import ring_rows
+from tailbound.datapath.store import ring_rows
 from tailbound.errors import TransportError
 from tailbound.transport.rendezvous import Greeting
 from tailbound.transport.switch import Switch

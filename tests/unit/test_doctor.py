@@ -11,8 +11,8 @@ import platform
 
 import pytest
 
-from tailbound.datapath.attach import attach
-from tailbound.datapath.sizes import ring_rows
+from tailbound.datapath.store import ring_rows
+from tailbound.datapath.xdp import attach
 from tailbound.doctor import examine, facts, interfaces, report
 from tailbound.doctor.verdict import ONE_RANK, choose
 from tailbound.errors import ConfigError

@@ -9,7 +9,7 @@ import pytest
 
 from interleave.explorer import Broken, Walker, explore, replay
 from interleave.scene import SCENES
-from interleave.taken_back import FAR_LABELS, TWO_LOCKS, WRONG_SCALE, defective
+from interleave.taken_back import COUNTED, FAR_LABELS, TWO_LOCKS, WRONG_SCALE, defective
 from tailbound.wire.schema import Verdict
 
 #: States from which every action is done, every day.
@@ -96,6 +96,10 @@ def test_found_again(walkers: dict[int, Walker], mend: int, scene: str, fewest: 
 ALSO = {
     "a result without a record": (FAR_LABELS, ("3 is ready for C", "result of A by 1")),
     "a scale that all others have": (WRONG_SCALE, ("1 gives A by another scale", "tell A", "2 gives A")),
+    "a row that was not counted": (
+        COUNTED,
+        ("1 gives A by another scale", "2 gives A by another scale", "3 is out", "tell A", "1 gives A"),
+    ),
 }
 
 

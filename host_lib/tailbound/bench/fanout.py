@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.bench.save import save
-from tailbound.datapath.buffers import reserve
-from tailbound.datapath.receive import UDP_GRO
-from tailbound.datapath.xdp import XdpDatapath, sending_sockets
+from tailbound.datapath.sockets import reserve, sending_sockets
+from tailbound.datapath.udp import UDP_GRO
+from tailbound.datapath.xdp import XdpDatapath
 from tailbound.errors import TailboundError
 from tailbound.kernel.fanout import Fanout, Peer
 from tailbound.kernel.neighbours import next_hops

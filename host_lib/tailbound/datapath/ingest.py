@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from tailbound.datapath.native import lock, unlock
 from tailbound.datapath.ops import GO_ON, hear, serial, stamp_late, window
-from tailbound.datapath.parse import checksum, read_header, read_u64, write_u64
 from tailbound.datapath.rows import contribute, publish
 from tailbound.datapath.tables import (
     CONTROL_HEAD,
@@ -30,6 +29,7 @@ from tailbound.datapath.tables import (
     u8_row,
     u64_row,
 )
+from tailbound.wire.check import final
 from tailbound.wire.jit import Scalar, compiled
 from tailbound.wire.packets import HEADER_DTYPE
 from tailbound.wire.schema import (
@@ -44,42 +44,78 @@ from tailbound.wire.schema import (
 )
 
 _TYPE, _SENDER, _OWNER, _CHECK = (HEADER_DTYPE.fields[n][1] for n in ("type", "sender", "owner", "check"))  # type: ignore[index]
-_CONTRIBUTION, _RESULT, _READY = int(PacketType.CONTRIBUTION), int(PacketType.RESULT), int(PacketType.READY)
-_PROBE, _ECHO, _GROUP = int(PacketType.PROBE), int(PacketType.ECHO), int(PacketType.GROUP)
 _LATE = int(Flag.LATE)
 _FIRST_TYPE, _LAST_TYPE = int(min(PacketType)), int(max(PacketType))
-_BAD_LENGTH, _BAD_VERSION, _BAD_TYPE = int(Verdict.BAD_LENGTH), int(Verdict.BAD_VERSION), int(Verdict.BAD_TYPE)
-_INACTIVE, _WRONG_COOKIE, _CORRUPT = int(Verdict.INACTIVE), int(Verdict.WRONG_COOKIE), int(Verdict.CORRUPT)
-_UNKNOWN_RANK, _WRONG_ADDRESS = int(Verdict.UNKNOWN_RANK), int(Verdict.WRONG_ADDRESS)
-_NOT_FOR_THIS_RANK, _WRONG_MAP = int(Verdict.NOT_FOR_THIS_RANK), int(Verdict.WRONG_MAP)
-_STALE_OP, _STALE_RESULT = int(Verdict.STALE_OP), int(Verdict.STALE_RESULT)
-_SLOT_OUT_OF_RANGE, _BAD_SHIFT = int(Verdict.SLOT_OUT_OF_RANGE), int(Verdict.BAD_SHIFT)
-_CONTROL_PASSED, _REFLECTED, _ECHO_TAKEN = int(Verdict.CONTROL_PASSED), int(Verdict.REFLECTED), int(Verdict.ECHO_TAKEN)
-
 assert {int(t) for t in PacketType} == set(range(_FIRST_TYPE, _LAST_TYPE + 1))  # one comparison decides BAD_TYPE
+
+
+def _order() -> NDArray[np.uint8]:
+    """Where each byte of a header in host byte order stands in the packet: every field turned round."""
+    order = np.arange(HEADER_BYTES, dtype=np.uint8)
+    for dtype, offset in (field[:2] for field in HEADER_DTYPE.fields.values()):  # type: ignore[union-attr]
+        order[offset : offset + dtype.itemsize] = order[offset : offset + dtype.itemsize][::-1].copy()
+    return order
+
+
+_ORDER = _order()
+
+
+@compiled
+def _read_header(t: Any, packet: NDArray[np.uint8]) -> None:
+    """Header of ``packet`` (u8[>= 64]) to ``t.head``, in host byte order."""
+    out = u8_row(t.head, 0, HEADER_BYTES)
+    for i in range(HEADER_BYTES):
+        out[i] = packet[_ORDER[i]]
+
+
+@compiled
+def _checksum(words: NDArray[np.uint64]) -> Scalar:
+    """The check that a packet ought to carry, without the allocation of ``wire.check.check_packet``.
+
+    Unsigned indices: with signed ones numba asks for every word whether its index is negative, and takes twice as long.
+    """
+    a0, b0, a1, b1 = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
+    i = np.uint64(HEADER_BYTES // 8)
+    end = np.uint64(words.shape[0])
+    while i < end:
+        a0 += words[i]
+        b0 += a0
+        a1 += words[i + np.uint64(1)]
+        b1 += a1
+        i += np.uint64(2)
+    return final(words[: HEADER_BYTES // 8], (a0, b0, a1, b1))  # type: ignore[arg-type]
+
+
+@compiled
+def _turned(word: Scalar) -> Scalar:
+    """A u64 from network byte order to the host's, or back."""
+    out = np.uint64(0)
+    for i in range(8):
+        out |= ((np.uint64(word) >> np.uint64(8 * i)) & np.uint64(255)) << np.uint64(56 - 8 * i)
+    return out
 
 
 @compiled
 def _trust(t: Any, words: NDArray[np.uint64], source: Scalar) -> Scalar:
     """kernel-2 to kernel-9: ``GO_ON`` if the packet is whole and its sender is who it says, else why not."""
     h = head_at(t.head, 0)
-    if words.shape[0] == HEADER_BYTES // 8 and h.type in (_CONTRIBUTION, _RESULT):
-        return _BAD_LENGTH
+    if words.shape[0] == HEADER_BYTES // 8 and (h.type == PacketType.CONTRIBUTION or h.type == PacketType.RESULT):
+        return Verdict.BAD_LENGTH
     if h.version != VERSION:
-        return _BAD_VERSION
+        return Verdict.BAD_VERSION
     if h.type < _FIRST_TYPE or h.type > _LAST_TYPE:
-        return _BAD_TYPE
+        return Verdict.BAD_TYPE
     c = control_at(t.control, 0)
     if c.active == 0:
-        return _INACTIVE
+        return Verdict.INACTIVE
     if h.cookie != c.cookie:
-        return _WRONG_COOKIE
+        return Verdict.WRONG_COOKIE
     sender = np.int64(h.sender)
     if sender == c.rank or sender >= c.ranks or peer_at(t.peers, sender).address == 0:
-        return _UNKNOWN_RANK
+        return Verdict.UNKNOWN_RANK
     if np.uint64(source) != np.uint64(peer_at(t.peers, sender).address):
-        return _WRONG_ADDRESS
-    return GO_ON if checksum(words) == h.check else _CORRUPT
+        return Verdict.WRONG_ADDRESS
+    return GO_ON if _checksum(words) == h.check else Verdict.CORRUPT
 
 
 @compiled
@@ -87,29 +123,26 @@ def _mark(t: Any, h: Any, now: Scalar) -> None:
     """kernel-12: the sender's latest marks; written only when one changes, so that quiet fields stay in cache."""
     p = peer_state_at(t.peer_states, np.int64(h.sender))
     fresh = p.cookie != h.cookie
-    if not (
-        fresh
-        or serial(h.op, p.newest) > 0
-        or serial(h.contributed, p.contributed) > 0
-        or serial(h.published, p.published) > 0
-        or serial(h.map_known, p.map_known) > 0
-        or h.deadline != p.deadline
-        or h.lateness != p.lateness
-        or (h.incast != 0 and h.incast != p.incast)
-    ):
+    newest = fresh or serial(h.op, p.newest) > 0
+    contributed = fresh or serial(h.contributed, p.contributed) > 0
+    published = fresh or serial(h.published, p.published) > 0
+    map_known = fresh or serial(h.map_known, p.map_known) > 0
+    incast = h.incast != p.incast and (fresh or h.incast != 0)
+    same = h.deadline == p.deadline and h.lateness == p.lateness
+    if same and not (newest or contributed or published or map_known or incast):
         return
-    if fresh or serial(h.op, p.newest) > 0:
+    if newest:
         p.newest = h.op
-    if fresh or serial(h.contributed, p.contributed) > 0:
+    if contributed:
         p.contributed = h.contributed
-    if fresh or serial(h.published, p.published) > 0:
+    if published:
         p.published = h.published
-    if fresh or serial(h.map_known, p.map_known) > 0:
+    if map_known:
         p.map_known = h.map_known
+    if incast:
+        p.incast = h.incast
     p.deadline = h.deadline
     p.lateness = h.lateness
-    if fresh or h.incast != 0:
-        p.incast = h.incast
     p.last_ns = now
     p.cookie = h.cookie
 
@@ -141,18 +174,18 @@ def _echo(t: Any, d: NDArray[np.uint8], words: NDArray[np.uint64], now: Scalar) 
     h = head_at(t.head, 0)
     rank = control_at(t.control, 0).rank
     if h.owner != rank:
-        return _NOT_FOR_THIS_RANK
-    if h.type == _PROBE:
-        d[_TYPE] = _ECHO
+        return Verdict.NOT_FOR_THIS_RANK
+    if h.type == PacketType.PROBE:
+        d[_TYPE] = PacketType.ECHO
         d[_OWNER] = h.sender
         d[_SENDER] = rank
-        write_u64(d, _CHECK, checksum(words))
-        return _REFLECTED
+        words[_CHECK // 8] = _turned(_checksum(words))
+        return Verdict.REFLECTED
     if d.shape[0] < HEADER_BYTES + 8:
-        return _BAD_LENGTH
-    sent = read_u64(d, HEADER_BYTES)
+        return Verdict.BAD_LENGTH
+    sent = _turned(words[HEADER_BYTES // 8])
     peer_state_at(t.peer_states, np.int64(h.sender)).rtt_ns = np.uint64(now) - sent
-    return _ECHO_TAKEN
+    return Verdict.ECHO_TAKEN
 
 
 @compiled
@@ -160,58 +193,47 @@ def _take(t: Any, d: NDArray[np.uint8], words: NDArray[np.uint64], now: Scalar) 
     """kernel-10 to kernel-18 for a packet that may be trusted; returns its verdict."""
     h = head_at(t.head, 0)
     c = control_at(t.control, 0)
-    if h.type == _PROBE or h.type == _ECHO:
+    if h.type == PacketType.PROBE or h.type == PacketType.ECHO:
         return _echo(t, d, words, now)
-    to_all = h.type == _RESULT or (h.type == _GROUP and h.owner == h.sender and c.group != 0)
+    to_all = h.type == PacketType.RESULT or (h.type == PacketType.GROUP and h.owner == h.sender and c.group != 0)
     if h.owner != (h.sender if to_all else c.rank):
-        return _NOT_FOR_THIS_RANK
-    data = h.type == _CONTRIBUTION or h.type == _RESULT
+        return Verdict.NOT_FOR_THIS_RANK
+    data = h.type == PacketType.CONTRIBUTION or h.type == PacketType.RESULT
     if data:
         if h.row >= h.rows:
-            return _SLOT_OUT_OF_RANGE
+            return Verdict.SLOT_OUT_OF_RANGE
         if h.map_id != (c.map_id if serial(h.op, c.map_since) >= 0 else c.map_before):
-            return _WRONG_MAP
-        if h.type == _CONTRIBUTION and h.shift > c.shift_cap:
-            return _BAD_SHIFT
+            return Verdict.WRONG_MAP
+        if h.type == PacketType.CONTRIBUTION and h.shift > c.shift_cap:
+            return Verdict.BAD_SHIFT
     _mark(t, h, now)
-    if data or h.type == _READY:
+    if data or h.type == PacketType.READY:
         verdict = window(t, h)
         if verdict != GO_ON:
-            if (data or h.flags & _LATE) and verdict in (_STALE_OP, _STALE_RESULT):
+            if (data or h.flags & _LATE) and verdict in (Verdict.STALE_OP, Verdict.STALE_RESULT):
                 stamp_late(t, h, d.shape[0] - HEADER_BYTES if data else 0, now)
             return verdict
         verdict = hear(t, h, d.shape[0] - HEADER_BYTES, now)
         if verdict != GO_ON:
             return verdict
     payload = words[HEADER_BYTES // 8 :]
-    if h.type == _CONTRIBUTION:
+    if h.type == PacketType.CONTRIBUTION:
         return contribute(t, h, payload, now)
-    if h.type == _RESULT:
+    if h.type == PacketType.RESULT:
         return publish(t, h, payload, now)
     _pass(t, d)
-    return _CONTROL_PASSED
+    return Verdict.CONTROL_PASSED
 
 
 @compiled
-def ingest_packet(t: Any, d: NDArray[np.uint8], words: NDArray[np.uint64], source: Scalar, now: Scalar) -> Scalar:
-    """Takes in one packet and counts its verdict.
-
-    Args:
-        t: ``Tables.context[0]``; the mutex is held by the caller.
-        d: u8[length], the UDP payload. A reflected probe leaves its echo here.
-        words: the same memory as u64 where the length is a multiple of 8.
-        source: IPv4 address of the sender as the maps hold it (network byte order).
-        now: CLOCK_MONOTONIC, ns.
-
-    Returns:
-        The ``schema.Verdict``.
-    """
+def _ingest_packet(t: Any, d: NDArray[np.uint8], words: NDArray[np.uint64], source: Scalar, now: Scalar) -> Scalar:
+    """Takes in one packet, ``d`` and ``words`` being the same memory, and counts its verdict, which it returns."""
     sender: Scalar = UNKNOWN_SENDER
     length = d.shape[0]
     if length < HEADER_BYTES or length % ROW_STEP or length - HEADER_BYTES > t.width:
-        verdict = _BAD_LENGTH
+        verdict = Verdict.BAD_LENGTH
     else:
-        read_header(t, d)
+        _read_header(t, d)
         verdict = _trust(t, words, source)
         if verdict == GO_ON:
             sender = np.int64(head_at(t.head, 0).sender)
@@ -256,11 +278,11 @@ def ingest(
         if start & 7 and size <= spare.shape[0] * 8:  # GRO of an odd size: only its last segment can be a packet
             aligned = spare.view(np.uint8)[:size]
             _copy(aligned, packet)
-            verdict = ingest_packet(t, aligned, spare[: size >> 3], source, now)
+            verdict = _ingest_packet(t, aligned, spare[: size >> 3], source, now)
             _copy(packet, aligned)
         else:
-            verdict = ingest_packet(t, packet, all_words[start >> 3 : (start + size) >> 3], source, now)
-        if verdict == _REFLECTED and reflected < echoes.shape[0]:
+            verdict = _ingest_packet(t, packet, all_words[start >> 3 : (start + size) >> 3], source, now)
+        if verdict == Verdict.REFLECTED and reflected < echoes.shape[0]:
             echoes[reflected, 0] = start
             echoes[reflected, 1] = size
             reflected += 1

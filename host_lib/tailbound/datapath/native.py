@@ -1,7 +1,7 @@
-"""The few C library calls that nogil code makes itself, and the layouts they take, as u64 words.
+"""The few C library calls that nogil code makes itself.
 
-Symbols are resolved in the running process, so nothing is linked or compiled but numba's own code. Layouts are those
-of 64-bit little-endian Linux, the only kind the project runs on (``SUPPORTED``).
+Symbols are resolved in the running process, so nothing is linked or compiled but numba's own code. Layouts of what they
+take are those of 64-bit little-endian Linux, the only kind the project runs on (``SUPPORTED``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from numba import types
-from numpy.typing import NDArray
 
 SUPPORTED = sys.platform == "linux" and sys.byteorder == "little" and struct.calcsize("P") == 8
 
@@ -44,18 +43,3 @@ class Mutex:
 
     def __exit__(self, *_: object) -> None:
         _libc.pthread_mutex_unlock(self._pointer)
-
-
-def messages(batch: int, size: int) -> tuple[NDArray[Any], ...]:
-    """Memory for ``recvmmsg``: (messages u64[batch, 8], iovecs u64[batch, 2], names u64[batch, 2], controls
-    u64[batch, 16], buffers u8[batch, size]), the pointers among them set. Lengths are set before every call.
-    """
-    messages_ = np.zeros((batch, 8), np.uint64)  # name, namelen, iov, iovlen, control, controllen, flags, msg_len
-    iovecs = np.zeros((batch, 2), np.uint64)
-    names = np.zeros((batch, 2), np.uint64)  # sockaddr_in
-    controls = np.zeros((batch, 16), np.uint64)
-    buffers = np.zeros((batch, size), np.uint8)
-    for i in range(batch):
-        messages_[i] = names[i].ctypes.data, 0, iovecs[i].ctypes.data, 1, controls[i].ctypes.data, 0, 0, 0
-        iovecs[i] = buffers[i].ctypes.data, size
-    return messages_, iovecs, names, controls, buffers

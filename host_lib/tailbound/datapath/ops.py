@@ -25,27 +25,12 @@ from tailbound.datapath.tables import (
     u64_row,
 )
 from tailbound.wire.jit import Scalar, compiled
-from tailbound.wire.schema import (
-    MAX_RANKS,
-    OP_INDEX_BITS,
-    OP_PER_STEP,
-    OP_STEPS,
-    Event,
-    Flag,
-    PacketType,
-    Verdict,
-)
+from tailbound.wire.packets import DTYPES
+from tailbound.wire.schema import MAX_RANKS, OP_INDEX_BITS, OP_PER_STEP, OP_STEPS, Event, Flag, PacketType, Verdict
 
-_CONTRIBUTION, _RESULT = int(PacketType.CONTRIBUTION), int(PacketType.RESULT)
-_READY = int(PacketType.READY)
-_ABSTAIN, _LATE = int(Flag.ABSTAIN), int(Flag.LATE)
-_STALE_OP, _STALE_RESULT = int(Verdict.STALE_OP), int(Verdict.STALE_RESULT)
-_FUTURE_OP, _FUTURE_RESULT = int(Verdict.FUTURE_OP), int(Verdict.FUTURE_RESULT)
-_LAYOUT_MISMATCH = int(Verdict.LAYOUT_MISMATCH)
-# int64, not int: numba would compile ``emit`` once more for every literal
-_OPENED, _MAJORITY = np.int64(Event.OPENED), np.int64(Event.MAJORITY)
-_TAIL, _RESULTS_TAIL = np.int64(Event.TAIL), np.int64(Event.RESULTS_TAIL)
+_ABSTAIN, _LATE = int(Flag.ABSTAIN), int(Flag.LATE)  # numba knows IntEnum, but not IntFlag
 _ONE = np.uint64(1)
+_RECORD_WORDS = DTYPES["tb_op"].itemsize // 8
 #: Not a verdict: the packet is good so far.
 GO_ON = -1
 
@@ -101,21 +86,26 @@ def ahead(c: Any, op: Scalar) -> Scalar:
 
 
 @compiled
+def gone(h: Any) -> Scalar:
+    """Why a packet comes too late: its op's record, or its place in the ring, is a newer op's."""
+    return Verdict.STALE_OP if h.type == PacketType.CONTRIBUTION else Verdict.STALE_RESULT
+
+
+@compiled
 def window(t: Any, h: Any) -> Scalar:
     """kernel-14: ``GO_ON`` if the row lies in its ring's window, and the op is not before the first nor too far ahead.
 
     Results need no record of their op, only their place: any op may have them.
     """
     c = control_at(t.control, 0)
-    contribution = h.type == _CONTRIBUTION
-    stale = _STALE_OP if contribution else _STALE_RESULT
+    contribution = h.type == PacketType.CONTRIBUTION
     if serial(h.op, c.first_op) < 0:
-        return stale
+        return gone(h)
     d = serial(h.seq, c.sum_base if contribution else c.result_base)
     if d < 0:
-        return stale
-    if d >= (t.sum_rows if contribution else t.result_rows) or (h.type != _RESULT and ahead(c, h.op)):
-        return _FUTURE_OP if contribution else _FUTURE_RESULT
+        return gone(h)
+    if d >= (t.sum_rows if contribution else t.result_rows) or (h.type != PacketType.RESULT and ahead(c, h.op)):
+        return Verdict.FUTURE_OP if contribution else Verdict.FUTURE_RESULT
     return GO_ON
 
 
@@ -126,35 +116,18 @@ def op_position(op: Scalar) -> Scalar:
 
 
 @compiled
-def _start(t: Any, h: Any, position: Scalar, now: Scalar, quietly: Scalar) -> None:
-    """Starts an op record anew, ``quietly`` without an event.
-
-    Its arrivals need no clearing: one counts only if its rank's heard bit is set.
-    """
+def _start(t: Any, h: Any, position: Scalar, codes: Scalar, now: Scalar) -> None:
+    """Starts an op record anew. Its arrivals need no clearing: one counts only if its rank's heard bit is set."""
+    words = u64_row(t.ops, position, _RECORD_WORDS)
+    for i in range(_RECORD_WORDS):
+        words[i] = 0
     r = op_at(t.ops, position)
-    for i in range(4):
-        r.heard[i] = 0
-        r.tail_contributed[i] = 0
-        r.tail_published[i] = 0
-        r.abstained[i] = 0
-        r.begun[i] = 0
-    r.majority_ns[0] = 0
-    r.majority_ns[1] = 0
-    r.heard_live = 0
-    r.rows = 0
-    r.rows_complete = 0
-    r.results_in = 0
-    r.progress = 0
-    r.late = 0
-    r.late_results = 0
     r.opened_ns = now
     r.layout = h.layout
-    r.codes = 0
+    r.codes = codes
     r.first_sender = h.sender
     r.cookie = h.cookie
     r.op = h.op
-    if not quietly:
-        emit(t, _OPENED, h.op, now)
 
 
 @compiled
@@ -167,25 +140,44 @@ def hear(t: Any, h: Any, codes: Scalar, now: Scalar) -> Scalar:
     position = op_position(np.int64(h.op))
     r = op_at(t.ops, position)
     c = control_at(t.control, 0)
-    if h.type == _RESULT and ahead(c, h.op):
+    if h.type == PacketType.RESULT and ahead(c, h.op):
         return GO_ON
     if r.cookie != h.cookie or r.op != h.op:
         if r.cookie == h.cookie and serial(r.op, h.op) > 0:
-            if h.type == _RESULT:
-                return GO_ON
-            return _STALE_OP if h.type == _CONTRIBUTION else _STALE_RESULT
-        _start(t, h, position, now, False)
+            return GO_ON if h.type == PacketType.RESULT else gone(h)
+        _start(t, h, position, np.int64(0), now)
+        emit(t, Event.OPENED, h.op, now)
     if r.layout != h.layout:
-        return _LAYOUT_MISMATCH
-    if h.type != _READY:
+        return Verdict.LAYOUT_MISMATCH
+    if h.type != PacketType.READY:
         if r.codes == 0:
             r.codes = codes
         elif r.codes != codes:
-            return _LAYOUT_MISMATCH
+            return Verdict.LAYOUT_MISMATCH
+    if h.flags & _ABSTAIN:
+        put(r.abstained, sender)
+    _note(t, h, position, has(c.live, sender), now)
+    return GO_ON
+
+
+@compiled
+def _note(t: Any, h: Any, position: Scalar, live: Scalar, now: Scalar) -> None:
+    """Notes of a sender, once each: its first packet in this op, that its contributions have begun, its tails.
+
+    Contributions have begun, too, with a READY that says that they would come too late. A tail is the last percent of a
+    sender's rows, or its mark that all were sent. Only a ``live`` sender counts for the majority and makes events.
+    """
+    sender = np.int64(h.sender)
+    r = op_at(t.ops, position)
+    c = control_at(t.control, 0)
+    times = arrival_at(t.arrivals, position * MAX_RANKS + sender)
     since = np.uint32((now - np.int64(r.opened_ns)) // 1000 + 1)
-    live = has(c.live, sender)
     if not has(r.heard, sender):
-        _hear_first(t, r, position, sender, since)
+        put(r.heard, sender)
+        times.first_us = since
+        times.contributed_us = 0
+        times.published_us = 0
+        times.row_us = 0
         if live:
             r.heard_live += np.uint32(1)
             reached = False
@@ -194,60 +186,24 @@ def hear(t: Any, h: Any, codes: Scalar, now: Scalar) -> Scalar:
                     r.majority_ns[own] = now
                     reached = True
             if reached:
-                emit(t, _MAJORITY, h.op, now)
-    if h.flags & _ABSTAIN:
-        put(r.abstained, sender)
-    if h.type != _RESULT:
-        _begin(t, h, position, since)
-    if h.type != _READY:
-        _tails(t, h, position, since, now, live)
-    return GO_ON
-
-
-@compiled
-def _hear_first(t: Any, r: Any, position: Scalar, sender: Scalar, since: Scalar) -> None:
-    """The first packet of a sender in this op: its stamps begin anew."""
-    times = arrival_at(t.arrivals, position * MAX_RANKS + sender)
-    times.first_us = since
-    times.contributed_us = 0
-    times.published_us = 0
-    times.row_us = 0
-    put(r.heard, sender)
-
-
-@compiled
-def _begin(t: Any, h: Any, position: Scalar, since: Scalar) -> None:
-    """Notes when a sender's contributions to this op began, or would have, as READY with LATE says."""
-    sender = np.int64(h.sender)
-    r = op_at(t.ops, position)
-    if (h.type == _CONTRIBUTION or h.flags & _LATE) and not has(r.begun, sender):
+                emit(t, Event.MAJORITY, h.op, now)
+    contribution, result = h.type == PacketType.CONTRIBUTION, h.type == PacketType.RESULT
+    if (contribution or (not result and h.flags & _LATE)) and not has(r.begun, sender):
         put(r.begun, sender)
-        arrival_at(t.arrivals, position * MAX_RANKS + sender).row_us = since
-
-
-@compiled
-def _tails(t: Any, h: Any, position: Scalar, since: Scalar, now: Scalar, live: Scalar) -> None:
-    """Notes that the last percent of a sender's rows of this op, or its finished mark, has been seen.
-
-    Only a ``live`` sender makes events.
-    """
-    sender = np.int64(h.sender)
-    r = op_at(t.ops, position)
-    c = control_at(t.control, 0)
+        times.row_us = since
     rows = np.int64(h.rows)
-    share = rows // 100
-    last = np.int64(h.row) >= rows - (share if share > 1 else 1)
-    if h.type == _CONTRIBUTION:
-        if (last or serial(h.contributed, h.op) >= 0) and not has(r.tail_contributed, sender):
-            put(r.tail_contributed, sender)
-            arrival_at(t.arrivals, position * MAX_RANKS + sender).contributed_us = since
-            if live and covers(r.tail_contributed, c.live):
-                emit(t, _TAIL, h.op, now)
-    elif (last or serial(h.published, h.op) >= 0) and not has(r.tail_published, sender):
+    percent = rows // 100
+    last = np.int64(h.row) >= rows - (percent if percent > 1 else 1)
+    if contribution and (last or serial(h.contributed, h.op) >= 0) and not has(r.tail_contributed, sender):
+        put(r.tail_contributed, sender)
+        times.contributed_us = since
+        if live and covers(r.tail_contributed, c.live):
+            emit(t, Event.TAIL, h.op, now)
+    if result and (last or serial(h.published, h.op) >= 0) and not has(r.tail_published, sender):
         put(r.tail_published, sender)
-        arrival_at(t.arrivals, position * MAX_RANKS + sender).published_us = since
+        times.published_us = since
         if live and covers(r.tail_published, c.live):
-            emit(t, _RESULTS_TAIL, h.op, now)
+            emit(t, Event.RESULTS_TAIL, h.op, now)
 
 
 @compiled
@@ -258,25 +214,17 @@ def stamp_late(t: Any, h: Any, codes: Scalar, now: Scalar) -> None:
     would have been rows, but too late. A rank that has left all others behind is through with an op before anything of
     it came: then what is late opens the record.
     """
-    sender = np.int64(h.sender)
     position = op_position(np.int64(h.op))
     r = op_at(t.ops, position)
     if r.cookie != h.cookie or r.op != h.op:
         newer = r.cookie == h.cookie and serial(r.op, h.op) > 0
         if newer or serial(h.op, control_at(t.control, 0).released) > 0:
             return
-        _start(t, h, position, now, True)
-        r.codes = codes
+        _start(t, h, position, codes, now)
     if r.layout != h.layout:
         return
-    if h.type == _CONTRIBUTION:
+    if h.type == PacketType.CONTRIBUTION:
         r.late += np.uint32(1)
-    elif h.type == _RESULT:
+    elif h.type == PacketType.RESULT:
         r.late_results += np.uint32(1)
-    since = np.uint32((now - np.int64(r.opened_ns)) // 1000 + 1)
-    if not has(r.heard, sender):
-        _hear_first(t, r, position, sender, since)
-    if h.type != _RESULT:
-        _begin(t, h, position, since)
-    if h.type != _READY:
-        _tails(t, h, position, since, now, False)
+    _note(t, h, position, np.bool_(0), now)

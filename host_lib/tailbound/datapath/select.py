@@ -7,8 +7,10 @@ import logging
 import os
 
 from tailbound.datapath.protocol import Datapath
-from tailbound.datapath.sizes import ring_rows
+from tailbound.datapath.store import ring_rows
 from tailbound.errors import AttachError, CapabilityError, ConfigError
+from tailbound.kernel import pin
+from tailbound.kernel.linear import linear_of
 from tailbound.kernel.routes import Interface, interface, interface_towards
 from tailbound.transport.config import DEFAULT_PORT, PORTS, Config, row_width
 
@@ -37,6 +39,11 @@ def open_datapath(
         CapabilityError, AttachError: ``xdp`` was asked for by name and cannot be had, or Tailbound's program is on the
             interface and this rank may not use it.
     """
+    path = _open(name, interface_name, config, towards)
+    return path, path.endpoint
+
+
+def _open(name: str, interface_name: str | None, config: Config, towards: str) -> Datapath:
     if name not in NAMES:
         raise ConfigError(f"datapath {name!r}: choose one of {', '.join(NAMES)}")
     found = interface(interface_name) if interface_name else interface_towards(towards)
@@ -55,10 +62,12 @@ def open_datapath(
 
         if XdpDatapath.is_attached(found.name):
             # Whoever attached it wants it used: what stands in its way is told, and nothing is done instead.
-            return _with_endpoint(XdpDatapath.open(found.name, config.ranks))
+            return XdpDatapath.open(found.name, config.ranks)
         if interface_name or name == "xdp":
             try:
-                return _with_endpoint(_attached(found, config))
+                width = row_width(config.width, found.mtu, linear=linear_of(found.name))
+                rows = ring_rows(config.ring_mib, width, config.ranks)
+                return XdpDatapath.attach(found.name, config.port or DEFAULT_PORT, width, *rows)
             except (CapabilityError, AttachError) as error:
                 if name == "xdp" or XdpDatapath.is_ours(found.name):
                     raise
@@ -66,26 +75,12 @@ def open_datapath(
     return _udp(found, config)
 
 
-def _with_endpoint(path: Datapath) -> tuple[Datapath, tuple[str, int]]:
-    return path, path.endpoint
-
-
-def _attached(found: Interface, config: Config) -> Datapath:
-    from tailbound.datapath.xdp import XdpDatapath
-    from tailbound.kernel.linear import linear_of
-
-    width = row_width(config.width, found.mtu, linear=linear_of(found.name))
-    sum_rows, result_rows = ring_rows(config.ring_mib, width, config.ranks)
-    return XdpDatapath.attach(found.name, config.port or DEFAULT_PORT, width, sum_rows, result_rows)
-
-
-def _udp(found: Interface | None, config: Config) -> tuple[Datapath, tuple[str, int]]:
+def _udp(found: Interface | None, config: Config) -> Datapath:
     from tailbound.datapath.udp import UdpDatapath
 
     address = found.address if found else "127.0.0.1"
     width = row_width(config.width, found.mtu if found and not address.startswith("127.") else None)
-    sum_rows, result_rows = ring_rows(config.ring_mib, width, config.ranks)
-    return _with_endpoint(UdpDatapath(address, _ports(config, found), width, sum_rows, result_rows))
+    return UdpDatapath(address, _ports(config, found), width, *ring_rows(config.ring_mib, width, config.ranks))
 
 
 def _ports(config: Config, found: Interface | None) -> list[int]:
@@ -97,14 +92,8 @@ def _ports(config: Config, found: Interface | None) -> list[int]:
         return [config.switch.port or config.port or DEFAULT_PORT]
     if not config.port:
         return [0]
-    not_ours = _attached_port(found)  # a program there takes what comes to its port before any socket does
-    return [port for port in range(config.port, min(config.port + PORTS, 65536)) if port != not_ours]
-
-
-def _attached_port(found: Interface | None) -> int:
-    from tailbound.kernel import pin
-
+    not_ours = 0  # a program that is attached takes what comes to its port before any socket does
     with contextlib.suppress(AttachError, CapabilityError):
         if found is not None and (settings := pin.settings(found.name)) is not None:
-            return settings.port
-    return 0
+            not_ours = settings.port
+    return [port for port in range(config.port, min(config.port + PORTS, 65536)) if port != not_ours]

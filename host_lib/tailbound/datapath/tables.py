@@ -36,12 +36,13 @@ def _bits(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 _HEAD = _bits(dtype_of(schema.HEADER))
 
-#: All worker maps but the locks that one mutex stands for.
+#: All worker maps but the locks that one mutex stands for, and what a datapath has besides.
 _MAPS = tuple(m.name for m in schema.WORKER_MAPS if m.mmap or m.name == "slot_locks")
 _OWN = ("head", "scratch", "events", "controls", "control_lengths", "state", "mutex", "queue_mutex")
 #: Addresses of all arrays, and the sizes that are not in the schema.
-_SIZES = ("width", "sum_rows", "result_rows")
-CONTEXT_DTYPE = np.dtype([(name, "=u8") for name in (*_MAPS, *_OWN)] + [(name, "=i8") for name in _SIZES])
+CONTEXT_DTYPE = np.dtype(
+    [(name, "=u8") for name in (*_MAPS, *_OWN)] + [(name, "=i8") for name in ("width", "sum_rows", "result_rows")]
+)
 
 
 class Tables:
@@ -52,25 +53,19 @@ class Tables:
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         result_rows, width = arrays["results"].shape
+        packet_bytes = schema.HEADER_BYTES + width
         self.arrays = dict(arrays)
         self.mutex = Mutex()  #: held while a received buffer is taken in, and while slots are sealed
         self.queue_mutex = Mutex()  #: held while a queue is written or drained
         self.events = np.zeros((EVENT_QUEUE, 3), np.uint64)  # kind, op, ns
-        self.controls = np.zeros((CONTROL_QUEUE, schema.HEADER_BYTES + width), np.uint8)
+        self.controls = np.zeros((CONTROL_QUEUE, packet_bytes), np.uint8)
         self.control_lengths = np.zeros(CONTROL_QUEUE, np.int64)
         self.state = np.zeros(STATE_WORDS, np.int64)
         self._head = np.zeros(1, _HEAD)
-        self._scratch = np.zeros((schema.HEADER_BYTES + width) // 8, np.uint64)
-        memory = self.arrays | {
-            "head": self._head,
-            "scratch": self._scratch,
-            "events": self.events,
-            "controls": self.controls,
-            "control_lengths": self.control_lengths,
-            "state": self.state,
-            "mutex": self.mutex.words,
-            "queue_mutex": self.queue_mutex.words,
-        }
+        self._scratch = np.zeros(packet_bytes // 8, np.uint64)
+        queues = (self.events, self.controls, self.control_lengths, self.state)
+        own: tuple[Any, ...] = (self._head, self._scratch, *queues, self.mutex.words, self.queue_mutex.words)
+        memory = self.arrays | dict(zip(_OWN, own, strict=True))
         self.context = np.zeros(1, CONTEXT_DTYPE)
         for name in (*_MAPS, *_OWN):
             self.context[name] = memory[name].ctypes.data
@@ -89,16 +84,19 @@ class Tables:
     def take_events(self) -> list[tuple[int, int, int]]:
         """Queued events (kind, op, ns), oldest first; the queue is empty afterwards."""
         with self.queue_mutex:
-            at = np.arange(self.state[EVENT_TAIL], self.state[EVENT_HEAD]) & (EVENT_QUEUE - 1)
-            self.state[EVENT_TAIL] = self.state[EVENT_HEAD]
-            return [(kind, op, ns) for kind, op, ns in self.events[at].tolist()]
+            return [(kind, op, ns) for kind, op, ns in self.events[self._queued(EVENT_HEAD, EVENT_QUEUE)].tolist()]
 
     def take_controls(self) -> list[bytes]:
         """Queued control packets, oldest first; the queue is empty afterwards."""
         with self.queue_mutex:
-            at = np.arange(self.state[CONTROL_TAIL], self.state[CONTROL_HEAD]) & (CONTROL_QUEUE - 1)
-            self.state[CONTROL_TAIL] = self.state[CONTROL_HEAD]
-            return [self.controls[i, : self.control_lengths[i]].tobytes() for i in at]
+            places = self._queued(CONTROL_HEAD, CONTROL_QUEUE)
+            return [self.controls[i, : self.control_lengths[i]].tobytes() for i in places]
+
+    def _queued(self, head: int, size: int) -> NDArray[np.int64]:
+        """Places of what is queued; the word behind ``head`` in the state is the queue's tail, which moves on."""
+        places = np.arange(self.state[head + 1], self.state[head]) & (size - 1)
+        self.state[head + 1] = self.state[head]
+        return places
 
 
 def _record(dtype: np.dtype[Any]) -> Any:

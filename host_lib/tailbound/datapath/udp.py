@@ -1,8 +1,12 @@
 """The udp datapath: sockets and numba instead of XDP. No privileges; the same rules, verdicts and bits.
 
-A thread receives super-packets (UDP GRO) and takes them in by ``ingest`` in one nogil loop. As in the kernel, a rank is
-known by its address, whatever source port it sends from. Several ranks may live on one address: packets name their
-sender, and each rank receives at a port of its own. The sender shares the socket: it is one reader that takes all.
+A thread receives super-packets (UDP GRO) and takes them in by ``ingest``, in one nogil call for the life of the socket.
+Python would have to take the GIL back after every system call, and while a training loop holds it for its 5 ms a
+receive buffer of 208 KiB overflows. So waiting, receiving, ingest and waking Python all happen in there.
+
+As in the kernel, a rank is known by its address, whatever source port it sends from. Several ranks may live on one
+address: packets name their sender, and each rank receives at a port of its own. The sender shares the socket: it is one
+reader that takes all.
 """
 
 from __future__ import annotations
@@ -15,19 +19,132 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tailbound.datapath.buffers import reserve
-from tailbound.datapath.native import SUPPORTED, messages
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from tailbound.datapath.ingest import ingest
+from tailbound.datapath.native import SUPPORTED, clock_gettime, lock, poll, recvmmsg, sendto, unlock, write
 from tailbound.datapath.protocol import EventRecord
-from tailbound.datapath.receive import BATCH, BUFFER_BYTES, SO_RXQ_OVFL, UDP_GRO, receive
+from tailbound.datapath.sockets import reserve
 from tailbound.datapath.store import allocate, store_of
-from tailbound.datapath.tables import CONTROLS_LOST, KERNEL_DROPS, STOP, Tables
+from tailbound.datapath.tables import (
+    CALLS,
+    CONTROL_HEAD,
+    CONTROLS_LOST,
+    EVENT_HEAD,
+    KERNEL_DROPS,
+    RECEIVED,
+    STATE_WORDS,
+    STOP,
+    Tables,
+    i64_row,
+)
 from tailbound.errors import CapabilityError, ConfigError
 from tailbound.forks import keep_from_children
 from tailbound.transport.sockets import UdpSocket
+from tailbound.wire.jit import Scalar, cached, compiled
 
 #: Below this many bytes of receive buffer (three or four super-packets fit into 208 KiB) senders must leave gaps.
 _AMPLE_BUFFER = 2 << 20
 _GAP = 60_000  # ns between bursts; longer gaps lost no fewer, shorter ones more, and no gap was no faster
+#: Buffers of one ``recvmmsg``; each holds the largest GRO super-packet.
+_BATCH, _BUFFER_BYTES = 8, 65536
+#: ``<linux/udp.h>``, ``<asm-generic/socket.h>``
+UDP_GRO, _SO_RXQ_OVFL = 104, 40
+_GRO = np.uint64(17 | UDP_GRO << 32)  # cmsg level (SOL_UDP) and type as one word
+_OVERFLOW = np.uint64(1 | _SO_RXQ_OVFL << 32)  # SOL_SOCKET
+_MSG_DONTWAIT, _POLLIN, _CLOCK_MONOTONIC = 0x40, 1, 1
+_ADDRESS_BYTES, _CONTROL_BYTES = 16, 128
+_LOW = np.uint64(0xFFFFFFFF)
+
+
+@compiled
+def _options(s: NDArray[np.int64], control: NDArray[np.uint64], length: Scalar) -> Scalar:
+    """Reads the control messages of one receive: notes kernel drops, returns the GRO segment size or 0."""
+    segment: Scalar = 0
+    at: Scalar = 0
+    while at + 2 < length >> 3:
+        size = np.int64(control[at])
+        if size < 16:
+            break
+        if control[at + 1] == _GRO:
+            segment = np.int64(control[at + 2] & _LOW)
+        elif control[at + 1] == _OVERFLOW:
+            s[KERNEL_DROPS] = np.int64(control[at + 2] & _LOW)
+        at += (size + 7) >> 3
+    return segment
+
+
+@cached
+@njit(nogil=True, cache=True, boundscheck=False)
+def _receive(
+    context: NDArray[Any],
+    fd: int,
+    wake_fd: int,
+    event_fd: int,
+    control_fd: int,
+    messages: NDArray[np.uint64],
+    names: NDArray[np.uint64],
+    controls: NDArray[np.uint64],
+    buffers: NDArray[np.uint8],
+) -> None:
+    """Receives and takes in packets until ``state[STOP]`` is set and ``wake_fd`` becomes readable.
+
+    ``fd`` is the bound socket; eventfds: ``wake_fd`` ends the wait, the other two are written when events or control
+    packets were queued. ``context`` is that of ``Tables``, the rest what ``_messages`` has made.
+    """
+    t = context[0]
+    s = i64_row(t.state, 0, STATE_WORDS)
+    batch = messages.shape[0]
+    waits = np.zeros((2, 2), np.int32)  # struct pollfd: fd, events | revents << 16
+    clock = np.zeros(2, np.int64)
+    echoes = np.zeros((64, 2), np.int64)
+    one = np.ones(1, np.uint64)
+    while s[STOP] == 0:
+        for i in range(batch):
+            messages[i, 1] = np.uint64(_ADDRESS_BYTES)
+            messages[i, 5] = np.uint64(_CONTROL_BYTES)
+        n = recvmmsg(fd, messages.ctypes.data, np.uint32(batch), _MSG_DONTWAIT, np.uintp(0))
+        s[CALLS] += 1
+        if n <= 0:
+            waits[0, 0], waits[0, 1] = fd, _POLLIN
+            waits[1, 0], waits[1, 1] = wake_fd, _POLLIN
+            poll(waits.ctypes.data, np.uint64(2), -1)
+            continue
+        events, passed = s[EVENT_HEAD], s[CONTROL_HEAD]
+        for i in range(n):
+            clock_gettime(_CLOCK_MONOTONIC, clock.ctypes.data)
+            now = clock[0] * 1_000_000_000 + clock[1]
+            length = np.int64(messages[i, 7] & _LOW)
+            source = np.int64(names[i, 0] >> np.uint64(32))  # the address alone: peers use several ports
+            lock(t.mutex)
+            segment = _options(s, controls[i], np.int64(messages[i, 5]))
+            s[RECEIVED] += 1
+            reflected = ingest(context, buffers[i], length, segment, source, now, echoes)
+            unlock(t.mutex)
+            for k in range(reflected):
+                at = buffers[i].ctypes.data + echoes[k, 0]
+                sendto(fd, at, np.uint64(echoes[k, 1]), _MSG_DONTWAIT, names[i].ctypes.data, np.uint32(_ADDRESS_BYTES))
+        if s[EVENT_HEAD] != events:
+            write(event_fd, one.ctypes.data, np.uint64(8))
+        if s[CONTROL_HEAD] != passed:
+            write(control_fd, one.ctypes.data, np.uint64(8))
+
+
+def _messages(batch: int, size: int) -> tuple[NDArray[Any], ...]:
+    """Memory for ``recvmmsg``: (messages u64[batch, 8], iovecs u64[batch, 2], names u64[batch, 2], controls
+    u64[batch, 16], buffers u8[batch, size]), the pointers among them set. Lengths are set before every call.
+    """
+    messages_ = np.zeros((batch, 8), np.uint64)  # name, namelen, iov, iovlen, control, controllen, flags, msg_len
+    iovecs = np.zeros((batch, 2), np.uint64)
+    names = np.zeros((batch, 2), np.uint64)  # sockaddr_in
+    controls = np.zeros((batch, 16), np.uint64)
+    buffers = np.zeros((batch, size), np.uint8)
+    for i in range(batch):
+        messages_[i] = names[i].ctypes.data, 0, iovecs[i].ctypes.data, 1, controls[i].ctypes.data, 0, 0, 0
+        iovecs[i] = buffers[i].ctypes.data, size
+    return messages_, iovecs, names, controls, buffers
 
 
 def _bind(sock: socket.socket, address: str, ports: Sequence[int]) -> None:
@@ -48,14 +165,8 @@ def _bind(sock: socket.socket, address: str, ports: Sequence[int]) -> None:
     raise ConfigError(f"UDP {which} on {address} {are} taken: choose another, or 0 for any (port=, TAILBOUND_PORT)")
 
 
-def _receive(arguments: tuple[Any, ...], *_kept: object) -> None:
-    receive(*arguments)
-
-
 class UdpDatapath:
-    """Receives on ``address``:``port`` and sums in user space; implements ``protocol.Datapath``.
-
-    ``store`` is filled in by the caller as for XDP: control, peers, then ``control.active``.
+    """See ``protocol.Datapath``: receives on ``address``:``port`` and sums in user space.
 
     Args:
         address: own IPv4 address.
@@ -96,14 +207,14 @@ class UdpDatapath:
 
     def _start(self) -> threading.Thread:
         """Starts the receiving thread, which keeps all memory that it works on alive."""
-        memory, iovecs, names, controls, buffers = messages(BATCH, BUFFER_BYTES)
+        memory, iovecs, names, controls, buffers = _messages(_BATCH, _BUFFER_BYTES)
         fds = (self.socket.fileno(), self._wake, self._events, self._controls)
         arguments = (self._tables.context, *fds, memory, names, controls, buffers)
         self._tables.state[STOP] = 1
-        receive(*arguments)  # compiles, or loads the cache, before any packet is due
+        _receive(*arguments)  # compiles, or loads the cache, before any packet is due
         self._tables.state[STOP] = 0
         thread = threading.Thread(
-            target=_receive, args=(arguments, self._tables, iovecs), name="tailbound-udp", daemon=True
+            target=lambda *_kept: _receive(*arguments), args=(self._tables, iovecs), name="tailbound-udp", daemon=True
         )
         thread.start()
         return thread
@@ -117,7 +228,7 @@ class UdpDatapath:
             raise
         reserve(sock, socket.SO_RCVBUF, receive_buffer)
         reserve(sock, socket.SO_SNDBUF, 4 << 20)
-        sock.setsockopt(socket.SOL_SOCKET, SO_RXQ_OVFL, 1)
+        sock.setsockopt(socket.SOL_SOCKET, _SO_RXQ_OVFL, 1)
         with contextlib.suppress(OSError):  # before Linux 5.0: one packet a receive, slower
             sock.setsockopt(socket.IPPROTO_UDP, UDP_GRO, 1)
         sock.setblocking(False)
@@ -162,40 +273,34 @@ class UdpDatapath:
         return {"receive_buffer": int(state[KERNEL_DROPS]), "control_queue": int(state[CONTROLS_LOST])}
 
     def reset(self, first_op: int) -> None:
-        """Seals every slot below ``first_op``; called before ``control.active`` is set to 1."""
-        self._tables.seal((first_op - 1) & 0xFFFFFFFF, 0, self.store.sum_rows)
+        """See ``Datapath.reset``."""
+        self.seal((first_op - 1) & 0xFFFFFFFF, 0, self.store.sum_rows)
 
     def seal(self, op: int, seq: int, rows: int) -> None:
-        """Makes contributions to ``rows`` slots from row sequence ``seq`` late for ``op`` and everything older.
-
-        Taken in under the same mutex: when it returns, nobody is adding.
-        """
+        """See ``Datapath.seal``; packets are taken in under the same mutex."""
         self._tables.seal(op, seq, rows)
 
     def fds(self) -> tuple[int, int]:
-        """Readable when there are events or control packets, respectively."""
+        """See ``Datapath.fds``."""
         return (self._events, self._controls)
 
     def events(self) -> list[EventRecord]:
-        """Events since the last call; never blocks."""
+        """See ``Datapath.events``."""
         self._clear(self._events)
         return [EventRecord(*entry) for entry in self._tables.take_events()]
 
     def control_packets(self) -> list[bytes]:
-        """UDP payloads of control packets since the last call; never blocks. Their checks have been verified."""
+        """See ``Datapath.control_packets``; their checks have been verified."""
         self._clear(self._controls)
         return self._tables.take_controls()
 
     def fence(self) -> None:
-        """Waits for the buffer in hand: what was present before the call is whole and visible after it.
-
-        The mutex is the barrier, on every architecture; the XDP side needs membarrier for this.
-        """
+        """See ``Datapath.fence``: waits for the buffer in hand; the mutex is the barrier, on every architecture."""
         with self._tables.mutex:
             pass
 
     def close(self) -> None:
-        """Ends the thread and closes socket and descriptors; may be called twice."""
+        """See ``Datapath.close``: ends the thread, too."""
         if self._closed:
             return
         self._closed = True

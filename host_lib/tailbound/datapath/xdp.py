@@ -1,41 +1,35 @@
 """The datapath in the kernel: XDP programs on this rank's interface fill the maps, this class gives them a face.
 
-``attach`` does all of it in this process (the program goes with it); ``pin`` is the privileged half alone and
-``open`` the unprivileged one.
+``XdpDatapath.attach`` does all of it in this process (the program goes with it); ``pin`` is the privileged half alone
+and ``open`` the unprivileged one. ``attach`` and ``detach`` pin in the user's terms: MiB, an MTU, a group's name.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
+import grp
 import os
 import socket
 import sys
 from collections.abc import Mapping
 
-from tailbound.datapath.buffers import reserve
 from tailbound.datapath.protocol import EventRecord, Store
-from tailbound.datapath.sizes import sum_ring
-from tailbound.datapath.store import check_sizes, store_of
-from tailbound.errors import AttachError, ConfigError
+from tailbound.datapath.sockets import SOCKETS, bound_socket, ports_of, sending_sockets
+from tailbound.datapath.store import layouts, memory, ring_rows, store_of, sum_ring
+from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.forks import keep_from_children
 from tailbound.kernel import attach as attaching
 from tailbound.kernel import barrier, interfaces, load, pin
 from tailbound.kernel import maps as kernel_maps
 from tailbound.kernel.events import EventRing
+from tailbound.kernel.fanout import Fanout
+from tailbound.kernel.linear import linear_of
 from tailbound.kernel.maps import EVENTS, Maps, Shape
+from tailbound.kernel.routes import interface as look_up
 from tailbound.kernel.seal import Sealer
+from tailbound.transport.config import DEFAULT_PORT, Config, row_width
 from tailbound.transport.sockets import UdpSocket
-from tailbound.wire.packets import layout
 from tailbound.wire.schema import HEADER_BYTES, WORKER_MAPS
 
-#: Bytes asked for the control socket's buffer; the kernel may give less without CAP_NET_ADMIN.
-_RECEIVE_BYTES = 8 << 20
-#: Bytes asked for the buffers of all sockets that bursts leave over, and of one at least (two super-frames); how many
-#: sockets, and how many of them for one peer unless more are asked for.
-_SEND_BYTES, _SEND_LEAST, _SOCKETS, _PORTS = 1 << 20, 160 << 10, 16, 4
-#: How often consecutive ports are looked for.
-_ATTEMPTS = 16
 #: Arrays with an entry for each row of the sums ring.
 _BY_SUM_ROW = tuple(m.name for m in WORKER_MAPS if m.mmap and m.entries == ("sum_rows",))
 #: Maps that a trainer needs: what is mmapped, the seals and the events.
@@ -43,103 +37,12 @@ PINNED = (*(m.name for m in WORKER_MAPS if m.mmap or m.writer != "program"), EVE
 
 
 def shapes(width: int, sum_rows: int, result_rows: int) -> dict[str, Shape]:
-    """Dtype and shape of every worker map on this machine.
-
-    Raises:
-        ConfigError: sizes that cannot be.
-    """
-    check_sizes(width, sum_rows, result_rows)
-    sizes = {"width": width, "sum_rows": sum_rows, "result_rows": result_rows, "cpus": interfaces.possible_cpus()}
-    return {m.name: layout(m, **sizes) for m in WORKER_MAPS}
-
-
-def bound_socket(address: str, port: int) -> UdpSocket:
-    """The UDP socket at ``address``: it takes control packets, and keeps peers from seeing ECONNREFUSED.
-
-    Raises:
-        ConfigError: the port is taken.
-    """
-    out = UdpSocket()
-    try:
-        out.setblocking(False)
-        reserve(out, socket.SO_RCVBUF, _RECEIVE_BYTES)
-        out.bind((address, port))
-    except OSError as error:
-        out.close()
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"UDP port {port} of {address} is taken, and the xdp datapath takes one rank and one job an interface: "
-                f"`ss -ulnp sport = :{port}` names who has it; end that, choose another interface, or take the udp "
-                "datapath (TAILBOUND_DATAPATH=udp)"
-            ) from error
-        raise ConfigError(f"UDP port {port} of {address} cannot be had: {error.strerror}; choose another") from error
-    return out
-
-
-def ports_of(peers: int, asked: int = 0) -> int:
-    """Source ports of the bursts to one of ``peers`` peers.
-
-    A receiver with several queues has one processor for each flow, so a few flows are to come to it. With many peers
-    they do; with few, each sends over several ports, as many as there is buffer for (``_SEND_BYTES`` for all peers): 4
-    to one peer, 3 to each of two, 2 to each of three, else one.
-
-    Args:
-        peers: at least 1.
-        asked: so many, as far as ``_SOCKETS`` last; 0: as above.
-    """
-    return max(1, min(asked or min(_PORTS, _SEND_BYTES // _SEND_LEAST // peers), _SOCKETS // peers))
-
-
-def sending_sockets(address: str, count: int) -> list[UdpSocket]:
-    """``count`` UDP sockets for bursts, with ports of their own and ``_SEND_BYTES`` of room together.
-
-    More room would be a standing queue behind a slow link; with less the link idles while a busy host gets round to
-    the next burst.
-    """
-    return [sending_socket(address, room_of(count)) for _ in range(count)]
-
-
-def room_of(count: int) -> int:
-    """Bytes of room for one of ``count`` sockets, or for one of whose bursts ``count`` copies are made."""
-    return max(_SEND_LEAST, _SEND_BYTES // count)
-
-
-def sending_socket(address: str, room: int, port: int = 0) -> UdpSocket:
-    """A UDP socket for bursts, with ``room`` bytes of buffer, at ``port`` (0: any that is free).
-
-    Raises:
-        OSError: the port is taken.
-    """
-    sock = UdpSocket()
-    sock.setblocking(False)
-    try:
-        sock.bind((address, port))
-    except OSError:
-        sock.close()
-        raise
-    reserve(sock, socket.SO_SNDBUF, room)
-    return sock
-
-
-def neighbouring_sockets(address: str, count: int, room: int) -> list[UdpSocket]:
-    """``count`` UDP sockets for bursts with consecutive ports, for a program that knows them by the first.
-
-    Where the system is short of ports they are fewer, but one at least.
-    """
-    for attempt in range(_ATTEMPTS):
-        socks = [sending_socket(address, room)]
-        first = int(socks[0].getsockname()[1])
-        with contextlib.suppress(OSError, OverflowError):
-            socks.extend(sending_socket(address, room, port) for port in range(first + 1, first + count))
-        if len(socks) == count or attempt == _ATTEMPTS - 1:
-            break
-        for sock in socks:
-            sock.close()
-    return socks
+    """``store.layouts`` on this machine."""
+    return layouts(width, sum_rows, result_rows, interfaces.possible_cpus())
 
 
 class XdpDatapath:
-    """See ``datapath.protocol.Datapath``. ``socket`` is bound to ``endpoint`` and may be used for sending."""
+    """See ``protocol.Datapath``."""
 
     name = "xdp"
     #: the kernel takes packets in as they come
@@ -208,11 +111,10 @@ class XdpDatapath:
         sum_rows: int = 4096,
         result_rows: int = 8192,
         loader: str = "auto",
-        mode: str = "native",
         group: int = 0,
     ) -> None:
         """Attaches for good, for processes of ``group`` (a group id) to ``open``. Arguments and errors: ``attach``."""
-        maps, program, link = _attach(interface, port, width, sum_rows, result_rows, loader, mode)
+        maps, program, link = _attach(interface, port, width, sum_rows, result_rows, loader, "native")
         try:
             there = interfaces.xdp_on(interface)
             if there is None:
@@ -270,26 +172,23 @@ class XdpDatapath:
             raise
 
     def reset(self, first_op: int) -> None:
-        """Seals every slot below ``first_op``; called before ``control.active`` is set to 1."""
-        self._sealer.seal((first_op - 1) & 0xFFFFFFFF, 0, self.store.sum_rows)
+        """See ``Datapath.reset``."""
+        self.seal((first_op - 1) & 0xFFFFFFFF, 0, self.store.sum_rows)
 
     def seal(self, op: int, seq: int, rows: int) -> None:
-        """Makes contributions to ``rows`` slots from row sequence ``seq`` late for ``op`` and everything older.
-
-        When it returns, nobody is adding to them for that op.
-        """
+        """See ``Datapath.seal``."""
         self._sealer.seal(op, seq, rows)
 
     def fds(self) -> tuple[int, int]:
-        """File descriptors that become readable when there are events or control packets."""
+        """See ``Datapath.fds``."""
         return self.maps.fds[EVENTS], self.socket.fileno()
 
     def events(self) -> list[EventRecord]:
-        """Events since the last call; never blocks."""
+        """See ``Datapath.events``."""
         return [EventRecord(*event) for event in self._ring.drain()]
 
     def control_packets(self) -> list[bytes]:
-        """UDP payloads (header and body) of control packets since the last call, unverified; never blocks."""
+        """See ``Datapath.control_packets``."""
         out = []
         try:
             while True:
@@ -299,15 +198,15 @@ class XdpDatapath:
 
     def sending(self, peers: int, ports: int = 0) -> list[UdpSocket]:
         """See ``Datapath.sending``; peers know this rank by its address alone, so that any source port will do."""
-        self._sending += sending_sockets(self.endpoint[0], min(peers * ports_of(peers, ports), _SOCKETS))
+        self._sending += sending_sockets(self.endpoint[0], min(peers * ports_of(peers, ports), SOCKETS))
         return [self.socket, *self._sending]
 
     def fence(self) -> None:
-        """Full memory barrier between reading ``presence`` and reading the rows it names."""
+        """See ``Datapath.fence``."""
         barrier.full()
 
     def close(self) -> None:
-        """Detaches (unless pinned), unmaps and closes; may be called twice. Arrays of ``store`` end with it."""
+        """See ``Datapath.close``; a pinned program stays. Arrays of ``store`` end with it."""
         if self._closed:
             return
         self._closed = True
@@ -353,3 +252,74 @@ def _close(maps: Maps, program: int, link: int) -> None:
         if fd >= 0:
             os.close(fd)
     maps.close()
+
+
+def attach(
+    interface: str,
+    *,
+    port: int = DEFAULT_PORT,
+    mtu: int | None = None,
+    ring_mib: float = Config.ring_mib,
+    workers: int = 2,
+    group: str | None = None,
+    loader: str = "auto",
+) -> str:
+    """Attaches for good, so that processes of ``group`` can train without privileges.
+
+    Args:
+        mtu: of the path, in bytes; None takes the interface's.
+        ring_mib: result ring in MiB.
+        workers: smallest world size to come; a job of more uses only as much of the sums ring as it needs.
+        group: name or number; None leaves the maps to root.
+
+    Returns:
+        One line that says what there is now.
+
+    Raises:
+        ConfigError: interface, port, MTU, ring, world size or group that cannot be.
+        CapabilityError: compiler, privilege or kernel feature missing.
+        AttachError: the interface refuses, or a program is there.
+    """
+    found = look_up(interface)
+    if mtu is not None and mtu > found.mtu:
+        raise ConfigError(f"MTU {mtu} is above that of {interface}, {found.mtu}: give at most that")
+    width = row_width(0, found.mtu if mtu is None else mtu, linear=linear_of(interface))
+    sum_rows, result_rows = ring_rows(ring_mib, width, workers)
+    number = _group(group)
+    pin.sweep()
+    XdpDatapath.pin(interface, port, width, sum_rows, result_rows, loader, group=number)
+    try:
+        Fanout.pin(interface, loader, number)
+        results = "one send for all peers"
+    except CapabilityError as error:  # training does without: older kernels cannot pin it
+        results = f"a send for every peer ({str(error).splitlines()[0]})"
+    total = sum(memory(sum_rows, result_rows, width, interfaces.possible_cpus()).values())
+    return (
+        f"attached to {interface}, UDP port {port}: rows of {width} codes, {sum_rows} sum rows, {result_rows} result "
+        f"rows, {total / 2**20:.1f} MiB; results: {results}; for {'root' if group is None else f'group {group}'}"
+    )
+
+
+def detach(interface: str) -> bool:
+    """Detaches what ``attach`` attached and removes every remainder, those of vanished interfaces too.
+
+    Returns:
+        Whether anything of ``interface`` was there.
+
+    Raises:
+        CapabilityError: no privilege to.
+    """
+    removed = pin.remove(interface)
+    pin.sweep()
+    return removed
+
+
+def _group(name: str | None) -> int:
+    if name is None:
+        return 0
+    if name.isdecimal():
+        return int(name)
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise ConfigError(f"no group {name!r} on this machine: make it (groupadd {name}) or give another") from None

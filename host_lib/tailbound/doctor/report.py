@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tailbound import __version__
-from tailbound.datapath.sizes import memory, ring_rows
+from tailbound.datapath.store import memory, ring_rows
 from tailbound.doctor import facts
 from tailbound.doctor.interfaces import Interface, interface, interfaces, leads_to_peers
 from tailbound.doctor.verdict import Verdict, choose

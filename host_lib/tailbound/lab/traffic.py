@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tailbound.datapath.buffers import reserve
+from tailbound.datapath.sockets import reserve
 from tailbound.lab import enter, namespaces
 from tailbound.lab.spec import Background
 from tailbound.lab.topology import LINKS, Topology
