@@ -1,11 +1,21 @@
-"""Carries out what ``step`` says: the one place where an op's state becomes packets, sums and gradients."""
+"""Carries out what ``step`` says: the one place where an op's state becomes packets, sums and gradients.
+
+The own rows: ``contribute``. Here: asking, the mean of what arrived and publishing it (clock-9), decoding the result.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from tailbound.collective import switched
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.codec.hashing import seed_of
+from tailbound.codec.mean import mean_rows
+from tailbound.codec.scale import headroom_of, warm_exponents
+from tailbound.codec.scratch import Scratch
+from tailbound.collective import accounting, fanout, submit, switched
 from tailbound.collective.actions import (
     Abstain,
     Action,
@@ -21,16 +31,26 @@ from tailbound.collective.actions import (
     StayOut,
     Tell,
 )
+from tailbound.collective.aggregation import of
 from tailbound.collective.announce import announce
-from tailbound.collective.average import seal
-from tailbound.collective.collect import finish
 from tailbound.collective.contribute import abstain, agree, encode, measure, stay_out
 from tailbound.collective.job import Job
-from tailbound.collective.op import Op
+from tailbound.collective.op import Op, Phase
 from tailbound.collective.repair import encode_repair
+from tailbound.collective.retransmit import settle_contributions
 from tailbound.collective.step import listen, step
+from tailbound.collective.tally import point_own
+from tailbound.collective.timing import cut_off, note, suspect
 from tailbound.collective.view import View
-from tailbound.wire.schema import Flag, PacketType
+from tailbound.errors import LayoutError
+from tailbound.transport.headers import Fields, finalise
+from tailbound.wire.schema import EXPONENT_NONE, Flag, PacketType, Verdict
+
+#: What to do about ranks that disagree on a bucket.
+SAME_MODEL = (
+    "All ranks must train the same model with the same bucket sizes, bits and use of a loss scale, and take part in "
+    "every backward pass"
+)
 
 
 def move(job: Job, op: Op, view: View, *, may_send: bool) -> int:
@@ -51,6 +71,9 @@ def remind(job: Job, op: Op, now: int) -> int:
     for action in found.actions:
         _EXECUTE[type(action)](job, op, action)
     return found.look
+
+
+# -- asking --------------------------------------------------------------------------------------------------------
 
 
 def _tell(job: Job, op: Op, action: Tell) -> None:
@@ -79,6 +102,185 @@ def _ask_rows(job: Job, op: Op, action: AskRows) -> None:
         head = job.header(PacketType.REPAIR, op.label, op.place.layout.tag, row=first, rows=action.rows, flags=flags)
         job.tell(action.rank, head, body)
         job.counters["repair_asked"] += 1
+
+
+# -- first half, owner side ----------------------------------------------------------------------------------------
+
+
+def seal(job: Job, op: Op, action: Seal) -> None:
+    """Closes the first half of ``op``: averages what came, and publishes it."""
+    job.overtime.charge(op.first.clock, job.now())
+    op.first.why = action.why
+    b, place = op.buffers, op.place
+    seq, own = place.sum_seqs[job.rank], int(place.placement.counts[job.rank])
+    job.datapath.seal(op.label, seq, own)
+    op.first.phase = Phase.CLOSED
+    op.spans.sealed = job.now()
+    if job.ranks > 1:
+        view = View(job, op)
+        summed = _account(view)
+        if action.why == "deadline":
+            flows = [(int(summed[p]), own) for p in job.waited_for if not view.brings_no_more(p)]
+            cut_off(job, op, op.first, op.spans.sealed - op.start, flows)
+    missed = not op.own_present and not op.outcome.abstained and not op.encoded
+    job.self_misses = job.self_misses + 1 if missed else 0
+    means = mean_rows(
+        job.store.sums,
+        job.store.slots,
+        seq,
+        job.cookie,
+        op.label,
+        b.own_groups,
+        place.layout.shape.codes,
+        b.packets[int(place.placement.starts[job.rank]) :][:own],
+        op.own_present,
+        b.exponents,
+        b.need,
+        b.shift,
+        b.exponents if op.own_present else b.unknown,
+        headroom_of(job.ranks, place.layout.shape.bits),
+        seed_of(job.cookie, op.label),
+        job.rank,
+        b.results,
+        b.scale,
+        b.count,
+        b.exponent_next,
+        b.result_partials,
+        b.usable,
+        b.need_work,
+        job.scratch,
+        bits=place.layout.shape.bits,
+    )
+    job.counters["rows_discarded"] += means.mismatched
+    job.counters["rows_without_contributor"] += means.missing
+    _publish(job, op, own)
+
+
+def _account(view: View) -> NDArray[np.int64]:
+    """Who was in: the ledger of this op, and the suspicion of those of whom nothing came (clock-14).
+
+    Returns:
+        Rows that came, by rank.
+    """
+    job, op, own, record = view.job, view.op, view.own, view.record
+    settle_contributions(view)
+    summed = view.summed()
+    for rank in range(job.ranks):
+        if record is not None and int(record["abstained"][rank >> 6]) >> (rank & 63) & 1:
+            op.abstainers.add(rank)
+    for peer in job.peers:
+        if peer in op.abstainers or peer in job.gone:
+            continue
+        op.outcome.expected += own
+        op.outcome.delivered += int(summed[peer])
+    accounting.sealed(job, op, summed)
+    absent = {p for p in job.peers if summed[p] == 0 and p not in op.abstainers and p not in job.gone}
+    op.outcome.missing |= absent
+    _name_strangers(job, op, absent)
+    suspect(job, op, absent, ("contributions",), "sent no contribution for", "no longer waiting for it")
+    submit.observe(job, op, summed)
+    job.publish_live()
+    return summed
+
+
+def _name_strangers(job: Job, op: Op, absent: set[int]) -> None:
+    """A rank of which nothing counts because its layout is another one is not missing but wrong; the op says so."""
+    for rank in sorted(absent):
+        refused = int(job.verdicts()[rank][Verdict.LAYOUT_MISMATCH])
+        if refused and op.launch is not None and op.outcome.error is None:
+            op.outcome.error = LayoutError(
+                f"rank {job.rank} and rank {rank} disagree on op {op.name}: {refused} packets "
+                f"of rank {rank} had another layout. {SAME_MODEL}"
+            )
+
+
+def _publish(job: Job, op: Op, own: int) -> None:
+    """Sends the means to every peer; rows to which nobody contributed are not sent, and counted."""
+    b, place = op.buffers, op.place
+    usable = b.usable.astype(bool)
+    empty = own - int(usable.sum())
+    if job.peers:
+        flags = op.flags
+        if op.abstains:
+            flags |= Flag.ABSTAIN  # who missed the word hears it with the mark that says that nothing more will come
+        head = job.header(PacketType.RESULT, op.label, place.layout.tag, owner=job.rank, rows=own, flags=flags)
+        head["map_id"] = place.placement.owner_map.id
+        fields = Fields(b.exponent_next, scale=b.scale, counted=b.count)
+        mark = submit.published_by(job, op)
+        finalise(b.results, head, b.result_partials, fields, place.result_seq, b.own_rows, mark)
+        rows = b.results if not empty else b.results[usable]
+        submit.results(job, op, fanout.runs(job, rows))
+    else:
+        op.first.phase = Phase.DONE
+        op.spans.published = job.now()
+
+
+# -- second half ---------------------------------------------------------------------------------------------------
+
+
+def finish(job: Job, op: Op, action: Finish) -> None:
+    """Closes the second half of ``op``: decodes what is there."""
+    assert op.launch is not None
+    op.spans.decoding = job.now()
+    job.overtime.charge(op.second.clock, op.spans.decoding)
+    op.second.why = action.why
+    b, place, outcome = op.buffers, op.place, op.outcome
+    shape = place.layout.shape
+    point_own(b.own_rows, b.usable, b.scale, b.exponent_next, b.source, b.row_scale, b.row_exponent, EXPONENT_NONE)
+    by_owner = np.zeros(job.world, np.int64)
+    counts = of(op).read(job, op, action.why, by_owner)
+    coder, out, seed, rotate = op.launch.coder, op.launch.out, seed_of(job.cookie, op.label), op.rotate
+
+    def part(scratch: Scratch, groups: tuple[int, int]) -> int:
+        return coder.decode(
+            job.store.results,
+            b.results,
+            b.source,
+            b.row_scale,
+            shape,
+            seed,
+            scratch,
+            out,
+            rotate=rotate,
+            groups=groups,
+            counts=counts,
+        )
+
+    outcome.failed_groups = sum(job.lanes.each(shape.groups, part, divide=coder.divisible))
+    empty = outcome.failed_groups == shape.groups
+    if outcome.failed_groups:
+        job.counters["failed_groups"] += outcome.failed_groups
+    if not outcome.void:  # else nothing was lost
+        accounting.collected(job, op, by_owner)
+    outcome.void |= empty and outcome.abstained
+    _settle_scales(job, op)
+    outcome.label = op.label
+    outcome.late = outcome.late or (not op.own_present and not op.abstains)
+    outcome.skipped |= op.overtaken and empty
+    op.spans.finished = job.now()
+    op.second.phase = Phase.CLOSED
+    note(job, op, action.why, job.now())
+
+
+def _settle_scales(job: Job, op: Op) -> None:
+    """Scales of the key's next op (codec-5): the largest next exponent over the result rows of the group.
+
+    A group of which nothing came, the own rows included, had no contributor as far as this rank can know (all ranks
+    abstain when a loss scale overflows): its scale stays, or nobody would ever contribute to it again. An op that
+    failed as a whole before any scale was known leaves its key cold.
+    """
+    b, key = op.buffers, op.key
+    fresh = warm_exponents(b.row_exponent, op.place.layout.shape.groups)
+    lost = fresh == EXPONENT_NONE
+    known = job.exponents.get(key)
+    if lost.any():
+        if lost.all() and (known is None or op.switched):
+            return  # what a switch has not sent nobody has: what they know is still the same
+        if known is not None:
+            own = np.zeros(len(fresh), bool)
+            own[b.own_groups] = True
+            fresh[lost & own] = known[lost & own]
+    job.exponents[key] = fresh
 
 
 _EXECUTE: dict[type[Action], Callable[[Job, Op, Any], None]] = {

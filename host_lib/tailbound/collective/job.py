@@ -19,7 +19,7 @@ from tailbound.collective.buffers import BufferPool
 from tailbound.collective.channels import Channels
 from tailbound.collective.flow_control import FlowControl
 from tailbound.collective.lanes import Lanes
-from tailbound.collective.pending import Pending
+from tailbound.collective.op import Pending
 from tailbound.collective.repair import Repairs
 from tailbound.datapath.protocol import Datapath, Store
 from tailbound.kernel.routes import speed_of
@@ -43,7 +43,6 @@ from tailbound.wire.schema import PacketType, Verdict, op_slot, serial_distance
 log = logging.getLogger("tailbound")
 
 
-#: A stride that no packet reaches: what is sent is one packet.
 #: So many ops back a rank remembers that it abstained.
 _ABSTAINED = 256
 

@@ -8,6 +8,8 @@ sending, as a rule, so that a row that was lost costs no op its time.
 # ruff: noqa: D102 - ``stage.Seen`` and ``aggregation.Aggregation`` say what their methods do
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,9 +21,10 @@ from tailbound.collective.op import Op
 from tailbound.collective.repair import Places
 from tailbound.collective.retransmit import settle_results
 from tailbound.collective.tally import read_records
+from tailbound.collective.timing import cut_off, suspect
 from tailbound.collective.view import View
 from tailbound.transport.headers import Fields, finalise
-from tailbound.transport.stage import Repair, Seen, Why, cut
+from tailbound.transport.stage import Repair, Seen, Why
 from tailbound.transport.tail_probe import SHORT
 from tailbound.wire.schema import EXPONENT_NONE, Flag, PacketType
 
@@ -83,15 +86,11 @@ class Contributions:
             if not finished:
                 return Repair()
             op.first.repair = view.round(own * len(job.peers))
-        summed: NDArray[np.int64] | None = None
+        asked, summed = op.first.repair, cache(view.summed)
 
         def missing(rank: int) -> Places:
-            nonlocal summed
-            if summed is None:
-                summed = view.summed()
-            return _NONE if summed[rank] >= own else view.unsummed(rank)
+            return _NONE if summed()[rank] >= own else view.unsummed(rank)
 
-        asked = op.first.repair
         wanted = asked.turn(now, finished, missing, lambda rank: own, job.deadlines.quiet)
         requests = tuple(AskRows(rank, places, own, first_half=True) for rank, places in wanted)
         return Repair(asked.open, asked.look, requests)
@@ -153,13 +152,10 @@ class Results:
             if not finished:
                 return Repair()
             half.repair = view.round(self._op.place.layout.shape.rows)
-        gathered = False
+        gather = cache(view.gather)
 
         def missing(owner: int) -> Places:
-            nonlocal gathered
-            if not gathered:
-                view.gather()
-                gathered = True
+            gather()
             return view.unrepaired(owner)
 
         pause = 0 if late else job.deadlines.quiet
@@ -255,7 +251,9 @@ class PeerOwned:
         outcome.missed = others - present + outcome.overwritten
         _suspect(job, op, by_owner)
         if why == "deadline":
-            _cut(job, op, by_owner)
+            counts = place.placement.counts
+            flows = [(int(by_owner[p]), int(counts[p])) for p in job.waited_owners if not job.published(p, op.label)]
+            cut_off(job, op, op.second, op.spans.decoding - op.spans.sealed, flows)
 
 
 def _nobody_had_any(job: Job, op: Op) -> bool:
@@ -269,21 +267,5 @@ def _suspect(job: Job, op: Op, by_owner: NDArray[np.int64]) -> None:
     absent = {p for p in job.peers if counts[p] and by_owner[p] == 0 and p not in job.gone}
     op.outcome.missing |= absent
     # an owner that is missed no more because it was left out of the map has not published anything by that
-    absent |= {p for p in job.result_suspicion.suspects if not counts[p]}
-    in_step = job.steps.in_step and not op.overtaken
-    for rank in sorted(job.membership.observe_results(absent, op.label, in_step=in_step, step=op.place.step)):
-        job.emit(
-            "suspect",
-            f"rank {rank} has published no result for {job.config.suspect_after} ops (last: op {op.name}); "
-            "its rows are filled from the others",
-            suspect=rank, stage="results", op=op.name,
-        )  # fmt: skip
-
-
-def _cut(job: Job, op: Op, by_owner: NDArray[np.int64]) -> None:
-    """Counts an end at the deadline, and keeps what it cut off for the next ones."""
-    op.outcome.deadline_hits += 1
-    job.counters["result_deadline_hits"] += 1
-    counts = op.place.placement.counts
-    flows = [(int(by_owner[p]), int(counts[p])) for p in job.waited_owners if not job.published(p, op.label)]
-    op.second.cut, op.second.lost = cut(op.spans.decoding - op.spans.sealed, flows)
+    absent |= {p for p in job.membership.result.suspects if not counts[p]}
+    suspect(job, op, absent, ("results",), "published no result for", "its rows are filled from the others")

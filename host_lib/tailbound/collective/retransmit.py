@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.collective.buffers import Kept
 from tailbound.collective.job import Job
 from tailbound.collective.op import Op
 from tailbound.collective.repair import Places, Request, decode_repair
@@ -118,11 +119,8 @@ def _find(
         own = slice(int(placement.starts[asker]), int(placement.starts[asker] + placement.counts[asker]))
         place, rows, states, exists = op.place, b.packets[own], b.partials[own], b.skipped[b.group[own]] == 0
         first = b.first[asker]
-    elif op is not None and op.published:
-        place, results = op.place, op.buffers.own
-        rows, states, exists = results.packets, results.partials, results.usable.astype(bool)
     else:
-        kept = job.pool.kept(request.label)
+        kept = job.pool.kept(request.label) if op is None or not op.published else Kept(op.place, op.buffers.own)
         if kept is None:
             return None
         place, results = kept

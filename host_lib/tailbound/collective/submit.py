@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
 from tailbound.collective.op import Op, Phase
 from tailbound.collective.timing import flow_bytes
@@ -19,17 +20,23 @@ def turn(job: Job, now: int) -> None:
 
 
 def contributions(job: Job, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -> None:
-    """Queues the own rows of ``op`` (none: says in its turn that there are none); then its mark rises."""
+    """Queues the own rows of ``op`` (none: says in its turn that there are none); then its mark rises.
+
+    Who sends rows to a switch tells the others by READY that they have left, since nobody else hears of them.
+    """
 
     def done(packets: int) -> None:
         job.counters["contributions_sent"] += packets
         op.spans.sent = job.now()
         if serial_distance(op.label, job.marks.contributed) > 0:
             job.marks.contributed = op.label
+        if op.switched and runs:  # what is missing once all have said so was lost
+            announce(job, op, job.peers, ask=False)
 
     until = (op.start or op.admitted) + job.config.stage_max  # no seal is later, so no row is worth more
-    over = job.published  # an owner that has published an op takes no more rows for it
-    job.queue.submit(op.label, PacketType.CONTRIBUTION, runs, until, done, job.now(), lambda rank: over(rank, op.label))
+    published = job.published  # an owner that has published an op takes no more rows for it
+    over = None if op.switched else lambda rank: published(rank, op.label)
+    job.queue.submit(op.label, PacketType.CONTRIBUTION, runs, until, done, job.now(), over)
 
 
 def results(job: Job, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -> None:

@@ -12,11 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.scale import scales_of
+from tailbound.collective import submit
 from tailbound.collective.actions import Action, Release, Repeat
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
 from tailbound.collective.op import Op
 from tailbound.collective.tally import gather_flags, read_switched
+from tailbound.collective.timing import cut_off, suspect
 from tailbound.collective.view import View
 from tailbound.observe.ledger import Stage
 from tailbound.transport import flush
@@ -24,8 +26,8 @@ from tailbound.transport.clock import LEAST_STEP
 from tailbound.transport.config import DEFAULT_PORT
 from tailbound.transport.flush import PATIENCE, Places, Retry
 from tailbound.transport.headers import Fields, add_flags, finalise
-from tailbound.transport.stage import Repair, Seen, Why, cut
-from tailbound.wire.schema import EXPONENT_NONE, Flag, PacketType, serial_distance
+from tailbound.transport.stage import Repair, Seen, Why
+from tailbound.wire.schema import EXPONENT_NONE, Flag, PacketType
 
 _SWITCHED, _SUMS = int(Flag.SWITCHED), int(Flag.SUMS)
 
@@ -52,10 +54,57 @@ class SwitchOwned:
         return not op.outcome.late
 
     def send(self, job: Job, op: Op) -> None:
-        _send(job, op)
+        """Behind a READY to every peer; rows of a late launch only on demand."""
+        b, place, label = op.buffers, op.place, op.label
+        assert job.switch is not None
+        head = job.header(
+            PacketType.CONTRIBUTION,
+            label,
+            place.layout.tag,
+            owner=job.switch,
+            rows=place.layout.shape.rows,
+            count=_awaited(job, op),
+        )
+        head["map_id"] = place.placement.owner_map.id
+        # a switch copies ``seq`` and ``scale`` into results: the place of the result's row, and the value of code 255
+        fields = Fields(b.packet_exponent, b.packet_need, scale=scales_of(b.packet_exponent))
+        finalise(b.packets, head, b.partials, fields, place.result_seq, place.placement.row_at, label)
+        announce(job, op, job.peers, ask=False)
+        rows = b.packets[:0] if op.outcome.late else b.packets
+        if b.skipped.any():
+            rows = rows[b.skipped[b.group[: len(rows)]] == 0]
+        submit.contributions(job, op, [(job.switch, rows)])
 
     def read(self, job: Job, op: Op, why: Why, by_owner: NDArray[np.int64]) -> NDArray[np.uint16] | None:
-        return _read(job, op, why, by_owner)
+        assert job.switch is not None
+        b, outcome, rows = op.buffers, op.outcome, op.place.layout.shape.rows
+        present = View(job, op).gather(by_owner)
+        job.datapath.fence()
+        flags = int(gather_flags(job.result_records, b.source, op.label)) & (_SWITCHED | _SUMS)
+        form = flags if flags in (_SWITCHED, _SUMS) else _form(job)
+        lost = int(
+            read_switched(
+                job.result_records, b.source, op.label, form, job.ranks, b.row_scale, b.row_exponent, b.row_count,
+                EXPONENT_NONE,
+            )
+        )  # fmt: skip
+        if lost:
+            job.counters["results_overwritten"] += lost
+        outcome.overwritten = lost
+        by_owner[job.switch] -= lost
+        here = b.row_count[b.source >= 0]
+        wanted = _awaited(job, op) - (op.abstains or op.outcome.late)
+        op.partial = int((here < wanted).sum())
+        job.counters["rows_partial"] += op.partial
+        outcome.expected += rows + wanted * len(here)
+        outcome.delivered += len(here) + int(np.minimum(here, wanted).sum())
+        outcome.missed = rows - len(here)
+        if why == "deadline":
+            cut_off(job, op, op.second, op.spans.decoding - (op.spans.sealed or op.start), [(present, rows)])
+        job.books.ledger.close(Stage.RESULTS, job.switch, rows, len(here), finished=job.published(job.switch, op.label))
+        _suspect(job, op, int(here.max(initial=0)))
+        _silence(job, op, present)
+        return b.row_count if form == _SUMS else None
 
 
 # -- first half ---------------------------------------------------------------------------------------------------
@@ -64,38 +113,6 @@ class SwitchOwned:
 def _awaited(job: Job, op: Op) -> int:
     """Contributors that rows of ``op`` wait for: live ranks, self included, that have not said that they bring none."""
     return 1 + sum(p not in op.abstainers and p not in op.stayed_out for p in job.waited_for)
-
-
-def _send(job: Job, op: Op) -> None:
-    """Sends the contributions, behind a READY to every peer; those of a late launch only on demand."""
-    b, place, label = op.buffers, op.place, op.label
-    assert job.switch is not None
-    head = job.header(
-        PacketType.CONTRIBUTION,
-        label,
-        place.layout.tag,
-        owner=job.switch,
-        rows=place.layout.shape.rows,
-        count=_awaited(job, op),
-    )
-    head["map_id"] = place.placement.owner_map.id
-    # a switch copies ``seq`` and ``scale`` into results: the place of the result's row, and the value of code 255
-    fields = Fields(b.packet_exponent, b.packet_need, scale=scales_of(b.packet_exponent))
-    finalise(b.packets, head, b.partials, fields, place.result_seq, place.placement.row_at, label)
-    announce(job, op, job.peers, ask=False)
-    rows = b.packets[:0] if op.outcome.late else b.packets
-    if b.skipped.any():
-        rows = rows[b.skipped[b.group[: len(rows)]] == 0]
-
-    def done(packets: int) -> None:
-        job.counters["contributions_sent"] += packets
-        op.spans.sent = job.now()
-        if serial_distance(label, job.marks.contributed) > 0:
-            job.marks.contributed = label
-        announce(job, op, job.peers, ask=False)  # the mark: what is missing once all have said so was lost
-
-    until = (op.start or op.admitted) + job.config.stage_max
-    job.queue.submit(label, PacketType.CONTRIBUTION, [(job.switch, rows)], until, done, job.now())
 
 
 def _short(job: Job, op: Op) -> bool:
@@ -182,56 +199,7 @@ def release(job: Job, op: Op, action: Release) -> None:
     op.spans.sealed = job.now()
     if action.progress is None:
         return
-    op.outcome.deadline_hits += 1
-    job.counters["seal_deadline_hits"] += 1
-    rows = op.place.layout.shape.rows
-    op.first.cut, op.first.lost = cut(op.spans.sealed - op.start, [(action.progress, rows)])
-
-
-# -- the end ------------------------------------------------------------------------------------------------------
-
-
-def _read(job: Job, op: Op, why: Why, by_owner: NDArray[np.int64]) -> NDArray[np.uint16] | None:
-    """Notes where results lie, what their records say, and who was missing.
-
-    Args:
-        by_owner: i64[job.world], written: results present.
-
-    Returns:
-        Contributors by row (u16[T]) if the results are sums; None if they are mean codes.
-    """
-    assert job.switch is not None
-    b, outcome, rows = op.buffers, op.outcome, op.place.layout.shape.rows
-    present = View(job, op).gather(by_owner)
-    job.datapath.fence()
-    flags = int(gather_flags(job.result_records, b.source, op.label)) & (_SWITCHED | _SUMS)
-    form = flags if flags in (_SWITCHED, _SUMS) else _form(job)
-    lost = int(
-        read_switched(
-            job.result_records, b.source, op.label, form, job.ranks, b.row_scale, b.row_exponent, b.row_count,
-            EXPONENT_NONE,
-        )
-    )  # fmt: skip
-    if lost:
-        job.counters["results_overwritten"] += lost
-    outcome.overwritten = lost
-    by_owner[job.switch] -= lost
-    here = b.row_count[b.source >= 0]
-    wanted = _awaited(job, op) - (op.abstains or op.outcome.late)
-    op.partial = int((here < wanted).sum())
-    job.counters["rows_partial"] += op.partial
-    outcome.expected += rows + wanted * len(here)
-    outcome.delivered += len(here) + int(np.minimum(here, wanted).sum())
-    outcome.missed = rows - len(here)
-    if why == "deadline":
-        outcome.deadline_hits += 1
-        job.counters["result_deadline_hits"] += 1
-        elapsed = op.spans.decoding - (op.spans.sealed or op.start)
-        op.second.cut, op.second.lost = cut(elapsed, [(present, rows)])
-    job.books.ledger.close(Stage.RESULTS, job.switch, rows, len(here), finished=job.published(job.switch, op.label))
-    _suspect(job, op, int(here.max(initial=0)))
-    _silence(job, op, present)
-    return b.row_count if form == _SUMS else None
+    cut_off(job, op, op.first, op.spans.sealed - op.start, [(action.progress, op.place.layout.shape.rows)])
 
 
 def _form(job: Job) -> int:
@@ -247,16 +215,7 @@ def _suspect(job: Job, op: Op, most: int) -> None:
     if most >= job.ranks:
         absent.clear()
     op.outcome.missing |= absent
-    in_step, step = job.steps.in_step and not op.overtaken, op.place.step
-    new = job.membership.observe_contributions(absent, op.label, in_step=in_step, step=step)
-    new |= job.membership.observe_results(absent, op.label, in_step=in_step, step=step)
-    for rank in sorted(new):
-        job.emit(
-            "suspect",
-            f"rank {rank} has taken no part in {job.config.suspect_after} ops (last: op {op.name}); "
-            "no longer waiting for it",
-            suspect=rank, stage="contributions", op=op.name,
-        )  # fmt: skip
+    suspect(job, op, absent, ("contributions", "results"), "taken no part in", "no longer waiting for it")
     job.publish_live()
 
 

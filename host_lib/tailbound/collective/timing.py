@@ -1,16 +1,39 @@
-"""Deadlines as they are applied to an op, from what this rank has learned and what the others advertise (clock-6)."""
+"""Deadlines of ops: what is applied to one, and what they learn from the stamps of those that are over.
+
+Clock-4 to clock-6 and clock-11; and clock-14: who would have met one is suspect no more.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
 from tailbound.collective.job import Job
-from tailbound.collective.op import Op
+from tailbound.collective.op import Half, Op, Pending
+from tailbound.transport.config import MS
+from tailbound.transport.deadline import Sample
 from tailbound.transport.membership import Suspicion
+from tailbound.transport.stage import cut
 from tailbound.transport.steps import step_distance, step_of
+from tailbound.wire.jit import compiled
 from tailbound.wire.schema import HEADER_BYTES, MAX_RANKS, TIME_UNIT_US, op_slot, serial_distance
 
 _TIME_UNIT = TIME_UNIT_US * 1000
 #: Peers that have not been heard for more steps do not count for the median (clock-6).
 _HEARD_WITHIN = 2
+#: Stamps are read this many steps later (clock-5), when late rows have come too.
+_SETTLED_AFTER = 2
+_PENDING_MOST = 1024
+#: Once a size is known, ops that follow each other faster than this teach nothing new, and reading stamps costs time.
+_APART = 20 * MS
+#: Part of an op's rows that a switch may have released early without making its times those of a deadline.
+_PARTIAL = 0.02
+
+
+# -- what is applied ---------------------------------------------------------------------------------------------
 
 
 def flow_bytes(op: Op) -> int:
@@ -30,48 +53,259 @@ def heard(job: Job, peers: list[int], step: int) -> list[int]:
     return found
 
 
-def deadline_1(job: Job, op: Op) -> int:
-    """D1 as it is applied to ``op``: until scales are agreed on, a cold op has the whole stage (clock-6, clock-26)."""
-    if op.cold:
-        return job.config.stage_max
-    return job.deadlines.applied(flow_bytes(op), heard(job, job.waited_for, op.place.step))
+def cut_off(job: Job, op: Op, half: Half, elapsed: int, flows: Iterable[tuple[int, int]]) -> None:
+    """Counts an end at the deadline, and keeps what it cut off for the next ones; see ``stage.cut``."""
+    op.outcome.deadline_hits += 1
+    job.counters["seal_deadline_hits" if half is op.first else "result_deadline_hits"] += 1
+    half.cut, half.lost = cut(elapsed, flows)
 
 
-def deadline_2(job: Job, op: Op) -> int:
-    """R as it is applied to ``op``, counted from the start of its clock: every owner's D1 lies inside it (clock-11)."""
-    most, size = job.config.stage_max, flow_bytes(op)
-    length = 2 * most
-    if not op.cold:
-        length = job.deadlines.receiver(size, heard(job, job.waited_owners, op.place.step))
-        if op.launch is not None:
-            length = job.deadlines.hurried(length, size, op.start - op.admitted)
-    return min(length, 2 * most)
+def suspect(job: Job, op: Op, absent: set[int], stages: tuple[str, ...], what: str, then: str) -> None:
+    """Counts ranks of which nothing came in an op, and tells of those who become suspect by that (clock-14).
+
+    Args:
+        stages: what was missed, "contributions", "results" or both.
+        what: they have not done.
+        then: what follows.
+    """
+    in_step, membership = job.steps.in_step and not op.overtaken, job.membership
+    observe = {"contributions": membership.observe_contributions, "results": membership.observe_results}
+    new = {rank for one in stages for rank in observe[one](absent, op.label, in_step=in_step, step=op.place.step)}
+    for rank in sorted(new):
+        job.emit(
+            "suspect",
+            f"rank {rank} has {what} {job.config.suspect_after} ops (last: op {op.name}); {then}",
+            suspect=rank, stage=stages[0], op=op.name,
+        )  # fmt: skip
 
 
-def on_time(job: Job, label: int, start: int) -> tuple[set[int], set[int]]:
-    """Suspects in both halves whose rows of an op would have met its deadline, by their stamps (clock-14)."""
-    record = job.record(label)
-    first, second = job.contribution_suspicion, job.result_suspicion
-    if not start or record is None or not (first.suspects or second.suspects):
-        return set(), set()
-    deadlines, size = job.deadlines, job.deadlines.largest
-    limit_1 = max(deadlines.advertised, *heard(job, job.waited_for, step_of(label)), 0)
-    limit_2 = deadlines.receiver(size, heard(job, job.waited_owners, step_of(label)))
-    opened, at = int(record["opened_ns"]), op_slot(label) * MAX_RANKS
+def forgive(job: Job, ops: Iterable[tuple[int, int]]) -> bool:
+    """Clears suspects that would have met the deadline of one of ``ops`` in which they were not waited for (clock-14).
 
-    switched = job.switched(job.sequence.map_at(step_of(label)))
+    Judged by the stamps of their rows, which are taken after the window has moved on, too.
 
-    def met(suspicion: Suspicion, stamp: str, limit: int) -> set[int]:
-        found = set()
-        for rank in suspicion.suspects:
-            came = int(job.store.arrivals[at + rank][stamp])
-            known = int(record["heard"][rank >> 6]) >> (rank & 63) & 1
-            # an op from before it went missing proves nothing
-            since_then = serial_distance(label, suspicion.first_missed(rank)) >= 0
-            if known and came and since_then and opened + came * 1000 <= start + limit:
-                found.add(rank)
-        return found
+    Args:
+        job: of this rank.
+        ops: label and start of each.
 
-    if switched:  # rows go elsewhere: who was heard in time takes part
-        return met(first, "first_us", limit_1), met(second, "first_us", limit_1)
-    return met(first, "row_us", limit_1), met(second, "published_us", limit_2)
+    Returns:
+        Whether there was one.
+    """
+    halves = job.membership.contribution, job.membership.result
+    if not any(half.suspects for half in halves):
+        return False
+    limits: dict[int, tuple[tuple[str, int], tuple[str, int]]] = {}  # by step; until somebody else is waited for
+    found = False
+    for label, start in ops:
+        record, step = job.record(label), step_of(label)
+        if not start or record is None:
+            continue
+        if step not in limits:
+            limits[step] = _limits(job, step)
+        met = [_met(job, label, record, half, *limit, start) for half, limit in zip(halves, limits[step], strict=True)]
+        for half, ranks in zip(halves, met, strict=True):
+            for rank in ranks:
+                half.clear(rank)
+                job.publish_live()
+                limits.clear()
+                found = True
+    return found
+
+
+def _limits(job: Job, step: int) -> tuple[tuple[str, int], tuple[str, int]]:
+    """For both halves of the largest ops of ``step``: the stamp that counts, and by when after the start it is in time.
+
+    Where a switch sums, rows go elsewhere: who was heard in time takes part.
+    """
+    first = max(job.deadlines.advertised, *heard(job, job.waited_for, step), 0)
+    if job.switched(job.sequence.map_at(step)):
+        return ("first_us", first), ("first_us", first)
+    second = job.deadlines.receiver(job.deadlines.largest, heard(job, job.waited_owners, step))
+    return ("row_us", first), ("published_us", second)
+
+
+def _met(job: Job, label: int, record: Any, half: Suspicion, stamp: str, limit: int, start: int) -> list[int]:
+    opened, at, found = int(record["opened_ns"]), op_slot(label) * MAX_RANKS, []
+    for rank in half.suspects:
+        came = int(job.store.arrivals[at + rank][stamp])
+        known = int(record["heard"][rank >> 6]) >> (rank & 63) & 1
+        # an op from before it went missing proves nothing
+        since_then = serial_distance(label, half.first_missed(rank)) >= 0
+        if known and came and since_then and opened + came * 1000 <= start + limit:
+            found.append(rank)
+    return found
+
+
+# -- what is learned ---------------------------------------------------------------------------------------------
+
+
+def note(job: Job, op: Op, why: str, now: int) -> None:
+    """Keeps what is to be known of a finished op when its stamps are read, two steps later (clock-5)."""
+    if job.ranks == 1 or op.launch is None:
+        return
+    in_step = job.steps.in_step and not op.overtaken
+    if in_step:
+        cut = op.first.lost > 0 or op.second.lost > 0
+        job.deadlines.step(op.place.step, op.launch.launched, now, last=op.place.layout.last, cut=cut)
+    pending = job.pending
+    crowded = bool(pending) and op.start - pending[-1].start < _APART and job.deadlines.warm(flow_bytes(op))
+    if in_step and op.start and job.sequence.stable and not op.cold and not op.outcome.skipped and not crowded:
+        if len(pending) >= _PENDING_MOST:
+            pending.popleft()
+        record, counts = job.record(op.label), op.place.placement.counts
+        waits = bool(counts[job.rank]) or op.switched  # for the first half of others
+        pending.append(
+            Pending(
+                label=op.label,
+                step=op.place.step,
+                flow_bytes=flow_bytes(op),
+                start=op.start,
+                waited=op.start - op.admitted if op.admitted <= op.start else None,
+                sealed=op.spans.sealed or now,
+                own=0 if job.self_late or not op.own_present else op.own_in,
+                waited_for=tuple(p for p in job.waited_for if p not in op.abstainers) if waits else (),
+                suspects=tuple(job.contribution_suspicion.suspects - job.gone) if waits else (),
+                owners=tuple(p for p in job.waited_owners if counts[p]),
+                complete={"complete": now, "quiet": op.second.quiet.since}.get(why, 0),
+                present=int(record["results_in"]) if record is not None else 0,
+                early=op.early,
+                transfer_cut=op.first.cut,
+                results_cut=op.second.cut,
+                lost=max(op.first.lost, op.second.lost),
+                switched=op.switched,
+                partial=op.partial > _PARTIAL * op.place.layout.shape.rows,
+            )
+        )
+    settle(job)
+
+
+def settle(job: Job) -> None:
+    """Reads the stamps of ops that are two steps old and lets the deadlines learn from them."""
+    pending, step = job.pending, step_of(job.sequence.upcoming)
+    if not pending or step_distance(step, pending[0].step) < _SETTLED_AFTER:
+        return
+    while pending and step_distance(step, pending[0].step) >= _SETTLED_AFTER:
+        one = pending.popleft()
+        record = job.record(one.label)
+        if record is not None:
+            job.deadlines.observe((_of_switch if one.switched else _of_peers)(job, one, record))
+    rtts = [int(job.store.peer_states[p]["rtt_ns"]) for p in (*job.waited_for, *job.extra)]
+    if any(rtts):
+        job.deadlines.round_trip(min(max(rtts), 5 * MS))
+    job.advertise_deadline(job.deadlines.advertised)
+
+
+def _of_peers(job: Job, one: Pending, record: Any) -> Sample:
+    """What ``one``, whose rows the ranks own, says by its ``record`` and its arrival stamps."""
+    opened = int(record["opened_ns"])
+    at = op_slot(one.label) * MAX_RANKS
+    out = np.zeros(5, np.int64)
+    last_stamps(
+        job.store.arrivals[at : at + job.ranks],
+        np.array(record["heard"]),
+        np.array(one.waited_for, np.int64),
+        np.array(one.suspects, np.int64),
+        (one.start + job.deadlines.skew_max - opened) // 1000,
+        np.array(one.owners, np.int64),
+        out,
+    )
+    first, transfer, results, open_rows, open_results = (int(x) for x in out)
+    if first or one.own:
+        arrived = max(opened + first * 1000 if first else 0, one.own)
+        late_by: int | None = max(0, arrived - one.start)
+    else:
+        late_by = None
+    transfers = [transfer * 1000] if transfer >= 0 else []
+    if open_rows and one.transfer_cut is not None:  # its last row never came
+        transfers.append(one.transfer_cut)
+    last = max(opened + results * 1000 if results else 0, one.complete)
+    ends = [max(0, last - one.sealed)] if last else []
+    if open_results and one.results_cut is not None:
+        ends.append(one.results_cut)
+    regretted = bool(record["late"]) or bool(record["late_results"]) or int(record["results_in"]) > one.present
+    return Sample(
+        one.flow_bytes,
+        late_by,
+        max(transfers, default=None),
+        max(ends, default=None),
+        one.early,
+        one.early and regretted,
+        one.lost,
+        one.step,
+        max(ends) + one.sealed - one.start if ends else None,
+        one.waited,
+    )
+
+
+def _of_switch(job: Job, one: Pending, record: Any) -> Sample:
+    """What ``one``, whose rows a switch owns, says.
+
+    There is no first half that this rank could see. D1 is the time after which it releases rows with what is in,
+    learned from when the last rank showed up to when the last result came; D2 is what the release itself may take.
+    """
+    assert job.switch is not None
+    opened, at = int(record["opened_ns"]), op_slot(one.label) * MAX_RANKS
+    heard, stamps = record["heard"].tolist(), job.store.arrivals[at : at + job.world]
+    latest = one.start + job.deadlines.skew_max
+
+    def came(rank: int, stamp: str) -> int:
+        us = int(stamps[rank][stamp]) if heard[rank >> 6] >> (rank & 63) & 1 else 0
+        return opened + 1000 * (us - 1) if us else 0
+
+    shown = [came(p, "first_us") for p in one.waited_for]
+    shown += [t for p in one.suspects if 0 < (t := came(p, "first_us")) <= latest]
+    shown = [t for t in (*shown, one.own) if t]
+    last_shown = max(shown, default=0)
+    last = max(came(job.switch, "published_us"), one.complete)
+    flushed = one.sealed < last  # rows were released: how long results take without that is not seen
+    transfer: int | None = None
+    if one.transfer_cut is not None:
+        transfer = one.transfer_cut
+    elif last and last_shown and not one.partial:
+        transfer = max(0, last - max(one.start, min(last, last_shown)))
+    # a release of everything takes as long as everything
+    second = one.results_cut if one.results_cut is not None else last - one.sealed if flushed else transfer
+    first = max(0, last_shown - one.start) if last_shown else None
+    whole = None if first is None or transfer is None or second is None else first + transfer + second
+    return Sample(
+        one.flow_bytes, first, transfer, second, False, False, one.lost, one.step, whole, one.waited
+    )  # fmt: skip
+
+
+@compiled
+def last_stamps(
+    arrivals: NDArray[Any],
+    heard_by: NDArray[np.uint64],
+    waited: NDArray[np.int64],
+    suspects: NDArray[np.int64],
+    latest: int,
+    owners: NDArray[np.int64],
+    out: NDArray[np.int64],
+) -> None:
+    """The latest first row, the longest flow (-1: none is whole) and the latest last result, us; stamps are us + 1.
+
+    And how many flows, and how many owners' results, have begun without an end.
+
+    Of ``suspects`` only those count that had come by ``latest``.
+    """
+    out[:] = 0
+    out[1] = -1
+    for i in range(waited.shape[0] + suspects.shape[0]):
+        trusted = i < waited.shape[0]
+        rank = waited[i] if trusted else suspects[i - waited.shape[0]]
+        if not (heard_by[rank >> 6] >> np.uint64(rank & 63)) & np.uint64(1):
+            continue
+        stamp = arrivals[rank]
+        begun, ended = np.int64(stamp.row_us), np.int64(stamp.contributed_us)
+        if begun == 0 or (not trusted and begun > latest):
+            continue
+        out[0] = max(out[0], begun)
+        if ended:
+            out[1] = max(out[1], ended - begun)
+        else:
+            out[3] += 1
+    for rank in owners:
+        if (heard_by[rank >> 6] >> np.uint64(rank & 63)) & np.uint64(1):
+            published = np.int64(arrivals[rank].published_us)
+            out[2] = max(out[2], published)
+            out[4] += published == 0

@@ -21,8 +21,7 @@ from typing import TypeVar
 
 from tailbound.collective import accounting, fanout, submit
 from tailbound.collective.announce import Inbox, farewell
-from tailbound.collective.average import SAME_MODEL
-from tailbound.collective.execute import move, remind
+from tailbound.collective.execute import SAME_MODEL, move, remind
 from tailbound.collective.holding import Holding
 from tailbound.collective.job import Job, log
 from tailbound.collective.maps import Maps
@@ -30,7 +29,7 @@ from tailbound.collective.op import Launch, Op, Outcome, Phase
 from tailbound.collective.retransmit import answer
 from tailbound.collective.step import overtaken, stand_still, start_clock
 from tailbound.collective.tally import newest_op
-from tailbound.collective.timing import on_time
+from tailbound.collective.timing import forgive
 from tailbound.collective.unheard import Unheard
 from tailbound.collective.view import View
 from tailbound.collective.window import Window
@@ -327,7 +326,7 @@ class Transpose:
             else:
                 looks.append(start_clock(op, view, now))
                 job.counters["ops_overtaken"] += overtaken(op, view, now)
-            self._forgive(op.label, op.start)
+            forgive(job, [(op.label, op.start), *self._window.recent])
             if op.launch is not None and not op.finished:
                 self._check_layout(op)
             # scales follow from the key's previous op, so that one has to be over first
@@ -377,21 +376,6 @@ class Transpose:
             f"{key[0]} of {key[1]} entries (layout tag {tag:#06x}), rank {other} has tag {int(record['layout']):#06x}. "
             f"{SAME_MODEL}"
         )
-
-    def _forgive(self, label: int, start: int) -> None:
-        """Clears suspects that would have met the deadline of an op they were not waited for in (clock-14).
-
-        Judged by the stamps of their rows, which are taken after the window has moved on too.
-        """
-        job = self.job
-        suspicions = (job.contribution_suspicion, job.result_suspicion)
-        if not any(suspicion.suspects for suspicion in suspicions):
-            return
-        for op, begun in [(label, start), *self._window.recent]:
-            for suspicion, ranks in zip(suspicions, on_time(job, op, begun), strict=True):
-                for rank in ranks:
-                    suspicion.clear(rank)
-                    job.publish_live()
 
     def _deliver(self, op: Op) -> None:
         """Gives the result to the training thread, once."""

@@ -10,7 +10,7 @@ from tailbound.collective.job import Job
 from tailbound.collective.op import Op
 from tailbound.collective.repair import REPEATS, REPEATS_COLD, Places, Round, asked_most, patience
 from tailbound.collective.tally import gather_results, rows_by_rank
-from tailbound.collective.timing import deadline_1, deadline_2, flow_bytes
+from tailbound.collective.timing import flow_bytes, heard
 
 
 class View:
@@ -55,11 +55,21 @@ class View:
 
     def first_deadline(self) -> int:
         """How long after its start the first half may last, ns (clock-6)."""
-        return deadline_1(self.job, self.op)
+        if self.op.cold:  # until scales are agreed on, it has the whole stage (clock-26)
+            return self.job.config.stage_max
+        job, step = self.job, self.op.place.step
+        return job.deadlines.applied(flow_bytes(self.op), heard(job, job.waited_for, step))
 
     def second_deadline(self) -> int:
-        """How long after the start of the first half the second may last, ns (clock-11)."""
-        return deadline_2(self.job, self.op)
+        """How long after the start of the first half the second may last, ns: all owners' D1 lie inside (clock-11)."""
+        job, op, size = self.job, self.op, flow_bytes(self.op)
+        most = 2 * job.config.stage_max
+        if op.cold:
+            return most
+        length = job.deadlines.receiver(size, heard(job, job.waited_owners, op.place.step))
+        if op.launch is not None:
+            length = job.deadlines.hurried(length, size, op.start - op.admitted)
+        return min(length, most)
 
     # -- rows -----------------------------------------------------------------------------------------------------
 

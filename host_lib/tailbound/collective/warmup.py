@@ -17,7 +17,6 @@ from tailbound.codec.scale import headroom_of
 from tailbound.codec.shape import shape_for
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.job import Job, log
-from tailbound.collective.samples import last_stamps
 from tailbound.collective.tally import (
     gather_flags,
     gather_results,
@@ -28,6 +27,7 @@ from tailbound.collective.tally import (
     rows_by_rank,
     write_expect,
 )
+from tailbound.collective.timing import last_stamps
 from tailbound.transport.headers import Fields, add_flags, finalise
 from tailbound.wire.jit import kept
 from tailbound.wire.schema import EXPONENT_NONE, PacketType
