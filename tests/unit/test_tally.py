@@ -6,7 +6,7 @@ import numpy as np
 
 from tailbound.collective.tally import gather_results, read_records, rows_by_rank
 from tailbound.wire.packets import DTYPES
-from tailbound.wire.schema import EXPONENT_NONE
+from tailbound.wire.schema import EXPONENT_NONE, Flag
 
 COOKIE, OP = 0xABCD, 1 << 31 | 5
 
@@ -53,3 +53,18 @@ def test_read_records_takes_out_what_was_overwritten() -> None:
     assert scale_dtype == np.float32
     assert scale[0] == np.float32(0.5)
     assert scale[4] == 7
+
+
+def test_read_records_of_a_switch_takes_one_form_only_and_says_who_contributed() -> None:
+    """Rules: kernel-20, clock-28."""
+    records = np.zeros(4, DTYPES["tb_result"])
+    records["op"], records["count"], records["flags"] = (
+        OP,
+        [3, 4, 5, 2],
+        [Flag.SUMS, Flag.SUMS, Flag.SUMS, Flag.SWITCHED],
+    )
+    source, count = np.array([0, 1, 2, 3, -1], np.int64), np.full(5, 9, np.uint16)
+    scale, exponent = np.zeros(5, np.float32), np.zeros(5, np.int16)
+    assert read_records(records, source, OP, scale, exponent, EXPONENT_NONE, int(Flag.SUMS), 4, count) == 2
+    np.testing.assert_array_equal(source, [0, 1, -1, -1, -1])
+    np.testing.assert_array_equal(count, [3, 4, 0, 0, 0])

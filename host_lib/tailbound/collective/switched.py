@@ -17,7 +17,7 @@ from tailbound.collective.actions import Action, Release, Repeat
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
 from tailbound.collective.op import Op
-from tailbound.collective.tally import gather_flags, read_switched
+from tailbound.collective.tally import gather_flags, read_records
 from tailbound.collective.timing import cut_off, suspect
 from tailbound.collective.view import View
 from tailbound.observe.ledger import Stage
@@ -83,9 +83,9 @@ class SwitchOwned:
         flags = int(gather_flags(job.result_records, b.source, op.label)) & (_SWITCHED | _SUMS)
         form = flags if flags in (_SWITCHED, _SUMS) else _form(job)
         lost = int(
-            read_switched(
-                job.result_records, b.source, op.label, form, job.ranks, b.row_scale, b.row_exponent, b.row_count,
-                EXPONENT_NONE,
+            read_records(
+                job.result_records, b.source, op.label, b.row_scale, b.row_exponent, EXPONENT_NONE, form, job.ranks,
+                b.row_count,
             )
         )  # fmt: skip
         if lost:

@@ -67,49 +67,18 @@ def read_records(
     scale: NDArray[np.float32],
     exponent: NDArray[np.int16],
     none: int,
+    form: int = -1,
+    most: int = 0,
+    count: NDArray[np.uint16] | None = None,
 ) -> int:
     """Reads scale and next exponent of every row present in the ring (``source[k] >= 0``).
 
     A record whose op is another one was overwritten before use: its row is taken out (-1).
 
-    Returns:
-        Rows overwritten.
-    """
-    lost = 0
-    for k in range(source.shape[0]):
-        position = source[k]
-        if position < -1:
-            continue
-        exponent[k] = none
-        if position < 0:
-            continue
-        record = records[position]
-        if record.op != op or record.count == 0:
-            source[k] = -1
-            lost += 1
-            continue
-        scale[k] = record.scale
-        exponent[k] = record.exponent
-    return lost
-
-
-@compiled
-def read_switched(
-    records: NDArray[Any],
-    source: NDArray[np.int64],
-    op: int,
-    form: int,
-    most: int,
-    scale: NDArray[np.float32],
-    exponent: NDArray[np.int16],
-    count: NDArray[np.uint16],
-    none: int,
-) -> int:
-    """As ``read_records`` for results of a switch, with the contributors of every row; only those of ``form``.
-
     Args:
-        form: ``Flag.SWITCHED`` or ``Flag.SUMS``, which one all rows must have.
-        most: contributors at most.
+        form: of a switch, ``Flag.SWITCHED`` or ``Flag.SUMS``: which one all rows must have; -1: no switch.
+        most: of a switch, contributors at most.
+        count: of a switch, written: contributors of every row.
 
     Returns:
         Rows overwritten, or not as they should be.
@@ -117,19 +86,23 @@ def read_switched(
     lost = 0
     for k in range(source.shape[0]):
         position = source[k]
+        if position < -1:
+            continue
         exponent[k] = none
-        count[k] = 0
+        if count is not None:
+            count[k] = 0
         if position < 0:
             continue
         record = records[position]
-        other = np.int64(record.flags) & _FORMS != form
-        if record.op != op or record.count == 0 or record.count > most or other:
+        other = form >= 0 and (record.count > most or np.int64(record.flags) & _FORMS != form)
+        if record.op != op or record.count == 0 or other:
             source[k] = -1
             lost += 1
             continue
         scale[k] = record.scale
         exponent[k] = record.exponent
-        count[k] = record.count
+        if count is not None:
+            count[k] = record.count
     return lost
 
 

@@ -23,7 +23,6 @@ from tailbound.collective.tally import (
     newest_op,
     point_own,
     read_records,
-    read_switched,
     rows_by_rank,
     write_expect,
 )
@@ -84,6 +83,6 @@ def warm_up(job: Job) -> None:
     read_records(job.result_records, b.source, 1, b.row_scale, b.row_exponent, EXPONENT_NONE)
     gather_flags(job.result_records, b.source, 1)
     finalise(b.packets, head, b.partials, Fields(b.packet_exponent), 0, placement.row_at, 0)  # read-only places
-    read_switched(job.result_records, b.source, 1, 0, 0, b.row_scale, b.row_exponent, b.row_count, EXPONENT_NONE)
+    read_records(job.result_records, b.source, 1, b.row_scale, b.row_exponent, EXPONENT_NONE, 0, 0, b.row_count)
     job.queue.warm_up()
     decode(job.store.results, b.results, b.source, b.row_scale, shape, 1, job.scratch, data, rotate=rotate)
