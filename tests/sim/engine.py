@@ -13,6 +13,7 @@ What must hold is checked after every turn and every op (``Rank.check``, ``Sums`
 - the first turn in which D_start and twice ``stage_max`` are over ends an op, and the engine has asked for one by then
   (clock-12);
 - sums that are sealed are those of what their contributors have sent (kernel-16);
+- an op that the compiled look passes over has nothing to do, and no earlier time to look (``collective.running``);
 - results are written, and who has lost nothing of an op has the bits of the others who have not;
 - every packet that arrived has one verdict in the ledger, and rows in sums are those stored and added without those
   abandoned (kernel-21).
@@ -25,7 +26,7 @@ import hashlib
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self, cast
 
@@ -41,8 +42,11 @@ from tailbound.codec.scale import headroom_of
 from tailbound.codec.shape import layout_tag, shape_for
 from tailbound.collective.job import Job
 from tailbound.collective.op import Launch, Op, Outcome
+from tailbound.collective.running import Running
+from tailbound.collective.step import listen, overtaken, start_clock, step
 from tailbound.collective.tally import rows_by_rank
 from tailbound.collective.transpose import Transpose
+from tailbound.collective.view import View
 from tailbound.datapath.ingest import ingest
 from tailbound.datapath.protocol import EventRecord, Store
 from tailbound.datapath.store import allocate, store_of
@@ -196,6 +200,53 @@ class _Heartbeat:
         return None
 
 
+class _Checked(Running):
+    """Looks at what is passed over all the same: there must be nothing to do, and no earlier look."""
+
+    _now = 0
+
+    def find(self, now: int) -> int:
+        self._now = now
+        return super().find(now)
+
+    def has_news(self, op: Op) -> bool:
+        if super().has_news(op) or op.finished:
+            return super().has_news(op)
+        view, before = View(self._job, op), self._state(op)
+        begins, late = start_clock(op, view, self._now), overtaken(op, view, self._now)
+        found = step(op, view, self._now, may_send=True)
+        look = min((look for look in (begins, found.look) if look), default=0)
+        assert not found.actions, f"op {op.name} had no news, but {found.actions}"
+        assert not late, f"op {op.name} had no news, but all others are through with it"
+        known = int(self._waits["look"][op.row])
+        assert look == known, f"op {op.name} is to be looked at at {look}, not at {known}"
+        assert self._state(op) == before, f"op {op.name} had no news: {before}, {self._state(op)}"
+        return False
+
+    @staticmethod
+    def _state(op: Op) -> tuple[object, ...]:
+        halves = (op.first, op.second)
+        return op.start, *((half.phase, replace(half.clock), half.quiet.since) for half in halves)
+
+    def silent(self, ops: Iterable[Op], now: int) -> tuple[list[Op], int]:
+        ops = list(ops)
+        found, look = super().silent(ops, now)
+        left = [op for op in ops if op not in found and op.encoded and not op.finished]
+        for op in left:
+            before = self._asked(op)
+            said = listen(op, View(self._job, op), now)
+            assert not said.actions, f"nobody was to be asked about op {op.name}, but {said.actions}"
+            assert self._asked(op) == before, f"nothing was new of op {op.name}: {before}, {self._asked(op)}"
+        assert look == min((op.probe.again for op in left), default=0)
+        return found, look
+
+    @staticmethod
+    def _asked(op: Op) -> tuple[object, ...]:
+        probe = op.probe
+        questions = ((question.due, question.asked) for question in (probe._soon, probe._late, probe._idle))
+        return probe.again, probe._progress, probe._since, probe._called, *questions
+
+
 class _Engine(Transpose):
     """The real engine without its thread.
 
@@ -212,6 +263,7 @@ class _Engine(Transpose):
         self._event_fd, self._control_fd = self.job.datapath.fds()
         self._group_fd = -1
         self._waiter = cast(Any, _Ready(cast(_Datapath, self.job.datapath).tables))
+        self._window.running = _Checked(self.job)
         self._holding._heartbeat.stop()
         self._holding._heartbeat = cast(Any, _Heartbeat(len(self.job.peers)))
 

@@ -31,7 +31,8 @@ def test_the_published_mark_of_an_op_rises_before_it_is_let_go() -> None:
         pool=SimpleNamespace(keep=lambda place, buffers: None),
         store=SimpleNamespace(control=control),
     )
-    window = Window(job, lambda op: None)
+    running: Any = SimpleNamespace(remove=lambda op: None)
+    window = Window(job, lambda op: None, running)
     done: Any = SimpleNamespace(label=5, finished=True, published=True, place=place, start=1, buffers=None)
     window.ops[5] = done
     assert window.release()

@@ -53,14 +53,20 @@ SAME_MODEL = (
 )
 
 
-def move(job: Job, op: Op, view: View, *, may_send: bool) -> int:
-    """Moves ``op`` on as far as it goes; returns when to look again, ns (0: when something arrives)."""
+def move(job: Job, op: Op, view: View, *, may_send: bool) -> tuple[int, bool]:
+    """Moves ``op`` on as far as it goes.
+
+    Returns:
+        When to look again, ns (0: when something arrives), and whether a phase has ended.
+    """
+    moved = False
     while True:
         found = step(op, view, job.now(), may_send=may_send)
         for action in found.actions:
             _EXECUTE[type(action)](job, op, action)
         if not found.moves:
-            return found.look
+            return found.look, moved
+        moved = True
 
 
 def remind(job: Job, op: Op, now: int) -> int:

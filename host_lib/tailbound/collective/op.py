@@ -165,6 +165,9 @@ class Op:
     retry: Retry | None = None
     #: rows that the switch released before all that were waited for were in
     partial: int = 0
+    #: its row among the running ones (``running``), and whether something but the kernel has changed it
+    row: int = -1
+    stirred: bool = True
 
     @property
     def encoded(self) -> bool:

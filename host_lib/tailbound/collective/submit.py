@@ -27,7 +27,7 @@ def contributions(job: Job, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -
 
     def done(packets: int) -> None:
         job.counters["contributions_sent"] += packets
-        op.spans.sent = job.now()
+        op.spans.sent, op.stirred = job.now(), True
         if serial_distance(op.label, job.marks.contributed) > 0:
             job.marks.contributed = op.label
         if op.switched and runs:  # what is missing once all have said so was lost
@@ -44,7 +44,7 @@ def results(job: Job, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -> None
 
     def done(packets: int) -> None:
         job.counters["results_sent"] += packets
-        op.first.phase, op.spans.published = Phase.DONE, job.now()
+        op.first.phase, op.spans.published, op.stirred = Phase.DONE, job.now(), True
 
     now = job.now()
     until = now + job.deadlines.worth_sending(flow_bytes(op))

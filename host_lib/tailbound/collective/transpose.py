@@ -17,6 +17,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from itertools import chain
 from typing import TypeVar
 
 from tailbound.collective import accounting, fanout, submit
@@ -27,6 +28,7 @@ from tailbound.collective.job import Job, log
 from tailbound.collective.maps import Maps
 from tailbound.collective.op import Launch, Op, Outcome, Phase
 from tailbound.collective.retransmit import answer
+from tailbound.collective.running import Running
 from tailbound.collective.step import overtaken, stand_still, start_clock
 from tailbound.collective.tally import newest_op
 from tailbound.collective.timing import forgive
@@ -38,6 +40,7 @@ from tailbound.forks import keep_from_children
 from tailbound.transport.sequence import Position
 from tailbound.transport.sockets import Waiter
 from tailbound.transport.steps import Steps, step_distance, step_of
+from tailbound.wire.packets import HEADER_DTYPE
 from tailbound.wire.schema import Event
 
 #: The thread wakes up this often even when nothing arrives, and takes a turn then (an event is a hint, not a promise).
@@ -52,6 +55,9 @@ _STOPPED = 350_000_000
 _LINGER = 500_000_000
 #: What to do when the transport thread has ended by an error.
 _FAILED = "; close the state and register the hook anew. The log has the traceback: report it"
+
+#: Where a packet's header has the label of its op.
+_LABEL = HEADER_DTYPE.fields["op"][1]  # type: ignore[index]
 
 T = TypeVar("T")
 
@@ -77,7 +83,7 @@ class Transpose:
         self.maps = Maps(job)
         self._inbox = Inbox(job, self.maps)
         self._unheard = Unheard(job, patience)
-        self._window = Window(job, self._inbox.adopt)
+        self._window = Window(job, self._inbox.adopt, Running(job))
         self._ops = self._window.ops
         self._new: deque[Launch] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -281,8 +287,12 @@ class Transpose:
 
     def _listen(self, now: int) -> None:
         """Asks for marks where nothing comes any more, and notes when to look again."""
-        looks = [remind(self.job, op, now) for op in self._ops.values()]
-        self._silence = min((look for look in looks if look), default=0)
+        running = self._window.running
+        ops, self._silence = running.silent(self._ops.values(), now)
+        for op in ops:
+            look = remind(self.job, op, now)
+            running.listened(op, look)
+            self._silence = min(self._silence, look) if look and self._silence else self._silence or look
 
     def _turn(self, now: int) -> int:
         """One turn (kernel-22): take in, move on, let go; returns the earliest time to look again (0: none)."""
@@ -302,6 +312,8 @@ class Transpose:
         if self._waiter.readable(self._control_fd):
             for data in job.datapath.control_packets():
                 self._inbox.take(data, self._ops)
+                if (op := self._ops.get(int.from_bytes(data[_LABEL : _LABEL + 4], "big"))) is not None:
+                    op.stirred = True
         if self._group_fd >= 0 and self._waiter.readable(self._group_fd):
             fanout.listen(job)
         for rank in job.contribution_suspicion.suspects | job.result_suspicion.suspects:
@@ -315,28 +327,21 @@ class Transpose:
         submit.turn(job, now)
         holding = self._holding.again or job.membership.holding(now)
         stood, self._standing = self._standing, bool(holding)
-        sending = True
-        unsettled: set[tuple[int, int, int, int]] = set()
+        if holding or stood:
+            for op in self._ops.values():
+                if not op.finished:
+                    stand_still(op, now)  # once more when the hold is over: the last turn in it may be long ago
+        if holding and self._ops:
+            looks.append(holding)
+        forgive(job, chain(((op.label, op.start) for op in self._ops.values()), self._window.recent))
+        running, now = self._window.running, job.now()
+        everything = running.changed() or bool(holding or stood)
+        looks.append(running.find(now))
         for op in list(self._ops.values()):
-            if (holding or stood) and not op.finished:
-                stand_still(op, now)  # once more when the hold is over: the last turn in it may be long ago
-            view = View(job, op)
-            if holding:
-                looks.append(holding)
-            else:
-                looks.append(start_clock(op, view, now))
-                job.counters["ops_overtaken"] += overtaken(op, view, now)
-            forgive(job, [(op.label, op.start), *self._window.recent])
-            if op.launch is not None and not op.finished:
-                self._check_layout(op)
-            # scales follow from the key's previous op, so that one has to be over first
-            looks.append(move(job, op, view, may_send=sending and op.key not in unsettled))
-            sending = op.encoded
-            self._window.advance_published()
-            if op.finished:
-                self._deliver(op)
-                continue
-            unsettled.add(op.key)
+            if everything or running.has_news(op):
+                look, moved = self._look(op, now, holds=bool(holding))
+                looks.append(look)
+                everything |= moved  # others may stand otherwise by it
         self._listen(job.now())
         looks.append(job.queue.again)
         looks.append(answer(job, self._ops, job.now()))
@@ -349,6 +354,41 @@ class Transpose:
             if self._new:
                 self._idle.clear()
         return min((t for t in looks if t), default=0)
+
+    def _look(self, op: Op, now: int, *, holds: bool) -> tuple[int, bool]:
+        """Does all that there is to do for ``op``; ``holds``: somebody does, so that no clock starts.
+
+        Returns:
+            When to look again, ns (0: when something arrives), and whether a phase has ended.
+        """
+        job, view, looks = self.job, View(self.job, op), []
+        moved = False
+        if not holds:
+            begun = op.start
+            looks.append(start_clock(op, view, now))
+            job.counters["ops_overtaken"] += overtaken(op, view, now)
+            moved = op.start != begun and forgive(job, [(op.label, op.start)])
+        if op.launch is not None and not op.finished:
+            self._check_layout(op, view)
+        look, ended = move(job, op, view, may_send=self._may_send(op))
+        looks.append(look)
+        self._window.advance_published()
+        if op.finished:
+            self._deliver(op)
+        look = min((look for look in looks if look), default=0)
+        self._window.running.looked(op, view, look)
+        return look, moved or ended
+
+    def _may_send(self, op: Op) -> bool:
+        """Whether the op before has sent its rows; and the key's previous op is over, from which the scales follow."""
+        sending = True
+        for other in self._ops.values():
+            if other is op:
+                break
+            if not other.finished and other.key == op.key:
+                return False
+            sending = other.encoded
+        return sending
 
     def _give_up(self, error: TransportError) -> None:
         """Lets what is launched end as it can, with ``error``, and refuses what comes after."""
@@ -365,10 +405,9 @@ class Transpose:
             if op.place.layout.last:
                 self._holding.launched()
 
-    def _check_layout(self, op: Op) -> None:
-        record = self.job.record(op.label)
-        tag = op.place.layout.tag
-        if record is None or int(record["layout"]) == tag:
+    def _check_layout(self, op: Op, view: View) -> None:
+        record, tag = view.record, op.place.layout.tag
+        if record is None or not view.foreseen_wrongly():
             return
         key, own, other = op.place.layout.key, self.job.rank, int(record["first_sender"])
         op.outcome.error = LayoutError(

@@ -17,6 +17,7 @@ from tailbound.codec.scale import headroom_of
 from tailbound.codec.shape import shape_for
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.job import Job, log
+from tailbound.collective.running import Running
 from tailbound.collective.tally import (
     gather_flags,
     gather_results,
@@ -75,6 +76,7 @@ def warm_up(job: Job) -> None:
     )
     add_flags(b.results[:1].copy(), b.result_partials[:1], 0)
     newest_op(job.peer_states, job.live_ranks, 0, 0)
+    Running(job)
     expect = np.zeros(1, np.uint64)  # not the kernel's own
     write_expect(expect, 0, 0, 1, b.own_groups, b.exponents)
     b.source[:] = -1

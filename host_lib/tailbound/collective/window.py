@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from tailbound.collective.job import Job
 from tailbound.collective.op import Launch, Op, Sending
+from tailbound.collective.running import Running
 from tailbound.transport.sequence import Place, Position
 from tailbound.transport.steps import STEP_MASK
 from tailbound.wire.schema import OP_INDEX_BITS, OP_PER_STEP, OP_STEPS, op_label, serial_distance
@@ -22,6 +23,7 @@ class Window:
     Args:
         job: of the rank.
         placed: called with every op that has got a place or a launch.
+        running: which of the ops have news.
 
     Attributes:
         ops: by label, in the order of labels.
@@ -29,8 +31,8 @@ class Window:
         recent: (label, start) of the last ops that are over.
     """
 
-    def __init__(self, job: Job, placed: Callable[[Op], None]) -> None:
-        self._job, self._placed = job, placed
+    def __init__(self, job: Job, placed: Callable[[Op], None], running: Running) -> None:
+        self._job, self._placed, self.running = job, placed, running
         self.ops: dict[int, Op] = {}
         self.waiting: deque[Launch] = deque()
         self.recent: deque[tuple[int, int]] = deque(maxlen=4)
@@ -59,6 +61,7 @@ class Window:
                 self.drop(old)
             op = self.ops.get(place.label) or self._open(place)
             op.launch, op.admitted, op.sending = launch, job.now(), Sending.LAUNCHED
+            op.stirred = True
             self.waiting.popleft()  # not before: what fails here must still be found and completed
             op.cold = op.key not in job.exponents
             self._placed(op)
@@ -106,6 +109,7 @@ class Window:
         op = Op(place, self._job.pool.take(place.layout.shape, place.placement))
         op.switched = self._job.switched(place.placement.owner_map)
         self.ops[place.label] = op
+        self.running.add(op)
         return op
 
     # -- out of it ------------------------------------------------------------------------------------------------
@@ -114,9 +118,13 @@ class Window:
         """Forgets a prediction that this rank's own launch has proved wrong."""
         op = self.ops.pop(place.label, None)
         if op is not None:
-            self._job.queue.cancel(place.label)
-            self._job.pool.give(place.layout.shape, place.placement, op.buffers)
+            self._leave_behind(op)
             self._job.counters["predictions_wrong"] += 1
+
+    def _leave_behind(self, op: Op) -> None:
+        self._job.queue.cancel(op.label)
+        self._job.pool.give(op.place.layout.shape, op.place.placement, op.buffers)
+        self.running.remove(op)
 
     def advance_published(self) -> None:
         """The published mark is the newest op before which nothing is outstanding."""
@@ -137,6 +145,7 @@ class Window:
             if not (op.finished and op.published):
                 break
             del self.ops[label]
+            self.running.remove(op)
             moved = op.place
             self.recent.append((label, op.start))
             job.queue.cancel(label)
@@ -156,8 +165,7 @@ class Window:
         """Leaves everything before ``to`` behind (clock-20); nothing is launched."""
         job = self._job
         for op in self.ops.values():
-            job.queue.cancel(op.label)
-            job.pool.give(op.place.layout.shape, op.place.placement, op.buffers)
+            self._leave_behind(op)
         self.ops.clear()
         self.recent.clear()
         job.sequence.jump(to)

@@ -1,0 +1,228 @@
+"""Which running ops have news: one compiled pass a turn over what the kernel has written of them.
+
+Ops wait most of the time, and a turn is taken for one of many. Every op has a row here: what had been seen of it at the
+last look, what would be news, and when the time alone is. An op without news is passed over: ``step`` would say again
+what it said last, which the simulation asserts in every turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.codec.scratch import readonly
+from tailbound.collective.job import Job
+from tailbound.collective.op import Op
+from tailbound.collective.view import View
+from tailbound.wire.jit import compiled
+from tailbound.wire.schema import op_slot
+
+_NEVER = 0xFFFFFFFF
+#: What is to be waited for of one op; all in one record, since Python writes that as quickly as one field.
+_WAIT = np.dtype(
+    [
+        ("running", np.uint8),
+        ("label", np.uint32),
+        ("slot", np.uint32),  # of its record
+        ("look", np.int64),  # when the time alone is news, ns; 0: never
+        ("starts", np.uint8),  # its clock has not started
+        ("watched", np.uint8),  # every row that is taken is news
+        ("complete_at", np.uint32),  # complete own rows that may end the first half
+        ("results_at", np.uint32),  # results that may end the second half
+        ("listens", np.uint8),  # marks may be asked for
+    ],
+    align=True,
+)
+#: What had been seen of it when it had news last.
+_SEEN = np.dtype(
+    [
+        ("known", np.uint8),  # there is a record
+        ("layout", np.uint32),
+        ("fewer", np.uint64),  # ``majority_ns``
+        ("need", np.uint64),
+        ("contributed", np.uint32),  # ranks whose marks cover the op
+        ("published", np.uint32),
+        ("progress", np.uint32),
+        ("results_in", np.uint32),
+        ("listen", np.int64),  # when marks may be asked for, ns; 0: at the next opportunity
+        ("taken", np.int64),  # rows of both halves when it was listened last
+    ],
+    align=True,
+)
+
+
+class Running:
+    """Rows of the ops in flight of one rank."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._states, self._records = job.peer_states[: job.world], readonly(job.store.ops)
+        self._terms: object = None
+        self._waits, self._seen = np.zeros(0, _WAIT), np.zeros(0, _SEEN)
+        self._free: list[int] = []
+        self._grow()
+        self.find(0)  # compiled before the first op
+        self.silent((), 0)
+
+    def _grow(self) -> None:
+        before = len(self._waits)
+        size = max(16, 2 * before)
+        self._free += range(before, size)
+        self._waits = np.concatenate([self._waits, np.zeros(size - before, _WAIT)])
+        self._seen = np.concatenate([self._seen, np.zeros(size - before, _SEEN)])
+        self._found = bytearray(size)
+        self._flags: NDArray[np.uint8] = np.frombuffer(self._found, np.uint8)
+
+    def add(self, op: Op) -> None:
+        """``op`` is in flight from now on."""
+        if not self._free:
+            self._grow()
+        op.row = self._free.pop()
+        self._waits[op.row] = (1, op.label, op_slot(op.label), 0, 0, 0, _NEVER, _NEVER, 0)
+        self._seen[op.row : op.row + 1] = np.zeros(1, _SEEN)
+
+    def remove(self, op: Op) -> None:
+        """``op`` is in flight no more."""
+        self._waits["running"][op.row] = 0
+        self._free.append(op.row)
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def changed(self) -> bool:
+        """Whether something that concerns all ops is another since it was last asked: all have news then."""
+        job = self._job
+        members, deadlines = job.membership, job.deadlines
+        suspects = members.contribution.suspects, members.result.suspects
+        terms = suspects, len(members.gone), job.self_late, deadlines.quiet, deadlines.start_max
+        before, self._terms = self._terms, terms
+        return terms != before
+
+    def find(self, now: int) -> int:
+        """Looks which ops have news for ``has_news``; returns when the others are to be looked at, ns (0: never)."""
+        return int(_find(self._waits, self._seen, self._records, self._states, self._job.cookie, now, self._flags))
+
+    def has_news(self, op: Op) -> bool:
+        """Whether ``op`` had news when ``find`` was called, or something but the kernel has changed it."""
+        return op.stirred or self._found[op.row] != 0
+
+    def looked(self, op: Op, view: View, look: int) -> None:
+        """All that there is to do for ``op`` has been done; ``look``: see ``step.Step``."""
+        job, shape, first, second = self._job, op.place.layout.shape, op.first, op.second
+        own_in = op.encoded or job.self_late
+        collects = op.launch is not None and op.encoded and op.sealed and not op.finished
+        results_at = _NEVER
+        if collects:
+            results_at = shape.rows - (0 if op.switched else view.own)
+            if not op.switched and len(job.waited_owners) < len(job.peers):
+                results_at = min(results_at, int(sum(op.place.placement.counts[p] for p in job.waited_owners)))
+        if op.launch is not None and not op.encoded:
+            look = 1  # at every opportunity: another op may be what it waits for
+        op.stirred = False
+        self._seen["listen"][op.row] = 0
+        self._waits[op.row] = (
+            1,
+            op.label,
+            op_slot(op.label),
+            look,
+            not op.start,
+            bool(second.quiet.since) or op.switched if collects else bool(first.quiet.since),
+            view.own if own_in and not op.sealed else _NEVER,
+            results_at,
+            op.encoded and not op.finished,
+        )
+
+    # -- listening ----------------------------------------------------------------------------------------------------
+
+    def silent(self, ops: Iterable[Op], now: int) -> tuple[list[Op], int]:
+        """Those of ``ops`` that wait for marks and are to be asked about, or that rows have come of.
+
+        Returns:
+            Them, and when to look after the others, ns (0: never).
+        """
+        look = int(_silent(self._waits, self._seen, self._records, self._job.cookie, now, self._flags))
+        return [op for op in ops if op.stirred or self._found[op.row]], look
+
+    def listened(self, op: Op, look: int) -> None:
+        """Marks have been asked for where it was time; ``look``: when to do so again, ns."""
+        self._seen["listen"][op.row] = look
+
+
+@compiled
+def _find(
+    waits: NDArray[Any],
+    seen: NDArray[Any],
+    records: NDArray[Any],
+    states: NDArray[Any],
+    cookie: int,
+    now: int,
+    found: NDArray[np.uint8],
+) -> int:
+    """Sets ``found`` for rows with news, and notes what there is of these.
+
+    Returns:
+        The earliest ``look`` of the others, or 0.
+    """
+    least = np.int64(0)
+    for i in range(waits.shape[0]):
+        found[i] = 0
+        row, was = waits[i], seen[i]
+        if not row.running:
+            continue
+        contributed, published = np.uint32(0), np.uint32(0)
+        for rank in range(states.shape[0]):
+            state = states[rank]
+            if state.cookie == cookie:
+                contributed += np.uint32(np.int32(np.uint32(state.contributed) - np.uint32(row.label)) >= 0)
+                published += np.uint32(np.int32(np.uint32(state.published) - np.uint32(row.label)) >= 0)
+        record = records[row.slot]
+        known = np.uint8(record.op == row.label and record.cookie == cookie)
+        news = (row.look != 0 and now >= row.look) or known != was.known
+        news = news or contributed != was.contributed or published != was.published
+        if known:
+            fewer, need = record.majority_ns[0], record.majority_ns[1]
+            news = news or record.layout != was.layout
+            news = news or (row.starts != 0 and (fewer != was.fewer or need != was.need))
+            news = news or record.rows_complete >= row.complete_at or record.results_in >= row.results_at
+            if row.watched:
+                news = news or record.progress != was.progress or record.results_in != was.results_in
+            if news:
+                was.layout, was.fewer, was.need = record.layout, fewer, need
+                was.progress, was.results_in = record.progress, record.results_in
+        elif row.results_at != _NEVER:  # what is there has to be counted
+            news = True
+        if news:
+            found[i] = 1
+            was.known, was.contributed, was.published = known, contributed, published
+        elif row.look != 0 and (least == 0 or row.look < least):
+            least = row.look
+    return int(least)
+
+
+@compiled
+def _silent(
+    waits: NDArray[Any], seen: NDArray[Any], records: NDArray[Any], cookie: int, now: int, found: NDArray[np.uint8]
+) -> int:
+    """Sets ``found`` for rows that wait for marks where it is time, or of which rows have come.
+
+    Returns:
+        The earliest ``listen`` of the others, or 0.
+    """
+    least = np.int64(0)
+    for i in range(waits.shape[0]):
+        found[i] = 0
+        row, was = waits[i], seen[i]
+        if not (row.running and row.listens):
+            continue
+        record = records[row.slot]
+        taken = np.int64(0)
+        if record.op == row.label and record.cookie == cookie:
+            taken = np.int64(record.progress) + np.int64(record.results_in)
+        if taken != was.taken or now >= was.listen:
+            found[i] = 1
+            was.taken = taken
+        elif least == 0 or was.listen < least:
+            least = was.listen
+    return int(least)

@@ -1,0 +1,225 @@
+"""Which running ops have news (``collective.running``); the simulation compares it with the full look in every turn."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tailbound.codec.owners import OwnerMap
+from tailbound.codec.shape import shape_for
+from tailbound.collective.buffers import Buffers
+from tailbound.collective.op import Launch, Op, Phase, Sending
+from tailbound.collective.running import Running
+from tailbound.datapath.store import allocate
+from tailbound.transport.sequence import Layout, Sequence
+from tailbound.wire.schema import op_slot
+
+MS, COOKIE, RANKS = 1_000_000, 7, 3
+
+
+class Rank:
+    """Rank 0 of three with ops in flight, all rows of the kernel's tables in reach."""
+
+    def __init__(self) -> None:
+        arrays = allocate(64, 64, 64)
+        self.states, self.records = arrays["peer_states"], arrays["ops"]
+        self.live = [1, 2]
+        self.job: Any = SimpleNamespace(
+            cookie=COOKIE, world=RANKS, peers=[1, 2], waited_owners=self.live, self_late=False,
+            peer_states=self.states, store=SimpleNamespace(ops=self.records),
+            membership=SimpleNamespace(
+                contribution=SimpleNamespace(suspects=frozenset()), result=SimpleNamespace(suspects=frozenset()),
+                gone=set(),
+            ),
+            deadlines=SimpleNamespace(quiet=MS, start_max=400 * MS),
+        )  # fmt: skip
+        self.running = Running(self.job)
+        self._sequence = Sequence(RANKS, OwnerMap(0, (0, 1, 2), True), 5)
+        self.ops: list[Op] = []
+
+    def op(self, *, launched: bool = True) -> Op:
+        """One more in flight, whose own rows have been sent if it is ``launched``."""
+        shape = shape_for(64 * 60, 64)
+        placed, _ = self._sequence.assign(Layout((len(self.ops), 64 * 60, 0, 1), shape, 7, False))
+        made = Op(placed, Buffers(shape, placed.placement, 0, RANKS))
+        if launched:
+            data = np.zeros(64 * 60, np.float32)
+            made.launch = Launch(placed.layout, data, data, lambda outcome: None, MS)
+            made.admitted, made.sending = MS, Sending.OVER
+        self.ops.append(made)
+        self.running.add(made)
+        return made
+
+    def record(self, op: Op) -> Any:
+        """Of the kernel, made if there is none."""
+        found = self.records[op_slot(op.label)]
+        found["cookie"], found["op"] = COOKIE, op.label
+        return found
+
+    def own(self, op: Op) -> int:
+        return int(op.place.placement.counts[0])
+
+    def looked(self, op: Op, look: int = 0) -> None:
+        """A full look, as ``Transpose`` takes one: ``find`` first."""
+        self.news(0)
+        self.running.looked(op, SimpleNamespace(own=self.own(op)), look)  # type: ignore[arg-type]
+
+    def news(self, now: int) -> list[Op]:
+        self.running.find(now)
+        return [op for op in self.ops if self.running.has_news(op)]
+
+
+@pytest.fixture
+def rank() -> Rank:
+    return Rank()
+
+
+def test_an_op_is_looked_at_when_it_is_new_when_it_is_time_and_when_something_has_changed_it(rank: Rank) -> None:
+    op = rank.op()
+    assert rank.news(2 * MS) == [op]
+    rank.looked(op, 9 * MS)
+    assert rank.running.find(8 * MS) == 9 * MS
+    assert rank.news(8 * MS) == []
+    assert rank.news(9 * MS) == [op]
+    rank.looked(op, 12 * MS)
+    assert rank.news(9 * MS) == []
+    op.stirred = True
+    assert rank.news(9 * MS) == [op]
+
+
+def test_marks_of_others_are_news_for_the_ops_that_they_cover(rank: Rank) -> None:
+    """Rules: clock-7b, clock-12."""
+    first, second = rank.op(), rank.op()
+    for op in rank.ops:
+        rank.looked(op)
+    for name in ("contributed", "published"):
+        rank.states[1]["cookie"], rank.states[1][name] = COOKIE, first.label
+        assert first in rank.news(MS)
+        assert rank.news(MS) == []  # once
+    rank.states[1]["contributed"] = second.label
+    assert rank.news(MS) == [second]
+    rank.states[2]["cookie"], rank.states[2]["contributed"] = COOKIE + 1, second.label  # another job's
+    assert rank.news(MS) == []
+
+
+def test_rows_are_news_when_a_half_may_be_over_by_them(rank: Rank) -> None:
+    """Rules: clock-7a, clock-12. While rows come an op has nothing to do, and there are many."""
+    op = rank.op()
+    record, own = rank.record(op), rank.own(op)
+    rank.looked(op)
+    record["progress"], record["rows_complete"] = 5, own - 1
+    assert rank.news(MS) == []
+    record["rows_complete"] = own
+    assert rank.news(MS) == [op]
+    assert rank.news(MS) == [op]  # until it is sealed, since the count may have to be checked
+    op.first.phase = Phase.CLOSED
+    rank.looked(op)
+    record["results_in"] = op.place.layout.shape.rows - own - 1
+    assert rank.news(MS) == []
+    record["results_in"] += 1
+    assert rank.news(MS) == [op]
+
+
+def test_with_a_rank_that_is_not_waited_for_fewer_results_may_be_all(rank: Rank) -> None:
+    op = rank.op()
+    record = rank.record(op)
+    op.first.phase = Phase.CLOSED
+    del rank.live[1]
+    rank.looked(op)
+    record["results_in"] = int(op.place.placement.counts[1]) - 1
+    assert rank.news(MS) == []
+    record["results_in"] += 1
+    assert rank.news(MS) == [op]
+
+
+def test_every_row_is_news_where_silence_would_end_a_half_and_of_a_switch(rank: Rank) -> None:
+    """Rules: clock-7b, clock-28."""
+    quiet, switched = rank.op(), rank.op()
+    for op in rank.ops:
+        rank.record(op)
+    quiet.first.quiet.since = MS
+    switched.switched, switched.first.phase = True, Phase.DONE
+    for op in rank.ops:
+        rank.looked(op)
+    assert rank.news(MS) == []
+    rank.record(quiet)["progress"] += 1
+    rank.record(switched)["results_in"] += 1
+    assert rank.news(MS) == [quiet, switched]
+    assert rank.news(MS) == []
+
+
+def test_a_majority_is_news_until_the_clock_has_started(rank: Rank) -> None:
+    """Rule: clock-3."""
+    op = rank.op(launched=False)
+    rank.looked(op)
+    record = rank.record(op)
+    assert rank.news(MS) == [op]  # there is a record
+    rank.looked(op)
+    record["majority_ns"] = 2 * MS, 0
+    assert rank.news(3 * MS) == [op]
+    op.start = 2 * MS
+    rank.looked(op)
+    record["majority_ns"] = 2 * MS, 3 * MS
+    assert rank.news(3 * MS) == []
+
+
+def test_an_op_that_waits_for_another_to_be_sent_is_looked_at_in_every_turn(rank: Rank) -> None:
+    """Rule: clock-17."""
+    op = rank.op()
+    op.sending = Sending.LAUNCHED
+    rank.looked(op)
+    assert rank.news(MS) == [op]
+    assert rank.running.find(MS) == 0  # it is no reason to wake up
+
+
+def test_results_without_a_record_are_counted_in_every_turn(rank: Rank) -> None:
+    op = rank.op()
+    op.first.phase = Phase.DONE
+    rank.looked(op)
+    assert rank.news(MS) == [op]
+
+
+def test_all_ops_have_news_when_who_is_waited_for_or_what_was_learned_changes(rank: Rank) -> None:
+    rank.running.changed()
+    assert not rank.running.changed()
+    rank.job.membership.gone.add(1)
+    assert rank.running.changed()
+    rank.job.membership.result.suspects = frozenset({2})
+    assert rank.running.changed()
+    rank.job.self_late = True
+    assert rank.running.changed()
+    rank.job.deadlines.quiet += 1
+    assert rank.running.changed()
+    assert not rank.running.changed()
+
+
+def test_rows_restart_the_wait_for_marks_and_nothing_else_does(rank: Rank) -> None:
+    """Rule: clock-30."""
+    op = rank.op()
+    record = rank.record(op)
+    rank.looked(op)
+    assert rank.running.silent(rank.ops, MS) == ([op], 0)
+    rank.running.listened(op, 5 * MS)
+    assert rank.running.silent(rank.ops, MS) == ([], 5 * MS)
+    record["results_in"] += 1
+    assert rank.running.silent(rank.ops, MS) == ([op], 0)
+    rank.running.listened(op, 6 * MS)
+    assert rank.running.silent(rank.ops, 6 * MS) == ([op], 0)
+    op.second.phase = Phase.CLOSED
+    rank.looked(op)
+    assert rank.running.silent(rank.ops, 9 * MS) == ([], 0)
+
+
+def test_more_ops_than_rows_and_rows_used_again(rank: Rank) -> None:
+    for _ in range(40):
+        rank.looked(rank.op())
+    assert rank.news(MS) == []
+    assert len({op.row for op in rank.ops}) == 40
+    gone = rank.ops.pop(3)
+    rank.running.remove(gone)
+    new = rank.op()
+    assert new.row == gone.row
+    assert rank.news(MS) == [new]
