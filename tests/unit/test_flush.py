@@ -204,8 +204,7 @@ def test_a_release_goes_on_and_takes_rows_that_were_asked_for_often_enough() -> 
     world.short = True
     found = world.turn(MS)
     assert places(found) == [0, *range(50, 100)]
-    world.here[60] = True  # not quiet
-    world.here[0] = True
+    world.here[[0, 60]], world.short = True, False
     assert world.turn(MS) == []
     assert [(again.flush, len(again.places)) for again in world.turn(PATIENCE)] == [(True, 49)]
 
@@ -235,6 +234,16 @@ def test_rows_that_may_still_be_answered_take_part_of_the_window() -> None:
     assert places(again.turn(MS)) == list(range(256, 512))  # the first are waited for twice as long now
     assert places(again.turn(PATIENCE)) == []  # as many as the window has taken after a silence
     assert places(again.turn(PATIENCE)) == list(range(256))
+
+
+def test_after_an_answer_the_next_silence_is_as_short_as_the_first() -> None:
+    world = World(2000)
+    world.now = 1 * MS  # on a machine that has just begun
+    world.due = True
+    assert places(world.turn()) == list(range(256))
+    world.here[:200] = True
+    assert places(world.turn(MS)) == list(range(256, 712))
+    assert places(world.turn(PATIENCE)) == list(range(200, 456))
 
 
 def test_the_other_shares_are_released_when_nothing_has_come_for_as_long_as_answers_take() -> None:
