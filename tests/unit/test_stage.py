@@ -137,7 +137,7 @@ def test_a_late_launch_takes_what_is_there() -> None:
 def test_a_deadline_in_the_first_nanosecond_of_the_clock_is_one() -> None:
     """Rule: clock-13."""
     clock = Extension()
-    clock.begin(0, 1, 0)
+    clock.begin(0, 1, 500)
     assert decide(Half(), clock, Quiet(), 2, MS, launched=2) == Decision("deadline", 0)
 
 
