@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import cases
 from kernel_world import HEADERS
-from tailbound.datapath.parse import checksum
+from  import checksum
 from tailbound.kernel.frames import frame
 from tailbound.wire.jit import Scalar, compiled
 from tailbound.wire.packets import HEADER_DTYPE
