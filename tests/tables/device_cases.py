@@ -11,6 +11,7 @@ from tailbound.codec import decode as host_decode
 from tailbound.codec import encode as host
 from tailbound.codec.decode import MISSING, own_source
 from tailbound.codec.owners import OwnerMap, place
+from tailbound.codec.records import Coding, Packets, Received, Scales
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import Shape
 
@@ -62,16 +63,15 @@ class Outputs:
 
 def encoded(by: Any, x: Any, shape: Shape, exponents: NDArray[np.int16], rotate: bool = True) -> Outputs:
     out = Outputs(shape)
-    out.done = by.encode(
-        x, shape, SEED, RANK, CAP, exponents, out.packets, out.placement.position, out.partials, SCRATCH, out.need,
-        out.shift, out.skipped, rotate=rotate,
-    )  # fmt: skip
+    packets = Packets(out.packets, out.placement.position, out.partials)
+    scales = Scales(exponents, out.need, out.shift, out.skipped)
+    out.done = by.encode(x, shape, Coding(SEED, RANK, CAP, rotate=rotate), packets, scales, SCRATCH)
     return out
 
 
 def measured(by: Any, x: Any, shape: Shape, rotate: bool = True) -> NDArray[np.int16]:
     need = np.full(shape.groups, 7, np.int16)
-    assert by.measure(x, shape, SEED, SCRATCH, need, rotate=rotate)
+    assert by.measure(x, shape, Coding(SEED, rotate=rotate), need, SCRATCH)
     return need
 
 
@@ -116,12 +116,8 @@ class Results:
         self.scale[gone] = np.nan
 
     def decoded(self, by: Any, out: Any, rotate: bool) -> int:
-        return int(
-            by.decode(
-                self.ring, self.own, self.source, self.scale, self.shape, SEED, SCRATCH, out, rotate=rotate,
-                counts=self.counts,
-            )
-        )  # fmt: skip
+        received = Received(self.ring, self.own, self.source, self.scale, self.counts)
+        return int(by.decode(received, self.shape, Coding(SEED, rotate=rotate), out, SCRATCH))
 
     def check(self, rotate: bool = True, device: str = "cpu") -> NDArray[np.float32]:
         """Both coders give the same bits, the signs of zeros included, and count the same groups as failed."""

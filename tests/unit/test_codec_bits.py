@@ -12,11 +12,11 @@ from tailbound.codec import reference_bits as reference
 from tailbound.codec.decode import MISSING, decode, own_source
 from tailbound.codec.encode import encode, measure
 from tailbound.codec.feedback import write_residual
-from tailbound.codec.hashing import seed_of
 from tailbound.codec.local import LocalJob, nmse
 from tailbound.codec.mean import mean_rows
 from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.planes import RANKS_4, check_bits
+from tailbound.codec.records import Coding, Own, Packets, Received, Scales, Sums, results
 from tailbound.codec.scale import cold_exponents, scales_of
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import BITS, Shape, shape_for
@@ -44,13 +44,13 @@ class Coded:
         self.need, self.shift = np.zeros(shape.groups, np.int16), np.zeros(shape.groups, np.uint8)
         self.skipped = np.zeros(shape.groups, np.uint8)
         need = np.zeros(shape.groups, np.int16)
-        assert measure(x, shape, 12345, SCRATCH, need, rotate=rotate)
+        coding = Coding(12345, 1, 6, rotate=rotate)
+        assert measure(x, shape, coding, need, SCRATCH)
         self.exponents = cold_exponents(need[None], 2)
         self.exponents -= np.int16(lower)
-        self.done = encode(
-            x, shape, 12345, 1, 6, self.exponents, self.packets, self.position, self.partials, SCRATCH, self.need,
-            self.shift, self.skipped, rotate=rotate,
-        )  # fmt: skip
+        self.memory = Packets(self.packets, self.position, self.partials)
+        self.scales = Scales(self.exponents, self.need, self.shift, self.skipped)
+        self.done = encode(x, shape, coding, self.memory, self.scales, SCRATCH)
 
 
 @pytest.mark.parametrize("rotate", [True, False])
@@ -91,15 +91,12 @@ def test_mean_equals_the_reference(bits: int, peers: int, with_own: bool) -> Non
         if peers:
             sums[row] = reference.sums_of(payloads[1:, row], shifts[1:], bits)
     slots["cookie"], slots["op"], slots["count"], slots["units"], slots["exponent"] = 1, 2, peers, peers, e
-    out, own = np.zeros((rows, 64 + codes), np.uint8), np.zeros((rows, 64 + codes), np.uint8)
+    out, own = results(rows, codes), np.zeros((rows, 64 + codes), np.uint8)
     own[:, 64:] = payloads[0]
-    scale, count, usable = np.zeros(rows, np.float32), np.zeros(rows, np.uint16), np.zeros(rows, np.uint8)
     exponents, shift = np.full(1, e, np.int16), np.full(1, own_shift, np.uint8)
-    made = mean_rows(
-        sums, slots, 0, 1, 2, np.zeros(rows, np.int32), codes, own, with_own, exponents, exponents, shift, exponents, 2,
-        77, 3, out, scale, count, np.zeros(rows, np.int16), np.zeros((rows, 4), np.uint64), usable,
-        np.zeros(1, np.int16), SCRATCH, bits=bits,
-    )  # fmt: skip
+    mine = Own(np.zeros(rows, np.int32), own, with_own, Scales(exponents, exponents, shift, shift), exponents.copy())
+    shape = Shape(rows * codes * 8 // bits, codes, 64, 1, codes, bits)  # only what a row holds is looked at
+    made = mean_rows(Sums(sums, slots, 0, 1, 2, exponents), mine, shape, Coding(77, 3, 0, 2), out, SCRATCH)
     assert made.rows == rows
     first = 0 if with_own else 1
     units = sum(1 << int(s) for s in shifts[first:])
@@ -107,9 +104,9 @@ def test_mean_equals_the_reference(bits: int, peers: int, with_own: bool) -> Non
         want = reference.mean(
             reference.sums_of(payloads[first:, row], shifts[first:], bits), units, peers + with_own, e, 77, 3, row, bits
         )
-        assert np.array_equal(out[row, 64:], want.payload)
-        assert scale[row] == want.scale
-    assert scale[-1] == 0
+        assert np.array_equal(out.packets[row, 64:], want.payload)
+        assert out.scale[row] == want.scale
+    assert out.scale[-1] == 0
 
 
 @pytest.mark.parametrize("rotate", [True, False])
@@ -125,7 +122,7 @@ def test_decode_equals_the_reference(bits: int, rotate: bool) -> None:
         source[~present] = MISSING
         out, ring = np.full(numel, np.nan, np.float32), np.zeros((shape.rows, 1408), np.uint8)
         ring[:, : shape.codes] = payload
-        decode(ring, own, source, scale, shape, 99, SCRATCH, out, rotate=rotate)
+        decode(Received(ring, own, source, scale), shape, Coding(99, rotate=rotate), out, SCRATCH)
         want = reference.decode(payload, scale, present, shape, 99, rotate)
         assert np.array_equal(out.view(np.uint32), want.view(np.uint32)), numel
 
@@ -175,9 +172,8 @@ def test_residual_is_what_codes_leave_unsaid(bits: int) -> None:
     cuts = [0, 1, shape.groups] if shape.groups > 1 else [0, 1]
     for part in pairwise(cuts):  # as threads share it out
         write_residual(
-            coded.x, coded.packets, coded.position, coded.exponents, coded.shift, coded.skipped, shape, 12345, SCRATCH,
-            source, scale, residual, groups=part,
-        )  # fmt: skip
+            coded.x, coded.memory, coded.scales, shape, Coding(12345), source, scale, residual, SCRATCH, groups=part
+        )
         assert np.isnan(residual).any() == (part[1] < shape.groups)
     assert np.array_equal(residual, coded.x - said)
     start = (shape.groups - 1) * shape.group_rows * shape.entries
@@ -197,7 +193,7 @@ def test_error_feedback_makes_the_sum_of_means_right(bits: int) -> None:
             x[500:564] *= 100
         residuals = [np.zeros(numel, np.float32) for _ in truth]
         total = np.zeros(numel)
-        shape, at = job.shape, job.placement
+        shape = job.shape
         for op in range(ops):
             data = [x + r if feedback else x for x, r in zip(truth, residuals, strict=True)]
             if job.exponents is None:
@@ -206,11 +202,11 @@ def test_error_feedback_makes_the_sum_of_means_right(bits: int) -> None:
             exponents = job.exponents.copy()
             total += job.step(op, data, receivers=[0]).outputs[0]
             for rank in range(ranks):
+                packets, scales = job.packets_of(rank), job.scales_of(rank)._replace(exponents=exponents[rank])
+                rows = np.zeros(shape.rows, np.int64), np.zeros(shape.rows, np.float32)
                 write_residual(
-                    data[rank], job.packets[rank], at.position, exponents[rank], job.shift[rank], job.skipped[rank],
-                    shape, seed_of(job.cookie, op), SCRATCH, np.zeros(shape.rows, np.int64),
-                    np.zeros(shape.rows, np.float32), residuals[rank],
-                )  # fmt: skip
+                    data[rank], packets, scales, shape, job.coding(op, rank), *rows, residuals[rank], SCRATCH
+                )
         return nmse((total / ops).astype(np.float32), truth)
 
     with_feedback, without = run(True), run(False)
@@ -243,9 +239,10 @@ def test_what_cannot_be_summed_is_refused() -> None:
     with pytest.raises(ConfigError, match="6 bits"):
         shape_for(1000, 1408, 6)
     shape = shape_for(1000, 1408, 4)
+    received = Received(
+        np.zeros((16, 1408), np.uint8), np.zeros((0, 64 + shape.codes), np.uint8), np.full(16, MISSING),
+        np.zeros(16, np.float32), np.ones(16, np.uint16),
+    )  # fmt: skip
     with pytest.raises(ValueError, match="switch"):
-        decode(
-            np.zeros((16, 1408), np.uint8), np.zeros((0, 64 + shape.codes), np.uint8), np.full(16, MISSING),
-            np.zeros(16, np.float32), shape, 1, SCRATCH, np.zeros(1000, np.float32), counts=np.ones(16, np.uint16),
-        )  # fmt: skip
+        decode(received, shape, Coding(1), np.zeros(1000, np.float32), SCRATCH)
     assert place(shape, OwnerMap(0, (0,)), 1).counts.sum() == shape.rows

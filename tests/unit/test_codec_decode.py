@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tailbound.codec import reference
 from tailbound.codec.decode import MISSING, decode, own_source
+from tailbound.codec.records import Coding, Received
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import Shape, shape_for
 
@@ -41,12 +42,13 @@ def test_decode_equals_the_reference(rotate: bool) -> None:
         source[~present] = MISSING
         scale[~present] = np.nan
         out = np.full(numel, np.nan, np.float32)
-        assert decode(ring, own, source, scale, shape, 12345, SCRATCH, out, rotate=rotate) == 0
+        received, coding = Received(ring, own, source, scale), Coding(12345, rotate=rotate)
+        assert decode(received, shape, coding, out, SCRATCH) == 0
         expected = reference.decode(codes, np.nan_to_num(scale), present, shape, 12345, rotate)
         assert np.array_equal(out.view(np.uint32), expected.view(np.uint32)), numel
         for offset in (1, 3):  # memory that is not aligned to a cache line takes another path
             other = np.full(numel + offset, np.nan, np.float32)[offset:]
-            decode(ring, own, source, scale, shape, 12345, SCRATCH, other, rotate=rotate)
+            decode(received, shape, coding, other, SCRATCH)
             assert np.array_equal(out.view(np.uint32), other.view(np.uint32)), numel
 
 
@@ -64,7 +66,8 @@ def test_sums_of_a_switch_are_decoded_like_the_reference(rotate: bool) -> None:
         counts[~present] = 0
         out = np.full(numel, np.nan, np.float32)
         nothing = np.zeros((0, 64 + shape.codes), np.uint8)
-        assert decode(ring, nothing, source, scale, shape, 99, SCRATCH, out, rotate=rotate, counts=counts) == 0
+        received = Received(ring, nothing, source, scale, counts)
+        assert decode(received, shape, Coding(99, rotate=rotate), out, SCRATCH) == 0
         expected = reference.decode_sums(sums, counts, scale, present, shape, 99, rotate)
         assert np.array_equal(out.view(np.uint32), expected.view(np.uint32)), numel
 
@@ -79,8 +82,9 @@ def test_mean_codes_and_sums_of_one_contributor_decode_alike() -> None:
     ring = np.zeros((2, shape.rows, 1408), np.uint8)
     ring[0, :, : shape.codes] = codes
     ring[1, :, : 2 * shape.codes] = codes.astype(">u2").view(np.uint8)
-    decode(ring[0], nothing, source, scale, shape, 5, SCRATCH, one)
-    decode(ring[1], nothing, source, scale, shape, 5, SCRATCH, other, counts=np.ones(shape.rows, np.uint16))
+    contributors = np.ones(shape.rows, np.uint16)
+    decode(Received(ring[0], nothing, source, scale), shape, Coding(5), one, SCRATCH)
+    decode(Received(ring[1], nothing, source, scale, contributors), shape, Coding(5), other, SCRATCH)
     assert np.array_equal(one, other)
 
 
@@ -91,7 +95,7 @@ def test_group_of_which_nothing_came_is_zero_and_counted() -> None:
     source[64:128] = MISSING
     source[-64:] = MISSING
     out = np.full(shape.numel, np.nan, np.float32)
-    assert decode(codes, codes[:0], source, scale, shape, 1, SCRATCH, out) == 2
+    assert decode(Received(codes, codes[:0], source, scale), shape, Coding(1), out, SCRATCH) == 2
     size = 64 * shape.codes
     assert not out[size : 2 * size].any()
     assert not out[8 * size :].any()
@@ -105,20 +109,21 @@ def test_sources_outside_the_ring_are_refused() -> None:
         source = np.arange(shape.rows)
         source[3] = bad
         with pytest.raises(ValueError, match="outside the ring"):
-            decode(codes, codes[:0], source, scale, shape, 1, SCRATCH, np.zeros(1000, np.float32))
+            decode(Received(codes, codes[:0], source, scale), shape, Coding(1), np.zeros(1000, np.float32), SCRATCH)
 
 
 PROGRAM = """
 import hashlib
 import numpy as np
 from tailbound.codec import decode
+from tailbound.codec.records import Coding, Received
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import shape_for
 shape, rng = shape_for(100001, 1408), np.random.default_rng(5)
 codes = rng.integers(1, 256, (shape.rows, shape.codes), dtype=np.uint8)
 scale, out = rng.random(shape.rows).astype(np.float32), np.zeros(shape.numel, np.float32)
 source = np.where(rng.random(shape.rows) < 0.9, np.arange(shape.rows), decode.MISSING)
-decode.decode(codes, codes[:0], source, scale, shape, 77, Scratch(1408), out)
+decode.decode(Received(codes, codes[:0], source, scale), shape, Coding(77), out, Scratch(1408))
 digest = hashlib.sha256(out.tobytes()).hexdigest()
 """
 FRESH = """

@@ -18,6 +18,7 @@ from tailbound.codec import reference
 from tailbound.codec.encode import Encoded, encode, measure
 from tailbound.codec.hashing import mix, seed_of
 from tailbound.codec.owners import OwnerMap, place
+from tailbound.codec.records import Coding, Packets, Scales
 from tailbound.codec.scale import NEED_LEAST, cold_exponents, need_of, scale_of, shift_cap_of
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import Shape, shape_for
@@ -44,11 +45,12 @@ class Outputs:
         self.shift = np.zeros(shape.groups, np.uint8)
         self.skipped = np.zeros(shape.groups, np.uint8)
 
-    def encode(self, x: NDArray[np.float32], exponents: NDArray[np.int16], **options: Any) -> Encoded:
-        return encode(
-            x, self.shape, 12345, 1, 6, exponents, self.packets, self.placement.position, self.partials, SCRATCH,
-            self.need, self.shift, self.skipped, **options,
-        )  # fmt: skip
+    def encode(
+        self, x: NDArray[np.float32], exponents: NDArray[np.int16], *, rotate: bool = True, **options: Any
+    ) -> Encoded:
+        packets = Packets(self.packets, self.placement.position, self.partials)
+        scales = Scales(exponents, self.need, self.shift, self.skipped)
+        return encode(x, self.shape, Coding(12345, 1, 6, rotate=rotate), packets, scales, SCRATCH, **options)
 
     @property
     def codes(self) -> NDArray[np.uint8]:
@@ -57,7 +59,7 @@ class Outputs:
 
 def exponents_for(x: NDArray[np.float32], shape: Shape, rotate: bool = True) -> NDArray[np.int16]:
     need = np.zeros(shape.groups, np.int16)
-    assert measure(x, shape, 12345, SCRATCH, need, rotate=rotate)
+    assert measure(x, shape, Coding(12345, rotate=rotate), need, SCRATCH)
     return cold_exponents(need[None], 2)
 
 
@@ -114,7 +116,7 @@ def test_not_finite_is_seen_anywhere(rotate: bool) -> None:
         x[at] = value
         assert not out.encode(x, exponents, rotate=rotate).finite, (value, at)
         assert not out.encode(x, np.full_like(exponents, EXPONENT_NONE), rotate=rotate).finite, (value, at)
-        assert not measure(x, shape, 12345, SCRATCH, out.need, rotate=rotate), (value, at)
+        assert not measure(x, shape, Coding(12345, rotate=rotate), out.need, SCRATCH), (value, at)
     assert out.encode(whole, exponents, rotate=rotate).finite
 
 
@@ -171,7 +173,7 @@ def test_wrong_arrays_are_refused() -> None:
     with pytest.raises(ValueError, match="float32 array of 1000"):
         out.encode(np.zeros(1000), exponents)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="scratch for 64"):
-        measure(np.zeros(40000, np.float32), shape_for(40000, 1408), 1, Scratch(64), out.need)
+        measure(np.zeros(40000, np.float32), shape_for(40000, 1408), Coding(1), out.need, Scratch(64))
     out.packets = out.packets[:-1]
     with pytest.raises(ValueError, match="do not fit"):
         out.encode(np.zeros(1000, np.float32), exponents)

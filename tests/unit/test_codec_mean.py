@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tailbound.codec import reference
 from tailbound.codec.mean import Means, mean_rows
 from tailbound.codec.owners import OwnerMap, place
+from tailbound.codec.records import Coding, Own, Scales, Sums, results
 from tailbound.codec.scale import scale_of
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import shape_for
@@ -41,12 +42,9 @@ class Owner:
         self.need = np.full(self.shape.groups, -9, np.int16)
         self.shift = np.zeros(self.shape.groups, np.uint8)
         self.slots["cookie"], self.slots["op"], self.slots["need"] = 9, 3, EXPONENT_NONE
-        self.scale = np.zeros(self.rows, np.float32)
-        self.count = np.zeros(self.rows, np.uint16)
-        self.e_next = np.zeros(self.rows, np.int16)
-        self.partials = np.zeros((self.rows, 4), np.uint64)
-        self.usable = np.zeros(self.rows, np.uint8)
-        self.out = np.full_like(self.own, 7)
+        self.made = results(self.rows, self.shape.codes)
+        self.out, self.partials, self.scale, self.count, self.e_next, self.usable = self.made
+        self.out[:] = 7
         total = np.zeros((self.rows, self.shape.codes), np.uint16)
         for shift, codes in zip((0, 2, 0), self.codes, strict=True):
             total += reference.to_lanes(codes) << shift
@@ -56,12 +54,10 @@ class Owner:
         self.slots["exponent"][self.at] = self.exponents[self.groups]
 
     def mean(self, own: bool = True, expected: NDArray[np.int16] | None = None, **options: Any) -> Means:
-        return mean_rows(
-            self.sums, self.slots, self.seq0, 9, 3, self.groups, self.shape.codes, self.own, own, self.exponents,
-            self.need, self.shift, self.exponents if expected is None else expected, 2, 12345, 0, self.out, self.scale,
-            self.count, self.e_next, self.partials, self.usable, np.zeros(self.shape.groups, np.int16), SCRATCH,
-            **options,
-        )  # fmt: skip
+        sums = Sums(self.sums, self.slots, self.seq0, 9, 3, self.exponents if expected is None else expected)
+        scales, groups = Scales(self.exponents, self.need, self.shift, self.shift), self.shape.groups
+        mine = Own(self.groups, self.own, own, scales, np.zeros(groups, np.int16))
+        return mean_rows(sums, mine, self.shape, Coding(12345, 0, 0, 2), self.made, SCRATCH, **options)
 
     def check(self, row: int, lanes: NDArray[np.uint16], units: int, count: int, e: int) -> None:
         expected = reference.mean(lanes, units, count, e, 12345, 0, row)

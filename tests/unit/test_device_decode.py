@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from device_cases import DTYPES, SCRATCH, SIZES, Results, coder
 from tailbound.codec.decode import MISSING, own_source
+from tailbound.codec.records import Coding
 from tailbound.codec.shape import shape_for
 
 pytestmark = pytest.mark.needs("torch")
@@ -73,7 +74,7 @@ def test_an_op_is_not_divided() -> None:
 
     shape, x = shape_for(721_001, 1408), torch.zeros(721_001)
     with pytest.raises(ValueError, match=r"groups \(0, 1\) of 9"):
-        coder().measure(x, shape, 1, SCRATCH, np.zeros(9, np.int16), groups=(0, 1))
+        coder().measure(x, shape, Coding(1), np.zeros(9, np.int16), SCRATCH, groups=(0, 1))
 
 
 def test_clearing_and_keeping() -> None:

@@ -17,7 +17,6 @@ RANKS, STEPS, PER_RANK = 4, 160, 32
 def _average(bits: int, feedback: bool, numel: int) -> Any:
     """A function of (step, gradients by rank) that gives what rank 0 receives."""
     from tailbound.codec.feedback import write_residual
-    from tailbound.codec.hashing import seed_of
     from tailbound.codec.local import LocalJob
 
     job = LocalJob(RANKS, numel, bits=bits)
@@ -31,11 +30,11 @@ def _average(bits: int, feedback: bool, numel: int) -> Any:
         exponents = job.exponents.copy()
         out = job.step(op, data, receivers=[0]).outputs[0]
         for rank in range(RANKS) if feedback else ():
+            packets, scales = job.packets_of(rank), job.scales_of(rank)._replace(exponents=exponents[rank])
+            rows = np.zeros(shape.rows, np.int64), np.zeros(shape.rows, np.float32)
             write_residual(
-                data[rank], job.packets[rank], job.placement.position, exponents[rank], job.shift[rank],
-                job.skipped[rank], shape, seed_of(job.cookie, op), job.scratch, np.zeros(shape.rows, np.int64),
-                np.zeros(shape.rows, np.float32), residuals[rank],
-            )  # fmt: skip
+                data[rank], packets, scales, shape, job.coding(op, rank), *rows, residuals[rank], job.scratch
+            )
         return out
 
     return average

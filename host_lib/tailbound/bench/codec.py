@@ -22,6 +22,7 @@ from tailbound.codec.hashing import seed_of
 from tailbound.codec.local import LocalJob, nmse
 from tailbound.codec.mean import mean_rows
 from tailbound.codec.owners import OwnerMap, place
+from tailbound.codec.records import Coding, Own, Packets, Received, Scales, Sums, results
 from tailbound.codec.scale import cold_exponents, headroom_of, shift_cap_of
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import shape_for
@@ -87,30 +88,30 @@ def _passes(numel: int, threads: int, pool: ThreadPoolExecutor) -> dict[str, tup
     """Name -> (bytes of float32, call) of every pass, for the first of four ranks."""
     shape = shape_for(numel, WIDTH)
     at = place(shape, OwnerMap(1, tuple(range(RANKS))), RANKS)
-    seed, codes, rng = seed_of(COOKIE, OP), shape.codes, np.random.default_rng(0)
+    codes, rng = shape.codes, np.random.default_rng(0)
     scratches = [Scratch(WIDTH) for _ in range(threads)]
     own, groups = int(at.counts[0]), at.groups_of(0)
     x = rng.standard_normal(numel, np.float32)
     copy = np.empty_like(x)
-    need, shift = np.zeros(shape.groups, np.int16), np.zeros(shape.groups, np.uint8)
-    skipped, needs = np.zeros(shape.groups, np.uint8), [np.zeros(shape.groups, np.int16) for _ in range(threads)]
-    packets = np.zeros((shape.rows, HEADER_BYTES + codes), np.uint8)
-    partials = np.zeros((shape.rows, 4), np.uint64)
-    measure(x, shape, seed, scratches[0], need)
-    exponents = cold_exponents(need[None], headroom_of(RANKS))
+    coding = Coding(seed_of(COOKIE, OP), 0, shift_cap_of(RANKS), headroom_of(RANKS))
+    need, needs = np.zeros(shape.groups, np.int16), [np.zeros(shape.groups, np.int16) for _ in range(threads)]
+    measure(x, shape, coding, need, scratches[0])
+    exponents = cold_exponents(need[None], coding.headroom)
+    scales = Scales(exponents, need, np.zeros(shape.groups, np.uint8), np.zeros(shape.groups, np.uint8))
+    memory = np.zeros((shape.rows, HEADER_BYTES + codes), np.uint8)
+    packets = Packets(memory, at.position, np.zeros((shape.rows, 4), np.uint64))
     # sums of three peers, in a ring twice as long as needed
     ring = 2 << (own - 1).bit_length()
     sums, slots = np.zeros((ring, 2 * WIDTH), np.uint8), np.zeros(ring, DTYPES["tb_slot"])
     sums.view(np.uint16)[:] = rng.integers(3, 3 * 255, (ring, WIDTH))
     slots["cookie"], slots["op"], slots["count"], slots["units"] = COOKIE, OP, 3, 3
     slots["exponent"][:own] = exponents[groups]
-    out, scale = np.zeros((own, HEADER_BYTES + codes), np.uint8), np.zeros(own, np.float32)
-    count, e_next = np.zeros(own, np.uint16), np.zeros(own, np.int16)
-    usable, states = np.zeros(own, np.uint8), np.zeros((own, 4), np.uint64)
-    results = rng.integers(1, 256, (1 << (shape.rows - 1).bit_length(), WIDTH), dtype=np.uint8)
+    sealed, made = Sums(sums, slots, 0, COOKIE, OP, exponents), results(own, codes)
+    result_ring = rng.integers(1, 256, (1 << (shape.rows - 1).bit_length(), WIDTH), dtype=np.uint8)
     source = np.arange(shape.rows, dtype=np.int64)
     source[at.rows_of(0)] = [own_source(i) for i in range(own)]
-    scales, decoded = np.ones(shape.rows, np.float32), np.empty_like(x)
+    received = Received(result_ring, made.packets, source, np.ones(shape.rows, np.float32))
+    decoded = np.empty_like(x)
 
     def shared(total: int, work: Callable[[int, tuple[int, int]], Any]) -> Callable[[], None]:
         cuts = [(total * i // threads, total * (i + 1) // threads) for i in range(threads)]
@@ -119,29 +120,24 @@ def _passes(numel: int, threads: int, pool: ThreadPoolExecutor) -> dict[str, tup
         return lambda: [*pool.map(work, range(threads), cuts)].clear()
 
     def encode_part(i: int, part: tuple[int, int]) -> None:
-        encode(
-            x, shape, seed, 0, shift_cap_of(RANKS), exponents, packets, at.position, partials, scratches[i], need,
-            shift, skipped, groups=part,
-        )  # fmt: skip
+        encode(x, shape, coding, packets, scales, scratches[i], groups=part)
 
     def mean_part(i: int, part: tuple[int, int]) -> None:
-        mean_rows(
-            sums, slots, 0, COOKIE, OP, groups, codes, packets[:own], True, exponents, need, shift, exponents,
-            headroom_of(RANKS), seed, 0, out, scale, count, e_next, states, usable, needs[i], scratches[i], places=part,
-        )  # fmt: skip
+        contributed = Own(groups, memory[:own], True, scales, needs[i])
+        mean_rows(sealed, contributed, shape, coding, made, scratches[i], places=part)
 
     return {
         "encode": (4 * numel, shared(shape.groups, encode_part)),
         "measure": (
             4 * numel,
-            shared(shape.groups, lambda i, part: measure(x, shape, seed, scratches[i], need, groups=part)),
+            shared(shape.groups, lambda i, part: measure(x, shape, coding, need, scratches[i], groups=part)),
         ),
         "mean": (4 * own * codes, shared(own, mean_part)),
         "decode": (
             4 * numel,
             shared(
                 shape.groups,
-                lambda i, part: decode(results, out, source, scales, shape, seed, scratches[i], decoded, groups=part),
+                lambda i, part: decode(received, shape, coding, decoded, scratches[i], groups=part),
             ),
         ),
         "memcpy": (4 * numel, shared(numel, lambda i, part: np.copyto(copy[slice(*part)], x[slice(*part)]))),

@@ -6,10 +6,13 @@ unless fastmath allows contraction; a test looks at the machine code), and sums 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec import kernels, planes, sums
+from tailbound.codec.records import Coding, Received
 from tailbound.codec.scale import SPAN, ZERO, root_of
 from tailbound.codec.scratch import PITCH_EXTRA, Scratch, readonly
 from tailbound.codec.shape import Shape
@@ -20,6 +23,16 @@ from tailbound.wire.schema import HEADER_BYTES
 #: ``source`` of a row that is missing.
 MISSING = -1
 _NO_COUNTS = np.zeros(0, np.uint16)
+
+
+class _Form(NamedTuple):
+    """Of an op, for the compiled pass."""
+
+    rows: int  #: of a group
+    codes: int  #: of a row
+    bits: int  #: of a code
+    seed: np.uint32
+    rotate: bool
 
 
 def own_source(place: int) -> int:
@@ -52,26 +65,26 @@ def _expand_sums(addresses, factors, zeros, rows, codes, work, pitch):  # type: 
 
 
 @compiled
-def _unfold(ring, own, source, first, rows, codes, bits, factors, out, at, apart):  # type: ignore[no-untyped-def]
+def _unfold(results, first, form, factors, out, at, apart):  # type: ignore[no-untyped-def]
     """Codes of 16 or 4 bits of a group's rows to values, ``apart`` in ``out``; a missing row is zero."""
-    for r in range(rows):
-        where = source[first + r]
+    for r in range(form.rows):
+        where = results.source[first + r]
         begin = at + r * apart
         if where == MISSING:
-            for j in range(begin, begin + codes):
+            for j in range(begin, begin + form.codes):
                 out[j] = np.float32(0.0)
         elif where >= 0:
-            planes.read_row(ring[where], codes, bits, factors[r], out, begin)
+            planes.read_row(results.ring[where], form.codes, form.bits, factors[r], out, begin)
         else:
-            planes.read_row(own[-where - 2, HEADER_BYTES:], codes, bits, factors[r], out, begin)
+            planes.read_row(results.own[-where - 2, HEADER_BYTES:], form.codes, form.bits, factors[r], out, begin)
 
 
 @compiled
-def _decode(  # type: ignore[no-untyped-def]
-    ring, own, source, scale, counts, lo, hi, rows, codes, bits, seed, rotate, work, padded, blank, factors, addresses,
-    zeros, out,
-):  # fmt: skip
-    span = SPAN if bits == 8 else planes.zero_of(bits) - 1
+def _decode(results, lo, hi, form, memory, out):  # type: ignore[no-untyped-def]
+    ring, own, source, scale, counts = results
+    rows, codes, seed, rotate = form.rows, form.codes, form.seed, form.rotate
+    work, padded, factors, addresses, zeros = memory.work, memory.group, memory.factors, memory.addresses, memory.zeros
+    span = SPAN if form.bits == 8 else planes.zero_of(form.bits) - 1
     failed = 0
     pitch = codes + PITCH_EXTRA
     size = rows * codes
@@ -85,7 +98,7 @@ def _decode(  # type: ignore[no-untyped-def]
         for r in range(rows):
             k = g * rows + r
             at = source[k]
-            addresses[r] = np.int64(blank.ctypes.data)
+            addresses[r] = np.int64(memory.blank.ctypes.data)
             factors[r] = np.float32(0.0)
             zeros[r] = 0
             if at == MISSING:
@@ -106,9 +119,9 @@ def _decode(  # type: ignore[no-untyped-def]
             continue
         whole = last - first == size
         target, at = (out, first) if whole else (padded, np.int64(0))
-        if bits != 8:
+        if form.bits != 8:
             apart, values, begin = (pitch, work, np.int64(0)) if rotate else (codes, target, at)
-            _unfold(ring, own, source, g * rows, rows, codes, bits, factors, values, begin, apart)
+            _unfold(results, g * rows, form, factors, values, begin, apart)
             if rotate:
                 planes.settle_far(work, rows, codes, pitch)
         elif not rotate:
@@ -136,33 +149,22 @@ def _decode(  # type: ignore[no-untyped-def]
 
 
 def decode(
-    ring: NDArray[np.uint8],
-    own: NDArray[np.uint8],
-    source: NDArray[np.int64],
-    scale: NDArray[np.float32],
+    received: Received,
     shape: Shape,
-    seed: int,
-    scratch: Scratch,
+    coding: Coding,
     out: NDArray[np.float32],
+    scratch: Scratch,
     *,
-    rotate: bool = True,
     groups: tuple[int, int] | None = None,
-    counts: NDArray[np.uint16] | None = None,
 ) -> int:
     """Decodes the results of an op (codec-11).
 
     Args:
-        ring: u8[result_rows, W], the result ring.
-        own: u8[own rows, 64 + V], own result packets in place order.
-        source: i64[T], of row k: a ring position, MISSING (-1), or ``own_source(place)`` (<= -2).
-        scale: f32[T], scale of row k; not read where missing.
-        seed: ``hashing.seed_of(cookie, op)``.
+        coding: its seed, and whether groups are rotated.
         out: f32[numel], written, C-contiguous. Missing rows count as zero, and each group is multiplied by
-            R / received; a group of which nothing came is zero. With ``rotate`` off missing entries are zero and
-            nothing is corrected.
+            R / received; a group of which nothing came is zero. Where groups are not rotated missing entries are zero
+            and nothing is corrected.
         groups: only the groups of this half-open range.
-        counts: u16[T], contributors of row k, above 0 where it is present: the ring holds a switch's sums (u16 lanes
-            in code order, big-endian), and ``scale`` is that of the contributions. None: it holds mean codes.
 
     Returns:
         Groups of which nothing was received.
@@ -170,6 +172,7 @@ def decode(
     Raises:
         ValueError: an array does not fit the shape, or a source is out of range.
     """
+    ring, own, source, scale, counts = received
     if out.shape != (shape.numel,) or out.dtype != np.float32 or not out.flags.c_contiguous:
         raise ValueError(f"output {out.dtype}{out.shape} is not a contiguous float32 array of {shape.numel} entries")
     if counts is not None and shape.bits != 8:
@@ -180,11 +183,9 @@ def decode(
             f"ring {ring.shape}, {len(source)} sources or a scratch for {scratch.width} do not fit {shape}"
         )
     lo, hi = groups or (0, shape.groups)
-    failed = _decode(
-        readonly(ring), own, source, scale, _NO_COUNTS if counts is None else counts, lo, hi, shape.group_rows,
-        shape.entries, shape.bits, np.uint32(seed), rotate, scratch.work, scratch.group, scratch.blank, scratch.factors,
-        scratch.addresses, scratch.zeros, out,
-    )  # fmt: skip
+    rows = Received(readonly(ring), own, source, scale, _NO_COUNTS if counts is None else counts)
+    form = _Form(shape.group_rows, shape.entries, shape.bits, np.uint32(coding.seed), coding.rotate)
+    failed = _decode(rows, lo, hi, form, scratch.memory, out)
     if failed < 0:
         raise ValueError(f"a source lies outside the ring of {ring.shape[0]} rows or the {own.shape[0]} own rows")
     return int(failed)

@@ -16,12 +16,25 @@ from numpy.typing import NDArray
 
 from tailbound.codec import hashing, kernels, planes
 from tailbound.codec.hashing import bits_of, float_of, row_key
+from tailbound.codec.records import Coding, Packets, Scales
 from tailbound.codec.scale import OVERFLOW_BITS, SPAN, need_of, root_of, scale_of, shift_of
 from tailbound.codec.scratch import PITCH_EXTRA, Scratch, readonly
 from tailbound.codec.shape import Shape
 from tailbound.wire.check import partial
 from tailbound.wire.jit import compiled
 from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES
+
+
+class _Form(NamedTuple):
+    """Of an op, for the compiled passes."""
+
+    rows: int  #: of a group
+    codes: int  #: of a row
+    bits: int  #: of a code
+    seed: np.uint32
+    rounding: np.uint32
+    rotate: bool
+    shift_cap: int
 
 
 class Encoded(NamedTuple):
@@ -71,130 +84,129 @@ def normalised(bits, rows, rotate):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _measure(  # type: ignore[no-untyped-def]
-    x, lo, hi, rows, codes, bits_each, seed, rotate, need, work, padded, keys, targets
-):
+def _measure(x, lo, hi, form, need, memory):  # type: ignore[no-untyped-def]
+    rows, codes, work = form.rows, form.codes, memory.work
+    keys, targets = memory.keys, memory.addresses
     pitch = codes + PITCH_EXTRA
     size = rows * codes
     none = np.float32(0.0)
     for g in range(lo, hi):
         first = np.int64(g) * size
-        source, at = _source(x, first, size, padded)
-        if rotate:
-            _spread(source, at, rows, codes, np.uint32(seed + np.uint32(first)), work, pitch)
+        source, at = _source(x, first, size, memory.group)
+        if form.rotate:
+            _spread(source, at, rows, codes, np.uint32(form.seed + np.uint32(first)), work, pitch)
         most = np.uint32(0)
         for r in range(0, rows, 8):
             ahead = _ahead(x, first + r * codes, size)
-            if rotate:
+            if form.rotate:
                 bits = kernels.measure_turned(work, r * pitch, pitch, codes, none, keys, targets, x, ahead)
             else:
                 bits = kernels.measure_plain(source, at + r * codes, codes, codes, none, keys, targets, x, ahead)
             most = max(most, bits)
         if most >= OVERFLOW_BITS:
             return False
-        need[g] = need_of(planes.reach(normalised(most, rows, rotate), bits_each, source, at, size))
+        need[g] = need_of(planes.reach(normalised(most, rows, form.rotate), form.bits, source, at, size))
     return True
 
 
 @compiled
-def _finish(  # type: ignore[no-untyped-def]
-    x, source, at, g, rows, codes, bits_each, rotate, factor, rounding, packets, position, partials, work, keys,
-    targets, spare,
-):  # fmt: skip
+def _finish(x, source, at, g, form, factor, packets, memory):  # type: ignore[no-untyped-def]
     """Second pass: butterflies between neighbours, codes and check. Returns the bits of the largest value.
 
-    With codes of 16 or 4 bits ``work`` is settled already.
+    With codes of 16 or 4 bits the work memory is settled already.
     """
+    rows, codes, work, keys, targets = form.rows, form.codes, memory.work, memory.keys, memory.addresses
     pitch = codes + PITCH_EXTRA
-    payload = packets.shape[1] - HEADER_BYTES
-    base = np.int64(packets.ctypes.data) + HEADER_BYTES
+    out, position = packets.memory, packets.position
+    payload = out.shape[1] - HEADER_BYTES
+    base = np.int64(out.ctypes.data) + HEADER_BYTES
     most = np.uint32(0)
     for r in range(0, rows, 8):
         k = g * rows + r
         ahead = _ahead(x, np.int64(k) * codes, rows * codes)
         for i in range(8):
-            targets[i] = base + np.int64(position[k + i]) * packets.shape[1]
+            targets[i] = base + np.int64(position[k + i]) * out.shape[1]
         for i in range(4):
-            keys[i] = row_key(rounding, np.uint32(k // 2 + i))
-        if bits_each != 8:
-            values, first, apart = (work, r * pitch, pitch) if rotate else (source, at + r * codes, codes)
+            keys[i] = row_key(form.rounding, np.uint32(k // 2 + i))
+        if form.bits != 8:
+            values, first, apart = (work, r * pitch, pitch) if form.rotate else (source, at + r * codes, codes)
             bits = kernels.measure_plain(values, first, apart, codes, factor, keys, targets, x, ahead)
-            planes.write_rows(values, first, apart, k, codes, factor, rounding, bits_each, packets, position, spare)
-        elif rotate:
+            planes.write_rows(
+                values, first, apart, k, codes, factor, form.rounding, form.bits, out, position, memory.row
+            )
+        elif form.rotate:
             bits = kernels.finish_turned(work, r * pitch, pitch, codes, factor, keys, targets, x, ahead)
         else:
             bits = kernels.finish_plain(source, at + r * codes, codes, codes, factor, keys, targets, x, ahead)
         most = max(most, bits)
         for i in range(8):
             row = position[k + i]
-            state = partials[row]
+            state = packets.partials[row]
             state[:] = 0
-            partial(packets[row, HEADER_BYTES : HEADER_BYTES + payload].view(np.uint64), state)
+            partial(out[row, HEADER_BYTES : HEADER_BYTES + payload].view(np.uint64), state)
     return most
 
 
 @compiled
-def _count_beyond(source, at, rows, codes, rotate, settled, limit, work):  # type: ignore[no-untyped-def]
+def _count_beyond(source, at, form, limit, work):  # type: ignore[no-untyped-def]
     """Entries of the group whose absolute value is above ``limit``; settles ``work`` in place, so it comes last."""
-    beyond = 0
+    beyond, codes = 0, form.codes
     pitch = codes + PITCH_EXTRA
-    for r in range(0, rows, 8):
-        if rotate and not settled:
+    for r in range(0, form.rows, 8):
+        if form.rotate and form.bits == 8:
             kernels.settle(work, r * pitch, pitch, codes)
         for i in range(r, r + 8):
-            row = work[i * pitch : i * pitch + codes] if rotate else source[at + i * codes : at + (i + 1) * codes]
+            row = work[i * pitch : i * pitch + codes] if form.rotate else source[at + i * codes : at + (i + 1) * codes]
             for value in row:
                 beyond += abs(value) > limit
     return beyond
 
 
 @compiled
-def _encode(  # type: ignore[no-untyped-def]
-    x, lo, hi, rows, codes, bits_each, seed, rounding, rotate, cap, exponents, packets, position, partials, need,
-    shift, skipped, work, padded, keys, targets, spare,
-):  # fmt: skip
+def _encode(x, lo, hi, form, packets, scales, memory):  # type: ignore[no-untyped-def]
     clipped = 0
-    span = SPAN if bits_each == 8 else planes.zero_of(bits_each) - 1
+    rows, codes = form.rows, form.codes
+    span = SPAN if form.bits == 8 else planes.zero_of(form.bits) - 1
     pitch = codes + PITCH_EXTRA
     size = rows * codes
-    root = root_of(rows) if rotate else 1.0
+    root = root_of(rows) if form.rotate else 1.0
     for g in range(lo, hi):
         first = np.int64(g) * size
-        e = np.int64(exponents[g])
-        shift[g] = 0
-        skipped[g] = e == EXPONENT_NONE
+        e = np.int64(scales.exponents[g])
+        scales.shift[g] = 0
+        scales.skipped[g] = e == EXPONENT_NONE
         if e == EXPONENT_NONE:
-            if not _measure(x, g, g + 1, rows, codes, bits_each, seed, rotate, need, work, padded, keys, targets):
+            if not _measure(x, g, g + 1, form, scales.need, memory):
                 return False, clipped
             continue
-        source, at = _source(x, first, size, padded)
-        if rotate:
-            _spread(source, at, rows, codes, np.uint32(seed + np.uint32(first)), work, pitch)
-            if bits_each != 8:
-                planes.settle_near(work, rows, codes, pitch)
+        source, at = _source(x, first, size, memory.group)
+        if form.rotate:
+            _spread(source, at, rows, codes, np.uint32(form.seed + np.uint32(first)), memory.work, pitch)
+            if form.bits != 8:
+                planes.settle_near(memory.work, rows, codes, pitch)
         factor = np.float32(span / (scale_of(e) * root))
-        bits = _finish(
-            x, source, at, g, rows, codes, bits_each, rotate, factor, rounding, packets, position, partials, work, keys,
-            targets, spare,
-        )  # fmt: skip
+        bits = _finish(x, source, at, g, form, factor, packets, memory)
         if bits >= OVERFLOW_BITS:
             return False, clipped
-        want = need_of(planes.reach(normalised(bits, rows, rotate), bits_each, source, at, size))
-        need[g] = want
+        want = need_of(planes.reach(normalised(bits, rows, form.rotate), form.bits, source, at, size))
+        scales.need[g] = want
         if want <= e:
             continue
-        k = shift_of(want, e, cap)
-        shift[g] = k
+        k = shift_of(want, e, form.shift_cap)
+        scales.shift[g] = k
         scale = scale_of(e + 4 * k) * root
         if k > 0:
-            factor = np.float32(span / scale)
-            _finish(
-                x, source, at, g, rows, codes, bits_each, rotate, factor, rounding, packets, position, partials, work,
-                keys, targets, spare,
-            )  # fmt: skip
+            _finish(x, source, at, g, form, np.float32(span / scale), packets, memory)
         if want > e + 4 * k:
-            clipped += _count_beyond(source, at, rows, codes, rotate, bits_each != 8, np.float32(scale), work)
+            clipped += _count_beyond(source, at, form, np.float32(scale), memory.work)
     return True, clipped
+
+
+def _form(shape: Shape, coding: Coding) -> _Form:
+    rounding = hashing.rounding_seed(coding.seed, coding.rank, hashing.STAGE_CONTRIBUTION)
+    cap = coding.shift_cap if shape.bits > 4 else 0
+    seed, rounded = np.uint32(coding.seed), np.uint32(rounding)
+    return _Form(shape.group_rows, shape.entries, shape.bits, seed, rounded, coding.rotate, cap)
 
 
 def _fits(x: NDArray[np.float32], shape: Shape, scratch: Scratch) -> None:
@@ -207,20 +219,18 @@ def _fits(x: NDArray[np.float32], shape: Shape, scratch: Scratch) -> None:
 def measure(
     x: NDArray[np.float32],
     shape: Shape,
-    seed: int,
-    scratch: Scratch,
+    coding: Coding,
     need: NDArray[np.int16],
+    scratch: Scratch,
     *,
-    rotate: bool = True,
     groups: tuple[int, int] | None = None,
 ) -> bool:
     """What scale each group needs, for a cold op; codes nothing.
 
     Args:
         x: f32[numel], C-contiguous.
-        seed: ``hashing.seed_of(cookie, op)``.
+        coding: its seed, and whether groups are rotated.
         need: i16[G], written: ceil(4 log2 max|y|) a group, EXPONENT_NONE where all is zero.
-        rotate: rotate; without it y is x.
         groups: only the groups of this half-open range.
 
     Returns:
@@ -231,45 +241,26 @@ def measure(
     """
     _fits(x, shape, scratch)
     lo, hi = groups or (0, shape.groups)
-    return bool(
-        _measure(
-            x, lo, hi, shape.group_rows, shape.entries, shape.bits, np.uint32(seed), rotate, need, scratch.work,
-            scratch.group, scratch.keys, scratch.addresses,
-        )
-    )  # fmt: skip
+    return bool(_measure(x, lo, hi, _form(shape, coding), need, scratch.memory))
 
 
 def encode(
     x: NDArray[np.float32],
     shape: Shape,
-    seed: int,
-    rank: int,
-    shift_cap: int,
-    exponents: NDArray[np.int16],
-    packets: NDArray[np.uint8],
-    position: NDArray[np.int32],
-    partials: NDArray[np.uint64],
+    coding: Coding,
+    packets: Packets,
+    scales: Scales,
     scratch: Scratch,
-    need: NDArray[np.int16],
-    shift: NDArray[np.uint8],
-    skipped: NDArray[np.uint8],
     *,
-    rotate: bool = True,
     groups: tuple[int, int] | None = None,
 ) -> Encoded:
     """Codes a bucket into packet memory (codec-3 to codec-7).
 
     Args:
         x: f32[numel], C-contiguous.
-        seed: ``hashing.seed_of(cookie, op)``.
-        exponents: i16[G], e of each group; EXPONENT_NONE: the group is only measured, its packets stay as they are.
-        packets: u8[T, 64 + V], C-contiguous; codes go to columns 64 and up, headers are left alone.
-        position: i32[T], packet position of row k (``Placement.position``).
-        partials: u64[T, 4], written by packet position: ``wire.check`` state over the payload.
-        need: i16[G], written, as by ``measure``.
-        shift: u8[G], written: k of each group.
-        skipped: u8[G], written: 1 where the exponent was EXPONENT_NONE.
-        rotate: rotate; without it y is x.
+        coding: how; ``headroom`` is not looked at.
+        packets: written, but for ``position``.
+        scales: ``exponents`` are read, the others written.
         groups: only the groups of this half-open range, so that threads can share the work (a scratch each).
 
     Returns:
@@ -279,13 +270,10 @@ def encode(
         ValueError: an array does not fit the shape.
     """
     _fits(x, shape, scratch)
-    if packets.shape != (shape.rows, HEADER_BYTES + shape.codes) or partials.shape != (shape.rows, 4):
-        raise ValueError(f"packets {packets.shape} or partials {partials.shape} do not fit {shape}")
+    rows, partials = packets.memory.shape, packets.partials.shape
+    if rows != (shape.rows, HEADER_BYTES + shape.codes) or partials != (shape.rows, 4):
+        raise ValueError(f"packets {rows} or partials {partials} do not fit {shape}")
     lo, hi = groups or (0, shape.groups)
-    rounding = np.uint32(hashing.rounding_seed(seed, rank, hashing.STAGE_CONTRIBUTION))
-    finite, clipped = _encode(
-        x, lo, hi, shape.group_rows, shape.entries, shape.bits, np.uint32(seed), rounding, rotate,
-        shift_cap if shape.bits > 4 else 0, exponents, packets, readonly(position), partials, need, shift, skipped,
-        scratch.work, scratch.group, scratch.keys, scratch.addresses, scratch.row,
-    )  # fmt: skip
+    packets = packets._replace(position=readonly(packets.position))
+    finite, clipped = _encode(x, lo, hi, _form(shape, coding), packets, scales, scratch.memory)
     return Encoded(bool(finite), int(clipped))

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.decode import MISSING, decode
+from tailbound.codec.records import Coding, Packets, Received, Scales
 from tailbound.codec.scale import scales_of
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import Shape
@@ -19,30 +20,24 @@ from tailbound.codec.shape import Shape
 
 def write_residual(
     data: NDArray[np.float32],
-    packets: NDArray[np.uint8],
-    position: NDArray[np.int32],
-    exponents: NDArray[np.int16],
-    shift: NDArray[np.uint8],
-    skipped: NDArray[np.uint8],
+    packets: Packets,
+    scales: Scales,
     shape: Shape,
-    seed: int,
-    scratch: Scratch,
+    coding: Coding,
     source: NDArray[np.int64],
     scale: NDArray[np.float32],
     residual: NDArray[np.float32],
+    scratch: Scratch,
     *,
-    rotate: bool = True,
     groups: tuple[int, int] | None = None,
 ) -> None:
     """Writes ``data`` minus what its codes say; all of ``data`` where a group was not coded.
 
     Args:
         data: f32[numel], what ``encode`` was given.
-        packets, position, exponents, shift, skipped: of ``encode``.
-        seed: ``hashing.seed_of(cookie, op)``.
+        packets, scales, shape, coding: of ``encode``.
         source, scale: i64[T] and f32[T], working memory.
         residual: f32[numel], written, C-contiguous; not ``data`` itself.
-        rotate: as given to ``encode``.
         groups: only the groups of this half-open range; ``source``, ``scale`` and ``residual`` are written there alone.
 
     Raises:
@@ -51,12 +46,13 @@ def write_residual(
     lo, hi = groups or (0, shape.groups)
     part = slice(lo, hi)
     by_group = source.reshape(shape.groups, shape.group_rows)[part]
-    np.negative(position.reshape(shape.groups, shape.group_rows)[part], out=by_group)
+    np.negative(packets.position.reshape(shape.groups, shape.group_rows)[part], out=by_group)
     by_group -= 2  # decode.own_source of every packet position
-    by_group[skipped[part].astype(bool)] = MISSING
-    told = np.where(skipped[part], np.int16(0), exponents[part]) + 4 * shift[part].astype(np.int16)
+    skipped = scales.skipped[part]
+    by_group[skipped.astype(bool)] = MISSING
+    told = np.where(skipped, np.int16(0), scales.exponents[part]) + 4 * scales.shift[part].astype(np.int16)
     scale.reshape(shape.groups, shape.group_rows)[part] = scales_of(told)[:, None]
-    decode(packets, packets, source, scale, shape, seed, scratch, residual, rotate=rotate, groups=(lo, hi))
+    decode(Received(packets.memory, packets.memory, source, scale), shape, coding, residual, scratch, groups=(lo, hi))
     size = shape.group_rows * shape.entries
     entries = slice(lo * size, hi * size)
     np.subtract(data[entries], residual[entries], out=residual[entries])

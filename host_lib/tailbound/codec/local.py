@@ -19,6 +19,7 @@ from tailbound.codec.encode import encode, measure
 from tailbound.codec.hashing import seed_of
 from tailbound.codec.mean import Means, mean_rows
 from tailbound.codec.owners import OwnerMap, place
+from tailbound.codec.records import Coding, Own, Packets, Received, Results, Scales, Sums, results
 from tailbound.codec.scale import cold_exponents, headroom_of, shift_cap_of, warm_exponents
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import shape_for
@@ -66,17 +67,30 @@ class LocalJob:
         shape, ranks = self.shape, world_size
         self.row_groups = self.placement.row_at // shape.group_rows
         self.packets = np.zeros((ranks, shape.rows, HEADER_BYTES + shape.codes), np.uint8)
-        self.partials = np.zeros((shape.rows, 4), np.uint64)
+        self.partials = np.zeros((shape.rows, 4), np.uint64)  # of the rank that was coded last
         self.need = np.zeros((ranks, shape.groups), np.int16)
         self.shift = np.zeros((ranks, shape.groups), np.uint8)
         self.skipped = np.zeros((ranks, shape.groups), np.uint8)
 
+    def coding(self, op: int, rank: int) -> Coding:
+        """How ``rank`` codes ``op``."""
+        seed, cap = seed_of(self.cookie, op), shift_cap_of(self.world_size)
+        return Coding(seed, rank, cap, self.headroom, self.rotate)
+
+    def packets_of(self, rank: int) -> Packets:
+        """Memory of a rank's contributions."""
+        return Packets(self.packets[rank], self.placement.position, self.partials)
+
+    def scales_of(self, rank: int) -> Scales:
+        """What a rank's codes mean."""
+        assert self.exponents is not None
+        return Scales(self.exponents[rank], self.need[rank], self.shift[rank], self.skipped[rank])
+
     def cold(self, gradients: Sequence[NDArray[np.float32]], op: int) -> None:
         """The agreement on scales before a first op, nothing lost."""
-        seed, needs = seed_of(self.cookie, op), np.zeros((self.world_size, self.shape.groups), np.int16)
+        needs = np.zeros((self.world_size, self.shape.groups), np.int16)
         heard = [
-            measure(x, self.shape, seed, self.scratch, needs[rank], rotate=self.rotate)
-            for rank, x in enumerate(gradients)
+            measure(x, self.shape, self.coding(op, rank), needs[rank], self.scratch) for rank, x in enumerate(gradients)
         ]
         exponents = cold_exponents(needs[np.array(heard)], self.headroom)
         self.exponents = np.tile(exponents, (self.world_size, 1))
@@ -102,36 +116,29 @@ class LocalJob:
         if self.exponents is None:
             self.cold(gradients, op)
         assert self.exponents is not None
-        shape, seed, ranks = self.shape, seed_of(self.cookie, op), self.world_size
+        shape, ranks = self.shape, self.world_size
         finite, clipped = [], 0
         for rank, x in enumerate(gradients):
-            done = encode(
-                x, shape, seed, rank, shift_cap_of(ranks), self.exponents[rank], self.packets[rank],
-                self.placement.position, self.partials, self.scratch, self.need[rank], self.shift[rank],
-                self.skipped[rank], rotate=self.rotate,
-            )  # fmt: skip
+            packets, scales = self.packets_of(rank), self.scales_of(rank)
+            done = encode(x, shape, self.coding(op, rank), packets, scales, self.scratch)
             finite.append(done.finite)
             clipped += done.clipped if done.finite else 0
         lost = np.zeros((ranks, shape.rows), bool) if lost_contributions is None else lost_contributions.copy()
         lost[[not f for f in finite]] = True
         sums, slots, refused = self._sum(op, lost)
-        out = np.zeros((shape.rows, HEADER_BYTES + shape.codes), np.uint8)
-        scale, e_next = np.zeros(shape.rows, np.float32), np.zeros(shape.rows, np.int16)
-        usable, means = np.zeros(shape.rows, np.uint8), []
+        out, means = results(shape.rows, shape.codes), []
         for owner in range(ranks):
             start, rows = int(self.placement.starts[owner]), int(self.placement.counts[owner])
             if rows:
-                part, expected = slice(start, start + rows), self.exponents[owner]
-                means.append(
-                    mean_rows(
-                        sums, slots, start, self.cookie, op, self.placement.groups_of(owner), shape.codes,
-                        self.packets[owner][part], finite[owner], expected, self.need[owner], self.shift[owner],
-                        expected, self.headroom, seed, owner, out[part], scale[part], np.zeros(rows, np.uint16),
-                        e_next[part], np.zeros((rows, 4), np.uint64), usable[part], np.zeros(shape.groups, np.int16),
-                        self.scratch, bits=shape.bits,
-                    )
+                part = slice(start, start + rows)
+                sealed = Sums(sums, slots, start, self.cookie, op, self.exponents[owner])
+                own = Own(
+                    self.placement.groups_of(owner), self.packets[owner][part], finite[owner], self.scales_of(owner),
+                    np.zeros(shape.groups, np.int16),
                 )  # fmt: skip
-        outputs, failed = self._receive(out, scale, e_next, usable, seed, lost_results, receivers)
+                made = Results._make(each[part] for each in out)
+                means.append(mean_rows(sealed, own, shape, self.coding(op, owner), made, self.scratch))
+        outputs, failed = self._receive(op, out, lost_results, receivers)
         ready = np.array(finite)
         return Step(
             outputs, failed, means, finite, clipped, int(np.count_nonzero(self.shift[ready])),
@@ -169,21 +176,20 @@ class LocalJob:
         return sums, slots, refused
 
     def _receive(
-        self, out: NDArray[np.uint8], scale: NDArray[np.float32], e_next: NDArray[np.int16], usable: NDArray[np.uint8],
-        seed: int, lost_results: NDArray[np.bool_] | None, receivers: Sequence[int] | None,
-    ) -> tuple[dict[int, NDArray[np.float32]], dict[int, int]]:  # fmt: skip
+        self, op: int, out: Results, lost_results: NDArray[np.bool_] | None, receivers: Sequence[int] | None
+    ) -> tuple[dict[int, NDArray[np.float32]], dict[int, int]]:
         assert self.exponents is not None
         shape, place_of = self.shape, self.placement
         outputs: dict[int, NDArray[np.float32]] = {}
         failed: dict[int, int] = {}
         ring = np.zeros((shape.rows, shape.width), np.uint8)
-        ring[:, : shape.codes] = out[:, HEADER_BYTES:]
+        ring[:, : shape.codes] = out.packets[:, HEADER_BYTES:]
         for rank in range(self.world_size):
-            here = usable.astype(bool)
+            here = out.usable.astype(bool)
             if lost_results is not None:
                 here &= ~lost_results[rank][place_of.row_at] | (place_of.owner[place_of.row_at] == rank)
             row_exponents = np.full(shape.rows, EXPONENT_NONE, np.int16)
-            row_exponents[place_of.row_at[here]] = e_next[here]
+            row_exponents[place_of.row_at[here]] = out.exponent_next[here]
             self.exponents[rank] = warm_exponents(row_exponents, shape.groups)
             if receivers is not None and rank not in receivers:
                 continue
@@ -192,10 +198,10 @@ class LocalJob:
             own = np.arange(rows)
             by_position[start : start + rows] = np.where(here[start : start + rows], own_source(own), MISSING)  # type: ignore[arg-type]
             outputs[rank] = np.empty(shape.numel, np.float32)
-            failed[rank] = decode(
-                ring, out[start : start + rows], by_position[place_of.position], scale[place_of.position], shape, seed,
-                self.scratch, outputs[rank], rotate=self.rotate,
-            )  # fmt: skip
+            received = Received(
+                ring, out.packets[start : start + rows], by_position[place_of.position], out.scale[place_of.position]
+            )
+            failed[rank] = decode(received, shape, self.coding(op, rank), outputs[rank], self.scratch)
         return outputs, failed
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +17,29 @@ from tailbound.wire.schema import WIDTH_STEP
 PITCH_EXTRA = 16
 
 
+class Memory(NamedTuple):
+    """What compiled passes work in.
+
+    Attributes:
+        work: f32[64 * (2 width + 16)], a half-transformed group; a byte may hold two codes.
+        group: f32[128 * width], a zero-padded copy of the last group.
+        row: u16[2 width], sums of one row.
+        blank: u8[width], codes of a row of zeros.
+        factors, addresses, zeros, keys: f32[64], i64[64], i32[64] and u32[4], what is known of the rows at hand.
+    """
+
+    work: NDArray[np.float32]
+    group: NDArray[np.float32]
+    row: NDArray[np.uint16]
+    blank: NDArray[np.uint8]
+    factors: NDArray[np.float32]
+    addresses: NDArray[np.int64]
+    zeros: NDArray[np.int32]
+    keys: NDArray[np.uint32]
+
+
 class Scratch:
     """Working memory for rows of up to ``width`` bytes; about 1.5 MB at 1408. Not to be shared between threads.
-
-    ``work`` f32[64 * (2 width + 16)]: a half-transformed group; a byte may hold two codes. ``group`` f32[128 * width]:
-    a zero-padded copy of the last group. ``row`` u16[2 width]: sums of one row. ``blank`` u8[width]: codes of a row of
-    zeros. ``factors`` f32[64], ``addresses`` i64[64], ``zeros`` i32[64] and ``keys`` u32[4]: what the kernels need to
-    know of the rows at hand.
 
     Raises:
         ConfigError: ``width`` is not a positive multiple of 64.
@@ -33,14 +49,16 @@ class Scratch:
         if width < WIDTH_STEP or width % WIDTH_STEP:
             raise ConfigError(f"width {width} is not a positive multiple of {WIDTH_STEP}: derive it from the path MTU")
         self.width = width
-        self.work: NDArray[np.float32] = np.zeros(GROUP_ROWS * (2 * width + PITCH_EXTRA), np.float32)
-        self.group: NDArray[np.float32] = np.zeros(GROUP_ROWS * 2 * width, np.float32)
-        self.row: NDArray[np.uint16] = np.zeros(2 * width, np.uint16)
-        self.blank: NDArray[np.uint8] = np.full(width, ZERO, np.uint8)
-        self.factors: NDArray[np.float32] = np.zeros(GROUP_ROWS, np.float32)
-        self.addresses: NDArray[np.int64] = np.zeros(GROUP_ROWS, np.int64)
-        self.zeros: NDArray[np.int32] = np.zeros(GROUP_ROWS, np.int32)
-        self.keys: NDArray[np.uint32] = np.zeros(4, np.uint32)
+        self.memory = Memory(
+            work=np.zeros(GROUP_ROWS * (2 * width + PITCH_EXTRA), np.float32),
+            group=np.zeros(GROUP_ROWS * 2 * width, np.float32),
+            row=np.zeros(2 * width, np.uint16),
+            blank=np.full(width, ZERO, np.uint8),
+            factors=np.zeros(GROUP_ROWS, np.float32),
+            addresses=np.zeros(GROUP_ROWS, np.int64),
+            zeros=np.zeros(GROUP_ROWS, np.int32),
+            keys=np.zeros(4, np.uint32),
+        )
 
 
 def readonly(array: NDArray[Any]) -> NDArray[Any]:

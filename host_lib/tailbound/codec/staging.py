@@ -6,10 +6,13 @@ pass over host memory, and the check of a packet's payload is taken on the way.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.decode import MISSING
+from tailbound.codec.records import Packets, Received
 from tailbound.codec.scale import SPAN, ZERO, root_of
 from tailbound.codec.scratch import readonly
 from tailbound.codec.shape import Shape
@@ -32,62 +35,70 @@ def _pack(codes, position, rows, skipped, packets, partials):  # type: ignore[no
         partial(target.view(np.uint64), state)
 
 
-def pack(
-    codes: NDArray[np.uint8],
-    shape: Shape,
-    position: NDArray[np.int32],
-    skipped: NDArray[np.uint8],
-    packets: NDArray[np.uint8],
-    partials: NDArray[np.uint64],
-) -> None:
+def pack(codes: NDArray[np.uint8], shape: Shape, skipped: NDArray[np.uint8], packets: Packets) -> None:
     """Puts coded rows into their packets, as ``codec.encode.encode`` leaves them.
 
     Args:
         codes: u8[T, V], row order.
         shape: of the op.
-        position: i32[T], packet position of row k.
         skipped: u8[G]: groups whose packets stay as they are.
-        packets: u8[T, 64 + V], written from column 64 on.
-        partials: u64[T, 4], written by packet position.
+        packets: written, but for ``position``.
 
     Raises:
         ValueError: an array does not fit the shape.
     """
-    if codes.shape != (shape.rows, shape.codes) or packets.shape != (shape.rows, HEADER_BYTES + shape.codes):
-        raise ValueError(f"codes {codes.shape} or packets {packets.shape} do not fit {shape}")
-    _pack(readonly(codes), readonly(position), shape.group_rows, skipped, packets, partials)
+    memory, position, partials = packets
+    if codes.shape != (shape.rows, shape.codes) or memory.shape != (shape.rows, HEADER_BYTES + shape.codes):
+        raise ValueError(f"codes {codes.shape} or packets {memory.shape} do not fit {shape}")
+    _pack(readonly(codes), readonly(position), shape.group_rows, skipped, memory, partials)
+
+
+class Unpacked(NamedTuple):
+    """Result rows in one block, for a device.
+
+    Attributes:
+        codes: u8[T, V] in row order; of a switch's sums u8[T, 2 V], big-endian.
+        factors: f32[T], what a distance from zero means; 0 where the row is missing.
+        zeros: i32[T], of sums: the sum that means zero.
+        group_factors: f32[G], sqrt(R) / received; 0 where nothing was received.
+    """
+
+    codes: NDArray[np.uint8]
+    factors: NDArray[np.float32]
+    zeros: NDArray[np.int32]
+    group_factors: NDArray[np.float32]
 
 
 @compiled
-def _unpack(  # type: ignore[no-untyped-def]
-    ring, own, source, scale, counts, rows, width, root, blank, codes, factors, zeros, group_factors
-):
+def _unpack(received, rows, root, blank, out):  # type: ignore[no-untyped-def]
+    ring, own, source, scale, counts = received
     failed = 0
     summed = counts.shape[0] > 0
-    received = 0
+    width = out.codes.shape[1]
+    here = 0
     for k in range(source.shape[0]):
         at = source[k]
         if at >= ring.shape[0] or -at - 2 >= own.shape[0]:
             return -1
         if k % rows == 0:
-            received = 0
+            here = 0
         if at == MISSING:
-            factors[k] = np.float32(0.0)
-            zeros[k] = ZERO
+            out.factors[k] = np.float32(0.0)
+            out.zeros[k] = ZERO
             for i in range(width):
-                codes[k, i] = blank[i & 1]
+                out.codes[k, i] = blank[i & 1]
         else:
-            received += 1
-            factors[k] = np.float32(np.float64(scale[k]) / SPAN)
+            here += 1
+            out.factors[k] = np.float32(np.float64(scale[k]) / SPAN)
             if summed:
-                factors[k] = np.float32(np.float64(scale[k]) / (SPAN * np.int64(counts[k])))
-                zeros[k] = ZERO * np.int32(counts[k])
+                out.factors[k] = np.float32(np.float64(scale[k]) / (SPAN * np.int64(counts[k])))
+                out.zeros[k] = ZERO * np.int32(counts[k])
             row = ring[at] if at >= 0 else own[-at - 2, HEADER_BYTES:]
             for i in range(width):
-                codes[k, i] = row[i]
+                out.codes[k, i] = row[i]
         if k % rows == rows - 1:
-            failed += received == 0
-            group_factors[k // rows] = np.float32(root / received) if received else np.float32(0.0)
+            failed += here == 0
+            out.group_factors[k // rows] = np.float32(root / here) if here else np.float32(0.0)
     return failed
 
 
@@ -96,28 +107,13 @@ _NO_COUNTS = np.zeros(0, np.uint16)
 _BLANK_CODES, _BLANK_SUMS = np.array([ZERO, ZERO], np.uint8), np.array([0, ZERO], np.uint8)
 
 
-def unpack(
-    ring: NDArray[np.uint8],
-    own: NDArray[np.uint8],
-    source: NDArray[np.int64],
-    scale: NDArray[np.float32],
-    shape: Shape,
-    codes: NDArray[np.uint8],
-    factors: NDArray[np.float32],
-    zeros: NDArray[np.int32],
-    group_factors: NDArray[np.float32],
-    *,
-    counts: NDArray[np.uint16] | None = None,
-) -> int:
+def unpack(received: Received, shape: Shape, out: Unpacked) -> int:
     """Collects an op's result rows in one block, missing ones as rows of zeros.
 
     Args:
-        ring, own, source, scale, counts: as of ``codec.decode.decode``.
+        received: as of ``codec.decode.decode``.
         shape: of the op.
-        codes: u8[T, V], written in row order; with ``counts`` u8[T, 2 V], big-endian sums.
-        factors: f32[T], written: what a distance from zero means; 0 where the row is missing.
-        zeros: i32[T], written with ``counts``: the sum that means zero.
-        group_factors: f32[G], written: sqrt(R) / received; 0 where nothing was received.
+        out: written.
 
     Returns:
         Groups of which nothing was received.
@@ -125,14 +121,15 @@ def unpack(
     Raises:
         ValueError: an array does not fit the shape, or a source is out of range.
     """
+    ring, own, source, scale, counts = received
     width = shape.codes * (1 if counts is None else 2)
-    if codes.shape != (shape.rows, width) or width > ring.shape[1] or len(source) != shape.rows:
-        raise ValueError(f"codes {codes.shape}, ring {ring.shape} or {len(source)} sources do not fit {shape}")
-    failed = _unpack(
-        readonly(ring), readonly(own), readonly(source), readonly(scale), _NO_COUNTS if counts is None else counts,
-        shape.group_rows, width, root_of(shape.group_rows), _BLANK_CODES if counts is None else _BLANK_SUMS, codes,
-        factors, zeros, group_factors,
-    )  # fmt: skip
+    if out.codes.shape != (shape.rows, width) or width > ring.shape[1] or len(source) != shape.rows:
+        raise ValueError(f"codes {out.codes.shape}, ring {ring.shape} or {len(source)} sources do not fit {shape}")
+    rows = Received(
+        readonly(ring), readonly(own), readonly(source), readonly(scale), _NO_COUNTS if counts is None else counts
+    )
+    blank = _BLANK_CODES if counts is None else _BLANK_SUMS
+    failed = _unpack(rows, shape.group_rows, root_of(shape.group_rows), blank, out)
     if failed < 0:
         raise ValueError(f"a source lies outside the ring of {ring.shape[0]} rows or the {own.shape[0]} own rows")
     return int(failed)

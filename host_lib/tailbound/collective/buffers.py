@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.owners import Placement, first_place
+from tailbound.codec.records import Packets, Results, Scales, results
 from tailbound.codec.shape import Shape
 from tailbound.transport.sequence import Place
 from tailbound.transport.steps import step_distance
@@ -24,24 +25,11 @@ from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES
 _STEPS_KEPT = 2
 
 
-class Results:
-    """Results of ``own`` rows as packets of ``stride`` bytes, and what their headers say."""
-
-    def __init__(self, own: int, stride: int) -> None:
-        self.packets: NDArray[np.uint8] = np.zeros((own, stride), np.uint8)
-        self.partials: NDArray[np.uint64] = np.zeros((own, 4), np.uint64)
-        self.scale: NDArray[np.float32] = np.zeros(own, np.float32)
-        self.count: NDArray[np.uint16] = np.zeros(own, np.uint16)
-        self.exponent_next: NDArray[np.int16] = np.zeros(own, np.int16)
-        self.usable: NDArray[np.uint8] = np.zeros(own, np.uint8)
-
-
 class Buffers:
     """Packet memory and per-row arrays for one op of ``shape`` on ``rank``, to which ``ranks`` contribute."""
 
     def __init__(self, shape: Shape, placement: Placement, rank: int, ranks: int) -> None:
         rows, groups, own = shape.rows, shape.groups, int(placement.counts[rank])
-        stride = HEADER_BYTES + shape.codes
         #: place in every owner's list of the packet that this rank sends first
         self.first = [first_place(placement, owner, rank, ranks) for owner in range(placement.world_size)]
         row_at = placement.row_at.copy()
@@ -55,7 +43,7 @@ class Buffers:
         self.position[row_at] = np.arange(rows, dtype=np.int32)
         self.position.flags.writeable = False
         #: contributions, owner by owner in sending order; the own rows are coded here too, but never sent
-        self.packets: NDArray[np.uint8] = np.zeros((rows, stride), np.uint8)
+        self.packets: NDArray[np.uint8] = np.zeros((rows, HEADER_BYTES + shape.codes), np.uint8)
         self.partials: NDArray[np.uint64] = np.zeros((rows, 4), np.uint64)
         #: group of the row at every packet position, and what the header says of it
         self.group: NDArray[np.int32] = (row_at // shape.group_rows).astype(np.int32)
@@ -66,12 +54,14 @@ class Buffers:
         self.shift: NDArray[np.uint8] = np.zeros(groups, np.uint8)
         self.skipped: NDArray[np.uint8] = np.zeros(groups, np.uint8)
         self.exponents: NDArray[np.int16] = np.zeros(groups, np.int16)
+        self.scales = Scales(self.exponents, self.need, self.shift, self.skipped)
+        self.contributions = Packets(self.packets, self.position, self.partials)
         self.unknown: NDArray[np.int16] = np.full(groups, EXPONENT_NONE, np.int16)
         self.need_work: NDArray[np.int16] = np.zeros(groups, np.int16)
         #: results of the own rows; ``own_rows`` says which rows of the op they are, ``own_groups`` of which group
         self.own_rows: NDArray[np.uint32] = placement.rows_of(rank).astype(np.uint32)
         self.own_groups: NDArray[np.int32] = placement.groups_of(rank).astype(np.int32)
-        self.hold(Results(own, stride))
+        self.hold(results(own, shape.codes))
         #: where every row of the op is read from at the end
         self.source: NDArray[np.int64] = np.zeros(rows, np.int64)
         self.row_scale: NDArray[np.float32] = np.zeros(rows, np.float32)
@@ -79,12 +69,12 @@ class Buffers:
         #: contributors by row, where a switch says so
         self.row_count: NDArray[np.uint16] = np.zeros(rows, np.uint16)
 
-    def hold(self, results: Results) -> None:
-        """Takes ``results`` as the place of the own rows' results."""
-        self.own = results
-        self.results, self.result_partials = results.packets, results.partials
-        self.scale, self.count = results.scale, results.count
-        self.exponent_next, self.usable = results.exponent_next, results.usable
+    def hold(self, own: Results) -> None:
+        """Takes ``own`` as the place of the own rows' results."""
+        self.own = own
+        self.results, self.result_partials = own.packets, own.partials
+        self.scale, self.contributors = own.scale, own.contributors
+        self.exponent_next, self.usable = own.exponent_next, own.usable
 
 
 class Kept(NamedTuple):
@@ -133,10 +123,10 @@ class BufferPool:
             back = (end - oldest.result_seq) & 0xFFFFFFFF
             if back <= self._ring and step_distance(place.step, oldest.step) < _STEPS_KEPT:
                 break
-            results = self._kept.popleft().results
-            self._free_results[results.packets.shape].append(results)
+            old = self._kept.popleft().results
+            self._free_results[old.packets.shape].append(old)
         free = self._free_results[buffers.own.packets.shape]
-        buffers.hold(free.pop() if free else Results(*buffers.own.packets.shape))
+        buffers.hold(free.pop() if free else results(len(buffers.own.packets), place.layout.shape.codes))
         self.give(place.layout.shape, place.placement, buffers)
 
     def kept(self, label: int) -> Kept | None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tailbound.codec import decode as decoding
 from tailbound.codec import encode as encoding
 from tailbound.codec.encode import Encoded
+from tailbound.codec.records import Coding, Packets, Received, Scales
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import BITS, Shape
 from tailbound.errors import ConfigError
@@ -42,11 +43,10 @@ class Coder(Protocol):
         self,
         x: Values,
         shape: Shape,
-        seed: int,
-        scratch: Scratch,
+        coding: Coding,
         need: NDArray[np.int16],
+        scratch: Scratch,
         *,
-        rotate: bool = True,
         groups: tuple[int, int] | None = None,
     ) -> bool:
         """As ``codec.encode.measure``."""
@@ -55,37 +55,24 @@ class Coder(Protocol):
         self,
         x: Values,
         shape: Shape,
-        seed: int,
-        rank: int,
-        shift_cap: int,
-        exponents: NDArray[np.int16],
-        packets: NDArray[np.uint8],
-        position: NDArray[np.int32],
-        partials: NDArray[np.uint64],
+        coding: Coding,
+        packets: Packets,
+        scales: Scales,
         scratch: Scratch,
-        need: NDArray[np.int16],
-        shift: NDArray[np.uint8],
-        skipped: NDArray[np.uint8],
         *,
-        rotate: bool = True,
         groups: tuple[int, int] | None = None,
     ) -> Encoded:
         """As ``codec.encode.encode``."""
 
     def decode(
         self,
-        ring: NDArray[np.uint8],
-        own: NDArray[np.uint8],
-        source: NDArray[np.int64],
-        scale: NDArray[np.float32],
+        received: Received,
         shape: Shape,
-        seed: int,
+        coding: Coding,
+        out: Values,
         scratch: Scratch,
-        average: Values,
         *,
-        rotate: bool = True,
         groups: tuple[int, int] | None = None,
-        counts: NDArray[np.uint16] | None = None,
     ) -> int:
         """As ``codec.decode.decode``."""
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from tailbound.codec.encode import Encoded
 from tailbound.codec.feedback import write_residual
 from tailbound.codec.hashing import seed_of
+from tailbound.codec.records import Coding
 from tailbound.codec.scale import cold_exponents, headroom_of
 from tailbound.codec.scratch import Scratch
 from tailbound.collective import submit
@@ -37,10 +38,10 @@ def stay_out(job: Job, op: Op, action: StayOut) -> None:
 def measure(job: Job, op: Op, action: Measure) -> None:
     """Finds the scales that the own rows need, and tells them to all (codec-5)."""
     launch, need = _prepared(op), op.buffers.need
-    shape, seed, coder, rotate = op.place.layout.shape, seed_of(job.cookie, op.label), launch.coder, op.rotate
+    shape, coding, coder = op.place.layout.shape, coding_of(job, op), launch.coder
 
     def part(scratch: Scratch, groups: tuple[int, int]) -> bool:
-        return coder.measure(launch.data, shape, seed, scratch, need, rotate=rotate, groups=groups)
+        return coder.measure(launch.data, shape, coding, need, scratch, groups=groups)
 
     if not all(job.lanes.each(shape.groups, part, divide=coder.divisible)):  # it is not finite
         need[:] = EXPONENT_NONE
@@ -72,6 +73,12 @@ def encode(job: Job, op: Op, action: Encode) -> None:
     _encode(job, op)
 
 
+def coding_of(job: Job, op: Op) -> Coding:
+    """How this rank codes ``op``."""
+    headroom = headroom_of(job.ranks, op.place.layout.shape.bits)
+    return Coding(seed_of(job.cookie, op.label), job.rank, of(op).shift_cap(job), headroom, op.rotate)
+
+
 def _prepared(op: Op) -> Launch:
     """The launch, whose data can be read from now on."""
     launch = op.launch
@@ -87,27 +94,10 @@ def _encode(job: Job, op: Op) -> None:
     op.spans.encoding = job.now()
     b, place = op.buffers, op.place
     shape = place.layout.shape
-    coder, data, seed = op.launch.coder, op.launch.data, seed_of(job.cookie, op.label)
-    cap, rotate = of(op).shift_cap(job), op.rotate
+    coder, data, coding = op.launch.coder, op.launch.data, coding_of(job, op)
 
     def part(scratch: Scratch, groups: tuple[int, int]) -> Encoded:
-        return coder.encode(
-            data,
-            shape,
-            seed,
-            job.rank,
-            cap,
-            b.exponents,
-            b.packets,
-            b.position,
-            b.partials,
-            scratch,
-            b.need,
-            b.shift,
-            b.skipped,
-            rotate=rotate,
-            groups=groups,
-        )
+        return coder.encode(data, shape, coding, b.contributions, b.scales, scratch, groups=groups)
 
     parts = job.lanes.each(shape.groups, part, divide=coder.divisible)
     if not all(part.finite for part in parts):
@@ -127,19 +117,18 @@ def _encode(job: Job, op: Op) -> None:
     op.sending = Sending.OVER
     of(op).send(job, op)
     if op.launch.residual is not None:
-        _keep_residual(job, op, op.launch.residual, seed)
+        _keep_residual(job, op, op.launch.residual, coding)
 
 
-def _keep_residual(job: Job, op: Op, residual: NDArray[np.float32], seed: int) -> None:
+def _keep_residual(job: Job, op: Op, residual: NDArray[np.float32], coding: Coding) -> None:
     """What the own codes leave unsaid, once they are on their way; ``check_codes`` lets only the host's come here."""
     assert op.launch is not None
-    b, data, rotate = op.buffers, op.launch.data, op.rotate
+    b, data = op.buffers, op.launch.data
     shape = op.place.layout.shape
 
     def part(scratch: Scratch, groups: tuple[int, int]) -> None:
         write_residual(
-            data, b.packets, b.position, b.exponents, b.shift, b.skipped, shape, seed, scratch, b.source, b.row_scale,
-            residual, rotate=rotate, groups=groups,
+            data, b.contributions, b.scales, shape, coding, b.source, b.row_scale, residual, scratch, groups=groups
         )  # fmt: skip
 
     job.lanes.each(shape.groups, part)

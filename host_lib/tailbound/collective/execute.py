@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec.hashing import seed_of
 from tailbound.codec.mean import mean_rows
-from tailbound.codec.scale import headroom_of, warm_exponents
+from tailbound.codec.records import Own, Received, Sums
+from tailbound.codec.scale import warm_exponents
 from tailbound.codec.scratch import Scratch
 from tailbound.collective import accounting, fanout, submit, switched
 from tailbound.collective.actions import (
@@ -33,7 +33,7 @@ from tailbound.collective.actions import (
 )
 from tailbound.collective.aggregation import of
 from tailbound.collective.announce import announce
-from tailbound.collective.contribute import abstain, agree, encode, measure, stay_out
+from tailbound.collective.contribute import abstain, agree, coding_of, encode, measure, stay_out
 from tailbound.collective.job import Job
 from tailbound.collective.op import Op, Phase
 from tailbound.collective.repair import encode_repair
@@ -130,33 +130,12 @@ def seal(job: Job, op: Op, action: Seal) -> None:
             cut_off(job, op, op.first, op.spans.sealed - op.start, flows)
     missed = not op.own_present and not op.outcome.abstained and not op.encoded
     job.self_misses = job.self_misses + 1 if missed else 0
-    means = mean_rows(
-        job.store.sums,
-        job.store.slots,
-        seq,
-        job.cookie,
-        op.label,
-        b.own_groups,
-        place.layout.shape.codes,
-        b.packets[int(place.placement.starts[job.rank]) :][:own],
-        op.own_present,
-        b.exponents,
-        b.need,
-        b.shift,
-        b.exponents if op.own_present else b.unknown,
-        headroom_of(job.ranks, place.layout.shape.bits),
-        seed_of(job.cookie, op.label),
-        job.rank,
-        b.results,
-        b.scale,
-        b.count,
-        b.exponent_next,
-        b.result_partials,
-        b.usable,
-        b.need_work,
-        job.scratch,
-        bits=place.layout.shape.bits,
+    sums = Sums(
+        job.store.sums, job.store.slots, seq, job.cookie, op.label, b.exponents if op.own_present else b.unknown
     )
+    contributed = b.packets[int(place.placement.starts[job.rank]) :][:own]
+    mine = Own(b.own_groups, contributed, op.own_present, b.scales, b.need_work)
+    means = mean_rows(sums, mine, place.layout.shape, coding_of(job, op), b.own, job.scratch)
     job.counters["rows_discarded"] += means.mismatched
     job.counters["rows_without_contributor"] += means.missing
     _publish(job, op, own)
@@ -211,7 +190,7 @@ def _publish(job: Job, op: Op, own: int) -> None:
             flags |= Flag.ABSTAIN  # who missed the word hears it with the mark that says that nothing more will come
         head = job.header(PacketType.RESULT, op.label, place.layout.tag, owner=job.rank, rows=own, flags=flags)
         head["map_id"] = place.placement.owner_map.id
-        fields = Fields(b.exponent_next, scale=b.scale, counted=b.count)
+        fields = Fields(b.exponent_next, scale=b.scale, counted=b.contributors)
         mark = submit.published_by(job, op)
         finalise(b.results, head, b.result_partials, fields, place.result_seq, b.own_rows, mark)
         rows = b.results if not empty else b.results[usable]
@@ -235,22 +214,11 @@ def finish(job: Job, op: Op, action: Finish) -> None:
     point_own(b.own_rows, b.usable, b.scale, b.exponent_next, b.source, b.row_scale, b.row_exponent, EXPONENT_NONE)
     by_owner = np.zeros(job.world, np.int64)
     counts = of(op).read(job, op, action.why, by_owner)
-    coder, out, seed, rotate = op.launch.coder, op.launch.out, seed_of(job.cookie, op.label), op.rotate
+    received = Received(job.store.results, b.results, b.source, b.row_scale, counts)
+    coder, out, coding = op.launch.coder, op.launch.out, coding_of(job, op)
 
     def part(scratch: Scratch, groups: tuple[int, int]) -> int:
-        return coder.decode(
-            job.store.results,
-            b.results,
-            b.source,
-            b.row_scale,
-            shape,
-            seed,
-            scratch,
-            out,
-            rotate=rotate,
-            groups=groups,
-            counts=counts,
-        )
+        return coder.decode(received, shape, coding, out, scratch, groups=groups)
 
     outcome.failed_groups = sum(job.lanes.each(shape.groups, part, divide=coder.divisible))
     empty = outcome.failed_groups == shape.groups

@@ -13,6 +13,7 @@ from tailbound.codec.decode import decode
 from tailbound.codec.encode import encode, measure
 from tailbound.codec.mean import mean_rows
 from tailbound.codec.owners import OwnerMap, place
+from tailbound.codec.records import Coding, Own, Received, Sums
 from tailbound.codec.scale import headroom_of
 from tailbound.codec.shape import shape_for
 from tailbound.collective.buffers import Buffers
@@ -50,22 +51,17 @@ def warm_up(job: Job) -> None:
     placement = place(shape, OwnerMap(0, tuple(range(job.ranks)), job.map.rotate), job.world)
     b = Buffers(shape, placement, job.rank, job.ranks)
     data = np.zeros(shape.numel, np.float32)
-    rotate, rank, own = job.map.rotate, job.rank, len(b.own_rows)
-    measure(data, shape, 1, job.scratch, b.need, rotate=rotate)
-    encode(
-        data, shape, 1, rank, job.shift_cap, b.exponents, b.packets, b.position, b.partials, job.scratch,
-        b.need, b.shift, b.skipped, rotate=rotate,
-    )  # fmt: skip
+    rank, own = job.rank, len(b.own_rows)
+    coding = Coding(1, rank, job.shift_cap, headroom_of(job.ranks), job.map.rotate)
+    measure(data, shape, coding, b.need, job.scratch)
+    encode(data, shape, coding, b.contributions, b.scales, job.scratch)
     head = job.header(PacketType.CONTRIBUTION, 0, 0)
     finalise(b.packets, head, b.partials, Fields(b.packet_exponent), 0, b.place, 0)
-    counts, headroom = np.zeros(job.world, np.int64), headroom_of(job.ranks)
+    counts = np.zeros(job.world, np.int64)
     # cookie 0 belongs to no job, so that no record is taken for one of this op
     rows_by_rank(job.slots, 0, own, job.sum_mask, 0, 1, counts)
-    mean_rows(
-        job.store.sums, job.store.slots, 0, 0, 1, b.own_groups, shape.codes,
-        b.packets[int(placement.starts[rank]) :][:own], True, b.exponents, b.need, b.shift, b.unknown, headroom, 1,
-        rank, b.results, b.scale, b.count, b.exponent_next, b.result_partials, b.usable, b.need_work, job.scratch,
-    )  # fmt: skip
+    contributed = Own(b.own_groups, b.packets[int(placement.starts[rank]) :][:own], True, b.scales, b.need_work)
+    mean_rows(Sums(job.store.sums, job.store.slots, 0, 0, 1, b.unknown), contributed, shape, coding, b.own, job.scratch)
     last_stamps(
         job.store.arrivals,
         np.zeros(4, np.uint64),
@@ -87,4 +83,4 @@ def warm_up(job: Job) -> None:
     finalise(b.packets, head, b.partials, Fields(b.packet_exponent), 0, placement.row_at, 0)  # read-only places
     read_records(job.result_records, b.source, 1, b.row_scale, b.row_exponent, EXPONENT_NONE, 0, 0, b.row_count)
     job.queue.warm_up()
-    decode(job.store.results, b.results, b.source, b.row_scale, shape, 1, job.scratch, data, rotate=rotate)
+    decode(Received(job.store.results, b.results, b.source, b.row_scale), shape, coding, data, job.scratch)

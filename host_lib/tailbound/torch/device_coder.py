@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from tailbound.codec import staging
 from tailbound.codec.decode import MISSING
 from tailbound.codec.encode import Encoded
-from tailbound.codec.plan import Plan, plan
+from tailbound.codec.plan import Factors, Plan, plan
+from tailbound.codec.records import Coding, Packets, Received, Scales
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import Shape, shape_for
 from tailbound.torch.device_codec.decode import restore, values_of_codes, values_of_sums
@@ -65,22 +66,19 @@ class DeviceCoder:
         self,
         x: torch.Tensor,
         shape: Shape,
-        seed: int,
-        scratch: Scratch,
+        coding: Coding,
         need: NDArray[np.int16],
+        scratch: Scratch,
         *,
-        rotate: bool = True,
         groups: tuple[int, int] | None = None,
     ) -> bool:
         """As ``codec.encode.measure``; ``scratch`` is not used."""
         _whole(shape, groups)
-        blocks = self._space.down
+        blocks, unknown = self._space.down, np.full(shape.groups, EXPONENT_NONE, np.int16)
+        scales = Scales(unknown, need, np.empty(shape.groups, np.uint8), np.empty(shape.groups, np.uint8))
         with self._space.stream.use(self._mark):
             block = blocks.take(_room(shape, rows=2, groups=16))
-            _, done = self._planned(
-                block, x, shape, seed, 0, 0, np.full(shape.groups, EXPONENT_NONE, np.int16), need,
-                np.empty(shape.groups, np.uint8), np.empty(shape.groups, np.uint8), rotate=rotate,
-            )  # fmt: skip
+            _, done = self._planned(block, x, shape, coding, scales)
             blocks.give(block)
         return done.finite
 
@@ -88,19 +86,11 @@ class DeviceCoder:
         self,
         x: torch.Tensor,
         shape: Shape,
-        seed: int,
-        rank: int,
-        shift_cap: int,
-        exponents: NDArray[np.int16],
-        packets: NDArray[np.uint8],
-        position: NDArray[np.int32],
-        partials: NDArray[np.uint64],
+        coding: Coding,
+        packets: Packets,
+        scales: Scales,
         scratch: Scratch,
-        need: NDArray[np.int16],
-        shift: NDArray[np.uint8],
-        skipped: NDArray[np.uint8],
         *,
-        rotate: bool = True,
         groups: tuple[int, int] | None = None,
     ) -> Encoded:
         """As ``codec.encode.encode``; ``scratch`` is not used."""
@@ -108,9 +98,7 @@ class DeviceCoder:
         stream, blocks = self._space.stream, self._space.down
         with stream.use(self._mark):
             block = blocks.take(_room(shape, rows=shape.codes + 2, groups=16, more=8))
-            ready, done = self._planned(
-                block, x, shape, seed, rank, shift_cap, exponents, need, shift, skipped, rotate=rotate
-            )
+            ready, done = self._planned(block, x, shape, coding, scales)
             if not done.finite:
                 blocks.give(block)
                 return Encoded(False, 0)
@@ -122,58 +110,40 @@ class DeviceCoder:
             codes = block.piece(shape.rows, shape.codes, dtype=torch.uint8)
             codes.copy_(quantised(ready.y, factors, keys), non_blocking=True)
             stream.event().synchronize()
-            staging.pack(codes.numpy(), shape, position, skipped, packets, partials)
+            staging.pack(codes.numpy(), shape, scales.skipped, packets)
             found = Encoded(True, int(clipped))
             blocks.give(block)
         return found
 
     def _planned(
-        self,
-        block: Block,
-        x: torch.Tensor,
-        shape: Shape,
-        seed: int,
-        rank: int,
-        shift_cap: int,
-        exponents: NDArray[np.int16],
-        need: NDArray[np.int16],
-        shift: NDArray[np.uint8],
-        skipped: NDArray[np.uint8],
-        *,
-        rotate: bool,
+        self, block: Block, x: torch.Tensor, shape: Shape, coding: Coding, scales: Scales
     ) -> tuple[_Ready, Plan]:
         """Rotates on the device, waits for the largest values, and settles on the host how groups are coded."""
-        y = rotated(x, shape, seed, rotate=rotate)
+        y = rotated(x, shape, coding.seed, rotate=coding.rotate)
         bits = block.piece(shape.groups, dtype=torch.int32)
         bits.copy_(largest_bits(y), non_blocking=True)
         factors, limits = (block.piece(shape.groups, dtype=torch.float32) for _ in range(2))
         keys = block.piece(shape.rows // 2, dtype=torch.int32)
         self._space.stream.event().synchronize()
-        done = plan(
-            bits.numpy().view(np.uint32), shape, seed, rank, shift_cap, exponents, need, shift, skipped,
-            factors.numpy(), limits.numpy(), keys.numpy().view(np.uint32), rotate=rotate,
-        )  # fmt: skip
+        by = Factors(factors.numpy(), limits.numpy(), keys.numpy().view(np.uint32))
+        done = plan(bits.numpy().view(np.uint32), shape, coding, scales, by)
         return _Ready(y, factors, limits, keys), done
 
     def decode(
         self,
-        ring: NDArray[np.uint8],
-        own: NDArray[np.uint8],
-        source: NDArray[np.int64],
-        scale: NDArray[np.float32],
+        received: Received,
         shape: Shape,
-        seed: int,
+        coding: Coding,
+        out: torch.Tensor,
         scratch: Scratch,
-        average: torch.Tensor,
         *,
-        rotate: bool = True,
         groups: tuple[int, int] | None = None,
-        counts: NDArray[np.uint16] | None = None,
     ) -> int:
-        """As ``codec.decode.decode``, but ``average`` is there only when the stream is; ``scratch`` is not used."""
+        """As ``codec.decode.decode``, but ``out`` is there only when the stream is; ``scratch`` is not used."""
         _whole(shape, groups)
-        stream, blocks, device = self._space.stream, self._space.up, average.device
-        width = shape.codes * (1 if counts is None else 2)
+        stream, blocks, device = self._space.stream, self._space.up, out.device
+        summed = received.counts is not None
+        width = shape.codes * (2 if summed else 1)
         with stream.use(self._mark):
             block = blocks.take(_room(shape, rows=width + 8, groups=4))
             codes = block.piece(shape.rows, width, dtype=torch.uint8)
@@ -181,16 +151,14 @@ class DeviceCoder:
             zeros = block.piece(shape.rows, dtype=torch.int32)
             group_factors = block.piece(shape.groups, dtype=torch.float32)
             try:
-                failed = staging.unpack(
-                    ring, own, source, scale, shape, codes.numpy(), factors.numpy(), zeros.numpy(),
-                    group_factors.numpy(), counts=counts,
-                )  # fmt: skip
+                block_of = staging.Unpacked(codes.numpy(), factors.numpy(), zeros.numpy(), group_factors.numpy())
+                failed = staging.unpack(received, shape, block_of)
                 there, by_row, by_group = (t.to(device, non_blocking=True) for t in (codes, factors, group_factors))
-                if counts is None:
-                    values = values_of_codes(there, by_row)
-                else:
+                if summed:
                     values = values_of_sums(there, zeros.to(device, non_blocking=True), by_row)
-                restore(values, by_group, shape, seed, average, rotate=rotate, failed=failed > 0)
+                else:
+                    values = values_of_codes(there, by_row)
+                restore(values, by_group, shape, coding.seed, out, rotate=coding.rotate, failed=failed > 0)
             finally:
                 blocks.give(block)
         return failed
@@ -223,15 +191,13 @@ def warm_up() -> None:
     packets = np.zeros((shape.rows, HEADER_BYTES + shape.codes), np.uint8)
     codes = np.zeros((shape.rows, shape.codes), np.uint8)
     position = np.arange(shape.rows, dtype=np.int32)
-    staging.pack(
-        codes, shape, position, np.zeros(shape.groups, np.uint8), packets, np.zeros((shape.rows, 4), np.uint64)
-    )
-    plan(
-        np.zeros(shape.groups, np.uint32), shape, 0, 0, 0, np.zeros(shape.groups, np.int16),
-        np.zeros(shape.groups, np.int16), np.zeros(shape.groups, np.uint8), np.zeros(shape.groups, np.uint8),
-        np.zeros(shape.groups, np.float32), np.zeros(shape.groups, np.float32), np.zeros(shape.rows // 2, np.uint32),
-    )  # fmt: skip
-    staging.unpack(
-        codes, packets, np.full(shape.rows, MISSING), np.zeros(shape.rows, np.float32), shape, codes.copy(),
-        np.zeros(shape.rows, np.float32), np.zeros(shape.rows, np.int32), np.zeros(shape.groups, np.float32),
-    )  # fmt: skip
+    skipped, partials = np.zeros(shape.groups, np.uint8), np.zeros((shape.rows, 4), np.uint64)
+    staging.pack(codes, shape, skipped, Packets(packets, position, partials))
+    exponents, factors = np.zeros(shape.groups, np.int16), np.zeros(shape.groups, np.float32)
+    scales = Scales(exponents, exponents.copy(), skipped.copy(), skipped)
+    by = Factors(factors, factors.copy(), np.zeros(shape.rows // 2, np.uint32))
+    plan(np.zeros(shape.groups, np.uint32), shape, Coding(0), scales, by)
+    of_rows = np.zeros(shape.rows, np.float32)
+    received = Received(codes, packets, np.full(shape.rows, MISSING), of_rows)
+    out = staging.Unpacked(codes.copy(), of_rows.copy(), np.zeros(shape.rows, np.int32), factors)
+    staging.unpack(received, shape, out)

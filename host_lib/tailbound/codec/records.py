@@ -1,0 +1,149 @@
+"""What the passes of the codec are given: how an op is coded, and memory that belongs together.
+
+T is the rows of the op, G its groups, V the bytes of a row's codes, n the rows of one owner.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.wire.schema import HEADER_BYTES
+
+
+class Coding(NamedTuple):
+    """How one rank codes one op.
+
+    Attributes:
+        seed: ``hashing.seed_of(cookie, op)``.
+        rank: with ``seed``, seeds the rounding.
+        shift_cap: kcap, the largest shift of a contribution (``scale.shift_cap_of``).
+        headroom: h, what the next scale leaves above the largest need (``scale.headroom_of``).
+        rotate: whether groups are rotated; without it y is x.
+    """
+
+    seed: int
+    rank: int = 0
+    shift_cap: int = 0
+    headroom: int = 0
+    rotate: bool = True
+
+
+class Packets(NamedTuple):
+    """Memory of an op's contributions.
+
+    Attributes:
+        memory: u8[T, 64 + V], C-contiguous; codes lie in columns 64 and up, headers are left alone.
+        position: i32[T], packet position of row k (``Placement.position``).
+        partials: u64[T, 4], by packet position: ``wire.check`` state over the payload.
+    """
+
+    memory: NDArray[np.uint8]
+    position: NDArray[np.int32]
+    partials: NDArray[np.uint64]
+
+
+class Scales(NamedTuple):
+    """What a rank's codes mean, by group.
+
+    Attributes:
+        exponents: i16[G], e; EXPONENT_NONE: the group is only measured, its packets stay as they are.
+        need: i16[G], ceil(4 log2 max|y|), EXPONENT_NONE where all is zero.
+        shift: u8[G], k.
+        skipped: u8[G], 1 where the exponent was EXPONENT_NONE.
+    """
+
+    exponents: NDArray[np.int16]
+    need: NDArray[np.int16]
+    shift: NDArray[np.uint8]
+    skipped: NDArray[np.uint8]
+
+
+class Sums(NamedTuple):
+    """What the kernel has made of the contributions to an owner's rows; sealed: nobody adds any more.
+
+    Attributes:
+        rows: u8[sum_rows, 2 W], sum_rows a power of two; read only.
+        slots: [sum_rows] of ``tb_slot``; read only.
+        seq0: row sequence of the owner's first row in this op.
+        cookie, op: what a slot must carry to count.
+        expected: i16[G], e that contributions must carry; EXPONENT_NONE: unknown, the own one decides, else the slot's.
+    """
+
+    rows: NDArray[np.uint8]
+    slots: NDArray[Any]
+    seq0: int
+    cookie: int
+    op: int
+    expected: NDArray[np.int16]
+
+
+class Own(NamedTuple):
+    """The rows of an owner, and what it contributes to them itself.
+
+    Attributes:
+        groups: i32[n], group of each row in place order (``Placement.groups_of``).
+        packets: u8[n, 64 + V], own contributions in place order.
+        present: the own bucket was coded; else ``packets`` and ``scales`` are not read.
+        scales: what ``encode`` was given and what it said.
+        most: i16[G], working memory: largest need a group.
+    """
+
+    groups: NDArray[np.int32]
+    packets: NDArray[np.uint8]
+    present: bool
+    scales: Scales
+    most: NDArray[np.int16]
+
+
+class Results(NamedTuple):
+    """Means of an owner's rows as packets, and what their headers say.
+
+    Attributes:
+        packets: u8[n, 64 + V]: codes; headers are left alone.
+        partials: u64[n, 4]: ``wire.check`` state over the payload.
+        scale: f32[n]: largest absolute value of the row.
+        contributors: u16[n]: how many ranks are in the row; 0: the row is missing and must not be sent.
+        exponent_next: i16[n]: e of the row's group for the key's next op; EXPONENT_NONE: nothing known.
+        usable: u8[n]: 1 where there is a result to send.
+    """
+
+    packets: NDArray[np.uint8]
+    partials: NDArray[np.uint64]
+    scale: NDArray[np.float32]
+    contributors: NDArray[np.uint16]
+    exponent_next: NDArray[np.int16]
+    usable: NDArray[np.uint8]
+
+
+class Received(NamedTuple):
+    """Result rows of an op, where they lie.
+
+    Attributes:
+        ring: u8[result_rows, W], the result ring.
+        own: u8[own rows, 64 + V], own result packets in place order.
+        source: i64[T], of row k: a ring position, MISSING (-1), or ``decode.own_source(place)`` (<= -2).
+        scale: f32[T], scale of row k; not read where missing.
+        counts: u16[T]: the ring holds sums of so many contributions, big-endian u16 lanes, as a switch sends them, and
+            ``scale`` is that of the contributions. None: it holds mean codes.
+    """
+
+    ring: NDArray[np.uint8]
+    own: NDArray[np.uint8]
+    source: NDArray[np.int64]
+    scale: NDArray[np.float32]
+    counts: NDArray[np.uint16] | None = None
+
+
+def results(rows: int, codes: int) -> Results:
+    """Zeroed memory for ``rows`` results of ``codes`` bytes."""
+    return Results(
+        np.zeros((rows, HEADER_BYTES + codes), np.uint8),
+        np.zeros((rows, 4), np.uint64),
+        np.zeros(rows, np.float32),
+        np.zeros(rows, np.uint16),
+        np.zeros(rows, np.int16),
+        np.zeros(rows, np.uint8),
+    )
