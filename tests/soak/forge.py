@@ -14,14 +14,16 @@ from numpy.typing import NDArray
 
 import cases
 from kernel_world import HEADERS
-from  import checksum
 from tailbound.kernel.frames import frame
+from tailbound.wire.check import final, partial
 from tailbound.wire.jit import Scalar, compiled
 from tailbound.wire.packets import HEADER_DTYPE
 from tailbound.wire.schema import HEADER_BYTES, ROW_STEP, PacketType
 
 #: Longest payload: the world's widest row, and two steps more.
 MOST = HEADER_BYTES + cases.WIDTH + 2 * ROW_STEP
+#: u64 words that ``forge`` works in.
+ROOM = MOST // 8 + 4
 _FIELDS = np.array([(offset, dtype.itemsize) for dtype, offset in (f[:2] for f in HEADER_DTYPE.fields.values())])  # type: ignore[union-attr]
 _OP, _SENDER, _SEQ, _MAP, _COOKIE = (HEADER_DTYPE.fields[n][1] for n in ("op", "sender", "seq", "map_id", "cookie"))  # type: ignore[index]
 _CHECK, _TYPE = (HEADER_DTYPE.fields[n][1] for n in ("check", "type"))  # type: ignore[index]
@@ -90,7 +92,10 @@ def _mend(data: NDArray[np.uint8], length: Scalar, words: NDArray[np.uint64]) ->
         for k in range(8):
             value |= np.uint64(data[8 * i + k]) << np.uint64(8 * k)
         words[i] = value
-    check = np.uint64(checksum(words[: length // 8]))
+    state = words[MOST // 8 :]
+    state[:] = np.uint64(0)
+    partial(words[HEADER_BYTES // 8 : length // 8], state)
+    check = final(words[: HEADER_BYTES // 8], state)
     for k in range(8):
         data[_CHECK + k] = np.uint8((check >> np.uint64(56 - 8 * k)) & np.uint64(255))
 
@@ -114,7 +119,7 @@ def forge(
         pool, lengths: what to change.
         moved: i64[5], how far the host has moved on since the pool was made: op, sums, results, map, cookie.
         ranks: (first, end): who sends, as a rule from the address with its number; ``end`` is nobody's.
-        words: room for a packet.
+        words: room for a packet and its check, u64[ROOM].
     """
     for n in range(payloads.shape[0]):
         data, base = payloads[n], _draw(state, pool.shape[0])

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from soak.forge import MOST, forge, pool_of
+from soak.forge import MOST, ROOM, forge, pool_of
 
 #: ("packet", number of its source's address, bytes in hex), or what the host does.
 Step = tuple[Any, ...]
@@ -104,7 +104,7 @@ def live(twins: Twins, seed: int, known: Sequence[bytes] = (), over: Callable[[]
     host, lived = twins.host(rng), Lived(0)
     steps: list[Step] = []
     state = np.array([rng.getrandbits(64)], np.uint64)
-    words = np.zeros(MOST // 8, np.uint64)
+    words = np.zeros(ROOM, np.uint64)
     for number in range(twins.length):
         if over():
             break
