@@ -51,7 +51,8 @@ def test_lives_pass_and_packets_get_as_far_as_sums_and_results(hunt: packets.Hun
     lives = hunt.twins.values()
     assert told.counts["packets"] == sum(int(t.counts.sum()) + t.foreign for t in lives) == 3 * 258 * (32 + 8)
     seen = {verdict for verdict in Verdict if told.counts[verdict.name]}
-    assert seen >= set(Verdict) - {Verdict.NOT_LINEAR, Verdict.FRAGMENT, Verdict.FLUSHED, Verdict.ABANDONED}, set(Verdict) - seen
+    never = {Verdict.NOT_LINEAR, Verdict.FRAGMENT, Verdict.FLUSHED, Verdict.ABANDONED}
+    assert seen >= set(Verdict) - never, set(Verdict) - seen
     before = [t.counts.tolist() for t in lives]
     hunt.one("worker", 0, lambda: True)
     assert before == [t.counts.tolist() for t in lives], "it goes on although its time is over"
