@@ -78,6 +78,11 @@ def test_the_last_tenth_counts_from_the_first_look_in_it() -> None:
     assert not clock.expired(1090, 0)
     assert not clock.expired(1095, 5)
     assert not clock.expired(1100, 5)
+    other = Extension()
+    other.begin(1000, 100, 500)
+    assert not other.expired(1050, 1)  # too early to count
+    assert not other.expired(1090, 5)
+    assert other.expired(1100, 5)
 
 
 def test_waiting_on_is_weighed_by_whether_rows_came_at_all() -> None:
