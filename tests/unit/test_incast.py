@@ -86,6 +86,14 @@ def test_a_fall_that_leaves_seven_tenths_of_the_loss_has_helped(left: float, tak
     assert incast.floor == (0.36 if taken == 5 else pytest.approx(0.2 + (0.35 - 0.2) * 8 / 256))
 
 
+def test_after_a_fall_that_was_for_nothing_four_good_trials_are_needed_too() -> None:
+    incast, taken = Incast(7), []
+    for loss in (0.5, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3):
+        feed(incast, 8, loss)
+        taken.append(incast.taken)
+    assert taken == [3, 1, 3, 3, 3, 3, 4]
+
+
 def test_it_rises_slowly_again() -> None:
     incast = Incast(7)
     feed(incast, 8, 0.05)
