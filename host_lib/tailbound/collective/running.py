@@ -142,6 +142,10 @@ class Running:
         Returns:
             Them, and when to look after the others, ns (0: never).
         """
+        ops = list(ops)
+        for op in ops:
+            if op.stirred:
+                self._seen["listen"][op.row] = 0  # it will be told anew, so what was told does not wake anybody up
         look = int(_silent(self._waits, self._seen, self._records, self._job.cookie, now, self._flags))
         return [op for op in ops if op.stirred or self._found[op.row]], look
 
