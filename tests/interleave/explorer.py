@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -158,3 +159,9 @@ def explore(scene: str, most: int, walker: Walker | None = None) -> Exploration:
     out.states = list(dict.fromkeys(node[0] for node in nodes))
     out.whole = at == len(nodes)
     return out
+
+
+@functools.cache
+def explored(scene: str, most: int) -> Exploration:
+    """The same, once for all who ask: it takes longer than what they do with it."""
+    return explore(scene, most)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 from collections.abc import Iterator
 
 import pytest
 
-from interleave.explorer import Kind, Step, explore
+from interleave.explorer import Kind, Step, explored
 from interleave.kernel import KernelTables
 from interleave.scene import Action
 from tailbound.wire.schema import UNKNOWN_SENDER, Verdict
 
-#: States of a scene that kinds are collected from.
+#: States of a scene that kinds, and pairs of them, are collected from.
 MOST = {"sums": 1500, "records": 1500, "results": 1500, "all": 400}
 
 
@@ -29,10 +28,9 @@ def needs_pieces() -> Iterator[None]:
         pytest.skip("missing capability 'test runs of frames in pieces': needs Linux 6.18")
 
 
-@functools.cache
 def kinds(scene: str, most: int) -> dict[Kind, tuple[bytes, Action, Step]]:
     """One transition of every kind that is seen in the first ``most`` states."""
-    return explore(scene, most).kinds
+    return explored(scene, most).kinds
 
 
 def check_kinds(tables: KernelTables, scene: str, most: int) -> None:

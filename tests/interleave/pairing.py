@@ -6,7 +6,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from interleave.explorer import Walker, explore
+from interleave.explorer import Walker, explored
 from interleave.pairs import MOST, Outcome, Pair, PairTables
 from interleave.scene import ACTIONS, CODES, SCENES, Action
 from interleave.tables import Layout, verdict_of
@@ -27,7 +27,7 @@ def pairs_of(scene: str, reached: int, most: int) -> Iterator[Pair]:
     """Every pair of actions of which one changes something, in ``most`` states spread over the first ``reached``."""
     walker = Walker()
     actions = [ACTIONS[name] for name in SCENES[scene] if name not in _WORDS]
-    states = explore(scene, reached).states
+    states = explored(scene, reached).states
     for state in states[:: max(1, len(states) // most)]:
         view = walker.view(state)
         may = [action for action in actions if action.may(view)]

@@ -97,7 +97,7 @@ class PairTables:
         self._turn_fd, self._m2, self.turns = _shared_map("tb_turns", TURN, 2 * ROWS)
         names = (*load.WORKER_MAP_NAMES, "meetings", "turns")
         fds = self.world.maps.fds | {"meetings": self._meeting_fd, "turns": self._turn_fd}
-        defines = {"TB_WIDTH": cases.WIDTH, "TB_SUM_ROWS": ROWS, "TB_RESULT_ROWS": ROWS, "TB_PORT": cases.PORT}
+        defines = {"TB_WIDTH": cases.WIDTH, "TB_RESULT_ROWS": ROWS, "TB_PORT": cases.PORT}
         text = zlib.crc32(SOURCE.read_bytes()) & 0x7FFFFFFF  # what is kept compiled goes by the package's sources
         self.program = load.load(str(SOURCE), "tb_pairs", defines | {"TB_PAIRS": text}, names, fds, loader)
         self._frames: dict[tuple[str, int], NDArray[np.uint8]] = {}

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+from pyroute2 import IPRoute
 
 import cases
 import switch_cases
+import veths
 from kept import Kept
 from kernel_world import KernelWorld
 from left_behind import nothing_left_behind as nothing_left_behind
 from switch_world import SwitchWorld
+from tailbound.errors import ConfigError
+from tailbound.kernel import interfaces, pin
 
 
 @pytest.fixture(
@@ -63,3 +68,33 @@ def make_switch(loader: str, kept: Kept) -> Callable[..., SwitchWorld]:
         return world
 
     return new
+
+
+@pytest.fixture(scope="session")
+def wires() -> Iterator[list[str]]:
+    """Two namespaces and a veth ``tbx`` in each, ranks 0 and 1."""
+    with veths.pair("tbx", (cases.ip_of(0), cases.ip_of(1))) as names:
+        yield names
+
+
+@pytest.fixture
+def wire(wires: list[str]) -> Iterator[list[str]]:
+    """The names of the two; the test begins in the first. What it pins is taken away, and the place for tc filters."""
+    with veths.visit(wires[0]):
+        yield wires
+        veths.go(wires[0])
+        pin.remove("tbx")
+        with IPRoute() as ip:
+            index = interfaces.index_of("tbx")
+            if "clsact" in [qdisc.get_attr("TCA_KIND") for qdisc in ip.get_qdiscs(index)]:
+                ip.tc("del", "clsact", index)
+
+
+@pytest.fixture
+def own_wire() -> Iterator[list[str]]:
+    """The same for one test alone, which may remove interfaces, and finds no neighbour known."""
+    with veths.pair("tbx", (cases.ip_of(0), cases.ip_of(1))) as names, veths.visit(names[0]):
+        yield names
+        veths.go(names[0])
+        with contextlib.suppress(ConfigError):  # the test has taken the interface away
+            pin.remove("tbx")

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -29,17 +28,6 @@ from tailbound.wire.schema import HEADER_BYTES, Event, PacketType, Verdict
 pytestmark = pytest.mark.needs("netns")
 SIZES = {"width": cases.WIDTH, "sum_rows": cases.SUM_ROWS, "result_rows": cases.RESULT_ROWS}
 PASS_ALL = bytes.fromhex("b700000002000000 9500000000000000")
-
-
-@pytest.fixture
-def wire() -> Iterator[list[str]]:
-    """Two namespaces and a veth ``tbx`` in each; the test begins in the first, which is rank 0's."""
-    with veths.pair("tbx", (cases.ip_of(0), cases.ip_of(1))) as names:
-        veths.go(names[0])
-        yield names
-        veths.go(names[0])
-        with contextlib.suppress(ConfigError):  # the test may have taken the interface away
-            pin.remove("tbx")
 
 
 def activate(path: XdpDatapath) -> None:
@@ -227,7 +215,7 @@ def test_unprivileged_trainer(wire: list[str]) -> None:
     assert "attach" in done.stderr.splitlines()[-1]
 
 
-def test_leftovers(wire: list[str]) -> None:
+def test_leftovers(own_wire: list[str]) -> None:
     """Pins without a program behind them are seen as stale, and go with the next attach or detach."""
     XdpDatapath.pin("tbx", cases.PORT, **SIZES)
     folder = next(p for p in (pin.ROOT / "bpf").iterdir() if p.name.startswith("tbx-"))
@@ -307,7 +295,7 @@ def test_dies_with_its_process(wire: list[str]) -> None:
     code = (
         "import os, signal, sys; sys.path[:0] = sys.argv[1:]\n"
         "from tailbound.datapath.xdp import XdpDatapath\n"
-        f"path = XdpDatapath.attach('tbx', {cases.PORT})\n"
+        f"path = XdpDatapath.attach('tbx', {cases.PORT}, **{SIZES})\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, *[p for p in sys.path if p]], capture_output=True, text=True)

@@ -8,6 +8,7 @@ import pytest
 import cases
 from kernel_world import DROP, HEADERS, PASS, TX, KernelWorld, same_memory
 from tailbound.kernel.frames import frame
+from tailbound.transport.config import WIDTH_MOST
 from tailbound.wire import packets
 from tailbound.wire.schema import PacketType, Verdict, op_slot
 from udp_world import World
@@ -89,7 +90,7 @@ def test_probe_comes_back_whole(make) -> None:
 
 def test_not_linear(make) -> None:
     """A frame that does not lie in one piece is none of ours to sum: counted under its own reason (kernel-2)."""
-    world = make(width=4096)
+    world = make(width=WIDTH_MOST)
     data = packets.packet(packets.header(type=PacketType.CONTRIBUTION, cookie=cases.COOKIE), bytes(4096))
     assert world.take(data, 1) == (Verdict.NOT_LINEAR, 256)
     assert not world.store.sums.any()

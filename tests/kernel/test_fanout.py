@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from pyroute2 import IPRoute
 
+import cases
 import veths
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel import interfaces, pin, syscalls, tc
@@ -32,26 +32,20 @@ SHOOT = bytes.fromhex("b700000002000000 9500000000000000")
 EGRESS = 0xFFFFFFF3
 
 
-@pytest.fixture
-def wire() -> Iterator[list[str]]:
-    """Two namespaces and a veth ``tbx`` in each; the test is in the first, which has a loopback."""
-    with veths.pair("tbx", (OWN, THERE)) as names:
-        veths.go(names[0])
-        with IPRoute() as ip:  # rank 2, whom nobody has to be
-            index = interfaces.index_of("tbx")
-            ip.neigh("add", dst=PLACES[2][0], lladdr=MACS[2].hex(":"), ifindex=index, state="permanent")
-        yield names
-        veths.go(names[0])
-        with contextlib.suppress(ConfigError):
-            pin.remove("tbx")
+def know_rank_2() -> None:
+    """Rank 2, whom nobody has to be, is a neighbour."""
+    with IPRoute() as ip:
+        index = interfaces.index_of("tbx")
+        ip.neigh("replace", dst=PLACES[2][0], lladdr=MACS[2].hex(":"), ifindex=index, state="permanent")
 
 
 @pytest.fixture
 def attach(wire: list[str], loader: str) -> Iterator[Callable[..., Fanout]]:
     """Makes fan-outs on ``tbx`` for the peers of ``PLACES``, none of them live yet."""
     made: list[Fanout] = []
+    know_rank_2()
 
-    def new(port: int = SOURCE, way: str = "auto", ports: int = 1, peers: int = 255) -> Fanout:
+    def new(port: int = SOURCE, way: str = "auto", ports: int = 1, peers: int = 4) -> Fanout:
         fanout = Fanout.attach("tbx", port, loader, way, ports, peers)
         made.append(fanout)
         fanout.set_peers(0, [Peer(rank, *PLACES[rank], MACS[rank]) for rank in PLACES])
@@ -202,7 +196,7 @@ def test_only_bursts_of_the_socket_to_the_lead(attach: Callable[..., Fanout]) ->
 @pytest.mark.needs("scapy")
 def test_256_ranks(attach: Callable[..., Fanout], tap: socket.socket) -> None:
     """As many copies as there can be, in order, the own rank in their middle."""
-    fanout = attach()
+    fanout = attach(peers=255)
     fanout.set_peers(100, [Peer(r, f"10.0.0.{r}", 1000 + r, MACS[1]) for r in range(256) if r != 100])
     fanout.live(range(256))
     assert fanout.lead == 99
@@ -343,7 +337,7 @@ def test_a_leftover_filter_is_taken_away(attach: Callable[..., Fanout], wire: li
     code = (
         "import sys; sys.path[:0] = sys.argv[1:]\n"
         "from tailbound.kernel.fanout import Fanout\n"
-        f"fanout = Fanout.attach('tbx', {SOURCE}, way='clsact')\n"
+        f"fanout = Fanout.attach('tbx', {SOURCE}, way='clsact', peers=4)\n"
         "print('there', flush=True)\n"
         "sys.stdin.read()\n"
     )
@@ -363,8 +357,8 @@ def test_a_leftover_filter_is_taken_away(attach: Callable[..., Fanout], wire: li
 
 
 @pytest.mark.needs("tcx")
-def test_the_interface_may_go_first(attach: Callable[..., Fanout]) -> None:
-    fanouts = [attach(way="tcx"), attach(SOURCE + 1, way="clsact")]
+def test_the_interface_may_go_first(own_wire: list[str], loader: str) -> None:
+    fanouts = [Fanout.attach("tbx", SOURCE + i, loader, way, peers=4) for i, way in enumerate(("tcx", "clsact"))]
     veths.delete("tbx")
     for fanout in fanouts:
         fanout.close()
@@ -379,7 +373,7 @@ def test_pinned(wire: list[str], loader: str) -> None:
         Fanout.pin("tbx", loader)
     with pytest.raises(AttachError, match="nothing is pinned"):
         Fanout.open("tbx", SOURCE)
-    XdpDatapath.pin("tbx", 7411, 256, 64, 64, loader)
+    XdpDatapath.pin("tbx", cases.PORT, cases.WIDTH, cases.SUM_ROWS, cases.RESULT_ROWS, loader)
     Fanout.pin("tbx", loader)
     for _ in range(2):
         fanout = Fanout.open("tbx", SOURCE)
@@ -414,11 +408,11 @@ def test_no_privilege(wire: list[str]) -> None:
 # -- next hops ----------------------------------------------------------------------------------------
 
 
-def test_next_hops(wire: list[str]) -> None:
+def test_next_hops(own_wire: list[str]) -> None:
     """By ARP, from the table, over a gateway; and what has none."""
-    veths.go(wire[1])
+    veths.go(own_wire[1])
     there = _mac("tbx")
-    veths.go(wire[0])
+    veths.go(own_wire[0])
     assert next_hops("tbx", [THERE]) == {THERE: there}
     assert next_hops("tbx", [THERE], patience=0) == {THERE: there}  # known by now
     index = interfaces.index_of("tbx")

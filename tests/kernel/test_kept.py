@@ -12,6 +12,7 @@ import pytest
 import cases
 import switch_cases
 from kernel_world import KernelWorld
+from switch_cases import Step, contribution
 from switch_world import SwitchWorld
 from tailbound.datapath.xdp import shapes
 from tailbound.kernel import maps, syscalls
@@ -59,13 +60,16 @@ def test_a_switch_begins_as_new(loader: str, make_switch) -> None:
         for step in case.steps:
             used.feed(step)
     assert used.slots().view(np.uint8).any()
-    used.begin((switch_cases.OTHER,))
     new = SwitchWorld(loader)
     try:
         new.begin((switch_cases.OTHER,))
-        mapped = [{name: array.tobytes() for name, array in one.switch.maps.arrays.items()} for one in (used, new)]
-        assert mapped[0] == mapped[1]
-        assert list(used.switch.entries()) == [0]
+        for _ in range(2):  # with other jobs than before, and with the same
+            used.begin((switch_cases.OTHER,))
+            mapped = [{name: array.tobytes() for name, array in one.switch.maps.arrays.items()} for one in (used, new)]
+            assert mapped[0] == mapped[1]
+            assert list(used.switch.entries()) == [0]
+            used.run(used.frame_of(Step(contribution(0, job=switch_cases.OTHER), None, job=switch_cases.OTHER)))
+            assert used.slots().view(np.uint8).any()
     finally:
         new.close()
 

@@ -7,13 +7,12 @@ import struct
 import pytest
 
 import cases
+from kernel_world import DEFINES
 from tailbound.datapath.xdp import shapes
 from tailbound.errors import CapabilityError
 from tailbound.kernel import compile as compiling
 from tailbound.kernel import interfaces, load, maps, objects, syscalls
 from tailbound.wire.schema import EVENT_RING_BYTES, WORKER_MAPS, Event, op_label
-
-DEFINES = {"TB_PORT": 7000, "TB_WIDTH": 128, "TB_SUM_ROWS": 64, "TB_RESULT_ROWS": 64}
 
 
 def worker(loader: str) -> bytes:
@@ -57,12 +56,12 @@ def test_compiler_error_is_shown(loader: str) -> None:
         compiling.compile_program("worker.bpf.c", load.WORKER, defines, load.WORKER_MAP_NAMES, loader)
 
 
-def test_verifier_error_is_shown(make) -> None:
+def test_verifier_error_is_shown(make, loader: str) -> None:
     """A map that is too small for the width is refused by the verifier, and its log is in the error."""
-    world = make(width=64)
-    defines = DEFINES | {"TB_WIDTH": 128}
+    world = make()
+    defines = DEFINES | {"TB_WIDTH": 1408}
     with pytest.raises(CapabilityError, match="invalid access to map value"):
-        load.load("worker.bpf.c", load.WORKER, defines, load.WORKER_MAP_NAMES, world.maps.fds, "auto")
+        load.load("worker.bpf.c", load.WORKER, defines, load.WORKER_MAP_NAMES, world.maps.fds, loader)
 
 
 def test_broken_program_is_refused() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 
-import cases
+from kernel_world import DEFINES
 from tailbound.kernel import load
 from tailbound.kernel.compile import compile_program
 
@@ -19,8 +19,7 @@ _JUMP, _JUMP_32, _ALWAYS = 5, 6, 0x05
 
 def instructions(loader: str) -> list[tuple[int, int, int, int]]:
     """(opcode, registers, offset, immediate) of the worker's instructions."""
-    defines = {"TB_PORT": 1, "TB_WIDTH": cases.WIDTH, "TB_SUM_ROWS": cases.SUM_ROWS, "TB_RESULT_ROWS": 128}
-    code = compile_program("worker.bpf.c", load.WORKER, defines, load.WORKER_MAP_NAMES, loader, "xdp")
+    code = compile_program("worker.bpf.c", load.WORKER, DEFINES, load.WORKER_MAP_NAMES, loader, "xdp")
     return list(struct.iter_unpack("=BBhi", code))
 
 

@@ -52,7 +52,7 @@ def together(world: KernelWorld, frames: list[bytes], repeat: int) -> None:
 
 def bench_world(make) -> KernelWorld:
     """255 senders in turn (the last of 256 ranks is this one), rings of 64 rows, bases at 0."""
-    world = make(ranks=256, width=256, bench=True, sum_rows=ROWS, result_rows=ROWS)
+    world = make(ranks=256, width=256, source="bench", sum_rows=ROWS, result_rows=ROWS)
     world.store.peers["address"] = world.store.peers["address"][1]
     world.store.peers["live"] = 1
     live = [2**64 - 1] * 3 + [2**63 - 1]
