@@ -74,6 +74,7 @@ class Bench:
         peers, control = self.maps.arrays["peers"], self.maps.arrays["control"][0]
         peers["address"] = packed(_PEER)
         control["cookie"], control["address"] = _COOKIE, packed(_OWN)
+        control["live"][-1] = 1 << 63  # one who never sends: else a row would be complete with its first contribution
         control["shift_cap"], control["sum_rows"], control["active"] = 1, rows, 1
         self._op = 1 << schema.OP_INDEX_BITS
 
