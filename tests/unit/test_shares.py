@@ -287,7 +287,7 @@ def test_shares_are_such_that_every_link_takes_as_long(ranks: int, also: tuple[f
 
 
 def test_shares_add_up_where_no_link_is_as_fast_as_its_own_best() -> None:
-    assert levels({**dict.fromkeys(range(7), 0.5), 7: 0.6}, 8) == {**dict.fromkeys(range(7), 3), 7: FULL}
+    assert levels({**dict.fromkeys(range(7), 0.6), 7: 0.74}, 8) == {**dict.fromkeys(range(7), 3), 7: FULL}
 
 
 def test_a_slow_link_gets_a_smaller_share_and_all_of_it_back() -> None:
