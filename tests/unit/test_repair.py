@@ -368,6 +368,15 @@ def test_the_newest_op_is_answered_first_across_the_wrap() -> None:
     assert order == [2, 1, 0xFFFFFFFF, 0xFFFFFFFD]
 
 
+def test_the_newest_op_is_the_newest_wherever_labels_are() -> None:
+    requests = Requests()
+    for label in (1 << 31, (1 << 31) + 3, (1 << 31) + 1):
+        requests.add(_request(label))
+    request = requests.newest()
+    assert request is not None
+    assert request.label == (1 << 31) + 3
+
+
 def test_a_request_again_adds_to_the_first() -> None:
     requests = Requests()
     requests.add(_request(1, places=(1, 5)))
@@ -457,6 +466,8 @@ def test_what_is_asked_comes_out(places: set[int], width: int) -> None:
 def test_few_packets_for_many_rows() -> None:
     assert len(encode_repair(np.arange(20_000), 1408)) == 2
     assert encode_repair(np.zeros(0, np.int64), 1408) == []
+    assert encode_repair(np.array([0, 7, 8 * 16]), 16) == [(0, bytes([0b10000001])), (128, bytes([0b10000000]))]
+    assert decode_repair(bytes([0b10000000]), 5, 5) is None  # one beyond the last
     ((row, body),) = encode_repair(np.array([9, 11]), 1408)
     assert (row, body) == (9, bytes([0b10100000]))
 
