@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from device_cases import workspace
 from fault_rows import contributors
 from support import MS, PATIENCE, Reference, Team, Trouble, exact_mean, gradients, hasty, nmse, patient, team
-from tailbound.collective.communicator import Coding, Communicator
+from tailbound.collective.communicator import Communicator, Handling
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError
 from tailbound.wire.schema import PacketType, op_label
@@ -35,11 +35,11 @@ def allreduce(job: Team, inputs: list[NDArray[np.float32]], ranks: set[int], kin
         done: Future[Outcome] = Future()
         data, out = inputs[rank], np.full_like(inputs[rank], np.nan)
         if rank not in ranks:
-            communicator.launch(0, data, out, last=True, done=done.set_result, coding=Coding(kind))
+            communicator.launch(0, data, out, last=True, done=done.set_result, handling=Handling(kind))
             return out, done.result(PATIENCE)
         x, average = torch.from_numpy(data).to(getattr(torch, kind)), torch.from_numpy(out).to(getattr(torch, kind))
         coder = DeviceCoder(workspace(), None)
-        communicator.launch(0, x, average, last=True, done=done.set_result, coding=Coding(kind, coder))
+        communicator.launch(0, x, average, last=True, done=done.set_result, handling=Handling(kind, coder))
         outcome = done.result(PATIENCE)
         return average.float().numpy(), outcome
 
@@ -133,9 +133,9 @@ def test_what_a_device_has_no_pass_for_is_refused() -> None:
     x, residual = torch.ones(1000), np.zeros(1000, np.float32)
     with team(2, patient()) as job:
         for more, text in (({"bits": 4}, "bits=4"), ({"bits": 16}, "bits=16"), ({"residual": residual}, "feedback")):
-            coding = Coding(coder=DeviceCoder(workspace(), None), **more)
+            handling = Handling(coder=DeviceCoder(workspace(), None), **more)
             with pytest.raises(ConfigError, match=text):
-                job[0].launch(0, x, x, last=True, done=print, coding=coding)
+                job[0].launch(0, x, x, last=True, done=print, handling=handling)
         for out, outcome in allreduce(job, gradients("C", 2, 1000, seed=0), {0, 1}):
             assert outcome.delivered == outcome.expected
             assert out.any()
@@ -153,6 +153,8 @@ def test_a_transport_that_fails_hands_the_bucket_back() -> None:
     with team(2, patient()) as job:
         done: Future[Outcome] = Future()
         x, average = torch.randn(1000), torch.zeros(1000)
-        job[0].launch(0, x, average, last=True, done=done.set_result, coding=Coding(coder=Broken(workspace(), None)))
+        job[0].launch(
+            0, x, average, last=True, done=done.set_result, handling=Handling(coder=Broken(workspace(), None))
+        )
         assert "the device is gone" in str(done.result(PATIENCE).error)
         assert torch.equal(average, x)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from support import PATIENCE, gradients, patient, team
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import BITS
-from tailbound.collective.communicator import Coding, Communicator
+from tailbound.collective.communicator import Communicator, Handling
 from tailbound.collective.lanes import Lanes, lanes_for
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError
@@ -111,7 +111,9 @@ def _averaged(
 ) -> NDArray[np.float32]:
     rank, done = communicator.config.rank, Future[Outcome]()
     out = np.empty_like(data[rank])
-    communicator.launch(0, data[rank], out, last=True, done=done.set_result, coding=Coding(residual=residuals[rank]))
+    communicator.launch(
+        0, data[rank], out, last=True, done=done.set_result, handling=Handling(residual=residuals[rank])
+    )
     outcome = done.result(PATIENCE)
     assert outcome.delivered == outcome.expected
     return out

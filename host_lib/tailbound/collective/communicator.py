@@ -56,8 +56,8 @@ log = logging.getLogger("tailbound")
 MAX_OP_ROWS = 40960
 
 
-class Coding(NamedTuple):
-    """How a bucket is coded. ``dtype``, ``bits`` and ``scaled`` are the same on all ranks.
+class Handling(NamedTuple):
+    """How a bucket is read, coded and written. ``dtype``, ``bits`` and ``scaled`` are the same on all ranks.
 
     Attributes:
         dtype: the bucket's own type, part of the layout tag.
@@ -76,7 +76,7 @@ class Coding(NamedTuple):
     scaled: bool = False
 
 
-_PLAIN = Coding()
+_PLAIN = Handling()
 
 
 class Communicator:
@@ -220,7 +220,7 @@ class Communicator:
         done: Callable[[Outcome], None],
         prepare: Callable[[], None] | None = None,
         contribute: bool = True,
-        coding: Coding = _PLAIN,
+        handling: Handling = _PLAIN,
     ) -> None:
         """Starts averaging one bucket; ``done`` is called once in the transport thread.
 
@@ -232,13 +232,13 @@ class Communicator:
             done: gets the ``Outcome``, merged over the ops of the bucket.
             prepare: called in the transport thread before ``data`` is read for the first time.
             contribute: False to take part without rows: the others neither wait for this rank nor count it.
-            coding: of the bucket.
+            handling: of the bucket.
 
         Raises:
             ConfigError: arrays of another type, shape or size.
             TransportError, LayoutError: see ``Transpose.launch``.
         """
-        dtype, coder, residual, bits, scaled = coding
+        dtype, coder, residual, bits, scaled = handling
         numel = data.size if coder is HOST else len(data)
         if coder is HOST:
             _check(data, "data", numel)

@@ -62,7 +62,7 @@ class Contributions:
     def _really(self, opened: int) -> bool:
         """Whether the kernel's count of complete rows can be believed.
 
-        A rank that became live in the middle of an op may have made a row complete for the second time.
+        A row counts once: it may have become complete without a rank that became live in the middle of the op.
         """
         if opened > self._job.live_since:
             return True

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tailbound.collective.communicator import Coding, Communicator, jobs_here
+from tailbound.collective.communicator import Communicator, Handling, jobs_here
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TransportError
 from tailbound.torch.backend_work import BoundedWork
@@ -142,5 +142,5 @@ def _launch(
         last=turn.last,
         done=back,
         prepare=None if direct else read,
-        coding=Coding(str(tensor.dtype).removeprefix("torch.")),
+        handling=Handling(str(tensor.dtype).removeprefix("torch.")),
     )

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from tailbound.collective.communicator import Coding, Communicator
+from tailbound.collective.communicator import Communicator, Handling
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TransportError
 from tailbound.torch.finished import Bucket, Layout, gradients
@@ -166,14 +166,14 @@ def _collect(
         state.contributions.forget_late(bucket.index)
         path = state.paths.of(bucket.device)
         values = path.values(part.decoded)
-        coding = Coding(
+        handling = Handling(
             str(bucket.dtype).removeprefix("torch."),
             path.coder(path.stream.mark()),
             bits=state.bits,
             scaled=state.scaler is not None,
         )
         communicator.launch(
-            bucket.index, values, values, last=bucket.last, done=over.put, contribute=False, coding=coding
+            bucket.index, values, values, last=bucket.last, done=over.put, contribute=False, handling=handling
         )
     outcomes = [over.get() for _ in buckets]
     for outcome in outcomes:

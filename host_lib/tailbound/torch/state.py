@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tailbound.collective.coder import check_codes
-from tailbound.collective.communicator import Coding, Communicator
+from tailbound.collective.communicator import Communicator, Handling
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TailboundError
 from tailbound.settings.table import from_environment
@@ -233,7 +233,7 @@ class TailboundState(Recovery):
             done=path.within(done),
             prepare=path.within(prepare, mark) if prepare is not None else None,
             contribute=not self.abstaining,
-            coding=Coding(
+            handling=Handling(
                 str(tensor.dtype).removeprefix("torch."),
                 path.coder(mark),
                 path.values(residual) if residual is not None else None,
