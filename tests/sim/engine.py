@@ -237,7 +237,8 @@ class _Checked(Running):
             said = listen(op, View(self._job, op), now)
             assert not said.actions, f"nobody was to be asked about op {op.name}, but {said.actions}"
             assert self._asked(op) == before, f"nothing was new of op {op.name}: {before}, {self._asked(op)}"
-        assert look == min((op.probe.again for op in left), default=0)
+        quiet = [op for op in ops if not self._found[op.row] and op.encoded and not op.finished]
+        assert look == min((op.probe.again for op in quiet), default=0)
         return found, look
 
     @staticmethod

@@ -96,6 +96,7 @@ class Transpose:
         self._commands: deque[Callable[[], None]] = deque()
         self._holding = Holding(job)
         self._standing = False  # somebody held in the last turn
+        self._unsettled = False  # what concerns all ops changed while they were looked at
         self._silence = 0  # when to look next whether marks are missing
         self._awake = 0  # when this thread ran
         self._idle = threading.Event()
@@ -335,13 +336,14 @@ class Transpose:
             looks.append(holding)
         forgive(job, chain(((op.label, op.start) for op in self._ops.values()), self._window.recent))
         running, now = self._window.running, job.now()
-        everything = running.changed() or bool(holding or stood)
+        everything = running.changed() | self._unsettled | bool(holding or stood)
         looks.append(running.find(now))
         for op in list(self._ops.values()):
             if everything or running.has_news(op):
                 look, moved = self._look(op, now, holds=bool(holding))
                 looks.append(look)
                 everything |= moved  # others may stand otherwise by it
+        self._unsettled = running.changed()  # by one op: those before it have not been looked at since
         self._listen(job.now())
         looks.append(job.queue.again)
         looks.append(answer(job, self._ops, job.now()))
