@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.needs("torch")
 
-JOBS = Path(__file__).parents[1] / "jobs"
+TESTS = Path(__file__).parents[1]
 
 
 def _forked(workers: int, checkpoint: Path, steps: int, report: Path) -> dict[str, Any]:
@@ -30,9 +30,10 @@ def _torchrun(workers: int, checkpoint: Path, steps: int, report: Path) -> dict[
     """The same by the script as it is, whose interpreters end cleanly after close() and destroy_process_group()."""
     from processes import ended
 
-    script = [str(JOBS / "elastic_train.py"), str(checkpoint), str(steps), str(report)]
+    script = [str(TESTS / "jobs" / "elastic_train.py"), str(checkpoint), str(steps), str(report)]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
-    path = os.pathsep.join([str(JOBS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    before = filter(None, [os.environ.get("PYTHONPATH")])
+    path = os.pathsep.join([*(str(TESTS / folder) for folder in ("jobs", "worlds")), *before])
     env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     ((_, err),) = ended([[*command, *script]], env)
     assert "Traceback" not in err

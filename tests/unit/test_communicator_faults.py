@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from support import MS, PATIENCE, Team, Trouble, exact_mean, gradients, hasty, nmse, patient, team
+from tailbound.codec.records import Coding, Received
+from tailbound.codec.shape import Shape
 from tailbound.collective.coder import HostCoder
 from tailbound.collective.communicator import Communicator
 from tailbound.datapath.udp import UdpDatapath
@@ -65,10 +67,9 @@ def sources(monkeypatch: pytest.MonkeyPatch) -> dict[int, np.ndarray]:
     seen: dict[int, np.ndarray] = {}
     original = HostCoder.decode
 
-    def decode(results: Any, own: Any, source: np.ndarray, *rest: Any, **named: Any) -> int:
-        out = rest[-1]
-        seen[out.ctypes.data] = source.copy()
-        return original(results, own, source, *rest, **named)
+    def decode(received: Received, shape: Shape, coding: Coding, out: np.ndarray, *rest: Any, **named: Any) -> int:
+        seen[out.ctypes.data] = received.source.copy()
+        return original(received, shape, coding, out, *rest, **named)
 
     monkeypatch.setattr(HostCoder, "decode", staticmethod(decode))
     return seen
