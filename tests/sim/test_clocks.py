@@ -122,7 +122,7 @@ def test_ranks_that_wait_for_a_core_are_waited_for() -> None:
     That is three times in ten steps of every rank. What is cut off are rows of ranks that were silent for far longer
     than anybody before: they cannot be told from stopped ones.
     """
-    cases = [Case(4, steps=60, seed=seed, waits=(0.005, 20 * MS, 200 * MS)).run() for seed in (1, 2)]
+    cases = [Case(4, steps=60, seed=seed, waits=(0.005, 20 * MS, 200 * MS)).run() for seed in (1, 3)]
     for case in cases:
         assert case.missing(SETTLED, case.steps) <= 0.02
         assert case.suspected == 0
