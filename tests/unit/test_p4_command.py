@@ -13,7 +13,7 @@ import pytest
 
 from support import await_that
 from tailbound import cli
-from tailbound.kernel import ethtool, interfaces, pin
+from tailbound.kernel import cache, ethtool, interfaces, pin
 from tailbound.switch.p4 import kept
 
 
@@ -61,7 +61,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureF
     tools = tmp_path / "tools"
     tools.mkdir()
     monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "folder", lambda: tmp_path)
     monkeypatch.setenv("TOLD", str(tmp_path / "told"))
     monkeypatch.setattr(pin, "ROOT", tmp_path / "run")
     monkeypatch.setattr(ethtool, "whole_frames", lambda name: None)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tailbound.errors import AttachError, CapabilityError, ConfigError
+from tailbound.kernel import cache
 from tailbound.kernel.assets import assets
 from tailbound.kernel.switch import Entry, Member
 from tailbound.switch.p4 import commands, process, runtime, tools
@@ -113,18 +114,17 @@ def script(folder: Path, name: str, text: str) -> None:
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A folder whose scripts are found before all other tools."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(cache, "folder", lambda: tmp_path)  # one process looks for the user's only once
     return tmp_path
 
 
-def test_what_the_compiler_says_is_passed_on(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(fake / "cache"))
+def test_what_the_compiler_says_is_passed_on(fake: Path) -> None:
     script(fake, "p4c-bm2-ss", '[ "$1" = --version ] && exit; echo "x.p4(3): error: no such thing" >&2; exit 1')
     with pytest.raises(CapabilityError, match="no such thing"):
         compile_switch(SIZES)
 
 
-def test_a_program_is_compiled_once(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(fake / "cache"))
+def test_a_program_is_compiled_once(fake: Path) -> None:
     compiler = f"""
         [ "$1" = --version ] && exit
         echo "$@" >> {fake}/calls
