@@ -33,7 +33,7 @@ def test_gather_results_points_at_rows_and_leaves_the_own_alone() -> None:
         presence[(6 + k) % 8]["op"], presence[(6 + k) % 8]["cookie"] = op, cookie
     source = np.full(6, -77, np.int64)
     by_owner = np.full(3, 9, np.int64)
-    assert gather_results(presence, 6, 7, COOKIE, OP, owner, 0, source, by_owner) == 2
+    assert gather_results(presence, 6, COOKIE, OP, owner, 0, source, by_owner) == 2
     np.testing.assert_array_equal(source, [-77, 7, -1, -77, -1, 3])
     np.testing.assert_array_equal(by_owner, [0, 1, 1])
 
@@ -47,7 +47,7 @@ def test_read_records_takes_out_what_was_overwritten() -> None:
     scale_dtype = records["scale"].dtype
     source = np.array([0, 1, 2, -1, -2], np.int64)
     scale, exponent = np.full(5, 7, np.float32), np.full(5, 42, np.int16)
-    assert read_records(records, source, OP, scale, exponent, EXPONENT_NONE) == 2
+    assert read_records(records, source, OP, scale, exponent) == 2
     np.testing.assert_array_equal(source, [0, -1, -1, -1, -2])
     np.testing.assert_array_equal(exponent, [-12, EXPONENT_NONE, EXPONENT_NONE, EXPONENT_NONE, 42])
     assert scale_dtype == np.float32
@@ -65,6 +65,6 @@ def test_read_records_of_a_switch_takes_one_form_only_and_says_who_contributed()
     )
     source, count = np.array([0, 1, 2, 3, -1], np.int64), np.full(5, 9, np.uint16)
     scale, exponent = np.zeros(5, np.float32), np.zeros(5, np.int16)
-    assert read_records(records, source, OP, scale, exponent, EXPONENT_NONE, int(Flag.SUMS), 4, count) == 2
+    assert read_records(records, source, OP, scale, exponent, int(Flag.SUMS), 4, count) == 2
     np.testing.assert_array_equal(source, [0, 1, -1, -1, -1])
     np.testing.assert_array_equal(count, [3, 4, 0, 0, 0])

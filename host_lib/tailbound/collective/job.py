@@ -142,7 +142,6 @@ class Job:
         self.peer_states = readonly(datapath.store.peer_states)
         self.result_records = readonly(datapath.store.result_records)
         self.sum_mask = datapath.store.sum_rows - 1
-        self.result_mask = datapath.store.result_rows - 1
 
     @property
     def store(self) -> Store:

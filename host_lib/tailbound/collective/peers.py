@@ -26,7 +26,7 @@ from tailbound.collective.view import View
 from tailbound.transport.headers import Fields, finalise
 from tailbound.transport.stage import Repair, Seen, Why
 from tailbound.transport.tail_probe import SHORT
-from tailbound.wire.schema import EXPONENT_NONE, Flag, PacketType
+from tailbound.wire.schema import Flag, PacketType
 
 _NONE = np.zeros(0, np.int64)
 
@@ -237,9 +237,7 @@ class PeerOwned:
         present = View(job, op).gather(by_owner)
         settle_results(job, op)
         job.datapath.fence()
-        outcome.overwritten = int(
-            read_records(job.result_records, b.source, op.label, b.row_scale, b.row_exponent, EXPONENT_NONE)
-        )
+        outcome.overwritten = int(read_records(job.result_records, b.source, op.label, b.row_scale, b.row_exponent))
         if outcome.overwritten:
             job.counters["results_overwritten"] += outcome.overwritten
         outcome.delivered += present - outcome.overwritten

@@ -27,7 +27,7 @@ from tailbound.transport.config import DEFAULT_PORT
 from tailbound.transport.flush import PATIENCE, Places, Retry
 from tailbound.transport.headers import Fields, add_flags, finalise
 from tailbound.transport.stage import Repair, Seen, Why
-from tailbound.wire.schema import EXPONENT_NONE, Flag, PacketType
+from tailbound.wire.schema import Flag, PacketType
 
 _SWITCHED, _SUMS = int(Flag.SWITCHED), int(Flag.SUMS)
 
@@ -84,7 +84,7 @@ class SwitchOwned:
         form = flags if flags in (_SWITCHED, _SUMS) else _form(job)
         lost = int(
             read_records(
-                job.result_records, b.source, op.label, b.row_scale, b.row_exponent, EXPONENT_NONE, form, job.ranks,
+                job.result_records, b.source, op.label, b.row_scale, b.row_exponent, form, job.ranks,
                 b.row_count,
             )
         )  # fmt: skip

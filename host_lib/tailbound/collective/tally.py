@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tailbound.wire.expect import expect_word
 from tailbound.wire.jit import compiled
-from tailbound.wire.schema import Flag
+from tailbound.wire.schema import EXPONENT_NONE, Flag
 
 _FORMS = int(Flag.SWITCHED | Flag.SUMS)
 
@@ -32,7 +32,6 @@ def rows_by_rank(
 def gather_results(
     presence: NDArray[Any],
     seq: int,
-    mask: int,
     cookie: int,
     op: int,
     owner: NDArray[np.uint8],
@@ -46,7 +45,7 @@ def gather_results(
         Rows present; ``by_owner`` i64[ranks] says how many of each owner.
     """
     by_owner[:] = 0
-    found = 0
+    found, mask = 0, presence.shape[0] - 1
     for k in range(source.shape[0]):
         if owner[k] == rank:
             continue
@@ -66,7 +65,6 @@ def read_records(
     op: int,
     scale: NDArray[np.float32],
     exponent: NDArray[np.int16],
-    none: int,
     form: int = -1,
     most: int = 0,
     count: NDArray[np.uint16] | None = None,
@@ -88,7 +86,7 @@ def read_records(
         position = source[k]
         if position < -1:
             continue
-        exponent[k] = none
+        exponent[k] = EXPONENT_NONE
         if count is not None:
             count[k] = 0
         if position < 0:

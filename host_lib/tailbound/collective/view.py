@@ -102,9 +102,7 @@ class View:
         job, place, source = self.job, self.op.place, self.op.buffers.source
         counts = np.zeros(job.world, np.int64) if by_owner is None else by_owner
         owner, seq = place.placement.owner, place.result_seq
-        return int(
-            gather_results(job.presence, seq, job.result_mask, job.cookie, place.label, owner, job.rank, source, counts)
-        )
+        return int(gather_results(job.presence, seq, job.cookie, place.label, owner, job.rank, source, counts))
 
     def unrepaired(self, rank: int) -> Places:
         """Places in the list of ``rank`` of the results that were not here when ``gather`` was called last."""

@@ -77,10 +77,10 @@ def warm_up(job: Job) -> None:
     write_expect(expect, 0, 0, 1, b.own_groups, b.exponents)
     b.source[:] = -1
     point_own(b.own_rows, b.usable, b.scale, b.exponent_next, b.source, b.row_scale, b.row_exponent, EXPONENT_NONE)
-    gather_results(job.presence, 0, job.result_mask, 0, 1, placement.owner, rank, b.source, counts)
-    read_records(job.result_records, b.source, 1, b.row_scale, b.row_exponent, EXPONENT_NONE)
+    gather_results(job.presence, 0, 0, 1, placement.owner, rank, b.source, counts)
+    read_records(job.result_records, b.source, 1, b.row_scale, b.row_exponent)
     gather_flags(job.result_records, b.source, 1)
     finalise(b.packets, head, b.partials, Fields(b.packet_exponent), 0, placement.row_at, 0)  # read-only places
-    read_records(job.result_records, b.source, 1, b.row_scale, b.row_exponent, EXPONENT_NONE, 0, 0, b.row_count)
+    read_records(job.result_records, b.source, 1, b.row_scale, b.row_exponent, 0, 0, b.row_count)
     job.queue.warm_up()
     decode(Received(job.store.results, b.results, b.source, b.row_scale), shape, coding, data, job.scratch)

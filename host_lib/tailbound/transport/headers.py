@@ -106,7 +106,7 @@ def finalise(
         places: u32 or i32[T]; ``seq`` of packet p is ``seq + places[p]``.
         mark: u32, of the last packet: this op where it ends the run, else as in the template.
     """
-    _finalise(packets, head.view(np.uint8), states, *fields, seq, places, mark)
+    _finalise(packets, head.view(np.uint8), states, fields, seq, places, mark)
 
 
 @cached
@@ -115,17 +115,14 @@ def _finalise(
     packets: NDArray[np.uint8],
     head: NDArray[np.uint8],
     states: NDArray[np.uint64],
-    exponents: NDArray[np.int16],
-    needs: NDArray[np.int16],
-    shifts: NDArray[np.uint8],
-    scales: NDArray[np.float32],
-    counts: NDArray[np.uint16],
+    fields: Fields,
     seq: Scalar,
     places: NDArray[Any],
     mark: Scalar,
 ) -> None:
     words = packets.view(np.uint64)
     base = head.view(np.uint64)
+    exponents, needs, shifts, scales, counts = fields
     bits = scales.view(np.uint32)
     for p in range(words.shape[0]):
         out = words[p, :_WORDS]
