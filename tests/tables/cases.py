@@ -14,6 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tailbound.wire import packets, schema
 from tailbound.wire.schema import HEADER_BYTES, UNKNOWN_SENDER, Flag, PacketType, Verdict, op_label
 
@@ -596,3 +599,17 @@ _RESULTS = [
 CASES: tuple[Case, ...] = (*_LENGTH, *_TRUST, *_ADDRESSEE, *_CONTROL, *_WINDOW, *_OPS, *_SUMS, *_RESULTS)
 
 assert len({c.name for c in CASES}) == len(CASES)
+
+
+def judged(gained: NDArray[np.uint64]) -> tuple[Verdict, int, tuple[int, ...]]:
+    """What the ledger gained (u64[ranks and the unknown, verdicts]) by one packet, which must be counted exactly once.
+
+    Returns:
+        Its verdict, its row, and the ranks that were charged with ABANDONED besides.
+    """
+    abandoned = tuple(np.flatnonzero(gained[:, Verdict.ABANDONED]).tolist())
+    gained[:, Verdict.ABANDONED] = 0
+    at = int(gained.argmax())  # a fraction of what looking for all that is not zero takes
+    assert gained.sum() == gained.flat[at] == 1, f"not counted exactly once: {np.argwhere(gained)}"
+    sender, verdict = divmod(at, gained.shape[1])
+    return Verdict(verdict), sender, abandoned

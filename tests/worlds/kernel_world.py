@@ -120,13 +120,8 @@ class KernelWorld:
         """
         before = self.ledger()
         self.run(data, linear=linear)
-        gained = self.ledger() - before
-        self.abandoned = tuple(np.flatnonzero(gained[:, Verdict.ABANDONED]).tolist())
-        gained[:, Verdict.ABANDONED] = 0
-        at = int(gained.argmax())  # a fraction of what looking for all that is not zero takes
-        assert gained.sum() == gained.flat[at] == 1, f"not counted exactly once: {np.argwhere(gained)}"
-        sender, verdict = divmod(at, gained.shape[1])
-        return Verdict(verdict), sender
+        verdict, sender, self.abandoned = cases.judged(self.ledger() - before)
+        return verdict, sender
 
     def take(self, data: bytes, source: int | None = None) -> tuple[Verdict, int]:
         """One UDP payload: its verdict and its ledger row."""

@@ -63,13 +63,8 @@ class World:
             source = named if 0 < named < len(self.words) else 1
         before = self.ledger()
         self.feed(data, source)
-        gained = self.ledger() - before
-        self.abandoned = tuple(np.flatnonzero(gained[:, Verdict.ABANDONED]).tolist())
-        gained[:, Verdict.ABANDONED] = 0
-        at = int(gained.argmax())  # a fraction of what looking for all that is not zero takes
-        assert gained.sum() == gained.flat[at] == 1, f"not counted exactly once: {np.argwhere(gained)}"
-        sender, verdict = divmod(at, gained.shape[1])
-        return Verdict(verdict), sender
+        verdict, sender, self.abandoned = cases.judged(self.ledger() - before)
+        return verdict, sender
 
     def ledger(self) -> NDArray[np.uint64]:
         """Counters by sender and verdict, a copy."""

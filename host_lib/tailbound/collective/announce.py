@@ -92,6 +92,8 @@ class Inbox:
             return
         job.counters["control_taken"] += 1
         job.hear(sender)
+        if label in ops:
+            ops[label].stirred = True
         flags = int(head["flags"])
         if head["type"] == PacketType.BYE:
             job.membership.bye(sender)

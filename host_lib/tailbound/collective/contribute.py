@@ -53,8 +53,7 @@ def measure(job: Job, op: Op, action: Measure) -> None:
 
 def agree(job: Job, op: Op, action: Agree) -> None:
     """Settles the scales of a cold op, and encodes."""
-    headroom = headroom_of(job.ranks, op.place.layout.shape.bits)
-    op.buffers.exponents[:] = cold_exponents(np.stack(list(op.needs.values())), headroom)
+    op.buffers.exponents[:] = cold_exponents(np.stack(list(op.needs.values())), coding_of(job, op).headroom)
     if action.incomplete:
         job.counters["cold_incomplete"] += 1
     if action.settled:

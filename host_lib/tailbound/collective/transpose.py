@@ -40,7 +40,6 @@ from tailbound.forks import keep_from_children
 from tailbound.transport.sequence import Position
 from tailbound.transport.sockets import Waiter
 from tailbound.transport.steps import Steps, step_distance, step_of
-from tailbound.wire.packets import HEADER_DTYPE
 from tailbound.wire.schema import Event
 
 #: The thread wakes up this often even when nothing arrives, and takes a turn then (an event is a hint, not a promise).
@@ -55,9 +54,6 @@ _STOPPED = 350_000_000
 _LINGER = 500_000_000
 #: What to do when the transport thread has ended by an error.
 _FAILED = "; close the state and register the hook anew. The log has the traceback: report it"
-
-#: Where a packet's header has the label of its op.
-_LABEL = HEADER_DTYPE.fields["op"][1]  # type: ignore[index]
 
 T = TypeVar("T")
 
@@ -313,8 +309,6 @@ class Transpose:
         if self._waiter.readable(self._control_fd):
             for data in job.datapath.control_packets():
                 self._inbox.take(data, self._ops)
-                if (op := self._ops.get(int.from_bytes(data[_LABEL : _LABEL + 4], "big"))) is not None:
-                    op.stirred = True
         if self._group_fd >= 0 and self._waiter.readable(self._group_fd):
             fanout.listen(job)
         for rank in job.contribution_suspicion.suspects | job.result_suspicion.suspects:
