@@ -9,7 +9,6 @@ Rows that are there are the same bits on every rank.
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,11 +23,11 @@ from numpy.typing import NDArray
 
 from fault_rows import contributors, same_bits
 from lab_team import lab_team
+from left_behind import nothing_more
 from support import MS, PATIENCE, Team, gradients
 from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.shape import shape_for
 from tailbound.collective.op import Outcome
-from tailbound.lab import namespaces, owner
 from tailbound.lab.cluster import Cluster
 from tailbound.lab.faults import Fault, Way
 from tailbound.lab.spec import LabSpec
@@ -245,16 +244,10 @@ OWNERS = place(shape_for(NUMEL, WIDTH), OwnerMap(0, tuple(range(RANKS))), RANKS)
 OWN = np.bincount(OWNERS, minlength=RANKS)
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left_behind() -> None:
-    """The lab lives as long as the module; its end is checked there."""
-
-
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Cluster]:
-    with Cluster(LabSpec(workers=RANKS, cables=True)) as made:
+    with nothing_more(), Cluster(LabSpec(workers=RANKS, cables=True)) as made:
         yield made
-    assert namespaces.names(f"{owner.PREFIX}{os.getpid()}-") == []
 
 
 @pytest.fixture

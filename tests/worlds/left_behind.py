@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 
@@ -14,9 +15,16 @@ def _there() -> tuple[list[str], list[str]]:
     return sorted(namespaces.names(f"{owner.PREFIX}{os.getpid()}-")), sorted(os.listdir("/sys/class/net"))
 
 
-@pytest.fixture(autouse=True)
-def nothing_left_behind() -> Iterator[None]:
-    """What is there afterwards was there before, made by fixtures that outlive the test."""
+@contextlib.contextmanager
+def nothing_more() -> Iterator[None]:
+    """What is there afterwards was there before, made by fixtures that live longer."""
     before = _there()
     yield
     assert _there() == before
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Of every test. A fixture that makes something for a whole module checks itself."""
+    with nothing_more():
+        yield
