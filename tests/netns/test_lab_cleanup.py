@@ -23,10 +23,12 @@ pytestmark = pytest.mark.needs("root", "netns")
 Make = Callable[..., Cluster]
 Start = Callable[..., "subprocess.Popen[str]"]
 
-#: Builds a lab, starts a command in it that would stay for ever, says so, and waits.
+#: Builds a lab, starts a command in it that would stay for ever, says so, and waits. Tests that run under nohup hand
+#: an ignored SIGHUP on.
 SCRIPT = """
 import signal, subprocess, sys
 from tailbound.lab.cluster import Cluster
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from tailbound.lab.spec import LabSpec
 with Cluster(LabSpec(workers=2, wire=True, cables=True)) as lab:
     inside = lab.popen(0, ["sleep", "1000"])
