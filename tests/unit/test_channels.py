@@ -33,7 +33,7 @@ def job(bound: UdpSocket) -> Any:
     membership = Membership(4, 0)
     told: list[tuple[int, Any, bytes]] = []
     made = SimpleNamespace(
-        rank=0, ranks=4, peers=[1, 2, 3], gone=membership.gone, membership=membership, sender=sender, channels=channels,
+        rank=0, ranks=4, peers=[1, 2, 3], membership=membership, sender=sender, channels=channels,
         queue=SendQueue(sender), counters=Counter(), told=told, events=[], cookie=7,
         sequence=SimpleNamespace(upcoming=100 << 10, op_rows=(100,)), store=SimpleNamespace(result_rows=1000),
         peer_states=np.zeros(4, [("newest", np.uint32)]), marks=SimpleNamespace(contributed=5),
@@ -53,11 +53,11 @@ def test_results_leave_once_for_all_who_are_there(job: Any) -> None:
     assert job.sender.shared[number].name == "fanout"
     assert rows is ROWS
     assert job.sender.shared[number].ranks == (1, 2, 3)
-    job.gone.add(2)
+    job.membership.gone.add(2)
     fanout.runs(job, ROWS)
     assert job.sender.shared[number].ranks == (1, 3)
     assert job.counters["results_at_once"] == 2
-    job.gone.add(3)  # nothing left to be sent to many
+    job.membership.gone.add(3)  # nothing left to be sent to many
     assert [rank for rank, _ in fanout.runs(job, ROWS)] == [1]
 
 
@@ -104,14 +104,14 @@ def test_a_refused_channel_is_left_until_the_live_set_changes(job: Any) -> None:
     assert job.channels.choice.result == "peers"
     assert "EPERM" in job.channels.choice.reason
     assert (job.events, job.counters["result_fallbacks"]) == (["peers"], 1)
-    job.gone.add(1)
+    job.membership.gone.add(1)
     fanout.follow(job, 0)
     fanout._judge_broken(job)
     assert job.channels.choice.result == "fanout"
 
 
 def test_multicast_is_taken_when_answers_say_so_and_left_for_a_new_peer(job: Any) -> None:
-    job.gone.add(3)
+    job.membership.gone.add(3)
     now = 10
     for _ in range(100):
         now = max(now, fanout.turn(job, now))
@@ -125,7 +125,7 @@ def test_multicast_is_taken_when_answers_say_so_and_left_for_a_new_peer(job: Any
     assert job.channels.choice.result == "multicast"
     assert job.counters["group_tried"] == 16
     assert job.sender.counts[1].packets == job.sender.counts[2].packets == 16
-    job.gone.discard(3)
+    job.membership.gone.discard(3)
     fanout.follow(job, now)
     assert job.channels.choice.result == "fanout"
     assert "does not reach 3" in job.channels.choice.reason

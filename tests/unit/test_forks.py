@@ -72,7 +72,7 @@ with team(2, patient()) as job:
         socket.create_connection(("127.0.0.1", member.reliable.port), 10).close()
     for _, outcome in job.allreduce(inputs):
         assert outcome.error is None and outcome.missing == set() and outcome.delivered == outcome.expected, outcome
-    assert not any(member.job.gone for member in job.communicators)
+    assert not any(member.job.membership.gone for member in job.communicators)
 """
 
 

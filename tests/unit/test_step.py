@@ -17,6 +17,7 @@ from tailbound.collective.op import AGREEING, Launch, Op, Phase, Sending
 from tailbound.collective.repair import Round
 from tailbound.collective.step import Step, listen, overtaken, stand_still, start_clock, step
 from tailbound.transport.clock import Extension
+from tailbound.transport.membership import Membership
 from tailbound.transport.overtime import Overtime
 from tailbound.transport.sequence import Layout, Sequence
 from tailbound.transport.tail_probe import LAST_CALL
@@ -41,8 +42,8 @@ class Known:
     def __post_init__(self) -> None:
         self.own = int(self.op.place.placement.counts[0])
         self.job = SimpleNamespace(
-            rank=0, ranks=RANKS, world=RANKS, peers=[1, 2], waited_for=[1, 2], waited_owners=[1, 2], gone=set(),
-            live_since=0, self_late=False, overtime=Overtime(0), heard=lambda ranks: 0,
+            rank=0, ranks=RANKS, world=RANKS, peers=[1, 2], waited_for=[1, 2], waited_owners=[1, 2],
+            membership=Membership(RANKS, 0), live_since=0, self_late=False, overtime=Overtime(0), heard=lambda ranks: 0,
             config=SimpleNamespace(stage_max=STAGE_MAX, repair=True),
             deadlines=SimpleNamespace(quiet=Q, start_max=START_MAX, advertised=D1),
             store=SimpleNamespace(control={"need": np.array([2])}),

@@ -15,7 +15,7 @@ S = 1_000_000_000
 
 def job(**more: Any) -> Any:
     usual = {
-        "rank": 0, "peers": [1, 2], "switch": None, "cookie": 7, "gone": set(),
+        "rank": 0, "peers": [1, 2], "switch": None, "cookie": 7, "membership": SimpleNamespace(gone=set()),
         "sequence": SimpleNamespace(next_label=1024), "peer_states": np.zeros(3, DTYPES["tb_peer_state"]),
     }  # fmt: skip
     return SimpleNamespace(**(usual | more))
@@ -37,7 +37,7 @@ def test_patience_begins_with_the_first_op_and_ends_in_one_error() -> None:
 
 
 def test_who_said_goodbye_or_was_heard_once_is_no_error() -> None:
-    one = job(gone={2})
+    one = job(membership=SimpleNamespace(gone={2}))
     one.peer_states[1]["cookie"], one.peer_states[1]["newest"] = 7, 5000
     for kind in (one, job(switch=3)):
         unheard = Unheard(kind, 1 * S)

@@ -29,8 +29,8 @@ def sealed(job: Job, op: Op, summed: NDArray[np.int64]) -> None:
     own = int(op.place.placement.counts[job.rank])
     expected = taken = 0
     there = int(op.own_present)
-    for peer in job.peers:
-        if peer in op.abstainers or peer in job.gone:
+    for peer in job.membership.here:
+        if peer in op.abstainers:
             continue
         count = int(summed[peer])
         finished = job.contributed(peer, op.label) and peer not in op.stayed_out
@@ -58,9 +58,9 @@ def collected(job: Job, op: Op, by_owner: NDArray[np.int64]) -> None:
     """
     counts = op.place.placement.counts
     expected = taken = 0
-    for peer in job.peers:
+    for peer in job.membership.here:
         due, count = int(counts[peer]), int(by_owner[peer])
-        if not due or peer in job.gone:
+        if not due:
             continue
         finished = job.published(peer, op.label)
         job.books.ledger.close(Stage.RESULTS, peer, due, count, finished=finished)

@@ -53,11 +53,11 @@ class Alerts:
         suspects = job.contribution_suspicion.suspects | job.result_suspicion.suspects
         limit = late_limit(lateness.values(), pace)
         for rank, late in lateness.items():
-            if rank not in suspects and rank not in job.gone:  # of these nothing new is known
+            if rank not in suspects and rank not in job.membership.gone:  # of these nothing new is known
                 so = True if late > limit else False if 2 * late <= limit else None
                 if turn := self._late.see(rank, so, now, step):
                     self._say_late(rank, turn, late, step)
-        for rank in sorted(self._suspects - suspects - job.gone):
+        for rank in sorted(self._suspects - suspects - job.membership.gone):
             job.emit("back", f"rank {rank} is waited for again (step {step})", level=logging.INFO, back=rank, step=step)
         self._suspects = suspects
         for loss in self._losses.observe(self._totals(), now):

@@ -153,13 +153,11 @@ def _account(view: View) -> NDArray[np.int64]:
     for rank in range(job.ranks):
         if record is not None and int(record["abstained"][rank >> 6]) >> (rank & 63) & 1:
             op.abstainers.add(rank)
-    for peer in job.peers:
-        if peer in op.abstainers or peer in job.gone:
-            continue
-        op.outcome.expected += own
-        op.outcome.delivered += int(summed[peer])
+    due = [p for p in job.membership.here if p not in op.abstainers]
+    op.outcome.expected += own * len(due)
+    op.outcome.delivered += int(summed[due].sum())
     accounting.sealed(job, op, summed)
-    absent = {p for p in job.peers if summed[p] == 0 and p not in op.abstainers and p not in job.gone}
+    absent = {p for p in due if summed[p] == 0}
     op.outcome.missing |= absent
     _name_strangers(job, op, absent)
     suspect(job, op, absent, ("contributions",), "sent no contribution for", "no longer waiting for it")

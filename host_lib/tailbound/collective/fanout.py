@@ -141,7 +141,7 @@ def follow(job: Job, now: int) -> None:
     """
     channels = job.channels
     dead = job.membership.dead(step_of(job.sequence.upcoming))
-    live = tuple(p for p in job.peers if p not in job.gone and not (p in dead and _beyond(job, p)))
+    live = tuple(p for p in job.membership.here if not (p in dead and _beyond(job, p)))
     if live == channels.live:
         return
     channels.live = live

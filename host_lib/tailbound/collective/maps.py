@@ -147,14 +147,12 @@ class Maps:
     def _alive(self) -> list[int]:
         """Peers that have to agree: all that are neither dead nor gone."""
         job = self._job
-        out = job.membership.dead(self._step) | job.gone
+        out = job.membership.dead(self._step) | job.membership.gone
         return [p for p in job.peers if p not in out]
 
     def _known_by_peers(self) -> dict[int, int]:
         states, job = self._job.peer_states, self._job
-        return {
-            p: int(states[p]["map_known"]) for p in job.peers if p not in job.gone and states[p]["cookie"] == job.cookie
-        }
+        return {p: int(states[p]["map_known"]) for p in job.membership.here if states[p]["cookie"] == job.cookie}
 
     def _wish(self, step: int, now: int) -> None:
         """Once a step: what the map should be; proposes it if this is the lowest live rank."""
@@ -165,7 +163,7 @@ class Maps:
             weights = self.shares.observe(
                 Observation(
                     self._lateness_of_all(),
-                    suspects | job.gone | job.membership.dead(step),
+                    suspects | job.membership.gone | job.membership.dead(step),
                     self._all_speeds(),
                     self._pace(),
                 )

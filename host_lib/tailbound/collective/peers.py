@@ -128,7 +128,7 @@ class Results:
     def _owed(self) -> bool:
         """Whether a rank that has said goodbye, and is not waited for, may still answer for its results (clock-15)."""
         asked = self._op.second.repair
-        gone = (p for p in self._job.gone if self._counts[p] and self._view.published(p))
+        gone = (p for p in self._job.membership.gone if self._counts[p] and self._view.published(p))
         return self._repairable() and any(asked is None or not asked.over(p) for p in gone)
 
     def _repairable(self) -> bool:
@@ -147,7 +147,7 @@ class Results:
         if not self._repairable():
             return Repair()
         # who has said goodbye answers for a while (clock-15)
-        finished = [p for p in [*job.waited_owners, *job.gone] if counts[p] and view.published(p)]
+        finished = [p for p in [*job.waited_owners, *job.membership.gone] if counts[p] and view.published(p)]
         if half.repair is None:
             if not finished:
                 return Repair()
@@ -180,7 +180,7 @@ class PeerOwned:
 
     def unmarked(self, view: View) -> tuple[list[int], list[int]]:
         job, op = view.job, view.op
-        peers = [p for p in job.peers if p not in job.gone]
+        peers = job.membership.here
         counts = op.place.placement.counts
         if op.abstains:  # others may have nothing to send either, and the words that say so may all be lost
             return [p for p in peers if not (view.published(p) and (op.published or view.brings_no_more(p)))], []
@@ -214,9 +214,10 @@ class PeerOwned:
         form = Flag.NIBBLES if place.layout.shape.bits == 4 else Flag(0)
         if b.skipped.any():
             keep = b.skipped[b.group] == 0
-        for peer in job.peers:
+        here = job.membership.here
+        for peer in here:
             first, count = int(placement.starts[peer]), int(placement.counts[peer])
-            if count == 0 or peer in job.gone:
+            if count == 0:
                 continue
             head = job.header(PacketType.CONTRIBUTION, label, place.layout.tag, owner=peer, rows=count, flags=form)
             head["map_id"] = placement.owner_map.id
@@ -226,7 +227,7 @@ class PeerOwned:
             finalise(rows, head, b.partials[own], fields, place.sum_seqs[peer], b.place[own], label)
             runs.append((peer, rows if keep is None else rows[keep[own]]))
         submit.contributions(job, op, runs)
-        rowless = [p for p in job.peers if placement.counts[p] == 0 and p not in job.gone]
+        rowless = [p for p in here if placement.counts[p] == 0]
         if rowless:  # every rank hears of every op (clock-2)
             announce(job, op, rowless, ask=False)
 
@@ -262,7 +263,7 @@ def _nobody_had_any(job: Job, op: Op) -> bool:
 
 def _suspect(job: Job, op: Op, by_owner: NDArray[np.int64]) -> None:
     counts = op.place.placement.counts
-    absent = {p for p in job.peers if counts[p] and by_owner[p] == 0 and p not in job.gone}
+    absent = {p for p in job.membership.here if counts[p] and by_owner[p] == 0}
     op.outcome.missing |= absent
     # an owner that is missed no more because it was left out of the map has not published anything by that
     absent |= {p for p in job.membership.result.suspects if not counts[p]}

@@ -59,7 +59,7 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
         "lost_on_arrival": dict(job.datapath.lost_on_arrival),
         "sent": {str(rank): _sent(job, rank) for rank in (*job.peers, *job.extra)},
         "suspects": sorted(job.contribution_suspicion.suspects | job.result_suspicion.suspects),
-        "gone": sorted(job.gone),
+        "gone": sorted(job.membership.gone),
         "safeguard": {
             "contributions": job.books.contributions.smoothed,
             "results": job.books.results.smoothed,
@@ -134,7 +134,7 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
         "behind": job.steps.behind,
         "sent_bytes": sum(p["sent_bytes"] for p in peers.values()),
         "drops": _drops(counts.sum(axis=0)),
-        "gone": sorted(job.gone),
+        "gone": sorted(job.membership.gone),
         "peers": peers,
         "events": _events(job, _EVENTS_SHORT),
     }
@@ -167,7 +167,7 @@ def _drops(counts: NDArray[np.uint64]) -> dict[str, int]:
 
 def _suspicion(job: Job, peer: int) -> str:
     """In which halves a peer is no longer waited for: ``""``, ``c``, ``r`` or ``cr``; ``bye`` after its goodbye."""
-    if peer in job.gone:
+    if peer in job.membership.gone:
         return "bye"
     halves = (("c", job.contribution_suspicion), ("r", job.result_suspicion))
     return "".join(letter for letter, suspicion in halves if peer in suspicion.suspects)

@@ -46,9 +46,9 @@ def results(job: Job, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -> None
         job.counters["results_sent"] += packets
         op.first.phase, op.spans.published, op.stirred = Phase.DONE, job.now(), True
 
-    now = job.now()
+    now, gone = job.now(), job.membership.gone
     until = now + job.deadlines.worth_sending(flow_bytes(op))
-    job.queue.submit(op.label, PacketType.RESULT, runs, until, done, now, lambda rank: rank in job.gone)
+    job.queue.submit(op.label, PacketType.RESULT, runs, until, done, now, lambda rank: rank in gone)
 
 
 def published_by(job: Job, op: Op) -> int:

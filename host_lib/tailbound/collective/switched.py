@@ -45,7 +45,7 @@ class SwitchOwned:
 
     def unmarked(self, view: View) -> tuple[list[int], list[int]]:
         # rows go to the switch, so that nothing of a peer says whether it has begun
-        return [p for p in view.job.peers if p not in view.job.gone and not view.contributed(p)], []
+        return [p for p in view.job.membership.here if not view.contributed(p)], []
 
     def shift_cap(self, job: Job) -> int:
         return 0
@@ -209,7 +209,7 @@ def _form(job: Job) -> int:
 def _suspect(job: Job, op: Op, most: int) -> None:
     """Ranks of which nothing was heard in an op are missing in both halves (clock-14); ``most``: contributors seen."""
     record = job.record(op.label)
-    absent = {p for p in job.peers if p not in job.gone and not job.contributed(p, op.label)}
+    absent = {p for p in job.membership.here if not job.contributed(p, op.label)}
     if record is not None:
         absent -= {p for p in absent if int(record["heard"][p >> 6]) >> (p & 63) & 1}
     if most >= job.ranks:

@@ -35,7 +35,7 @@ class Unheard:
         self._again = now + _EVERY
         if not self._since and self._job.sequence.next_label != self._first:
             self._since = now
-        self._left = {p for p in self._left if not self._heard(p)} - self._job.gone
+        self._left = {p for p in self._left if not self._heard(p)} - self._job.membership.gone
         if not self._left or not self._since or now < self._since + self._patience:
             return None
         who = ", ".join(map(str, sorted(self._left)))

@@ -216,8 +216,7 @@ class GradScaler(torch.amp.GradScaler):
 
     def _peers(self) -> list[int]:
         assert self._state.communicator is not None
-        job = self._state.communicator.job
-        return [rank for rank in sorted(job.peers) if rank not in job.gone]
+        return sorted(self._state.communicator.job.membership.here)
 
     def _tell_one(self, rank: int, epoch: Epoch) -> None:
         assert self._state.communicator is not None

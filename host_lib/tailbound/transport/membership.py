@@ -104,6 +104,11 @@ class Membership:
         self._blind_step: int | None = None
 
     @property
+    def here(self) -> list[int]:
+        """Peers that have not said goodbye."""
+        return [p for p in self.peers if p not in self.gone]
+
+    @property
     def live(self) -> list[int]:
         """Peers whose contributions a seal waits for (clock-1, clock-8)."""
         self._live = self._left(self._live, self.contribution.suspects)
