@@ -64,7 +64,7 @@ class Case(World):
         terms = Terms(NETWORK.rate, NETWORK.queue, NETWORK.room, loss=loss)
         super().__init__(ranks, seed, terms, Plan(layout, COMPUTE, gap=1 * MS, spread=0.02), steps, limits=LIMITS)
         for node in self.nodes:
-            node.engine.job.emit = self._emit  # type: ignore[assignment]
+            node.engine.job.events.emit = self._emit  # type: ignore[method-assign]
 
     def _emit(self, kind: str, *_: object, **__: object) -> None:
         self.suspected += kind == "suspect"

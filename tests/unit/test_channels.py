@@ -32,12 +32,13 @@ def job(bound: UdpSocket) -> Any:
     channels = Channels("auto", Facts(4), sender)
     membership = Membership(4, 0)
     told: list[tuple[int, Any, bytes]] = []
+    said: list[str] = []
     made = SimpleNamespace(
         rank=0, ranks=4, peers=[1, 2, 3], membership=membership, sender=sender, channels=channels,
-        queue=SendQueue(sender), counters=Counter(), told=told, events=[], cookie=7,
+        queue=SendQueue(sender), counters=Counter(), told=told, cookie=7,
         sequence=SimpleNamespace(upcoming=100 << 10, op_rows=(100,)), store=SimpleNamespace(result_rows=1000),
         peer_states=np.zeros(4, [("newest", np.uint32)]), marks=SimpleNamespace(contributed=5),
-        now=lambda: 10, emit=lambda *_, **fields: made.events.append(fields["result"]),
+        now=lambda: 10, events=SimpleNamespace(emit=lambda *_, **fields: said.append(fields["result"])), said=said,
         header=lambda kind, label, layout, **fields: packets.header(type=kind, cookie=7, sender=0, op=label, **fields),
         tell=lambda rank, head, body=b"": told.append((rank, head, body)),
     )  # fmt: skip
@@ -103,7 +104,7 @@ def test_a_refused_channel_is_left_until_the_live_set_changes(job: Any) -> None:
     fanout._judge_broken(job)
     assert job.channels.choice.result == "peers"
     assert "EPERM" in job.channels.choice.reason
-    assert (job.events, job.counters["result_fallbacks"]) == (["peers"], 1)
+    assert (job.said, job.counters["result_fallbacks"]) == (["peers"], 1)
     job.membership.gone.add(1)
     fanout.follow(job, 0)
     fanout._judge_broken(job)

@@ -83,7 +83,7 @@ def collected(job: Job, op: Op, by_owner: NDArray[np.int64]) -> None:
     op.launch.coder.clear(op.launch.out)
     op.outcome.skipped = True
     job.counters["ops_skipped"] += 1
-    job.emit("skipped", f"op {op.name} is not applied: too much of it was lost", op=op.name)
+    job.events.emit("skipped", f"op {op.name} is not applied: too much of it was lost", op=op.name)
     if flags & _STOP and op.outcome.error is None:
         op.outcome.error = TransportError(
             f"rank {job.rank}: op {op.name}: more contributions were lost than the safeguard allows "
@@ -104,7 +104,7 @@ def in_pieces(job: Job, op: Op) -> None:
         "does not hand over frames of this size in one piece; give all ranks a smaller TAILBOUND_MTU (and attach "
         "again, with a smaller --mtu), or use the udp datapath"
     )
-    job.emit("not_linear", said, level=logging.ERROR, frames=count, taken=taken)
+    job.events.emit("not_linear", said, level=logging.ERROR, frames=count, taken=taken)
     if not taken and op.outcome.error is None:
         op.outcome.error = TransportError(f"rank {job.rank}: no row can be taken: {said}")
 
@@ -134,4 +134,4 @@ def delivered(job: Job, op: Op) -> None:
 def _say(job: Job, op: Op, action: Action, what: str) -> None:
     job.counters[f"safeguard_{action.name.lower()}"] += 1
     level = logging.WARNING if action < Action.STOP else logging.ERROR
-    job.emit("loss", f"op {op.name}, {what}", level=level, op=op.name, action=action.name.lower())
+    job.events.emit("loss", f"op {op.name}, {what}", level=level, op=op.name, action=action.name.lower())

@@ -58,7 +58,9 @@ class Alerts:
                 if turn := self._late.see(rank, so, now, step):
                     self._say_late(rank, turn, late, step)
         for rank in sorted(self._suspects - suspects - job.membership.gone):
-            job.emit("back", f"rank {rank} is waited for again (step {step})", level=logging.INFO, back=rank, step=step)
+            job.events.emit(
+                "back", f"rank {rank} is waited for again (step {step})", level=logging.INFO, back=rank, step=step
+            )
         self._suspects = suspects
         for loss in self._losses.observe(self._totals(), now):
             self._say_loss(loss, step)
@@ -77,14 +79,14 @@ class Alerts:
         fields: dict[str, Any] = {"late": rank, "ms": ms, "step": step, "steps": steps}
         if turn == "over":
             text = f"{who} is in time again (step {step}, after {steps} steps)"
-            job.emit("in_time", text, level=logging.INFO, **fields)
+            job.events.emit("in_time", text, level=logging.INFO, **fields)
             return
         since = f"for {steps} steps now" if turn == "lasts" else "the others do not wait for it beyond their deadlines"
         text = (
             f"{who} is late: its gradients come {ms:g} ms after those of the others (step {step}); {since}. "
             "Look at its host: other processes, clock rate, data loading"
         )
-        job.emit("late", text, level=logging.WARNING if self._speaks(rank) else logging.INFO, **fields)
+        job.events.emit("late", text, level=logging.WARNING if self._speaks(rank) else logging.INFO, **fields)
 
     def _speaks(self, late: int) -> bool:
         """Whether this rank is the one that warns of ``late``."""
@@ -97,14 +99,14 @@ class Alerts:
         fields: dict[str, Any] = {"peer": loss.peer, "share": loss.share, "others": loss.others, "step": step}
         if loss.turn == "over":
             text = f"the way {where} no longer loses packets (step {step})"
-            self._job.emit("link_well", text, level=logging.INFO, **fields)
+            self._job.events.emit("link_well", text, level=logging.INFO, **fields)
             return
         alike = "from all peers alike" if loss.peer is None else f"{loss.others:.2%} from the others"
         text = (
             f"{loss.share:.1%} of the packets are lost on the way {where} (step {step}), {alike}. "
             "Look at its cable, port and queues: ethtool -S, tc -s qdisc"
         )
-        self._job.emit("link_loses", text, **fields)
+        self._job.events.emit("link_loses", text, **fields)
 
 
 class Loss(NamedTuple):

@@ -266,7 +266,7 @@ def _learn(job: Job, **facts: Any) -> None:
 
 
 def _say(job: Job, choice: Choice, *, wanted: bool) -> None:
-    job.emit(
+    job.events.emit(
         "results_by",
         f"results leave by {choice.result}: {choice.reason}",
         level=logging.INFO if wanted else logging.WARNING,

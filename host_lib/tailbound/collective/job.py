@@ -108,7 +108,6 @@ class Job:
         self.exponents: dict[tuple[int, int, int, int], NDArray[np.int16]] = {}
         self.counters: Counter[str] = Counter()
         self.events = Events(self.rank, now)
-        self.emit = self.events.emit
         self.trace = Trace(self.rank)
         self.books = Books(self.ranks, config.safeguard, config.rotate, self.world)
         self.flow = FlowControl(

@@ -175,7 +175,9 @@ class Maps:
         alive = self._alive()
         if min(alive, default=job.rank) > job.rank or not alive:
             if job.steps.in_step and self.agreement.propose(Content(weights, bool(rotate)), step, now):
-                job.emit("map_proposed", level=logging.INFO, weights=list(weights), rotate=bool(rotate), step=step)
+                job.events.emit(
+                    "map_proposed", level=logging.INFO, weights=list(weights), rotate=bool(rotate), step=step
+                )
         elif self._steps % _TELL_SPEEDS == 0 and min(self._speeds.values().values(), default=1.0) < FAST_ENOUGH:
             self._send(min(alive), Message(Kind.SPEEDS, speeds=speeds_to_wire(self._speeds.values(), job.world)))
 
@@ -206,13 +208,13 @@ class Maps:
             for place in job.sequence.set_maps([(each.since, each.owner_map) for each in agreed]):
                 drop(place)
         except TransportError as error:
-            job.emit("map_too_late", reason=str(error))
+            job.events.emit("map_too_late", reason=str(error))
         self._misplaced = True
         self._show(ops)
         job.pool.forget({each.id for each in agreed} | {op.place.placement.owner_map.id for op in ops.values()})
         job.counters["maps_settled"] += 1
         newest = agreed[-1]
-        job.emit(
+        job.events.emit(
             "map_settled", level=logging.INFO, id=newest.id, since=newest.since, weights=list(newest.content.weights),
             rotate=newest.content.rotate,
         )  # fmt: skip

@@ -230,7 +230,7 @@ def _silence(job: Job, op: Op, present: int) -> None:
     if job.silent_ops == job.config.suspect_after:
         switch = job.config.switch
         assert switch is not None
-        job.emit(
+        job.events.emit(
             "switch_silent",
             f"the switch at {switch.address} has sent no result for {job.silent_ops} ops (last: op "
             f"{op.name}): is it up, and has it an entry for cookie {job.cookie:#x} on UDP port "

@@ -72,7 +72,7 @@ def suspect(job: Job, op: Op, absent: set[int], stages: tuple[str, ...], what: s
     observe = {"contributions": membership.observe_contributions, "results": membership.observe_results}
     new = {rank for one in stages for rank in observe[one](absent, op.label, in_step=in_step, step=op.place.step)}
     for rank in sorted(new):
-        job.emit(
+        job.events.emit(
             "suspect",
             f"rank {rank} has {what} {job.config.suspect_after} ops (last: op {op.name}); {then}",
             suspect=rank, stage=stages[0], op=op.name,

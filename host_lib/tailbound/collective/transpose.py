@@ -438,7 +438,7 @@ class Transpose:
             launch.done(outcome)
         except Exception:  # somebody else's code (a cancelled future, say) must not end the transport
             text = f"the callback of op {op.name} failed\n{traceback.format_exc()}"
-            job.emit("callback_failed", text, level=logging.ERROR, op=op.name)
+            job.events.emit("callback_failed", text, level=logging.ERROR, op=op.name)
 
     def _fail(self, error: BaseException) -> None:
         """Ends every launched op with its own data: a future always completes."""
