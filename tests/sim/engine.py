@@ -420,7 +420,7 @@ class Rank:
         self._end, wake = self.engine.turn(now + ahead)
         self.check(now + ahead, self._end)
         self._busy = self.world.fabric.clock
-        if self.engine.job.queue.full:
+        if self.engine.job.flow.queue.full:
             wake = min(wake, self.world.fabric.room_at(self.rank) + ahead)  # room in the socket wakes it up
             self._end = min(self._end, wake)
         self._schedule(wake - ahead, turn=False)
@@ -651,11 +651,11 @@ class World:
         node = Rank(self, rank, cast(Any, None), datapath)
         job = Job(config, datapath, Sender([wire], peers), COOKIE, lambda: self._clock() + node.ahead)
         if self._limits is not None:
-            job.flow.pacer = job.queue.pacer = Pacer(job.sender.peers, self._limits)
+            job.flow.pacer = job.flow.queue.pacer = Pacer(job.sender.peers, self._limits)
         if self._paced:
-            for peer, path in job.queue.pacer.paths.items():
+            for peer, path in job.flow.queue.pacer.paths.items():
                 path.rate = self._paced
-                job.queue.pacer.limited.add(peer)
+                job.flow.queue.pacer.limited.add(peer)
         job.activate([_word(r) for r in range(job.world)], _word(rank))
         node.engine = self.engine(job)
         node.engine.begin()

@@ -47,7 +47,7 @@ def job() -> Iterator[Make]:
 
 def waits(world: World) -> int:
     """How often a socket was full."""
-    return sum(node.engine.job.queue.waits for node in world.nodes)
+    return sum(node.engine.job.flow.queue.waits for node in world.nodes)
 
 
 class Errors(World):
@@ -91,7 +91,7 @@ def test_decisions_change_nothing_but_the_op(job: Make, monkeypatch: pytest.Monk
         """Of what a rank's decisions must not change: books, marks, windows, seals, and what has been sent."""
         sent = [(one.packets, one.bytes) for one in job.sender.counts.values()]
         arrays = (job.store.control, job.store.slots, job.store.expect)
-        return dict(job.counters), str(job.marks), job.queue.empty, sent, [one.tobytes() for one in arrays]
+        return dict(job.counters), str(job.marks), job.flow.queue.empty, sent, [one.tobytes() for one in arrays]
 
     def watched(name: str) -> Callable[..., object]:
         decide = getattr(execute, name)

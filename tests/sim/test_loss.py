@@ -65,7 +65,7 @@ def test_lost_tails_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _drop_result_tails(member: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes the last packet out of every run of results."""
-    queue = member.job.queue
+    queue = member.job.flow.queue
     submit = queue.submit
 
     def shortened(label: int, kind: PacketType, runs: Any, *rest: Any) -> None:

@@ -35,7 +35,7 @@ def job(bound: UdpSocket) -> Any:
     said: list[str] = []
     made = SimpleNamespace(
         rank=0, ranks=4, peers=[1, 2, 3], membership=membership, sender=sender, channels=channels,
-        queue=SendQueue(sender), counters=Counter(), told=told, cookie=7,
+        flow=SimpleNamespace(queue=SendQueue(sender)), counters=Counter(), told=told, cookie=7,
         sequence=SimpleNamespace(upcoming=100 << 10, op_rows=(100,)), store=SimpleNamespace(result_rows=1000),
         peer_states=np.zeros(4, [("newest", np.uint32)]), marks=SimpleNamespace(contributed=5),
         now=lambda: 10, events=SimpleNamespace(emit=lambda *_, **fields: said.append(fields["result"])), said=said,
@@ -63,13 +63,13 @@ def test_results_leave_once_for_all_who_are_there(job: Any) -> None:
 
 
 def test_receivers_that_take_few_at_once_are_sent_to_in_turns(job: Any) -> None:
-    job.queue.limit = 2
+    job.flow.queue.limit = 2
     assert [rank for rank, _ in fanout.runs(job, ROWS)] == [1, 2, 3]
     assert job.counters["results_apart"] == 1
 
 
 def test_one_slow_link_does_not_slow_down_all(job: Any) -> None:
-    pacer = job.queue.pacer
+    pacer = job.flow.queue.pacer
     for rank, rate, once in ((2, 1e8, False), (1, 3e8, False), (3, 1.9e8, False), (1, 1.5e8, True)):
         pacer.paths[rank].rate = rate
         pacer.limited.add(rank)

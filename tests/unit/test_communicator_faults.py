@@ -287,7 +287,7 @@ def test_a_failed_transport_completes_every_future(monkeypatch: pytest.MonkeyPat
         def broken(*_: Any) -> int:
             raise OSError("no more memory")
 
-        monkeypatch.setattr(job[0].job.queue, "submit", broken)
+        monkeypatch.setattr(job[0].job.flow.queue, "submit", broken)
         outcome = job[0].allreduce(data[0].copy()).result(PATIENCE)
         assert outcome.error is not None
         assert "no more memory" in str(outcome.error)

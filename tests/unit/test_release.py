@@ -27,7 +27,7 @@ def test_the_published_mark_of_an_op_rises_before_it_is_let_go() -> None:
         rank=0,
         sequence=SimpleNamespace(next_label=6),
         marks=SimpleNamespace(contributed=5, published=4),
-        queue=SimpleNamespace(cancel=lambda label: 0),
+        flow=SimpleNamespace(queue=SimpleNamespace(cancel=lambda label: 0)),
         pool=SimpleNamespace(keep=lambda place, buffers: None),
         store=SimpleNamespace(control=control),
     )

@@ -20,7 +20,9 @@ class Sleeper:
         self._held_up = held_up or {}
         self.thread: Any = Transpose.__new__(Transpose)
         self.thread.job = SimpleNamespace(
-            now=lambda: self.now, queue=SimpleNamespace(full=()), overtime=SimpleNamespace(woke=lambda _: None)
+            now=lambda: self.now,
+            flow=SimpleNamespace(queue=SimpleNamespace(full=())),
+            overtime=SimpleNamespace(woke=lambda _: None),
         )
         self.thread._waiter = SimpleNamespace(want_room=lambda _: None, wait=self._wait, readable=lambda _: False)
         self.thread._ops = {1: SimpleNamespace(encoded=False, finished=False)} if ops else {}

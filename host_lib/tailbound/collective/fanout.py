@@ -114,11 +114,11 @@ def runs(job: Job, rows: NDArray[np.uint8]) -> list[tuple[int, NDArray[np.uint8]
     follow(job, job.now())
     number = job.channels.number()
     if number is not None:
-        channel = job.sender.shared[number]
+        channel, queue = job.sender.shared[number], job.flow.queue
         # receivers that take few senders at once are to be sent to in turns, and one behind a slow link by itself: a
         # burst to all is as slow as the slowest
-        together = job.queue.limit >= len(channel.ranks) >= 2
-        together &= job.channels.wanted != "auto" or job.queue.pacer.even(channel.ranks)
+        together = queue.limit >= len(channel.ranks) >= 2
+        together &= job.channels.wanted != "auto" or queue.pacer.even(channel.ranks)
         if together and not channel.broken:
             job.counters["results_at_once"] += 1
             return [(number, rows)]

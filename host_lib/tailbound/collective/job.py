@@ -113,7 +113,6 @@ class Job:
         self.flow = FlowControl(
             sender, datapath, cookie, self.rank, list(sender.peers), speed_of(datapath.endpoint[0]), now
         )
-        self.queue = self.flow.queue
         self.channels = Channels(config.result, Facts(self.ranks, datapath.name, self.switch is not None), sender)
         self._head = packets.header(
             cookie=cookie,

@@ -67,7 +67,7 @@ def take_gone(op: Op, head: Any) -> None:
 
 def answer(job: Job, ops: dict[int, Op], now: int) -> int:
     """Sends rows that others have asked for, as far as the budget goes; returns when to go on (0: nothing left)."""
-    repairs, pace = job.repairs, job.flow.pace
+    repairs, queue, pace = job.repairs, job.flow.queue, job.flow.pace
     held: set[int] = set()  # askers that have had their share
     again = 0
 
@@ -82,7 +82,7 @@ def answer(job: Job, ops: dict[int, Op], now: int) -> int:
             continue
         rows, states, exists, at = found
         stride = rows.shape[1]
-        asker, rate = request.asker, job.queue.pacer.rate(request.asker)
+        asker, rate = request.asker, queue.pacer.rate(request.asker)
         burst = min(len(request.places), burst_packets(stride))
         granted = repairs.take(asker, len(request.places) * stride, now, pace, rate)
         count = granted // stride
@@ -98,7 +98,7 @@ def answer(job: Job, ops: dict[int, Op], now: int) -> int:
         out = rows[there]
         add_flags(out, states[there], int(Flag.REPEAT))
         until = now + job.config.stage_max
-        job.queue.submit(request.label, PacketType.RESULT, [(asker, out)], until, sent, now)
+        queue.submit(request.label, PacketType.RESULT, [(asker, out)], until, sent, now)
         repairs.requests.done(request, count)
         if request.holes and not len(request.places):
             _gone(job, request)

@@ -14,9 +14,10 @@ from tailbound.wire.schema import PacketType, serial_distance
 
 def turn(job: Job, now: int) -> None:
     """Once a turn, before ops are moved on: sends what waits."""
-    job.flow.look(job.waited_for, now)
-    if not job.queue.empty:
-        job.queue.pump(now)
+    flow = job.flow
+    flow.look(job.waited_for, now)
+    if not flow.queue.empty:
+        flow.queue.pump(now)
 
 
 def contributions(job: Job, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -> None:
@@ -36,7 +37,7 @@ def contributions(job: Job, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -
     until = (op.start or op.admitted) + job.config.stage_max  # no seal is later, so no row is worth more
     published = job.published  # an owner that has published an op takes no more rows for it
     over = None if op.switched else lambda rank: published(rank, op.label)
-    job.queue.submit(op.label, PacketType.CONTRIBUTION, runs, until, done, job.now(), over)
+    job.flow.queue.submit(op.label, PacketType.CONTRIBUTION, runs, until, done, job.now(), over)
 
 
 def results(job: Job, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -> None:
@@ -48,7 +49,7 @@ def results(job: Job, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -> None
 
     now, gone = job.now(), job.membership.gone
     until = now + job.deadlines.worth_sending(flow_bytes(op))
-    job.queue.submit(op.label, PacketType.RESULT, runs, until, done, now, lambda rank: rank in gone)
+    job.flow.queue.submit(op.label, PacketType.RESULT, runs, until, done, now, lambda rank: rank in gone)
 
 
 def published_by(job: Job, op: Op) -> int:

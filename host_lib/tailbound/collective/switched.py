@@ -191,7 +191,7 @@ def repeat(job: Job, op: Op, action: Repeat) -> None:
     rows = op.buffers.packets[action.places]
     add_flags(rows, op.buffers.partials[action.places], int(Flag.REPEAT | (Flag.FLUSH if action.flush else Flag(0))))
     job.counters["rows_flushed" if action.flush else "rows_sent_again"] += len(rows)
-    job.queue.submit(op.label, PacketType.RESULT, [(job.switch, rows)], now + job.config.stage_max, None, now)
+    job.flow.queue.submit(op.label, PacketType.RESULT, [(job.switch, rows)], now + job.config.stage_max, None, now)
 
 
 def release(job: Job, op: Op, action: Release) -> None:

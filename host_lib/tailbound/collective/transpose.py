@@ -256,7 +256,7 @@ class Transpose:
         That takes a small part of a turn, and a rank that waits for one that computes does nothing else.
         """
         now = self.job.now()
-        self._waiter.want_room(self.job.queue.full)
+        self._waiter.want_room(self.job.flow.queue.full)
         end, asked = self._next_wake(again, now)
         while not self._waiter.wait(asked - now):
             now = self.job.now()
@@ -339,7 +339,7 @@ class Transpose:
                 everything |= moved  # others may stand otherwise by it
         self._unsettled = running.changed()  # by one op: those before it have not been looked at since
         self._listen(job.now())
-        looks.append(job.queue.again)
+        looks.append(job.flow.queue.again)
         looks.append(answer(job, self._ops, job.now()))
         if self._window.release():
             self._window.foresee()

@@ -82,5 +82,5 @@ def warm_up(job: Job) -> None:
     gather_flags(job.result_records, b.source, 1)
     finalise(b.packets, head, b.partials, Fields(b.packet_exponent), 0, placement.row_at, 0)  # read-only places
     read_records(job.result_records, b.source, 1, b.row_scale, b.row_exponent, 0, 0, b.row_count)
-    job.queue.warm_up()
+    job.flow.queue.warm_up()
     decode(Received(job.store.results, b.results, b.source, b.row_scale), shape, coding, data, job.scratch)

@@ -122,7 +122,7 @@ class Window:
             self._job.counters["predictions_wrong"] += 1
 
     def _leave_behind(self, op: Op) -> None:
-        self._job.queue.cancel(op.label)
+        self._job.flow.queue.cancel(op.label)
         self._job.pool.give(op.place.layout.shape, op.place.placement, op.buffers)
         self.running.remove(op)
 
@@ -148,7 +148,7 @@ class Window:
             self.running.remove(op)
             moved = op.place
             self.recent.append((label, op.start))
-            job.queue.cancel(label)
+            job.flow.queue.cancel(label)
             job.pool.keep(op.place, op.buffers)
         if moved is None:
             return False
