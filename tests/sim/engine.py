@@ -470,7 +470,7 @@ class Rank:
     def _join(self) -> int:
         """Leaves behind what cannot be had any more (``collective.jump``, without its requests); the steps skipped."""
         job, others = self.engine.job, self.world.nodes
-        for donor in sorted(job.waited_for, key=lambda rank: -others[rank].step):
+        for donor in sorted(job.membership.live, key=lambda rank: -others[rank].step):
             if others[donor].dead or others[donor].stopped > self.world.fabric.now:
                 continue
             try:

@@ -28,11 +28,11 @@ class Rank:
         self.states, self.records = arrays["peer_states"], arrays["ops"]
         self.live = [1, 2]
         self.job: Any = SimpleNamespace(
-            cookie=COOKIE, world=RANKS, peers=[1, 2], waited_owners=self.live, self_late=False,
+            cookie=COOKIE, world=RANKS, peers=[1, 2], self_late=False,
             peer_states=self.states, store=SimpleNamespace(ops=self.records),
             membership=SimpleNamespace(
                 contribution=SimpleNamespace(suspects=frozenset()), result=SimpleNamespace(suspects=frozenset()),
-                gone=set(),
+                gone=set(), owners=self.live,
             ),
             deadlines=SimpleNamespace(quiet=MS, start_max=400 * MS),
         )  # fmt: skip

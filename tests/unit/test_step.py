@@ -42,7 +42,7 @@ class Known:
     def __post_init__(self) -> None:
         self.own = int(self.op.place.placement.counts[0])
         self.job = SimpleNamespace(
-            rank=0, ranks=RANKS, world=RANKS, peers=[1, 2], waited_for=[1, 2], waited_owners=[1, 2],
+            rank=0, ranks=RANKS, world=RANKS, peers=[1, 2],
             membership=Membership(RANKS, 0), live_since=0, self_late=False, overtime=Overtime(0), heard=lambda ranks: 0,
             config=SimpleNamespace(stage_max=STAGE_MAX, repair=True),
             deadlines=SimpleNamespace(quiet=Q, start_max=START_MAX, advertised=D1),
@@ -376,9 +376,9 @@ def test_only_a_launch_that_has_not_sent_is_overtaken_and_only_by_owners_that_ar
     known = Known(op, contributed_by={1}, published_by={1, 2})
     assert not overtaken(op, known, 9 * MS)  # type: ignore[arg-type]
     known.contributed_by.add(2)
-    known.job.waited_owners = []
+    known.job.membership.gone |= {1, 2}
     assert not overtaken(op, known, 9 * MS)  # type: ignore[arg-type]
-    known.job.waited_owners = [1, 2]
+    known.job.membership.gone.clear()
     op.sending = Sending.OVER
     assert not overtaken(op, known, 9 * MS)  # type: ignore[arg-type]
     op.sending, launch, op.launch = Sending.LAUNCHED, op.launch, None

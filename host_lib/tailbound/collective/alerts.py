@@ -91,7 +91,7 @@ class Alerts:
     def _speaks(self, late: int) -> bool:
         """Whether this rank is the one that warns of ``late``."""
         job = self._job
-        here = [r for r in (job.rank, *job.waited_for) if not self._late.running(r)]
+        here = [r for r in (job.rank, *job.membership.live) if not self._late.running(r)]
         return late == job.rank or job.rank == min(here, default=-1)
 
     def _say_loss(self, loss: Loss, step: int) -> None:

@@ -126,7 +126,7 @@ def seal(job: Job, op: Op, action: Seal) -> None:
         view = View(job, op)
         summed = _account(view)
         if action.why == "deadline":
-            flows = [(int(summed[p]), own) for p in job.waited_for if not view.brings_no_more(p)]
+            flows = [(int(summed[p]), own) for p in job.membership.live if not view.brings_no_more(p)]
             cut_off(job, op, op.first, op.spans.sealed - op.start, flows)
     missed = not op.own_present and not op.outcome.abstained and not op.encoded
     job.self_misses = job.self_misses + 1 if missed else 0

@@ -146,16 +146,6 @@ class Job:
         return self.datapath.store
 
     @property
-    def waited_for(self) -> list[int]:
-        """Peers whose contributions a seal waits for: live ones (clock-1 and clock-8)."""
-        return self.membership.live
-
-    @property
-    def waited_owners(self) -> list[int]:
-        """Peers whose results a receiver waits for."""
-        return self.membership.owners
-
-    @property
     def self_late(self) -> bool:
         """Whether the own row is no longer waited for (clock-8)."""
         return self.self_misses >= self.config.self_late_after
@@ -198,7 +188,7 @@ class Job:
 
     def publish_live(self) -> None:
         """Writes the live set to the kernel, for completion, tails and the majority clock."""
-        live = self.waited_for
+        live = self.membership.live
         if live == self._live:
             return
         self._live, self.live_since = live, self.now()

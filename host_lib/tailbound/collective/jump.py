@@ -50,7 +50,7 @@ def jump(job: Job, engine: Transpose, pull: Callable[..., bytes | bytearray]) ->
         TransportError: nobody could say, with everybody's reason; or ops are in flight here.
     """
     states, own = job.store.peer_states, job.sequence.upcoming
-    donors = sorted(job.waited_for, key=lambda rank: -serial_distance(int(states[rank]["newest"]), own))
+    donors = sorted(job.membership.live, key=lambda rank: -serial_distance(int(states[rank]["newest"]), own))
     reasons = []
     for donor in donors:
         try:

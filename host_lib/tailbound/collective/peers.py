@@ -37,6 +37,7 @@ class Contributions:
     def __init__(self, view: View) -> None:
         self._view, self._job, self._op = view, view.job, view.op
         self._own_in = view.op.encoded or view.job.self_late
+        self._live = view.job.membership.live
 
     @property
     def progress(self) -> int:
@@ -45,7 +46,7 @@ class Contributions:
 
     @property
     def left(self) -> int:
-        waited = sum(p not in self._op.abstainers for p in self._job.waited_for)
+        waited = sum(p not in self._op.abstainers for p in self._live)
         return self._view.own * waited - self.progress
 
     def complete(self) -> bool:
@@ -67,13 +68,13 @@ class Contributions:
         if opened > self._job.live_since:
             return True
         summed = self._view.summed()
-        return all(summed[p] >= self._view.own for p in self._job.waited_for)
+        return all(summed[p] >= self._view.own for p in self._live)
 
     def finished(self) -> bool:
-        return self._own_in and all(map(self._view.brings_no_more, self._job.waited_for))
+        return self._own_in and all(map(self._view.brings_no_more, self._live))
 
     def heard(self) -> int:
-        return self._job.heard(p for p in self._job.waited_for if not self._view.brings_no_more(p))
+        return self._job.heard(p for p in self._live if not self._view.brings_no_more(p))
 
     def repair(self, now: int, *, late: bool) -> Repair[Action]:
         """Asks ranks that have finished for the contributions of theirs that are missing."""
@@ -81,7 +82,7 @@ class Contributions:
         if not job.config.repair or op.overtaken:
             return Repair()
         out, own = op.abstainers | op.stayed_out, view.own
-        finished = [p for p in job.waited_for if p not in out and view.contributed(p)]
+        finished = [p for p in self._live if p not in out and view.contributed(p)]
         if op.first.repair is None:
             if not finished:
                 return Repair()
@@ -107,7 +108,7 @@ class Results:
         self._counts = view.op.place.placement.counts
         # rows that came when their op was too far ahead for a record, or whose record has gone, are there all the same
         self.progress = int(view.record["results_in"]) if view.record is not None else self._present_of(view.job.peers)
-        self._owners = [p for p in view.job.waited_owners if self._counts[p]]
+        self._owners = [p for p in view.job.membership.owners if self._counts[p]]
 
     def _present_of(self, owners: list[int]) -> int:
         by_owner = np.zeros(self._job.world, np.int64)
@@ -147,7 +148,7 @@ class Results:
         if not self._repairable():
             return Repair()
         # who has said goodbye answers for a while (clock-15)
-        finished = [p for p in [*job.waited_owners, *job.membership.gone] if counts[p] and view.published(p)]
+        finished = [p for p in [*job.membership.owners, *job.membership.gone] if counts[p] and view.published(p)]
         if half.repair is None:
             if not finished:
                 return Repair()
@@ -251,14 +252,17 @@ class PeerOwned:
         _suspect(job, op, by_owner)
         if why == "deadline":
             counts = place.placement.counts
-            flows = [(int(by_owner[p]), int(counts[p])) for p in job.waited_owners if not job.published(p, op.label)]
+            flows = [
+                (int(by_owner[p]), int(counts[p])) for p in job.membership.owners if not job.published(p, op.label)
+            ]
             cut_off(job, op, op.second, op.spans.decoding - op.spans.sealed, flows)
 
 
 def _nobody_had_any(job: Job, op: Op) -> bool:
     """Whether no rank brought rows, as all say (a loss scale overflows on all ranks, say): no owner is to blame."""
     brought = not (op.abstains or op.outcome.unsent)
-    return not brought and bool(job.waited_for) and op.abstainers.issuperset(job.waited_for)
+    live = job.membership.live
+    return not brought and bool(live) and op.abstainers.issuperset(live)
 
 
 def _suspect(job: Job, op: Op, by_owner: NDArray[np.int64]) -> None:

@@ -116,8 +116,9 @@ class Running:
         results_at = _NEVER
         if collects:
             results_at = shape.rows - (0 if op.switched else view.own)
-            if not op.switched and len(job.waited_owners) < len(job.peers):
-                results_at = min(results_at, int(sum(op.place.placement.counts[p] for p in job.waited_owners)))
+            owners = job.membership.owners
+            if not op.switched and len(owners) < len(job.peers):
+                results_at = min(results_at, int(sum(op.place.placement.counts[p] for p in owners)))
         if op.launch is not None and not op.encoded:
             look = 1  # at every opportunity: another op may be what it waits for
         op.stirred = False

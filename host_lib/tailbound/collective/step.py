@@ -112,7 +112,7 @@ def overtaken(op: Op, view: View, now: int) -> bool:
     if op.overtaken or op.encoded or op.launch is None:
         return False
     counts = op.place.placement.counts
-    owners = [p for p in view.job.waited_owners if counts[p]]
+    owners = [p for p in view.job.membership.owners if counts[p]]
     if not owners or not all(view.published(p) and view.contributed(p) for p in owners):
         return False
     op.start = op.start or max(1, now - 4 * view.job.config.stage_max)
@@ -145,7 +145,7 @@ def _over_for_all(op: Op, view: View, now: int) -> bool:
 def _agree(op: Op, view: View, now: int) -> Step:
     """A cold op waits for the needs of all, but for half of the stage at most: what is agreed on is to be sent, too."""
     job = view.job
-    missing = [p for p in job.waited_for if p not in op.needs and p not in op.abstainers]
+    missing = [p for p in job.membership.live if p not in op.needs and p not in op.abstainers]
     limit = (op.start or op.admitted + job.deadlines.start_max) + job.config.stage_max // 2
     settled = [p for p in missing if view.contributed(p)]
     if len(settled) == len(missing):  # for them this op is not cold, or they have settled without us

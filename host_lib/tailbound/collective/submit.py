@@ -15,7 +15,7 @@ from tailbound.wire.schema import PacketType, serial_distance
 def turn(job: Job, now: int) -> None:
     """Once a turn, before ops are moved on: sends what waits."""
     flow = job.flow
-    flow.look(job.waited_for, now)
+    flow.look(job.membership.live, now)
     if not flow.queue.empty:
         flow.queue.pump(now)
 
@@ -70,7 +70,7 @@ def observe(job: Job, op: Op, summed: NDArray[np.int64]) -> None:
     if op.cold:  # ranks that settle on other scales are refused, not lost
         return
     own = int(op.place.placement.counts[job.rank])
-    through = [p for p in job.waited_for if p not in op.abstainers and job.contributed(p, op.label)]
+    through = [p for p in job.membership.live if p not in op.abstainers and job.contributed(p, op.label)]
     asked = op.first.repair.asked if op.first.repair is not None and not job.repairs.warming(op.key) else {}
     lost = sum(max(own - int(summed[p]), len(asked.get(p, ()))) for p in through if summed[p] > 0)
     job.flow.incast.observe(own * len(through), lost)

@@ -112,12 +112,12 @@ class SwitchOwned:
 
 def _awaited(job: Job, op: Op) -> int:
     """Contributors that rows of ``op`` wait for: live ranks, self included, that have not said that they bring none."""
-    return 1 + sum(p not in op.abstainers and p not in op.stayed_out for p in job.waited_for)
+    return 1 + sum(p not in op.abstainers and p not in op.stayed_out for p in job.membership.live)
 
 
 def _short(job: Job, op: Op) -> bool:
     """Whether it is known that somebody brings no rows to ``op``."""
-    return bool(op.abstainers or op.stayed_out) or len(job.waited_for) < len(job.peers)
+    return bool(op.abstainers or op.stayed_out) or len(job.membership.live) < len(job.peers)
 
 
 # -- second half --------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class Results:
         if not op.own_in:  # without rows of its own a rank has nothing to ask with
             return Repair()
         if op.retry is None:
-            live = sorted([job.rank, *job.waited_for])
+            live = sorted([job.rank, *job.membership.live])
             op.retry = Retry(op.place.layout.shape.rows, live.index(job.rank), len(live), job.patience)
         if op.start and not clock.due:
             clock.begin(op.start, view.first_deadline(), job.config.stage_max, LEAST_STEP)
@@ -181,7 +181,9 @@ class Results:
 
 def _finished(view: View) -> bool:
     op = view.op
-    return all(view.contributed(p) for p in view.job.waited_for if p not in op.abstainers and p not in op.stayed_out)
+    return all(
+        view.contributed(p) for p in view.job.membership.live if p not in op.abstainers and p not in op.stayed_out
+    )
 
 
 def repeat(job: Job, op: Op, action: Repeat) -> None:

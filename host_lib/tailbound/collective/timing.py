@@ -117,10 +117,10 @@ def _limits(job: Job, step: int) -> tuple[tuple[str, int], tuple[str, int]]:
 
     Where a switch sums, rows go elsewhere: who was heard in time takes part.
     """
-    first = max(job.deadlines.advertised, *heard(job, job.waited_for, step), 0)
+    first = max(job.deadlines.advertised, *heard(job, job.membership.live, step), 0)
     if job.switched(job.sequence.map_at(step)):
         return ("first_us", first), ("first_us", first)
-    second = job.deadlines.receiver(job.deadlines.largest, heard(job, job.waited_owners, step))
+    second = job.deadlines.receiver(job.deadlines.largest, heard(job, job.membership.owners, step))
     return ("row_us", first), ("published_us", second)
 
 
@@ -163,9 +163,9 @@ def note(job: Job, op: Op, why: str, now: int) -> None:
                 waited=op.start - op.admitted if op.admitted <= op.start else None,
                 sealed=op.spans.sealed or now,
                 own=0 if job.self_late or not op.own_present else op.own_in,
-                waited_for=tuple(p for p in job.waited_for if p not in op.abstainers) if waits else (),
+                waited_for=tuple(p for p in job.membership.live if p not in op.abstainers) if waits else (),
                 suspects=tuple(job.contribution_suspicion.suspects - job.membership.gone) if waits else (),
-                owners=tuple(p for p in job.waited_owners if counts[p]),
+                owners=tuple(p for p in job.membership.owners if counts[p]),
                 complete={"complete": now, "quiet": op.second.quiet.since}.get(why, 0),
                 present=int(record["results_in"]) if record is not None else 0,
                 early=op.early,
@@ -189,7 +189,7 @@ def settle(job: Job) -> None:
         record = job.record(one.label)
         if record is not None:
             job.deadlines.observe((_of_switch if one.switched else _of_peers)(job, one, record))
-    rtts = [int(job.store.peer_states[p]["rtt_ns"]) for p in (*job.waited_for, *job.extra)]
+    rtts = [int(job.store.peer_states[p]["rtt_ns"]) for p in (*job.membership.live, *job.extra)]
     if any(rtts):
         job.deadlines.round_trip(min(max(rtts), 5 * MS))
     job.advertise_deadline(job.deadlines.advertised)

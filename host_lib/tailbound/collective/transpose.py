@@ -241,7 +241,7 @@ class Transpose:
         job, config = self.job, self.job.config
         self._silence = 0
         until = job.now() + min(_LINGER, config.deadline_1 + config.deadline_2 or _LINGER)
-        while job.waited_owners and (now := job.now()) < until:
+        while job.membership.owners and (now := job.now()) < until:
             for data in job.datapath.control_packets():
                 self._inbox.take(data, self._ops)
             again = answer(job, self._ops, now)

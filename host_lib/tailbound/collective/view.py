@@ -58,7 +58,7 @@ class View:
         if self.op.cold:  # until scales are agreed on, it has the whole stage (clock-26)
             return self.job.config.stage_max
         job, step = self.job, self.op.place.step
-        return job.deadlines.applied(flow_bytes(self.op), heard(job, job.waited_for, step))
+        return job.deadlines.applied(flow_bytes(self.op), heard(job, job.membership.live, step))
 
     def second_deadline(self) -> int:
         """How long after the start of the first half the second may last, ns: all owners' D1 lie inside (clock-11)."""
@@ -66,7 +66,7 @@ class View:
         most = 2 * job.config.stage_max
         if op.cold:
             return most
-        length = job.deadlines.receiver(size, heard(job, job.waited_owners, op.place.step))
+        length = job.deadlines.receiver(size, heard(job, job.membership.owners, op.place.step))
         if op.launch is not None:
             length = job.deadlines.hurried(length, size, op.start - op.admitted)
         return min(length, most)

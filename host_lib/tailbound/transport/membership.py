@@ -110,7 +110,7 @@ class Membership:
 
     @property
     def live(self) -> list[int]:
-        """Peers whose contributions a seal waits for (clock-1, clock-8)."""
+        """Peers that are neither suspect nor gone: a seal waits for their contributions (clock-1, clock-8)."""
         self._live = self._left(self._live, self.contribution.suspects)
         return self._live[2]
 
