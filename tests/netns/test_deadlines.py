@@ -31,4 +31,4 @@ def test_a_rank_that_stays_away_costs_what_was_learned(tailbound_lab: Callable[.
             for _, outcome in job.allreduce(inputs, ranks=[0, 1]):
                 assert outcome.nanoseconds < STAGE_MAX / 2
                 assert op == 3 or 2 in outcome.missing
-        assert all(2 in c.job.contribution_suspicion.suspects for c in job.communicators[:2])
+        assert all(2 in c.job.membership.contribution.suspects for c in job.communicators[:2])

@@ -121,7 +121,7 @@ class Case(World):
         return {
             rank
             for job in jobs
-            for half in (job.contribution_suspicion, job.result_suspicion)
+            for half in (job.membership.contribution, job.membership.result)
             for rank in half.suspects
         }
 

@@ -88,7 +88,7 @@ def test_a_suspect_that_comes_back_is_named_again(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.INFO, "tailbound"), sim_team(RANKS, hasty(**GIVEN)) as job:
         until(job, lambda: job[0].job.counters["ops"] > 2)
         job[2].trouble(Trouble(1, loss=1.0))
-        assert until(job, lambda: 2 in job[0].job.contribution_suspicion.suspects) == 3
+        assert until(job, lambda: 2 in job[0].job.membership.contribution.suspects) == 3
         job[2].trouble(None)
         until(job, lambda: any(name == "back" and fields["back"] == 2 for name, fields in events(job[0])), most=5)
     assert "rank 0: rank 2 is waited for again" in caplog.text

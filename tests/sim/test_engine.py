@@ -173,7 +173,7 @@ def test_a_cut_cable_that_is_mended(job: Make) -> None:
     world.change(0, at=500 * MS, cut=False)
     world.run()
     assert world.fabric.dropped["cut"] > 0
-    assert all(not node.engine.job.contribution_suspicion.suspects for node in world.nodes)
+    assert all(not node.engine.job.membership.contribution.suspects for node in world.nodes)
 
 
 def test_the_same_seed_gives_the_same_run(job: Make) -> None:

@@ -50,7 +50,7 @@ class Alerts:
             now: CLOCK_MONOTONIC, ns.
         """
         job = self._job
-        suspects = job.contribution_suspicion.suspects | job.result_suspicion.suspects
+        suspects = job.membership.suspects
         limit = late_limit(lateness.values(), pace)
         for rank, late in lateness.items():
             if rank not in suspects and rank not in job.membership.gone:  # of these nothing new is known

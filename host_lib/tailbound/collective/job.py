@@ -95,7 +95,6 @@ class Job:
         self.lanes = Lanes(max(1, config.codec_threads), config.width)
         self.scratch = self.lanes.scratch
         self.membership = Membership(self.ranks, self.rank, config.suspect_after, config.hold_max)
-        self.contribution_suspicion, self.result_suspicion = self.membership.contribution, self.membership.result
         self.steps = Steps(datapath.store.result_rows)
         self.deadlines = Deadlines(config)
         self.overtime = Overtime(self.now())

@@ -159,7 +159,7 @@ class Maps:
         job, config = self._job, self._job.config
         weights = self.agreement.agreed[-1].content.weights
         if config.share_rows:
-            suspects = job.contribution_suspicion.suspects | job.result_suspicion.suspects
+            suspects = job.membership.suspects
             weights = self.shares.observe(
                 Observation(
                     self._lateness_of_all(),

@@ -58,7 +58,7 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
         },
         "lost_on_arrival": dict(job.datapath.lost_on_arrival),
         "sent": {str(rank): _sent(job, rank) for rank in (*job.peers, *job.extra)},
-        "suspects": sorted(job.contribution_suspicion.suspects | job.result_suspicion.suspects),
+        "suspects": sorted(job.membership.suspects),
         "gone": sorted(job.membership.gone),
         "safeguard": {
             "contributions": job.books.contributions.smoothed,
@@ -169,7 +169,7 @@ def _suspicion(job: Job, peer: int) -> str:
     """In which halves a peer is no longer waited for: ``""``, ``c``, ``r`` or ``cr``; ``bye`` after its goodbye."""
     if peer in job.membership.gone:
         return "bye"
-    halves = (("c", job.contribution_suspicion), ("r", job.result_suspicion))
+    halves = (("c", job.membership.contribution), ("r", job.membership.result))
     return "".join(letter for letter, suspicion in halves if peer in suspicion.suspects)
 
 

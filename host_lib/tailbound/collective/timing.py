@@ -164,7 +164,7 @@ def note(job: Job, op: Op, why: str, now: int) -> None:
                 sealed=op.spans.sealed or now,
                 own=0 if job.self_late or not op.own_present else op.own_in,
                 waited_for=tuple(p for p in job.membership.live if p not in op.abstainers) if waits else (),
-                suspects=tuple(job.contribution_suspicion.suspects - job.membership.gone) if waits else (),
+                suspects=tuple(job.membership.contribution.suspects - job.membership.gone) if waits else (),
                 owners=tuple(p for p in job.membership.owners if counts[p]),
                 complete={"complete": now, "quiet": op.second.quiet.since}.get(why, 0),
                 present=int(record["results_in"]) if record is not None else 0,

@@ -311,7 +311,7 @@ class Transpose:
                 self._inbox.take(data, self._ops)
         if self._group_fd >= 0 and self._waiter.readable(self._group_fd):
             fanout.listen(job)
-        for rank in job.contribution_suspicion.suspects | job.result_suspicion.suspects:
+        for rank in job.membership.suspects:
             job.membership.heard(rank, step_of(int(job.store.peer_states[rank]["newest"])))
         looks.append(fanout.turn(job, now))
         looks.append(self.maps.turn(now, self._ops, self._window.drop))

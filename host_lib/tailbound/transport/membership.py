@@ -109,6 +109,11 @@ class Membership:
         return [p for p in self.peers if p not in self.gone]
 
     @property
+    def suspects(self) -> frozenset[int]:
+        """Ranks suspected in one half or both."""
+        return self.contribution.suspects | self.result.suspects
+
+    @property
     def live(self) -> list[int]:
         """Peers that are neither suspect nor gone: a seal waits for their contributions (clock-1, clock-8)."""
         self._live = self._left(self._live, self.contribution.suspects)
@@ -133,8 +138,7 @@ class Membership:
 
         One half is enough: a rank without rows has no contributions to miss, and nobody misses results of its own.
         """
-        suspects = self.contribution.suspects | self.result.suspects
-        return {r for r in suspects if step_distance(step, self._heard_step.get(r, 0)) >= _DEAD_AFTER}
+        return {r for r in self.suspects if step_distance(step, self._heard_step.get(r, 0)) >= _DEAD_AFTER}
 
     def heard(self, rank: int, step: int) -> None:
         """A packet of ``rank`` named an op of ``step``."""
