@@ -273,7 +273,7 @@ class _Engine(Transpose):
         if self._wake >= 0:
             os.close(self._wake)
             self._wake = -1
-            self.job.lanes.close()
+            self.job.threads.close()
 
     def _poke(self) -> None:
         return None

@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 import tailbound
 from tailbound.codec.planes import check_bits
 from tailbound.codec.shape import GROUP_ROWS, layout_tag, shape_for
+from tailbound.codec.threads import cores_here, threads_for
 from tailbound.collective import fanout, jump, report
 from tailbound.collective.announce import READY_BYTES
 from tailbound.collective.coder import HOST, Coder, Values, check_codes
 from tailbound.collective.hello import prove
 from tailbound.collective.job import Job
-from tailbound.collective.lanes import cores_here, lanes_for
 from tailbound.collective.op import Launch, Outcome
 from tailbound.collective.transpose import Transpose
 from tailbound.collective.warmup import announce_compilation, warm_up
@@ -135,7 +135,7 @@ class Communicator:
             opened.callback(self.reliable.close)
             self.greetings = self._meet(path, address, model, options, timeout)
             self.job, bulk = self._activate(path, address)
-            opened.callback(self.job.lanes.close)
+            opened.callback(self.job.threads.close)
             opened.callback(fanout.close, self.job)
             self.reliable.start(self.job.cookie, config.rank, [(g.address, g.reliable) for g in self.greetings])
             rendezvous.meet(store, "active", config.rank, config.ranks, name, timeout)
@@ -185,8 +185,8 @@ class Communicator:
             everybody.append((switch.address, switch.port or self.config.port or DEFAULT_PORT))
         endpoints = {rank: endpoint for rank, endpoint in enumerate(everybody) if rank != self.config.rank}
         here = sum(host == address[0] for host, _ in everybody[: self.config.ranks])
-        lanes = lanes_for(self.config.codec_threads, cores_here(), here)
-        self.config = dataclasses.replace(self.config, codec_threads=lanes)
+        threads = threads_for(self.config.codec_threads, cores_here(), here)
+        self.config = dataclasses.replace(self.config, codec_threads=threads)
         alone = bool(endpoints) and all(g.datapath != "udp" for g in self.greetings)
         sockets = path.sending(len(endpoints), self.config.source_ports) if endpoints else [path.socket]
         job = Job(self.config, path, Sender(sockets, endpoints), self.greetings[0].cookie)

@@ -43,7 +43,7 @@ def measure(job: Job, op: Op, action: Measure) -> None:
     def part(scratch: Scratch, groups: tuple[int, int]) -> bool:
         return coder.measure(launch.data, shape, coding, need, scratch, groups=groups)
 
-    if not all(job.lanes.each(shape.groups, part, divide=coder.divisible)):  # it is not finite
+    if not all(job.threads.each(shape.groups, part, divide=coder.divisible)):  # it is not finite
         need[:] = EXPONENT_NONE
     op.sending, op.cold_since = Sending.AGREEING, job.now()
     op.needs[job.rank] = need.copy()
@@ -98,7 +98,7 @@ def _encode(job: Job, op: Op) -> None:
     def part(scratch: Scratch, groups: tuple[int, int]) -> Encoded:
         return coder.encode(data, shape, coding, b.contributions, b.scales, scratch, groups=groups)
 
-    parts = job.lanes.each(shape.groups, part, divide=coder.divisible)
+    parts = job.threads.each(shape.groups, part, divide=coder.divisible)
     if not all(part.finite for part in parts):
         op.outcome.abstained = True
         job.counters["abstained"] += 1
@@ -130,7 +130,7 @@ def _keep_residual(job: Job, op: Op, residual: NDArray[np.float32], coding: Codi
             data, b.contributions, b.scales, shape, coding, b.source, b.row_scale, residual, scratch, groups=groups
         )  # fmt: skip
 
-    job.lanes.each(shape.groups, part)
+    job.threads.each(shape.groups, part)
 
 
 def _expect(job: Job, op: Op) -> None:

@@ -135,7 +135,7 @@ def seal(job: Job, op: Op, action: Seal) -> None:
     )
     contributed = b.packets[int(place.placement.starts[job.rank]) :][:own]
     mine = Own(b.own_groups, contributed, op.own_present, b.scales, b.need_work)
-    means = mean_rows(sums, mine, place.layout.shape, coding_of(job, op), b.own, job.scratch)
+    means = mean_rows(sums, mine, place.layout.shape, coding_of(job, op), b.own, job.threads.scratch)
     job.counters["rows_discarded"] += means.mismatched
     job.counters["rows_without_contributor"] += means.missing
     _publish(job, op, own)
@@ -218,7 +218,7 @@ def finish(job: Job, op: Op, action: Finish) -> None:
     def part(scratch: Scratch, groups: tuple[int, int]) -> int:
         return coder.decode(received, shape, coding, out, scratch, groups=groups)
 
-    outcome.failed_groups = sum(job.lanes.each(shape.groups, part, divide=coder.divisible))
+    outcome.failed_groups = sum(job.threads.each(shape.groups, part, divide=coder.divisible))
     empty = outcome.failed_groups == shape.groups
     if outcome.failed_groups:
         job.counters["failed_groups"] += outcome.failed_groups

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from tailbound.codec.owners import OwnerMap
 from tailbound.codec.scale import shift_cap_of
 from tailbound.codec.scratch import readonly
+from tailbound.codec.threads import Threads
 from tailbound.collective.buffers import BufferPool
 from tailbound.collective.channels import Channels
 from tailbound.collective.flow_control import FlowControl
-from tailbound.collective.lanes import Lanes
 from tailbound.collective.op import Pending
 from tailbound.collective.repair import Repairs
 from tailbound.datapath.protocol import Datapath, Store
@@ -91,9 +91,8 @@ class Job:
         self.shift_cap = shift_cap_of(self.ranks)
         self.pool = BufferPool(self.rank, self.ranks, datapath.store.result_rows)
         self.repairs = Repairs(self.ranks)
-        #: threads that share the codec's work, and the scratch of the transport thread
-        self.lanes = Lanes(max(1, config.codec_threads), config.width)
-        self.scratch = self.lanes.scratch
+        #: threads that share the codec's work, the transport thread among them
+        self.threads = Threads(max(1, config.codec_threads), config.width)
         self.membership = Membership(self.ranks, self.rank, config.suspect_after, config.hold_max)
         self.steps = Steps(datapath.store.result_rows)
         self.deadlines = Deadlines(config)

@@ -197,7 +197,7 @@ class Transpose:
             os.close(self._wake)
             self._wake = -1
             fanout.close(self.job)
-            self.job.lanes.close()
+            self.job.threads.close()
             self.job.datapath.close()
 
     def descriptors(self) -> list[int]:

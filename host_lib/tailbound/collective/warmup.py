@@ -53,15 +53,22 @@ def warm_up(job: Job) -> None:
     data = np.zeros(shape.numel, np.float32)
     rank, own = job.rank, len(b.own_rows)
     coding = Coding(1, rank, job.shift_cap, headroom_of(job.ranks), job.map.rotate)
-    measure(data, shape, coding, b.need, job.scratch)
-    encode(data, shape, coding, b.contributions, b.scales, job.scratch)
+    measure(data, shape, coding, b.need, job.threads.scratch)
+    encode(data, shape, coding, b.contributions, b.scales, job.threads.scratch)
     head = job.header(PacketType.CONTRIBUTION, 0, 0)
     finalise(b.packets, head, b.partials, Fields(b.packet_exponent), 0, b.place, 0)
     counts = np.zeros(job.world, np.int64)
     # cookie 0 belongs to no job, so that no record is taken for one of this op
     rows_by_rank(job.slots, 0, own, job.sum_mask, 0, 1, counts)
     contributed = Own(b.own_groups, b.packets[int(placement.starts[rank]) :][:own], True, b.scales, b.need_work)
-    mean_rows(Sums(job.store.sums, job.store.slots, 0, 0, 1, b.unknown), contributed, shape, coding, b.own, job.scratch)
+    mean_rows(
+        Sums(job.store.sums, job.store.slots, 0, 0, 1, b.unknown),
+        contributed,
+        shape,
+        coding,
+        b.own,
+        job.threads.scratch,
+    )
     last_stamps(
         job.store.arrivals,
         np.zeros(4, np.uint64),
@@ -83,4 +90,4 @@ def warm_up(job: Job) -> None:
     finalise(b.packets, head, b.partials, Fields(b.packet_exponent), 0, placement.row_at, 0)  # read-only places
     read_records(job.result_records, b.source, 1, b.row_scale, b.row_exponent, 0, 0, b.row_count)
     job.flow.queue.warm_up()
-    decode(Received(job.store.results, b.results, b.source, b.row_scale), shape, coding, data, job.scratch)
+    decode(Received(job.store.results, b.results, b.source, b.row_scale), shape, coding, data, job.threads.scratch)

@@ -25,7 +25,7 @@ _CORES_EACH = 4
 _LEAST_GROUPS = 8
 
 
-def lanes_for(asked: int, cores: int, ranks_here: int) -> int:
+def threads_for(asked: int, cores: int, ranks_here: int) -> int:
     """How many threads code an op.
 
     Args:
@@ -46,7 +46,7 @@ def cores_here() -> int:
     return len(os.sched_getaffinity(0))
 
 
-class Lanes:
+class Threads:
     """``count`` threads, the calling one included, with a scratch for rows of ``width`` codes each."""
 
     def __init__(self, count: int, width: int) -> None:

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from support import PATIENCE, gradients, patient, team
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import BITS
+from tailbound.codec.threads import Threads, threads_for
 from tailbound.collective.communicator import Communicator, Handling
-from tailbound.collective.lanes import Lanes, lanes_for
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    ("asked", "cores", "ranks", "lanes"),
+    ("asked", "cores", "ranks", "threads"),
     [
         (0, 1, 1, 1),
         (0, 2, 1, 1),
@@ -31,19 +31,19 @@ from tailbound.errors import ConfigError
         (3, 1, 4, 3),
     ],
 )
-def test_threads_by_cores(asked: int, cores: int, ranks: int, lanes: int) -> None:
+def test_threads_by_cores(asked: int, cores: int, ranks: int, threads: int) -> None:
     """Two cores are never shared out: an op must not be slower there."""
-    assert lanes_for(asked, cores, ranks) == lanes
+    assert threads_for(asked, cores, ranks) == threads
 
 
 def test_a_negative_number_is_refused() -> None:
     with pytest.raises(ConfigError, match="codec threads"):
-        lanes_for(-1, 8, 1)
+        threads_for(-1, 8, 1)
 
 
 @pytest.mark.parametrize("groups", [1, 7, 8, 15, 16, 24, 100, 1001])
 def test_every_group_once_and_a_scratch_each(groups: int) -> None:
-    lanes, lock, seen, scratches = Lanes(3, 64), threading.Lock(), np.zeros(groups, int), []
+    threads, lock, seen, scratches = Threads(3, 64), threading.Lock(), np.zeros(groups, int), []
 
     def work(scratch: Scratch, part: tuple[int, int]) -> int:
         with lock:
@@ -52,15 +52,15 @@ def test_every_group_once_and_a_scratch_each(groups: int) -> None:
         return part[1] - part[0]
 
     try:
-        assert sum(lanes.each(groups, work)) == groups
+        assert sum(threads.each(groups, work)) == groups
     finally:
-        lanes.close()
+        threads.close()
     assert (seen == 1).all()
     assert len(set(scratches)) == len(scratches) == max(1, min(3, groups // 8))
 
 
 def test_an_error_comes_out_after_all_have_ended() -> None:
-    lanes, over = Lanes(2, 64), threading.Event()
+    threads, over = Threads(2, 64), threading.Event()
 
     def work(_: Scratch, part: tuple[int, int]) -> None:
         if part[0] == 0:
@@ -69,10 +69,10 @@ def test_an_error_comes_out_after_all_have_ended() -> None:
 
     try:
         with pytest.raises(ValueError, match="first"):
-            lanes.each(100, work)
+            threads.each(100, work)
         assert over.is_set()
     finally:
-        lanes.close()
+        threads.close()
 
 
 def test_the_bits_are_those_of_one_thread() -> None:
@@ -81,7 +81,7 @@ def test_the_bits_are_those_of_one_thread() -> None:
     results = []
     for threads in (1, 3):
         with team(2, patient(codec_threads=threads), cookie=11) as job:
-            assert [len(c.job.lanes) for c in job.communicators] == [threads] * 2
+            assert [len(c.job.threads) for c in job.communicators] == [threads] * 2
             results.append([job.allreduce(inputs) for _ in range(3)])
     for one, three in zip(*results, strict=True):
         for (a, outcome), (b, _) in zip(one, three, strict=True):
