@@ -34,17 +34,17 @@ def sealed(job: Job, op: Op, summed: NDArray[np.int64]) -> None:
             continue
         count = int(summed[peer])
         finished = job.contributed(peer, op.label) and peer not in op.stayed_out
-        job.books.ledger.close(Stage.CONTRIBUTIONS, peer, own, count, finished=finished)
+        job.accounts.ledger.close(Stage.CONTRIBUTIONS, peer, own, count, finished=finished)
         if count or finished:
             expected += own
             taken += count
         there += count > 0
-    found = job.books.contributions.judge(expected, taken, there if not op.abstainers else None)
+    found = job.accounts.contributions.judge(expected, taken, there if not op.abstainers else None)
     if found.action >= Action.SKIP:
         op.flags |= _SKIP
     if found.action == Action.STOP:
         op.flags |= _STOP
-    if job.books.rotation.lossy:
+    if job.accounts.rotation.lossy:
         op.flags |= _LOSSY
     if found.action:
         _say(job, op, found.action, f"of the contributions to rank {job.rank}: {found.why}")
@@ -63,17 +63,17 @@ def collected(job: Job, op: Op, by_owner: NDArray[np.int64]) -> None:
         if not due:
             continue
         finished = job.published(peer, op.label)
-        job.books.ledger.close(Stage.RESULTS, peer, due, count, finished=finished)
+        job.accounts.ledger.close(Stage.RESULTS, peer, due, count, finished=finished)
         if count or finished:
             expected += due
             taken += count
     if op.switched:  # what contributors bring is in the counts of the results
         expected, taken = op.outcome.expected, op.outcome.delivered
     flags = int(gather_flags(job.result_records, op.buffers.source, op.label)) | op.flags
-    job.books.rotation.observe(
+    job.accounts.rotation.observe(
         op.outcome.expected, op.outcome.delivered, rotating=op.rotate, others=bool(flags & _LOSSY)
     )
-    found = job.books.results.judge(expected, taken)
+    found = job.accounts.results.judge(expected, taken)
     if found.action:
         _say(job, op, Action.WARN, f"of the results for rank {job.rank}: {found.why}")
     if not flags & (_SKIP | _STOP):
@@ -112,8 +112,8 @@ def in_pieces(job: Job, op: Op) -> None:
 def delivered(job: Job, op: Op) -> None:
     """Enters an op whose result has been given to its caller."""
     outcome = op.outcome
-    job.books.latency.add(outcome.nanoseconds)
-    job.books.flow_bytes = flow_bytes(op)
+    job.accounts.latency.add(outcome.nanoseconds)
+    job.accounts.flow_bytes = flow_bytes(op)
     op.spans.clock = op.start
     if op.launch is not None:
         op.spans.launched, op.spans.admitted = op.launch.launched, op.admitted

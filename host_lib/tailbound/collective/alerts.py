@@ -68,7 +68,7 @@ class Alerts:
     def _totals(self) -> dict[int, tuple[int, int]]:
         """Rows of every peer: expected, and lost on the way, those repaired later among them."""
         job = self._job
-        expected, gaps = job.books.ledger.by_peer().T.tolist()
+        expected, gaps = job.accounts.ledger.by_peer().T.tolist()
         repaired = job.repairs.came.sum(axis=0).tolist()
         return {peer: (expected[peer], gaps[peer] + repaired[peer]) for peer in job.peers}
 

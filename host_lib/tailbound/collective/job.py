@@ -24,7 +24,7 @@ from tailbound.collective.repair import Repairs
 from tailbound.datapath.protocol import Datapath, Store
 from tailbound.kernel.routes import speed_of
 from tailbound.observe.events import Events
-from tailbound.observe.ledger import Books
+from tailbound.observe.ledger import Accounts
 from tailbound.observe.trace import Trace
 from tailbound.transport import flush
 from tailbound.transport.backoff import AnswerTime
@@ -107,7 +107,7 @@ class Job:
         self.counters: Counter[str] = Counter()
         self.events = Events(self.rank, now)
         self.trace = Trace(self.rank)
-        self.books = Books(self.ranks, config.safeguard, config.rotate, self.world)
+        self.accounts = Accounts(self.ranks, config.safeguard, config.rotate, self.world)
         self.flow = FlowControl(
             sender, datapath, cookie, self.rank, list(sender.peers), speed_of(datapath.endpoint[0]), now
         )

@@ -171,7 +171,7 @@ class Maps:
         if job.switch is not None:
             ranks = weights if config.share_rows else (1,) * job.ranks
             weights = job.weights(ranks, switched=self.fallback.observe(job.silent_ops, job.switched(job.map), now))
-        rotate = job.books.rotation.wanted if config.rotate == "auto" else config.rotate
+        rotate = job.accounts.rotation.wanted if config.rotate == "auto" else config.rotate
         alive = self._alive()
         if min(alive, default=job.rank) > job.rank or not alive:
             if job.steps.in_step and self.agreement.propose(Content(weights, bool(rotate)), step, now):

@@ -61,9 +61,9 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
         "suspects": sorted(job.membership.suspects),
         "gone": sorted(job.membership.gone),
         "safeguard": {
-            "contributions": job.books.contributions.smoothed,
-            "results": job.books.results.smoothed,
-            "rotation": job.books.rotation.loss,
+            "contributions": job.accounts.contributions.smoothed,
+            "results": job.accounts.results.smoothed,
+            "rotation": job.accounts.rotation.loss,
         },
         "traffic": job.flow.snapshot(),
         "choice": job.channels.snapshot(),
@@ -79,9 +79,9 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
     ``verdicts`` as of ``_verdicts``. May be called by any thread: it reads, and a number may be of the op before.
     """
     counts = _verdicts(job) if verdicts is None else verdicts
-    books, states, learned, overtime = job.books, job.store.peer_states, job.deadlines, job.overtime
-    half, tail = books.latency.percentiles(50, 99)
-    totals = [books.ledger.totals(stage, job.peers) for stage in Stage]
+    accounts, states, learned, overtime = job.accounts, job.store.peer_states, job.deadlines, job.overtime
+    half, tail = accounts.latency.percentiles(50, 99)
+    totals = [accounts.ledger.totals(stage, job.peers) for stage in Stage]
     flow = job.flow.snapshot()
     peers = {}
     for peer in sorted(job.peers):
@@ -116,7 +116,7 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
         # for ops like the last one
         "deadlines_ms": {
             "d1": learned.advertised / 1e6,
-            "d2": learned.stage_two(books.flow_bytes) / 1e6,
+            "d2": learned.stage_two(accounts.flow_bytes) / 1e6,
             "q": learned.quiet / 1e6,
         },
         # waited past deadlines, and what may still be; how long answers take; how late the thread wakes up
@@ -153,7 +153,7 @@ def _verdicts(job: Job) -> NDArray[np.uint64]:
 
 def _entry(job: Job, stage: Stage, peer: int, verdicts: NDArray[np.uint64]) -> dict[str, int]:
     came = int(job.repairs.came[stage, peer]) if peer < job.ranks else 0
-    return job.books.ledger.entry(stage, peer, verdicts[peer], came)
+    return job.accounts.ledger.entry(stage, peer, verdicts[peer], came)
 
 
 def _delivered(job: Job) -> float:

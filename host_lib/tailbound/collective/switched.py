@@ -101,7 +101,9 @@ class SwitchOwned:
         outcome.missed = rows - len(here)
         if why == "deadline":
             cut_off(job, op, op.second, op.spans.decoding - (op.spans.sealed or op.start), [(present, rows)])
-        job.books.ledger.close(Stage.RESULTS, job.switch, rows, len(here), finished=job.published(job.switch, op.label))
+        job.accounts.ledger.close(
+            Stage.RESULTS, job.switch, rows, len(here), finished=job.published(job.switch, op.label)
+        )
         _suspect(job, op, int(here.max(initial=0)))
         _silence(job, op, present)
         return b.row_count if form == _SUMS else None

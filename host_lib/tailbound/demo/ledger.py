@@ -75,7 +75,7 @@ class Rows:
 
     Attributes:
         sent: rows that senders handed to their kernels, repeats included.
-        expected, taken, late, lost, refused, absent, repaired, duplicated: as receivers have booked them
+        expected, taken, late, lost, refused, absent, repaired, duplicated: as receivers have entered them
             (``observe.ledger``).
         entered: rows that the datapaths have taken in: summed, or stored as results.
     """
@@ -103,7 +103,7 @@ class Rows:
 
 
 def rows(stats: Iterable[Mapping[str, Any]]) -> Rows:
-    """The books of a job; ``stats`` as for ``balance``."""
+    """The ledger of a job; ``stats`` as for ``balance``."""
     sums = dict.fromkeys(("expected", "taken", "late", "lost", "refused", "absent", "repaired", "duplicated"), 0)
     sent = entered = 0
     for one in stats:

@@ -30,7 +30,7 @@ _WARMUP = 3
 
 
 #: Owner maps would still be settled while the demo's packets are counted.
-#: A multicast packet that a worker's own cable loses would be one loss to the cable and several to the books.
+#: A multicast packet that a worker's own cable loses would be one loss to the cable and several to the ledgers.
 _OPTIONS: dict[str, Any] = {"share_rows": False, "result": "fanout"}
 
 

@@ -41,15 +41,15 @@ REFUSED = {
     Stage.CONTRIBUTIONS: (Verdict.SCALE_MISMATCH, Verdict.BAD_SHIFT, Verdict.FUTURE_OP, Verdict.ABANDONED),
     Stage.RESULTS: (Verdict.FUTURE_RESULT,),
 }
-#: Columns of an account.
+#: Columns of the ledger.
 _OPS, _EXPECTED, _TAKEN, _GAPS, _OPEN, _COLUMNS = range(6)
 
 
 class Ledger:
-    """The accounts of one rank, one for each peer and stage. Every call is one addition; nothing grows."""
+    """Rows of one rank, a line for each peer and stage. Every call is one addition; nothing grows."""
 
     def __init__(self, ranks: int) -> None:
-        self._accounts = np.zeros((2, ranks, _COLUMNS), np.int64)
+        self._lines = np.zeros((2, ranks, _COLUMNS), np.int64)
 
     def close(self, stage: Stage, peer: int, expected: int, taken: int, *, finished: bool) -> None:
         """Enters one op's stage that is over.
@@ -60,21 +60,21 @@ class Ledger:
             taken: rows that were in when the stage ended.
             finished: whether the peer's finished mark covered the op then.
         """
-        account = self._accounts[stage, peer]
+        line = self._lines[stage, peer]
         missing = expected - taken
-        account[_OPS] += 1
-        account[_EXPECTED] += expected
-        account[_TAKEN] += taken
-        account[_GAPS if finished else _OPEN] += missing
+        line[_OPS] += 1
+        line[_EXPECTED] += expected
+        line[_TAKEN] += taken
+        line[_GAPS if finished else _OPEN] += missing
 
     def totals(self, stage: Stage, peers: Iterable[int]) -> tuple[int, int, int]:
         """Rows of ``peers`` together: expected, taken, gaps below finished marks."""
-        some = self._accounts[stage, list(peers)].sum(axis=0)
+        some = self._lines[stage, list(peers)].sum(axis=0)
         return int(some[_EXPECTED]), int(some[_TAKEN]), int(some[_GAPS])
 
     def by_peer(self) -> NDArray[np.int64]:
         """Rows expected, and gaps below finished marks, of every peer in both stages together: i64[ranks, 2]."""
-        both: NDArray[np.int64] = self._accounts[:, :, [_EXPECTED, _GAPS]].sum(axis=0)
+        both: NDArray[np.int64] = self._lines[:, :, [_EXPECTED, _GAPS]].sum(axis=0)
         return both
 
     def entry(self, stage: Stage, peer: int, verdicts: NDArray[np.uint64], repaired: int = 0) -> dict[str, int]:
@@ -88,17 +88,17 @@ class Ledger:
             ``ops, expected, taken, missing, late, lost, refused, absent, repaired, duplicated``, with
             ``expected = taken + missing`` and ``missing = late + lost + refused + absent``.
         """
-        account = [int(x) for x in self._accounts[stage, peer]]
-        gaps, left = account[_GAPS], account[_OPEN]
+        line = [int(x) for x in self._lines[stage, peer]]
+        gaps, left = line[_GAPS], line[_OPEN]
         refused = min(_sum(verdicts, REFUSED[stage]), gaps + left)
         lost = gaps - min(refused, gaps)
         left -= refused - (gaps - lost)
         late = min(_sum(verdicts, LATE[stage]), left)
         return {
-            "ops": account[_OPS],
-            "expected": account[_EXPECTED],
-            "taken": account[_TAKEN],
-            "missing": account[_GAPS] + account[_OPEN],
+            "ops": line[_OPS],
+            "expected": line[_EXPECTED],
+            "taken": line[_TAKEN],
+            "missing": line[_GAPS] + line[_OPEN],
             "late": late,
             "lost": lost,
             "refused": refused,
@@ -132,7 +132,7 @@ class Recent:
         return tuple(float(x) for x in np.percentile(filled, percent))
 
 
-class Books:
+class Accounts:
     """What one rank notes of its ops: ledger, limits, rotation, latencies; ``collective.accounting`` fills it."""
 
     def __init__(self, ranks: int, limits: Limits, rotate: bool | str, world: int | None = None) -> None:
