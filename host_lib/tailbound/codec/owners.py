@@ -77,10 +77,14 @@ class Placement:
     position: NDArray[np.int32]
     row_at: NDArray[np.int32]
 
+    def positions_of(self, owner: int) -> slice:
+        """Packet positions of the rows of ``owner``."""
+        start = int(self.starts[owner])
+        return slice(start, start + int(self.counts[owner]))
+
     def rows_of(self, owner: int) -> NDArray[np.int32]:
         """Rows k of ``owner``, in place order: i32[counts[owner]]."""
-        start = int(self.starts[owner])
-        return self.row_at[start : start + int(self.counts[owner])]
+        return self.row_at[self.positions_of(owner)]
 
     def groups_of(self, owner: int) -> NDArray[np.int32]:
         """Group of each row of ``owner``, in place order: i32[counts[owner]]."""

@@ -38,43 +38,36 @@ class Buffers:
         for first, start, count in zip(self.first, placement.starts, placement.counts, strict=True):
             row_at[start : start + count] = np.roll(row_at[start : start + count], -first)
             self.place[start : start + count] = np.roll(np.arange(count), -first)
-        #: packet position of every row of the op; read-only as the placement's is, for which numba compiles apart
-        self.position: NDArray[np.int32] = np.empty_like(placement.position)
-        self.position[row_at] = np.arange(rows, dtype=np.int32)
-        self.position.flags.writeable = False
+        position: NDArray[np.int32] = np.empty_like(placement.position)
+        position[row_at] = np.arange(rows, dtype=np.int32)
+        position.flags.writeable = False  # as the placement's is: numba compiles apart for it
         #: contributions, owner by owner in sending order; the own rows are coded here too, but never sent
-        self.packets: NDArray[np.uint8] = np.zeros((rows, HEADER_BYTES + shape.codes), np.uint8)
-        self.partials: NDArray[np.uint64] = np.zeros((rows, 4), np.uint64)
+        self.contributions = Packets(
+            np.zeros((rows, HEADER_BYTES + shape.codes), np.uint8), position, np.zeros((rows, 4), np.uint64)
+        )
+        self.scales = Scales(
+            np.zeros(groups, np.int16),
+            np.zeros(groups, np.int16),
+            np.zeros(groups, np.uint8),
+            np.zeros(groups, np.uint8),
+        )
         #: group of the row at every packet position, and what the header says of it
         self.group: NDArray[np.int32] = (row_at // shape.group_rows).astype(np.int32)
         self.packet_exponent: NDArray[np.int16] = np.zeros(rows, np.int16)
         self.packet_need: NDArray[np.int16] = np.zeros(rows, np.int16)
         self.packet_shift: NDArray[np.uint8] = np.zeros(rows, np.uint8)
-        self.need: NDArray[np.int16] = np.zeros(groups, np.int16)
-        self.shift: NDArray[np.uint8] = np.zeros(groups, np.uint8)
-        self.skipped: NDArray[np.uint8] = np.zeros(groups, np.uint8)
-        self.exponents: NDArray[np.int16] = np.zeros(groups, np.int16)
-        self.scales = Scales(self.exponents, self.need, self.shift, self.skipped)
-        self.contributions = Packets(self.packets, self.position, self.partials)
         self.unknown: NDArray[np.int16] = np.full(groups, EXPONENT_NONE, np.int16)
         self.need_work: NDArray[np.int16] = np.zeros(groups, np.int16)
         #: results of the own rows; ``own_rows`` says which rows of the op they are, ``own_groups`` of which group
         self.own_rows: NDArray[np.uint32] = placement.rows_of(rank).astype(np.uint32)
         self.own_groups: NDArray[np.int32] = placement.groups_of(rank).astype(np.int32)
-        self.hold(results(own, shape.codes))
+        self.results = results(own, shape.codes)
         #: where every row of the op is read from at the end
         self.source: NDArray[np.int64] = np.zeros(rows, np.int64)
         self.row_scale: NDArray[np.float32] = np.zeros(rows, np.float32)
         self.row_exponent: NDArray[np.int16] = np.zeros(rows, np.int16)
         #: contributors by row, where a switch says so
         self.row_count: NDArray[np.uint16] = np.zeros(rows, np.uint16)
-
-    def hold(self, own: Results) -> None:
-        """Takes ``own`` as the place of the own rows' results."""
-        self.own = own
-        self.results, self.result_partials = own.packets, own.partials
-        self.scale, self.contributors = own.scale, own.contributors
-        self.exponent_next, self.usable = own.exponent_next, own.usable
 
 
 class Kept(NamedTuple):
@@ -116,7 +109,7 @@ class BufferPool:
 
     def keep(self, place: Place, buffers: Buffers) -> None:
         """Takes the ``buffers`` of a finished op back, all but its results: these stay until they are too old."""
-        self._kept.append(Kept(place, buffers.own))
+        self._kept.append(Kept(place, buffers.results))
         end = place.result_seq + place.layout.shape.rows
         while self._kept:
             oldest = self._kept[0].place
@@ -125,8 +118,8 @@ class BufferPool:
                 break
             old = self._kept.popleft().results
             self._free_results[old.packets.shape].append(old)
-        free = self._free_results[buffers.own.packets.shape]
-        buffers.hold(free.pop() if free else results(len(buffers.own.packets), place.layout.shape.codes))
+        free = self._free_results[buffers.results.packets.shape]
+        buffers.results = free.pop() if free else results(len(buffers.results.packets), place.layout.shape.codes)
         self.give(place.layout.shape, place.placement, buffers)
 
     def kept(self, label: int) -> Kept | None:

@@ -37,7 +37,7 @@ def stay_out(job: Job, op: Op, action: StayOut) -> None:
 
 def measure(job: Job, op: Op, action: Measure) -> None:
     """Finds the scales that the own rows need, and tells them to all (codec-5)."""
-    launch, need = _prepared(op), op.buffers.need
+    launch, need = _prepared(op), op.buffers.scales.need
     shape, coding, coder = op.place.layout.shape, coding_of(job, op), launch.coder
 
     def part(scratch: Scratch, groups: tuple[int, int]) -> bool:
@@ -53,11 +53,11 @@ def measure(job: Job, op: Op, action: Measure) -> None:
 
 def agree(job: Job, op: Op, action: Agree) -> None:
     """Settles the scales of a cold op, and encodes."""
-    op.buffers.exponents[:] = cold_exponents(np.stack(list(op.needs.values())), coding_of(job, op).headroom)
+    op.buffers.scales.exponents[:] = cold_exponents(np.stack(list(op.needs.values())), coding_of(job, op).headroom)
     if action.incomplete:
         job.counters["cold_incomplete"] += 1
     if action.settled:
-        op.buffers.exponents[:] = EXPONENT_NONE  # whatever we chose would not be theirs
+        op.buffers.scales.exponents[:] = EXPONENT_NONE  # whatever we chose would not be theirs
     _encode(job, op)
 
 
@@ -68,7 +68,7 @@ def encode(job: Job, op: Op, action: Encode) -> None:
         op.outcome.late = True
         job.counters["late_launches"] += 1
     known = job.exponents.get(op.key)
-    op.buffers.exponents[:] = EXPONENT_NONE if known is None else known
+    op.buffers.scales.exponents[:] = EXPONENT_NONE if known is None else known
     _encode(job, op)
 
 
@@ -105,14 +105,14 @@ def _encode(job: Job, op: Op) -> None:
         _done_sending(job, op)
         return
     op.outcome.clipped = sum(part.clipped for part in parts)
-    op.outcome.skipped_groups = int(b.skipped.sum())
+    op.outcome.skipped_groups = int(b.scales.skipped.sum())
     op.own_present = of(op).in_time(op)
     op.own_in = job.now()
     job.self_misses = 0
     _expect(job, op)
-    np.take(b.exponents, b.group, out=b.packet_exponent)
-    np.take(b.need, b.group, out=b.packet_need)
-    np.take(b.shift, b.group, out=b.packet_shift)
+    np.take(b.scales.exponents, b.group, out=b.packet_exponent)
+    np.take(b.scales.need, b.group, out=b.packet_need)
+    np.take(b.scales.shift, b.group, out=b.packet_shift)
     op.sending = Sending.OVER
     of(op).send(job, op)
     if op.launch.residual is not None:
@@ -143,7 +143,7 @@ def _expect(job: Job, op: Op) -> None:
         job.sum_mask,
         op.label,
         op.buffers.own_groups,
-        op.buffers.exponents,
+        op.buffers.scales.exponents,
     )
     slot = op_slot(op.label)
     store.expect_results[slot]["rows"] = place.layout.shape.rows - own

@@ -131,11 +131,11 @@ def seal(job: Job, op: Op, action: Seal) -> None:
     missed = not op.own_present and not op.outcome.abstained and not op.encoded
     job.self_misses = job.self_misses + 1 if missed else 0
     sums = Sums(
-        job.store.sums, job.store.slots, seq, job.cookie, op.label, b.exponents if op.own_present else b.unknown
+        job.store.sums, job.store.slots, seq, job.cookie, op.label, b.scales.exponents if op.own_present else b.unknown
     )
-    contributed = b.packets[int(place.placement.starts[job.rank]) :][:own]
+    contributed = b.contributions.memory[place.placement.positions_of(job.rank)]
     mine = Own(b.own_groups, contributed, op.own_present, b.scales, b.need_work)
-    means = mean_rows(sums, mine, place.layout.shape, coding_of(job, op), b.own, job.threads.scratch)
+    means = mean_rows(sums, mine, place.layout.shape, coding_of(job, op), b.results, job.threads.scratch)
     job.counters["rows_discarded"] += means.mismatched
     job.counters["rows_without_contributor"] += means.missing
     _publish(job, op, own)
@@ -179,8 +179,8 @@ def _name_strangers(job: Job, op: Op, absent: set[int]) -> None:
 
 def _publish(job: Job, op: Op, own: int) -> None:
     """Sends the means to every peer; rows to which nobody contributed are not sent, and counted."""
-    b, place = op.buffers, op.place
-    usable = b.usable.astype(bool)
+    b, place, results = op.buffers, op.place, op.buffers.results
+    usable = results.usable.astype(bool)
     empty = own - int(usable.sum())
     if job.peers:
         flags = op.flags
@@ -188,10 +188,10 @@ def _publish(job: Job, op: Op, own: int) -> None:
             flags |= Flag.ABSTAIN  # who missed the word hears it with the mark that says that nothing more will come
         head = job.header(PacketType.RESULT, op.label, place.layout.tag, owner=job.rank, rows=own, flags=flags)
         head["map_id"] = place.placement.owner_map.id
-        fields = Fields(b.exponent_next, scale=b.scale, counted=b.contributors)
+        fields = Fields(results.exponent_next, scale=results.scale, counted=results.contributors)
         mark = submit.published_by(job, op)
-        finalise(b.results, head, b.result_partials, fields, place.result_seq, b.own_rows, mark)
-        rows = b.results if not empty else b.results[usable]
+        finalise(results.packets, head, results.partials, fields, place.result_seq, b.own_rows, mark)
+        rows = results.packets if not empty else results.packets[usable]
         submit.results(job, op, fanout.runs(job, rows))
     else:
         op.first.phase = Phase.DONE
@@ -209,10 +209,10 @@ def finish(job: Job, op: Op, action: Finish) -> None:
     op.second.why = action.why
     b, place, outcome = op.buffers, op.place, op.outcome
     shape = place.layout.shape
-    point_own(b.own_rows, b.usable, b.scale, b.exponent_next, b.source, b.row_scale, b.row_exponent, EXPONENT_NONE)
+    point_own(b.own_rows, b.results, b.source, b.row_scale, b.row_exponent)
     by_owner = np.zeros(job.world, np.int64)
     counts = of(op).read(job, op, action.why, by_owner)
-    received = Received(job.store.results, b.results, b.source, b.row_scale, counts)
+    received = Received(job.store.results, b.results.packets, b.source, b.row_scale, counts)
     coder, out, coding = op.launch.coder, op.launch.out, coding_of(job, op)
 
     def part(scratch: Scratch, groups: tuple[int, int]) -> int:

@@ -209,23 +209,24 @@ class PeerOwned:
     def send(self, job: Job, op: Op) -> None:
         """Bursts to all peers in turn, beginning with rank + 1 (clock-17)."""
         b, place = op.buffers, op.place
+        (memory, _, partials), skipped = b.contributions, b.scales.skipped
         placement, label = place.placement, op.label
         runs = []
         keep = None
         form = Flag.NIBBLES if place.layout.shape.bits == 4 else Flag(0)
-        if b.skipped.any():
-            keep = b.skipped[b.group] == 0
+        if skipped.any():
+            keep = skipped[b.group] == 0
         here = job.membership.here
         for peer in here:
-            first, count = int(placement.starts[peer]), int(placement.counts[peer])
+            count = int(placement.counts[peer])
             if count == 0:
                 continue
             head = job.header(PacketType.CONTRIBUTION, label, place.layout.tag, owner=peer, rows=count, flags=form)
             head["map_id"] = placement.owner_map.id
-            own = slice(first, first + count)
-            rows = b.packets[own]
+            own = placement.positions_of(peer)
+            rows = memory[own]
             fields = Fields(b.packet_exponent[own], b.packet_need[own], b.packet_shift[own])
-            finalise(rows, head, b.partials[own], fields, place.sum_seqs[peer], b.place[own], label)
+            finalise(rows, head, partials[own], fields, place.sum_seqs[peer], b.place[own], label)
             runs.append((peer, rows if keep is None else rows[keep[own]]))
         submit.contributions(job, op, runs)
         rowless = [p for p in here if placement.counts[p] == 0]

@@ -116,11 +116,11 @@ def _find(
         if op is None or not op.encoded or op.abstains or op.outcome.late:
             return None
         placement, b = op.place.placement, op.buffers
-        own = slice(int(placement.starts[asker]), int(placement.starts[asker] + placement.counts[asker]))
-        place, rows, states, exists = op.place, b.packets[own], b.partials[own], b.skipped[b.group[own]] == 0
+        own, (memory, _, partials) = placement.positions_of(asker), b.contributions
+        place, rows, states, exists = op.place, memory[own], partials[own], b.scales.skipped[b.group[own]] == 0
         first = b.first[asker]
     else:
-        kept = job.pool.kept(request.label) if op is None or not op.published else Kept(op.place, op.buffers.own)
+        kept = job.pool.kept(request.label) if op is None or not op.published else Kept(op.place, op.buffers.results)
         if kept is None:
             return None
         place, results = kept

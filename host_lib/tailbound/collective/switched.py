@@ -56,6 +56,7 @@ class SwitchOwned:
     def send(self, job: Job, op: Op) -> None:
         """Behind a READY to every peer; rows of a late launch only on demand."""
         b, place, label = op.buffers, op.place, op.label
+        (memory, _, partials), skipped = b.contributions, b.scales.skipped
         assert job.switch is not None
         head = job.header(
             PacketType.CONTRIBUTION,
@@ -68,11 +69,11 @@ class SwitchOwned:
         head["map_id"] = place.placement.owner_map.id
         # a switch copies ``seq`` and ``scale`` into results: the place of the result's row, and the value of code 255
         fields = Fields(b.packet_exponent, b.packet_need, scale=scales_of(b.packet_exponent))
-        finalise(b.packets, head, b.partials, fields, place.result_seq, place.placement.row_at, label)
+        finalise(memory, head, partials, fields, place.result_seq, place.placement.row_at, label)
         announce(job, op, job.peers, ask=False)
-        rows = b.packets[:0] if op.outcome.late else b.packets
-        if b.skipped.any():
-            rows = rows[b.skipped[b.group[: len(rows)]] == 0]
+        rows = memory[:0] if op.outcome.late else memory
+        if skipped.any():
+            rows = rows[skipped[b.group[: len(rows)]] == 0]
         submit.contributions(job, op, [(job.switch, rows)])
 
     def read(self, job: Job, op: Op, why: Why, by_owner: NDArray[np.int64]) -> NDArray[np.uint16] | None:
@@ -178,7 +179,7 @@ class Results:
         """Places of the rows whose results are not here, and of which there is an own contribution to ask with."""
         self._view.gather()
         b, place = self._op.buffers, self._op.place.placement
-        return np.flatnonzero((b.source[place.row_at] == -1) & (b.skipped[b.group] == 0))
+        return np.flatnonzero((b.source[place.row_at] == -1) & (b.scales.skipped[b.group] == 0))
 
 
 def _finished(view: View) -> bool:
@@ -192,8 +193,9 @@ def repeat(job: Job, op: Op, action: Repeat) -> None:
     """Sends rows to the switch again."""
     assert job.switch is not None
     now = job.now()
-    rows = op.buffers.packets[action.places]
-    add_flags(rows, op.buffers.partials[action.places], int(Flag.REPEAT | (Flag.FLUSH if action.flush else Flag(0))))
+    memory, _, partials = op.buffers.contributions
+    rows = memory[action.places]
+    add_flags(rows, partials[action.places], int(Flag.REPEAT | (Flag.FLUSH if action.flush else Flag(0))))
     job.counters["rows_flushed" if action.flush else "rows_sent_again"] += len(rows)
     job.flow.queue.submit(op.label, PacketType.RESULT, [(job.switch, rows)], now + job.config.stage_max, None, now)
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.codec.records import Results
 from tailbound.wire.expect import expect_word
 from tailbound.wire.jit import compiled
 from tailbound.wire.schema import EXPONENT_NONE, Flag
@@ -147,17 +148,14 @@ def write_expect(
 @compiled
 def point_own(
     rows: NDArray[np.uint32],
-    usable: NDArray[np.uint8],
-    scales: NDArray[np.float32],
-    exponents: NDArray[np.int16],
+    own: Results,
     source: NDArray[np.int64],
-    row_scale: NDArray[np.float32],
-    row_exponent: NDArray[np.int16],
-    none: int,
+    scale: NDArray[np.float32],
+    exponent: NDArray[np.int16],
 ) -> None:
     """Points the own rows of ``source`` at the own results: -2 - place, or -1 where nobody contributed."""
     for place in range(rows.shape[0]):
         k = rows[place]
-        source[k] = -2 - place if usable[place] else -1
-        row_scale[k] = scales[place]
-        row_exponent[k] = exponents[place] if usable[place] else none
+        source[k] = -2 - place if own.usable[place] else -1
+        scale[k] = own.scale[place]
+        exponent[k] = own.exponent_next[place] if own.usable[place] else EXPONENT_NONE
