@@ -80,10 +80,7 @@ def _options(s: NDArray[np.int64], control: NDArray[np.uint64], length: Scalar) 
 @njit(nogil=True, cache=True, boundscheck=False)
 def _receive(
     context: NDArray[Any],
-    fd: int,
-    wake_fd: int,
-    event_fd: int,
-    control_fd: int,
+    fds: tuple[int, int, int, int],
     messages: NDArray[np.uint64],
     names: NDArray[np.uint64],
     controls: NDArray[np.uint64],
@@ -91,9 +88,10 @@ def _receive(
 ) -> None:
     """Receives and takes in packets until ``state[STOP]`` is set and ``wake_fd`` becomes readable.
 
-    ``fd`` is the bound socket; eventfds: ``wake_fd`` ends the wait, the other two are written when events or control
-    packets were queued. ``context`` is that of ``Tables``, the rest what ``_messages`` has made.
+    ``fds`` are the bound socket and three eventfds: ``wake_fd`` ends the wait, the other two are written when events or
+    control packets were queued. ``context`` is that of ``Tables``, the rest what ``_messages`` has made.
     """
+    fd, wake_fd, event_fd, control_fd = fds
     t = context[0]
     s = i64_row(t.state, 0, STATE_WORDS)
     batch = messages.shape[0]
@@ -209,7 +207,7 @@ class UdpDatapath:
         """Starts the receiving thread, which keeps all memory that it works on alive."""
         memory, iovecs, names, controls, buffers = _messages(_BATCH, _BUFFER_BYTES)
         fds = (self.socket.fileno(), self._wake, self._events, self._controls)
-        arguments = (self._tables.context, *fds, memory, names, controls, buffers)
+        arguments = (self._tables.context, fds, memory, names, controls, buffers)
         self._tables.state[STOP] = 1
         _receive(*arguments)  # compiles, or loads the cache, before any packet is due
         self._tables.state[STOP] = 0

@@ -62,11 +62,10 @@ _UDP_SEGMENT = 103
 @njit(nogil=True, cache=True, boundscheck=False)
 def fill(
     flows: NDArray[np.int64],
-    stride: int,
     most: int,
     channel: int,
     names: NDArray[np.uint64],
-    control: int,
+    control: NDArray[np.uint64],
     messages: NDArray[np.uint64],
     iovecs: NDArray[np.uint64],
     order: NDArray[np.int64],
@@ -75,16 +74,15 @@ def fill(
 
     Args:
         flows: i64[F, 8], see the columns.
-        stride: bytes of a packet.
         most: messages at most.
         channel: only flows of this channel.
         names: u64[destinations], addresses of each rank's ``sockaddr_in``; 0: not a peer.
-        control: address of the control message with the segment size.
+        control: u64[3], ``struct cmsghdr`` and the segment size, which is the bytes of a packet.
         messages: u64[BATCH, 8], ``struct mmsghdr``; the iovec pointers are in place.
         iovecs: u64[BATCH, 2].
         order: i64[BATCH, 2], out: flow and packets of every message.
     """
-    count = flows.shape[0]
+    count, stride = flows.shape[0], np.int64(control[2])
     ahead = np.empty((count, 2), np.int64)
     for f in range(count):
         ahead[f, 0], ahead[f, 1] = flows[f, NEXT], flows[f, ALLOWED]
@@ -101,7 +99,7 @@ def fill(
         iovecs[n, 0] = np.uint64(flows[best, BASE] + ahead[best, 0] * stride)
         iovecs[n, 1] = np.uint64(packets * stride)
         messages[n, 0] = names[flows[best, RANK]]
-        messages[n, 4] = np.uint64(control if packets > 1 else 0)
+        messages[n, 4] = np.uint64(control.ctypes.data if packets > 1 else 0)
         messages[n, 5] = np.uint64(_CONTROL_BYTES if packets > 1 else 0)
         order[n, 0], order[n, 1] = best, packets
         ahead[best, 0] += packets
@@ -152,7 +150,7 @@ class Batch:
         for i in range(BATCH):
             self._messages[i] = 0, _NAME_BYTES, self._iovecs[i].ctypes.data, 1, 0, 0, 0, 0
         self._address = self._messages.ctypes.data
-        self._controls: dict[int, tuple[NDArray[np.uint64], int]] = {}
+        self._controls: dict[int, NDArray[np.uint64]] = {}
         #: flow and packets of the messages that ``fill`` wrote
         self.order = np.zeros((BATCH, 2), np.int64)
 
@@ -168,13 +166,14 @@ class Batch:
 
     def fill(self, flows: NDArray[np.int64], stride: int, channel: int = 0, most: int = BATCH) -> int:
         """Prepares the next bursts of ``flows`` over ``channel``, at most ``most``; returns how many."""
-        found = self._controls.get(stride)
-        if found is None:
+        control = self._controls.get(stride)
+        if control is None:
             # cmsghdr: length 18, level and type, segment size
-            words = np.array([18, socket.IPPROTO_UDP | _UDP_SEGMENT << 32, stride], np.uint64)
-            found = self._controls[stride] = words, int(words.ctypes.data)
-        arguments = (self._pointers, found[1], self._messages, self._iovecs, self.order)
-        return int(fill(flows, stride, min(most, BATCH), channel, *arguments))
+            control = self._controls[stride] = np.array(
+                [18, socket.IPPROTO_UDP | _UDP_SEGMENT << 32, stride], np.uint64
+            )
+        memory = (self._pointers, control, self._messages, self._iovecs, self.order)
+        return int(fill(flows, min(most, BATCH), channel, *memory))
 
     def send(self, sock: Socket, count: int) -> tuple[int, int]:
         """Hands over the first ``count`` messages; returns how many were taken, and the errno if none was."""
