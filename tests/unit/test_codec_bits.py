@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tailbound.codec import reference_bits as reference
 from tailbound.codec.decode import MISSING, decode, own_source
 from tailbound.codec.encode import encode, measure
-from tailbound.codec.feedback import write_residual
+from tailbound.codec.feedback import read_back, write_residual
 from tailbound.codec.local import LocalJob, nmse
 from tailbound.codec.mean import mean_rows
 from tailbound.codec.owners import OwnerMap, place
@@ -168,12 +168,10 @@ def test_residual_is_what_codes_leave_unsaid(bits: int) -> None:
     present = np.repeat(coded.skipped == 0, shape.group_rows)
     said = reference.decode(expected.payload, factor, present, shape, 12345)
     residual = np.full(shape.numel, np.nan, np.float32)
-    source, scale = np.zeros(shape.rows, np.int64), np.zeros(shape.rows, np.float32)
+    own = read_back(coded.memory, np.zeros(shape.rows, np.int64), np.zeros(shape.rows, np.float32))
     cuts = [0, 1, shape.groups] if shape.groups > 1 else [0, 1]
     for part in pairwise(cuts):  # as threads share it out
-        write_residual(
-            coded.x, coded.memory, coded.scales, shape, Coding(12345), source, scale, residual, SCRATCH, groups=part
-        )
+        write_residual(coded.x, own, coded.scales, shape, Coding(12345), residual, SCRATCH, groups=part)
         assert np.isnan(residual).any() == (part[1] < shape.groups)
     assert np.array_equal(residual, coded.x - said)
     start = (shape.groups - 1) * shape.group_rows * shape.entries
@@ -203,10 +201,8 @@ def test_error_feedback_makes_the_sum_of_means_right(bits: int) -> None:
             total += job.step(op, data, receivers=[0]).outputs[0]
             for rank in range(ranks):
                 packets, scales = job.packets_of(rank), job.scales_of(rank)._replace(exponents=exponents[rank])
-                rows = np.zeros(shape.rows, np.int64), np.zeros(shape.rows, np.float32)
-                write_residual(
-                    data[rank], packets, scales, shape, job.coding(op, rank), *rows, residuals[rank], SCRATCH
-                )
+                own = read_back(packets, np.zeros(shape.rows, np.int64), np.zeros(shape.rows, np.float32))
+                write_residual(data[rank], own, scales, shape, job.coding(op, rank), residuals[rank], SCRATCH)
         return nmse((total / ops).astype(np.float32), truth)
 
     with_feedback, without = run(True), run(False)

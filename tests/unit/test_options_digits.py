@@ -16,7 +16,7 @@ RANKS, STEPS, PER_RANK = 4, 160, 32
 
 def _average(bits: int, feedback: bool, numel: int) -> Any:
     """A function of (step, gradients by rank) that gives what rank 0 receives."""
-    from tailbound.codec.feedback import write_residual
+    from tailbound.codec.feedback import read_back, write_residual
     from tailbound.codec.local import LocalJob
 
     job = LocalJob(RANKS, numel, bits=bits)
@@ -31,10 +31,8 @@ def _average(bits: int, feedback: bool, numel: int) -> Any:
         out = job.step(op, data, receivers=[0]).outputs[0]
         for rank in range(RANKS) if feedback else ():
             packets, scales = job.packets_of(rank), job.scales_of(rank)._replace(exponents=exponents[rank])
-            rows = np.zeros(shape.rows, np.int64), np.zeros(shape.rows, np.float32)
-            write_residual(
-                data[rank], packets, scales, shape, job.coding(op, rank), *rows, residuals[rank], job.scratch
-            )
+            own = read_back(packets, np.zeros(shape.rows, np.int64), np.zeros(shape.rows, np.float32))
+            write_residual(data[rank], own, scales, shape, job.coding(op, rank), residuals[rank], job.scratch)
         return out
 
     return average

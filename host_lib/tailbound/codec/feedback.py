@@ -18,14 +18,24 @@ from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import Shape
 
 
+def read_back(packets: Packets, source: NDArray[np.int64], scale: NDArray[np.float32]) -> Received:
+    """The own ``packets`` as what ``decode`` reads.
+
+    Args:
+        packets: of ``encode``.
+        source: i64[T], written: ``decode.own_source`` of every packet position.
+        scale: f32[T], memory that ``write_residual`` writes.
+    """
+    np.subtract(-2, packets.position, out=source)
+    return Received(packets.memory, packets.memory, source, scale)
+
+
 def write_residual(
     data: NDArray[np.float32],
-    packets: Packets,
+    own: Received,
     scales: Scales,
     shape: Shape,
     coding: Coding,
-    source: NDArray[np.int64],
-    scale: NDArray[np.float32],
     residual: NDArray[np.float32],
     scratch: Scratch,
     *,
@@ -35,24 +45,21 @@ def write_residual(
 
     Args:
         data: f32[numel], what ``encode`` was given.
-        packets, scales, shape, coding: of ``encode``.
-        source, scale: i64[T] and f32[T], working memory.
+        own: of ``read_back``; rows that were not coded are taken out, and the scales written.
+        scales, shape, coding: of ``encode``.
         residual: f32[numel], written, C-contiguous; not ``data`` itself.
-        groups: only the groups of this half-open range; ``source``, ``scale`` and ``residual`` are written there alone.
+        groups: only the groups of this half-open range; ``own`` and ``residual`` are written there alone.
 
     Raises:
         ValueError: an array does not fit the shape.
     """
     lo, hi = groups or (0, shape.groups)
     part = slice(lo, hi)
-    by_group = source.reshape(shape.groups, shape.group_rows)[part]
-    np.negative(packets.position.reshape(shape.groups, shape.group_rows)[part], out=by_group)
-    by_group -= 2  # decode.own_source of every packet position
     skipped = scales.skipped[part]
-    by_group[skipped.astype(bool)] = MISSING
+    own.source.reshape(shape.groups, shape.group_rows)[part][skipped.astype(bool)] = MISSING
     told = np.where(skipped, np.int16(0), scales.exponents[part]) + 4 * scales.shift[part].astype(np.int16)
-    scale.reshape(shape.groups, shape.group_rows)[part] = scales_of(told)[:, None]
-    decode(Received(packets.memory, packets.memory, source, scale), shape, coding, residual, scratch, groups=(lo, hi))
+    own.scale.reshape(shape.groups, shape.group_rows)[part] = scales_of(told)[:, None]
+    decode(own, shape, coding, residual, scratch, groups=(lo, hi))
     size = shape.group_rows * shape.entries
     entries = slice(lo * size, hi * size)
     np.subtract(data[entries], residual[entries], out=residual[entries])

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.encode import Encoded
-from tailbound.codec.feedback import write_residual
+from tailbound.codec.feedback import read_back, write_residual
 from tailbound.codec.hashing import seed_of
 from tailbound.codec.records import Coding
 from tailbound.codec.scale import cold_exponents, headroom_of
@@ -123,12 +123,10 @@ def _keep_residual(job: Job, op: Op, residual: NDArray[np.float32], coding: Codi
     """What the own codes leave unsaid, once they are on their way; ``check_codes`` lets only the host's come here."""
     assert op.launch is not None
     b, data = op.buffers, op.launch.data
-    shape = op.place.layout.shape
+    shape, own = op.place.layout.shape, read_back(b.contributions, b.source, b.row_scale)
 
     def part(scratch: Scratch, groups: tuple[int, int]) -> None:
-        write_residual(
-            data, b.contributions, b.scales, shape, coding, b.source, b.row_scale, residual, scratch, groups=groups
-        )  # fmt: skip
+        write_residual(data, own, b.scales, shape, coding, residual, scratch, groups=groups)
 
     job.threads.each(shape.groups, part)
 
