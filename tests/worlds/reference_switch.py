@@ -183,7 +183,7 @@ class ReferenceSwitch:
 
     @property
     def address(self) -> str:
-        """As ``Communicator(switch=)`` takes it."""
+        """As ``switch_of`` takes it."""
         host, port = self._socket.getsockname()
         return f"{host}:{port}"
 

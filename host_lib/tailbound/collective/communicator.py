@@ -79,23 +79,35 @@ class Handling(NamedTuple):
 _PLAIN = Handling()
 
 
+class Training(NamedTuple):
+    """What is trained and how, alike on all ranks beside ``config``: ranks that differ are refused.
+
+    Attributes:
+        model: digest of what is trained.
+        options: settings of the caller, by name and in words.
+    """
+
+    model: str = ""
+    options: Mapping[str, str] = MappingProxyType({})
+
+
+_UNNAMED = Training()
+
+
 class Communicator:
     """Averages float32 arrays over all ranks in bounded time.
 
     Args:
         store: any ``rendezvous.Store``, as ``torch.distributed`` has.
-        config: settings; ``rank`` and ``ranks`` among them.
-        datapath: ``auto``, ``xdp`` or ``udp``; ``switch``: as ``auto``, with the rows averaged by a switch.
+        config: settings; ``rank`` and ``ranks`` among them. A ``switch`` averages whatever the datapath.
+        datapath: ``auto``, ``xdp`` or ``udp``; ``switch``: as ``auto``, with the rows averaged by a switch, by default
+            that of ``TAILBOUND_SWITCH`` (``transport.switch``).
         interface: name of the interface to use; default ``TAILBOUND_INTERFACE``, else the way to the store's host, or
             to MASTER_ADDR.
         name: tells several jobs on one store apart.
         timeout: seconds to wait for the other ranks at the start, and from the first step on for their first packet.
-        model: digest of what is trained; must be equal on all ranks.
+        training: what is trained and how.
         on_thread: called once in the transport thread.
-        switch: address of the job's switch (``ADDRESS`` or ``ADDRESS:PORT``), which then averages whatever the
-            datapath; default with ``datapath="switch"``: ``TAILBOUND_SWITCH`` (``transport.switch``).
-        options: settings of the caller, by name and in words, that must be equal on all ranks beside those of
-            ``config``.
 
     Raises:
         ConfigError, CapabilityError, AttachError: this rank cannot take part, and why.
@@ -111,14 +123,11 @@ class Communicator:
         interface: str | None = None,
         name: str = "tailbound",
         timeout: float = 180.0,
-        model: str = "",
+        training: Training = _UNNAMED,
         on_thread: Callable[[], None] | None = None,
-        switch: str | None = None,
-        options: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        if datapath == "switch" or switch:
-            datapath = "auto" if datapath == "switch" else datapath
-            config = dataclasses.replace(config, switch=config.switch or switch_of(switch))
+        if datapath == "switch":
+            datapath, config = "auto", dataclasses.replace(config, switch=config.switch or switch_of(None))
         check_bits(config.bits, config.ranks, switched=config.switch is not None)
         self._store, self._prefix = store, name
         announce_compilation(config.rank)
@@ -133,7 +142,7 @@ class Communicator:
             #: requests to other ranks outside the data path (clock-20, clock-21)
             self.reliable = Reliable(address[0])
             opened.callback(self.reliable.close)
-            self.greetings = self._meet(path, address, model, options, timeout)
+            self.greetings = self._meet(path, address, training, timeout)
             self.job, bulk = self._activate(path, address)
             opened.callback(self.job.threads.close)
             opened.callback(fanout.close, self.job)
@@ -153,9 +162,7 @@ class Communicator:
         self._status = StatusWriter(f"{self.job.cookie:08x}-{config.rank}", lambda: report.status(self.job))
         _open.add(self)
 
-    def _meet(
-        self, path: Datapath, address: tuple[str, int], model: str, options: Mapping[str, str], timeout: float
-    ) -> list[Greeting]:
+    def _meet(self, path: Datapath, address: tuple[str, int], training: Training, timeout: float) -> list[Greeting]:
         config, cookie = self.config, 0
         if config.rank == 0:
             cookie = (config.switch is not None and COOKIE.read()) or rendezvous.new_cookie()
@@ -170,8 +177,8 @@ class Communicator:
             rows=path.store.result_rows,
             sum_rows=path.store.sum_rows,
             datapath=path.name,
-            model=model,
-            options={**config.common(), **options},
+            model=training.model,
+            options={**config.common(), **training.options},
             cookie=cookie,
             reliable=self.reliable.port,
             switch=str(config.switch or ""),

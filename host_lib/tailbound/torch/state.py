@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from tailbound.collective.coder import check_codes
-from tailbound.collective.communicator import Communicator, Handling
+from tailbound.collective.communicator import Communicator, Handling, Training
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TailboundError
-from tailbound.settings.table import from_environment
+from tailbound.settings.table import from_environment, switch_of
 from tailbound.torch import saved
 from tailbound.torch.complaints import Complaints
 from tailbound.torch.memory import Bucket, check
@@ -149,9 +149,17 @@ class TailboundState(Recovery):
             result=result,
             source_ports=source_ports,
             group=multicast_group,
+            switch=switch_of(switch) if switch and self.ranks > 1 else None,
             bits=bits,
             codec_threads=codec_threads,
         )
+        options = {
+            "error_feedback": "on" if feedback else "off",
+            "late": late,
+            "resync_drift": f"{resync_drift:g}",
+            "resync_period": str(resync_period),
+            "schedule": schedule,
+        }
         members = f"{group.group_name}/{'-'.join(map(str, dist.get_process_group_ranks(group)))}"
         name = f"tailbound/{members}/{_jobs[members]}"
         _jobs[members] += 1
@@ -166,19 +174,11 @@ class TailboundState(Recovery):
                 dist.distributed_c10d._get_default_store(),
                 config,
                 datapath=datapath,
-                switch=switch,
                 interface=interface,
                 name=name,
                 timeout=timeout,
-                model=model,
+                training=Training(model, options),
                 on_thread=lambda: torch.set_num_threads(1),
-                options={
-                    "error_feedback": "on" if feedback else "off",
-                    "late": late,
-                    "resync_drift": f"{resync_drift:g}",
-                    "resync_period": str(resync_period),
-                    "schedule": schedule,
-                },
             )
             self._endings.append(self.communicator.close)
             log.info("rank %d of %d: tailbound over %s", self.rank, self.ranks, self.communicator.datapath)
