@@ -91,7 +91,7 @@ class World:
 
     def summed(self, at: int, of: int) -> int:
         """Rows of rank ``of`` that the kernel of rank ``at`` has summed."""
-        verdicts = self.job[at].job.verdicts()[of]
+        verdicts = self.job[at].job.records.verdicts()[of]
         return int(verdicts[Verdict.STORED] + verdicts[Verdict.ADDED])
 
     def note(self) -> None:
@@ -166,7 +166,7 @@ def _cut_as_owner(world: World, rank: int) -> None:
 
     def through() -> bool:
         # the mark may come in front of rows
-        marked = all(world.job[r].job.contributed(rank, world.label) for r in others)
+        marked = all(world.job[r].job.records.contributed(rank, world.label) for r in others)
         return marked and all(world.come(r, rank) == OWN[r] for r in others)
 
     world.until(through, f"rank {rank} has sent everything")
@@ -297,7 +297,7 @@ def test_the_others_go_on_without_what_failed(world: World, one: str, other: str
     world.note()
     world.label += 1 << 10
     inputs = gradients("U", RANKS, NUMEL, seed=7)
-    counted = world.job[0].job.verdicts().sum(axis=0)
+    counted = world.job[0].job.records.verdicts().sum(axis=0)
     healthy = [rank for rank in range(RANKS) if rank not in troubles]
 
     for rank, trouble in troubles.items():
@@ -335,7 +335,7 @@ def test_the_others_go_on_without_what_failed(world: World, one: str, other: str
                 if trouble.contributes is not None:
                     assert (r in who) == trouble.contributes, (rank, k, r, sorted(who))
         same_bits(out, results[healthy[0]][0], WIDTH)
-    refused = world.job[0].job.verdicts().sum(axis=0) - counted
+    refused = world.job[0].job.records.verdicts().sum(axis=0) - counted
     for trouble in troubles.values():
         if trouble.refused is not None:
             assert refused[trouble.refused] > 0, {v.name: int(refused[v]) for v in Verdict if v >= FIRST_DROP}

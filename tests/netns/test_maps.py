@@ -87,7 +87,7 @@ def until(what: str) -> Callable[[], None]:
 
 
 def refused(job: Team) -> list[int]:
-    return [int(c.job.verdicts()[:, Verdict.WRONG_MAP].sum()) for c in job.communicators]
+    return [int(c.job.records.verdicts()[:, Verdict.WRONG_MAP].sum()) for c in job.communicators]
 
 
 def test_maps_change_between_steps_and_no_row_is_lost(tailbound_lab: Make) -> None:

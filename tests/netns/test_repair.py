@@ -42,7 +42,7 @@ def test_what_the_network_drops_is_repaired_in_warm_up(tailbound_lab: Callable[.
             assert (books.came <= books.asked).all()
             assert int(books.came.sum()) == member.job.counters["rows_repaired"]
         sent = sum(member.job.counters["repair_rows_sent"] for member in members)
-        total = sum(member.job.verdicts().sum(axis=0) for member in members)
+        total = sum(member.job.records.verdicts().sum(axis=0) for member in members)
         doubles = (
             Verdict.DUPLICATE, Verdict.DUPLICATE_RESULT, Verdict.DUPLICATE_REPAIR, Verdict.DUPLICATE_REPAIR_RESULT,
         )  # fmt: skip

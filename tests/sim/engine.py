@@ -212,7 +212,7 @@ class _Checked(Running):
     def has_news(self, op: Op) -> bool:
         if super().has_news(op) or op.finished:
             return super().has_news(op)
-        view, before = View(self._job, op), self._state(op)
+        view, before = View(self._known, op), self._state(op)
         begins, late = start_clock(op, view, self._now), overtaken(op, view, self._now)
         found = step(op, view, self._now, may_send=True)
         look = min((look for look in (begins, found.look) if look), default=0)
@@ -234,7 +234,7 @@ class _Checked(Running):
         left = [op for op in ops if op not in found and op.encoded and not op.finished]
         for op in left:
             before = self._asked(op)
-            said = listen(op, View(self._job, op), now)
+            said = listen(op, View(self._known, op), now)
             assert not said.actions, f"nobody was to be asked about op {op.name}, but {said.actions}"
             assert self._asked(op) == before, f"nothing was new of op {op.name}: {before}, {self._asked(op)}"
         quiet = [op for op in ops if not self._found[op.row] and op.encoded and not op.finished]
@@ -303,7 +303,9 @@ class _Engine(Transpose):
         missing: Counter[int] = Counter()
         own = int(placement.counts[job.rank])
         summed = np.zeros(job.ranks, np.int64)
-        rows_by_rank(job.slots, op.place.sum_seqs[job.rank], own, job.sum_mask, job.cookie, op.label, summed)
+        rows_by_rank(
+            job.records.slots, op.place.sum_seqs[job.rank], own, job.records.sum_mask, job.cookie, op.label, summed
+        )
         lost = placement.owner[op.buffers.source == -1]
         for peer in job.peers:
             missing[peer] = own - int(summed[peer]) + int((lost == peer).sum())

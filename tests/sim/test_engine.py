@@ -97,9 +97,9 @@ def test_decisions_change_nothing_but_the_op(job: Make, monkeypatch: pytest.Monk
         decide = getattr(execute, name)
 
         def decided(op: Op, view: View, *arguments: object, **settings: object) -> object:
-            before = outside(view.job)
+            before = outside(view.known)
             found = decide(op, view, *arguments, **settings)
-            assert outside(view.job) == before
+            assert outside(view.known) == before
             counted[name] += len(found.actions)
             return found
 

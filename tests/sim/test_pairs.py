@@ -138,12 +138,12 @@ class Job(World):
 
     def summed(self, at: int, of: int) -> int:
         """Rows of rank ``of`` that rank ``at`` has summed."""
-        verdicts = self.nodes[at].engine.job.verdicts()[of]
+        verdicts = self.nodes[at].engine.job.records.verdicts()[of]
         return int(verdicts[Verdict.STORED] + verdicts[Verdict.ADDED])
 
     def refused(self, verdict: Verdict) -> int:
         """Packets with this verdict at the first healthy rank."""
-        return int(self.nodes[self.healthy[0]].engine.job.verdicts()[:, verdict].sum())
+        return int(self.nodes[self.healthy[0]].engine.job.records.verdicts()[:, verdict].sum())
 
     def before_step(self, node: Rank) -> int:
         if node.step == FAILS:

@@ -37,7 +37,7 @@ def job(bound: UdpSocket) -> Any:
         rank=0, ranks=4, peers=[1, 2, 3], membership=membership, sender=sender, channels=channels,
         flow=SimpleNamespace(queue=SendQueue(sender)), counters=Counter(), told=told, cookie=7,
         sequence=SimpleNamespace(upcoming=100 << 10, op_rows=(100,)), store=SimpleNamespace(result_rows=1000),
-        peer_states=np.zeros(4, [("newest", np.uint32)]), marks=SimpleNamespace(contributed=5),
+        records=SimpleNamespace(peer_states=np.zeros(4, [("newest", np.uint32)])), marks=SimpleNamespace(contributed=5),
         now=lambda: 10, events=SimpleNamespace(emit=lambda *_, **fields: said.append(fields["result"])), said=said,
         header=lambda kind, label, layout, **fields: packets.header(type=kind, cookie=7, sender=0, op=label, **fields),
         tell=lambda rank, head, body=b"": told.append((rank, head, body)),
@@ -80,7 +80,7 @@ def test_one_slow_link_does_not_slow_down_all(job: Any) -> None:
 
 
 def test_the_dead_get_results_as_long_as_there_is_room_for_them(job: Any) -> None:
-    job.peer_states["newest"] = 100 << 10
+    job.records.peer_states["newest"] = 100 << 10
     for op in range(3):
         job.membership.observe_contributions({2}, op, in_step=True, step=op)
         job.membership.observe_results({2}, op, in_step=True, step=op)

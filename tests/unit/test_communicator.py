@@ -458,6 +458,6 @@ def test_the_ledger_of_an_earlier_job_is_not_ours() -> None:
     with team(2, patient()) as members:
         job = members[0].job
         job.store.ledger["verdict"][1, Verdict.LAYOUT_MISMATCH] += np.uint64(5)
-        assert job.verdicts()[1][Verdict.LAYOUT_MISMATCH] == 5
+        assert job.records.verdicts()[1][Verdict.LAYOUT_MISMATCH] == 5
         job.activate([int(a) for a in job.store.peers["address"][:2]], int(job.store.control["address"][0]))
-        assert not job.verdicts().any()
+        assert not job.records.verdicts().any()

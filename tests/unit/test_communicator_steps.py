@@ -22,7 +22,7 @@ def test_a_step_larger_than_the_ring_goes_through_it_op_by_op() -> None:
         def step(c: Communicator, number: int) -> list[Outcome]:
             if c.config.rank == 2:  # late: the others have named the step, and wait for it
                 end = time.monotonic() + PATIENCE
-                while number and not c.job.contributed(0, c.job.sequence.upcoming):
+                while number and not c.job.records.contributed(0, c.job.sequence.upcoming):
                     assert time.monotonic() < end
                     time.sleep(0.001)
             assert c.behind == 0

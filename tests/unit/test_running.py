@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tailbound.codec.owners import OwnerMap
+from tailbound.codec.scratch import readonly
 from tailbound.codec.shape import shape_for
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.op import Launch, Op, Phase, Sending
@@ -27,16 +28,16 @@ class Rank:
         arrays = allocate(64, 64, 64)
         self.states, self.records = arrays["peer_states"], arrays["ops"]
         self.live = [1, 2]
-        self.job: Any = SimpleNamespace(
+        self.known: Any = SimpleNamespace(
             cookie=COOKIE, world=RANKS, peers=[1, 2], self_late=False,
-            peer_states=self.states, store=SimpleNamespace(ops=self.records),
+            records=SimpleNamespace(peer_states=self.states, ops=readonly(self.records)),
             membership=SimpleNamespace(
                 contribution=SimpleNamespace(suspects=frozenset()), result=SimpleNamespace(suspects=frozenset()),
                 gone=set(), owners=self.live,
             ),
             deadlines=SimpleNamespace(quiet=MS, start_max=400 * MS),
         )  # fmt: skip
-        self.running = Running(self.job)
+        self.running = Running(self.known)
         self._sequence = Sequence(RANKS, OwnerMap(0, (0, 1, 2), True), 5)
         self.ops: list[Op] = []
 
@@ -185,13 +186,13 @@ def test_results_without_a_record_are_counted_in_every_turn(rank: Rank) -> None:
 def test_all_ops_have_news_when_who_is_waited_for_or_what_was_learned_changes(rank: Rank) -> None:
     rank.running.changed()
     assert not rank.running.changed()
-    rank.job.membership.gone.add(1)
+    rank.known.membership.gone.add(1)
     assert rank.running.changed()
-    rank.job.membership.result.suspects = frozenset({2})
+    rank.known.membership.result.suspects = frozenset({2})
     assert rank.running.changed()
-    rank.job.self_late = True
+    rank.known.self_late = True
     assert rank.running.changed()
-    rank.job.deadlines.quiet += 1
+    rank.known.deadlines.quiet += 1
     assert rank.running.changed()
     assert not rank.running.changed()
 

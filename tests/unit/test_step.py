@@ -28,8 +28,8 @@ Q, D1, R, STAGE_MAX, START_MAX = 1 * MS, 50 * MS, 100 * MS, 500 * MS, 400 * MS
 
 
 @dataclass
-class Known:
-    """What rank 0 of three is told to know of an op; the same names as ``collective.view.View``."""
+class Told:
+    """What rank 0 of three is told of an op; the same names as ``collective.view.View``."""
 
     op: Op
     scales: bool = True
@@ -41,7 +41,7 @@ class Known:
 
     def __post_init__(self) -> None:
         self.own = int(self.op.place.placement.counts[0])
-        self.job = SimpleNamespace(
+        self.known = SimpleNamespace(
             rank=0, ranks=RANKS, world=RANKS, peers=[1, 2],
             membership=Membership(RANKS, 0), live_since=0, self_late=False, overtime=Overtime(0), heard=lambda ranks: 0,
             config=SimpleNamespace(stage_max=STAGE_MAX, repair=True),
@@ -119,9 +119,9 @@ def record(op: Op, **fields: Any) -> dict[str, Any]:
 
 
 def test_own_rows_are_coded_on_known_scales_as_soon_as_they_may_be_sent(op: Op) -> None:
-    known = Known(op)
-    assert known.take(2 * MS, may_send=False) == ((), 0)
-    assert known.take(2 * MS).actions == (Encode(),)
+    told = Told(op)
+    assert told.take(2 * MS, may_send=False) == ((), 0)
+    assert told.take(2 * MS).actions == (Encode(),)
 
 
 def test_a_phase_ends_by_a_move_whatever_else_is_to_be_done() -> None:
@@ -134,85 +134,85 @@ def test_a_phase_ends_by_a_move_whatever_else_is_to_be_done() -> None:
 def test_a_rank_that_takes_part_without_rows_says_so(op: Op) -> None:
     assert op.launch is not None
     op.launch.contribute = False
-    assert Known(op).take(2 * MS).actions == (Abstain(),)
+    assert Told(op).take(2 * MS).actions == (Abstain(),)
 
 
 def test_a_launch_after_the_first_half_stays_out(op: Op) -> None:
     """Rule: clock-17."""
     op.start, op.first.phase = MS, Phase.DONE
-    assert Known(op).take(MS + D1).actions == (Encode(),)
-    assert Known(op).take(MS + D1 + 1).actions == (StayOut(),)
+    assert Told(op).take(MS + D1).actions == (Encode(),)
+    assert Told(op).take(MS + D1 + 1).actions == (StayOut(),)
     op.start = 1
-    assert Known(op).take(D1 + 2).actions == (StayOut(),)
+    assert Told(op).take(D1 + 2).actions == (StayOut(),)
     op.start = 0  # not yet
-    assert Known(op).take(MS + D1 + 1).actions == (Encode(),)
+    assert Told(op).take(MS + D1 + 1).actions == (Encode(),)
 
 
 def test_a_launch_is_in_time_as_long_as_its_own_rows_are_open(op: Op) -> None:
     op.start = MS
-    assert Known(op).take(MS + D1 + 1).actions == (Encode(),)
+    assert Told(op).take(MS + D1 + 1).actions == (Encode(),)
 
 
 def test_a_switch_still_answers_a_late_launch(op: Op) -> None:
     """Rule: clock-28."""
     op.start, op.first.phase, op.switched = MS, Phase.DONE, True
-    known = Known(op, record=record(op))
-    assert known.take(MS + D1 + 1).actions == (Encode(late=True),)
-    known.record = record(op, results_in=op.place.layout.shape.rows)
-    assert known.take(MS + D1 + 1).actions == (StayOut(),)
+    told = Told(op, record=record(op))
+    assert told.take(MS + D1 + 1).actions == (Encode(late=True),)
+    told.record = record(op, results_in=op.place.layout.shape.rows)
+    assert told.take(MS + D1 + 1).actions == (StayOut(),)
 
 
 def test_a_cold_op_tells_its_scales_again_to_who_has_not_heard_and_settles_when_all_have_told(op: Op) -> None:
     """Rules: codec-5, clock-25."""
-    known = Known(op, scales=False)
-    assert known.take(2 * MS).actions == (Measure(),)
+    told = Told(op, scales=False)
+    assert told.take(2 * MS).actions == (Measure(),)
     op.sending, op.cold_since = Sending.AGREEING, 2 * MS
     op.agreeing.ask(2 * MS)
-    assert known.take(3 * MS) == Step((), 2 * MS + AGREEING.first)
+    assert told.take(3 * MS) == Step((), 2 * MS + AGREEING.first)
     op.needs[1] = np.zeros(1, np.int16)
     op.heard_by.add(1)
-    assert known.take(4 * MS) == Step((Tell((2,)),), 4 * MS + AGREEING.first)
+    assert told.take(4 * MS) == Step((Tell((2,)),), 4 * MS + AGREEING.first)
     op.needs[2] = np.zeros(1, np.int16)
-    assert known.take(5 * MS).actions == (Agree(incomplete=False, settled=False),)
+    assert told.take(5 * MS).actions == (Agree(incomplete=False, settled=False),)
     op.needs.clear()
     op.abstainers |= {1, 2}
-    assert known.take(5 * MS).actions == (Agree(incomplete=False, settled=False),)
+    assert told.take(5 * MS).actions == (Agree(incomplete=False, settled=False),)
 
 
 def test_a_cold_op_waits_half_a_stage_for_scales_and_a_deadline_for_those_who_have_settled(op: Op) -> None:
     """Rule: clock-26."""
-    known = Known(op, scales=False)
+    told = Told(op, scales=False)
     op.sending, op.cold_since, op.agreeing.due = Sending.AGREEING, 2 * MS, 1 << 60
-    assert known.take(3 * MS).look == MS + START_MAX + STAGE_MAX // 2
+    assert told.take(3 * MS).look == MS + START_MAX + STAGE_MAX // 2
     op.start = 5 * MS
-    assert known.take(6 * MS, may_send=True).look == 45 * MS  # of the first half
+    assert told.take(6 * MS, may_send=True).look == 45 * MS  # of the first half
     op.first.phase = Phase.CLOSED
-    assert known.take(6 * MS).look == 5 * MS + STAGE_MAX // 2
+    assert told.take(6 * MS).look == 5 * MS + STAGE_MAX // 2
     op.start, op.first.phase, op.first.clock = 0, Phase.OPEN, Extension()
-    known.contributed_by, known.job.config.repair = {1, 2}, False
-    assert known.take(3 * MS).look == 2 * MS + D1
-    assert known.take(2 * MS + D1).actions == (Agree(incomplete=True, settled=True),)
+    told.contributed_by, told.known.config.repair = {1, 2}, False
+    assert told.take(3 * MS).look == 2 * MS + D1
+    assert told.take(2 * MS + D1).actions == (Agree(incomplete=True, settled=True),)
 
 
 def test_a_clock_that_nobody_else_starts_is_looked_at_when_it_starts(op: Op) -> None:
     """Rule: clock-3. Looked at only every 100 ms, of two ranks one paid that much more for the other in every op."""
-    known = Known(op)
-    assert start_clock(op, known, 2 * MS) == MS + START_MAX  # type: ignore[arg-type]
+    told = Told(op)
+    assert start_clock(op, told, 2 * MS) == MS + START_MAX  # type: ignore[arg-type]
     assert op.start == 0
-    assert start_clock(op, known, MS + START_MAX) == 0  # type: ignore[arg-type]
+    assert start_clock(op, told, MS + START_MAX) == 0  # type: ignore[arg-type]
     assert op.start == MS + START_MAX
 
 
 def test_a_stamp_that_is_younger_than_the_turn_starts_the_clock_in_the_next_one(op: Op) -> None:
     """Rule: clock-3. Packets come while a turn goes on, and rows wake nobody up."""
-    known = Known(op, record=record(op, majority_ns=(3 * MS, 0)))
-    assert start_clock(op, known, 2 * MS) == 3 * MS  # type: ignore[arg-type]
+    told = Told(op, record=record(op, majority_ns=(3 * MS, 0)))
+    assert start_clock(op, told, 2 * MS) == 3 * MS  # type: ignore[arg-type]
     op.launch, op.admitted = None, 0
-    assert start_clock(op, known, 2 * MS) == 0  # type: ignore[arg-type]
-    known.record = record(op, majority_ns=(3 * MS, 4 * MS))
-    assert start_clock(op, known, 2 * MS) == 4 * MS  # type: ignore[arg-type]
+    assert start_clock(op, told, 2 * MS) == 0  # type: ignore[arg-type]
+    told.record = record(op, majority_ns=(3 * MS, 4 * MS))
+    assert start_clock(op, told, 2 * MS) == 4 * MS  # type: ignore[arg-type]
     op.second.phase = Phase.CLOSED
-    assert start_clock(op, known, 2 * MS) == 0  # type: ignore[arg-type]
+    assert start_clock(op, told, 2 * MS) == 0  # type: ignore[arg-type]
 
 
 # -- both halves --------------------------------------------------------------------------------------------------
@@ -221,42 +221,42 @@ def test_a_stamp_that_is_younger_than_the_turn_starts_the_clock_in_the_next_one(
 def test_an_op_is_sealed_when_all_is_in_and_only_then_finished(op: Op) -> None:
     """Rules: clock-7a, clock-12."""
     op.sending = Sending.OVER
-    known = Known(op)
-    known.record = record(op, rows_complete=known.own, results_in=op.place.layout.shape.rows)
-    assert known.take(5 * MS).actions == (Seal("complete"),)
+    told = Told(op)
+    told.record = record(op, rows_complete=told.own, results_in=op.place.layout.shape.rows)
+    assert told.take(5 * MS).actions == (Seal("complete"),)
     op.first.phase = Phase.CLOSED
-    assert known.take(5 * MS).actions == (Finish("complete"),)
+    assert told.take(5 * MS).actions == (Finish("complete"),)
     op.second.phase = Phase.CLOSED
-    assert known.take(5 * MS) == Step()
+    assert told.take(5 * MS) == Step()
 
 
 def test_an_op_is_not_finished_before_its_own_rows_are_sealed_and_sent(op: Op) -> None:
-    known = Known(op)
-    known.record = record(op, results_in=op.place.layout.shape.rows)
+    told = Told(op)
+    told.record = record(op, results_in=op.place.layout.shape.rows)
     op.sending = Sending.OVER
-    assert known.take(5 * MS).actions == ()
+    assert told.take(5 * MS).actions == ()
     op.first.phase = Phase.CLOSED
-    assert known.take(5 * MS).actions == (Finish("complete"),)
+    assert told.take(5 * MS).actions == (Finish("complete"),)
     op.sending = Sending.LAUNCHED
-    assert known.take(5 * MS, may_send=False).actions == ()
+    assert told.take(5 * MS, may_send=False).actions == ()
     op.sending, op.launch = Sending.OVER, None
-    assert known.take(5 * MS).actions == ()
+    assert told.take(5 * MS).actions == ()
 
 
 def test_before_the_clock_starts_no_half_has_a_deadline(op: Op) -> None:
     op.sending, op.held = Sending.OVER, 1
     for op.first.phase in (Phase.OPEN, Phase.CLOSED):
-        assert Known(op, record=record(op)).take(10_000 * MS) == ((), 0)
+        assert Told(op, record=record(op)).take(10_000 * MS) == ((), 0)
     assert op.first.clock.due == op.second.clock.due == 0
 
 
 def test_the_second_half_has_twice_as_long_as_the_first_at_most(op: Op) -> None:
     """Rule: clock-11."""
     op.sending, op.start = Sending.OVER, 10 * MS
-    known = Known(op, record=record(op))
-    known.take(20 * MS)
+    told = Told(op, record=record(op))
+    told.take(20 * MS)
     op.first.phase = Phase.CLOSED
-    known.take(20 * MS)
+    told.take(20 * MS)
     assert (op.first.clock.due, op.first.clock.limit) == (10 * MS + D1, 10 * MS + STAGE_MAX)
     assert (op.second.clock.due, op.second.clock.limit) == (10 * MS + R, 10 * MS + 2 * STAGE_MAX)
 
@@ -265,35 +265,35 @@ def test_the_second_half_has_twice_as_long_as_the_first_at_most(op: Op) -> None:
 def test_who_lives_is_waited_for_past_the_deadline_but_not_where_a_switch_sums(op: Op, switched: bool) -> None:
     """Rule: clock-29."""
     op.sending, op.start, op.switched = Sending.OVER, 10 * MS, switched
-    known = Known(op, record=record(op))
-    known.job.heard = lambda ranks: 59 * MS
-    known.take(50 * MS)
-    assert known.take(60 * MS).actions == ((Seal("deadline"),) if switched else ())
+    told = Told(op, record=record(op))
+    told.known.heard = lambda ranks: 59 * MS
+    told.take(50 * MS)
+    assert told.take(60 * MS).actions == ((Seal("deadline"),) if switched else ())
 
 
 def test_a_launched_op_is_sealed_although_others_name_another_layout(op: Op) -> None:
     op.sending = Sending.OVER
-    known = Known(op)
-    known.record = record(op, layout=op.place.layout.tag ^ 1, rows_complete=known.own)
-    assert known.take(5 * MS).actions == (Seal("complete"),)
+    told = Told(op)
+    told.record = record(op, layout=op.place.layout.tag ^ 1, rows_complete=told.own)
+    assert told.take(5 * MS).actions == (Seal("complete"),)
 
 
 def test_an_op_that_is_not_launched_is_sealed_at_its_deadline_unless_it_was_foreseen_wrongly(op: Op) -> None:
     """Rule: clock-7c."""
     op.launch, op.sending, op.start = None, Sending.FORESEEN, 10 * MS
-    known = Known(op, record=record(op, layout=op.place.layout.tag ^ 1))
-    assert known.take(10 * MS + D1) == Step()
-    known.record = record(op)
-    assert known.take(30 * MS) == Step((), 50 * MS)  # the last step before the deadline
-    assert known.take(50 * MS) == Step((), 60 * MS)
-    assert known.take(60 * MS).actions == (Seal("deadline"),)
+    told = Told(op, record=record(op, layout=op.place.layout.tag ^ 1))
+    assert told.take(10 * MS + D1) == Step()
+    told.record = record(op)
+    assert told.take(30 * MS) == Step((), 50 * MS)  # the last step before the deadline
+    assert told.take(50 * MS) == Step((), 60 * MS)
+    assert told.take(60 * MS).actions == (Seal("deadline"),)
 
 
 def test_a_rank_without_rows_of_its_own_has_no_first_half(op: Op) -> None:
     op.sending = Sending.OVER
-    known = Known(op)
-    known.own = 0
-    known.take(5 * MS)
+    told = Told(op)
+    told.own = 0
+    told.take(5 * MS)
     assert op.published
     assert op.first.why is None
 
@@ -301,13 +301,13 @@ def test_a_rank_without_rows_of_its_own_has_no_first_half(op: Op) -> None:
 def test_rows_of_who_is_through_are_asked_for_after_a_pause(op: Op) -> None:
     """Rule: clock-23."""
     op.sending = Sending.OVER
-    known = Known(op, record=record(op, progress=1), contributed_by={1})
-    known.sums = (0, known.own - 1, 0)
-    assert known.take(5 * MS) == Step((), 5 * MS + Q)
-    (ask,) = known.take(5 * MS + Q).actions
+    told = Told(op, record=record(op, progress=1), contributed_by={1})
+    told.sums = (0, told.own - 1, 0)
+    assert told.take(5 * MS) == Step((), 5 * MS + Q)
+    (ask,) = told.take(5 * MS + Q).actions
     assert isinstance(ask, AskRows)
-    assert (ask.rank, ask.rows, ask.first_half) == (1, known.own, True)
-    assert ask.places.tolist() == [known.own - 1]
+    assert (ask.rank, ask.rows, ask.first_half) == (1, told.own, True)
+    assert ask.places.tolist() == [told.own - 1]
 
 
 # -- clocks -------------------------------------------------------------------------------------------------------
@@ -315,22 +315,22 @@ def test_rows_of_who_is_through_are_asked_for_after_a_pause(op: Op) -> None:
 
 def test_a_clock_starts_with_a_majority_and_then_stands(op: Op) -> None:
     """Rule: clock-3."""
-    known = Known(op, record=record(op, majority_ns=(3 * MS, 0)))
-    start_clock(op, known, 2 * MS)  # type: ignore[arg-type]
+    told = Told(op, record=record(op, majority_ns=(3 * MS, 0)))
+    start_clock(op, told, 2 * MS)  # type: ignore[arg-type]
     assert op.start == 0
-    start_clock(op, known, 4 * MS)  # type: ignore[arg-type]
+    start_clock(op, told, 4 * MS)  # type: ignore[arg-type]
     assert op.start == 3 * MS
-    known.record = record(op, majority_ns=(5 * MS, 0))
-    start_clock(op, known, 9 * MS)  # type: ignore[arg-type]
+    told.record = record(op, majority_ns=(5 * MS, 0))
+    start_clock(op, told, 9 * MS)  # type: ignore[arg-type]
     assert op.start == 3 * MS
 
 
 def started(op: Op, now: int, need: int = 2, majority: tuple[int, int] | None = None) -> int:
     """The stage clock as it is looked at first at ``now``."""
-    known = Known(op, record=majority and record(op, majority_ns=majority))
-    known.job.store.control["need"][0] = need
+    told = Told(op, record=majority and record(op, majority_ns=majority))
+    told.known.store.control["need"][0] = need
     op.start = 0
-    start_clock(op, known, now)  # type: ignore[arg-type]
+    start_clock(op, told, now)  # type: ignore[arg-type]
     return op.start
 
 
@@ -356,38 +356,38 @@ def test_after_a_hold_deadlines_start_anew(op: Op, switched: bool, sealed: bool)
     assert op.start == (10 * MS if sealed else 0)
     assert (op.first.clock.due == 0) == (switched or not sealed)
     assert (op.second.clock.due == 0) == sealed
-    start_clock(op, Known(op, record=record(op, majority_ns=(3 * MS, 0))), 701 * MS)  # type: ignore[arg-type]
+    start_clock(op, Told(op, record=record(op, majority_ns=(3 * MS, 0))), 701 * MS)  # type: ignore[arg-type]
     assert op.start == 700 * MS
 
 
 def test_an_op_that_all_others_are_through_with_is_overtaken_once(op: Op) -> None:
     """Rules: clock-13, clock-20."""
-    known = Known(op, contributed_by={1, 2}, published_by={1})
-    assert not overtaken(op, known, 9 * MS)  # type: ignore[arg-type]
-    known.published_by.add(2)
-    assert overtaken(op, known, 9 * MS)  # type: ignore[arg-type]
+    told = Told(op, contributed_by={1, 2}, published_by={1})
+    assert not overtaken(op, told, 9 * MS)  # type: ignore[arg-type]
+    told.published_by.add(2)
+    assert overtaken(op, told, 9 * MS)  # type: ignore[arg-type]
     assert op.start == 1
-    assert not overtaken(op, known, 9 * MS)  # type: ignore[arg-type]
-    assert known.take(9 * MS).actions == (StayOut(),)
+    assert not overtaken(op, told, 9 * MS)  # type: ignore[arg-type]
+    assert told.take(9 * MS).actions == (StayOut(),)
 
 
 def test_only_a_launch_that_has_not_sent_is_overtaken_and_only_by_owners_that_are_through(op: Op) -> None:
     """Rules: clock-13, clock-20."""
-    known = Known(op, contributed_by={1}, published_by={1, 2})
-    assert not overtaken(op, known, 9 * MS)  # type: ignore[arg-type]
-    known.contributed_by.add(2)
-    known.job.membership.gone |= {1, 2}
-    assert not overtaken(op, known, 9 * MS)  # type: ignore[arg-type]
-    known.job.membership.gone.clear()
+    told = Told(op, contributed_by={1}, published_by={1, 2})
+    assert not overtaken(op, told, 9 * MS)  # type: ignore[arg-type]
+    told.contributed_by.add(2)
+    told.known.membership.gone |= {1, 2}
+    assert not overtaken(op, told, 9 * MS)  # type: ignore[arg-type]
+    told.known.membership.gone.clear()
     op.sending = Sending.OVER
-    assert not overtaken(op, known, 9 * MS)  # type: ignore[arg-type]
+    assert not overtaken(op, told, 9 * MS)  # type: ignore[arg-type]
     op.sending, launch, op.launch = Sending.LAUNCHED, op.launch, None
-    assert not overtaken(op, known, 9 * MS)  # type: ignore[arg-type]
+    assert not overtaken(op, told, 9 * MS)  # type: ignore[arg-type]
     op.launch = launch
-    assert overtaken(op, known, 4 * STAGE_MAX + 9 * MS)  # type: ignore[arg-type]
+    assert overtaken(op, told, 4 * STAGE_MAX + 9 * MS)  # type: ignore[arg-type]
     assert op.start == 9 * MS  # long enough ago for everything to be over
     op.overtaken, op.start = False, 5 * MS
-    assert overtaken(op, known, 4 * STAGE_MAX + 9 * MS)  # type: ignore[arg-type]
+    assert overtaken(op, told, 4 * STAGE_MAX + 9 * MS)  # type: ignore[arg-type]
     assert op.start == 5 * MS
 
 
@@ -396,18 +396,18 @@ def test_only_a_launch_that_has_not_sent_is_overtaken_and_only_by_owners_that_ar
 
 def test_marks_of_the_present_half_are_asked_for_in_silence(op: Op) -> None:
     """Rule: clock-30."""
-    known = Known(op, record=record(op, begun=np.array([0b10, 0, 0, 0], np.uint64)))
+    told = Told(op, record=record(op, begun=np.array([0b10, 0, 0, 0], np.uint64)))
     op.sending = Sending.OVER
-    first = listen(op, known, 5 * MS)  # type: ignore[arg-type]
+    first = listen(op, told, 5 * MS)  # type: ignore[arg-type]
     assert first.actions == ()
     now = first.look
-    while not (found := listen(op, known, now)).actions:  # type: ignore[arg-type]
+    while not (found := listen(op, told, now)).actions:  # type: ignore[arg-type]
         assert found.look > now
         now = found.look
     assert found.actions[0] in (Tell((1,), ask=True), Tell((1, 2), ask=True))
     op.first.phase = Phase.DONE
-    known.published_by = {1}
-    while not (found := listen(op, known, now)).actions:  # type: ignore[arg-type]
+    told.published_by = {1}
+    while not (found := listen(op, told, now)).actions:  # type: ignore[arg-type]
         now = found.look
     assert found.actions == (AskMarks((2,)),)
 
@@ -418,7 +418,7 @@ def test_the_last_question_is_in_time_for_the_deadline_of_the_present_half(op: O
     op.sending, op.first.phase = Sending.OVER, Phase.DONE if published else Phase.OPEN
     (op.second if published else op.first).clock.begin(10 * MS, 10 * MS, STAGE_MAX)
     (op.first if published else op.second).clock.begin(MS, 2 * MS, STAGE_MAX)
-    known, now = Known(op, record=record(op)), 5 * MS
-    while not (found := listen(op, known, now)).actions:  # type: ignore[arg-type]
+    told, now = Told(op, record=record(op)), 5 * MS
+    while not (found := listen(op, told, now)).actions:  # type: ignore[arg-type]
         now = found.look
     assert now == 20 * MS - LAST_CALL

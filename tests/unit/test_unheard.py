@@ -16,7 +16,8 @@ S = 1_000_000_000
 def job(**more: Any) -> Any:
     usual = {
         "rank": 0, "peers": [1, 2], "switch": None, "cookie": 7, "membership": SimpleNamespace(gone=set()),
-        "sequence": SimpleNamespace(next_label=1024), "peer_states": np.zeros(3, DTYPES["tb_peer_state"]),
+        "sequence": SimpleNamespace(next_label=1024),
+        "records": SimpleNamespace(peer_states=np.zeros(3, DTYPES["tb_peer_state"])),
     }  # fmt: skip
     return SimpleNamespace(**(usual | more))
 
@@ -27,8 +28,11 @@ def test_patience_begins_with_the_first_op_and_ends_in_one_error() -> None:
     assert unheard.look(50 * S) is None
     one.sequence.next_label += 1
     assert unheard.look(100 * S) is None
-    one.peer_states[1]["cookie"], one.peer_states[1]["newest"] = 7, 1024
-    one.peer_states[2]["cookie"], one.peer_states[2]["newest"] = 7, 1023  # a word of before the first op
+    one.records.peer_states[1]["cookie"], one.records.peer_states[1]["newest"] = 7, 1024
+    one.records.peer_states[2]["cookie"], one.records.peer_states[2]["newest"] = (
+        7,
+        1023,
+    )  # a word of before the first op
     assert unheard.look(109 * S) is None
     error = unheard.look(110 * S)
     assert error is not None
@@ -38,7 +42,7 @@ def test_patience_begins_with_the_first_op_and_ends_in_one_error() -> None:
 
 def test_who_said_goodbye_or_was_heard_once_is_no_error() -> None:
     one = job(membership=SimpleNamespace(gone={2}))
-    one.peer_states[1]["cookie"], one.peer_states[1]["newest"] = 7, 5000
+    one.records.peer_states[1]["cookie"], one.records.peer_states[1]["newest"] = 7, 5000
     for kind in (one, job(switch=3)):
         unheard = Unheard(kind, 1 * S)
         kind.sequence.next_label += 1

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from tailbound.collective.job import Job
 from tailbound.collective.op import Op
 from tailbound.collective.tally import gather_flags
-from tailbound.collective.timing import flow_bytes
 from tailbound.errors import TransportError
 from tailbound.observe.ledger import Stage
 from tailbound.transport.safeguard import Action
@@ -33,7 +32,7 @@ def sealed(job: Job, op: Op, summed: NDArray[np.int64]) -> None:
         if peer in op.abstainers:
             continue
         count = int(summed[peer])
-        finished = job.contributed(peer, op.label) and peer not in op.stayed_out
+        finished = job.records.contributed(peer, op.label) and peer not in op.stayed_out
         job.accounts.ledger.close(Stage.CONTRIBUTIONS, peer, own, count, finished=finished)
         if count or finished:
             expected += own
@@ -62,14 +61,14 @@ def collected(job: Job, op: Op, by_owner: NDArray[np.int64]) -> None:
         due, count = int(counts[peer]), int(by_owner[peer])
         if not due:
             continue
-        finished = job.published(peer, op.label)
+        finished = job.records.published(peer, op.label)
         job.accounts.ledger.close(Stage.RESULTS, peer, due, count, finished=finished)
         if count or finished:
             expected += due
             taken += count
     if op.switched:  # what contributors bring is in the counts of the results
         expected, taken = op.outcome.expected, op.outcome.delivered
-    flags = int(gather_flags(job.result_records, op.buffers.source, op.label)) | op.flags
+    flags = int(gather_flags(job.records.results, op.buffers.source, op.label)) | op.flags
     job.accounts.rotation.observe(
         op.outcome.expected, op.outcome.delivered, rotating=op.rotate, others=bool(flags & _LOSSY)
     )
@@ -93,11 +92,11 @@ def collected(job: Job, op: Op, by_owner: NDArray[np.int64]) -> None:
 
 def in_pieces(job: Job, op: Op) -> None:
     """Says that rows came whose frames the driver hands over in pieces; an error while no row has come in any other."""
-    count = job.not_linear()
+    count = job.records.not_linear()
     if count <= job.not_linear_told:
         return
     job.not_linear_told = count
-    totals = job.verdicts().sum(axis=0)
+    totals = job.records.verdicts().sum(axis=0)
     taken = int(totals[Verdict.STORED] + totals[Verdict.ADDED] + totals[Verdict.RESULT_TAKEN])
     said = (
         f"{count} frames of this job came in pieces (NOT_LINEAR) and were dropped, {taken} rows were taken: the driver "
@@ -113,7 +112,7 @@ def delivered(job: Job, op: Op) -> None:
     """Enters an op whose result has been given to its caller."""
     outcome = op.outcome
     job.accounts.latency.add(outcome.nanoseconds)
-    job.accounts.flow_bytes = flow_bytes(op)
+    job.accounts.flow_bytes = op.flow_bytes
     op.spans.clock = op.start
     if op.launch is not None:
         op.spans.launched, op.spans.admitted = op.launch.launched, op.admitted

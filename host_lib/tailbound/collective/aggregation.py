@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tailbound.collective.actions import Action
 from tailbound.collective.job import Job
+from tailbound.collective.known import Session
 from tailbound.collective.op import Op
 from tailbound.collective.peers import PeerOwned
 from tailbound.collective.switched import SwitchOwned
@@ -32,7 +33,7 @@ class Aggregation(Protocol):
     def unmarked(self, view: View) -> tuple[list[int], list[int]]:
         """Peers whose mark of the present half is missing: those of which rows have come, and the others."""
 
-    def shift_cap(self, job: Job) -> int:
+    def shift_cap(self, session: Session) -> int:
         """How far own codes may be shifted to make room in the sums (codec-6)."""
 
     def in_time(self, op: Op) -> bool:

@@ -145,7 +145,7 @@ class Inbox:
             op.needs[sender] = ready.needs
         if self._job.rank in ready.heard:
             op.heard_by.add(sender)
-        elif op.cold and op.sending == Sending.AGREEING and not self._job.contributed(sender, op.label):
+        elif op.cold and op.sending == Sending.AGREEING and not self._job.records.contributed(sender, op.label):
             announce(self._job, op, [sender], ask=False)
         if flags & Flag.REPEAT:
             if op.launch and op.encoded and not op.published:

@@ -138,7 +138,7 @@ def _expect(job: Job, op: Op) -> None:
     write_expect(
         store.expect.view(np.uint64),
         place.sum_seqs[job.rank],
-        job.sum_mask,
+        job.records.sum_mask,
         op.label,
         op.buffers.own_groups,
         op.buffers.scales.exponents,

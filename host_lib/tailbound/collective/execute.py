@@ -124,7 +124,7 @@ def seal(job: Job, op: Op, action: Seal) -> None:
     op.spans.sealed = job.now()
     if job.ranks > 1:
         view = View(job, op)
-        summed = _account(view)
+        summed = _account(job, view)
         if action.why == "deadline":
             flows = [(int(summed[p]), own) for p in job.membership.live if not view.brings_no_more(p)]
             cut_off(job, op, op.first, op.spans.sealed - op.start, flows)
@@ -141,14 +141,14 @@ def seal(job: Job, op: Op, action: Seal) -> None:
     _publish(job, op, own)
 
 
-def _account(view: View) -> NDArray[np.int64]:
+def _account(job: Job, view: View) -> NDArray[np.int64]:
     """Who was in: the ledger of this op, and the suspicion of those of whom nothing came (clock-14).
 
     Returns:
         Rows that came, by rank.
     """
-    job, op, own, record = view.job, view.op, view.own, view.record
-    settle_contributions(view)
+    op, own, record = view.op, view.own, view.record
+    settle_contributions(job, view)
     summed = view.summed()
     for rank in range(job.ranks):
         if record is not None and int(record["abstained"][rank >> 6]) >> (rank & 63) & 1:
@@ -169,7 +169,7 @@ def _account(view: View) -> NDArray[np.int64]:
 def _name_strangers(job: Job, op: Op, absent: set[int]) -> None:
     """A rank of which nothing counts because its layout is another one is not missing but wrong; the op says so."""
     for rank in sorted(absent):
-        refused = int(job.verdicts()[rank][Verdict.LAYOUT_MISMATCH])
+        refused = int(job.records.verdicts()[rank][Verdict.LAYOUT_MISMATCH])
         if refused and op.launch is not None and op.outcome.error is None:
             op.outcome.error = LayoutError(
                 f"rank {job.rank} and rank {rank} disagree on op {op.name}: {refused} packets "

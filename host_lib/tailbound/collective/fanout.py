@@ -129,7 +129,7 @@ def runs(job: Job, rows: NDArray[np.uint8]) -> list[tuple[int, NDArray[np.uint8]
 def _beyond(job: Job, rank: int) -> bool:
     """Whether ``rank`` is so far behind that its kernel takes no results of the present any more."""
     steps = Steps(job.store.result_rows)
-    steps.look(int(job.peer_states[rank]["newest"]), [job.sequence.upcoming], job.sequence.op_rows)
+    steps.look(int(job.records.peer_states[rank]["newest"]), [job.sequence.upcoming], job.sequence.op_rows)
     return steps.lost
 
 

@@ -216,7 +216,7 @@ class _Talk:
         """What this rank has to say; while all is well, nothing."""
         heard = self.hello.heard
         bad = [p for p, bits in heard.items() if not bits & WIDE]
-        drops = self._job.verdicts()[:, FIRST_DROP:].sum(axis=0) if bad else ()
+        drops = self._job.records.verdicts()[:, FIRST_DROP:].sum(axis=0) if bad else ()
         return Report(
             deaf=sorted(p for p in bad if not heard[p]),
             narrow=sorted(p for p in bad if heard[p]),

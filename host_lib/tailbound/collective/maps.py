@@ -92,7 +92,7 @@ class Maps:
         self._observed = now
         if launch is None or op.silent or op.cold or op.held or op.overtaken:
             return
-        record = job.record(op.label)
+        record = job.records.of(op.label)
         if record is None:
             return
         opened, first = int(record["opened_ns"]), op_slot(op.label) * MAX_RANKS
@@ -131,7 +131,7 @@ class Maps:
         if now < self._again:
             return self._again if self.agreement.look() else 0
         known = self._known_by_peers()
-        newest = max((step_of(int(job.peer_states[p]["newest"])) for p in known), default=step, key=self._ahead)
+        newest = max((step_of(int(job.records.peer_states[p]["newest"])) for p in known), default=step, key=self._ahead)
         newest = max(newest, step, key=self._ahead)
         for peer, message in self.agreement.turn(now, newest, self._alive(), known, self._lead):
             self._send(peer, message)
@@ -151,7 +151,7 @@ class Maps:
         return [p for p in job.peers if p not in out]
 
     def _known_by_peers(self) -> dict[int, int]:
-        states, job = self._job.peer_states, self._job
+        states, job = self._job.records.peer_states, self._job
         return {p: int(states[p]["map_known"]) for p in job.membership.here if states[p]["cookie"] == job.cookie}
 
     def _wish(self, step: int, now: int) -> None:
@@ -184,7 +184,7 @@ class Maps:
     def _lateness_of_all(self) -> dict[int, int]:
         """Lateness in ns by rank, as each has told it."""
         job = self._job
-        told = {p: int(job.peer_states[p]["lateness"]) * _TIME_UNIT for p in self._known_by_peers()}
+        told = {p: int(job.records.peer_states[p]["lateness"]) * _TIME_UNIT for p in self._known_by_peers()}
         return told | {job.rank: self._lateness.value}
 
     def _pace(self) -> int:

@@ -25,6 +25,7 @@ from tailbound.transport.sequence import Layout, Place
 from tailbound.transport.stage import Why
 from tailbound.transport.steps import label_text
 from tailbound.transport.tail_probe import TailProbe
+from tailbound.wire.schema import HEADER_BYTES
 
 #: How a cold op tells its needs again to ranks that have not heard them.
 AGREEING = Policy(2_000_000, 2_000_000)
@@ -168,6 +169,11 @@ class Op:
     #: its row among the running ones (``running``), and whether something but the kernel has changed it
     row: int = -1
     stirred: bool = True
+
+    @property
+    def flow_bytes(self) -> int:
+        """Bytes of its largest flow: one rank's contributions to one owner, headers included."""
+        return int(self.place.placement.counts.max()) * (self.place.layout.shape.codes + HEADER_BYTES)
 
     @property
     def encoded(self) -> bool:

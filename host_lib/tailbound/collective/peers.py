@@ -17,6 +17,7 @@ from tailbound.collective import submit
 from tailbound.collective.actions import Action, AskRows
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
+from tailbound.collective.known import Session
 from tailbound.collective.op import Op
 from tailbound.collective.repair import Places
 from tailbound.collective.retransmit import settle_results
@@ -35,9 +36,9 @@ class Contributions:
     """What an owner sees of the first half (``stage.Seen``)."""
 
     def __init__(self, view: View) -> None:
-        self._view, self._job, self._op = view, view.job, view.op
-        self._own_in = view.op.encoded or view.job.self_late
-        self._live = view.job.membership.live
+        self._view, self._known, self._op = view, view.known, view.op
+        self._own_in = view.op.encoded or view.known.self_late
+        self._live = view.known.membership.live
 
     @property
     def progress(self) -> int:
@@ -50,8 +51,8 @@ class Contributions:
         return self._view.own * waited - self.progress
 
     def complete(self) -> bool:
-        job, record = self._job, self._view.record
-        if job.ranks == 1:
+        known, record = self._known, self._view.record
+        if known.ranks == 1:
             return self._op.encoded
         return (
             record is not None
@@ -65,7 +66,7 @@ class Contributions:
 
         A row counts once: it may have become complete without a rank that became live in the middle of the op.
         """
-        if opened > self._job.live_since:
+        if opened > self._known.live_since:
             return True
         summed = self._view.summed()
         return all(summed[p] >= self._view.own for p in self._live)
@@ -74,25 +75,25 @@ class Contributions:
         return self._own_in and all(map(self._view.brings_no_more, self._live))
 
     def heard(self) -> int:
-        return self._job.heard(p for p in self._live if not self._view.brings_no_more(p))
+        return self._known.heard(p for p in self._live if not self._view.brings_no_more(p))
 
     def repair(self, now: int, *, late: bool) -> Repair[Action]:
         """Asks ranks that have finished for the contributions of theirs that are missing."""
-        job, op, view = self._job, self._op, self._view
-        if not job.config.repair or op.overtaken:
+        known, op, view = self._known, self._op, self._view
+        if not known.config.repair or op.overtaken:
             return Repair()
         out, own = op.abstainers | op.stayed_out, view.own
         finished = [p for p in self._live if p not in out and view.contributed(p)]
         if op.first.repair is None:
             if not finished:
                 return Repair()
-            op.first.repair = view.round(own * len(job.peers))
+            op.first.repair = view.round(own * len(known.peers))
         asked, summed = op.first.repair, cache(view.summed)
 
         def missing(rank: int) -> Places:
             return _NONE if summed()[rank] >= own else view.unsummed(rank)
 
-        wanted = asked.turn(now, finished, missing, lambda rank: own, job.deadlines.quiet)
+        wanted = asked.turn(now, finished, missing, lambda rank: own, known.deadlines.quiet)
         requests = tuple(AskRows(rank, places, own, first_half=True) for rank, places in wanted)
         return Repair(asked.open, asked.look, requests)
 
@@ -104,14 +105,16 @@ class Results:
     """What a receiver sees of the second half (``stage.Seen``)."""
 
     def __init__(self, view: View) -> None:
-        self._view, self._job, self._op = view, view.job, view.op
+        self._view, self._known, self._op = view, view.known, view.op
         self._counts = view.op.place.placement.counts
         # rows that came when their op was too far ahead for a record, or whose record has gone, are there all the same
-        self.progress = int(view.record["results_in"]) if view.record is not None else self._present_of(view.job.peers)
-        self._owners = [p for p in view.job.membership.owners if self._counts[p]]
+        self.progress = (
+            int(view.record["results_in"]) if view.record is not None else self._present_of(view.known.peers)
+        )
+        self._owners = [p for p in view.known.membership.owners if self._counts[p]]
 
     def _present_of(self, owners: list[int]) -> int:
-        by_owner = np.zeros(self._job.world, np.int64)
+        by_owner = np.zeros(self._known.world, np.int64)
         self._view.gather(by_owner)
         return int(sum(by_owner[p] for p in owners))
 
@@ -122,33 +125,33 @@ class Results:
     def complete(self) -> bool:
         if self.progress >= self._op.place.layout.shape.rows - self._view.own:
             return True
-        if self.left > 0 or len(self._owners) == len(self._job.peers) or self._owed():
+        if self.left > 0 or len(self._owners) == len(self._known.peers) or self._owed():
             return False
         return self._present_of(self._owners) >= int(sum(self._counts[p] for p in self._owners))
 
     def _owed(self) -> bool:
         """Whether a rank that has said goodbye, and is not waited for, may still answer for its results (clock-15)."""
         asked = self._op.second.repair
-        gone = (p for p in self._job.membership.gone if self._counts[p] and self._view.published(p))
+        gone = (p for p in self._known.membership.gone if self._counts[p] and self._view.published(p))
         return self._repairable() and any(asked is None or not asked.over(p) for p in gone)
 
     def _repairable(self) -> bool:
         """Whether results are repaired: not those of an op that left no trace here, since the others are far ahead."""
-        return self._job.config.repair and not (self._op.overtaken and self._view.record is None)
+        return self._known.config.repair and not (self._op.overtaken and self._view.record is None)
 
     def finished(self) -> bool:
         return all(map(self._view.published, self._owners))
 
     def heard(self) -> int:
-        return self._job.heard(p for p in self._owners if not self._view.published(p))
+        return self._known.heard(p for p in self._owners if not self._view.published(p))
 
     def repair(self, now: int, *, late: bool) -> Repair[Action]:
         """Asks owners that have finished for what is missing of their results; a ``late`` launch asks at once."""
-        job, view, counts, half = self._job, self._view, self._counts, self._op.second
+        known, view, counts, half = self._known, self._view, self._counts, self._op.second
         if not self._repairable():
             return Repair()
         # who has said goodbye answers for a while (clock-15)
-        finished = [p for p in [*job.membership.owners, *job.membership.gone] if counts[p] and view.published(p)]
+        finished = [p for p in [*known.membership.owners, *known.membership.gone] if counts[p] and view.published(p)]
         if half.repair is None:
             if not finished:
                 return Repair()
@@ -159,7 +162,7 @@ class Results:
             gather()
             return view.unrepaired(owner)
 
-        pause = 0 if late else job.deadlines.quiet
+        pause = 0 if late else known.deadlines.quiet
         wanted = half.repair.turn(now, finished, missing, lambda rank: int(counts[rank]), pause)
         requests = tuple(AskRows(rank, places, int(counts[rank]), first_half=False) for rank, places in wanted)
         return Repair(half.repair.open, half.repair.look, requests)
@@ -180,12 +183,12 @@ class PeerOwned:
         return Results(view)
 
     def unmarked(self, view: View) -> tuple[list[int], list[int]]:
-        job, op = view.job, view.op
-        peers = job.membership.here
+        known, op = view.known, view.op
+        peers = known.membership.here
         counts = op.place.placement.counts
         if op.abstains:  # others may have nothing to send either, and the words that say so may all be lost
             return [p for p in peers if not (view.published(p) and (op.published or view.brings_no_more(p)))], []
-        rows = np.zeros(job.world, np.int64)
+        rows = np.zeros(known.world, np.int64)
         if op.published:
             missing = [p for p in peers if counts[p] and not view.published(p)]
             if missing:
@@ -196,12 +199,12 @@ class PeerOwned:
             if view.record is not None:
                 for p in missing:
                     rows[p] = int(view.record["begun"][p >> 6]) >> (p & 63) & 1
-            flow = np.full(job.world, view.own)
+            flow = np.full(known.world, view.own)
         begun = [p for p in missing if rows[p] or flow[p] <= SHORT]
         return begun, [p for p in missing if p not in begun]
 
-    def shift_cap(self, job: Job) -> int:
-        return job.shift_cap
+    def shift_cap(self, session: Session) -> int:
+        return session.shift_cap
 
     def in_time(self, op: Op) -> bool:
         return not op.sealed
@@ -240,7 +243,7 @@ class PeerOwned:
         present = View(job, op).gather(by_owner)
         settle_results(job, op)
         job.datapath.fence()
-        outcome.overwritten = int(read_records(job.result_records, b.source, op.label, b.row_scale, b.row_exponent))
+        outcome.overwritten = int(read_records(job.records.results, b.source, op.label, b.row_scale, b.row_exponent))
         if outcome.overwritten:
             job.counters["results_overwritten"] += outcome.overwritten
         outcome.delivered += present - outcome.overwritten
@@ -254,7 +257,9 @@ class PeerOwned:
         if why == "deadline":
             counts = place.placement.counts
             flows = [
-                (int(by_owner[p]), int(counts[p])) for p in job.membership.owners if not job.published(p, op.label)
+                (int(by_owner[p]), int(counts[p]))
+                for p in job.membership.owners
+                if not job.records.published(p, op.label)
             ]
             cut_off(job, op, op.second, op.spans.decoding - op.spans.sealed, flows)
 

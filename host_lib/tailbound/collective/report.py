@@ -12,7 +12,6 @@ from tailbound.collective.job import Job
 from tailbound.observe.ledger import Stage
 from tailbound.transport.rendezvous import Greeting, describe
 from tailbound.transport.steps import label_text
-from tailbound.wire import schema
 from tailbound.wire.schema import FIRST_DROP, TIME_UNIT_US, UNKNOWN_SENDER, Verdict
 
 #: Events in a snapshot and in a status.
@@ -145,10 +144,7 @@ def _verdicts(job: Job) -> NDArray[np.uint64]:
 
     Cheap enough for a few times a second: it copies this job's rows and no others.
     """
-    rows = [*range(job.world), UNKNOWN_SENDER]
-    table = job.store.ledger["verdict"].reshape(-1, schema.MAX_RANKS + 1, schema.VERDICTS)
-    counts: NDArray[np.uint64] = table[:, rows].sum(axis=0) - job.verdicts_before[rows]
-    return counts
+    return job.records.verdicts([*range(job.world), UNKNOWN_SENDER])
 
 
 def _entry(job: Job, stage: Stage, peer: int, verdicts: NDArray[np.uint64]) -> dict[str, int]:

@@ -19,12 +19,12 @@ from tailbound.wire.schema import Flag, PacketType, serial_distance
 _CONTRIBUTIONS, _RESULTS = 0, 1
 
 
-def settle_contributions(view: View) -> None:
+def settle_contributions(job: Job, view: View) -> None:
     """Counts, at the seal, what repair has brought."""
     if view.op.first.repair is not None:
         for rank, places in view.op.first.repair.asked.items():
             lost = np.intersect1d(places, view.unsummed(rank), assume_unique=True)
-            _count(view.job, _CONTRIBUTIONS, rank, len(places), len(places) - len(lost))
+            _count(job, _CONTRIBUTIONS, rank, len(places), len(places) - len(lost))
 
 
 def settle_results(job: Job, op: Op) -> None:

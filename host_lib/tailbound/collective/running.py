@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec.scratch import readonly
-from tailbound.collective.job import Job
+from tailbound.collective.known import Known
 from tailbound.collective.op import Op
 from tailbound.collective.view import View
 from tailbound.wire.jit import compiled
@@ -57,9 +56,9 @@ _SEEN = np.dtype(
 class Running:
     """Rows of the ops in flight of one rank."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._states, self._records = job.peer_states[: job.world], readonly(job.store.ops)
+    def __init__(self, known: Known) -> None:
+        self._known = known
+        self._states, self._records = known.records.peer_states[: known.world], known.records.ops
         self._terms: object = None
         self._waits, self._seen = np.zeros(0, _WAIT), np.zeros(0, _SEEN)
         self._free: list[int] = []
@@ -93,16 +92,16 @@ class Running:
 
     def changed(self) -> bool:
         """Whether something that concerns all ops is another since it was last asked: all have news then."""
-        job = self._job
-        members, deadlines = job.membership, job.deadlines
+        known = self._known
+        members, deadlines = known.membership, known.deadlines
         suspects = members.contribution.suspects, members.result.suspects
-        terms = suspects, len(members.gone), job.self_late, deadlines.quiet, deadlines.start_max
+        terms = suspects, len(members.gone), known.self_late, deadlines.quiet, deadlines.start_max
         before, self._terms = self._terms, terms
         return terms != before
 
     def find(self, now: int) -> int:
         """Looks which ops have news for ``has_news``; returns when the others are to be looked at, ns (0: never)."""
-        return int(_find(self._waits, self._seen, self._records, self._states, self._job.cookie, now, self._flags))
+        return int(_find(self._waits, self._seen, self._records, self._states, self._known.cookie, now, self._flags))
 
     def has_news(self, op: Op) -> bool:
         """Whether ``op`` had news when ``find`` was called, or something but the kernel has changed it."""
@@ -110,14 +109,14 @@ class Running:
 
     def looked(self, op: Op, view: View, look: int) -> None:
         """All that there is to do for ``op`` has been done; ``look``: see ``step.Step``."""
-        job, shape, first, second = self._job, op.place.layout.shape, op.first, op.second
-        own_in = op.encoded or job.self_late
+        known, shape, first, second = self._known, op.place.layout.shape, op.first, op.second
+        own_in = op.encoded or known.self_late
         collects = op.launch is not None and op.encoded and op.sealed and not op.finished
         results_at = _NEVER
         if collects:
             results_at = shape.rows - (0 if op.switched else view.own)
-            owners = job.membership.owners
-            if not op.switched and len(owners) < len(job.peers):
+            owners = known.membership.owners
+            if not op.switched and len(owners) < len(known.peers):
                 results_at = min(results_at, int(sum(op.place.placement.counts[p] for p in owners)))
         if op.launch is not None and not op.encoded:
             look = 1  # at every opportunity: another op may be what it waits for
@@ -147,7 +146,7 @@ class Running:
         for op in ops:
             if op.stirred:
                 self._seen["listen"][op.row] = 0  # it will be told anew, so what was told does not wake anybody up
-        look = int(_silent(self._waits, self._seen, self._records, self._job.cookie, now, self._flags))
+        look = int(_silent(self._waits, self._seen, self._records, self._known.cookie, now, self._flags))
         return [op for op in ops if op.stirred or self._found[op.row]], look
 
     def listened(self, op: Op, look: int) -> None:

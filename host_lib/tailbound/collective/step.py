@@ -77,13 +77,13 @@ def start_clock(op: Op, view: View, now: int) -> int:
     """
     start = 0
     if not op.start:
-        record, job = view.record, view.job
+        record, known = view.record, view.known
         start = stage_start(
             heard_fewer=int(record["majority_ns"][0]) if record is not None else 0,
             heard_need=int(record["majority_ns"][1]) if record is not None else 0,
-            alone=int(job.store.control["need"][0]) <= 1,
+            alone=int(known.store.control["need"][0]) <= 1,
             launched=op.admitted if op.launch else 0,
-            start_max=job.deadlines.start_max,
+            start_max=known.deadlines.start_max,
         )
         op.start = start if start <= now else 0
     if op.start:
@@ -112,10 +112,10 @@ def overtaken(op: Op, view: View, now: int) -> bool:
     if op.overtaken or op.encoded or op.launch is None:
         return False
     counts = op.place.placement.counts
-    owners = [p for p in view.job.membership.owners if counts[p]]
+    owners = [p for p in view.known.membership.owners if counts[p]]
     if not owners or not all(view.published(p) and view.contributed(p) for p in owners):
         return False
-    op.start = op.start or max(1, now - 4 * view.job.config.stage_max)
+    op.start = op.start or max(1, now - 4 * view.known.config.stage_max)
     op.overtaken = True
     return True
 
@@ -144,18 +144,18 @@ def _over_for_all(op: Op, view: View, now: int) -> bool:
 
 def _agree(op: Op, view: View, now: int) -> Step:
     """A cold op waits for the needs of all, but for half of the stage at most: what is agreed on is to be sent, too."""
-    job = view.job
-    missing = [p for p in job.membership.live if p not in op.needs and p not in op.abstainers]
-    limit = (op.start or op.admitted + job.deadlines.start_max) + job.config.stage_max // 2
+    known = view.known
+    missing = [p for p in known.membership.live if p not in op.needs and p not in op.abstainers]
+    limit = (op.start or op.admitted + known.deadlines.start_max) + known.config.stage_max // 2
     settled = [p for p in missing if view.contributed(p)]
     if len(settled) == len(missing):  # for them this op is not cold, or they have settled without us
-        limit = min(limit, op.cold_since + job.deadlines.advertised)
+        limit = min(limit, op.cold_since + known.deadlines.advertised)
     if not missing or now >= limit:
         return Step((Agree(incomplete=bool(missing), settled=bool(settled)),))
     actions: tuple[Action, ...] = ()
     if now >= op.agreeing.due:
         op.agreeing.ask(now)
-        actions = (Tell(tuple(p for p in job.peers if p not in op.heard_by)),)
+        actions = (Tell(tuple(p for p in known.peers if p not in op.heard_by)),)
     return Step(actions, min(op.agreeing.due, limit))
 
 
@@ -172,7 +172,7 @@ def _first_half(op: Op, view: View, now: int) -> Step:
     if op.launch is None and view.foreseen_wrongly():  # then nothing can be said before the launch
         return _NOTHING
     if op.start and not op.first.clock.due:
-        op.first.clock.begin(op.start, view.first_deadline(), view.job.config.stage_max, LEAST_STEP)
+        op.first.clock.begin(op.start, view.first_deadline(), view.known.config.stage_max, LEAST_STEP)
     why, step = _wait(op.first, Contributions(view), view, now, launched=0)
     return step if why is None else Step((*step.actions, Seal(why)))
 
@@ -182,15 +182,15 @@ def _second_half(op: Op, view: View, now: int) -> Step:
     if op.finished or op.launch is None or not op.encoded or not op.sealed:
         return _NOTHING
     if op.start and not op.second.clock.due:
-        most = 2 * view.job.config.stage_max
+        most = 2 * view.known.config.stage_max
         op.second.clock.begin(op.start, view.second_deadline(), most, LEAST_STEP)
     why, step = _wait(op.second, of(op).results(view), view, now, launched=op.admitted)
     return step if why is None else Step((*step.actions, Finish(why)))
 
 
 def _wait(half: Half, seen: Seen[Action], view: View, now: int, *, launched: int) -> tuple[Why | None, Step]:
-    overtime = None if view.op.switched else view.job.overtime
-    found = decide(seen, half.clock, half.quiet, now, view.job.deadlines.quiet, launched, overtime)
+    overtime = None if view.op.switched else view.known.overtime
+    found = decide(seen, half.clock, half.quiet, now, view.known.deadlines.quiet, launched, overtime)
     return found.why, Step(found.requests, found.look)
 
 

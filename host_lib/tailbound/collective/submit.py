@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
 from tailbound.collective.op import Op, Phase
-from tailbound.collective.timing import flow_bytes
 from tailbound.wire.schema import PacketType, serial_distance
 
 
@@ -35,7 +34,7 @@ def contributions(job: Job, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -
             announce(job, op, job.peers, ask=False)
 
     until = (op.start or op.admitted) + job.config.stage_max  # no seal is later, so no row is worth more
-    published = job.published  # an owner that has published an op takes no more rows for it
+    published = job.records.published  # an owner that has published an op takes no more rows for it
     over = None if op.switched else lambda rank: published(rank, op.label)
     job.flow.queue.submit(op.label, PacketType.CONTRIBUTION, runs, until, done, job.now(), over)
 
@@ -48,7 +47,7 @@ def results(job: Job, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -> None
         op.first.phase, op.spans.published, op.stirred = Phase.DONE, job.now(), True
 
     now, gone = job.now(), job.membership.gone
-    until = now + job.deadlines.worth_sending(flow_bytes(op))
+    until = now + job.deadlines.worth_sending(op.flow_bytes)
     job.flow.queue.submit(op.label, PacketType.RESULT, runs, until, done, now, lambda rank: rank in gone)
 
 
@@ -70,7 +69,7 @@ def observe(job: Job, op: Op, summed: NDArray[np.int64]) -> None:
     if op.cold:  # ranks that settle on other scales are refused, not lost
         return
     own = int(op.place.placement.counts[job.rank])
-    through = [p for p in job.membership.live if p not in op.abstainers and job.contributed(p, op.label)]
+    through = [p for p in job.membership.live if p not in op.abstainers and job.records.contributed(p, op.label)]
     asked = op.first.repair.asked if op.first.repair is not None and not job.repairs.warming(op.key) else {}
     lost = sum(max(own - int(summed[p]), len(asked.get(p, ()))) for p in through if summed[p] > 0)
     job.flow.incast.observe(own * len(through), lost)

@@ -16,6 +16,7 @@ from tailbound.collective import submit
 from tailbound.collective.actions import Action, Release, Repeat
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
+from tailbound.collective.known import Known, Session
 from tailbound.collective.op import Op
 from tailbound.collective.tally import gather_flags, read_records
 from tailbound.collective.timing import cut_off, suspect
@@ -45,9 +46,9 @@ class SwitchOwned:
 
     def unmarked(self, view: View) -> tuple[list[int], list[int]]:
         # rows go to the switch, so that nothing of a peer says whether it has begun
-        return [p for p in view.job.membership.here if not view.contributed(p)], []
+        return [p for p in view.known.membership.here if not view.contributed(p)], []
 
-    def shift_cap(self, job: Job) -> int:
+    def shift_cap(self, session: Session) -> int:
         return 0
 
     def in_time(self, op: Op) -> bool:
@@ -81,11 +82,11 @@ class SwitchOwned:
         b, outcome, rows = op.buffers, op.outcome, op.place.layout.shape.rows
         present = View(job, op).gather(by_owner)
         job.datapath.fence()
-        flags = int(gather_flags(job.result_records, b.source, op.label)) & (_SWITCHED | _SUMS)
+        flags = int(gather_flags(job.records.results, b.source, op.label)) & (_SWITCHED | _SUMS)
         form = flags if flags in (_SWITCHED, _SUMS) else _form(job)
         lost = int(
             read_records(
-                job.result_records, b.source, op.label, b.row_scale, b.row_exponent, form, job.ranks,
+                job.records.results, b.source, op.label, b.row_scale, b.row_exponent, form, job.ranks,
                 b.row_count,
             )
         )  # fmt: skip
@@ -103,7 +104,7 @@ class SwitchOwned:
         if why == "deadline":
             cut_off(job, op, op.second, op.spans.decoding - (op.spans.sealed or op.start), [(present, rows)])
         job.accounts.ledger.close(
-            Stage.RESULTS, job.switch, rows, len(here), finished=job.published(job.switch, op.label)
+            Stage.RESULTS, job.switch, rows, len(here), finished=job.records.published(job.switch, op.label)
         )
         _suspect(job, op, int(here.max(initial=0)))
         _silence(job, op, present)
@@ -113,14 +114,14 @@ class SwitchOwned:
 # -- first half ---------------------------------------------------------------------------------------------------
 
 
-def _awaited(job: Job, op: Op) -> int:
+def _awaited(known: Known, op: Op) -> int:
     """Contributors that rows of ``op`` wait for: live ranks, self included, that have not said that they bring none."""
-    return 1 + sum(p not in op.abstainers and p not in op.stayed_out for p in job.membership.live)
+    return 1 + sum(p not in op.abstainers and p not in op.stayed_out for p in known.membership.live)
 
 
-def _short(job: Job, op: Op) -> bool:
+def _short(known: Known, op: Op) -> bool:
     """Whether it is known that somebody brings no rows to ``op``."""
-    return bool(op.abstainers or op.stayed_out) or len(job.membership.live) < len(job.peers)
+    return bool(op.abstainers or op.stayed_out) or len(known.membership.live) < len(known.peers)
 
 
 # -- second half --------------------------------------------------------------------------------------------------
@@ -130,7 +131,7 @@ class Results:
     """What a worker sees of the switch's results (``stage.Seen``)."""
 
     def __init__(self, view: View) -> None:
-        self._view, self._job, self._op = view, view.job, view.op
+        self._view, self._known, self._op = view, view.known, view.op
         self.progress = int(view.record["results_in"]) if view.record is not None else 0
 
     @property
@@ -148,24 +149,24 @@ class Results:
 
     def repair(self, now: int, *, late: bool) -> Repair[Action]:
         """Sends the switch rows again, without FLUSH for what got lost, with it when the first deadline has passed."""
-        job, op, view, clock = self._job, self._op, self._view, self._op.first.clock
+        known, op, view, clock = self._known, self._op, self._view, self._op.first.clock
         if not op.own_in:  # without rows of its own a rank has nothing to ask with
             return Repair()
         if op.retry is None:
-            live = sorted([job.rank, *job.membership.live])
-            op.retry = Retry(op.place.layout.shape.rows, live.index(job.rank), len(live), job.patience)
+            live = sorted([known.rank, *known.membership.live])
+            op.retry = Retry(op.place.layout.shape.rows, live.index(known.rank), len(live), known.patience)
         if op.start and not clock.due:
-            clock.begin(op.start, view.first_deadline(), job.config.stage_max, LEAST_STEP)
+            clock.begin(op.start, view.first_deadline(), known.config.stage_max, LEAST_STEP)
         due = late or op.retry.flushing or clock.expired(now, self.progress, self.left)
         seen = flush.View(
             self.progress,
             self._missing,
             sent=bool(op.spans.sent),
             finished=_finished(view),
-            short=_short(job, op),
+            short=_short(known, op),
             due=due,
         )
-        requests: list[Action] = [Repeat(*again) for again in op.retry.turn(now, seen, job.deadlines.quiet)]
+        requests: list[Action] = [Repeat(*again) for again in op.retry.turn(now, seen, known.deadlines.quiet)]
         if op.retry.flushing and not op.spans.sealed:
             requests.append(Release(self.progress if due and not late else None))
         looks = (op.retry.look, 0 if op.retry.flushing else clock.next_look(now))
@@ -185,7 +186,7 @@ class Results:
 def _finished(view: View) -> bool:
     op = view.op
     return all(
-        view.contributed(p) for p in view.job.membership.live if p not in op.abstainers and p not in op.stayed_out
+        view.contributed(p) for p in view.known.membership.live if p not in op.abstainers and p not in op.stayed_out
     )
 
 
@@ -214,8 +215,8 @@ def _form(job: Job) -> int:
 
 def _suspect(job: Job, op: Op, most: int) -> None:
     """Ranks of which nothing was heard in an op are missing in both halves (clock-14); ``most``: contributors seen."""
-    record = job.record(op.label)
-    absent = {p for p in job.membership.here if not job.contributed(p, op.label)}
+    record = job.records.of(op.label)
+    absent = {p for p in job.membership.here if not job.records.contributed(p, op.label)}
     if record is not None:
         absent -= {p for p in absent if int(record["heard"][p >> 6]) >> (p & 63) & 1}
     if most >= job.ranks:

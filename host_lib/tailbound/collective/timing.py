@@ -19,7 +19,7 @@ from tailbound.transport.membership import Suspicion
 from tailbound.transport.stage import cut
 from tailbound.transport.steps import step_distance, step_of
 from tailbound.wire.jit import compiled
-from tailbound.wire.schema import HEADER_BYTES, MAX_RANKS, TIME_UNIT_US, op_slot, serial_distance
+from tailbound.wire.schema import MAX_RANKS, TIME_UNIT_US, op_slot, serial_distance
 
 _TIME_UNIT = TIME_UNIT_US * 1000
 #: Peers that have not been heard for more steps do not count for the median (clock-6).
@@ -34,23 +34,6 @@ _PARTIAL = 0.02
 
 
 # -- what is applied ---------------------------------------------------------------------------------------------
-
-
-def flow_bytes(op: Op) -> int:
-    """Bytes of the largest flow of an op: one rank's contributions to one owner, headers included."""
-    return int(op.place.placement.counts.max()) * (op.place.layout.shape.codes + HEADER_BYTES)
-
-
-def heard(job: Job, peers: list[int], step: int) -> list[int]:
-    """What ``peers`` advertise as D1, ns, of those that were heard in the last two steps (clock-6)."""
-    found = []
-    for p in peers:
-        state = job.store.peer_states[p]
-        if state["cookie"] != job.cookie or not state["deadline"]:
-            continue
-        if step_distance(step, step_of(int(state["newest"]))) <= _HEARD_WITHIN:
-            found.append(int(state["deadline"]) * _TIME_UNIT)
-    return found
 
 
 def cut_off(job: Job, op: Op, half: Half, elapsed: int, flows: Iterable[tuple[int, int]]) -> None:
@@ -97,7 +80,7 @@ def forgive(job: Job, ops: Iterable[tuple[int, int]]) -> bool:
     limits: dict[int, tuple[tuple[str, int], tuple[str, int]]] = {}  # by step; until somebody else is waited for
     found = False
     for label, start in ops:
-        record, step = job.record(label), step_of(label)
+        record, step = job.records.of(label), step_of(label)
         if not start or record is None:
             continue
         if step not in limits:
@@ -117,10 +100,10 @@ def _limits(job: Job, step: int) -> tuple[tuple[str, int], tuple[str, int]]:
 
     Where a switch sums, rows go elsewhere: who was heard in time takes part.
     """
-    first = max(job.deadlines.advertised, *heard(job, job.membership.live, step), 0)
+    first = max(job.deadlines.advertised, *job.records.deadlines(job.membership.live, step), 0)
     if job.switched(job.sequence.map_at(step)):
         return ("first_us", first), ("first_us", first)
-    second = job.deadlines.receiver(job.deadlines.largest, heard(job, job.membership.owners, step))
+    second = job.deadlines.receiver(job.deadlines.largest, job.records.deadlines(job.membership.owners, step))
     return ("row_us", first), ("published_us", second)
 
 
@@ -148,17 +131,17 @@ def note(job: Job, op: Op, why: str, now: int) -> None:
         cut = op.first.lost > 0 or op.second.lost > 0
         job.deadlines.step(op.place.step, op.launch.launched, now, last=op.place.layout.last, cut=cut)
     pending = job.pending
-    crowded = bool(pending) and op.start - pending[-1].start < _APART and job.deadlines.warm(flow_bytes(op))
+    crowded = bool(pending) and op.start - pending[-1].start < _APART and job.deadlines.warm(op.flow_bytes)
     if in_step and op.start and job.sequence.stable and not op.cold and not op.outcome.skipped and not crowded:
         if len(pending) >= _PENDING_MOST:
             pending.popleft()
-        record, counts = job.record(op.label), op.place.placement.counts
+        record, counts = job.records.of(op.label), op.place.placement.counts
         waits = bool(counts[job.rank]) or op.switched  # for the first half of others
         pending.append(
             Pending(
                 label=op.label,
                 step=op.place.step,
-                flow_bytes=flow_bytes(op),
+                flow_bytes=op.flow_bytes,
                 start=op.start,
                 waited=op.start - op.admitted if op.admitted <= op.start else None,
                 sealed=op.spans.sealed or now,
@@ -186,7 +169,7 @@ def settle(job: Job) -> None:
         return
     while pending and step_distance(step, pending[0].step) >= _SETTLED_AFTER:
         one = pending.popleft()
-        record = job.record(one.label)
+        record = job.records.of(one.label)
         if record is not None:
             job.deadlines.observe((_of_switch if one.switched else _of_peers)(job, one, record))
     rtts = [int(job.store.peer_states[p]["rtt_ns"]) for p in (*job.membership.live, *job.extra)]

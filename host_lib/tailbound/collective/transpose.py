@@ -151,7 +151,7 @@ class Transpose:
         """Where this rank stands now; may be asked by any thread."""
         job, steps = self.job, Steps(self.job.store.result_rows)
         own = job.sequence.upcoming
-        newest = newest_op(job.peer_states, job.live_ranks, job.cookie, own)
+        newest = newest_op(job.records.peer_states, job.live_ranks, job.cookie, own)
         steps.look(own, [int(newest)], job.sequence.op_rows)
         return steps
 

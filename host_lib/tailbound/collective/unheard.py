@@ -47,5 +47,5 @@ class Unheard:
         )
 
     def _heard(self, peer: int) -> bool:
-        state = self._job.peer_states[peer]
+        state = self._job.records.peer_states[peer]
         return bool(state["cookie"] == self._job.cookie and serial_distance(int(state["newest"]), self._first) >= 0)

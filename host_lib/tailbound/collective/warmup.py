@@ -60,21 +60,21 @@ def warm_up(job: Job) -> None:
     finalise(memory, head, partials, fields, 0, placement.row_at, 0)  # read-only places
     counts, nobody = np.zeros(job.world, np.int64), np.zeros(0, np.int64)
     # cookie 0 belongs to no job, so that no record is taken for one of this op
-    rows_by_rank(job.slots, 0, len(b.own_rows), job.sum_mask, 0, 1, counts)
+    rows_by_rank(job.records.slots, 0, len(b.own_rows), job.records.sum_mask, 0, 1, counts)
     contributed = Own(b.own_groups, memory[placement.positions_of(rank)], True, b.scales, b.need_work)
     sums = Sums(store.sums, store.slots, 0, 0, 1, b.unknown)
     mean_rows(sums, contributed, shape, coding, results, scratch)
     last_stamps(store.arrivals, np.zeros(4, np.uint64), nobody, nobody, 0, nobody, np.zeros(5, np.int64))
     add_flags(results.packets[:1].copy(), results.partials[:1], 0)
-    newest_op(job.peer_states, job.live_ranks, 0, 0)
+    newest_op(job.records.peer_states, job.live_ranks, 0, 0)
     Running(job)
     expect = np.zeros(1, np.uint64)  # not the kernel's own
     write_expect(expect, 0, 0, 1, b.own_groups, b.scales.exponents)
     source[:] = -1
     point_own(b.own_rows, results, source, b.row_scale, b.row_exponent)
-    gather_results(job.presence, 0, 0, 1, placement.owner, rank, source, counts)
-    read_records(job.result_records, source, 1, b.row_scale, b.row_exponent)
-    gather_flags(job.result_records, source, 1)
-    read_records(job.result_records, source, 1, b.row_scale, b.row_exponent, 0, 0, b.row_count)
+    gather_results(job.records.presence, 0, 0, 1, placement.owner, rank, source, counts)
+    read_records(job.records.results, source, 1, b.row_scale, b.row_exponent)
+    gather_flags(job.records.results, source, 1)
+    read_records(job.records.results, source, 1, b.row_scale, b.row_exponent, 0, 0, b.row_count)
     job.flow.queue.warm_up()
     decode(Received(store.results, results.packets, source, b.row_scale), shape, coding, data, scratch)

@@ -1,0 +1,186 @@
+"""What one rank knows: its session, the kernel's records, and what it has learned of the others.
+
+Decisions (``step``, ``peers``, ``switched``) see a ``Known`` and no ``Job``: there is nothing in it to send, seal or
+count with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.codec.owners import OwnerMap
+from tailbound.codec.scale import shift_cap_of
+from tailbound.codec.scratch import readonly
+from tailbound.collective.repair import Repairs
+from tailbound.datapath.protocol import Store
+from tailbound.transport import flush
+from tailbound.transport.backoff import AnswerTime
+from tailbound.transport.config import Config
+from tailbound.transport.deadline import Deadlines
+from tailbound.transport.membership import Membership
+from tailbound.transport.overtime import Overtime
+from tailbound.transport.steps import step_distance, step_of
+from tailbound.wire import schema
+from tailbound.wire.schema import Verdict, op_slot, serial_distance
+
+#: Peers that have not been heard for more steps do not count for the median (clock-6).
+_HEARD_WITHIN = 2
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Session:
+    """What stays as it is for as long as a job lasts.
+
+    Attributes:
+        config: settings.
+        cookie: of the job.
+        rank, ranks: own rank, and how many contribute.
+        peers: the others, beginning with the rank after the own one.
+        switch: rank of the job's switch; None: there is none.
+        extra: the switch, as a sequence of ranks.
+        world: ranks that can own rows: with a switch, one more than those that contribute.
+        shift_cap: kcap, the largest shift of a contribution.
+    """
+
+    config: Config
+    cookie: int
+    rank: int = field(init=False)
+    ranks: int = field(init=False)
+    peers: list[int] = field(init=False)
+    switch: int | None = field(init=False)
+    extra: tuple[int, ...] = field(init=False)
+    world: int = field(init=False)
+    shift_cap: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        rank, ranks = self.config.rank, self.config.ranks
+        extra = (ranks,) if self.config.switch is not None else ()
+        self.__dict__.update(
+            rank=rank, ranks=ranks, peers=[(rank + i) % ranks for i in range(1, ranks)], switch=next(iter(extra), None),
+            extra=extra, world=ranks + len(extra), shift_cap=shift_cap_of(ranks),
+        )  # fmt: skip
+
+    def weights(self, ranks: tuple[int, ...], *, switched: bool) -> tuple[int, ...]:
+        """Weights of an owner map: those of the ranks, or (``switched``) all rows for the switch, if there is one."""
+        if self.switch is None:
+            return ranks
+        return (0,) * self.ranks + (1,) if switched else (*ranks, 0)
+
+    def switched(self, owner_map: OwnerMap) -> bool:
+        """Whether rows of ops placed by ``owner_map`` go to the switch."""
+        return self.switch is not None and self.switch in owner_map.owners
+
+
+class Records:
+    """What the datapath writes of a job. Read only.
+
+    Args:
+        store: its arrays.
+        cookie: of the job; what has another one is of another job.
+    """
+
+    def __init__(self, store: Store, cookie: int) -> None:
+        self._ledger, self._cookie = store.ledger["verdict"], cookie
+        # numba compiles for read-only and writable arrays apart: the same views for every datapath
+        self.slots = readonly(store.slots)
+        self.presence = readonly(store.presence)
+        self.peer_states = readonly(store.peer_states)
+        self.results = readonly(store.result_records)
+        self.ops = readonly(store.ops)
+        self.sum_mask = store.sum_rows - 1
+        #: pinned maps outlive jobs, and only the program writes the ledger
+        self._before = np.zeros((schema.MAX_RANKS + 1, schema.VERDICTS), np.uint64)
+
+    def of(self, label: int) -> np.void | None:
+        """The record of an op, or None while no packet has named it."""
+        record = self.ops[op_slot(label)]
+        if record["op"] == label and record["cookie"] == self._cookie:
+            found: np.void = record
+            return found
+        return None
+
+    def contributed(self, rank: int, label: int) -> bool:
+        """Whether ``rank`` has fully sent its contributions to ops up to ``label``."""
+        state = self.peer_states[rank]
+        return bool(state["cookie"] == self._cookie and serial_distance(int(state["contributed"]), label) >= 0)
+
+    def published(self, rank: int, label: int) -> bool:
+        """Whether ``rank`` has fully sent its results of ops up to ``label``."""
+        state = self.peer_states[rank]
+        return bool(state["cookie"] == self._cookie and serial_distance(int(state["published"]), label) >= 0)
+
+    def rose(self, rank: int) -> int:
+        """When a mark of ``rank`` rose last, ns; 0: never."""
+        state = self.peer_states[rank]
+        return int(state["last_ns"]) if state["cookie"] == self._cookie else 0
+
+    def deadlines(self, peers: list[int], step: int) -> list[int]:
+        """What ``peers`` advertise as D1, ns, of those that were heard in the last two steps (clock-6)."""
+        found = []
+        for p in peers:
+            state = self.peer_states[p]
+            if state["cookie"] != self._cookie or not state["deadline"]:
+                continue
+            if step_distance(step, step_of(int(state["newest"]))) <= _HEARD_WITHIN:
+                found.append(int(state["deadline"]) * schema.TIME_UNIT_US * 1000)
+        return found
+
+    def verdicts(self, senders: list[int] | slice = slice(None)) -> NDArray[np.uint64]:
+        """The ledger of this job, summed over cpus: u64[257, VERDICTS], by sender and verdict; or some lines of it."""
+        ledger = self._ledger.reshape(-1, schema.MAX_RANKS + 1, schema.VERDICTS)
+        counts: NDArray[np.uint64] = ledger[:, senders].sum(axis=0) - self._before[senders]
+        return counts
+
+    def not_linear(self) -> int:
+        """Frames of this job's port that the driver has handed over in pieces: dropped, whoever sent them."""
+        counts = self._ledger[schema.UNKNOWN_SENDER :: schema.MAX_RANKS + 1, Verdict.NOT_LINEAR]
+        return int(counts.sum() - self._before[schema.UNKNOWN_SENDER, Verdict.NOT_LINEAR])
+
+    def begin(self) -> None:
+        """What has been counted until now was of other jobs."""
+        self._before = self.verdicts() + self._before
+
+
+class Known(Session):
+    """What decisions are made by.
+
+    Args:
+        config: settings.
+        cookie: of the job.
+        store: of the datapath.
+        now: the time, ns.
+
+    Attributes:
+        store: of the datapath.
+        exponents: scales that the next op of a key carries on.
+        patience: how long the switch takes to answer.
+        self_misses: own ops in a row that were sealed without the own rows.
+        live_since: when the live set last changed; the kernel's counts of complete rows in older ops are of several.
+    """
+
+    def __init__(self, config: Config, cookie: int, store: Store, now: int) -> None:
+        super().__init__(config, cookie)
+        self.store = store
+        self.records = Records(store, cookie)
+        self.membership = Membership(self.ranks, self.rank, config.suspect_after, config.hold_max)
+        self.deadlines = Deadlines(config)
+        self.overtime = Overtime(now)
+        self.repairs = Repairs(self.ranks)
+        self.exponents: dict[tuple[int, int, int, int], NDArray[np.int16]] = {}
+        self.patience = AnswerTime(flush.PATIENCE, flush.PATIENCE_MOST)
+        self.self_misses = 0
+        self.live_since = 0
+        self._spoke = [0] * self.world  # when a word of each rank was last read, ns
+
+    @property
+    def self_late(self) -> bool:
+        """Whether the own row is no longer waited for (clock-8)."""
+        return self.self_misses >= self.config.self_late_after
+
+    def heard(self, ranks: Iterable[int]) -> int:
+        """When one of ``ranks`` was last heard of, by a word or by a mark that rose, ns; 0: never."""
+        return max((max(self._spoke[rank], self.records.rose(rank)) for rank in ranks), default=0)
