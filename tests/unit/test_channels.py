@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from support import gradients, patient, team
-from tailbound.collective import fanout
-from tailbound.collective.channels import Channels
+from tailbound.collective import channels
+from tailbound.collective.flow_control import Channels
 from tailbound.transport.choose import WORKS, Facts
 from tailbound.transport.membership import Membership
 from tailbound.transport.queue import SendQueue
@@ -27,7 +27,7 @@ ROWS = np.zeros((5, 128), np.uint8)
 
 @pytest.fixture
 def job(bound: UdpSocket) -> Any:
-    """Rank 0 of four, with both channels, as far as ``fanout`` looks at it."""
+    """Rank 0 of four, with both channels, as far as ``channels`` looks at it."""
     sender = Sender([bound], dict.fromkeys((1, 2, 3), (ADDRESS, 9)))
     channels = Channels("auto", Facts(4), sender)
     membership = Membership(4, 0)
@@ -50,21 +50,21 @@ def job(bound: UdpSocket) -> Any:
 
 
 def test_results_leave_once_for_all_who_are_there(job: Any) -> None:
-    ((number, rows),) = fanout.runs(job, ROWS)
+    ((number, rows),) = channels.runs(job, ROWS)
     assert job.sender.shared[number].name == "fanout"
     assert rows is ROWS
     assert job.sender.shared[number].ranks == (1, 2, 3)
     job.membership.gone.add(2)
-    fanout.runs(job, ROWS)
+    channels.runs(job, ROWS)
     assert job.sender.shared[number].ranks == (1, 3)
     assert job.counters["results_at_once"] == 2
     job.membership.gone.add(3)  # nothing left to be sent to many
-    assert [rank for rank, _ in fanout.runs(job, ROWS)] == [1]
+    assert [rank for rank, _ in channels.runs(job, ROWS)] == [1]
 
 
 def test_receivers_that_take_few_at_once_are_sent_to_in_turns(job: Any) -> None:
     job.flow.queue.limit = 2
-    assert [rank for rank, _ in fanout.runs(job, ROWS)] == [1, 2, 3]
+    assert [rank for rank, _ in channels.runs(job, ROWS)] == [1, 2, 3]
     assert job.counters["results_apart"] == 1
 
 
@@ -73,10 +73,10 @@ def test_one_slow_link_does_not_slow_down_all(job: Any) -> None:
     for rank, rate, once in ((2, 1e8, False), (1, 3e8, False), (3, 1.9e8, False), (1, 1.5e8, True)):
         pacer.paths[rank].rate = rate
         pacer.limited.add(rank)
-        assert (len(fanout.runs(job, ROWS)) == 1) == once
+        assert (len(channels.runs(job, ROWS)) == 1) == once
     pacer.paths[1].rate = 1e6
     job.channels.wanted = "fanout"
-    assert len(fanout.runs(job, ROWS)) == 1  # asked for
+    assert len(channels.runs(job, ROWS)) == 1  # asked for
 
 
 def test_the_dead_get_results_as_long_as_there_is_room_for_them(job: Any) -> None:
@@ -85,29 +85,29 @@ def test_the_dead_get_results_as_long_as_there_is_room_for_them(job: Any) -> Non
         job.membership.observe_contributions({2}, op, in_step=True, step=op)
         job.membership.observe_results({2}, op, in_step=True, step=op)
     assert job.membership.dead(100) == {2}
-    fanout.follow(job, 0)
+    channels.follow(job, 0)
     assert job.channels.live == (1, 2, 3)
     job.sequence.upcoming = 110 << 10  # eleven steps of 100 rows, in a ring of 1000
-    fanout.follow(job, 0)
+    channels.follow(job, 0)
     assert job.channels.live == (1, 3)
     job.membership.heard(2, 110)
-    fanout.follow(job, 0)
+    channels.follow(job, 0)
     assert job.channels.live == (1, 2, 3)
 
 
 def test_a_refused_channel_is_left_until_the_live_set_changes(job: Any) -> None:
-    fanout.follow(job, 0)
+    channels.follow(job, 0)
     clones = job.channels.channel("fanout")
     clones.broken = True
     clones.counts.errors["EPERM"] = 1
-    assert len(fanout.runs(job, ROWS)) == 3  # at once
-    fanout._judge_broken(job)
+    assert len(channels.runs(job, ROWS)) == 3  # at once
+    channels._judge_broken(job)
     assert job.channels.choice.result == "peers"
     assert "EPERM" in job.channels.choice.reason
     assert (job.said, job.counters["result_fallbacks"]) == (["peers"], 1)
     job.membership.gone.add(1)
-    fanout.follow(job, 0)
-    fanout._judge_broken(job)
+    channels.follow(job, 0)
+    channels._judge_broken(job)
     assert job.channels.choice.result == "fanout"
 
 
@@ -115,19 +115,19 @@ def test_multicast_is_taken_when_answers_say_so_and_left_for_a_new_peer(job: Any
     job.membership.gone.add(3)
     now = 10
     for _ in range(100):
-        now = max(now, fanout.turn(job, now))
+        now = max(now, channels.turn(job, now))
         while job.told:
             rank, head, _ = job.told.pop()
             assert (int(head["flags"][0]), int(head["owner"][0])) == (Flag.REPEAT, rank)
             answer = {"sender": rank, "seq": int(head["seq"][0]), "flags": 0}
-            fanout.take(job, answer, fanout._ANSWER.pack((1 << 64) - 1, 0))
+            channels.take(job, answer, channels._ANSWER.pack((1 << 64) - 1, 0))
         if job.channels.reach.decided:
             break
     assert job.channels.choice.result == "multicast"
     assert job.counters["group_tried"] == 16
     assert job.sender.counts[1].packets == job.sender.counts[2].packets == 16
     job.membership.gone.discard(3)
-    fanout.follow(job, now)
+    channels.follow(job, now)
     assert job.channels.choice.result == "fanout"
     assert "does not reach 3" in job.channels.choice.reason
     assert job.channels.snapshot()["unreached"] == [3]
@@ -136,22 +136,22 @@ def test_multicast_is_taken_when_answers_say_so_and_left_for_a_new_peer(job: Any
 def test_questions_are_answered_with_what_was_heard(job: Any) -> None:
     for number in (4, 5, 7):
         job.channels.ears.hear(2, number)
-    fanout.take(job, {"sender": 2, "seq": 7, "flags": int(Flag.REPEAT)}, b"")
+    channels.take(job, {"sender": 2, "seq": 7, "flags": int(Flag.REPEAT)}, b"")
     ((rank, head, body),) = job.told
     assert (rank, int(head["type"][0]), int(head["seq"][0]), int(head["flags"][0])) == (2, PacketType.GROUP, 7, 0)
-    assert fanout._ANSWER.unpack(body) == (0b1101, 0)
-    fanout.take(job, {"sender": 2, "seq": 7, "flags": 0}, b"short")  # no answer: refused in silence
+    assert channels._ANSWER.unpack(body) == (0b1101, 0)
+    channels.take(job, {"sender": 2, "seq": 7, "flags": 0}, b"short")  # no answer: refused in silence
 
 
 def test_failed_clones_are_taken_off_once(job: Any) -> None:
-    fanout.follow(job, 0)
+    channels.follow(job, 0)
     number = job.channels.number()
     assert number is not None
     assert number >= MAX_RANKS
     job.sender.took(number, 10, 1280, 1)
     job.channels.fanout = SimpleNamespace(counts=lambda: {2: SimpleNamespace(packets_failed=4)})
-    fanout._take_back(job)
-    fanout._take_back(job)
+    channels._take_back(job)
+    channels._take_back(job)
     counts = job.sender.counts[2]
     assert (counts.packets, counts.bytes, counts.lost) == (6, 768, 4)
     assert job.channels.snapshot()["clones_failed"] == {"2": 4}

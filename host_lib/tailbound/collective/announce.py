@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.collective import fanout
+from tailbound.collective import channels
 from tailbound.collective.job import Job
 from tailbound.collective.maps import Maps
 from tailbound.collective.op import Op, Sending
@@ -106,7 +106,7 @@ class Inbox:
             else:
                 job.membership.hold(sender, job.now())
         elif head["type"] == PacketType.GROUP:
-            fanout.take(job, head, body)
+            channels.take(job, head, body)
         elif head["type"] == PacketType.READY:
             if (op := ops.get(label)) is not None:
                 if int(head["layout"]) == op.place.layout.tag:

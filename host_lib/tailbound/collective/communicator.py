@@ -26,7 +26,7 @@ import tailbound
 from tailbound.codec.planes import check_bits
 from tailbound.codec.shape import GROUP_ROWS, layout_tag, shape_for
 from tailbound.codec.threads import cores_here, threads_for
-from tailbound.collective import fanout, jump, report
+from tailbound.collective import channels, jump, report
 from tailbound.collective.announce import READY_BYTES
 from tailbound.collective.coder import HOST, Coder, Values, check_codes
 from tailbound.collective.hello import prove
@@ -145,7 +145,7 @@ class Communicator:
             self.greetings = self._meet(path, address, training, timeout)
             self.job, bulk = self._activate(path, address)
             opened.callback(self.job.threads.close)
-            opened.callback(fanout.close, self.job)
+            opened.callback(channels.close, self.job)
             self.reliable.start(self.job.cookie, config.rank, [(g.address, g.reliable) for g in self.greetings])
             rendezvous.meet(store, "active", config.rank, config.ranks, name, timeout)
             early = prove(self.job, store, name, self.greetings, bulk, timeout)
@@ -199,7 +199,7 @@ class Communicator:
         job = Job(self.config, path, Sender(sockets, endpoints), self.greetings[0].cookie)
         warm_up(job)
         job.activate([packed(host) for host, _ in everybody], packed(address[0]))
-        fanout.open_channels(job, address[0], {rank: endpoints[rank] for rank in job.peers}, alone=alone)
+        channels.open_channels(job, address[0], {rank: endpoints[rank] for rank in job.peers}, alone=alone)
         return job, sockets[1:] or sockets
 
     @property

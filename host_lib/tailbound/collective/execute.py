@@ -15,7 +15,7 @@ from tailbound.codec.mean import mean_rows
 from tailbound.codec.records import Own, Received, Sums
 from tailbound.codec.scale import warm_exponents
 from tailbound.codec.scratch import Scratch
-from tailbound.collective import accounting, fanout, submit, switched
+from tailbound.collective import accounting, channels, submit, switched
 from tailbound.collective.actions import (
     Abstain,
     Action,
@@ -192,7 +192,7 @@ def _publish(job: Job, op: Op, own: int) -> None:
         mark = submit.published_by(job, op)
         finalise(results.packets, head, results.partials, fields, place.result_seq, b.own_rows, mark)
         rows = results.packets if not empty else results.packets[usable]
-        submit.results(job, op, fanout.runs(job, rows))
+        submit.results(job, op, channels.runs(job, rows))
     else:
         op.first.phase = Phase.DONE
         op.spans.published = job.now()

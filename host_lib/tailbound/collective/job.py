@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from tailbound.codec.owners import OwnerMap
 from tailbound.codec.threads import Threads
 from tailbound.collective.buffers import BufferPool
-from tailbound.collective.channels import Channels
-from tailbound.collective.flow_control import FlowControl
+from tailbound.collective.flow_control import Channels, FlowControl
 from tailbound.collective.known import Known
 from tailbound.collective.op import Pending
 from tailbound.datapath.protocol import Datapath

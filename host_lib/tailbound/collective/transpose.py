@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from itertools import chain
 from typing import TypeVar
 
-from tailbound.collective import accounting, fanout, submit
+from tailbound.collective import accounting, channels, submit
 from tailbound.collective.announce import Inbox, farewell
 from tailbound.collective.execute import SAME_MODEL, move, remind
 from tailbound.collective.holding import Holding
@@ -196,7 +196,7 @@ class Transpose:
         elif self._wake >= 0:
             os.close(self._wake)
             self._wake = -1
-            fanout.close(self.job)
+            channels.close(self.job)
             self.job.threads.close()
             self.job.datapath.close()
 
@@ -219,7 +219,7 @@ class Transpose:
                 self._on_thread()
             self._event_fd, self._control_fd = self.job.datapath.fds()
             sending = [sock.fileno() for sock in self.job.sender.sockets]
-            group = self.job.channels.membership
+            group = self.job.channels.member
             self._group_fd = group.socket.fileno() if group is not None else -1
             self._waiter = Waiter([self._wake, self._event_fd, self._control_fd, self._group_fd], sending)
             while not (self._closing and not self._new and not self._window.waiting and not self._window.launched):
@@ -310,10 +310,10 @@ class Transpose:
             for data in job.datapath.control_packets():
                 self._inbox.take(data, self._ops)
         if self._group_fd >= 0 and self._waiter.readable(self._group_fd):
-            fanout.listen(job)
+            channels.listen(job)
         for rank in job.membership.suspects:
             job.membership.heard(rank, step_of(int(job.store.peer_states[rank]["newest"])))
-        looks.append(fanout.turn(job, now))
+        looks.append(channels.turn(job, now))
         looks.append(self.maps.turn(now, self._ops, self._window.drop))
         self._admit()
         if (error := self._unheard.look(now)) is not None:
