@@ -58,9 +58,8 @@ class Alerts:
                 if turn := self._late.see(rank, so, now, step):
                     self._say_late(rank, turn, late, step)
         for rank in sorted(self._suspects - suspects - job.membership.gone):
-            job.events.emit(
-                "back", f"rank {rank} is waited for again (step {step})", level=logging.INFO, back=rank, step=step
-            )
+            text = f"rank {rank} is waited for again (step {step})"
+            job.events.emit("back", text, level=logging.INFO, back=rank, step=step)
         self._suspects = suspects
         for loss in self._losses.observe(self._totals(), now):
             self._say_loss(loss, step)

@@ -108,9 +108,8 @@ class Results:
         self._view, self._known, self._op = view, view.known, view.op
         self._counts = view.op.place.placement.counts
         # rows that came when their op was too far ahead for a record, or whose record has gone, are there all the same
-        self.progress = (
-            int(view.record["results_in"]) if view.record is not None else self._present_of(view.known.peers)
-        )
+        here = view.record
+        self.progress = int(here["results_in"]) if here is not None else self._present_of(view.known.peers)
         self._owners = [p for p in view.known.membership.owners if self._counts[p]]
 
     def _present_of(self, owners: list[int]) -> int:
@@ -256,11 +255,8 @@ class PeerOwned:
         _suspect(job, op, by_owner)
         if why == "deadline":
             counts = place.placement.counts
-            flows = [
-                (int(by_owner[p]), int(counts[p]))
-                for p in job.membership.owners
-                if not job.records.published(p, op.label)
-            ]
+            late = [p for p in job.membership.owners if not job.records.published(p, op.label)]
+            flows = [(int(by_owner[p]), int(counts[p])) for p in late]
             cut_off(job, op, op.second, op.spans.decoding - op.spans.sealed, flows)
 
 

@@ -103,9 +103,8 @@ class SwitchOwned:
         outcome.missed = rows - len(here)
         if why == "deadline":
             cut_off(job, op, op.second, op.spans.decoding - (op.spans.sealed or op.start), [(present, rows)])
-        job.accounts.ledger.close(
-            Stage.RESULTS, job.switch, rows, len(here), finished=job.records.published(job.switch, op.label)
-        )
+        finished = job.records.published(job.switch, op.label)
+        job.accounts.ledger.close(Stage.RESULTS, job.switch, rows, len(here), finished=finished)
         _suspect(job, op, int(here.max(initial=0)))
         _silence(job, op, present)
         return b.row_count if form == _SUMS else None
@@ -185,9 +184,8 @@ class Results:
 
 def _finished(view: View) -> bool:
     op = view.op
-    return all(
-        view.contributed(p) for p in view.known.membership.live if p not in op.abstainers and p not in op.stayed_out
-    )
+    live = view.known.membership.live
+    return all(view.contributed(p) for p in live if p not in op.abstainers and p not in op.stayed_out)
 
 
 def repeat(job: Job, op: Op, action: Repeat) -> None:

@@ -19,11 +19,8 @@ from tailbound.transport.membership import Suspicion
 from tailbound.transport.stage import cut
 from tailbound.transport.steps import step_distance, step_of
 from tailbound.wire.jit import compiled
-from tailbound.wire.schema import MAX_RANKS, TIME_UNIT_US, op_slot, serial_distance
+from tailbound.wire.schema import MAX_RANKS, op_slot, serial_distance
 
-_TIME_UNIT = TIME_UNIT_US * 1000
-#: Peers that have not been heard for more steps do not count for the median (clock-6).
-_HEARD_WITHIN = 2
 #: Stamps are read this many steps later (clock-5), when late rows have come too.
 _SETTLED_AFTER = 2
 _PENDING_MOST = 1024

@@ -57,8 +57,8 @@ class View:
         """How long after its start the first half may last, ns (clock-6)."""
         if self.op.cold:  # until scales are agreed on, it has the whole stage (clock-26)
             return self.known.config.stage_max
-        known, step = self.known, self.op.place.step
-        return known.deadlines.applied(self.op.flow_bytes, known.records.deadlines(known.membership.live, step))
+        known, op = self.known, self.op
+        return known.deadlines.applied(op.flow_bytes, known.records.deadlines(known.membership.live, op.place.step))
 
     def second_deadline(self) -> int:
         """How long after the start of the first half the second may last, ns: all owners' D1 lie inside (clock-11)."""
@@ -80,24 +80,16 @@ class View:
 
     def summed(self) -> NDArray[np.int64]:
         """Own rows that hold a contribution, by rank (i64[ranks])."""
-        known, place = self.known, self.op.place
+        known, records, seq = self.known, self.known.records, self.op.place.sum_seqs[self.known.rank]
         out = np.zeros(known.ranks, np.int64)
-        rows_by_rank(
-            known.records.slots,
-            place.sum_seqs[known.rank],
-            self.own,
-            known.records.sum_mask,
-            known.cookie,
-            place.label,
-            out,
-        )
+        rows_by_rank(records.slots, seq, self.own, records.sum_mask, known.cookie, self.op.label, out)
         return out
 
     def unsummed(self, rank: int) -> Places:
         """Places of the own rows that lack the contribution of ``rank``."""
-        known, place = self.known, self.op.place
-        slots = known.records.slots[(place.sum_seqs[known.rank] + np.arange(self.own)) & known.records.sum_mask]
-        here = (slots["cookie"] == known.cookie) & (slots["op"] == place.label)
+        known, records, seq = self.known, self.known.records, self.op.place.sum_seqs[self.known.rank]
+        slots = records.slots[(seq + np.arange(self.own)) & records.sum_mask]
+        here = (slots["cookie"] == known.cookie) & (slots["op"] == self.op.label)
         here &= (slots["ranks"][:, rank >> 6] >> np.uint64(rank & 63) & np.uint64(1)).astype(bool)
         return np.flatnonzero(~here)
 
@@ -109,10 +101,8 @@ class View:
         """
         known, place, source = self.known, self.op.place, self.op.buffers.source
         counts = np.zeros(known.world, np.int64) if by_owner is None else by_owner
-        owner, seq = place.placement.owner, place.result_seq
-        return int(
-            gather_results(known.records.presence, seq, known.cookie, place.label, owner, known.rank, source, counts)
-        )
+        owner, seq, presence = place.placement.owner, place.result_seq, known.records.presence
+        return int(gather_results(presence, seq, known.cookie, place.label, owner, known.rank, source, counts))
 
     def unrepaired(self, rank: int) -> Places:
         """Places in the list of ``rank`` of the results that were not here when ``gather`` was called last."""
