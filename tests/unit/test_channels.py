@@ -82,8 +82,8 @@ def test_one_slow_link_does_not_slow_down_all(job: Any) -> None:
 def test_the_dead_get_results_as_long_as_there_is_room_for_them(job: Any) -> None:
     job.records.peer_states["newest"] = 100 << 10
     for op in range(3):
-        job.membership.observe_contributions({2}, op, in_step=True, step=op)
-        job.membership.observe_results({2}, op, in_step=True, step=op)
+        job.membership.observe(job.membership.contribution, {2}, op, in_step=True, step=op)
+        job.membership.observe(job.membership.result, {2}, op, in_step=True, step=op)
     assert job.membership.dead(100) == {2}
     channels.follow(job, 0)
     assert job.channels.live == (1, 2, 3)

@@ -16,8 +16,8 @@ def membership() -> Membership:
 
 def miss(who: Membership, rank: int, times: int, *, step: int = 5, in_step: bool = True) -> None:
     for op in range(times):
-        who.observe_contributions({rank}, op, in_step=in_step, step=step)
-        who.observe_results({rank}, op, in_step=in_step, step=step)
+        who.observe(who.contribution, {rank}, op, in_step=in_step, step=step)
+        who.observe(who.result, {rank}, op, in_step=in_step, step=step)
 
 
 def test_peers_begin_with_the_next_rank() -> None:
@@ -27,8 +27,8 @@ def test_peers_begin_with_the_next_rank() -> None:
 def test_the_two_suspicions_are_separate() -> None:
     who = membership()
     for op in range(3):
-        who.observe_contributions({3}, op, in_step=True, step=0)
-        who.observe_results(set(), op, in_step=True, step=0)
+        who.observe(who.contribution, {3}, op, in_step=True, step=0)
+        who.observe(who.result, set(), op, in_step=True, step=0)
     assert who.live == [2, 0]
     assert who.owners == [2, 3, 0]
 
@@ -53,9 +53,8 @@ def test_who_is_suspect_in_one_half_and_silent_for_two_steps_is_dead(half: str) 
     """A rank without rows misses nothing in the first half, and is missed in no second one (clock-15)."""
     who = membership()
     who.heard(3, 5)
-    observe = who.observe_contributions if half == "contribution" else who.observe_results
     for op in range(3):
-        observe({3}, op, in_step=True, step=5)
+        who.observe(getattr(who, half), {3}, op, in_step=True, step=5)
     assert who.dead(6) == set()
     assert who.dead(7) == {3}
 

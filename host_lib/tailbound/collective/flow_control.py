@@ -150,16 +150,6 @@ class Channels:
             "live": list(self.live),
             "unreached": None if self._facts.unreached is None else list(self._facts.unreached),
             "group": self.member.group if self.member is not None else None,
-            "channels": {
-                one.name: {
-                    "packets": one.counts.packets,
-                    "bytes": one.counts.bytes,
-                    "calls": one.counts.bursts,
-                    "waits": one.counts.waits,
-                    "lost": one.counts.lost,
-                    "errors": dict(one.counts.errors),
-                }
-                for one in self.opened
-            },
+            "channels": {one.name: {**one.counts.snapshot(), "waits": one.counts.waits} for one in self.opened},
             "clones_failed": {str(rank): packets for rank, packets in self.failed.items()},
         }

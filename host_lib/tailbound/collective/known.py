@@ -33,35 +33,27 @@ _HEARD_WITHIN = 2
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Session:
-    """What stays as it is for as long as a job lasts.
-
-    Attributes:
-        config: settings.
-        cookie: of the job.
-        rank, ranks: own rank, and how many contribute.
-        peers: the others, beginning with the rank after the own one.
-        switch: rank of the job's switch; None: there is none.
-        extra: the switch, as a sequence of ranks.
-        world: ranks that can own rows: with a switch, one more than those that contribute.
-        shift_cap: kcap, the largest shift of a contribution.
-    """
+    """What stays as it is for as long as a job lasts."""
 
     config: Config
     cookie: int
+    #: own rank, and how many contribute
     rank: int = field(init=False)
     ranks: int = field(init=False)
+    #: the others, beginning with the rank after the own one
     peers: list[int] = field(init=False)
+    #: rank of the job's switch; None: there is none
     switch: int | None = field(init=False)
-    extra: tuple[int, ...] = field(init=False)
+    #: ranks that can own rows: with a switch, one more than those that contribute
     world: int = field(init=False)
+    #: kcap, the largest shift of a contribution
     shift_cap: int = field(init=False)
 
     def __post_init__(self) -> None:
-        rank, ranks = self.config.rank, self.config.ranks
-        extra = (ranks,) if self.config.switch is not None else ()
+        rank, ranks, switched = self.config.rank, self.config.ranks, self.config.switch is not None
         self.__dict__.update(
-            rank=rank, ranks=ranks, peers=[(rank + i) % ranks for i in range(1, ranks)], switch=next(iter(extra), None),
-            extra=extra, world=ranks + len(extra), shift_cap=shift_cap_of(ranks),
+            rank=rank, ranks=ranks, peers=[(rank + i) % ranks for i in range(1, ranks)],
+            switch=ranks if switched else None, world=ranks + switched, shift_cap=shift_cap_of(ranks),
         )  # fmt: skip
 
     def weights(self, ranks: tuple[int, ...], *, switched: bool) -> tuple[int, ...]:
@@ -146,21 +138,7 @@ class Records:
 
 
 class Known(Session):
-    """What decisions are made by.
-
-    Args:
-        config: settings.
-        cookie: of the job.
-        store: of the datapath.
-        now: the time, ns.
-
-    Attributes:
-        store: of the datapath.
-        exponents: scales that the next op of a key carries on.
-        patience: how long the switch takes to answer.
-        self_misses: own ops in a row that were sealed without the own rows.
-        live_since: when the live set last changed; the kernel's counts of complete rows in older ops are of several.
-    """
+    """What decisions are made by, from the time ``now`` (ns) on: the session, the datapath's ``store``, the others."""
 
     def __init__(self, config: Config, cookie: int, store: Store, now: int) -> None:
         super().__init__(config, cookie)
@@ -170,9 +148,13 @@ class Known(Session):
         self.deadlines = Deadlines(config)
         self.overtime = Overtime(now)
         self.repairs = Repairs(self.ranks)
+        #: scales that the next op of a key carries on
         self.exponents: dict[tuple[int, int, int, int], NDArray[np.int16]] = {}
+        #: how long the switch takes to answer
         self.patience = AnswerTime(flush.PATIENCE, flush.PATIENCE_MOST)
+        #: own ops in a row that were sealed without the own rows
         self.self_misses = 0
+        #: when the live set last changed: the kernel's counts of complete rows in older ops are of several sets
         self.live_since = 0
         self._spoke = [0] * self.world  # when a word of each rank was last read, ns
 

@@ -32,7 +32,7 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
     rule saw them, by place (``udp``: where socket buffers are small). ``status`` is what ``tailbound top`` shows.
     """
     verdicts = _verdicts(job)
-    totals = verdicts.sum(axis=0)
+    totals, extra = verdicts.sum(axis=0), range(job.ranks, job.world)
     return {
         "rank": job.rank,
         "ranks": job.ranks,
@@ -51,12 +51,12 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
         "ledger": {
             stage.name.lower(): {
                 str(peer): _entry(job, stage, peer, verdicts)
-                for peer in (*sorted(job.peers), *(job.extra if stage == Stage.RESULTS else ()))
+                for peer in (*sorted(job.peers), *(extra if stage == Stage.RESULTS else ()))
             }
             for stage in Stage
         },
         "lost_on_arrival": dict(job.datapath.lost_on_arrival),
-        "sent": {str(rank): _sent(job, rank) for rank in (*job.peers, *job.extra)},
+        "sent": {str(rank): job.sender.counts[rank].snapshot() for rank in (*job.peers, *extra)},
         "suspects": sorted(job.membership.suspects),
         "gone": sorted(job.membership.gone),
         "safeguard": {
@@ -171,14 +171,3 @@ def _suspicion(job: Job, peer: int) -> str:
 
 def _events(job: Job, most: int) -> list[dict[str, Any]]:
     return [{"monotonic": e.ns / 1e9, "event": e.name, **e.fields} for e in job.events.recent(most)]
-
-
-def _sent(job: Job, rank: int) -> dict[str, Any]:
-    counts = job.sender.counts[rank]
-    return {
-        "packets": counts.packets,
-        "bytes": counts.bytes,
-        "calls": counts.bursts,
-        "lost": counts.lost,
-        "errors": dict(counts.errors),
-    }

@@ -49,8 +49,10 @@ def suspect(job: Job, op: Op, absent: set[int], stages: tuple[str, ...], what: s
         then: what follows.
     """
     in_step, membership = job.steps.in_step and not op.overtaken, job.membership
-    observe = {"contributions": membership.observe_contributions, "results": membership.observe_results}
-    new = {rank for one in stages for rank in observe[one](absent, op.label, in_step=in_step, step=op.place.step)}
+    halves = {"contributions": membership.contribution, "results": membership.result}
+    new: set[int] = set()
+    for one in stages:
+        new |= membership.observe(halves[one], absent, op.label, in_step=in_step, step=op.place.step)
     for rank in sorted(new):
         job.events.emit(
             "suspect",
@@ -169,7 +171,7 @@ def settle(job: Job) -> None:
         record = job.records.of(one.label)
         if record is not None:
             job.deadlines.observe((_of_switch if one.switched else _of_peers)(job, one, record))
-    rtts = [int(job.store.peer_states[p]["rtt_ns"]) for p in (*job.membership.live, *job.extra)]
+    rtts = [int(job.store.peer_states[p]["rtt_ns"]) for p in (*job.membership.live, *range(job.ranks, job.world))]
     if any(rtts):
         job.deadlines.round_trip(min(max(rtts), 5 * MS))
     job.advertise_deadline(job.deadlines.advertised)

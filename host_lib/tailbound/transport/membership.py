@@ -155,22 +155,15 @@ class Membership:
         """This process did not run for a while: it suspects nobody in ``step`` (clock-14)."""
         self._blind_step = step
 
-    def observe_contributions(self, absent: Iterable[int], op: int, *, in_step: bool, step: int) -> set[int]:
-        """Takes the ranks absent from one sealed op; returns new suspects (clock-14)."""
-        return self._observe(self.contribution, absent, op, in_step, step)
-
-    def observe_results(self, absent: Iterable[int], op: int, *, in_step: bool, step: int) -> set[int]:
-        """Takes the owners of whom no result came in one op; returns new suspects (clock-14)."""
-        return self._observe(self.result, absent, op, in_step, step)
-
-    def _observe(self, suspicion: Suspicion, absent: Iterable[int], op: int, in_step: bool, step: int) -> set[int]:
+    def observe(self, half: Suspicion, absent: Iterable[int], op: int, *, in_step: bool, step: int) -> set[int]:
+        """Takes the ranks of which nothing came in one half of an op; returns new suspects (clock-14)."""
         if not in_step:
             return set()
         if self._blind_step is not None:
             if step_distance(step, self._blind_step) <= 0:
                 return set()
             self._blind_step = None
-        return suspicion.observe(absent, op)
+        return half.observe(absent, op)
 
     def hold(self, rank: int, now: int) -> None:
         """``rank`` is alive and between steps: it is waited for, ``hold_max`` in all (clock-16)."""

@@ -13,6 +13,7 @@ import errno
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tailbound.errors import ConfigError
 from tailbound.transport.sockets import Socket, UdpSocket
@@ -29,6 +30,11 @@ class PeerCounts:
     waits: int = 0  #: times the socket was full and the sender waited
     lost: int = 0  #: packets given up
     errors: dict[str, int] = field(default_factory=dict)  #: refused calls by errno name
+
+    def snapshot(self) -> dict[str, Any]:
+        """What left and what did not, in plain types."""
+        left = {"packets": self.packets, "bytes": self.bytes, "calls": self.bursts}
+        return {**left, "lost": self.lost, "errors": dict(self.errors)}
 
 
 #: Channels of this kind that a sender has at most (fan-out and multicast).
