@@ -19,13 +19,7 @@ from tailbound.codec.shape import Shape
 
 
 def read_back(packets: Packets, source: NDArray[np.int64], scale: NDArray[np.float32]) -> Received:
-    """The own ``packets`` as what ``decode`` reads.
-
-    Args:
-        packets: of ``encode``.
-        source: i64[T], written: ``decode.own_source`` of every packet position.
-        scale: f32[T], memory that ``write_residual`` writes.
-    """
+    """The ``packets`` of ``encode`` as ``decode`` reads them; ``source`` i64[T] and ``scale`` f32[T]: memory for it."""
     np.subtract(-2, packets.position, out=source)
     return Received(packets.memory, packets.memory, source, scale)
 

@@ -28,9 +28,7 @@ def sealed(job: Job, op: Op, summed: NDArray[np.int64]) -> None:
     own = int(op.place.placement.counts[job.rank])
     expected = taken = 0
     there = int(op.own_present)
-    for peer in job.membership.here:
-        if peer in op.abstainers:
-            continue
+    for peer in (p for p in job.membership.here if p not in op.abstainers):
         count = int(summed[peer])
         finished = job.records.contributed(peer, op.label) and peer not in op.stayed_out
         job.accounts.ledger.close(Stage.CONTRIBUTIONS, peer, own, count, finished=finished)
@@ -57,10 +55,8 @@ def collected(job: Job, op: Op, by_owner: NDArray[np.int64]) -> None:
     """
     counts = op.place.placement.counts
     expected = taken = 0
-    for peer in job.membership.here:
+    for peer in (p for p in job.membership.here if counts[p]):
         due, count = int(counts[peer]), int(by_owner[peer])
-        if not due:
-            continue
         finished = job.records.published(peer, op.label)
         job.accounts.ledger.close(Stage.RESULTS, peer, due, count, finished=finished)
         if count or finished:

@@ -80,15 +80,10 @@ _PLAIN = Handling()
 
 
 class Training(NamedTuple):
-    """What is trained and how, alike on all ranks beside ``config``: ranks that differ are refused.
+    """What is trained and how, alike on all ranks beside ``config``: ranks that differ are refused."""
 
-    Attributes:
-        model: digest of what is trained.
-        options: settings of the caller, by name and in words.
-    """
-
-    model: str = ""
-    options: Mapping[str, str] = MappingProxyType({})
+    model: str = ""  #: digest of what is trained
+    options: Mapping[str, str] = MappingProxyType({})  #: settings of the caller, by name and in words
 
 
 _UNNAMED = Training()

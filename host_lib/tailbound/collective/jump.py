@@ -10,16 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tailbound.collective.job import Job
 from tailbound.collective.transpose import Transpose
 from tailbound.errors import TransportError
 from tailbound.transport.reliable import Refusal, Reliable
 from tailbound.transport.sequence import Position
 from tailbound.wire.schema import MAX_RANKS, serial_distance
-
-if TYPE_CHECKING:
-    from tailbound.collective.job import Job
 
 #: Name of the request on the reliable path.
 REQUEST = "position"

@@ -146,9 +146,8 @@ class Maps:
 
     def _alive(self) -> list[int]:
         """Peers that have to agree: all that are neither dead nor gone."""
-        job = self._job
-        out = job.membership.dead(self._step) | job.membership.gone
-        return [p for p in job.peers if p not in out]
+        dead = self._job.membership.dead(self._step)
+        return [p for p in self._job.membership.here if p not in dead]
 
     def _known_by_peers(self) -> dict[int, int]:
         states, job = self._job.records.peer_states, self._job

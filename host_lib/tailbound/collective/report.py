@@ -31,7 +31,7 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
     the own rows, and ``results`` (``observe.ledger``). ``lost_on_arrival``: packets that this host lost before any
     rule saw them, by place (``udp``: where socket buffers are small). ``status`` is what ``tailbound top`` shows.
     """
-    verdicts = _verdicts(job)
+    verdicts = job.records.verdicts([*range(job.world), UNKNOWN_SENDER])
     totals, extra = verdicts.sum(axis=0), range(job.ranks, job.world)
     return {
         "rank": job.rank,
@@ -75,9 +75,9 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
 def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, Any]:
     """What is worth seeing a few times a second, small and of plain types; times in ms, rates in Mb/s.
 
-    ``verdicts`` as of ``_verdicts``. May be called by any thread: it reads, and a number may be of the op before.
+    May be called by any thread: it reads, and a number may be of the op before. ``verdicts``: if they have been read.
     """
-    counts = _verdicts(job) if verdicts is None else verdicts
+    counts = job.records.verdicts([*range(job.world), UNKNOWN_SENDER]) if verdicts is None else verdicts
     accounts, states, learned, overtime = job.accounts, job.store.peer_states, job.deadlines, job.overtime
     half, tail = accounts.latency.percentiles(50, 99)
     totals = [accounts.ledger.totals(stage, job.peers) for stage in Stage]
@@ -137,14 +137,6 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
         "peers": peers,
         "events": _events(job, _EVENTS_SHORT),
     }
-
-
-def _verdicts(job: Job) -> NDArray[np.uint64]:
-    """Packets since the start of each rank of this job and, last, of unknown senders: u64[world + 1, VERDICTS].
-
-    Cheap enough for a few times a second: it copies this job's rows and no others.
-    """
-    return job.records.verdicts([*range(job.world), UNKNOWN_SENDER])
 
 
 def _entry(job: Job, stage: Stage, peer: int, verdicts: NDArray[np.uint64]) -> dict[str, int]:
