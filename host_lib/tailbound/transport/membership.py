@@ -77,6 +77,7 @@ class Suspicion:
 #: A hold lasts this long after its last packet (clock-16: silence ends it), and is repeated four times as often.
 HOLD_SILENCE = 200 * MS
 HOLD_EVERY = HOLD_SILENCE // 4
+_NOBODY: frozenset[int] = frozenset()
 #: Steps without a sign of life after which a suspect counts as dead (clock-15).
 _DEAD_AFTER = 2
 
@@ -97,8 +98,8 @@ class Membership:
         self.result = Suspicion(ranks, rank, after)
         self.gone: set[int] = set()
         self._hold_max = hold_max
-        self._live: tuple[frozenset[int], int, list[int]] = (frozenset(), -1, [])  # suspects, gone: who is left
-        self._owners = self._live
+        self._live: tuple[frozenset[int], int, list[int]] = (_NOBODY, -1, [])  # suspects, gone: who is left
+        self._owners = self._here = self._live
         self._heard_step: dict[int, int] = {}
         self._holds: dict[int, tuple[int, int]] = {}  # rank: since, until
         self._blind_step: int | None = None
@@ -106,7 +107,8 @@ class Membership:
     @property
     def here(self) -> list[int]:
         """Peers that have not said goodbye."""
-        return [p for p in self.peers if p not in self.gone]
+        self._here = self._left(self._here, _NOBODY)
+        return self._here[2]
 
     @property
     def suspects(self) -> frozenset[int]:
