@@ -53,6 +53,7 @@ def report(ours: list[float], theirs: list[float], delivered: int = 100) -> dict
         "delivered": delivered,
         "deadline_hits": 1,
         "link_bytes": 6_000_000,
+        "spent": [["tailbound", 0.03, 0.012, 3], ["gloo", 0.06, None, 3]],
     }
 
 
@@ -74,6 +75,8 @@ def test_rows_are_made_of_the_slowest_ranks() -> None:
     assert ours["deadline_hits"] == 2
     assert ours["nmse"] == pytest.approx(2e-3)
     assert ours["ratio_p50"] == 2
+    assert (ours["cpu_ms"], ours["kernel_ms"]) == (pytest.approx(14), pytest.approx(4))
+    assert (theirs["cpu_ms"], theirs["kernel_ms"]) == (pytest.approx(20), None)
     assert (ours["link_bytes_per_op"], theirs["link_bytes_per_op"]) == (2_000_000, None)
     assert (ours["datapath"], ours["wire"], ours["burst_loss"]) == ("xdp", True, {"loss": 0.01, "length": 8})
     assert (theirs["name"], theirs["p50_ms"], theirs["delivered"], theirs["deadline_hits"]) == ("gloo", 40, 1.0, 0)
@@ -86,4 +89,4 @@ def test_the_table_fits_a_terminal_and_shows_every_row() -> None:
     lines = text.getvalue().splitlines()
     assert sum("4000000" in line for line in lines) == 2
     (ours,) = (line for line in lines if "tailbound" in line)
-    assert " ".join(ours.split()) == "4000000 tailbound 20.00 30.00 30.00 0.20 0.20 95.000 2 2.0e-03 2.00"
+    assert " ".join(ours.split()) == "4000000 tailbound 20.00 30.00 30.00 14.00 0.20 95.000 2 2.0e-03 2.00"

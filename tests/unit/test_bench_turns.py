@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tailbound.bench.link import link_bytes
+from tailbound.bench.meter import per_op
 from tailbound.bench.turns import blocks, in_turn, number_of
 
 TABLE = """Inter-|   Receive                                                |  Transmit
@@ -27,12 +30,15 @@ def test_contenders_take_turns_and_their_reports_are_told_apart() -> None:
         order.append(path)
         one = {"times": {"tailbound": [1.0] * iters}, "nmse": {"tailbound": []}, "expected": 10 * iters}
         one |= {"delivered": 9 * iters, "deadline_hits": 0, "link_bytes": 5 if path == "switch" else None}
+        one |= {"spent": [["tailbound", 0.5 if path == "switch" else 0.25, 0.0, iters]]}
         return {64: [one, one]}
 
     ranks = in_turn({"tailbound": "switch", "transpose": "xdp"}, 6, measure)[64]
     assert order == ["switch", "xdp", "xdp", "switch", "switch", "xdp", "xdp", "switch"]
     assert [len(times) for times in ranks[0]["times"].values()] == [6, 6]
     assert number_of(ranks, "delivered", "transpose") == 108
+    assert per_op(ranks[0]["spent"], "tailbound")["cpu_ms"] == pytest.approx(1e3 * 4 * 0.5 / 6)
+    assert per_op(ranks[0]["spent"], "transpose")["cpu_ms"] == pytest.approx(1e3 * 4 * 0.25 / 6)
     assert number_of(ranks, "link_bytes", "tailbound") == 40
     assert number_of(ranks, "link_bytes", "transpose") is None
 

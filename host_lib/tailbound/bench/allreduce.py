@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tailbound.bench import figures, turns
+from tailbound.bench.meter import per_op
 from tailbound.bench.places import datapath_at, open_place
 from tailbound.bench.prepare import Preparation
 from tailbound.bench.save import save
@@ -146,6 +147,7 @@ def summarize(
                 "deadline_hits": hits if ours else 0,
                 "link_bytes_per_op": carried / len(ranks) / len(times) if ours and carried is not None else None,
                 "nmse": sum(errors) / len(errors) if errors else None,
+                **per_op((entry for report in ranks for entry in report["spent"]), name),
                 **settings,
                 "datapath": paths[name] if ours else "tcp",
             }
@@ -157,11 +159,11 @@ def summarize(
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
-    """The rows in the manner of nccl-tests, narrow enough for 80 columns; GB are 10**9 bytes."""
+    """The rows in the manner of nccl-tests, narrow enough for 80 columns; CPU is that of a rank, GB are 10**9 bytes."""
     result = Table(title=_title(rows[0]), title_justify="left", box=SIMPLE_HEAD, padding=0, pad_edge=False)
     result.add_column("\nsize B", justify="right", no_wrap=True)
     result.add_column("\nwho", no_wrap=True)
-    for heading in ("p50\nms", "p99\nms", "max\nms", "algbw\nGB/s", "busbw\nGB/s", "arrived\n%", "late\n", "\nNMSE"):
+    for heading in ("p50\nms", "p99\nms", "max\nms", "CPU\nms", "busbw\nGB/s", "arrived\n%", "late\n", "\nNMSE"):
         result.add_column(heading, justify="right", no_wrap=True)
     result.add_column("p50\nratio", justify="right", no_wrap=True)
     last = None
@@ -171,15 +173,17 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
         last = row["bytes"]
         ratio = row.get("ratio_p50")
         result.add_row(
-            str(row["bytes"]), row["name"], *(_ms(row[name]) for name in ("p50_ms", "p99_ms", "max_ms")),
-            f"{row['algbw_gbps']:.2f}", f"{row['busbw_gbps']:.2f}", f"{100 * row['delivered']:.3f}",
+            str(row["bytes"]), row["name"], *(_ms(row[name]) for name in ("p50_ms", "p99_ms", "max_ms", "cpu_ms")),
+            f"{row['busbw_gbps']:.2f}", f"{100 * row['delivered']:.3f}",
             str(row["deadline_hits"]), "-" if row["nmse"] is None else f"{row['nmse']:.1e}",
             "" if ratio is None else f"{ratio:.2f}",
         )  # fmt: skip
     return result
 
 
-def _ms(value: float) -> str:
+def _ms(value: float | None) -> str:
+    if value is None:
+        return "-"
     return f"{value:.2f}" if value < 100 else f"{value:.1f}"
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_TABLE = Path("/proc/stat")
-#: Columns after the word ``cpu``: all that is work. What another guest of the same host takes (steal) is none of ours.
-_USER, _NICE, _SYSTEM, _IDLE, _IOWAIT, _IRQ, _SOFTIRQ = range(7)
+STAT = Path("/proc/stat")
+#: Columns after the word ``cpu``. What another guest of the same host takes (steal) is none of ours.
+USER, NICE, SYSTEM, IDLE, IOWAIT, IRQ, SOFTIRQ = range(7)
 
 
-def busy_seconds(table: Path = _TABLE) -> float:
+def busy_seconds(table: Path = STAT) -> float:
     """Seconds that the processors have not been idle since the machine started, interrupts included."""
-    columns = [int(word) for word in table.read_text().split("\n", 1)[0].split()[1:]]
-    ticks = sum(columns[at] for at in (_USER, _NICE, _SYSTEM, _IRQ, _SOFTIRQ))
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return seconds(table.read_bytes(), USER, NICE, SYSTEM, IRQ, SOFTIRQ)
+
+
+def seconds(stat: bytes, *columns: int) -> float:
+    """Sum of ``columns``, of all processors, in what was read from ``STAT`` (its beginning will do)."""
+    ticks = stat.split(b"\n", 1)[0].split()[1:]
+    return sum(int(ticks[at]) for at in columns) / os.sysconf("SC_CLK_TCK")

@@ -7,6 +7,7 @@ retransmission timeout), and what is measured afterwards would begin with that.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -41,10 +42,12 @@ class StartLine:
         """Makes the file."""
         path.write_bytes(bytes(8 * (ranks + 1)))
 
-    def wait(self, *, last: bool = False) -> int:
+    def wait(self, *, last: bool = False, meanwhile: Callable[[], None] | None = None) -> int:
         """Waits for all ranks; returns the common start (CLOCK_MONOTONIC in ns).
 
-        ``last``, said by rank 0, reaches all ranks at this start as ``over``: so they end a phase in the same round.
+        Args:
+            last: said by rank 0, reaches all ranks at this start as ``over``: so they end a phase in the same round.
+            meanwhile: called when all ranks have come, before they start; it should take microseconds.
 
         Raises:
             TransportError: a rank did not come in time.
@@ -60,6 +63,8 @@ class StartLine:
             self._pause(end, "rank 0 did not give the start")
         self._last = start
         self.over = bool(start & 1)
+        if meanwhile is not None:
+            meanwhile()
         while (left := start - time.monotonic_ns()) > 0:
             time.sleep(left / 1e9)
         return start

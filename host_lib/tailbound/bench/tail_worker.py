@@ -14,6 +14,7 @@ from typing import Any
 
 from tailbound.bench.channel import Channel, serve
 from tailbound.bench.join import joined
+from tailbound.bench.meter import Meter
 from tailbound.bench.start import StartLine
 from tailbound.bench.worker import OURS, THEIRS, Contest, totals
 from tailbound.collective.communicator import Communicator
@@ -61,7 +62,7 @@ class _Worker:
 
     def __init__(self, job: dict[str, Any], ours: Communicator, line: StartLine, channel: Channel) -> None:
         self._ours, self._line, self._channel = ours, line, channel
-        self._contest = Contest(job["size"], ours, line)
+        self._contest = Contest(job["size"], ours, line, Meter(kernel=ours.config.rank == 0))
 
     def phase(self, what: dict[str, Any]) -> None:
         """Does one phase and reports ``phase`` when it is over."""

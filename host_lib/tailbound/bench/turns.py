@@ -44,6 +44,7 @@ def add(into: dict[str, Any], name: str, report: Mapping[str, Any]) -> None:
     for list_of in ("times", "nmse"):
         kept = into.setdefault(list_of, {})
         kept[name] = [*kept.get(name, []), *report[list_of]["tailbound"]]
+    into["spent"] = [*into.get("spent", []), *([name, *amounts] for _, *amounts in report["spent"])]
     for number in NUMBERS:
         kept = into.setdefault(number, {})
         if report[number] is not None:

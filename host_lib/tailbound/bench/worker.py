@@ -16,6 +16,7 @@ from tailbound.bench.channel import Channel, serve
 from tailbound.bench.figures import nmse
 from tailbound.bench.join import joined
 from tailbound.bench.link import link_bytes
+from tailbound.bench.meter import Meter
 from tailbound.bench.start import StartLine
 from tailbound.collective.communicator import Communicator
 
@@ -42,8 +43,8 @@ def exact_mean(size: int, ranks: int) -> NDArray[np.float64]:
 class Contest:
     """One size: the data, and one timed all-reduce of each kind at a time."""
 
-    def __init__(self, size: int, ours: Communicator, line: StartLine) -> None:
-        self._ours, self._line = ours, line
+    def __init__(self, size: int, ours: Communicator, line: StartLine, meter: Meter) -> None:
+        self.ours, self._line, self.meter = ours, line, meter
         self._ranks = ours.config.ranks
         self._data = gradient(size, ours.config.rank)
         self._exact = exact_mean(size, self._ranks)
@@ -55,33 +56,40 @@ class Contest:
         self.errors: dict[str, list[float]] = {OURS: [], THEIRS: []}
 
     def forget(self) -> None:
-        """Drops the times and errors so far."""
+        """Drops the times, errors and processor times so far."""
         for kept in (self.times, self.errors):
             for name in kept:
                 kept[name] = []
+        self.meter.forget()
 
     def alone(self, name: str) -> float:
         """One all-reduce that begins now, wherever the other ranks are; time in seconds to this rank's result."""
         self._buffer.numpy()[:] = self._data
-        begin = time.perf_counter()
-        self._run[name]()
-        return time.perf_counter() - begin
+        return self._timed(name)
 
     def round(self, name: str, *, keep: bool, compare: bool) -> float:
         """One all-reduce; time in seconds from the common start to this rank's result."""
         self._buffer.numpy()[:] = self._data
-        self._line.wait()
-        begin = time.perf_counter()
-        self._run[name]()
-        taken = time.perf_counter() - begin
+        self._line.wait(meanwhile=lambda: self.meter.turn(name))
+        taken = self._timed(name)
         if keep:
             self.times[name].append(taken)
         if compare:
             self.errors[name].append(nmse(self._compare[name], self._exact))
         return taken
 
+    def settle(self) -> None:
+        """Waits for all ranks; what they did until now is charged to the last all-reduce, what follows is not."""
+        self._line.wait(meanwhile=self.meter.turn)
+
+    def _timed(self, name: str) -> float:
+        with self.meter.op():
+            begin = time.perf_counter()
+            self._run[name]()
+            return time.perf_counter() - begin
+
     def _tailbound(self) -> None:
-        outcome = self._ours.allreduce(self._data, self._out).result()
+        outcome = self.ours.allreduce(self._data, self._out).result()
         if outcome.error is not None:
             raise outcome.error
 
@@ -101,14 +109,15 @@ def totals(ours: Communicator) -> dict[str, int]:
     }
 
 
-def measure(job: dict[str, Any], size: int, ours: Communicator, line: StartLine, channel: Channel) -> None:
+def measure(job: dict[str, Any], size: int, contest: Contest, channel: Channel) -> None:
     """Measures one size and reports it."""
-    contest = Contest(size, ours, line)
+    ours = contest.ours
     names = [OURS, THEIRS] if job["vs"] == THEIRS else [OURS]
     for _ in range(job["warmup"]):
         for name in names:
             contest.round(name, keep=False, compare=False)
     ours.drain()
+    contest.forget()
     before, carried = totals(ours), link_bytes()
     told = time.monotonic()
     every = max(1, job["iters"] // _COMPARED)
@@ -118,6 +127,7 @@ def measure(job: dict[str, Any], size: int, ours: Communicator, line: StartLine,
         if ours.config.rank == 0 and time.monotonic() - told > _REPORT_EVERY:
             told = time.monotonic()
             channel.report("progress", size=size, done=i + 1)
+    contest.settle()
     ours.drain()
     after, carried_now = totals(ours), link_bytes()
     channel.report(
@@ -125,6 +135,7 @@ def measure(job: dict[str, Any], size: int, ours: Communicator, line: StartLine,
         size=size,
         times={name: contest.times[name] for name in names},
         nmse={name: contest.errors[name] for name in names},
+        spent=contest.meter.report(),
         **{name: after[name] - before[name] for name in before},
         link_bytes=None if carried is None or carried_now is None else carried_now - carried,
     )
@@ -133,9 +144,10 @@ def measure(job: dict[str, Any], size: int, ours: Communicator, line: StartLine,
 def work(job: dict[str, Any], channel: Channel) -> None:
     """Everything this rank does."""
     with joined(job) as (ours, line):
+        meter = Meter(kernel=ours.config.rank == 0)
         channel.report("ready", datapath=ours.datapath)
         for size in job["sizes"]:
-            measure(job, size, ours, line, channel)
+            measure(job, size, Contest(size, ours, line, meter), channel)
 
 
 if __name__ == "__main__":
