@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import random
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from tailbound.bench import calibrate
 from tailbound.bench.crew import Phase
 from tailbound.bench.start import StartLine
-from tailbound.bench.tail import BOTH, ENVS, aims, summarize
+from tailbound.bench.tail import BOTH, ENVS, aims, summarize, table
 from tailbound.bench.tail_worker import order_of
 from tailbound.lab.spec import Background
 
@@ -79,6 +81,7 @@ def _report(rank: int, **values: Any) -> dict[str, Any]:
         "deadline_hits": 0,
         "deadlines_ms": [50.0, 9.0],
         "nmse": [1e-3],
+        "spent": [["tailbound", 0.05, 0.02 if rank == 0 else 0.0, 1], ["gloo", 0.1, 0.0, 1]],
     }
     return base | values
 
@@ -112,10 +115,25 @@ def test_rows_have_the_fields_of_the_allreduce_benchmark_and_those_of_their_own(
     assert ours["delivered"] == 199 / 200
     assert (ours["deadline_hits"], ours["stuck"]) == (2, 0)
     assert (ours["deadline_1_ms"], ours["deadline_2_ms"]) == (70.0, 9.0)
+    assert (ours["cpu_ms"], ours["kernel_ms"], theirs["cpu_ms"]) == (
+        pytest.approx(60), pytest.approx(10), pytest.approx(100),
+    )  # fmt: skip
     assert (theirs["stuck"], theirs["max_ms"], theirs["delivered"], theirs["nmse"]) == (1, 20_000, 1.0, None)
     assert (ours["datapath"], theirs["datapath"]) == ("xdp", "tcp")
     (alone,) = summarize("loss1", Phase({"tailbound": [[0.1]], "gloo": [[]]}), 8, settings | {"datapath": "udp"})
-    assert alone["name"] == "tailbound"
+    assert (alone["name"], alone["cpu_ms"]) == ("tailbound", None)
+
+
+def test_the_table_fits_a_terminal() -> None:
+    """A whole minute under losses, in which Gloo got stuck."""
+    settings = {"lab": True, "wire": True, "rate": None, "loss": 0.01, "burst_loss": None, "straggler": None}
+    rows = summarize("loss1", _phase(), 25 << 20, settings | {"datapath": "xdp"})
+    rows[1] |= {"iters": 200, "p50_ms": 12_345.6, "mean_ms": 13_456.7, "max_ms": 54_321.0, "cpu_ms": 123.4, "stuck": 12}
+    text = io.StringIO()
+    Console(file=text, width=80).print(table(rows))
+    assert "…" not in text.getvalue()
+    (theirs,) = (line for line in text.getvalue().splitlines() if "gloo" in line)
+    assert " ".join(theirs.split()) == "gloo 200 12346 13457 20000 54321 28.57 123.4 100.000 0 12 -"
 
 
 def _row(env: str, name: str, **values: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from rich.table import Table
 from tailbound.bench import calibrate, figures
 from tailbound.bench.allreduce import conditions
 from tailbound.bench.crew import Crew, Phase
+from tailbound.bench.meter import per_op
 from tailbound.bench.places import datapath_at
 from tailbound.bench.prepare import Preparation
 from tailbound.bench.save import save
@@ -227,6 +228,7 @@ def summarize(
                 "deadline_1_ms": max((r["deadlines_ms"][0] for r in reports), default=0.0) if ours else None,
                 "deadline_2_ms": max((r["deadlines_ms"][1] for r in reports), default=0.0) if ours else None,
                 "nmse": sum(errors) / len(errors) if errors else None,
+                **per_op((entry for report in phase.reports for entry in report["spent"]), name),
                 **settings,
                 "datapath": settings["datapath"] if ours else "tcp",
             }
@@ -238,17 +240,26 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
     """The rows of one environment, narrow enough for 80 columns."""
     title = f"{rows[0]['env']}: all-reduce of {rows[0]['bytes']} B, {rows[0]['workers']} workers"
     result = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0, pad_edge=False)
-    result.add_column("who", no_wrap=True)
-    for heading in ("n", "p50 ms", "mean", "p99", "max", "p99/p50", "arrived %", "late", "stuck", "NMSE"):
+    result.add_column("who\n", no_wrap=True)
+    for heading in (
+        "n\n", "p50\nms", "mean\nms", "p99\nms", "max\nms", "p99/\np50", "CPU\nms", "arrived\n%", "late\n", "stuck\n",
+        "NMSE\n",
+    ):  # fmt: skip
         result.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         result.add_row(
             row["name"], str(row["iters"]),
-            *(f"{row[key]:.1f}" for key in ("p50_ms", "mean_ms", "p99_ms", "max_ms")), f"{row['tail']:.2f}",
-            f"{100 * row['delivered']:.3f}", str(row["deadline_hits"]), str(row["stuck"]),
+            *(_ms(row[key]) for key in ("p50_ms", "mean_ms", "p99_ms", "max_ms")), f"{row['tail']:.2f}",
+            _ms(row["cpu_ms"]), f"{100 * row['delivered']:.3f}", str(row["deadline_hits"]), str(row["stuck"]),
             "-" if row["nmse"] is None else f"{row['nmse']:.1e}",
         )  # fmt: skip
     return result
+
+
+def _ms(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.1f}" if value < 1000 else f"{value:.0f}"
 
 
 def aims(rows: Sequence[dict[str, Any]]) -> list[tuple[str, float, str, bool]]:

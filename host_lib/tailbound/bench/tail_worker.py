@@ -77,10 +77,12 @@ class _Worker:
             self._meeting(what, diary)
         diary.flush()
         ours.drain()
+        self._contest.meter.turn()
         after = totals(ours)
         self._channel.report(
             "phase",
             nmse=self._contest.errors[OURS],
+            spent=self._contest.meter.report(),
             deadlines_ms=deadlines_ms(ours),
             **{name: after[name] - before[name] for name in before},
         )
@@ -102,7 +104,7 @@ class _Worker:
 
     def _paced(self, what: dict[str, Any], diary: _Diary) -> None:
         (name,) = what["names"]
-        begin = self._line.wait() / 1e9
+        begin = self._line.wait(meanwhile=lambda: self._contest.meter.turn(name)) / 1e9
         self._channel.report("begun")
         for number in range(what["rounds"]):
             wait = begin + number * what["period"] - time.monotonic()
