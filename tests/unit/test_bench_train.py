@@ -91,7 +91,7 @@ def test_options_are_values_or_words() -> None:
 
 
 def report(steps: list[list[float]], **values: Any) -> dict[str, Any]:
-    return {"steps": steps, "wall": sum(map(sum, steps)), "cpu": 0.1, "busy": 0.4, "accuracy": None} | values
+    return {"steps": steps, "wall": sum(map(sum, steps)), "busy": 0.4, "accuracy": None} | values
 
 
 def record() -> Record:
@@ -110,14 +110,17 @@ def test_a_record_adds_up_the_slowest_rank_and_looks_at_the_worst_replica() -> N
     assert found.curve.points[1][0] == pytest.approx(1.0)
     assert found.wall == pytest.approx(0.6 + 0.5)
     assert found.parts["backward"] == pytest.approx([0.25, 0.1, 0.15])
-    assert found.cpu == pytest.approx(0.6)
     assert found.busy == pytest.approx(1.2)
 
 
 SETTINGS = {"loss": 0.0, "rate": 10**9, "lab": True, "wire": False, "cpus": 2}
 END = {
     "gradient_bytes": 8_000_000, "expected": 100, "delivered": 99, "deadline_hits": 1, "datapath": "xdp",
+    "spent": [["tailbound", 0.9, 0.3, 3], ["gloo", 0.6, None, 3]],
 }  # fmt: skip
+
+
+THEIR_END = {"gradient_bytes": 8, "spent": END["spent"]}
 
 
 def scenario(**changes: Any) -> Scenario:
@@ -134,16 +137,18 @@ def test_a_row_has_what_was_asked_for() -> None:
     assert (found["delivered"], found["deadline_hits"]) == (0.99, 2)
     assert found["busy"] == pytest.approx(1.2 / 1.1 / 2)
     assert found["backward_ms"] == pytest.approx(500 / 3)
-    theirs = row("gloo", record(), [{"gradient_bytes": 8}] * 2, scenario(), 7, SETTINGS)
+    assert (found["cpu_ms"], found["kernel_ms"]) == (pytest.approx(400), pytest.approx(100))
+    theirs = row("gloo", record(), [THEIR_END] * 2, scenario(), 7, SETTINGS)
     assert (theirs["datapath"], theirs["delivered"], theirs["deadline_hits"]) == ("tcp", 1.0, 0)
-    assert row("none", record(), [{"gradient_bytes": 8}] * 2, scenario(), 7, SETTINGS)["datapath"] is None
-    cut = row("gloo", record(), [{"gradient_bytes": 8}] * 2, scenario(seconds=1.0, batch=5), 7, SETTINGS)
+    assert (theirs["cpu_ms"], theirs["kernel_ms"]) == (pytest.approx(200), None)
+    assert row("none", record(), [THEIR_END] * 2, scenario(), 7, SETTINGS)["datapath"] is None
+    cut = row("gloo", record(), [THEIR_END] * 2, scenario(seconds=1.0, batch=5), 7, SETTINGS)
     assert cut["complete"]
-    assert not row("gloo", record(), [{"gradient_bytes": 8}] * 2, plan(["accuracy"])[0], 7, SETTINGS)["complete"]
+    assert not row("gloo", record(), [THEIR_END] * 2, plan(["accuracy"])[0], 7, SETTINGS)["complete"]
 
 
 def test_a_variant_that_never_had_a_turn_has_a_row_without_times() -> None:
-    found = row("gloo", Record(), [{"gradient_bytes": 8}], scenario(), 1, SETTINGS)
+    found = row("gloo", Record(), [THEIR_END], scenario(), 1, SETTINGS)
     assert (found["steps_per_s"], found["step_p50_ms"], found["accuracy"], found["busy"]) == (0.0, None, None, None)
     said = io.StringIO()
     Console(file=said, width=100).print(table([found]))

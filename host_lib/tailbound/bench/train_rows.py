@@ -12,6 +12,7 @@ from rich.table import Table
 
 from tailbound.bench.curve import Curve
 from tailbound.bench.figures import percentile
+from tailbound.bench.meter import per_op
 from tailbound.bench.train_plan import OVER_TCP, Scenario
 
 #: Parts of a step as workers report them.
@@ -25,21 +26,18 @@ class Record:
     Attributes:
         curve: step times of the slowest rank, and accuracies of the worst replica.
         wall: seconds of its turns, from the common start to the end of the last rank.
-        cpu: seconds of processor time of all ranks in these.
         busy: seconds of processor time of the whole machine in these.
         parts: seconds of every step's parts, the mean of the ranks.
     """
 
     curve: Curve = field(default_factory=Curve)
     wall: float = 0.0
-    cpu: float = 0.0
     busy: float = 0.0
     parts: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
 
     def add(self, reports: Sequence[Mapping[str, Any]]) -> None:
         """Takes in one turn as every rank reported it: ``steps`` (seconds of each part), ``wall``, ``accuracy`` ..."""
         self.wall += max(report["wall"] for report in reports)
-        self.cpu += sum(report["cpu"] for report in reports)
         self.busy += reports[0]["busy"]
         for number in range(len(reports[0]["steps"])):
             for at, part in enumerate(PARTS):
@@ -64,8 +62,8 @@ def row(
     Args:
         name: of the variant.
         record: its training.
-        ends: every rank's last report: ``gradient_bytes``, and of Tailbound ``expected``, ``delivered``,
-            ``deadline_hits`` and ``datapath``.
+        ends: every rank's last report: ``gradient_bytes``, ``spent`` (of ``Meter``; a step is an op), and of Tailbound
+            ``expected``, ``delivered``, ``deadline_hits`` and ``datapath``.
         scenario: what was asked for.
         seed: of data and weights.
         settings: of the network (``loss``, ``rate``, ``cpus`` ...).
@@ -91,7 +89,7 @@ def row(
         "step_p99_ms": percentile(ms, 99) if ms else None,
         "step_max_ms": max(ms) if ms else None,
         **{f"{part}_ms": 1e3 * fmean(times) if times else None for part, times in record.parts.items()},
-        "cpu_ms": 1e3 * record.cpu / done if done else None,
+        **per_op((entry for end in ends for entry in end["spent"]), name),
         "busy": record.busy / record.wall / settings["cpus"] if done else None,
         "batch": scenario.batch,
         "gradient_bytes": ends[0]["gradient_bytes"],
@@ -111,7 +109,7 @@ def _path(name: str, ends: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """The rows of one training, narrow enough for 80 columns; times are those of a step."""
+    """The rows of one training, narrow enough for 80 columns; times are those of a step, CPU that of a rank."""
     first = rows[0]
     rate = f", {first['rate'] / 1e6:g} Mbit/s" if first["rate"] else ""
     title = (

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from tailbound.bench import digits
 from tailbound.bench.channel import Channel, serve
 from tailbound.bench.cpu import busy_seconds
+from tailbound.bench.meter import Meter
 from tailbound.bench.nets import NETS
 from tailbound.bench.start import StartLine
 from tailbound.bench.tail_worker import order_of
@@ -31,8 +33,8 @@ from tailbound.lab.straggler import step_delay
 class Course:
     """All trainees of one seed, stepped through together by all ranks."""
 
-    def __init__(self, job: Mapping[str, Any], seed: int, line: StartLine, channel: Channel) -> None:
-        self._job, self._seed, self._line, self._channel = job, seed, line, channel
+    def __init__(self, job: Mapping[str, Any], seed: int, line: StartLine, meter: Meter, channel: Channel) -> None:
+        self._job, self._seed, self._line, self._meter, self._channel = job, seed, line, meter, channel
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         data = digits.restore(Path(job["folder"], f"digits{seed}.npz"))
         self._train = torch.from_numpy(data.train_images), torch.from_numpy(data.train_labels)
@@ -67,13 +69,13 @@ class Course:
         images, labels = self._train
         mine = [torch.from_numpy(step[self.rank]) for step in steps]
         trainee = self.trainees[name]
-        cpu, busy, begin = time.process_time(), busy_seconds(), time.perf_counter()
-        times = [trainee.step(images[chosen], labels[chosen]) for chosen in mine]
+        busy, begin, times = busy_seconds(), time.perf_counter(), []
+        for chosen in mine:
+            with self._meter.op():
+                times.append(trainee.step(images[chosen], labels[chosen]))
         wall = time.perf_counter() - begin
         self._spent[name] += wall
-        return {
-            "steps": times, "wall": wall, "cpu": time.process_time() - cpu, "busy": busy_seconds() - busy,
-        }  # fmt: skip
+        return {"steps": times, "wall": wall, "busy": busy_seconds() - busy}
 
     def warm_up(self) -> None:
         """Steps without effect: connections, DDP's buckets, scales, deadlines."""
@@ -89,7 +91,7 @@ class Course:
         """Turns until all steps are done; rank 0 sees to it that who is out of time stops on all ranks."""
         steps, turn, look = self._steps(), self._job["turn"], self._job["look"]
         for name, trainee in self.trainees.items():
-            self._report(name, -1, {"steps": [], "wall": 0.0, "cpu": 0.0, "busy": 0.0}, trainee, look=True)
+            self._report(name, -1, {"steps": [], "wall": 0.0, "busy": 0.0}, trainee, look=True)
         names = list(self.trainees)
         for number, first in enumerate(range(0, len(steps), turn)):
             part = steps[first : first + turn]
@@ -97,21 +99,25 @@ class Course:
             for name in order_of(names, number):
                 if name in self._gone:
                     continue
-                self._line.wait(last=self._spent[name] > self._job["seconds"])
+                late = self._spent[name] > self._job["seconds"]
+                self._line.wait(last=late, meanwhile=partial(self._meter.turn, name))
                 if self._line.over:
+                    self._meter.turn()
                     self._gone.add(name)
                     continue
                 taken = self._turn(name, part)
                 self._report(name, number, taken, self.trainees[name], look=at_end or (number + 1) % look == 0)
+        self._line.wait(meanwhile=self._meter.turn)
 
     def _report(self, name: str, number: int, taken: dict[str, Any], trainee: Trainee, *, look: bool) -> None:
         accuracy = trainee.accuracy(*self._test) if look else None
         self._channel.report("turn", seed=self._seed, name=name, number=number, accuracy=accuracy, **taken)
 
 
-def train(job: Mapping[str, Any], seed: int, line: StartLine, channel: Channel) -> None:
+def train(job: Mapping[str, Any], seed: int, line: StartLine, meter: Meter, channel: Channel) -> None:
     """Everything of one seed."""
-    course = Course(job, seed, line, channel)
+    meter.forget()
+    course = Course(job, seed, line, meter, channel)
     ours = course.trainees.get("tailbound")
     state = None if ours is None else ours.state
     try:
@@ -129,7 +135,7 @@ def train(job: Mapping[str, Any], seed: int, line: StartLine, channel: Channel) 
             communicator.meet("trained")
             counted["datapath"] = communicator.datapath
         size = next(iter(course.trainees.values())).gradient_bytes()
-        channel.report("seed", seed=seed, gradient_bytes=size, **counted)
+        channel.report("seed", seed=seed, gradient_bytes=size, spent=meter.report(), **counted)
     finally:
         if state is not None:
             state.close()
@@ -140,8 +146,9 @@ def work(job: dict[str, Any], channel: Channel) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=300))
     line = StartLine(Path(job["folder"], "start"), dist.get_rank(), dist.get_world_size(), timeout=job["patience"])
+    meter = Meter(kernel=dist.get_rank() == 0)
     for seed in job["seeds"]:
-        train(job, seed, line, channel)
+        train(job, seed, line, meter, channel)
     dist.destroy_process_group()
 
 
