@@ -1,13 +1,8 @@
-"""A training script that goes on from the checkpoint of a run with another number of workers.
-
-torchrun --nproc-per-node 3 elastic_train.py CHECKPOINT STEPS REPORT
-"""
+"""A training that goes on from the checkpoint of a run with another number of workers."""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
 
 import torch
@@ -66,10 +61,3 @@ def train(rank: int, checkpoint: Path, steps: int, report: Path) -> None:
     state.close()
     state.close()  # may be called twice
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    train(dist.get_rank(), Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

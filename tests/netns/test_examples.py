@@ -78,7 +78,7 @@ def test_a_checkpoint_is_resumed_by_another_number_of_ranks(
 
 
 def test_an_example_under_torchrun(repository: Path) -> None:
-    """Two ranks of one host, over loopback."""
+    """Two ranks of one host, over loopback; interpreters that end cleanly after close() and destroy_process_group()."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*command, repository / "examples" / "train_ddp.py"],
@@ -89,6 +89,8 @@ def test_an_example_under_torchrun(repository: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert "terminate" not in done.stderr
     assert done.stdout.count("over udp") == 2
     assert len(accuracies(done.stdout)) == 2
     assert min(accuracies(done.stdout)) > 0.9

@@ -132,7 +132,8 @@ print("rank", exact.numel() and value.numel(), "is through", flush=True)
 def test_torchrun_knows_the_backend_without_an_import(repository: Path, tmp_path: Path) -> None:
     """The entry point of this checkout, whatever is installed; and interpreters that end cleanly.
 
-    Neither rank closes what it has registered, and one ends without ``destroy_process_group``; with both: test_elastic.
+    Neither rank closes what it has registered, and one ends without ``destroy_process_group``; with both:
+    netns/test_examples.
     """
     from processes import ended
 

@@ -1,10 +1,8 @@
-"""Checkpoints of plain types, and a job that goes on with another number of workers: the second one under torchrun."""
+"""Checkpoints of plain types, and a job that goes on with another number of workers."""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +10,8 @@ import pytest
 
 pytestmark = pytest.mark.needs("torch")
 
-TESTS = Path(__file__).parents[1]
 
-
-def _forked(workers: int, checkpoint: Path, steps: int, report: Path) -> dict[str, Any]:
+def _run(workers: int, checkpoint: Path, steps: int, report: Path) -> dict[str, Any]:
     """What rank 0 of a job of ``elastic_train.train`` tells."""
     import elastic_train
     from processes import Job
@@ -26,26 +22,10 @@ def _forked(workers: int, checkpoint: Path, steps: int, report: Path) -> dict[st
     return told
 
 
-def _torchrun(workers: int, checkpoint: Path, steps: int, report: Path) -> dict[str, Any]:
-    """The same by the script as it is, whose interpreters end cleanly after close() and destroy_process_group()."""
-    from processes import ended
-
-    script = [str(TESTS / "jobs" / "elastic_train.py"), str(checkpoint), str(steps), str(report)]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
-    before = filter(None, [os.environ.get("PYTHONPATH")])
-    path = os.pathsep.join([*(str(TESTS / folder) for folder in ("jobs", "worlds")), *before])
-    env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    ((_, err),) = ended([[*command, *script]], env)
-    assert "Traceback" not in err
-    assert "terminate" not in err
-    told: dict[str, Any] = json.loads(report.read_text())
-    return told
-
-
 def test_a_job_goes_on_with_fewer_workers(tmp_path: Path) -> None:
     checkpoint, report = tmp_path / "checkpoint.pt", tmp_path / "report.json"
-    three = _forked(3, checkpoint, 12, report)
-    two = _torchrun(2, checkpoint, 8, report)
+    three = _run(3, checkpoint, 12, report)
+    two = _run(2, checkpoint, 8, report)
     assert (three["begin"], two["begin"]) == (0, 12)
     assert [len(set(run["digests"])) for run in (three, two)] == [1, 1]
     assert three["history"] == []
