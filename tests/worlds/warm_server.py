@@ -146,12 +146,17 @@ def _end(status: int) -> NoReturn:
     os._exit(status)
 
 
-if __name__ == "__main__":
-    load()
+def run(connection: socket.socket) -> NoReturn:
+    """``serve``, and the end of whoever returns from it."""
     try:
-        serve(socket.socket(fileno=int(sys.argv[1])))
+        serve(connection)
     except SystemExit as error:
         if not isinstance(error.code, int | None):
             raise
         _end(error.code or 0)
     _end(0)
+
+
+if __name__ == "__main__":
+    load()
+    run(socket.socket(fileno=int(sys.argv[1])))
