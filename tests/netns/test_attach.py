@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
+pytestmark = [pytest.mark.needs("root", "netns", "bpf", "bcc", "headers"), pytest.mark.usefixtures("warm_start")]
 
 # One process does it all, since its mount namespace takes the pins with it whatever happens.
 STORY = """

@@ -24,7 +24,9 @@ pytestmark = [pytest.mark.needs("root", "netns", "bpf", "bcc", "headers", "torch
 @pytest.mark.parametrize(
     "envs", [("stopped",), pytest.param(("tail1.5", "loss1"), marks=pytest.mark.thorough)], ids="+".join
 )
-def test_every_environment_gives_rows(tmp_path: Path, envs: tuple[str, ...]) -> None:
+def test_every_environment_gives_rows(tmp_path: Path, envs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tailbound.bench.tail._BLOCK_SECONDS", 2.0)  # the one that stands still does so for half of it
+    monkeypatch.setattr("tailbound.bench.tail._STOP_AT", 0.5)
     said = io.StringIO()
     file = tmp_path / "out" / "tail.json"
     rows = run(workers=2, size=1 << 18, seconds=1.0, envs=envs, json_file=file, console=Console(file=said, width=100))

@@ -27,8 +27,8 @@ ALL = Fault(loss=1 - 1e-9)
 
 @pytest.fixture
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is not heard is tried for 3 s instead of 10 s; twelve times, and no one is lost by chance here."""
-    monkeypatch.setattr("tailbound.collective.hello.LIMIT", 3_000 * MS)
+    """Who is not heard is tried for 1.5 s instead of 10 s; eight times, and no one is lost by chance here."""
+    monkeypatch.setattr("tailbound.collective.hello.LIMIT", 1_500 * MS)
 
 
 def refusals(lab: Cluster, datapath: str) -> list[str]:

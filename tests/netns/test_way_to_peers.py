@@ -19,7 +19,7 @@ from lab_team import all_said, served_store
 from tailbound.doctor.interfaces import leads_to_peers
 from tailbound.lab.cluster import Cluster
 
-pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
+pytestmark = [pytest.mark.needs("root", "netns", "bpf", "bcc", "headers"), pytest.mark.usefixtures("warm_start")]
 
 #: As the README says, but for the folder: attach as root, then train without any capability.
 HOST = """
