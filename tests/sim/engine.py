@@ -41,6 +41,7 @@ from sim.switch import SimSwitch
 from tailbound.codec.scale import headroom_of
 from tailbound.codec.shape import layout_tag, shape_for
 from tailbound.collective.job import Job
+from tailbound.collective.known import Known
 from tailbound.collective.op import Launch, Op, Outcome
 from tailbound.collective.running import Running
 from tailbound.collective.step import listen, overtaken, start_clock, step
@@ -201,17 +202,24 @@ class _Heartbeat:
 
 
 class _Checked(Running):
-    """Looks at what is passed over all the same: there must be nothing to do, and no earlier look."""
+    """Looks at what is passed over all the same: there must be nothing to do, and no earlier look.
 
-    _now = 0
+    ``every``: in one of so many turns.
+    """
+
+    def __init__(self, known: Known, every: int) -> None:
+        self._every, self._turns, self._now = every, 0, 0
+        super().__init__(known)
 
     def find(self, now: int) -> int:
         self._now = now
+        self._turns += 1
         return super().find(now)
 
     def has_news(self, op: Op) -> bool:
-        if super().has_news(op) or op.finished:
-            return super().has_news(op)
+        news = super().has_news(op)
+        if news or op.finished or self._turns % self._every:
+            return news
         view, before = View(self._known, op), self._state(op)
         begins, late = start_clock(op, view, self._now), overtaken(op, view, self._now)
         found = step(op, view, self._now, may_send=True)
@@ -225,12 +233,13 @@ class _Checked(Running):
 
     @staticmethod
     def _state(op: Op) -> tuple[object, ...]:
-        halves = (op.first, op.second)
-        return op.start, *((half.phase, replace(half.clock), half.quiet.since) for half in halves)
+        return op.start, *((half.phase, *vars(half.clock).values(), half.quiet.since) for half in (op.first, op.second))
 
     def silent(self, ops: Iterable[Op], now: int) -> tuple[list[Op], int]:
         ops = list(ops)
         found, look = super().silent(ops, now)
+        if self._turns % self._every:
+            return found, look
         left = [op for op in ops if op not in found and op.encoded and not op.finished]
         for op in left:
             before = self._asked(op)
@@ -258,13 +267,13 @@ class _Engine(Transpose):
 
     ended: dict[int, tuple[Counter[int], bool]]
 
-    def begin(self) -> None:
-        """In place of ``start``."""
+    def begin(self, every: int) -> None:
+        """In place of ``start``; ``every``: of ``_Checked``."""
         self.ended = {}
         self._event_fd, self._control_fd = self.job.datapath.fds()
         self._group_fd = -1
         self._waiter = cast(Any, _Ready(cast(_Datapath, self.job.datapath).tables))
-        self._window.running = _Checked(self.job)
+        self._window.running = _Checked(self.job, every)
         self._holding._heartbeat.stop()
         self._holding._heartbeat = cast(Any, _Heartbeat(len(self.job.peers)))
 
@@ -610,6 +619,8 @@ class World:
     """
 
     engine = _Engine
+    #: the compiled look is checked in one of so many turns
+    every = 1
 
     def __init__(
         self,
@@ -660,7 +671,7 @@ class World:
                 job.flow.queue.pacer.limited.add(peer)
         job.activate([_word(r) for r in range(job.world)], _word(rank))
         node.engine = self.engine(job)
-        node.engine.begin()
+        node.engine.begin(self.every)
         return node
 
     def _clock(self) -> int:

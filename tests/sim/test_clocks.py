@@ -53,7 +53,7 @@ class Course:
     """
 
     #: Steps in which rank 0 begins to write a checkpoint, to have no data, and holds for ever.
-    WRITES, JOINS, HOLDS, END = SETTLED + 7, SETTLED + 16, SETTLED + 31, SETTLED + 38
+    WRITES, JOINS, HOLDS, END = SETTLED + 4, SETTLED + 11, SETTLED + 21, SETTLED + 27
 
     def __init__(self, ranks: int) -> None:
         self.settled, self.written, self.joined = Seen(), Seen(), Seen()
@@ -186,9 +186,9 @@ def test_a_rank_is_stopped(ranks: int) -> None:
     At first nobody can tell it from a rank that waits for a core: in one op each half may last half a deadline longer.
     It is stopped for 0.15, for 1 and for 5 s, one after the other in the same job.
     """
-    stopped, at, stops = ranks - 1, 26, []
+    stopped, at, stops = ranks - 1, SETTLED + 3, []
     for length in (150 * MS, 1 * S, 5 * S):
-        back = at + 20 + length // (95 * MS)
+        back = at + 16 + length // (95 * MS)
         stops.append((length, at, back))
         at = back
     events = {(0, first): stop(stopped, length) for length, first, _ in stops}

@@ -2,7 +2,7 @@
 
 Ops wait most of the time, and a turn is taken for one of many. Every op has a row here: what had been seen of it at the
 last look, what would be news, and when the time alone is. An op without news is passed over: ``step`` would say again
-what it said last, which the simulation asserts in every turn.
+what it said last, which the simulation asserts.
 """
 
 from __future__ import annotations
