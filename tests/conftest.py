@@ -177,15 +177,26 @@ def _scope(file: str) -> str:
     return "real time" if _REAL.search(source) and not _SIMULATED.search(source) else file
 
 
+#: What takes minutes, then what takes seconds a test: begun in this order, so that both processes end together.
+_LONGEST = ("netns", "torch", "real time", "p4", "tests/sim/", "tests/unit/test_codec_error.py", "tests/kernel/")
+
+
+def _turn(file: str) -> int:
+    """When the scope of ``file`` is begun."""
+    scope = _scope(file)
+    return next((turn for turn, name in enumerate(_LONGEST) if scope.startswith(name)), len(_LONGEST))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """By scopes, the largest first, so that those in real time are not what is left at the end."""
+    """By scopes, in the order of the tests."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return _scope(nodeid.partition("::")[0])
 
+    config.option.loadscopereorder = False  # by how many tests there are: the longest one may be alone in its file
     return Scheduling(config, log)
 
 
@@ -193,6 +204,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--thorough"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("thorough")])
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: _turn(item.nodeid.partition("::")[0]))
     for item in items:
         for mark in item.iter_markers("needs"):
             for capability in mark.args:
