@@ -118,7 +118,7 @@ class Training(RuleBasedStateMachine):
 
 
 Training.TestCase.settings = settings(
-    max_examples=12,
+    max_examples=9,
     stateful_step_count=10,
     derandomize=True,
     phases=(Phase.explicit, Phase.generate),
