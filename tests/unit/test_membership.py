@@ -24,6 +24,14 @@ def test_peers_begin_with_the_next_rank() -> None:
     assert membership().peers == membership().live == membership().owners == [2, 3, 0]
 
 
+def test_who_has_not_said_goodbye_is_here_suspect_or_not() -> None:
+    who = membership()
+    miss(who, 3, 3)
+    assert (who.here, who.live, who.suspects) == ([2, 3, 0], [2, 0], {3})
+    who.bye(2)
+    assert (who.here, who.live) == ([3, 0], [0])
+
+
 def test_the_two_suspicions_are_separate() -> None:
     who = membership()
     for op in range(3):
