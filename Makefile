@@ -107,6 +107,7 @@ bench: setup
 	$(BIN)/tailbound bench fanout --json $(OUT)/bench/fanout.json
 	$(BIN)/tailbound bench allreduce --vs gloo --json $(OUT)/bench/allreduce.json
 	$(BIN)/tailbound bench allreduce --vs gloo --wire --json $(OUT)/bench/allreduce-wire.json
+	$(BIN)/tailbound bench profile --json $(OUT)/bench/profile.json
 	$(BIN)/tailbound bench tail --json $(OUT)/bench/tail.json
 	$(BIN)/tailbound bench train --json $(OUT)/bench/train.json
 

@@ -29,6 +29,7 @@ def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
         ["bench", "allreduce"],
         ["bench", "codec"],
         ["bench", "kernel"],
+        ["bench", "profile"],
         ["bench", "tail"],
         ["bench", "train"],
         ["demo"],

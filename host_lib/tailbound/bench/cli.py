@@ -108,6 +108,19 @@ def allreduce(sizes: tuple[int, ...], iters: int, vs: str, datapath: str, json_f
 
 
 @bench.command()
+@spec_options
+@click.option("--size", "sizes", type=_Size(), multiple=True, default=("1MiB", "25MiB"), help="Bytes of float32.")
+@click.option("--iters", type=click.IntRange(1), default=30, help="All-reduces of each size, with stamps and without.")
+@click.option("--datapath", type=click.Choice(["auto", "xdp", "udp"]), default="auto", help="How we receive.")
+@_JSON
+def profile(sizes: tuple[int, ...], iters: int, datapath: str, json_file: Path | None, **lab: Any) -> None:
+    """What an all-reduce spends its time on: codec, system calls, XDP program, interpreter, waiting."""
+    from tailbound.bench.profile import run
+
+    run(spec_from_options(lab), sizes=sizes, iters=iters, datapath=datapath, json_file=json_file)
+
+
+@bench.command()
 @click.option("--workers", "-n", type=click.IntRange(2), default=4, help="Workers, one namespace each.")
 @click.option("--size", type=_Size(), default="25MiB", help="Bytes of float32.")
 @click.option("--rate", default="1gbit", help="Of every link, each way, where no packets are lost.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -27,13 +27,15 @@ def gathered(job: dict[str, Any]) -> Iterator[StartLine]:
 
 
 @contextmanager
-def communicator(job: dict[str, Any], name: str = "tailbound", **settings: Any) -> Iterator[Communicator]:
+def communicator(
+    job: dict[str, Any], name: str = "tailbound", on_thread: Callable[[], None] | None = None, /, **settings: Any
+) -> Iterator[Communicator]:
     """A communicator on the group's store, with ``settings`` of ``Config``; all ranks leave together, measured."""
     config = Config(
         rank=dist.get_rank(), ranks=dist.get_world_size(), port=PORT.read(), result=RESULT.read(), **settings
     )
     store = dist.distributed_c10d._get_default_store()
-    with Communicator(store, config, datapath=job["datapath"], name=name) as ours:
+    with Communicator(store, config, datapath=job["datapath"], name=name, on_thread=on_thread) as ours:
         yield ours
         ours.meet("measured")
 

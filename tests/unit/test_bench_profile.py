@@ -1,0 +1,182 @@
+"""The split of an op: stamps on the transport thread, parts that add up, rows and the table."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from numba.core.dispatcher import Dispatcher
+from rich.console import Console
+
+from tailbound.bench.profile import PARTS, run, split, summarize, table
+from tailbound.bench.stopwatch import Stopwatch
+from tailbound.errors import ConfigError
+from tailbound.lab.spec import LabSpec
+from tailbound.transport import sockets
+from tailbound.wire.check import check_packet
+
+MS = 1_000_000
+OP = {"wall": 100 * MS, "thread": 60 * MS, "codec": 20 * MS, "calls": 30 * MS, "own": 2 * MS, "others": 5 * MS,
+      "waited": 15 * MS, "program": 12 * MS}  # fmt: skip
+
+
+def in_ms(parts: dict[str, float]) -> list[float]:
+    return [parts[name] / MS for name in PARTS]
+
+
+def test_the_parts_of_an_op_add_up() -> None:
+    assert in_ms(split(OP, 10.0 * MS)) == [20, 20, 10, 12, 15, 23]
+    assert in_ms(split(OP, None)) == [20, 30, 0, 12, 15, 23]
+
+
+@pytest.mark.parametrize(
+    ("changes", "program", "expected"),
+    [
+        ({"waited": 90 * MS}, 10.0 * MS, [20, 20, 10, 12, 38, 0]),  # it waited before the op began, too
+        ({"own": 45 * MS}, 10.0 * MS, [20, 20, 10, 55, 0, 0]),  # both threads worked at once
+        ({}, 50.0 * MS, [20, 0, 30, 12, 15, 23]),  # programs ran outside of system calls as well
+        ({"thread": 49 * MS}, 10.0 * MS, [20, 20, 10, 2, 15, 34]),
+    ],
+)
+def test_no_part_is_below_nothing(changes: dict[str, int], program: float, expected: list[float]) -> None:
+    assert in_ms(split(OP | changes, program)) == expected
+
+
+def report(*ops: dict[str, Any]) -> dict[str, Any]:
+    return {"ops": list(ops), "plain": [90 * MS] * len(ops), "functions": {"a": [2 * MS, 8], "b": [4 * MS, 2]}}
+
+
+SETTINGS = {"lab": True, "datapath": "xdp"}
+
+
+def test_rows_are_medians_and_say_what_these_are_short_of_the_op() -> None:
+    other = OP | {"wall": 110 * MS, "program": 8 * MS}
+    rows = summarize(4096, [report(OP, OP), report(other, OP | {"program": 10 * MS})], SETTINGS)
+    assert [(row["rank"], row["workers"], row["bytes"], row["iters"]) for row in rows] == [
+        (0, 2, 4096, 2),
+        (1, 2, 4096, 2),
+    ]
+    first, second = rows
+    assert [first[f"{name}_ms"] for name in PARTS] == pytest.approx([20, 19.5, 10.5, 12, 15, 23])
+    assert (first["op_ms"], first["unstamped_ms"], first["other_threads_ms"]) == (100, 90, 5)
+    assert (first["rest_ms"], second["op_ms"], second["idle_ms"]) == (pytest.approx(0), 105, 28)
+    assert list(first["functions"].items()) == [("b", {"ms": 2, "calls": 1}), ("a", {"ms": 1, "calls": 4})]
+    for row in rows:
+        assert sum(row[f"{name}_ms"] for name in PARTS) + row["rest_ms"] == pytest.approx(row["op_ms"])
+
+
+def test_without_a_count_of_the_program_it_is_in_the_system_calls() -> None:
+    (row,) = summarize(4096, [report(OP | {"program": None})], SETTINGS | {"datapath": "udp"})
+    assert (row["xdp_program_ms"], row["system_calls_ms"]) == (None, 30)
+    assert row["rest_ms"] == pytest.approx(0)
+
+
+def test_the_table_fits_a_terminal() -> None:
+    rows = summarize(25 << 20, [report(OP | {"wall": 12_345 * MS, "others": 2345 * MS})] * 4, SETTINGS)
+    text = io.StringIO()
+    Console(file=text, width=80).print(table(rows))
+    assert "…" not in text.getvalue()
+    last = text.getvalue().rstrip().splitlines()[-1]
+    assert last.split() == ["3", "12345.00", "20.00", "18.00", "12.00", "12.00", "15.00", "12268.00", "0.00", "2345.00"]
+
+
+@pytest.mark.parametrize("wrong", [{"iters": 0}, {"sizes": ()}, {"sizes": (4,)}])
+def test_what_cannot_be_measured_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="at least one"):
+        run(LabSpec(2), **wrong)
+
+
+# -- stamps -------------------------------------------------------------------------------------------------------
+
+
+class Clocks:
+    """Processor time that passes when somebody says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0
+        monkeypatch.setattr(time, "thread_time_ns", lambda: self.now)
+        monkeypatch.setattr(time, "clock_gettime_ns", lambda clock: self.now)
+
+
+@pytest.fixture
+def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
+    return Clocks(monkeypatch)
+
+
+def test_the_outermost_stamp_counts_and_other_threads_do_not(clocks: Clocks) -> None:
+    watch = Stopwatch()
+
+    def spend(ns: int) -> None:
+        clocks.now += ns
+
+    inner = watch.around(1, "inner", spend)
+
+    def outer_function() -> None:
+        spend(3)
+        inner(4)
+
+    outer = watch.around(0, "outer", outer_function)
+    inner(100)  # nobody is watched yet
+    watch.here()
+    outer()
+    inner(50)
+    thread = threading.Thread(target=inner, args=(1000,))
+    thread.start()
+    thread.join()
+    found = watch.read()
+    assert (found.codec, found.calls) == (7, 50)
+    assert watch.functions == {"outer": [7, 1], "inner": [50, 1]}
+
+
+def test_what_is_under_way_counts_as_far_as_it_is(clocks: Clocks) -> None:
+    watch = Stopwatch()
+    watch.here()
+    found = []
+
+    def long() -> None:
+        clocks.now += 5
+        found.append(watch.read())
+        clocks.now += 6
+
+    with pytest.raises(ZeroDivisionError):
+        watch.around(1, "fails", lambda: 1 / 0)()
+    watch.around(0, "long", long)()
+    assert [(reading.thread, reading.codec) for reading in [*found, watch.read()]] == [(5, 5), (11, 11)]
+
+
+@pytest.fixture
+def sock() -> Iterator[sockets.UdpSocket]:
+    with sockets.UdpSocket() as made:
+        made.bind(("127.0.0.1", 0))
+        made.setblocking(False)
+        yield made
+
+
+def test_stamps_are_put_around_compiled_code_and_system_calls_and_taken_out(sock: sockets.UdpSocket) -> None:
+    watch = Stopwatch()
+    watch.here()
+    data = np.zeros(64, np.uint8)
+    expected = int(check_packet(data))
+    places = (sockets.UdpSocket, sockets.Waiter, os, Dispatcher)
+    before = [dict(vars(place)) for place in places]
+    waiter = sockets.Waiter([sock.fileno()])
+    with watch.installed():
+        assert int(check_packet(data)) == expected
+        assert sock.send_one(b"x" * 16, sock.getsockname()) == 0
+        assert waiter.wait(10**10) == 1
+        assert sock.recv(64) == b"x" * 16
+    assert [dict(vars(place)) for place in places] == before
+    assert {name: calls for name, (_, calls) in watch.functions.items()} == {
+        "check_packet": 1, "send_one": 1, "wait": 1, "recv": 1,
+    }  # fmt: skip
+    assert int(check_packet(data)) == expected
+    assert watch.functions["check_packet"][1] == 1
+    found = watch.read()
+    assert 0 < found.codec + found.calls <= found.thread
+    assert found.begin <= found.end
