@@ -83,10 +83,13 @@ def test_rows_are_made_of_the_slowest_ranks() -> None:
 
 
 def test_the_table_fits_a_terminal_and_shows_every_row() -> None:
+    """Also when TCP has waited for its timer, over and over, in the largest of sizes."""
     text = io.StringIO()
-    Console(file=text, width=80).print(allreduce.table(rows()))
+    stuck = dict.fromkeys(("p50_ms", "p99_ms", "max_ms", "cpu_ms"), 54_988.7) | {"bytes": 25 << 20, "deadline_hits": 99}
+    Console(file=text, width=80).print(allreduce.table([*rows(), rows()[0] | stuck]))
     assert "…" not in text.getvalue()
     lines = text.getvalue().splitlines()
     assert sum("4000000" in line for line in lines) == 2
-    (ours,) = (line for line in lines if "tailbound" in line)
+    ours, slow = (line for line in lines if "tailbound" in line)
+    assert slow.split()[:6] == ["26214400", "tailbound", "54989", "54989", "54989", "54989"]
     assert " ".join(ours.split()) == "4000000 tailbound 20.00 30.00 30.00 14.00 0.20 95.000 2 2.0e-03 2.00"

@@ -184,7 +184,7 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
 def _ms(value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:.2f}" if value < 100 else f"{value:.1f}"
+    return f"{value:.2f}" if value < 100 else f"{value:.1f}" if value < 1e4 else f"{value:.0f}"
 
 
 def _title(row: dict[str, Any]) -> str:

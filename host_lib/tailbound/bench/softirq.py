@@ -78,7 +78,7 @@ class KernelShare:
             raise
 
     def seconds(self) -> float:
-        """Since some moment, in hundredths of a second; takes some 20 us."""
+        """Since some moment, in hundredths of a second; takes some 40 us."""
         helped = sum(int(os.pread(fd, 100, 0).split()[0]) for fd in self._helpers) / 1e9
         stat = os.pread(self._stat, 200, 0)
         if self._apart:
