@@ -14,6 +14,7 @@ import pytest
 from numba.core.dispatcher import Dispatcher
 from rich.console import Console
 
+from tailbound.bench.allreduce import conditions
 from tailbound.bench.profile import PARTS, run, split, summarize, table
 from tailbound.bench.stopwatch import Stopwatch
 from tailbound.errors import ConfigError
@@ -52,7 +53,7 @@ def report(*ops: dict[str, Any]) -> dict[str, Any]:
     return {"ops": list(ops), "plain": [90 * MS] * len(ops), "functions": {"a": [2 * MS, 8], "b": [4 * MS, 2]}}
 
 
-SETTINGS = {"lab": True, "datapath": "xdp"}
+SETTINGS = conditions(LabSpec(2), lab=True) | {"datapath": "xdp"}
 
 
 def test_rows_are_medians_and_say_what_these_are_short_of_the_op() -> None:

@@ -160,7 +160,7 @@ def summarize(
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
     """The rows in the manner of nccl-tests, narrow enough for 80 columns; CPU is that of a rank, GB are 10**9 bytes."""
-    result = Table(title=_title(rows[0]), title_justify="left", box=SIMPLE_HEAD, padding=0, pad_edge=False)
+    result = Table(title=title(rows[0]), title_justify="left", box=SIMPLE_HEAD, padding=0, pad_edge=False)
     result.add_column("\nsize B", justify="right", no_wrap=True)
     result.add_column("\nwho", no_wrap=True)
     for heading in ("p50\nms", "p99\nms", "max\nms", "CPU\nms", "busbw\nGB/s", "arrived\n%", "late\n", "\nNMSE"):
@@ -187,7 +187,8 @@ def _ms(value: float | None) -> str:
     return f"{value:.2f}" if value < 100 else f"{value:.1f}" if value < 1e4 else f"{value:.0f}"
 
 
-def _title(row: dict[str, Any]) -> str:
+def title(row: Mapping[str, Any]) -> str:
+    """Ranks and network of a row, for the head of a table."""
     parts = [f"all-reduce of float32, {row['workers']} workers", "lab" if row["lab"] else "loopback"]
     parts.append(f"datapath {row['datapath']}")
     parts.append("packets of wire size" if row["wire"] else "TCP with offloads")

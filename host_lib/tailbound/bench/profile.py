@@ -20,7 +20,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from tailbound.bench.allreduce import WARMUP, conditions
+from tailbound.bench.allreduce import WARMUP, conditions, title
 from tailbound.bench.places import Place, datapath_at, open_place
 from tailbound.bench.prepare import Preparation
 from tailbound.bench.save import save
@@ -167,11 +167,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The rows of one size, narrow enough for 80 columns."""
     first = rows[0]
     plain = median(row["unstamped_ms"] for row in rows)
-    title = (
-        f"all-reduce of {first['bytes']} B, {first['workers']} workers, datapath {first['datapath']}: medians in ms\n"
-        f"without stamps an op takes {plain:.2f} ms"
-    )
-    result = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0, pad_edge=False)
+    head = f"{title(first)}\n{first['bytes']} B, medians in ms; without stamps an op takes {plain:.2f} ms"
+    result = Table(title=head, title_justify="left", box=SIMPLE_HEAD, padding=0, pad_edge=False)
     headings = (
         "rank\n", "op\n", "codec\n", "system\ncalls", "XDP\nprogram", "inter-\npreter", "no pro-\ncessor", "idle\n",
         "rest\n", "other\nthreads",
