@@ -38,7 +38,8 @@ def test_every_environment_gives_rows(tmp_path: Path, envs: tuple[str, ...], mon
         assert row["min_ms"] <= row["mean_ms"] <= row["max_ms"]
         assert row["bytes"] == 1 << 18
         assert row["workers"] == 2
-        assert row["cpu_ms"] > row["kernel_ms"] >= 0
+        if not row["stuck"]:  # a kernel may not tell its share
+            assert row["cpu_ms"] > (row["kernel_ms"] or 0) >= 0
         if row["name"] == "tailbound":
             assert row["datapath"] == "xdp"
             assert row["delivered"] > 0.5

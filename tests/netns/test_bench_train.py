@@ -32,7 +32,7 @@ def test_ours_and_gloo_train_in_turn_until_the_time_is_over(tmp_path: Path) -> N
         ("gloo", 2, False, True), ("tailbound", 2, False, True),
     ]  # fmt: skip
     gloo, ours = rows
-    assert all(row["cpu_ms"] > row["kernel_ms"] >= 0 for row in rows)
+    assert all(row["cpu_ms"] > (row["kernel_ms"] or 0) >= 0 for row in rows)
     assert (ours["datapath"], ours["gradient_bytes"]) == ("xdp", gloo["gradient_bytes"])
     assert ours["delivered"] > 0.9
     assert ours["curve"]["accuracy"][0] == gloo["curve"]["accuracy"][0]  # the same weights

@@ -61,7 +61,7 @@ def test_the_benchmark_measures_both(tmp_path: Path) -> None:
     for row in rows:
         assert row["iters"] == 6
         assert 0 < row["p50_ms"] <= row["p99_ms"] <= row["max_ms"]
-        assert row["cpu_ms"] > row["kernel_ms"] >= 0
+        assert row["cpu_ms"] > (row["kernel_ms"] or 0) >= 0  # a kernel may not tell its share
         # deadlines are learned, from a few ops: a loaded machine may have one of six cut short, and not several
         cut = row["deadline_hits"] > 0
         assert row["nmse"] < (0.5 if cut else 2e-3)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 STAT = Path("/proc/stat")
 #: Columns after the word ``cpu``. What another guest of the same host takes (steal) is none of ours.
-USER, NICE, SYSTEM, IDLE, IOWAIT, IRQ, SOFTIRQ = range(7)
+USER, NICE, SYSTEM, IDLE, IOWAIT, IRQ, SOFTIRQ, STEAL = range(8)
 
 
 def busy_seconds(table: Path = STAT) -> float:
