@@ -14,6 +14,7 @@
 #define TB_TURN_ROW 2 /* next row; after the last the next op */
 #define TB_TURN_FORGET \
 	3 /* same rank again, its bit taken out of the record (two CPUs on one slot) */
+#define TB_TURN_LAP 4 /* next row; after the last the next rank, after the last the next op */
 
 /* A probe that was reflected in the last round becomes the probe again. */
 static __always_inline void tb_turn_back(const struct tb_frame *f)
@@ -31,7 +32,8 @@ static __always_inline void tb_turn(const struct tb_frame *f, struct tb_control 
 {
 	struct tb_header *head = f->head;
 	__u64 word1 = tb_word(head, 1), word2 = tb_word(head, 2), check;
-	__u32 turn = tb_be16(f->udp->source), seq = tb_be32(head->seq), rank = head->sender;
+	__u32 turn = tb_be16(f->udp->source), seq = tb_be32(head->seq), rank = head->sender,
+	      lap = 0;
 	struct tb_slot *record;
 
 	if (turn == TB_TURN_NOT)
@@ -42,18 +44,17 @@ static __always_inline void tb_turn(const struct tb_frame *f, struct tb_control 
 			record->ranks[tb_rank_word(rank)] &= ~tb_rank_bit(rank);
 		return;
 	}
-	rank++;
-	if (turn == TB_TURN_RANK && rank + 1 < control->ranks) {
-		head->sender = rank;
-	} else {
-		if (turn == TB_TURN_RANK)
-			head->sender = 0;
+	rank = rank + 2 < control->ranks ? rank + 1 : 0; /* the last rank is this one */
+	if (turn != TB_TURN_RANK || !rank) {
 		seq = (seq + 1) & (TB_SUM_ROWS - 1);
 		head->seq = tb_be32(seq);
-		if (!seq) { /* as a host does that keeps up */
-			control->released = tb_be32(head->op);
-			head->op = tb_be32(control->released + 1);
-		}
+		lap = !seq;
+	}
+	if (turn == TB_TURN_RANK || (turn == TB_TURN_LAP && lap))
+		head->sender = rank;
+	if (lap && (turn != TB_TURN_LAP || !rank)) { /* as a host does that keeps up */
+		control->released = tb_be32(head->op);
+		head->op = tb_be32(control->released + 1);
 	}
 	check = tb_check_moved(tb_be64(head->check), 1, tb_word(head, 1) - word1);
 	head->check = tb_be64(tb_check_moved(check, 2, tb_word(head, 2) - word2));

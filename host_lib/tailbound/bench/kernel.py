@@ -30,7 +30,7 @@ from tailbound.wire.schema import MAX_RANKS, WORKER_MAPS, PacketType, Verdict
 
 PORT, WIDTH, ROWS = 7000, 1408, 64
 _OWN, _PEER, _COOKIE = "198.18.0.1", "198.18.0.2", 0x7A11
-_NOT, _RANK, _ROW, _FORGET = range(4)
+_NOT, _RANK, _ROW, _FORGET, _LAP = range(5)
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ CASES = (
     Case("foreign", PacketType.CONTRIBUTION, _NOT, (), port=PORT + 1),
     Case("store", PacketType.CONTRIBUTION, _ROW, (Verdict.STORED,)),
     Case("add", PacketType.CONTRIBUTION, _RANK, _SUMMED),
+    Case("add-lap", PacketType.CONTRIBUTION, _LAP, _SUMMED),
     Case("add-short", PacketType.CONTRIBUTION, _RANK, _SUMMED, codes=WIDTH - 32),
     Case("add-shifted", PacketType.CONTRIBUTION, _RANK, _SUMMED, shift=1, ranks=128),
     Case("refused", PacketType.CONTRIBUTION, _NOT, (Verdict.DUPLICATE,)),
