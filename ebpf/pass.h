@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The check of a whole row made in the pass that adds, stores or copies its codes: each word is loaded once for both,
+ * and what one of them waits for (memory, a chain of additions) the other one fills.
+ *
+ * Only for rows as wide as the program, whose bound is known before: the register of a bound is wanted here.
+ */
+#ifndef TB_PASS_H
+#define TB_PASS_H
+
+#include "compat.h"
+
+#include "abi.h"
+#include "check.h"
+#include "lanes.h"
+#include "packet.h"
+#include "wire.h"
+
+/* clang-format off */
+/* Eight codes into one lane of the check. RAW and LANES say what becomes of them besides; [q] is the round's start. */
+#define TB_PASS_WORD(a, b, code, RAW, LANES) \
+	"%[t] = *(u64 *)(%[q] + " code ")\n" \
+	RAW \
+	"%[t] = le64 %[t]\n" \
+	"%[" a "] += %[t]\n" \
+	"%[" b "] += %[" a "]\n" \
+	LANES
+#define TB_PASS_ODD(code, SHIFT) \
+	"%[t] = *(u64 *)(%[q] + " code ")\n" \
+	"%[t] = le64 %[t]\n" \
+	SHIFT
+#define TB_PASS_LANES(OP, ODD, even, odd) \
+	"%[t] &= %[m]\n" OP(even) ODD "%[t] &= %[m]\n" OP(odd)
+#define TB_PASS_COPY(at) "*(u64 *)(%[s] + " at ") = %[t]\n"
+/* The last word of a round is not read past its end. */
+#define TB_PASS_SUM(OP) \
+	TB_PASS_WORD("a0", "b0", "0", "", TB_PASS_LANES(OP, TB_PASS_ODD("1", ""), "0", "8")) \
+	TB_PASS_WORD("a1", "b1", "8", "", TB_PASS_LANES(OP, TB_PASS_ODD("9", ""), "16", "24")) \
+	TB_PASS_WORD("a0", "b0", "16", "", TB_PASS_LANES(OP, TB_PASS_ODD("17", ""), "32", "40")) \
+	TB_PASS_WORD("a1", "b1", "24", "", TB_PASS_LANES(OP, TB_PASS_ODD("25", ""), "48", "56")) \
+	TB_PASS_WORD("a0", "b0", "32", "", TB_PASS_LANES(OP, TB_PASS_ODD("33", ""), "64", "72")) \
+	TB_PASS_WORD("a1", "b1", "40", "", TB_PASS_LANES(OP, TB_PASS_ODD("41", ""), "80", "88")) \
+	TB_PASS_WORD("a0", "b0", "48", "", TB_PASS_LANES(OP, TB_PASS_ODD("49", ""), "96", "104")) \
+	TB_PASS_WORD("a1", "b1", "56", "", \
+		     TB_PASS_LANES(OP, TB_PASS_ODD("56", "%[t] >>= 8\n"), "112", "120")) \
+	"%[s] += 128\n"
+#define TB_PASS_CODES(COPY, ON) \
+	TB_PASS_WORD("a0", "b0", "0", COPY("0"), "") \
+	TB_PASS_WORD("a1", "b1", "8", COPY("8"), "") \
+	TB_PASS_WORD("a0", "b0", "16", COPY("16"), "") \
+	TB_PASS_WORD("a1", "b1", "24", COPY("24"), "") \
+	TB_PASS_WORD("a0", "b0", "32", COPY("32"), "") \
+	TB_PASS_WORD("a1", "b1", "40", COPY("40"), "") \
+	TB_PASS_WORD("a0", "b0", "48", COPY("48"), "") \
+	TB_PASS_WORD("a1", "b1", "56", COPY("56"), "") \
+	ON
+#define TB_PASS_NOTHING(at) ""
+
+/* All whole rounds of a row, in all ten registers. */
+#define TB_PASS_ROUNDS(WORDS) \
+	asm volatile("tb_round_%=:\n" \
+		     WORDS \
+		     "%[q] += 64\n" \
+		     "%[n] += -1\n" \
+		     "if %[n] != 0 goto tb_round_%=\n" \
+		     : [q] "+r"(codes), [n] "+r"(n), [t] "=&r"(t), [a0] "+r"(a0), [b0] "+r"(b0), \
+		       [a1] "+r"(a1), [b1] "+r"(b1), [s] "+r"(to), [u] "=&r"(u) \
+		     : [m] "r"(mask) \
+		     : "memory")
+/* clang-format on */
+
+/* Wider rows are checked before they are summed: the verifier follows every round, and has a budget. */
+#define TB_PASS_WIDTH 4096
+
+#define TB_PASS_ADD 0
+#define TB_PASS_STORE 1
+#define TB_PASS_KEEP 2
+#define TB_PASS_LOOK 3
+
+/*
+ * The check that a packet with a whole row ought to carry; on the way its codes are added to or stored as the sums at
+ * to, kept there as they are, or only looked at, as what (a constant) says.
+ */
+static __always_inline __u64 tb_pass(__u64 *to, const struct tb_header *head, const void *codes,
+				     int what)
+{
+	__u64 a0 = 0, b0 = 0, a1 = 0, b1 = 0, n = TB_WIDTH / TB_LANES_ROUND, mask = TB_LANES_MASK;
+	__u64 t, u;
+	int i;
+
+	if (what == TB_PASS_ADD)
+		TB_PASS_ROUNDS(TB_PASS_SUM(TB_LANES_ADD));
+	else if (what == TB_PASS_STORE)
+		TB_PASS_ROUNDS(TB_PASS_SUM(TB_LANES_STORE));
+	else if (what == TB_PASS_KEEP)
+		TB_PASS_ROUNDS(TB_PASS_CODES(TB_PASS_COPY, "%[s] += 64\n"));
+	else
+		TB_PASS_ROUNDS(TB_PASS_CODES(TB_PASS_NOTHING, ""));
+#pragma unroll
+	for (i = 0; i < 6; i += 2) {
+		a0 += tb_word(head, i);
+		b0 += a0;
+		a1 += tb_word(head, i + 1);
+		b1 += a1;
+	}
+	a0 += tb_word(head, 6);
+	return tb_check_mix(a0, a1, b0 + a0, b1 + a1);
+}
+
+/* Takes from the sums at to what tb_pass has added. */
+static __always_inline void tb_pass_undo(__u64 *to, const void *codes)
+{
+	const tb_u64 *word = codes;
+	__u64 both;
+	int i;
+
+#pragma clang loop unroll(disable)
+	for (i = 0; i < TB_WIDTH / 8; i++) {
+		both = tb_le64(word[i]);
+		to[2 * i] -= both & TB_LANES_MASK;
+		to[2 * i + 1] -= both >> 8 & TB_LANES_MASK;
+	}
+}
+
+/*
+ * Under a row's lock: whether what the row holds is of an op that is over here, or of another job. Nobody reads it then,
+ * so codes may be written over it before it is known whether they are right. An older op alone does not say so: were the
+ * packet's label wrong, the row might be that of an op in progress.
+ */
+static __always_inline int tb_pass_over(const struct tb_control *control, const struct tb_packet *p,
+					__u32 cookie, __u32 op)
+{
+	return cookie != p->cookie ||
+	       (op != p->op && tb_distance(op, TB_READ_ONCE(control->released)) <= 0);
+}
+
+#endif /* TB_PASS_H */
