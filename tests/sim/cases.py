@@ -36,8 +36,6 @@ class Case(World):
         times: by time since the beginning, ns, what is done then.
     """
 
-    every = 5  # most turns of all simulations are made here
-
     def __init__(
         self,
         ranks: int,

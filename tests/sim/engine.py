@@ -619,8 +619,8 @@ class World:
     """
 
     engine = _Engine
-    #: the compiled look is checked in one of so many turns
-    every = 1
+    #: the compiled look is checked in one of so many turns; that changes nothing of what happens
+    every = 4
 
     def __init__(
         self,

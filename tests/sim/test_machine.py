@@ -30,6 +30,12 @@ def _no_log() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
+class Watched(World):
+    """Checked in every turn."""
+
+    every = 1
+
+
 class Training(RuleBasedStateMachine):
     """A job whose ranks are stopped, cut off, slowed down, killed and back again while its network loses packets."""
 
@@ -43,7 +49,7 @@ class Training(RuleBasedStateMachine):
     )
     def begin(self, ranks: int, seed: int, terms: Terms, share_rows: bool, paced: float, switched: bool) -> None:
         switch = switch_of(ranks) if switched else None
-        made = World(ranks, seed, terms, steps=1 << 30, paced=paced, switch=switch, share_rows=share_rows)
+        made = Watched(ranks, seed, terms, steps=1 << 30, paced=paced, switch=switch, share_rows=share_rows)
         self.world = made.start()
 
     def _one(self, number: int) -> int:
