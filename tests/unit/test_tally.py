@@ -47,7 +47,7 @@ def test_read_records_takes_out_what_was_overwritten() -> None:
     scale_dtype = records["scale"].dtype
     source = np.array([0, 1, 2, -1, -2], np.int64)
     scale, exponent = np.full(5, 7, np.float32), np.full(5, 42, np.int16)
-    assert read_records(records, source, OP, scale, exponent) == 2
+    assert read_records(records, source, OP, scale, exponent, -1, 0, None) == 2
     np.testing.assert_array_equal(source, [0, -1, -1, -1, -2])
     np.testing.assert_array_equal(exponent, [-12, EXPONENT_NONE, EXPONENT_NONE, EXPONENT_NONE, 42])
     assert scale_dtype == np.float32

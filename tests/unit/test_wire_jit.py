@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import tailbound
 
 PACKAGE = {
     "wire/__init__.py": "",
@@ -34,6 +37,21 @@ def test_a_change_in_another_file_of_the_package_is_noticed(tmp_path: Path) -> N
     assert run(tmp_path) == "2 1"
     (tmp_path / "low" / "number.py").write_text(PACKAGE["low/number.py"].replace("return 1", "return 20"))
     assert run(tmp_path) == "21 0"
+
+
+def test_no_compiled_function_has_an_argument_to_leave_out() -> None:
+    """numba types most calls that leave arguments out in Python, at every call."""
+    compiled, found = 0, []
+    for path in sorted(Path(tailbound.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and any(
+                word in ast.unparse(decorator) for decorator in node.decorator_list for word in ("njit", "compiled")
+            ):
+                compiled += 1
+                if node.args.defaults:
+                    found.append(f"{path.name}: {node.name}")
+    assert compiled > 20
+    assert found == []
 
 
 @pytest.mark.needs("root")

@@ -242,7 +242,8 @@ class PeerOwned:
         present = View(job, op).gather(by_owner)
         settle_results(job, op)
         job.datapath.fence()
-        outcome.overwritten = int(read_records(job.records.results, b.source, op.label, b.row_scale, b.row_exponent))
+        records, label = job.records.results, op.label
+        outcome.overwritten = int(read_records(records, b.source, label, b.row_scale, b.row_exponent, -1, 0, None))
         if outcome.overwritten:
             job.counters["results_overwritten"] += outcome.overwritten
         outcome.delivered += present - outcome.overwritten

@@ -66,9 +66,9 @@ def read_records(
     op: int,
     scale: NDArray[np.float32],
     exponent: NDArray[np.int16],
-    form: int = -1,
-    most: int = 0,
-    count: NDArray[np.uint16] | None = None,
+    form: int,
+    most: int,
+    count: NDArray[np.uint16] | None,
 ) -> int:
     """Reads scale and next exponent of every row present in the ring (``source[k] >= 0``).
 
@@ -77,7 +77,7 @@ def read_records(
     Args:
         form: of a switch, ``Flag.SWITCHED`` or ``Flag.SUMS``: which one all rows must have; -1: no switch.
         most: of a switch, contributors at most.
-        count: of a switch, written: contributors of every row.
+        count: of a switch, written: contributors of every row; None: no switch.
 
     Returns:
         Rows overwritten, or not as they should be.

@@ -60,7 +60,8 @@ def _digest(*folders: Path) -> bytes:
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles nogil code that only touches memory it is given: it cannot allocate, so nothing is reference-counted.
 
-    Counting references of every array would cost more than summing a packet.
+    Counting references of every array would cost more than summing a packet. No argument has a default: most calls that
+    leave some out are typed in Python, every time, which takes up to 0.7 ms.
     """
     dispatcher = njit(nogil=True, cache=True, boundscheck=False, _nrt=False)(function)  # type: ignore[call-overload]
     return cached(dispatcher)  # type: ignore[no-any-return]
