@@ -20,7 +20,7 @@ from numba.core.dispatcher import Dispatcher
 from tailbound.kernel import barrier, syscalls
 from tailbound.transport import sockets
 
-CODEC, CALLS = 0, 1
+COMPILED, CALLS = 0, 1
 #: System calls of the transport: where they are looked up, and under which name.
 _CALLS: tuple[tuple[Any, str], ...] = (
     (sockets.UdpSocket, "send_many"),
@@ -75,7 +75,7 @@ class Stopwatch:
         inherited = Dispatcher.__call__
 
         def compiled(dispatcher: Any, *args: Any, **kwargs: Any) -> Any:
-            return self._timed(CODEC, dispatcher.__name__, inherited, dispatcher, *args, **kwargs)
+            return self._timed(COMPILED, dispatcher.__name__, inherited, dispatcher, *args, **kwargs)
 
         before = [(place, name, place.__dict__.get(name)) for place, name in _CALLS]
         Dispatcher.__call__ = compiled  # type: ignore[method-assign,assignment]
@@ -109,7 +109,7 @@ class Stopwatch:
             return function(*args, **kwargs)
         finally:
             spent = time.thread_time_ns() - begin
-            self._state = codec + spent * (part == CODEC), calls + spent * (part == CALLS), None, 0
+            self._state = codec + spent * (part == COMPILED), calls + spent * (part == CALLS), None, 0
             known = self.functions.setdefault(name, [0, 0])
             known[0] += spent
             known[1] += 1
@@ -121,7 +121,7 @@ class Stopwatch:
         codec, calls, within, since = self._state
         if within is not None:  # what it is in now has begun before
             under_way = max(0, thread - since)
-            codec, calls = codec + under_way * (within == CODEC), calls + under_way * (within == CALLS)
+            codec, calls = codec + under_way * (within == COMPILED), calls + under_way * (within == CALLS)
         own, process = time.thread_time_ns(), time.process_time_ns()
         return Reading(begin, thread, codec, calls, own, process, time.perf_counter_ns())
 
