@@ -159,7 +159,7 @@ def feed(
         program: of ``Runner.context``.
         kernel: (ledger, ledger as known, sums, sums as known, results, results as known), the last four u64[rows, ...],
             then (cookie, op) of slots, the same of results, cookie of the job, and its newest op that is over.
-        udp: (context, ledger, ledger as known, sums, buffer u8[MOST], echoes).
+        udp: (context, ledger, ledger as known, sums, results, buffer u8[MOST], echoes).
         packets: (frames, sizes of their payloads, sources).
         words: addresses by source, i64[sources].
         clock: ns, before the first packet.
@@ -170,7 +170,7 @@ def feed(
     """
     attr, back = program
     ledger, known, sums, sums_known, results, results_known, slots, rows, cookie, released = kernel
-    context, udp_ledger, udp_known, udp_sums, buffer, echoes = udp
+    context, udp_ledger, udp_known, udp_sums, udp_results, buffer, echoes = udp
     frames, sizes, sources = packets
     for n in range(frames.shape[0]):
         length = sizes[n]
@@ -211,6 +211,7 @@ def feed(
                 _copy(udp_sums[slot], sums[slot])
             if _over(rows, place & _PLACES, cookie, released):
                 _copy(results_known[place & _PLACES], results[place & _PLACES])
+                _copy(udp_results[place & _PLACES], results[place & _PLACES])
         if verdict in (_STORED, _ADDED):
             if _differ(sums[slot], udp_sums[slot]):
                 return n, 8, ours[1], theirs[1]

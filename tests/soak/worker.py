@@ -73,8 +73,8 @@ class Twins:
         used += [store.control["cookie"], store.control["released"]]
         self._seen = [mine, mine.copy(), self._sums, self._sums.copy(), self._results, self._results.copy(), *used]
         theirs = self.udp.store.ledger["verdict"]
-        sums = self.udp.store.sums.view(np.uint64)
-        self._udp = (self.udp.tables.context, theirs, theirs.copy(), sums, self._buffer, self.udp.echoes)
+        codes = self.udp.store.sums.view(np.uint64), self.udp.store.results.view(np.uint64)
+        self._udp = (self.udp.tables.context, theirs, theirs.copy(), *codes, self._buffer, self.udp.echoes)
 
     def close(self) -> None:
         self.kernel.close()
