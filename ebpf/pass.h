@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The check of a whole row made in the pass that adds, stores or copies its codes: each word is loaded once for both,
- * and what one of them waits for (memory, a chain of additions) the other one fills.
+ * The check of a row made in the pass that adds, stores or copies its codes: each word is loaded once for both, and what
+ * one of them waits for (memory, a chain of additions) the other one fills.
  *
- * Only for rows as wide as the program, whose bound is known before: the register of a bound is wanted here.
+ * Only for rows whose number of rounds is known before: the register of a bound is wanted here.
  */
 #ifndef TB_PASS_H
 #define TB_PASS_H
@@ -71,6 +71,11 @@
 
 /* Wider rows are checked before they are summed: the verifier follows every round, and has a budget. */
 #define TB_PASS_WIDTH 4096
+/*
+ * Numbers of whole rounds that rows may have: those of an op are of one length, a few codes below the width. The verifier
+ * goes through all that follows once for each.
+ */
+#define TB_PASS_LENGTHS (TB_WIDTH > 2048 ? 1 : 4)
 
 #define TB_PASS_ADD 0
 #define TB_PASS_STORE 1
@@ -78,15 +83,30 @@
 #define TB_PASS_LOOK 3
 
 /*
- * The check that a packet with a whole row ought to carry; on the way its codes are added to or stored as the sums at
- * to, kept there as they are, or only looked at, as what (a constant) says.
+ * Whole rounds in a row of nearly the program's width, 0 for a shorter one. A comparison for each number of rounds, since
+ * the verifier has to know it and that so many codes are there.
+ */
+static __always_inline __u64 tb_pass_rounds(const void *codes, const void *end)
+{
+	__u64 n = TB_WIDTH / TB_LANES_ROUND;
+	int i;
+
+#pragma unroll
+	for (i = 0; i < TB_PASS_LENGTHS; i++, n--)
+		if (n && codes + n * TB_LANES_ROUND <= end)
+			return n;
+	return 0;
+}
+
+/*
+ * The check that a packet ought to carry whose codes have so many whole rounds; on the way they are added to or stored
+ * as the sums at to, kept there as they are, or only looked at, as what (a constant) says.
  */
 static __always_inline __u64 tb_pass(__u64 *to, const struct tb_header *head, const void *codes,
-				     int what)
+				     const void *end, __u64 rounds, int what)
 {
-	__u64 a0 = 0, b0 = 0, a1 = 0, b1 = 0, n = TB_WIDTH / TB_LANES_ROUND, mask = TB_LANES_MASK;
-	__u64 t, u;
-	int i;
+	__u64 a0 = 0, b0 = 0, a1 = 0, b1 = 0, mask = TB_LANES_MASK, n = rounds, t, u;
+	int i, j;
 
 	if (what == TB_PASS_ADD)
 		TB_PASS_ROUNDS(TB_PASS_SUM(TB_LANES_ADD));
@@ -96,6 +116,30 @@ static __always_inline __u64 tb_pass(__u64 *to, const struct tb_header *head, co
 		TB_PASS_ROUNDS(TB_PASS_CODES(TB_PASS_COPY, "%[s] += 64\n"));
 	else
 		TB_PASS_ROUNDS(TB_PASS_CODES(TB_PASS_NOTHING, ""));
+#pragma clang loop unroll(disable)
+	for (i = 0; i < TB_LANES_ROUND / TB_ROW_STEP - 1; i++) {
+		if (rounds >= TB_WIDTH / TB_LANES_ROUND || codes + TB_ROW_STEP > end)
+			break;
+#pragma unroll
+		for (j = 0; j < TB_ROW_STEP / 8; j++) {
+			t = tb_word(codes, j);
+			if (what == TB_PASS_KEEP) {
+				to[j] = ((const tb_u64 *)codes)[j];
+			} else if (what == TB_PASS_ADD) {
+				to[2 * j] += t & TB_LANES_MASK;
+				to[2 * j + 1] += t >> 8 & TB_LANES_MASK;
+			} else if (what == TB_PASS_STORE) {
+				to[2 * j] = t & TB_LANES_MASK;
+				to[2 * j + 1] = t >> 8 & TB_LANES_MASK;
+			}
+		}
+		a0 += tb_word(codes, 0);
+		b0 += a0;
+		a1 += tb_word(codes, 1);
+		b1 += a1;
+		codes += TB_ROW_STEP;
+		to += what == TB_PASS_KEEP ? TB_ROW_STEP / 8 : TB_ROW_STEP / 4;
+	}
 #pragma unroll
 	for (i = 0; i < 6; i += 2) {
 		a0 += tb_word(head, i);
@@ -107,18 +151,33 @@ static __always_inline __u64 tb_pass(__u64 *to, const struct tb_header *head, co
 	return tb_check_mix(a0, a1, b0 + a0, b1 + a1);
 }
 
+static __always_inline void tb_pass_take(__u64 *to, const tb_u64 *word)
+{
+	__u64 both = tb_le64(*word);
+
+	to[0] -= both & TB_LANES_MASK;
+	to[1] -= both >> 8 & TB_LANES_MASK;
+}
+
 /* Takes from the sums at to what tb_pass has added. */
-static __always_inline void tb_pass_undo(__u64 *to, const void *codes)
+static __always_inline void tb_pass_undo(__u64 *to, const void *codes, const void *end, __u64 n)
 {
 	const tb_u64 *word = codes;
-	__u64 both;
-	int i;
+	__u64 i;
 
 #pragma clang loop unroll(disable)
-	for (i = 0; i < TB_WIDTH / 8; i++) {
-		both = tb_le64(word[i]);
-		to[2 * i] -= both & TB_LANES_MASK;
-		to[2 * i + 1] -= both >> 8 & TB_LANES_MASK;
+	for (i = 0; i < n * (TB_LANES_ROUND / 8); i++) {
+		tb_pass_take(to, word);
+		to += 2;
+		word++;
+	}
+#pragma clang loop unroll(disable)
+	for (i = 0; i < TB_LANES_ROUND / 8 - 1; i++) {
+		if (n >= TB_WIDTH / TB_LANES_ROUND || (const void *)(word + 1) > end)
+			break;
+		tb_pass_take(to, word);
+		to += 2;
+		word++;
 	}
 }
 

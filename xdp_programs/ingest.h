@@ -146,14 +146,8 @@ static __always_inline __u32 tb_window_rules(const struct tb_control *control,
 	return TB_GO_ON;
 }
 
-/* Whether a row is as wide as the program. */
-static __always_inline int tb_whole(const struct tb_frame *f)
-{
-	return (void *)f->codes + TB_WIDTH <= f->end;
-}
-
 /*
- * Whether a packet is a whole row with nothing to tell but its codes: if its check is right, all rules from kernel-10 to
+ * Whether a packet is a row, of nearly the program's width, with nothing to tell but its codes: if its check is right, all rules from kernel-10 to
  * kernel-15 let it go on and leave no trace of it. So its check need not be made before them.
  */
 static __always_inline int tb_quiet(const struct tb_control *control, const struct tb_frame *f,
@@ -166,8 +160,9 @@ static __always_inline int tb_quiet(const struct tb_control *control, const stru
 
 	if (TB_WIDTH > TB_PASS_WIDTH)
 		return 0;
-	if ((!sum && p->type != TB_TYPE_RESULT) || !tb_whole(f) || p->flags & TB_FLAG_NIBBLES ||
-	    f->head->shift || p->owner != (sum ? control->rank : p->sender) ||
+	if ((!sum && p->type != TB_TYPE_RESULT) || !tb_pass_rounds(f->codes, f->end) ||
+	    p->flags & TB_FLAG_NIBBLES || f->head->shift ||
+	    p->owner != (sum ? control->rank : p->sender) ||
 	    tb_row_rules(control, f->head, p) != TB_GO_ON)
 		return 0;
 	state = TB_LOOKUP(peer_states, p->sender);
@@ -338,12 +333,15 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 	struct tb_lock *op_lock;
 	struct tb_frame f;
 	__u32 complete = 0, undone = 0, summed = 0;
-	__u64 check;
+	__u64 check, rounds = 0;
 
 	if (!lock || !expected || !record || !sums || !tb_frame_of(ctx, &f))
 		return TB_VERDICT_SLOT_OUT_OF_RANGE;
-	if (quiet && !tb_whole(&f))
-		return TB_VERDICT_BAD_LENGTH;
+	if (quiet) {
+		rounds = tb_pass_rounds(f.codes, f.end);
+		if (!rounds)
+			return TB_VERDICT_BAD_LENGTH;
+	}
 	exponent = (__s16)tb_be16(f.head->exponent);
 	need = (__s16)tb_be16(f.head->need);
 	shift = f.head->shift;
@@ -359,16 +357,17 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 	if (tb_likely(quiet)) {
 		if (tb_likely(verdict == TB_VERDICT_ADDED)) {
 			summed = 1;
-			if (!tb_likely(tb_pass(sums, f.head, f.codes, TB_PASS_ADD) == check)) {
-				tb_pass_undo(sums, f.codes);
+			if (!tb_likely(tb_pass(sums, f.head, f.codes, f.end, rounds, TB_PASS_ADD) ==
+				       check)) {
+				tb_pass_undo(sums, f.codes, f.end, rounds);
 				verdict = TB_VERDICT_CORRUPT;
 			}
 		} else if (tb_likely(verdict == TB_VERDICT_STORED &&
 				     tb_pass_over(control, p, record->cookie, record->op))) {
 			summed = 1;
-			if (tb_pass(sums, f.head, f.codes, TB_PASS_STORE) != check)
+			if (tb_pass(sums, f.head, f.codes, f.end, rounds, TB_PASS_STORE) != check)
 				verdict = TB_VERDICT_CORRUPT;
-		} else if (tb_pass(sums, f.head, f.codes, TB_PASS_LOOK) != check) {
+		} else if (tb_pass(sums, f.head, f.codes, f.end, rounds, TB_PASS_LOOK) != check) {
 			verdict = TB_VERDICT_CORRUPT;
 		}
 	}
@@ -436,13 +435,16 @@ static __always_inline __u32 tb_result(struct xdp_md *ctx, const struct tb_contr
 	__u64 *codes = TB_LOOKUP(results, position);
 	__u32 rows, copied = 0;
 	struct tb_frame f;
-	__u64 check;
+	__u64 check, rounds = 0;
 
 	if (!lock || !op_lock || !expected || !record || !present || !codes ||
 	    !tb_frame_of(ctx, &f))
 		return TB_VERDICT_SLOT_OUT_OF_RANGE;
-	if (quiet && !tb_whole(&f))
-		return TB_VERDICT_BAD_LENGTH;
+	if (quiet) {
+		rounds = tb_pass_rounds(f.codes, f.end);
+		if (!rounds)
+			return TB_VERDICT_BAD_LENGTH;
+	}
 	check = tb_be64(f.head->check);
 
 	bpf_spin_lock(&lock->lock);
@@ -455,9 +457,9 @@ static __always_inline __u32 tb_result(struct xdp_md *ctx, const struct tb_contr
 		if (tb_likely(verdict == TB_VERDICT_RESULT_TAKEN &&
 			      tb_pass_over(control, p, record->cookie, record->op))) {
 			copied = 1;
-			if (tb_pass(codes, f.head, f.codes, TB_PASS_KEEP) != check)
+			if (tb_pass(codes, f.head, f.codes, f.end, rounds, TB_PASS_KEEP) != check)
 				verdict = TB_VERDICT_CORRUPT;
-		} else if (tb_pass(codes, f.head, f.codes, TB_PASS_LOOK) != check) {
+		} else if (tb_pass(codes, f.head, f.codes, f.end, rounds, TB_PASS_LOOK) != check) {
 			verdict = TB_VERDICT_CORRUPT;
 		}
 	}

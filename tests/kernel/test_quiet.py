@@ -23,29 +23,37 @@ NEXT = op_label(3, 2)  # in progress together with the op of the cases
 OVER = op_label(2, 1)  # over, as all up to RELEASED are
 
 
-def contribution(sender: int, **fields: int) -> bytes:
-    return cases.contribution(sender, cases.WIDTH, **fields)
+#: Whole rounds of 64 codes, with a rest and without, as wide as the program and not.
+LENGTHS = (cases.WIDTH, cases.WIDTH - 16, 128, 112, 64)
 
 
-def result(sender: int, **fields: int) -> bytes:
-    return cases.result(sender, cases.WIDTH, **fields)
+def contribution(sender: int, length: int = cases.WIDTH, **fields: int) -> bytes:
+    return cases.contribution(sender, length, **fields)
 
 
-def introduce(world: KernelWorld, op: int = cases.OP) -> None:
+def result(sender: int, length: int = cases.WIDTH, **fields: int) -> bytes:
+    return cases.result(sender, length, **fields)
+
+
+def introduce(world: KernelWorld, op: int = cases.OP, length: int = cases.WIDTH) -> None:
     """Says all that the three senders have to say of an op, with other rows than those that tests look at."""
     for sender in (1, 2, 3):
-        assert world.take(contribution(sender, op=op, seq=cases.SEQ + 1, row=6))[0] <= Verdict.ADDED
-        assert world.take(result(sender, op=op, seq=cases.RESULT_SEQ + sender))[0] == Verdict.RESULT_TAKEN
+        assert world.take(contribution(sender, length, op=op, seq=cases.SEQ + 1, row=6))[0] <= Verdict.ADDED
+        assert world.take(result(sender, length, op=op, seq=cases.RESULT_SEQ + sender))[0] == Verdict.RESULT_TAKEN
 
 
-def in_use(world: KernelWorld | World) -> dict[str, bytes]:
-    """What a host may read: records, and the codes of rows that are not over."""
+def length_of(op: int) -> int:
+    return LENGTHS[op % len(LENGTHS)]
+
+
+def in_use(world: KernelWorld | World, length: Callable[[int], int] = lambda op: cases.WIDTH) -> dict[str, bytes]:
+    """What a host may read: records, and the codes of rows that are not over, ``length`` of them in an op."""
     store = world.store
     released = int(store.control["released"][0])
     out = {name: getattr(store, name).tobytes() for name in ("slots", "result_records", "presence")}
-    for rows, records in (("sums", store.slots), ("results", store.result_records)):
-        used = (records["cookie"] == cases.COOKIE) & (records["op"] > released)
-        out[rows] = np.ascontiguousarray(getattr(store, rows)[used]).tobytes()
+    for rows, records, size in (("sums", store.slots, 2), ("results", store.result_records, 1)):
+        used = np.flatnonzero((records["cookie"] == cases.COOKIE) & (records["op"] > released))
+        out[rows] = b"".join(getattr(store, rows)[at][: size * length(int(records["op"][at]))].tobytes() for at in used)
     return out
 
 
@@ -54,8 +62,9 @@ def books(world: KernelWorld) -> dict[str, bytes]:
     return in_use(world) | {name: getattr(world.store, name).tobytes() for name in ("ops", "peer_states")}
 
 
+@pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("over", [False, True], ids=["new memory", "over a row that is over"])
-def test_one_wrong_bit(make: Callable[..., KernelWorld], over: bool) -> None:
+def test_one_wrong_bit(make: Callable[..., KernelWorld], over: bool, length: int) -> None:
     """A wrong bit anywhere, in what would be stored, added and copied; then the same packet without it."""
     world = make()
     if over:
@@ -64,17 +73,13 @@ def test_one_wrong_bit(make: Callable[..., KernelWorld], over: bool) -> None:
             world.take(contribution(sender, op=OVER))
             world.take(result(1, op=OVER))
         world.control(**cases.control_values())
-    introduce(world)
-    bits = [
-        *range(512),
-        *range(512, 8 * (64 + cases.WIDTH), 13),
-        *range(8 * (56 + cases.WIDTH), 8 * (64 + cases.WIDTH)),
-    ]
+    introduce(world, length=length)
+    bits = [*range(0, 512, 3), *range(512, 8 * (64 + length), 29), *range(8 * (56 + length), 8 * (64 + length))]
     for data, verdict in (
-        (contribution(1), Verdict.STORED),
-        (contribution(2), Verdict.ADDED),
-        (contribution(3), Verdict.ADDED),
-        (result(2), Verdict.RESULT_TAKEN),
+        (contribution(1, length), Verdict.STORED),
+        (contribution(2, length), Verdict.ADDED),
+        (contribution(3, length), Verdict.ADDED),
+        (result(2, length), Verdict.RESULT_TAKEN),
     ):
         before = books(world)
         for bit in bits:
@@ -83,10 +88,14 @@ def test_one_wrong_bit(make: Callable[..., KernelWorld], over: bool) -> None:
             assert sender == 256
             assert books(world) == before, bit
         assert world.take(data)[0] == verdict
-    codes = [np.frombuffer(contribution(sender)[64:], np.uint8).astype(np.uint16) for sender in (1, 2, 3)]
-    assert np.array_equal(world.lanes(SLOT, cases.WIDTH), sum(codes))
+    codes = [np.frombuffer(contribution(sender, length)[64:], np.uint8).astype(np.uint16) for sender in (1, 2, 3)]
+    assert np.array_equal(world.lanes(SLOT, length), sum(codes))
     assert world.store.slots[SLOT]["count"] == 3
-    assert world.store.results[POSITION].tobytes() == result(2)[64:]
+    assert world.store.results[POSITION][:length].tobytes() == result(2, length)[64:]
+    if over:  # what is behind a shorter row stays as it was
+        behind = sum(np.frombuffer(contribution(sender)[64:], np.uint8).astype(np.uint16) for sender in (1, 2, 3))
+        assert np.array_equal(world.lanes(SLOT, cases.WIDTH)[length:], behind[length:])
+        assert world.store.results[POSITION][length:].tobytes() == result(1)[64 + length :]
 
 
 def test_a_wrong_label_spoils_no_row_in_progress(make: Callable[..., KernelWorld]) -> None:
@@ -129,13 +138,14 @@ def test_judged_as_by_udp(make: Callable[..., KernelWorld]) -> None:
             "published": rng.choice((0,) * 9 + (op - 1,)),
             "owner": rng.choice((0,) * 30 + (2,)),
         }
+        length = length_of(fields["op"])
         if rng.random() < 0.7:
             data = contribution(
-                sender, seq=cases.SUM_BASE + 40 * step + place, shift=rng.choice((0,) * 9 + (1,)), **fields
+                sender, length, seq=cases.SUM_BASE + 40 * step + place, shift=rng.choice((0,) * 9 + (1,)), **fields
             )
         else:
             fields["owner"] = fields["owner"] or sender
-            data = result(sender, seq=cases.RESULT_BASE + 40 * step + place, **fields)
+            data = result(sender, length, seq=cases.RESULT_BASE + 40 * step + place, **fields)
         if rng.random() < 0.25:
             data = damaged(rng, [bytes(HEADERS) + data])[HEADERS:]
         mine, theirs = kernel.take(data, sender), udp.take(data, sender)
@@ -144,5 +154,5 @@ def test_judged_as_by_udp(make: Callable[..., KernelWorld]) -> None:
         assert [k[:2] for k in kernel.ring.drain()] == [k[:2] for k in udp.tables.take_events()], f"packet {i}: {mine}"
         seen[mine[0]] = seen.get(mine[0], 0) + 1
         if i % 100 == 99:
-            assert in_use(kernel) == in_use(udp), f"packet {i}"
+            assert in_use(kernel, length_of) == in_use(udp, length_of), f"packet {i}"
     assert min(seen[v] for v in (Verdict.STORED, Verdict.ADDED, Verdict.RESULT_TAKEN, Verdict.CORRUPT)) > 200, seen
