@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tailbound.bench import figures, turns
+from tailbound.bench.begin import prepared
 from tailbound.bench.meter import per_op
-from tailbound.bench.places import datapath_at, open_place
-from tailbound.bench.prepare import Preparation
+from tailbound.bench.places import datapath_at
 from tailbound.bench.save import save
-from tailbound.bench.start import StartLine
 from tailbound.bench.team import Team
 from tailbound.errors import ConfigError
 from tailbound.lab.cluster import Cluster
@@ -69,36 +67,29 @@ def run(
     if datapath == "switch":
         spec = dataclasses.replace(spec, switch=True)
     sizes = [size - size % 4 for size in sizes]
-    with tempfile.TemporaryDirectory(prefix="tailbound-bench-") as folder, Preparation() as preparation:
-        line = Path(folder, "start")
-        StartLine.create(line, spec.workers)
-        console.print("preparing: compiling what is not compiled yet", highlight=False)
-        preparation.wait()
-        with open_place(spec, datapath) as (place, why_not):
-            if why_not is not None:
-                console.print(f"no lab, ranks run on loopback over udp: {why_not}", highlight=False, soft_wrap=True)
-            job = {
-                "sizes": sizes, "iters": iters, "warmup": WARMUP, "vs": vs, "line": str(line),
-                "datapath": datapath_at(place, datapath),
-            }  # fmt: skip
-            used: dict[str, str] = {}
+    with prepared(spec, datapath, console) as (place, why_not, line):
+        job = {
+            "sizes": sizes, "iters": iters, "warmup": WARMUP, "vs": vs, "line": str(line),
+            "datapath": datapath_at(place, datapath),
+        }  # fmt: skip
+        used: dict[str, str] = {}
 
-            def measure(path: str, count: int) -> turns.Reports:
-                if path == "switch" and isinstance(place, Cluster):
-                    place.switch.renew()  # a cookie serves one run of the workers
-                # without a switch results go to each peer, unless something else is asked for
-                env = {RESULT.variable: os.environ.get(RESULT.variable, "peers")} if vs == "transpose" else {}
-                here = job | {"datapath": path, "iters": count}
-                with Team(place, "tailbound.bench.worker", here, console, env=env) as team:
-                    reports, used[path] = _follow(team, sizes, count, console)
-                return reports
+        def measure(path: str, count: int) -> turns.Reports:
+            if path == "switch" and isinstance(place, Cluster):
+                place.switch.renew()  # a cookie serves one run of the workers
+            # without a switch results go to each peer, unless something else is asked for
+            env = {RESULT.variable: os.environ.get(RESULT.variable, "peers")} if vs == "transpose" else {}
+            here = job | {"datapath": path, "iters": count}
+            with Team(place, "tailbound.bench.worker", here, console, env=env) as team:
+                reports, used[path] = _follow(team, sizes, count, console)
+            return reports
 
-            if vs == "transpose":
-                ways = {"tailbound": datapath, "transpose": "auto"}
-                reports = turns.in_turn(ways, iters, measure)
-            else:
-                ways = {"tailbound": str(job["datapath"])}
-                reports = measure(ways["tailbound"], iters)
+        if vs == "transpose":
+            ways = {"tailbound": datapath, "transpose": "auto"}
+            reports = turns.in_turn(ways, iters, measure)
+        else:
+            ways = {"tailbound": str(job["datapath"])}
+            reports = measure(ways["tailbound"], iters)
     rows = []
     paths = {name: used[path] for name, path in ways.items()}
     for size in sizes:

@@ -9,7 +9,6 @@ processor.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,10 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tailbound.bench.allreduce import WARMUP, conditions, title
-from tailbound.bench.places import Place, datapath_at, open_place
-from tailbound.bench.prepare import Preparation
+from tailbound.bench.begin import prepared
+from tailbound.bench.places import Place, datapath_at
 from tailbound.bench.save import save
-from tailbound.bench.start import StartLine
 from tailbound.bench.team import Team
 from tailbound.errors import ConfigError
 from tailbound.kernel import syscalls
@@ -62,28 +60,21 @@ def run(
         raise ConfigError("a profile needs at least one iteration, and one float32 a worker")
     sizes = [size - size % 4 for size in sizes]
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="tailbound-bench-") as folder, Preparation() as preparation:
-        line = Path(folder, "start")
-        StartLine.create(line, spec.workers)
-        console.print("preparing: compiling what is not compiled yet", highlight=False)
-        preparation.wait()
-        with open_place(spec, datapath) as (place, why_not), _counting(place, console) as counted:
-            if why_not is not None:
-                console.print(f"no lab, ranks run on loopback over udp: {why_not}", highlight=False, soft_wrap=True)
-            job = {
-                "sizes": sizes, "iters": iters, "warmup": WARMUP, "line": str(line), "counted": counted,
-                "datapath": datapath_at(place, datapath),
-            }  # fmt: skip
-            used = ""
-            reports: dict[int, dict[int, dict[str, Any]]] = {size: {} for size in sizes}
-            with Team(place, "tailbound.bench.profile_worker", job, console) as team:
-                while any(len(by_rank) < team.ranks for by_rank in reports.values()):
-                    rank, message = team.next()
-                    if message["kind"] == "ready":
-                        used = message["datapath"]
-                    elif message["kind"] == "size":
-                        reports[message["size"]][rank] = message
-                team.finish()
+    with prepared(spec, datapath, console) as (place, why_not, line), _counting(place, console) as counted:
+        job = {
+            "sizes": sizes, "iters": iters, "warmup": WARMUP, "line": str(line), "counted": counted,
+            "datapath": datapath_at(place, datapath),
+        }  # fmt: skip
+        used = ""
+        reports: dict[int, dict[int, dict[str, Any]]] = {size: {} for size in sizes}
+        with Team(place, "tailbound.bench.profile_worker", job, console) as team:
+            while any(len(by_rank) < team.ranks for by_rank in reports.values()):
+                rank, message = team.next()
+                if message["kind"] == "ready":
+                    used = message["datapath"]
+                elif message["kind"] == "size":
+                    reports[message["size"]][rank] = message
+            team.finish()
     for size in sizes:
         settings = conditions(spec, why_not is None) | {"datapath": used}
         new = summarize(size, [reports[size][rank] for rank in range(spec.workers)], settings)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,9 +26,9 @@ from rich.table import Table
 
 from tailbound.bench import figures
 from tailbound.bench.allreduce import conditions
+from tailbound.bench.begin import prepared
 from tailbound.bench.channel import Channel, serve
-from tailbound.bench.places import datapath_at, open_place
-from tailbound.bench.prepare import Preparation
+from tailbound.bench.places import datapath_at
 from tailbound.bench.save import save
 from tailbound.bench.start import StartLine
 from tailbound.bench.team import Team
@@ -77,25 +76,18 @@ def run(
         raise ConfigError(f"give {_TURNS} iterations or more, delays of 0..500 ms, and 4 KiB for every worker")
     size -= size % 4
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="tailbound-bench-") as folder, Preparation() as preparation:
-        line = Path(folder, "start")
-        StartLine.create(line, spec.workers)
-        console.print("preparing: compiling what is not compiled yet", highlight=False)
-        preparation.wait()
-        with open_place(spec, datapath) as (place, why_not):
-            if why_not is not None:
-                console.print(f"no lab, ranks run on loopback over udp: {why_not}", highlight=False, soft_wrap=True)
-            job = {
-                "size": size, "delays": list(delays), "iters": iters, "line": str(line),
-                "datapath": datapath_at(place, datapath),
-            }  # fmt: skip
-            settings = conditions(spec, why_not is None)
-            with Team(place, "tailbound.bench.straggler", job, console) as team:
-                for delay in delays:
-                    reports = {rank: message for rank, message in team.gather("delay") if message["kind"] == "delay"}
-                    rows += summarize(size, delay, [reports[rank] for rank in range(team.ranks)], settings)
-                    console.print(f"{delay:g} ms: done", highlight=False)
-                team.finish()
+    with prepared(spec, datapath, console) as (place, why_not, line):
+        job = {
+            "size": size, "delays": list(delays), "iters": iters, "line": str(line),
+            "datapath": datapath_at(place, datapath),
+        }  # fmt: skip
+        settings = conditions(spec, why_not is None)
+        with Team(place, "tailbound.bench.straggler", job, console) as team:
+            for delay in delays:
+                reports = {rank: message for rank, message in team.gather("delay") if message["kind"] == "delay"}
+                rows += summarize(size, delay, [reports[rank] for rank in range(team.ranks)], settings)
+                console.print(f"{delay:g} ms: done", highlight=False)
+            team.finish()
     console.print(table(rows))
     save(rows, json_file)
     return rows

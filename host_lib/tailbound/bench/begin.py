@@ -1,0 +1,36 @@
+"""What the benchmarks of all-reduces begin with: compiled code, a place for the ranks, and a common start."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from tailbound.bench.places import Place, open_place
+from tailbound.bench.prepare import Preparation
+from tailbound.bench.start import StartLine
+from tailbound.lab.spec import LabSpec
+
+
+@contextmanager
+def prepared(spec: LabSpec, datapath: str, console: Console) -> Iterator[tuple[Place, str | None, Path]]:
+    """Compiles what is not compiled yet, then ``open_place``; says what it does.
+
+    Yields:
+        The place, why it is not a lab (None: it is one), and the file of the ranks' ``StartLine``.
+
+    Raises:
+        ConfigError, CapabilityError: see ``open_place``.
+    """
+    with tempfile.TemporaryDirectory(prefix="tailbound-bench-") as folder, Preparation() as preparation:
+        line = Path(folder, "start")
+        StartLine.create(line, spec.workers)
+        console.print("preparing: compiling what is not compiled yet", highlight=False)
+        preparation.wait()
+        with open_place(spec, datapath) as (place, why_not):
+            if why_not is not None:
+                console.print(f"no lab, ranks run on loopback over udp: {why_not}", highlight=False, soft_wrap=True)
+            yield place, why_not, line
