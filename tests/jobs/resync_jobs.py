@@ -214,7 +214,7 @@ def carrying(rank: int, late: str, over: Any) -> list[float]:
         NMSE of the third step's average against: the plain mean, and the mean with the late gradient carried.
     """
     numel = 20_000
-    settings = {**SETTINGS, "deadline_ms": (2000.0, 1000.0)}  # where cores are few, the two in time may be a second apart
+    settings = {**SETTINGS, "deadline_ms": (2000.0, 1000.0)}  # on few cores the two in time may be a second apart
 
     def gradient(of: int, step: int) -> torch.Tensor:
         return torch.randn(numel, generator=torch.Generator().manual_seed(100 * step + of))
