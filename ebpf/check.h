@@ -38,6 +38,13 @@ static __always_inline __u64 tb_word(const void *p, int i)
 		pairs++;                   \
 	} while (0)
 
+static __always_inline __u64 tb_check_mix(__u64 a0, __u64 a1, __u64 b0, __u64 b1)
+{
+	__u64 c = a0 * TB_CHECK_K1 + a1 * TB_CHECK_K2 + b0 * TB_CHECK_K3 + b1 * TB_CHECK_K4;
+
+	return c ^ c >> 32;
+}
+
 /*
  * The check that a packet ought to carry: codes up to end, then the header with its check field as zero.
  *
@@ -47,7 +54,7 @@ static __always_inline __u64 tb_word(const void *p, int i)
 static __always_inline __u64 tb_check(const struct tb_header *head, const void *codes,
 				      const void *end)
 {
-	__u64 a0 = 0, b0 = 0, a1 = 0, b1 = 0, n = TB_WIDTH / TB_CHECK_ROUND, t, c;
+	__u64 a0 = 0, b0 = 0, a1 = 0, b1 = 0, n = TB_WIDTH / TB_CHECK_ROUND, t;
 	__u64 whole = tb_lanes_whole(codes, end), a2 = 0, b2 = 0, a3 = 0, b3 = 0, pairs = 0;
 	const void *q = codes + TB_CHECK_ROUND;
 	int i;
@@ -89,10 +96,7 @@ static __always_inline __u64 tb_check(const struct tb_header *head, const void *
 	/* clang-format on */
 	b0 += pairs * a0 + b2;
 	b1 += pairs * a1 + b3;
-	a0 += a2;
-	a1 += a3;
-	c = a0 * TB_CHECK_K1 + a1 * TB_CHECK_K2 + b0 * TB_CHECK_K3 + b1 * TB_CHECK_K4;
-	return c ^ c >> 32;
+	return tb_check_mix(a0 + a2, a1 + a3, b0, b1);
 }
 
 /*

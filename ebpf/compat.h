@@ -47,6 +47,9 @@ typedef __u64 __attribute__((may_alias)) tb_u64;
 #define TB_READ_ONCE(x) (*(const volatile __typeof__(x) *)&(x))
 #define TB_WRITE_ONCE(x, value) (*(volatile __typeof__(x) *)&(x) = (value))
 
+/* What comes to the common packet, so that its way is laid out in one piece. */
+#define tb_likely(x) __builtin_expect(!!(x), 1)
+
 /* Signed distance of two serial numbers. */
 static __always_inline __s32 tb_distance(__u32 a, __u32 b)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * One packet, from frame to verdict: the rules of ebpf/ applied to the maps, in the order in which the
- * udp datapath applies them too.
+ * udp datapath applies them too. Where no rule before the row's own could tell, the check waits for it (tb_quiet).
  *
  * Locks: one at a time, and nothing is looked up or called while one is held. Packet pointers are taken anew
  * from the context after each loop over the codes, so that the verifier does not carry the loop's exits on.
@@ -17,6 +17,7 @@
 #include "op.h"
 #include "packet.h"
 #include "parse.h"
+#include "pass.h"
 #include "peer.h"
 #include "ranks.h"
 #include "reflect.h"
@@ -145,6 +146,34 @@ static __always_inline __u32 tb_window_rules(const struct tb_control *control,
 	return TB_GO_ON;
 }
 
+/*
+ * Whether a packet is a row, of nearly the program's width, with nothing to tell but its codes: if its check is right, all rules from kernel-10 to
+ * kernel-15 let it go on and leave no trace of it. So its check need not be made before them.
+ */
+static __always_inline int tb_quiet(const struct tb_control *control, const struct tb_frame *f,
+				    const struct tb_packet *p, struct tb_op *op)
+{
+	int sum = p->type == TB_TYPE_CONTRIBUTION;
+	struct tb_peer_state *state;
+	struct tb_marks marks;
+	__u32 tag;
+
+	if (TB_WIDTH > TB_PASS_WIDTH)
+		return 0;
+	if ((!sum && p->type != TB_TYPE_RESULT) || !tb_pass_rounds(f->codes, f->end) ||
+	    p->flags & TB_FLAG_NIBBLES || f->head->shift ||
+	    p->owner != (sum ? control->rank : p->sender) ||
+	    tb_row_rules(control, f->head, p) != TB_GO_ON)
+		return 0;
+	state = TB_LOOKUP(peer_states, p->sender);
+	tb_marks_of(&marks, f->head);
+	if (!state || tb_peer_news(state, p, &marks) || tb_window_rules(control, p) != TB_GO_ON)
+		return 0;
+	op = tb_op_look(op, p, &tag);
+	return tag == TB_TAG_SAME && op->layout == p->layout &&
+	       TB_READ_ONCE(op->codes) == p->codes && !tb_op_news(op, p);
+}
+
 /* What becomes of a packet of which no record can be had, since a newer op has it. */
 static __always_inline __u32 tb_op_gone(const struct tb_packet *p)
 {
@@ -269,9 +298,30 @@ static __always_inline void tb_op_late(const struct tb_control *control, const s
 	bpf_spin_unlock(&lock->lock);
 }
 
-/* kernel-16: a contribution into its slot. */
+static __always_inline void tb_codes_add(__u64 *sums, const struct tb_packet *p,
+					 const struct tb_frame *f, __u32 shift)
+{
+	if (p->flags & TB_FLAG_NIBBLES)
+		tb_nibbles_add(sums, f->codes, f->end);
+	else
+		tb_lanes_add(sums, f->codes, f->end, shift);
+}
+
+static __always_inline void tb_codes_store(__u64 *sums, const struct tb_packet *p,
+					   const struct tb_frame *f, __u32 shift)
+{
+	if (p->flags & TB_FLAG_NIBBLES)
+		tb_nibbles_store(sums, f->codes, f->end);
+	else
+		tb_lanes_store(sums, f->codes, f->end, shift);
+}
+
+/*
+ * kernel-16: a contribution into its slot. Of a quiet one the check is made here, in the pass that sums it where that can
+ * be taken back: under the lock nobody sees the sum, since the host seals before it reads.
+ */
 static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb_control *control,
-					     const struct tb_packet *p, struct tb_op *op,
+					     const struct tb_packet *p, struct tb_op *op, int quiet,
 					     struct tb_abandoned *abandoned)
 {
 	__u32 slot = p->seq & (control->sum_rows - 1), verdict, place, shift, done;
@@ -282,13 +332,20 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 	__s32 exponent, need;
 	struct tb_lock *op_lock;
 	struct tb_frame f;
-	__u32 complete = 0, undone = 0;
+	__u32 complete = 0, undone = 0, summed = 0;
+	__u64 check, rounds = 0;
 
 	if (!lock || !expected || !record || !sums || !tb_frame_of(ctx, &f))
 		return TB_VERDICT_SLOT_OUT_OF_RANGE;
+	if (quiet) {
+		rounds = tb_pass_rounds(f.codes, f.end);
+		if (!rounds)
+			return TB_VERDICT_BAD_LENGTH;
+	}
 	exponent = (__s16)tb_be16(f.head->exponent);
 	need = (__s16)tb_be16(f.head->need);
 	shift = f.head->shift;
+	check = tb_be64(f.head->check);
 	expect = tb_expect_of(expected);
 
 	bpf_spin_lock(&lock->lock);
@@ -297,13 +354,28 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 		verdict = tb_slot_judge(record, lock->sealed_op, expect, p, exponent);
 	else
 		verdict = place == TB_BEHIND ? TB_VERDICT_STALE_OP : TB_VERDICT_FUTURE_OP;
-	if (verdict == TB_VERDICT_ADDED) {
+	if (tb_likely(quiet)) {
+		if (tb_likely(verdict == TB_VERDICT_ADDED)) {
+			summed = 1;
+			if (!tb_likely(tb_pass(sums, f.head, f.codes, f.end, rounds, TB_PASS_ADD) ==
+				       check)) {
+				tb_pass_undo(sums, f.codes, f.end, rounds);
+				verdict = TB_VERDICT_CORRUPT;
+			}
+		} else if (tb_likely(verdict == TB_VERDICT_STORED &&
+				     tb_pass_over(control, p, record->cookie, record->op))) {
+			summed = 1;
+			if (tb_pass(sums, f.head, f.codes, f.end, rounds, TB_PASS_STORE) != check)
+				verdict = TB_VERDICT_CORRUPT;
+		} else if (tb_pass(sums, f.head, f.codes, f.end, rounds, TB_PASS_LOOK) != check) {
+			verdict = TB_VERDICT_CORRUPT;
+		}
+	}
+	if (tb_likely(verdict == TB_VERDICT_ADDED)) {
 		tb_slot_join(record, p, need, shift);
 		complete = tb_slot_count(record, control->live);
-		if (p->flags & TB_FLAG_NIBBLES)
-			tb_nibbles_add(sums, f.codes, f.end);
-		else
-			tb_lanes_add(sums, f.codes, f.end, shift);
+		if (!tb_likely(summed))
+			tb_codes_add(sums, p, &f, shift);
 	} else if (verdict == TB_VERDICT_STORED) {
 		abandoned->none = tb_slot_apart(record, p);
 		abandoned->ranks[0] = record->ranks[0];
@@ -313,10 +385,8 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 		undone = record->counted;
 		tb_slot_start(record, p, exponent, need, shift);
 		complete = tb_slot_count(record, control->live);
-		if (p->flags & TB_FLAG_NIBBLES)
-			tb_nibbles_store(sums, f.codes, f.end);
-		else
-			tb_lanes_store(sums, f.codes, f.end, shift);
+		if (!tb_likely(summed))
+			tb_codes_store(sums, p, &f, shift);
 	}
 	bpf_spin_unlock(&lock->lock);
 
@@ -347,9 +417,9 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 	return verdict;
 }
 
-/* kernel-17: a result into its row. */
+/* kernel-17: a result into its row. Of a quiet one the check is made here, in the pass that copies it where that may be. */
 static __always_inline __u32 tb_result(struct xdp_md *ctx, const struct tb_control *control,
-				       const struct tb_packet *p, struct tb_op *op)
+				       const struct tb_packet *p, struct tb_op *op, int quiet)
 {
 	__u32 position = p->seq & (TB_RESULT_ROWS - 1), op_slot = tb_op_slot(p->op), verdict, place,
 	      in = 0;
@@ -363,12 +433,19 @@ static __always_inline __u32 tb_result(struct xdp_md *ctx, const struct tb_contr
 		__u64 word;
 	} here = { .value = { .op = p->op, .cookie = p->cookie } };
 	__u64 *codes = TB_LOOKUP(results, position);
+	__u32 rows, copied = 0;
 	struct tb_frame f;
-	__u32 rows;
+	__u64 check, rounds = 0;
 
 	if (!lock || !op_lock || !expected || !record || !present || !codes ||
 	    !tb_frame_of(ctx, &f))
 		return TB_VERDICT_SLOT_OUT_OF_RANGE;
+	if (quiet) {
+		rounds = tb_pass_rounds(f.codes, f.end);
+		if (!rounds)
+			return TB_VERDICT_BAD_LENGTH;
+	}
+	check = tb_be64(f.head->check);
 
 	bpf_spin_lock(&lock->lock);
 	place = tb_window(p->seq, TB_READ_ONCE(control->result_base), TB_RESULT_ROWS);
@@ -376,9 +453,20 @@ static __always_inline __u32 tb_result(struct xdp_md *ctx, const struct tb_contr
 		verdict = tb_result_judge(record, p);
 	else
 		verdict = place == TB_BEHIND ? TB_VERDICT_STALE_RESULT : TB_VERDICT_FUTURE_RESULT;
-	if (verdict == TB_VERDICT_RESULT_TAKEN) {
+	if (tb_likely(quiet)) {
+		if (tb_likely(verdict == TB_VERDICT_RESULT_TAKEN &&
+			      tb_pass_over(control, p, record->cookie, record->op))) {
+			copied = 1;
+			if (tb_pass(codes, f.head, f.codes, f.end, rounds, TB_PASS_KEEP) != check)
+				verdict = TB_VERDICT_CORRUPT;
+		} else if (tb_pass(codes, f.head, f.codes, f.end, rounds, TB_PASS_LOOK) != check) {
+			verdict = TB_VERDICT_CORRUPT;
+		}
+	}
+	if (tb_likely(verdict == TB_VERDICT_RESULT_TAKEN)) {
 		tb_result_take(record, p, f.head);
-		tb_codes_copy(codes, f.codes, f.end);
+		if (!tb_likely(copied))
+			tb_codes_copy(codes, f.codes, f.end);
 		/* Not later: were this CPU held up in between, a repeat would be a duplicate of a row that nobody sees. */
 		tb_store_release(present, here.word);
 	}
@@ -396,6 +484,47 @@ static __always_inline __u32 tb_result(struct xdp_md *ctx, const struct tb_contr
 	return verdict;
 }
 
+/* kernel-9 to kernel-15, in their order; TB_GO_ON only for rows. *sender stays UNKNOWN until the check has passed. */
+static __always_inline __u32 tb_rules(struct xdp_md *ctx, const struct tb_control *control,
+				      struct tb_frame *f, const struct tb_packet *p,
+				      struct tb_op *op, __u32 *sender)
+{
+	__u64 check = tb_be64(f->head->check); /* before the loop: see lanes.h */
+	__u32 verdict;
+	int live, row;
+
+	if (tb_check(f->head, f->codes, f->end) != check)
+		return TB_VERDICT_CORRUPT;
+	if (!tb_frame_of(ctx, f))
+		return TB_VERDICT_BAD_LENGTH;
+	*sender = p->sender;
+	if (p->type == TB_TYPE_PROBE || p->type == TB_TYPE_ECHO)
+		return tb_probe(control, f, p);
+
+	row = p->type == TB_TYPE_CONTRIBUTION || p->type == TB_TYPE_RESULT;
+	if (p->owner != (tb_to_all(control, p) ? p->sender : control->rank))
+		return TB_VERDICT_NOT_FOR_THIS_RANK;
+	if (row) {
+		verdict = tb_row_rules(control, f->head, p);
+		if (verdict != TB_GO_ON)
+			return verdict;
+	}
+	tb_peer_note(p, f->head);
+	if (!row && p->type != TB_TYPE_READY)
+		return TB_VERDICT_CONTROL_PASSED;
+
+	verdict = tb_window_rules(control, p);
+	if (verdict != TB_GO_ON) {
+		if ((row || tb_says_late(p)) &&
+		    (verdict == TB_VERDICT_STALE_OP || verdict == TB_VERDICT_STALE_RESULT))
+			tb_op_late(control, p, op, row ? p->codes : 0);
+		return verdict;
+	}
+	live = tb_rank_in(control->live, p->sender);
+	verdict = tb_op_note(control, p, live, op, row ? p->codes : 0);
+	return verdict == TB_GO_ON && !row ? TB_VERDICT_CONTROL_PASSED : verdict;
+}
+
 /* kernel-5 to kernel-18. *sender stays UNKNOWN until the check has passed. */
 static __always_inline __u32 tb_judge(struct xdp_md *ctx, const struct tb_control *control,
 				      __u32 codes, __u32 *sender, struct tb_abandoned *abandoned)
@@ -405,8 +534,7 @@ static __always_inline __u32 tb_judge(struct xdp_md *ctx, const struct tb_contro
 	struct tb_frame f;
 	struct tb_op *op;
 	__u32 verdict;
-	int live, row;
-	__u64 check;
+	int quiet;
 
 	if (!TB_READ_ONCE(control->active))
 		return TB_VERDICT_INACTIVE;
@@ -418,47 +546,23 @@ static __always_inline __u32 tb_judge(struct xdp_md *ctx, const struct tb_contro
 	verdict = tb_admit(control, peer, &f);
 	if (verdict != TB_GO_ON)
 		return verdict;
-	check = tb_be64(f.head->check); /* before the loop: see lanes.h */
-	if (tb_check(f.head, f.codes, f.end) != check)
-		return TB_VERDICT_CORRUPT;
-	if (!tb_frame_of(ctx, &f))
-		return TB_VERDICT_BAD_LENGTH;
 	tb_packet_of(&p, f.head, codes);
-	*sender = p.sender;
-	if (p.type == TB_TYPE_PROBE || p.type == TB_TYPE_ECHO)
-		return tb_probe(control, &f, &p);
-
-	row = p.type == TB_TYPE_CONTRIBUTION || p.type == TB_TYPE_RESULT;
-	if (p.owner != (tb_to_all(control, &p) ? p.sender : control->rank))
-		return TB_VERDICT_NOT_FOR_THIS_RANK;
-	if (row) {
-		verdict = tb_row_rules(control, f.head, &p);
-		if (verdict != TB_GO_ON)
-			return verdict;
-	}
-	tb_peer_note(&p, f.head);
-	if (!row && p.type != TB_TYPE_READY)
-		return TB_VERDICT_CONTROL_PASSED;
-
-	verdict = tb_window_rules(control, &p);
 	op = TB_LOOKUP(ops, tb_op_slot(p.op));
 	if (!op)
 		return TB_VERDICT_STALE_OP;
-	if (verdict != TB_GO_ON) {
-		if ((row || tb_says_late(&p)) &&
-		    (verdict == TB_VERDICT_STALE_OP || verdict == TB_VERDICT_STALE_RESULT))
-			tb_op_late(control, &p, op, row ? p.codes : 0);
-		return verdict;
+	quiet = tb_quiet(control, &f, &p, op);
+	if (!tb_likely(quiet)) {
+		verdict = tb_rules(ctx, control, &f, &p, op, sender);
+		if (verdict != TB_GO_ON)
+			return verdict;
 	}
-	live = tb_rank_in(control->live, p.sender);
-	verdict = tb_op_note(control, &p, live, op, row ? p.codes : 0);
-	if (verdict != TB_GO_ON)
-		return verdict;
 	if (p.type == TB_TYPE_CONTRIBUTION)
-		return tb_contribution(ctx, control, &p, op, abandoned);
-	if (p.type == TB_TYPE_RESULT)
-		return tb_result(ctx, control, &p, op);
-	return TB_VERDICT_CONTROL_PASSED;
+		verdict = tb_contribution(ctx, control, &p, op, quiet, abandoned);
+	else
+		verdict = tb_result(ctx, control, &p, op, quiet);
+	if (verdict != TB_VERDICT_CORRUPT)
+		*sender = p.sender;
+	return verdict;
 }
 
 /*

@@ -28,6 +28,7 @@ from tailbound.wire.schema import HEADER_BYTES, UNKNOWN_SENDER, VERDICTS, Verdic
 
 _SENDER, _SEQ = (HEADER_DTYPE.fields[n][1] for n in ("sender", "seq"))  # type: ignore[index]
 _STORED, _ADDED, _TAKEN = int(Verdict.STORED), int(Verdict.ADDED), int(Verdict.RESULT_TAKEN)
+_CORRUPT = int(Verdict.CORRUPT)
 _PASSED, _REFLECTED, _ABANDONED = int(Verdict.CONTROL_PASSED), int(Verdict.REFLECTED), int(Verdict.ABANDONED)
 _TEST_RUN, _ATTR = 10, 80
 _SLOTS, _PLACES = cases.SUM_ROWS - 1, cases.RESULT_ROWS - 1
@@ -137,6 +138,12 @@ def _rows_differ(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> Scalar:
 
 
 @compiled
+def _over(records: Any, at: Scalar, cookie: NDArray[np.uint32], released: NDArray[np.uint32]) -> Scalar:
+    """Whether a row is of another job, or of an op that is over."""
+    return records[0][at] != cookie[0] or np.int32(records[1][at] - released[0]) <= 0
+
+
+@compiled
 def _copy(to: NDArray[np.uint64], what: NDArray[np.uint64]) -> None:
     for i in range(to.shape[0]):
         to[i] = what[i]
@@ -150,8 +157,9 @@ def feed(
 
     Args:
         program: of ``Runner.context``.
-        kernel: (ledger, ledger as known, sums, sums as known, results, results as known), the last four u64[rows, ...].
-        udp: (context, ledger, ledger as known, sums, buffer u8[MOST], echoes).
+        kernel: (ledger, ledger as known, sums, sums as known, results, results as known), the last four u64[rows, ...],
+            then (cookie, op) of slots, the same of results, cookie of the job, and its newest op that is over.
+        udp: (context, ledger, ledger as known, sums, results, buffer u8[MOST], echoes).
         packets: (frames, sizes of their payloads, sources).
         words: addresses by source, i64[sources].
         clock: ns, before the first packet.
@@ -161,8 +169,8 @@ def feed(
         (number of the packet that is wrong, or how many there are; ``Wrong``; what the kernel counted; what udp did)
     """
     attr, back = program
-    ledger, known, sums, sums_known, results, results_known = kernel
-    context, udp_ledger, udp_known, udp_sums, buffer, echoes = udp
+    ledger, known, sums, sums_known, results, results_known, slots, rows, cookie, released = kernel
+    context, udp_ledger, udp_known, udp_sums, udp_results, buffer, echoes = udp
     frames, sizes, sources = packets
     for n in range(frames.shape[0]):
         length = sizes[n]
@@ -196,8 +204,15 @@ def feed(
         place = 0
         for i in range(4 if length >= HEADER_BYTES else 0):
             place = place << 8 | np.int64(data[_SEQ + i])
+        slot = place & _SLOTS
+        if verdict == _CORRUPT:  # wrong codes may lie where nobody reads any more (kernel-9)
+            if _over(slots, slot, cookie, released):
+                _copy(sums_known[slot], sums[slot])
+                _copy(udp_sums[slot], sums[slot])
+            if _over(rows, place & _PLACES, cookie, released):
+                _copy(results_known[place & _PLACES], results[place & _PLACES])
+                _copy(udp_results[place & _PLACES], results[place & _PLACES])
         if verdict in (_STORED, _ADDED):
-            slot = place & _SLOTS
             if _differ(sums[slot], udp_sums[slot]):
                 return n, 8, ours[1], theirs[1]
             _copy(sums_known[slot], sums[slot])

@@ -69,10 +69,12 @@ class Twins:
         self._ledger = store.ledger["verdict"].reshape(-1, UNKNOWN_SENDER + 1, VERDICTS)
         self._sums, self._results = store.sums.view(np.uint64), store.results.view(np.uint64)
         mine = self._ledger[self._runner.cpu]
-        self._seen = [mine, mine.copy(), self._sums, self._sums.copy(), self._results, self._results.copy()]
+        used = [(records["cookie"], records["op"]) for records in (store.slots, store.result_records)]
+        used += [store.control["cookie"], store.control["released"]]
+        self._seen = [mine, mine.copy(), self._sums, self._sums.copy(), self._results, self._results.copy(), *used]
         theirs = self.udp.store.ledger["verdict"]
-        sums = self.udp.store.sums.view(np.uint64)
-        self._udp = (self.udp.tables.context, theirs, theirs.copy(), sums, self._buffer, self.udp.echoes)
+        codes = self.udp.store.sums.view(np.uint64), self.udp.store.results.view(np.uint64)
+        self._udp = (self.udp.tables.context, theirs, theirs.copy(), *codes, self._buffer, self.udp.echoes)
 
     def close(self) -> None:
         self.kernel.close()

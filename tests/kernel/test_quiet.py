@@ -1,0 +1,158 @@
+"""Whole rows that tell nothing but their codes: their check is made in the pass that takes the codes in.
+
+What is wrong is found when its codes lie in memory already. Nobody may find them there. Rules: kernel-9, kernel-16,
+kernel-17.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import cases
+from hostile import damaged
+from kernel_world import HEADERS, KernelWorld
+from tailbound.wire.schema import Flag, Verdict, op_label
+from udp_world import World
+
+SLOT, POSITION = cases.SEQ & (cases.SUM_ROWS - 1), cases.RESULT_SEQ & (cases.RESULT_ROWS - 1)
+NEXT = op_label(3, 2)  # in progress together with the op of the cases
+OVER = op_label(2, 1)  # over, as all up to RELEASED are
+
+
+#: Whole rounds of 64 codes, with a rest and without, as wide as the program and not.
+LENGTHS = (cases.WIDTH, cases.WIDTH - 16, 128, 112, 64)
+
+
+def contribution(sender: int, length: int = cases.WIDTH, **fields: int) -> bytes:
+    return cases.contribution(sender, length, **fields)
+
+
+def result(sender: int, length: int = cases.WIDTH, **fields: int) -> bytes:
+    return cases.result(sender, length, **fields)
+
+
+def introduce(world: KernelWorld, op: int = cases.OP, length: int = cases.WIDTH) -> None:
+    """Says all that the three senders have to say of an op, with other rows than those that tests look at."""
+    for sender in (1, 2, 3):
+        assert world.take(contribution(sender, length, op=op, seq=cases.SEQ + 1, row=6))[0] <= Verdict.ADDED
+        assert world.take(result(sender, length, op=op, seq=cases.RESULT_SEQ + sender))[0] == Verdict.RESULT_TAKEN
+
+
+def length_of(op: int) -> int:
+    return LENGTHS[op % len(LENGTHS)]
+
+
+def in_use(world: KernelWorld | World, length: Callable[[int], int] = lambda op: cases.WIDTH) -> dict[str, bytes]:
+    """What a host may read: records, and the codes of rows that are not over, ``length`` of them in an op."""
+    store = world.store
+    released = int(store.control["released"][0])
+    out = {name: getattr(store, name).tobytes() for name in ("slots", "result_records", "presence")}
+    for rows, records, size in (("sums", store.slots, 2), ("results", store.result_records, 1)):
+        used = np.flatnonzero((records["cookie"] == cases.COOKIE) & (records["op"] > released))
+        out[rows] = b"".join(getattr(store, rows)[at][: size * length(int(records["op"][at]))].tobytes() for at in used)
+    return out
+
+
+def books(world: KernelWorld) -> dict[str, bytes]:
+    """The same and what the kernel remembers of ops and peers."""
+    return in_use(world) | {name: getattr(world.store, name).tobytes() for name in ("ops", "peer_states")}
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("over", [False, True], ids=["new memory", "over a row that is over"])
+def test_one_wrong_bit(make: Callable[..., KernelWorld], over: bool, length: int) -> None:
+    """A wrong bit anywhere, in what would be stored, added and copied; then the same packet without it."""
+    world = make()
+    if over:
+        world.control(released=OVER - 1, map_since=OVER)
+        for sender in (1, 2, 3):
+            world.take(contribution(sender, op=OVER))
+            world.take(result(1, op=OVER))
+        world.control(**cases.control_values())
+    introduce(world, length=length)
+    bits = [*range(0, 512, 3), *range(512, 8 * (64 + length), 29), *range(8 * (56 + length), 8 * (64 + length))]
+    for data, verdict in (
+        (contribution(1, length), Verdict.STORED),
+        (contribution(2, length), Verdict.ADDED),
+        (contribution(3, length), Verdict.ADDED),
+        (result(2, length), Verdict.RESULT_TAKEN),
+    ):
+        before = books(world)
+        for bit in bits:
+            said, sender = world.take(cases.flipped(data, bit), data[14])
+            assert said >= Verdict.BAD_LENGTH, bit
+            assert sender == 256
+            assert books(world) == before, bit
+        assert world.take(data)[0] == verdict
+    codes = [np.frombuffer(contribution(sender, length)[64:], np.uint8).astype(np.uint16) for sender in (1, 2, 3)]
+    assert np.array_equal(world.lanes(SLOT, length), sum(codes))
+    assert world.store.slots[SLOT]["count"] == 3
+    assert world.store.results[POSITION][:length].tobytes() == result(2, length)[64:]
+    if over:  # what is behind a shorter row stays as it was
+        behind = sum(np.frombuffer(contribution(sender)[64:], np.uint8).astype(np.uint16) for sender in (1, 2, 3))
+        assert np.array_equal(world.lanes(SLOT, cases.WIDTH)[length:], behind[length:])
+        assert world.store.results[POSITION][length:].tobytes() == result(1)[64 + length :]
+
+
+def test_a_wrong_label_spoils_no_row_in_progress(make: Callable[..., KernelWorld]) -> None:
+    """A newer label that is in progress too, on a row's own sequence, with a wrong check: the row stays as it is."""
+    world = make()
+    introduce(world)
+    introduce(world, NEXT)
+    world.take(contribution(1))
+    world.take(contribution(2))
+    world.take(result(1))
+    before = books(world)
+    for data in (contribution(1, op=NEXT), contribution(3, op=NEXT), result(1, op=NEXT), result(3, op=NEXT)):
+        assert world.take(cases.flipped(data, 8 * 200)) == (Verdict.CORRUPT, 256)
+        assert books(world) == before
+
+
+def test_judged_as_by_udp(make: Callable[..., KernelWorld]) -> None:
+    """A long life of whole rows, some of them damaged, while the host goes on: as the udp datapath has it."""
+    kernel, udp = make(), World()
+    rng = random.Random(15)
+    seen: dict[Verdict, int] = {}
+    for i in range(8000):
+        step = i // 800
+        op = cases.OP + step
+        if i % 800 == 0:
+            for world in (kernel, udp):
+                world.control(
+                    released=op - 1, sum_base=cases.SUM_BASE + 40 * step, result_base=cases.RESULT_BASE + 40 * step
+                )
+            kernel.sealer.seal(op - 1, cases.SUM_BASE + 40 * step, 8)
+            udp.tables.seal(op - 1, cases.SUM_BASE + 40 * step, 8)
+        sender = rng.choice((1, 2, 3))
+        place = rng.randrange(-2, 66)
+        fields = {
+            "op": op + rng.choice((0,) * 12 + (1, 1, -1)),
+            "row": rng.choice((3, 4, 5, 19)),
+            "flags": rng.choice((0,) * 12 + (Flag.ABSTAIN, Flag.NIBBLES, Flag.REPEAT)),
+            "layout": rng.choice((cases.LAYOUT,) * 30 + (1,)),
+            "exponent": rng.choice((cases.EXPONENT,) * 30 + (3,)),
+            "published": rng.choice((0,) * 9 + (op - 1,)),
+            "owner": rng.choice((0,) * 30 + (2,)),
+        }
+        length = length_of(fields["op"])
+        if rng.random() < 0.7:
+            data = contribution(
+                sender, length, seq=cases.SUM_BASE + 40 * step + place, shift=rng.choice((0,) * 9 + (1,)), **fields
+            )
+        else:
+            fields["owner"] = fields["owner"] or sender
+            data = result(sender, length, seq=cases.RESULT_BASE + 40 * step + place, **fields)
+        if rng.random() < 0.25:
+            data = damaged(rng, [bytes(HEADERS) + data])[HEADERS:]
+        mine, theirs = kernel.take(data, sender), udp.take(data, sender)
+        assert mine == theirs, f"packet {i}"
+        assert kernel.abandoned == udp.abandoned, f"packet {i}"
+        assert [k[:2] for k in kernel.ring.drain()] == [k[:2] for k in udp.tables.take_events()], f"packet {i}: {mine}"
+        seen[mine[0]] = seen.get(mine[0], 0) + 1
+        if i % 100 == 99:
+            assert in_use(kernel, length_of) == in_use(udp, length_of), f"packet {i}"
+    assert min(seen[v] for v in (Verdict.STORED, Verdict.ADDED, Verdict.RESULT_TAKEN, Verdict.CORRUPT)) > 200, seen
