@@ -363,7 +363,7 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 				verdict = TB_VERDICT_CORRUPT;
 			}
 		} else if (tb_likely(verdict == TB_VERDICT_STORED &&
-				     tb_pass_over(control, p, record->cookie, record->op))) {
+				     tb_pass_over(control, record->cookie, record->op))) {
 			summed = 1;
 			if (tb_pass(sums, f.head, f.codes, f.end, rounds, TB_PASS_STORE) != check)
 				verdict = TB_VERDICT_CORRUPT;
@@ -455,7 +455,7 @@ static __always_inline __u32 tb_result(struct xdp_md *ctx, const struct tb_contr
 		verdict = place == TB_BEHIND ? TB_VERDICT_STALE_RESULT : TB_VERDICT_FUTURE_RESULT;
 	if (tb_likely(quiet)) {
 		if (tb_likely(verdict == TB_VERDICT_RESULT_TAKEN &&
-			      tb_pass_over(control, p, record->cookie, record->op))) {
+			      tb_pass_over(control, record->cookie, record->op))) {
 			copied = 1;
 			if (tb_pass(codes, f.head, f.codes, f.end, rounds, TB_PASS_KEEP) != check)
 				verdict = TB_VERDICT_CORRUPT;

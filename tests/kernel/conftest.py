@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +19,9 @@ from kernel_world import KernelWorld
 from left_behind import nothing_left_behind as nothing_left_behind
 from switch_world import SwitchWorld
 from tailbound.errors import ConfigError
+from tailbound.kernel import compile as compile_
 from tailbound.kernel import interfaces, pin
+from tailbound.kernel.assets import assets
 
 
 @pytest.fixture(
@@ -98,3 +102,19 @@ def own_wire() -> Iterator[list[str]]:
         veths.go(names[0])
         with contextlib.suppress(ConfigError):  # the test has taken the interface away
             pin.remove("tbx")
+
+
+@pytest.fixture
+def take_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[tuple[str, str, str]]], None]:
+    """Has programs made of changed sources from now on: (file, what is in it once, what takes its place)."""
+
+    def change(changes: list[tuple[str, str, str]]) -> None:
+        for part in ("ebpf", "xdp_programs"):
+            shutil.copytree(assets(part), tmp_path / part)
+        for name, old, new in changes:
+            text = (tmp_path / name).read_text()
+            assert text.count(old) == 1, f"{name} has changed: say here what takes the mend back now: {old!r}"
+            (tmp_path / name).write_text(text.replace(old, new))
+        monkeypatch.setattr(compile_, "assets", lambda part: tmp_path / part)
+
+    return change

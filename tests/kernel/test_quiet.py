@@ -112,6 +112,25 @@ def test_a_wrong_label_spoils_no_row_in_progress(make: Callable[..., KernelWorld
         assert books(world) == before
 
 
+@pytest.mark.needs("bpf", "clang", "libbpf")
+def test_a_packet_of_the_job_before_spoils_no_row(take_back: Callable[[list[tuple[str, str, str]]], None]) -> None:
+    """Another job begins while a packet is between its cookie's rule and its row's lock: that rule is left out."""
+    take_back([("xdp_programs/ingest.h", "	if (tb_be32(f->head->cookie) != control->cookie)", "	if (0)")])
+    world = KernelWorld("clang")
+    try:
+        introduce(world)
+        now = cases.COOKIE + 2
+        world.control(cookie=now)
+        assert world.take(contribution(1, op=NEXT, cookie=now))[0] == Verdict.STORED
+        assert world.take(result(1, op=NEXT, cookie=now))[0] == Verdict.RESULT_TAKEN
+        row = world.store.sums[SLOT].tobytes(), world.store.results[POSITION].tobytes()
+        for data in (contribution(2), result(2)):
+            assert world.take(cases.flipped(data, 8 * 200)) == (Verdict.CORRUPT, 256)
+            assert (world.store.sums[SLOT].tobytes(), world.store.results[POSITION].tobytes()) == row
+    finally:
+        world.close()
+
+
 def test_judged_as_by_udp(make: Callable[..., KernelWorld]) -> None:
     """A long life of whole rows, some of them damaged, while the host goes on: as the udp datapath has it."""
     kernel, udp = make(), World()
