@@ -57,6 +57,13 @@ def test_lives_pass_and_packets_get_as_far_as_sums_and_results(hunt: packets.Hun
     assert before == [t.counts.tolist() for t in lives], "it goes on although its time is over"
 
 
+@pytest.mark.parametrize("seed", [35601000198, 35600001634])
+def test_spoilt_frames_leave_their_codes_where_nobody_reads(hunt: packets.Hunt, told: Told, seed: int) -> None:
+    """A frame with a spoilt head may still be a packet with a wrong check, and its row one that is over (kernel-9)."""
+    hunt.one("worker", seed, lambda: False)
+    assert told.found == []
+
+
 def _plant(hunt: packets.Hunt, patch: pytest.MonkeyPatch, what: str) -> str:
     """Breaks something; the program of which lives find it."""
     worker, switch = hunt.twins["worker"], hunt.twins["switch"]

@@ -6,9 +6,7 @@ The program's own sources, copied, with a line of each mend changed. A line that
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,8 +16,8 @@ from interleave.kernel import KernelTables
 from interleave.pairing import check, pairs_of
 from interleave.pairs import ROWS, PairTables
 from kernel_world import KernelWorld
-from tailbound.kernel import compile as compile_
-from tailbound.kernel.assets import assets
+from soak import worker
+from soak.life import live
 
 #: One loader is enough to see that tests can fail.
 LOADER = "clang"
@@ -50,22 +48,11 @@ TWO_LOCKS: list[Change] = [
         _HELD_UP + _COUNT.replace("	if (tb_op_tag", _PRESENT[1:] + "	if (tb_op_tag"),
     ),
 ]
-
-
-@pytest.fixture
-def take_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Change]], None]:
-    """Has programs made of changed sources from now on."""
-
-    def change(changes: list[Change]) -> None:
-        for part in ("ebpf", "xdp_programs"):
-            shutil.copytree(assets(part), tmp_path / part)
-        for name, old, new in changes:
-            text = (tmp_path / name).read_text()
-            assert text.count(old) == 1, f"{name} has changed: say here what takes the mend back now: {old!r}"
-            (tmp_path / name).write_text(text.replace(old, new))
-        monkeypatch.setattr(compile_, "assets", lambda part: tmp_path / part)
-
-    return change
+NOT_TAKEN_AWAY: list[Change] = [
+    ("xdp_programs/ingest.h", "				tb_pass_undo(sums, f.codes, f.end, rounds);\n", "")
+]
+_OVER = "tb_distance(op, TB_READ_ONCE(control->released)) <= 0;"
+OVER_ANY_OLDER: list[Change] = [("ebpf/pass.h", _OVER, _OVER.replace("<= 0", "<= 1 << 20"))]
 
 
 @pytest.fixture
@@ -109,3 +96,19 @@ def test_a_row_that_nobody_sees_is_found(take_back: Callable[[list[Change]], Non
     finally:
         made.close()
         world.close()
+
+
+@pytest.mark.parametrize(
+    "changes", [NOT_TAKEN_AWAY, OVER_ANY_OLDER], ids=["wrong codes stay in a sum", "wrong codes over a row in progress"]
+)
+def test_wrong_codes_are_found(take_back: Callable[[list[Change]], None], changes: list[Change]) -> None:
+    """A soak tells codes where somebody may read them from those where nobody does (kernel-9)."""
+    take_back(changes)
+    cpus = os.sched_getaffinity(0)
+    twins = worker.Twins(LOADER)
+    try:
+        found = next((words for seed in range(40) if (words := live(twins, seed).words)), "")
+    finally:
+        twins.close()
+        os.sched_setaffinity(0, cpus)
+    assert found.startswith(("REFUSED_AND_SUMMED", "REFUSED_AND_SHOWN"))

@@ -1,7 +1,7 @@
 """Feeding packets to programs one after the other without Python in between, and judging each as it comes back.
 
 Every packet has to be counted once, under its sender or as nobody's; the kernel program and the udp datapath have to
-agree; and nothing but a packet that was taken may change a sum or a result.
+agree; and nothing but a packet that was taken may change a sum or a result that anybody may still read.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from tailbound.kernel import syscalls
 from tailbound.wire import jit
 from tailbound.wire.jit import Scalar
 from tailbound.wire.packets import HEADER_DTYPE
-from tailbound.wire.schema import HEADER_BYTES, UNKNOWN_SENDER, VERDICTS, Verdict
+from tailbound.wire.schema import HEADER_BYTES, UNKNOWN_SENDER, VERDICTS, PacketType, Verdict
 
-_SENDER, _SEQ = (HEADER_DTYPE.fields[n][1] for n in ("sender", "seq"))  # type: ignore[index]
+_SENDER, _SEQ, _TYPE = (HEADER_DTYPE.fields[n][1] for n in ("sender", "seq", "type"))  # type: ignore[index]
 _STORED, _ADDED, _TAKEN = int(Verdict.STORED), int(Verdict.ADDED), int(Verdict.RESULT_TAKEN)
 _CORRUPT = int(Verdict.CORRUPT)
+_CONTRIBUTION, _RESULT = int(PacketType.CONTRIBUTION), int(PacketType.RESULT)
 _PASSED, _REFLECTED, _ABANDONED = int(Verdict.CONTROL_PASSED), int(Verdict.REFLECTED), int(Verdict.ABANDONED)
 _TEST_RUN, _ATTR = 10, 80
 _SLOTS, _PLACES = cases.SUM_ROWS - 1, cases.RESULT_ROWS - 1
@@ -138,8 +139,16 @@ def _rows_differ(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> Scalar:
 
 
 @compiled
+def _number_at(data: NDArray[np.uint8], at: Scalar) -> Scalar:
+    value = np.int64(0)
+    for i in range(4):
+        value = value << 8 | np.int64(data[at + i])
+    return value
+
+
+@compiled
 def _over(records: Any, at: Scalar, cookie: NDArray[np.uint32], released: NDArray[np.uint32]) -> Scalar:
-    """Whether a row is of another job, or of an op that is over."""
+    """Whether nobody reads a row any more: it is of another job or of none, or of an op that is over."""
     return records[0][at] != cookie[0] or np.int32(records[1][at] - released[0]) <= 0
 
 
@@ -147,6 +156,54 @@ def _over(records: Any, at: Scalar, cookie: NDArray[np.uint32], released: NDArra
 def _copy(to: NDArray[np.uint64], what: NDArray[np.uint64]) -> None:
     for i in range(to.shape[0]):
         to[i] = what[i]
+
+
+@compiled
+def _codes(row: NDArray[np.uint64], data: NDArray[np.uint8], length: Scalar, apart: Scalar) -> None:
+    """Writes the codes of a packet into a row: as they come, or those in even and in odd places apart, as sums are."""
+    for i in range((length - HEADER_BYTES) // 8):
+        even, odd = np.uint64(0), np.uint64(0)
+        for k in range(4):
+            at = HEADER_BYTES + 8 * i + 2 * k
+            even |= np.uint64(data[at]) << np.uint64(16 * k)
+            odd |= np.uint64(data[at + 1]) << np.uint64(16 * k)
+        if apart:
+            row[2 * i], row[2 * i + 1] = even, odd
+        else:
+            row[i] = even | odd << np.uint64(8)
+
+
+@compiled
+def leave(kernel: Any, udp: Any, data: NDArray[np.uint8], length: Scalar) -> None:
+    """After a packet that is CORRUPT: what it may have left in the kernel's memory (kernel-9).
+
+    These are its own codes, all of them, as they are stored or copied, in its own row, where nobody reads it any more.
+    Where that row has changed, it is expected so, and the same is written for the udp datapath, which leaves nothing.
+
+    Args:
+        kernel, udp: of ``feed``.
+        data: the packet, u8[length].
+    """
+    _, _, sums, sums_known, results, results_known, slots, rows, cookie, released = kernel
+    _, _, _, udp_sums, udp_results, _, _ = udp
+    place = _number_at(data, _SEQ)
+    slot, position = place & _SLOTS, place & _PLACES
+    contribution, result = data[_TYPE] == _CONTRIBUTION, data[_TYPE] == _RESULT
+    if contribution and _over(slots, slot, cookie, released) and _differ(sums[slot], sums_known[slot]):
+        _codes(sums_known[slot], data, length, True)
+        _copy(udp_sums[slot], sums_known[slot])
+    if result and _over(rows, position, cookie, released) and _differ(results[position], results_known[position]):
+        _codes(results_known[position], data, length, False)
+        _copy(udp_results[position], results_known[position])
+
+
+@compiled
+def strayed(kernel: Any) -> Scalar:
+    """``Wrong`` if sums or results are not as they are known to be."""
+    _, _, sums, sums_known, results, results_known, _, _, _, _ = kernel
+    if _rows_differ(sums, sums_known):
+        return 7
+    return 9 if _rows_differ(results, results_known) else 0
 
 
 @compiled
@@ -169,8 +226,8 @@ def feed(
         (number of the packet that is wrong, or how many there are; ``Wrong``; what the kernel counted; what udp did)
     """
     attr, back = program
-    ledger, known, sums, sums_known, results, results_known, slots, rows, cookie, released = kernel
-    context, udp_ledger, udp_known, udp_sums, udp_results, buffer, echoes = udp
+    ledger, known, sums, sums_known, results, results_known, _, _, _, _ = kernel
+    context, udp_ledger, udp_known, udp_sums, _, buffer, echoes = udp
     frames, sizes, sources = packets
     for n in range(frames.shape[0]):
         length = sizes[n]
@@ -201,27 +258,19 @@ def feed(
             for i in range(length):
                 if back[HEADERS + i] != buffer[i]:
                     return n, 6, ours[1], theirs[1]
-        place = 0
-        for i in range(4 if length >= HEADER_BYTES else 0):
-            place = place << 8 | np.int64(data[_SEQ + i])
-        slot = place & _SLOTS
-        if verdict == _CORRUPT:  # wrong codes may lie where nobody reads any more (kernel-9)
-            if _over(slots, slot, cookie, released):
-                _copy(sums_known[slot], sums[slot])
-                _copy(udp_sums[slot], sums[slot])
-            if _over(rows, place & _PLACES, cookie, released):
-                _copy(results_known[place & _PLACES], results[place & _PLACES])
-                _copy(udp_results[place & _PLACES], results[place & _PLACES])
-        if verdict in (_STORED, _ADDED):
+        if verdict == _CORRUPT:
+            leave(kernel, udp, data, length)
+        elif verdict in (_STORED, _ADDED):
+            slot = _number_at(data, _SEQ) & _SLOTS
             if _differ(sums[slot], udp_sums[slot]):
                 return n, 8, ours[1], theirs[1]
             _copy(sums_known[slot], sums[slot])
-        if _rows_differ(sums, sums_known):
-            return n, 7, ours[1], theirs[1]
-        if verdict == _TAKEN:
-            _copy(results_known[place & _PLACES], results[place & _PLACES])
-        if _rows_differ(results, results_known):
-            return n, 9, ours[1], theirs[1]
+        elif verdict == _TAKEN:
+            position = _number_at(data, _SEQ) & _PLACES
+            _copy(results_known[position], results[position])
+        wrong = strayed(kernel)
+        if wrong:
+            return n, wrong, ours[1], theirs[1]
     return frames.shape[0], 0, -1, -1
 
 

@@ -107,7 +107,7 @@ class Twins:
         """Feeds the kernel frames that are damaged from Ethernet on; they may be anybody's, and nothing comes of them.
 
         Raises:
-            Fault: one was taken, or counted twice.
+            Fault: one was taken, or counted twice, or changed what may be read.
         """
         for _ in range(count):
             data = bad_head(rng, frames)
@@ -116,6 +116,11 @@ class Twins:
             counted, last, _ = fed.gained(self._seen[0], self._seen[1], cases.RANKS, named)
             if counted > 1 or passed == (counted == 1) or (counted and last % VERDICTS < Verdict.BAD_LENGTH):
                 raise Fault(-1, f"SPOILT_FRAME counted {counted} times, {last}: {data.hex()}")
+            if counted and last % VERDICTS == Verdict.CORRUPT:
+                payload = np.frombuffer(data[HEADERS:], np.uint8).copy()
+                fed.leave(tuple(self._seen), self._udp, payload, len(payload))
+            if wrong := fed.strayed(tuple(self._seen)):
+                raise Fault(-1, f"{fed.words_of(wrong, last, -1)}: {data.hex()}")
             self.foreign += passed
             if counted:
                 self.counts[last % VERDICTS] += 1
