@@ -110,7 +110,7 @@ struct tb_presence {
 };
 _Static_assert(sizeof(struct tb_presence) == 8, "tb_presence");
 
-/* What the kernel has seen of one op; written by the program only, under the op's lock, its tag last. */
+/* What the kernel has seen of one op; written by the program, under a lock but for counts, its tag last. */
 struct tb_op {
 	__u32 cookie; /* tag, with op */
 	__u32 op; /* tag, with cookie */
@@ -123,16 +123,18 @@ struct tb_op {
 	__u64 majority_ns[2]; /* time at which need - 1 [0] and need [1] live peers had been heard */
 	__u32 heard_live; /* live peers heard */
 	__u32 rows; /* rows of this owner, from the first contribution; 0 before */
-	__s32 rows_complete; /* own rows that have had a contribution of every live peer, each counted once */
+	__u32 results_tag; /* of what results_in counts, in one word with it: cookie ^ op */
 	__u32 results_in; /* result rows present */
+	__s32 rows_complete; /* own rows that have had a contribution of every live peer, each counted once */
 	__u32 progress; /* packets taken for own rows; a hint that may lose an increment */
 	__u32 layout; /* layout tag of the first packet */
 	__u32 codes; /* V of the first row */
 	__u32 first_sender; /* rank that opened the op */
 	__u32 late; /* contribution rows refused as late or behind the window; a hint as progress is */
 	__u32 late_results; /* result rows behind the window; a hint as progress is */
+	__u32 pad; /* 0 */
 };
-_Static_assert(sizeof(struct tb_op) == 232, "tb_op");
+_Static_assert(sizeof(struct tb_op) == 240, "tb_op");
 
 /* Arrival times of one rank in one op, in us after opened_ns, plus one (0: not yet). */
 struct tb_arrival {

@@ -2,7 +2,7 @@
 /*
  * The record of an op (kernel-14, kernel-15): who has been heard, since when, and how much is in. An op exists as
  * soon as a packet names it. The record is read without a lock (its tag is one word, written last when it is started
- * and read first) and written under the op's lock, where the tag is looked at again.
+ * and read first) and written under the op's lock, where the tag is looked at again. Only results are counted without it.
  *
  * Records are few steps' worth, the rows in flight may be hundreds' (they have windows of their own). So a label opens
  * a record only within the ring's length after the newest op that is over here, whose record may go; else one packet
@@ -36,6 +36,15 @@ union tb_op_key {
 	};
 };
 
+/* How many results are in, and of what: one word, so that they can be counted without the lock. */
+union tb_op_results {
+	__u64 word;
+	struct {
+		__u32 tag;
+		__u32 in;
+	};
+};
+
 static __always_inline __u32 tb_op_tag(const struct tb_op *op, const struct tb_packet *p)
 {
 	union tb_op_key key = { .word = TB_READ_ONCE(*(const tb_u64 *)op) };
@@ -65,6 +74,7 @@ static __always_inline void tb_op_start(struct tb_op *op, const struct tb_packet
 					__u64 now)
 {
 	union tb_op_key key = { .cookie = p->cookie, .op = p->op };
+	union tb_op_results none = { .tag = p->cookie ^ p->op };
 	int i;
 
 	op->opened_ns = now;
@@ -81,7 +91,7 @@ static __always_inline void tb_op_start(struct tb_op *op, const struct tb_packet
 	op->heard_live = 0;
 	op->rows = 0;
 	op->rows_complete = 0;
-	op->results_in = 0;
+	TB_WRITE_ONCE(*(tb_u64 *)&op->results_tag, none.word);
 	op->progress = 0;
 	op->late = 0;
 	op->late_results = 0;
@@ -89,6 +99,38 @@ static __always_inline void tb_op_start(struct tb_op *op, const struct tb_packet
 	op->codes = codes;
 	op->first_sender = p->sender;
 	tb_store_release(op, key.word);
+}
+
+/* To take an addition back; each is lost to an addition of another CPU. Were all lost, one row would count too many. */
+#define TB_OP_TRIES 64
+
+/*
+ * A result has been taken: how many are in with it, or 0 if the record is another op's. One that becomes another op's
+ * between look and addition gets back what it had, unless it has been started anew once more.
+ */
+static __always_inline __u32 tb_op_result_in(struct tb_op *op, const struct tb_packet *p)
+{
+	tb_u64 *word = (tb_u64 *)&op->results_tag;
+	union tb_op_results was = { .word = TB_READ_ONCE(*word) }, one = { .in = 1 };
+	__u32 tag = p->cookie ^ p->op, other;
+	__u64 seen;
+	int i;
+
+	if (was.tag != tag)
+		return 0;
+	was.word = __sync_fetch_and_add(word, one.word);
+	if (was.tag == tag)
+		return was.in + 1;
+	other = was.tag;
+	was.in++;
+#pragma clang loop unroll(disable)
+	for (i = 0; i < TB_OP_TRIES && was.tag == other; i++) {
+		seen = __sync_val_compare_and_swap(word, was.word, was.word - one.word);
+		if (seen == was.word)
+			break;
+		was.word = seen;
+	}
+	return 0;
 }
 
 /*

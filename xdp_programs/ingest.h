@@ -421,11 +421,9 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 static __always_inline __u32 tb_result(struct xdp_md *ctx, const struct tb_control *control,
 				       const struct tb_packet *p, struct tb_op *op, int quiet)
 {
-	__u32 position = p->seq & (TB_RESULT_ROWS - 1), op_slot = tb_op_slot(p->op), verdict, place,
-	      in = 0;
-	struct tb_lock *lock = TB_LOOKUP(result_locks, position),
-		       *op_lock = TB_LOOKUP(op_locks, op_slot);
-	struct tb_expect_results *expected = TB_LOOKUP(expect_results, op_slot);
+	__u32 position = p->seq & (TB_RESULT_ROWS - 1), verdict, place, in;
+	struct tb_lock *lock = TB_LOOKUP(result_locks, position);
+	struct tb_expect_results *expected = TB_LOOKUP(expect_results, tb_op_slot(p->op));
 	struct tb_result *record = TB_LOOKUP(result_records, position);
 	struct tb_presence *present = TB_LOOKUP(presence, position);
 	union {
@@ -437,8 +435,7 @@ static __always_inline __u32 tb_result(struct xdp_md *ctx, const struct tb_contr
 	struct tb_frame f;
 	__u64 check, rounds = 0;
 
-	if (!lock || !op_lock || !expected || !record || !present || !codes ||
-	    !tb_frame_of(ctx, &f))
+	if (!lock || !expected || !record || !present || !codes || !tb_frame_of(ctx, &f))
 		return TB_VERDICT_SLOT_OUT_OF_RANGE;
 	if (quiet) {
 		rounds = tb_pass_rounds(f.codes, f.end);
@@ -474,10 +471,7 @@ static __always_inline __u32 tb_result(struct xdp_md *ctx, const struct tb_contr
 
 	if (verdict != TB_VERDICT_RESULT_TAKEN)
 		return verdict;
-	bpf_spin_lock(&op_lock->lock);
-	if (tb_op_tag(op, p) == TB_TAG_SAME)
-		in = ++op->results_in;
-	bpf_spin_unlock(&op_lock->lock);
+	in = tb_op_result_in(op, p);
 	rows = TB_READ_ONCE(expected->rows);
 	if (rows && in >= rows && TB_READ_ONCE(expected->op) == p->op)
 		tb_emit(TB_EVENT_RESULTS_COMPLETE, p->op, bpf_ktime_get_ns());

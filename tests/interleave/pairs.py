@@ -136,6 +136,15 @@ class PairTables:
             here = labels == (own if back else op.label)
             labels[here] = op.label if back else own[here]
 
+    @classmethod
+    def _relabel_all(cls, records: NDArray[Any], n: int, back: bool) -> None:
+        """The same for records with labels, and for what names a label under a cookie."""
+        cls._relabel(records["op"], n, back)
+        if "results_tag" in records.dtype.names:
+            labels = records["results_tag"] ^ np.uint32(cases.COOKIE)
+            cls._relabel(labels, n, back)
+            records["results_tag"] = labels ^ np.uint32(cases.COOKIE)
+
     def _put(self, states: Sequence[bytes]) -> None:
         n = len(states)
         all_ = np.frombuffer(b"".join(states), np.uint8).reshape(n, -1)
@@ -157,7 +166,7 @@ class PairTables:
             else:
                 records = part.view(self.arrays[name].dtype).reshape(n, entries).copy()
                 if name in _LABELS:
-                    self._relabel(records["op"][:, 0], n, False)
+                    self._relabel_all(records[:, 0], n, False)
                 self.arrays[name][self._rows(name, n)] = records if entries > 1 else records[:, 0]
         self._put_control(states[0])
         self.arrays["peer_states"][1:4] = 0
@@ -272,7 +281,7 @@ class PairTables:
             width = size or self._item(name)
             rows = self.arrays[name][self._rows(name, n)].copy()
             if name in _LABELS:
-                self._relabel(rows["op"], n, True)
+                self._relabel_all(rows, n, True)
             if name == "ops":
                 for hint in HINTS:
                     rows[hint] = 0

@@ -28,7 +28,7 @@ _AHEAD = "	return tb_distance(p->op, TB_READ_ONCE(control->released)) > TB_OP_ST
 _GONE = "	if (p->type == TB_TYPE_RESULT)\n		return TB_GO_ON;\n	return p->type == TB_TYPE_CONTRIBUTION ?"
 _WRONG = "		if (expected && exponent == expect.exponent && exponent != slot->exponent)"
 _PRESENT = "		tb_store_release(present, here.word);\n"
-_COUNT = "	bpf_spin_lock(&op_lock->lock);\n	if (tb_op_tag(op, p) == TB_TAG_SAME)\n		in = ++op->results_in;"
+_COUNT = "	in = tb_op_result_in(op, p);\n"
 #: Between the two locks this CPU is held up for a moment.
 _HELD_UP = "	for (rows = 0; rows < 256; rows++)\n		TB_READ_ONCE(control->active);\n"
 
@@ -42,11 +42,7 @@ FAR_LABELS: list[Change] = [
 WRONG_SCALE: list[Change] = [("ebpf/slot.h", _WRONG, _WRONG.replace("(expected", "(0 && expected"))]
 TWO_LOCKS: list[Change] = [
     ("xdp_programs/ingest.h", _PRESENT, ""),
-    (
-        "xdp_programs/ingest.h",
-        _COUNT,
-        _HELD_UP + _COUNT.replace("	if (tb_op_tag", _PRESENT[1:] + "	if (tb_op_tag"),
-    ),
+    ("xdp_programs/ingest.h", _COUNT, _HELD_UP + _PRESENT[1:] + _COUNT),
 ]
 NOT_TAKEN_AWAY: list[Change] = [
     ("xdp_programs/ingest.h", "				tb_pass_undo(sums, f.codes, f.end, rounds);\n", "")

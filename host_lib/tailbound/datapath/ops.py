@@ -126,6 +126,7 @@ def _start(t: Any, h: Any, position: Scalar, codes: Scalar, now: Scalar) -> None
     r.layout = h.layout
     r.codes = codes
     r.first_sender = h.sender
+    r.results_tag = h.cookie ^ h.op
     r.cookie = h.cookie
     r.op = h.op
 

@@ -274,7 +274,7 @@ PRESENCE = Struct(
 
 OP_RECORD = Struct(
     "tb_op",
-    "What the kernel has seen of one op; written by the program only, under the op's lock, its tag last.",
+    "What the kernel has seen of one op; written by the program, under a lock but for counts, its tag last.",
     (
         Field("cookie", "u32", "tag, with op"),
         Field("op", "u32", "tag, with cookie"),
@@ -287,14 +287,16 @@ OP_RECORD = Struct(
         Field("majority_ns", "u64", "time at which need - 1 [0] and need [1] live peers had been heard", 2),
         Field("heard_live", "u32", "live peers heard"),
         Field("rows", "u32", "rows of this owner, from the first contribution; 0 before"),
-        Field("rows_complete", "s32", "own rows that have had a contribution of every live peer, each counted once"),
+        Field("results_tag", "u32", "of what results_in counts, in one word with it: cookie ^ op"),
         Field("results_in", "u32", "result rows present"),
+        Field("rows_complete", "s32", "own rows that have had a contribution of every live peer, each counted once"),
         Field("progress", "u32", "packets taken for own rows; a hint that may lose an increment"),
         Field("layout", "u32", "layout tag of the first packet"),
         Field("codes", "u32", "V of the first row"),
         Field("first_sender", "u32", "rank that opened the op"),
         Field("late", "u32", "contribution rows refused as late or behind the window; a hint as progress is"),
         Field("late_results", "u32", "result rows behind the window; a hint as progress is"),
+        Field("pad", "u32", "0"),
     ),
 )
 
