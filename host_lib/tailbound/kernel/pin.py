@@ -29,7 +29,7 @@ from tailbound.kernel.command import as_root
 
 ROOT = Path("/run/tailbound")
 #: Raised whenever the maps of this version would be read wrongly by another, or its packets refused.
-ABI = 2
+ABI = 3
 _LINK = "link"
 #: What names of folders begin with that are no interface's, but a switch's.
 SWITCH = "switch@"
