@@ -414,6 +414,7 @@ def test_a_second_job_on_the_same_store() -> None:
         (np.zeros(0, np.float32), None, "at least one"),
         (np.zeros(8, np.float32), np.zeros(9, np.float32), "as many for out"),
         (np.zeros(8, np.float32), np.zeros(8, np.float16), "float16"),
+        (np.zeros(8, np.uint16), None, "uint16"),  # bfloat16 only where it is said to be
     ],
 )
 def test_arrays_that_cannot_be_averaged_are_refused(data: Any, out: Any, message: str) -> None:

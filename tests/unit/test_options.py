@@ -114,6 +114,26 @@ def test_a_gradient_of_another_type_is_contributed_in_float32() -> None:
             assert (source.dtype, source.tolist()) == (torch.float32, [1.5] * 4)
 
 
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
+def test_a_gradient_on_the_host_is_coded_where_it_lies(kind: str) -> None:
+    """And averaged into the tensor that DDP gets, in its own type."""
+    import torch
+
+    from tailbound.torch.memory import Memory
+    from tailbound.torch.options.contribution import Contributions
+    from tailbound.torch.paths import Paths
+
+    dtype = getattr(torch, kind)
+    gradient, path = _value(1.5).to(dtype), Paths().of(torch.device("cpu"))
+    bucket = Memory().of(0, 4, dtype, native=dtype in path.native)
+    contribution = Contributions("drop", False, copies=False).begin(0, gradient, True, bucket)
+    assert contribution.prepare is None
+    assert bucket.result is bucket.decoded
+    assert path.values(contribution.source).ctypes.data == gradient.data_ptr()
+    path.values(bucket.decoded)[:] = path.values(gradient)
+    assert bucket.result.tolist() == [1.5] * 4
+
+
 @pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 def test_what_is_kept_has_no_loss_scale(kind: str, copies: bool) -> None:

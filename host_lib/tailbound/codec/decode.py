@@ -1,4 +1,4 @@
-"""From result rows back to float32 gradients.
+"""From result rows back to gradients.
 
 Every rank must get the same bits from the same codes: no fastmath and no fused multiply-add here (numba emits none
 unless fastmath allows contraction; a test looks at the machine code), and sums have a fixed order.
@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tailbound.codec import kernels, planes, sums
+from tailbound.codec import halves, kernels, planes, sums
+from tailbound.codec.halves import Floats, entries
 from tailbound.codec.records import Coding, Received
 from tailbound.codec.scale import SPAN, ZERO, root_of
 from tailbound.codec.scratch import PITCH_EXTRA, Scratch, readonly
@@ -91,7 +91,7 @@ def _decode(results, lo, hi, form, memory, out):  # type: ignore[no-untyped-def]
     ring_at = np.int64(ring.ctypes.data)
     own_at = np.int64(own.ctypes.data) + HEADER_BYTES
     # around the caches only by whole lines: half ones would be written to memory twice
-    stream = LANES == 16 and np.int64(out.ctypes.data) % 64 == 0
+    stream = LANES == 16 and halves.address(out, np.int64(0))[0] % 64 == 0
     summed = counts.shape[0] > 0
     for g in range(lo, hi):
         received = 0
@@ -112,13 +112,13 @@ def _decode(results, lo, hi, form, memory, out):  # type: ignore[no-untyped-def]
                 factors[r] = np.float32(np.float64(scale[k]) / (SPAN * np.int64(counts[k])))
                 zeros[r] = ZERO * np.int32(counts[k])
         first = np.int64(g) * size
-        last = min(first + size, out.shape[0])
+        last = min(first + size, halves.count(out))
         if received == 0:
             failed += 1
-            out[first:last] = np.float32(0.0)
+            halves.clear(out, first, last)
             continue
-        whole = last - first == size
-        target, at = (out, first) if whole else (padded, np.int64(0))
+        whole = last - first == size and out.whole.shape[0] > 0  # else by way of float32 in cache
+        target, at = (out.whole, first) if whole else (padded, np.int64(0))
         if form.bits != 8:
             apart, values, begin = (pitch, work, np.int64(0)) if rotate else (codes, target, at)
             _unfold(results, g * rows, form, factors, values, begin, apart)
@@ -143,8 +143,7 @@ def _decode(results, lo, hi, form, memory, out):  # type: ignore[no-untyped-def]
                 else:
                     kernels.restore(work, r * pitch, pitch, factor, index, target, at + r * codes, codes)
         if not whole:
-            for i in range(last - first):  # a slice assignment might allocate
-                out[first + i] = padded[i]
+            halves.write(padded, last - first, out, first, memory.row)
     return failed
 
 
@@ -152,7 +151,7 @@ def decode(
     received: Received,
     shape: Shape,
     coding: Coding,
-    out: NDArray[np.float32],
+    out: Floats,
     scratch: Scratch,
     *,
     groups: tuple[int, int] | None = None,
@@ -161,9 +160,9 @@ def decode(
 
     Args:
         coding: its seed, and whether groups are rotated.
-        out: f32[numel], written, C-contiguous. Missing rows count as zero, and each group is multiplied by
-            R / received; a group of which nothing came is zero. Where groups are not rotated missing entries are zero
-            and nothing is corrected.
+        out: [numel], of a type of ``codec.halves``, written, C-contiguous. Missing rows count as zero, and each group
+            is multiplied by R / received; a group of which nothing came is zero. Where groups are not rotated missing
+            entries are zero and nothing is corrected.
         groups: only the groups of this half-open range.
 
     Returns:
@@ -173,8 +172,7 @@ def decode(
         ValueError: an array does not fit the shape, or a source is out of range.
     """
     ring, own, source, scale, counts = received
-    if out.shape != (shape.numel,) or out.dtype != np.float32 or not out.flags.c_contiguous:
-        raise ValueError(f"output {out.dtype}{out.shape} is not a contiguous float32 array of {shape.numel} entries")
+    values = entries("output", out, shape)
     if counts is not None and shape.bits != 8:
         raise ValueError(f"sums of a switch have codes of 8 bits, not {shape.bits}")
     codes_bytes = shape.codes * (1 if counts is None else 2)
@@ -185,7 +183,7 @@ def decode(
     lo, hi = groups or (0, shape.groups)
     rows = Received(readonly(ring), own, source, scale, _NO_COUNTS if counts is None else counts)
     form = _Form(shape.group_rows, shape.entries, shape.bits, np.uint32(coding.seed), coding.rotate)
-    failed = _decode(rows, lo, hi, form, scratch.memory, out)
+    failed = _decode(rows, lo, hi, form, scratch.memory, values)
     if failed < 0:
         raise ValueError(f"a source lies outside the ring of {ring.shape[0]} rows or the {own.shape[0]} own rows")
     return int(failed)

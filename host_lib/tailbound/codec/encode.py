@@ -1,4 +1,4 @@
-"""From float32 gradients to packets of u8 codes, one pass over the groups.
+"""From gradients to packets of u8 codes, one pass over the groups.
 
 A group is multiplied by its signs, rotated in cache, its largest value found, and its rows quantised into packet
 memory with stochastic rounding, while the check's partial state over each payload is taken. Nothing is allocated.
@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec import hashing, kernels, planes
+from tailbound.codec import halves, hashing, kernels, planes
+from tailbound.codec.halves import Entries, Floats, entries
 from tailbound.codec.hashing import bits_of, float_of, row_key
 from tailbound.codec.records import Coding, Packets, Scales
 from tailbound.codec.scale import OVERFLOW_BITS, SPAN, need_of, root_of, scale_of, shift_of
@@ -45,21 +46,23 @@ class Encoded(NamedTuple):
 
 
 @compiled
-def _source(x, first, size, padded):  # type: ignore[no-untyped-def]
-    """Where a group is: (array, offset); a copy filled up with zeros where the bucket ends within it."""
-    if first + size <= x.shape[0]:
-        return x, first
-    left = x.shape[0] - first
-    for i in range(left):  # a slice assignment might allocate
-        padded[i] = x[first + i]
-    padded[left:size] = np.float32(0.0)
-    return padded, np.int64(0)
+def _source(x, first, size, memory):  # type: ignore[no-untyped-def]
+    """Where a group is as float32: (array, offset).
+
+    A copy in cache where its entries are of another type, or the bucket ends within it: then filled up with zeros.
+    """
+    left = min(size, halves.count(x) - first)
+    if left == size and x.whole.shape[0] > 0:
+        return x.whole, first
+    halves.read(x, first, left, memory.group, memory.row)
+    memory.group[left:size] = np.float32(0.0)
+    return memory.group, np.int64(0)
 
 
 @compiled
 def _ahead(x, at, size):  # type: ignore[no-untyped-def]
     """Where to prefetch: the same rows of the next group; nowhere new at the end (unmapped addresses are slow)."""
-    return at + size if at + size + size // 8 <= x.shape[0] else 0
+    return halves.address(x, at + size if at + size + size // 8 <= halves.count(x) else np.int64(0))
 
 
 @compiled
@@ -92,16 +95,16 @@ def _measure(x, lo, hi, form, need, memory):  # type: ignore[no-untyped-def]
     none = np.float32(0.0)
     for g in range(lo, hi):
         first = np.int64(g) * size
-        source, at = _source(x, first, size, memory.group)
+        source, at = _source(x, first, size, memory)
         if form.rotate:
             _spread(source, at, rows, codes, np.uint32(form.seed + np.uint32(first)), work, pitch)
         most = np.uint32(0)
         for r in range(0, rows, 8):
-            ahead = _ahead(x, first + r * codes, size)
+            ahead, width = _ahead(x, first + r * codes, size)
             if form.rotate:
-                bits = kernels.measure_turned(work, r * pitch, pitch, codes, none, keys, targets, x, ahead)
+                bits = kernels.measure_turned(work, r * pitch, pitch, codes, none, keys, targets, ahead, width)
             else:
-                bits = kernels.measure_plain(source, at + r * codes, codes, codes, none, keys, targets, x, ahead)
+                bits = kernels.measure_plain(source, at + r * codes, codes, codes, none, keys, targets, ahead, width)
             most = max(most, bits)
         if most >= OVERFLOW_BITS:
             return False
@@ -123,21 +126,21 @@ def _finish(x, source, at, g, form, factor, packets, memory):  # type: ignore[no
     most = np.uint32(0)
     for r in range(0, rows, 8):
         k = g * rows + r
-        ahead = _ahead(x, np.int64(k) * codes, rows * codes)
+        ahead, width = _ahead(x, np.int64(k) * codes, rows * codes)
         for i in range(8):
             targets[i] = base + np.int64(position[k + i]) * out.shape[1]
         for i in range(4):
             keys[i] = row_key(form.rounding, np.uint32(k // 2 + i))
         if form.bits != 8:
             values, first, apart = (work, r * pitch, pitch) if form.rotate else (source, at + r * codes, codes)
-            bits = kernels.measure_plain(values, first, apart, codes, factor, keys, targets, x, ahead)
+            bits = kernels.measure_plain(values, first, apart, codes, factor, keys, targets, ahead, width)
             planes.write_rows(
                 values, first, apart, k, codes, factor, form.rounding, form.bits, out, position, memory.row
             )
         elif form.rotate:
-            bits = kernels.finish_turned(work, r * pitch, pitch, codes, factor, keys, targets, x, ahead)
+            bits = kernels.finish_turned(work, r * pitch, pitch, codes, factor, keys, targets, ahead, width)
         else:
-            bits = kernels.finish_plain(source, at + r * codes, codes, codes, factor, keys, targets, x, ahead)
+            bits = kernels.finish_plain(source, at + r * codes, codes, codes, factor, keys, targets, ahead, width)
         most = max(most, bits)
         for i in range(8):
             row = position[k + i]
@@ -179,7 +182,7 @@ def _encode(x, lo, hi, form, packets, scales, memory):  # type: ignore[no-untype
             if not _measure(x, g, g + 1, form, scales.need, memory):
                 return False, clipped
             continue
-        source, at = _source(x, first, size, memory.group)
+        source, at = _source(x, first, size, memory)
         if form.rotate:
             _spread(source, at, rows, codes, np.uint32(form.seed + np.uint32(first)), memory.work, pitch)
             if form.bits != 8:
@@ -209,15 +212,14 @@ def _form(shape: Shape, coding: Coding) -> _Form:
     return _Form(shape.group_rows, shape.entries, shape.bits, seed, rounded, coding.rotate, cap)
 
 
-def _fits(x: NDArray[np.float32], shape: Shape, scratch: Scratch) -> None:
-    if x.shape != (shape.numel,) or x.dtype != np.float32 or not x.flags.c_contiguous:
-        raise ValueError(f"bucket {x.dtype}{x.shape} is not a contiguous float32 array of {shape.numel} entries")
+def _entries(x: Floats, shape: Shape, scratch: Scratch) -> Entries:
     if shape.codes > scratch.width:
         raise ValueError(f"rows of {shape.codes} bytes do not fit a scratch for {scratch.width}")
+    return entries("bucket", x, shape)
 
 
 def measure(
-    x: NDArray[np.float32],
+    x: Floats,
     shape: Shape,
     coding: Coding,
     need: NDArray[np.int16],
@@ -228,7 +230,7 @@ def measure(
     """What scale each group needs, for a cold op; codes nothing.
 
     Args:
-        x: f32[numel], C-contiguous.
+        x: [numel], of a type of ``codec.halves``, C-contiguous.
         coding: its seed, and whether groups are rotated.
         need: i16[G], written: ceil(4 log2 max|y|) a group, EXPONENT_NONE where all is zero.
         groups: only the groups of this half-open range.
@@ -239,13 +241,12 @@ def measure(
     Raises:
         ValueError: an array does not fit the shape.
     """
-    _fits(x, shape, scratch)
     lo, hi = groups or (0, shape.groups)
-    return bool(_measure(x, lo, hi, _form(shape, coding), need, scratch.memory))
+    return bool(_measure(_entries(x, shape, scratch), lo, hi, _form(shape, coding), need, scratch.memory))
 
 
 def encode(
-    x: NDArray[np.float32],
+    x: Floats,
     shape: Shape,
     coding: Coding,
     packets: Packets,
@@ -257,7 +258,7 @@ def encode(
     """Codes a bucket into packet memory (codec-3 to codec-7).
 
     Args:
-        x: f32[numel], C-contiguous.
+        x: [numel], of a type of ``codec.halves``, C-contiguous.
         coding: how; ``headroom`` is not looked at.
         packets: written, but for ``position``.
         scales: ``exponents`` are read, the others written.
@@ -269,11 +270,11 @@ def encode(
     Raises:
         ValueError: an array does not fit the shape.
     """
-    _fits(x, shape, scratch)
+    values = _entries(x, shape, scratch)
     rows, partials = packets.memory.shape, packets.partials.shape
     if rows != (shape.rows, HEADER_BYTES + shape.codes) or partials != (shape.rows, 4):
         raise ValueError(f"packets {rows} or partials {partials} do not fit {shape}")
     lo, hi = groups or (0, shape.groups)
     packets = packets._replace(position=readonly(packets.position))
-    finite, clipped = _encode(x, lo, hi, _form(shape, coding), packets, scales, scratch.memory)
+    finite, clipped = _encode(values, lo, hi, _form(shape, coding), packets, scales, scratch.memory)
     return Encoded(bool(finite), int(clipped))

@@ -74,19 +74,18 @@ def _finish_rows(turn: bool, quantise: bool) -> Any:
     @_kernel
     def finish(
         typing: Any, work: Any, first: Any, pitch: Any, columns: Any, factor: Any, keys: Any, targets: Any, ahead: Any,
-        next_row: Any,
+        width: Any,
     ) -> Any:  # fmt: skip
         """8 neighbouring rows of ``work``: butterflies, largest bits (returned), codes to the addresses ``targets``.
 
-        ``keys`` u32[4]: rounding key of each pair of rows. Lines of 8 rows of ``ahead`` from ``next_row`` on are
-        prefetched meanwhile.
+        ``keys`` u32[4]: rounding key of each pair of rows. 8 rows of entries of ``width`` bytes from the address
+        ``ahead`` on are prefetched meanwhile.
         """
-        signature = _WORD(work, _INDEX, _INDEX, _INDEX, _FLOAT, keys, targets, ahead, _INDEX)
+        signature = _WORD(work, _INDEX, _INDEX, _INDEX, _FLOAT, keys, targets, _INDEX, _INDEX)
 
         def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             e = Emit(context, builder)
             source = e.address(sig.args[0], args[0], args[1])
-            coming = e.address(sig.args[7], args[7], args[8])
             zero = e.const(VI32, 0)
             most = e.variable(zero)
             if quantise:
@@ -100,7 +99,8 @@ def _finish_rows(turn: bool, quantise: bool) -> Any:
                 for row in range(8):
                     at = builder.add(builder.mul(args[2], I64(row)), column)
                     values.append(e.load(e.step(source, at, 4), VF32, 4))
-                    e.prefetch(e.step(coming, builder.add(builder.mul(args[3], I64(row)), column), 4))
+                    coming = builder.add(builder.mul(args[3], I64(row)), column)
+                    e.prefetch(builder.add(args[7], builder.mul(coming, args[8])))
                 if turn:
                     values = e.hadamard(values)
                 largest = builder.load(most)

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from tailbound.codec import decode as decoding
 from tailbound.codec import encode as encoding
 from tailbound.codec.encode import Encoded
+from tailbound.codec.halves import convert
 from tailbound.codec.records import Coding, Packets, Received, Scales
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import BITS, Shape
 from tailbound.errors import ConfigError
 
-#: One-dimensional memory that a coder reads or writes: f32[n] of numpy for the host, a tensor for a device.
+#: One-dimensional memory that a coder reads or writes: of ``codec.halves`` for the host, a tensor for a device.
 Values: TypeAlias = Any
 
 
@@ -96,12 +97,12 @@ class HostCoder:
     @staticmethod
     def clear(average: Values) -> None:
         """Makes the average zero."""
-        average[:] = 0.0
+        average[:] = 0
 
     @staticmethod
     def keep(x: Values, average: Values) -> None:
         """Makes the own values the average."""
-        average[:] = x
+        convert(x, average)
 
 
 HOST = HostCoder()

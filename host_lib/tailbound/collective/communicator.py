@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import tailbound
+from tailbound.codec.halves import BFLOAT16, FLOAT16, Floats
 from tailbound.codec.planes import check_bits
 from tailbound.codec.shape import GROUP_ROWS, layout_tag, shape_for
 from tailbound.codec.threads import cores_here, threads_for
@@ -61,7 +62,7 @@ class Handling(NamedTuple):
 
     Attributes:
         dtype: the bucket's own type, part of the layout tag.
-        coder: for ``data`` and ``out`` in other memory than numpy's, or of other types: who reads and writes them.
+        coder: for ``data`` and ``out`` in other memory than numpy's: who reads and writes them.
         residual: f32[n] of its own, C-contiguous; written in the transport thread when ``data`` has been coded, with
             what the codes leave out (``codec.feedback``); left alone where nothing was coded.
         bits: of a code; 0: ``config.bits``. Other bits than in the last step make the op a cold one: ranks agree on
@@ -228,8 +229,9 @@ class Communicator:
 
         Args:
             bucket: index of the bucket in its step; buckets are launched in the same order on all ranks.
-            data: f32[n], C-contiguous, not to be written until ``done``; all of it is read in the transport thread.
-            out: f32[n], C-contiguous; may be ``data`` itself.
+            data: [n], float32 or of ``handling.dtype`` (``codec.halves``), C-contiguous, not to be written until
+                ``done``; all of it is read in the transport thread.
+            out: [n], float32 or of ``handling.dtype``, C-contiguous; may be ``data`` itself.
             last: whether this ends the step.
             done: gets the ``Outcome``, merged over the ops of the bucket.
             prepare: called in the transport thread before ``data`` is read for the first time.
@@ -243,8 +245,9 @@ class Communicator:
         dtype, coder, residual, bits, scaled = handling
         numel = data.size if coder is HOST else len(data)
         if coder is HOST:
-            _check(data, "data", numel)
-            _check(out, "out", numel)
+            half = _HALVES.get(dtype)
+            _check(data, "data", numel, half)
+            _check(out, "out", numel, half)
         if residual is not None:
             _check(residual, "residual", numel)
         config, width = self.config, self._row_width
@@ -374,13 +377,17 @@ class Communicator:
         self.close()
 
 
-def _check(array: NDArray[np.float32], name: str, size: int) -> None:
+#: What entries of half precision are in numpy.
+_HALVES = {"bfloat16": BFLOAT16, "float16": FLOAT16}
+
+
+def _check(array: Floats, name: str, size: int, half: np.dtype[Any] | None = None) -> None:
     """Refuses what cannot be coded in place.
 
     Raises:
-        ConfigError: not float32, not one-dimensional and contiguous, empty, or of another size.
+        ConfigError: neither float32 nor ``half``, not one-dimensional and contiguous, empty, or of another size.
     """
-    if array.dtype != np.float32 or array.ndim != 1 or not array.flags.c_contiguous:
+    if array.dtype not in (np.float32, half or np.float32) or array.ndim != 1 or not array.flags.c_contiguous:
         raise ConfigError(
             f"{name} is {array.dtype} of shape {array.shape}: give a contiguous one-dimensional float32 array"
         )

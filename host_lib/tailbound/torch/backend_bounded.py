@@ -13,7 +13,7 @@ from tailbound.collective.communicator import Communicator, Handling, jobs_here
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TransportError
 from tailbound.torch.backend_work import BoundedWork
-from tailbound.torch.memory import DTYPES
+from tailbound.torch.paths import DTYPES
 from tailbound.torch.state import TailboundState
 from tailbound.torch.step_ends import MOST_OPS, Steps, Turn
 

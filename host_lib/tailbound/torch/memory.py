@@ -7,10 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from tailbound.errors import ConfigError
-from tailbound.torch.paths import KINDS
-
-#: Types of buckets that can be averaged; sums are taken in the rotated domain, in float32.
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+from tailbound.torch.paths import DTYPES, KINDS
 
 
 @dataclass

@@ -6,9 +6,10 @@ they are. The rest of the hook does not ask which.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, ParamSpec, Protocol
 
+import numpy as np
 import torch
 
 from tailbound.collective.coder import HOST, Coder
@@ -18,8 +19,9 @@ from tailbound.torch.streams import CudaStream, HostStream, Stream
 
 P = ParamSpec("P")
 
-#: Kinds of devices whose buckets are averaged.
+#: Kinds of devices whose buckets are averaged, and their types; sums are taken in the rotated domain, in float32.
 KINDS = ("cpu", "cuda")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class BucketPath(Protocol):
@@ -27,8 +29,8 @@ class BucketPath(Protocol):
 
     #: where order is kept
     stream: Stream
-    #: whether any float type is coded as it is, without a copy in float32
-    native: bool
+    #: float types that are coded as they are, without a copy in float32
+    native: Collection[torch.dtype]
 
     def values(self, tensor: torch.Tensor) -> Any:
         """The tensor as the path's coder takes it."""
@@ -43,14 +45,14 @@ class BucketPath(Protocol):
 class HostPath:
     """Memory of the host, coded by the compiled passes."""
 
-    native = False
+    native: Collection[torch.dtype] = (torch.float32, torch.bfloat16, torch.float16)
 
     def __init__(self) -> None:
         self.stream: Stream = HostStream()
 
     def values(self, tensor: torch.Tensor) -> Any:
-        """A view of numpy."""
-        return tensor.numpy()
+        """A view of numpy, which has no bfloat16: its bits."""
+        return tensor.numpy() if tensor.dtype != torch.bfloat16 else tensor.view(torch.int16).numpy().view(np.uint16)
 
     def coder(self, mark: Any) -> Coder:
         """The host's."""
@@ -68,7 +70,7 @@ class DevicePath:
         stream: of the device.
     """
 
-    native = True
+    native: Collection[torch.dtype] = DTYPES
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream

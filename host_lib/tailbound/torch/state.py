@@ -260,7 +260,7 @@ class TailboundState(Recovery):
 
     def memory_of(self, index: int, numel: int, dtype: torch.dtype, device: torch.device) -> Bucket:
         """Memory of a bucket on ``device``; what is divided by a loss scale is decoded in float32 in any case."""
-        native = self.paths.of(device).native and self.loss_scale == 1.0
+        native = dtype in self.paths.of(device).native and self.loss_scale == 1.0
         return self.memory.of(index, numel, dtype, device, native=native, turn=self.schedule.turn)
 
     def stats(self) -> dict[str, Any]:
