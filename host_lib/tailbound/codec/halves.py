@@ -53,8 +53,8 @@ def entries(name: str, values: Floats, shape: Shape) -> Entries:
     known = values.dtype in (np.float32, BFLOAT16, FLOAT16)
     if not known or values.shape != (shape.numel,) or not values.flags.c_contiguous:
         raise ValueError(
-            f"{name} {values.dtype}{values.shape} is not a contiguous float32 array of {shape.numel} entries, nor one of "
-            "float16 or, for bfloat16, uint16"
+            f"{name} {values.dtype}{values.shape} is not a contiguous float32 array of {shape.numel} entries, nor one "
+            "of float16 or, for bfloat16, uint16"
         )
     if values.dtype == np.float32:
         return Entries(values, _NO_HALF, _WHOLE)
