@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tailbound.bench.codec import LAYERS, errors
+from tailbound.bench.codec import LAYERS, errors, run
 from tailbound.codec.local import LocalJob
 
 SIZE = 64 * 256
@@ -31,3 +31,9 @@ def test_the_worst_tensor_is_told_beside_the_error_of_all() -> None:
         assert rows[name]["worst_tensor"] == "embedding"
         assert rows[name]["worst_tensor_nmse"] > 1
         assert rows[name]["nmse"] < 0.02
+
+
+def test_every_pass_says_its_time_and_its_processor_time() -> None:
+    rows = run(quick=True, megabytes=0.4)
+    assert [row["name"] for row in rows] == ["encode", "measure", "mean", "decode", "memcpy"]
+    assert all(row["ms"] > 0 and row["cpu_ms"] > 0 for row in rows)

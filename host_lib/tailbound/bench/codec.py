@@ -56,7 +56,8 @@ def run(
         megabytes: size of the bucket, 10**6 bytes.
 
     Returns:
-        Rows ``name, bytes, threads, ms, gbps``: bytes of float32 that the pass stands for, GB (10**9 bytes) a second.
+        Rows ``name, bytes, threads, ms, cpu_ms, gbps``: bytes of float32 that the pass stands for, processor time of
+        all threads, GB (10**9 bytes) a second.
 
     Raises:
         ConfigError: ``threads`` or ``megabytes`` below 1 (entry).
@@ -66,20 +67,23 @@ def run(
         raise ConfigError(f"{threads} threads and {megabytes} MB: give numbers above 0")
     with ThreadPoolExecutor(threads) as pool:
         passes = _passes(numel, threads, pool)
-        times: dict[str, list[float]] = {name: [] for name in passes}
+        times: dict[str, list[tuple[float, float]]] = {name: [] for name in passes}
         for _, call in passes.values():
             call()
         for _ in range(5 if quick else 21):
             for name, (_, call) in passes.items():
-                start = time.perf_counter()
+                start, used = time.perf_counter(), time.process_time()
                 call()
-                times[name].append(time.perf_counter() - start)
+                times[name].append((time.perf_counter() - start, time.process_time() - used))
     rows = []
     for name, (size, _) in passes.items():
-        seconds = float(np.median(times[name]))
+        seconds, cpu = (float(np.median(each)) for each in zip(*times[name], strict=True))
         rows.append(
-            {"name": name, "bytes": size, "threads": threads, "ms": seconds * 1e3, "gbps": size / seconds / 1e9}
-        )
+            {
+                "name": name, "bytes": size, "threads": threads, "ms": seconds * 1e3, "cpu_ms": cpu * 1e3,
+                "gbps": size / seconds / 1e9,
+            }
+        )  # fmt: skip
     save(rows + ([] if quick else errors()), json_path)
     return rows
 
