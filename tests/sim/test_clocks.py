@@ -119,12 +119,12 @@ def test_one_percent_of_rows_lost_is_repaired() -> None:
 def test_ranks_that_wait_for_a_core_are_waited_for() -> None:
     """Wake-ups of the transport threads are put off by 20 ms as a rule and by 200 ms at most: rows before tails.
 
-    That is three times in ten steps of every rank. What is cut off are rows of ranks that were silent for far longer
-    than anybody before: they cannot be told from stopped ones.
+    That is three times in ten steps of every rank. Where a rank was late with its launch, too, and then silent for far
+    longer than anybody before (seed 3), its rows are cut off: it cannot be told from a stopped one.
     """
-    cases = [Case(4, steps=60, seed=seed, waits=(0.005, 20 * MS, 200 * MS)).run() for seed in (1, 3)]
-    for case in cases:
-        assert case.missing(SETTLED, case.steps) <= 0.02
+    for seed, most in ((1, 0.001), (2, 0.001), (3, 0.005)):
+        case = Case(4, steps=60, seed=seed, waits=(0.005, 20 * MS, 200 * MS)).run()
+        assert case.missing(SETTLED, case.steps) <= most
         assert case.suspected == 0
         assert case.waited() <= FIRST + SHARE * case.fabric.now
 
@@ -184,7 +184,8 @@ def test_a_rank_is_stopped(ranks: int) -> None:
     """The others lose no more than one deadline an op until it is suspected; it comes back, and all is whole.
 
     At first nobody can tell it from a rank that waits for a core: in one op each half may last half a deadline longer.
-    It is stopped for 0.15, for 1 and for 5 s, one after the other in the same job.
+    It is stopped for 0.15, for 1 and for 5 s, one after the other in the same job. After 0.15 s it speaks before that
+    is over, so it is waited for: one op lasts until its rows are there, and nothing is missing.
     """
     stopped, at, stops = ranks - 1, SETTLED + 3, []
     for length in (150 * MS, 1 * S, 5 * S):
@@ -197,7 +198,13 @@ def test_a_rank_is_stopped(ranks: int) -> None:
     assert all(node.step == case.steps for node in case.nodes)
     for length, first, end in stops:
         worst = max(case.durations(first, end - 1, left))
-        assert worst <= (min(length, 1000 * MS) + 100 * MS if ranks == 2 else 125 * MS), length
+        if ranks == 2:
+            assert worst <= min(length, 1000 * MS) + 100 * MS, length
+        elif length == 150 * MS:
+            assert worst <= length + 15 * MS
+            assert case.missing(first, end - 1) == 0
+        else:
+            assert worst <= 125 * MS, length
         if ranks > 2:
             assert sum(took > 100 * MS for took in case.durations(first, end - 1, left)) <= len(left), length
         # those that ended the same op with and without one more tenth of a deadline are apart by it: once at most

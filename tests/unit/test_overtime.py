@@ -94,6 +94,16 @@ def test_a_stop_is_no_answer() -> None:
     assert overtime.answer == LONGEST
 
 
+def test_a_question_is_open_until_its_rank_speaks() -> None:
+    overtime = Overtime(S)
+    assert overtime.open_since(2) == 0
+    overtime.asked(2, S, S - MS)
+    overtime.asked(2, S + 20 * MS, S - MS)
+    assert overtime.open_since(2) == S
+    overtime.spoke(2, S + 30 * MS)
+    assert overtime.open_since(2) == 0
+
+
 def test_how_late_the_own_thread_wakes_up() -> None:
     overtime = Overtime(S)
     assert overtime.late == 0

@@ -33,7 +33,7 @@ class Half:
     def finished(self) -> bool:
         return self.all_finished
 
-    def heard(self) -> int:
+    def heard(self, now: int) -> int:
         return self.word
 
     def repair(self, now: int, *, late: bool) -> Repair[str]:
@@ -190,6 +190,16 @@ def test_where_answers_take_long_a_silence_may_be_long_too() -> None:
     overtime.asked(1, 10 * MS, 0)
     overtime.spoke(1, 70 * MS)
     assert until(Half(word=60 * MS), overtime, words=False) == pytest.approx(185 * MS, abs=6 * MS)
+
+
+def test_rows_that_are_asked_for_are_waited_for_past_the_deadline() -> None:
+    """Rules: clock-23, clock-29."""
+    half = Half(repairing=130 * MS)
+    assert until(half, Overtime(95 * MS), words=False) == pytest.approx(130 * MS, abs=6 * MS)
+    spent, clock = Overtime(95 * MS), Extension()
+    clock.begin(1, 19 * MS, 500 * MS)
+    spent.charge(clock, 20 * MS + 2 * FIRST)
+    assert until(half, spent, words=False) == 100 * MS
 
 
 def test_a_late_launch_waits_for_who_lives_from_its_own_time_on() -> None:

@@ -43,7 +43,8 @@ class Told:
         self.own = int(self.op.place.placement.counts[0])
         self.known = SimpleNamespace(
             rank=0, ranks=RANKS, world=RANKS, peers=[1, 2],
-            membership=Membership(RANKS, 0), live_since=0, self_late=False, overtime=Overtime(0), heard=lambda ranks: 0,
+            membership=Membership(RANKS, 0), live_since=0, self_late=False, overtime=Overtime(0),
+            silent_since=lambda ranks, now: 0,
             config=SimpleNamespace(stage_max=STAGE_MAX, repair=True),
             deadlines=SimpleNamespace(quiet=Q, start_max=START_MAX, advertised=D1),
             store=SimpleNamespace(control={"need": np.array([2])}),
@@ -140,12 +141,22 @@ def test_a_rank_that_takes_part_without_rows_says_so(op: Op) -> None:
 def test_a_launch_after_the_first_half_stays_out(op: Op) -> None:
     """Rule: clock-17."""
     op.start, op.first.phase = MS, Phase.DONE
-    assert Told(op).take(MS + D1).actions == (Encode(),)
-    assert Told(op).take(MS + D1 + 1).actions == (StayOut(),)
+    told = Told(op, published_by={1, 2})
+    assert told.take(MS + D1).actions == (Encode(),)
+    assert told.take(MS + D1 + 1).actions == (StayOut(),)
     op.start = 1
-    assert Told(op).take(D1 + 2).actions == (StayOut(),)
+    assert told.take(D1 + 2).actions == (StayOut(),)
     op.start = 0  # not yet
-    assert Told(op).take(MS + D1 + 1).actions == (Encode(),)
+    assert told.take(MS + D1 + 1).actions == (Encode(),)
+
+
+def test_a_late_launch_sends_its_rows_as_long_as_an_owner_may_wait_for_them(op: Op) -> None:
+    """Rules: clock-17, clock-29."""
+    op.start, op.first.phase = MS, Phase.DONE
+    told = Told(op, published_by={1})
+    assert told.take(MS + D1 + 1).actions == (Encode(),)
+    assert told.take(MS + STAGE_MAX).actions == (Encode(),)
+    assert told.take(MS + STAGE_MAX + 1).actions == (StayOut(),)  # no owner waits for so long
 
 
 def test_a_launch_is_in_time_as_long_as_its_own_rows_are_open(op: Op) -> None:
@@ -266,7 +277,7 @@ def test_who_lives_is_waited_for_past_the_deadline_but_not_where_a_switch_sums(o
     """Rule: clock-29."""
     op.sending, op.start, op.switched = Sending.OVER, 10 * MS, switched
     told = Told(op, record=record(op))
-    told.known.heard = lambda ranks: 59 * MS
+    told.known.silent_since = lambda ranks, now: 59 * MS
     told.take(50 * MS)
     assert told.take(60 * MS).actions == ((Seal("deadline"),) if switched else ())
 

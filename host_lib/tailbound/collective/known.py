@@ -166,3 +166,14 @@ class Known(Session):
     def heard(self, ranks: Iterable[int]) -> int:
         """When one of ``ranks`` was last heard of, by a word or by a mark that rose, ns; 0: never."""
         return max((max(self._spoke[rank], self.records.rose(rank)) for rank in ranks), default=0)
+
+    def silent_since(self, ranks: Iterable[int], now: int) -> int:
+        """Since when all of ``ranks`` leave a question open, the last of them, ns; 0: none was ever heard of.
+
+        Who was not asked since it was heard of is not silent: a rank that computes says nothing while it does.
+        """
+        found = 0
+        for rank in ranks:
+            if heard := self.heard((rank,)):
+                found = max(found, heard, self.overtime.open_since(rank) or now)
+        return found

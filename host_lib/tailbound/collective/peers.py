@@ -74,8 +74,8 @@ class Contributions:
     def finished(self) -> bool:
         return self._own_in and all(map(self._view.brings_no_more, self._live))
 
-    def heard(self) -> int:
-        return self._known.heard(p for p in self._live if not self._view.brings_no_more(p))
+    def heard(self, now: int) -> int:
+        return self._known.silent_since((p for p in self._live if not self._view.brings_no_more(p)), now)
 
     def repair(self, now: int, *, late: bool) -> Repair[Action]:
         """Asks ranks that have finished for the contributions of theirs that are missing."""
@@ -141,8 +141,8 @@ class Results:
     def finished(self) -> bool:
         return all(map(self._view.published, self._owners))
 
-    def heard(self) -> int:
-        return self._known.heard(p for p in self._owners if not self._view.published(p))
+    def heard(self, now: int) -> int:
+        return self._known.silent_since((p for p in self._owners if not self._view.published(p)), now)
 
     def repair(self, now: int, *, late: bool) -> Repair[Action]:
         """Asks owners that have finished for what is missing of their results; a ``late`` launch asks at once."""
@@ -209,7 +209,7 @@ class PeerOwned:
         return not op.sealed
 
     def send(self, job: Job, op: Op) -> None:
-        """Bursts to all peers in turn, beginning with rank + 1 (clock-17)."""
+        """Bursts in turn to all peers that take rows, beginning with rank + 1 (clock-17)."""
         b, place = op.buffers, op.place
         (memory, _, partials), skipped = b.contributions, b.scales.skipped
         placement, label = place.placement, op.label
@@ -219,10 +219,9 @@ class PeerOwned:
         if skipped.any():
             keep = skipped[b.group] == 0
         here = job.membership.here
-        for peer in here:
+        takers = [p for p in here if placement.counts[p] and not job.records.published(p, label)]
+        for peer in takers:
             count = int(placement.counts[peer])
-            if count == 0:
-                continue
             head = job.header(PacketType.CONTRIBUTION, label, place.layout.tag, owner=peer, rows=count, flags=form)
             head["map_id"] = placement.owner_map.id
             own = placement.positions_of(peer)
@@ -231,9 +230,9 @@ class PeerOwned:
             finalise(rows, head, partials[own], fields, place.sum_seqs[peer], b.place[own], label)
             runs.append((peer, rows if keep is None else rows[keep[own]]))
         submit.contributions(job, op, runs)
-        rowless = [p for p in here if placement.counts[p] == 0]
-        if rowless:  # every rank hears of every op (clock-2)
-            announce(job, op, rowless, ask=False)
+        others = [p for p in here if p not in takers]
+        if others:  # every rank hears of every op (clock-2)
+            announce(job, op, others, ask=False)
 
     def read(self, job: Job, op: Op, why: Why, by_owner: NDArray[np.int64]) -> None:
         b, outcome, place = op.buffers, op.outcome, op.place

@@ -111,8 +111,7 @@ def overtaken(op: Op, view: View, now: int) -> bool:
     """
     if op.overtaken or op.encoded or op.launch is None:
         return False
-    counts = op.place.placement.counts
-    owners = [p for p in view.known.membership.owners if counts[p]]
+    owners = _owners(op, view)
     if not owners or not all(view.published(p) and view.contributed(p) for p in owners):
         return False
     op.start = op.start or max(1, now - 4 * view.known.config.stage_max)
@@ -138,8 +137,19 @@ def _sending(op: Op, view: View, now: int) -> Step:
 
 
 def _over_for_all(op: Op, view: View, now: int) -> bool:
-    """Whether the first half is over for everybody, and not only for the own rows, which may not be waited for."""
-    return op.start > 0 and now > op.start + view.first_deadline()
+    """Whether the first half is over for everybody, and not only for the own rows, which may not be waited for.
+
+    Its deadline says so where a switch sums. Owners wait longer for a rank that lives: their marks tell when they have
+    published.
+    """
+    if not op.start or now <= op.start + view.first_deadline():
+        return False
+    return op.switched or now > op.start + view.known.config.stage_max or all(map(view.published, _owners(op, view)))
+
+
+def _owners(op: Op, view: View) -> list[int]:
+    """Live ranks, but the own one, that own rows of ``op``."""
+    return [p for p in view.known.membership.owners if op.place.placement.counts[p]]
 
 
 def _agree(op: Op, view: View, now: int) -> Step:

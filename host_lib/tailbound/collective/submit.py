@@ -47,7 +47,8 @@ def results(job: Job, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -> None
         op.first.phase, op.spans.published, op.stirred = Phase.DONE, job.now(), True
 
     now, gone = job.now(), job.membership.gone
-    until = now + job.deadlines.worth_sending(op.flow_bytes)
+    # as long as receivers may wait for them past their deadlines, as far as can be told from here
+    until = now + job.deadlines.worth_sending(op.flow_bytes) + job.overtime.left(now)
     job.flow.queue.submit(op.label, PacketType.RESULT, runs, until, done, now, lambda rank: rank in gone)
 
 

@@ -143,7 +143,7 @@ class Results:
     def finished(self) -> bool:
         return False  # a row that is missing can be asked for until the deadline
 
-    def heard(self) -> int:
+    def heard(self, now: int) -> int:
         return 0  # what a box is late by says nothing about processors
 
     def repair(self, now: int, *, late: bool) -> Repair[Action]:

@@ -63,6 +63,10 @@ class Overtime:
             self._answers.append(now - since)
             self._slowest = max(self._answers)
 
+    def open_since(self, rank: int) -> int:
+        """When ``rank`` was first asked what it has not answered yet, ns; 0: it was not."""
+        return self._asked.get(rank, 0)
+
     @property
     def answer(self) -> int:
         """How long the slowest of the last answers took, ns."""

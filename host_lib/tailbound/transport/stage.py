@@ -50,8 +50,11 @@ class Seen(Protocol[Request]):
     def finished(self) -> bool:
         """Whether all that are waited for have sent everything, as far as their marks say (clock-7b, clock-12)."""
 
-    def heard(self) -> int:
-        """When somebody who is waited for and not through was last heard of, ns; 0: never."""
+    def heard(self, now: int) -> int:
+        """Since when those who are waited for and not through leave a question open, the last of them, ns.
+
+        ``now``: one of them has not been asked since it was heard of; 0: nobody is waited for, or ever was heard of.
+        """
 
     def repair(self, now: int, *, late: bool) -> Repair[Request]:
         """What is to be asked for, and whether an answer may still come (clock-23); ``late``: see ``decide``."""
@@ -92,7 +95,7 @@ def decide(
         clock.promised = max(clock.promised, launched)
 
     def worth(rows: bool) -> bool:
-        return overtime is not None and overtime.worth(clock, now, now if rows else seen.heard())
+        return overtime is not None and overtime.worth(clock, now, now if rows or repair.open else seen.heard(now))
 
     if clock.expired(now, progress, seen.left, unwatched=late, worth=worth):
         last = seen.last_call(now) if late else 0
