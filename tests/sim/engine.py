@@ -201,6 +201,16 @@ class _Heartbeat:
         return None
 
 
+@dataclass
+class _RunQueue:
+    """For ``transport.cores.RunQueue``: how long the transport thread of a rank has waited for a core, ns."""
+
+    total: int = 0
+
+    def waited(self) -> int:
+        return self.total
+
+
 class _Checked(Running):
     """Looks at what is passed over all the same: there must be nothing to do, and no earlier look.
 
@@ -270,6 +280,7 @@ class _Engine(Transpose):
     def begin(self, every: int) -> None:
         """In place of ``start``; ``every``: of ``_Checked``."""
         self.ended = {}
+        self._run_queue: Any = _RunQueue()
         self._event_fd, self._control_fd = self.job.datapath.fds()
         self._group_fd = -1
         self._waiter = cast(Any, _Ready(cast(_Datapath, self.job.datapath).tables))
@@ -421,6 +432,7 @@ class Rank:
             return
         if waits := self.world.waits_for_a_core():
             self._busy = now + waits
+            self.engine._run_queue.total += waits
             self._schedule(now, turn=turn)
             return
         if not turn:

@@ -104,6 +104,39 @@ def test_a_question_is_open_until_its_rank_speaks() -> None:
     assert overtime.open_since(2) == 0
 
 
+def test_own_waits_for_a_core_are_those_of_an_op_and_make_silences_longer() -> None:
+    """Rule: clock-29."""
+    overtime, clock = Overtime(S), deadline(S)
+    assert (overtime.lack, overtime.lacked) == (0, 0)
+    overtime.ended(30 * MS)
+    overtime.ended(35 * MS)
+    assert (overtime.lack, overtime.lacked) == (30 * MS, 35 * MS)
+    assert overtime.silence(clock) == 60 * MS
+    for _ in range(63):
+        overtime.ended(35 * MS)
+    assert overtime.lack == 5 * MS  # of the last 64 ops
+    overtime.ended(35 * MS)
+    assert (overtime.lack, overtime.silence(clock)) == (0, 20 * MS)
+    overtime.ended(10 * S)
+    assert overtime.silence(clock) == LONGEST
+
+
+def test_late_wake_ups_tell_of_waits_that_the_kernel_does_not_count() -> None:
+    """Of the hypervisor's, and where it counts nothing; a stop is none. Rule: clock-29."""
+    overtime = Overtime(S)
+    overtime.woke(40 * MS)
+    overtime.woke(7 * MS)
+    overtime.ended(None)
+    assert (overtime.lack, overtime.lacked) == (40 * MS, 0)
+    for _ in range(64):
+        overtime.woke(LONGEST + 1)
+        overtime.ended(None)
+    assert overtime.lack == 0
+    overtime.woke(LONGEST)
+    overtime.ended(50 * MS)
+    assert (overtime.lack, overtime.lacked) == (LONGEST, 50 * MS)
+
+
 def test_how_late_the_own_thread_wakes_up() -> None:
     overtime = Overtime(S)
     assert overtime.late == 0

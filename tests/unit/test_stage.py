@@ -192,6 +192,13 @@ def test_where_answers_take_long_a_silence_may_be_long_too() -> None:
     assert until(Half(word=60 * MS), overtime, words=False) == pytest.approx(185 * MS, abs=6 * MS)
 
 
+def test_where_the_own_thread_waits_for_a_core_a_silence_may_be_long_too() -> None:
+    """Rule: clock-29."""
+    overtime = Overtime(95 * MS)
+    overtime.ended(60 * MS)
+    assert until(Half(word=60 * MS), overtime, words=False) == pytest.approx(185 * MS, abs=6 * MS)
+
+
 def test_rows_that_are_asked_for_are_waited_for_past_the_deadline() -> None:
     """Rules: clock-23, clock-29."""
     half = Half(repairing=130 * MS)

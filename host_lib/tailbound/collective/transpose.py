@@ -37,6 +37,7 @@ from tailbound.collective.view import View
 from tailbound.collective.window import Window
 from tailbound.errors import LayoutError, TransportError
 from tailbound.forks import keep_from_children
+from tailbound.transport.cores import RunQueue
 from tailbound.transport.sequence import Position
 from tailbound.transport.sockets import Waiter
 from tailbound.transport.steps import Steps, step_distance, step_of
@@ -214,6 +215,7 @@ class Transpose:
             os.eventfd_write(self._wake, 1)
 
     def _run(self) -> None:
+        self._run_queue = RunQueue()
         try:
             if self._on_thread is not None:
                 self._on_thread()
@@ -232,6 +234,7 @@ class Transpose:
             self._fail(error)
         finally:
             self._holding.stop()
+            self._run_queue.close()
             self._ended = True
             self._refuse(self._closed())
             self._idle.set()
@@ -425,6 +428,7 @@ class Transpose:
             self._error = outcome.error
         outcome.nanoseconds = job.now() - launch.launched
         accounting.delivered(job, op)
+        job.overtime.ended(self._run_queue.waited())
         self.maps.observe(op)
         counters = job.counters
         counters["ops"] += 1

@@ -17,7 +17,8 @@ class Row:
     """One rank, in plain types; times in ms, rates per second.
 
     ``answer_ms`` is what the slowest of the last answers of others took, ``woke_late_ms`` how late the own thread wakes
-    up (both are what ranks wait for a core), ``waited_ms`` what ops have waited past their deadlines in all.
+    up, ``lack_ms`` what it waited for a core in one of the last ops at most (all three are what ranks wait for a core),
+    ``waited_ms`` what ops have waited past their deadlines in all.
 
     ``None``: ``ops_per_s`` and ``sent_mbit_s`` need a second reading; ``rate_mbit_s`` (that of the slowest paced peer)
     where nobody is paced; ``rtt_us`` (the longest) where there is none yet.
@@ -38,6 +39,7 @@ class Row:
     q_ms: float
     answer_ms: float
     woke_late_ms: float
+    lack_ms: float
     waited_ms: float
     sent_mbit_s: float | None
     rate_mbit_s: float | None
@@ -95,6 +97,7 @@ def row_of(status: Mapping[str, Any], before: Mapping[str, Any] | None = None) -
         q_ms=float(deadlines["q"]),
         answer_ms=float(overtime["answer"]),
         woke_late_ms=float(overtime["late"]),
+        lack_ms=float(overtime["lack"]),
         waited_ms=float(overtime["waited"]),
         sent_mbit_s=sent,
         rate_mbit_s=min(rates, default=None),

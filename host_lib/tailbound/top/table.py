@@ -76,7 +76,7 @@ def _cells(row: Row) -> list[Text]:
         Text(f"{row.p50_ms:.1f}"),
         Text(f"{row.p99_ms:.1f}"),
         Text(f"{row.d1_ms:.0f}/{row.d2_ms:.0f}/{row.q_ms:.1f}"),
-        Text(f"{row.answer_ms:.0f}/{row.woke_late_ms:.0f}"),
+        Text(f"{row.answer_ms:.0f}/{row.woke_late_ms:.0f}/{row.lack_ms:.0f}"),
         Text(_figure(row.sent_mbit_s, 0)),
         Text(_figure(row.rate_mbit_s, 0)),
         Text(_figure(row.rtt_us, 0)),

@@ -9,7 +9,9 @@ were none of it.
 
 Who lives is told by marks that rise and by words; who is missed is asked for one (``transport.tail_probe``). A rank
 that waits for a core is as silent as one that was stopped, so how long a silence may last is learned from how long
-ranks have left questions open: where that is milliseconds, a rank that was stopped costs half a deadline and no more.
+ranks have left questions open, and from what the own thread has to wait for a core: where that is milliseconds, a rank
+that was stopped costs half a deadline and no more. Questions are rare, and own waits are seen in every op; hosts of one
+job are busy alike, as a rule.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from tailbound.transport.config import MS
 #: Part of the time that waiting past deadlines may take, what is saved up of it at most, and what there is to begin
 #: with.
 SHARE, MOST, FIRST = 0.1, 1000 * MS, 500 * MS
-#: Answers of which the slowest counts, how many times as long a silence may be (questions are rare, and so are their
-#: samples), and how long either lasts at most: after more a rank was stopped, which says nothing about the next time.
+#: Answers and ops of which the slowest counts, how many times as long a silence may be (what is rare is seen too late),
+#: and how long either lasts at most: after more a rank was stopped, which says nothing about the next time.
 _KEPT, _MARGIN, LONGEST = 64, 2, 400 * MS
 #: Part of the wake-ups that ``late`` covers.
 _COVER = 0.95
@@ -37,16 +39,20 @@ class Overtime:
 
     Attributes:
         waited: ns that ops have waited past their deadlines in all.
+        lacked: ns that the own thread has waited for a core in all, as the kernel counts it.
     """
 
     def __init__(self, now: int) -> None:
-        self.waited = 0
+        self.waited = self.lacked = 0
         self._saved, self._at = float(FIRST), now
         self._until = 0
         self._asked: dict[int, int] = {}  # since when a rank has left a question open
         self._answers: deque[int] = deque(maxlen=_KEPT)
         self._slowest = 0
         self._late: deque[int] = deque(maxlen=_KEPT)
+        self._lacks: deque[int] = deque(maxlen=_KEPT)
+        self._longest_lack = 0
+        self._latest = 0  # of the wake-ups since the last op
 
     # -- who lives ----------------------------------------------------------------------------------------------------
 
@@ -74,7 +80,7 @@ class Overtime:
 
     def silence(self, clock: Extension) -> int:
         """How long somebody who is missed at the deadline of ``clock`` may well say nothing, ns."""
-        return max(LEAST_STEP, clock.length // 2, min(LONGEST, _MARGIN * self._slowest))
+        return max(LEAST_STEP, clock.length // 2, min(LONGEST, _MARGIN * max(self._slowest, self._longest_lack)))
 
     # -- the balance --------------------------------------------------------------------------------------------------
 
@@ -110,6 +116,26 @@ class Overtime:
     def woke(self, late: int) -> None:
         """The own thread woke up ``late`` ns after the time that it had asked for."""
         self._late.append(max(0, late))
+        if late <= LONGEST:  # after more it was stopped
+            self._latest = max(self._latest, late)
+
+    def ended(self, run_queue: int | None) -> None:
+        """An op has ended.
+
+        Args:
+            run_queue: what the own thread has waited for a core since it began, ns (``transport.cores``); None: the
+                kernel does not tell, so that only late wake-ups do. A hypervisor's share is in these alone.
+        """
+        waited = 0
+        if run_queue is not None:
+            waited, self.lacked = run_queue - self.lacked, run_queue
+        self._lacks.append(min(LONGEST, max(waited, self._latest)))
+        self._longest_lack, self._latest = max(self._lacks), 0
+
+    @property
+    def lack(self) -> int:
+        """What the own thread had to wait for a core in one of the last ops at most, ns."""
+        return self._longest_lack
 
     @property
     def late(self) -> int:
