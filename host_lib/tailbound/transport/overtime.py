@@ -24,6 +24,9 @@ from tailbound.transport.config import MS
 #: Part of the time that waiting past deadlines may take, what is saved up of it at most, and what there is to begin
 #: with.
 SHARE, MOST, FIRST = 0.1, 1000 * MS, 500 * MS
+#: Of it what rows that are asked for again leave for ranks of which more is missing: a per cent of losses in every op
+#: would use it up.
+RESERVE = MOST // 2
 #: Answers and ops of which the slowest counts, how many times as long a silence may be (what is rare is seen too late),
 #: and how long either lasts at most: after more a rank was stopped, which says nothing about the next time.
 _KEPT, _MARGIN, LONGEST = 64, 2, 400 * MS
@@ -88,17 +91,18 @@ class Overtime:
         """What may still be waited, ns; may be asked by any thread."""
         return int(min(MOST, self._saved + SHARE * max(0, now - self._at)))
 
-    def worth(self, clock: Extension, now: int, heard: int) -> bool:
+    def worth(self, clock: Extension, now: int, heard: int, reserve: int = 0) -> bool:
         """Whether to wait one step past the deadline of ``clock``.
 
         Args:
             clock: the deadline.
             now: the time, ns.
             heard: when rows came last, or anything at all of somebody who is missed; 0: never.
+            reserve: what is to be left of the balance.
         """
         if not heard or now - heard > self.silence(clock):
             return False
-        return self.left(now) >= now - clock.promised + clock.step
+        return self.left(now) >= now - clock.promised + clock.step + reserve
 
     def charge(self, clock: Extension, now: int) -> None:
         """Takes off what a stage that ended at ``now`` has waited past its deadline.

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from tailbound.transport.clock import Extension, Quiet
-from tailbound.transport.overtime import Overtime
+from tailbound.transport.overtime import RESERVE, Overtime
 
 Why = Literal["complete", "quiet", "deadline"]
 
@@ -95,7 +95,11 @@ def decide(
         clock.promised = max(clock.promised, launched)
 
     def worth(rows: bool) -> bool:
-        return overtime is not None and overtime.worth(clock, now, now if rows or repair.open else seen.heard(now))
+        if overtime is None:
+            return False
+        if overtime.worth(clock, now, now if rows else seen.heard(now)):
+            return True
+        return repair.open and overtime.worth(clock, now, now, reserve=RESERVE)
 
     if clock.expired(now, progress, seen.left, unwatched=late, worth=worth):
         last = seen.last_call(now) if late else 0
