@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
 import pytest
@@ -309,3 +310,32 @@ def test_a_seeded_run_settles_near_what_is_drawn() -> None:
     for _ in range(1000):
         d.observe(Sample(BIG, int(dice.expovariate(1 / (3 * MS))), int(dice.gauss(9 * MS, MS)), 5 * MS))
     assert 1.25 * (6 + 9) * MS < d.stage_one(BIG) < 1.25 * (13 + 12) * MS
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_kept_is_what_would_be_worked_out_anew(seed: int) -> None:
+    """After every sample, step and round trip, in any order; lengths are asked for before and after each."""
+    rng, deadlines = random.Random(seed), learned()
+    asked = (SMALL, BIG // 2, BIG, 3 * BIG)
+    now, step = 0, 0
+    for _ in range(300):
+        kept = [(deadlines.stage_one(size), deadlines.stage_two(size)) for size in asked]
+        fresh = copy.deepcopy(deadlines)
+        fresh._learned()
+        assert [(fresh.stage_one(size), fresh.stage_two(size)) for size in asked] == kept
+        assert (deadlines.quiet, deadlines.start_max, deadlines.advertised) == (
+            fresh.quiet, fresh.start_max, fresh.advertised,
+        )  # fmt: skip
+        now += rng.randrange(1, 40 * MS)
+        what = rng.randrange(3)
+        if what == 0:
+            ms = rng.randrange(1, 30) * MS
+            lost = rng.choice((0.0, 0.3))
+            sample = Sample(rng.choice(asked), ms, 2 * ms, ms, early=rng.random() < 0.5, regretted=rng.random() < 0.3,
+                            lost=lost, step=step, whole=3 * ms, start=ms)  # fmt: skip
+            deadlines.observe(sample)
+        elif what == 1:
+            step += rng.randrange(2)
+            deadlines.step(step, now, now + MS, last=rng.random() < 0.5, cut=rng.random() < 0.3)
+        else:
+            deadlines.round_trip(rng.randrange(1, 5 * MS))

@@ -171,6 +171,13 @@ class Deadlines:
         self._lost, self.patience = 0.0, 1.0
         self._rtts: deque[int] = deque(maxlen=_RTTS)
         self._advertised = config.deadline_1 or config.stage_max
+        # what is asked for many times an op changes only when something has been learned
+        self._first_lengths: dict[int, int] = {}
+        self._second_lengths: dict[int, int] = {}
+        #: q of clock-10, ns: learned from two round trips on
+        self.quiet = self._silence()
+        #: D_start of clock-3, ns: at least what is configured, and four times what a step computes
+        self.start_max = config.start_max
 
     # -- learning -------------------------------------------------------------------------------------------------
 
@@ -196,7 +203,7 @@ class Deadlines:
         self._largest = max(self._largest, sample.flow_bytes)
         self._learn_quiet(sample)
         self._learn_patience(sample)
-        self._advertised = self.stage_one(self._largest)
+        self._learned()
 
     def _learn_quiet(self, sample: Sample) -> None:
         """clock-10: one regretted op in a thousand is too many, one in ten thousand too few."""
@@ -236,15 +243,24 @@ class Deadlines:
                 self._finished = 0
             self._step, self._launched = step, launched
         self._cut |= cut
-        self._advertised = self.stage_one(self._largest)
         if last:
             if self._finished:
                 self._computes.add(max(0, launched - self._finished))
             self._finished = finished
+        self._learned()
 
     def round_trip(self, rtt: int) -> None:
         """Takes the largest of the present round trips to live peers, in ns."""
         self._rtts.append(rtt)
+        self.quiet = self._silence()
+
+    def _learned(self) -> None:
+        """What had been worked out from what was known until now is forgotten."""
+        self._first_lengths.clear()
+        self._second_lengths.clear()
+        self.quiet = self._silence()
+        self.start_max = max(self._config.start_max, 4 * self._computes.quantile(0.5))
+        self._advertised = self.stage_one(self._largest)
 
     @property
     def rtt(self) -> int:
@@ -306,6 +322,12 @@ class Deadlines:
 
     def stage_one(self, flow_bytes: int) -> int:
         """The own D1 for flows of ``flow_bytes`` bytes (clock-4, clock-26)."""
+        known = self._first_lengths.get(flow_bytes)
+        if known is None:
+            known = self._first_lengths[flow_bytes] = self._stage_one(flow_bytes)
+        return known
+
+    def _stage_one(self, flow_bytes: int) -> int:
         if self._config.deadline_1:
             return self._config.deadline_1
         size = self._known(flow_bytes)
@@ -315,6 +337,12 @@ class Deadlines:
 
     def stage_two(self, flow_bytes: int) -> int:
         """D2 for flows of ``flow_bytes`` bytes (clock-11, clock-26)."""
+        known = self._second_lengths.get(flow_bytes)
+        if known is None:
+            known = self._second_lengths[flow_bytes] = self._stage_two(flow_bytes)
+        return known
+
+    def _stage_two(self, flow_bytes: int) -> int:
         if self._config.deadline_2:
             return self._config.deadline_2
         size = self._known(flow_bytes)
@@ -399,9 +427,8 @@ class Deadlines:
             return own
         return min(max(LEAST, largest + min(0, own - self._advertised)), self._config.stage_max)
 
-    @property
-    def quiet(self) -> int:
-        """q of clock-10: learned from two round trips on.
+    def _silence(self) -> int:
+        """q of clock-10.
 
         No floor of two round trips is kept: rows come in the order of sending, or nearly so, and a round trip to a host
         whose processors are busy says more about these than about how far a mark overtakes rows.
@@ -411,8 +438,3 @@ class Deadlines:
     @property
     def _quiet_first(self) -> float:
         return max(float(_QUIET_FIRST), 2.0 * self.rtt)
-
-    @property
-    def start_max(self) -> int:
-        """D_start of clock-3: at least what is configured, and four times what a step computes."""
-        return max(self._config.start_max, 4 * self._computes.quantile(0.5))
