@@ -107,6 +107,7 @@ class Channels:
         wanted: as above.
         choice: what is done now.
         live: peers that results are for.
+        here: peers that had not said goodbye when nobody was last found to be suspect, the list itself.
         ears: what this rank has heard of the others' trials of the group, for whoever asks.
         reach: whom the own packets to the group reach; None: there is no group.
     """
@@ -115,6 +116,7 @@ class Channels:
         self.wanted, self._facts, self._sender = wanted, facts, sender
         self.choice: Choice = choose(wanted, facts)
         self.live: tuple[int, ...] = ()
+        self.here: list[int] | None = None
         self.ears = Ears()
         self.reach: Reach | None = None
         self.fanout: Fanout | None = None
@@ -138,6 +140,8 @@ class Channels:
 
     def learn(self, **facts: Any) -> bool:
         """Takes new facts (fields of ``Facts``) and chooses anew; whether results go another way from now on."""
+        if all(getattr(self._facts, name) == value for name, value in facts.items()):
+            return False  # as nearly always: it is called in every turn
         self._facts = replace(self._facts, **facts)
         before, self.choice = self.choice, choose(self.wanted, self._facts)
         return before.result != self.choice.result

@@ -345,8 +345,8 @@ class Transpose:
         looks.append(job.flow.queue.again)
         looks.append(answer(job, self._ops, job.now()))
         if self._window.release():
-            self._window.foresee()
-            if self._window.waiting or self._ops:
+            placed = self._window.foresee()
+            if placed or self._window.waiting or (self._unsettled and self._ops):
                 looks.append(job.now())
         if not self._new and not self._window.waiting and not self._window.launched:
             self._idle.set()

@@ -74,23 +74,25 @@ class Window:
             self._named = label
         self._foresee(label)
 
-    def foresee(self) -> None:
-        """There may be room now for ops that packets have named."""
-        self._foresee(self._named)
+    def foresee(self) -> bool:
+        """There may be room now for ops that packets have named; whether there was."""
+        return self._foresee(self._named)
 
-    def _foresee(self, label: int) -> None:
-        """Places everything up to ``label`` that the last steps let us tell in advance (clock-2)."""
-        job = self._job
+    def _foresee(self, label: int) -> bool:
+        """Places everything up to ``label`` that the last steps let us tell in advance (clock-2); whether any was."""
+        job, placed = self._job, False
         while serial_distance(label, job.sequence.next_label) >= 0:
             held = sum(op.place.layout.shape.rows for op in self.ops.values())
             if 2 * held > job.store.result_rows or not self._recordable(job.sequence.next_label):
-                return
+                break
             if label >> OP_INDEX_BITS != job.sequence.next_label >> OP_INDEX_BITS and held:
-                return
+                break
             place = job.sequence.predict()
             if place is None:
-                return
+                break
             self._placed(self._open(place))
+            placed = True
+        return placed
 
     def _room(self, rows: int) -> bool:
         pending = sum(op.place.layout.shape.rows for op in self.ops.values() if op.launch is not None)
