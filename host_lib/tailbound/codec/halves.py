@@ -6,6 +6,7 @@ as in torch. All of it is in integers, since not every machine converts float16 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -75,29 +76,39 @@ def address(x, index):  # type: ignore[no-untyped-def]
     return np.int64(x.half.ctypes.data) + 2 * index, 2
 
 
-def _widen(kind: int) -> Any:
+_VECTORS = {2: VI16, 4: VI32}
+
+
+def _conversion(come_bytes: int, go_bytes: int, convert: Callable[[Emit, Any], Any]) -> Any:
+    """Entries of ``come_bytes`` to entries of ``go_bytes``: what ``convert`` makes of their bits."""
+
     @_kernel
-    def widen(typing: Any, source: Any, first: Any, columns: Any, target: Any, into: Any) -> Any:
-        """``columns`` entries of ``source``, u16, from ``first`` on, to ``target``, f32, from ``into`` on."""
+    def run(typing: Any, source: Any, first: Any, columns: Any, target: Any, into: Any) -> Any:
+        """``columns`` entries of ``source`` from ``first`` on to ``target`` from ``into`` on."""
         signature = types.void(source, _INDEX, _INDEX, target, _INDEX)
 
         def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             e = Emit(context, builder)
             come, go = e.address(sig.args[0], args[0], args[1]), e.address(sig.args[3], args[3], args[4])
             with e.columns(args[2]) as column:
-                bits = builder.zext(e.load(e.step(come, column, 2), VI16, 2), VI32)
-                value = builder.shl(bits, e.const(VI32, 16)) if kind == _BFLOAT16 else _from_half(e, bits)
-                e.store(value, e.step(go, column, 4), 4)
+                bits = e.load(e.step(come, column, come_bytes), _VECTORS[come_bytes], come_bytes)
+                e.store(convert(e, bits), e.step(go, column, go_bytes), go_bytes)
             return context.get_dummy_value()
 
         return signature, emit
 
-    return widen
+    return run
+
+
+def _from_bfloat16(e: Emit, bits: Any) -> Any:
+    """Bits of bfloat16 as those of float32."""
+    return e.b.shl(e.b.zext(bits, VI32), e.const(VI32, 16))
 
 
 def _from_half(e: Emit, bits: Any) -> Any:
     """Bits of float16 as those of float32; subnormal ones are taken up by a subtraction."""
     b = e.b
+    bits = b.zext(bits, VI32)
     exponent = b.and_(bits, e.const(VI32, 0x7C00))
     size = b.add(b.shl(b.and_(bits, e.const(VI32, 0x7FFF)), e.const(VI32, 13)), e.const(VI32, 112 << 23))
     infinite = b.icmp_unsigned("==", exponent, e.const(VI32, 0x7C00))
@@ -108,32 +119,15 @@ def _from_half(e: Emit, bits: Any) -> Any:
     return b.or_(size, b.shl(b.and_(bits, e.const(VI32, 0x8000)), e.const(VI32, 16)))
 
 
-def _narrow(kind: int) -> Any:
-    @_kernel
-    def narrow(typing: Any, source: Any, first: Any, columns: Any, target: Any, into: Any) -> Any:
-        """``columns`` entries of ``source``, f32, from ``first`` on, to ``target``, u16, from ``into`` on."""
-        signature = types.void(source, _INDEX, _INDEX, target, _INDEX)
-
-        def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            e = Emit(context, builder)
-            come, go = e.address(sig.args[0], args[0], args[1]), e.address(sig.args[3], args[3], args[4])
-            with e.columns(args[2]) as column:
-                bits = e.load(e.step(come, column, 4), VI32, 4)
-                value = builder.lshr(_rounded(e, bits, 16), e.const(VI32, 16))
-                if kind == _FLOAT16:
-                    value = _to_half(e, bits)
-                e.store(builder.trunc(value, VI16), e.step(go, column, 2), 2)
-            return context.get_dummy_value()
-
-        return signature, emit
-
-    return narrow
-
-
 def _rounded(e: Emit, bits: Any, dropped: int) -> Any:
     """Bits of float32, so that the upper ones are right when ``dropped`` are cut off."""
     odd = e.b.and_(e.b.lshr(bits, e.const(VI32, dropped)), e.const(VI32, 1))
     return e.b.add(e.b.add(bits, e.const(VI32, (1 << dropped - 1) - 1)), odd)
+
+
+def _to_bfloat16(e: Emit, bits: Any) -> Any:
+    """Bits of float32 as those of bfloat16."""
+    return e.b.trunc(e.b.lshr(_rounded(e, bits, 16), e.const(VI32, 16)), VI16)
 
 
 def _to_half(e: Emit, bits: Any) -> Any:
@@ -146,11 +140,11 @@ def _to_half(e: Emit, bits: Any) -> Any:
     value = b.select(b.icmp_unsigned("<", size, e.const(VI32, 113 << 23)), small, usual)
     value = b.select(b.icmp_unsigned(">=", size, e.const(VI32, 143 << 23)), e.const(VI32, 0x7C00), value)
     value = b.select(b.icmp_unsigned(">", size, e.const(VI32, 0x7F800000)), e.const(VI32, 0x7E00), value)
-    return b.or_(value, b.and_(b.lshr(bits, e.const(VI32, 16)), e.const(VI32, 0x8000)))
+    return b.trunc(b.or_(value, b.and_(b.lshr(bits, e.const(VI32, 16)), e.const(VI32, 0x8000))), VI16)
 
 
-_widen_bfloat16, _widen_float16 = _widen(_BFLOAT16), _widen(_FLOAT16)
-_narrow_bfloat16, _narrow_float16 = _narrow(_BFLOAT16), _narrow(_FLOAT16)
+_widen_bfloat16, _widen_float16 = _conversion(2, 4, _from_bfloat16), _conversion(2, 4, _from_half)
+_narrow_bfloat16, _narrow_float16 = _conversion(4, 2, _to_bfloat16), _conversion(4, 2, _to_half)
 
 
 @compiled
