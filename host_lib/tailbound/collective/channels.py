@@ -139,13 +139,9 @@ def follow(job: Job, now: int) -> None:
     A rank that is only stopped is taken to be dead soon, but finds what its kernel has received when it goes on; so
     one that is dead gets results as long as there is room for them.
     """
-    channels, here = job.channels, job.membership.here
-    suspects = job.membership.suspects
-    if here is channels.here and not suspects:
-        return
-    channels.here = None if suspects else here
+    channels = job.channels
     dead = job.membership.dead(step_of(job.sequence.upcoming))
-    live = tuple(p for p in here if not (p in dead and _beyond(job, p)))
+    live = tuple(p for p in job.membership.here if not (p in dead and _beyond(job, p)))
     if live == channels.live:
         return
     channels.live = live

@@ -107,7 +107,6 @@ class Channels:
         wanted: as above.
         choice: what is done now.
         live: peers that results are for.
-        here: peers that had not said goodbye when nobody was last found to be suspect, the list itself.
         ears: what this rank has heard of the others' trials of the group, for whoever asks.
         reach: whom the own packets to the group reach; None: there is no group.
     """
@@ -116,7 +115,6 @@ class Channels:
         self.wanted, self._facts, self._sender = wanted, facts, sender
         self.choice: Choice = choose(wanted, facts)
         self.live: tuple[int, ...] = ()
-        self.here: list[int] | None = None
         self.ears = Ears()
         self.reach: Reach | None = None
         self.fanout: Fanout | None = None
