@@ -65,6 +65,9 @@ class Told:
     def brings_no_more(self, rank: int) -> bool:
         return rank in self.op.abstainers or self.contributed(rank)
 
+    def owners(self) -> list[int]:
+        return [p for p in self.known.membership.owners if self.op.place.placement.counts[p]]
+
     def first_deadline(self) -> int:
         return D1
 

@@ -110,7 +110,7 @@ class Results:
         # rows that came when their op was too far ahead for a record, or whose record has gone, are there all the same
         here = view.record
         self.progress = int(here["results_in"]) if here is not None else self._present_of(view.known.peers)
-        self._owners = [p for p in view.known.membership.owners if self._counts[p]]
+        self._owners = view.owners()
 
     def _present_of(self, owners: list[int]) -> int:
         by_owner = np.zeros(self._known.world, np.int64)

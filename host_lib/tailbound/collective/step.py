@@ -111,7 +111,7 @@ def overtaken(op: Op, view: View, now: int) -> bool:
     """
     if op.overtaken or op.encoded or op.launch is None:
         return False
-    owners = _owners(op, view)
+    owners = view.owners()
     if not owners or not all(view.published(p) and view.contributed(p) for p in owners):
         return False
     op.start = op.start or max(1, now - 4 * view.known.config.stage_max)
@@ -144,12 +144,7 @@ def _over_for_all(op: Op, view: View, now: int) -> bool:
     """
     if not op.start or now <= op.start + view.first_deadline():
         return False
-    return op.switched or now > op.start + view.known.config.stage_max or all(map(view.published, _owners(op, view)))
-
-
-def _owners(op: Op, view: View) -> list[int]:
-    """Live ranks, but the own one, that own rows of ``op``."""
-    return [p for p in view.known.membership.owners if op.place.placement.counts[p]]
+    return op.switched or now > op.start + view.known.config.stage_max or all(map(view.published, view.owners()))
 
 
 def _agree(op: Op, view: View, now: int) -> Step:

@@ -51,6 +51,11 @@ class View:
         """Whether no contribution of ``rank`` is to be expected any more."""
         return rank in self.op.abstainers or self.contributed(rank)
 
+    def owners(self) -> list[int]:
+        """Live ranks, but the own one, that own rows of the op."""
+        counts = self.op.place.placement.counts
+        return [p for p in self.known.membership.owners if counts[p]]
+
     # -- time -----------------------------------------------------------------------------------------------------
 
     def first_deadline(self) -> int:
