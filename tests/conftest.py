@@ -10,6 +10,8 @@ Where these are there, their tests run and must pass.
 
 ``pytest --thorough`` runs what a marker of that name keeps out of the everyday run, too: the rest of a series of which
 that has a few cases, whole benchmarks.
+
+A test that fails while the machine stands still runs once more (``worlds/stalls.py``).
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ import pytest
 from tailbound.doctor import facts
 from tailbound.errors import CapabilityError, TailboundError
 from tailbound.kernel import syscalls
+
+pytest_plugins = ["stalls"]
 
 REQUIRE_ALL = os.environ.get("TAILBOUND_REQUIRE_ALL") == "1"
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -20,7 +20,10 @@ from tailbound.torch import TailboundState, allreduce_hook, register
 from tailbound.torch.register import _SYNC_OPTION
 
 #: Long deadlines: a loaded machine must lose nothing where a test compares.
-PATIENT = {"deadline_ms": (2000.0, 2000.0), "ring_mib": 8.0, "datapath": "udp", "timeout": 60.0}
+PATIENT = {
+    "start_max": 5.0, "deadline_ms": (4000.0, 10_000.0), "stage_max": 10.0, "ring_mib": 8.0,
+    "datapath": "udp", "timeout": 60.0,
+}  # fmt: skip
 #: Bound of codec-17 for gradients of real nets.
 BOUND = 4e-3
 

@@ -1,0 +1,132 @@
+"""A test that failed while the machine stood still runs once more; whoever fails without that, fails.
+
+A virtual machine loses a core now and then, for seconds. Whatever compares within deadlines fails then through no fault
+of the code, and no deadline is long enough for all of them. So a process beside the tests has one real-time thread per
+core that wakes up every 20 ms. Threads of ordinary tests cannot hold it up: if it comes late by more than
+``LEAST`` seconds, the machine did not run it. What was late, and when, is in the report of the failure.
+
+The repetition is that of ``pytest-rerunfailures``, and ``-raR`` lists it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+#: Seconds without a core from which a failure says nothing.
+LEAST = 0.25
+_EVERY = 0.02
+
+
+class Watch:
+    """The process that wakes up on every core, and what it has said since ``begin``."""
+
+    def __init__(self) -> None:
+        # closing its input ends it, and so does the end of this process, however that comes about
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+        self._since = 0.0
+        self._rest = b""
+        self._found: list[str] = []
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def begin(self) -> None:
+        """From here on another test runs."""
+        self.gaps()
+        self._since, self._found = time.monotonic(), []
+
+    def gaps(self) -> Sequence[str]:
+        """In words, when the machine stood still since ``begin``."""
+        assert self._process.stdout is not None
+        *lines, self._rest = (self._rest + (self._process.stdout.read() or b"")).split(b"\n")
+        for line in lines:
+            core, seconds, ended = line.split()
+            if float(ended) > self._since:
+                self._found.append(f"core {int(core)} did not run for {float(seconds):.2f} s")
+        return self._found
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.communicate()
+
+
+_watch: Watch | None = None
+
+
+class _StoodStill:
+    """Whether the machine stood still during the test that runs: asked by ``flaky`` when that has failed."""
+
+    def __bool__(self) -> bool:
+        return bool(_watch and _watch.gaps())
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    global _watch
+    if not session.config.option.collectonly:
+        _watch = Watch()
+
+
+def pytest_sessionfinish() -> None:
+    global _watch
+    if _watch:
+        _watch.close()
+    _watch = None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(pytest.mark.flaky(reruns=1, condition=_StoodStill()))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    if _watch:
+        _watch.begin()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[None]:
+    report = yield
+    if report.failed and _watch and _watch.gaps():
+        report.sections.append(("The machine stood still", "\n".join(_watch.gaps())))
+    return report
+
+
+def _wake(core: int) -> None:
+    """Writes a line ``core seconds end`` for every time that this thread is not given ``core``."""
+    os.sched_setaffinity(0, {core})
+    with contextlib.suppress(PermissionError):  # who may not: then other processes can hold this thread up as well
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    before = time.monotonic()
+    while True:
+        time.sleep(_EVERY)
+        now = time.monotonic()
+        if now - before > LEAST + _EVERY:
+            with contextlib.suppress(BlockingIOError):  # nobody has read for long
+                os.write(1, f"{core} {now - before} {now}\n".encode())
+        before = now
+
+
+def _main() -> None:
+    os.set_blocking(1, False)
+    for core in os.sched_getaffinity(0):
+        threading.Thread(target=_wake, args=(core,), daemon=True).start()
+    while os.read(0, 1):
+        pass
+
+
+if __name__ == "__main__":
+    _main()
