@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -21,7 +22,7 @@ from tailbound.datapath.select import open_datapath
 from tailbound.datapath.xdp import XdpDatapath
 from tailbound.datapath.xdp import attach as attach_for_good
 from tailbound.errors import AttachError, CapabilityError, ConfigError
-from tailbound.kernel import attach, interfaces, linear, pin, syscalls
+from tailbound.kernel import attach, barrier, interfaces, linear, pin, syscalls
 from tailbound.transport.config import Config
 from tailbound.wire.schema import HEADER_BYTES, Event, PacketType, Verdict
 
@@ -103,6 +104,35 @@ def exercise(path: XdpDatapath, wire: list[str]) -> None:
     send(wire, cases.contribution())
     await_that(lambda: sum(counted(path).values()) >= 5, "a fifth packet counted")
     assert counted(path)[Verdict.LATE] == 1
+
+
+def test_a_new_job_waits_for_packets_that_the_job_before_let_in(
+    wire: list[str], loader: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kernel-9: they are through before slots are sealed, so none finds the rules of one job and a row of another."""
+    done: list[str] = []
+    with contextlib.closing(XdpDatapath.attach("tbx", cases.PORT, loader=loader, **SIZES)) as path:
+        wait, seal = barrier.grace_period, path.seal
+        monkeypatch.setattr(barrier, "grace_period", lambda: done.append("waited") or wait())
+        monkeypatch.setattr(path, "seal", lambda *rows: done.append("sealed") or seal(*rows))
+        path.reset(cases.FIRST_OP)
+        assert done == ["waited", "sealed"]
+
+
+def test_without_a_grace_period_from_the_kernel_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where cores run without a tick membarrier(2) refuses what waits for all of them; other errors are errors."""
+    slept: list[float] = []
+    monkeypatch.setattr(barrier.time, "sleep", slept.append)
+
+    def refused(command: int, reason: int) -> None:
+        raise OSError(reason, os.strerror(reason))
+
+    monkeypatch.setattr(barrier, "_membarrier", lambda command: refused(command, errno.EINVAL))
+    barrier.grace_period()
+    assert slept == [barrier._LONG]
+    monkeypatch.setattr(barrier, "_membarrier", lambda command: refused(command, errno.EPERM))
+    with pytest.raises(PermissionError):
+        barrier.grace_period()
 
 
 def test_attach_in_process(wire: list[str], loader: str) -> None:

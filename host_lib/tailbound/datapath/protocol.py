@@ -81,7 +81,7 @@ class Datapath(Protocol):
         """Packets that this host lost before any rule saw them, by place, as far as this datapath knows."""
 
     def reset(self, first_op: int) -> None:
-        """Seals every slot below ``first_op``; called before ``control.active`` is set to 1."""
+        """Waits for packets let in while ``control.active`` was 1, then seals every slot below ``first_op``."""
 
     def seal(self, op: int, seq: int, rows: int) -> None:
         """Makes contributions to ``rows`` slots from row sequence ``seq`` late for ``op`` and everything older.

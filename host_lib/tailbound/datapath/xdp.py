@@ -172,7 +172,8 @@ class XdpDatapath:
             raise
 
     def reset(self, first_op: int) -> None:
-        """See ``Datapath.reset``."""
+        """See ``Datapath.reset``. What the program let in before must not reach a row of the new job."""
+        barrier.grace_period()
         self.seal((first_op - 1) & 0xFFFFFFFF, 0, self.store.sum_rows)
 
     def seal(self, op: int, seq: int, rows: int) -> None:

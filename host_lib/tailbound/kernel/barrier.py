@@ -1,15 +1,19 @@
-"""membarrier(2), PRIVATE_EXPEDITED: a full memory barrier (kernel-20) in microseconds, GLOBAL takes milliseconds."""
+"""membarrier(2): PRIVATE_EXPEDITED is a full memory barrier (kernel-20) in microseconds, GLOBAL waits for programs."""
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
+import time
 
 from tailbound.errors import CapabilityError
 
 _NUMBERS = {"x86_64": 324, "aarch64": 283, "riscv64": 283, "loongarch64": 283, "s390x": 356, "ppc64le": 365}
-_PRIVATE_EXPEDITED, _REGISTER = 1 << 3, 1 << 4
+_GLOBAL, _PRIVATE_EXPEDITED, _REGISTER = 1, 1 << 3, 1 << 4
+#: Longer than any program is at one packet, in seconds.
+_LONG = 0.05
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
@@ -34,3 +38,13 @@ def register() -> None:
 def full() -> None:
     """Orders all memory accesses before the call against all after it, here and on CPUs that run this process."""
     _membarrier(_PRIVATE_EXPEDITED)
+
+
+def grace_period() -> None:
+    """Returns when every XDP program that was at a packet is through with it: an RCU grace period, some 10 ms."""
+    try:
+        _membarrier(_GLOBAL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        time.sleep(_LONG)  # where cores run without a tick (nohz_full) the kernel refuses
