@@ -17,6 +17,7 @@ from tailbound.collective import hello
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.hello import SMALL, WIDE, Hello, Report, complaints
 from tailbound.errors import TransportError
+from tailbound.transport.backoff import Policy
 from tailbound.transport.config import MS, Config
 from tailbound.transport.rendezvous import Greeting
 
@@ -95,6 +96,14 @@ def test_losses_fail_no_start(lose: Callable[[Drop], None], loss: float) -> None
         for out, outcome in job.allreduce(data):
             assert outcome.delivered == outcome.expected
             assert out.mean() == pytest.approx(1.5, abs=0.05)
+
+
+def test_nobody_waits_for_another_try_once_all_have_been_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one would be an hour later."""
+    monkeypatch.setattr(hello, "TRIES", Policy(3_600_000 * MS, 3_600_000 * MS))
+    with team(3, patient()) as job:
+        for _, outcome in job.allreduce([np.ones(1000, np.float32)] * 3):
+            assert outcome.delivered == outcome.expected
 
 
 def test_who_is_settled_sends_no_more_and_others_less_and_less() -> None:

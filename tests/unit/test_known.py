@@ -70,7 +70,7 @@ def test_records_of_another_job_or_op_are_none() -> None:
         assert one.records.contributed(2, LABEL) == ours
         assert not one.records.published(2, LABEL)
         assert one.records.published(2, LABEL - 1) == ours
-        assert one.heard([0, 2]) == 50 * ours
+        assert max(one.heard(0), one.heard(2)) == 50 * ours
         assert one.records.deadlines([0, 2], STEP) == [6_400_000] * ours
     assert one.records.of(LABEL + 1) is None
     assert one.records.deadlines([2], STEP + 2) == [6_400_000]

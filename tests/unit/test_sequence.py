@@ -204,12 +204,16 @@ def test_steps_before_a_change_stay_where_they_are_although_their_map_is_not_nam
 
 
 @pytest.mark.parametrize(("since", "known"), [(4, True), (3, False)])
-def test_a_map_may_have_begun_with_the_oldest_step_that_is_remembered(since: int, known: bool) -> None:
+@pytest.mark.parametrize("predicted", [0, 1, 9])
+def test_a_map_may_have_begun_with_the_oldest_step_that_is_remembered(since: int, known: bool, predicted: int) -> None:
+    """Whatever has been predicted since, which the map proves wrong."""
     maps = [(0, MAP), (since, OwnerMap(257, (2, 0)))]
     told, late = Sequence(RANKS, MAP), Sequence(RANKS, MAP)
     told.set_maps(maps)
     places = launch(told, step(70_000) * 13)
     launch(late, step(70_000) * 12)  # of eight it is remembered where they began
+    for _ in range(predicted):
+        assert late.predict()
     with contextlib.nullcontext() if known else pytest.raises(TransportError):
         late.set_maps(maps)
     assert late.adrift != known

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tailbound.bench.cpu import IDLE, IOWAIT, SOFTIRQ, STAT, STEAL, seconds
+from tailbound.transport.cores import RunQueue
 
 #: Kernel threads that do softirqs.
 _KSOFTIRQD, _NAPI = "ksoftirqd/", "napi/"
@@ -63,7 +64,10 @@ def _missing(work: Callable[[], Any]) -> float:
 
 def _accounted() -> float:
     """Seconds that this thread has run, or waited for a processor."""
-    return time.thread_time() + int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    queue = RunQueue()
+    waited = queue.waited() or 0
+    queue.close()
+    return time.thread_time() + waited / 1e9
 
 
 class KernelShare:

@@ -12,13 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from numba.core.dispatcher import Dispatcher
 
 from tailbound.kernel import barrier, syscalls
 from tailbound.transport import sockets
+from tailbound.transport.cores import RunQueue
 
 COMPILED, CALLS = 0, 1
 #: System calls of the transport: where they are looked up, and under which name.
@@ -57,8 +57,8 @@ class Stopwatch:
     """Of one process, whose transport thread calls ``here`` at its start."""
 
     def __init__(self) -> None:
-        self._thread = self._native = 0
-        self._clock = 0
+        self._thread = self._clock = 0
+        self._run_queue: RunQueue | None = None
         # replaced as one, since another thread reads it: ns in codec and in calls, what it is in now, and since when
         self._state: tuple[int, int, int | None, int] = (0, 0, None, 0)
         #: ns and calls by name of the function
@@ -66,7 +66,7 @@ class Stopwatch:
 
     def here(self) -> None:
         """The calling thread is the one to watch."""
-        self._thread, self._native = threading.get_ident(), threading.get_native_id()
+        self._thread, self._run_queue = threading.get_ident(), RunQueue()
         self._clock = time.pthread_getcpuclockid(self._thread)
 
     @contextmanager
@@ -126,5 +126,5 @@ class Stopwatch:
         return Reading(begin, thread, codec, calls, own, process, time.perf_counter_ns())
 
     def waited(self) -> int:
-        """ns that the transport thread was ready to run and had no processor."""
-        return int(Path(f"/proc/self/task/{self._native}/schedstat").read_text().split()[1])
+        """ns that the transport thread was ready to run and had no processor; 0 where the kernel does not count."""
+        return (self._run_queue.waited() or 0) if self._run_queue is not None else 0

@@ -99,7 +99,7 @@ def _ask_marks(job: Job, op: Op, action: AskMarks) -> None:
 def _asked(job: Job, peers: tuple[int, ...]) -> None:
     now = job.now()
     for peer in peers:
-        job.overtime.asked(peer, now, job.heard([peer]))
+        job.overtime.asked(peer, now, job.heard(peer))
 
 
 def _ask_rows(job: Job, op: Op, action: AskRows) -> None:

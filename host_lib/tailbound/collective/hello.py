@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import select
 import socket
 import threading
@@ -125,11 +126,14 @@ def prove(
             reports.extend(Report(**json.loads(text)) for text in said)
         except BaseException as error:
             failed.append(error)
+        finally:
+            talk.stop()
 
     teller = threading.Thread(target=tell, name="tailbound-hello", daemon=True)
     teller.start()
-    while teller.is_alive():  # a peer may still lack an answer
-        talk.turn(job.now() + TRIES.first)
+    while not talk.stopped:  # a peer may still lack an answer
+        talk.turn(job.now() + TRIES.most)
+    teller.join()
     talk.end()
     if failed:
         raise failed[0]
@@ -158,10 +162,13 @@ class _Talk:
         self._tries = 0
         self._unsent: dict[int, str] = {}
         self._poll = select.poll()
-        self._poll.register(job.datapath.fds()[1], select.POLLIN)
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        for fd in (job.datapath.fds()[1], self._wake):
+            self._poll.register(fd, select.POLLIN)
         self._modes = [(s, s.getsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER)) for s in bulk]
         for sock, _ in self._modes:
             sock.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _IP_PMTUDISC_PROBE)
+        self.stopped = False
         self.others: list[bytes] = []
         self.hello = Hello(job.peers, job.now())
 
@@ -224,8 +231,14 @@ class _Talk:
             unsent={str(p): why for p, why in sorted(self._unsent.items())},
         )
 
+    def stop(self) -> None:
+        """From another thread: nothing more is to be said, and a turn that waits ends."""
+        self.stopped = True
+        os.eventfd_write(self._wake, 1)
+
     def end(self) -> None:
         """Lets the sockets fragment as they did."""
+        os.close(self._wake)
         for sock, mode in self._modes:
             sock.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, mode)
 

@@ -163,9 +163,9 @@ class Known(Session):
         """Whether the own row is no longer waited for (clock-8)."""
         return self.self_misses >= self.config.self_late_after
 
-    def heard(self, ranks: Iterable[int]) -> int:
-        """When one of ``ranks`` was last heard of, by a word or by a mark that rose, ns; 0: never."""
-        return max((max(self._spoke[rank], self.records.rose(rank)) for rank in ranks), default=0)
+    def heard(self, rank: int) -> int:
+        """When ``rank`` was last heard of, by a word or by a mark that rose, ns; 0: never."""
+        return max(self._spoke[rank], self.records.rose(rank))
 
     def silent_since(self, ranks: Iterable[int], now: int) -> int:
         """Since when all of ``ranks`` leave a question open, the last of them, ns; 0: none was ever heard of.
@@ -174,6 +174,6 @@ class Known(Session):
         """
         found = 0
         for rank in ranks:
-            if heard := self.heard((rank,)):
+            if heard := self.heard(rank):
                 found = max(found, heard, self.overtime.open_since(rank) or now)
         return found

@@ -16,7 +16,7 @@ _LENGTH = 64
 
 
 class RunQueue:
-    """Of the thread that makes it. A question takes 1.5 us."""
+    """Of the thread that makes it; any thread may ask. A question takes 1.5 us."""
 
     def __init__(self) -> None:
         try:

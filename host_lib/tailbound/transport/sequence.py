@@ -81,7 +81,7 @@ class Sequence:
     def __init__(self, ranks: int, owner_map: OwnerMap, first_step: int = 0) -> None:
         self._ranks = ranks
         self._maps: list[tuple[int, OwnerMap]] = [(first_step, owner_map)]  # by the step they begin with
-        self._begun: deque[_Begun] = deque(maxlen=REMEMBERED)
+        self._begun: deque[_Begun] = deque()  # ``REMEMBERED`` steps up to the last launch, and predicted ones
         #: row sequences are not those of the others any more, and only ``jump`` can make them so again
         self.adrift = False
         self._step, self._index = first_step, 0
@@ -230,13 +230,18 @@ class Sequence:
             Its place (the predicted one if it was right) and the predictions that turned out wrong, which must be
             forgotten: this rank's bucket layout changed while others had not told.
         """
+        wrong: list[Place] = []
         if self._ahead and self._ahead[0].layout == layout:
-            return self._ahead.pop(0), []
-        wrong, self._ahead = self._ahead, []
-        if wrong:
-            self._take_back(wrong[0])
-            self._history = []
-        return self._place(layout), wrong
+            found = self._ahead.pop(0)
+        else:
+            wrong, self._ahead = self._ahead, []
+            if wrong:
+                self._take_back(wrong[0])
+                self._history = []
+            found = self._place(layout)
+        while step_distance(found.step, self._begun[0].step) >= REMEMBERED:
+            self._begun.popleft()
+        return found, wrong
 
     def _place(self, layout: Layout) -> Place:
         placement = place(layout.shape, self.map, self._ranks)
