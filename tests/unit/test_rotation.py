@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from tailbound.transport.rotation import CALM_OPS, OFF_BELOW, ON_ABOVE, Rotation
+from tailbound.transport.safeguard import CALM_OPS, OFF_BELOW, ON_ABOVE, Rotation
 
 
 def run(policies: list[Rotation], losses: list[float], ops: int, rotating: bool) -> tuple[bool, int]:
@@ -67,4 +67,5 @@ def test_loss_around_a_threshold_does_not_make_it_flap() -> None:
 def test_one_bad_op_among_many_good_ones_brings_it_on() -> None:
     policy = Rotation("auto")
     run([policy], [0.0], CALM_OPS, True)
-    assert policy.observe(100, 10, rotating=False)
+    policy.observe(100, 10, rotating=False)
+    assert policy.wanted

@@ -19,8 +19,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.transport.rotation import Rotation
-from tailbound.transport.safeguard import Limits, Safeguard
+from tailbound.transport.safeguard import Limits, Rotation, Safeguard
 from tailbound.wire.schema import Verdict
 
 
