@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from pyroute2 import IPRoute
 
-from tailbound.datapath.sockets import reserve
 from tailbound.kernel import ethtool
 from tailbound.kernel.fanout import Fanout, Peer
 from tailbound.kernel.neighbours import next_hops
 from tailbound.lab import namespaces
 from tailbound.lab.cluster import Cluster
 from tailbound.lab.topology import Link
+from tailbound.transport.sockets import reserve
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 

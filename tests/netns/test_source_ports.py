@@ -15,7 +15,6 @@ import pytest
 import veths
 from lab_team import lab_team
 from support import PATIENCE, gradients, patient
-from tailbound.datapath.sockets import reserve, sending_sockets
 from tailbound.datapath.xdp import XdpDatapath
 from tailbound.kernel import ethtool
 from tailbound.lab import namespaces
@@ -23,6 +22,7 @@ from tailbound.lab.cluster import Cluster
 from tailbound.lab.topology import Link
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender
+from tailbound.transport.sockets import reserve, sending_sockets
 from tailbound.wire.schema import PacketType
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")

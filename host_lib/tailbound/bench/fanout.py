@@ -26,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.bench.save import save
-from tailbound.datapath.sockets import reserve, sending_sockets
 from tailbound.datapath.udp import UDP_GRO
 from tailbound.datapath.xdp import XdpDatapath
 from tailbound.errors import TailboundError
@@ -36,7 +35,7 @@ from tailbound.lab.cluster import Cluster
 from tailbound.transport.batch import stagger
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender, Shared
-from tailbound.transport.sockets import Socket
+from tailbound.transport.sockets import Socket, reserve, sending_sockets
 from tailbound.wire.packets import header, packet
 from tailbound.wire.schema import HEADER_BYTES, PacketType, Verdict
 

@@ -65,7 +65,7 @@ def open_channels(job: Job, address: str, endpoints: Mapping[int, tuple[str, int
 def _open_fanout(
     job: Job, address: str, endpoints: Mapping[int, tuple[str, int]], opened: contextlib.ExitStack
 ) -> None:
-    from tailbound.datapath.sockets import neighbouring_sockets, ports_of, room_of
+    from tailbound.transport.sockets import neighbouring_sockets, ports_of, room_of
 
     interface: str = getattr(job.datapath, "interface", "")
     ports = ports_of(len(endpoints), job.config.source_ports)
@@ -94,7 +94,7 @@ def _attach(interface: str, port: int, ports: int, peers: int) -> Fanout:
 def _open_multicast(
     job: Job, address: str, endpoints: Mapping[int, tuple[str, int]], opened: contextlib.ExitStack
 ) -> None:
-    from tailbound.datapath.sockets import ports_of, sending_socket
+    from tailbound.transport.sockets import ports_of, sending_socket
 
     port = job.datapath.endpoint[1]
     group = group_of(job.cookie, job.config.group)

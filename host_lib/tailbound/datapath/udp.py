@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from tailbound.datapath.ingest import ingest
 from tailbound.datapath.native import SUPPORTED, clock_gettime, lock, poll, recvmmsg, sendto, unlock, write
 from tailbound.datapath.protocol import EventRecord
-from tailbound.datapath.sockets import reserve
 from tailbound.datapath.store import allocate, store_of
 from tailbound.datapath.tables import (
     CALLS,
@@ -42,7 +41,7 @@ from tailbound.datapath.tables import (
 )
 from tailbound.errors import CapabilityError, ConfigError
 from tailbound.forks import keep_from_children
-from tailbound.transport.sockets import UdpSocket
+from tailbound.transport.sockets import UdpSocket, reserve
 from tailbound.wire.jit import Scalar, cached, compiled
 
 #: Below this many bytes of receive buffer (three or four super-packets fit into 208 KiB) senders must leave gaps.

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Mapping
 
 from tailbound.datapath.protocol import EventRecord, Store
-from tailbound.datapath.sockets import SOCKETS, bound_socket, ports_of, sending_sockets
 from tailbound.datapath.store import layouts, memory, ring_rows, store_of, sum_ring
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.forks import keep_from_children
@@ -27,7 +26,7 @@ from tailbound.kernel.maps import EVENTS, Maps, Shape
 from tailbound.kernel.routes import interface as look_up
 from tailbound.kernel.seal import Sealer
 from tailbound.transport.config import DEFAULT_PORT, Config, row_width
-from tailbound.transport.sockets import UdpSocket
+from tailbound.transport.sockets import SOCKETS, UdpSocket, bound_socket, ports_of, sending_sockets
 from tailbound.wire.schema import HEADER_BYTES, WORKER_MAPS
 
 #: Arrays with an entry for each row of the sums ring.

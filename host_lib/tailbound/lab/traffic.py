@@ -24,10 +24,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tailbound.datapath.sockets import reserve
 from tailbound.lab import enter, namespaces
 from tailbound.lab.spec import Background
 from tailbound.lab.topology import LINKS, Topology
+from tailbound.transport.sockets import reserve
 
 __all__ = ["Sender", "schedule", "start", "stop"]
 
