@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tailbound.collective.unheard import Unheard
+from tailbound.collective.alerts import Unheard
 from tailbound.wire.packets import DTYPES
 
 S = 1_000_000_000
@@ -24,7 +24,7 @@ def job(**more: Any) -> Any:
 
 def test_patience_begins_with_the_first_op_and_ends_in_one_error() -> None:
     one = job()
-    unheard = Unheard(one, 10 * S)
+    unheard = Unheard(one, one.sequence, 10 * S)
     assert unheard.look(50 * S) is None
     one.sequence.next_label += 1
     assert unheard.look(100 * S) is None
@@ -44,6 +44,6 @@ def test_who_said_goodbye_or_was_heard_once_is_no_error() -> None:
     one = job(membership=SimpleNamespace(gone={2}))
     one.records.peer_states[1]["cookie"], one.records.peer_states[1]["newest"] = 7, 5000
     for kind in (one, job(switch=3)):
-        unheard = Unheard(kind, 1 * S)
+        unheard = Unheard(kind, kind.sequence, 1 * S)
         kind.sequence.next_label += 1
         assert [unheard.look(second * S) for second in range(1, 9)] == [None] * 8

@@ -1,4 +1,4 @@
-"""Alerts in the log: who is late, which link loses packets, and when that is over. Looked at once a step.
+"""What is told of peers: who is late, which link loses packets, when that is over, and who never came.
 
 All ranks know of a late one what it says itself, so one of them warns, the lowest that is not late, and the late rank
 itself; the others note the event at level INFO. Losses are seen by their receiver alone. Beginning and end of an alert
@@ -13,11 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from tailbound.collective.job import Job
+from tailbound.collective.known import Known
+from tailbound.errors import TransportError
+from tailbound.observe.events import Events
+from tailbound.observe.ledger import Ledger
 from tailbound.transport.backoff import Backoff, Policy
 from tailbound.transport.config import MS
+from tailbound.transport.sequence import Sequence
 from tailbound.transport.shares import late_limit
 from tailbound.transport.steps import step_distance
+from tailbound.wire.schema import serial_distance
 
 Turn = Literal["begins", "lasts", "over"]
 
@@ -29,13 +34,15 @@ WINDOW = 2000
 NAMED, WELL = 0.02, 0.005
 #: How it is said again that something lasts.
 REMINDERS = Policy(30_000 * MS, 600_000 * MS)
+#: ns between two looks for peers that were never heard of.
+_UNHEARD_EVERY = 1_000_000_000
 
 
 class Alerts:
-    """What one rank says of the others, and of itself."""
+    """What one rank says in the log of the others, and of itself; it looks once a step."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, known: Known, ledger: Ledger, events: Events) -> None:
+        self._known, self._ledger, self._events = known, ledger, events
         self._late = Episodes(_LATE, _IN_TIME)
         self._losses = Losses(WINDOW)
         self._suspects: frozenset[int] = frozenset()
@@ -49,63 +56,62 @@ class Alerts:
             pace: ns that an op takes as a rule.
             now: CLOCK_MONOTONIC, ns.
         """
-        job = self._job
-        suspects = job.membership.suspects
+        members = self._known.membership
+        suspects = members.suspects
         limit = late_limit(lateness.values(), pace)
         for rank, late in lateness.items():
-            if rank not in suspects and rank not in job.membership.gone:  # of these nothing new is known
+            if rank not in suspects and rank not in members.gone:  # of these nothing new is known
                 so = True if late > limit else False if 2 * late <= limit else None
                 if turn := self._late.see(rank, so, now, step):
                     self._say_late(rank, turn, late, step)
-        for rank in sorted(self._suspects - suspects - job.membership.gone):
+        for rank in sorted(self._suspects - suspects - members.gone):
             text = f"rank {rank} is waited for again (step {step})"
-            job.events.emit("back", text, level=logging.INFO, back=rank, step=step)
+            self._events.emit("back", text, level=logging.INFO, back=rank, step=step)
         self._suspects = suspects
         for loss in self._losses.observe(self._totals(), now):
             self._say_loss(loss, step)
 
     def _totals(self) -> dict[int, tuple[int, int]]:
         """Rows of every peer: expected, and lost on the way, those repaired later among them."""
-        job = self._job
-        expected, gaps = job.accounts.ledger.by_peer().T.tolist()
-        repaired = job.repairs.came.sum(axis=0).tolist()
-        return {peer: (expected[peer], gaps[peer] + repaired[peer]) for peer in job.peers}
+        expected, gaps = self._ledger.by_peer().T.tolist()
+        repaired = self._known.repairs.came.sum(axis=0).tolist()
+        return {peer: (expected[peer], gaps[peer] + repaired[peer]) for peer in self._known.peers}
 
     def _say_late(self, rank: int, turn: Turn, late: int, step: int) -> None:
-        job, ms = self._job, round(late / MS, 1)
-        who = "this rank" if rank == job.rank else f"rank {rank}"
+        ms = round(late / MS, 1)
+        who = "this rank" if rank == self._known.rank else f"rank {rank}"
         steps = step_distance(step, self._late.begun(rank))
         fields: dict[str, Any] = {"late": rank, "ms": ms, "step": step, "steps": steps}
         if turn == "over":
             text = f"{who} is in time again (step {step}, after {steps} steps)"
-            job.events.emit("in_time", text, level=logging.INFO, **fields)
+            self._events.emit("in_time", text, level=logging.INFO, **fields)
             return
         since = f"for {steps} steps now" if turn == "lasts" else "the others do not wait for it beyond their deadlines"
         text = (
             f"{who} is late: its gradients come {ms:g} ms after those of the others (step {step}); {since}. "
             "Look at its host: other processes, clock rate, data loading"
         )
-        job.events.emit("late", text, level=logging.WARNING if self._speaks(rank) else logging.INFO, **fields)
+        self._events.emit("late", text, level=logging.WARNING if self._speaks(rank) else logging.INFO, **fields)
 
     def _speaks(self, late: int) -> bool:
         """Whether this rank is the one that warns of ``late``."""
-        job = self._job
-        here = [r for r in (job.rank, *job.membership.live) if not self._late.running(r)]
-        return late == job.rank or job.rank == min(here, default=-1)
+        own = self._known.rank
+        here = [r for r in (own, *self._known.membership.live) if not self._late.running(r)]
+        return late == own or own == min(here, default=-1)
 
     def _say_loss(self, loss: Loss, step: int) -> None:
         where = "to this rank" if loss.peer is None else f"from rank {loss.peer} to this one"
         fields: dict[str, Any] = {"peer": loss.peer, "share": loss.share, "others": loss.others, "step": step}
         if loss.turn == "over":
             text = f"the way {where} no longer loses packets (step {step})"
-            self._job.events.emit("link_well", text, level=logging.INFO, **fields)
+            self._events.emit("link_well", text, level=logging.INFO, **fields)
             return
         alike = "from all peers alike" if loss.peer is None else f"{loss.others:.2%} from the others"
         text = (
             f"{loss.share:.1%} of the packets are lost on the way {where} (step {step}), {alike}. "
             "Look at its cable, port and queues: ethtool -S, tc -s qdisc"
         )
-        self._job.events.emit("link_loses", text, **fields)
+        self._events.emit("link_loses", text, **fields)
 
 
 class Loss(NamedTuple):
@@ -220,3 +226,45 @@ class Episodes:
         new = self._all[key] = _Episode(running=True, begun=at)
         new.reminder.ask(now)
         return "begins"
+
+
+class Unheard:
+    """Peers that have not named an op yet: an error after some patience, not a suspicion for ever.
+
+    Who has taken part and falls silent is suspected, and the others go on without it. Who has not taken part in one op
+    has ended before its first step, or its packets are dropped: the others would train alone, and nobody would know.
+
+    Args:
+        known: of this rank.
+        sequence: tells that ops have begun.
+        patience: ns from the first op on.
+    """
+
+    def __init__(self, known: Known, sequence: Sequence, patience: int) -> None:
+        self._known, self._sequence, self._patience = known, sequence, patience
+        # contributions to a switch are seen by nobody else
+        self._left = set(known.peers) if known.switch is None else set()
+        self._first = sequence.next_label
+        self._since = self._again = 0
+
+    def look(self, now: int) -> TransportError | None:
+        """The error, once patience is over; to be called now and then."""
+        if not self._left or now < self._again:
+            return None
+        self._again = now + _UNHEARD_EVERY
+        if not self._since and self._sequence.next_label != self._first:
+            self._since = now
+        self._left = {p for p in self._left if not self._heard(p)} - self._known.membership.gone
+        if not self._left or not self._since or now < self._since + self._patience:
+            return None
+        who = ", ".join(map(str, sorted(self._left)))
+        self._left = set()
+        return TransportError(
+            f"rank {self._known.rank}: nothing has come from rank {who} since the first step, for "
+            f"{self._patience / 1e9:g} s: has it ended before its first step? Look at its log; where it needs "
+            "longer, raise timeout= (TAILBOUND_TIMEOUT)"
+        )
+
+    def _heard(self, peer: int) -> bool:
+        state = self._known.records.peer_states[peer]
+        return bool(state["cookie"] == self._known.cookie and serial_distance(int(state["newest"]), self._first) >= 0)

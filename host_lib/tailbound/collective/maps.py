@@ -64,7 +64,7 @@ class Maps:
         self._lead = LEAD_STEPS
         self._misplaced = False
         self._known = 0
-        self._alerts = Alerts(job)
+        self._alerts = Alerts(job, job.accounts.ledger, job.events)
         self.fallback = Fallback(job.config.suspect_after)
 
     def limit_share(self, share_most: float) -> None:

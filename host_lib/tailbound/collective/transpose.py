@@ -21,6 +21,7 @@ from itertools import chain
 from typing import TypeVar
 
 from tailbound.collective import accounting, channels, submit
+from tailbound.collective.alerts import Unheard
 from tailbound.collective.announce import Inbox, farewell
 from tailbound.collective.execute import SAME_MODEL, move, remind
 from tailbound.collective.holding import Holding
@@ -32,7 +33,6 @@ from tailbound.collective.running import Running
 from tailbound.collective.step import overtaken, stand_still, start_clock
 from tailbound.collective.tally import newest_op
 from tailbound.collective.timing import forgive
-from tailbound.collective.unheard import Unheard
 from tailbound.collective.view import View
 from tailbound.collective.window import Window
 from tailbound.errors import LayoutError, TransportError
@@ -66,7 +66,7 @@ class Transpose:
         job: an activated job.
         on_thread: called once in the new thread (to set its affinity or torch's thread count).
         early: control packets that have come already.
-        patience: ns for which a peer may be missing from the first step on (``unheard``).
+        patience: ns for which a peer may be missing from the first step on (``alerts.Unheard``).
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Transpose:
         self.job = job
         self.maps = Maps(job)
         self._inbox = Inbox(job, self.maps)
-        self._unheard = Unheard(job, patience)
+        self._unheard = Unheard(job, job.sequence, patience)
         self._window = Window(job, self._inbox.adopt, Running(job))
         self._ops = self._window.ops
         self._new: deque[Launch] = deque()
