@@ -213,7 +213,7 @@ def test_rows_and_rings_are_as_large_as_driver_and_ranks_ask_for(
     monkeypatch.setattr(linear, "linear_bytes", lambda *_, **__: 14 + 20 + 8 + HEADER_BYTES + 512 + 63)
     attach_for_good("tbx", port=cases.PORT, ring_mib=1.0)
     for pinned in (True, False):
-        path, _ = open_datapath("xdp", "tbx", config)
+        path = open_datapath("xdp", "tbx", config)
         try:
             assert path.store.width == 512
             assert (path.store.result_rows, path.store.sum_rows) == (2048, 256)

@@ -95,8 +95,8 @@ def attempt(name, user=0, datapath="auto", **settings):
                 os.setuid(user)
             try:
                 config = Config(rank=0, ranks=2, ring_mib=1.0, **settings)
-                path, endpoint = open_datapath(datapath, None, config, towards)
-                said = [path.name, *endpoint]
+                path = open_datapath(datapath, None, config, towards)
+                said = [path.name, *path.endpoint]
                 path.close()
             except TailboundError as error:
                 said = [type(error).__name__, str(error)]
@@ -111,7 +111,7 @@ attempt("nothing attached")
 assert cli.main(["attach", "data0", "--ring", "1"]) == 0
 attempt("attached for root", user=65534)
 attempt("usable")
-path, _ = open_datapath("auto", None, Config(rank=0, ranks=2), towards)
+path = open_datapath("auto", None, Config(rank=0, ranks=2), towards)
 attempt("another job")
 path.close()
 attempt("udp beside it", datapath="udp", port=path.endpoint[1])

@@ -315,7 +315,7 @@ def test_labels_wrap() -> None:
         for member in job.communicators:
             sequence, control = member.job.sequence, member.job.store.control
             sequence._result_seq = 0xFFFFFFFF - 100
-            sequence._sum_seqs = (0xFFFFFFFF - 30,) * ranks
+            sequence.sum_seqs = (0xFFFFFFFF - 30,) * ranks
             control["result_base"], control["sum_base"] = 0xFFFFFFFF - 100, 0xFFFFFFFF - 30
         labels = []
         for op in range(8):

@@ -60,7 +60,7 @@ def test_two_ranks_with_the_same_history_agree_on_everything() -> None:
 @pytest.mark.parametrize("first", [0, (1 << 22) - 2, 0xFFFFFF00 >> 10])
 def test_labels_and_sequences_wrap(first: int) -> None:
     sequence = Sequence(RANKS, MAP, first)
-    sequence._result_seq, sequence._sum_seqs = 0xFFFFFF00, (0xFFFFFFF0,) * RANKS
+    sequence._result_seq, sequence.sum_seqs = 0xFFFFFF00, (0xFFFFFFF0,) * RANKS
     before = sequence.next_label
     labels = []
     for _ in range(6):

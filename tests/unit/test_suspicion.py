@@ -30,8 +30,9 @@ def test_presence_in_between_starts_the_count_anew() -> None:
 def test_any_row_clears() -> None:
     suspicion = Suspicion(4, 0, 1)
     suspicion.observe({1})
-    assert not suspicion.clear(2)
-    assert suspicion.clear(1)
+    suspicion.clear(2)
+    assert suspicion.suspects == {1}
+    suspicion.clear(1)
     assert suspicion.suspects == frozenset()
     suspicion.observe({1})
     suspicion.observe(set())

@@ -128,18 +128,17 @@ class Communicator:
         self._store, self._prefix = store, name
         announce_compilation(config.rank)
         self._closed = False
-        path, address = open_datapath(
-            datapath, interface or os.environ.get("TAILBOUND_INTERFACE"), config, rendezvous.host_of(store)
-        )
+        interface = interface or os.environ.get("TAILBOUND_INTERFACE")
+        path = open_datapath(datapath, interface, config, rendezvous.host_of(store))
         self.config = config = dataclasses.replace(config, width=path.store.width)
         with contextlib.ExitStack() as opened:
             opened.callback(path.close)
             self._row_width = config.switch.width(config.width) if config.switch is not None else config.width
             #: requests to other ranks outside the data path (clock-20, clock-21)
-            self.reliable = Reliable(address[0])
+            self.reliable = Reliable(path.endpoint[0])
             opened.callback(self.reliable.close)
-            self.greetings = self._meet(path, address, training, timeout)
-            self.job, bulk = self._activate(path, address)
+            self.greetings = self._meet(path, training, timeout)
+            self.job, bulk = self._activate(path)
             opened.callback(self.job.threads.close)
             opened.callback(channels.close, self.job)
             self.reliable.start(self.job.cookie, config.rank, [(g.address, g.reliable) for g in self.greetings])
@@ -158,8 +157,8 @@ class Communicator:
         self._status = StatusWriter(f"{self.job.cookie:08x}-{config.rank}", lambda: report.status(self.job))
         _open.add(self)
 
-    def _meet(self, path: Datapath, address: tuple[str, int], training: Training, timeout: float) -> list[Greeting]:
-        config, cookie = self.config, 0
+    def _meet(self, path: Datapath, training: Training, timeout: float) -> list[Greeting]:
+        config, cookie, (address, port) = self.config, 0, path.endpoint
         if config.rank == 0:
             cookie = (config.switch is not None and COOKIE.read()) or rendezvous.new_cookie()
         own = Greeting(
@@ -167,8 +166,8 @@ class Communicator:
             ranks=config.ranks,
             wire=VERSION,
             version=tailbound.__version__,
-            address=address[0],
-            port=address[1],
+            address=address,
+            port=port,
             width=path.store.width,
             rows=path.store.result_rows,
             sum_rows=path.store.sum_rows,
@@ -181,21 +180,22 @@ class Communicator:
         )
         return rendezvous.exchange(self._store, own, self._prefix, timeout)
 
-    def _activate(self, path: Datapath, address: tuple[str, int]) -> tuple[Job, Sequence[socket.socket]]:
+    def _activate(self, path: Datapath) -> tuple[Job, Sequence[socket.socket]]:
         """Lets packets in; the job, and the sockets that its rows leave over."""
+        address, _ = path.endpoint
         everybody = [(g.address, g.port) for g in self.greetings]
         if (switch := self.config.switch) is not None:
             everybody.append((switch.address, switch.port or self.config.port or DEFAULT_PORT))
         endpoints = {rank: endpoint for rank, endpoint in enumerate(everybody) if rank != self.config.rank}
-        here = sum(host == address[0] for host, _ in everybody[: self.config.ranks])
+        here = sum(host == address for host, _ in everybody[: self.config.ranks])
         threads = threads_for(self.config.codec_threads, cores_here(), here)
         self.config = dataclasses.replace(self.config, codec_threads=threads)
         alone = bool(endpoints) and all(g.datapath != "udp" for g in self.greetings)
         sockets = path.sending(len(endpoints), self.config.source_ports) if endpoints else [path.socket]
         job = Job(self.config, path, Sender(sockets, endpoints), self.greetings[0].cookie)
         warm_up(job)
-        job.activate([packed(host) for host, _ in everybody], packed(address[0]))
-        channels.open_channels(job, address[0], {rank: endpoints[rank] for rank in job.peers}, alone=alone)
+        job.activate([packed(host) for host, _ in everybody], packed(address))
+        channels.open_channels(job, address, {rank: endpoints[rank] for rank in job.peers}, alone=alone)
         return job, sockets[1:] or sockets
 
     @property
@@ -420,26 +420,9 @@ class _Merge:
 
     def __call__(self, outcome: Outcome) -> None:
         self._left -= 1
-        whole = self._whole
-        whole.unsent &= outcome.unsent
-        whole.missed += outcome.missed
-        whole.label = outcome.label
-        whole.expected += outcome.expected
-        whole.delivered += outcome.delivered
-        whole.deadline_hits += outcome.deadline_hits
-        whole.failed_groups += outcome.failed_groups
-        whole.skipped_groups += outcome.skipped_groups
-        whole.clipped += outcome.clipped
-        whole.overwritten += outcome.overwritten
-        whole.skipped |= outcome.skipped
-        whole.void |= outcome.void
-        whole.abstained |= outcome.abstained
-        whole.late |= outcome.late
-        whole.missing |= outcome.missing
-        whole.error = whole.error or outcome.error
-        whole.nanoseconds = max(whole.nanoseconds, outcome.nanoseconds)
+        self._whole.add(outcome)
         if self._left == 0:
-            self._done(whole)
+            self._done(self._whole)
 
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()

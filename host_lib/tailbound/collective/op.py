@@ -70,6 +70,17 @@ class Outcome:
     nanoseconds: int = 0
     error: TailboundError | None = None
 
+    def add(self, other: Outcome) -> None:
+        """Makes it that of a bucket of which ``other`` is one more op; begins with ``unsent``."""
+        for name in ("expected", "delivered", "deadline_hits", "failed_groups", "skipped_groups", "clipped",
+                     "overwritten", "missed"):  # fmt: skip
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("void", "abstained", "late", "missing", "skipped"):
+            setattr(self, name, getattr(self, name) | getattr(other, name))
+        self.unsent &= other.unsent
+        self.label, self.error = other.label, self.error or other.error
+        self.nanoseconds = max(self.nanoseconds, other.nanoseconds)
+
 
 @dataclass
 class Launch:

@@ -18,10 +18,8 @@ log = logging.getLogger("tailbound")
 NAMES = ("auto", "xdp", "udp")
 
 
-def open_datapath(
-    name: str, interface_name: str | None, config: Config, towards: str = ""
-) -> tuple[Datapath, tuple[str, int]]:
-    """Opens a datapath.
+def open_datapath(name: str, interface_name: str | None, config: Config, towards: str = "") -> Datapath:
+    """Opens a datapath; peers reach it at its ``endpoint``.
 
     Args:
         name: ``auto``: ``xdp`` on an interface that is named, or that ``tailbound attach`` has been run for; where it
@@ -31,19 +29,11 @@ def open_datapath(
         config: port, width and rings.
         towards: name or address of a host that the others are reached like; empty: ``MASTER_ADDR``.
 
-    Returns:
-        The datapath and the (IPv4 address, UDP port) at which peers reach it.
-
     Raises:
         ConfigError: a name or interface that is not there, or no port that is free.
         CapabilityError, AttachError: ``xdp`` was asked for by name and cannot be had, or Tailbound's program is on the
             interface and this rank may not use it.
     """
-    path = _open(name, interface_name, config, towards)
-    return path, path.endpoint
-
-
-def _open(name: str, interface_name: str | None, config: Config, towards: str) -> Datapath:
     if name not in NAMES:
         raise ConfigError(f"datapath {name!r}: choose one of {', '.join(NAMES)}")
     found = interface(interface_name) if interface_name else interface_towards(towards)

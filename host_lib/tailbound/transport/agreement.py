@@ -176,12 +176,8 @@ class Agreement:
         self._proposal = _Proposal(self._promised, content, now, Backoff(_AGAIN, now))
         return True
 
-    def take(self, message: Message, sender: int, live: Collection[int], now: int) -> bool:
-        """Takes a message of another rank; ``live``: peers that this rank takes for alive.
-
-        Returns:
-            Whether ``agreed`` has changed.
-        """
+    def take(self, message: Message, sender: int, live: Collection[int], now: int) -> None:
+        """Takes a message of another rank; ``live``: peers that this rank takes for alive. ``agreed`` may change."""
         if message.kind == Kind.PROPOSE:
             self._consider(message, sender, live, now)
         elif message.kind == Kind.ACKNOWLEDGE:
@@ -195,8 +191,6 @@ class Agreement:
                 self._answers.append((sender, Message(Kind.ACKNOWLEDGE, self.known)))
             else:
                 self._telling[sender] = Backoff(_AGAIN, now)
-            return ahead > 0
-        return False
 
     def turn(
         self, now: int, newest: int, live: Collection[int], known: Mapping[int, int], lead: int = LEAD_STEPS

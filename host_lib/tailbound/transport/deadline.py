@@ -163,14 +163,16 @@ class Deadlines:
         self._first = Window()
         self._sizes: dict[int, _Size] = {}
         self._recent: deque[int] = deque(maxlen=WINDOW)
-        self._largest = 0
+        #: bytes of the largest flow of late
+        self.largest = 0
         self._step_times, self._computes = Window(_STEPS_KEPT), Window(_STEPS_KEPT)
         self._step, self._launched, self._finished = -1, 0, 0
         self._run, self._cut = 0.0, False  # steps running that deadlines cut, about, before this one; this one
         self._quiet, self._regret = 0.0, 0.0  # of q: 0 until the first half has ended by it
         self._lost, self.patience = 0.0, 1.0
         self._rtts: deque[int] = deque(maxlen=_RTTS)
-        self._advertised = config.deadline_1 or config.stage_max
+        #: the own D1 that headers carry, ns: that of the largest ops of late, so that ranks compare like with like
+        self.advertised = config.deadline_1 or config.stage_max
         # what is asked for many times an op changes only when something has been learned
         self._first_lengths: dict[int, int] = {}
         self._second_lengths: dict[int, int] = {}
@@ -196,11 +198,11 @@ class Deadlines:
             size.whole.add(sample.step, sample.whole)
         if sample.start is not None:
             size.start.add(sample.step, sample.start)
-        if len(self._recent) == WINDOW and self._recent[0] == self._largest:
+        if len(self._recent) == WINDOW and self._recent[0] == self.largest:
             self._recent.popleft()
-            self._largest = max(self._recent)
+            self.largest = max(self._recent)
         self._recent.append(sample.flow_bytes)
-        self._largest = max(self._largest, sample.flow_bytes)
+        self.largest = max(self.largest, sample.flow_bytes)
         self._learn_quiet(sample)
         self._learn_patience(sample)
         self._learned()
@@ -215,7 +217,7 @@ class Deadlines:
             self._quiet *= 1.5
         elif self._regret < 1e-4:
             self._quiet *= 0.99
-        self._quiet = min(max(self._quiet, _QUIET_LEAST), max(0.25 * self._advertised, _QUIET_LEAST))
+        self._quiet = min(max(self._quiet, _QUIET_LEAST), max(0.25 * self.advertised, _QUIET_LEAST))
 
     def _learn_patience(self, sample: Sample) -> None:
         """Where deadlines at the usual length cut off too much, they go towards what ``_COVER`` takes (clock-4)."""
@@ -260,7 +262,7 @@ class Deadlines:
         self._second_lengths.clear()
         self.quiet = self._silence()
         self.start_max = max(self._config.start_max, 4 * self._computes.quantile(0.5))
-        self._advertised = self.stage_one(self._largest)
+        self.advertised = self.stage_one(self.largest)
 
     @property
     def rtt(self) -> int:
@@ -382,16 +384,6 @@ class Deadlines:
         """How long after the seal results are worth sending; later, receivers have given up (clock-11, clock-17)."""
         return min(2 * self.stage_two(flow_bytes), self._config.stage_max)
 
-    @property
-    def largest(self) -> int:
-        """Bytes of the largest flow of late."""
-        return self._largest
-
-    @property
-    def advertised(self) -> int:
-        """The own D1 that headers carry: that of the largest ops of late, so that ranks compare like with like."""
-        return self._advertised
-
     def applied(self, flow_bytes: int, heard: Iterable[int]) -> int:
         """D1 for an op: the lower median of what live ranks advertise, own included (clock-6).
 
@@ -399,14 +391,14 @@ class Deadlines:
         """
         if self._config.deadline_1:
             return self._config.deadline_1
-        values = sorted([self._advertised, *heard])
+        values = sorted([self.advertised, *heard])
         return self._fitted(flow_bytes, values[(len(values) - 1) // 2])
 
     def longest(self, flow_bytes: int, heard: Iterable[int]) -> int:
         """The largest D1 of an op among owners, own included: a receiver's base (clock-11)."""
         if self._config.deadline_1:
             return min(max([self._config.deadline_1, *heard]), self._config.stage_max)
-        return self._fitted(flow_bytes, max([self._advertised, *heard]))
+        return self._fitted(flow_bytes, max([self.advertised, *heard]))
 
     def receiver(self, flow_bytes: int, heard: Iterable[int]) -> int:
         """R - c of clock-11: the longest D1 of an owner, once moved on (clock-7c) as one dead rank makes it, and D2.
@@ -425,7 +417,7 @@ class Deadlines:
         own = self.stage_one(flow_bytes)
         if not self.warm(flow_bytes):
             return own
-        return min(max(LEAST, largest + min(0, own - self._advertised)), self._config.stage_max)
+        return min(max(LEAST, largest + min(0, own - self.advertised)), self._config.stage_max)
 
     def _silence(self) -> int:
         """q of clock-10.

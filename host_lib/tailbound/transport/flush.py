@@ -83,17 +83,14 @@ class Retry:
         self._times: NDArray[np.int64] = np.zeros(rows, np.int64)
         self._sent_at: NDArray[np.int64] = np.zeros(rows, np.int64)
         self._gaps = max(GAPS_LEAST, int(rows * GAPS))
-        self._progress, self._moved, self._look = -1, 0, 0
+        self._progress, self._moved = -1, 0
+        #: when to call ``turn`` again, ns; 0: not before something arrives
+        self.look = 0
         self._reached = 0  # at the last look, results had come for places up to here
         self._window, self._silent, self._asked_at, self._at_asking = WINDOW, 0, 0, 0
         self.flushing = False
         #: rows sent again, without FLUSH and with
         self.gaps = self.flushed = 0
-
-    @property
-    def look(self) -> int:
-        """When to call ``turn`` again; 0: not before something arrives."""
-        return self._look
 
     @property
     def _again(self) -> Policy:
@@ -115,9 +112,9 @@ class Retry:
         """
         if view.progress != self._progress:
             self._progress, self._moved = view.progress, now
-        if now < self._look:
+        if now < self.look:
             return []
-        self._look = now + max(LOOK, pause, _LOOK_ROW * self._rows)
+        self.look = now + max(LOOK, pause, _LOOK_ROW * self._rows)
         quiet = now - self._moved >= pause
         out: list[Again] = []
         if not (self.flushing or view.due or (view.short and view.finished and view.sent and quiet)):

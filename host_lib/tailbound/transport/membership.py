@@ -64,14 +64,12 @@ class Suspicion:
                 new.add(rank)
         return new
 
-    def clear(self, rank: int) -> bool:
-        """A row of ``rank`` met its deadline; returns whether it had been suspect."""
+    def clear(self, rank: int) -> None:
+        """A row of ``rank`` met its deadline."""
         self._misses[rank] = 0
         if rank in self._suspects:
             self._suspects.discard(rank)
             self._judge()
-            return True
-        return False
 
 
 #: A hold lasts this long after its last packet (clock-16: silence ends it), and is repeated four times as often.

@@ -43,18 +43,18 @@ class Overtime:
     Attributes:
         waited: ns that ops have waited past their deadlines in all.
         lacked: ns that the own thread has waited for a core in all, as the kernel counts it.
+        lack: and in one of the last ops at most.
+        answer: how long the slowest of the last answers took, ns.
     """
 
     def __init__(self, now: int) -> None:
-        self.waited = self.lacked = 0
+        self.waited = self.lacked = self.lack = self.answer = 0
         self._saved, self._at = float(FIRST), now
         self._until = 0
         self._asked: dict[int, int] = {}  # since when a rank has left a question open
         self._answers: deque[int] = deque(maxlen=_KEPT)
-        self._slowest = 0
         self._late: deque[int] = deque(maxlen=_KEPT)
         self._lacks: deque[int] = deque(maxlen=_KEPT)
-        self._longest_lack = 0
         self._latest = 0  # of the wake-ups since the last op
 
     # -- who lives ----------------------------------------------------------------------------------------------------
@@ -70,20 +70,15 @@ class Overtime:
         since = self._asked.pop(rank, None)
         if since is not None and now - since <= LONGEST:
             self._answers.append(now - since)
-            self._slowest = max(self._answers)
+            self.answer = max(self._answers)
 
     def open_since(self, rank: int) -> int:
         """When ``rank`` was first asked what it has not answered yet, ns; 0: it was not."""
         return self._asked.get(rank, 0)
 
-    @property
-    def answer(self) -> int:
-        """How long the slowest of the last answers took, ns."""
-        return self._slowest
-
     def silence(self, clock: Extension) -> int:
         """How long somebody who is missed at the deadline of ``clock`` may well say nothing, ns."""
-        return max(LEAST_STEP, clock.length // 2, min(LONGEST, _MARGIN * max(self._slowest, self._longest_lack)))
+        return max(LEAST_STEP, clock.length // 2, min(LONGEST, _MARGIN * max(self.answer, self.lack)))
 
     # -- the balance --------------------------------------------------------------------------------------------------
 
@@ -134,12 +129,7 @@ class Overtime:
         if run_queue is not None:
             waited, self.lacked = run_queue - self.lacked, run_queue
         self._lacks.append(min(LONGEST, max(waited, self._latest)))
-        self._longest_lack, self._latest = max(self._lacks), 0
-
-    @property
-    def lack(self) -> int:
-        """What the own thread had to wait for a core in one of the last ops at most, ns."""
-        return self._longest_lack
+        self.lack, self._latest = max(self._lacks), 0
 
     @property
     def late(self) -> int:

@@ -106,6 +106,7 @@ class SendQueue:
         drained: bytes per second that left while sockets were full, lately, which is what the link takes; 0: none has
             been full yet.
         full: sockets (by index) that had no room; they become writable when there is some again.
+        again: when to pump again, ns; 0: nothing waits, or for a writable socket.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class SendQueue:
         self._turns: dict[int, int] = {}  # which of its sockets a channel has come to
         self._queues: tuple[deque[_Item], deque[_Item]] = (deque(), deque())  # results, contributions
         self._batch: Batch | None = None
-        self._again = 0
+        self.again = 0
         self._refused: tuple[int, int] | None = None
         self._pumping = False
 
@@ -179,34 +180,26 @@ class SendQueue:
         return dropped
 
     @property
-    def again(self) -> int:
-        """When to pump again (0: nothing waits)."""
-        return self._again
-
-    @property
     def empty(self) -> bool:
         """Whether nothing waits."""
-        return self._nothing()
+        return not (self._queues[0] or self._queues[1] or self._sender.deferred)
 
     @property
     def packets(self) -> int:
         """Packets that wait."""
         return sum(item.left for queue in self._queues for item in queue)
 
-    def pump(self, now: int, fresh: _Item | None = None) -> int:
-        """Sends what may leave now; returns when to look again (0: nothing waits, or for a writable socket)."""
+    def pump(self, now: int, fresh: _Item | None = None) -> None:
+        """Sends what may leave now."""
         if self.prober is not None:
             for rank, rtt, sent in self.prober.take(now):
                 self.pacer.observe(rank, rtt, sent, now)
         if self._pumping:  # a callback of ours has submitted more
             self._look(now)
-            return now
+            return
         self.full.clear()
-        if self._nothing():
-            self._again = 0
-            return 0
+        self.again = 0
         self._pumping = True
-        self._again = 0
         self._blocked.clear()
         try:
             if not self._sender.flush():
@@ -216,10 +209,9 @@ class SendQueue:
             self._measure()
         finally:
             self._pumping = False
-        if self._nothing():
-            self._again = 0
+        if self.empty:
+            self.again = 0
             self.full.clear()  # another socket of the channel has taken what these had no room for
-        return self._again
 
     def _measure(self) -> None:
         """Follows how much leaves from when sockets are full until they are not, or for long enough."""
@@ -234,9 +226,6 @@ class SendQueue:
             found = (self._bytes - before) * 1e9 / max(1, now - since)
             self.drained += (found - self.drained) / 4 if self.drained else found
         self._crowded = (now, self._bytes) if self._blocked else None
-
-    def _nothing(self) -> bool:
-        return not (self._queues[0] or self._queues[1] or self._sender.deferred)
 
     def _round(self, now: int, fresh: _Item | None) -> None:
         budget = _BURSTS
@@ -403,7 +392,7 @@ class SendQueue:
         self._look(now + (_ROOM if number == errno.EAGAIN else _RETRY))
 
     def _look(self, when: int) -> None:
-        self._again = min(self._again, when) if self._again else when
+        self.again = min(self.again, when) if self.again else when
 
     def _expire(self, item: _Item, now: int) -> None:
         """Drops the stale rows of an item that had to wait."""

@@ -86,7 +86,8 @@ class Sequence:
         self.adrift = False
         self._step, self._index = first_step, 0
         self._result_seq = 0
-        self._sum_seqs = (0,) * ranks
+        #: where the next op to be placed begins in the sums rings, by rank
+        self.sum_seqs = (0,) * ranks
         self._previous = (op_label(first_step, 0) - 1) & _U32
         self._current: list[Layout] = []
         self._history: list[tuple[Layout, ...]] = []  # the last two finished steps
@@ -111,11 +112,6 @@ class Sequence:
     def op_rows(self) -> tuple[int, ...]:
         """Rows of the ops of a step of the present layout; none while it is not stable."""
         return tuple(layout.shape.rows for layout in self._history[1]) if self.stable else ()
-
-    @property
-    def sum_seqs(self) -> tuple[int, ...]:
-        """Where the next op to be placed begins in the sums rings, by rank."""
-        return self._sum_seqs
 
     @property
     def map(self) -> OwnerMap:
@@ -166,7 +162,7 @@ class Sequence:
                 begun.sum_seqs = sums
                 for layout in begun.layouts:
                     sums = self._past(sums, layout, begun.step)
-            self._sum_seqs = sums
+            self.sum_seqs = sums
         return wrong
 
     def _past(self, sums: tuple[int, ...], layout: Layout, step: int) -> tuple[int, ...]:
@@ -177,7 +173,7 @@ class Sequence:
     def _take_back(self, first: Place) -> None:
         """Goes back to before ``first`` and what was predicted after it."""
         self._step, self._index = first.step, first.index
-        self._result_seq, self._sum_seqs, self._previous = first.result_seq, first.sum_seqs, first.previous
+        self._result_seq, self.sum_seqs, self._previous = first.result_seq, first.sum_seqs, first.previous
         while self._begun and step_distance(self._begun[-1].step, first.step) > 0:
             self._begun.pop()
         if self._begun:
@@ -190,7 +186,7 @@ class Sequence:
         Raises:
             TransportError: the layout is not stable, so that the rows to come are not known.
         """
-        step, result_seq, sums = self._step, self._result_seq, self._sum_seqs
+        step, result_seq, sums = self._step, self._result_seq, self.sum_seqs
         if self._index:
             if not self.stable or tuple(self._current) != self._history[1][: self._index]:
                 raise TransportError("the bucket layout is not stable yet: nobody can say where the next step begins")
@@ -204,7 +200,7 @@ class Sequence:
     def jump(self, to: Position) -> None:
         """Goes on at ``to``; predictions are forgotten, the layout of a step stays known."""
         self._step, self._index = to.step, 0
-        self._result_seq, self._sum_seqs = to.result_seq, to.sum_seqs
+        self._result_seq, self.sum_seqs = to.result_seq, to.sum_seqs
         self._previous = (op_label(to.step, 0) - 1) & _U32
         self._current, self._ahead = [], []
         self._begun.clear()
@@ -247,13 +243,13 @@ class Sequence:
         placement = place(layout.shape, self.map, self._ranks)
         label = op_label(self._step, self._index)
         found = Place(
-            label, self._step, self._index, layout, placement, self._result_seq, self._sum_seqs, self._previous
+            label, self._step, self._index, layout, placement, self._result_seq, self.sum_seqs, self._previous
         )
         if not self._begun or self._begun[-1].step != self._step:
-            self._begun.append(_Begun(self._step, self._sum_seqs, []))
+            self._begun.append(_Begun(self._step, self.sum_seqs, []))
         self._begun[-1].layouts.append(layout)
         self._result_seq = (self._result_seq + layout.shape.rows) & _U32
-        self._sum_seqs = self._past(self._sum_seqs, layout, self._step)
+        self.sum_seqs = self._past(self.sum_seqs, layout, self._step)
         self._previous = label
         self._current.append(layout)
         self._index += 1

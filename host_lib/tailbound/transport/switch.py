@@ -106,13 +106,12 @@ class Fallback:
         self._tried: int | None = None  # when rows went there again
         self._before = 0
 
-    @property
-    def switched(self) -> bool:
-        """Whether rows should go to the switch."""
-        return not self._left
-
     def observe(self, silent_ops: int, switched: bool, now: int) -> bool:
-        """Takes the silent ops running, and whether the map in force names the switch; returns ``switched``."""
+        """Takes the silent ops running, and whether the map in force names the switch.
+
+        Returns:
+            Whether rows should go to the switch.
+        """
         self._before = min(self._before, silent_ops)
         if self._left:
             if now >= self._rests.due:
@@ -122,4 +121,4 @@ class Fallback:
                 self._rests.asked = 0  # it was not too early
             self._rests.ask(now)
             self._left = True
-        return self.switched
+        return not self._left
