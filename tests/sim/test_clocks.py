@@ -14,7 +14,14 @@ from tailbound.transport.deadline import LEAST
 from tailbound.transport.overtime import FIRST, SHARE
 
 SETTLED = 15
-RANKS = pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+#: How many ranks jobs have.
+SIZES = (2, 3, 4, 8)
+
+
+def ranks(*everyday: int) -> pytest.MarkDecorator:
+    """Jobs of all sizes; those that are not ``everyday`` with ``--thorough`` only."""
+    sizes = [pytest.param(n, marks=[] if n in everyday else [pytest.mark.thorough]) for n in SIZES]
+    return pytest.mark.parametrize("ranks", sizes)
 
 
 def others(case: Case, but: int) -> list[int]:
@@ -40,7 +47,7 @@ class Seen:
         assert all(LEAST <= deadline <= 30 * MS for deadline in self.advertised)
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4, 8])
+@pytest.fixture(scope="module", params=SIZES)
 def course(request: pytest.FixtureRequest) -> Course:
     """Of a job of N ranks."""
     return Course(request.param)
@@ -116,20 +123,22 @@ def test_one_percent_of_rows_lost_is_repaired() -> None:
     assert sum(done.outcome.deadline_hits for done in settled) <= 0.08 * 2 * len(settled)
 
 
-def test_ranks_that_wait_for_a_core_are_waited_for() -> None:
+@pytest.mark.parametrize(
+    ("seed", "most"), [(1, 0.0005), pytest.param(2, 0.0005, marks=pytest.mark.thorough), (3, 0.003)]
+)
+def test_ranks_that_wait_for_a_core_are_waited_for(seed: int, most: float) -> None:
     """Wake-ups of the transport threads are put off by 20 ms as a rule and by 200 ms at most: rows before tails.
 
     That is three times in ten steps of every rank. Where a rank was late with its launch, too, and then silent for far
     longer than anybody before (seed 3), its rows are cut off: it cannot be told from a stopped one.
     """
-    for seed, most in ((1, 0.0005), (2, 0.0005), (3, 0.003)):
-        case = Case(4, steps=60, seed=seed, waits=(0.005, 20 * MS, 200 * MS)).run()
-        assert case.missing(SETTLED, case.steps) <= most
-        assert case.suspected == 0
-        assert case.waited() <= FIRST + SHARE * case.fabric.now
+    case = Case(4, steps=60, seed=seed, waits=(0.005, 20 * MS, 200 * MS)).run()
+    assert case.missing(SETTLED, case.steps) <= most
+    assert case.suspected == 0
+    assert case.waited() <= FIRST + SHARE * case.fabric.now
 
 
-@RANKS
+@ranks(2, 4, 8)
 def test_a_rank_dies(ranks: int) -> None:
     """Others lose two or three ops' deadlines, and never wait for it again; D1 at most doubles.
 
@@ -151,7 +160,7 @@ def test_a_rank_dies(ranks: int) -> None:
     nobody_else_was_suspected(case, gone)
 
 
-@RANKS
+@ranks(2, 8)
 def test_a_link_at_a_twentieth_of_its_rate_and_back(ranks: int) -> None:
     """Six steps of four buckets each way, twelve of two; rows of the slow rank may be left out, the others' not."""
     slow, down, up = ranks - 1, SETTLED + 1, SETTLED + 13
@@ -164,8 +173,14 @@ def test_a_link_at_a_twentieth_of_its_rate_and_back(ranks: int) -> None:
     assert all(node.step == case.steps for node in case.nodes)
 
 
-@RANKS
-@pytest.mark.parametrize("factor", [1.2, 1.5])
+@pytest.mark.parametrize(
+    ("ranks", "factor"),
+    [
+        pytest.param(n, factor, marks=[] if factor == (1.5 if n in (2, 8) else 1.2) else [pytest.mark.thorough])
+        for n in SIZES
+        for factor in (1.2, 1.5)
+    ],
+)
 def test_a_rank_is_slow(ranks: int, factor: float) -> None:
     """What it is worth waiting for is waited for; else its own rows are missing, and nobody else's."""
     slow = ranks - 1
@@ -179,7 +194,7 @@ def test_a_rank_is_slow(ranks: int, factor: float) -> None:
     nobody_else_was_suspected(case, slow)
 
 
-@RANKS
+@ranks(2, 3, 8)
 def test_a_rank_is_stopped(ranks: int) -> None:
     """The others lose no more than one deadline an op until it is suspected; it comes back, and all is whole.
 
@@ -213,7 +228,10 @@ def test_a_rank_is_stopped(ranks: int) -> None:
     nobody_else_was_suspected(case, stopped)
 
 
-@pytest.mark.parametrize("phase", range(0, 120, 20))
+@pytest.mark.parametrize(
+    "phase",
+    [pytest.param(phase, marks=[] if phase % 40 == 0 else [pytest.mark.thorough]) for phase in range(0, 120, 20)],
+)
 def test_of_two_ranks_one_comes_back_at_any_point_of_a_step(phase: int) -> None:
     """The other goes on alone and is through with an op at once: only the word of rows too late says how far apart."""
     case = Case(2, steps=110, buckets_a_step=1, at={(0, 26): stop(1, 5 * S + phase * MS)}).run()
@@ -221,7 +239,7 @@ def test_of_two_ranks_one_comes_back_at_any_point_of_a_step(phase: int) -> None:
     assert case.bad_steps(100, 109) == []
 
 
-@RANKS
+@ranks(2, 4)
 def test_one_rank_skips_a_bucket_once(ranks: int) -> None:
     """The tags disagree from that op on, and both ranks are named: rows are refused, never summed as something else."""
     skipper = ranks - 1

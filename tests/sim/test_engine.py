@@ -71,8 +71,14 @@ def test_where_nothing_is_lost_every_row_arrives(ranks: int) -> None:
     assert world.largest < ERROR
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (2, 3))])
-@pytest.mark.parametrize("terms", [UNIFORM, BURSTS, NARROW], ids=["uniform", "bursts", "narrow"])
+@pytest.mark.parametrize(
+    ("terms", "seed"),
+    [
+        pytest.param(terms, seed, marks=[] if seed == everyday else [pytest.mark.thorough], id=f"{name}-{seed}")
+        for name, terms, everyday in (("uniform", UNIFORM, 0), ("bursts", BURSTS, 1), ("narrow", NARROW, 0))
+        for seed in range(4)
+    ],
+)
 def test_losses_are_repaired_within_the_bound(job: Make, terms: Terms, seed: int) -> None:
     world = job(4, seed, terms, steps=40).run()
     assert world.fabric.dropped["loss"] > 0
@@ -117,14 +123,19 @@ def test_shallow_queues_of_a_switch(job: Make) -> None:
     assert world.share >= 0.97
 
 
-@pytest.mark.parametrize("seed", [5, 6, 7])
+@pytest.mark.parametrize("seed", [5, 7, pytest.param(6, marks=pytest.mark.thorough)])
 def test_what_is_let_go_has_been_acknowledged(job: Make, seed: int) -> None:
     """A step's last results that left together with answers were not acknowledged: steps of the demo took 1.2 s."""
     job(4, seed, NARROW, Plan((64 * 256, 64 * 256)), steps=40).run()
 
 
-@pytest.mark.parametrize("share_rows", [False, True])
-@pytest.mark.parametrize("length", [30, 1500], ids=lambda ms: f"{ms}ms")
+@pytest.mark.parametrize(
+    ("length", "share_rows"),
+    [
+        pytest.param(ms, share, marks=[] if everyday else [pytest.mark.thorough], id=f"{ms}ms-{share}")
+        for ms, share, everyday in ((30, False, True), (30, True, False), (1500, False, False), (1500, True, True))
+    ],
+)
 def test_a_rank_that_stands_still(job: Make, length: int, share_rows: bool) -> None:
     steps = 60 if length > 350 else 40
     world = job(4, length, UNIFORM, steps=steps, share_rows=share_rows).start()
