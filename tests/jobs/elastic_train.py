@@ -12,9 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import tailbound.torch
 from resync_jobs import everywhere, state_digest
-
-#: Long deadlines: a loaded machine must lose nothing where a test compares.
-SETTINGS = {"deadline_ms": (2000.0, 2000.0), "ring_mib": 8.0, "datapath": "udp", "timeout": 60.0}
+from torch_jobs import PATIENT
 
 
 def sample(step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -29,7 +27,7 @@ def train(rank: int, checkpoint: Path, steps: int, report: Path) -> None:
     torch.manual_seed(0)
     net = DDP(nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 4)))
     optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
-    state = tailbound.torch.register(net, optimizer=optimizer, **SETTINGS)
+    state = tailbound.torch.register(net, optimizer=optimizer, **PATIENT)
     scaler = tailbound.torch.GradScaler(state, init_scale=2.0**8, growth_interval=5)
     begin = 0
     if checkpoint.exists():

@@ -21,16 +21,14 @@ import torch
 import torch.distributed as dist
 from fsdp_jobs import gradient, grid, held, same, sharded
 from tailbound.torch import fsdp
-from torch_jobs import BOUND, backward, nmse
+from torch_jobs import BOUND, PATIENT, backward, nmse
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 mesh = grid()
 ours, theirs = sharded(mesh["shard"]), sharded(mesh)
 interfaces = ["data0", "plain0"]
-state = fsdp.register(
-    ours, mesh["replicate"], datapath="xdp", interface=interfaces, deadline_ms=(2000.0, 2000.0), ring_mib=8.0
-)
+state = fsdp.register(ours, mesh["replicate"], **{**PATIENT, "datapath": "xdp", "interface": interfaces})
 for step in range(4):
     for net in (ours, theirs):
         net.zero_grad()

@@ -20,13 +20,13 @@ sys.path.insert(0, sys.argv[1])
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch_jobs import backward, digest, gradient, model, nmse, same_everywhere
+from torch_jobs import PATIENT, backward, digest, gradient, model, nmse, same_everywhere
 from tailbound.torch import register
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 ours, theirs = DDP(model()), DDP(model())
-state = register(ours, datapath="switch", deadline_ms=(2000.0, 2000.0), ring_mib=16.0)
+state = register(ours, **{**PATIENT, "datapath": "switch", "ring_mib": 16.0})
 assert state.communicator.datapath == "switch-xdp", state.communicator.datapath
 worst = 0.0
 for step in range(6):
