@@ -92,7 +92,7 @@ def compared(
 ) -> dict[str, Any]:
     errors, apart = [], []
     with trio(mesh, policy, **options) as (plain, hsdp, ours, state):
-        for step in range(5):
+        for step in range(3):
             for net in (plain, hsdp, ours):
                 net.zero_grad()
                 backward(net, rank, step)
