@@ -161,6 +161,10 @@ def explore(scene: str, most: int, walker: Walker | None = None) -> Exploration:
     return out
 
 
+#: States of a scene from which every action is done, every day; kinds of transitions and of pairs are those seen there.
+EVERY_DAY = {"sums": 1500, "records": 1500, "results": 1500, "all": 400}
+
+
 @functools.cache
 def explored(scene: str, most: int) -> Exploration:
     """The same, once for all who ask: it takes longer than what they do with it."""

@@ -8,13 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from interleave.explorer import Kind, Step, explored
+from interleave.explorer import EVERY_DAY, Kind, Step, explored
 from interleave.kernel import KernelTables
 from interleave.scene import Action
 from tailbound.wire.schema import UNKNOWN_SENDER, Verdict
-
-#: States of a scene that kinds, and pairs of them, are collected from.
-MOST = {"sums": 1500, "records": 1500, "results": 1500, "all": 400}
 
 
 @contextlib.contextmanager
@@ -57,7 +54,7 @@ def check_in_pieces(tables: KernelTables) -> None:
         AssertionError: it is not counted, or does something.
     """
     for linear in (0, 14, 106):
-        for state, action, _ in kinds("records", MOST["records"]).values():
+        for state, action, _ in kinds("records", EVERY_DAY["records"]).values():
             if not action.packet:
                 continue
             tables.put(state)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from interleave.explorer import Walker
-from interleave.judged import MOST, check_in_pieces, check_kinds, needs_pieces
+from interleave.explorer import EVERY_DAY, Walker
+from interleave.judged import check_in_pieces, check_kinds, needs_pieces
 from interleave.kernel import KernelTables
 from interleave.scene import SCENES
 
@@ -21,14 +21,14 @@ def tables(make) -> KernelTables:
 def test_every_kind_of_transition(tables: KernelTables) -> None:
     """Rules: kernel-12, kernel-14, kernel-15, kernel-16, kernel-17."""
     for scene in SCENES:
-        check_kinds(tables, scene, MOST[scene])
+        check_kinds(tables, scene, EVERY_DAY[scene])
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("scene", SCENES)
 def test_every_kind_of_many_more_states(tables: KernelTables, scene: str) -> None:
-    check_kinds(tables, scene, 20 * MOST[scene])
+    check_kinds(tables, scene, 20 * EVERY_DAY[scene])
 
 
 def test_in_pieces_nothing_happens(tables: KernelTables) -> None:

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from interleave.explorer import Walker
-from interleave.judged import MOST
+from interleave.explorer import EVERY_DAY, Walker
 from interleave.pairing import check, kinds_of_pairs, pairs_of
 from interleave.pairs import ROWS, PairTables
 from interleave.scene import SCENES
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="missin
 
 PARTS = tuple(scene for scene in SCENES if scene != "all")
 #: Of the states reached, spread over them, so many in which pairs are done: one of every kind.
-EVERY_DAY = 200
+OF_THESE = 200
 #: All pairs, with ``--thorough``: states reached, and of these so many.
 THOROUGH = (20_000, 1000)
 #: By how many short rounds one CPU is later than the other.
@@ -36,7 +35,7 @@ def tables(make, loader: str) -> Iterator[PairTables]:
 
 def test_one_of_the_two_orders(tables: PairTables) -> None:
     for scene in PARTS:
-        pairs = kinds_of_pairs(scene, MOST[scene], EVERY_DAY)
+        pairs = kinds_of_pairs(scene, EVERY_DAY[scene], OF_THESE)
         assert len(pairs) > 50
         assert check(tables, pairs, DELAYS) > 10, "the second was never first: the test has not met its races"
 

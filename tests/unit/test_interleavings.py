@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import pytest
 
-from interleave.explorer import Broken, Walker, explore, replay
+from interleave.explorer import EVERY_DAY, Broken, Walker, explore, explored, replay
 from interleave.scene import SCENES
 from interleave.taken_back import COUNTED, FAR_LABELS, TWO_LOCKS, WRONG_SCALE, defective
 from tailbound.wire.schema import Verdict
 
-#: States from which every action is done, every day.
-EVERY_DAY = {"sums": 2500, "records": 2500, "results": 2500, "all": 700}
 #: With ``--thorough``: more than there are of two scenes (about 31,000 and 25,000), and a part of the others.
 THOROUGH = {"sums": 100_000, "records": 100_000, "results": 60_000, "all": 20_000}
 WHOLE = ("sums", "records")
@@ -21,7 +19,7 @@ WHOLE = ("sums", "records")
 
 @pytest.mark.parametrize("scene", SCENES)
 def test_every_order(scene: str) -> None:
-    found = explore(scene, EVERY_DAY[scene])
+    found = explored(scene, EVERY_DAY[scene])
     assert found.whole or len(found.states) > EVERY_DAY[scene]
     taken = {verdict for _, verdict, *_ in found.kinds}
     assert Verdict.STORED in taken or Verdict.RESULT_TAKEN in taken
