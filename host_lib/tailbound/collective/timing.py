@@ -76,45 +76,56 @@ def forgive(job: Job, ops: Iterable[tuple[int, int]]) -> bool:
     halves = job.membership.contribution, job.membership.result
     if not any(half.suspects for half in halves):
         return False
-    limits: dict[int, tuple[tuple[str, int], tuple[str, int]]] = {}  # by step; until somebody else is waited for
+    limits: dict[int, tuple[int, int]] = {}  # by step; until somebody else is waited for
     found = False
     for label, start in ops:
         record, step = job.records.of(label), step_of(label)
         if not start or record is None:
             continue
+        came = [_came(job, label, record, half, stamp) for half, stamp in zip(halves, _stamps(job, step), strict=True)]
+        if not any(came):
+            continue
         if step not in limits:
             limits[step] = _limits(job, step)
-        met = [_met(job, label, record, half, *limit, start) for half, limit in zip(halves, limits[step], strict=True)]
-        for half, ranks in zip(halves, met, strict=True):
-            for rank in ranks:
-                half.clear(rank)
-                job.publish_live()
-                limits.clear()
-                found = True
+        for half, ranks, limit in zip(halves, came, limits[step], strict=True):
+            for rank, when in ranks:
+                if when <= start + limit:
+                    half.clear(rank)
+                    job.publish_live()
+                    limits.clear()
+                    found = True
     return found
 
 
-def _limits(job: Job, step: int) -> tuple[tuple[str, int], tuple[str, int]]:
-    """For both halves of the largest ops of ``step``: the stamp that counts, and by when after the start it is in time.
+def _stamps(job: Job, step: int) -> tuple[str, str]:
+    """For both halves of the ops of ``step``: the stamp that counts.
 
     Where a switch sums, rows go elsewhere: who was heard in time takes part.
     """
+    if job.switch is not None and job.switched(job.sequence.map_at(step)):
+        return "first_us", "first_us"
+    return "row_us", "published_us"
+
+
+def _limits(job: Job, step: int) -> tuple[int, int]:
+    """For both halves of the largest ops of ``step``: how long after the start a rank is in time."""
     first = max(job.deadlines.advertised, *job.records.deadlines(job.membership.live, step), 0)
     if job.switched(job.sequence.map_at(step)):
-        return ("first_us", first), ("first_us", first)
+        return first, first
     second = job.deadlines.receiver(job.deadlines.largest, job.records.deadlines(job.membership.owners, step))
-    return ("row_us", first), ("published_us", second)
+    return first, second
 
 
-def _met(job: Job, label: int, record: Any, half: Suspicion, stamp: str, limit: int, start: int) -> list[int]:
-    opened, at, found = int(record["opened_ns"]), op_slot(label) * MAX_RANKS, []
+def _came(job: Job, label: int, record: Any, half: Suspicion, stamp: str) -> list[tuple[int, int]]:
+    """Suspects that came in an op since they went missing, and when, ns: an op from before that proves nothing."""
+    if not half.suspects:
+        return []
+    at, found, stamps = op_slot(label) * MAX_RANKS, [], job.store.arrivals[stamp]
     for rank in half.suspects:
-        came = int(job.store.arrivals[at + rank][stamp])
-        known = int(record["heard"][rank >> 6]) >> (rank & 63) & 1
-        # an op from before it went missing proves nothing
-        since_then = serial_distance(label, half.first_missed(rank)) >= 0
-        if known and came and since_then and opened + came * 1000 <= start + limit:
-            found.append(rank)
+        us = stamps.item(at + rank)
+        known = us and int(record["heard"][rank >> 6]) >> (rank & 63) & 1
+        if known and serial_distance(label, half.first_missed(rank)) >= 0:
+            found.append((rank, int(record["opened_ns"]) + us * 1000))
     return found
 
 
