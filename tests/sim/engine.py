@@ -845,7 +845,7 @@ class World:
         longest = self.nodes[0].engine.job.config.bound + self.plan.compute * 2
         longest *= self.steps + 1 - min(node.step for node in alive)
         longest += max(max(0, node.stopped - now) + node.pause + node.away for node in alive)
-        self.until(lambda: all(n.step >= self.steps and n.engine.idle for n in self.alive), most or longest)
+        self.until(lambda: all(n.dead or (n.step >= self.steps and n.engine.idle) for n in self.nodes), most or longest)
         for node in self.alive:
             node.check_books(over=True)
             node.check_strangers()
