@@ -15,7 +15,7 @@ from tailbound.errors import LayoutError, TransportError
 from tailbound.kernel.routes import interface, interface_towards
 from tailbound.settings.kinds import LIMITS
 from tailbound.transport.config import Config
-from tailbound.transport.rendezvous import Greeting, check, exchange, meet, new_cookie
+from tailbound.transport.rendezvous import Greeting, check, compare, exchange, meet, new_cookie
 from tailbound.transport.safeguard import Limits
 
 
@@ -104,9 +104,9 @@ def test_a_rank_over_xdp_shares_its_address_with_nobody(kinds: tuple[str, str]) 
     """What two ranks of one address send each other never comes in by the interface, so the program does not see it."""
     both = [greeting(rank, address="10.0.0.1", port=5515 + rank, datapath=kind) for rank, kind in enumerate(kinds)]
     with pytest.raises(LayoutError, match=r"ranks 0 and 1 .*one rank per interface; use datapath='udp'"):
-        check(both[0], both)
+        check(both)
     udp = [replace(one, datapath="udp") for one in both]
-    check(udp[0], udp)
+    check(udp)
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:
@@ -154,7 +154,7 @@ def test_communicators_that_do_not_fit_end_at_once(one: Any, other: Any, advice:
 def test_the_message_names_ranks_option_values_and_where_to_give_it() -> None:
     own, other = greeting(1, options={"schedule": "delayed"}), greeting(0, options={"schedule": "synchronous"})
     with pytest.raises(LayoutError) as caught:
-        check(own, [other])
+        compare(own, other)
     assert str(caught.value) == (
         "rank 1 has schedule=delayed, rank 0 has schedule=synchronous: give every rank the same (the argument "
         "schedule=, or the variable TAILBOUND_SCHEDULE)"
@@ -184,4 +184,4 @@ def test_interface_and_address(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_loopback_address_among_others_is_refused() -> None:
     greetings = [greeting(0, address="127.0.1.1"), greeting(1), greeting(2)]
     with pytest.raises(LayoutError, match=r"rank 0 is at 127\.0\.1\.1 and rank 2 at 10\.0\.0\.2.*TAILBOUND_INTERFACE"):
-        check(greetings[1], greetings)
+        check(greetings)

@@ -10,29 +10,25 @@ from tailbound.wire.schema import OP_STEPS, op_label
 
 def standing(own: int, *newest: int, rows: tuple[int, ...] = (), ring: int = 1000, first: int = 0) -> Steps:
     """Own next op ``first`` of step ``own``; the others are in the fourth op of theirs. ``rows``: of a step's ops."""
-    steps = Steps(ring)
-    steps.look(op_label(own, first), [op_label(n, 3) for n in newest], rows)
-    return steps
+    most = max(newest, default=own, key=lambda n: step_distance(n, own))
+    return Steps(op_label(own, first), op_label(most, 3), rows, ring)
 
 
 def test_in_step_with_nobody_and_with_equals() -> None:
     assert standing(7).in_step
     assert standing(7, 7, 6).in_step
     assert not standing(7).lost
-    assert (standing(7, 6).newest, standing(7, 6).behind) == (7, 0)
+    assert standing(7, 6).behind == 0
 
 
 def test_a_peer_one_op_on_may_be_a_step_on() -> None:
-    steps = Steps(1000)
-    steps.look(op_label(7, 1023), [op_label(8, 0)], ())
-    assert (steps.behind, steps.newest) == (1, 8)
-    steps.look(op_label(5, 0), [op_label(7, 1023), op_label(8, 0)], ())
-    assert (steps.behind, steps.newest) == (3, 8)
+    assert Steps(op_label(7, 1023), op_label(8, 0), (), 1000).behind == 1
+    assert Steps(op_label(5, 0), op_label(8, 0), (), 1000).behind == 3
 
 
 def test_behind_by_the_newest_live_rank() -> None:
     steps = standing(7, 6, 9, 8)
-    assert (steps.behind, steps.newest, steps.own) == (2, 9, 7)
+    assert (steps.own, steps.behind) == (7, 2)
     assert not steps.in_step
 
 

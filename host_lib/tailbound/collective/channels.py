@@ -128,9 +128,8 @@ def runs(job: Job, rows: NDArray[np.uint8]) -> list[tuple[int, NDArray[np.uint8]
 
 def _beyond(job: Job, rank: int) -> bool:
     """Whether ``rank`` is so far behind that its kernel takes no results of the present any more."""
-    steps = Steps(job.store.result_rows)
-    steps.look(int(job.records.peer_states[rank]["newest"]), [job.sequence.upcoming], job.sequence.op_rows)
-    return steps.lost
+    its = int(job.records.peer_states[rank]["newest"])
+    return Steps(its, job.sequence.upcoming, job.sequence.op_rows, job.store.result_rows).lost
 
 
 def follow(job: Job, now: int) -> None:

@@ -78,7 +78,7 @@ class Job(Known):
         self.pool = BufferPool(self.rank, self.ranks, self.store.result_rows)
         #: threads that share the codec's work, the transport thread among them
         self.threads = Threads(max(1, config.codec_threads), config.width)
-        self.steps = Steps(self.store.result_rows)
+        self.steps = Steps(0, 0, (), self.store.result_rows)
         #: finished ops whose arrival stamps are still to be read
         self.pending: deque[Pending] = deque()
         #: the newest ops that this rank said it has nothing for; peers that missed the word ask

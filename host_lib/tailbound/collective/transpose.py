@@ -150,11 +150,9 @@ class Transpose:
 
     def standing(self) -> Steps:
         """Where this rank stands now; may be asked by any thread."""
-        job, steps = self.job, Steps(self.job.store.result_rows)
-        own = job.sequence.upcoming
-        newest = newest_op(job.records.peer_states, job.live_ranks, job.cookie, own)
-        steps.look(own, [int(newest)], job.sequence.op_rows)
-        return steps
+        job, own = self.job, self.job.sequence.upcoming
+        newest = int(newest_op(job.records.peer_states, job.live_ranks, job.cookie, own))
+        return Steps(own, newest, job.sequence.op_rows, job.store.result_rows)
 
     def hold(self, on: bool) -> None:
         """Tells the others, from now on or no longer, that this rank is alive but between steps (clock-16)."""
