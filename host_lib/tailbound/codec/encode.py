@@ -100,11 +100,11 @@ def _measure(x, lo, hi, form, need, memory):  # type: ignore[no-untyped-def]
             _spread(source, at, rows, codes, np.uint32(form.seed + np.uint32(first)), work, pitch)
         most = np.uint32(0)
         for r in range(0, rows, 8):
-            ahead, width = _ahead(x, first + r * codes, size)
+            ahead = _ahead(x, first + r * codes, size)
             if form.rotate:
-                bits = kernels.measure_turned(work, r * pitch, pitch, codes, none, keys, targets, ahead, width)
+                bits = kernels.measure_turned(work, r * pitch, pitch, codes, none, keys, targets, ahead)
             else:
-                bits = kernels.measure_plain(source, at + r * codes, codes, codes, none, keys, targets, ahead, width)
+                bits = kernels.measure_plain(source, at + r * codes, codes, codes, none, keys, targets, ahead)
             most = max(most, bits)
         if most >= OVERFLOW_BITS:
             return False
@@ -126,21 +126,24 @@ def _finish(x, source, at, g, form, factor, packets, memory):  # type: ignore[no
     most = np.uint32(0)
     for r in range(0, rows, 8):
         k = g * rows + r
-        ahead, width = _ahead(x, np.int64(k) * codes, rows * codes)
+        ahead = _ahead(x, np.int64(k) * codes, rows * codes)
         for i in range(8):
             targets[i] = base + np.int64(position[k + i]) * out.shape[1]
         for i in range(4):
             keys[i] = row_key(form.rounding, np.uint32(k // 2 + i))
         if form.bits != 8:
             values, first, apart = (work, r * pitch, pitch) if form.rotate else (source, at + r * codes, codes)
-            bits = kernels.measure_plain(values, first, apart, codes, factor, keys, targets, ahead, width)
-            planes.write_rows(
-                values, first, apart, k, codes, factor, form.rounding, form.bits, out, position, memory.row
-            )
+            bits = kernels.measure_plain(values, first, apart, codes, factor, keys, targets, ahead)
+            for i in range(8):
+                target = out[position[k + i], HEADER_BYTES : HEADER_BYTES + codes * form.bits // 8]
+                begin, lower = first + i * apart, np.uint32(16 * (i % 2))
+                planes.write_row(
+                    values[begin : begin + codes], factor, keys[i // 2], lower, form.bits, memory.row[:codes], target
+                )
         elif form.rotate:
-            bits = kernels.finish_turned(work, r * pitch, pitch, codes, factor, keys, targets, ahead, width)
+            bits = kernels.finish_turned(work, r * pitch, pitch, codes, factor, keys, targets, ahead)
         else:
-            bits = kernels.finish_plain(source, at + r * codes, codes, codes, factor, keys, targets, ahead, width)
+            bits = kernels.finish_plain(source, at + r * codes, codes, codes, factor, keys, targets, ahead)
         most = max(most, bits)
         for i in range(8):
             row = position[k + i]

@@ -73,21 +73,21 @@ spread2, spread4, spread8 = _spread_rows(2), _spread_rows(4), _spread_rows(8)
 def _finish_rows(turn: bool, quantise: bool) -> Any:
     @_kernel
     def finish(
-        typing: Any, work: Any, first: Any, pitch: Any, columns: Any, factor: Any, keys: Any, targets: Any, ahead: Any,
-        width: Any,
-    ) -> Any:  # fmt: skip
+        typing: Any, work: Any, first: Any, pitch: Any, columns: Any, factor: Any, keys: Any, targets: Any, ahead: Any
+    ) -> Any:
         """8 neighbouring rows of ``work``: butterflies, largest bits (returned), codes to the addresses ``targets``.
 
-        ``keys`` u32[4]: rounding key of each pair of rows. 8 rows of entries of ``width`` bytes from the address
-        ``ahead`` on are prefetched meanwhile.
+        ``keys`` u32[4]: rounding key of each pair of rows. ``ahead``: an address and the bytes of an entry; 8 rows of
+        entries from there on are prefetched meanwhile.
         """
-        signature = _WORD(work, _INDEX, _INDEX, _INDEX, _FLOAT, keys, targets, _INDEX, _INDEX)
+        signature = _WORD(work, _INDEX, _INDEX, _INDEX, _FLOAT, keys, targets, types.UniTuple(_INDEX, 2))
 
         def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             e = Emit(context, builder)
             source = e.address(sig.args[0], args[0], args[1])
             zero = e.const(VI32, 0)
             most = e.variable(zero)
+            ahead, width = (builder.extract_value(args[7], i) for i in range(2))
             if quantise:
                 key_at = e.address(sig.args[5], args[5])
                 keys = [e.splat(e.load(e.step(key_at, I64(i), 4), I32, 4)) for i in range(4)]
@@ -100,7 +100,7 @@ def _finish_rows(turn: bool, quantise: bool) -> Any:
                     at = builder.add(builder.mul(args[2], I64(row)), column)
                     values.append(e.load(e.step(source, at, 4), VF32, 4))
                     coming = builder.add(builder.mul(args[3], I64(row)), column)
-                    e.prefetch(builder.add(args[7], builder.mul(coming, args[8])))
+                    e.prefetch(builder.add(ahead, builder.mul(coming, width)))
                 if turn:
                     values = e.hadamard(values)
                 largest = builder.load(most)

@@ -106,34 +106,30 @@ def _mean_rows(sums, own, lo, hi, form, out, row):  # type: ignore[no-untyped-de
             continue
         rows += 1
         contributions += n
-        zero = np.uint32(ZERO * units)
+        zero = np.uint32(ZERO * units if form.bits == 8 else 0)
         key = row_key(form.rounding, np.uint32(i))
+        shift = np.uint16(scales.shift[g])
         sum_at = sums_at + at * sums.rows.shape[1]
         code_at = own_at + i * own.packets.shape[1]
         target = out.packets[i, HEADER_BYTES : HEADER_BYTES + codes]
-        if form.bits != 8:
+        most = np.int64(0)
+        if form.bits == 4:
             own_row = own.packets[min(i, own.packets.shape[0] - 1), HEADER_BYTES:]
-            most = planes.average_row(
-                sums.rows[at], sum_at, own_row, code_at, peers, with_own, np.uint16(scales.shift[g]), units, codes,
-                form.bits, key, row, target,
-            )  # fmt: skip
-            out.scale[i] = np.float32(np.float64(most) * (scale_of(e) / span) / np.float64(n))
-            out.partials[i][:] = 0
-            partial(target.view(np.uint64), out.partials[i])
-            continue
-        if peers and with_own:
-            most = kernels.gather_both(sum_at, code_at, np.uint16(scales.shift[g]), zero, codes, row)
+            planes.gather4(sums.rows[at], own_row, peers, with_own, codes, row)
+        elif peers and with_own:
+            most = np.int64(kernels.gather_both(sum_at, code_at, shift, zero, codes, row))
         elif peers:
-            most = kernels.gather_ring(sum_at, code_at, np.uint16(0), zero, codes, row)
+            most = np.int64(kernels.gather_ring(sum_at, code_at, shift, zero, codes, row))
         else:
-            most = kernels.gather_own(sum_at, code_at, np.uint16(scales.shift[g]), zero, codes, row)
-        if most == 0:
-            out.scale[i] = np.float32(0.0)
+            most = np.int64(kernels.gather_own(sum_at, code_at, shift, zero, codes, row))
+        if form.bits != 8:
+            most = np.int64(planes.requantise(row, units, codes, form.bits, key, target))
+        elif most == 0:
             target[:] = np.uint8(ZERO)
         else:
-            out.scale[i] = np.float32(np.float64(most) * (scale_of(e) / SPAN) / np.float64(n))
             factor = np.float32(SPAN / np.float64(most))
             kernels.requantise(row, zero, factor, key, codes, np.int64(target.ctypes.data))
+        out.scale[i] = np.float32(np.float64(most) * (scale_of(e) / span) / np.float64(n))
         state = out.partials[i]
         state[:] = 0
         partial(target.view(np.uint64), state)

@@ -17,11 +17,10 @@ from __future__ import annotations
 import numpy as np
 
 from tailbound.codec import kernels
-from tailbound.codec.hashing import bits_of, float_of, fmix, row_key
+from tailbound.codec.hashing import bits_of, float_of, fmix
 from tailbound.codec.shape import BITS
 from tailbound.errors import ConfigError
 from tailbound.wire.jit import compiled
-from tailbound.wire.schema import HEADER_BYTES
 
 #: Ranks whose codes of 4 bits fit u8 lanes.
 RANKS_4 = 17
@@ -130,15 +129,11 @@ def _pack(codes, bits, target):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def write_rows(values, first, pitch, k, entries, factor, rounding, bits, packets, position, work):  # type: ignore[no-untyped-def]
-    """Eight rows, k and up, ``pitch`` apart in ``values``, into packet memory; ``work`` u16[V and more]."""
-    top, codes = np.float32(2 * zero_of(bits) - 1), work[:entries]
-    for i in range(8):
-        target = packets[position[k + i], HEADER_BYTES : HEADER_BYTES + entries * bits // 8]
-        key = row_key(rounding, np.uint32((k + i) // 2))
-        begin = first + i * pitch
-        _quantise(values[begin : begin + entries], factor, key, np.uint32(16 * (i % 2)), bits, top, codes)
-        _pack(codes, bits, target)
+def write_row(values, factor, key, shift, bits, work, target):  # type: ignore[no-untyped-def]
+    """A row of values as the bytes of its codes; ``work`` u16[V], ``shift`` as in ``_quantise``."""
+    top = np.float32(2 * zero_of(bits) - 1)
+    _quantise(values, factor, key, shift, bits, top, work)
+    _pack(work, bits, target)
 
 
 @compiled
@@ -201,7 +196,7 @@ def _requantise16(row, units, entries, factor, key, target):  # type: ignore[no-
 
 
 @compiled
-def _gather4(ring, own, peers, with_own, codes, row):  # type: ignore[no-untyped-def]
+def gather4(ring, own, peers, with_own, codes, row):  # type: ignore[no-untyped-def]
     """Sums of half bytes in the order of entries, own ones added, u16[2 codes]."""
     for j in range(codes):
         low = high = np.int64(0)
@@ -227,22 +222,11 @@ def _requantise4(row, units, entries, factor, key, target):  # type: ignore[no-u
 
 
 @compiled
-def average_row(  # type: ignore[no-untyped-def]
-    ring, sum_at, own, code_at, peers, with_own, shift, units, codes, bits, key, row, target
-):
-    """One row of sums, own codes added, coded again; returns the largest distance from zero, 0 for a row of zeros.
-
-    ``ring`` and ``own`` are the bytes of sums and of own codes, ``sum_at`` and ``code_at`` their addresses.
-    """
+def requantise(row, units, codes, bits, key, target):  # type: ignore[no-untyped-def]
+    """A row of sums of ``units`` codes coded again; returns the largest distance from zero, 0 for a row of zeros."""
     entries = codes * 8 // bits
     most = 0
     if bits == 16:
-        if peers and with_own:
-            kernels.gather_both(sum_at, code_at, shift, np.uint32(0), codes, row)
-        elif peers:
-            kernels.gather_ring(sum_at, code_at, shift, np.uint32(0), codes, row)
-        else:
-            kernels.gather_own(sum_at, code_at, shift, np.uint32(0), codes, row)
         most = _distance16(row, units, entries)
         if most == 0:
             target[:entries] = np.uint8(128)
@@ -250,7 +234,6 @@ def average_row(  # type: ignore[no-untyped-def]
         else:
             _requantise16(row, units, entries, np.float32(32767.0 / most), key, target)
         return most
-    _gather4(ring, own, peers, with_own, codes, row)
     for j in range(entries):
         most = max(most, abs(np.int64(row[j]) - 8 * units))
     if most == 0:
