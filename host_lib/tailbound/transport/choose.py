@@ -2,7 +2,8 @@
 
 The two halves of a job are chosen apart: whether a switch sums, or the ranks do (transpose), and how an owner's results
 come to its N - 1 peers: a send to each (``peers``), one burst that this host's kernel clones (``fanout``), or one that
-the network multiplies (``multicast``). ``auto`` takes what has been measured not to lose (docs/transport.md).
+the network multiplies (``multicast``). ``auto`` takes what has been measured not to lose, with 3, 4 and 8 ranks
+(docs/transport.md).
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ Result = Literal["peers", "fanout", "multicast"]
 AskedResult = Literal["auto", "peers", "fanout", "multicast"]
 #: What may be asked for.
 RESULTS = get_args(AskedResult)
-#: ``auto`` leaves a send to each peer from this many ranks on: measured at 3, 4 and 8, where neither loses.
-FANOUT_FROM, MULTICAST_FROM = 3, 3
 
 
 class Tried(NamedTuple):
@@ -74,8 +73,7 @@ def worth_trying(result: str, ranks: int, datapath: str) -> tuple[bool, bool]:
     """Whether fan-out is to be attached, and whether a group is to be joined, before anything is chosen."""
     if datapath == "udp" or ranks <= 2:
         return False, False
-    fanout = result == "fanout" or (result == "auto" and ranks >= FANOUT_FROM)
-    return fanout, result == "multicast" or (result == "auto" and ranks >= MULTICAST_FROM)
+    return result in ("fanout", "auto"), result in ("multicast", "auto")
 
 
 def choose(wanted: str, facts: Facts) -> Choice:
@@ -100,10 +98,10 @@ def _result(wanted: str, facts: Facts) -> tuple[Result, str]:
         if not multicast:
             return "peers", _not("multicast", facts.multicast)
         return "multicast", "asked for" + (f", but {_holes(facts.unreached)}" if facts.unreached else "")
-    if facts.ranks >= MULTICAST_FROM and multicast and facts.unreached == ():
+    if multicast and facts.unreached == ():
         return "multicast", "the network delivers it to all live peers"
     why = _holes(facts.unreached) if multicast else _not("multicast", facts.multicast)
-    if facts.ranks >= FANOUT_FROM and fanout:
+    if fanout:
         return "fanout", f"this kernel clones bursts; {why}"
     return "peers", f"{_not('fan-out', facts.fanout)}; {why}"
 

@@ -14,6 +14,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
 from tailbound.transport.clock import LEAST_STEP
 from tailbound.transport.config import MS, Config
@@ -173,9 +174,9 @@ class Deadlines:
         self._rtts: deque[int] = deque(maxlen=_RTTS)
         #: the own D1 that headers carry, ns: that of the largest ops of late, so that ranks compare like with like
         self.advertised = config.deadline_1 or config.stage_max
-        # what is asked for many times an op changes only when something has been learned
-        self._first_lengths: dict[int, int] = {}
-        self._second_lengths: dict[int, int] = {}
+        #: the own D1, and D2, for flows of so many bytes, ns (clock-4, clock-11, clock-26); both are asked for many
+        #: times an op, and change only when something has been learned
+        self.stage_one, self.stage_two = cache(self._stage_one), cache(self._stage_two)
         #: q of clock-10, ns: learned from two round trips on
         self.quiet = self._silence()
         #: D_start of clock-3, ns: at least what is configured, and four times what a step computes
@@ -258,20 +259,11 @@ class Deadlines:
 
     def _learned(self) -> None:
         """What had been worked out from what was known until now is forgotten."""
-        self._first_lengths.clear()
-        self._second_lengths.clear()
+        self.stage_one.cache_clear()
+        self.stage_two.cache_clear()
         self.quiet = self._silence()
         self.start_max = max(self._config.start_max, 4 * self._computes.quantile(0.5))
         self.advertised = self.stage_one(self.largest)
-
-    @property
-    def rtt(self) -> int:
-        """Round trip to the farthest live peer without a queue, ns: the smallest of the last; 0: not measured.
-
-        A loaded one contains the sender's own bursts, and rows that the finished mark has overtaken do not come behind
-        those.
-        """
-        return min(self._rtts, default=0)
 
     @property
     def slack(self) -> float:
@@ -322,13 +314,6 @@ class Deadlines:
             return 0
         return int(size.per_byte.bound(self.patience) * flow_bytes * _MARGIN * self.slack) >> 20
 
-    def stage_one(self, flow_bytes: int) -> int:
-        """The own D1 for flows of ``flow_bytes`` bytes (clock-4, clock-26)."""
-        known = self._first_lengths.get(flow_bytes)
-        if known is None:
-            known = self._first_lengths[flow_bytes] = self._stage_one(flow_bytes)
-        return known
-
     def _stage_one(self, flow_bytes: int) -> int:
         if self._config.deadline_1:
             return self._config.deadline_1
@@ -336,13 +321,6 @@ class Deadlines:
         if size is None or not len(size.per_byte) or not len(self._first):
             return self._config.stage_max
         return self._careful(size, self.skew + self.transfer(flow_bytes))
-
-    def stage_two(self, flow_bytes: int) -> int:
-        """D2 for flows of ``flow_bytes`` bytes (clock-11, clock-26)."""
-        known = self._second_lengths.get(flow_bytes)
-        if known is None:
-            known = self._second_lengths[flow_bytes] = self._stage_two(flow_bytes)
-        return known
 
     def _stage_two(self, flow_bytes: int) -> int:
         if self._config.deadline_2:
@@ -429,4 +407,9 @@ class Deadlines:
 
     @property
     def _quiet_first(self) -> float:
-        return max(float(_QUIET_FIRST), 2.0 * self.rtt)
+        """Two round trips to the farthest live peer without a queue: the smallest of the last.
+
+        A loaded one contains the sender's own bursts, and rows that the finished mark has overtaken do not come behind
+        those.
+        """
+        return max(float(_QUIET_FIRST), 2.0 * min(self._rtts, default=0))

@@ -89,8 +89,8 @@ class Retry:
         self._reached = 0  # at the last look, results had come for places up to here
         self._window, self._silent, self._asked_at, self._at_asking = WINDOW, 0, 0, 0
         self.flushing = False
-        #: rows sent again, without FLUSH and with
-        self.gaps = self.flushed = 0
+        #: rows sent again without FLUSH
+        self.gaps = 0
 
     @property
     def _again(self) -> Policy:
@@ -180,9 +180,7 @@ class Retry:
             return
         self._times[places] += 1
         self._sent_at[places] = now
-        if flush:
-            self.flushed += len(places)
-        else:
+        if not flush:
             self.gaps += len(places)
         out.append(Again(places, flush))
 

@@ -45,7 +45,6 @@ class Say(NamedTuple):
 @dataclass
 class _Peer:
     reached: bool = False
-    known: bool = False  #: it has answered, ever
     bad: int = 0
     question: Backoff = field(default_factory=lambda: Backoff(QUESTIONS))
     answered: bool = False
@@ -126,7 +125,7 @@ class Reach:
         peer = self._peers.get(rank)
         if peer is None or not self._asking or peer.answered or number != self._number or rank not in self._of:
             return
-        peer.answered = peer.known = True
+        peer.answered = True
         if (heard & ((1 << ROUND) - 1)).bit_count() >= ENOUGH:
             peer.reached, peer.bad = True, 0
         else:
