@@ -170,3 +170,9 @@ def farewell(job: Job, label: int) -> None:
     for _ in range(3):
         for peer in job.peers:
             job.tell(peer, head)
+
+
+def hold(job: Job, over: bool) -> list[bytes]:
+    """HOLD to every peer: this rank is between steps, or (``over``) no longer (clock-16). The packets, by peer."""
+    head = job.header(PacketType.HOLD, job.sequence.upcoming, 0, flags=Flag.FLUSH if over else Flag(0))
+    return [job.tell(peer, head) for peer in job.peers]

@@ -10,18 +10,19 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from tailbound.collective.job import Job
+from tailbound.collective.known import Known
 from tailbound.datapath.native import clock_gettime, poll, sendto
 from tailbound.transport.membership import HOLD_EVERY
+from tailbound.transport.sender import Sender
 from tailbound.transport.sockets import Socket
 from tailbound.wire.jit import Scalar, cached
-from tailbound.wire.schema import HEADER_BYTES, Flag, PacketType
+from tailbound.wire.schema import HEADER_BYTES
 
 _POLLIN, _MSG_DONTWAIT, _CLOCK_MONOTONIC = 1, 0x40, 1
 _ADDRESS_BYTES = 16
@@ -33,26 +34,34 @@ class Holding:
     A hold ends with the next whole step that is launched: a rank that begins to compute when the others' clocks start
     again would miss their deadlines by what a step computes, and stay behind by it for many steps.
 
+    Args:
+        known: of this rank.
+        sender: over whose first socket it is repeated.
+        tell: sends HOLD to every peer, with ``over`` that it is over, and returns the packets (``announce.hold``).
+        clock: CLOCK_MONOTONIC in ns.
+
     Attributes:
         again: when to say it again, ns; 0: this rank does not hold.
     """
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(
+        self, known: Known, sender: Sender, tell: Callable[[bool], list[bytes]], clock: Callable[[], int]
+    ) -> None:
+        self._known, self._sender, self._tell, self._clock = known, sender, tell, clock
         self.again = 0
         self._ends = 0  # it is computing again: holds until it has launched a step, or until then
-        peers = [job.sender.peers[rank] for rank in job.peers]
-        self._heartbeat = Heartbeat(job.sender.sockets[0], peers, HEADER_BYTES, HOLD_EVERY)
+        peers = [sender.peers[rank] for rank in known.peers]
+        self._heartbeat = Heartbeat(sender.sockets[0], peers, HEADER_BYTES, HOLD_EVERY)
 
     def begin(self) -> None:
         """This rank is between steps from now on."""
         self._ends = 0
-        self._say(self._job.now())
+        self._say(self._clock())
 
     def resume(self) -> None:
         """This rank computes again."""
         if self.again:
-            self._ends = self._job.now() + self._job.deadlines.start_max
+            self._ends = self._clock() + self._known.deadlines.start_max
 
     def launched(self) -> None:
         """The last op of a step has been launched."""
@@ -70,23 +79,17 @@ class Holding:
     def stop(self) -> None:
         """Says no more, and counts what the heartbeat has sent."""
         self._heartbeat.stop()
-        for peer, count in zip(self._job.peers, self._heartbeat.repeated(), strict=True):
-            self._job.sender.took(peer, count, count * HEADER_BYTES, count)
+        for peer, count in zip(self._known.peers, self._heartbeat.repeated(), strict=True):
+            self._sender.took(peer, count, count * HEADER_BYTES, count)
 
     def _say(self, now: int) -> None:
-        self._heartbeat.said(self._tell(Flag(0)), now)
+        self._heartbeat.said(self._tell(False), now)
         self.again = now + HOLD_EVERY
 
     def _end(self) -> None:
         self.again = self._ends = 0
         self.stop()
-        self._tell(Flag.FLUSH)
-
-    def _tell(self, flags: Flag) -> list[bytes]:
-        """Sends HOLD to every peer, with ``Flag.FLUSH`` to say that it is over; returns the packets, by peer."""
-        job = self._job
-        head = job.header(PacketType.HOLD, job.sequence.upcoming, 0, flags=flags)
-        return [job.tell(peer, head) for peer in job.peers]
+        self._tell(True)
 
 
 @cached

@@ -17,12 +17,13 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from functools import partial
 from itertools import chain
 from typing import TypeVar
 
 from tailbound.collective import accounting, channels, submit
 from tailbound.collective.alerts import Unheard
-from tailbound.collective.announce import Inbox, farewell
+from tailbound.collective.announce import Inbox, farewell, hold
 from tailbound.collective.execute import SAME_MODEL, move, remind
 from tailbound.collective.holding import Holding
 from tailbound.collective.job import Job, log
@@ -91,7 +92,7 @@ class Transpose:
         for data in early:
             self._inbox.take(data, self._ops)
         self._commands: deque[Callable[[], None]] = deque()
-        self._holding = Holding(job)
+        self._holding = Holding(job, job.sender, partial(hold, job), job.now)
         self._standing = False  # somebody held in the last turn
         self._unsettled = False  # what concerns all ops changed while they were looked at
         self._silence = 0  # when to look next whether marks are missing
