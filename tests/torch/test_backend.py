@@ -7,6 +7,7 @@ import os
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,6 +37,37 @@ def test_what_is_bounded_and_what_stays_exact(tmp_path: Path) -> None:
     with Job(backend_jobs.kinds, 2, tmp_path, backend="tailbound") as job:
         for stats in job.results():
             assert stats["delivered"] == 1.0
+
+
+def test_what_the_codec_takes_goes_through_no_float32_memory() -> None:
+    import torch
+
+    from tailbound.torch.backend_bounded import _launch
+    from tailbound.torch.step_ends import Turn
+
+    class Communicator:
+        """Takes a bucket, and changes nothing."""
+
+        def launch(self, bucket, data, out, *, last, done, prepare, handling) -> None:  # type: ignore[no-untyped-def]
+            self.address, self.dtype = out.ctypes.data, handling.dtype
+            (prepare or (lambda: None))()
+            done(SimpleNamespace(error=None))
+
+    def taken(value: torch.Tensor, factor: int) -> bool:
+        """Whether memory of ``value`` itself is coded; it comes out times ``factor``."""
+        was, communicator = value.clone(), Communicator()
+        _launch(communicator, value, Turn(0, last=True), factor, lambda outcome, error: None)  # type: ignore[arg-type]
+        assert communicator.dtype == str(value.dtype).removeprefix("torch.")
+        assert torch.equal(value, was * factor)
+        return communicator.address == value.data_ptr()
+
+    for kind in (torch.float32, torch.bfloat16, torch.float16):
+        assert taken(torch.arange(12).to(kind), 1)
+        assert taken(torch.arange(12).to(kind), 4)
+        assert not taken(torch.arange(12).to(kind).view(3, 4).t(), 4)
+    assert taken(torch.arange(12).to(torch.float32), 3)
+    assert not taken(torch.arange(12).to(torch.bfloat16), 3)  # two roundings
+    assert not taken(torch.arange(12).to(torch.float64), 1)
 
 
 def test_groups_have_jobs_of_their_own_and_may_be_made_again(tmp_path: Path) -> None:

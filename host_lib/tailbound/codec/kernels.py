@@ -20,6 +20,8 @@ from tailbound.codec.simd import F32, I32, I64, LANES, VF32, VI8, VI16, VI32, Em
 #: Typed loosely: the compiler of numba calls these, not Python.
 _kernel: Any = intrinsic
 _INDEX, _FLOAT, _WORD = types.int64, types.float32, types.uint32
+_pair: Any = types.UniTuple
+_PLACE = _pair(_INDEX, 2)
 #: Order of codes in a vector's lanes of the sums ring, and back.
 LANE_ORDER = tuple(i + j for i in range(0, LANES, 8) for j in (0, 2, 4, 6, 1, 3, 5, 7))
 CODE_ORDER = tuple(LANE_ORDER.index(i) for i in range(LANES))
@@ -80,7 +82,7 @@ def _finish_rows(turn: bool, quantise: bool) -> Any:
         ``keys`` u32[4]: rounding key of each pair of rows. ``ahead``: an address and the bytes of an entry; 8 rows of
         entries from there on are prefetched meanwhile.
         """
-        signature = _WORD(work, _INDEX, _INDEX, _INDEX, _FLOAT, keys, targets, types.UniTuple(_INDEX, 2))
+        signature = _WORD(work, _INDEX, _INDEX, _INDEX, _FLOAT, keys, targets, _PLACE)
 
         def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             e = Emit(context, builder)

@@ -13,7 +13,7 @@ from tailbound.collective.communicator import Communicator, Handling, jobs_here
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TransportError
 from tailbound.torch.backend_work import BoundedWork
-from tailbound.torch.paths import DTYPES
+from tailbound.torch.paths import DTYPES, HostPath
 from tailbound.torch.state import TailboundState
 from tailbound.torch.step_ends import MOST_OPS, Steps, Turn
 
@@ -114,9 +114,13 @@ def _launch(
     factor: int,
     done: Callable[[Outcome, BaseException | None], None],
 ) -> None:
-    """Averages ``tensor`` into itself, times ``factor``; through float32 memory where it is not float32 already."""
-    mine = tensor.detach()
-    direct = mine.dtype == torch.float32 and mine.is_contiguous()
+    """Averages ``tensor`` into itself, times ``factor``, where the codec reads and writes its type.
+
+    Others go through float32 memory; so do halves with a factor that is no power of two, which would be rounded twice.
+    """
+    mine, path = tensor.detach(), HostPath()
+    native = mine.dtype == torch.float32 or (mine.dtype in path.native and factor.bit_count() == 1)
+    direct = native and mine.is_contiguous()
     flat = mine.view(-1) if direct else torch.empty(mine.numel(), dtype=torch.float32)
 
     def read() -> None:
@@ -127,18 +131,20 @@ def _launch(
         try:
             if turn.odd:
                 communicator.forget(turn.bucket)
-            if factor != 1:
+            if factor != 1 and not native:
                 flat.mul_(factor)
             if not direct:
                 mine.copy_(flat.view(mine.shape))
+            if factor != 1 and native:  # after rounding on all ranks, however their tensors lie: bits are the same
+                mine.mul_(factor)
         except Exception as caught:  # a work that never completes would hang its caller
             error = error or caught
         done(outcome, error)
 
     communicator.launch(
         turn.bucket,
-        flat.numpy(),
-        flat.numpy(),
+        path.values(flat),
+        path.values(flat),
         last=turn.last,
         done=back,
         prepare=None if direct else read,
