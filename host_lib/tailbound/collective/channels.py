@@ -23,6 +23,7 @@ from tailbound.transport.config import MS
 from tailbound.transport.multicast import GroupMember, group_of, prepare
 from tailbound.transport.reach import Reach, Say
 from tailbound.transport.sender import Shared
+from tailbound.transport.sockets import neighbouring_sockets, ports_of, room_of, sending_socket
 from tailbound.transport.steps import Steps, step_of
 from tailbound.wire import packets
 from tailbound.wire.schema import Flag, PacketType
@@ -65,8 +66,6 @@ def open_channels(job: Job, address: str, endpoints: Mapping[int, tuple[str, int
 def _open_fanout(
     job: Job, address: str, endpoints: Mapping[int, tuple[str, int]], opened: contextlib.ExitStack
 ) -> None:
-    from tailbound.transport.sockets import neighbouring_sockets, ports_of, room_of
-
     interface: str = getattr(job.datapath, "interface", "")
     ports = ports_of(len(endpoints), job.config.source_ports)
     socks = tuple(neighbouring_sockets(address, ports, room_of(len(endpoints) * ports)))
@@ -94,8 +93,6 @@ def _attach(interface: str, port: int, ports: int, peers: int) -> Fanout:
 def _open_multicast(
     job: Job, address: str, endpoints: Mapping[int, tuple[str, int]], opened: contextlib.ExitStack
 ) -> None:
-    from tailbound.transport.sockets import ports_of, sending_socket
-
     port = job.datapath.endpoint[1]
     group = group_of(job.cookie, job.config.group)
     ports = ports_of(len(endpoints), job.config.source_ports)

@@ -9,10 +9,9 @@ from tailbound.collective.job import Job
 from tailbound.collective.op import Launch, Op, Sending
 from tailbound.collective.running import Running
 from tailbound.transport.sequence import Place, Position
-from tailbound.transport.steps import STEP_MASK
-from tailbound.wire.schema import OP_INDEX_BITS, OP_PER_STEP, OP_STEPS, op_label, serial_distance
+from tailbound.transport.steps import STEP_MASK, index_of, step_of
+from tailbound.wire.schema import OP_PER_STEP, OP_STEPS, op_label, serial_distance
 
-_INDEX_MASK = (1 << OP_INDEX_BITS) - 1
 #: ``control.first_op`` follows at this distance: far enough for words about old ops, near enough for serial numbers.
 _FIRST_OP_LAG = 1 << 24
 
@@ -85,7 +84,7 @@ class Window:
             held = sum(op.place.layout.shape.rows for op in self.ops.values())
             if 2 * held > job.store.result_rows or not self._recordable(job.sequence.next_label):
                 break
-            if label >> OP_INDEX_BITS != job.sequence.next_label >> OP_INDEX_BITS and held:
+            if step_of(label) != step_of(job.sequence.next_label) and held:
                 break
             place = job.sequence.predict()
             if place is None:
@@ -103,9 +102,9 @@ class Window:
         if not self.ops:
             return True
         oldest = next(iter(self.ops))
-        steps = (label >> OP_INDEX_BITS) - (oldest >> OP_INDEX_BITS) & STEP_MASK
-        index, first = label & _INDEX_MASK, oldest & _INDEX_MASK if steps == 0 else 0
-        return steps < OP_STEPS // 2 and index - first < OP_PER_STEP // 2
+        steps = step_of(label) - step_of(oldest) & STEP_MASK
+        first = index_of(oldest) if steps == 0 else 0
+        return steps < OP_STEPS // 2 and index_of(label) - first < OP_PER_STEP // 2
 
     def _open(self, place: Place) -> Op:
         op = Op(place, self._job.pool.take(place.layout.shape, place.placement))

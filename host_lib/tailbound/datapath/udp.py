@@ -9,6 +9,7 @@ address: packets name their sender, and each rank receives at a port of its own.
 reader that takes all.
 """
 
+# ruff: noqa: D102 - ``protocol.Datapath`` and ``forks.Owner`` say what their methods do
 from __future__ import annotations
 
 import contextlib
@@ -232,11 +233,10 @@ class UdpDatapath:
         return sock
 
     def descriptors(self) -> list[int]:
-        """See ``forks.Owner``."""
         return [] if self._closed else [self.socket.fileno(), self._wake, self._events, self._controls]
 
     def sending(self, peers: int, ports: int = 0) -> list[UdpSocket]:
-        """See ``Datapath.sending``; one socket, since nothing is gained by more where one thread receives."""
+        """One socket, since nothing is gained by more where one thread receives."""
         return [self.socket]
 
     @property
@@ -252,52 +252,45 @@ class UdpDatapath:
 
     @property
     def gap(self) -> int:
-        """See ``Datapath.gap``.
-
-        All ranks ask for the same buffer, so the own one tells what peers have. Where it is small, and more so where
+        """All ranks ask for the same buffer, so the own one tells what peers have. Where it is small, and more so where
         ranks share cores, a sender that never pauses fills it before the receiver is even scheduled.
         """
         return 0 if self.receive_buffer >= _AMPLE_BUFFER else _GAP
 
     @property
     def lost_on_arrival(self) -> Mapping[str, int]:
-        """See ``Datapath.lost_on_arrival``.
-
-        ``receive_buffer``: the full socket buffer; a GRO super-packet counts once, and is known at the next packet.
+        """``receive_buffer``: the full socket buffer; a GRO super-packet counts once, and is known at the next packet.
         ``control_queue``: control packets, because nobody fetched the ones before.
         """
         state = self._tables.state
         return {"receive_buffer": int(state[KERNEL_DROPS]), "control_queue": int(state[CONTROLS_LOST])}
 
     def reset(self, first_op: int) -> None:
-        """See ``Datapath.reset``."""
         self.seal((first_op - 1) & 0xFFFFFFFF, 0, self.store.sum_rows)
 
     def seal(self, op: int, seq: int, rows: int) -> None:
-        """See ``Datapath.seal``; packets are taken in under the same mutex."""
+        """Packets are taken in under the same mutex."""
         self._tables.seal(op, seq, rows)
 
     def fds(self) -> tuple[int, int]:
-        """See ``Datapath.fds``."""
         return (self._events, self._controls)
 
     def events(self) -> list[EventRecord]:
-        """See ``Datapath.events``."""
         self._clear(self._events)
         return [EventRecord(*entry) for entry in self._tables.take_events()]
 
     def control_packets(self) -> list[bytes]:
-        """See ``Datapath.control_packets``; their checks have been verified."""
+        """Their checks have been verified."""
         self._clear(self._controls)
         return self._tables.take_controls()
 
     def fence(self) -> None:
-        """See ``Datapath.fence``: waits for the buffer in hand; the mutex is the barrier, on every architecture."""
+        """Waits for the buffer in hand; the mutex is the barrier, on every architecture."""
         with self._tables.mutex:
             pass
 
     def close(self) -> None:
-        """See ``Datapath.close``: ends the thread, too."""
+        """Ends the thread, too."""
         if self._closed:
             return
         self._closed = True

@@ -1,8 +1,6 @@
 """Who takes part: suspects, dead ranks, those who said goodbye, and those who hold.
 
-The rules are clock-1, clock-8 and clock-14 to clock-16.
-
-Pure state with the time passed in; the discrete-event simulation runs it unchanged.
+The rules are clock-1, clock-8 and clock-14 to clock-16. Pure state with the time passed in.
 """
 
 from __future__ import annotations

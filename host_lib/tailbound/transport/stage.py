@@ -1,7 +1,6 @@
 """When a stage of an op is over: sealing and giving up (clock-7, clock-11 to clock-13), one decision for both halves.
 
-Pure: what has been seen is asked of a ``Seen``, the time is an argument. The discrete-event simulation (``tests/sim``)
-runs this code unchanged.
+Pure: what has been seen is asked of a ``Seen``, the time is an argument.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from tailbound.wire.schema import OP_INDEX_BITS, OP_STEPS
 
 #: Step numbers wrap here.
 STEP_MASK = 0xFFFFFFFF >> OP_INDEX_BITS
-_INDEX_MASK = (1 << OP_INDEX_BITS) - 1
 
 
 def step_of(label: int) -> int:
@@ -23,9 +22,14 @@ def step_of(label: int) -> int:
     return label >> OP_INDEX_BITS
 
 
+def index_of(label: int) -> int:
+    """The place of an op in its step."""
+    return label & (1 << OP_INDEX_BITS) - 1
+
+
 def label_text(label: int) -> str:
     """An op label as people read it, everywhere: step.index."""
-    return f"{label >> OP_INDEX_BITS}.{label & (1 << OP_INDEX_BITS) - 1}"
+    return f"{step_of(label)}.{index_of(label)}"
 
 
 def step_distance(a: int, b: int) -> int:
@@ -69,6 +73,6 @@ class Steps(NamedTuple):
         """Whether this rank is behind by more than the ring takes (than op records last, while no step is known)."""
         if self.behind == 0 or not self.op_rows:
             return self.behind >= OP_STEPS
-        begun, named = self.label & _INDEX_MASK, self.newest & _INDEX_MASK
+        begun, named = index_of(self.label), index_of(self.newest)
         rows = self.behind * sum(self.op_rows) - sum(self.op_rows[:begun]) + sum(self.op_rows[: named + 1])
         return rows > self.ring_rows
