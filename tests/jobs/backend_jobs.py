@@ -73,7 +73,7 @@ def dropped(rank: int) -> None:
         lambda: dist.barrier(async_op=True),
     ]
     for call in calls:
-        for _ in range(100):
+        for _ in range(50):
             for _ in range(3):
                 call()
             dist.barrier()

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.needs("torch")
 
 @pytest.mark.parametrize(
     ("period", "losers"),
-    [(8, {0}), (8, {0, 1, 2}), (0, {0, 1, 2})],
+    [(8, {0}), pytest.param(8, {0, 1, 2}, marks=pytest.mark.thorough), (0, {0, 1, 2})],
     ids=["rounds_one_loser", "rounds_all_losers", "on_demand"],
 )
 def test_replicas_forced_apart_come_together(tmp_path: Path, period: int, losers: set[int]) -> None:
@@ -48,7 +48,9 @@ def test_replicas_forced_apart_come_together(tmp_path: Path, period: int, losers
     assert len(equal) <= 1  # what has got lost anew has made its rank unsound
 
 
-@pytest.mark.parametrize("losers", [{0}, {1}, {0, 1, 2}], ids=["first", "second", "all"])
+@pytest.mark.parametrize(
+    "losers", [{0}, pytest.param({1}, marks=pytest.mark.thorough), {0, 1, 2}], ids=["first", "second", "all"]
+)
 def test_ranks_that_synchronise_are_equal_and_may_go_on_or_leave_at_once(tmp_path: Path, losers: set[int]) -> None:
     """Without a barrier before or after: steps follow in which a rank may not give its state any more, then the end."""
     import resync_jobs
@@ -83,7 +85,7 @@ def _same_in_the_end(back: dict[str, Any]) -> None:
     assert len({digest for digest, sound in back["applied"] if sound}) <= 1, back["applied"]
 
 
-@pytest.mark.parametrize("schedule", ["synchronous", "delayed"])
+@pytest.mark.parametrize("schedule", ["synchronous", pytest.param("delayed", marks=pytest.mark.thorough)])
 def test_a_stopped_rank_applies_what_the_others_have_finished(tmp_path: Path, schedule: str) -> None:
     """It computes none of the steps it was away for, and comes out with the same bits (clock-20)."""
     back = _stopped(tmp_path, ring_mib=8.0, missed=10, steps=60, schedule=schedule)
@@ -94,7 +96,7 @@ def test_a_stopped_rank_applies_what_the_others_have_finished(tmp_path: Path, sc
     _same_in_the_end(back)
 
 
-@pytest.mark.parametrize("schedule", ["synchronous", "delayed"])
+@pytest.mark.parametrize("schedule", [pytest.param("synchronous", marks=pytest.mark.thorough), "delayed"])
 def test_a_lost_rank_jumps_and_takes_the_state_of_another(tmp_path: Path, schedule: str) -> None:
     """The ring holds a few steps only: what the rank missed is gone (clock-20, clock-21)."""
     back = _stopped(tmp_path, ring_mib=0.5, missed=30, steps=90, schedule=schedule)
