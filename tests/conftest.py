@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import gc
 import importlib.util
 import os
 import re
@@ -222,6 +223,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     """Compiles what whole jobs call before the first test begins: in a new checkout that takes most of its time limit.
 
     What has been compiled is loaded, which the tests would do anyway. Those of PyTorch leave that to their processes.
+    And what has been imported is left out of garbage collections, which took a tenth of the time.
     """
     if session.config.option.collectonly or session.testsfailed:
         return
@@ -231,6 +233,8 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 
         with contextlib.suppress(Exception):  # where jobs cannot run, the tests say why
             prepare.compile_all()
+    gc.collect()
+    gc.freeze()
 
 
 def _compiled() -> bool:
