@@ -21,7 +21,7 @@ class Sleeper:
         self.thread: Any = Transpose.__new__(Transpose)
         self.thread.job = SimpleNamespace(
             now=lambda: self.now,
-            flow=SimpleNamespace(queue=SimpleNamespace(full=())),
+            flow=SimpleNamespace(queue=SimpleNamespace(full=(), again=0)),
             overtime=SimpleNamespace(woke=lambda _: None),
         )
         self.thread._waiter = SimpleNamespace(want_room=lambda _: None, wait=self._wait, readable=lambda _: False)
@@ -70,3 +70,25 @@ def test_a_thread_that_waited_for_a_core_has_not_been_stopped() -> None:
     sleeper = Sleeper(held_up={2: 200 * MS})
     assert sleeper.slept() >= 1000 * MS
     assert sleeper.unwatched < 350 * MS
+
+
+def test_what_a_rate_keeps_back_is_sent_without_a_turn_until_a_submission_is_over() -> None:
+    sleeper, pumped = Sleeper(ops=True), list[int]()
+    queue = sleeper.thread.job.flow.queue
+    queue.again, queue.submissions = NOW + MS, 2
+
+    def pump(now: int) -> None:
+        pumped.append(now - NOW)
+        queue.again, queue.submissions = now + MS, 2 - (len(pumped) == 5)
+
+    queue.pump = pump
+    assert sleeper.slept() == 5 * MS
+    assert pumped == [MS * (1 + i) for i in range(5)]
+
+
+def test_a_full_socket_is_waited_for_after_a_turn() -> None:
+    """Which sockets are waited for is said when the thread begins to sleep."""
+    sleeper = Sleeper(ops=True)
+    queue = sleeper.thread.job.flow.queue
+    queue.again, queue.submissions, queue.pump = NOW + MS, 2, lambda _: setattr(queue, "full", {0})
+    assert sleeper.slept() == MS

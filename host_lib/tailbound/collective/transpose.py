@@ -246,6 +246,7 @@ class Transpose:
         while job.membership.owners and (now := job.now()) < until:
             for data in job.datapath.control_packets():
                 self._inbox.take(data, self._ops)
+            submit.turn(job, now)
             again = answer(job, self._ops, now)
             self._sleep(min(again, until) if again else until)
 
@@ -273,16 +274,30 @@ class Transpose:
         """When the next turn is due at the latest, and when to wake up first, if nothing is readable before."""
         longest = now + (_LONGEST_SLEEP if self._ops else _IDLE_SLEEP)
         end = min(again or longest, longest)
-        return end, min(self._silence or end, end, now + _LONGEST_SLEEP)
+        return end, self._first(end, now)
 
     def _look_out(self, now: int, end: int) -> int:
-        """Woke up without anything readable: looks out for silences; when to wake up next (0: for a turn, now)."""
+        """Woke up without anything readable: when to wake up next (0: for a turn, now).
+
+        Looks out for silences, and sends what a rate has kept back: that is due once or twice a millisecond, and a turn
+        for each would take most of a core.
+        """
         if now >= end or now - self._awake > _STOPPED:
             return 0
         self._awake = now
         if self._silence and now >= self._silence:
             self._listen(now)
-        return min(self._silence or end, end, now + _LONGEST_SLEEP)
+        queue = self.job.flow.queue
+        if queue.again and now >= queue.again:
+            waiting = queue.submissions
+            queue.pump(now)
+            if queue.full or queue.submissions < waiting:
+                return 0  # there is room to wait for, or ops to move on
+        return self._first(end, now)
+
+    def _first(self, end: int, now: int) -> int:
+        """When to wake up first, before the next turn at ``end``."""
+        return min(self._silence or end, self.job.flow.queue.again or end, end, now + _LONGEST_SLEEP)
 
     def _listen(self, now: int) -> None:
         """Asks for marks where nothing comes any more, and notes when to look again."""
@@ -341,7 +356,6 @@ class Transpose:
                 everything |= moved  # others may stand otherwise by it
         self._unsettled = running.changed()  # by one op: those before it have not been looked at since
         self._listen(job.now())
-        looks.append(job.flow.queue.again)
         looks.append(answer(job, self._ops, job.now()))
         if self._window.release():
             placed = self._window.foresee()

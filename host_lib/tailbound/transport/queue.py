@@ -185,6 +185,11 @@ class SendQueue:
         return not (self._queues[0] or self._queues[1] or self._sender.deferred)
 
     @property
+    def submissions(self) -> int:
+        """Submissions that are not over."""
+        return sum(map(len, self._queues))
+
+    @property
     def packets(self) -> int:
         """Packets that wait."""
         return sum(item.left for queue in self._queues for item in queue)
