@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailbound.transport.clock import Extension, Quiet, majority, stage_start
+from tailbound.transport.overtime import Extension
+from tailbound.transport.stage import Quiet, majority, stage_start
 
 MS = 1_000_000
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailbound.transport.clock import Extension
-from tailbound.transport.overtime import FIRST, LONGEST, MOST, SHARE, Overtime
+from tailbound.transport.overtime import FIRST, LONGEST, MOST, SHARE, Extension, Overtime
 
 MS, S = 1_000_000, 1_000_000_000
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from tailbound.transport.clock import Extension, Quiet
-from tailbound.transport.overtime import FIRST, Overtime
-from tailbound.transport.stage import Decision, Repair, cut, decide
+from tailbound.transport.overtime import FIRST, Extension, Overtime
+from tailbound.transport.stage import Decision, Quiet, Repair, cut, decide
 
 MS = 1_000_000
 

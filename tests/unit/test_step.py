@@ -16,9 +16,8 @@ from tailbound.collective.buffers import Buffers
 from tailbound.collective.op import AGREEING, Launch, Op, Phase, Sending
 from tailbound.collective.repair import Round
 from tailbound.collective.step import Step, listen, overtaken, stand_still, start_clock, step
-from tailbound.transport.clock import Extension
 from tailbound.transport.membership import Membership
-from tailbound.transport.overtime import Overtime
+from tailbound.transport.overtime import Extension, Overtime
 from tailbound.transport.sequence import Layout, Sequence
 from tailbound.transport.tail_probe import LAST_CALL
 

@@ -24,10 +24,10 @@ from tailbound.observe.events import Events
 from tailbound.observe.ledger import Accounts
 from tailbound.observe.trace import Trace
 from tailbound.transport.choose import Facts
-from tailbound.transport.clock import majority
 from tailbound.transport.config import Config
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Sequence
+from tailbound.transport.stage import majority
 from tailbound.transport.steps import Steps
 from tailbound.wire import packets, schema
 from tailbound.wire.schema import PacketType

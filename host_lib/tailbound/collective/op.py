@@ -19,10 +19,10 @@ from tailbound.collective.repair import Round
 from tailbound.errors import TailboundError
 from tailbound.observe.trace import Spans
 from tailbound.transport.backoff import Backoff, Policy
-from tailbound.transport.clock import Extension, Quiet
 from tailbound.transport.flush import Retry
+from tailbound.transport.overtime import Extension
 from tailbound.transport.sequence import Layout, Place
-from tailbound.transport.stage import Why
+from tailbound.transport.stage import Quiet, Why
 from tailbound.transport.steps import label_text
 from tailbound.transport.tail_probe import TailProbe
 from tailbound.wire.schema import HEADER_BYTES

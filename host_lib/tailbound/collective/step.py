@@ -25,8 +25,8 @@ from tailbound.collective.aggregation import of
 from tailbound.collective.op import Half, Op, Phase, Sending
 from tailbound.collective.peers import Contributions
 from tailbound.collective.view import View
-from tailbound.transport.clock import LEAST_STEP, Extension, stage_start
-from tailbound.transport.stage import Seen, Why, decide
+from tailbound.transport.overtime import LEAST_STEP, Extension
+from tailbound.transport.stage import Seen, Why, decide, stage_start
 
 
 class Step(NamedTuple):

@@ -23,10 +23,10 @@ from tailbound.collective.timing import cut_off, suspect
 from tailbound.collective.view import View
 from tailbound.observe.ledger import Stage
 from tailbound.transport import flush
-from tailbound.transport.clock import LEAST_STEP
 from tailbound.transport.config import DEFAULT_PORT
 from tailbound.transport.flush import PATIENCE, Places, Retry
 from tailbound.transport.headers import Fields, add_flags, finalise
+from tailbound.transport.overtime import LEAST_STEP
 from tailbound.transport.stage import Repair, Seen, Why
 from tailbound.wire.schema import Flag, PacketType
 

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from tailbound.transport.clock import LEAST_STEP
 from tailbound.transport.config import MS, Config
+from tailbound.transport.overtime import LEAST_STEP
 
 #: Samples a window holds, and the share of them that a deadline covers (clock-4, clock-5).
 WINDOW = 200

@@ -1,4 +1,4 @@
-"""Waiting past a deadline for rows of ranks that live, at the cost of a small share of the training time (clock-29).
+"""A deadline that moves on, and what waiting past it may cost: a small share of the training time (clock-7c, clock-29).
 
 A deadline follows what ops usually take. Where threads wait for a core, or a neighbour takes the processors away for a
 moment, an op takes longer than that without anything being lost, and its rows are worth more than a short tail. So a
@@ -17,10 +17,14 @@ job are busy alike, as a rule.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from tailbound.transport.clock import LEAST_STEP, Extension
 from tailbound.transport.config import MS
 
+#: A deadline moves on by a tenth of itself, but by no less: over a link at a twentieth of its rate the bursts to one
+#: of eight ranks are 8 ms apart, and a thread may well not run for as long.
+LEAST_STEP = 10 * MS
 #: Part of the time that waiting past deadlines may take, what is saved up of it at most, and what there is to begin
 #: with.
 SHARE, MOST, FIRST = 0.1, 1000 * MS, 500 * MS
@@ -32,6 +36,74 @@ RESERVE = MOST // 2
 _KEPT, _MARGIN, LONGEST = 64, 2, 400 * MS
 #: Part of the wake-ups that ``late`` covers.
 _COVER = 0.95
+
+
+@dataclass
+class Extension:
+    """A deadline that moves on by a tenth if that will do, up to ``start + stage_max`` (clock-7c, clock-11).
+
+    Moved on as long as rows come at all, it would let a link that foreign traffic leaves a tenth of hold up all ranks
+    for seconds. So the last tenth must have brought as many rows as are still missing, or waiting on must be worth its
+    time (``Overtime``).
+
+    Attributes:
+        due: when it ends the stage, as far as is known now.
+        promised: and before it was ever moved on.
+        length: from the start of the stage to ``promised``.
+        limit: when it ends the stage whatever comes.
+        step: by how much it moves on.
+        progress: as of the last look; -1: nobody has looked yet.
+    """
+
+    due: int = 0
+    promised: int = 0
+    length: int = 0
+    limit: int = 0
+    step: int = 1
+    progress: int = -1
+
+    def begin(self, start: int, length: int, stage_max: int, least_step: int = 1) -> None:
+        """Starts the deadline at ``start + length``; later calls change nothing."""
+        if not self.due:
+            self.due = self.promised = start + length
+            self.length = length
+            self.limit = max(self.due, start + stage_max)
+            self.step = max(least_step, length // 10)
+
+    def expired(
+        self,
+        now: int,
+        progress: int,
+        left: int = 0,
+        *,
+        unwatched: bool = True,
+        worth: Callable[[bool], bool] | None = None,
+    ) -> bool:
+        """Whether the deadline has passed, moving it on if ``progress`` rose by ``left`` since it was last looked at.
+
+        ``unwatched`` is the answer where nobody looked in the last tenth: True, it is over (a launch that came too
+        late, clock-13); False, this thread was busy with something else, and rows may be on their way: one tenth more.
+        ``worth`` is asked otherwise, with whether rows came at all since then: it is moved on, too, if this says so.
+        """
+        if not self.due or now < self.due:
+            if self.due and now >= self.due - self.step and self.progress < 0:
+                self.progress = progress
+            return False
+        moved = max(1, left) <= progress - self.progress if self.progress >= 0 else not unwatched
+        if not moved and worth is not None:
+            moved = worth(0 <= self.progress < progress)
+        self.progress = progress
+        if moved:
+            self.due = min(now + self.step, self.limit)
+            return now >= self.limit
+        return True
+
+    def next_look(self, now: int) -> int:
+        """The time to look again: the start of the last tenth, then the deadline itself."""
+        if not self.due:
+            return 0
+        early = self.due - self.step
+        return early if now < early else self.due
 
 
 class Overtime:

@@ -1,19 +1,65 @@
-"""When a stage of an op is over: sealing and giving up (clock-7, clock-11 to clock-13), one decision for both halves.
+"""When a stage of an op starts, seals and gives up: clock-1, clock-3, clock-7, clock-10 to clock-13.
 
-Pure: what has been seen is asked of a ``Seen``, the time is an argument.
+Pure: what has been seen is asked of a ``Seen``, the time is an argument. All times are nanoseconds of one host's
+CLOCK_MONOTONIC; 0 means «not yet». One decision serves both halves of an op.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
-from tailbound.transport.clock import Extension, Quiet
-from tailbound.transport.overtime import RESERVE, Overtime
+from tailbound.transport.overtime import RESERVE, Extension, Overtime
 
 Why = Literal["complete", "quiet", "deadline"]
 
 Request = TypeVar("Request")
+
+
+def majority(live: int) -> int:
+    """How many of ``live`` ranks (self included) start a stage clock: floor(L / 2) + 1 (clock-1)."""
+    return live // 2 + 1
+
+
+def stage_start(*, heard_fewer: int, heard_need: int, alone: bool, launched: int, start_max: int) -> int:
+    """c(i): when a majority of live ranks had shown up (clock-3); 0 while that has not happened.
+
+    Args:
+        heard_fewer: when ``need - 1`` live peers had been heard.
+        heard_need: when ``need`` live peers had been heard.
+        alone: ``need`` is 1, so that the own launch is a majority.
+        launched: own launch, which counts as one rank.
+        start_max: D_start; the clock starts at the latest this long after the own launch.
+    """
+    candidates = [heard_need] if heard_need else []
+    if launched:
+        candidates.append(launched + start_max)
+        if alone:
+            candidates.append(launched)
+        elif heard_fewer:
+            candidates.append(max(heard_fewer, launched))
+    return min(candidates, default=0)
+
+
+@dataclass
+class Quiet:
+    """Whether nothing came for ``q`` since everybody had finished (clock-7b, clock-12)."""
+
+    since: int = 0
+    progress: int = -1
+
+    def passed(self, now: int, finished: bool, progress: int, q: int) -> bool:
+        """Call at every look; ``progress`` is any number that changes when a packet is taken."""
+        if not finished or progress != self.progress or not self.since:
+            self.since = now if finished else 0
+            self.progress = progress
+            return False
+        return now - self.since >= q
+
+    def next_look(self, q: int) -> int:
+        """When ``passed`` may turn true; 0 while not everybody has finished."""
+        return self.since + q if self.since else 0
 
 
 class Repair(NamedTuple, Generic[Request]):
