@@ -11,7 +11,7 @@ from sim.fabric import MS
 from sim.team import SimTeam, sim_team
 from support import Trouble, balanced, exact_mean, gradients, nmse, patient
 from tailbound.errors import TransportError
-from tailbound.transport import rotation
+from tailbound.transport import safeguard
 from tailbound.transport.safeguard import Limits
 from tailbound.wire.schema import UNKNOWN_SENDER, PacketType, Verdict
 
@@ -104,7 +104,7 @@ def test_beyond_the_last_limit_every_rank_stops() -> None:
 
 def test_the_rotation_goes_when_it_is_calm_and_comes_with_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the same op on all ranks: the bits stay equal across both switches."""
-    monkeypatch.setattr(rotation, "CALM_OPS", 6)
+    monkeypatch.setattr(safeguard, "CALM_OPS", 6)
     ranks, numel = 3, 2 * 64 * WIDTH
     with sim_team(ranks, patient(**PLAIN, rotate="auto")) as job:
 
