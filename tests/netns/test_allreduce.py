@@ -127,7 +127,7 @@ def test_the_mean_is_within_the_quantisers_bound(tailbound_lab: Make, flood: boo
     ("faults", "counted", "most"),
     [
         ({"loss": 0.01}, None, 2e-2 + 1.6e-2),
-        ({"burst": Burst(0.01, 8.0)}, None, 5e-2),
+        pytest.param({"burst": Burst(0.01, 8.0)}, None, 5e-2, marks=pytest.mark.thorough),
         ({"duplicate": 0.05}, "DUPLICATE", 1.5e-3),
         ({"corrupt": 0.01}, "CORRUPT", 2e-2 + 1.6e-2),
     ],

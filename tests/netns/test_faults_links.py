@@ -73,7 +73,7 @@ def go_on(job: Team, timeline: Timeline) -> list[float]:
     return times[1:]
 
 
-@pytest.mark.parametrize("what", ["slower", "broken", "lossy"])
+@pytest.mark.parametrize("what", [pytest.param("slower", marks=pytest.mark.thorough), "broken", "lossy"])
 def test_a_link_gets_worse_and_better(tailbound_lab: Make, what: str) -> None:
     lab = tailbound_lab(workers=RANKS, rate=RATE, cables=True)
 

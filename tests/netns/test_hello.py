@@ -23,6 +23,8 @@ pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 Make = Callable[..., Cluster]
 #: As good as all: probabilities of the lab are below one.
 ALL = Fault(loss=1 - 1e-9)
+#: What is the same over udp every day: tests/unit/test_hello.py.
+DATAPATHS = pytest.mark.parametrize("datapath", [pytest.param("udp", marks=pytest.mark.thorough), "xdp"])
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ def refusals(lab: Cluster, datapath: str) -> list[str]:
         return list(threads.map(lambda rank: lab.run(rank, join, rank, sysfs=True), range(ranks)))
 
 
-@pytest.mark.parametrize("datapath", ["udp", "xdp"])
+@DATAPATHS
 def test_a_cable_that_takes_nothing_in_one_direction(tailbound_lab: Make, briefly: None, datapath: str) -> None:
     lab = tailbound_lab(workers=3, cables=True)
     # packets to be resolved (ARP) are no IPv4 and pass
@@ -56,7 +58,7 @@ def test_a_cable_that_takes_nothing_in_one_direction(tailbound_lab: Make, briefl
         assert said.count("does not hear") == 1
 
 
-@pytest.mark.parametrize("datapath", ["udp", "xdp"])
+@DATAPATHS
 def test_a_path_that_takes_small_packets_only(tailbound_lab: Make, briefly: None, datapath: str) -> None:
     lab = tailbound_lab(workers=2)
 
@@ -72,7 +74,7 @@ def test_a_path_that_takes_small_packets_only(tailbound_lab: Make, briefly: None
         assert re.search(r"hears rank \d, but no packets of 1500 bytes .* MTU", said)
 
 
-@pytest.mark.parametrize("datapath", ["udp", "xdp"])
+@DATAPATHS
 def test_losses_fail_no_start(tailbound_lab: Make, datapath: str) -> None:
     lab = tailbound_lab(workers=4, loss=0.1, seed=11)
     with lab_team(lab, patient(width=0, ring_mib=8.0, quiet=50_000_000), datapath=datapath) as job:

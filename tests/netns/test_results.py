@@ -28,6 +28,8 @@ _LATE_OR_TWICE = {
     "DUPLICATE", "DUPLICATE_RESULT",  # asked for too early, and sooner here than the first copy, over another socket
 }  # fmt: skip
 WIDE: dict[str, Any] = {"width": 1408, "ring_mib": 8.0, "share_rows": False}
+#: Ways for results that leave once; tests/netns/test_ledger.py has losses with fan-out every day.
+EITHER = [pytest.param("fanout", marks=pytest.mark.thorough), "multicast"]
 
 
 def chosen(job: Team, *results: str, unreached: Sequence[Collection[int]] | None = None) -> list[dict[str, Any]]:
@@ -115,7 +117,7 @@ def test_the_bits_are_those_of_a_send_to_each_peer(tailbound_lab: Make, wire: bo
             np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))
 
 
-@pytest.mark.parametrize("result", ["fanout", "multicast"])
+@pytest.mark.parametrize("result", EITHER)
 def test_losses_are_repaired_and_booked(tailbound_lab: Make, result: str) -> None:
     ranks, ops = 3, 12
     lab = tailbound_lab(workers=ranks, loss=0.01, seed=5)
@@ -182,7 +184,7 @@ def test_multicast_that_stops_being_delivered_is_given_up(tailbound_lab: Make, m
         whole(job, 2)
 
 
-@pytest.mark.parametrize("result", ["fanout", "multicast"])
+@pytest.mark.parametrize("result", EITHER)
 def test_over_udp_every_peer_gets_its_own(tailbound_lab: Make, result: str) -> None:
     lab = tailbound_lab(workers=3)
     with lab_team(lab, patient(**WIDE, result=result), datapath="udp") as job:

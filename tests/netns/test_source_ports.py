@@ -73,7 +73,12 @@ def run(lab: Cluster, bursts: int, **settings: Any) -> list[str]:
 
 @pytest.mark.parametrize(
     ("ranks", "settings", "ports"),
-    [(2, {}, 4), (2, {"source_ports": 1}, 1), (3, {"result": "peers"}, 3), (4, {"result": "peers"}, 2)],
+    [
+        (2, {}, 4),
+        (2, {"source_ports": 1}, 1),
+        pytest.param(3, {"result": "peers"}, 3, marks=pytest.mark.thorough),
+        (4, {"result": "peers"}, 2),
+    ],
     ids=["two ranks", "one port", "three ranks", "four ranks"],
 )
 def test_rows_come_from_several_ports(tailbound_lab: Make, ranks: int, settings: dict[str, Any], ports: int) -> None:

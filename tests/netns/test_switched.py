@@ -69,7 +69,7 @@ def settle(job: Team, ops: int = 3) -> None:
     pytest.fail("never whole")
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.thorough), 3])
 def test_the_bits_are_those_of_the_reference_switch_over_both_datapaths(tailbound_lab: Make, ranks: int) -> None:
     lab = tailbound_lab(workers=ranks, switch=True)
     settings = patient(width=1408, ring_mib=16.0)

@@ -69,7 +69,7 @@ def test_a_stopped_rank_applies_what_the_others_have_finished(tmp_path: Path) ->
     assert len({digest for digest, _, synchronised in back["digests"] if synchronised}) == 1
 
 
-@pytest.mark.parametrize("kind", ["float32", "float16"])
+@pytest.mark.parametrize("kind", [pytest.param("float32", marks=pytest.mark.thorough), "float16"])
 def test_delayed_averages(tmp_path: Path, kind: str) -> None:
     import device_jobs
     from processes import Job

@@ -52,7 +52,7 @@ def test_a_compiled_model(tmp_path: Path) -> None:
         job.results()
 
 
-@pytest.mark.parametrize("view", [True, False])
+@pytest.mark.parametrize("view", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_join_with_accumulation(tmp_path: Path, view: bool) -> None:
     import hook_jobs
     from processes import Job

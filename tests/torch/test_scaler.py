@@ -34,7 +34,7 @@ def _settled(results: list[dict[str, Any]], ill: list[Collection[int]]) -> None:
         assert len(scales) == 1 or ranks, (step, scales)
 
 
-@pytest.mark.parametrize("loss", [0.0, 0.05])
+@pytest.mark.parametrize("loss", [pytest.param(0.0, marks=pytest.mark.thorough), 0.05])
 def test_a_rank_that_overflows_lowers_the_scale_of_all(tmp_path: Path, loss: float) -> None:
     """Its step is applied everywhere, with the mean of the others."""
     results = _run(tmp_path, ONE_RANK, loss)
