@@ -193,7 +193,7 @@ def listen(job: Job) -> None:
         job.channels.ears.hear(sender, int(head["seq"]))
 
 
-def take(job: Job, head: Any, body: bytes) -> None:
+def take(job: Job, head: np.void, body: bytes) -> None:
     """Takes a GROUP packet that came to this rank alone: a question about the sender's trials, or an answer."""
     sender, number = int(head["sender"]), int(head["seq"])
     if int(head["flags"]) & Flag.REPEAT:

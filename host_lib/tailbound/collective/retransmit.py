@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -46,7 +44,7 @@ def _count(job: Job, half: int, rank: int, asked: int, came: int) -> None:
     job.counters["rows_repaired"] += came
 
 
-def take_request(job: Job, head: Any, body: bytes) -> None:
+def take_request(job: Job, head: np.void, body: bytes) -> None:
     """Notes what a REPAIR packet with rows asks for; ``answer`` sends it. Nobody asks before a finished mark."""
     label, first_half = int(head["op"]), bool(int(head["flags"]) & Flag.FIRST_HALF)
     mark = job.marks.contributed if first_half else job.marks.published
@@ -58,7 +56,7 @@ def take_request(job: Job, head: Any, body: bytes) -> None:
     job.repairs.requests.add(Request(label, int(head["sender"]), first_half, int(head["layout"]), places))
 
 
-def take_gone(op: Op, head: Any) -> None:
+def take_gone(op: Op, head: np.void) -> None:
     """A rank says that no more of what it was asked for will come."""
     half = op.first if int(head["flags"]) & Flag.FIRST_HALF else op.second
     if half.repair is not None:

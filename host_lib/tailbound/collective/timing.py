@@ -116,7 +116,7 @@ def _limits(job: Job, step: int) -> tuple[int, int]:
     return first, second
 
 
-def _came(job: Job, label: int, record: Any, half: Suspicion, stamp: str) -> list[tuple[int, int]]:
+def _came(job: Job, label: int, record: np.void, half: Suspicion, stamp: str) -> list[tuple[int, int]]:
     """Suspects that came in an op since they went missing, and when, ns: an op from before that proves nothing."""
     if not half.suspects:
         return []
@@ -188,7 +188,7 @@ def settle(job: Job) -> None:
     job.advertise_deadline(job.deadlines.advertised)
 
 
-def _of_peers(job: Job, one: Pending, record: Any) -> Sample:
+def _of_peers(job: Job, one: Pending, record: np.void) -> Sample:
     """What ``one``, whose rows the ranks own, says by its ``record`` and its arrival stamps."""
     opened = int(record["opened_ns"])
     at = op_slot(one.label) * MAX_RANKS
@@ -230,7 +230,7 @@ def _of_peers(job: Job, one: Pending, record: Any) -> Sample:
     )
 
 
-def _of_switch(job: Job, one: Pending, record: Any) -> Sample:
+def _of_switch(job: Job, one: Pending, record: np.void) -> Sample:
     """What ``one``, whose rows a switch owns, says.
 
     There is no first half that this rank could see. D1 is the time after which it releases rows with what is in,
