@@ -24,7 +24,8 @@ def test_first_fails():
         os.kill(stalls._watch.pid, signal.SIGSTOP)
         time.sleep(2 * stalls.LEAST)  # so long it does not run
         os.kill(stalls._watch.pid, signal.SIGCONT)
-        while not stalls._watch.gaps():
+        until = time.monotonic() + 20
+        while not stalls._watch.gaps() and time.monotonic() < until:
             time.sleep(0.01)
     raise AssertionError("in time it was not")
 """

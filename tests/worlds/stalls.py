@@ -34,6 +34,7 @@ class Watch:
             [sys.executable, "-I", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
         assert self._process.stdout is not None
+        self._process.stdout.readline()  # all threads have begun
         os.set_blocking(self._process.stdout.fileno(), False)
         self._since = 0.0
         self._rest = b""
@@ -105,12 +106,13 @@ def pytest_runtest_makereport() -> Iterator[None]:
     return report
 
 
-def _wake(core: int) -> None:
+def _wake(core: int, begun: threading.Barrier) -> None:
     """Writes a line ``core seconds end`` for every time that this thread is not given ``core``."""
     os.sched_setaffinity(0, {core})
     with contextlib.suppress(PermissionError):  # who may not: then other processes can hold this thread up as well
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     before = time.monotonic()
+    begun.wait()
     while True:
         time.sleep(_EVERY)
         now = time.monotonic()
@@ -122,8 +124,12 @@ def _wake(core: int) -> None:
 
 def _main() -> None:
     os.set_blocking(1, False)
-    for core in os.sched_getaffinity(0):
-        threading.Thread(target=_wake, args=(core,), daemon=True).start()
+    cores = os.sched_getaffinity(0)
+    begun = threading.Barrier(len(cores) + 1)
+    for core in cores:
+        threading.Thread(target=_wake, args=(core, begun), daemon=True).start()
+    begun.wait()
+    os.write(1, b"begun\n")
     while os.read(0, 1):
         pass
 
