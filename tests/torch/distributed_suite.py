@@ -36,8 +36,13 @@ for feature in ("gpu", "cuda", "ddp", "subgroup", "plugin"):
     common_distributed.DistTestCases.backend_feature[feature].add("tailbound")
 
 # not before: what is skipped is decided as it is imported
+import torch._dynamo  # noqa: E402
+import torch._functorch.aot_autograd  # noqa: E402, F401
 from torch.testing._internal.distributed import distributed_test  # noqa: E402
 from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend  # noqa: E402
+
+# else every process imports them for itself: DDP and optimizers take in the compiler
+import tailbound.torch  # noqa: E402, F401
 
 
 def _sleep(seconds: float) -> None:
