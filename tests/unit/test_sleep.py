@@ -92,3 +92,20 @@ def test_a_full_socket_is_waited_for_after_a_turn() -> None:
     queue = sleeper.thread.job.flow.queue
     queue.again, queue.submissions, queue.pump = NOW + MS, 2, lambda _: setattr(queue, "full", {0})
     assert sleeper.slept() == MS
+
+
+def test_time_that_sending_takes_is_no_wait_for_a_core() -> None:
+    sleeper, late = Sleeper(ops=True), list[int]()
+    queue = sleeper.thread.job.flow.queue
+    sleeper.thread.job.overtime.woke = late.append
+    queue.again, queue.submissions = NOW + MS, 1
+
+    def pump(now: int) -> None:
+        sleeper.now += 4 * MS
+        queue.again = now + MS  # over before the sending was
+
+    queue.pump = pump
+    assert sleeper.slept() >= 100 * MS
+    assert late
+    assert max(late) == 0
+    assert min(sleeper.waits) >= 0

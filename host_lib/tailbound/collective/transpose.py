@@ -267,6 +267,8 @@ class Transpose:
             asked = self._look_out(now, end)
             if not asked:
                 return
+            now = self.job.now()
+            asked = max(asked, now)  # looking out and sending took its time, which no core was lacking for
         if self._waiter.readable(self._wake):
             os.eventfd_read(self._wake)
 
