@@ -112,10 +112,7 @@ def prove(
     Raises:
         TransportError: two ranks do not hear each other; the same on all ranks, naming them.
     """
-    talk = _Talk(job, bulk)
-    begun = job.now()
-    while not talk.hello.complete and job.now() < begun + LIMIT:
-        talk.turn(begun + LIMIT)
+    talk, begun = _Talk(job, bulk), job.now()
     reports: list[Report] = []
     failed: list[BaseException] = []
 
@@ -129,12 +126,17 @@ def prove(
         finally:
             talk.stop()
 
-    teller = threading.Thread(target=tell, name="tailbound-hello", daemon=True)
-    teller.start()
-    while not talk.stopped:  # a peer may still lack an answer
-        talk.turn(job.now() + TRIES.most)
-    teller.join()
-    talk.end()
+    try:
+        while not talk.hello.complete and job.now() < begun + LIMIT:
+            talk.turn(begun + LIMIT)
+        teller = threading.Thread(target=tell, name="tailbound-hello", daemon=True)
+        teller.start()
+        while not talk.stopped:  # a peer may still lack an answer
+            talk.turn(job.now() + TRIES.most)
+        teller.join()
+        talk.close()
+    finally:
+        talk.end()
     if failed:
         raise failed[0]
     lines = complaints(greetings, reports, job.store.width)
@@ -236,9 +238,12 @@ class _Talk:
         self.stopped = True
         os.eventfd_write(self._wake, 1)
 
+    def close(self) -> None:
+        """Nobody will ``stop`` it any more."""
+        os.close(self._wake)
+
     def end(self) -> None:
         """Lets the sockets fragment as they did."""
-        os.close(self._wake)
         for sock, mode in self._modes:
             sock.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, mode)
 

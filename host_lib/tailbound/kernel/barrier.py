@@ -12,7 +12,7 @@ from tailbound.errors import CapabilityError
 
 _NUMBERS = {"x86_64": 324, "aarch64": 283, "riscv64": 283, "loongarch64": 283, "s390x": 356, "ppc64le": 365}
 _GLOBAL, _PRIVATE_EXPEDITED, _REGISTER = 1, 1 << 3, 1 << 4
-#: Longer than any program is at one packet, in seconds.
+#: More seconds than a program takes for a packet.
 _LONG = 0.05
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -41,7 +41,11 @@ def full() -> None:
 
 
 def grace_period() -> None:
-    """Returns when every XDP program that was at a packet is through with it: an RCU grace period, some 10 ms."""
+    """Returns when every XDP program that was at a packet is through with it: an RCU grace period, some 10 ms.
+
+    Programs run inside RCU read-side sections, and the kernel's GLOBAL is ``synchronize_rcu``. That is how Linux does
+    it, not what membarrier(2) promises; an update of a map of maps promises it, and needs privileges a job lacks.
+    """
     try:
         _membarrier(_GLOBAL)
     except OSError as error:
