@@ -58,7 +58,7 @@ def test_a_cable_that_takes_nothing_in_one_direction(tailbound_lab: Make, briefl
         assert said.count("does not hear") == 1
 
 
-@DATAPATHS
+@pytest.mark.parametrize("datapath", ["udp", "xdp"])
 def test_a_path_that_takes_small_packets_only(tailbound_lab: Make, briefly: None, datapath: str) -> None:
     lab = tailbound_lab(workers=2)
 
