@@ -25,6 +25,7 @@ PATIENCE = 110.0
 ALL = [
     "train_ddp.py",
     "train_hsdp.py",
+    "train_nodes.py",
     pytest.param("train_lightning.py", marks=pytest.mark.needs("lightning")),
     pytest.param("train_accelerate.py", marks=pytest.mark.needs("accelerate")),
 ]

@@ -61,7 +61,7 @@ def test_one_host(tmp_path: Path) -> None:
 
 def test_interfaces_of_several_ranks_on_a_host() -> None:
     from tailbound.errors import ConfigError
-    from tailbound.torch.fsdp import interface_for
+    from tailbound.torch.interfaces import interface_for
 
     assert interface_for(None, 1, 2, "auto") == (None, "udp")
     assert interface_for("eth0", 0, 1, "xdp") == ("eth0", "xdp")

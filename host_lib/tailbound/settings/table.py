@@ -101,7 +101,8 @@ OPTIONS = (
         set_by="you, the lab, `tailbound switch job add`", otherwise="none", later=True,
     ),
     _option(
-        "interface", words("the name of an interface"), None, "network interface of this rank", set_by="you, the lab",
+        "interface", words("the name of an interface"), None,
+        "network interface of this rank, or `eth0,eth1`: one for each rank of the host", set_by="you, the lab",
         otherwise="the way to MASTER_ADDR",
     ),
     PORT,
@@ -159,6 +160,11 @@ OPTIONS = (
     ),
 )  # fmt: skip
 
+NODE_GROUP = Setting(
+    "TAILBOUND_NODE_GROUP", choice("auto", "off"),
+    "ranks of a host share a bucket and send a part of it each ([several ranks a host](torch/nodes.md)); `auto`: those "
+    "that torchrun has started there", "off",
+)  # fmt: skip
 _SWITCH = "the lab, `tailbound switch job add`"
 _P4_SWITCH = "`tailbound switch job add`, for the workers of a P4 switch"
 SWITCH_ROWS = Setting(switch.ROWS, integer(1), "slots of the job in the switch", switch.Switch.rows, set_by=_SWITCH)
@@ -176,6 +182,7 @@ COOKIE = Setting(
 )  # fmt: skip
 #: Everything else.
 OTHERS = (
+    NODE_GROUP,
     SWITCH_ROWS,
     SWITCH_FORM,
     SWITCH_CODES,

@@ -7,7 +7,6 @@ place, before the backward pass goes on. Every place in a host is a job of its o
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from tailbound.errors import ConfigError
+from tailbound.torch.interfaces import interface_for
 from tailbound.torch.replica import local
 from tailbound.torch.state import TailboundState, model_digest
 from tailbound.torch.step_ends import Passes
@@ -25,8 +25,6 @@ try:
     from torch.distributed.fsdp import FSDPModule
 except ImportError as error:
     raise ImportError("tailbound.torch.fsdp needs fully_shard: PyTorch 2.7 or newer") from error
-
-log = logging.getLogger("tailbound")
 
 _TOGETHER = "with FSDP the ranks of a host gather parameters from each other; leave out tailbound.torch.batches"
 
@@ -144,33 +142,6 @@ def register(
         state.close()
         raise
     return state
-
-
-def interface_for(given: str | Sequence[str] | None, place: int, places: int, datapath: str) -> tuple[str | None, str]:
-    """Interface and datapath of the job of one of ``places`` ranks on a host, each with a job of its own.
-
-    Args:
-        given: one interface for all, or one for each rank, or None.
-        place: of this rank on its host.
-        places: ranks on the host.
-        datapath: what was asked for.
-
-    Raises:
-        ConfigError: too few interfaces.
-    """
-    if given is not None and not isinstance(given, str):
-        if len(given) < places or len(set(given)) < len(given):
-            raise ConfigError(f"interface={list(given)}: give another one to each of the {places} ranks on a host")
-        return given[place], datapath
-    if places == 1 or datapath == "udp":
-        return given, datapath
-    if datapath != "auto":
-        raise ConfigError(
-            f"{places} ranks on a host are as many jobs, and {datapath} takes one job an interface: pass interface= "
-            f"with {places} names, or datapath='udp'"
-        )
-    log.info("several ranks share %s: udp, since xdp takes one job an interface", given or "an interface")
-    return given, "udp"
 
 
 def _group(replicas: DeviceMesh | dist.ProcessGroup) -> dist.ProcessGroup:

@@ -122,7 +122,7 @@ class Recovery:
         replica = Replica(module, least=self.ranks)
         if optimizer is not None and not replica.adopt(optimizer):
             raise ConfigError("the optimizer given to register steps none of the model's parameters")
-        self._tell_of_ring(self.communicator, replica.entries)
+        self._tell_of_ring(self.communicator, self._entries(replica))
         job, (period, drift, share) = self.communicator.job, self._resync_settings
         self.resync = Resync(
             self.communicator.reliable,
@@ -142,6 +142,10 @@ class Recovery:
         step_hook = register_optimizer_step_pre_hook(_held_weakly(self._before_step))
         self._handles.append(step_hook)
         self._endings[:0] = [step_hook.remove, self.resync.close]
+
+    def _entries(self, replica: Replica) -> int:
+        """Entries that this rank's job averages in a step."""
+        return replica.entries
 
     def _tell_of_ring(self, communicator: Communicator, entries: int) -> None:
         """Says how many steps of a model of ``entries`` parameters the ring holds, and what a rank can catch up on."""

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from tailbound.errors import ConfigError
+from tailbound.settings.table import from_environment
 from tailbound.torch.collectives import in_model, refuse_optimizer
 from tailbound.torch.hook import allreduce_hook
+from tailbound.torch.interfaces import interface_for
+from tailbound.torch.node import find
+from tailbound.torch.node_state import NodeState
 from tailbound.torch.scaler import adopt
 from tailbound.torch.state import TailboundState, model_digest
 
@@ -28,6 +33,7 @@ def register(
     *,
     optimizer: torch.optim.Optimizer | None = None,
     scaler: torch.amp.GradScaler | None = None,
+    node_group: dist.ProcessGroup | Literal["auto", "off"] | None = None,
     **options: Any,
 ) -> TailboundState:
     """Registers the hook on ``ddp_model`` and returns its state.
@@ -37,6 +43,9 @@ def register(
         optimizer: the optimizer that steps it; one that is not named is found at its first step.
         scaler: torch's gradient scaler, if one steps that optimizer: it becomes a ``tailbound.torch.GradScaler`` in its
             place, on all ranks. One that is not named is found at its first step.
+        node_group: the ranks of this rank's host, of which each then averages a part of every bucket with other hosts
+            (``docs/torch/nodes.md``): a group, ``"auto"`` for those that torchrun has started there, or ``"off"``, so
+            that every rank stands for itself. Default: the variable ``TAILBOUND_NODE_GROUP``, else ``"off"``.
         **options: of ``TailboundState``.
 
     Raises:
@@ -52,9 +61,9 @@ def register(
     barriers = in_model(ddp_model, _SYNC_OPTION)
     for barrier in barriers:
         warnings.warn(barrier.warning, stacklevel=2)
-    state = TailboundState(ddp_model.process_group, model=model_digest(ddp_model.module), **options)
+    state = _state(ddp_model, node_group, options)
     try:
-        if barriers and state.ranks > 1:
+        if barriers and dist.get_world_size(state.everyone) > 1:
             state.together = barriers[0].refusal
         state.attach(ddp_model, optimizer)
         if scaler is not None:
@@ -64,3 +73,34 @@ def register(
         state.close()
         raise
     return state
+
+
+_KNOWN = ("timeout", "interface", "datapath", "schedule")
+
+
+@from_environment
+def _options(
+    *, timeout: float = 180.0, interface: str | None = None, datapath: str = "auto", schedule: str = "synchronous"
+) -> dict[str, Any]:
+    """What several ranks of a host have to know of the options."""
+    return {"timeout": timeout, "interface": interface, "datapath": datapath, "schedule": schedule}
+
+
+def _state(
+    ddp_model: DistributedDataParallel, node_group: dist.ProcessGroup | str | None, options: dict[str, Any]
+) -> TailboundState:
+    group, model = ddp_model.process_group, model_digest(ddp_model.module)
+    known = _options(
+        **{name: options[name] for name in ("timeout", "interface", "datapath", "schedule") & options.keys()}
+    )
+    node = find(group, node_group, known["timeout"])
+    if node is None:
+        return TailboundState(group, model=model, **options)
+    places = len(node.members)
+    if known["datapath"] == "switch" or options.get("switch"):
+        raise ConfigError(f"a switch serves one job, and {places} ranks on a host are {places} jobs: give no switch")
+    if any(parameter.is_cuda for parameter in ddp_model.parameters()):
+        raise ConfigError("node_group takes buckets in host memory only: leave it out where parameters are on a GPU")
+    interface, datapath = interface_for(known["interface"], node.place, places, known["datapath"])
+    options = {**options, "interface": interface, "datapath": datapath, "schedule": known["schedule"]}
+    return NodeState(group, node, model=f"{model} on hosts of {places} ranks", **options)

@@ -95,6 +95,9 @@ class Replica:
         self._marks: list[torch.cuda.Event] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self._foreign: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        #: slices assigned lately, and whether optimizers were arranged anew: whoever hands that on clears it
+        self.written: set[int] = set()
+        self.arranged = False
         self._starts = np.cumsum([0] + [local(p).numel() for p in self.parameters])
         size = sum(local(p).numel() * p.element_size() for p in self.parameters)
         wanted = min(SLICES_MOST, max(1, size // SLICE_LEAST))
@@ -234,6 +237,7 @@ class Replica:
                 f"slice {which} has {len(data)} bytes on another rank and {self.size(which)} here: "
                 "train the same model with the same optimizer on every rank"
             )
+        self.written.add(which)
         at = 0
         for _, view in self._pieces(which):
             _assign(view, data[at : at + view.nbytes])
@@ -282,6 +286,7 @@ class Replica:
         Raises:
             TransportError: the other rank has other optimizers.
         """
+        self.arranged = True
         told: Sequence[dict[str, Any]] = json.loads(description)
         if len(told) != len(self.optimizers):
             raise TransportError(

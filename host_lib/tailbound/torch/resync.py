@@ -155,6 +155,11 @@ class Resync:
         """Whether this replica has missed nothing since it was last equal to the others."""
         return self._missed == self._missed_before
 
+    @property
+    def about_to_take(self) -> bool:
+        """Whether the next boundary may change this replica; from one boundary to the next."""
+        return self._ending is not None or (self._slot is not None and not self._slot.measure)
+
     def note_missing(self, rows: int) -> None:
         """An op has ended here without ``rows`` of its result rows."""
         if rows:
@@ -342,7 +347,7 @@ class Resync:
         until, patience = begun + timeout, begun + timeout / 2  # half of it is for taking what those hold who came
         members = set(self._live())
         everybody = alike = False
-        own, missed = self._standing(), self._missed
+        own, missed = self.standing(), self._missed
         for number in range(_ROUNDS):
             self._meetings.publish(step, number, own)
             heard = self._meetings.gather(step, number, members, until if number else patience)
@@ -357,7 +362,7 @@ class Resync:
             if not own.holds(standings[chosen]):
                 givers = [rank for rank in sorted(heard) if heard[rank].holds(standings[chosen])]
                 self._take_all(givers[self._rank % len(givers)], step, own, standings[chosen], until)
-                own, missed = self._standing(), self._missed
+                own, missed = self.standing(), self._missed
         self._meetings.leave()
         if alike and (everybody or any(standing.sound for standing in standings.values())):
             self._missed_before, self._told = missed, False
@@ -375,7 +380,12 @@ class Resync:
             )
         return alike and everybody
 
-    def _standing(self) -> Standing:
+    def standing(self) -> Standing:
+        """What this rank holds now.
+
+        Raises:
+            ConfigError: an optimizer keeps something that cannot be compared, by name.
+        """
         replica = self.replica
         form = replica.describe(places=False)
         marks = [_hash(replica.layout(which), replica.digest(which)) for which in range(replica.slices)]

@@ -59,7 +59,7 @@ class GradScaler(torch.amp.GradScaler):
 
     Raises:
         ConfigError: the state has a scaler already, steps layer by layer (``schedule="split"``), or has only one of
-            several shards of its model (FSDP).
+            several shards of its model (FSDP, ``node_group``).
     """
 
     def __init__(
@@ -84,7 +84,8 @@ class GradScaler(torch.amp.GradScaler):
         if self.is_enabled() and state.shards > 1 and state.communicator is not None:
             raise ConfigError(
                 f"each of the {state.shards} shards of this model is averaged by a job of its own, with a loss scale "
-                "of its own, and FSDP would add up gradients of different scales: train in bfloat16, without a scaler"
+                "of its own, and gradients of different scales would be added up inside a host: train in bfloat16, "
+                "without a scaler"
             )
         self._state = state
         self._heard: queue.SimpleQueue[Epoch] = queue.SimpleQueue()

@@ -37,7 +37,8 @@ def average_sparse(
     )
     state.layout.note_sparse()
     scale = state.loss_scale
-    work = dist.all_reduce(tensor / (scale * state.ranks), group=state.group, async_op=True)
+    group = state.everyone
+    work = dist.all_reduce(tensor / (scale * dist.get_world_size(group)), group=group, async_op=True)
 
     def scaled(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
         return done.value()[0] * scale

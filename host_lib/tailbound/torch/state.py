@@ -16,7 +16,7 @@ from tailbound.collective.communicator import Communicator, Handling, Training
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TailboundError
 from tailbound.settings.table import from_environment, switch_of
-from tailbound.torch import saved
+from tailbound.torch import interfaces, saved
 from tailbound.torch.complaints import Complaints
 from tailbound.torch.memory import Bucket, check
 from tailbound.torch.options.contribution import Contributions
@@ -45,7 +45,8 @@ class TailboundState(Recovery):
         datapath: ``auto`` (``xdp`` where it can be had on ``interface``, else ``udp``), ``xdp`` or ``udp``.
             ``switch``: as ``auto``, with the rows averaged by the switch on the way (``tailbound switch``).
         switch: its address.
-        interface: network interface of this rank; default: the way to the rendezvous (MASTER_ADDR).
+        interface: network interface of this rank, or one for each rank of its host, with commas between them; default:
+            the way to the rendezvous (MASTER_ADDR).
         port: first of 64 UDP ports of which ``udp`` takes one that is free; 0: any. ``xdp`` has its own.
         mtu: largest IP packet in bytes on the way between any two ranks, the same on all; 0: that of ``interface``. For
             interfaces of different MTU, and tunnels on the way.
@@ -164,6 +165,8 @@ class TailboundState(Recovery):
         name = f"tailbound/{members}/{_jobs[members]}"
         _jobs[members] += 1
         self.group = group
+        #: all ranks whose gradients are averaged, in whatever way
+        self.everyone = group
         #: how buckets go through the engine, by their device
         self.paths = Paths()
         self._complaints = Complaints(self.rank)
@@ -174,7 +177,7 @@ class TailboundState(Recovery):
                 dist.distributed_c10d._get_default_store(),
                 config,
                 datapath=datapath,
-                interface=interface,
+                interface=interfaces.own(interface),
                 name=name,
                 timeout=timeout,
                 training=Training(model, options),
@@ -194,14 +197,17 @@ class TailboundState(Recovery):
             TransportError: the transport has ended.
         """
         check(index, tensor)
+        if index == 0:
+            self.before_backward()
+        return self._average(index, tensor, last)
+
+    def _average(self, index: int, tensor: torch.Tensor, last: bool) -> torch.futures.Future[torch.Tensor]:
         path = self.paths.of(tensor.device)
         future = path.stream.future()
         if self.communicator is None:
             future.set_result(tensor)
             return future
         check_codes(path.coder(None), self.bits, feedback=self.contributions.feedback)
-        if index == 0:
-            self.before_backward()
         self.schedule.begin(index)
         bucket, scale = self.memory_of(index, tensor.numel(), tensor.dtype, tensor.device), self.loss_scale
         contribution = self.contributions.begin(index, tensor, last, bucket, 1 / scale)
@@ -309,10 +315,14 @@ class TailboundState(Recovery):
     def note(self, outcome: Outcome) -> None:
         """Takes in what became of a bucket, and warns."""
         self.last = outcome
-        if self.resync is not None:
-            self.resync.note_missing(outcome.missed)
+        self.note_missing(outcome.missed)
         self.overflow.note(outcome)
         self._complaints.note(outcome)
+
+    def note_missing(self, rows: int) -> None:
+        """An average has been applied without ``rows`` of its rows."""
+        if self.resync is not None:
+            self.resync.note_missing(rows)
 
 
 def model_digest(model: torch.nn.Module) -> str:

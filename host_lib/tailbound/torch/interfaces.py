@@ -1,0 +1,52 @@
+"""Which network interface a rank takes where several ranks share a host."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+
+from tailbound.errors import ConfigError
+
+log = logging.getLogger("tailbound")
+
+
+def own(given: str | None) -> str | None:
+    """The interface of this rank: of several names with commas between them, the one at LOCAL_RANK.
+
+    Raises:
+        ConfigError: too few names.
+    """
+    if given is None or "," not in given:
+        return given
+    places = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return interface_for(given, int(os.environ.get("LOCAL_RANK", "0")), places, "auto")[0]
+
+
+def interface_for(given: str | Sequence[str] | None, place: int, places: int, datapath: str) -> tuple[str | None, str]:
+    """Interface and datapath of the job of one of ``places`` ranks on a host, each with a job of its own.
+
+    Args:
+        given: one interface for all, or one for each rank (a sequence, or names with commas between them), or None.
+        place: of this rank on its host.
+        places: ranks on the host.
+        datapath: what was asked for.
+
+    Raises:
+        ConfigError: too few interfaces.
+    """
+    if isinstance(given, str) and "," in given:
+        given = [name.strip() for name in given.split(",")]
+    if given is not None and not isinstance(given, str):
+        if len(given) < places or len(set(given)) < len(given):
+            raise ConfigError(f"interface={','.join(given)}: give another one to each of the {places} ranks on a host")
+        return given[place], datapath
+    if places == 1 or datapath == "udp":
+        return given, datapath
+    if datapath != "auto":
+        raise ConfigError(
+            f"{places} ranks on a host are as many jobs, and {datapath} takes one job an interface: pass interface= "
+            f"with {places} names, or datapath='udp'"
+        )
+    log.info("several ranks share %s: udp, since xdp takes one job an interface", given or "an interface")
+    return given, "udp"

@@ -1,0 +1,281 @@
+"""What the processes of the tests of several ranks a host do: hosts of two ranks each on one machine."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from hook_jobs import Words
+from tailbound.errors import ConfigError, TransportError
+from tailbound.torch import GradScaler, batches, register
+from tailbound.torch.node_state import NodeState
+from torch_jobs import (
+    BOUND,
+    PATIENT,
+    _Messages,
+    backward,
+    batch,
+    check_step,
+    digest,
+    gradient,
+    model,
+    nmse,
+    same_everywhere,
+)
+
+#: Ranks on a host.
+HERE = 2
+
+
+def on_hosts(rank: int, here: int = HERE) -> None:
+    """As torchrun says it, with ``here`` ranks on each host."""
+    os.environ |= {"LOCAL_RANK": str(rank % here), "LOCAL_WORLD_SIZE": str(here)}
+
+
+@contextlib.contextmanager
+def shared(rank: int, **options: Any) -> Iterator[tuple[DDP, NodeState]]:
+    """A model under Tailbound, with its host found by itself."""
+    on_hosts(rank)
+    ours = DDP(model())
+    with register(ours, node_group="auto", **PATIENT, **options) as state:
+        assert isinstance(state, NodeState)
+        yield ours, state
+
+
+def held(net: nn.Module) -> str:
+    """Digest of parameters and buffers."""
+    whole = torch.cat([value.detach().double().flatten() for value in (*net.parameters(), *net.buffers())])
+    return hashlib.sha256(whole.numpy().tobytes()).hexdigest()
+
+
+def parity(rank: int) -> list[dict[str, Any]]:
+    """Gradients against plain DDP's: types, views, accumulation, other codes; bits equal on all four ranks."""
+    on_hosts(rank)
+    found = []
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        plain, ours = (DDP(model().to(dtype), bucket_cap_mb=0.05, gradient_as_bucket_view=True) for _ in range(2))
+        with register(ours, node_group="auto", **PATIENT) as state:
+            for step in range(4):
+                check_step(plain, ours, rank, step, dtype)
+            stats = state.stats()
+            found.append({"ranks": stats["ranks"], "delivered": stats["delivered"], "steps": state.communicator.step})
+    plain, ours = (DDP(model(), bucket_cap_mb=0.05) for _ in range(2))
+    with register(ours, node_group="auto", **PATIENT) as state:
+        for step in range(3):
+            for net in (plain, ours):
+                net.zero_grad()
+                with net.no_sync():
+                    backward(net, rank, 10 * step)
+                backward(net, rank, 10 * step + 1)
+            assert nmse(gradient(ours), gradient(plain)) <= 3 * BOUND
+            assert same_everywhere(digest(ours))
+    for options, bound in (({"bits": 16}, 2e-7), ({"bits": 4}, 0.12), ({"late": "carry"}, BOUND)):
+        plain, ours = (DDP(model(), bucket_cap_mb=0.05) for _ in range(2))
+        with register(ours, node_group="auto", **PATIENT, **options) as state:
+            for step in range(4):
+                for net in (plain, ours):
+                    net.zero_grad()
+                    backward(net, rank, step)
+                assert nmse(gradient(ours), gradient(plain)) <= 3 * bound, (options, step)
+                assert same_everywhere(digest(ours)), (options, step)
+    return found
+
+
+def abstaining(rank: int) -> list[bool]:
+    """NaN on one rank: what it is in is the mean of the other host, finite and the same bits on all ranks."""
+    told = []
+    with shared(rank) as (ours, state):
+        for step, ill in enumerate([set(), {1}, set(), {0, 3}, set()]):
+            ours.zero_grad()
+            data, target = batch(rank, step)
+            loss = nn.functional.cross_entropy(ours(data), target)
+            (loss * (float("nan") if rank in ill else 1.0)).backward()
+            value = gradient(ours)
+            assert value.isfinite().all()
+            assert same_everywhere(digest(ours))
+            well = [host for host in range(2) if not ill & {2 * host, 2 * host + 1}]
+            exact = torch.zeros_like(value)
+            for other in (r for host in well for r in (2 * host, 2 * host + 1)):
+                alone = model()
+                backward(alone, other, step)
+                exact += gradient(alone) / (2 * len(well))
+            assert nmse(value, exact) <= 3 * BOUND if well else not value.any(), step
+            told.append(state.last.abstained)
+    return told
+
+
+def sparse(rank: int) -> None:
+    """Sparse buckets, the last of a step or the first, are averaged exactly, over the ranks of all hosts."""
+    on_hosts(rank)
+    for first in (False, True):
+        plain, ours = DDP(Words(first=first)), DDP(Words(first=first))
+        with register(ours, node_group="auto", **PATIENT) as state:
+            for step in range(3):
+                words = torch.randint(0, 50, (6, 4), generator=torch.Generator().manual_seed(10 * step + rank))
+                for net in (plain, ours):
+                    net.zero_grad()
+                    net(words).square().sum().backward()
+                values = [net.module.words.weight.grad.to_dense() for net in (ours, plain)]
+                torch.testing.assert_close(*values)
+                heads = [net.module.head.weight.grad for net in (ours, plain)]
+                assert nmse(*heads) <= 3 * BOUND, (first, step)
+            assert state.communicator.step == 3
+            dist.barrier()
+
+
+def equal(rank: int) -> dict[str, Any]:
+    """Replicas that went astray are made equal: those of one host among each other, and those of different hosts."""
+    with shared(rank, resync_period=16) as (ours, state):
+        optimizer = torch.optim.Adam(ours.parameters(), 0.01)
+        for step in range(4):
+            optimizer.zero_grad()
+            backward(ours, rank, step)
+            optimizer.step()
+        trained = same_everywhere(held(ours))
+        state.boundary()
+        with torch.no_grad():  # host 1 has lost something, and rank 1 something else than rank 0
+            for p in ours.parameters():
+                p.add_(float(rank > 0) + 0.5 * (rank == 1))
+        if rank == 2:
+            state.resync.unsound()
+        astray = not same_everywhere(held(ours))
+        well = state.synchronise()
+        synchronised = same_everywhere(held(ours))
+        moments = torch.cat([optimizer.state[p]["exp_avg"].flatten() for p in ours.parameters()])
+        assert same_everywhere(float(moments.sum()))
+
+        # lost rows: what one rank of host 1 has missed, all of it have; a round makes the host equal again
+        state.boundary()
+        with torch.no_grad():
+            for p in ours.parameters():
+                p.add_(0.5 * (rank >= 2))
+        missed = state.note_missing
+        once = [1 if rank == 3 else 0]
+        state.note_missing = lambda rows: missed(rows + (once.pop() if once else 0))
+        steps = 0
+        noticed = False
+        until = time.monotonic() + 60
+        while steps < 5 or (not same_everywhere(held(ours)) and time.monotonic() < until):
+            optimizer.zero_grad()
+            backward(ours, rank, 4 + steps)
+            optimizer.step()
+            state.boundary()
+            steps += 1
+            pairs = [None] * 4
+            dist.all_gather_object(pairs, held(ours))
+            assert pairs[0] == pairs[1], steps
+            assert pairs[2] == pairs[3], steps
+            noticed |= rank == 2 and not state.resync.sound
+        return {
+            "trained, astray, synchronised": (trained, astray, synchronised),
+            "said": well,
+            "repaired": same_everywhere(held(ours)),
+            "noticed": noticed,
+            "replica": "replica" in state.stats(),
+        }
+
+
+def said(action: Callable[[], object]) -> str:
+    """What the ConfigError says that ``action`` ends with."""
+    try:
+        action()
+    except ConfigError as error:
+        return str(error)
+    raise AssertionError("no ConfigError")
+
+
+def refusals(rank: int) -> None:
+    """Everything that cannot be is said before a step, on every rank."""
+    net = DDP(model())
+
+    def refused(words: str, **options: Any) -> None:
+        text = said(lambda: register(net, **{**PATIENT, **options}))
+        assert words in text, text
+
+    refused("start with torchrun", node_group="auto")
+    refused("node_group= is 'host'", node_group="host")
+    on_hosts(rank)
+    os.environ |= {"LOCAL_WORLD_SIZE": "3" if rank < 3 else "1", "LOCAL_RANK": str(rank) if rank < 3 else "0"}
+    refused("has ranks 0, 1, 2, and", node_group="auto")
+    refused("has rank 3: every host", node_group="auto")
+    on_hosts(rank)
+    hosts = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    crossed = dist.new_group([1, 2])
+    refused(f"this rank, {rank}, is not in it", node_group=hosts[rank < 2])
+    refused("and rank 1 takes its host for ranks 1, 2", node_group=crossed if rank == 1 else hosts[rank >= 2])
+    refused("rank 3 on ", node_group="off" if rank == 3 else "auto") if rank < 3 else said_late(net)
+    refused('schedule="delayed"', node_group="auto", schedule="delayed")
+    refused("2 ranks on a host are 2 jobs", node_group="auto", datapath="switch")
+    refused("interface=eth0,eth0: give another one", node_group="auto", interface="eth0,eth0")
+    scaler = torch.amp.GradScaler("cpu")
+    refused("a job of its own, with a loss scale of its own", node_group="auto", scaler=scaler)
+    os.environ["TAILBOUND_NODE_GROUP"] = "auto"
+    net = DDP(model())
+    with register(net, **PATIENT) as state:
+        assert isinstance(state, NodeState)
+        assert "leave out tailbound.torch.batches" in said(lambda: next(batches([1], state)))
+        assert "leave out tailbound.torch.batches" in said(state.apply_finished)
+        assert "a job of its own, with a loss scale of its own" in said(lambda: GradScaler(state))
+        dist.barrier()
+
+
+def said_late(net: DDP) -> None:
+    """A rank that wants no host, where others do: these name it, and it waits for them."""
+    with pytest.raises(TransportError, match="did not"):
+        register(net, **{**PATIENT, "timeout": 2.0}, node_group="off")
+
+
+def one_host(rank: int) -> dict[str, Any]:
+    """One host: there is nobody to exchange with, and gradients are plain DDP's."""
+    on_hosts(rank)
+    plain, ours = DDP(model()), DDP(model())
+    with register(ours, node_group="auto", **PATIENT) as state:
+        for step in range(3):
+            for net in (plain, ours):
+                net.zero_grad()
+                backward(net, rank, step)
+            assert nmse(gradient(ours), gradient(plain)) < 1e-12
+            assert same_everywhere(digest(ours))
+        assert state.synchronise()
+        return state.stats()
+
+
+def killed(rank: int, ready: Any, die: Any) -> dict[str, Any]:
+    """Rank 3 dies between two steps: rank 2, on its host, ends with an error; the other host goes on."""
+    on_hosts(rank)
+    messages = _Messages()
+    logging.getLogger("tailbound").addHandler(messages)
+    ours = DDP(model(), bucket_cap_mb=0.05)
+    optimizer = torch.optim.SGD(ours.parameters(), 0.05)
+    state = register(
+        ours, optimizer=optimizer, node_group="auto", **{**PATIENT, "deadline_ms": (200.0, 200.0), "start_max": 1.0}
+    )
+    times, said = [], ""
+    for step in range(16):
+        if step == 4:
+            if rank == 3:
+                ready.set()
+                die.wait()  # never set: SIGKILL comes here
+            ready.wait()
+        begun = time.monotonic()
+        try:
+            optimizer.zero_grad()
+            backward(ours, rank, step)
+            optimizer.step()
+        except (RuntimeError, TransportError) as error:  # raised in the bucket's future, or by the hook
+            said = str(error)
+            break
+        times.append(time.monotonic() - begun)
+    state.close()
+    return {"times": times, "said": said, "texts": messages.texts, "held": held(ours)}

@@ -1,0 +1,83 @@
+"""Two hosts of several ranks in the lab: what crosses a host's cable where ranks share buckets, against a flat job."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lab_team import all_said
+from tailbound.lab.cluster import Cluster
+
+pytestmark = pytest.mark.needs("root", "netns", "torch")
+
+WORKER = """
+import json, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from tailbound.bench.link import link_bytes
+from tailbound.torch import register
+
+ENTRIES, SETTLED, STEPS = 1 << 20, 4, 6
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ParameterList(torch.zeros(ENTRIES // 4) for _ in range(4))
+
+    def forward(self, values):
+        return sum((part * values[k]).sum() for k, part in enumerate(self.parts))
+
+def carried(node_group):
+    net = DDP(Net(), bucket_cap_mb=1)
+    random = torch.Generator().manual_seed(dist.get_rank())
+    patient = {"start_max": 10.0, "deadline_ms": (4000.0, 10_000.0), "stage_max": 10.0}
+    with register(net, node_group=node_group, datapath="udp", timeout=60.0, **patient) as state:
+        for step in range(SETTLED + STEPS):
+            if step == SETTLED:
+                dist.barrier()
+                before = link_bytes()
+                dist.barrier()
+            net(torch.randn(4, ENTRIES // 4, generator=random)).backward()
+            net.zero_grad()
+        dist.barrier()
+        after, stats = link_bytes(), state.stats()
+        dist.barrier()
+    return {"bytes": (after - before) / STEPS, "delivered": stats["delivered"], "ranks": stats["ranks"]}
+
+print("said " + json.dumps([carried("off"), carried("auto")]), flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("places", [2, pytest.param(4, marks=pytest.mark.thorough)])
+@pytest.mark.timeout(150)  # what workers have to say must come out before
+def test_a_host_sends_a_part_of_what_it_would_alone(
+    tailbound_lab: Callable[..., Cluster], tmp_path: Path, places: int
+) -> None:
+    """1/L of the bytes of a flat job, and 5 % at most on top."""
+    lab = tailbound_lab(workers=2)
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    ranks = []
+    for rank in range(2 * places):
+        place = {"RANK": rank, "LOCAL_RANK": rank % places, "WORLD_SIZE": 2 * places, "LOCAL_WORLD_SIZE": places}
+        env = {name: str(value) for name, value in place.items()}
+        ranks.append(lab.popen(rank // places, [sys.executable, str(script)], env=env, **pipes))
+    for said in all_said(ranks, 110):
+        (line,) = (text for text in said.splitlines() if text.startswith("said "))
+        flat, shared = json.loads(line.removeprefix("said "))
+        assert (flat["ranks"], shared["ranks"]) == (2 * places, 2)
+        assert flat["delivered"] == shared["delivered"] == 1.0
+        assert shared["bytes"] <= 1.05 / places * flat["bytes"]
+        assert shared["bytes"] > 2 * 2 * (1 << 20) * 0.5  # contributions and results, both ways, half of them own

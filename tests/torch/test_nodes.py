@@ -1,0 +1,145 @@
+"""Several ranks a host under DDP, in real processes on loopback: two hosts of two ranks, against plain DDP."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.needs("torch")
+
+
+def test_gradients_are_those_of_plain_ddp(tmp_path: Path) -> None:
+    import node_jobs
+    from processes import Job
+
+    with Job(node_jobs.parity, 4, tmp_path) as job:
+        for found in job.results():
+            assert found == [{"ranks": 2, "delivered": 1.0, "steps": 4}] * 4
+
+
+def test_a_host_with_nan_stays_out_of_the_mean(tmp_path: Path) -> None:
+    import node_jobs
+    from processes import Job
+
+    with Job(node_jobs.abstaining, 4, tmp_path) as job:
+        told = job.results()
+        assert told[0] == told[1] == [False, True, False, True, False]
+        assert told[2] == told[3] == [False, False, False, True, False]
+
+
+def test_sparse_gradients_are_averaged_over_all_hosts(tmp_path: Path) -> None:
+    import node_jobs
+    from processes import Job
+
+    with Job(node_jobs.sparse, 4, tmp_path) as job:
+        job.results()
+
+
+def test_replicas_are_made_equal_within_a_host_and_across(tmp_path: Path) -> None:
+    import node_jobs
+    from processes import Job
+
+    with Job(node_jobs.equal, 4, tmp_path) as job:
+        for rank, found in enumerate(job.results()):
+            assert found == {
+                "trained, astray, synchronised": (True, True, True),
+                "said": True,
+                "repaired": True,
+                "noticed": rank == 2,
+                "replica": rank in (0, 2),
+            }
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    import node_jobs
+    from processes import Job
+
+    with Job(node_jobs.refusals, 4, tmp_path) as job:
+        job.results()
+
+
+def test_one_host_needs_no_job(tmp_path: Path) -> None:
+    import node_jobs
+    from processes import Job
+
+    with Job(node_jobs.one_host, 2, tmp_path) as job:
+        assert job.results() == [{}, {}]
+
+
+def test_a_dead_rank_ends_its_host_and_costs_others_a_deadline(tmp_path: Path) -> None:
+    import node_jobs
+    from processes import Job
+
+    context = multiprocessing.get_context("forkserver")
+    ready, die = context.Event(), context.Event()
+    with Job(node_jobs.killed, 4, tmp_path, ready, die) as job:
+        job.await_event(ready, "rank 3 is in step 4")
+        job.processes[3].kill()
+        found = {rank: job.result(rank) for rank in range(3)}
+    assert len(found[2]["times"]) == 4
+    assert "rank 2: a bucket has not come from the other ranks of this host, [3]" in found[2]["said"]
+    for rank in (0, 1):
+        assert found[rank]["said"] == ""
+        assert len(found[rank]["times"]) == 16
+        assert max(found[rank]["times"]) < 20  # start_max and the deadlines, and the rest for a machine that is busy
+    # numbers of hosts; rank 0's peer on that host has ended in order, and is not missed
+    assert any("rank 0: rank 1 has sent no" in text for text in found[1]["texts"]), found[1]["texts"]
+    assert found[0]["held"] == found[1]["held"]
+
+
+def test_hosts_are_agreed_on_or_refused_by_name() -> None:
+    from tailbound.errors import ConfigError
+    from tailbound.torch.node import agreed
+
+    both = [("a", [4, 5]), ("a", [4, 5]), ("b", [7, 9]), ("b", [7, 9])]
+    assert agreed([4, 5, 7, 9], both) == [(4, 5), (7, 9)]
+    assert agreed([0, 1, 2, 3], [("a", [0, 2]), ("b", [1, 3])] * 2) == [(0, 2), (1, 3)]
+    for said, words in (
+        ([("a", [0, 1])] * 2 + [("b", [2])], "a has ranks 0, 1, and b has rank 2: every host"),
+        ([("a", [0, 1]), ("a", [1, 2]), ("b", [1, 2])], "rank 0 on a has ranks 0, 1 for its host, and rank 1 takes"),
+        ([("a", [0, 1]), ("a", [0, 1]), ("b", [2, 3])], "and rank 3 does not train this model"),
+        ([("a", [0, 1]), ("a", [0, 1]), ("b", None)], "rank 2 on b has no node_group"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            agreed(range(len(said)), said)
+
+
+def test_each_rank_takes_its_own_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tailbound.errors import ConfigError
+    from tailbound.torch import interfaces
+
+    assert interfaces.own("eth0") == "eth0"
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert interfaces.own("eth0, eth1") == "eth1"
+    assert interfaces.interface_for("eth0,eth1", 0, 2, "auto") == ("eth0", "auto")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    with pytest.raises(ConfigError, match="eth0,eth1: give another one to each of the 3 ranks"):
+        interfaces.own("eth0,eth1")
+
+
+@pytest.mark.parametrize("places", [1, 2, 3, 8])
+@pytest.mark.parametrize("numel", [1, 15, 16, 17, 1000, 54_321])
+def test_shards_are_of_one_size_and_hold_the_bucket(places: int, numel: int) -> None:
+    from tailbound.torch.node_shards import ALIGN, cut
+
+    size, sizes = cut(numel, places)
+    assert len(sizes) == places
+    assert sum(sizes) == numel
+    assert size % ALIGN == 0
+    assert all(part == size for part in sizes[: numel // size])
+    assert size * places < numel + places * ALIGN
+
+
+def test_what_is_ready_is_done_in_order() -> None:
+    from tailbound.torch.node_shards import InOrder
+
+    done: list[int] = []
+    order = InOrder()
+    for number in (2, 1, 3):
+        order.ready(number, lambda number=number: done.append(number))
+    assert done == []
+    order.ready(0, lambda: done.append(0))
+    assert done == [0, 1, 2, 3]
