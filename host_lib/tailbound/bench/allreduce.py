@@ -41,6 +41,7 @@ def run(
     iters: int = 50,
     vs: str = "gloo",
     datapath: str = "auto",
+    per_host: int = 1,
     json_file: Path | None = None,
     console: Console | None = None,
 ) -> list[dict[str, Any]]:
@@ -52,6 +53,8 @@ def run(
         iters: all-reduces of each size and kind.
         vs: ``gloo``, ``transpose`` (with ``datapath="switch"`` only) or ``none``.
         datapath: ``auto``, ``xdp``, ``udp`` or ``switch``.
+        per_host: ranks in every worker. With more than one they share a cable, over ``udp``; the ranks of a worker that
+            share buckets (``node_group``) are measured in turn with ranks that stand for themselves, ``flat``.
         json_file: where the rows go.
         console: where the table goes.
 
@@ -64,15 +67,18 @@ def run(
         raise ConfigError("an all-reduce benchmark needs at least one iteration, and one float32 a worker")
     if vs == "transpose" and datapath != "switch":
         raise ConfigError("--vs transpose compares a switch with the ranks' own sums: give --datapath switch")
+    if per_host > 1 and (datapath not in ("auto", "udp") or vs == "transpose"):
+        raise ConfigError("several ranks on a worker share its interface over udp: leave out --datapath and --vs")
     if datapath == "switch":
         spec = dataclasses.replace(spec, switch=True)
     sizes = [size - size % 4 for size in sizes]
-    with prepared(spec, datapath, console) as (place, why_not, line):
+    with prepared(spec, datapath, console, per_host) as (place, why_not, line):
         job = {
             "sizes": sizes, "iters": iters, "warmup": WARMUP, "vs": vs, "line": str(line),
             "datapath": datapath_at(place, datapath),
         }  # fmt: skip
         used: dict[str, str] = {}
+        module = "worker" if per_host == 1 else "node_worker"
 
         def measure(path: str, count: int) -> turns.Reports:
             if path == "switch" and isinstance(place, Cluster):
@@ -80,7 +86,7 @@ def run(
             # without a switch results go to each peer, unless something else is asked for
             env = {RESULT.variable: os.environ.get(RESULT.variable, "peers")} if vs == "transpose" else {}
             here = job | {"datapath": path, "iters": count}
-            with Team(place, "tailbound.bench.worker", here, console, env=env) as team:
+            with Team(place, f"tailbound.bench.{module}", here, console, env=env, per_host=per_host) as team:
                 reports, used[path] = _follow(team, sizes, count, console)
             return reports
 
@@ -90,10 +96,13 @@ def run(
         else:
             ways = {"tailbound": str(job["datapath"])}
             reports = measure(ways["tailbound"], iters)
+            if per_host > 1:
+                ways["flat"] = ways["tailbound"]
     rows = []
+    settings = conditions(spec, why_not is None) | ({"per_host": per_host} if per_host > 1 else {})
     paths = {name: used[path] for name, path in ways.items()}
     for size in sizes:
-        rows += summarize(size, reports[size], conditions(spec, why_not is None), paths)
+        rows += summarize(size, reports[size], settings, paths)
     console.print(table(rows))
     save(rows, json_file)
     return rows
@@ -183,6 +192,8 @@ def title(row: Mapping[str, Any]) -> str:
     parts = [f"all-reduce of float32, {row['workers']} workers", "lab" if row["lab"] else "loopback"]
     parts.append(f"datapath {row['datapath']}")
     parts.append("packets of wire size" if row["wire"] else "TCP with offloads")
+    if row.get("per_host", 1) > 1:
+        parts.append(f"{row['per_host']} a host")
     if row["rate"]:
         parts.append(f"{row['rate'] / 1e6:g} Mbit/s")
     if row["loss"]:

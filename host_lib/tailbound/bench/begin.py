@@ -16,7 +16,9 @@ from tailbound.lab.spec import LabSpec
 
 
 @contextmanager
-def prepared(spec: LabSpec, datapath: str, console: Console) -> Iterator[tuple[Place, str | None, Path]]:
+def prepared(
+    spec: LabSpec, datapath: str, console: Console, per_host: int = 1
+) -> Iterator[tuple[Place, str | None, Path]]:
     """Compiles what is not compiled yet, then ``open_place``; says what it does.
 
     Yields:
@@ -27,7 +29,7 @@ def prepared(spec: LabSpec, datapath: str, console: Console) -> Iterator[tuple[P
     """
     with tempfile.TemporaryDirectory(prefix="tailbound-bench-") as folder, Preparation() as preparation:
         line = Path(folder, "start")
-        StartLine.create(line, spec.workers)
+        StartLine.create(line, spec.workers * per_host)
         console.print("preparing: compiling what is not compiled yet", highlight=False)
         preparation.wait()
         with open_place(spec, datapath) as (place, why_not):

@@ -99,12 +99,17 @@ def fanout(workers: tuple[int, ...], size: int, quick: bool, json_file: Path | N
     "--datapath", type=click.Choice(["auto", "xdp", "udp", "switch"]), default="auto",
     help="How we receive; switch: the lab's switch sums.",
 )  # fmt: skip
+@click.option(
+    "--per-host", type=click.IntRange(1), default=1,
+    help="Ranks in every worker; with more than one they share buckets, in turn with ranks that do not.",
+)  # fmt: skip
 @_JSON
-def allreduce(sizes: tuple[int, ...], iters: int, vs: str, datapath: str, json_file: Path | None, **lab: Any) -> None:
+def allreduce(sizes: tuple[int, ...], json_file: Path | None, **options: Any) -> None:
     """All-reduces of worker processes in a lab, interleaved with Gloo's."""
     from tailbound.bench.allreduce import run
 
-    run(spec_from_options(lab), sizes=sizes, iters=iters, vs=vs, datapath=datapath, json_file=json_file)
+    ours = {name: options.pop(name) for name in ("iters", "vs", "datapath", "per_host")}
+    run(spec_from_options(options), sizes=sizes, json_file=json_file, **ours)
 
 
 @bench.command()

@@ -42,6 +42,7 @@ class Team:
         console: what the workers print comes out here, with the rank in front.
         env: variables on top of the place's own.
         silence: seconds without any report after which the run is given up.
+        per_host: processes in every worker of the place, each a rank.
     """
 
     def __init__(
@@ -53,9 +54,10 @@ class Team:
         *,
         env: Mapping[str, str] | None = None,
         silence: float = 180.0,
+        per_host: int = 1,
     ) -> None:
-        self._place, self._silence = place, silence
-        self.ranks = place.spec.workers
+        self._place, self._silence, self._per_host = place, silence, per_host
+        self.ranks = place.spec.workers * per_host
         self._argv = [sys.executable, "-m", module, json.dumps(job)]
         self._env = dict(env or {})
         self._streams = Streams(self.ranks, console, console)
@@ -160,11 +162,14 @@ class Team:
         read, write = os.pipe()
         self._pipes[read] = (rank, LineSplitter())
         os.set_blocking(read, False)
+        here = self._per_host
+        ranks = {"RANK": rank, "LOCAL_RANK": rank % here, "WORLD_SIZE": self.ranks, "LOCAL_WORLD_SIZE": here}
+        env = {} if here == 1 else {name: str(value) for name, value in ranks.items()}
         try:
             process = self._place.popen(
-                rank,
+                rank // here,
                 self._argv,
-                {**self._env, REPORT_FD: str(write)},
+                {**env, **self._env, REPORT_FD: str(write)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
