@@ -68,7 +68,7 @@ def run(
     if vs == "transpose" and datapath != "switch":
         raise ConfigError("--vs transpose compares a switch with the ranks' own sums: give --datapath switch")
     if per_host > 1 and (datapath not in ("auto", "udp") or vs == "transpose"):
-        raise ConfigError("several ranks on a worker share its interface over udp: leave out --datapath and --vs")
+        raise ConfigError("several ranks on a worker share its interface over udp: give neither --datapath nor --vs")
     if datapath == "switch":
         spec = dataclasses.replace(spec, switch=True)
     sizes = [size - size % 4 for size in sizes]

@@ -100,7 +100,7 @@ def _state(
     if known["datapath"] == "switch" or options.get("switch"):
         raise ConfigError(f"a switch serves one job, and {places} ranks on a host are {places} jobs: give no switch")
     if any(parameter.is_cuda for parameter in ddp_model.parameters()):
-        raise ConfigError("node_group takes buckets in host memory only: leave it out where parameters are on a GPU")
+        raise ConfigError("node_group takes buckets in host memory only: give none where parameters are on a GPU")
     interface, datapath = interface_for(known["interface"], node.place, places, known["datapath"])
     options = {**options, "interface": interface, "datapath": datapath, "schedule": known["schedule"]}
     return NodeState(group, node, model=f"{model} on hosts of {places} ranks", **options)
