@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import logging
 import os
@@ -17,6 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from hook_jobs import Words
+from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TransportError
 from tailbound.torch import GradScaler, batches, register
 from tailbound.torch.node_state import NodeState
@@ -215,11 +217,19 @@ def refusals(rank: int) -> None:
     refused(f"this rank, {rank}, is not in it", node_group=hosts[rank < 2])
     refused("and rank 1 takes its host for ranks 1, 2", node_group=crossed if rank == 1 else hosts[rank >= 2])
     refused("rank 3 on ", node_group="off" if rank == 3 else "auto") if rank < 3 else said_late(net)
+    kept = len(dist.distributed_c10d._world.pg_map)
     refused('schedule="delayed"', node_group="auto", schedule="delayed")
+    alone = rank == 3  # who is alone in a mistake is named on all ranks
+    refused('schedule="delayed"', node_group="auto", schedule="delayed" if alone else "synchronous")
+    words = "2 ranks on a host are 2 jobs" if alone else "has refused: a switch serves one job"
+    refused(words, node_group="auto", datapath="switch" if alone else "udp")
+    refused("node_group= is 'host'", node_group="host" if alone else "auto")
     refused("2 ranks on a host are 2 jobs", node_group="auto", datapath="switch")
     refused("interface=eth0,eth0: give another one", node_group="auto", interface="eth0,eth0")
     scaler = torch.amp.GradScaler("cpu")
     refused("a job of its own, with a loss scale of its own", node_group="auto", scaler=scaler)
+    refused("deadline_ms begins with", node_group="auto", deadline_ms=(1e9, 1e9))  # the host's groups are there by now
+    assert len(dist.distributed_c10d._world.pg_map) == kept
     os.environ["TAILBOUND_NODE_GROUP"] = "auto"
     net = DDP(model())
     with register(net, **PATIENT) as state:
@@ -228,6 +238,8 @@ def refusals(rank: int) -> None:
         assert "leave out tailbound.torch.batches" in said(state.apply_finished)
         assert "a job of its own, with a loss scale of its own" in said(lambda: GradScaler(state))
         dist.barrier()
+        assert len(dist.distributed_c10d._world.pg_map) == kept + 3
+    assert len(dist.distributed_c10d._world.pg_map) == kept
 
 
 def said_late(net: DDP) -> None:
@@ -249,6 +261,44 @@ def one_host(rank: int) -> dict[str, Any]:
             assert same_everywhere(digest(ours))
         assert state.synchronise()
         return state.stats()
+
+
+def failing(rank: int, late: bool) -> dict[str, Any]:
+    """The job of rank 3 fails in a bucket of step 2: its host ends there, in both ranks, and the other goes on."""
+    on_hosts(rank)
+    ours = DDP(model(), bucket_cap_mb=0.002)
+    optimizer = torch.optim.SGD(ours.parameters(), 0.05)
+    state = register(
+        ours, optimizer=optimizer, node_group="auto", **{**PATIENT, "deadline_ms": (200.0, 200.0), "start_max": 1.0}
+    )
+    launch, buckets, steps, said, again = state.communicator.launch, 0, 0, "", ""
+
+    def failing_launch(index: int, *values: Any, done: Callable[[Outcome], None], **options: Any) -> None:
+        nonlocal buckets
+        buckets = max(buckets, index + 1)
+        if rank == 3 and steps == 2 and index == 1:
+            error = TransportError("the job of rank 3 fails")
+            if not late:
+                raise error
+            told, done = done, lambda outcome: told(dataclasses.replace(outcome, error=error))
+        launch(index, *values, done=done, **options)
+
+    state.communicator.launch = failing_launch
+    for step in range(8):
+        try:
+            optimizer.zero_grad()
+            backward(ours, rank, step)
+            optimizer.step()
+        except (RuntimeError, TransportError) as error:  # raised in the bucket's future, or by the hook
+            said = str(error)
+            try:
+                state.average(0, torch.zeros(64), True)
+            except TransportError as next_time:
+                again = str(next_time)
+            break
+        steps += 1
+    state.close()
+    return {"steps": steps, "buckets": buckets, "said": said, "again": again, "held": held(ours)}
 
 
 def killed(rank: int, ready: Any, die: Any) -> dict[str, Any]:

@@ -89,13 +89,68 @@ def test_a_dead_rank_ends_its_host_and_costs_others_a_deadline(tmp_path: Path) -
     assert found[0]["held"] == found[1]["held"]
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_job_that_fails_ends_all_ranks_of_its_host_in_that_step(tmp_path: Path, late: bool) -> None:
+    import node_jobs
+    from processes import Job
+
+    with Job(node_jobs.failing, 4, tmp_path, late) as job:
+        found = job.results()
+    assert [one["steps"] for one in found] == [8, 8, 2, 2]
+    assert all(one["buckets"] > 2 for one in found)
+    assert [one["said"] for one in found[:2]] == ["", ""]
+    assert "rank 2: rank(s) [3] of this host cannot average any more" in found[2]["said"]
+    assert "the job of rank 3 fails" in found[3]["said"]
+    assert all(one["again"] and one["again"] in one["said"] for one in found[2:])
+    assert found[0]["held"] == found[1]["held"]
+
+
+def test_a_bucket_that_is_there_at_once_leaves_training_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    import torch
+    import torch.distributed as dist
+
+    from tailbound.torch.node_shards import Shards
+
+    class Over:
+        """A collective that was over before it was asked after."""
+
+        def get_future(self) -> torch.futures.Future[None]:
+            future: torch.futures.Future[None] = torch.futures.Future()
+            future.set_result(None)
+            return future
+
+    def at_once(parts: torch.Tensor, tensor: torch.Tensor, *_: object, **__: object) -> Over:
+        parts.copy_(tensor[:16].repeat(2))
+        return Over()
+
+    monkeypatch.setattr(dist, "all_to_all_single", at_once)
+    threads = []
+
+    def training() -> None:  # a thread of its own: the number is the thread's
+        torch.set_num_threads(2)
+        shards, tensor, done = Shards(None, None, (0, 1), 0), torch.ones(32), []  # type: ignore[arg-type]
+        buffers = shards.buffers(0, tensor)
+        shards.reduce(tensor, buffers, done.append)
+        assert done == [None]
+        threads.append(torch.get_num_threads())
+
+    before = torch.get_num_threads()
+    thread = threading.Thread(target=training)
+    thread.start()
+    thread.join()
+    torch.set_num_threads(before)
+    assert threads == [2]
+
+
 def test_hosts_are_agreed_on_or_refused_by_name() -> None:
     from tailbound.errors import ConfigError
     from tailbound.torch.node import agreed
 
-    both = [("a", [4, 5]), ("a", [4, 5]), ("b", [7, 9]), ("b", [7, 9])]
+    both = [("a", [4, 5], "")] * 2 + [("b", [7, 9], "")] * 2
     assert agreed([4, 5, 7, 9], both) == [(4, 5), (7, 9)]
-    assert agreed([0, 1, 2, 3], [("a", [0, 2]), ("b", [1, 3])] * 2) == [(0, 2), (1, 3)]
+    assert agreed([0, 1, 2, 3], [("a", [0, 2], ""), ("b", [1, 3], "")] * 2) == [(0, 2), (1, 3)]
     for said, words in (
         ([("a", [0, 1])] * 2 + [("b", [2])], "a has ranks 0, 1, and b has rank 2: every host"),
         ([("a", [0, 1]), ("a", [1, 2]), ("b", [1, 2])], "rank 0 on a has ranks 0, 1 for its host, and rank 1 takes"),
@@ -103,7 +158,9 @@ def test_hosts_are_agreed_on_or_refused_by_name() -> None:
         ([("a", [0, 1]), ("a", [0, 1]), ("b", None)], "rank 2 on b has no node_group"),
     ):
         with pytest.raises(ConfigError, match=words):
-            agreed(range(len(said)), said)
+            agreed(range(len(said)), [(*one, "") for one in said])
+    with pytest.raises(ConfigError, match="rank 2 on b has refused: no switch"):
+        agreed(range(3), [("a", [0], ""), ("a", [1], ""), ("b", None, "no switch")])
 
 
 def test_each_rank_takes_its_own_interface(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +168,10 @@ def test_each_rank_takes_its_own_interface(monkeypatch: pytest.MonkeyPatch) -> N
     from tailbound.torch import interfaces
 
     assert interfaces.own("eth0") == "eth0"
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+        with pytest.raises(ConfigError, match="eth0,eth1: the first name is for local rank 0"):
+            interfaces.own("eth0,eth1")
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert interfaces.own("eth0, eth1") == "eth1"
@@ -137,9 +198,17 @@ def test_what_is_ready_is_done_in_order() -> None:
     from tailbound.torch.node_shards import InOrder
 
     done: list[int] = []
+    raised: list[Exception] = []
     order = InOrder()
+
+    def act(number: int) -> None:
+        done.append(number)
+        if number == 1:
+            raise ValueError
+
     for number in (2, 1, 3):
-        order.ready(number, lambda number=number: done.append(number))
+        order.ready(number, lambda number=number: act(number), raised.append)
     assert done == []
-    order.ready(0, lambda: done.append(0))
+    order.ready(0, lambda: act(0), raised.append)
     assert done == [0, 1, 2, 3]
+    assert [type(error) for error in raised] == [ValueError]

@@ -15,12 +15,18 @@ def own(given: str | None) -> str | None:
     """The interface of this rank: of several names with commas between them, the one at LOCAL_RANK.
 
     Raises:
-        ConfigError: too few names.
+        ConfigError: too few names, or nothing tells which of them is this rank's.
     """
     if given is None or "," not in given:
         return given
-    places = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return interface_for(given, int(os.environ.get("LOCAL_RANK", "0")), places, "auto")[0]
+    try:
+        place, places = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    except (KeyError, ValueError) as error:
+        raise ConfigError(
+            f"interface={given}: the first name is for local rank 0, and so on, and LOCAL_RANK and LOCAL_WORLD_SIZE "
+            "are not set: start with torchrun, set both, or give each rank the name of its own interface"
+        ) from error
+    return interface_for(given, place, places, "auto")[0]
 
 
 def interface_for(given: str | Sequence[str] | None, place: int, places: int, datapath: str) -> tuple[str | None, str]:

@@ -18,10 +18,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tailbound.errors import TransportError
+
 #: Shards begin at multiples of so many entries: a cache line and vectors of the codec, in every type.
 ALIGN = 16
 
-#: Newer PyTorch has another name for it.
+#: PyTorch has renamed it: ``all_gather_single`` is the newer name.
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _thread = threading.local()
 
@@ -33,7 +35,7 @@ def cut(numel: int, places: int) -> tuple[int, list[int]]:
 
 
 @dataclass
-class Room:
+class BucketBuffers:
     """Memory of one bucket.
 
     Attributes:
@@ -54,16 +56,23 @@ class InOrder:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._ready: dict[int, Callable[[], None]] = {}
+        self._ready: dict[int, tuple[Callable[[], None], Callable[[Exception], None]]] = {}
         self._next = 0
 
-    def ready(self, number: int, action: Callable[[], None]) -> None:
-        """``action``, which raises nothing, is number ``number`` of 0, 1, 2, ...; each comes once."""
+    def ready(self, number: int, action: Callable[[], None], failed: Callable[[Exception], None]) -> None:
+        """``action`` is number ``number`` of 0, 1, 2, ...; each comes once.
+
+        What it raises is given to ``failed``, which raises nothing, and the actions behind it go on.
+        """
         with self._lock:
-            self._ready[number] = action
+            self._ready[number] = action, failed
             while (due := self._ready.pop(self._next, None)) is not None:
                 self._next += 1
-                due()
+                act, give_up = due
+                try:
+                    act()
+                except Exception as error:
+                    give_up(error)
 
 
 class Shards:
@@ -72,83 +81,131 @@ class Shards:
     Args:
         inward, outward: groups of the host's ranks, one for each direction: gathering a bucket must not wait until the
             next one is reduced.
+        members: ranks of the host.
         place: of this rank among them.
     """
 
-    def __init__(self, inward: dist.ProcessGroup, outward: dist.ProcessGroup, place: int) -> None:
-        self.places, self._place = outward.size(), place
-        self._inward, self.outward = inward, outward
-        self._rooms: dict[int, Room] = {}
+    def __init__(
+        self, inward: dist.ProcessGroup, outward: dist.ProcessGroup, members: Sequence[int], place: int
+    ) -> None:
+        self.places, self._place, self._members = len(members), place, members
+        self._inward, self._outward = inward, outward
+        self._buffers: dict[int, BucketBuffers] = {}
 
-    def room(self, index: int, tensor: torch.Tensor) -> Room:
+    def buffers(self, index: int, tensor: torch.Tensor) -> BucketBuffers:
         """Memory of bucket ``index``, made anew if it is another one now."""
         size, sizes = cut(tensor.numel(), self.places)
-        found = self._rooms.get(index)
+        found = self._buffers.get(index)
         if found is None or found.sizes != sizes or found.shard.dtype != tensor.dtype:
             kind: Any = {"dtype": tensor.dtype, "device": tensor.device}
             parts = torch.empty(self.places * sizes[self._place], **kind)
             shard, whole = torch.zeros(size, **kind), torch.empty(self.places * size, **kind)
-            found = self._rooms[index] = Room(sizes, parts, shard, whole)
+            found = self._buffers[index] = BucketBuffers(sizes, parts, shard, whole)
         return found
 
-    def reduce(self, tensor: torch.Tensor, room: Room, done: Callable[[Exception | None], None]) -> None:
-        """Starts to put this rank's shard of ``tensor`` into ``room.shard``; ``done`` is called once, by any thread.
+    def reduce(self, tensor: torch.Tensor, buffers: BucketBuffers, done: Callable[[Exception | None], None]) -> None:
+        """Starts to put this rank's shard of ``tensor`` into ``buffers.shard``; ``done`` is called once, by any thread.
 
         All-to-all, and a mean here: Gloo's own reduce-scatter is an all-reduce, and sums half precision in half
         precision.
         """
-        own = room.sizes[self._place]
+        own, training = buffers.sizes[self._place], threading.get_ident()
 
-        def reduced(finished: torch.futures.Future[Any]) -> None:
+        def reduced(error: Exception | None) -> None:
             try:
-                finished.value()
-                _alone()
-                torch.mean(room.parts.view(self.places, own), 0, out=room.shard[:own])
-            except Exception as error:
-                done(error)
-            else:
-                done(None)
+                if error is None:
+                    if threading.get_ident() != training:  # the collective may be over before this is put behind it
+                        _use_one_thread()
+                    torch.mean(buffers.parts.view(self.places, own), 0, out=buffers.shard[:own])
+            except Exception as failed:
+                error = failed
+            done(error)
 
-        work = dist.all_to_all_single(
-            room.parts, tensor.detach(), [own] * self.places, room.sizes, group=self._inward, async_op=True
+        self._start(
+            lambda: dist.all_to_all_single(
+                buffers.parts, tensor.detach(), [own] * self.places, buffers.sizes, group=self._inward, async_op=True
+            ),
+            reduced,
         )
-        work.get_future().then(reduced)
 
-    def gather(self, shard: torch.Tensor, room: Room, done: Callable[[Exception | None], None]) -> None:
-        """Starts to put the shards of all ranks into ``room.whole``; ``done`` is called once, by any thread."""
-        _start(room.whole, shard, self.outward, done)
+    def gather(self, shard: torch.Tensor, buffers: BucketBuffers, done: Callable[[Exception | None], None]) -> None:
+        """Starts to put the shards of all ranks into ``buffers.whole``; ``done`` is called once, by any thread."""
+        self._start(lambda: _all_gather(buffers.whole, shard, group=self._outward, async_op=True), done)
 
     def tell(self, words: Sequence[int], done: Callable[[list[list[int]], Exception | None], None]) -> None:
         """Starts to bring ``words`` to all ranks of the host; ``done`` gets those of each place."""
-        heard = torch.empty(self.places * len(words), dtype=torch.int64)
+        own, heard = torch.tensor(words, dtype=torch.int64), torch.empty(self.places * len(words), dtype=torch.int64)
 
         def told(error: Exception | None) -> None:
             done(heard.view(self.places, -1).tolist(), error)
 
-        _start(heard, torch.tensor(words, dtype=torch.int64), self.outward, told)
+        self._start(lambda: _all_gather(heard, own, group=self._outward, async_op=True), told)
 
+    def collect(self, own: object) -> list[Any]:
+        """What each place brings, as objects; waits for all ranks of the host.
 
-def _start(
-    whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup, done: Callable[[Exception | None], None]
-) -> None:
-    def gathered(finished: torch.futures.Future[Any]) -> None:
+        Raises:
+            TransportError: one has not come.
+        """
+        brought: list[Any] = [None] * self.places
+        self._wait(lambda: dist.all_gather_object(brought, own, self._outward))
+        return brought
+
+    def from_first(self, own: object) -> Any:
+        """What the host's first rank brings; waits for it.
+
+        Raises:
+            TransportError: it has not come.
+        """
+        brought = [own]
+        self._wait(lambda: dist.broadcast_object_list(brought, self._members[0], self._outward))
+        return brought[0]
+
+    def _wait(self, collective: Callable[[], object]) -> None:
         try:
-            finished.value()
-        except Exception as error:
-            done(error)
+            collective()
+        except RuntimeError as error:
+            raise self._lost(
+                error, "what replicas of a host share has", "Call boundary, hold, synchronise and forward on all of "
+                "them between the same steps (an evaluation by one rank alone: on ddp_model.module)"
+            ) from error  # fmt: skip
+
+    def _start(self, collective: Callable[[], Any], done: Callable[[Exception | None], None]) -> None:
+        """``collective`` gives its work; ``done`` gets None, or a ``TransportError`` that says who is missing."""
+
+        def ended(finished: torch.futures.Future[Any]) -> None:
+            try:
+                finished.value()
+            except Exception as error:
+                done(lost(error))
+            else:
+                done(None)
+
+        def lost(error: Exception) -> TransportError:
+            found = self._lost(
+                error, "a bucket has", "If one has ended, its part of the gradient is lost to all of them: start this "
+                "host's ranks again with the others from a checkpoint. Other hosts go on without this one meanwhile"
+            )  # fmt: skip
+            found.__cause__ = error
+            return found
+
+        try:
+            work = collective()
+        except RuntimeError as error:
+            done(lost(error))
         else:
-            done(None)
+            work.get_future().then(ended)
 
-    try:
-        work = _all_gather(whole, part, group=group, async_op=True)
-    except Exception as error:
-        done(error)
-    else:
-        work.get_future().then(gathered)
+    def _lost(self, error: Exception, what: str, advice: str) -> TransportError:
+        own = self._members[self._place]
+        others = [rank for rank in self._members if rank != own]
+        return TransportError(
+            f"rank {own}: {what} not come from the other ranks of this host, {others}: {error}. {advice}"
+        )
 
 
-def _alone() -> None:
+def _use_one_thread() -> None:
     """Lets the calling thread compute by itself: the cores are the training's."""
-    if not getattr(_thread, "alone", False):
-        _thread.alone = True
+    if not getattr(_thread, "told", False):
+        _thread.told = True
         torch.set_num_threads(1)

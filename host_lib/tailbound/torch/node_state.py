@@ -26,6 +26,15 @@ _TOGETHER = "the ranks of a host put their buckets together; leave out tailbound
 _Changes = tuple[bytes | None, list[tuple[int, bytes]]]
 
 
+def refuse_schedule(schedule: str) -> None:
+    """Raises a ``ConfigError`` for a schedule that ranks of one host cannot have."""
+    if schedule != "synchronous":
+        raise ConfigError(
+            f'schedule="{schedule}": the ranks of a host put their buckets together in the step that they are of; '
+            'use schedule="synchronous", or leave out node_group'
+        )
+
+
 class NodeState(TailboundState):
     """What ``register`` returns with a ``node_group``: see ``TailboundState`` for its options and methods.
 
@@ -35,104 +44,157 @@ class NodeState(TailboundState):
     Args:
         group: of the model.
         node: this rank's host.
+        timeout: seconds to wait for the other ranks at the start, and for those of this host ever after.
         **options: of ``TailboundState``.
 
     Raises:
         ConfigError: options that a host cannot have.
+        TransportError: a rank did not come.
     """
 
-    def __init__(self, group: dist.ProcessGroup, node: Node, **options: Any) -> None:
-        schedule = options.get("schedule", "synchronous")
-        if schedule != "synchronous":
-            raise ConfigError(
-                f'schedule="{schedule}": the ranks of a host put their buckets together in the step that they are of; '
-                'use schedule="synchronous", or leave out node_group'
-            )
-        self._node = node
-        self._shards = Shards(node.group(of_peers=False), node.group(of_peers=False), node.place)
-        super().__init__(node.group(of_peers=True), **options)
+    def __init__(self, group: dist.ProcessGroup, node: Node, *, timeout: float, **options: Any) -> None:
+        refuse_schedule(options.get("schedule", "synchronous"))
+        self._node, self._groups = node, list[dist.ProcessGroup]()
+        try:
+            for of_peers in (False, False, True):
+                self._groups.append(node.group(of_peers=of_peers, timeout=timeout))
+            inward, outward, peers = self._groups
+            self._shards = Shards(inward, outward, node.members, node.place)
+            super().__init__(peers, timeout=timeout, **options)
+        except BaseException:
+            self._end_groups()
+            raise
         self.everyone, self.shards, self.together = group, len(node.members), _TOGETHER
         self._launches, self._gathers, self._number = InOrder(), InOrder(), 0
         self._missed = 0  # rows of this step, here
         self._takes = False  # the first rank of the host may change its replica at the next boundary
-        self._broken: TailboundError | None = None
+        self._between = True  # no bucket of the next step has come
+        self._failure: TailboundError | None = None
+
+    def close(self) -> None:
+        """As in ``TailboundState``; the host's groups end, too."""
+        try:
+            super().close()
+        finally:
+            self._end_groups()
+
+    def _end_groups(self) -> None:
+        while self._groups:
+            self._node.end(self._groups.pop())
 
     def average(self, index: int, tensor: torch.Tensor, last: bool) -> torch.futures.Future[torch.Tensor]:
-        """As in ``TailboundState``; a rank of this host that does not come is waited for.
+        """As in ``TailboundState``; a rank of this host that does not come is waited for, ``timeout`` seconds at most.
+
+        All ranks of a host fail in the same step. One that cannot average takes part in what is left of the step, so
+        that its neighbours' collectives stay paired, and tells them at its end.
 
         Raises:
-            TransportError: a rank of this host has died, too.
+            TransportError: a rank of this host has died or failed, too.
         """
         check(index, tensor)
-        if self._broken is not None:
-            raise self._broken
+        if self._failure is not None and (self._between or index == 0):
+            raise self._failure
+        self._between = last
         if index == 0:
-            self.before_backward()
+            try:
+                self.before_backward()
+            except TailboundError as error:
+                self._fail(error)
         number, self._number = self._number, self._number + 1
-        room = self._shards.room(index, tensor)
+        buffers = self._shards.buffers(index, tensor)
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        errors: list[TailboundError] = []
+        errors: list[Exception] = []
 
-        def over(error: Exception | None = None) -> None:
+        def complete(error: Exception | None = None) -> None:
             if error is not None:
-                self._broken = self._in_words(error)
-                errors.append(self._broken)
-            future.set_result(room.whole[: tensor.numel()])  # one that never completes would hang DDP
+                self._fail(error)
+                errors.append(error)
+            future.set_result(buffers.whole[: tensor.numel()])  # one that never completes would hang DDP
 
         def reduced(error: Exception | None) -> None:
-            self._launches.ready(number, lambda: launch(error))
+            self._launches.ready(number, lambda: launch(error), give_up)
 
         def launch(error: Exception | None) -> None:
-            try:
-                if error is not None:
-                    raise error
-                averaged = self._average(index, room.shard, last)
-            except Exception as failed:
-                self._gathers.ready(number, lambda failed=failed: over(failed))  # type: ignore[misc]
+            if error is not None:
+                self._fail(error)
+            averaged = None
+            if self._failure is None:  # to other hosts this one is dead otherwise
+                try:
+                    averaged = self._average(index, buffers.shard, last)
+                except Exception as failed:
+                    self._fail(failed)
+            if averaged is None:
+                put_in_line(None)
             else:
-                averaged.then(lambda done: self._gathers.ready(number, lambda: gather(done)))
+                averaged.then(put_in_line)
 
-        def gather(done: torch.futures.Future[torch.Tensor]) -> None:
+        def give_up(error: Exception) -> None:
+            self._fail(error)
+            put_in_line(None)
+
+        def put_in_line(averaged: torch.futures.Future[torch.Tensor] | None) -> None:
+            self._gathers.ready(number, lambda: gather(averaged), complete)
+
+        def gather(averaged: torch.futures.Future[torch.Tensor] | None) -> None:
+            shard = buffers.shard  # whatever is in it, if there is no average: every rank has to gather
             try:
-                shard = done.value()
+                if averaged is not None:
+                    shard = averaged.value()
             except Exception as failed:
-                over(failed)
-            else:
-                self._shards.gather(shard, room, self._ending(over) if last else over)
+                self._fail(failed)
+            self._shards.gather(shard, buffers, self._ending(complete) if last else complete)
 
         def checked(completed: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
-            if errors:
-                raise errors[0]
+            if self._failure is not None and (last or errors):
+                raise self._failure
             return completed.value()
 
-        try:
-            self._shards.reduce(tensor, room, reduced)
-        except RuntimeError as error:
-            reduced(error)
+        self._shards.reduce(tensor, buffers, reduced)
         return future.then(checked)
 
-    def _ending(self, over: Callable[[Exception | None], None]) -> Callable[[Exception | None], None]:
-        """To be called when the last bucket of a step is there: tells the host what was missed, then calls ``over``."""
+    def _ending(self, complete: Callable[[Exception | None], None]) -> Callable[[Exception | None], None]:
+        """To be called when the last bucket of a step is there: the ranks of the host tell each other how it went."""
 
         def told(heard: list[list[int]], error: Exception | None) -> None:
             if error is None:
                 self._takes = bool(heard[0][1])
                 if self.resync is not None and self._first:
-                    self.resync.note_missing(sum(missed for missed, _ in heard))
-            over(error)
+                    self.resync.note_missing(sum(missed for missed, _, _ in heard))
+                failed = [rank for rank, words in zip(self._node.members, heard, strict=True) if words[2]]
+                if failed and self._failure is None:
+                    self._fail(
+                        TransportError(
+                            f"rank {self._own}: rank(s) {failed} of this host cannot average any more, and their part "
+                            "of every bucket is with nobody else; their own errors say why. Start this host's ranks "
+                            "again with the others from a checkpoint. Other hosts go on without this one meanwhile"
+                        )
+                    )
+            complete(error)
 
         def gathered(error: Exception | None) -> None:
             if error is not None:
-                over(error)
-                return
+                self._fail(error)
             missed, self._missed = self._missed, 0
-            self._shards.tell([missed, self.resync is not None and self.resync.about_to_take], told)
+            takes = self.resync is not None and self.resync.about_to_take
+            self._shards.tell([missed, takes, self._failure is not None], told)
 
         return gathered
+
+    def _fail(self, error: Exception) -> None:
+        """Averaging is over here; the first cause is the one that is raised."""
+        if self._failure is None:
+            if not isinstance(error, TailboundError):
+                cause, error = error, TransportError(f"rank {self._own}: a bucket could not be averaged: {error!r}")
+                error.__cause__ = cause
+            self._failure = error
 
     def note_missing(self, rows: int) -> None:
         """An average has come without ``rows`` of its rows: all ranks of the host miss them."""
         self._missed += rows
+
+    @property
+    def _own(self) -> int:
+        return self._node.members[self._node.place]
 
     @property
     def _first(self) -> bool:
@@ -163,9 +225,7 @@ class NodeState(TailboundState):
         """Gives all ranks of this host what its first rank holds, and says."""
         replica = resync.replica
         replica.freeze()
-        own = resync.standing()
-        standings: list[Any] = [None] * self.shards
-        self._together(lambda: dist.all_gather_object(standings, (well, own), self._shards.outward))
+        standings = self._shards.collect((well, resync.standing()))
         well, first = standings[0]
         replica.arranged = any(other.form != first.form for _, other in standings)
         pairs = [zip(other.slices, first.slices, strict=False) for _, other in standings]
@@ -178,9 +238,7 @@ class NodeState(TailboundState):
 
     def _hand_on(self, replica: Replica) -> None:
         """Gives all ranks of this host what its first rank has changed."""
-        said: list[_Changes | None] = [self._changes(replica) if self._first else None]
-        self._together(lambda: dist.broadcast_object_list(said, self._node.members[0], self._shards.outward))
-        changes = said[0]
+        changes: _Changes | None = self._shards.from_first(self._changes(replica) if self._first else None)
         if not self._first and changes is not None:
             told, slices = changes
             if told is not None:
@@ -194,22 +252,6 @@ class NodeState(TailboundState):
     def _changes(replica: Replica) -> _Changes:
         told = replica.describe() if replica.arranged else None
         return told, [(which, b"".join(replica.copy(which))) for which in sorted(replica.written)]
-
-    def _together(self, collective: Callable[[], object]) -> None:
-        try:
-            collective()
-        except RuntimeError as error:
-            raise self._in_words(error) from error
-
-    def _in_words(self, error: Exception) -> TailboundError:
-        if isinstance(error, TailboundError):
-            return error
-        others = [rank for rank in self._node.members if rank != self._node.members[self._node.place]]
-        return TransportError(
-            f"rank {self._node.members[self._node.place]}: a bucket has not come from the other ranks of this host, "
-            f"{others}: {error}. If one has ended, its part of the gradient is lost to all of them: start this host's "
-            "ranks again with the others from a checkpoint. Other hosts go on without this one meanwhile"
-        )
 
     def stats(self) -> dict[str, Any]:
         """As in ``TailboundState``; of the replica only where it is kept equal, on the host's first rank."""

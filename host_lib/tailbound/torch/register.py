@@ -11,12 +11,12 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from tailbound.errors import ConfigError
-from tailbound.settings.table import from_environment
+from tailbound.settings.table import OPTIONS
 from tailbound.torch.collectives import in_model, refuse_optimizer
 from tailbound.torch.hook import allreduce_hook
 from tailbound.torch.interfaces import interface_for
 from tailbound.torch.node import find
-from tailbound.torch.node_state import NodeState
+from tailbound.torch.node_state import NodeState, refuse_schedule
 from tailbound.torch.scaler import adopt
 from tailbound.torch.state import TailboundState, model_digest
 
@@ -75,32 +75,42 @@ def register(
     return state
 
 
+#: What several ranks of a host have to know of the options.
 _KNOWN = ("timeout", "interface", "datapath", "schedule")
 
 
-@from_environment
-def _options(
-    *, timeout: float = 180.0, interface: str | None = None, datapath: str = "auto", schedule: str = "synchronous"
-) -> dict[str, Any]:
-    """What several ranks of a host have to know of the options."""
-    return {"timeout": timeout, "interface": interface, "datapath": datapath, "schedule": schedule}
+def _known(options: dict[str, Any]) -> dict[str, Any]:
+    """Options in ``_KNOWN`` as ``TailboundState`` will have them: given, or of the environment, or by default."""
+    known = {}
+    for setting in OPTIONS:
+        if setting.option in _KNOWN:
+            given = options.get(setting.option, "")
+            if isinstance(given, str):
+                name = f"{setting.option}="
+                given = setting.parse(given, name) if given.strip() else setting.read()
+            known[setting.option] = given
+    return known
 
 
 def _state(
     ddp_model: DistributedDataParallel, node_group: dist.ProcessGroup | str | None, options: dict[str, Any]
 ) -> TailboundState:
-    group, model = ddp_model.process_group, model_digest(ddp_model.module)
-    known = _options(
-        **{name: options[name] for name in ("timeout", "interface", "datapath", "schedule") & options.keys()}
-    )
-    node = find(group, node_group, known["timeout"])
+    group, model, known = ddp_model.process_group, model_digest(ddp_model.module), _known(options)
+
+    def check(place: int, places: int) -> None:
+        refuse_schedule(known["schedule"])
+        if known["datapath"] == "switch" or options.get("switch"):
+            raise ConfigError(
+                f"a switch serves one job, and {places} ranks on a host are {places} jobs: give no switch"
+            )
+        if any(parameter.is_cuda for parameter in ddp_model.parameters()):
+            raise ConfigError("node_group takes buckets in host memory only: give none where parameters are on a GPU")
+        interface_for(known["interface"], place, places, known["datapath"])
+
+    node = find(group, node_group, known["timeout"], check)
     if node is None:
         return TailboundState(group, model=model, **options)
     places = len(node.members)
-    if known["datapath"] == "switch" or options.get("switch"):
-        raise ConfigError(f"a switch serves one job, and {places} ranks on a host are {places} jobs: give no switch")
-    if any(parameter.is_cuda for parameter in ddp_model.parameters()):
-        raise ConfigError("node_group takes buckets in host memory only: give none where parameters are on a GPU")
     interface, datapath = interface_for(known["interface"], node.place, places, known["datapath"])
-    options = {**options, "interface": interface, "datapath": datapath, "schedule": known["schedule"]}
+    options = {**options, **known, "interface": interface, "datapath": datapath}
     return NodeState(group, node, model=f"{model} on hosts of {places} ranks", **options)
