@@ -239,6 +239,8 @@ def refusals(rank: int) -> None:
         assert "a job of its own, with a loss scale of its own" in said(lambda: GradScaler(state))
         dist.barrier()
         assert len(dist.distributed_c10d._world.pg_map) == kept + 3
+        for group in state._groups:
+            assert group._get_backend(torch.device("cpu")).options._timeout.total_seconds() == PATIENT["timeout"]
     assert len(dist.distributed_c10d._world.pg_map) == kept
 
 
@@ -263,8 +265,11 @@ def one_host(rank: int) -> dict[str, Any]:
         return state.stats()
 
 
-def failing(rank: int, late: bool) -> dict[str, Any]:
-    """The job of rank 3 fails in a bucket of step 2: its host ends there, in both ranks, and the other goes on."""
+def failing(rank: int, how: str) -> dict[str, Any]:
+    """The job of rank 3 fails in step 2: its host ends there, in both ranks, and the other goes on.
+
+    ``how``: in a bucket ``at once``, or when this is averaged (``late``), or before the forward pass (``lost``).
+    """
     on_hosts(rank)
     ours = DDP(model(), bucket_cap_mb=0.002)
     optimizer = torch.optim.SGD(ours.parameters(), 0.05)
@@ -276,14 +281,19 @@ def failing(rank: int, late: bool) -> dict[str, Any]:
     def failing_launch(index: int, *values: Any, done: Callable[[Outcome], None], **options: Any) -> None:
         nonlocal buckets
         buckets = max(buckets, index + 1)
-        if rank == 3 and steps == 2 and index == 1:
+        if rank == 3 and steps == 2 and index == 1 and how != "lost":
             error = TransportError("the job of rank 3 fails")
-            if not late:
+            if how == "at once":
                 raise error
             told, done = done, lambda outcome: told(dataclasses.replace(outcome, error=error))
         launch(index, *values, done=done, **options)
 
-    state.communicator.launch = failing_launch
+    def is_lost() -> bool:
+        if rank == 3 and steps == 2 and how == "lost":
+            raise TransportError("the job of rank 3 fails")
+        return False
+
+    state.communicator.launch, state._is_lost = failing_launch, is_lost
     for step in range(8):
         try:
             optimizer.zero_grad()

@@ -89,12 +89,12 @@ def test_a_dead_rank_ends_its_host_and_costs_others_a_deadline(tmp_path: Path) -
     assert found[0]["held"] == found[1]["held"]
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_a_job_that_fails_ends_all_ranks_of_its_host_in_that_step(tmp_path: Path, late: bool) -> None:
+@pytest.mark.parametrize("how", ["at once", "late", "lost"])
+def test_a_job_that_fails_ends_all_ranks_of_its_host_in_that_step(tmp_path: Path, how: str) -> None:
     import node_jobs
     from processes import Job
 
-    with Job(node_jobs.failing, 4, tmp_path, late) as job:
+    with Job(node_jobs.failing, 4, tmp_path, how) as job:
         found = job.results()
     assert [one["steps"] for one in found] == [8, 8, 2, 2]
     assert all(one["buckets"] > 2 for one in found)
@@ -111,7 +111,7 @@ def test_a_bucket_that_is_there_at_once_leaves_training_its_threads(monkeypatch:
     import torch
     import torch.distributed as dist
 
-    from tailbound.torch.node_shards import Shards
+    from tailbound.torch.node_shards import HostCollectives
 
     class Over:
         """A collective that was over before it was asked after."""
@@ -121,8 +121,8 @@ def test_a_bucket_that_is_there_at_once_leaves_training_its_threads(monkeypatch:
             future.set_result(None)
             return future
 
-    def at_once(parts: torch.Tensor, tensor: torch.Tensor, *_: object, **__: object) -> Over:
-        parts.copy_(tensor[:16].repeat(2))
+    def at_once(received: torch.Tensor, tensor: torch.Tensor, *_: object, **__: object) -> Over:
+        received.copy_(tensor[:16].repeat(2))
         return Over()
 
     monkeypatch.setattr(dist, "all_to_all_single", at_once)
@@ -130,9 +130,9 @@ def test_a_bucket_that_is_there_at_once_leaves_training_its_threads(monkeypatch:
 
     def training() -> None:  # a thread of its own: the number is the thread's
         torch.set_num_threads(2)
-        shards, tensor, done = Shards(None, None, (0, 1), 0), torch.ones(32), []  # type: ignore[arg-type]
-        buffers = shards.buffers(0, tensor)
-        shards.reduce(tensor, buffers, done.append)
+        here, tensor, done = HostCollectives(None, None, (0, 1), 0), torch.ones(32), []  # type: ignore[arg-type]
+        buffers = here.buffers(0, tensor)
+        here.reduce(tensor, buffers, done.append)
         assert done == [None]
         threads.append(torch.get_num_threads())
 
@@ -142,6 +142,21 @@ def test_a_bucket_that_is_there_at_once_leaves_training_its_threads(monkeypatch:
     thread.join()
     torch.set_num_threads(before)
     assert threads == [2]
+
+
+def test_who_waits_alone_at_a_boundary_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed as dist
+
+    from tailbound.errors import TransportError
+    from tailbound.torch.node_shards import HostCollectives
+
+    def nobody(*_: object) -> None:
+        raise RuntimeError("Timed out waiting 60000ms for recv operation to complete")
+
+    monkeypatch.setattr(dist, "broadcast_object_list", nobody)
+    here = HostCollectives(None, None, (4, 5), 1)  # type: ignore[arg-type]
+    with pytest.raises(TransportError, match=r"rank 5: .* not come .*, \[4\]: Timed out .*on ddp_model.module"):
+        here.from_first(None)
 
 
 def test_hosts_are_agreed_on_or_refused_by_name() -> None:

@@ -40,15 +40,15 @@ class BucketBuffers:
 
     Attributes:
         sizes: how many entries of each shard are the bucket's.
-        parts: this rank's shard as each rank of the host has it, [places * sizes[place]].
+        received: this rank's shard as each rank of the host has it, [places * sizes[place]].
         shard: their mean, and zeros behind the bucket's end.
-        whole: the averages of all shards.
+        gathered: the averages of all shards.
     """
 
     sizes: list[int]
-    parts: torch.Tensor
+    received: torch.Tensor
     shard: torch.Tensor
-    whole: torch.Tensor
+    gathered: torch.Tensor
 
 
 class InOrder:
@@ -75,7 +75,7 @@ class InOrder:
                     give_up(error)
 
 
-class Shards:
+class HostCollectives:
     """The collectives of one model's buckets among the ranks of a host.
 
     Args:
@@ -98,9 +98,9 @@ class Shards:
         found = self._buffers.get(index)
         if found is None or found.sizes != sizes or found.shard.dtype != tensor.dtype:
             kind: Any = {"dtype": tensor.dtype, "device": tensor.device}
-            parts = torch.empty(self.places * sizes[self._place], **kind)
-            shard, whole = torch.zeros(size, **kind), torch.empty(self.places * size, **kind)
-            found = self._buffers[index] = BucketBuffers(sizes, parts, shard, whole)
+            received = torch.empty(self.places * sizes[self._place], **kind)
+            shard, gathered = torch.zeros(size, **kind), torch.empty(self.places * size, **kind)
+            found = self._buffers[index] = BucketBuffers(sizes, received, shard, gathered)
         return found
 
     def reduce(self, tensor: torch.Tensor, buffers: BucketBuffers, done: Callable[[Exception | None], None]) -> None:
@@ -116,21 +116,21 @@ class Shards:
                 if error is None:
                     if threading.get_ident() != training:  # the collective may be over before this is put behind it
                         _use_one_thread()
-                    torch.mean(buffers.parts.view(self.places, own), 0, out=buffers.shard[:own])
+                    torch.mean(buffers.received.view(self.places, own), 0, out=buffers.shard[:own])
             except Exception as failed:
                 error = failed
             done(error)
 
         self._start(
             lambda: dist.all_to_all_single(
-                buffers.parts, tensor.detach(), [own] * self.places, buffers.sizes, group=self._inward, async_op=True
+                buffers.received, tensor.detach(), [own] * self.places, buffers.sizes, group=self._inward, async_op=True
             ),
             reduced,
         )
 
     def gather(self, shard: torch.Tensor, buffers: BucketBuffers, done: Callable[[Exception | None], None]) -> None:
-        """Starts to put the shards of all ranks into ``buffers.whole``; ``done`` is called once, by any thread."""
-        self._start(lambda: _all_gather(buffers.whole, shard, group=self._outward, async_op=True), done)
+        """Starts to put the shards of all ranks into ``buffers.gathered``; ``done`` is called once, by any thread."""
+        self._start(lambda: _all_gather(buffers.gathered, shard, group=self._outward, async_op=True), done)
 
     def tell(self, words: Sequence[int], done: Callable[[list[list[int]], Exception | None], None]) -> None:
         """Starts to bring ``words`` to all ranks of the host; ``done`` gets those of each place."""

@@ -16,12 +16,12 @@ import torch.distributed as dist
 from tailbound.errors import ConfigError, TailboundError, TransportError
 from tailbound.torch.memory import check
 from tailbound.torch.node import Node
-from tailbound.torch.node_shards import InOrder, Shards
+from tailbound.torch.node_shards import HostCollectives, InOrder
 from tailbound.torch.replica import Replica
 from tailbound.torch.resync import Resync
 from tailbound.torch.state import TailboundState
 
-_TOGETHER = "the ranks of a host put their buckets together; leave out tailbound.torch.batches, or node_group"
+_NONE_ALONE = "the ranks of a host put their buckets together; leave out tailbound.torch.batches, or node_group"
 #: What a rank changed in its replica: how optimizers are arranged, and slices with their bytes.
 _Changes = tuple[bytes | None, list[tuple[int, bytes]]]
 
@@ -59,17 +59,18 @@ class NodeState(TailboundState):
             for of_peers in (False, False, True):
                 self._groups.append(node.group(of_peers=of_peers, timeout=timeout))
             inward, outward, peers = self._groups
-            self._shards = Shards(inward, outward, node.members, node.place)
+            self._collectives = HostCollectives(inward, outward, node.members, node.place)
             super().__init__(peers, timeout=timeout, **options)
         except BaseException:
             self._end_groups()
             raise
-        self.everyone, self.shards, self.together = group, len(node.members), _TOGETHER
+        self.everyone, self.shards, self.together = group, len(node.members), _NONE_ALONE
         self._launches, self._gathers, self._number = InOrder(), InOrder(), 0
         self._missed = 0  # rows of this step, here
         self._takes = False  # the first rank of the host may change its replica at the next boundary
         self._between = True  # no bucket of the next step has come
         self._failure: TailboundError | None = None
+        self._told = False  # all ranks of the host know of it, as far as they can be reached
 
     def close(self) -> None:
         """As in ``TailboundState``; the host's groups end, too."""
@@ -92,7 +93,7 @@ class NodeState(TailboundState):
             TransportError: a rank of this host has died or failed, too.
         """
         check(index, tensor)
-        if self._failure is not None and (self._between or index == 0):
+        if self._failure is not None and self._told and (self._between or index == 0):
             raise self._failure
         self._between = last
         if index == 0:
@@ -101,15 +102,17 @@ class NodeState(TailboundState):
             except TailboundError as error:
                 self._fail(error)
         number, self._number = self._number, self._number + 1
-        buffers = self._shards.buffers(index, tensor)
+        buffers = self._collectives.buffers(index, tensor)
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         errors: list[Exception] = []
 
         def complete(error: Exception | None = None) -> None:
             if error is not None:
                 self._fail(error)
+                self._told = True
                 errors.append(error)
-            future.set_result(buffers.whole[: tensor.numel()])  # one that never completes would hang DDP
+            if not future.done():
+                future.set_result(buffers.gathered[: tensor.numel()])  # one that never completes would hang DDP
 
         def reduced(error: Exception | None) -> None:
             self._launches.ready(number, lambda: launch(error), give_up)
@@ -142,14 +145,14 @@ class NodeState(TailboundState):
                     shard = averaged.value()
             except Exception as failed:
                 self._fail(failed)
-            self._shards.gather(shard, buffers, self._ending(complete) if last else complete)
+            self._collectives.gather(shard, buffers, self._ending(complete) if last else complete)
 
         def checked(completed: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
             if self._failure is not None and (last or errors):
                 raise self._failure
             return completed.value()
 
-        self._shards.reduce(tensor, buffers, reduced)
+        self._collectives.reduce(tensor, buffers, reduced)
         return future.then(checked)
 
     def _ending(self, complete: Callable[[Exception | None], None]) -> Callable[[Exception | None], None]:
@@ -169,6 +172,7 @@ class NodeState(TailboundState):
                             "again with the others from a checkpoint. Other hosts go on without this one meanwhile"
                         )
                     )
+                self._told = self._failure is not None
             complete(error)
 
         def gathered(error: Exception | None) -> None:
@@ -176,9 +180,16 @@ class NodeState(TailboundState):
                 self._fail(error)
             missed, self._missed = self._missed, 0
             takes = self.resync is not None and self.resync.about_to_take
-            self._shards.tell([missed, takes, self._failure is not None], told)
+            self._collectives.tell([missed, takes, self._failure is not None], told)
 
         return gathered
+
+    def rejoin(self) -> None:
+        """As in ``TailboundState``; what it raises is raised at the end of the next step, on all ranks of the host."""
+        try:
+            super().rejoin()
+        except TailboundError as error:
+            self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         """Averaging is over here; the first cause is the one that is raised."""
@@ -225,7 +236,7 @@ class NodeState(TailboundState):
         """Gives all ranks of this host what its first rank holds, and says."""
         replica = resync.replica
         replica.freeze()
-        standings = self._shards.collect((well, resync.standing()))
+        standings = self._collectives.collect((well, resync.standing()))
         well, first = standings[0]
         replica.arranged = any(other.form != first.form for _, other in standings)
         pairs = [zip(other.slices, first.slices, strict=False) for _, other in standings]
@@ -238,7 +249,7 @@ class NodeState(TailboundState):
 
     def _hand_on(self, replica: Replica) -> None:
         """Gives all ranks of this host what its first rank has changed."""
-        changes: _Changes | None = self._shards.from_first(self._changes(replica) if self._first else None)
+        changes: _Changes | None = self._collectives.from_first(self._changes(replica) if self._first else None)
         if not self._first and changes is not None:
             told, slices = changes
             if told is not None:
