@@ -224,6 +224,7 @@ def refusals(rank: int) -> None:
     words = "2 ranks on a host are 2 jobs" if alone else "has refused: a switch serves one job"
     refused(words, node_group="auto", datapath="switch" if alone else "udp")
     refused("node_group= is 'host'", node_group="host" if alone else "auto")
+    refused("schedule= is 'late'", node_group="auto", schedule="late" if alone else "synchronous")
     refused("2 ranks on a host are 2 jobs", node_group="auto", datapath="switch")
     refused("interface=eth0,eth0: give another one", node_group="auto", interface="eth0,eth0")
     scaler = torch.amp.GradScaler("cpu")

@@ -75,42 +75,36 @@ def register(
     return state
 
 
-#: What several ranks of a host have to know of the options.
-_KNOWN = ("timeout", "interface", "datapath", "schedule")
-
-
-def _known(options: dict[str, Any]) -> dict[str, Any]:
-    """Options in ``_KNOWN`` as ``TailboundState`` will have them: given, or of the environment, or by default."""
-    known = {}
-    for setting in OPTIONS:
-        if setting.option in _KNOWN:
-            given = options.get(setting.option, "")
-            if isinstance(given, str):
-                name = f"{setting.option}="
-                given = setting.parse(given, name) if given.strip() else setting.read()
-            known[setting.option] = given
-    return known
+def _known(name: str, options: dict[str, Any]) -> Any:
+    """An option as ``TailboundState`` will have it: given, or of the environment, or by default."""
+    setting = next(setting for setting in OPTIONS if setting.option == name)
+    given = options.get(name, "")
+    if isinstance(given, str):
+        return setting.parse(given, f"{name}=") if given.strip() else setting.read()
+    return given
 
 
 def _state(
     ddp_model: DistributedDataParallel, node_group: dist.ProcessGroup | str | None, options: dict[str, Any]
 ) -> TailboundState:
-    group, model, known = ddp_model.process_group, model_digest(ddp_model.module), _known(options)
+    group, model, timeout = ddp_model.process_group, model_digest(ddp_model.module), _known("timeout", options)
 
-    def check(place: int, places: int) -> None:
-        refuse_schedule(known["schedule"])
-        if known["datapath"] == "switch" or options.get("switch"):
+    def of_place(place: int, places: int) -> dict[str, Any]:
+        """Options of the rank at ``place``; what several ranks of a host cannot have is refused."""
+        schedule, datapath = _known("schedule", options), _known("datapath", options)
+        refuse_schedule(schedule)
+        if datapath == "switch" or options.get("switch"):
             raise ConfigError(
                 f"a switch serves one job, and {places} ranks on a host are {places} jobs: give no switch"
             )
         if any(parameter.is_cuda for parameter in ddp_model.parameters()):
             raise ConfigError("node_group takes buckets in host memory only: give none where parameters are on a GPU")
-        interface_for(known["interface"], place, places, known["datapath"])
+        interface, datapath = interface_for(_known("interface", options), place, places, datapath)
+        return {"timeout": timeout, "schedule": schedule, "interface": interface, "datapath": datapath}
 
-    node = find(group, node_group, known["timeout"], check)
+    node = find(group, node_group, timeout, of_place)
     if node is None:
         return TailboundState(group, model=model, **options)
     places = len(node.members)
-    interface, datapath = interface_for(known["interface"], node.place, places, known["datapath"])
-    options = {**options, **known, "interface": interface, "datapath": datapath}
+    options = {**options, **of_place(node.place, places)}
     return NodeState(group, node, model=f"{model} on hosts of {places} ranks", **options)
