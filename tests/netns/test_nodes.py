@@ -88,6 +88,7 @@ def test_a_host_sends_a_part_of_what_it_would_alone(
 
 
 @pytest.mark.timeout(240)  # workers wait up to 120 s for each other and then say for whom
+@pytest.mark.thorough
 def test_the_benchmark_measures_both_in_turn(tmp_path: Path) -> None:
     from tailbound.bench.allreduce import run
 

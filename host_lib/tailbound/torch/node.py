@@ -158,7 +158,7 @@ def agreed(ranks: Sequence[int], said: Sequence[tuple[str, list[int] | None, str
     names = {rank: name for rank, (name, _, _) in zip(ranks, said, strict=True)}
     for rank, (name, _, refusal) in zip(ranks, said, strict=True):
         if refusal:
-            raise ConfigError(f"rank {rank} on {name} has refused: {refusal}")
+            raise ConfigError(f"rank {rank} on {name} has refused: {refusal}; look at the options that it was given")
     hosts: dict[int, tuple[int, ...]] = {}
     for rank, (name, members, _) in zip(ranks, said, strict=True):
         if members is None:

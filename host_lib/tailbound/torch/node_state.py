@@ -195,7 +195,11 @@ class NodeState(TailboundState):
         """Averaging is over here; the first cause is the one that is raised."""
         if self._failure is None:
             if not isinstance(error, TailboundError):
-                cause, error = error, TransportError(f"rank {self._own}: a bucket could not be averaged: {error!r}")
+                cause = error
+                error = TransportError(
+                    f"rank {self._own}: a bucket could not be averaged: {cause!r}; start this host's ranks again with "
+                    "the others from a checkpoint"
+                )
                 error.__cause__ = cause
             self._failure = error
 
