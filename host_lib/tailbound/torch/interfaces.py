@@ -11,6 +11,25 @@ from tailbound.errors import ConfigError
 log = logging.getLogger("tailbound")
 
 
+def local_place(what: str, otherwise: str) -> tuple[int, int]:
+    """This rank's place on its host and the number of ranks there, as torchrun says them.
+
+    Args:
+        what: asks for that.
+        otherwise: what a user can do who has no torchrun.
+
+    Raises:
+        ConfigError: nobody says them.
+    """
+    try:
+        return int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    except (KeyError, ValueError) as error:
+        raise ConfigError(
+            f"{what} goes by LOCAL_RANK and LOCAL_WORLD_SIZE, and they are not set: start with torchrun, set both, or "
+            f"{otherwise}"
+        ) from error
+
+
 def own(given: str | None) -> str | None:
     """The interface of this rank: of several names with commas between them, the one at LOCAL_RANK.
 
@@ -19,13 +38,8 @@ def own(given: str | None) -> str | None:
     """
     if given is None or "," not in given:
         return given
-    try:
-        place, places = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    except (KeyError, ValueError) as error:
-        raise ConfigError(
-            f"interface={given}: the first name is for local rank 0, and so on, and LOCAL_RANK and LOCAL_WORLD_SIZE "
-            "are not set: start with torchrun, set both, or give each rank the name of its own interface"
-        ) from error
+    what = f"interface={given}: the first name is for local rank 0, and so on; this"
+    place, places = local_place(what, "give each rank the name of its own interface")
     return interface_for(given, place, places, "auto")[0]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ import torch.distributed as dist
 
 from tailbound.errors import ConfigError, TransportError
 from tailbound.settings.table import NODE_GROUP
+from tailbound.torch.interfaces import local_place
 from tailbound.transport import rendezvous
 
 #: Models registered so far by members of a group: all of them agree on the number.
@@ -199,13 +199,7 @@ def _members(ranks: Sequence[int], asked: dist.ProcessGroup | str | None) -> lis
         return members
     if asked == "off":
         return None
-    try:
-        here, size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    except (KeyError, ValueError) as error:
-        raise ConfigError(
-            "node_group='auto' goes by LOCAL_RANK and LOCAL_WORLD_SIZE, and they are not set: start with torchrun, or "
-            "give the group of this host's ranks"
-        ) from error
+    here, size = local_place("node_group='auto'", "give the group of this host's ranks")
     first = own - here
     return [rank for rank in ranks if first <= rank < first + size]
 
