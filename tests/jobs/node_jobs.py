@@ -18,8 +18,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from hook_jobs import Words
+from register_jobs import said
 from tailbound.collective.op import Outcome
-from tailbound.errors import ConfigError, TransportError
+from tailbound.errors import TransportError
 from tailbound.torch import GradScaler, batches, register
 from tailbound.torch.node_state import NodeState
 from torch_jobs import (
@@ -38,6 +39,8 @@ from torch_jobs import (
 
 #: Ranks on a host.
 HERE = 2
+#: Where a rank or its job ends: the others wait for it in every op until they suspect it.
+HASTY = {**PATIENT, "deadline_ms": (200.0, 200.0), "start_max": 1.0}
 
 
 def on_hosts(rank: int, here: int = HERE) -> None:
@@ -188,15 +191,6 @@ def equal(rank: int) -> dict[str, Any]:
         }
 
 
-def said(action: Callable[[], object]) -> str:
-    """What the ConfigError says that ``action`` ends with."""
-    try:
-        action()
-    except ConfigError as error:
-        return str(error)
-    raise AssertionError("no ConfigError")
-
-
 def refusals(rank: int) -> None:
     """Everything that cannot be is said before a step, on every rank."""
     net = DDP(model())
@@ -266,6 +260,17 @@ def one_host(rank: int) -> dict[str, Any]:
         return state.stats()
 
 
+def failed(net: DDP, optimizer: torch.optim.Optimizer, rank: int, step: int) -> str:
+    """Trains a step; what it ends with, in the bucket's future or by the hook, or nothing."""
+    try:
+        optimizer.zero_grad()
+        backward(net, rank, step)
+        optimizer.step()
+    except (RuntimeError, TransportError) as error:
+        return str(error)
+    return ""
+
+
 def failing(rank: int, how: str) -> dict[str, Any]:
     """The job of rank 3 fails in step 2: its host ends there, in both ranks, and the other goes on.
 
@@ -274,10 +279,8 @@ def failing(rank: int, how: str) -> dict[str, Any]:
     on_hosts(rank)
     ours = DDP(model(), bucket_cap_mb=0.002)
     optimizer = torch.optim.SGD(ours.parameters(), 0.05)
-    state = register(
-        ours, optimizer=optimizer, node_group="auto", **{**PATIENT, "deadline_ms": (200.0, 200.0), "start_max": 1.0}
-    )
-    launch, buckets, steps, said, again = state.communicator.launch, 0, 0, "", ""
+    state = register(ours, optimizer=optimizer, node_group="auto", **HASTY)
+    launch, buckets, steps, failure, again = state.communicator.launch, 0, 0, "", ""
 
     def failing_launch(index: int, *values: Any, done: Callable[[Outcome], None], **options: Any) -> None:
         nonlocal buckets
@@ -296,12 +299,7 @@ def failing(rank: int, how: str) -> dict[str, Any]:
 
     state.communicator.launch, state._is_lost = failing_launch, is_lost
     for step in range(8):
-        try:
-            optimizer.zero_grad()
-            backward(ours, rank, step)
-            optimizer.step()
-        except (RuntimeError, TransportError) as error:  # raised in the bucket's future, or by the hook
-            said = str(error)
+        if failure := failed(ours, optimizer, rank, step):
             try:
                 state.average(0, torch.zeros(64), True)
             except TransportError as next_time:
@@ -309,7 +307,7 @@ def failing(rank: int, how: str) -> dict[str, Any]:
             break
         steps += 1
     state.close()
-    return {"steps": steps, "buckets": buckets, "said": said, "again": again, "held": held(ours)}
+    return {"steps": steps, "buckets": buckets, "said": failure, "again": again, "held": held(ours)}
 
 
 def killed(rank: int, ready: Any, die: Any) -> dict[str, Any]:
@@ -319,10 +317,8 @@ def killed(rank: int, ready: Any, die: Any) -> dict[str, Any]:
     logging.getLogger("tailbound").addHandler(messages)
     ours = DDP(model(), bucket_cap_mb=0.05)
     optimizer = torch.optim.SGD(ours.parameters(), 0.05)
-    state = register(
-        ours, optimizer=optimizer, node_group="auto", **{**PATIENT, "deadline_ms": (200.0, 200.0), "start_max": 1.0}
-    )
-    times, said = [], ""
+    state = register(ours, optimizer=optimizer, node_group="auto", **HASTY)
+    times, failure = [], ""
     for step in range(16):
         if step == 4:
             if rank == 3:
@@ -330,13 +326,8 @@ def killed(rank: int, ready: Any, die: Any) -> dict[str, Any]:
                 die.wait()  # never set: SIGKILL comes here
             ready.wait()
         begun = time.monotonic()
-        try:
-            optimizer.zero_grad()
-            backward(ours, rank, step)
-            optimizer.step()
-        except (RuntimeError, TransportError) as error:  # raised in the bucket's future, or by the hook
-            said = str(error)
+        if failure := failed(ours, optimizer, rank, step):
             break
         times.append(time.monotonic() - begun)
     state.close()
-    return {"times": times, "said": said, "texts": messages.texts, "held": held(ours)}
+    return {"times": times, "said": failure, "texts": messages.texts, "held": held(ours)}
