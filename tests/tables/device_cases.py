@@ -65,7 +65,7 @@ def encoded(by: Any, x: Any, shape: Shape, exponents: NDArray[np.int16], rotate:
     out = Outputs(shape)
     packets = Packets(out.packets, out.placement.position, out.partials)
     scales = Scales(exponents, out.need, out.shift, out.skipped)
-    out.done = by.encode(x, shape, Coding(SEED, RANK, CAP, rotate=rotate), packets, scales, SCRATCH)
+    out.done = by.encode(x, shape, Coding(SEED, RANK, CAP, rotate=rotate, ranks=3), packets, scales, SCRATCH)
     return out
 
 
@@ -102,6 +102,8 @@ class Results:
         self.own = np.zeros((shape.rows, 64 + shape.codes), np.uint8)
         self.own[:, 64:] = codes[::-1]
         self.scale = rng.uniform(1e-4, 1e-3, shape.rows).astype(np.float32)
+        if not summed:
+            self.scale *= rng.choice(np.array([-1, 1], np.float32), shape.rows)
         k = np.arange(shape.rows)
         self.source = k + 5
         if summed:

@@ -25,6 +25,7 @@ def results(shape: Shape, seed: int = 0) -> tuple[NDArray[np.uint8], NDArray[np.
     rng = np.random.default_rng(seed)
     codes = rng.integers(1, 256, (shape.rows, shape.codes), dtype=np.uint8)
     scale = rng.uniform(1e-4, 1e-3, shape.rows).astype(np.float32)
+    scale *= rng.choice(np.array([-1, 1], np.float32), shape.rows)  # with offsets to be subtracted, and without
     return codes, scale, rng.random(shape.rows) < 0.9
 
 
@@ -76,6 +77,7 @@ def test_mean_codes_and_sums_of_one_contributor_decode_alike() -> None:
     """Code c in the contributions' scale means the same, whichever form a switch sends."""
     shape = shape_for(40_000, 704)
     codes, scale, present = results(shape)
+    scale = np.abs(scale)
     source = np.where(present, np.arange(shape.rows), MISSING)
     nothing = np.zeros((0, 64 + shape.codes), np.uint8)
     one, other = np.empty(shape.numel, np.float32), np.empty(shape.numel, np.float32)
@@ -121,7 +123,7 @@ from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import shape_for
 shape, rng = shape_for(100001, 1408), np.random.default_rng(5)
 codes = rng.integers(1, 256, (shape.rows, shape.codes), dtype=np.uint8)
-scale, out = rng.random(shape.rows).astype(np.float32), np.zeros(shape.numel, np.float32)
+scale, out = (rng.random(shape.rows) - 0.5).astype(np.float32), np.zeros(shape.numel, np.float32)
 source = np.where(rng.random(shape.rows) < 0.9, np.arange(shape.rows), decode.MISSING)
 decode.decode(Received(codes, codes[:0], source, scale), shape, Coding(77), out, Scratch(1408))
 digest = hashlib.sha256(out.tobytes()).hexdigest()

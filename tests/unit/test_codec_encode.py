@@ -50,7 +50,7 @@ class Outputs:
     ) -> Encoded:
         packets = Packets(self.packets, self.placement.position, self.partials)
         scales = Scales(exponents, self.need, self.shift, self.skipped)
-        return encode(x, self.shape, Coding(12345, 1, 6, rotate=rotate), packets, scales, SCRATCH, **options)
+        return encode(x, self.shape, Coding(12345, 1, 6, rotate=rotate, ranks=3), packets, scales, SCRATCH, **options)
 
     @property
     def codes(self) -> NDArray[np.uint8]:
@@ -69,7 +69,7 @@ def test_encode_equals_the_reference(rotate: bool) -> None:
         shape, x = shape_for(numel, 1408), gaussian(numel, numel, 1e-3)
         out, exponents = Outputs(shape), exponents_for(x, shape, rotate)
         assert out.encode(x, exponents, rotate=rotate) == Encoded(True, 0)
-        expected = reference.encode(x, shape, 12345, 1, 6, exponents, rotate)
+        expected = reference.encode(x, shape, 12345, 1, 6, exponents, rotate, 3)
         assert np.array_equal(out.codes, expected.codes), numel
         assert np.array_equal(out.need, expected.need), numel
         assert np.array_equal(out.shift, expected.shift), numel
@@ -85,7 +85,7 @@ def test_any_shape_and_scale_equals_the_reference(numel: int, width: int, power:
     exponents[3::5] = EXPONENT_NONE
     out = Outputs(shape)
     done = out.encode(x, exponents, rotate=rotate)
-    expected = reference.encode(x, shape, 12345, 1, 6, exponents, rotate)
+    expected = reference.encode(x, shape, 12345, 1, 6, exponents, rotate, 3)
     sent = np.repeat(exponents != EXPONENT_NONE, shape.group_rows)
     assert np.array_equal(out.codes[sent], expected.codes[sent])
     assert (out.codes[~sent] == 7).all()

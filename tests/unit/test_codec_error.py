@@ -111,8 +111,8 @@ def lossless(kind: str, ranks: int) -> float:
 @pytest.mark.parametrize(
     ("kind", "ranks", "most"),
     [
-        ("U", 4, 1.5e-3), ("U", 8, 1.5e-3), ("U", 64, 1.5e-3), ("C", 4, 7e-4), ("I", 4, 5e-4), ("I", 8, 4e-4),
-        ("I", 64, 3e-4), ("t3", 4, 8e-3),
+        ("U", 4, 6e-4), ("U", 8, 6e-4), ("U", 64, 6e-4), ("C", 4, 3e-4), ("I", 4, 1.5e-4), ("I", 8, 1.3e-4),
+        ("I", 64, 1.2e-4), ("t3", 4, 3e-3),
     ],
 )  # fmt: skip
 def test_nothing_lost(kind: str, ranks: int, most: float) -> None:
@@ -126,8 +126,8 @@ def test_error_does_not_grow_with_the_ranks() -> None:
 @pytest.mark.parametrize(
     ("kind", "rate", "most"),
     [
-        ("U", 0.001, 3e-3), ("U", 0.01, 2e-2), ("U", 0.05, 8e-2), ("C", 0.001, 1e-3), ("C", 0.01, 5e-3),
-        ("C", 0.05, 2e-2), ("I", 0.001, 5e-4), ("I", 0.01, 5e-4), ("I", 0.05, 5e-4),
+        ("U", 0.001, 1.5e-3), ("U", 0.01, 2e-2), ("U", 0.05, 8e-2), ("C", 0.001, 6e-4), ("C", 0.01, 5e-3),
+        ("C", 0.05, 2e-2), ("I", 0.001, 1.5e-4), ("I", 0.01, 1.5e-4), ("I", 0.05, 1.5e-4),
     ],
 )  # fmt: skip
 def test_contributions_lost(kind: str, rate: float, most: float) -> None:
@@ -135,7 +135,7 @@ def test_contributions_lost(kind: str, rate: float, most: float) -> None:
     assert mean_error(kind, 4, 2, lose("lost_contributions", rate)) <= most
 
 
-@pytest.mark.parametrize(("rate", "most"), [(0.001, 3e-3), (0.01, 1.6e-2), (0.05, 6e-2)])
+@pytest.mark.parametrize(("rate", "most"), [(0.001, 2e-3), (0.01, 1.6e-2), (0.05, 6e-2)])
 def test_results_lost(rate: float, most: float) -> None:
     error = mean_error("U", 4, 2, lose("lost_results", rate))
     assert rate / 2 < error <= most
@@ -150,7 +150,7 @@ def test_dead_owner(ranks: int) -> None:
     assert mean_error("U", ranks, 2 if ranks < 64 else 1, dead_owner) <= 1.15 / (ranks - 1) + lossless("U", ranks)
 
 
-@pytest.mark.parametrize(("kind", "most"), [("U", 0.40), ("C", 0.10), ("I", 6e-4)])
+@pytest.mark.parametrize(("kind", "most"), [("U", 0.40), ("C", 0.10), ("I", 2e-4)])
 def test_dead_contributor(kind: str, most: float) -> None:
     """Rows that the dead rank itself owns are missing with it in the table's case; here only its contributions.
 
@@ -167,7 +167,7 @@ def test_ten_times_up_is_taken_by_the_shift(ranks: int, groups: int) -> None:
     job.step(0, independent(ranks, 0, entries), receivers=[])
     gradients = [10 * x for x in independent(ranks, 1, entries)]
     step = job.step(1, gradients, receivers=[0])
-    assert nmse(step.outputs[0], gradients) <= 2e-3
+    assert nmse(step.outputs[0], gradients) <= 6e-4
     assert step.shifted == ranks * groups
     assert job.step(2, gradients, receivers=[0]).shifted == 0
 
@@ -179,11 +179,12 @@ def test_ten_times_down_is_coarse_once() -> None:
     step = job.step(1, gradients, receivers=[0])
     assert lossless("U", 4) * 3 < nmse(step.outputs[0], gradients) <= 0.15
     step = job.step(2, gradients, receivers=[0])
-    assert nmse(step.outputs[0], gradients) <= 1.5e-3
+    assert nmse(step.outputs[0], gradients) <= 6e-4
 
 
-@pytest.mark.parametrize("case", ["one entry", "one column", "64 values x 100"])
-def test_concentrated_values(case: str) -> None:
+@pytest.mark.parametrize(("case", "most"), [("one entry", 1e-3), ("one column", 1e-3), ("64 values x 100", 2.5e-3)])
+def test_concentrated_values(case: str, most: float) -> None:
+    """Columns of a group in which all is zero stay so, and cost no offsets (codec-10)."""
     rng = np.random.default_rng(6)
     x = np.zeros(N8, np.float32)
     if case == "one entry":
@@ -197,7 +198,10 @@ def test_concentrated_values(case: str) -> None:
     for op in range(5):
         errors.append(nmse(job.step(op, [x]).outputs[0], [x]))
         job.exponents = None
-    assert np.mean(errors) <= 4e-3
+    assert np.mean(errors) <= most
+    if case == "one column":
+        out = job.step(9, [x]).outputs[0].reshape(-1, 1408)
+        assert not np.delete(out, 700, axis=1).any()
 
 
 @pytest.mark.parametrize("rotate", [True, False])
@@ -226,7 +230,7 @@ def test_a_group_that_was_zero_comes_back() -> None:
     assert np.isfinite(first.outputs[0]).all()
     second = job.step(2, loud, receivers=[0])
     assert second.clipped == 0
-    assert nmse(second.outputs[0], loud) <= 1.5e-3
+    assert nmse(second.outputs[0], loud) <= 6e-4
 
 
 @pytest.mark.parametrize("rotate", [True, False])
@@ -242,13 +246,31 @@ def test_the_mean_is_unbiased(rotate: bool) -> None:
     assert nmse((total / ops).astype(np.float32), gradients) < 2 * float(np.mean(single)) / ops
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("absent", [(), (0,), (1,), (4,), (0, 2, 3)])
+def test_the_mean_is_unbiased_whoever_is_absent(absent: tuple[int, ...], bits: int) -> None:
+    """Offsets of those who are in are taken off, of one rank or of all but one, and of nobody else (codec-10)."""
+    numel, ops = 16 * 160, 200
+    gradients = [np.random.default_rng(rank).standard_normal(numel).astype(np.float32) for rank in range(5)]
+    there = [x for rank, x in enumerate(gradients) if rank not in absent]
+    given = [x if rank not in absent else np.full_like(x, np.nan) for rank, x in enumerate(gradients)]
+    job, total, single = LocalJob(5, numel, bits=bits), np.zeros(numel), []
+    for op in range(ops):
+        step = job.step(op, given, receivers=[1])
+        single.append(nmse(step.outputs[1], there))
+        total += step.outputs[1]
+    assert nmse((total / ops).astype(np.float32), there) < 2 * float(np.mean(single)) / ops
+    if bits == 8:
+        assert np.mean(single) < 4e-4 * np.sqrt(len(there))
+
+
 def test_identical_gradients_do_not_round_alike() -> None:
     """N equal gradients average their rounding out; with the same offsets on all ranks they would not (codec-7)."""
     job = LocalJob(64, 64 * 1408)
     x = identical(1, 0)[0][: 64 * 1408]
     step = job.step(0, [x] * 64, receivers=[0])
     assert step.clipped == 0
-    assert nmse(step.outputs[0], [x]) < 3e-4
+    assert nmse(step.outputs[0], [x]) < 1.2e-4
     assert not np.array_equal(job.packets[0], job.packets[1])
 
 
@@ -287,7 +309,7 @@ def test_a_rank_with_nan_abstains_and_the_others_go_on(bad: float) -> None:
     step = job.step(0, gradients)
     assert step.finite == [True, True, False, True]
     for out in step.outputs.values():
-        assert nmse(out, [g for rank, g in enumerate(gradients) if rank != 2]) <= 1.5e-3
+        assert nmse(out, [g for rank, g in enumerate(gradients) if rank != 2]) <= 6e-4
     assert sum(made.contributions for made in step.means) == 3 * job.shape.rows
 
 
@@ -314,8 +336,8 @@ def test_a_rank_that_heard_nothing_skips_its_groups_for_one_op() -> None:
     step = job.step(1, gradients, receivers=[0])
     assert (step.skipped, step.refused) == (1, 0)
     assert sum(made.contributions for made in step.means) == 4 * 512 - 64
-    assert nmse(step.outputs[0][64 * 1408 :], [g[64 * 1408 :] for g in gradients]) <= 1.5e-3
-    assert nmse(step.outputs[0][: 64 * 1408], [g[: 64 * 1408] for g in gradients[:3]]) <= 1.5e-3
+    assert nmse(step.outputs[0][64 * 1408 :], [g[64 * 1408 :] for g in gradients]) <= 6e-4
+    assert nmse(step.outputs[0][: 64 * 1408], [g[: 64 * 1408] for g in gradients[:3]]) <= 6e-4
     assert job.step(2, gradients, receivers=[]).skipped == 0
 
 
@@ -387,7 +409,7 @@ def digits_gradients(kind: str) -> Gradients:
 
 
 @pytest.mark.needs("torch", "sklearn")
-@pytest.mark.parametrize(("kind", "most"), [("cnn", 4e-3), ("transformer", 4e-3)])
+@pytest.mark.parametrize(("kind", "most"), [("cnn", 2e-3), ("transformer", 4e-4)])
 def test_gradients_of_real_models(kind: str, most: float) -> None:
     gradients = digits_gradients(kind)
     job = LocalJob(4, gradients[0].size)

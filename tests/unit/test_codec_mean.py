@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ class Owner:
         self.shape = shape_for(numel, 1408)
         self.placement = place(self.shape, OwnerMap(1, (0, 1, 2, 3)), 4)
         self.rows = int(self.placement.counts[0])
-        self.groups = self.placement.groups_of(0)
+        self.groups, self.k = self.placement.groups_of(0), self.placement.rows_of(0)
         self.ring, self.seq0 = 64, 0xFFFFFFF0
         self.slots = np.zeros(self.ring, DTYPES["tb_slot"])
         self.at = (self.seq0 + np.arange(self.rows)) % self.ring
@@ -52,18 +53,24 @@ class Owner:
         self.sums.view(np.uint16)[self.at, : self.shape.codes] = total
         self.slots["count"][self.at], self.slots["units"][self.at] = 3, 6
         self.slots["exponent"][self.at] = self.exponents[self.groups]
+        self.slots["ranks"][:, 0] = 0b1110
+        self.ranks, self.rotate = 4, True
 
     def mean(self, own: bool = True, expected: NDArray[np.int16] | None = None, **options: Any) -> Means:
         sums = Sums(self.sums, self.slots, self.seq0, 9, 3, self.exponents if expected is None else expected)
         scales, groups = Scales(self.exponents, self.need, self.shift, self.shift), self.shape.groups
-        mine = Own(self.groups, self.own, own, scales, np.zeros(groups, np.int16))
-        return mean_rows(sums, mine, self.shape, Coding(12345, 0, 0, 2), self.made, SCRATCH, **options)
+        mine = Own(self.k, self.own, own, scales, np.zeros(groups, np.int16))
+        return mean_rows(
+            sums, mine, self.shape, Coding(12345, 0, 0, 2, self.rotate, self.ranks), self.made, SCRATCH, **options
+        )
 
-    def check(self, row: int, lanes: NDArray[np.uint16], units: int, count: int, e: int) -> None:
-        expected = reference.mean(lanes, units, count, e, 12345, 0, row)
+    def check(self, row: int, lanes: NDArray[np.uint16], units: int, members: Sequence[int], e: int) -> None:
+        expected = reference.mean(
+            lanes, reference.Row(int(self.k[row]), e, units, members), 12345, self.ranks, self.rotate
+        )
         assert np.array_equal(self.out[row, 64:], expected.codes)
         assert self.scale[row] == expected.scale
-        assert self.count[row] == count
+        assert self.count[row] == len(members)
         assert final(np.zeros(8, np.uint64), self.partials[row].copy()) == check_packet(
             np.concatenate((np.zeros(64, np.uint8), expected.codes))
         )
@@ -80,7 +87,7 @@ def test_mean_equals_the_reference(numel: int, own: bool) -> None:
         lanes = owner.lanes[row]
         if own:
             lanes = lanes + (reference.to_lanes(owner.own[row, 64:]) << np.uint16(1))
-        owner.check(row, lanes, 6 + 2 * own, 3 + own, int(owner.exponents[owner.groups[row]]))
+        owner.check(row, lanes, 6 + 2 * own, [0, 1, 2, 3][not own :], int(owner.exponents[owner.groups[row]]))
     assert owner.usable.all()
     assert (owner.out[:, :64] == 7).all()
 
@@ -92,6 +99,7 @@ def test_own_row_in_the_sums_gives_the_same_bits() -> None:
     together.sums.view(np.uint16)[together.at, : together.shape.codes] = added
     together.slots["count"][together.at] += 1
     together.slots["units"][together.at] += 1
+    together.slots["ranks"][together.at, 0] |= 1
     together.mean(own=False)
     assert np.array_equal(apart.out, together.out)
     assert np.array_equal(apart.scale, together.scale)
@@ -102,11 +110,49 @@ def test_full_lanes_of_256_ranks() -> None:
     owner = Owner()
     owner.sums.view(np.uint16)[owner.at, : owner.shape.codes] = 255 * 255
     owner.slots["count"][owner.at] = owner.slots["units"][owner.at] = 255
+    owner.slots["ranks"][owner.at] = [(1 << 64) - 2, *3 * [(1 << 64) - 1]]
     owner.own[:, 64:] = 255
+    owner.ranks = 256
+    for owner.rotate in (True, False):
+        owner.mean()
+        assert (owner.count == 256).all()
+        largest = [scale_of(owner.exponents[g]) for g in owner.groups]
+        assert np.allclose(np.abs(owner.scale), largest, rtol=1e-4)  # offsets of all ranks cancel
+        assert (owner.out[:, 64:] >= 254).all()
+        full = np.full(owner.shape.codes, 256 * 255, np.uint16)
+        owner.check(3, full, 256, range(256), int(owner.exponents[owner.groups[3]]))
+
+
+@pytest.mark.parametrize("ranks", [5, 6, 8, 9, 200])
+@pytest.mark.parametrize("rotate", [True, False])
+def test_offsets_of_those_who_are_in_are_taken_off(ranks: int, rotate: bool) -> None:
+    """Few or many of the ranks; rows with a shift and with many zeros are left as they are. Rule: codec-10."""
+    rng, owner = np.random.default_rng(ranks), Owner()
+    owner.ranks, owner.rotate = ranks, rotate
+    everybody = {}
+    for row in range(owner.rows):
+        others = rng.permutation(np.arange(1, ranks))[: rng.integers(1, ranks)].tolist()
+        at, shifted = owner.at[row], row % 5 == 0
+        total = rng.integers(1, 256 * len(others), owner.shape.codes).astype(np.uint16)
+        own = owner.own[row, 64:]
+        if row % 4 == 3:  # more than half of even columns, of odd ones, or of both, are zero
+            quiet = rng.random(owner.shape.codes) < 0.6
+            quiet[row // 4 % 3 :: 2] &= row // 4 % 3 == 2
+            own[quiet] = 128
+            total[reference.to_lanes(quiet.astype(np.uint8)) > 0] = 128 * len(others)
+        if row % 4 == 1:  # in a job that agrees, hardly anything but the offsets is left
+            total[:] = 128 * len(others)
+            own[:] = rng.integers(127, 130, own.size)
+        units = len(others) + shifted
+        owner.sums.view(np.uint16)[at, : owner.shape.codes] = total
+        owner.slots["count"][at], owner.slots["units"][at] = len(others), units
+        owner.slots["ranks"][at] = [sum(1 << r - 64 * w for r in others if r >> 6 == w) for w in range(4)]
+        everybody[row] = total + reference.to_lanes(own), units + 1, [0, *others]
     owner.mean()
-    assert (owner.count == 256).all()
-    assert np.allclose(owner.scale, [scale_of(owner.exponents[g]) for g in owner.groups])
-    assert (owner.out[:, 64:] == 255).all()
+    for row, (total, units, members) in everybody.items():
+        owner.check(row, total, units, members, int(owner.exponents[owner.groups[row]]))
+    assert (owner.scale < 0).any() == rotate
+    assert (owner.scale > 0).any()
 
 
 @pytest.mark.parametrize(("field", "value"), [("op", 2), ("cookie", 8), ("count", 0)])
@@ -115,7 +161,7 @@ def test_rows_of_another_tag_are_not_used(field: str, value: int) -> None:
     owner.slots[field][owner.at[5]] = value
     made = owner.mean()
     assert (made.own_only, made.missing, made.mismatched) == (1, 0, 0)
-    owner.check(5, reference.to_lanes(owner.own[5, 64:]), 1, 1, int(owner.exponents[owner.groups[5]]))
+    owner.check(5, reference.to_lanes(owner.own[5, 64:]), 1, [0], int(owner.exponents[owner.groups[5]]))
     made = owner.mean(own=False)
     assert (made.own_only, made.missing, made.rows) == (0, 1, owner.rows - 1)
     assert not owner.usable[5]
@@ -126,7 +172,7 @@ def test_contributions_of_another_scale_are_discarded() -> None:
     owner = Owner()
     owner.slots["exponent"][owner.at[4]] += 1
     assert owner.mean().mismatched == 1
-    owner.check(4, reference.to_lanes(owner.own[4, 64:]), 1, 1, int(owner.exponents[owner.groups[4]]))
+    owner.check(4, reference.to_lanes(owner.own[4, 64:]), 1, [0], int(owner.exponents[owner.groups[4]]))
     assert owner.mean(own=False).missing == 1
 
 
@@ -139,7 +185,7 @@ def test_unknown_expectation_takes_the_first_contributors_scale() -> None:
     for row in range(owner.rows):
         own = owner.groups[row] != 1
         lanes = owner.lanes[row] + reference.to_lanes(owner.own[row, 64:]) if own else owner.lanes[row]
-        owner.check(row, lanes, 6 + own, 3 + own, int(owner.slots["exponent"][owner.at[row]]))
+        owner.check(row, lanes, 6 + own, [0, 1, 2, 3][not own :], int(owner.slots["exponent"][owner.at[row]]))
 
 
 def test_next_scale_is_the_largest_need_plus_headroom() -> None:

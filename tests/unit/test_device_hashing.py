@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailbound.codec import reference
-from tailbound.codec.hashing import STAGE_CONTRIBUTION, mix, rounding_seed, row_key
+from tailbound.codec.hashing import STAGE_CONTRIBUTION, STAGE_RESULT, mix, rounding_seed, row_key, step_of
 from tailbound.codec.shape import shape_for
 
 pytestmark = pytest.mark.needs("torch")
@@ -49,14 +49,18 @@ def test_signs_and_offsets_are_the_hosts(numel: int, seed: int) -> None:
     """Rules: codec-3, codec-7."""
     import torch
 
-    from tailbound.torch.device_codec.hashing import flip_signs, offsets
+    from tailbound.torch.device_codec.hashing import columns, flip_signs, left_below, offsets
 
     shape = shape_for(numel, 1408)
     y = torch.ones(shape.rows, shape.codes)
     flip_signs(y, seed)
     assert np.array_equal(y.numpy(), reference.signs(shape, seed))
-    for rank in (0, 1, 255):
-        rounding = np.uint32(rounding_seed(seed, rank, STAGE_CONTRIBUTION))
-        keys = np.array([row_key(rounding, np.uint32(pair)) for pair in range(shape.rows // 2)], np.uint32)
-        u = offsets(torch.from_numpy(keys.view(np.int32)), shape.codes)
-        assert np.array_equal(u.numpy(), reference.offsets(shape, seed, rank))
+    for stage, step in ((STAGE_CONTRIBUTION, 0), (STAGE_CONTRIBUTION, step_of(254, 255)), (STAGE_RESULT, 0)):
+        rounding = np.uint32(rounding_seed(seed, stage))
+        keys = np.array([row_key(rounding, k) + step & 0xFFFF for k in range(shape.rows)], np.int32)
+        parts = columns(int(rounding), shape.codes, y.device)
+        expected = reference.offsets(np.arange(shape.rows), shape.codes, seed, stage, step)
+        assert np.array_equal(offsets(torch.from_numpy(keys), parts).numpy(), reference.with_zero(expected))
+        below = left_below(torch.from_numpy(~keys & 0xFFFF), parts)
+        assert np.array_equal(below.numpy(), 65535 - expected)
+        assert not left_below(torch.full_like(below[:, 0], -1), parts).any()

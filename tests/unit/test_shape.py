@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailbound.codec import shape
 from tailbound.codec.shape import Shape, layout_tag, shape_for
 from tailbound.errors import ConfigError
 
@@ -87,6 +88,12 @@ def test_layout_tag_tells_every_field_apart() -> None:
     tags = {layout_tag(**fields) for fields in [TAG, *others]}  # type: ignore[arg-type]
     assert len(tags) == 1 + len(TAG)
     assert all(0 <= tag < 1 << 16 for tag in tags)
+
+
+def test_layout_tag_tells_codecs_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = layout_tag(**TAG)  # type: ignore[arg-type]
+    monkeypatch.setattr(shape, "CODEC_NUMBER", 1)
+    assert layout_tag(**TAG) != before  # type: ignore[arg-type]
 
 
 def test_layout_tag_is_the_same_in_every_process() -> None:

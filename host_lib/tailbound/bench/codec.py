@@ -6,11 +6,12 @@ Times are medians of interleaved repeats: every pass runs once a round, so that 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,29 @@ LAYERS = (
     ("mlp.bias", 5 * 256, 3e-2),
     ("head", 256 * 100, 1e-1),
     ("head.bias", 100, 1.0),
+)
+
+
+class _Case(NamedTuple):
+    """What an error is told of."""
+
+    rotate: bool = True
+    loss: float = 0.0
+    bits: int = 8
+    ranks: int = RANKS
+    correlation: float = 0.0
+
+    @property
+    def name(self) -> str:
+        usual = (self.bits, self.ranks, self.correlation) == (8, RANKS, 0.0)
+        how = "" if usual else f"{self.bits} bits, {self.ranks} ranks, correlation {self.correlation:g}, "
+        return f"{'rotated' if self.rotate else 'plain'}, {how}{self.loss:.0%} of results lost"
+
+
+_CASES = (
+    *(_Case(rotate, loss) for rotate in (True, False) for loss in (0.0, 0.01)),
+    *(_Case(bits=b, ranks=n, correlation=c) for b in (8, 4) for n, c in ((4, 0.5), (16, 0.0), (16, 0.5))),
+    _Case(bits=4),
 )
 
 
@@ -94,10 +118,10 @@ def _passes(numel: int, threads: int, pool: ThreadPoolExecutor) -> dict[str, tup
     at = place(shape, OwnerMap(1, tuple(range(RANKS))), RANKS)
     codes, rng = shape.codes, np.random.default_rng(0)
     scratches = [Scratch(WIDTH) for _ in range(threads)]
-    own, groups = int(at.counts[0]), at.groups_of(0)
+    own, groups = int(at.counts[0]), at.rows_of(0) // shape.group_rows
     x = rng.standard_normal(numel, np.float32)
     copy = np.empty_like(x)
-    coding = Coding(seed_of(COOKIE, OP), 0, shift_cap_of(RANKS), headroom_of(RANKS))
+    coding = Coding(seed_of(COOKIE, OP), 0, shift_cap_of(RANKS), headroom_of(RANKS), ranks=RANKS)
     need, needs = np.zeros(shape.groups, np.int16), [np.zeros(shape.groups, np.int16) for _ in range(threads)]
     measure(x, shape, coding, need, scratches[0])
     exponents = cold_exponents(need[None], coding.headroom)
@@ -109,12 +133,13 @@ def _passes(numel: int, threads: int, pool: ThreadPoolExecutor) -> dict[str, tup
     sums, slots = np.zeros((ring, 2 * WIDTH), np.uint8), np.zeros(ring, DTYPES["tb_slot"])
     sums.view(np.uint16)[:] = rng.integers(3, 3 * 255, (ring, WIDTH))
     slots["cookie"], slots["op"], slots["count"], slots["units"] = COOKIE, OP, 3, 3
+    slots["ranks"][:, 0] = 0b1110
     slots["exponent"][:own] = exponents[groups]
     sealed, made = Sums(sums, slots, 0, COOKIE, OP, exponents), results(own, codes)
     result_ring = rng.integers(1, 256, (1 << (shape.rows - 1).bit_length(), WIDTH), dtype=np.uint8)
     source = np.arange(shape.rows, dtype=np.int64)
     source[at.rows_of(0)] = [own_source(i) for i in range(own)]
-    received = Received(result_ring, made.packets, source, np.ones(shape.rows, np.float32))
+    received = Received(result_ring, made.packets, source, -np.ones(shape.rows, np.float32))
     decoded = np.empty_like(x)
 
     def shared(total: int, work: Callable[[int, tuple[int, int]], Any]) -> Callable[[], None]:
@@ -127,7 +152,7 @@ def _passes(numel: int, threads: int, pool: ThreadPoolExecutor) -> dict[str, tup
         encode(x, shape, coding, packets, scales, scratches[i], groups=part)
 
     def mean_part(i: int, part: tuple[int, int]) -> None:
-        contributed = Own(groups, memory[:own], True, scales, needs[i])
+        contributed = Own(at.rows_of(0), memory[:own], True, scales, needs[i])
         mean_rows(sealed, contributed, shape, coding, made, scratches[i], places=part)
 
     return {
@@ -149,38 +174,45 @@ def _passes(numel: int, threads: int, pool: ThreadPoolExecutor) -> dict[str, tup
 
 
 def errors() -> list[dict[str, Any]]:
-    """What four ranks get for layers of unequal scale, lossless and with 1 % of the results lost.
+    """What the ranks get for layers of unequal scale, by bits, ranks, correlation, and results lost.
 
     Rotation spreads a loss over all entries of a group, and so from large tensors into small ones beside them: the
     error of the worst tensor says how much (codec-16).
 
     Returns:
-        Rows ``name, bytes, threads, ms, gbps, nmse, worst_tensor, worst_tensor_nmse``; ``ms`` for all four ranks.
+        Rows ``name, bits, ranks, correlation, bytes, threads, ms, gbps, nmse, worst_tensor, worst_tensor_nmse``; ``ms``
+        for all ranks.
     """
     rows = []
-    for rotate in (True, False):
-        for loss in (0.0, 0.01):
-            rng = np.random.default_rng(7)
-            parts = [[rng.standard_normal(n, np.float32) * np.float32(s) for _, n, s in LAYERS] for _ in range(RANKS)]
-            gradients = [np.concatenate(p) for p in parts]
-            job = LocalJob(RANKS, gradients[0].size, WIDTH, rotate=rotate)
-            lost = rng.random((RANKS, job.shape.rows)) < loss
-            start = time.perf_counter()
-            value = job.step(OP, gradients, lost_results=lost, receivers=[0]).outputs[0]
-            seconds, size = time.perf_counter() - start, gradients[0].nbytes
-            worst, error = _worst_tensor(value, gradients)
-            rows.append(
-                {
-                    "name": f"{'rotated' if rotate else 'plain'}, {loss:.0%} of results lost",
-                    "bytes": size,
-                    "threads": 1,
-                    "ms": seconds * 1e3,
-                    "gbps": size / seconds / 1e9,
-                    "nmse": nmse(value, gradients),
-                    "worst_tensor": worst,
-                    "worst_tensor_nmse": error,
-                }
-            )
+    for case in _CASES:
+        rng, shared = np.random.default_rng(7), np.random.default_rng(8)
+        parts = [[rng.standard_normal(n, np.float32) * np.float32(s) for _, n, s in LAYERS] for _ in range(case.ranks)]
+        gradients = [np.concatenate(p) for p in parts]
+        if case.correlation:
+            common = np.concatenate([shared.standard_normal(n, np.float32) * np.float32(s) for _, n, s in LAYERS])
+            one, all_of = np.float32(math.sqrt(1 - case.correlation)), np.float32(math.sqrt(case.correlation))
+            gradients = [one * x + all_of * common for x in gradients]
+        job = LocalJob(case.ranks, gradients[0].size, WIDTH, rotate=case.rotate, bits=case.bits)
+        lost = rng.random((case.ranks, job.shape.rows)) < case.loss
+        start = time.perf_counter()
+        value = job.step(OP, gradients, lost_results=lost, receivers=[0]).outputs[0]
+        seconds, nbytes = time.perf_counter() - start, gradients[0].nbytes
+        worst, error = _worst_tensor(value, gradients)
+        rows.append(
+            {
+                "name": case.name,
+                "bits": case.bits,
+                "ranks": case.ranks,
+                "correlation": case.correlation,
+                "bytes": nbytes,
+                "threads": 1,
+                "ms": seconds * 1e3,
+                "gbps": nbytes / seconds / 1e9,
+                "nmse": nmse(value, gradients),
+                "worst_tensor": worst,
+                "worst_tensor_nmse": error,
+            }
+        )
     return rows
 
 

@@ -2,6 +2,11 @@
 
 Every rank must get the same bits from the same codes: no fastmath and no fused multiply-add here (numba emits none
 unless fastmath allows contraction; a test looks at the machine code), and sums have a fixed order.
+
+A code c with the rounding offset u stands for c - 128 where the scale of its row is positive, and for c - 128 - (u -
+1/2) where it is negative. Four words a row say how codes are read (``readings``): a value is
+``((c << 16 | (key - part) & mask) - zero) * factor``, with the part of the column in u. The key is the complement of
+the row's part, so that one subtraction gives 65535 - u.
 """
 
 from __future__ import annotations
@@ -12,6 +17,15 @@ import numpy as np
 
 from tailbound.codec import halves, kernels, planes, sums
 from tailbound.codec.halves import Floats, entries
+from tailbound.codec.hashing import (
+    STAGE_CONTRIBUTION,
+    STAGE_RESULT,
+    bits_of,
+    rounding_seed,
+    row_key,
+    step_of,
+    write_columns,
+)
 from tailbound.codec.records import Coding, Received
 from tailbound.codec.scale import SPAN, ZERO, root_of
 from tailbound.codec.scratch import PITCH_EXTRA, Scratch, readonly
@@ -32,6 +46,8 @@ class _Form(NamedTuple):
     codes: int  #: of a row
     bits: int  #: of a code
     seed: np.uint32
+    rounding: np.uint32
+    step: np.uint32  #: of the rank that made the codes, in their rounding offsets
     rotate: bool
 
 
@@ -41,15 +57,36 @@ def own_source(place: int) -> int:
 
 
 @compiled
-def _expand(addresses, factors, rows, codes, work, pitch):  # type: ignore[no-untyped-def]
+def key_of(rounding, step, row):  # type: ignore[no-untyped-def]
+    """The key of a row whose offsets are subtracted."""
+    return np.uint32(~np.uint32(row_key(rounding, row) + step))
+
+
+@compiled
+def _read_as(reading, scale, span, row, form):  # type: ignore[no-untyped-def]
+    """How the codes of ``row`` are read; ``span``: the largest distance of a code from zero."""
+    if form.bits == 16:
+        reading[0] = bits_of(np.float32(np.float64(scale) / span))
+        return
+    reading[0] = bits_of(np.float32(np.float64(abs(scale)) / span) * np.float32(2.0**-16))
+    reading[1] = (span + 1) << 16
+    reading[2] = reading[3] = 0
+    if scale < 0:
+        reading[1] += 32767
+        reading[2] = key_of(form.rounding, form.step, row)
+        reading[3] = 0xFFFF
+
+
+@compiled
+def _expand(addresses, readings, columns, rows, codes, work, pitch):  # type: ignore[no-untyped-def]
     """First pass: codes to values, and the butterflies between rows 8, 16 and 32 apart."""
     for i in range(8):
         if rows == 64:
-            kernels.expand8(addresses, factors, i, codes, work, i * pitch, pitch)
+            kernels.expand8(addresses, readings, columns, i, codes, work, i * pitch, pitch)
         elif rows == 32:
-            kernels.expand4(addresses, factors, i, codes, work, i * pitch, pitch)
+            kernels.expand4(addresses, readings, columns, i, codes, work, i * pitch, pitch)
         else:
-            kernels.expand2(addresses, factors, i, codes, work, i * pitch, pitch)
+            kernels.expand2(addresses, readings, columns, i, codes, work, i * pitch, pitch)
 
 
 @compiled
@@ -65,8 +102,9 @@ def _expand_sums(addresses, factors, zeros, rows, codes, work, pitch):  # type: 
 
 
 @compiled
-def _unfold(results, first, form, factors, out, at, apart):  # type: ignore[no-untyped-def]
+def _unfold(results, first, form, memory, out, at, apart):  # type: ignore[no-untyped-def]
     """Codes of 16 or 4 bits of a group's rows to values, ``apart`` in ``out``; a missing row is zero."""
+    columns = memory.columns
     for r in range(form.rows):
         where = results.source[first + r]
         begin = at + r * apart
@@ -74,9 +112,11 @@ def _unfold(results, first, form, factors, out, at, apart):  # type: ignore[no-u
             for j in range(begin, begin + form.codes):
                 out[j] = np.float32(0.0)
         elif where >= 0:
-            planes.read_row(results.ring[where], form.codes, form.bits, factors[r], out, begin)
+            payload = results.ring[where]
+            planes.read_row(payload, form.codes, form.bits, memory.readings[r], columns, out, begin)
         else:
-            planes.read_row(results.own[-where - 2, HEADER_BYTES:], form.codes, form.bits, factors[r], out, begin)
+            payload = results.own[-where - 2, HEADER_BYTES:]
+            planes.read_row(payload, form.codes, form.bits, memory.readings[r], columns, out, begin)
 
 
 @compiled
@@ -84,6 +124,7 @@ def _decode(results, lo, hi, form, memory, out):  # type: ignore[no-untyped-def]
     ring, own, source, scale, counts = results
     rows, codes, seed, rotate = form.rows, form.codes, form.seed, form.rotate
     work, padded, factors, addresses, zeros = memory.work, memory.group, memory.factors, memory.addresses, memory.zeros
+    readings, columns = memory.readings, memory.columns
     span = SPAN if form.bits == 8 else planes.zero_of(form.bits) - 1
     failed = 0
     pitch = codes + PITCH_EXTRA
@@ -93,6 +134,7 @@ def _decode(results, lo, hi, form, memory, out):  # type: ignore[no-untyped-def]
     # around the caches only by whole lines: half ones would be written to memory twice
     stream = LANES == 16 and halves.address(out, np.int64(0))[0] % 64 == 0
     summed = counts.shape[0] > 0
+    write_columns(form.rounding, columns[:codes])
     for g in range(lo, hi):
         received = 0
         for r in range(rows):
@@ -102,12 +144,14 @@ def _decode(results, lo, hi, form, memory, out):  # type: ignore[no-untyped-def]
             factors[r] = np.float32(0.0)
             zeros[r] = 0
             if at == MISSING:
+                readings[r, 0] = readings[r, 3] = 0
+                readings[r, 1] = (span + 1) << 16
                 continue
             if at >= ring.shape[0] or -at - 2 >= own.shape[0]:
                 return -1
             received += 1
             addresses[r] = ring_at + at * ring.shape[1] if at >= 0 else own_at - (at + 2) * own.shape[1]
-            factors[r] = np.float32(np.float64(scale[k]) / span)
+            _read_as(readings[r], scale[k], span, k, form)
             if summed:
                 factors[r] = np.float32(np.float64(scale[k]) / (SPAN * np.int64(counts[k])))
                 zeros[r] = ZERO * np.int32(counts[k])
@@ -121,7 +165,7 @@ def _decode(results, lo, hi, form, memory, out):  # type: ignore[no-untyped-def]
         target, at = (out.whole, first) if whole else (padded, np.int64(0))
         if form.bits != 8:
             apart, values, begin = (pitch, work, np.int64(0)) if rotate else (codes, target, at)
-            _unfold(results, g * rows, form, factors, values, begin, apart)
+            _unfold(results, g * rows, form, memory, values, begin, apart)
             if rotate:
                 planes.settle_far(work, rows, codes, pitch)
         elif not rotate:
@@ -129,11 +173,11 @@ def _decode(results, lo, hi, form, memory, out):  # type: ignore[no-untyped-def]
                 if summed:
                     sums.expand1(addresses, factors, zeros, r, codes, target, at + r * codes, 0)
                 else:
-                    kernels.expand1(addresses, factors, r, codes, target, at + r * codes, 0)
+                    kernels.expand1(addresses, readings, columns, r, codes, target, at + r * codes, 0)
         elif summed:
             _expand_sums(addresses, factors, zeros, rows, codes, work, pitch)
         else:
-            _expand(addresses, factors, rows, codes, work, pitch)
+            _expand(addresses, readings, columns, rows, codes, work, pitch)
         if rotate:
             factor = np.float32(root_of(rows) / received)
             for r in range(0, rows, 8):
@@ -155,15 +199,17 @@ def decode(
     scratch: Scratch,
     *,
     groups: tuple[int, int] | None = None,
+    stage: int = STAGE_RESULT,
 ) -> int:
     """Decodes the results of an op (codec-11).
 
     Args:
-        coding: its seed, and whether groups are rotated.
+        coding: its seed, and whether groups are rotated; of contributions the rank, too.
         out: [numel], of a type of ``codec.halves``, written, C-contiguous. Missing rows count as zero, and each group
             is multiplied by R / received; a group of which nothing came is zero. Where groups are not rotated missing
             entries are zero and nothing is corrected.
         groups: only the groups of this half-open range.
+        stage: whose rounding offsets the codes have, those of results or of contributions.
 
     Returns:
         Groups of which nothing was received.
@@ -182,7 +228,9 @@ def decode(
         )
     lo, hi = groups or (0, shape.groups)
     rows = Received(readonly(ring), own, source, scale, _NO_COUNTS if counts is None else counts)
-    form = _Form(shape.group_rows, shape.entries, shape.bits, np.uint32(coding.seed), coding.rotate)
+    seed, rounding = np.uint32(coding.seed), np.uint32(rounding_seed(coding.seed, stage))
+    step = np.uint32(step_of(coding.rank, coding.ranks) if stage == STAGE_CONTRIBUTION else 0)
+    form = _Form(shape.group_rows, shape.entries, shape.bits, seed, rounding, step, coding.rotate)
     failed = _decode(rows, lo, hi, form, scratch.memory, values)
     if failed < 0:
         raise ValueError(f"a source lies outside the ring of {ring.shape[0]} rows or the {own.shape[0]} own rows")

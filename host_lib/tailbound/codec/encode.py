@@ -4,7 +4,8 @@ A group is multiplied by its signs, rotated in cache, its largest value found, a
 memory with stochastic rounding, while the check's partial state over each payload is taken. Nothing is allocated.
 
 code = clamp(floor(y * 127 / (2^(e/4) 2^k) + 128 + u), 1, 255): zero is exactly 128, and 0 never occurs. ``128 + u``
-with a 16-bit u is exact in float32; 24 bits would not be.
+with a 16-bit u is exact in float32; 24 bits would not be. u is what everybody can compute (``codec.hashing``), so that
+whoever averages may take it off again; codes are the same whether it is or not.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from tailbound.codec import halves, hashing, kernels, planes
 from tailbound.codec.halves import Entries, Floats, entries
-from tailbound.codec.hashing import bits_of, float_of, row_key
+from tailbound.codec.hashing import bits_of, float_of, row_key, write_columns
 from tailbound.codec.records import Coding, Packets, Scales
 from tailbound.codec.scale import OVERFLOW_BITS, SPAN, need_of, root_of, scale_of, shift_of
 from tailbound.codec.scratch import PITCH_EXTRA, Scratch, readonly
@@ -34,6 +35,7 @@ class _Form(NamedTuple):
     bits: int  #: of a code
     seed: np.uint32
     rounding: np.uint32
+    step: np.uint32  #: of the rank, in its rounding offsets
     rotate: bool
     shift_cap: int
 
@@ -60,9 +62,13 @@ def _source(x, first, size, memory):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _ahead(x, at, size):  # type: ignore[no-untyped-def]
-    """Where to prefetch: the same rows of the next group; nowhere new at the end (unmapped addresses are slow)."""
-    return halves.address(x, at + size if at + size + size // 8 <= halves.count(x) else np.int64(0))
+def _ahead(x, at, size, columns):  # type: ignore[no-untyped-def]
+    """Where to prefetch: the same rows of the next group; nowhere new at the end (unmapped addresses are slow).
+
+    And where the columns' parts of the rounding offsets are.
+    """
+    where, width = halves.address(x, at + size if at + size + size // 8 <= halves.count(x) else np.int64(0))
+    return where, np.int64(width), np.int64(columns.ctypes.data)
 
 
 @compiled
@@ -100,7 +106,7 @@ def _measure(x, lo, hi, form, need, memory):  # type: ignore[no-untyped-def]
             _spread(source, at, rows, codes, np.uint32(form.seed + np.uint32(first)), work, pitch)
         most = np.uint32(0)
         for r in range(0, rows, 8):
-            ahead = _ahead(x, first + r * codes, size)
+            ahead = _ahead(x, first + r * codes, size, memory.columns)
             if form.rotate:
                 bits = kernels.measure_turned(work, r * pitch, pitch, codes, none, keys, targets, ahead)
             else:
@@ -126,20 +132,18 @@ def _finish(x, source, at, g, form, factor, packets, memory):  # type: ignore[no
     most = np.uint32(0)
     for r in range(0, rows, 8):
         k = g * rows + r
-        ahead = _ahead(x, np.int64(k) * codes, rows * codes)
+        ahead = _ahead(x, np.int64(k) * codes, rows * codes, memory.columns)
         for i in range(8):
             targets[i] = base + np.int64(position[k + i]) * out.shape[1]
-        for i in range(4):
-            keys[i] = row_key(form.rounding, np.uint32(k // 2 + i))
+            keys[i] = np.uint32(row_key(form.rounding, k + i) + form.step)
         if form.bits != 8:
             values, first, apart = (work, r * pitch, pitch) if form.rotate else (source, at + r * codes, codes)
             bits = kernels.measure_plain(values, first, apart, codes, factor, keys, targets, ahead)
             for i in range(8):
                 target = out[position[k + i], HEADER_BYTES : HEADER_BYTES + codes * form.bits // 8]
-                begin, lower = first + i * apart, np.uint32(16 * (i % 2))
-                planes.write_row(
-                    values[begin : begin + codes], factor, keys[i // 2], lower, form.bits, memory.row[:codes], target
-                )
+                begin = first + i * apart
+                row, parts = values[begin : begin + codes], memory.columns[:codes]
+                planes.write_row(row, factor, keys[i], parts, form.bits, memory.row[:codes], target)
         elif form.rotate:
             bits = kernels.finish_turned(work, r * pitch, pitch, codes, factor, keys, targets, ahead)
         else:
@@ -176,6 +180,7 @@ def _encode(x, lo, hi, form, packets, scales, memory):  # type: ignore[no-untype
     pitch = codes + PITCH_EXTRA
     size = rows * codes
     root = root_of(rows) if form.rotate else 1.0
+    write_columns(form.rounding, memory.columns[:codes])
     for g in range(lo, hi):
         first = np.int64(g) * size
         e = np.int64(scales.exponents[g])
@@ -209,10 +214,9 @@ def _encode(x, lo, hi, form, packets, scales, memory):  # type: ignore[no-untype
 
 
 def _form(shape: Shape, coding: Coding) -> _Form:
-    rounding = hashing.rounding_seed(coding.seed, coding.rank, hashing.STAGE_CONTRIBUTION)
-    cap = coding.shift_cap if shape.bits > 4 else 0
-    seed, rounded = np.uint32(coding.seed), np.uint32(rounding)
-    return _Form(shape.group_rows, shape.entries, shape.bits, seed, rounded, coding.rotate, cap)
+    seed, rounding = np.uint32(coding.seed), np.uint32(hashing.rounding_seed(coding.seed, hashing.STAGE_CONTRIBUTION))
+    step, cap = np.uint32(hashing.step_of(coding.rank, coding.ranks)), coding.shift_cap if shape.bits > 4 else 0
+    return _Form(shape.group_rows, shape.entries, shape.bits, seed, rounding, step, coding.rotate, cap)
 
 
 def _entries(x: Floats, shape: Shape, scratch: Scratch) -> Entries:
@@ -278,6 +282,6 @@ def encode(
     if rows != (shape.rows, HEADER_BYTES + shape.codes) or partials != (shape.rows, 4):
         raise ValueError(f"packets {rows} or partials {partials} do not fit {shape}")
     lo, hi = groups or (0, shape.groups)
-    packets = packets._replace(position=readonly(packets.position))
+    packets = Packets(packets.memory, readonly(packets.position), packets.partials)
     finite, clipped = _encode(values, lo, hi, _form(shape, coding), packets, scales, scratch.memory)
     return Encoded(bool(finite), int(clipped))

@@ -12,16 +12,49 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.decode import MISSING, decode
+from tailbound.codec.hashing import STAGE_CONTRIBUTION
+from tailbound.codec.planes import zero_of
 from tailbound.codec.records import Coding, Packets, Received, Scales
 from tailbound.codec.scale import scales_of
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import Shape
+from tailbound.wire.jit import compiled
+from tailbound.wire.schema import HEADER_BYTES
+
+_NO_COUNTS = np.zeros(0, np.uint16)
 
 
 def read_back(packets: Packets, source: NDArray[np.int64], scale: NDArray[np.float32]) -> Received:
     """The ``packets`` of ``encode`` as ``decode`` reads them; ``source`` i64[T] and ``scale`` f32[T]: memory for it."""
     np.subtract(-2, packets.position, out=source)
     return Received(packets.memory, packets.memory, source, scale)
+
+
+@compiled
+def _zeros(payload, bits):  # type: ignore[no-untyped-def]
+    """Codes of a row, of 8 or 4 bits, that mean zero."""
+    zeros, zero = 0, zero_of(bits)
+    if bits == 8:
+        for code in payload:
+            zeros += code == zero
+    else:
+        for pair in payload:
+            zeros += (pair & 15 == zero) + (pair >> 4 == zero)
+    return zeros
+
+
+@compiled
+def _mark(own, shift, rows, codes, bits, lo, hi):  # type: ignore[no-untyped-def]
+    """Makes the scales of rows ``lo`` to ``hi`` negative whose offsets the owner will take off.
+
+    That is what the owner would do if all ranks had these codes (``codec.mean``): what others have is not known here.
+    """
+    for k in range(lo, hi):
+        at = own.source[k]
+        if at != MISSING and shift[k // rows] == 0:
+            zeros = _zeros(own.own[-at - 2, HEADER_BYTES : HEADER_BYTES + codes], bits)
+            if 2 * zeros <= codes * 8 // bits:
+                own.scale[k] = -own.scale[k]
 
 
 def write_residual(
@@ -53,7 +86,10 @@ def write_residual(
     own.source.reshape(shape.groups, shape.group_rows)[part][skipped.astype(bool)] = MISSING
     told = np.where(skipped, np.int16(0), scales.exponents[part]) + 4 * scales.shift[part].astype(np.int16)
     own.scale.reshape(shape.groups, shape.group_rows)[part] = scales_of(told)[:, None]
-    decode(own, shape, coding, residual, scratch, groups=(lo, hi))
+    rows, codes, bits = shape.group_rows, shape.codes, shape.bits
+    if coding.rotate and bits < 16:
+        _mark(own._replace(counts=_NO_COUNTS), scales.shift, rows, codes, bits, lo * rows, hi * rows)
+    decode(own, shape, coding, residual, scratch, groups=(lo, hi), stage=STAGE_CONTRIBUTION)
     size = shape.group_rows * shape.entries
     entries = slice(lo * size, hi * size)
     np.subtract(data[entries], residual[entries], out=residual[entries])

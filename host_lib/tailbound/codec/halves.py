@@ -25,6 +25,8 @@ _INDEX = types.int64
 #: A bucket: f32[n], f16[n], or the bits of bfloat16 as u16[n].
 Floats: TypeAlias = NDArray[Any]
 BFLOAT16, FLOAT16 = np.dtype(np.uint16), np.dtype(np.float16)
+FLOAT32 = np.dtype(np.float32)
+_KNOWN = FLOAT32, BFLOAT16, FLOAT16
 _WHOLE, _BFLOAT16, _FLOAT16 = 0, 1, 2
 
 
@@ -51,15 +53,15 @@ def entries(name: str, values: Floats, shape: Shape) -> Entries:
     Raises:
         ValueError: they are no bucket of ``shape``.
     """
-    known = values.dtype in (np.float32, BFLOAT16, FLOAT16)
-    if not known or values.shape != (shape.numel,) or not values.flags.c_contiguous:
+    dtype = values.dtype
+    if dtype not in _KNOWN or values.shape != (shape.numel,) or not values.flags.c_contiguous:
         raise ValueError(
-            f"{name} {values.dtype}{values.shape} is not a contiguous float32 array of {shape.numel} entries, nor one "
+            f"{name} {dtype}{values.shape} is not a contiguous float32 array of {shape.numel} entries, nor one "
             "of float16 or, for bfloat16, uint16"
         )
-    if values.dtype == np.float32:
+    if dtype == FLOAT32:
         return Entries(values, _NO_HALF, _WHOLE)
-    return Entries(_NO_WHOLE, values.view(np.uint16), _BFLOAT16 if values.dtype == BFLOAT16 else _FLOAT16)
+    return Entries(_NO_WHOLE, values.view(np.uint16), _BFLOAT16 if dtype == BFLOAT16 else _FLOAT16)
 
 
 @compiled

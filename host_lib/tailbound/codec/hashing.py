@@ -1,14 +1,22 @@
 """Signs and rounding offsets (codec-3, codec-7): hashes computed in the loops instead of stored.
 
-Signs are equal on all ranks and new in every op (fixed ones would lose the same directions for ever); rounding offsets
-also depend on the rank, because equal gradients rounded alike do not average. Both come from the finaliser of
-MurmurHash3 (A. Appleby, public domain): a hash with one multiplication is not random enough.
+Signs are equal on all ranks and new in every op (fixed ones would lose the same directions for ever). Both come from
+the finaliser of MurmurHash3 (A. Appleby, public domain): a hash with one multiplication is not random enough.
+
+A rounding offset is a fraction of a code, in units of 2^-16: ``(column + row + step) mod 2^16``, with a hash of the
+column, a hash of the row, and the step of the rank. Any two offsets of a rank are independent, and errors of unbiased
+rounding are then uncorrelated: nothing in an error's mean or variance tells them from a hash an entry, and a loop over
+a row only adds. The steps ``(rank << 16) // N`` put the offsets of all ranks at equal distances (correlated
+quantisation: Suresh, Sun, Ro and Yu, ICML 2022): where ranks agree, what one rounds up another rounds down. The sum of
+the offsets of all N ranks is ``(N * common mod 2^16) + sum of the steps``, with ``common`` that of rank 0: it takes no
+loop to take it off (``codec.mean``).
 
 numba promotes ``uint32 * uint32`` to 64 bits, so every step is cast back.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -73,19 +81,47 @@ def seed_of(cookie: int, op: int) -> int:
     return mix(mix(cookie + 0x9E3779B9) + op)
 
 
-def rounding_seed(seed: int, rank: int, stage: int) -> int:
-    """Seed of the rounding offsets of ``rank`` in the op with ``seed``, a u32; ``stage`` as above."""
-    return mix(mix(seed ^ 0x5BD1E995) + (rank << 8 | stage))
+def rounding_seed(seed: int, stage: int) -> int:
+    """Seed of the rounding offsets in the op with ``seed``, a u32, the same on all ranks; ``stage`` as above."""
+    return mix(mix(seed ^ 0x5BD1E995) + stage)
+
+
+def step_of(rank: int, ranks: int) -> int:
+    """What the rounding offsets of ``rank`` have on those of rank 0 in a job of ``ranks``, in 2^-16 of a code."""
+    return (rank << 16) // ranks
+
+
+@cache
+def steps_of_all(ranks: int) -> int:
+    """Sum of the steps of all ranks of a job."""
+    return sum(step_of(rank, ranks) for rank in range(ranks))
 
 
 _ROW = np.uint32(0x9E3779B1)
+#: Keeps columns and rows apart.
+COLUMN = 0xA511E9B3
+_COLUMN = np.uint32(COLUMN)
 
 
 @compiled
-def row_key(seed: Any, row: Any) -> Any:
-    """Key of the rounding offsets of a row (results), or of a pair of rows (contributions).
+def row_key(rounding: Any, row: Any) -> Any:
+    """The part of row k in its rounding offsets; the lower 16 bits count."""
+    return fmix(np.uint32(rounding + np.uint32(np.uint32(row) * _ROW)))
 
-    Column w of a row takes 16 bits of ``fmix(key + w)``. Contributions: rows 2m and 2m + 1 share the key of m, the even
-    row takes the low bits, the odd one the high bits. Results: the high bits, w counted in lanes of the sums ring.
-    """
-    return fmix(np.uint32(seed + np.uint32(row * _ROW)))
+
+@compiled
+def write_columns(rounding: Any, columns: Any) -> None:
+    """The parts of the columns in the rounding offsets: u16[V], written."""
+    first = fmix(np.uint32(rounding ^ _COLUMN))
+    for j in range(columns.shape[0]):
+        columns[j] = fmix(np.uint32(first + np.uint32(j))) >> _S16
+
+
+@compiled
+def write_lanes(rounding: Any, columns: Any) -> None:
+    """The same in the lane order of the sums ring: of eight columns 0 2 4 6, then 1 3 5 7."""
+    first = fmix(np.uint32(rounding ^ _COLUMN))
+    for j in range(columns.shape[0]):
+        lane = j & 7
+        column = (j & ~7) + (2 * lane if lane < 4 else 2 * lane - 7)
+        columns[j] = fmix(np.uint32(first + np.uint32(column))) >> _S16

@@ -15,13 +15,14 @@ from typing import Any
 from numba import types
 from numba.extending import intrinsic
 
-from tailbound.codec.simd import F32, I32, I64, LANES, VF32, VI8, VI16, VI32, Emit
+from tailbound.codec.simd import F32, I16, I32, I64, LANES, VF32, VI8, VI16, VI32, Emit
 
 #: Typed loosely: the compiler of numba calls these, not Python.
 _kernel: Any = intrinsic
 _INDEX, _FLOAT, _WORD = types.int64, types.float32, types.uint32
-_pair: Any = types.UniTuple
-_PLACE = _pair(_INDEX, 2)
+_tuple: Any = types.UniTuple
+_PLACES = _tuple(_INDEX, 3)
+_FORM = _tuple(_INDEX, 3)
 #: Order of codes in a vector's lanes of the sums ring, and back.
 LANE_ORDER = tuple(i + j for i in range(0, LANES, 8) for j in (0, 2, 4, 6, 1, 3, 5, 7))
 CODE_ORDER = tuple(LANE_ORDER.index(i) for i in range(LANES))
@@ -35,6 +36,12 @@ def _signs(e: Emit, index: Any) -> Any:
 
 def _flip(e: Emit, value: Any, signs: Any) -> Any:
     return e.b.bitcast(e.b.xor(e.b.bitcast(value, VI32), signs), VF32)
+
+
+def _offset(e: Emit, part: Any, key: Any) -> Any:
+    """128 + u as floats, from the 16-bit parts of columns and of a row: a float32 of 128 has a last place of 2^-16."""
+    u = e.b.zext(e.b.add(part, key), VI32)
+    return e.b.bitcast(e.b.or_(u, e.const(VI32, 0x43000000)), VF32)
 
 
 def _row_index(e: Emit, index: Any, row: int, stride: Any, column: Any) -> Any:
@@ -79,20 +86,20 @@ def _finish_rows(turn: bool, quantise: bool) -> Any:
     ) -> Any:
         """8 neighbouring rows of ``work``: butterflies, largest bits (returned), codes to the addresses ``targets``.
 
-        ``keys`` u32[4]: rounding key of each pair of rows. ``ahead``: an address and the bytes of an entry; 8 rows of
-        entries from there on are prefetched meanwhile.
+        ``keys`` u32[8]: the parts of the rows in their rounding offsets. ``ahead``: an address and the bytes of an
+        entry, 8 rows of entries from there on are prefetched meanwhile; the address of the columns' parts.
         """
-        signature = _WORD(work, _INDEX, _INDEX, _INDEX, _FLOAT, keys, targets, _PLACE)
+        signature = _WORD(work, _INDEX, _INDEX, _INDEX, _FLOAT, keys, targets, _PLACES)
 
         def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             e = Emit(context, builder)
             source = e.address(sig.args[0], args[0], args[1])
             zero = e.const(VI32, 0)
             most = e.variable(zero)
-            ahead, width = (builder.extract_value(args[7], i) for i in range(2))
+            ahead, width, parts = (builder.extract_value(args[7], i) for i in range(3))
             if quantise:
                 key_at = e.address(sig.args[5], args[5])
-                keys = [e.splat(e.load(e.step(key_at, I64(i), 4), I32, 4)) for i in range(4)]
+                keys = [e.splat(builder.trunc(e.load(e.step(key_at, I64(i), 4), I32, 4), I16)) for i in range(8)]
                 target_at = e.address(sig.args[6], args[6])
                 targets = [e.load(e.step(target_at, I64(i), 8), I64, 8) for i in range(8)]
                 scale = e.splat(args[4])
@@ -111,16 +118,12 @@ def _finish_rows(turn: bool, quantise: bool) -> Any:
                     largest = e.umax(largest, bits)
                 builder.store(largest, most)
                 if quantise:
-                    lanes = builder.add(e.splat(builder.trunc(column, I32)), e.const(VI32, range(LANES)))
-                    for pair in range(4):
-                        h = e.fmix(builder.add(keys[pair], lanes))
-                        low = builder.and_(h, e.const(VI32, 0xFFFF))
-                        high = builder.lshr(h, e.const(VI32, 16))
-                        for row, u in ((2 * pair, low), (2 * pair + 1, high)):
-                            offset = builder.bitcast(builder.or_(u, e.const(VI32, 0x43000000)), VF32)
-                            code = e.clamp(builder.fadd(builder.fmul(values[row], scale), offset), 1.0, 255.0)
-                            out = builder.trunc(builder.fptosi(code, VI32), VI8)
-                            e.store(out, builder.add(targets[row], column), 1)
+                    part = e.load(e.step(parts, column, 2), VI16, 2)
+                    for row in range(8):
+                        offset = _offset(e, part, keys[row])
+                        code = e.clamp(builder.fadd(builder.fmul(values[row], scale), offset), 1.0, 255.0)
+                        out = builder.trunc(builder.fptosi(code, VI32), VI8)
+                        e.store(out, builder.add(targets[row], column), 1)
             return e.largest(builder.load(most))
 
         return signature, emit
@@ -158,24 +161,34 @@ settle2, settle4, settle = _settle_rows(2), _settle_rows(4), _settle_rows(8)
 def _expand_rows(rows: int) -> Any:
     @_kernel
     def expand(
-        typing: Any, sources: Any, factors: Any, first: Any, columns: Any, work: Any, into: Any, pitch: Any
+        typing: Any, sources: Any, readings: Any, parts: Any, first: Any, columns: Any, work: Any, into: Any, pitch: Any
     ) -> Any:
-        """Codes at the addresses ``sources[first + 8 p]``, as (code - 128) * factor, P-way butterflies, to ``work``."""
-        signature = types.void(sources, factors, _INDEX, _INDEX, work, _INDEX, _INDEX)
+        """Codes at the addresses ``sources[first + 8 p]`` as values, P-way butterflies, to ``work``.
+
+        ``readings`` u32[rows, 4]: how (``codec.decode``). ``parts`` u16: of the columns, in rounding offsets.
+        """
+        signature = types.void(sources, readings, parts, _INDEX, _INDEX, work, _INDEX, _INDEX)
 
         def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             e = Emit(context, builder)
-            source_at = e.address(sig.args[0], args[0], args[2])
-            factor_at = e.address(sig.args[1], args[1], args[2])
+            source_at = e.address(sig.args[0], args[0], args[3])
+            reading_at = e.step(e.address(sig.args[1], args[1]), args[3], 16)
+            part_at = e.address(sig.args[2], args[2])
             sources = [e.load(e.step(source_at, I64(8 * p), 8), I64, 8) for p in range(rows)]
-            factors = [e.splat(e.load(e.step(factor_at, I64(8 * p), 4), F32, 4)) for p in range(rows)]
-            target = e.address(sig.args[4], args[4], args[5])
-            pitch8 = builder.mul(args[6], I64(8))
-            with e.columns(args[3]) as column:
+            factors, zeros, keys, masks = (
+                [e.splat(e.load(builder.add(reading_at, I64(128 * p + 4 * i)), kind, 4)) for p in range(rows)]
+                for i, kind in enumerate((F32, I32, I32, I32))
+            )
+            target = e.address(sig.args[5], args[5], args[6])
+            pitch8 = builder.mul(args[7], I64(8))
+            with e.columns(args[4]) as column:
                 values = []
+                part = builder.zext(e.load(e.step(part_at, column, 2), VI16, 2), VI32)
                 for p in range(rows):
                     code = builder.zext(e.load(builder.add(sources[p], column), VI8, 1), VI32)
-                    value = builder.sitofp(builder.sub(code, e.const(VI32, 128)), VF32)
+                    below = builder.and_(builder.sub(keys[p], part), masks[p])
+                    fixed = builder.or_(builder.shl(code, e.const(VI32, 16)), below)
+                    value = builder.sitofp(builder.sub(fixed, zeros[p]), VF32)
                     values.append(builder.fmul(value, factors[p]))
                 for p, value in enumerate(e.hadamard(values)):
                     e.store(value, e.step(target, builder.add(builder.mul(pitch8, I64(p)), column), 4), 4)
@@ -222,21 +235,26 @@ def _restore_rows(stream: bool) -> Any:
 restore, restore_stream = _restore_rows(False), _restore_rows(True)
 
 
+def _count(e: Emit, here: Any, found: Any) -> None:
+    """Adds one to the lanes of the variable ``found`` in which ``here``."""
+    e.b.store(e.b.sub(e.b.load(found), e.b.sext(here, VI32)), found)
+
+
 def _gather_row(ring: bool, own: bool) -> Any:
     @_kernel
-    def gather(typing: Any, sums: Any, codes: Any, shift: Any, zero: Any, columns: Any, lanes: Any) -> Any:
-        """Sums of one row, own codes shifted and added, into u16 lanes; returns the largest |sum - zero|.
+    def gather(typing: Any, sums: Any, codes: Any, shift: Any, zero: Any, columns: Any, lanes: Any, counts: Any) -> Any:
+        """Sums of one row, own codes shifted and added, into u16 lanes; those that are ``zero`` are counted.
 
-        ``sums`` and ``codes`` are addresses; which of them are read is the variant's choice.
+        ``sums`` and ``codes`` are addresses; which of them are read is the variant's choice. ``counts`` u32[LANES],
+        written: by lane of a vector. The largest one is returned.
         """
-        signature = _WORD(_INDEX, _INDEX, types.uint16, _WORD, _INDEX, lanes)
+        signature = _WORD(_INDEX, _INDEX, types.uint16, _WORD, _INDEX, lanes, counts)
 
         def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             e = Emit(context, builder)
-            target = e.address(sig.args[5], args[5])
-            zero = e.splat(args[3])
-            shift = e.splat(args[2])
-            most = e.variable(e.const(VI32, 0))
+            target, count_at = e.address(sig.args[5], args[5]), e.address(sig.args[6], args[6])
+            shift, zero = e.splat(args[2]), e.splat(builder.trunc(args[3], I16))
+            found = e.variable(e.const(VI32, 0))
             with e.columns(args[4]) as column:
                 total = e.const(VI16, 0)
                 if ring:
@@ -245,10 +263,9 @@ def _gather_row(ring: bool, own: bool) -> Any:
                     code = e.shuffle(e.load(builder.add(args[1], column), VI8, 1), LANE_ORDER)
                     total = builder.add(total, builder.shl(builder.zext(code, VI16), shift))
                 e.store(total, e.step(target, column, 2), 2)
-                d = builder.sub(builder.zext(total, VI32), zero)
-                size = e.umin(d, builder.sub(e.const(VI32, 0), d))
-                builder.store(e.umax(builder.load(most), size), most)
-            return e.largest(builder.load(most))
+                _count(e, builder.icmp_unsigned("==", total, zero), found)
+            e.store(builder.load(found), count_at, 4)
+            return e.largest(builder.load(found))
 
         return signature, emit
 
@@ -259,21 +276,90 @@ gather_ring, gather_own, gather_both = _gather_row(True, False), _gather_row(Fal
 
 
 @_kernel
-def requantise(typing: Any, lanes: Any, zero: Any, factor: Any, key: Any, columns: Any, target: Any) -> Any:
-    """u16 lanes as codes at the address ``target``: floor((sum - zero) * factor + 128 + u), u numbered by lane."""
-    signature = types.void(lanes, _WORD, _FLOAT, _WORD, _INDEX, _INDEX)
+def count_zeros(typing: Any, lanes: Any, zero: Any, columns: Any, counts: Any) -> Any:
+    """Sums of a row, u16 lanes, that are ``zero``: to ``counts`` u32[LANES], by lane; the largest one is returned."""
+    signature = _WORD(lanes, _WORD, _INDEX, counts)
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         e = Emit(context, builder)
-        source = e.address(sig.args[0], args[0])
-        zero, factor, key = e.splat(args[1]), e.splat(args[2]), e.splat(args[3])
+        source, target = e.address(sig.args[0], args[0]), e.address(sig.args[3], args[3])
+        zero = e.splat(builder.trunc(args[1], I16))
+        found = e.variable(e.const(VI32, 0))
+        with e.columns(args[2]) as column:
+            _count(e, builder.icmp_unsigned("==", e.load(e.step(source, column, 2), VI16, 2), zero), found)
+        e.store(builder.load(found), target, 4)
+        return e.largest(builder.load(found))
+
+    return signature, emit
+
+
+@_kernel
+def take_off(typing: Any, lanes: Any, zero: Any, form: Any, parts: Any, masks: Any, columns: Any, exact: Any) -> Any:
+    """u16 lanes as distances from ``zero`` in units of 2^-16, less the offsets of all ranks, i32; largest one returned.
+
+    ``form``: the row's part in the offsets, the number of ranks N, and what is the same for all lanes.
+    ``masks`` u32[LANES]: all ones in lanes whose offsets are taken off, else 0.
+    """
+    signature = _WORD(lanes, _WORD, _FORM, parts, masks, _INDEX, exact)
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        e = Emit(context, builder)
+        source, part_at = e.address(sig.args[0], args[0]), e.address(sig.args[3], args[3])
+        target, zero = e.address(sig.args[6], args[6]), e.splat(args[1])
+        key, ranks = (e.splat(builder.trunc(builder.extract_value(args[2], i), I16)) for i in range(2))
+        same = e.splat(builder.trunc(builder.extract_value(args[2], 2), I32))
+        mask = e.load(e.address(sig.args[4], args[4]), VI32, 4)
+        zero = builder.add(builder.shl(zero, e.const(VI32, 16)), builder.and_(same, mask))
+        most, least = e.variable(e.const(VI32, 0)), e.variable(e.const(VI32, 0))
+        with e.columns(args[5]) as column:
+            total = builder.zext(e.load(e.step(source, column, 2), VI16, 2), VI32)
+            common = builder.add(e.load(e.step(part_at, column, 2), VI16, 2), key)
+            off = builder.and_(builder.zext(builder.mul(common, ranks), VI32), mask)
+            value = builder.sub(builder.sub(builder.shl(total, e.const(VI32, 16)), zero), off)
+            e.store(value, e.step(target, column, 4), 4)
+            builder.store(e.smax(builder.load(most), value), most)
+            builder.store(e.smin(builder.load(least), value), least)
+        return e.largest(e.umax(builder.load(most), builder.sub(e.const(VI32, 0), builder.load(least))))
+
+    return signature, emit
+
+
+@_kernel
+def add_offsets(typing: Any, exact: Any, key: Any, sign: Any, parts: Any, masks: Any, columns: Any) -> Any:
+    """Offsets of one rank, times ``sign``, added to ``exact`` i32; ``key``: of its row. The largest one is returned."""
+    signature = _WORD(exact, _WORD, types.int32, parts, masks, _INDEX)
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        e = Emit(context, builder)
+        target, part_at = e.address(sig.args[0], args[0]), e.address(sig.args[3], args[3])
+        key, sign = e.splat(builder.trunc(args[1], I16)), e.splat(args[2])
+        mask = e.load(e.address(sig.args[4], args[4]), VI32, 4)
+        most = e.variable(e.const(VI32, 0))
+        with e.columns(args[5]) as column:
+            u = builder.zext(builder.add(e.load(e.step(part_at, column, 2), VI16, 2), key), VI32)
+            at = e.step(target, column, 4)
+            value = builder.add(e.load(at, VI32, 4), builder.and_(builder.mul(u, sign), mask))
+            e.store(value, at, 4)
+            size = e.umin(value, builder.sub(e.const(VI32, 0), value))
+            builder.store(e.umax(builder.load(most), size), most)
+        return e.largest(builder.load(most))
+
+    return signature, emit
+
+
+@_kernel
+def requantise(typing: Any, exact: Any, factor: Any, key: Any, parts: Any, columns: Any, target: Any) -> Any:
+    """i32 in lane order as codes at the address ``target``: floor(value * factor + 128 + u); ``parts`` likewise."""
+    signature = types.void(exact, _FLOAT, _WORD, parts, _INDEX, _INDEX)
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        e = Emit(context, builder)
+        source, part_at = e.address(sig.args[0], args[0]), e.address(sig.args[3], args[3])
+        factor, key = e.splat(args[1]), e.splat(builder.trunc(args[2], I16))
         with e.columns(args[4]) as column:
-            d = builder.sub(builder.zext(e.load(e.step(source, column, 2), VI16, 2), VI32), zero)
-            lane = builder.add(e.splat(builder.trunc(column, I32)), e.const(VI32, range(LANES)))
-            h = e.fmix(builder.add(key, lane), top_only=True)
-            u = builder.or_(builder.lshr(h, e.const(VI32, 16)), e.const(VI32, 0x43000000))
-            value = builder.fadd(builder.fmul(builder.sitofp(d, VF32), factor), builder.bitcast(u, VF32))
-            code = builder.trunc(builder.fptosi(e.clamp(value, 1.0, 255.0), VI32), VI8)
+            value = builder.fmul(builder.sitofp(e.load(e.step(source, column, 4), VI32, 4), VF32), factor)
+            offset = _offset(e, e.load(e.step(part_at, column, 2), VI16, 2), key)
+            code = builder.trunc(builder.fptosi(e.clamp(builder.fadd(value, offset), 1.0, 255.0), VI32), VI8)
             e.store(e.shuffle(code, CODE_ORDER), builder.add(args[5], column), 1)
         return context.get_dummy_value()
 

@@ -75,7 +75,7 @@ class LocalJob:
     def coding(self, op: int, rank: int) -> Coding:
         """How ``rank`` codes ``op``."""
         seed, cap = seed_of(self.cookie, op), shift_cap_of(self.world_size)
-        return Coding(seed, rank, cap, self.headroom, self.rotate)
+        return Coding(seed, rank, cap, self.headroom, self.rotate, self.world_size)
 
     def packets_of(self, rank: int) -> Packets:
         """Memory of a rank's contributions."""
@@ -133,7 +133,7 @@ class LocalJob:
                 part = slice(start, start + rows)
                 sealed = Sums(sums, slots, start, self.cookie, op, self.exponents[owner])
                 own = Own(
-                    self.placement.groups_of(owner), self.packets[owner][part], finite[owner], self.scales_of(owner),
+                    self.placement.rows_of(owner), self.packets[owner][part], finite[owner], self.scales_of(owner),
                     np.zeros(shape.groups, np.int16),
                 )  # fmt: skip
                 made = Results._make(each[part] for each in out)
@@ -171,6 +171,7 @@ class LocalJob:
             else:
                 lanes += reference.to_lanes(sent_codes) << k[:, None]
             rows["count"] += taken
+            rows["ranks"][:, sender >> 6] |= np.where(taken, np.uint64(1 << (sender & 63)), np.uint64(0))
             rows["units"] += np.where(taken, 1 << k, 0).astype(np.uint32)
             rows["need"] = np.where(taken, np.maximum(rows["need"], self.need[sender][self.row_groups]), rows["need"])
         return sums, slots, refused

@@ -1,11 +1,24 @@
 """The owner's pass: sums of codes into means, coded again with a scale of each row's own.
 
-All arithmetic before the last rounding is in integers: with d = sum - 128 units, the mean is
+All arithmetic before the last rounding is in integers: with d = sum - 128 units less the rounding offsets, the mean is
 d * (2^(e/4) / 127) / count and the row's scale t = max|d| * (2^(e/4) / 127) / count, so the code of an entry is
 floor(d * 127 / max|d| + 128 + u), which knows neither e nor count.
 
+Rounding by floor(y + u) leaves the variance f (1 - f) for a y with the fraction f, 1/6 on average; with u - 1/2 taken
+off again it is 1/12 for every y (subtractive dither: Roberts 1962, Schuchman 1964). The sum of the offsets of all N
+ranks takes no loop over them (``codec.hashing``); where some are missing, theirs are put back, or those of the few that
+are there taken off one by one. Both are unbiased, taken off or not, so a row may be left as it is:
+
+- groups that are not rotated, so that what is exactly zero on all ranks stays so;
+- rows in which more than half of the sums are zero, such as those of a group with few columns that are not: there the
+  rounding of the others is the smaller error. Even columns decide on odd ones and odd ones on even ones, because what
+  decides on an offset must not depend on it (offsets of different columns are independent);
+- rows in which somebody is shifted (units other than the count): whose offset counts how often is not known.
+
+The result's offset is left to whoever decodes; a negative scale says so.
+
 Lane order of the sums ring: per 8 codes two u64, codes 0 2 4 6 and then codes 1 3 5 7 as u16 lanes. Work stays in that
-order (rounding offsets are numbered by lane), and codes are put back in order at the end.
+order, and codes are put back in order at the end; those of 4 bits are in the order of entries.
 """
 
 from __future__ import annotations
@@ -15,11 +28,12 @@ from typing import NamedTuple
 import numpy as np
 
 from tailbound.codec import hashing, kernels, planes
-from tailbound.codec.hashing import row_key
+from tailbound.codec.hashing import row_key, write_columns, write_lanes
 from tailbound.codec.records import Coding, Own, Results, Sums
 from tailbound.codec.scale import SPAN, ZERO, scale_of
 from tailbound.codec.scratch import Scratch, readonly
 from tailbound.codec.shape import Shape
+from tailbound.codec.simd import LANES
 from tailbound.wire.check import partial
 from tailbound.wire.jit import compiled
 from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES
@@ -28,10 +42,16 @@ from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES
 class _Form(NamedTuple):
     """Of an op, for the compiled pass."""
 
+    group_rows: int
     codes: int  #: bytes of a row
     bits: int  #: of a code
     headroom: int
-    rounding: np.uint32
+    contributed: np.uint32  #: seed of the rounding offsets of contributions
+    rounding: np.uint32  #: of results
+    rank: int
+    ranks: int
+    steps: int  #: of all ranks, in their offsets
+    subtract: bool
 
 
 class Means(NamedTuple):
@@ -51,13 +71,13 @@ class Means(NamedTuple):
 
 
 @compiled
-def _needs(sums, own):  # type: ignore[no-untyped-def]
+def _needs(sums, own, group_rows):  # type: ignore[no-untyped-def]
     """Largest need over the owner's rows of each group, own included; EXPONENT_NONE where nobody had anything."""
     slots, most, mask = sums.slots, own.most, sums.rows.shape[0] - 1
-    for g in own.groups:
-        most[g] = EXPONENT_NONE
-    for i in range(own.groups.shape[0]):
-        g = own.groups[i]
+    for k in own.rows:
+        most[k // group_rows] = EXPONENT_NONE
+    for i in range(own.rows.shape[0]):
+        g = own.rows[i] // group_rows
         if own.present and own.scales.need[g] > most[g]:
             most[g] = own.scales.need[g]
         at = (sums.seq0 + i) & mask
@@ -66,17 +86,104 @@ def _needs(sums, own):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _mean_rows(sums, own, lo, hi, form, out, row):  # type: ignore[no-untyped-def]
-    codes, slots, scales = form.codes, sums.slots, own.scales
+def _bitmap(slot, peers):  # type: ignore[no-untyped-def]
+    """The ranks of a slot; nobody without ``peers``."""
+    ranks, none = slot.ranks, np.uint64(0)
+    return (ranks[0], ranks[1], ranks[2], ranks[3]) if peers else (none, none, none, none)
+
+
+@compiled
+def _even(lane, bits):  # type: ignore[no-untyped-def]
+    return lane & (1 if bits == 4 else 4) == 0
+
+
+@compiled
+def _zeros(counts, most, entries, bits):  # type: ignore[no-untyped-def]
+    """Sums of a row that are zero, in even columns and in odd ones, of those of each lane, which are ``most`` at most.
+
+    0 if they are few in any case.
+    """
+    even = odd = 0
+    if LANES * np.int64(most) <= entries // 2:
+        return even, odd
+    for lane in range(LANES):
+        if _even(lane, bits):
+            even += counts[lane]
+        else:
+            odd += counts[lane]
+    return even, odd
+
+
+@compiled
+def _take_off(row, zero, entries, k, members, form, memory):  # type: ignore[no-untyped-def]
+    """Sums of row ``k`` less the offsets of its members, in lanes as ``memory.lanes`` says; returns the largest one.
+
+    ``members``: how many, their bitmap, and whether that lacks the own rank.
+    """
+    exact, columns, masks = memory.exact, memory.columns, memory.lanes
+    count, bitmap, own = members
+    key = row_key(form.contributed, k)
+    few = 2 * count < form.ranks
+    same = np.int64(0 if few else form.steps) - 32768 * count
+    of_all = np.int64(key), np.int64(0 if few else form.ranks), same
+    most = kernels.take_off(row, zero, of_all, columns, masks, entries, exact)
+    if count == form.ranks:
+        return most
+    for rank in range(form.ranks):
+        here = bitmap[rank >> 6] >> np.uint64(rank & 63) & np.uint64(1) != 0 or (own and rank == form.rank)
+        if here == few:
+            step = np.uint32((rank << 16) // form.ranks)
+            sign = np.int32(-1 if few else 1)
+            most = kernels.add_offsets(exact, np.uint32(key + step), sign, columns, masks, entries)
+    return most
+
+
+@compiled
+def _rounded(row, zero, k, members, zeros, form, memory, target):  # type: ignore[no-untyped-def]
+    """Codes a row of sums of 8 or 4 bits; returns its largest one in units of 2^-16, and whether offsets are left.
+
+    ``zeros``: the most in one of ``memory.lanes``.
+    """
+    entries = np.int64(form.codes * 8 // form.bits)
+    even, odd = _zeros(memory.lanes, zeros, entries, form.bits)
+    known = form.subtract and zero == planes.zero_of(form.bits) * members[0]  # nobody is shifted
+    of_even, of_odd = known and 2 * odd <= entries // 2, known and 2 * even <= entries // 2
+    for lane in range(LANES):
+        memory.lanes[lane] = 0xFFFFFFFF if (of_even if _even(lane, form.bits) else of_odd) else 0
+    most = np.int64(_take_off(row, zero, entries, k, members, form, memory))
+    factor = np.float32((planes.zero_of(form.bits) - 1) / np.float64(most)) if most > 0 else np.float32(0.0)
+    key = row_key(form.rounding, k)
+    if most == 0:
+        target[:] = np.uint8(ZERO if form.bits == 8 else 0x88)
+    elif form.bits == 8:
+        columns = memory.columns_out
+        kernels.requantise(memory.exact, factor, key, columns, entries, np.int64(target.ctypes.data))
+    else:
+        planes.requantise4(memory.exact, entries, factor, key, memory.columns_out, target)
+    return most, form.subtract and 2 * (even + odd) <= entries
+
+
+@compiled
+def _mean_rows(sums, own, lo, hi, form, out, memory):  # type: ignore[no-untyped-def]
+    codes, slots, scales, row = form.codes, sums.slots, own.scales, memory.row
     span = SPAN if form.bits == 8 else planes.zero_of(form.bits) - 1
     mask = sums.rows.shape[0] - 1
     rows = kernel = own_only = missing = mismatched = 0
     contributions = np.int64(0)
-    _needs(sums, own)
+    _needs(sums, own, form.group_rows)
+    entries = codes * 8 // form.bits
+    columns_out = memory.columns_out
+    if form.bits == 4:
+        write_columns(form.contributed, memory.columns[:entries])
+        write_columns(form.rounding, columns_out[:entries])
+    else:
+        write_lanes(form.contributed, memory.columns[:entries])
+        write_lanes(form.rounding, columns_out[:entries])
     sums_at = np.int64(sums.rows.ctypes.data)
     own_at = np.int64(own.packets.ctypes.data) + HEADER_BYTES
     for i in range(lo, hi):
-        g = own.groups[i]
+        k = own.rows[i]
+        g = k // form.group_rows
         at = (sums.seq0 + i) & mask
         e = np.int64(sums.expected[g])
         if e == EXPONENT_NONE and own.present:
@@ -106,30 +213,30 @@ def _mean_rows(sums, own, lo, hi, form, out, row):  # type: ignore[no-untyped-de
             continue
         rows += 1
         contributions += n
-        zero = np.uint32(ZERO * units if form.bits == 8 else 0)
-        key = row_key(form.rounding, np.uint32(i))
-        shift = np.uint16(scales.shift[g])
+        zero = np.uint32(planes.zero_of(form.bits) * units if form.bits < 16 else 0)
+        shift, zeros = np.uint16(scales.shift[g]), np.uint32(0)
         sum_at = sums_at + at * sums.rows.shape[1]
         code_at = own_at + i * own.packets.shape[1]
         target = out.packets[i, HEADER_BYTES : HEADER_BYTES + codes]
-        most = np.int64(0)
         if form.bits == 4:
             own_row = own.packets[min(i, own.packets.shape[0] - 1), HEADER_BYTES:]
             planes.gather4(sums.rows[at], own_row, peers, with_own, codes, row)
+            zeros = kernels.count_zeros(row, zero, entries, memory.lanes)
         elif peers and with_own:
-            most = np.int64(kernels.gather_both(sum_at, code_at, shift, zero, codes, row))
+            zeros = kernels.gather_both(sum_at, code_at, shift, zero, codes, row, memory.lanes)
         elif peers:
-            most = np.int64(kernels.gather_ring(sum_at, code_at, shift, zero, codes, row))
+            zeros = kernels.gather_ring(sum_at, code_at, shift, zero, codes, row, memory.lanes)
         else:
-            most = np.int64(kernels.gather_own(sum_at, code_at, shift, zero, codes, row))
-        if form.bits != 8:
-            most = np.int64(planes.requantise(row, units, codes, form.bits, key, target))
-        elif most == 0:
-            target[:] = np.uint8(ZERO)
+            zeros = kernels.gather_own(sum_at, code_at, shift, zero, codes, row, memory.lanes)
+        unit, left = 1.0, False
+        if form.bits == 16:
+            most = np.int64(planes.requantise16(row, units, entries, row_key(form.rounding, k), columns_out, target))
         else:
-            factor = np.float32(SPAN / np.float64(most))
-            kernels.requantise(row, zero, factor, key, codes, np.int64(target.ctypes.data))
-        out.scale[i] = np.float32(np.float64(most) * (scale_of(e) / span) / np.float64(n))
+            members = n, _bitmap(slots[at], peers), with_own
+            most, left = _rounded(row, zero, k, members, zeros, form, memory, target)
+            unit = 2.0**-16
+        scale = np.float32(np.float64(most) * (scale_of(e) / span) / np.float64(n) * unit)
+        out.scale[i] = -scale if left and most > 0 else scale
         state = out.partials[i]
         state[:] = 0
         partial(target.view(np.uint64), state)
@@ -153,7 +260,7 @@ def mean_rows(
     Args:
         sums: read. At 4 bits sums are u8 lanes (``codec.planes``).
         own: read, but for the working memory.
-        coding: its seed, rank and headroom.
+        coding: how the ranks code; ``shift_cap`` is not looked at.
         out: written.
         places: only the rows of this half-open range of places (``exponent_next`` still looks at all records).
 
@@ -163,7 +270,7 @@ def mean_rows(
     Raises:
         ValueError: an array does not fit.
     """
-    n, codes = own.groups.shape[0], shape.codes
+    n, codes = own.rows.shape[0], shape.codes
     stride = HEADER_BYTES + codes
     fits = out.packets.shape == (n, stride) and out.partials.shape == (n, 4)
     if not fits or (own.present and own.packets.shape != (n, stride)):
@@ -176,14 +283,14 @@ def mean_rows(
             f"{n} rows of {codes} codes do not fit sums {sums.rows.shape} or a scratch for {scratch.width}"
         )
     lo, hi = places or (0, n)
-    rounding = np.uint32(hashing.rounding_seed(coding.seed, coding.rank, hashing.STAGE_RESULT))
-    sealed = sums._replace(
-        rows=readonly(sums.rows),
-        slots=readonly(sums.slots),
-        seq0=int(sums.seq0),
-        cookie=int(sums.cookie),
-        op=int(sums.op),
+    contributed = np.uint32(hashing.rounding_seed(coding.seed, hashing.STAGE_CONTRIBUTION))
+    rounding = np.uint32(hashing.rounding_seed(coding.seed, hashing.STAGE_RESULT))
+    sealed = Sums(
+        readonly(sums.rows), readonly(sums.slots), int(sums.seq0), int(sums.cookie), int(sums.op), sums.expected
     )
-    own = own._replace(groups=readonly(own.groups))
-    form = _Form(codes, shape.bits, coding.headroom, rounding)
-    return Means(*_mean_rows(sealed, own, lo, hi, form, out, scratch.memory.row))
+    own = Own(readonly(own.rows.view(np.int32)), own.packets, own.present, own.scales, own.most)
+    form = _Form(
+        shape.group_rows, codes, shape.bits, coding.headroom, contributed, rounding, coding.rank, coding.ranks,
+        hashing.steps_of_all(coding.ranks), coding.rotate and shape.bits < 16,
+    )  # fmt: skip
+    return Means(*_mean_rows(sealed, own, lo, hi, form, out, scratch.memory))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,9 @@ from numpy.typing import NDArray
 from tailbound.codec.shape import Shape
 from tailbound.errors import ConfigError
 from tailbound.wire.schema import MAX_RANKS
+
+#: Places in an owner's list, rising.
+Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class OwnerMap:
     owners: tuple[int, ...]
     rotate: bool = True
 
-    @property
+    @cached_property
     def share(self) -> float:
         """Largest share of the rows that one rank owns."""
         return max(Counter(self.owners).values()) / len(self.owners)
@@ -77,10 +80,19 @@ class Placement:
     position: NDArray[np.int32]
     row_at: NDArray[np.int32]
 
+    @cached_property
+    def shares(self) -> tuple[int, ...]:
+        """``counts`` as plain numbers, which are asked for many times an op."""
+        return tuple(self.counts.tolist())
+
+    @cached_property
+    def _positions(self) -> tuple[slice, ...]:
+        starts: list[int] = self.starts.tolist()
+        return tuple(slice(start, start + count) for start, count in zip(starts, self.shares, strict=True))
+
     def positions_of(self, owner: int) -> slice:
         """Packet positions of the rows of ``owner``."""
-        start = int(self.starts[owner])
-        return slice(start, start + int(self.counts[owner]))
+        return self._positions[owner]
 
     def rows_of(self, owner: int) -> NDArray[np.int32]:
         """Rows k of ``owner``, in place order: i32[counts[owner]]."""

@@ -35,7 +35,7 @@ class Factors(NamedTuple):
     Attributes:
         factors: f32[G], what a value is multiplied by to be a code; 0 where the group is skipped.
         limits: f32[G], values above it do not fit; infinite where all do.
-        keys: u32[T / 2], ``hashing.row_key`` of each pair of rows.
+        keys: u32[T], the part of each row in its rounding offsets, with the step of the rank.
     """
 
     factors: NDArray[np.float32]
@@ -44,7 +44,7 @@ class Factors(NamedTuple):
 
 
 @compiled
-def _plan(bits, rows, rotate, cap, rounding, scales, by):  # type: ignore[no-untyped-def]
+def _plan(bits, rows, rotate, cap, keyed, scales, by):  # type: ignore[no-untyped-def]
     beyond = 0
     root = root_of(rows) if rotate else 1.0
     for g in range(bits.shape[0]):
@@ -66,8 +66,9 @@ def _plan(bits, rows, rotate, cap, rounding, scales, by):  # type: ignore[no-unt
         if want > e + 4 * k:
             by.limits[g] = np.float32(scale)
             beyond += 1
-    for pair in range(by.keys.shape[0]):
-        by.keys[pair] = row_key(rounding, np.uint32(pair))
+    rounding, step = keyed
+    for k in range(by.keys.shape[0]):
+        by.keys[k] = np.uint32(row_key(rounding, k) + step)
     return beyond
 
 
@@ -79,6 +80,7 @@ def plan(bits: NDArray[np.uint32], shape: Shape, coding: Coding, scales: Scales,
         shape, coding, scales: as of ``codec.encode.encode``.
         by: written.
     """
-    rounding = np.uint32(hashing.rounding_seed(coding.seed, coding.rank, hashing.STAGE_CONTRIBUTION))
-    beyond = _plan(readonly(bits), shape.group_rows, coding.rotate, coding.shift_cap, rounding, scales, by)
+    rounding = np.uint32(hashing.rounding_seed(coding.seed, hashing.STAGE_CONTRIBUTION))
+    keyed = rounding, np.uint32(hashing.step_of(coding.rank, coding.ranks))
+    beyond = _plan(readonly(bits), shape.group_rows, coding.rotate, coding.shift_cap, keyed, scales, by)
     return Plan(beyond >= 0, max(0, int(beyond)))

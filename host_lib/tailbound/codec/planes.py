@@ -9,7 +9,8 @@ A row of V entries has two *planes*, one in each half of something, so that sums
   upper ones. 15 * 17 = 255, so that is exact for up to 17 ranks; a sum takes the same memory as at 8 bits.
 
 code = clamp(floor(y * span / scale + zero + u), 1, 2 zero - 1), with zero 32768 or 8 and span one less. What float32
-holds exactly beside the zero limits u to 8 bits for codes of 16; rounding is 2^-15 of the scale there.
+holds exactly beside the zero limits u to 8 bits for codes of 16. Rounding is 2^-15 of the scale there, and nobody takes
+offsets off.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from tailbound.codec import kernels
-from tailbound.codec.hashing import bits_of, float_of, fmix
+from tailbound.codec.hashing import bits_of, float_of
 from tailbound.codec.shape import BITS
 from tailbound.errors import ConfigError
 from tailbound.wire.jit import compiled
@@ -81,9 +82,9 @@ def reach(most, bits, source, at, size):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _offset(h, odd, bits):  # type: ignore[no-untyped-def]
-    """zero + u from one of the two halves of a hash."""
-    u = np.int32(h >> np.uint32(16)) if odd else np.int32(h & np.uint32(0xFFFF))
+def _offset(part, key, bits):  # type: ignore[no-untyped-def]
+    """zero + u from the parts of a column and of a row."""
+    u = np.int32((np.uint32(part) + key) & np.uint32(0xFFFF))
     if bits == 16:
         return np.float32(32768.0) + np.float32(u >> 8) * np.float32(2.0**-8)
     return np.float32(8.0) + np.float32(u) * np.float32(2.0**-16)
@@ -95,20 +96,14 @@ def _code(value, top):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _quantise(values, factor, key, shift, bits, top, codes):  # type: ignore[no-untyped-def]
-    """Codes of a run of values, u16; bits ``shift`` and up of a hash make the offset. Loops this plain are vectors."""
+def _quantise(values, factor, key, parts, bits, top, codes):  # type: ignore[no-untyped-def]
+    """Codes of a run of values, u16. Loops this plain are vectors."""
     if bits == 16:
         for j in range(codes.shape[0]):
-            h = fmix(np.uint32(key + np.uint32(j)))
-            u = np.int32((h >> shift) & np.uint32(0xFFFF)) >> 8
-            offset = np.float32(32768.0) + np.float32(u) * np.float32(2.0**-8)
-            codes[j] = _code(values[j] * factor + offset, top)
+            codes[j] = _code(values[j] * factor + _offset(parts[j], key, 16), top)
     else:
         for j in range(codes.shape[0]):
-            h = fmix(np.uint32(key + np.uint32(j)))
-            u = np.int32((h >> shift) & np.uint32(0xFFFF))
-            offset = np.float32(8.0) + np.float32(u) * np.float32(2.0**-16)
-            codes[j] = _code(values[j] * factor + offset, top)
+            codes[j] = _code(values[j] * factor + _offset(parts[j], key, 4), top)
 
 
 @compiled
@@ -129,16 +124,20 @@ def _pack(codes, bits, target):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def write_row(values, factor, key, shift, bits, work, target):  # type: ignore[no-untyped-def]
-    """A row of values as the bytes of its codes; ``work`` u16[V], ``shift`` as in ``_quantise``."""
+def write_row(values, factor, key, parts, bits, work, target):  # type: ignore[no-untyped-def]
+    """A row of values as the bytes of its codes; ``work`` u16[V], ``key`` and ``parts`` of its rounding offsets."""
     top = np.float32(2 * zero_of(bits) - 1)
-    _quantise(values, factor, key, shift, bits, top, work)
+    _quantise(values, factor, key, parts, bits, top, work)
     _pack(work, bits, target)
 
 
 @compiled
-def read_row(payload, entries, bits, factor, out, at):  # type: ignore[no-untyped-def]
-    """(code - zero) * factor of one row, f32, to ``out`` from ``at`` on."""
+def read_row(payload, entries, bits, reading, parts, out, at):  # type: ignore[no-untyped-def]
+    """The values of one row's codes, f32, to ``out`` from ``at`` on; ``reading`` u32[4] and ``parts`` as in ``expand``.
+
+    Of codes of 16 bits ``reading`` says the factor alone.
+    """
+    factor, zero, key, mask = float_of(reading[0]), np.int32(reading[1]), reading[2], reading[3]
     if bits == 16:
         upper, lower, values = payload[:entries], payload[entries:], out[at : at + entries]
         for j in range(entries):
@@ -146,10 +145,13 @@ def read_row(payload, entries, bits, factor, out, at):  # type: ignore[no-untype
         return
     half = entries // 2
     low, high = out[at : at + half], out[at + half : at + entries]
+    left, right = parts[:half], parts[half:entries]
     for j in range(half):
-        low[j] = np.float32((np.int32(payload[j]) & 15) - 8) * factor
+        below = np.int32(np.uint32(key - np.uint32(left[j])) & mask)
+        low[j] = np.float32(((np.int32(payload[j]) & 15) << 16 | below) - zero) * factor
     for j in range(half):
-        high[j] = np.float32((np.int32(payload[j]) >> 4) - 8) * factor
+        below = np.int32(np.uint32(key - np.uint32(right[j])) & mask)
+        high[j] = np.float32(((np.int32(payload[j]) >> 4) << 16 | below) - zero) * factor
 
 
 @compiled
@@ -182,13 +184,13 @@ def _distance16(row, units, entries):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _requantise16(row, units, entries, factor, key, target):  # type: ignore[no-untyped-def]
+def _requantise16(row, units, entries, factor, key, parts, target):  # type: ignore[no-untyped-def]
     top = np.float32(65535.0)
     for base in range(0, entries, 8):
         for lane in range(8):
             j = base + lane
             d = (np.int64(row[j]) << 8) + np.int64(row[entries + j]) - 32768 * units
-            value = np.float32(d) * factor + _offset(fmix(np.uint32(key + np.uint32(j))), True, 16)
+            value = np.float32(d) * factor + _offset(parts[j], key, 16)
             code = _code(value, top)
             at = base + (2 * lane if lane < 4 else 2 * lane - 7)  # lane order: codes 0 2 4 6 1 3 5 7
             target[at] = code >> 8
@@ -211,33 +213,23 @@ def gather4(ring, own, peers, with_own, codes, row):  # type: ignore[no-untyped-
 
 
 @compiled
-def _requantise4(row, units, entries, factor, key, target):  # type: ignore[no-untyped-def]
-    top, half, zero = np.float32(15.0), entries // 2, 8 * units
+def requantise4(exact, entries, factor, key, parts, target):  # type: ignore[no-untyped-def]
+    """Sums less their offsets, i32 in the order of entries, as codes of 4 bits."""
+    top, half = np.float32(15.0), entries // 2
+    left, right, below, above = exact[:half], exact[half:entries], parts[:half], parts[half:entries]
     for j in range(half):
-        low = _offset(fmix(np.uint32(key + np.uint32(j))), True, 4)
-        high = _offset(fmix(np.uint32(key + np.uint32(half + j))), True, 4)
-        below = _code(np.float32(np.int64(row[j]) - zero) * factor + low, top)
-        above = _code(np.float32(np.int64(row[half + j]) - zero) * factor + high, top)
-        target[j] = below | above << 4
+        low = _code(np.float32(left[j]) * factor + _offset(below[j], key, 4), top)
+        high = _code(np.float32(right[j]) * factor + _offset(above[j], key, 4), top)
+        target[j] = low | high << 4
 
 
 @compiled
-def requantise(row, units, codes, bits, key, target):  # type: ignore[no-untyped-def]
+def requantise16(row, units, entries, key, parts, target):  # type: ignore[no-untyped-def]
     """A row of sums of ``units`` codes coded again; returns the largest distance from zero, 0 for a row of zeros."""
-    entries = codes * 8 // bits
-    most = 0
-    if bits == 16:
-        most = _distance16(row, units, entries)
-        if most == 0:
-            target[:entries] = np.uint8(128)
-            target[entries:] = np.uint8(0)
-        else:
-            _requantise16(row, units, entries, np.float32(32767.0 / most), key, target)
-        return most
-    for j in range(entries):
-        most = max(most, abs(np.int64(row[j]) - 8 * units))
+    most = _distance16(row, units, entries)
     if most == 0:
-        target[:] = np.uint8(0x88)
+        target[:entries] = np.uint8(128)
+        target[entries:] = np.uint8(0)
     else:
-        _requantise4(row, units, entries, np.float32(7.0 / most), key, target)
+        _requantise16(row, units, entries, np.float32(32767.0 / most), key, parts, target)
     return most

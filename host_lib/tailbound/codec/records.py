@@ -18,10 +18,11 @@ class Coding(NamedTuple):
 
     Attributes:
         seed: ``hashing.seed_of(cookie, op)``.
-        rank: with ``seed``, seeds the rounding.
+        rank: the own one.
         shift_cap: kcap, the largest shift of a contribution (``scale.shift_cap_of``).
         headroom: h, what the next scale leaves above the largest need (``scale.headroom_of``).
         rotate: whether groups are rotated; without it y is x.
+        ranks: N of the job, live or not: the rounding offsets of the ranks are an N-th of a code apart.
     """
 
     seed: int
@@ -29,6 +30,7 @@ class Coding(NamedTuple):
     shift_cap: int = 0
     headroom: int = 0
     rotate: bool = True
+    ranks: int = 1
 
 
 class Packets(NamedTuple):
@@ -84,14 +86,14 @@ class Own(NamedTuple):
     """The rows of an owner, and what it contributes to them itself.
 
     Attributes:
-        groups: i32[n], group of each row in place order (``Placement.groups_of``).
+        rows: i32[n] or u32[n], which row k of the op each is, in place order (``Placement.rows_of``).
         packets: u8[n, 64 + V], own contributions in place order.
         present: the own bucket was coded; else ``packets`` and ``scales`` are not read.
         scales: what ``encode`` was given and what it said.
         most: i16[G], working memory: largest need a group.
     """
 
-    groups: NDArray[np.int32]
+    rows: NDArray[np.integer[Any]]
     packets: NDArray[np.uint8]
     present: bool
     scales: Scales
@@ -104,7 +106,7 @@ class Results(NamedTuple):
     Attributes:
         packets: u8[n, 64 + V]: codes; headers are left alone.
         partials: u64[n, 4]: ``wire.check`` state over the payload.
-        scale: f32[n]: largest absolute value of the row.
+        scale: f32[n]: largest absolute value of the row; negative: whoever decodes subtracts the rounding offsets.
         contributors: u16[n]: how many ranks are in the row; 0: the row is missing and must not be sent.
         exponent_next: i16[n]: e of the row's group for the key's next op; EXPONENT_NONE: nothing known.
         usable: u8[n]: 1 where there is a result to send.
@@ -125,7 +127,7 @@ class Received(NamedTuple):
         ring: u8[result_rows, W], the result ring.
         own: u8[own rows, 64 + V], own result packets in place order.
         source: i64[T], of row k: a ring position, MISSING (-1), or ``decode.own_source(place)`` (<= -2).
-        scale: f32[T], scale of row k; not read where missing.
+        scale: f32[T], scale of row k, negative where rounding offsets are to be subtracted; not read where missing.
         counts: u16[T]: the ring holds sums of so many contributions, big-endian u16 lanes, as a switch sends them, and
             ``scale`` is that of the contributions. None: it holds mean codes.
     """

@@ -6,17 +6,19 @@ Rows are in row order here (row k = g * R + r), not in packet order.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec.hashing import STAGE_CONTRIBUTION, STAGE_RESULT, rounding_seed
+from tailbound.codec.hashing import STAGE_CONTRIBUTION, STAGE_RESULT, rounding_seed, step_of
 from tailbound.codec.scale import NEED_LEAST
 from tailbound.codec.shape import Shape
 from tailbound.wire.schema import EXPONENT_NONE
 
 _F = np.float32
+_Word = TypeVar("_Word", bound=np.integer[Any])
 
 
 def fmix(h: NDArray[np.uint32]) -> NDArray[np.uint32]:
@@ -75,21 +77,31 @@ def scale_of(e: int) -> float:
     return float(np.ldexp((1.0, 2.0**0.25, 2.0**0.5, 2.0**0.75)[e & 3], e >> 2))
 
 
-def _key(seed: int, row: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    return fmix(np.uint32(seed) + row * np.uint32(0x9E3779B1))
+def offsets(rows: NDArray[np.integer[Any]], entries: int, seed: int, stage: int, step: int = 0) -> NDArray[np.int64]:
+    """Rounding offsets of the entries of ``rows`` in units of 2^-16: i64[rows, V]."""
+    rounding = np.array([rounding_seed(seed, stage)], np.uint32)
+    columns: NDArray[np.uint32] = np.arange(entries, dtype=np.uint32)
+    columns += fmix(rounding ^ np.uint32(0xA511E9B3))
+    column = (fmix(columns) >> np.uint32(16)).astype(np.int64)
+    keys: NDArray[np.uint32] = rounding + rows.astype(np.uint32) * np.uint32(0x9E3779B1)
+    row = fmix(keys).astype(np.int64)
+    return (column + row[:, None] + step) % 65536
 
 
-def offsets(shape: Shape, seed: int, rank: int) -> NDArray[np.float32]:
-    """128 + u for every entry of a contribution: f32[T, V]."""
-    pair = np.arange(shape.rows // 2, dtype=np.uint32)
-    column = np.arange(shape.codes, dtype=np.uint32)
-    h = fmix(_key(rounding_seed(seed, rank, STAGE_CONTRIBUTION), pair)[:, None] + column)
-    u = np.stack((h & np.uint32(0xFFFF), h >> np.uint32(16)), axis=1).reshape(shape.rows, shape.codes)
-    return _F(128) + u.astype(np.float32) * _F(2.0**-16)
+def with_zero(u: NDArray[np.int64], zero: int = 128) -> NDArray[np.float32]:
+    """zero + u as float32."""
+    return _F(zero) + u.astype(np.float32) * _F(2.0**-16)
 
 
 def _code(v: NDArray[np.float32]) -> NDArray[np.uint8]:
     return np.floor(np.clip(v, _F(1), _F(255))).astype(np.uint8)
+
+
+class Rank(NamedTuple):
+    """A rank of a job."""
+
+    rank: int
+    ranks: int
 
 
 class Coded(NamedTuple):
@@ -109,12 +121,14 @@ def encode(
     shift_cap: int,
     exponents: NDArray[np.int16],
     rotate: bool = True,
+    ranks: int = 1,
 ) -> Coded:
     """What ``codec.encode.encode`` makes of finite ``x``, in row order."""
     root = float(np.sqrt(shape.group_rows)) if rotate else 1.0
     y = rotated(x, shape, seed, rotate)
     need = needs(y, root)
-    u = offsets(shape, seed, rank).reshape(y.shape)
+    every = np.arange(shape.rows)
+    u = with_zero(offsets(every, shape.codes, seed, STAGE_CONTRIBUTION, step_of(rank, ranks))).reshape(y.shape)
     codes = np.zeros(y.shape, np.uint8)
     shift = np.zeros(shape.groups, np.uint8)
     clipped = 0
@@ -136,31 +150,61 @@ def to_lanes(codes: NDArray[np.uint8]) -> NDArray[np.uint16]:
     return np.swapaxes(eights, -1, -2).astype(np.uint16).reshape(codes.shape)
 
 
-def from_lanes(lanes: NDArray[np.uint16]) -> NDArray[np.uint16]:
-    """The way back: u16[..., V] in the order of the codes."""
+def from_lanes(lanes: NDArray[_Word]) -> NDArray[_Word]:
+    """The way back: [..., V] in the order of the codes."""
     eights = lanes.reshape(*lanes.shape[:-1], lanes.shape[-1] // 8, 2, 4)
     return np.swapaxes(eights, -1, -2).reshape(lanes.shape)
 
 
 class Mean(NamedTuple):
-    """One result row: ``codes`` u8[V], ``scale`` its largest absolute value."""
+    """One result row: ``codes`` u8[V], ``scale`` its largest absolute value, negative where offsets are subtracted."""
 
     codes: NDArray[np.uint8]
     scale: np.float32
 
 
-def mean(lanes: NDArray[np.uint16], units: int, count: int, e: int, seed: int, rank: int, place: int) -> Mean:
-    """Result row of ``rank`` at ``place`` from the sums of ``count`` contributors, u16[V] in lane order."""
-    d = lanes.astype(np.int64) - 128 * units
-    most = int(np.abs(d).max())
+class Row(NamedTuple):
+    """What a row of sums is: row ``k`` of the op, with the exponent ``e`` and ``units``, of the ranks ``members``."""
+
+    k: int
+    e: int
+    units: int
+    members: Sequence[int]
+
+
+def exact(d: NDArray[np.int64], row: Row, seed: int, ranks: int, rotate: bool = True) -> NDArray[np.int64]:
+    """Distances of sums from zero, i64[V], less the offsets of their members, in units of 2^-16.
+
+    Even columns say by their zeros whether odd ones have their offsets taken off, and odd ones for even ones: what
+    decides on an offset must not depend on it.
+    """
+    taken, off = np.zeros(d.size, np.int64), np.zeros(d.size, np.int64)
+    if rotate and row.units == len(row.members):
+        for even in (0, 1):
+            taken[1 - even :: 2] = 2 * np.count_nonzero(d[even::2] == 0) <= d.size // 2
+    for rank in row.members:
+        off += offsets(np.array([row.k]), d.size, seed, STAGE_CONTRIBUTION, step_of(rank, ranks))[0] - 32768
+    return 65536 * d - taken * off
+
+
+def rounded(
+    d: NDArray[np.int64], row: Row, seed: int, ranks: int, rotate: bool = True, zero: int = 128
+) -> tuple[NDArray[np.int64], np.float32]:
+    """Codes i64[V] and scale of a result row from distances of sums from zero, i64[V]."""
+    value, plain = exact(d, row, seed, ranks, rotate), not rotate or 2 * np.count_nonzero(d == 0) > d.size
+    most = int(np.abs(value).max())
     if most == 0:
-        return Mean(np.full(lanes.size, 128, np.uint8), _F(0))
-    scale = _F(most * (scale_of(e) / 127) / count)
-    lane = np.arange(lanes.size, dtype=np.uint32)
-    key = _key(rounding_seed(seed, rank, STAGE_RESULT), np.array([place], np.uint32))
-    u = (fmix(key + lane) >> np.uint32(16)).astype(np.float32) * _F(2.0**-16) + _F(128)
-    codes = _code(d.astype(np.float32) * _F(127 / most) + u)
-    return Mean(from_lanes(codes.astype(np.uint16)).astype(np.uint8), scale)
+        return np.full(d.size, zero), _F(0)
+    scale = _F(most * (scale_of(row.e) / (zero - 1)) / len(row.members) / 65536)
+    u = with_zero(offsets(np.array([row.k]), d.size, seed, STAGE_RESULT)[0], zero)
+    codes = np.floor(np.clip(value.astype(np.float32) * _F((zero - 1) / most) + u, _F(1), _F(2 * zero - 1)))
+    return codes.astype(np.int64), scale if plain else -scale
+
+
+def mean(lanes: NDArray[np.uint16], row: Row, seed: int, ranks: int, rotate: bool = True) -> Mean:
+    """A result row from sums, u16[V] in lane order."""
+    codes, scale = rounded(from_lanes(lanes).astype(np.int64) - 128 * row.units, row, seed, ranks, rotate)
+    return Mean(codes.astype(np.uint8), scale)
 
 
 def decode(
@@ -172,8 +216,22 @@ def decode(
     rotate: bool = True,
 ) -> NDArray[np.float32]:
     """Result rows (u8[T, V], f32[T], bool[T], row order) as f32[numel]."""
-    factors = np.where(present, (scale.astype(np.float64) / 127).astype(np.float32), _F(0))
-    return _restore((codes.astype(np.float32) - _F(128)) * factors[:, None], present, shape, seed, rotate)
+    return _restore(valued(codes, scale, present, seed), present, shape, seed, rotate)
+
+
+def valued(
+    codes: NDArray[Any], scale: NDArray[np.float32], present: NDArray[np.bool_], seed: int, zero: int = 128,
+    rank: Rank | None = None,
+) -> NDArray[np.float32]:  # fmt: skip
+    """What the codes of all rows mean, [T, V] as float32; less their offsets where the scale is negative.
+
+    They are results, or contributions of ``rank``.
+    """
+    stage, step = (STAGE_CONTRIBUTION, step_of(*rank)) if rank else (STAGE_RESULT, 0)
+    u = offsets(np.arange(len(codes)), codes.shape[1], seed, stage, step) - 32768
+    distance = 65536 * (codes.astype(np.int64) - zero) - np.where(scale < 0, 1, 0)[:, None] * u
+    factors = np.where(present, (np.abs(scale).astype(np.float64) / (zero - 1)).astype(np.float32), _F(0))
+    return distance.astype(np.float32) * (factors * _F(2.0**-16))[:, None]
 
 
 def decode_sums(

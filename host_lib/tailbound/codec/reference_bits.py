@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec import reference
-from tailbound.codec.hashing import STAGE_CONTRIBUTION, STAGE_RESULT, rounding_seed
+from tailbound.codec.hashing import STAGE_CONTRIBUTION, STAGE_RESULT, step_of
 from tailbound.codec.planes import SIGMAS, zero_of
+from tailbound.codec.reference import Rank, Row
 from tailbound.codec.scale import NEED_LEAST
 from tailbound.codec.shape import Shape
 from tailbound.wire.schema import EXPONENT_NONE
@@ -86,10 +87,10 @@ def needs(x: NDArray[np.float32], y: NDArray[np.float32], root: float, shape: Sh
     return out
 
 
-def _offset(h: NDArray[np.uint32], bits: int) -> NDArray[np.float32]:
-    """zero + u for halves of hashes."""
+def _offset(u: NDArray[np.int64], bits: int) -> NDArray[np.float32]:
+    """zero + u of ``reference.offsets``."""
     kept = _OFFSET_BITS[bits]
-    return _F(zero_of(bits)) + (h >> np.uint32(16 - kept)).astype(np.float32) * _F(2.0**-kept)
+    return _F(zero_of(bits)) + (u >> 16 - kept).astype(np.float32) * _F(2.0**-kept)
 
 
 def _code(v: NDArray[np.float32], bits: int) -> NDArray[np.int64]:
@@ -98,18 +99,16 @@ def _code(v: NDArray[np.float32], bits: int) -> NDArray[np.int64]:
 
 def encode(
     x: NDArray[np.float32], shape: Shape, seed: int, rank: int, cap: int, exponents: NDArray[np.int16],
-    rotate: bool = True,
+    rotate: bool = True, ranks: int = 1,
 ) -> Coded:  # fmt: skip
     """What ``codec.encode.encode`` makes of finite ``x``, in row order."""
     root, bits = float(np.sqrt(shape.group_rows)) if rotate else 1.0, shape.bits
     flat = Shape(shape.numel, shape.width, shape.group_rows, shape.groups, shape.entries)
     y = reference.rotated(x, flat, seed, rotate)
     need = needs(x, y, root, shape)
-    pair, column = np.arange(shape.rows // 2, dtype=np.uint32), np.arange(shape.entries, dtype=np.uint32)
-    keys = reference._key(rounding_seed(seed, rank, STAGE_CONTRIBUTION), pair)
-    h = reference.fmix(keys[:, None] + column)
-    halves = np.stack((h & np.uint32(0xFFFF), h >> np.uint32(16)), axis=1)
-    offsets = _offset(halves, bits).reshape(y.shape)
+    every, step = np.arange(shape.rows), step_of(rank, ranks)
+    u = reference.offsets(every, shape.entries, seed, STAGE_CONTRIBUTION, step).reshape(y.shape)
+    offsets = _offset(u, bits)
     codes = np.zeros(y.shape, np.int64)
     values = np.zeros(y.shape)
     shift = np.zeros(shape.groups, np.uint8)
@@ -127,34 +126,39 @@ def encode(
 
 
 class Mean(NamedTuple):
-    """One result row: ``payload`` u8[B], ``scale`` its largest absolute value."""
+    """One result row: ``payload`` u8[B], ``scale`` as of ``reference.Mean``."""
 
     payload: NDArray[np.uint8]
     scale: np.float32
 
 
-def mean(sums: NDArray[np.uint8], units: int, count: int, e: int, seed: int, rank: int, place: int, bits: int) -> Mean:
-    """Result row of ``rank`` at ``place`` from the bytes of sums of ``count`` contributors (``sums_of``)."""
-    span = zero_of(bits) - 1
-    d = totals(sums, bits) - zero_of(bits) * units
+def mean(sums: NDArray[np.uint8], row: Row, seed: int, ranks: int, bits: int, rotate: bool = True) -> Mean:
+    """A result row from the bytes of sums (``sums_of``); with codes of 16 bits no offsets are taken off."""
+    zero = zero_of(bits)
+    d = totals(sums, bits) - zero * row.units
+    if bits != 4:
+        d = reference.from_lanes(d)
+    if bits < 16:
+        codes, scale = reference.rounded(d, row, seed, ranks, rotate, zero)
+        return Mean(pack(codes, bits), scale)
     most = int(np.abs(d).max())
     if most == 0:
-        return Mean(pack(np.full(d.size, zero_of(bits)), bits), _F(0))
-    key = reference._key(rounding_seed(seed, rank, STAGE_RESULT), np.array([place], np.uint32))
-    u = _offset(reference.fmix(key + np.arange(d.size, dtype=np.uint32)) >> np.uint32(16), bits)
-    codes = _code(d.astype(np.float32) * _F(span / most) + u, bits)
-    if bits != 4:
-        codes = reference.from_lanes(codes.astype(np.uint16)).astype(np.int64)
-    return Mean(pack(codes, bits), _F(most * (reference.scale_of(e) / span) / count))
+        return Mean(pack(np.full(d.size, zero), bits), _F(0))
+    u = _offset(reference.offsets(np.array([row.k]), d.size, seed, STAGE_RESULT)[0], bits)
+    codes = _code(d.astype(np.float32) * _F((zero - 1) / most) + u, bits)
+    return Mean(pack(codes, bits), _F(most * (reference.scale_of(row.e) / (zero - 1)) / len(row.members)))
 
 
 def decode(
     payload: NDArray[np.uint8], scale: NDArray[np.float32], present: NDArray[np.bool_], shape: Shape, seed: int,
-    rotate: bool = True,
+    rotate: bool = True, rank: Rank | None = None,
 ) -> NDArray[np.float32]:  # fmt: skip
-    """Result rows (u8[T, B], f32[T], bool[T], row order) as f32[numel]."""
+    """Rows of results, or of contributions of ``rank`` (u8[T, B], f32[T], bool[T], row order) as f32[numel]."""
     bits = shape.bits
     flat = Shape(shape.numel, shape.width, shape.group_rows, shape.groups, shape.entries)
-    factors = np.where(present, (scale.astype(np.float64) / (zero_of(bits) - 1)).astype(np.float32), _F(0))
-    values = (unpack(payload, bits) - zero_of(bits)).astype(np.float32) * factors[:, None]
-    return reference._restore(values, present, flat, seed, rotate)
+    codes, zero = unpack(payload, bits), zero_of(bits)
+    if bits < 16:
+        values = reference.valued(codes, scale, present, seed, zero, rank)
+        return reference._restore(values, present, flat, seed, rotate)
+    factors = np.where(present, (scale.astype(np.float64) / (zero - 1)).astype(np.float32), _F(0))
+    return reference._restore((codes - zero).astype(np.float32) * factors[:, None], present, flat, seed, rotate)

@@ -25,7 +25,11 @@ class Memory(NamedTuple):
         group: f32[128 * width], a zero-padded copy of the last group.
         row: u16[2 width], sums of one row.
         blank: u8[width], codes of a row of zeros.
-        factors, addresses, zeros, keys: f32[64], i64[64], i32[64] and u32[4], what is known of the rows at hand.
+        factors, addresses, zeros, keys: f32[64], i64[64], i32[64] and u32[8], what is known of the rows at hand.
+        readings: u32[64, 4], how the codes of the rows at hand are read (``codec.decode``).
+        columns, columns_out: u16[2 width], parts of the columns in rounding offsets, of contributions and of results.
+        exact: i32[2 width], sums of one row less their offsets.
+        lanes: u32[16], what is known of each lane of a vector.
     """
 
     work: NDArray[np.float32]
@@ -36,6 +40,11 @@ class Memory(NamedTuple):
     addresses: NDArray[np.int64]
     zeros: NDArray[np.int32]
     keys: NDArray[np.uint32]
+    readings: NDArray[np.uint32]
+    columns: NDArray[np.uint16]
+    columns_out: NDArray[np.uint16]
+    exact: NDArray[np.int32]
+    lanes: NDArray[np.uint32]
 
 
 class Scratch:
@@ -57,12 +66,19 @@ class Scratch:
             factors=np.zeros(GROUP_ROWS, np.float32),
             addresses=np.zeros(GROUP_ROWS, np.int64),
             zeros=np.zeros(GROUP_ROWS, np.int32),
-            keys=np.zeros(4, np.uint32),
+            keys=np.zeros(8, np.uint32),
+            readings=np.zeros((GROUP_ROWS, 4), np.uint32),
+            columns=np.zeros(2 * width, np.uint16),
+            columns_out=np.zeros(2 * width, np.uint16),
+            exact=np.zeros(2 * width, np.int32),
+            lanes=np.zeros(16, np.uint32),
         )
 
 
 def readonly(array: NDArray[Any]) -> NDArray[Any]:
     """A read-only view, so that compiled functions see one type whether or not the caller may write."""
+    if not array.flags.writeable:
+        return array
     view = array.view()
     view.flags.writeable = False
     return view

@@ -20,6 +20,8 @@ GROUP_ROWS = 64
 GROUP_ROWS_LEAST = 16
 #: Bits a code may have.
 BITS = (16, 8, 4)
+#: Number of the codec: raised when codes mean something else. Ranks of another one are refused by name.
+CODEC_NUMBER = 2
 #: Hash indices are 32 bits; a larger bucket would repeat its signs.
 NUMEL_MOST = 1 << 31
 
@@ -77,6 +79,8 @@ def shape_for(numel: int, width: int, bits: int = 8) -> Shape:
 def layout_tag(*, bucket: int, numel: int, dtype: str, chunk: int, world_size: int, width: int, mode: int) -> int:
     """16-bit tag of everything ranks must agree on before their packets mean the same; stable across processes.
 
+    ``CODEC_NUMBER`` is in it.
+
     Args:
         bucket: index of the bucket in the step.
         numel: entries of the chunk that is one op.
@@ -86,5 +90,5 @@ def layout_tag(*, bucket: int, numel: int, dtype: str, chunk: int, world_size: i
         width: widest row W.
         mode: number of the codec mode (rotation, bits).
     """
-    text = f"{bucket}/{numel}/{dtype}/{chunk}/{world_size}/{width}/{mode}"
+    text = f"{bucket}/{numel}/{dtype}/{chunk}/{world_size}/{width}/{mode}/{CODEC_NUMBER}"
     return int.from_bytes(blake2b(text.encode(), digest_size=2).digest(), "little")

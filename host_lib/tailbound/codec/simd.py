@@ -101,6 +101,14 @@ class Emit:
         """Smaller element, unsigned; of d and -d it is the absolute value."""
         return self.b.select(self.b.icmp_unsigned("<", a, b), a, b)
 
+    def smax(self, a: Any, b: Any) -> Any:
+        """Larger element, signed."""
+        return self.b.select(self.b.icmp_signed(">", a, b), a, b)
+
+    def smin(self, a: Any, b: Any) -> Any:
+        """Smaller element, signed."""
+        return self.b.select(self.b.icmp_signed("<", a, b), a, b)
+
     def variable(self, value: Any) -> Any:
         """A mutable value for loops, started with ``value``; becomes a register."""
         at = cgutils.alloca_once(self.b, value.type)

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec.decode import MISSING
+from tailbound.codec.decode import MISSING, key_of
+from tailbound.codec.hashing import STAGE_RESULT, rounding_seed
 from tailbound.codec.records import Packets, Received
 from tailbound.codec.scale import SPAN, ZERO, root_of
 from tailbound.codec.scratch import readonly
@@ -60,17 +61,19 @@ class Unpacked(NamedTuple):
         codes: u8[T, V] in row order; of a switch's sums u8[T, 2 V], big-endian.
         factors: f32[T], what a distance from zero means; 0 where the row is missing.
         zeros: i32[T], of sums: the sum that means zero.
+        keys: i32[T], what a column's part in a rounding offset is subtracted from; -1 where no offset is.
         group_factors: f32[G], sqrt(R) / received; 0 where nothing was received.
     """
 
     codes: NDArray[np.uint8]
     factors: NDArray[np.float32]
     zeros: NDArray[np.int32]
+    keys: NDArray[np.int32]
     group_factors: NDArray[np.float32]
 
 
 @compiled
-def _unpack(received, rows, root, blank, out):  # type: ignore[no-untyped-def]
+def _unpack(received, rows, root, blank, rounding, out):  # type: ignore[no-untyped-def]
     ring, own, source, scale, counts = received
     failed = 0
     summed = counts.shape[0] > 0
@@ -82,6 +85,7 @@ def _unpack(received, rows, root, blank, out):  # type: ignore[no-untyped-def]
             return -1
         if k % rows == 0:
             here = 0
+        out.keys[k] = -1
         if at == MISSING:
             out.factors[k] = np.float32(0.0)
             out.zeros[k] = ZERO
@@ -89,7 +93,9 @@ def _unpack(received, rows, root, blank, out):  # type: ignore[no-untyped-def]
                 out.codes[k, i] = blank[i & 1]
         else:
             here += 1
-            out.factors[k] = np.float32(np.float64(scale[k]) / SPAN)
+            out.factors[k] = np.float32(np.float64(abs(scale[k])) / SPAN)
+            if scale[k] < 0:
+                out.keys[k] = key_of(rounding, np.uint32(0), k) & np.uint32(0xFFFF)
             if summed:
                 out.factors[k] = np.float32(np.float64(scale[k]) / (SPAN * np.int64(counts[k])))
                 out.zeros[k] = ZERO * np.int32(counts[k])
@@ -107,12 +113,13 @@ _NO_COUNTS = np.zeros(0, np.uint16)
 _BLANK_CODES, _BLANK_SUMS = np.array([ZERO, ZERO], np.uint8), np.array([0, ZERO], np.uint8)
 
 
-def unpack(received: Received, shape: Shape, out: Unpacked) -> int:
+def unpack(received: Received, shape: Shape, seed: int, out: Unpacked) -> int:
     """Collects an op's result rows in one block, missing ones as rows of zeros.
 
     Args:
         received: as of ``codec.decode.decode``.
         shape: of the op.
+        seed: ``hashing.seed_of(cookie, op)``.
         out: written.
 
     Returns:
@@ -129,7 +136,8 @@ def unpack(received: Received, shape: Shape, out: Unpacked) -> int:
         readonly(ring), readonly(own), readonly(source), readonly(scale), _NO_COUNTS if counts is None else counts
     )
     blank = _BLANK_CODES if counts is None else _BLANK_SUMS
-    failed = _unpack(rows, shape.group_rows, root_of(shape.group_rows), blank, out)
+    rounding = np.uint32(rounding_seed(seed, STAGE_RESULT))
+    failed = _unpack(rows, shape.group_rows, root_of(shape.group_rows), blank, rounding, out)
     if failed < 0:
         raise ValueError(f"a source lies outside the ring of {ring.shape[0]} rows or the {own.shape[0]} own rows")
     return int(failed)

@@ -67,9 +67,9 @@ class Threads:
         Without ``divide``, all of them are one part.
         """
         parts = max(1, min(len(self._scratches), groups // _LEAST_GROUPS)) if divide else 1
-        ranges = list(pairwise(groups * part // parts for part in range(parts + 1)))
         if self._threads is None or parts == 1:
             return [work(self.scratch, (0, groups))]
+        ranges = list(pairwise(groups * part // parts for part in range(parts + 1)))
         others = [
             self._threads.submit(work, scratch, part)
             for scratch, part in zip(self._scratches[1:parts], ranges[1:], strict=True)

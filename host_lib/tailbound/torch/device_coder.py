@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tailbound.codec import staging
 from tailbound.codec.decode import MISSING
 from tailbound.codec.encode import Encoded
+from tailbound.codec.hashing import STAGE_CONTRIBUTION, STAGE_RESULT, rounding_seed
 from tailbound.codec.plan import Factors, Plan, plan
 from tailbound.codec.records import Coding, Packets, Received, Scales
 from tailbound.codec.scratch import Scratch
@@ -77,7 +78,7 @@ class DeviceCoder:
         blocks, unknown = self._space.down, np.full(shape.groups, EXPONENT_NONE, np.int16)
         scales = Scales(unknown, need, np.empty(shape.groups, np.uint8), np.empty(shape.groups, np.uint8))
         with self._space.stream.use(self._mark):
-            block = blocks.take(_room(shape, rows=2, groups=16))
+            block = blocks.take(_room(shape, rows=4, groups=16))
             _, done = self._planned(block, x, shape, coding, scales)
             blocks.give(block)
         return done.finite
@@ -97,7 +98,7 @@ class DeviceCoder:
         _whole(shape, groups)
         stream, blocks = self._space.stream, self._space.down
         with stream.use(self._mark):
-            block = blocks.take(_room(shape, rows=shape.codes + 2, groups=16, more=8))
+            block = blocks.take(_room(shape, rows=shape.codes + 4, groups=16, more=8))
             ready, done = self._planned(block, x, shape, coding, scales)
             if not done.finite:
                 blocks.give(block)
@@ -108,7 +109,8 @@ class DeviceCoder:
             if done.beyond:
                 clipped.copy_(count_beyond(ready.y, limits), non_blocking=True)
             codes = block.piece(shape.rows, shape.codes, dtype=torch.uint8)
-            codes.copy_(quantised(ready.y, factors, keys), non_blocking=True)
+            rounding = rounding_seed(coding.seed, STAGE_CONTRIBUTION)
+            codes.copy_(quantised(ready.y, factors, keys, rounding), non_blocking=True)
             stream.event().synchronize()
             staging.pack(codes.numpy(), shape, scales.skipped, packets)
             found = Encoded(True, int(clipped))
@@ -123,7 +125,7 @@ class DeviceCoder:
         bits = block.piece(shape.groups, dtype=torch.int32)
         bits.copy_(largest_bits(y), non_blocking=True)
         factors, limits = (block.piece(shape.groups, dtype=torch.float32) for _ in range(2))
-        keys = block.piece(shape.rows // 2, dtype=torch.int32)
+        keys = block.piece(shape.rows, dtype=torch.int32)
         self._space.stream.event().synchronize()
         by = Factors(factors.numpy(), limits.numpy(), keys.numpy().view(np.uint32))
         done = plan(bits.numpy().view(np.uint32), shape, coding, scales, by)
@@ -145,19 +147,22 @@ class DeviceCoder:
         summed = received.counts is not None
         width = shape.codes * (2 if summed else 1)
         with stream.use(self._mark):
-            block = blocks.take(_room(shape, rows=width + 8, groups=4))
+            block = blocks.take(_room(shape, rows=width + 12, groups=4))
             codes = block.piece(shape.rows, width, dtype=torch.uint8)
             factors = block.piece(shape.rows, dtype=torch.float32)
-            zeros = block.piece(shape.rows, dtype=torch.int32)
+            zeros, keys = (block.piece(shape.rows, dtype=torch.int32) for _ in range(2))
             group_factors = block.piece(shape.groups, dtype=torch.float32)
             try:
-                block_of = staging.Unpacked(codes.numpy(), factors.numpy(), zeros.numpy(), group_factors.numpy())
-                failed = staging.unpack(received, shape, block_of)
+                block_of = staging.Unpacked(
+                    codes.numpy(), factors.numpy(), zeros.numpy(), keys.numpy(), group_factors.numpy()
+                )
+                failed = staging.unpack(received, shape, coding.seed, block_of)
                 there, by_row, by_group = (t.to(device, non_blocking=True) for t in (codes, factors, group_factors))
                 if summed:
                     values = values_of_sums(there, zeros.to(device, non_blocking=True), by_row)
                 else:
-                    values = values_of_codes(there, by_row)
+                    rounding = rounding_seed(coding.seed, STAGE_RESULT)
+                    values = values_of_codes(there, keys.to(device, non_blocking=True), by_row, rounding)
                 restore(values, by_group, shape, coding.seed, out, rotate=coding.rotate, failed=failed > 0)
             finally:
                 blocks.give(block)
@@ -195,9 +200,10 @@ def warm_up() -> None:
     staging.pack(codes, shape, skipped, Packets(packets, position, partials))
     exponents, factors = np.zeros(shape.groups, np.int16), np.zeros(shape.groups, np.float32)
     scales = Scales(exponents, exponents.copy(), skipped.copy(), skipped)
-    by = Factors(factors, factors.copy(), np.zeros(shape.rows // 2, np.uint32))
+    by = Factors(factors, factors.copy(), np.zeros(shape.rows, np.uint32))
     plan(np.zeros(shape.groups, np.uint32), shape, Coding(0), scales, by)
     of_rows = np.zeros(shape.rows, np.float32)
     received = Received(codes, packets, np.full(shape.rows, MISSING), of_rows)
-    out = staging.Unpacked(codes.copy(), of_rows.copy(), np.zeros(shape.rows, np.int32), factors)
-    staging.unpack(received, shape, out)
+    of_each = np.zeros(shape.rows, np.int32)
+    out = staging.Unpacked(codes.copy(), of_rows.copy(), of_each, of_each.copy(), factors)
+    staging.unpack(received, shape, 0, out)

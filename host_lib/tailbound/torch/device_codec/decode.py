@@ -11,14 +11,23 @@ import torch
 
 from tailbound.codec.scale import ZERO
 from tailbound.codec.shape import Shape
-from tailbound.torch.device_codec.hashing import flip_signs
+from tailbound.torch.device_codec.hashing import columns, flip_signs, left_below
 from tailbound.torch.device_codec.rotation import transform
 
 
-def values_of_codes(codes: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """(code - 128) * factor of u8[T, V] and f32[T]: f32[T, V]."""
-    values = codes.float().sub_(ZERO)
-    values *= factors[:, None]
+def values_of_codes(codes: torch.Tensor, keys: torch.Tensor, factors: torch.Tensor, rounding: int) -> torch.Tensor:
+    """(code - 128) * factor of u8[T, V] and f32[T], less rounding offsets where there is a key: f32[T, V].
+
+    Args:
+        codes: of the rows of an op.
+        keys, factors: i32[T] and f32[T] of ``codec.staging.Unpacked``.
+        rounding: ``hashing.rounding_seed`` of the op's results.
+    """
+    parts = columns(rounding, codes.shape[1], codes.device)
+    fixed = codes.int().bitwise_left_shift_(16).bitwise_or_(left_below(keys, parts))
+    fixed -= ((keys >= 0).int() * 32767 + (ZERO << 16))[:, None]
+    values = fixed.float()
+    values *= (factors * 2.0**-16)[:, None]
     return values
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from tailbound.codec.shape import Shape
-from tailbound.torch.device_codec.hashing import flip_signs, offsets
+from tailbound.torch.device_codec.hashing import columns, flip_signs, offsets
 from tailbound.torch.device_codec.rotation import transform
 
 
@@ -39,16 +39,17 @@ def count_beyond(y: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
     return (y.abs() > limits[:, None, None]).sum()
 
 
-def quantised(y: torch.Tensor, factors: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+def quantised(y: torch.Tensor, factors: torch.Tensor, keys: torch.Tensor, rounding: int) -> torch.Tensor:
     """clamp(floor(y * factor + 128 + u), 1, 255) of f32[G, R, V] (overwritten) and f32[G]: u8[T, V].
 
     Args:
         y: rotated values, finite.
         factors: by group.
-        keys: i32[T / 2], of the rounding offsets (``codec.plan``).
+        keys: i32[T], of the rounding offsets (``codec.plan``).
+        rounding: ``hashing.rounding_seed`` of the op's contributions.
     """
     groups, rows, codes = y.shape
     y *= factors[:, None, None]
     values = y.view(groups * rows, codes)
-    values += offsets(keys, codes)
+    values += offsets(keys, columns(rounding, codes, y.device))
     return values.clamp_(1.0, 255.0).to(torch.uint8)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from tailbound.codec.hashing import COLUMN, mix
+
 #: Sign bit of a float32, as i32.
 SIGN = -(1 << 31)
 #: 128 as float32 has a unit of 2^-16 in its last place: 16 bits put there make 128 + u.
@@ -43,16 +45,24 @@ def flip_signs(y: torch.Tensor, seed: int) -> None:
     bits ^= fmix(h.add_(signed(seed)), top_only=True).bitwise_and_(SIGN)
 
 
-def offsets(keys: torch.Tensor, codes: int) -> torch.Tensor:
+def columns(rounding: int, codes: int, device: torch.device) -> torch.Tensor:
+    """The parts of the columns in the rounding offsets of ``rounding`` (``codec.hashing.rounding_seed``): i32[V]."""
+    h = torch.arange(codes, dtype=torch.int32, device=device).add_(signed(mix(rounding ^ COLUMN)))
+    return (fmix(h, top_only=True) >> 16).bitwise_and_(0xFFFF)
+
+
+def offsets(keys: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
     """128 + u for every entry of a contribution: f32[T, V] (codec-7).
 
     Args:
-        keys: i32[T / 2], ``codec.hashing.row_key`` of each pair of rows: the even row takes the low bits, the odd one
-            the high bits.
-        codes: V.
+        keys: i32[T], of the rows (``codec.plan``).
+        parts: i32[V], of the columns.
     """
-    h = fmix(keys[:, None] + torch.arange(codes, dtype=torch.int32, device=keys.device))
-    bits = torch.empty((keys.numel(), 2, codes), dtype=torch.int32, device=keys.device)
-    torch.bitwise_and(h, 0xFFFF, out=bits[:, 0])
-    torch.bitwise_and(h >> 16, 0xFFFF, out=bits[:, 1])
-    return bits.bitwise_or_(_OFFSET_BITS).view(torch.float32).view(-1, codes)
+    bits = (keys[:, None] + parts).bitwise_and_(0xFFFF)
+    return bits.bitwise_or_(_OFFSET_BITS).view(torch.float32)
+
+
+def left_below(keys: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
+    """65535 - u for every entry of results, in units of 2^-16: i32[T, V]; 0 in rows without (a key of -1)."""
+    below = (keys[:, None] - parts).bitwise_and_(0xFFFF)
+    return below.masked_fill_((keys < 0)[:, None], 0)
