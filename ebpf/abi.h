@@ -94,7 +94,7 @@ _Static_assert(sizeof(struct tb_expect) == 8, "tb_expect");
 struct tb_result {
 	__u32 cookie; /* tag, with op */
 	__u32 op; /* tag, with cookie */
-	__u32 scale; /* largest absolute value of the row */
+	__u32 scale; /* largest absolute value of the row, negative with offsets */
 	__u32 count; /* contributors in the mean */
 	__s32 exponent; /* e for the key's next op */
 	__u32 owner; /* rank that made it */

@@ -90,7 +90,7 @@ header tb_header_t {
     bit<32> published; // highest op whose results the sender has fully sent to this peer
     int<16> exponent; // contribution: e of its group; result: e of the group for the key's next op
     int<16> need; // contribution: largest e this rank would have needed, EXPONENT_NONE if all zero
-    bit<32> scale; // value of code 255: of the row (result), of the group (contribution to a switch)
+    bit<32> scale; // of the row (result; negative: with offsets), of the group (contribution to a switch): value of code 255
     bit<16> count; // result: contributors in the mean; contribution to a switch: contributors that complete the row, 0 for all workers of the job; any other contribution: 0
     bit<8> shift; // contribution: codes are to be shifted left by this many bits
     bit<8> incast; // senders this rank takes at once; 0 says nothing

@@ -149,8 +149,8 @@ def test_a_job_that_the_switch_has_lost_goes_on_rank_to_rank_and_comes_back(
 
         def until(owners: tuple[int, ...]) -> None:
             op, error = 0, 1.0
-            while job[0].job.map.owners != owners or error > 5e-3:
-                assert time.monotonic() < end, (job[0].job.map, error)
+            while job[0].job.sequence.map.owners != owners or error > 5e-3:
+                assert time.monotonic() < end, (job[0].job.sequence.map, error)
                 inputs = gradients("U", 3, NUMEL, seed=op)
                 error, op = nmse(job.allreduce(inputs)[0][0], exact_mean(inputs)), op + 1
 

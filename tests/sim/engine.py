@@ -27,7 +27,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
@@ -88,6 +88,7 @@ class _Datapath:
     """The udp datapath's tables without its socket and thread (``datapath.protocol.Datapath``)."""
 
     name = "udp"
+    interface = ""
     gap = 0
     lost_on_arrival: ClassVar[dict[str, int]] = {}
 
@@ -243,7 +244,7 @@ class _Checked(Running):
 
     @staticmethod
     def _state(op: Op) -> tuple[object, ...]:
-        return op.start, *((half.phase, *vars(half.clock).values(), half.quiet.since) for half in (op.first, op.second))
+        return op.start, *((half.phase, *astuple(half.clock), half.quiet.since) for half in (op.first, op.second))
 
     def silent(self, ops: Iterable[Op], now: int) -> tuple[list[Op], int]:
         ops = list(ops)
@@ -676,7 +677,7 @@ class World:
         node = Rank(self, rank, cast(Any, None), datapath)
         job = Job(config, datapath, Sender([wire], peers), COOKIE, lambda: self._clock() + node.ahead)
         if self._limits is not None:
-            job.flow.pacer = job.flow.queue.pacer = Pacer(job.sender.peers, self._limits)
+            job.flow.queue.pacer = Pacer(job.sender.peers, self._limits)
         if self._paced:
             for peer, path in job.flow.queue.pacer.paths.items():
                 path.rate = self._paced

@@ -52,11 +52,11 @@ class Member(Communicator):
             self._row_width = switch.width(self.config.width)
             rings.append(switch.rows // 2)
         self._rows_most = min([MAX_OP_ROWS, *rings])
-        self._lock = threading.Lock()
+        self._lock, self._launched = threading.Lock(), 0
 
     def jump(self) -> int:
         """As ``Communicator.jump``, with the donor asked at once."""
-        return jump.jump(self.job, self._engine, self._pull) if self.lost else 0
+        return jump.jump(self._engine, self._pull) if self.lost else 0
 
     def _pull(self, donor: int, *_: object) -> bytes:
         if self._others[donor].node.dead:

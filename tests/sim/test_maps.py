@@ -72,9 +72,9 @@ def test_stragglers_own_nothing_until_they_recover(ranks: int, late: list[int]) 
         expected = tuple(0 if r in late else 1 for r in range(ranks))
         delays = dict.fromkeys(late, LATE)
         until(job, delays, lambda: {weights(job, r) for r in range(ranks)} == {expected}, 40)
-        until(job, delays, lambda: all(c.job.map.owners == table(expected) for c in job.communicators), 20)
+        until(job, delays, lambda: all(c.job.sequence.map.owners == table(expected) for c in job.communicators), 20)
         until(job, {}, lambda: weights(job) == (1,) * ranks, 80)
-        until(job, {}, lambda: all(c.job.map.owners == tuple(range(ranks)) for c in job.communicators), 20)
+        until(job, {}, lambda: all(c.job.sequence.map.owners == tuple(range(ranks)) for c in job.communicators), 20)
         for c in job.communicators:
             assert "WRONG_MAP" not in c.stats()["drops"]
 
@@ -87,7 +87,7 @@ def test_the_dead_own_nothing_and_the_others_have_all_of_their_rows() -> None:
         others = [1, 2, 3]
         for seed in range(12):
             results = step(job, seed, others)
-            if all(weights(job, r) == (0, 1, 1, 1) and job[r].job.map.id for r in others):
+            if all(weights(job, r) == (0, 1, 1, 1) and job[r].job.sequence.map.id for r in others):
                 break
         else:
             pytest.fail(f"it still owns rows: {[weights(job, r) for r in others]}")
@@ -99,7 +99,7 @@ def test_the_dead_own_nothing_and_the_others_have_all_of_their_rows() -> None:
             np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
         inputs = gradients("U", 4, NUMEL, seed=2)
         assert set(contributors(results[0][0], inputs, {0}, WIDTH)) == {frozenset(others)}
-        assert job[1].job.map.id & 0xFF == 1
+        assert job[1].job.sequence.map.id & 0xFF == 1
 
 
 def test_a_rank_that_misses_a_map_is_refused_until_it_hears_of_it() -> None:
@@ -117,12 +117,12 @@ def test_a_rank_that_misses_a_map_is_refused_until_it_hears_of_it() -> None:
             maps._send = pick  # type: ignore[method-assign]
         wanted = propose(job, Content((1, 0, 2), rotate=False))
         for seed in range(20):
-            if {c.job.map.id for c in job.communicators[:2]} == {wanted}:
+            if {c.job.sequence.map.id for c in job.communicators[:2]} == {wanted}:
                 break
             step(job, seed)
-        assert job[0].job.map.id == job[1].job.map.id == wanted
+        assert job[0].job.sequence.map.id == job[1].job.sequence.map.id == wanted
         assert [weights(job, r) for r in range(3)] == [(1, 0, 2), (1, 0, 2), (1, 1, 1)]
-        owner = place(shape_for(NUMEL, WIDTH), job[0].job.map, 3).owner
+        owner = place(shape_for(NUMEL, WIDTH), job[0].job.sequence.map, 3).owner
         inputs = gradients("U", 3, NUMEL, seed=7)
         results = step(job, 7)
         assert all(c.stats()["drops"]["WRONG_MAP"] for c in job.communicators)
@@ -148,10 +148,12 @@ def test_the_rotation_goes_and_comes_by_agreement() -> None:
         for i, rotate in enumerate((True, False, True)):
             if i:
                 propose(job, Content((1, 1, 1), rotate))
-            until(job, {}, lambda rotate=rotate: all(c.job.map.rotate == rotate for c in job.communicators), 20)
+            until(
+                job, {}, lambda rotate=rotate: all(c.job.sequence.map.rotate == rotate for c in job.communicators), 20
+            )
             for j in range(3):
                 right(job, 10 * i + j)
-            assert [c.job.map.rotate for c in job.communicators] == [rotate] * 3
+            assert [c.job.sequence.map.rotate for c in job.communicators] == [rotate] * 3
         assert all("WRONG_MAP" not in c.stats()["drops"] for c in job.communicators)
 
 
@@ -160,10 +162,12 @@ def test_many_maps_one_after_the_other_cost_no_row_and_no_memory() -> None:
         for i, content in enumerate([(1, 0, 1), (0, 1, 0), (1, 4, 2), (1, 1, 1), (0, 0, 1), (3, 1, 1)]):
             propose(job, Content(content))
             owners = table(content)
-            until(job, {}, lambda owners=owners: all(c.job.map.owners == owners for c in job.communicators), 20)
+            until(
+                job, {}, lambda owners=owners: all(c.job.sequence.map.owners == owners for c in job.communicators), 20
+            )
             for j in range(3):
                 right(job, 10 * i + j)
-            assert {c.job.map.owners for c in job.communicators} == {table(content)}
+            assert {c.job.sequence.map.owners for c in job.communicators} == {table(content)}
         for c in job.communicators:
             assert "WRONG_MAP" not in c.stats()["drops"]
-            assert len(c.job.pool._free) <= 5
+            assert len(c._engine._window.pool._free) <= 5

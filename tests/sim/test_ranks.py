@@ -58,7 +58,7 @@ def suspects(job: SimTeam) -> list[list[int]]:
 
 def owned(job: SimTeam, rank: int) -> np.ndarray:
     """Which rows of an op belong to ``rank`` (bool[ROWS])."""
-    return np.asarray(place(shape_for(NUMEL, WIDTH), job[0].job.map, len(job)).owner == rank)
+    return np.asarray(place(shape_for(NUMEL, WIDTH), job[0].job.sequence.map, len(job)).owner == rank)
 
 
 def test_a_rank_that_is_late_but_in_time_is_waited_for() -> None:

@@ -174,7 +174,7 @@ def test_a_silent_switch_is_named_left_and_tried_again(
 
         def owners() -> set[tuple[int, ...]]:
             """By whose map the next op is placed, over all ranks; no op is placed by an older one."""
-            return {tuple(member.job.map.owners) for member in job.communicators}
+            return {tuple(member.job.sequence.map.owners) for member in job.communicators}
 
         def until(wanted: tuple[int, ...], most: int) -> int:
             """All-reduces until everybody places by this map; how many had nothing at all in them."""

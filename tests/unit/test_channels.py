@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from support import gradients, patient, team
-from tailbound.collective import channels
-from tailbound.collective.flow_control import Channels
-from tailbound.transport.choose import WORKS, Facts
+from tailbound.collective.channels import _ANSWER, Channels
+from tailbound.transport.choose import WORKS
 from tailbound.transport.membership import Membership
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.reach import Reach
@@ -27,21 +26,22 @@ ROWS = np.zeros((5, 128), np.uint8)
 
 @pytest.fixture
 def job(bound: UdpSocket) -> Any:
-    """Rank 0 of four, with both channels, as far as ``channels`` looks at it."""
+    """Rank 0 of four, with both channels, as far as ``Channels`` looks at it."""
     sender = Sender([bound], dict.fromkeys((1, 2, 3), (ADDRESS, 9)))
-    channels = Channels("auto", Facts(4), sender)
+    queue = SendQueue(sender)
     membership = Membership(4, 0)
     told: list[tuple[int, Any, bytes]] = []
     said: list[str] = []
     made = SimpleNamespace(
-        rank=0, ranks=4, peers=[1, 2, 3], membership=membership, sender=sender, channels=channels,
-        flow=SimpleNamespace(queue=SendQueue(sender)), counters=Counter(), told=told, cookie=7,
+        rank=0, ranks=4, peers=[1, 2, 3], membership=membership, sender=sender, queue=queue, switch=None,
+        config=SimpleNamespace(result="auto"), counters=Counter(), told=told, cookie=7,
         sequence=SimpleNamespace(upcoming=100 << 10, op_rows=(100,)), store=SimpleNamespace(result_rows=1000),
         records=SimpleNamespace(peer_states=np.zeros(4, [("newest", np.uint32)])), marks=SimpleNamespace(contributed=5),
         now=lambda: 10, events=SimpleNamespace(emit=lambda *_, **fields: said.append(fields["result"])), said=said,
         header=lambda kind, label, layout, **fields: packets.header(type=kind, cookie=7, sender=0, op=label, **fields),
         tell=lambda rank, head, body=b"": told.append((rank, head, body)),
     )  # fmt: skip
+    channels = made.channels = Channels(made, queue, SimpleNamespace(name="xdp"))  # type: ignore[arg-type]
     for name in ("fanout", "multicast"):
         sender.share(Shared(name, (bound,), (ADDRESS, 9)))
     channels.reach = Reach(made.peers)
@@ -50,33 +50,33 @@ def job(bound: UdpSocket) -> Any:
 
 
 def test_results_leave_once_for_all_who_are_there(job: Any) -> None:
-    ((number, rows),) = channels.runs(job, ROWS)
+    ((number, rows),) = job.channels.runs(ROWS)
     assert job.sender.shared[number].name == "fanout"
     assert rows is ROWS
     assert job.sender.shared[number].ranks == (1, 2, 3)
-    job.membership.gone.add(2)
-    channels.runs(job, ROWS)
+    job.membership.bye(2)
+    job.channels.runs(ROWS)
     assert job.sender.shared[number].ranks == (1, 3)
     assert job.counters["results_at_once"] == 2
-    job.membership.gone.add(3)  # nothing left to be sent to many
-    assert [rank for rank, _ in channels.runs(job, ROWS)] == [1]
+    job.membership.bye(3)  # nothing left to be sent to many
+    assert [rank for rank, _ in job.channels.runs(ROWS)] == [1]
 
 
 def test_receivers_that_take_few_at_once_are_sent_to_in_turns(job: Any) -> None:
-    job.flow.queue.limit = 2
-    assert [rank for rank, _ in channels.runs(job, ROWS)] == [1, 2, 3]
+    job.queue.limit = 2
+    assert [rank for rank, _ in job.channels.runs(ROWS)] == [1, 2, 3]
     assert job.counters["results_apart"] == 1
 
 
 def test_one_slow_link_does_not_slow_down_all(job: Any) -> None:
-    pacer = job.flow.queue.pacer
+    pacer = job.queue.pacer
     for rank, rate, once in ((2, 1e8, False), (1, 3e8, False), (3, 1.9e8, False), (1, 1.5e8, True)):
         pacer.paths[rank].rate = rate
         pacer.limited.add(rank)
-        assert (len(channels.runs(job, ROWS)) == 1) == once
+        assert (len(job.channels.runs(ROWS)) == 1) == once
     pacer.paths[1].rate = 1e6
     job.channels.wanted = "fanout"
-    assert len(channels.runs(job, ROWS)) == 1  # asked for
+    assert len(job.channels.runs(ROWS)) == 1  # asked for
 
 
 def test_the_dead_get_results_as_long_as_there_is_room_for_them(job: Any) -> None:
@@ -85,49 +85,49 @@ def test_the_dead_get_results_as_long_as_there_is_room_for_them(job: Any) -> Non
         job.membership.observe(job.membership.contribution, {2}, op, in_step=True, step=op)
         job.membership.observe(job.membership.result, {2}, op, in_step=True, step=op)
     assert job.membership.dead(100) == {2}
-    channels.follow(job, 0)
+    job.channels.follow(0)
     assert job.channels.live == (1, 2, 3)
     job.sequence.upcoming = 110 << 10  # eleven steps of 100 rows, in a ring of 1000
-    channels.follow(job, 0)
+    job.channels.follow(0)
     assert job.channels.live == (1, 3)
     job.membership.heard(2, 110)
-    channels.follow(job, 0)
+    job.channels.follow(0)
     assert job.channels.live == (1, 2, 3)
 
 
 def test_a_refused_channel_is_left_until_the_live_set_changes(job: Any) -> None:
-    channels.follow(job, 0)
+    job.channels.follow(0)
     clones = job.channels.channel("fanout")
     clones.broken = True
     clones.counts.errors["EPERM"] = 1
-    assert len(channels.runs(job, ROWS)) == 3  # at once
-    channels._judge_broken(job)
+    assert len(job.channels.runs(ROWS)) == 3  # at once
+    job.channels._judge_broken()
     assert job.channels.choice.result == "peers"
     assert "EPERM" in job.channels.choice.reason
     assert (job.said, job.counters["result_fallbacks"]) == (["peers"], 1)
-    job.membership.gone.add(1)
-    channels.follow(job, 0)
-    channels._judge_broken(job)
+    job.membership.bye(1)
+    job.channels.follow(0)
+    job.channels._judge_broken()
     assert job.channels.choice.result == "fanout"
 
 
 def test_multicast_is_taken_when_answers_say_so_and_left_for_a_new_peer(job: Any) -> None:
-    job.membership.gone.add(3)
+    job.membership.bye(3)
     now = 10
     for _ in range(100):
-        now = max(now, channels.turn(job, now))
+        now = max(now, job.channels.turn(now))
         while job.told:
             rank, head, _ = job.told.pop()
             assert (int(head["flags"][0]), int(head["owner"][0])) == (Flag.REPEAT, rank)
             answer = {"sender": rank, "seq": int(head["seq"][0]), "flags": 0}
-            channels.take(job, answer, channels._ANSWER.pack((1 << 64) - 1, 0))
+            job.channels.take(answer, _ANSWER.pack((1 << 64) - 1, 0))
         if job.channels.reach.decided:
             break
     assert job.channels.choice.result == "multicast"
     assert job.counters["group_tried"] == 16
     assert job.sender.counts[1].packets == job.sender.counts[2].packets == 16
-    job.membership.gone.discard(3)
-    channels.follow(job, now)
+    job.membership.back(3, 100)
+    job.channels.follow(now)
     assert job.channels.choice.result == "fanout"
     assert "does not reach 3" in job.channels.choice.reason
     assert job.channels.snapshot()["unreached"] == [3]
@@ -136,22 +136,22 @@ def test_multicast_is_taken_when_answers_say_so_and_left_for_a_new_peer(job: Any
 def test_questions_are_answered_with_what_was_heard(job: Any) -> None:
     for number in (4, 5, 7):
         job.channels.ears.hear(2, number)
-    channels.take(job, {"sender": 2, "seq": 7, "flags": int(Flag.REPEAT)}, b"")
+    job.channels.take({"sender": 2, "seq": 7, "flags": int(Flag.REPEAT)}, b"")
     ((rank, head, body),) = job.told
     assert (rank, int(head["type"][0]), int(head["seq"][0]), int(head["flags"][0])) == (2, PacketType.GROUP, 7, 0)
-    assert channels._ANSWER.unpack(body) == (0b1101, 0)
-    channels.take(job, {"sender": 2, "seq": 7, "flags": 0}, b"short")  # no answer: refused in silence
+    assert _ANSWER.unpack(body) == (0b1101, 0)
+    job.channels.take({"sender": 2, "seq": 7, "flags": 0}, b"short")  # no answer: refused in silence
 
 
 def test_failed_clones_are_taken_off_once(job: Any) -> None:
-    channels.follow(job, 0)
+    job.channels.follow(0)
     number = job.channels.number()
     assert number is not None
     assert number >= MAX_RANKS
     job.sender.took(number, 10, 1280, 1)
     job.channels.fanout = SimpleNamespace(counts=lambda: {2: SimpleNamespace(packets_failed=4)})
-    channels._take_back(job)
-    channels._take_back(job)
+    job.channels._take_back()
+    job.channels._take_back()
     counts = job.sender.counts[2]
     assert (counts.packets, counts.bytes, counts.lost) == (6, 768, 4)
     assert job.channels.snapshot()["clones_failed"] == {"2": 4}

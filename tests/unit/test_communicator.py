@@ -29,6 +29,7 @@ from support import (
     team,
 )
 from tailbound.collective.communicator import Communicator, cut
+from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TransportError
 from tailbound.transport.config import Config
 from tailbound.wire.packets import parse
@@ -394,7 +395,7 @@ def test_steady_state_allocates_nothing_big(monkeypatch: pytest.MonkeyPatch) -> 
         assert peak - before < 0.10 * numel * 4
         assert all(job.each(lambda c: c.drain(PATIENCE)))
         for member in job.communicators:  # one in use, and one for an op that a packet named before it was over
-            assert all(len(free) <= 2 for free in member.job.pool._free.values())
+            assert all(len(free) <= 2 for free in member._engine._window.pool._free.values())
 
 
 def test_a_second_job_on_the_same_store() -> None:
@@ -452,6 +453,44 @@ def test_a_small_sums_ring_bounds_the_ops(monkeypatch: pytest.MonkeyPatch) -> No
         assert outcome.delivered == outcome.expected
         np.testing.assert_array_equal(average, other)
         assert job[0].stats()["drops"] == {}
+
+
+def test_a_large_bucket_is_many_ops() -> None:
+    """However large the ring is: either half of an op ends within ``stage_max``, also at 100 Mbit/s."""
+    with team(1, patient(width=1408, ring_mib=64.0)) as job:
+        assert job[0].ops(8192 * 1408) == 1
+        assert job[0].ops(124_439_808) == 11
+
+
+def test_more_ops_than_a_step_can_number_are_refused() -> None:
+    """Where the bucket is launched: the transport goes on, and the next bucket may end the step."""
+    few, large = np.ones(64, np.float32), np.ones(2049 * 64, np.float32)
+    with team(1, patient(width=64, ring_mib=0.25)) as job:
+        done: list[Outcome] = []
+        for bucket in range(1023):
+            job[0].launch(bucket, few, few.copy(), last=False, done=done.append)
+        with pytest.raises(ConfigError, match="bucket 1023 begins at op 1023 of its step and needs 3, of 1024"):
+            job[0].launch(1023, large, large.copy(), last=True, done=done.append)
+        job[0].launch(1023, few, few.copy(), last=True, done=done.append)
+        await_that(lambda: len(done) == 1024, "all ops")
+        assert not any(outcome.error for outcome in done)
+
+
+def test_the_smallest_ring_of_all_ranks_bounds_what_is_in_flight(caplog: pytest.LogCaptureFixture) -> None:
+    """Programs attached for good may have other rings: a rank must not run ahead of what another's ring takes."""
+    store = MemoryStore()
+
+    def maker(rank: int, ring_mib: float) -> Callable[[], Communicator]:
+        config = Config(rank=rank, ranks=2, **patient(ring_mib=ring_mib))
+        return lambda: Communicator(store, config, datapath="udp")
+
+    with assembled([maker(0, 1.0), maker(1, 0.0625)]) as job:
+        assert job[0].job.store.result_rows == 16 * job[1].job.store.result_rows
+        assert job[0]._engine._window._capacity() == job[1]._engine._window._capacity()
+        (average, outcome), (other, _) = job.allreduce(gradients("U", 2, 256 * 64 * 5, seed=3))
+        assert outcome.delivered == outcome.expected
+        np.testing.assert_array_equal(average, other)
+    assert "rank 0: its result ring has 4096 rows, another rank's 256" in caplog.text
 
 
 def test_the_ledger_of_an_earlier_job_is_not_ours() -> None:

@@ -98,7 +98,7 @@ class Stranger:
                     row=row, rows=rows,
                 )  # fmt: skip
                 self.engine._inbox.take(packets.packet(head, body), self.engine._ops)
-            answer(self.job, self.engine._ops, self.job.now())
+            answer(self.job, self.engine._window, self.job.now())
         finally:
             sockets[:] = original
         out = []
@@ -113,7 +113,7 @@ def _quiet_job(job: Team, ops: int) -> tuple[Stranger, list[int], int]:
     """(a voice of rank 1 to rank 0, labels of the ops, layout tag) after a few whole ops."""
     labels = [job.allreduce(gradients("U", len(job), NUMEL, seed=op))[0][1].label for op in range(ops)]
     assert all(job.each(lambda c: c.drain(PATIENCE)))
-    return Stranger(job[0], 1), labels, job[0].job.pool._kept[-1].place.layout.tag
+    return Stranger(job[0], 1), labels, job[0]._engine._window.pool._kept[-1].place.layout.tag
 
 
 def test_results_outlive_their_op_by_two_steps() -> None:
@@ -125,7 +125,7 @@ def test_results_outlive_their_op_by_two_steps() -> None:
         assert voice.tell((PacketType.REPAIR, labels[-2], *ask)) == [(PacketType.RESULT, 0), (PacketType.RESULT, 2)]
         assert voice.tell((PacketType.REPAIR, labels[-3], *ask)) == [(PacketType.GONE, 0)]
         assert voice.tell((PacketType.REPAIR, labels[-3], *ask)) == []  # once
-        kept = sum(each.results.packets.nbytes for each in job[0].job.pool._kept)
+        kept = sum(each.results.packets.nbytes for each in job[0]._engine._window.pool._kept)
         assert kept == 2 * own * (64 + 256)
         assert job[0].stats()["counters"]["repair_rows_sent"] == 4
 

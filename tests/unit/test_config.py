@@ -49,6 +49,23 @@ def test_width_for_mtu(mtu: int, width: int) -> None:
     assert width_for_mtu(mtu) == width
 
 
+@pytest.mark.parametrize(
+    ("step", "width", "mib"),
+    [
+        (0, 1408, 64.0),  # not known
+        (10_000_000, 1408, 64.0),  # 64 MiB hold more than two steps
+        (124_439_808, 1408, 352.0),  # 262,144 rows for steps of 88,381
+        (124_439_808, 8896, 278.0),
+        (62_219_904, 1408, 176.0),  # codes of 4 bits
+        (7_000_000_000, 1408, 352.0),  # rings have a power of two of rows: the next size is above RING_MOST
+        (7_000_000_000, 8896, 278.0),
+    ],
+)
+def test_the_ring_follows_the_step(step: int, width: int, mib: float) -> None:
+    assert Config(0, 2, step=step).ring(width) == mib
+    assert Config(0, 2, step=step, ring_mib=400.0).ring(width) == 400.0
+
+
 @pytest.mark.parametrize("mtu", [0, 68, 155])
 def test_an_mtu_that_holds_no_row_is_refused(mtu: int) -> None:
     with pytest.raises(ConfigError, match=f"MTU {mtu} is too small: at least 156"):

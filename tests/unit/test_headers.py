@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partials import partials
-from tailbound.transport.headers import Fields, add_flags, finalise
+from tailbound.transport.headers import Contributions, Fields, add_flags, finalise, finalise_contributions
 from tailbound.wire import packets
 from tailbound.wire.packets import HEADER_DTYPE, header
 from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES, Flag, PacketType
@@ -153,3 +153,20 @@ def test_contributions_to_a_switch_carry_the_place_of_their_result_and_their_sca
         assert (read["exponent"], read["need"]) == (memory.exponents[p], memory.needs[p])
         assert np.float32(read["scale"]) == memory.scales[p]
         assert read["contributed"] == (42 if p == TOTAL - 1 else 41)
+
+
+def test_contributions_to_several_owners_are_those_to_each() -> None:
+    one, all_ = Memory(), Memory()
+    groups = np.array([2, 0, 1, 1, 0, 2, 2, 1, 0, 0, 1, 2], np.int32)
+    fields = one.exponents[:3], one.needs[:3], one.shifts[:3]
+    head = header(type=PacketType.CONTRIBUTION, contributed=76, **FIXED | {"owner": 0, "rows": 0})
+    runs = np.array([[1, 4, 7, 0xFFFFFFFE], [5, 6, 255, 12], [11, 1, 0, 3], [0, 0, 9, 9]], np.int64)
+    for first, count, owner, seq in runs.tolist():
+        part = slice(first, first + count)
+        to = head.copy()
+        to["owner"], to["rows"] = owner, count
+        each = Fields(*(of[groups[part]] for of in fields))
+        finalise(one.packets[part], to, one.states[part], each, seq, one.places[part], 77)
+    stamped = Contributions(all_.packets, all_.states, all_.places, groups)
+    finalise_contributions(stamped, head.view(np.uint8), runs, *fields, 77)
+    assert (all_.packets == one.packets).all()

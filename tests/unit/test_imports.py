@@ -113,6 +113,16 @@ def test_the_schema_needs_the_standard_library_only(graph: dict[str, set[str]]) 
     assert graph["tailbound.errors"] == set()
 
 
+def test_who_only_says_or_hears_something_does_without_the_job(graph: dict[str, set[str]]) -> None:
+    """A ``Job`` codes, sums and queues rows; these see a ``Speaker``, and can do none of that."""
+    for name in ("alerts", "announce", "holding", "inbox", "maps", "timing", "window"):
+        seen, left = set[str](), {f"tailbound.collective.{name}"}
+        while left:
+            seen |= left
+            left = set[str]().union(*(graph[module] for module in left)) - seen
+        assert "tailbound.collective.job" not in seen, name
+
+
 def test_the_check_sees_what_it_should(tmp_path: Path) -> None:
     for name, text in {
         "__init__": "",

@@ -116,7 +116,7 @@ def test_a_gradient_of_another_type_is_contributed_in_float32() -> None:
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
 def test_a_gradient_on_the_host_is_coded_where_it_lies(kind: str) -> None:
-    """And averaged into the tensor that DDP gets, in its own type."""
+    """And its average is decoded over it, in its own type: nothing is allocated."""
     import torch
 
     from tailbound.torch.memory import Memory
@@ -128,10 +128,13 @@ def test_a_gradient_on_the_host_is_coded_where_it_lies(kind: str) -> None:
     bucket = Memory().of(0, 4, dtype, native=dtype in path.native)
     contribution = Contributions("drop", False, copies=False).begin(0, gradient, True, bucket)
     assert contribution.prepare is None
-    assert bucket.result is bucket.decoded
     assert path.values(contribution.source).ctypes.data == gradient.data_ptr()
-    path.values(bucket.decoded)[:] = path.values(gradient)
-    assert bucket.result.tolist() == [1.5] * 4
+    decoded, result = bucket.targets(gradient)
+    assert decoded is result is gradient
+    assert path.values(decoded).ctypes.data == gradient.data_ptr()
+    apart, result = bucket.targets()
+    assert apart is result
+    assert apart.data_ptr() != gradient.data_ptr()
 
 
 @pytest.mark.parametrize("copies", [False, True])

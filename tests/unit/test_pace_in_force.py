@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +25,9 @@ C, LATER, MS = PacketType.CONTRIBUTION, 1 << 62, 1_000_000
 def traffic(bound: UdpSocket, link: float) -> FlowControl:
     states = np.zeros(4, DTYPES["tb_peer_state"])
     datapath: Any = SimpleNamespace(name="udp", gap=0, store=SimpleNamespace(peer_states=states))
-    return FlowControl(Sender([bound], dict.fromkeys((1, 2), (ADDRESS, 9))), datapath, 1, 0, [1, 2], link)
+    sender = Sender([bound], dict.fromkeys((1, 2), (ADDRESS, 9)))
+    job: Any = SimpleNamespace(sender=sender, cookie=1, rank=0, now=time.monotonic_ns)
+    return FlowControl(job, datapath, link)
 
 
 def test_the_links_speed_if_it_is_known(bound: UdpSocket) -> None:

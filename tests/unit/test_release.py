@@ -27,12 +27,13 @@ def test_the_published_mark_of_an_op_rises_before_it_is_let_go() -> None:
         rank=0,
         sequence=SimpleNamespace(next_label=6),
         marks=SimpleNamespace(contributed=5, published=4),
-        flow=SimpleNamespace(queue=SimpleNamespace(cancel=lambda label: 0)),
-        pool=SimpleNamespace(keep=lambda place, buffers: None),
-        store=SimpleNamespace(control=control),
+        ranks=2,
+        store=SimpleNamespace(control=control, result_rows=64),
     )
     running: Any = SimpleNamespace(remove=lambda op: None)
-    window = Window(job, lambda op: None, running)
+    queue: Any = SimpleNamespace(cancel=lambda label: 0)
+    window = Window(job, queue, lambda op: None, running)
+    window.pool = SimpleNamespace(keep=lambda place, buffers: None)
     done: Any = SimpleNamespace(label=5, finished=True, published=True, place=place, start=1, buffers=None)
     window.ops[5] = done
     assert window.release()

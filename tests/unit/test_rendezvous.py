@@ -44,6 +44,7 @@ def test_all_greetings_by_rank() -> None:
     ("field", "value", "advice"),
     [
         ("wire", 2, "same version of tailbound"),
+        ("codec", 3, "same version of tailbound"),
         ("width", 448, "same MTU"),
         ("model", "xyz", "same model"),
         ("options", {"bits": "4", "late": "drop"}, "bits="),
@@ -74,6 +75,15 @@ def test_a_version_with_other_fields_is_told() -> None:
     store = MemoryStore()
     store.set("job/greeting/0", json.dumps({"rank": 0, "wire": 9, "version": "7.0.0", "colour": "red"}))
     with pytest.raises(LayoutError, match=r"rank 1 runs tailbound 0.1.0 .* rank 0 runs 7.0.0 .*same version"):
+        exchange(store, greeting(1), "job", 10)
+
+
+def test_a_version_of_before_codecs_had_a_number_is_told() -> None:
+    """Its codes would be summed, and its results taken for others."""
+    store, said = MemoryStore(), asdict(greeting(0))
+    del said["codec"]
+    store.set("job/greeting/0", json.dumps(said))
+    with pytest.raises(LayoutError, match=r"rank 1 .*codec 2.* rank 0 .*codec 1.*same version"):
         exchange(store, greeting(1), "job", 10)
 
 

@@ -33,7 +33,7 @@ class Rank:
             records=SimpleNamespace(peer_states=self.states, ops=readonly(self.records)),
             membership=SimpleNamespace(
                 contribution=SimpleNamespace(suspects=frozenset()), result=SimpleNamespace(suspects=frozenset()),
-                gone=set(), owners=self.live,
+                gone=set(), changes=0, owners=self.live,
             ),
             deadlines=SimpleNamespace(quiet=MS, start_max=400 * MS),
         )  # fmt: skip
@@ -186,7 +186,7 @@ def test_results_without_a_record_are_counted_in_every_turn(rank: Rank) -> None:
 def test_all_ops_have_news_when_who_is_waited_for_or_what_was_learned_changes(rank: Rank) -> None:
     rank.running.changed()
     assert not rank.running.changed()
-    rank.known.membership.gone.add(1)
+    rank.known.membership.changes += 1
     assert rank.running.changed()
     rank.known.membership.result.suspects = frozenset({2})
     assert rank.running.changed()

@@ -21,7 +21,7 @@ from tailbound.transport.safeguard import Limits
 BY_NAME = {setting.variable.removeprefix("TAILBOUND_").lower(): setting for setting in ALL}
 #: Words of the sources that begin like a variable: a glob, the prefix itself.
 #: Arguments of ``TailboundState`` that are no settings: objects, and what ``register`` finds out itself.
-ARGUMENTS_ONLY = frozenset({"self", "process_group", "model"})
+ARGUMENTS_ONLY = frozenset({"self", "process_group", "model", "entries"})
 NO_VARIABLES = {"TAILBOUND_", "TAILBOUND_RNIG_MIB", "TAILBOUND_WEATHER"}
 
 
@@ -77,8 +77,8 @@ def test_no_variable_is_in_the_table_twice() -> None:
         ("multicast_group", "239.1.2.3", "239.1.2.3"),
         ("cookie", "0x4d", 77),
         ("interface", " eth0 ", "eth0"),
-        ("ring_mib", "", 64.0),
-        ("ring_mib", "  ", 64.0),
+        ("ring_mib", "", None),
+        ("ring_mib", "  ", None),
     ],
 )  # fmt: skip
 def test_what_may_be_given(name: str, text: str, value: Any) -> None:

@@ -389,9 +389,11 @@ def test_only_a_launch_that_has_not_sent_is_overtaken_and_only_by_owners_that_ar
     told = Told(op, contributed_by={1}, published_by={1, 2})
     assert not overtaken(op, told, 9 * MS)  # type: ignore[arg-type]
     told.contributed_by.add(2)
-    told.known.membership.gone |= {1, 2}
+    for rank in (1, 2):
+        told.known.membership.bye(rank)
     assert not overtaken(op, told, 9 * MS)  # type: ignore[arg-type]
-    told.known.membership.gone.clear()
+    for rank in (1, 2):
+        told.known.membership.back(rank, 0)
     op.sending = Sending.OVER
     assert not overtaken(op, told, 9 * MS)  # type: ignore[arg-type]
     op.sending, launch, op.launch = Sending.LAUNCHED, op.launch, None

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tailbound.transport.tail_probe import BEGUN, LAST_CALL, MS, NOT_BEGUN, TailProbe
+from tailbound.transport.config import MS
+from tailbound.transport.tail_probe import BEGUN, LAST_CALL, NOT_BEGUN, TailProbe
 
 Missing = Callable[[], tuple[list[int], list[int]]]
 

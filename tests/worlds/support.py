@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from messages import read
 from tailbound.codec import reference
 from tailbound.codec.hashing import seed_of
-from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.scale import headroom_of, shift_cap_of
 from tailbound.codec.shape import shape_for
 from tailbound.collective.communicator import Communicator
@@ -58,6 +57,9 @@ class MemoryStore:
     def get(self, key: str) -> bytes:
         self.wait([key], timedelta(seconds=PATIENCE))
         return self.values[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
 
     def wait(self, keys: list[str], timeout: timedelta) -> None:
         with self._changed:
@@ -332,7 +334,6 @@ class Reference:
         """The average of ``inputs`` (f32[n] by rank; all finite) in the op ``label``; keeps the next scales."""
         shape = shape_for(inputs[0].size, self.width)
         seed, headroom, cap = seed_of(self.cookie, label), headroom_of(self.ranks), shift_cap_of(self.ranks)
-        where = place(shape, OwnerMap(0, tuple(range(self.ranks))), self.ranks)
         if self.exponents is None:
             none = np.full(shape.groups, EXPONENT_NONE, np.int16)
             needs = [reference.encode(x, shape, seed, rank, cap, none).need for rank, x in enumerate(inputs)]
@@ -340,7 +341,7 @@ class Reference:
             assert (largest != EXPONENT_NONE).all(), "give inputs without groups of zeros"
             self.exponents = (largest + headroom).astype(np.int16)
         e = self.exponents
-        coded = [reference.encode(x, shape, seed, rank, cap, e) for rank, x in enumerate(inputs)]
+        coded = [reference.encode(x, shape, seed, rank, cap, e, ranks=self.ranks) for rank, x in enumerate(inputs)]
         codes = np.zeros((shape.rows, shape.codes), np.uint8)
         scale = np.zeros(shape.rows, np.float32)
         need = np.max([c.need for c in coded], axis=0)
@@ -348,8 +349,7 @@ class Reference:
             g = k // shape.group_rows
             lanes = np.sum([reference.to_lanes(c.codes[k]).astype(np.int64) << int(c.shift[g]) for c in coded], axis=0)
             units = sum(1 << int(c.shift[g]) for c in coded)
-            codes[k], scale[k] = reference.mean(
-                lanes, units, self.ranks, int(e[g]), seed, int(where.owner[k]), int(where.place[k])
-            )
+            row = reference.Row(k, int(e[g]), units, range(self.ranks))
+            codes[k], scale[k] = reference.mean(lanes, row, seed, self.ranks)
         self.exponents = np.where(need == EXPONENT_NONE, e, need + headroom).astype(np.int16)
         return reference.decode(codes, scale, np.ones(shape.rows, bool), shape, seed)

@@ -44,6 +44,11 @@ class MemoryStore:
         with self._changed:
             return self._values[key]
 
+    def check(self, keys: list[str]) -> bool:
+        """Whether all of ``keys`` are set."""
+        with self._changed:
+            return all(key in self._values for key in keys)
+
     def wait(self, keys: list[str], timeout: timedelta) -> None:
         """Waits for keys.
 

@@ -197,7 +197,7 @@ def _measure(contest: _Contest, ours: Any, delay: float, iters: int) -> dict[str
     from tailbound.bench.worker import totals
 
     for i in range(_WARMUP_MOST):
-        owned = ours.job.map.owners.count(contest.ranks - 1)
+        owned = ours.job.sequence.map.owners.count(contest.ranks - 1)
         contest.step(ours, delay, last=i + 1 >= _WARMUP and (not owned or not ours.config.share_rows))
         if contest.line.over:
             break
@@ -208,7 +208,7 @@ def _measure(contest: _Contest, ours: Any, delay: float, iters: int) -> dict[str
         for name in (OURS, THEIRS)[:: 1 if i % 2 == 0 else -1]:
             times[name].append(contest.step(ours if name == OURS else None, delay))
     ours.drain()
-    owners, after = ours.job.map.owners, totals(ours)
+    owners, after = ours.job.sequence.map.owners, totals(ours)
     rows = [after[name] - before[name] for name in ("expected", "delivered")]
     return {"times": times, "rows": rows, "owns": owners.count(contest.ranks - 1) / len(owners)}
 

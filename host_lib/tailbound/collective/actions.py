@@ -6,8 +6,9 @@ A ``Move`` ends a phase of the op: what follows from it is asked of ``step`` aga
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
-from tailbound.collective.repair import Places
+from tailbound.codec.owners import Places
 from tailbound.transport.stage import Why
 
 
@@ -110,3 +111,5 @@ class Release:
 
 Move = Abstain | StayOut | Measure | Encode | Agree | Seal | Finish
 Action = Move | Tell | AskMarks | AskRows | Repeat | Release
+#: To be asked with the type of an action: that takes a tenth of ``isinstance`` with so many.
+MOVES: frozenset[type[Action]] = frozenset(get_args(Move))

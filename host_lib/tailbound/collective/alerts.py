@@ -73,9 +73,9 @@ class Alerts:
 
     def _totals(self) -> dict[int, tuple[int, int]]:
         """Rows of every peer: expected, and lost on the way, those repaired later among them."""
-        expected, gaps = self._ledger.by_peer().T.tolist()
-        repaired = self._known.repairs.came.sum(axis=0).tolist()
-        return {peer: (expected[peer], gaps[peer] + repaired[peer]) for peer in self._known.peers}
+        lines = self._ledger.by_peer()
+        repaired = [sum(halves) for halves in zip(*self._known.repairs.came.tolist(), strict=True)]
+        return {peer: (lines[peer][0], lines[peer][1] + repaired[peer]) for peer in self._known.peers}
 
     def _say_late(self, rank: int, turn: Turn, late: int, step: int) -> None:
         ms = round(late / MS, 1)

@@ -16,13 +16,17 @@ from numpy.typing import NDArray
 
 from tailbound.codec.owners import Placement, first_place
 from tailbound.codec.records import Packets, Results, Scales, results
+from tailbound.codec.scratch import readonly
 from tailbound.codec.shape import Shape
+from tailbound.transport.headers import Contributions
 from tailbound.transport.sequence import Place
 from tailbound.transport.steps import step_distance
 from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES
 
 #: Steps whose results are kept.
 _STEPS_KEPT = 2
+#: Buffers of a shape that so many steps did without are let go of: DDP's first steps are one bucket with everything.
+_STEPS_FREE = 4
 
 
 class Buffers:
@@ -40,17 +44,17 @@ class Buffers:
             self.place[start : start + count] = np.roll(np.arange(count), -first)
         position: NDArray[np.int32] = np.empty_like(placement.position)
         position[row_at] = np.arange(rows, dtype=np.int32)
-        position.flags.writeable = False  # as the placement's is: numba compiles apart for it
         #: contributions, owner by owner in sending order; the own rows are coded here too, but never sent
         self.contributions = Packets(
-            np.zeros((rows, HEADER_BYTES + shape.codes), np.uint8), position, np.zeros((rows, 4), np.uint64)
+            np.zeros((rows, HEADER_BYTES + shape.codes), np.uint8), readonly(position), np.zeros((rows, 4), np.uint64)
         )
         self.scales = Scales(*np.zeros((2, groups), np.int16), *np.zeros((2, groups), np.uint8))
-        #: group of the row at every packet position, and what the header says of it
+        #: group of the row at every packet position
         self.group: NDArray[np.int32] = (row_at // shape.group_rows).astype(np.int32)
-        self.packet_exponent: NDArray[np.int16] = np.zeros(rows, np.int16)
-        self.packet_need: NDArray[np.int16] = np.zeros(rows, np.int16)
-        self.packet_shift: NDArray[np.uint8] = np.zeros(rows, np.uint8)
+        memory, _, partials = self.contributions
+        self.stamped = Contributions(memory, partials, self.place, self.group)
+        #: the same by owner, and what the own mean is made of
+        self.rows_for = [memory[placement.positions_of(owner)] for owner in range(placement.world_size)]
         self.unknown: NDArray[np.int16] = np.full(groups, EXPONENT_NONE, np.int16)
         self.need_work: NDArray[np.int16] = np.zeros(groups, np.int16)
         #: results of the own rows; ``own_rows`` says which rows of the op they are, ``own_groups`` of which group
@@ -73,7 +77,9 @@ class Kept(NamedTuple):
 
 
 class BufferPool:
-    """Hands out ``Buffers`` by shape and takes them back; never more than were in flight at once, and the results kept.
+    """Hands out ``Buffers`` by shape and takes them back.
+
+    Never more than were in flight at once, and the results kept, of shapes that the last steps had.
 
     Args:
         rank: own rank.
@@ -85,6 +91,8 @@ class BufferPool:
         self._rank, self._ranks, self._ring = rank, ranks, ring
         self._free: defaultdict[tuple[Shape, int], list[Buffers]] = defaultdict(list)
         self._free_results: defaultdict[tuple[int, ...], list[Results]] = defaultdict(list)
+        self._used: dict[tuple[Shape, int], int] = {}  # the last step with an op of it
+        self._step = 0
         self._kept: deque[Kept] = deque()
 
     def take(self, shape: Shape, placement: Placement) -> Buffers:
@@ -116,6 +124,18 @@ class BufferPool:
         free = self._free_results[buffers.results.packets.shape]
         buffers.results = free.pop() if free else results(len(buffers.results.packets), place.layout.shape.codes)
         self.give(place.layout.shape, place.placement, buffers)
+        self._used[place.layout.shape, place.placement.owner_map.id] = place.step
+        if place.step != self._step:
+            self._step = place.step
+            self._forget_unused()
+
+    def _forget_unused(self) -> None:
+        """Lets go of what is free and of a shape that the last steps did not have."""
+        self._used = {key: step for key, step in self._used.items() if step_distance(self._step, step) < _STEPS_FREE}
+        if unused := self._free.keys() - self._used.keys():
+            for key in unused:
+                del self._free[key]
+            self._free_results.clear()
 
     def kept(self, label: int) -> Kept | None:
         """What is kept of the results of op ``label``."""

@@ -9,19 +9,22 @@ import contextlib
 import logging
 import struct
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.collective.job import Job
+from tailbound.collective.speaker import Speaker
+from tailbound.datapath.protocol import Datapath
 from tailbound.errors import AttachError, CapabilityError
 from tailbound.kernel.fanout import Fanout, Peer
 from tailbound.kernel.neighbours import next_hops
-from tailbound.transport.choose import WORKS, Choice, Tried, worth_trying
+from tailbound.transport.choose import WORKS, Choice, Facts, Tried, choose, worth_trying
 from tailbound.transport.config import MS
 from tailbound.transport.multicast import GroupMember, group_of, prepare
-from tailbound.transport.reach import Reach, Say
+from tailbound.transport.queue import SendQueue
+from tailbound.transport.reach import Ears, Reach, Say
 from tailbound.transport.sender import Shared
 from tailbound.transport.sockets import neighbouring_sockets, ports_of, room_of, sending_socket
 from tailbound.transport.steps import Steps, step_of
@@ -31,52 +34,308 @@ from tailbound.wire.schema import Flag, PacketType
 #: What an answer says: a bitmap of 64 packets, made up to a whole step of bytes.
 _ANSWER = struct.Struct(">QQ")
 #: How often failed clones are taken off what counts as sent.
-_COUNT_EVERY = 50 * MS
+_COUNT_EVERY = 200 * MS
 #: Bytes in flight that the socket of a group has room for.
 _GROUP_ROOM = 512 << 10
 
 
-def open_channels(job: Job, address: str, endpoints: Mapping[int, tuple[str, int]], *, alone: bool) -> None:
-    """Opens the channels that ``job`` may use; called once, before its thread starts.
+class Channels:
+    """The channels of one rank that reach all its peers at once: what there is, what is in use, and why.
 
     Args:
-        address: own IPv4 address.
-        endpoints: (IPv4 address, UDP port) of the peers by rank.
-        alone: no rank is on the udp datapath.
+        job: of the rank.
+        queue: whose pace and limits say whether peers are to be sent to in turns.
+        datapath: which packets come over, and over which interface.
+
+    Attributes:
+        wanted: what was asked for, one of ``choose.RESULTS``.
+        choice: what is done now.
+        live: peers that results are for.
+        ears: what this rank has heard of the others' trials of the group, for whoever asks.
+        reach: whom the own packets to the group reach; None: there is no group.
+        fanout: the program that clones bursts; None: there is none.
+        member: hears the group; None: there is none.
     """
-    config, channels = job.config, job.channels
-    name = job.datapath.name if alone else "udp"
-    fanout, multicast = worth_trying(config.result, job.ranks, name)
-    for kind, wanted, open_one in (("fanout", fanout, _open_fanout), ("multicast", multicast, _open_multicast)):
-        if not wanted or job.switch is not None:
-            continue
+
+    def __init__(self, job: Speaker, queue: SendQueue, datapath: Datapath) -> None:
+        self._job, self._queue, self._datapath = job, queue, datapath
+        self.wanted = job.config.result
+        self._facts = Facts(job.ranks, datapath.name, job.switch is not None)
+        self.choice: Choice = choose(self.wanted, self._facts)
+        self.live: tuple[int, ...] = ()
+        self.ears = Ears()
+        self.reach: Reach | None = None
+        self.fanout: Fanout | None = None
+        self.member: GroupMember | None = None
+        self._failed: dict[int, int] = {}  # clones that are no longer counted as sent: packets, by rank
+        self._looked_at = 0
+        self._followed: list[int] | None = None  # who was there when nobody was dead
+
+    # -- opening them -------------------------------------------------------------------------------------------------
+
+    def open(self, address: str, endpoints: Mapping[int, tuple[str, int]], *, alone: bool) -> None:
+        """Opens those that the job may use; called once, before its thread starts.
+
+        Args:
+            address: own IPv4 address.
+            endpoints: (IPv4 address, UDP port) of the peers by rank.
+            alone: no rank is on the udp datapath.
+        """
+        job = self._job
+        name = self._datapath.name if alone else "udp"
+        fanout, multicast = worth_trying(self.wanted, job.ranks, name)
+        for kind, wanted, open_one in (
+            ("fanout", fanout, self._open_fanout),
+            ("multicast", multicast, self._open_multicast),
+        ):
+            if not wanted or job.switch is not None:
+                continue
+            try:
+                with contextlib.ExitStack() as opened:
+                    open_one(address, endpoints, opened)
+                    opened.pop_all()
+            except (CapabilityError, AttachError) as error:
+                self.learn(**{kind: Tried(False, str(error))})
+            else:
+                self.learn(**{kind: WORKS})
+        self.learn(datapath=name, switch=job.switch is not None)
+        self.follow(job.now())
+        self._say(wanted=self.choice.result == self.wanted or self.wanted == "auto")
+
+    def _open_fanout(
+        self, address: str, endpoints: Mapping[int, tuple[str, int]], opened: contextlib.ExitStack
+    ) -> None:
+        job, interface = self._job, self._datapath.interface
+        ports = ports_of(len(endpoints), job.config.source_ports)
+        socks = tuple(neighbouring_sockets(address, ports, room_of(len(endpoints) * ports)))
+        for sock in socks:
+            opened.callback(sock.close)
+        fanout = _attach(interface, socks[0].getsockname()[1], len(socks), len(endpoints))
+        opened.callback(fanout.close)
+        macs = next_hops(interface, [host for host, _ in endpoints.values()])
+        fanout.set_peers(job.rank, [Peer(r, host, port, macs[host]) for r, (host, port) in endpoints.items()])
+        self.fanout = fanout
+        job.sender.share(Shared("fanout", socks))
+
+    def _open_multicast(
+        self, address: str, endpoints: Mapping[int, tuple[str, int]], opened: contextlib.ExitStack
+    ) -> None:
+        job, port = self._job, self._datapath.endpoint[1]
+        group = group_of(job.cookie, job.config.group)
+        ports = ports_of(len(endpoints), job.config.source_ports)
+        socks = tuple(sending_socket(address, _GROUP_ROOM // ports) for _ in range(ports))
+        for sock in socks:
+            opened.callback(sock.close)
+            prepare(sock, address)
+        self.member = GroupMember(group, port, address)
+        job.store.control["group"] = packets.packed(group)
+        self.reach = Reach(job.peers)
+        job.sender.share(Shared("multicast", socks, (group, port), local=False))
+
+    def close(self) -> None:
+        """Detaches and leaves; may be called twice, when nobody sends any more."""
+        if self.fanout is not None:
+            self._take_back()
+            self.fanout.close()
+            self.fanout = None
+        if self.member is not None:
+            self.member.close()
+        for channel in self.opened:
+            for sock in channel.sockets:
+                sock.close()
+
+    # -- using them ---------------------------------------------------------------------------------------------------
+
+    @property
+    def opened(self) -> list[Shared]:
+        """Those of the sender; the name of each is that of a ``choose.Result``."""
+        return list(self._job.sender.shared.values())
+
+    def channel(self, name: str) -> Shared | None:
+        """The channel called ``name``."""
+        return next((channel for channel in self.opened if channel.name == name), None)
+
+    def number(self) -> int | None:
+        """The destination of results that is in use; None: each peer by itself."""
+        shared = self._job.sender.shared
+        return next((n for n, channel in shared.items() if channel.name == self.choice.result), None)
+
+    def runs(self, rows: NDArray[np.uint8]) -> list[tuple[int, NDArray[np.uint8]]]:
+        """``rows`` (u8[count, stride], headers finished, the same for all) as runs for the send queue."""
+        job, queue = self._job, self._queue
+        self.follow(job.now())
+        number = self.number()
+        if number is not None:
+            channel = job.sender.shared[number]
+            # receivers that take few senders at once are to be sent to in turns, and one behind a slow link by itself:
+            # a burst to all is as slow as the slowest
+            together = queue.limit >= len(channel.ranks) >= 2
+            together &= self.wanted != "auto" or queue.pacer.even(channel.ranks)
+            if together and not channel.broken:
+                job.counters["results_at_once"] += 1
+                return [(number, rows)]
+            job.counters["results_apart"] += 1
+        return [(peer, rows) for peer in self.live]
+
+    def follow(self, now: int) -> None:
+        """Lets results go to who is there: not to who has said goodbye, nor to who is dead as far as one can tell.
+
+        A rank that is only stopped is taken to be dead soon, but finds what its kernel has received when it goes on; so
+        one that is dead gets results as long as there is room for them.
+        """
+        job, here = self._job, self._job.membership.here
+        if here is self._followed and not job.membership.suspects:
+            return  # nobody can be dead, and who is there has not changed
+        dead = job.membership.dead(step_of(job.sequence.upcoming))
+        live = tuple(p for p in here if not (p in dead and self._beyond(p)))
+        self._followed = None if dead else here
+        if live == self.live:
+            return
+        self.live = live
+        for channel in self.opened:
+            channel.ranks, channel.broken = live, False
+        if self.fanout is not None:
+            self.fanout.live(live)
+            if (lead := self.fanout.lead) is not None and (clones := self.channel("fanout")) is not None:
+                clones.target = job.sender.peers[lead]
+        if self.reach is not None:
+            self.reach.hurry(now)
+            self._judge()
+
+    def _beyond(self, rank: int) -> bool:
+        """Whether ``rank`` is so far behind that its kernel takes no results of the present any more."""
+        job, its = self._job, int(self._job.records.peer_states[rank]["newest"])
+        return Steps(its, job.sequence.upcoming, job.sequence.op_rows, job.store.result_rows).lost
+
+    def turn(self, now: int) -> int:
+        """Once a turn: tries the group, and counts; returns when to look again (0: on arrival)."""
+        if not self.opened:
+            return 0
+        self.follow(now)
+        if now >= self._looked_at + _COUNT_EVERY:
+            self._looked_at = now
+            self._take_back()
+            self._judge_broken()
+        reach = self.reach
+        if reach is None:
+            return 0
+        rounds = reach.rounds
+        for say in reach.turn(now, self.live):
+            self._try(say)
+        if reach.rounds != rounds:
+            self._judge()
+        return reach.look if self.live else 0
+
+    def _take_back(self) -> None:
+        """Clones that could not be made had been counted as sent."""
+        channel, counts = self.channel("fanout"), self._job.sender.counts
+        if self.fanout is None or channel is None:
+            return
+        news = []
+        size = channel.counts.bytes // max(1, channel.counts.packets)
+        for rank, clones in self.fanout.counts().items():
+            more = clones.packets_failed - self._failed.get(rank, 0)
+            if more and rank in counts:
+                self._failed[rank] = clones.packets_failed
+                news.append((rank, more, more * size))
+        channel.take_back(counts, news)
+
+    # -- trying the group ---------------------------------------------------------------------------------------------
+
+    def _try(self, say: Say) -> None:
+        job = self._job
+        if say.kind == "question":
+            job.tell(say.rank, self._header(say.rank, say.number, int(Flag.REPEAT)))
+            return
+        channel = self.channel("multicast")
+        assert channel is not None
+        packet = packets.packet(self._header(job.rank, say.number), b"")
         try:
-            with contextlib.ExitStack() as opened:
-                open_one(job, address, endpoints, opened)
-                opened.pop_all()
-        except (CapabilityError, AttachError) as error:
-            channels.learn(**{kind: Tried(False, str(error))})
+            channel.sockets[0].sendto(packet, channel.target)
+        except OSError:  # full, or refused: not heard, which is what counts
+            channel.lose(job.sender.counts, 1)
         else:
-            channels.learn(**{kind: WORKS})
-    channels.learn(datapath=name, switch=job.switch is not None)
-    follow(job, job.now())
-    _say(job, channels.choice, wanted=channels.choice.result == config.result or config.result == "auto")
+            channel.took(job.sender.counts, 1, len(packet), 1)
+        job.counters["group_tried"] += 1
 
+    def _header(self, owner: int, number: int, flags: int = 0) -> NDArray[Any]:
+        job = self._job  # an op that it may name: one begun
+        return job.header(PacketType.GROUP, job.marks.contributed, 0, owner=owner, seq=number, flags=flags)
 
-def _open_fanout(
-    job: Job, address: str, endpoints: Mapping[int, tuple[str, int]], opened: contextlib.ExitStack
-) -> None:
-    interface: str = getattr(job.datapath, "interface", "")
-    ports = ports_of(len(endpoints), job.config.source_ports)
-    socks = tuple(neighbouring_sockets(address, ports, room_of(len(endpoints) * ports)))
-    for sock in socks:
-        opened.callback(sock.close)
-    fanout = _attach(interface, socks[0].getsockname()[1], len(socks), len(endpoints))
-    opened.callback(fanout.close)
-    macs = next_hops(interface, [host for host, _ in endpoints.values()])
-    fanout.set_peers(job.rank, [Peer(r, host, port, macs[host]) for r, (host, port) in endpoints.items()])
-    job.channels.fanout = fanout
-    job.sender.share(Shared("fanout", socks))
+    def listen(self) -> None:
+        """Takes what has come to the group: packets that try whether it reaches this rank."""
+        job = self._job
+        for data in self.member.packets() if self.member is not None else ():
+            parsed = packets.parse(data)
+            if parsed is None:
+                job.counters["control_refused"] += 1
+                continue
+            head = parsed[0][0]
+            sender = int(head["sender"])
+            ours = int(head["cookie"]) == job.cookie and sender in job.sender.peers and int(head["owner"]) == sender
+            if not ours or head["type"] != PacketType.GROUP:
+                job.counters["control_refused"] += 1
+                continue
+            job.counters["control_taken"] += 1
+            self.ears.hear(sender, int(head["seq"]))
+
+    def take(self, head: np.void, body: bytes) -> None:
+        """Takes a GROUP packet that came to this rank alone: a question about the sender's trials, or an answer."""
+        sender, number = int(head["sender"]), int(head["seq"])
+        if int(head["flags"]) & Flag.REPEAT:
+            answer = _ANSWER.pack(self.ears.answer(sender, number), 0)
+            self._job.tell(sender, self._header(sender, number), answer)
+        elif len(body) >= _ANSWER.size and self.reach is not None:
+            self.reach.answer(sender, number, _ANSWER.unpack_from(body)[0], self._job.now())
+            self._judge()
+
+    # -- choosing -----------------------------------------------------------------------------------------------------
+
+    def learn(self, **facts: Any) -> bool:
+        """Takes new facts (fields of ``Facts``) and chooses anew; whether results go another way from now on."""
+        if all(getattr(self._facts, name) == value for name, value in facts.items()):
+            return False  # as nearly always: it is called in every turn
+        self._facts = replace(self._facts, **facts)
+        before, self.choice = self.choice, choose(self.wanted, self._facts)
+        return before.result != self.choice.result
+
+    def _judge(self) -> None:
+        if self.reach is not None and self.reach.decided:
+            self._tell_of(unreached=tuple(self.reach.missing(self.live)))
+
+    def _judge_broken(self) -> None:
+        """A channel whose bursts are refused is none, until the live set changes."""
+        for channel in self.opened:
+            why = f"bursts are refused ({', '.join(channel.counts.errors)})"
+            self._tell_of(**{channel.name: Tried(False, why) if channel.broken else WORKS})
+
+    def _tell_of(self, **facts: Any) -> None:
+        before = self.choice.result
+        if self.learn(**facts):
+            self._say(wanted=before == "peers" or (before, self.choice.result) == ("fanout", "multicast"))
+
+    def _say(self, *, wanted: bool) -> None:
+        choice = self.choice
+        self._job.events.emit(
+            "results_by",
+            f"results leave by {choice.result}: {choice.reason}",
+            level=logging.INFO if wanted else logging.WARNING,
+            **choice._asdict(),
+        )
+        if not wanted:
+            self._job.counters["result_fallbacks"] += 1
+
+    def snapshot(self) -> dict[str, Any]:
+        """What is done and why, and what left over every channel, in plain types."""
+        return {
+            **self.choice._asdict(),
+            "wanted": self.wanted,
+            "live": list(self.live),
+            "unreached": None if self._facts.unreached is None else list(self._facts.unreached),
+            "group": self.member.group if self.member is not None else None,
+            "channels": {one.name: {**one.counts.snapshot(), "waits": one.counts.waits} for one in self.opened},
+            "clones_failed": {str(rank): packets for rank, packets in self._failed.items()},
+        }
 
 
 def _attach(interface: str, port: int, ports: int, peers: int) -> Fanout:
@@ -88,200 +347,3 @@ def _attach(interface: str, port: int, ports: int, peers: int) -> Fanout:
             return Fanout.open(interface, port, ports)
         except (AttachError, CapabilityError):
             raise error from None
-
-
-def _open_multicast(
-    job: Job, address: str, endpoints: Mapping[int, tuple[str, int]], opened: contextlib.ExitStack
-) -> None:
-    port = job.datapath.endpoint[1]
-    group = group_of(job.cookie, job.config.group)
-    ports = ports_of(len(endpoints), job.config.source_ports)
-    socks = tuple(sending_socket(address, _GROUP_ROOM // ports) for _ in range(ports))
-    for sock in socks:
-        opened.callback(sock.close)
-        prepare(sock, address)
-    job.channels.member = GroupMember(group, port, address)
-    job.store.control["group"] = packets.packed(group)
-    job.channels.reach = Reach(job.peers)
-    job.sender.share(Shared("multicast", socks, (group, port), local=False))
-
-
-def runs(job: Job, rows: NDArray[np.uint8]) -> list[tuple[int, NDArray[np.uint8]]]:
-    """``rows`` (u8[count, stride], headers finished, the same for all) as runs for the send queue."""
-    follow(job, job.now())
-    number = job.channels.number()
-    if number is not None:
-        channel, queue = job.sender.shared[number], job.flow.queue
-        # receivers that take few senders at once are to be sent to in turns, and one behind a slow link by itself: a
-        # burst to all is as slow as the slowest
-        together = queue.limit >= len(channel.ranks) >= 2
-        together &= job.channels.wanted != "auto" or queue.pacer.even(channel.ranks)
-        if together and not channel.broken:
-            job.counters["results_at_once"] += 1
-            return [(number, rows)]
-        job.counters["results_apart"] += 1
-    return [(peer, rows) for peer in job.channels.live]
-
-
-def _beyond(job: Job, rank: int) -> bool:
-    """Whether ``rank`` is so far behind that its kernel takes no results of the present any more."""
-    its = int(job.records.peer_states[rank]["newest"])
-    return Steps(its, job.sequence.upcoming, job.sequence.op_rows, job.store.result_rows).lost
-
-
-def follow(job: Job, now: int) -> None:
-    """Lets results go to who is there: not to who has said goodbye, nor to who is dead as far as one can tell.
-
-    A rank that is only stopped is taken to be dead soon, but finds what its kernel has received when it goes on; so
-    one that is dead gets results as long as there is room for them.
-    """
-    channels = job.channels
-    dead = job.membership.dead(step_of(job.sequence.upcoming))
-    live = tuple(p for p in job.membership.here if not (p in dead and _beyond(job, p)))
-    if live == channels.live:
-        return
-    channels.live = live
-    for channel in channels.opened:
-        channel.ranks, channel.broken = live, False
-    if channels.fanout is not None:
-        channels.fanout.live(live)
-        if (lead := channels.fanout.lead) is not None and (clones := channels.channel("fanout")) is not None:
-            clones.target = job.sender.peers[lead]
-    if channels.reach is not None:
-        channels.reach.hurry(now)
-        _judge(job)
-
-
-def turn(job: Job, now: int) -> int:
-    """Once a turn: listens to the group, tries it, and counts; returns when to look again (0: on arrival)."""
-    channels = job.channels
-    if not channels.opened:
-        return 0
-    follow(job, now)
-    if now >= channels.looked_at + _COUNT_EVERY:
-        channels.looked_at = now
-        _take_back(job)
-        _judge_broken(job)
-    reach = channels.reach
-    if reach is None:
-        return 0
-    rounds = reach.rounds
-    for say in reach.turn(now, channels.live):
-        _tell(job, say)
-    if reach.rounds != rounds:
-        _judge(job)
-    return reach.look if channels.live else 0
-
-
-def listen(job: Job) -> None:
-    """Takes what has come to the group: packets that try whether it reaches this rank."""
-    member = job.channels.member
-    if member is None:
-        return
-    for data in member.packets():
-        parsed = packets.parse(data)
-        if parsed is None:
-            job.counters["control_refused"] += 1
-            continue
-        head = parsed[0][0]
-        sender = int(head["sender"])
-        ours = int(head["cookie"]) == job.cookie and sender in job.sender.peers and int(head["owner"]) == sender
-        if not ours or head["type"] != PacketType.GROUP:
-            job.counters["control_refused"] += 1
-            continue
-        job.counters["control_taken"] += 1
-        job.channels.ears.hear(sender, int(head["seq"]))
-
-
-def take(job: Job, head: np.void, body: bytes) -> None:
-    """Takes a GROUP packet that came to this rank alone: a question about the sender's trials, or an answer."""
-    sender, number = int(head["sender"]), int(head["seq"])
-    if int(head["flags"]) & Flag.REPEAT:
-        answer = _header(job, sender, number)
-        job.tell(sender, answer, _ANSWER.pack(job.channels.ears.answer(sender, number), 0))
-    elif len(body) >= _ANSWER.size and job.channels.reach is not None:
-        job.channels.reach.answer(sender, number, _ANSWER.unpack_from(body)[0], job.now())
-        _judge(job)
-
-
-def close(job: Job) -> None:
-    """Detaches and leaves; may be called twice, when nobody sends any more."""
-    channels = job.channels
-    if channels.fanout is not None:
-        _take_back(job)
-        channels.fanout.close()
-        channels.fanout = None
-    if channels.member is not None:
-        channels.member.close()
-    for channel in channels.opened:
-        for sock in channel.sockets:
-            sock.close()
-
-
-def _header(job: Job, owner: int, number: int, flags: int = 0) -> NDArray[Any]:
-    # an op that it may name: one begun
-    return job.header(PacketType.GROUP, job.marks.contributed, 0, owner=owner, seq=number, flags=flags)
-
-
-def _tell(job: Job, say: Say) -> None:
-    if say.kind == "question":
-        job.tell(say.rank, _header(job, say.rank, say.number, int(Flag.REPEAT)))
-        return
-    channel = job.channels.channel("multicast")
-    assert channel is not None
-    packet = packets.packet(_header(job, job.rank, say.number), b"")
-    try:
-        channel.sockets[0].sendto(packet, channel.target)
-    except OSError:  # full, or refused: not heard, which is what counts
-        channel.lose(job.sender.counts, 1)
-    else:
-        channel.took(job.sender.counts, 1, len(packet), 1)
-    job.counters["group_tried"] += 1
-
-
-def _judge(job: Job) -> None:
-    reach = job.channels.reach
-    if reach is not None and reach.decided:
-        _learn(job, unreached=tuple(reach.missing(job.channels.live)))
-
-
-def _judge_broken(job: Job) -> None:
-    """A channel whose bursts are refused is none, until the live set changes."""
-    for name in ("fanout", "multicast"):
-        channel = job.channels.channel(name)
-        if channel is not None:
-            errors = ", ".join(channel.counts.errors)
-            _learn(job, **{name: Tried(False, f"bursts are refused ({errors})") if channel.broken else WORKS})
-
-
-def _learn(job: Job, **facts: Any) -> None:
-    before = job.channels.choice
-    if job.channels.learn(**facts):
-        after = job.channels.choice
-        _say(job, after, wanted=before.result == "peers" or (before.result, after.result) == ("fanout", "multicast"))
-
-
-def _say(job: Job, choice: Choice, *, wanted: bool) -> None:
-    job.events.emit(
-        "results_by",
-        f"results leave by {choice.result}: {choice.reason}",
-        level=logging.INFO if wanted else logging.WARNING,
-        result=choice.result, collective=choice.collective, reason=choice.reason,
-    )  # fmt: skip
-    if not wanted:
-        job.counters["result_fallbacks"] += 1
-
-
-def _take_back(job: Job) -> None:
-    """Clones that could not be made had been counted as sent."""
-    channels, channel = job.channels, job.channels.channel("fanout")
-    if channels.fanout is None or channel is None:
-        return
-    news = []
-    size = channel.counts.bytes // max(1, channel.counts.packets)
-    for rank, counts in channels.fanout.counts().items():
-        more = counts.packets_failed - channels.failed.get(rank, 0)
-        if more and rank in job.sender.counts:
-            channels.failed[rank] = counts.packets_failed
-            news.append((rank, more, more * size))
-    channel.take_back(job.sender.counts, news)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import json
 import logging
 import os
 import socket
@@ -15,6 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -23,13 +25,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 import tailbound
-from tailbound.codec.halves import BFLOAT16, FLOAT16, Floats
+from tailbound.codec.halves import BFLOAT16, FLOAT16, FLOAT32, Floats
 from tailbound.codec.planes import check_bits
-from tailbound.codec.shape import GROUP_ROWS, layout_tag, shape_for
+from tailbound.codec.shape import GROUP_ROWS, Shape, layout_tag, shape_for
 from tailbound.codec.threads import cores_here, threads_for
-from tailbound.collective import channels, jump, report
+from tailbound.collective import comeback, jump, report
 from tailbound.collective.announce import READY_BYTES
 from tailbound.collective.coder import HOST, Coder, Values, check_codes
+from tailbound.collective.comeback import Part
 from tailbound.collective.hello import prove
 from tailbound.collective.job import Job
 from tailbound.collective.op import Launch, Outcome
@@ -53,8 +56,11 @@ from tailbound.wire.schema import OP_INDEX_BITS, VERSION
 
 log = logging.getLogger("tailbound")
 
-#: An op has at most this many rows, so that rows of an owner fit the header's u16 and needs fit one READY packet.
-MAX_OP_ROWS = 40960
+#: An op has at most this many rows, so that either half of it ends well before ``stage_max``: 8192 rows of 1408 codes
+#: take a second at 100 Mbit/s. Rows of an owner fit the header's u16, too, and needs one READY packet.
+MAX_OP_ROWS = 8192
+#: Ops that a step can number.
+MAX_STEP_OPS = 1 << OP_INDEX_BITS
 
 
 class Handling(NamedTuple):
@@ -85,9 +91,24 @@ class Training(NamedTuple):
 
     model: str = ""  #: digest of what is trained
     options: Mapping[str, str] = MappingProxyType({})  #: settings of the caller, by name and in words
+    elastic: bool = False  #: a rank that has died may come back (``comeback``)
 
 
 _UNNAMED = Training()
+
+
+class Rings(NamedTuple):
+    """A step beside the rings.
+
+    Attributes:
+        step: its rows, about: ops are filled up to whole groups.
+        held: rows of the result ring.
+        taken: bytes of the result ring and the sums ring.
+    """
+
+    step: int
+    held: int
+    taken: int
 
 
 class Communicator:
@@ -126,38 +147,65 @@ class Communicator:
             datapath, config = "auto", dataclasses.replace(config, switch=config.switch or switch_of(None))
         check_bits(config.bits, config.ranks, switched=config.switch is not None)
         self._store, self._prefix = store, name
+        #: ranks that have died may come back
+        self.elastic = training.elastic
         announce_compilation(config.rank)
         self._closed = False
         interface = interface or os.environ.get("TAILBOUND_INTERFACE")
-        path = open_datapath(datapath, interface, config, rendezvous.host_of(store))
+        before = rendezvous.under_way(store, config.rank, config.ranks, name) if training.elastic else None
+        was = json.loads(before[config.rank]) if before is not None else {}
+        #: in the job; a rank that is outside is to ``enter``
+        self.part = Part.BEGINS if before is None else Part.OUTSIDE
+        path = open_datapath(datapath, interface, config, rendezvous.host_of(store), int(was.get("port", 0)))
         self.config = config = dataclasses.replace(config, width=path.store.width)
         with contextlib.ExitStack() as opened:
             opened.callback(path.close)
             self._row_width = config.switch.width(config.width) if config.switch is not None else config.width
             #: requests to other ranks outside the data path (clock-20, clock-21)
-            self.reliable = Reliable(path.endpoint[0])
+            self.reliable = Reliable(path.endpoint[0], int(was.get("reliable", 0)))
             opened.callback(self.reliable.close)
-            self.greetings = self._meet(path, training, timeout)
+            self.greetings = self._meet(path, training, timeout, before)
             self.job, bulk = self._activate(path)
             opened.callback(self.job.threads.close)
-            opened.callback(channels.close, self.job)
+            opened.callback(self.job.channels.close)
             self.reliable.start(self.job.cookie, config.rank, [(g.address, g.reliable) for g in self.greetings])
-            rendezvous.meet(store, "active", config.rank, config.ranks, name, timeout)
-            early = prove(self.job, store, name, self.greetings, bulk, timeout)
+            early: list[bytes] = []
+            self.reliable.serve(comeback.PART, lambda _: [bytes([self.part])])
+            if before is not None:
+                self.part = comeback.find_part(self.job.peers, self.reliable.pull, timeout)
+            else:
+                rendezvous.meet(store, "active", config.rank, config.ranks, name, timeout)
+                early = prove(self.job, store, name, self.greetings, bulk, timeout)
+                if training.elastic:
+                    rendezvous.begin(store, name)
             opened.pop_all()
         needs_fit = GROUP_ROWS * ((path.store.width - READY_BYTES) // 2)
-        rings = [min(g.rows, g.sum_rows * config.ranks) // 2 for g in self.greetings]
+        results, sums = self.job.least_rings
+        if results < self.job.store.result_rows:
+            log.warning(
+                "rank %d: its result ring has %d rows, another rank's %d, and no more than those is in flight: "
+                "give every rank the same ring_mib, and `tailbound attach` the same --ring on every host",
+                config.rank,
+                self.job.store.result_rows,
+                results,
+            )
+        rings = [results // 2, sums * config.ranks // 2]
         if config.switch is not None:
             rings.append(config.switch.rows // 2)
         self._rows_most = min([MAX_OP_ROWS, needs_fit, *rings])
         self._lock = threading.Lock()
+        self._launched = 0  # ops of the present step
         self._engine = Transpose(self.job, on_thread, early, int(timeout * 1e9)).start()
-        self._engine.maps.limit_share(min(g.sum_rows for g in self.greetings) / self._rows_most)
+        self._engine.maps.outside = self.part == Part.OUTSIDE
+        self._engine.maps.limit_share(sums / self._rows_most)
         jump.serve(self.reliable, self._engine)
+        comeback.serve(self.reliable, self._engine)
+        if training.elastic:
+            comeback.watch(self.reliable, self._engine)
         self._status = StatusWriter(f"{self.job.cookie:08x}-{config.rank}", lambda: report.status(self.job))
         _open.add(self)
 
-    def _meet(self, path: Datapath, training: Training, timeout: float) -> list[Greeting]:
+    def _meet(self, path: Datapath, training: Training, timeout: float, before: list[str] | None) -> list[Greeting]:
         config, cookie, (address, port) = self.config, 0, path.endpoint
         if config.rank == 0:
             cookie = (config.switch is not None and COOKIE.read()) or rendezvous.new_cookie()
@@ -178,6 +226,8 @@ class Communicator:
             reliable=self.reliable.port,
             switch=str(config.switch or ""),
         )
+        if before is not None:
+            return rendezvous.come_back(own, before)
         return rendezvous.exchange(self._store, own, self._prefix, timeout)
 
     def _activate(self, path: Datapath) -> tuple[Job, Sequence[socket.socket]]:
@@ -193,9 +243,10 @@ class Communicator:
         alone = bool(endpoints) and all(g.datapath != "udp" for g in self.greetings)
         sockets = path.sending(len(endpoints), self.config.source_ports) if endpoints else [path.socket]
         job = Job(self.config, path, Sender(sockets, endpoints), self.greetings[0].cookie)
+        job.least_rings = min(g.rows for g in self.greetings), min(g.sum_rows for g in self.greetings)
         warm_up(job)
         job.activate([packed(host) for host, _ in everybody], packed(address))
-        channels.open_channels(job, address, {rank: endpoints[rank] for rank in job.peers}, alone=alone)
+        job.channels.open(address, {rank: endpoints[rank] for rank in job.peers}, alone=alone)
         return job, sockets[1:] or sockets
 
     @property
@@ -239,7 +290,7 @@ class Communicator:
             handling: of the bucket.
 
         Raises:
-            ConfigError: arrays of another type, shape or size.
+            ConfigError: arrays of another type, shape or size, or more ops in a step than ``MAX_STEP_OPS``.
             TransportError, LayoutError: see ``Transpose.launch``.
         """
         dtype, coder, residual, bits, scaled = handling
@@ -255,19 +306,21 @@ class Communicator:
         check_bits(bits, config.ranks, switched=config.switch is not None)
         check_codes(coder, bits, feedback=residual is not None)
         chunks = self._cut(numel, bits)
-        merged = _Merge(len(chunks), done)
+        merged = done if len(chunks) == 1 else _Merge(len(chunks), done)
         mode = (2 if config.rotate == "auto" else int(config.rotate)) | bits << 2 | scaled << 7
         with self._lock:
+            if self._launched + len(chunks) > MAX_STEP_OPS:
+                raise ConfigError(
+                    f"bucket {bucket} begins at op {self._launched} of its step and needs {len(chunks)}, of "
+                    f"{MAX_STEP_OPS} that a step can have: make buckets (DDP's bucket_cap_mb) or the ring larger"
+                )
+            self._launched = 0 if last else self._launched + len(chunks)
             for index, (lo, hi) in enumerate(chunks):
                 ends = last and index == len(chunks) - 1
-                shape = shape_for(hi - lo, width, bits)
-                tag = layout_tag(
-                    bucket=bucket, numel=hi - lo, dtype=dtype, chunk=index, world_size=config.ranks, width=width,
-                    mode=mode,
-                )  # fmt: skip
+                key = bucket, numel, index, mode
                 self._engine.launch(
                     Launch(
-                        Layout((bucket, numel, index, mode), shape, tag, ends),
+                        _layout(key, shape_for(hi - lo, width, bits), dtype, config.ranks, ends),
                         data[lo:hi],
                         out[lo:hi],
                         merged,
@@ -286,6 +339,12 @@ class Communicator:
             ConfigError: more than a step can number.
         """
         return len(self._cut(numel, self.config.bits))
+
+    def rings(self, numel: int) -> Rings:
+        """What this rank's rings take, beside a step of ``numel`` entries."""
+        store = self.job.store
+        rows = -(-numel * self.config.bits // (8 * self._row_width))
+        return Rings(rows, store.result_rows, store.results.nbytes + store.sums.nbytes)
 
     def _cut(self, numel: int, bits: int) -> list[tuple[int, int]]:
         return cut(numel, self._row_width * 8 // bits, self._rows_most)
@@ -323,7 +382,27 @@ class Communicator:
         """
         if not self.lost:
             return 0
-        return jump.jump(self.job, self._engine, self.reliable.pull)
+        return jump.jump(self._engine, self.reliable.pull)
+
+    def entrance(self) -> bytes:
+        """Where the job goes on after this rank's last step, for a rank that is outside: what its ``enter`` takes."""
+        found = self._engine.call(lambda: comeback.entrance(self._engine)).result(10)
+        return comeback.encode(found, self.job.world)
+
+    def enter(self, entrance: bytes) -> set[int]:
+        """Takes part from the step on that a live rank told (``entrance``), which does not begin it meanwhile.
+
+        Returns:
+            The ranks that know of it, and wait for this one from now on.
+
+        Raises:
+            TransportError: no entrance, or ops are in flight here.
+        """
+        found, engine = comeback.decode(entrance, self.job.world), self._engine
+        engine.call(lambda: engine.enter(found.position, found.agreed, found.exponents)).result(10)
+        here = comeback.ask_all(engine, self.reliable, found.position.step)
+        self.part = Part.INSIDE
+        return here
 
     @property
     def step(self) -> int:
@@ -353,7 +432,7 @@ class Communicator:
         Raises:
             OSError: the file cannot be written.
         """
-        return self.job.trace.write(path, self.job.events.recent())
+        return self.job.accounts.trace.write(path, self.job.events.recent())
 
     def close(self) -> None:
         """Says goodbye and releases everything; may be called twice. Unfinished ops end first, in bounded time."""
@@ -387,7 +466,7 @@ def _check(array: Floats, name: str, size: int, half: np.dtype[Any] | None = Non
     Raises:
         ConfigError: neither float32 nor ``half``, not one-dimensional and contiguous, empty, or of another size.
     """
-    if array.dtype not in (np.float32, half or np.float32) or array.ndim != 1 or not array.flags.c_contiguous:
+    if array.dtype not in (FLOAT32, half or FLOAT32) or array.ndim != 1 or not array.flags.c_contiguous:
         raise ConfigError(
             f"{name} is {array.dtype} of shape {array.shape}: give a contiguous one-dimensional float32 array"
         )
@@ -405,11 +484,20 @@ def cut(numel: int, width: int, rows_most: int) -> list[tuple[int, int]]:
     """
     most = (rows_most // GROUP_ROWS * GROUP_ROWS or rows_most // 16 * 16 or 1) * width
     pieces = -(-numel // most)
-    if pieces > 1 << OP_INDEX_BITS:
+    if pieces > MAX_STEP_OPS:
         raise ConfigError(f"a bucket of {numel} entries needs {pieces} ops: give a larger ring")
     step = -(-numel // pieces)
     step += -step % 64
     return [(lo, min(numel, lo + step)) for lo in range(0, numel, step)]
+
+
+@lru_cache(maxsize=4096)
+def _layout(key: tuple[int, int, int, int], shape: Shape, dtype: str, ranks: int, last: bool) -> Layout:
+    bucket, _, chunk, mode = key
+    tag = layout_tag(
+        bucket=bucket, numel=shape.numel, dtype=dtype, chunk=chunk, world_size=ranks, width=shape.width, mode=mode
+    )
+    return Layout(key, shape, tag, last)
 
 
 class _Merge:

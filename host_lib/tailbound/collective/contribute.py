@@ -11,7 +11,6 @@ from tailbound.codec.hashing import seed_of
 from tailbound.codec.records import Coding
 from tailbound.codec.scale import cold_exponents, headroom_of
 from tailbound.codec.scratch import Scratch
-from tailbound.collective import submit
 from tailbound.collective.actions import Abstain, Agree, Encode, Measure, StayOut
 from tailbound.collective.aggregation import of
 from tailbound.collective.announce import announce
@@ -75,7 +74,7 @@ def encode(job: Job, op: Op, action: Encode) -> None:
 def coding_of(job: Job, op: Op) -> Coding:
     """How this rank codes ``op``."""
     headroom = headroom_of(job.ranks, op.place.layout.shape.bits)
-    return Coding(seed_of(job.cookie, op.label), job.rank, of(op).shift_cap(job), headroom, op.rotate)
+    return Coding(seed_of(job.cookie, op.label), job.rank, of(op).shift_cap(job), headroom, op.rotate, job.ranks)
 
 
 def _prepared(op: Op) -> Launch:
@@ -110,9 +109,6 @@ def _encode(job: Job, op: Op) -> None:
     op.own_in = job.now()
     job.self_misses = 0
     _expect(job, op)
-    np.take(b.scales.exponents, b.group, out=b.packet_exponent)
-    np.take(b.scales.need, b.group, out=b.packet_need)
-    np.take(b.scales.shift, b.group, out=b.packet_shift)
     op.sending = Sending.OVER
     of(op).send(job, op)
     if op.launch.residual is not None:
@@ -134,7 +130,7 @@ def _keep_residual(job: Job, op: Op, residual: NDArray[np.float32], coding: Codi
 def _expect(job: Job, op: Op) -> None:
     """Tells the kernel which exponents are right for the own slots (codec-9)."""
     store, place = job.store, op.place
-    own = int(place.placement.counts[job.rank])
+    own = place.placement.shares[job.rank]
     write_expect(
         store.expect.view(np.uint64),
         place.sum_seqs[job.rank],
@@ -151,5 +147,5 @@ def _expect(job: Job, op: Op) -> None:
 def _done_sending(job: Job, op: Op) -> None:
     """Nothing of this rank's own comes in this op; all are told."""
     op.sending = Sending.OVER
-    submit.contributions(job, op, [])
+    job.flow.contributions(op, [])
     announce(job, op, job.peers, ask=False)

@@ -9,13 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tailbound.codec.mean import mean_rows
 from tailbound.codec.records import Own, Received, Sums
 from tailbound.codec.scale import warm_exponents
 from tailbound.codec.scratch import Scratch
-from tailbound.collective import accounting, channels, submit, switched
+from tailbound.collective import switched
 from tailbound.collective.actions import (
     Abstain,
     Action,
@@ -118,7 +117,7 @@ def seal(job: Job, op: Op, action: Seal) -> None:
     job.overtime.charge(op.first.clock, job.now())
     op.first.why = action.why
     b, place = op.buffers, op.place
-    seq, own = place.sum_seqs[job.rank], int(place.placement.counts[job.rank])
+    seq, own = place.sum_seqs[job.rank], place.placement.shares[job.rank]
     job.datapath.seal(op.label, seq, own)
     op.first.phase = Phase.CLOSED
     op.spans.sealed = job.now()
@@ -126,22 +125,20 @@ def seal(job: Job, op: Op, action: Seal) -> None:
         view = View(job, op)
         summed = _account(job, view)
         if action.why == "deadline":
-            flows = [(int(summed[p]), own) for p in job.membership.live if not view.brings_no_more(p)]
+            flows = [(summed[p], own) for p in job.membership.live if not view.brings_no_more(p)]
             cut_off(job, op, op.first, op.spans.sealed - op.start, flows)
     missed = not op.own_present and not op.outcome.abstained and not op.encoded
     job.self_misses = job.self_misses + 1 if missed else 0
-    sums = Sums(
-        job.store.sums, job.store.slots, seq, job.cookie, op.label, b.scales.exponents if op.own_present else b.unknown
-    )
-    contributed = b.contributions.memory[place.placement.positions_of(job.rank)]
-    mine = Own(b.own_groups, contributed, op.own_present, b.scales, b.need_work)
+    records, expected = job.records, b.scales.exponents if op.own_present else b.unknown
+    sums = Sums(records.sums, records.slots, seq, job.cookie, op.label, expected)
+    mine = Own(b.own_rows, b.rows_for[job.rank], op.own_present, b.scales, b.need_work)
     means = mean_rows(sums, mine, place.layout.shape, coding_of(job, op), b.results, job.threads.scratch)
     job.counters["rows_discarded"] += means.mismatched
     job.counters["rows_without_contributor"] += means.missing
-    _publish(job, op, own)
+    _publish(job, op, own, means.missing)
 
 
-def _account(job: Job, view: View) -> NDArray[np.int64]:
+def _account(job: Job, view: View) -> list[int]:
     """Who was in: the ledger of this op, and the suspicion of those of whom nothing came (clock-14).
 
     Returns:
@@ -150,18 +147,18 @@ def _account(job: Job, view: View) -> NDArray[np.int64]:
     op, own, record = view.op, view.own, view.record
     settle_contributions(job, view)
     summed = view.summed()
-    for rank in range(job.ranks):
-        if record is not None and int(record["abstained"][rank >> 6]) >> (rank & 63) & 1:
-            op.abstainers.add(rank)
+    abstained: list[int] = record["abstained"].tolist() if record is not None else []
+    if any(abstained):
+        op.abstainers |= {rank for rank in range(job.ranks) if abstained[rank >> 6] >> (rank & 63) & 1}
     due = [p for p in job.membership.here if p not in op.abstainers]
     op.outcome.expected += own * len(due)
-    op.outcome.delivered += int(summed[due].sum())
-    accounting.sealed(job, op, summed)
+    op.outcome.delivered += sum([summed[p] for p in due])
+    job.accounts.sealed(op, summed)
     absent = {p for p in due if summed[p] == 0}
     op.outcome.missing |= absent
     _name_strangers(job, op, absent)
     suspect(job, op, absent, ("contributions",), "sent no contribution for", "no longer waiting for it")
-    submit.observe(job, op, summed)
+    job.flow.observe(op, summed)
     job.publish_live()
     return summed
 
@@ -177,11 +174,9 @@ def _name_strangers(job: Job, op: Op, absent: set[int]) -> None:
             )
 
 
-def _publish(job: Job, op: Op, own: int) -> None:
-    """Sends the means to every peer; rows to which nobody contributed are not sent, and counted."""
+def _publish(job: Job, op: Op, own: int, empty: int) -> None:
+    """Sends the means to every peer, but for ``empty`` rows to which nobody contributed."""
     b, place, results = op.buffers, op.place, op.buffers.results
-    usable = results.usable.astype(bool)
-    empty = own - int(usable.sum())
     if job.peers:
         flags = op.flags
         if op.abstains:
@@ -189,10 +184,10 @@ def _publish(job: Job, op: Op, own: int) -> None:
         head = job.header(PacketType.RESULT, op.label, place.layout.tag, owner=job.rank, rows=own, flags=flags)
         head["map_id"] = place.placement.owner_map.id
         fields = Fields(results.exponent_next, scale=results.scale, counted=results.contributors)
-        mark = submit.published_by(job, op)
+        mark = job.flow.published_by(op)
         finalise(results.packets, head, results.partials, fields, place.result_seq, b.own_rows, mark)
-        rows = results.packets if not empty else results.packets[usable]
-        submit.results(job, op, channels.runs(job, rows))
+        rows = results.packets if not empty else results.packets[results.usable.astype(bool)]
+        job.flow.results(op, job.channels.runs(rows))
     else:
         op.first.phase = Phase.DONE
         op.spans.published = job.now()
@@ -212,7 +207,7 @@ def finish(job: Job, op: Op, action: Finish) -> None:
     point_own(b.own_rows, b.results, b.source, b.row_scale, b.row_exponent)
     by_owner = np.zeros(job.world, np.int64)
     counts = of(op).read(job, op, action.why, by_owner)
-    received = Received(job.store.results, b.results.packets, b.source, b.row_scale, counts)
+    received = Received(job.records.result_rows, b.results.packets, b.source, b.row_scale, counts)
     coder, out, coding = op.launch.coder, op.launch.out, coding_of(job, op)
 
     def part(scratch: Scratch, groups: tuple[int, int]) -> int:
@@ -223,11 +218,12 @@ def finish(job: Job, op: Op, action: Finish) -> None:
     if outcome.failed_groups:
         job.counters["failed_groups"] += outcome.failed_groups
     if not outcome.void:  # else nothing was lost
-        accounting.collected(job, op, by_owner)
+        job.accounts.collected(op, by_owner.tolist())
     outcome.void |= empty and outcome.abstained
     _settle_scales(job, op)
     outcome.label = op.label
-    outcome.late = outcome.late or (not op.own_present and not op.abstains)
+    owns = bool(op.place.placement.shares[job.rank])  # who owns none has sealed none without the own gradient
+    outcome.late = outcome.late or (owns and not op.own_present and not op.abstains)
     outcome.skipped |= op.overtaken and empty
     op.spans.finished = job.now()
     op.second.phase = Phase.CLOSED
@@ -243,9 +239,8 @@ def _settle_scales(job: Job, op: Op) -> None:
     """
     b, key = op.buffers, op.key
     fresh = warm_exponents(b.row_exponent, op.place.layout.shape.groups)
-    lost = fresh == EXPONENT_NONE
-    known = job.exponents.get(key)
-    if lost.any():
+    if fresh.min() == EXPONENT_NONE:
+        lost, known = fresh == EXPONENT_NONE, job.exponents.get(key)
         if lost.all() and (known is None or op.switched):
             return  # what a switch has not sent nobody has: what they know is still the same
         if known is not None:

@@ -1,22 +1,22 @@
-"""What a rank sends with and how fast, and what it asks of its senders (clock-17 and clock-24)."""
+"""What leaves in bursts: how fast, what of an op, until when; and what is asked of senders (clock-17 and clock-24)."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.collective.announce import announce
+from tailbound.collective.op import Op, Phase
+from tailbound.collective.speaker import Speaker
 from tailbound.datapath.protocol import Datapath
-from tailbound.kernel.fanout import Fanout
-from tailbound.transport.choose import Choice, Facts, choose
 from tailbound.transport.incast import Incast, allowed
-from tailbound.transport.multicast import GroupMember
 from tailbound.transport.pace import Pacer
 from tailbound.transport.probe import Prober
 from tailbound.transport.queue import SendQueue
-from tailbound.transport.reach import Ears, Reach
-from tailbound.transport.sender import Sender, Shared
+from tailbound.wire.schema import PacketType, serial_distance
 
 #: What receivers advertise changes over tens of ops.
 _LOOK_EVERY = 2_000_000
@@ -25,43 +25,89 @@ _PACE_UNKNOWN = 1.25e8
 
 
 class FlowControl:
-    """What a job sends with, and what it asks of its senders.
+    """The send queue of a job, and the numbers that it is held to.
 
     Args:
-        sender: of the job.
+        job: of the rank.
         datapath: tells round trips (``peer_states.rtt_ns``) and what peers advertise.
-        cookie, rank, peers: of the job.
         link: bytes per second of this rank's link; 0: not known.
-        clock: CLOCK_MONOTONIC in ns.
     """
 
-    def __init__(
-        self,
-        sender: Sender,
-        datapath: Datapath,
-        cookie: int,
-        rank: int,
-        peers: Sequence[int],
-        link: float = 0.0,
-        clock: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
-        self._link = link
+    def __init__(self, job: Speaker, datapath: Datapath, link: float) -> None:
+        self._job, self._link = job, link
         self._states = datapath.store.peer_states
+        peers = list(job.sender.peers)
         by: Literal["kernel", "thread"] = "kernel" if datapath.name == "xdp" else "thread"
-        self.prober = Prober(cookie, rank, peers, self._states, by) if peers else None
-        self.pacer = Pacer(peers, gap=datapath.gap)
-        self.queue = SendQueue(sender, self.pacer, self.prober, clock)
+        prober = Prober(job.cookie, job.rank, peers, self._states, by) if peers else None
+        self.queue = SendQueue(job.sender, Pacer(peers, gap=datapath.gap), prober, job.now)
         self.incast = Incast(len(peers))
-        self._peers = len(peers)
         self._again = 0
-        #: newest op up to which all results have been handed to the queue; None: none yet
-        self.tip: int | None = None
+        self._tip: int | None = None  # newest op up to which all results have been queued; None: none yet
 
-    def look(self, live: Sequence[int], now: int) -> None:
-        """Takes over what live receivers advertise, once in a while: the smallest number is obeyed."""
-        if self._peers > 1 and now >= self._again:
+    def turn(self, now: int) -> None:
+        """Once a turn, before ops are moved on: sends what waits, within what live receivers advertise."""
+        peers = len(self._job.sender.peers)
+        if peers > 1 and now >= self._again:
             self._again = now + _LOOK_EVERY
-            self.queue.limit = allowed(self._states["incast"][list(live)].tolist(), self._peers)
+            self.queue.limit = allowed(self._states["incast"][self._job.membership.live].tolist(), peers)
+        if not self.queue.empty:
+            self.queue.pump(now)
+
+    def contributions(self, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -> None:
+        """Queues the own rows of ``op`` (none: says in its turn that there are none); then its mark rises.
+
+        Who sends rows to a switch tells the others by READY that they have left, since nobody else hears of them.
+        """
+        job = self._job
+
+        def done(packets: int) -> None:
+            job.counters["contributions_sent"] += packets
+            op.spans.sent, op.stirred = job.now(), True
+            if serial_distance(op.label, job.marks.contributed) > 0:
+                job.marks.contributed = op.label
+            if op.switched and runs:  # what is missing once all have said so was lost
+                announce(job, op, job.peers, ask=False)
+
+        until = (op.start or op.admitted) + job.config.stage_max  # no seal is later, so no row is worth more
+        published = job.records.published  # an owner that has published an op takes no more rows for it
+        over = None if op.switched else lambda rank: published(rank, op.label)
+        self.queue.submit(op.label, PacketType.CONTRIBUTION, runs, until, done, job.now(), over)
+
+    def results(self, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -> None:
+        """Queues the results of ``op``, which counts as published once they have left."""
+        job = self._job
+
+        def done(packets: int) -> None:
+            job.counters["results_sent"] += packets
+            op.first.phase, op.spans.published, op.stirred = Phase.DONE, job.now(), True
+
+        now, gone = job.now(), job.membership.gone
+        # as long as receivers may wait for them past their deadlines, as far as can be told from here
+        until = now + job.deadlines.worth_sending(op.flow_bytes) + job.overtime.left(now)
+        self.queue.submit(op.label, PacketType.RESULT, runs, until, done, now, lambda rank: rank in gone)
+
+    def published_by(self, op: Op) -> int:
+        """The mark for the last packet of the results of ``op``, which are queued next: all before them left before."""
+        published = self._job.marks.published
+        if self._tip is None or serial_distance(published, self._tip) > 0:
+            self._tip = published
+        if self._tip == op.place.previous:
+            self._tip = op.label
+        return self._tip
+
+    def observe(self, op: Op, summed: Sequence[int]) -> None:
+        """Feeds the incast control with one sealed op: rows that senders who are through with it lost (clock-24).
+
+        What repair has brought was lost all the same; but in warm-up, where all is repaired until deadlines are known.
+        """
+        if op.cold:  # ranks that settle on other scales are refused, not lost
+            return
+        job, own = self._job, op.place.placement.shares[self._job.rank]
+        through = [p for p in job.membership.live if p not in op.abstainers and job.records.contributed(p, op.label)]
+        asked = op.first.repair.asked if op.first.repair is not None and not job.repairs.warming(op.key) else {}
+        lost = sum(max(own - summed[p], len(asked.get(p, ()))) for p in through if summed[p] > 0)
+        self.incast.observe(own * len(through), lost)
+        job.advertise(incast=self.incast.advertised)
 
     @property
     def pace(self) -> float:
@@ -74,84 +120,20 @@ class FlowControl:
 
     def snapshot(self) -> dict[str, Any]:
         """Counters in plain types; rates in bytes per second (0: unlimited), round trips in microseconds."""
-        queue, prober = self.queue, self.prober
+        queue, prober, incast = self.queue, self.queue.prober, self.incast
         return {
             "queued": queue.packets,
             "stale": queue.stale,
             "socket_full": queue.waits,
             "held_by_rate": queue.held,
             "pace": int(self.pace),
-            "rates": {str(rank): int(path.rate) for rank, path in self.pacer.paths.items()},
-            "rtt_us": {str(rank): path.rtt / 1000 for rank, path in self.pacer.paths.items()},
+            "rates": {str(rank): int(path.rate) for rank, path in queue.pacer.paths.items()},
+            "rtt_us": {str(rank): path.rtt / 1000 for rank, path in queue.pacer.paths.items()},
             "rtt_by": prober.by if prober else "none",
             "probes": prober.sent if prober else 0,
             "echoes": prober.echoes if prober else 0,
             "open_limit": queue.limit,
-            "incast": self.incast.taken,
-            "incast_floor": self.incast.floor,
-            "incast_falls": self.incast.falls,
-        }
-
-
-class Channels:
-    """The channels of one rank that reach all its peers at once: what there is, what is in use, and why.
-
-    ``collective.channels`` opens them, tries them, and moves this state on.
-
-    Args:
-        wanted: one of ``choose.RESULTS``.
-        facts: what is known before anything is opened.
-        sender: of the job.
-
-    Attributes:
-        wanted: as above.
-        choice: what is done now.
-        live: peers that results are for.
-        ears: what this rank has heard of the others' trials of the group, for whoever asks.
-        reach: whom the own packets to the group reach; None: there is no group.
-    """
-
-    def __init__(self, wanted: str, facts: Facts, sender: Sender) -> None:
-        self.wanted, self._facts, self._sender = wanted, facts, sender
-        self.choice: Choice = choose(wanted, facts)
-        self.live: tuple[int, ...] = ()
-        self.ears = Ears()
-        self.reach: Reach | None = None
-        self.fanout: Fanout | None = None
-        self.member: GroupMember | None = None
-        #: failed clones that are no longer counted as sent: packets, by rank
-        self.failed: dict[int, int] = {}
-        self.looked_at = 0
-
-    @property
-    def opened(self) -> list[Shared]:
-        """Those of the sender; the name of each is that of a ``choose.Result``."""
-        return list(self._sender.shared.values())
-
-    def channel(self, name: str) -> Shared | None:
-        """The channel called ``name``."""
-        return next((channel for channel in self.opened if channel.name == name), None)
-
-    def number(self) -> int | None:
-        """The destination of results that is in use; None: each peer by itself."""
-        return next((n for n, channel in self._sender.shared.items() if channel.name == self.choice.result), None)
-
-    def learn(self, **facts: Any) -> bool:
-        """Takes new facts (fields of ``Facts``) and chooses anew; whether results go another way from now on."""
-        if all(getattr(self._facts, name) == value for name, value in facts.items()):
-            return False  # as nearly always: it is called in every turn
-        self._facts = replace(self._facts, **facts)
-        before, self.choice = self.choice, choose(self.wanted, self._facts)
-        return before.result != self.choice.result
-
-    def snapshot(self) -> dict[str, Any]:
-        """What is done and why, and what left over every channel, in plain types."""
-        return {
-            **self.choice._asdict(),
-            "wanted": self.wanted,
-            "live": list(self.live),
-            "unreached": None if self._facts.unreached is None else list(self._facts.unreached),
-            "group": self.member.group if self.member is not None else None,
-            "channels": {one.name: {**one.counts.snapshot(), "waits": one.counts.waits} for one in self.opened},
-            "clones_failed": {str(rank): packets for rank, packets in self.failed.items()},
+            "incast": incast.taken,
+            "incast_floor": incast.floor,
+            "incast_falls": incast.falls,
         }

@@ -11,6 +11,8 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from select import POLLIN
+from time import CLOCK_MONOTONIC
 
 import numpy as np
 from numba import njit
@@ -20,12 +22,11 @@ from tailbound.collective.known import Known
 from tailbound.datapath.native import clock_gettime, poll, sendto
 from tailbound.transport.membership import HOLD_EVERY
 from tailbound.transport.sender import Sender
-from tailbound.transport.sockets import Socket
+from tailbound.transport.sockets import SOCKADDR_BYTES, Socket, sockaddr
 from tailbound.wire.jit import Scalar, cached
 from tailbound.wire.schema import HEADER_BYTES
 
-_POLLIN, _MSG_DONTWAIT, _CLOCK_MONOTONIC = 1, 0x40, 1
-_ADDRESS_BYTES = 16
+_MSG_DONTWAIT = int(socket.MSG_DONTWAIT)
 
 
 class Holding:
@@ -113,16 +114,16 @@ def _repeat(
     clock = np.zeros(2, np.int64)
     turns = 0
     while True:
-        wait[0], wait[1] = stop_fd, _POLLIN
+        wait[0], wait[1] = stop_fd, POLLIN
         if poll(wait.ctypes.data, np.uint64(1), np.int32(every // 1_000_000)) > 0:
             return turns
-        clock_gettime(_CLOCK_MONOTONIC, clock.ctypes.data)
+        clock_gettime(CLOCK_MONOTONIC, clock.ctypes.data)
         if clock[0] * 1_000_000_000 + clock[1] - said[0] > every:
             turns += 1
             for i in range(packets.shape[0]):
                 left = sendto(
                     fd, packets[i].ctypes.data, np.uint64(packets.shape[1]), _MSG_DONTWAIT, names[i].ctypes.data,
-                    np.uint32(_ADDRESS_BYTES),
+                    np.uint32(SOCKADDR_BYTES),
                 )  # fmt: skip
                 sent[i] += left > 0
 
@@ -138,10 +139,8 @@ class Heartbeat:
     """
 
     def __init__(self, sock: Socket, peers: Sequence[tuple[str, int]], size: int, every: int) -> None:
-        self._names = np.zeros((len(peers), _ADDRESS_BYTES), np.uint8)
-        for name, (host, port) in zip(self._names, peers, strict=True):
-            raw = socket.AF_INET.to_bytes(2, "little") + port.to_bytes(2, "big") + socket.inet_aton(host)
-            name[: len(raw)] = np.frombuffer(raw, np.uint8)
+        names = b"".join(map(sockaddr, peers))
+        self._names: NDArray[np.uint8] = np.frombuffer(names, np.uint8).reshape(-1, SOCKADDR_BYTES).copy()
         self._packets = np.zeros((len(peers), size), np.uint8)
         self._said = np.zeros(1, np.int64)
         self._sent = np.zeros(len(peers), np.int64)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
-from tailbound.collective.job import Job
 from tailbound.collective.transpose import Transpose
 from tailbound.errors import TransportError
 from tailbound.transport.reliable import Refusal, Reliable
@@ -38,7 +38,7 @@ def serve(reliable: Reliable, engine: Transpose) -> None:
     reliable.serve(REQUEST, answer)
 
 
-def jump(job: Job, engine: Transpose, pull: Callable[..., bytes | bytearray]) -> int:
+def jump(engine: Transpose, pull: Callable[..., bytes | bytearray]) -> int:
     """Asks the live ranks, the newest first, and goes where the first answer says. Returns the steps skipped.
 
     Args:
@@ -47,6 +47,7 @@ def jump(job: Job, engine: Transpose, pull: Callable[..., bytes | bytearray]) ->
     Raises:
         TransportError: nobody could say, with everybody's reason; or ops are in flight here.
     """
+    job = engine.job
     states, own = job.store.peer_states, job.sequence.upcoming
     donors = sorted(job.membership.live, key=lambda rank: -serial_distance(int(states[rank]["newest"]), own))
     reasons = []
@@ -56,7 +57,7 @@ def jump(job: Job, engine: Transpose, pull: Callable[..., bytes | bytearray]) ->
         except TransportError as error:
             reasons.append(str(error))
             continue
-        return engine.call(lambda to=to: engine.jump(to)).result(_ENGINE)  # type: ignore[misc]
+        return engine.call(partial(engine.jump, to)).result(_ENGINE)
     raise TransportError(f"rank {job.rank}: nobody said where to join: {'; '.join(reasons) or 'no live rank is left'}")
 
 

@@ -1,11 +1,12 @@
 """What one rank knows: its session, the kernel's records, and what it has learned of the others.
 
-Decisions (``step``, ``peers``, ``switched``) see a ``Known`` and no ``Job``: there is nothing in it to send, seal or
-count with.
+Decisions (``step``, ``peers``, ``switched``) see a ``Known``, and neither ``Speaker`` nor ``Job``: there is nothing in
+it to send, seal or count with.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from tailbound.codec.owners import OwnerMap
 from tailbound.codec.scale import shift_cap_of
 from tailbound.codec.scratch import readonly
+from tailbound.collective.op import Pending
 from tailbound.collective.repair import Repairs
 from tailbound.datapath.protocol import Store
 from tailbound.transport import flush
@@ -23,7 +25,7 @@ from tailbound.transport.config import Config
 from tailbound.transport.deadline import Deadlines
 from tailbound.transport.membership import Membership
 from tailbound.transport.overtime import Overtime
-from tailbound.transport.steps import step_distance, step_of
+from tailbound.transport.steps import Steps, step_distance, step_of
 from tailbound.wire import schema
 from tailbound.wire.schema import Verdict, op_slot, serial_distance
 
@@ -78,10 +80,10 @@ class Records:
     def __init__(self, store: Store, cookie: int) -> None:
         self._ledger, self._cookie = store.ledger["verdict"], cookie
         # numba compiles for read-only and writable arrays apart: the same views for every datapath
-        self.slots = readonly(store.slots)
+        self.slots, self.sums = readonly(store.slots), readonly(store.sums)
         self.presence = readonly(store.presence)
         self.peer_states = readonly(store.peer_states)
-        self.results = readonly(store.result_records)
+        self.results, self.result_rows = readonly(store.result_records), readonly(store.results)
         self.ops = readonly(store.ops)
         # a field is read out of a column in a fifth of the time that reading it out of a record takes
         states = self.peer_states
@@ -160,12 +162,25 @@ class Known(Session):
         self.self_misses = 0
         #: when the live set last changed: the kernel's counts of complete rows in older ops are of several sets
         self.live_since = 0
+        #: where this rank stands
+        self.steps = Steps(0, 0, (), store.result_rows)
+        #: rows of the smallest result and sums ring of all ranks: no more is in flight than these take
+        self.least_rings = store.result_rows, store.sum_rows
+        #: finished ops whose arrival stamps are still to be read
+        self.pending: deque[Pending] = deque()
+        #: ops running of which the switch has sent nothing
+        self.silent_ops = 0
         self._spoke = [0] * self.world  # when a word of each rank was last read, ns
 
     @property
     def self_late(self) -> bool:
         """Whether the own row is no longer waited for (clock-8)."""
         return self.self_misses >= self.config.self_late_after
+
+    def hear(self, rank: int, now: int) -> None:
+        """A word of ``rank`` has come."""
+        self._spoke[rank] = now
+        self.overtime.spoke(rank, now)
 
     def heard(self, rank: int) -> int:
         """When ``rank`` was last heard of, by a word or by a mark that rose, ns; 0: never."""

@@ -9,14 +9,17 @@ from __future__ import annotations
 import logging
 import statistics
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 
+from tailbound.collective.accounting import Accounts
 from tailbound.collective.alerts import Alerts
-from tailbound.collective.job import Job
 from tailbound.collective.op import Op
+from tailbound.collective.speaker import Speaker
+from tailbound.collective.window import Window
 from tailbound.errors import TransportError
 from tailbound.transport.agreement import (
     LEAD_STEPS,
+    Agreed,
     Agreement,
     Content,
     Kind,
@@ -26,7 +29,7 @@ from tailbound.transport.agreement import (
     speeds_to_wire,
 )
 from tailbound.transport.config import MS
-from tailbound.transport.sequence import Place
+from tailbound.transport.queue import SendQueue
 from tailbound.transport.shares import FAST_ENOUGH, Lateness, Observation, Shares, Speeds
 from tailbound.transport.steps import step_distance, step_of
 from tailbound.transport.switch import Fallback
@@ -47,14 +50,19 @@ class Maps:
     """The owner maps of one rank.
 
     Args:
-        job: the job.
+        job: of the rank.
+        accounts: losses, and whether rotation is wanted.
+        queue: tells whether flows wait for each other.
     """
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        first = Content(job.weights((1,) * job.ranks, switched=True), job.map.rotate)
+    def __init__(self, job: Speaker, accounts: Accounts, queue: SendQueue) -> None:
+        self._job, self._accounts, self._queue = job, accounts, queue
+        first = Content(job.weights((1,) * job.ranks, switched=True), job.sequence.map.rotate)
         self.agreement = Agreement(job.rank, job.ranks, first, job.config.first_step, job.config.width)
         self.shares = Shares(job.ranks)
+        states = job.records.peer_states  # columns: a field of a record takes five times as long to read
+        self._cookies, self._maps_known = states["cookie"], states["map_known"]
+        self._late, self._newest = states["lateness"], states["newest"]
         self._lateness, self._speeds = Lateness(), Speeds()
         self._paces: deque[int] = deque(maxlen=16)
         self._told: dict[int, dict[int, float]] = {}  # by sender: how fast it gets everybody's rows
@@ -64,16 +72,28 @@ class Maps:
         self._lead = LEAD_STEPS
         self._misplaced = False
         self._known = 0
-        self._alerts = Alerts(job, job.accounts.ledger, job.events)
+        self._in_force = job.sequence.map  # in the last step
+        self._alerts = Alerts(job, accounts.ledger, job.events)
+        #: this rank has come back and not entered yet (``comeback``)
+        self.outside = False
         self.fallback = Fallback(job.config.suspect_after)
 
     def limit_share(self, share_most: float) -> None:
         """No rank is to own a larger share of the rows than ``share_most``: there is no room for more."""
         self.shares = Shares(self._job.ranks, share_most)
 
+    def adopt(self, agreed: Sequence[Agreed], step: int, window: Window) -> None:
+        """Goes on with another rank's maps from ``step``, where the sequence has jumped to; no ops are in flight."""
+        self.outside = False
+        self.agreement.adopt(agreed)
+        self._step = step
+        self._change(window)
+
     def take(self, sender: int, body: bytes) -> None:
         """Takes the body of a MAP packet of another rank."""
         job = self._job
+        if self.outside:  # it is told where it enters
+            return
         message = decode_map(body, job.world)
         if message is None:
             job.counters["control_refused"] += 1
@@ -105,13 +125,13 @@ class Maps:
         job.advertise(lateness=min(0xFFFF, self._lateness.value // _TIME_UNIT))
         rows = int(op.place.placement.counts[job.rank])
         # flows that wait for each other (incast) say nothing about links
-        if rows and job.flow.queue.limit >= len(job.peers):
+        if rows and self._queue.limit >= len(job.peers):
             self._speeds.observe({p: 1000 * max(1, done[p] - row[p]) for p in here if done[p] and row[p]}, rows)
         self._paces.append(job.now() - max(launch.launched, op.start))
 
-    def turn(self, now: int, ops: Mapping[int, Op], drop: Callable[[Place], None]) -> int:
-        """Works on everything about maps; ``drop`` forgets a prediction. Returns when to look again (0: on arrival)."""
-        job = self._job
+    def turn(self, now: int, window: Window) -> int:
+        """Works on everything about maps, ``window`` follows; returns when to look again (0: on arrival)."""
+        job, ops = self._job, window.ops
         if job.ranks == 1:
             return 0
         step = step_of(job.sequence.upcoming)
@@ -122,21 +142,22 @@ class Maps:
             self._steps += 1
             if now - self._wished >= _APART:
                 self._wished = now
-                self._alerts.look(step, self._lateness_of_all(), self._pace(), now)
+                lateness = self._lateness_of_all()
+                self._alerts.look(step, lateness, self._pace(), now)
                 if job.config.share_rows or job.config.rotate == "auto" or job.switch is not None:
-                    self._wish(step, now)
+                    self._wish(step, lateness, now)
             self._show(ops)
         if self._misplaced:
             self._realign(ops)
         if now < self._again:
             return self._again if self.agreement.look() else 0
         known = self._known_by_peers()
-        newest = max((step_of(int(job.records.peer_states[p]["newest"])) for p in known), default=step, key=self._ahead)
+        newest = max((step_of(self._newest.item(p)) for p in known), default=step, key=self._ahead)
         newest = max(newest, step, key=self._ahead)
         for peer, message in self.agreement.turn(now, newest, self._alive(), known, self._lead):
             self._send(peer, message)
         if self.agreement.known != self._known:
-            self._change(ops, drop)
+            self._change(window)
         look = self.agreement.look()
         self._again = max(now + MS, look) if look else now + _IDLE
         return look
@@ -150,10 +171,10 @@ class Maps:
         return [p for p in self._job.membership.here if p not in dead]
 
     def _known_by_peers(self) -> dict[int, int]:
-        states, job = self._job.records.peer_states, self._job
-        return {p: int(states[p]["map_known"]) for p in job.membership.here if states[p]["cookie"] == job.cookie}
+        here, cookie = self._job.membership.here, self._job.cookie
+        return {p: self._maps_known.item(p) for p in here if self._cookies.item(p) == cookie}
 
-    def _wish(self, step: int, now: int) -> None:
+    def _wish(self, step: int, lateness: dict[int, int], now: int) -> None:
         """Once a step: what the map should be; proposes it if this is the lowest live rank."""
         job, config = self._job, self._job.config
         weights = self.agreement.agreed[-1].content.weights
@@ -161,7 +182,7 @@ class Maps:
             suspects = job.membership.suspects
             weights = self.shares.observe(
                 Observation(
-                    self._lateness_of_all(),
+                    lateness,
                     suspects | job.membership.gone | job.membership.dead(step),
                     self._all_speeds(),
                     self._pace(),
@@ -169,8 +190,9 @@ class Maps:
             )
         if job.switch is not None:
             ranks = weights if config.share_rows else (1,) * job.ranks
-            weights = job.weights(ranks, switched=self.fallback.observe(job.silent_ops, job.switched(job.map), now))
-        rotate = job.accounts.rotation.wanted if config.rotate == "auto" else config.rotate
+            wanted = self.fallback.observe(job.silent_ops, job.switched(self._in_force), now)
+            weights = job.weights(ranks, switched=wanted)
+        rotate = self._accounts.rotation.wanted if config.rotate == "auto" else config.rotate
         alive = self._alive()
         if min(alive, default=job.rank) > job.rank or not alive:
             if job.steps.in_step and self.agreement.propose(Content(weights, bool(rotate)), step, now):
@@ -183,7 +205,7 @@ class Maps:
     def _lateness_of_all(self) -> dict[int, int]:
         """Lateness in ns by rank, as each has told it."""
         job = self._job
-        told = {p: int(job.records.peer_states[p]["lateness"]) * _TIME_UNIT for p in self._known_by_peers()}
+        told = {p: self._late.item(p) * _TIME_UNIT for p in self._known_by_peers()}
         return told | {job.rank: self._lateness.value}
 
     def _pace(self) -> int:
@@ -198,19 +220,19 @@ class Maps:
                 said.setdefault(rank, []).append(speed)
         return {rank: sorted(values)[(len(values) - 1) // 2] for rank, values in said.items()}
 
-    def _change(self, ops: Mapping[int, Op], drop: Callable[[Place], None]) -> None:
+    def _change(self, window: Window) -> None:
         """Another history of maps is known: places are foretold anew, headers and the kernel follow."""
-        job, agreed = self._job, self.agreement.agreed
+        job, ops, agreed = self._job, window.ops, self.agreement.agreed
         self._known = self.agreement.known
         job.advertise(map_known=self._known)
         try:
             for place in job.sequence.set_maps([(each.since, each.owner_map) for each in agreed]):
-                drop(place)
+                window.drop(place)
         except TransportError as error:
             job.events.emit("map_too_late", reason=str(error))
         self._misplaced = True
         self._show(ops)
-        job.pool.forget({each.id for each in agreed} | {op.place.placement.owner_map.id for op in ops.values()})
+        window.pool.forget({each.id for each in agreed} | {op.place.placement.owner_map.id for op in ops.values()})
         job.counters["maps_settled"] += 1
         newest = agreed[-1]
         job.events.emit(
@@ -224,7 +246,7 @@ class Maps:
         Written so that between two writes, too, ops in flight are judged by their own map.
         """
         job, agreed = self._job, self.agreement.agreed
-        job.map = job.sequence.map
+        self._in_force = job.sequence.map
         if len(agreed) < 2:
             return
         oldest = step_of(next(iter(ops), job.sequence.upcoming))

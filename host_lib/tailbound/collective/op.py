@@ -31,7 +31,7 @@ from tailbound.wire.schema import HEADER_BYTES
 AGREEING = Policy(2_000_000, 2_000_000)
 
 
-@dataclass
+@dataclass(slots=True)
 class Outcome:
     """What an op came to, for the caller and the statistics.
 
@@ -82,7 +82,7 @@ class Outcome:
         self.nanoseconds = max(self.nanoseconds, other.nanoseconds)
 
 
-@dataclass
+@dataclass(slots=True)
 class Launch:
     """A request of the training thread: average ``data`` into ``out`` (numel entries each), then call ``done``."""
 
@@ -117,7 +117,7 @@ class Phase(IntEnum):
     DONE = 2  #: and passed on: the results have left, or the caller has the gradient
 
 
-@dataclass
+@dataclass(slots=True)
 class Half:
     """One half of an op: contributions to the own rows, or results of all."""
 
@@ -133,7 +133,7 @@ class Half:
     lost: float = 0.0
 
 
-@dataclass
+@dataclass(slots=True)
 class Op:
     """One op from its first sign of life to the release of its slots."""
 
@@ -180,36 +180,46 @@ class Op:
     #: its row among the running ones (``running``), and whether something but the kernel has changed it
     row: int = -1
     stirred: bool = True
+    #: what follows from its place, and is asked for many times: its label ...
+    label: int = field(init=False)
+    #: ... whether it is rotated: the owner map says so, so that all ranks agree (codec-12) ...
+    rotate: bool = field(init=False)
+    #: ... whose scales it carries on: another codec mode makes it cold ...
+    key: tuple[int, int, int, int] = field(init=False)
+    #: ... and the bytes of its largest flow: one rank's contributions to one owner, headers included
+    flow_bytes: int = field(init=False)
 
-    @property
-    def flow_bytes(self) -> int:
-        """Bytes of its largest flow: one rank's contributions to one owner, headers included."""
-        return int(self.place.placement.counts.max()) * (self.place.layout.shape.codes + HEADER_BYTES)
+    def __post_init__(self) -> None:
+        place = self.place
+        self.label, self.rotate = place.label, place.placement.owner_map.rotate
+        bucket, numel, chunk, mode = place.layout.key
+        self.key = bucket, numel, chunk, mode & ~3 | self.rotate  # asked for may be "auto"; the map has decided
+        self.flow_bytes = max(place.placement.shares) * (place.layout.shape.codes + HEADER_BYTES)
 
     @property
     def encoded(self) -> bool:
         """Whether the own rows are there, or known not to come."""
-        return self.sending == Sending.OVER
+        return self.sending is Sending.OVER
 
     @property
     def sealed(self) -> bool:
         """Whether the own rows take no contribution any more."""
-        return self.first.phase != Phase.OPEN
+        return self.first.phase is not Phase.OPEN
 
     @property
     def published(self) -> bool:
         """Whether the results of the own rows have left."""
-        return self.first.phase == Phase.DONE
+        return self.first.phase is Phase.DONE
 
     @property
     def finished(self) -> bool:
         """Whether the result has been decoded."""
-        return self.second.phase != Phase.OPEN
+        return self.second.phase is not Phase.OPEN
 
     @property
     def delivered(self) -> bool:
         """Whether the caller has the result."""
-        return self.second.phase == Phase.DONE
+        return self.second.phase is Phase.DONE
 
     @property
     def early(self) -> bool:
@@ -225,22 +235,6 @@ class Op:
     def abstains(self) -> bool:
         """Whether the rank takes part without rows, as far as is known: by its own choice, or by its gradient."""
         return self.silent or self.outcome.abstained
-
-    @property
-    def rotate(self) -> bool:
-        """Whether this op is rotated: the owner map says so, so that all ranks agree (codec-12)."""
-        return self.place.placement.owner_map.rotate
-
-    @property
-    def key(self) -> tuple[int, int, int, int]:
-        """Whose scales this op carries on: another codec mode makes it cold."""
-        bucket, numel, chunk, mode = self.place.layout.key
-        return bucket, numel, chunk, mode & ~3 | self.rotate  # what was asked for may be "auto"; the map has decided
-
-    @property
-    def label(self) -> int:
-        """The op label."""
-        return self.place.label
 
     @property
     def name(self) -> str:

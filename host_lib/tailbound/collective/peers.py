@@ -8,28 +8,27 @@ sending, as a rule, so that a row that was lost costs no op its time.
 # ruff: noqa: D102 - ``stage.Seen`` and ``aggregation.Aggregation`` say what their methods do
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.collective import submit
+from tailbound.codec.owners import Places
 from tailbound.collective.actions import Action, AskRows
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
 from tailbound.collective.known import Session
 from tailbound.collective.op import Op
-from tailbound.collective.repair import Places
 from tailbound.collective.retransmit import settle_results
 from tailbound.collective.tally import read_records
 from tailbound.collective.timing import cut_off, suspect
 from tailbound.collective.view import View
-from tailbound.transport.headers import Fields, finalise
+from tailbound.transport.headers import finalise_contributions
 from tailbound.transport.stage import Repair, Seen, Why
 from tailbound.transport.tail_probe import SHORT
 from tailbound.wire.schema import Flag, PacketType
 
 _NONE = np.zeros(0, np.int64)
+#: As a plain number: arithmetic on an IntFlag costs microseconds.
+_NIBBLES = int(Flag.NIBBLES)
 
 
 class Contributions:
@@ -88,10 +87,12 @@ class Contributions:
             if not finished:
                 return Repair()
             op.first.repair = view.round(own * len(known.peers))
-        asked, summed = op.first.repair, cache(view.summed)
+        asked = op.first.repair
+        summed: list[int] = []  # counted once, if at all
 
         def missing(rank: int) -> Places:
-            return _NONE if summed()[rank] >= own else view.unsummed(rank)
+            summed[:] = summed or view.summed()
+            return _NONE if summed[rank] >= own else view.unsummed(rank)
 
         wanted = asked.turn(now, finished, missing, lambda rank: own, known.deadlines.quiet)
         requests = tuple(AskRows(rank, places, own, first_half=True) for rank, places in wanted)
@@ -106,27 +107,29 @@ class Results:
 
     def __init__(self, view: View) -> None:
         self._view, self._known, self._op = view, view.known, view.op
-        self._counts = view.op.place.placement.counts
+        self._counts = view.op.place.placement.shares
         # rows that came when their op was too far ahead for a record, or whose record has gone, are there all the same
         here = view.record
         self.progress = int(here["results_in"]) if here is not None else self._present_of(view.known.peers)
         self._owners = view.owners()
+        self._due = sum(self._counts[p] for p in self._owners)
 
     def _present_of(self, owners: list[int]) -> int:
         by_owner = np.zeros(self._known.world, np.int64)
         self._view.gather(by_owner)
-        return int(sum(by_owner[p] for p in owners))
+        present: list[int] = by_owner.tolist()
+        return sum([present[p] for p in owners])
 
     @property
     def left(self) -> int:
-        return int(sum(self._counts[p] for p in self._owners)) - self.progress
+        return self._due - self.progress
 
     def complete(self) -> bool:
         if self.progress >= self._op.place.layout.shape.rows - self._view.own:
             return True
         if self.left > 0 or len(self._owners) == len(self._known.peers) or self._owed():
             return False
-        return self._present_of(self._owners) >= int(sum(self._counts[p] for p in self._owners))
+        return self._present_of(self._owners) >= self._due
 
     def _owed(self) -> bool:
         """Whether a rank that has said goodbye, and is not waited for, may still answer for its results (clock-15)."""
@@ -155,15 +158,16 @@ class Results:
             if not finished:
                 return Repair()
             half.repair = view.round(self._op.place.layout.shape.rows)
-        gather = cache(view.gather)
+        gathered: list[int] = []  # once, if at all
 
         def missing(owner: int) -> Places:
-            gather()
+            if not gathered:
+                gathered.append(view.gather())
             return view.unrepaired(owner)
 
         pause = 0 if late else known.deadlines.quiet
-        wanted = half.repair.turn(now, finished, missing, lambda rank: int(counts[rank]), pause)
-        requests = tuple(AskRows(rank, places, int(counts[rank]), first_half=False) for rank, places in wanted)
+        wanted = half.repair.turn(now, finished, missing, counts.__getitem__, pause)
+        requests = tuple(AskRows(rank, places, counts[rank], first_half=False) for rank, places in wanted)
         return Repair(half.repair.open, half.repair.look, requests)
 
     def last_call(self, now: int) -> int:
@@ -184,7 +188,7 @@ class PeerOwned:
     def unmarked(self, view: View) -> tuple[list[int], list[int]]:
         known, op = view.known, view.op
         peers = known.membership.here
-        counts = op.place.placement.counts
+        counts = op.place.placement.shares
         if op.abstains:  # others may have nothing to send either, and the words that say so may all be lost
             return [p for p in peers if not (view.published(p) and (op.published or view.brings_no_more(p)))], []
         rows = np.zeros(known.world, np.int64)
@@ -198,7 +202,7 @@ class PeerOwned:
             if view.record is not None:
                 for p in missing:
                     rows[p] = int(view.record["begun"][p >> 6]) >> (p & 63) & 1
-            flow = np.full(known.world, view.own)
+            flow = (view.own,) * known.world
         begun = [p for p in missing if rows[p] or flow[p] <= SHORT]
         return begun, [p for p in missing if p not in begun]
 
@@ -211,25 +215,21 @@ class PeerOwned:
     def send(self, job: Job, op: Op) -> None:
         """Bursts in turn to all peers that take rows, beginning with rank + 1 (clock-17)."""
         b, place = op.buffers, op.place
-        (memory, _, partials), skipped = b.contributions, b.scales.skipped
-        placement, label = place.placement, op.label
-        runs = []
-        keep = None
-        form = Flag.NIBBLES if place.layout.shape.bits == 4 else Flag(0)
-        if skipped.any():
-            keep = skipped[b.group] == 0
+        placement, scales, label = place.placement, b.scales, op.label
         here = job.membership.here
-        takers = [p for p in here if placement.counts[p] and not job.records.published(p, label)]
-        for peer in takers:
-            count = int(placement.counts[peer])
-            head = job.header(PacketType.CONTRIBUTION, label, place.layout.tag, owner=peer, rows=count, flags=form)
-            head["map_id"] = placement.owner_map.id
-            own = placement.positions_of(peer)
-            rows = memory[own]
-            fields = Fields(b.packet_exponent[own], b.packet_need[own], b.packet_shift[own])
-            finalise(rows, head, partials[own], fields, place.sum_seqs[peer], b.place[own], label)
-            runs.append((peer, rows if keep is None else rows[keep[own]]))
-        submit.contributions(job, op, runs)
+        takers = [p for p in here if placement.shares[p] and not job.records.published(p, label)]
+        form = _NIBBLES if place.layout.shape.bits == 4 else 0
+        head = job.header(
+            PacketType.CONTRIBUTION, label, place.layout.tag, flags=form, map_id=placement.owner_map.id
+        ).view(np.uint8)
+        starts = placement.starts
+        to = np.array([(starts[p], placement.shares[p], p, place.sum_seqs[p]) for p in takers], np.int64).reshape(-1, 4)
+        finalise_contributions(b.stamped, head, to, scales.exponents, scales.need, scales.shift, label)
+        runs = [(peer, b.rows_for[peer]) for peer in takers]
+        if op.outcome.skipped_groups:
+            keep = scales.skipped[b.group] == 0
+            runs = [(peer, rows[keep[placement.positions_of(peer)]]) for peer, rows in runs]
+        job.flow.contributions(op, runs)
         others = [p for p in here if p not in takers]
         if others:  # every rank hears of every op (clock-2)
             announce(job, op, others, ask=False)
@@ -249,14 +249,14 @@ class PeerOwned:
         outcome.void = present == 0 and _nobody_had_any(job, op)
         if outcome.void:
             return
-        others = place.layout.shape.rows - int(place.placement.counts[job.rank])
+        others = place.layout.shape.rows - place.placement.shares[job.rank]
         outcome.expected += others
         outcome.missed = others - present + outcome.overwritten
         _suspect(job, op, by_owner)
         if why == "deadline":
-            counts = place.placement.counts
+            counts = place.placement.shares
             late = [p for p in job.membership.owners if not job.records.published(p, op.label)]
-            flows = [(int(by_owner[p]), int(counts[p])) for p in late]
+            flows = [(int(by_owner[p]), counts[p]) for p in late]
             cut_off(job, op, op.second, op.spans.decoding - op.spans.sealed, flows)
 
 
@@ -268,7 +268,7 @@ def _nobody_had_any(job: Job, op: Op) -> bool:
 
 
 def _suspect(job: Job, op: Op, by_owner: NDArray[np.int64]) -> None:
-    counts = op.place.placement.counts
+    counts = op.place.placement.shares
     absent = {p for p in job.membership.here if counts[p] and by_owner[p] == 0}
     op.outcome.missing |= absent
     # an owner that is missed no more because it was left out of the map has not published anything by that

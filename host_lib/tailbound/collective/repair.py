@@ -21,11 +21,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.codec.owners import Places
 from tailbound.transport.backoff import AnswerTime, Backoff, Policy
 from tailbound.transport.config import MS
 from tailbound.wire.schema import serial_distance
 
-Places = NDArray[np.int64]
+_NONE: Places = np.zeros(0, np.int64)
 
 #: Part of an op's rows that may be asked for, and part of the pace that answers may take. A queue that overflows drops
 #: bursts of 44 rows: ten of them are a twentieth of an op, and rows that arrive come before a short tail.
@@ -68,7 +69,7 @@ class _Peer:
     question: Backoff
     since: int = 0  #: when it was asked first
     delayed: bool = False
-    places: Places = field(default_factory=lambda: np.zeros(0, np.int64))
+    places: Places = field(default_factory=lambda: _NONE)
     over: bool = False
 
 
@@ -91,7 +92,8 @@ class Round:
         patience: int = PATIENCE,
         answers: AnswerTime | None = None,
     ) -> None:
-        self._random = random.Random(seed)
+        self._seed = seed
+        self._random: random.Random | None = None  # made when it is needed: that takes longer than a look
         self._answers = answers or AnswerTime(patience, patience)
         self._left = most
         self._patience = patience
@@ -155,11 +157,13 @@ class Round:
         """
         self._begun = self._begun or now
         here = list(finished)
-        for rank, peer in self._peers.items():
-            peer.over |= rank not in here
+        for rank, known in self._peers.items():
+            known.over |= rank not in here
         requests = []
         for rank in here:
-            peer = self._peers.setdefault(rank, _Peer(now + pause, Backoff(self._questions)))
+            peer = self._peers.get(rank)
+            if peer is None:
+                peer = self._peers[rank] = _Peer(now + pause, Backoff(self._questions))
             if peer.over or now < peer.due:
                 continue
             lacking = missing(rank)
@@ -187,6 +191,7 @@ class Round:
     def _first(self, peer: _Peer, lacking: Places, rows: int, now: int) -> Places | None:
         if 4 * len(lacking) > rows and not peer.delayed:
             peer.delayed = True
+            self._random = self._random or random.Random(self._seed)
             peer.due = now + self._random.randrange(self._patience)
             return None
         wanted = thin(lacking, self._left)
@@ -322,8 +327,7 @@ class Repairs:
         self._budget = Budget(0.0)
         self._paced: dict[int, Budget] = {}  # of ranks that were ever sent to at a rate
         self.answers = AnswerTime(SOON, PATIENCE_MOST)
-        #: rows asked for and rows of these that came, by the rank that was asked: results and contributions
-        self.asked = np.zeros((2, ranks), np.int64)
+        #: rows asked for that came, by the rank that was asked: contributions and results
         self.came = np.zeros((2, ranks), np.int64)
         self._finished: dict[tuple[int, int, int, int], int] = {}
 

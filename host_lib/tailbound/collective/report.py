@@ -81,7 +81,7 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
     accounts, states, learned, overtime = job.accounts, job.store.peer_states, job.deadlines, job.overtime
     half, tail = accounts.latency.percentiles(50, 99)
     totals = [accounts.ledger.totals(stage, job.peers) for stage in Stage]
-    flow = job.flow.snapshot()
+    flow, owner_map = job.flow.snapshot(), job.sequence.map
     peers = {}
     for peer in sorted(job.peers):
         state, sent = states[peer], job.sender.counts[peer]
@@ -132,7 +132,7 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
         "incast": {"own": flow["incast"], "obeyed": flow["open_limit"]},
         "queued": flow["queued"],
         "stale": flow["stale"],
-        "map": {"id": job.map.id, "owners": list(job.map.owners), "rotate": job.map.rotate},
+        "map": {"id": owner_map.id, "owners": list(owner_map.owners), "rotate": owner_map.rotate},
         "behind": job.steps.behind,
         "sent_bytes": sum(p["sent_bytes"] for p in peers.values()),
         "drops": _drops(counts.sum(axis=0)),

@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.codec.owners import Places
 from tailbound.collective.buffers import Kept
 from tailbound.collective.job import Job
 from tailbound.collective.op import Op
-from tailbound.collective.repair import Places, Request, decode_repair
+from tailbound.collective.repair import Request
 from tailbound.collective.view import View
+from tailbound.collective.window import Window
+from tailbound.observe.ledger import Stage
 from tailbound.transport.batch import burst_packets
 from tailbound.transport.headers import add_flags
-from tailbound.wire.schema import Flag, PacketType, serial_distance
-
-_CONTRIBUTIONS, _RESULTS = 0, 1
+from tailbound.wire.schema import Flag, PacketType
 
 
 def settle_contributions(job: Job, view: View) -> None:
@@ -22,7 +23,7 @@ def settle_contributions(job: Job, view: View) -> None:
     if view.op.first.repair is not None:
         for rank, places in view.op.first.repair.asked.items():
             lost = np.intersect1d(places, view.unsummed(rank), assume_unique=True)
-            _count(job, _CONTRIBUTIONS, rank, len(places), len(places) - len(lost))
+            _count(job, Stage.CONTRIBUTIONS, rank, len(places), len(places) - len(lost))
 
 
 def settle_results(job: Job, op: Op) -> None:
@@ -32,39 +33,21 @@ def settle_results(job: Job, op: Op) -> None:
     if second is not None:
         for owner, places in second.asked.items():
             here = op.buffers.source[op.place.placement.rows_of(owner)[places]] != -1
-            _count(job, _RESULTS, owner, len(places), int(here.sum()))
+            _count(job, Stage.RESULTS, owner, len(places), int(here.sum()))
             if here.all():
                 second.came(owner, op.spans.decoding)
 
 
-def _count(job: Job, half: int, rank: int, asked: int, came: int) -> None:
-    job.repairs.asked[half, rank] += asked
+def _count(job: Job, half: Stage, rank: int, asked: int, came: int) -> None:
     job.repairs.came[half, rank] += came
     job.counters["repair_rows_asked"] += asked
     job.counters["rows_repaired"] += came
 
 
-def take_request(job: Job, head: np.void, body: bytes) -> None:
-    """Notes what a REPAIR packet with rows asks for; ``answer`` sends it. Nobody asks before a finished mark."""
-    label, first_half = int(head["op"]), bool(int(head["flags"]) & Flag.FIRST_HALF)
-    mark = job.marks.contributed if first_half else job.marks.published
-    places = decode_repair(body, int(head["row"]), int(head["rows"]))
-    if places is None or serial_distance(label, mark) > 0:
-        job.counters["control_refused"] += 1
-        return
-    job.counters["repair_requests"] += 1
-    job.repairs.requests.add(Request(label, int(head["sender"]), first_half, int(head["layout"]), places))
-
-
-def take_gone(op: Op, head: np.void) -> None:
-    """A rank says that no more of what it was asked for will come."""
-    half = op.first if int(head["flags"]) & Flag.FIRST_HALF else op.second
-    if half.repair is not None:
-        half.repair.gone(int(head["sender"]))
-
-
-def answer(job: Job, ops: dict[int, Op], now: int) -> int:
+def answer(job: Job, window: Window, now: int) -> int:
     """Sends rows that others have asked for, as far as the budget goes; returns when to go on (0: nothing left)."""
+    if not len(job.repairs.requests):  # asked in every turn
+        return 0
     repairs, queue, pace = job.repairs, job.flow.queue, job.flow.pace
     held: set[int] = set()  # askers that have had their share
     again = 0
@@ -73,7 +56,7 @@ def answer(job: Job, ops: dict[int, Op], now: int) -> int:
         job.counters["repair_rows_sent"] += count
 
     while (request := repairs.requests.newest(held)) is not None:
-        found = _find(job, ops, request)
+        found = _find(window, request)
         if found is None:
             repairs.requests.done(request, len(request.places))
             _gone(job, request)
@@ -104,12 +87,12 @@ def answer(job: Job, ops: dict[int, Op], now: int) -> int:
 
 
 def _find(
-    job: Job, ops: dict[int, Op], request: Request
+    window: Window, request: Request
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint64], NDArray[np.bool_], Places] | None:
     """The list that is asked for: packets, partial checks, and which of them exist, in memory's order; and where in it
     every place is. None if it is not kept.
     """
-    op, asker, first = ops.get(request.label), request.asker, 0
+    op, asker, first = window.ops.get(request.label), request.asker, 0
     if request.first_half:
         if op is None or not op.encoded or op.abstains or op.outcome.late:
             return None
@@ -118,7 +101,7 @@ def _find(
         place, rows, states, exists = op.place, memory[own], partials[own], b.scales.skipped[b.group[own]] == 0
         first = b.first[asker]
     else:
-        kept = job.pool.kept(request.label) if op is None or not op.published else Kept(op.place, op.buffers.results)
+        kept = window.pool.kept(request.label) if op is None or not op.published else Kept(op.place, op.buffers.results)
         if kept is None:
             return None
         place, results = kept

@@ -6,9 +6,11 @@ carries the actions out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from tailbound.collective.actions import (
+    MOVES,
     Abstain,
     Action,
     Agree,
@@ -16,7 +18,6 @@ from tailbound.collective.actions import (
     Encode,
     Finish,
     Measure,
-    Move,
     Seal,
     StayOut,
     Tell,
@@ -38,7 +39,7 @@ class Step(NamedTuple):
     @property
     def moves(self) -> bool:
         """Whether a phase ends by it, so that there is more to do as soon as it is done."""
-        return any(isinstance(action, Move) for action in self.actions)
+        return bool(self.actions) and not MOVES.isdisjoint(map(type, self.actions))
 
 
 #: Nothing to do before something arrives.
@@ -54,16 +55,19 @@ def step(op: Op, view: View, now: int, *, may_send: bool) -> Step:
         now: the time, ns.
         may_send: the ops before it have sent theirs, and the one whose scales it carries on is over.
     """
-    actions: list[Action] = []
-    looks = []
-    for part in (_sending, _first_half, _second_half) if may_send else (_first_half, _second_half):
+    actions: tuple[Action, ...] = ()
+    look = 0
+    for part in _PARTS if may_send else _PARTS[1:]:
         one = part(op, view, now)
+        if one is _NOTHING:
+            continue
         if one.actions:
             actions += one.actions
             if one.moves:
-                return Step(tuple(actions))
-        looks.append(one.look)
-    return Step(tuple(actions), min((look for look in looks if look), default=0))
+                return Step(actions)
+        if one.look and (not look or one.look < look):
+            look = one.look
+    return Step(actions, look) if actions or look else _NOTHING
 
 
 # -- clocks -------------------------------------------------------------------------------------------------------
@@ -169,7 +173,7 @@ def _agree(op: Op, view: View, now: int) -> Step:
 
 def _first_half(op: Op, view: View, now: int) -> Step:
     """Seals when all is in, when it is quiet, or at the deadline (clock-7 to clock-9)."""
-    if op.sealed:
+    if op.first.phase:  # sealed
         return _NOTHING
     if not view.own:
         op.first.phase = Phase.DONE
@@ -184,7 +188,7 @@ def _first_half(op: Op, view: View, now: int) -> Step:
 
 def _second_half(op: Op, view: View, now: int) -> Step:
     """Ends the op when all results are in, when it is quiet, or when it gives up (clock-11 to clock-13)."""
-    if op.finished or op.launch is None or not op.encoded or not op.sealed:
+    if op.second.phase or op.launch is None or not op.encoded or not op.first.phase:
         return _NOTHING
     if op.start and not op.second.clock.due:
         most = 2 * view.known.config.stage_max
@@ -197,6 +201,10 @@ def _wait(half: Half, seen: Seen[Action], view: View, now: int, *, launched: int
     overtime = None if view.op.switched else view.known.overtime
     found = decide(seen, half.clock, half.quiet, now, view.known.deadlines.quiet, launched, overtime)
     return found.why, Step(found.requests, found.look)
+
+
+#: What an op is asked in turn, when it may send.
+_PARTS: tuple[Callable[[Op, View, int], Step], ...] = (_sending, _first_half, _second_half)
 
 
 # -- silence ------------------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.codec.owners import Places
 from tailbound.codec.scale import scales_of
-from tailbound.collective import submit
 from tailbound.collective.actions import Action, Release, Repeat
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
@@ -24,7 +24,7 @@ from tailbound.collective.view import View
 from tailbound.observe.ledger import Stage
 from tailbound.transport import flush
 from tailbound.transport.config import DEFAULT_PORT
-from tailbound.transport.flush import PATIENCE, Places, Retry
+from tailbound.transport.flush import PATIENCE, Retry
 from tailbound.transport.headers import Fields, add_flags, finalise
 from tailbound.transport.overtime import LEAST_STEP
 from tailbound.transport.stage import Repair, Seen, Why
@@ -69,13 +69,14 @@ class SwitchOwned:
         )
         head["map_id"] = place.placement.owner_map.id
         # a switch copies ``seq`` and ``scale`` into results: the place of the result's row, and the value of code 255
-        fields = Fields(b.packet_exponent, b.packet_need, scale=scales_of(b.packet_exponent))
+        exponents = b.scales.exponents[b.group]
+        fields = Fields(exponents, b.scales.need[b.group], scale=scales_of(exponents))
         finalise(memory, head, partials, fields, place.result_seq, place.placement.row_at, label)
         announce(job, op, job.peers, ask=False)
         rows = memory[:0] if op.outcome.late else memory
         if skipped.any():
             rows = rows[skipped[b.group[: len(rows)]] == 0]
-        submit.contributions(job, op, [(job.switch, rows)])
+        job.flow.contributions(op, [(job.switch, rows)])
 
     def read(self, job: Job, op: Op, why: Why, by_owner: NDArray[np.int64]) -> NDArray[np.uint16] | None:
         assert job.switch is not None

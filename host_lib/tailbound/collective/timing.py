@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.collective.job import Job
 from tailbound.collective.op import Half, Op, Pending
+from tailbound.collective.speaker import Speaker
 from tailbound.transport.config import MS
 from tailbound.transport.deadline import Sample
 from tailbound.transport.membership import Suspicion
@@ -33,14 +33,14 @@ _PARTIAL = 0.02
 # -- what is applied ---------------------------------------------------------------------------------------------
 
 
-def cut_off(job: Job, op: Op, half: Half, elapsed: int, flows: Iterable[tuple[int, int]]) -> None:
+def cut_off(job: Speaker, op: Op, half: Half, elapsed: int, flows: Iterable[tuple[int, int]]) -> None:
     """Counts an end at the deadline, and keeps what it cut off for the next ones; see ``stage.cut``."""
     op.outcome.deadline_hits += 1
     job.counters["seal_deadline_hits" if half is op.first else "result_deadline_hits"] += 1
     half.cut, half.lost = cut(elapsed, flows)
 
 
-def suspect(job: Job, op: Op, absent: set[int], stages: tuple[str, ...], what: str, then: str) -> None:
+def suspect(job: Speaker, op: Op, absent: set[int], stages: tuple[str, ...], what: str, then: str) -> None:
     """Counts ranks of which nothing came in an op, and tells of those who become suspect by that (clock-14).
 
     Args:
@@ -61,7 +61,7 @@ def suspect(job: Job, op: Op, absent: set[int], stages: tuple[str, ...], what: s
         )  # fmt: skip
 
 
-def forgive(job: Job, ops: Iterable[tuple[int, int]]) -> bool:
+def forgive(job: Speaker, ops: Iterable[tuple[int, int]]) -> bool:
     """Clears suspects that would have met the deadline of one of ``ops`` in which they were not waited for (clock-14).
 
     Judged by the stamps of their rows, which are taken after the window has moved on, too.
@@ -97,7 +97,7 @@ def forgive(job: Job, ops: Iterable[tuple[int, int]]) -> bool:
     return found
 
 
-def _stamps(job: Job, step: int) -> tuple[str, str]:
+def _stamps(job: Speaker, step: int) -> tuple[str, str]:
     """For both halves of the ops of ``step``: the stamp that counts.
 
     Where a switch sums, rows go elsewhere: who was heard in time takes part.
@@ -107,7 +107,7 @@ def _stamps(job: Job, step: int) -> tuple[str, str]:
     return "row_us", "published_us"
 
 
-def _limits(job: Job, step: int) -> tuple[int, int]:
+def _limits(job: Speaker, step: int) -> tuple[int, int]:
     """For both halves of the largest ops of ``step``: how long after the start a rank is in time."""
     first = max(job.deadlines.advertised, *job.records.deadlines(job.membership.live, step), 0)
     if job.switched(job.sequence.map_at(step)):
@@ -116,7 +116,7 @@ def _limits(job: Job, step: int) -> tuple[int, int]:
     return first, second
 
 
-def _came(job: Job, label: int, record: np.void, half: Suspicion, stamp: str) -> list[tuple[int, int]]:
+def _came(job: Speaker, label: int, record: np.void, half: Suspicion, stamp: str) -> list[tuple[int, int]]:
     """Suspects that came in an op since they went missing, and when, ns: an op from before that proves nothing."""
     if not half.suspects:
         return []
@@ -132,7 +132,7 @@ def _came(job: Job, label: int, record: np.void, half: Suspicion, stamp: str) ->
 # -- what is learned ---------------------------------------------------------------------------------------------
 
 
-def note(job: Job, op: Op, why: str, now: int) -> None:
+def note(job: Speaker, op: Op, why: str, now: int) -> None:
     """Keeps what is to be known of a finished op when its stamps are read, two steps later (clock-5)."""
     if job.ranks == 1 or op.launch is None:
         return
@@ -145,7 +145,7 @@ def note(job: Job, op: Op, why: str, now: int) -> None:
     if in_step and op.start and job.sequence.stable and not op.cold and not op.outcome.skipped and not crowded:
         if len(pending) >= _PENDING_MOST:
             pending.popleft()
-        record, counts = job.records.of(op.label), op.place.placement.counts
+        record, counts = job.records.of(op.label), op.place.placement.shares
         waits = bool(counts[job.rank]) or op.switched  # for the first half of others
         pending.append(
             Pending(
@@ -172,7 +172,7 @@ def note(job: Job, op: Op, why: str, now: int) -> None:
     settle(job)
 
 
-def settle(job: Job) -> None:
+def settle(job: Speaker) -> None:
     """Reads the stamps of ops that are two steps old and lets the deadlines learn from them."""
     pending, step = job.pending, step_of(job.sequence.upcoming)
     if not pending or step_distance(step, pending[0].step) < _SETTLED_AFTER:
@@ -188,7 +188,7 @@ def settle(job: Job) -> None:
     job.advertise_deadline(job.deadlines.advertised)
 
 
-def _of_peers(job: Job, one: Pending, record: np.void) -> Sample:
+def _of_peers(job: Speaker, one: Pending, record: np.void) -> Sample:
     """What ``one``, whose rows the ranks own, says by its ``record`` and its arrival stamps."""
     opened = int(record["opened_ns"])
     at = op_slot(one.label) * MAX_RANKS
@@ -230,7 +230,7 @@ def _of_peers(job: Job, one: Pending, record: np.void) -> Sample:
     )
 
 
-def _of_switch(job: Job, one: Pending, record: np.void) -> Sample:
+def _of_switch(job: Speaker, one: Pending, record: np.void) -> Sample:
     """What ``one``, whose rows a switch owns, says.
 
     There is no first half that this rank could see. D1 is the time after which it releases rows with what is in,

@@ -15,17 +15,20 @@ import os
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import chain
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
-from tailbound.collective import accounting, channels, submit
+import numpy as np
+from numpy.typing import NDArray
+
 from tailbound.collective.alerts import Unheard
-from tailbound.collective.announce import Inbox, farewell, hold
+from tailbound.collective.announce import farewell, hold
 from tailbound.collective.execute import SAME_MODEL, move, remind
 from tailbound.collective.holding import Holding
+from tailbound.collective.inbox import Inbox
 from tailbound.collective.job import Job, log
 from tailbound.collective.maps import Maps
 from tailbound.collective.op import Launch, Op, Outcome, Phase
@@ -38,6 +41,7 @@ from tailbound.collective.view import View
 from tailbound.collective.window import Window
 from tailbound.errors import LayoutError, TransportError
 from tailbound.forks import keep_from_children
+from tailbound.transport.agreement import Agreed
 from tailbound.transport.cores import RunQueue
 from tailbound.transport.sequence import Position
 from tailbound.transport.sockets import Waiter
@@ -58,6 +62,8 @@ _LINGER = 500_000_000
 _FAILED = "; close the state and register the hook anew. The log has the traceback: report it"
 
 T = TypeVar("T")
+#: Whose scales are carried on (``Layout.key``).
+Scales: TypeAlias = tuple[int, int, int, int]
 
 
 class Transpose:
@@ -78,10 +84,10 @@ class Transpose:
         patience: int = 180 * 10**9,
     ) -> None:
         self.job = job
-        self.maps = Maps(job)
-        self._inbox = Inbox(job, self.maps)
+        self.maps = Maps(job, job.accounts, job.flow.queue)
+        self._inbox = Inbox(job, self.maps, job.channels)
         self._unheard = Unheard(job, job.sequence, patience)
-        self._window = Window(job, self._inbox.adopt, Running(job))
+        self._window = Window(job, job.flow.queue, self._inbox.adopt, Running(job))
         self._ops = self._window.ops
         self._new: deque[Launch] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -181,6 +187,41 @@ class Transpose:
         job.counters["steps_jumped"] += skipped
         return skipped
 
+    def enter(self, to: Position, agreed: Sequence[Agreed], exponents: Mapping[Scales, NDArray[np.int16]]) -> None:
+        """Takes part from ``to`` on, as a new process (``comeback``); for ``call``, with nothing launched."""
+        job = self.job
+        if self._new or self._window.waiting or self._window.launched:
+            raise TransportError(f"rank {job.rank}: a rank enters between two steps: call it with no ops in flight")
+        self._window.jump(to)
+        self.maps.adopt(agreed, to.step, self._window)
+        job.exponents.update(exponents)
+        job.membership.woke(to.step)
+        job.counters["entered"] += 1
+
+    def died(self, rank: int) -> None:
+        """The process of ``rank`` has ended without a farewell; for ``call``."""
+        job, members = self.job, self.job.membership
+        if rank in members.gone:
+            return
+        label = job.sequence.upcoming
+        if members.contribution.accuse(rank, label) | members.result.accuse(rank, label):
+            job.publish_live()
+            self._unsettled = True
+            step = step_of(label)
+            text = f"the process of rank {rank} has ended (step {step}); nobody waits for it any more"
+            job.events.emit("rank_died", text, died=rank, step=step)
+
+    def welcome(self, rank: int, step: int) -> None:
+        """``rank`` is back and takes part from ``step`` on; for ``call``."""
+        job = self.job
+        job.membership.back(rank, step)
+        job.hear(rank, job.now())
+        job.publish_live()
+        self._unsettled = True
+        job.counters["ranks_back"] += 1
+        text = f"rank {rank} has come back and takes part from step {step} on"
+        job.events.emit("rank_back", text, level=logging.INFO, back=rank, step=step)
+
     def drain(self, timeout: float) -> bool:
         """Waits until all launched ops are over, at most ``timeout`` seconds; returns whether they are."""
         return self._idle.wait(timeout)
@@ -196,7 +237,7 @@ class Transpose:
         elif self._wake >= 0:
             os.close(self._wake)
             self._wake = -1
-            channels.close(self.job)
+            self.job.channels.close()
             self.job.threads.close()
             self.job.datapath.close()
 
@@ -246,8 +287,8 @@ class Transpose:
         while job.membership.owners and (now := job.now()) < until:
             for data in job.datapath.control_packets():
                 self._inbox.take(data, self._ops)
-            submit.turn(job, now)
-            again = answer(job, self._ops, now)
+            job.flow.turn(now)
+            again = answer(job, self._window, now)
             self._sleep(min(again, until) if again else until)
 
     def _closed(self) -> TransportError:
@@ -312,7 +353,7 @@ class Transpose:
 
     def _turn(self, now: int) -> int:
         """One turn (kernel-22): take in, move on, let go; returns the earliest time to look again (0: none)."""
-        job = self.job
+        job, window, ops = self.job, self._window, self._ops
         looks: list[int] = []
         if self._awake and now - self._awake > _STOPPED:
             job.membership.woke(step_of(job.sequence.upcoming))
@@ -329,16 +370,16 @@ class Transpose:
             for data in job.datapath.control_packets():
                 self._inbox.take(data, self._ops)
         if self._group_fd >= 0 and self._waiter.readable(self._group_fd):
-            channels.listen(job)
+            job.channels.listen()
         for rank in job.membership.suspects:
             job.membership.heard(rank, step_of(int(job.store.peer_states[rank]["newest"])))
-        looks.append(channels.turn(job, now))
-        looks.append(self.maps.turn(now, self._ops, self._window.drop))
+        looks.append(job.channels.turn(now))
+        looks.append(self.maps.turn(now, self._window))
         self._admit()
         if (error := self._unheard.look(now)) is not None:
             self._give_up(error)
         job.steps = self.standing()
-        submit.turn(job, now)
+        job.flow.turn(now)
         holding = self._holding.again or job.membership.holding(now)
         stood, self._standing = self._standing, bool(holding)
         if holding or stood:
@@ -347,27 +388,28 @@ class Transpose:
                     stand_still(op, now)  # once more when the hold is over: the last turn in it may be long ago
         if holding and self._ops:
             looks.append(holding)
-        forgive(job, chain(((op.label, op.start) for op in self._ops.values()), self._window.recent))
-        running, now = self._window.running, job.now()
+        if job.membership.suspects:
+            forgive(job, chain(((op.label, op.start) for op in ops.values()), window.recent))
+        running, now = window.running, job.now()
         everything = running.changed() | self._unsettled | bool(holding or stood)
         looks.append(running.find(now))
-        for op in list(self._ops.values()):
+        for op in list(ops.values()):
             if everything or running.has_news(op):
                 look, moved = self._look(op, now, holds=bool(holding))
                 looks.append(look)
                 everything |= moved  # others may stand otherwise by it
         self._unsettled = running.changed()  # by one op: those before it have not been looked at since
         self._listen(job.now())
-        looks.append(answer(job, self._ops, job.now()))
-        if self._window.release():
-            placed = self._window.foresee()
-            if placed or self._window.waiting or (self._unsettled and self._ops):
+        looks.append(answer(job, window, job.now()))
+        if window.release():
+            placed = window.foresee()
+            if placed or window.waiting or (self._unsettled and ops):
                 looks.append(job.now())
-        if not self._new and not self._window.waiting and not self._window.launched:
+        if not self._new and not window.waiting and not window.launched:
             self._idle.set()
             if self._new:
                 self._idle.clear()
-        return min((t for t in looks if t), default=0)
+        return min(filter(None, looks), default=0)
 
     def _look(self, op: Op, now: int, *, holds: bool) -> tuple[int, bool]:
         """Does all that there is to do for ``op``; ``holds``: somebody does, so that no clock starts.
@@ -375,21 +417,21 @@ class Transpose:
         Returns:
             When to look again, ns (0: when something arrives), and whether a phase has ended.
         """
-        job, view, looks = self.job, View(self.job, op), []
-        moved = False
+        job, view = self.job, View(self.job, op)
+        starts, moved = 0, False
         if not holds:
             begun = op.start
-            looks.append(start_clock(op, view, now))
-            job.counters["ops_overtaken"] += overtaken(op, view, now)
+            starts = start_clock(op, view, now)
+            if overtaken(op, view, now):
+                job.counters["ops_overtaken"] += 1
             moved = op.start != begun and forgive(job, [(op.label, op.start)])
         if op.launch is not None and not op.finished:
             self._check_layout(op, view)
         look, ended = move(job, op, view, may_send=self._may_send(op))
-        looks.append(look)
         self._window.advance_published()
         if op.finished:
             self._deliver(op)
-        look = min((look for look in looks if look), default=0)
+        look = min(look, starts) if look and starts else look or starts
         self._window.running.looked(op, view, look)
         return look, moved or ended
 
@@ -437,22 +479,14 @@ class Transpose:
             return
         op.second.phase = Phase.DONE
         job, outcome = self.job, op.outcome
-        accounting.in_pieces(job, op)
+        job.accounts.in_pieces(op)
         if outcome.error is not None and self._error is None:
             log.error("%s", outcome.error)
             self._error = outcome.error
         outcome.nanoseconds = job.now() - launch.launched
-        accounting.delivered(job, op)
+        job.accounts.delivered(op)
         job.overtime.ended(self._run_queue.waited())
         self.maps.observe(op)
-        counters = job.counters
-        counters["ops"] += 1
-        counters["ops_incomplete"] += outcome.delivered < outcome.expected
-        counters["rows_expected"] += outcome.expected
-        counters["rows_delivered"] += outcome.delivered
-        counters["ops_late"] += outcome.late
-        counters["clipped"] += outcome.clipped
-        counters["groups_skipped"] += outcome.skipped_groups
         try:
             launch.done(outcome)
         except Exception:  # somebody else's code (a cancelled future, say) must not end the transport

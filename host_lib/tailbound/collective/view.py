@@ -6,9 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.hashing import seed_of
+from tailbound.codec.owners import Places
 from tailbound.collective.known import Known
 from tailbound.collective.op import Op
-from tailbound.collective.repair import REPEATS, REPEATS_COLD, Places, Round, asked_most, patience
+from tailbound.collective.repair import REPEATS, REPEATS_COLD, Round, asked_most, patience
 from tailbound.collective.tally import gather_results, rows_by_rank
 
 
@@ -25,7 +26,7 @@ class View:
     def __init__(self, known: Known, op: Op) -> None:
         self.known, self.op = known, op
         self.record = known.records.of(op.label)
-        self.own = int(op.place.placement.counts[known.rank])
+        self.own = op.place.placement.shares[known.rank]
 
     # -- the own rows ---------------------------------------------------------------------------------------------
 
@@ -53,7 +54,7 @@ class View:
 
     def owners(self) -> list[int]:
         """Live ranks, but the own one, that own rows of the op."""
-        counts = self.op.place.placement.counts
+        counts = self.op.place.placement.shares
         return [p for p in self.known.membership.owners if counts[p]]
 
     # -- time -----------------------------------------------------------------------------------------------------
@@ -83,12 +84,13 @@ class View:
         """Rows of both halves that have been taken."""
         return int(self.record["progress"]) + int(self.record["results_in"]) if self.record is not None else 0
 
-    def summed(self) -> NDArray[np.int64]:
-        """Own rows that hold a contribution, by rank (i64[ranks])."""
+    def summed(self) -> list[int]:
+        """Own rows that hold a contribution, by rank."""
         known, records, seq = self.known, self.known.records, self.op.place.sum_seqs[self.known.rank]
         out = np.zeros(known.ranks, np.int64)
         rows_by_rank(records.slots, seq, self.own, records.sum_mask, known.cookie, self.op.label, out)
-        return out
+        counts: list[int] = out.tolist()
+        return counts
 
     def unsummed(self, rank: int) -> Places:
         """Places of the own rows that lack the contribution of ``rank``."""

@@ -29,7 +29,7 @@ from tailbound.collective.tally import (
     write_expect,
 )
 from tailbound.collective.timing import last_stamps
-from tailbound.transport.headers import Fields, add_flags, finalise
+from tailbound.transport.headers import Fields, add_flags, finalise, finalise_contributions
 from tailbound.wire.jit import kept
 from tailbound.wire.schema import PacketType
 
@@ -48,20 +48,23 @@ def warm_up(job: Job) -> None:
     """Runs one tiny op through the codec, the tallies and the headers; sends nothing and changes no map."""
     store, rank, scratch = job.store, job.rank, job.threads.scratch
     shape = shape_for(store.width, store.width)
-    placement = place(shape, OwnerMap(0, tuple(range(job.ranks)), job.map.rotate), job.world)
+    placement = place(shape, OwnerMap(0, tuple(range(job.ranks)), job.sequence.map.rotate), job.world)
     b = Buffers(shape, placement, rank, job.ranks)
     (memory, _, partials), results, source = b.contributions, b.results, b.source
     data = np.zeros(shape.numel, np.float32)
-    coding = Coding(1, rank, job.shift_cap, headroom_of(job.ranks), job.map.rotate)
+    coding = Coding(1, rank, job.shift_cap, headroom_of(job.ranks), job.sequence.map.rotate, job.ranks)
     measure(data, shape, coding, b.scales.need, scratch)
     encode(data, shape, coding, b.contributions, b.scales, scratch)
-    head, fields = job.header(PacketType.CONTRIBUTION, 0, 0), Fields(b.packet_exponent)
+    head, fields = job.header(PacketType.CONTRIBUTION, 0, 0), Fields(b.scales.exponents[b.group])
+    runs = np.array([[0, len(memory), 0, 0]], np.int64)
+    stamps = b.scales.exponents, b.scales.need, b.scales.shift
+    finalise_contributions(b.stamped, head.view(np.uint8), runs, *stamps, 0)
     finalise(memory, head, partials, fields, 0, b.place, 0)
     finalise(memory, head, partials, fields, 0, placement.row_at, 0)  # read-only places
     counts, nobody = np.zeros(job.world, np.int64), np.zeros(0, np.int64)
     # cookie 0 belongs to no job, so that no record is taken for one of this op
     rows_by_rank(job.records.slots, 0, len(b.own_rows), job.records.sum_mask, 0, 1, counts)
-    contributed = Own(b.own_groups, memory[placement.positions_of(rank)], True, b.scales, b.need_work)
+    contributed = Own(b.own_rows, memory[placement.positions_of(rank)], True, b.scales, b.need_work)
     sums = Sums(store.sums, store.slots, 0, 0, 1, b.unknown)
     mean_rows(sums, contributed, shape, coding, results, scratch)
     last_stamps(store.arrivals, np.zeros(4, np.uint64), nobody, nobody, 0, nobody, np.zeros(5, np.int64))

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from tailbound.collective.job import Job
+from tailbound.collective.buffers import BufferPool
 from tailbound.collective.op import Launch, Op, Sending
 from tailbound.collective.running import Running
+from tailbound.collective.speaker import Speaker
+from tailbound.transport.queue import SendQueue
 from tailbound.transport.sequence import Place, Position
 from tailbound.transport.steps import STEP_MASK, index_of, step_of
 from tailbound.wire.schema import OP_PER_STEP, OP_STEPS, op_label, serial_distance
@@ -21,6 +23,7 @@ class Window:
 
     Args:
         job: of the rank.
+        queue: forgets what is queued of ops that are left.
         placed: called with every op that has got a place or a launch.
         running: which of the ops have news.
 
@@ -28,10 +31,12 @@ class Window:
         ops: by label, in the order of labels.
         waiting: launched, and without room.
         recent: (label, start) of the last ops that are over.
+        pool: memory of the ops, and the results that are kept of those that are over.
     """
 
-    def __init__(self, job: Job, placed: Callable[[Op], None], running: Running) -> None:
-        self._job, self._placed, self.running = job, placed, running
+    def __init__(self, job: Speaker, queue: SendQueue, placed: Callable[[Op], None], running: Running) -> None:
+        self._job, self._queue, self._placed, self.running = job, queue, placed, running
+        self.pool = BufferPool(job.rank, job.ranks, job.store.result_rows)
         self.ops: dict[int, Op] = {}
         self.waiting: deque[Launch] = deque()
         self.recent: deque[tuple[int, int]] = deque(maxlen=4)
@@ -95,7 +100,15 @@ class Window:
 
     def _room(self, rows: int) -> bool:
         pending = sum(op.place.layout.shape.rows for op in self.ops.values() if op.launch is not None)
-        return pending == 0 or 2 * (pending + rows) <= self._job.capacity()
+        return pending == 0 or 2 * (pending + rows) <= self._capacity()
+
+    def _capacity(self) -> int:
+        """Rows that may be in flight and kept for who lags, in all rings that the next op uses."""
+        job, owner_map = self._job, self._job.sequence.map
+        results, sums = job.least_rings
+        if job.config.switch is not None and job.switched(owner_map):
+            return min(results, job.config.switch.rows)
+        return int(min(results, sums / owner_map.share))
 
     def _recordable(self, label: int) -> bool:
         """Whether op records last: peers may lag by as much again, and must keep the record of an op they are in."""
@@ -107,7 +120,7 @@ class Window:
         return steps < OP_STEPS // 2 and index_of(label) - first < OP_PER_STEP // 2
 
     def _open(self, place: Place) -> Op:
-        op = Op(place, self._job.pool.take(place.layout.shape, place.placement))
+        op = Op(place, self.pool.take(place.layout.shape, place.placement))
         op.switched = self._job.switched(place.placement.owner_map)
         self.ops[place.label] = op
         self.running.add(op)
@@ -123,8 +136,8 @@ class Window:
             self._job.counters["predictions_wrong"] += 1
 
     def _leave_behind(self, op: Op) -> None:
-        self._job.flow.queue.cancel(op.label)
-        self._job.pool.give(op.place.layout.shape, op.place.placement, op.buffers)
+        self._queue.cancel(op.label)
+        self.pool.give(op.place.layout.shape, op.place.placement, op.buffers)
         self.running.remove(op)
 
     def advance_published(self) -> None:
@@ -149,8 +162,8 @@ class Window:
             self.running.remove(op)
             moved = op.place
             self.recent.append((label, op.start))
-            job.flow.queue.cancel(label)
-            job.pool.keep(op.place, op.buffers)
+            self._queue.cancel(label)
+            self.pool.keep(op.place, op.buffers)
         if moved is None:
             return False
         own = int(moved.placement.counts[job.rank])
@@ -175,3 +188,5 @@ class Window:
         control = job.store.control
         control["result_base"], control["sum_base"] = to.result_seq, to.sum_seqs[job.rank]
         control["released"] = before
+        if serial_distance(before, int(control["first_op"][0])) > 2 * _FIRST_OP_LAG:
+            control["first_op"] = (before - _FIRST_OP_LAG) & 0xFFFFFFFF

@@ -56,6 +56,8 @@ class Datapath(Protocol):
     """Receives and sums; sending is the sender's (``transport.sender``), over sockets of its own."""
 
     name: str
+    #: that packets come over; empty: any
+    interface: str
     store: Store
     #: bound to the job's port; control packets come in here, and the sender may share it
     socket: UdpSocket

@@ -18,7 +18,7 @@ log = logging.getLogger("tailbound")
 NAMES = ("auto", "xdp", "udp")
 
 
-def open_datapath(name: str, interface_name: str | None, config: Config, towards: str = "") -> Datapath:
+def open_datapath(name: str, interface_name: str | None, config: Config, towards: str = "", only: int = 0) -> Datapath:
     """Opens a datapath; peers reach it at its ``endpoint``.
 
     Args:
@@ -28,6 +28,7 @@ def open_datapath(name: str, interface_name: str | None, config: Config, towards
         interface_name: the interface; None: the one that leads to the other ranks.
         config: port, width and rings.
         towards: name or address of a host that the others are reached like; empty: ``MASTER_ADDR``.
+        only: the one UDP port that will do, since the others know it; 0: see ``config.port``.
 
     Raises:
         ConfigError: a name or interface that is not there, or no port that is free.
@@ -43,7 +44,7 @@ def open_datapath(name: str, interface_name: str | None, config: Config, towards
                 "datapath 'xdp' needs an interface, and the way to MASTER_ADDR does not leave this host: pass "
                 "interface= or set TAILBOUND_INTERFACE"
             )
-        return _udp(found, config)
+        return _udp(found, config, only)
     if name == "auto" and not interface_name and (ranks := int(os.environ.get("LOCAL_WORLD_SIZE") or 1)) > 1:
         log.info("%d ranks on this host share %s: udp, since xdp takes one rank an interface", ranks, found.name)
         name = "udp"
@@ -56,21 +57,22 @@ def open_datapath(name: str, interface_name: str | None, config: Config, towards
         if interface_name or name == "xdp":
             try:
                 width = row_width(config.width, found.mtu, linear=linear_of(found.name))
-                rows = ring_rows(config.ring_mib, width, config.ranks)
+                rows = ring_rows(config.ring(width), width, config.ranks)
                 return XdpDatapath.attach(found.name, config.port or DEFAULT_PORT, width, *rows)
             except (CapabilityError, AttachError) as error:
                 if name == "xdp" or XdpDatapath.is_ours(found.name):
                     raise
                 log.warning("rank %d: no xdp datapath on %s, using udp: %s", config.rank, found.name, error)
-    return _udp(found, config)
+    return _udp(found, config, only)
 
 
-def _udp(found: Interface | None, config: Config) -> Datapath:
+def _udp(found: Interface | None, config: Config, only: int) -> Datapath:
     from tailbound.datapath.udp import UdpDatapath
 
     address = found.address if found else "127.0.0.1"
     width = row_width(config.width, found.mtu if found and not address.startswith("127.") else None)
-    return UdpDatapath(address, _ports(config, found), width, *ring_rows(config.ring_mib, width, config.ranks))
+    ports = [only] if only else _ports(config, found)
+    return UdpDatapath(address, ports, width, *ring_rows(config.ring(width), width, config.ranks))
 
 
 def _ports(config: Config, found: Interface | None) -> list[int]:

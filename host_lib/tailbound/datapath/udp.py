@@ -18,6 +18,8 @@ import os
 import socket
 import threading
 from collections.abc import Mapping, Sequence
+from select import POLLIN
+from time import CLOCK_MONOTONIC
 from typing import Any
 
 import numpy as np
@@ -42,7 +44,7 @@ from tailbound.datapath.tables import (
 )
 from tailbound.errors import CapabilityError, ConfigError
 from tailbound.forks import keep_from_children
-from tailbound.transport.sockets import UdpSocket, reserve
+from tailbound.transport.sockets import SOCKADDR_BYTES, UdpSocket, reserve
 from tailbound.wire.jit import Scalar, cached, compiled
 
 #: Below this many bytes of receive buffer (three or four super-packets fit into 208 KiB) senders must leave gaps.
@@ -54,8 +56,8 @@ _BATCH, _BUFFER_BYTES = 8, 65536
 UDP_GRO, _SO_RXQ_OVFL = 104, 40
 _GRO = np.uint64(17 | UDP_GRO << 32)  # cmsg level (SOL_UDP) and type as one word
 _OVERFLOW = np.uint64(1 | _SO_RXQ_OVFL << 32)  # SOL_SOCKET
-_MSG_DONTWAIT, _POLLIN, _CLOCK_MONOTONIC = 0x40, 1, 1
-_ADDRESS_BYTES, _CONTROL_BYTES = 16, 128
+_MSG_DONTWAIT = int(socket.MSG_DONTWAIT)
+_CONTROL_BYTES = 128
 _LOW = np.uint64(0xFFFFFFFF)
 
 
@@ -101,18 +103,18 @@ def _receive(
     one = np.ones(1, np.uint64)
     while s[STOP] == 0:
         for i in range(batch):
-            messages[i, 1] = np.uint64(_ADDRESS_BYTES)
+            messages[i, 1] = np.uint64(SOCKADDR_BYTES)
             messages[i, 5] = np.uint64(_CONTROL_BYTES)
         n = recvmmsg(fd, messages.ctypes.data, np.uint32(batch), _MSG_DONTWAIT, np.uintp(0))
         s[CALLS] += 1
         if n <= 0:
-            waits[0, 0], waits[0, 1] = fd, _POLLIN
-            waits[1, 0], waits[1, 1] = wake_fd, _POLLIN
+            waits[0, 0], waits[0, 1] = fd, POLLIN
+            waits[1, 0], waits[1, 1] = wake_fd, POLLIN
             poll(waits.ctypes.data, np.uint64(2), -1)
             continue
         events, passed = s[EVENT_HEAD], s[CONTROL_HEAD]
         for i in range(n):
-            clock_gettime(_CLOCK_MONOTONIC, clock.ctypes.data)
+            clock_gettime(CLOCK_MONOTONIC, clock.ctypes.data)
             now = clock[0] * 1_000_000_000 + clock[1]
             length = np.int64(messages[i, 7] & _LOW)
             source = np.int64(names[i, 0] >> np.uint64(32))  # the address alone: peers use several ports
@@ -123,7 +125,7 @@ def _receive(
             unlock(t.mutex)
             for k in range(reflected):
                 at = buffers[i].ctypes.data + echoes[k, 0]
-                sendto(fd, at, np.uint64(echoes[k, 1]), _MSG_DONTWAIT, names[i].ctypes.data, np.uint32(_ADDRESS_BYTES))
+                sendto(fd, at, np.uint64(echoes[k, 1]), _MSG_DONTWAIT, names[i].ctypes.data, np.uint32(SOCKADDR_BYTES))
         if s[EVENT_HEAD] != events:
             write(event_fd, one.ctypes.data, np.uint64(8))
         if s[CONTROL_HEAD] != passed:
@@ -180,6 +182,7 @@ class UdpDatapath:
     """
 
     name = "udp"
+    interface = ""
 
     def __init__(
         self,

@@ -4,6 +4,7 @@
 and ``open`` the unprivileged one. ``attach`` and ``detach`` pin in the user's terms: MiB, an MTU, a group's name.
 """
 
+# ruff: noqa: D102 - ``protocol.Datapath`` and ``forks.Owner`` say what their methods do
 from __future__ import annotations
 
 import grp
@@ -65,7 +66,6 @@ class XdpDatapath:
         keep_from_children(self)
 
     def descriptors(self) -> list[int]:
-        """See ``forks.Owner``."""
         if self._closed:
             return []
         sockets = (sock.fileno() for sock in (self.socket, *self._sending))
@@ -171,24 +171,20 @@ class XdpDatapath:
             raise
 
     def reset(self, first_op: int) -> None:
-        """See ``Datapath.reset``. What the program let in before must not reach a row of the new job."""
+        """What the program let in before must not reach a row of the new job."""
         barrier.grace_period()
         self.seal((first_op - 1) & 0xFFFFFFFF, 0, self.store.sum_rows)
 
     def seal(self, op: int, seq: int, rows: int) -> None:
-        """See ``Datapath.seal``."""
         self._sealer.seal(op, seq, rows)
 
     def fds(self) -> tuple[int, int]:
-        """See ``Datapath.fds``."""
         return self.maps.fds[EVENTS], self.socket.fileno()
 
     def events(self) -> list[EventRecord]:
-        """See ``Datapath.events``."""
         return [EventRecord(*event) for event in self._ring.drain()]
 
     def control_packets(self) -> list[bytes]:
-        """See ``Datapath.control_packets``."""
         out = []
         try:
             while True:
@@ -197,16 +193,15 @@ class XdpDatapath:
             return out
 
     def sending(self, peers: int, ports: int = 0) -> list[UdpSocket]:
-        """See ``Datapath.sending``; peers know this rank by its address alone, so that any source port will do."""
+        """Peers know this rank by its address alone, so that any source port will do."""
         self._sending += sending_sockets(self.endpoint[0], min(peers * ports_of(peers, ports), SOCKETS))
         return [self.socket, *self._sending]
 
     def fence(self) -> None:
-        """See ``Datapath.fence``."""
         barrier.full()
 
     def close(self) -> None:
-        """See ``Datapath.close``; a pinned program stays. Arrays of ``store`` end with it."""
+        """A pinned program stays. Arrays of ``store`` end with it."""
         if self._closed:
             return
         self._closed = True

@@ -33,8 +33,8 @@ class EventRing:
     def drain(self) -> list[tuple[int, int, int]]:
         """Events since the last call as (kind, op, CLOCK_MONOTONIC in ns); never blocks."""
         out: list[tuple[int, int, int]] = []
-        at = int(self._consumed[0])
-        while at < int(self._produced[0]):
+        at = self._consumed.item(0)
+        while at < self._produced.item(0):
             start = mmap.PAGESIZE + (at & self._mask)
             length = _HEAD.unpack_from(self._their, start)[0]
             if length & _BUSY:

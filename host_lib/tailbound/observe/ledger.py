@@ -19,7 +19,6 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.transport.safeguard import Limits, Rotation, Safeguard
 from tailbound.wire.schema import Verdict
 
 
@@ -48,7 +47,8 @@ class Ledger:
     """Rows of one rank, a line for each peer and stage. Every call is one addition; nothing grows."""
 
     def __init__(self, ranks: int) -> None:
-        self._lines = np.zeros((2, ranks, _COLUMNS), np.int64)
+        # by stage and peer; plain numbers, since one of an array takes five times as long to add to
+        self._lines = [[[0] * _COLUMNS for _ in range(ranks)] for _ in range(2)]
 
     def close(self, stage: Stage, peer: int, expected: int, taken: int, *, finished: bool) -> None:
         """Enters one op's stage that is over.
@@ -59,7 +59,7 @@ class Ledger:
             taken: rows that were in when the stage ended.
             finished: whether the peer's finished mark covered the op then.
         """
-        line = self._lines[stage, peer]
+        line = self._lines[stage][peer]
         missing = expected - taken
         line[_OPS] += 1
         line[_EXPECTED] += expected
@@ -68,13 +68,14 @@ class Ledger:
 
     def totals(self, stage: Stage, peers: Iterable[int]) -> tuple[int, int, int]:
         """Rows of ``peers`` together: expected, taken, gaps below finished marks."""
-        some = self._lines[stage, list(peers)].sum(axis=0)
-        return int(some[_EXPECTED]), int(some[_TAKEN]), int(some[_GAPS])
+        some = [self._lines[stage][peer] for peer in peers]
+        expected, taken, gaps = (sum(line[column] for line in some) for column in (_EXPECTED, _TAKEN, _GAPS))
+        return expected, taken, gaps
 
-    def by_peer(self) -> NDArray[np.int64]:
-        """Rows expected, and gaps below finished marks, of every peer in both stages together: i64[ranks, 2]."""
-        both: NDArray[np.int64] = self._lines[:, :, [_EXPECTED, _GAPS]].sum(axis=0)
-        return both
+    def by_peer(self) -> list[tuple[int, int]]:
+        """Rows expected, and gaps below finished marks, of every peer in both stages together."""
+        first, second = self._lines
+        return [(a[_EXPECTED] + b[_EXPECTED], a[_GAPS] + b[_GAPS]) for a, b in zip(first, second, strict=True)]
 
     def entry(self, stage: Stage, peer: int, verdicts: NDArray[np.uint64], repaired: int = 0) -> dict[str, int]:
         """What became of the rows of ``peer``, in plain types.
@@ -87,7 +88,7 @@ class Ledger:
             ``ops, expected, taken, missing, late, lost, refused, absent, repaired, duplicated``, with
             ``expected = taken + missing`` and ``missing = late + lost + refused + absent``.
         """
-        line = [int(x) for x in self._lines[stage, peer]]
+        line = self._lines[stage][peer]
         gaps, left = line[_GAPS], line[_OPEN]
         refused = min(_sum(verdicts, REFUSED[stage]), gaps + left)
         lost = gaps - min(refused, gaps)
@@ -129,19 +130,3 @@ class Recent:
         if not len(filled):
             return (0.0,) * len(percent)
         return tuple(float(x) for x in np.percentile(filled, percent))
-
-
-class Accounts:
-    """What one rank notes of its ops: ledger, limits, rotation, latencies; ``collective.accounting`` fills it."""
-
-    def __init__(self, ranks: int, limits: Limits, rotate: bool | str, world: int | None = None) -> None:
-        self.ledger = Ledger(world or ranks)
-        #: judges contributions to the own rows; its verdict binds all ranks
-        self.contributions = Safeguard(limits, ranks)
-        #: judges the results of others; its verdict is this rank's alone, so it only warns
-        self.results = Safeguard(limits, ranks)
-        self.rotation = Rotation(rotate)
-        #: bytes of one rank's contributions to this one, in the last op
-        self.flow_bytes = 0
-        #: ns from launch to the end of decode
-        self.latency = Recent()

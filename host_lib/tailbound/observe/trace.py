@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,9 @@ class Spans:
 
 _TIMES = tuple(Spans.__dataclass_fields__)
 _COLUMNS = ("label", "rows", *_TIMES, *FACTS)
+_times = attrgetter(*_TIMES)
+#: ``struct`` writes a row in a third of the time that an array takes for it.
+_ROW = struct.Struct(f"={len(_COLUMNS)}q")
 #: Name of a stage, where it begins (the first that is known counts) and where it ends, as fields of ``Spans``.
 _STAGES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("op", ("launched", "clock"), "finished"),
@@ -63,6 +68,7 @@ class Trace:
     def __init__(self, rank: int, keep: int = OPS_KEPT) -> None:
         self._rank = rank
         self._ops = np.zeros((keep, len(_COLUMNS)), np.int64)  # touched, and so taken, only as far as it is filled
+        self._memory = self._ops.view(np.uint8).reshape(-1).data
         self._count = 0
 
     def __len__(self) -> int:
@@ -70,12 +76,8 @@ class Trace:
 
     def add(self, label: int, rows: int, spans: Spans, **facts: int) -> None:
         """Keeps one op that is over; ``facts`` are those of ``FACTS``."""
-        self._ops[self._count % len(self._ops)] = (
-            label,
-            rows,
-            *[getattr(spans, name) for name in _TIMES],
-            *[facts.get(name, 0) for name in FACTS],
-        )
+        at = self._count % len(self._ops) * _ROW.size
+        _ROW.pack_into(self._memory, at, label, rows, *_times(spans), *[facts.get(name, 0) for name in FACTS])
         self._count += 1
 
     def chrome(self, events: Iterable[LogEvent] = ()) -> dict[str, Any]:

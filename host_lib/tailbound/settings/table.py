@@ -110,7 +110,12 @@ OPTIONS = (
         "mtu", integer(0, 65535), 0, "largest IP packet in bytes on the way between any two ranks",
         otherwise="that of the interface",
     ),
-    _option("ring_mib", number(above=0), 64.0, "MiB of result rows kept ready to receive; bounds what is in flight"),
+    _option(
+        "ring_mib", number(above=0), None,
+        "MiB of result rows kept ready to receive; bounds what is in flight, and who can catch up "
+        "([large models](torch/large.md))",
+        otherwise="two steps of the model, 64 to 512",
+    ),
     _option(
         "deadline_ms", DEADLINES, None, "longest waits for contributions and, after them, for results, ms",
         otherwise="learned",
@@ -129,7 +134,10 @@ OPTIONS = (
         "stage_max", number(above=0), 2.0,
         "seconds that either half of an op takes at most, and in the first ops of a size",
     ),
-    _option("hold_max", number(above=0), 60.0, "seconds for which the others wait for a rank within `hold()`"),
+    _option(
+        "hold_max", number(above=0), 60.0,
+        "seconds for which the others wait for a rank within `hold()`, and for its first step",
+    ),
     _option("share_rows", on_off(), True, "stragglers and slow links own fewer rows or none, by agreement"),
     _option("late", choice("drop", "carry"), "drop", "what becomes of a gradient that came too late to be sent"),
     _option("bits", choice(16, 8, 4), 8, "bits of a code on the wire ([options](torch/options.md))"),

@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 import itertools
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -155,6 +155,11 @@ class Agreement:
     def known(self) -> int:
         """Id of the newest map known in full, for ``map_known`` of every header."""
         return self.agreed[-1].id
+
+    def adopt(self, agreed: Sequence[Agreed]) -> None:
+        """Goes on with the maps that another rank knows, oldest first: this one comes back to a job under way."""
+        self.agreed = list(agreed)[-CHAIN:]
+        self._promised = self.known
 
     def busy(self, step: int, now: int) -> bool:
         """Whether a change is on its way, or one has just lapsed: nothing can be proposed by a rank in ``step``."""

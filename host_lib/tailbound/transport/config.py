@@ -9,7 +9,7 @@ from tailbound.errors import ConfigError
 from tailbound.transport.choose import AskedResult, check
 from tailbound.transport.multicast import check_group
 from tailbound.transport.safeguard import Limits
-from tailbound.transport.switch import Switch, fits
+from tailbound.transport.switch import Switch
 from tailbound.wire.schema import DEFAULT_PORT as DEFAULT_PORT
 from tailbound.wire.schema import (
     ETHERNET_BYTES,
@@ -22,6 +22,9 @@ from tailbound.wire.schema import (
 )
 
 MS = 1_000_000
+#: MiB of a ring at most that follows a model. With two ranks the rings take twice as much, for `xdp` all of it at once
+#: and of the kernel, which cannot swap it: more is for the user to ask for.
+RING_MOST = 512
 _OVERHEAD = IPV4_BYTES + UDP_BYTES + HEADER_BYTES
 #: Widest row: what a jumbo frame of 9000 bytes takes.
 WIDTH_MOST = 8896
@@ -77,6 +80,8 @@ class Config:
         port: UDP port. ``udp``: the first free one of ``PORTS`` from this one on; 0: any. ``xdp``: that of the program,
             which is fixed when it is attached; 0: ``DEFAULT_PORT``.
         width: most codes of a row; 0: as many as the path's MTU takes.
+        ring_mib: MiB of the result ring; the least where ``step`` is known.
+        step: bytes of codes that a step averages; the ring follows them (``ring``). 0: ``ring_mib`` is its size.
         deadline_1, deadline_2: D1 and D2 of clock-4 and clock-11; 0: learned.
         start_max: least D_start of clock-3.
         stage_max: clock-4; no stage lasts longer, whatever arrives.
@@ -104,6 +109,7 @@ class Config:
     port: int = 0
     width: int = 0
     ring_mib: float = 64.0
+    step: int = 0
     deadline_1: int = 0
     deadline_2: int = 0
     start_max: int = 1000 * MS
@@ -127,8 +133,11 @@ class Config:
     def __post_init__(self) -> None:
         if not 1 <= self.ranks <= MAX_RANKS:
             raise ConfigError(f"world size {self.ranks} is outside 1..{MAX_RANKS}")
-        if self.switch is not None:
-            fits(self.ranks)
+        if self.switch is not None and self.ranks + 1 > MAX_RANKS:
+            raise ConfigError(
+                f"{self.ranks} workers and their switch are more than {MAX_RANKS} ranks: run fewer, or without the "
+                "switch"
+            )
         if not 0 <= self.rank < self.ranks:
             raise ConfigError(f"rank {self.rank} is outside 0..{self.ranks - 1} for world size {self.ranks}")
         if not 0 <= self.port <= 65535:
@@ -157,6 +166,18 @@ class Config:
     def bound(self) -> int:
         """Longest time in ns from an op's launch to its end, decode apart (clock-12)."""
         return self.start_max + 2 * self.stage_max
+
+    def ring(self, width: int) -> float:
+        """MiB of the result ring for rows of ``width`` codes: where the step is known, two steps, up to ``RING_MOST``.
+
+        Then a whole step is in flight at once, and the one before it is kept for who is behind. Ops are filled up to
+        whole groups of rows, so that a step has some more rows than codes for them.
+        """
+        row = self.switch.width(width) if self.switch is not None else width
+        rows = 1 << (2 * 17 * self.step // (16 * row)).bit_length()
+        while rows * width > RING_MOST << 20:
+            rows >>= 1
+        return max(self.ring_mib, rows * width / 2**20) if self.step else self.ring_mib
 
     def common(self) -> dict[str, str]:
         """What must be equal on all ranks, by the name of the hook's option and in words: else they would diverge.

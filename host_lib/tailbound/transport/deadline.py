@@ -175,8 +175,10 @@ class Deadlines:
         #: the own D1 that headers carry, ns: that of the largest ops of late, so that ranks compare like with like
         self.advertised = config.deadline_1 or config.stage_max
         #: the own D1, and D2, for flows of so many bytes, ns (clock-4, clock-11, clock-26); both are asked for many
-        #: times an op, and change only when something has been learned
+        #: times an op, and change only when something has been learned; so do those of whole ops and of their starts
         self.stage_one, self.stage_two = cache(self._stage_one), cache(self._stage_two)
+        self._whole, self._start = cache(self._whole_op), cache(self._usual_start)
+        self._terms = 0, 1.0  # what of them a step may change: ``skew``, ``slack``
         #: q of clock-10, ns: learned from two round trips on
         self.quiet = self._silence()
         #: D_start of clock-3, ns: at least what is configured, and four times what a step computes
@@ -250,7 +252,10 @@ class Deadlines:
             if self._finished:
                 self._computes.add(max(0, launched - self._finished))
             self._finished = finished
-        self._learned()
+        if (self.skew, self.slack) != self._terms:
+            self._learned()
+        else:
+            self._learn_start()
 
     def round_trip(self, rtt: int) -> None:
         """Takes the largest of the present round trips to live peers, in ns."""
@@ -261,9 +266,15 @@ class Deadlines:
         """What had been worked out from what was known until now is forgotten."""
         self.stage_one.cache_clear()
         self.stage_two.cache_clear()
+        self._whole.cache_clear()
+        self._start.cache_clear()
+        self._terms = self.skew, self.slack
         self.quiet = self._silence()
-        self.start_max = max(self._config.start_max, 4 * self._computes.quantile(0.5))
+        self._learn_start()
         self.advertised = self.stage_one(self.largest)
+
+    def _learn_start(self) -> None:
+        self.start_max = max(self._config.start_max, 4 * self._computes.quantile(0.5))
 
     @property
     def slack(self) -> float:
@@ -352,11 +363,18 @@ class Deadlines:
         Where foreign traffic delays rows it delays the packets that start the clock, too. What those were later than as
         a rule comes out of the deadline's margin, so that an op is late once, not twice.
         """
+        usual = self._start(flow_bytes)
+        if usual is None:
+            return length
+        late = max(0, waited - usual)
+        return max(min(length, LEAST), length - min(late, length - int(length / _MARGIN)))
+
+    def _usual_start(self, flow_bytes: int) -> int | None:
+        """How long after the own launch a majority is there as a rule; None: not known, or of no use."""
         size = self._near(flow_bytes)
         if self._config.deadline_1 or size is None or not self.warm(flow_bytes) or not len(size.start):
-            return length
-        late = max(0, waited - size.start.bound(1.0))
-        return max(min(length, LEAST), length - min(late, length - int(length / _MARGIN)))
+            return None
+        return size.start.bound(1.0)
 
     def worth_sending(self, flow_bytes: int) -> int:
         """How long after the seal results are worth sending; later, receivers have given up (clock-11, clock-17)."""
@@ -385,11 +403,17 @@ class Deadlines:
         """
         base = self.longest(flow_bytes, heard)
         last_seal, second = base + max(LEAST_STEP, base // 10), self.stage_two(flow_bytes)
+        whole = self._whole(flow_bytes)
+        if whole is None:
+            return last_seal + second
+        return max(last_seal + LEAST, min(last_seal + second, whole))
+
+    def _whole_op(self, flow_bytes: int) -> int | None:
+        """How long an op takes, with a margin; None: not known."""
         size = self._near(flow_bytes)
         if self._config.deadline_2 or size is None or size.ops < WARM_UP_OPS or not len(size.whole):
-            return last_seal + second
-        whole = int(self._scaled(size, size.whole, flow_bytes) * _MARGIN_WHOLE * self.slack)
-        return max(last_seal + LEAST, min(last_seal + second, whole))
+            return None
+        return int(self._scaled(size, size.whole, flow_bytes) * _MARGIN_WHOLE * self.slack)
 
     def _fitted(self, flow_bytes: int, largest: int) -> int:
         own = self.stage_one(flow_bytes)

@@ -23,10 +23,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.codec.owners import Places
 from tailbound.transport.backoff import AnswerTime, Policy
 from tailbound.transport.config import MS
-
-Places = NDArray[np.int64]
 
 #: An answer that has not come for so long, or for twice as long as answers take, is lost; doubles with every repeat.
 PATIENCE, PATIENCE_MOST = 5 * MS, 100 * MS

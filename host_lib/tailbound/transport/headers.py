@@ -45,6 +45,8 @@ _SHIFT, _SHIFT_SHIFT, _SHIFT_KEEP = _place("shift")
 _CHECK, _, _ = _place("check")
 _FLAGS, _FLAGS_SHIFT, _ = _place("flags")
 _TYPE, _TYPE_SHIFT, _ = _place("type")
+_OWNER, _OWNER_SHIFT, _OWNER_KEEP = _place("owner")
+_ROWS, _ROWS_SHIFT, _ROWS_KEEP = _place("rows")
 _CONTRIBUTION_TYPE = np.uint64(PacketType.CONTRIBUTION)
 
 
@@ -80,6 +82,17 @@ def _swap32(x: np.uint64) -> np.uint64:
 @njit(nogil=True, cache=True, boundscheck=False, inline="always")
 def _swap64(x: np.uint64) -> np.uint64:
     return (_swap32(x & np.uint64(0xFFFFFFFF)) << np.uint64(32)) | _swap32(x >> np.uint64(32))
+
+
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def _begin(line, base, seq, row, exponent):  # type: ignore[no-untyped-def]
+    """A copy of the template with what differs in every packet."""
+    for k in range(_WORDS):
+        line[k] = base[k]
+    line[_SEQ] = (line[_SEQ] & _SEQ_KEEP) | (_swap32(np.uint64(np.uint32(seq))) << _SEQ_SHIFT)
+    line[_ROW] = (line[_ROW] & _ROW_KEEP) | (_swap16(np.uint64(np.uint16(row))) << _ROW_SHIFT)
+    scale = _swap16(np.uint64(np.uint16(exponent))) << _EXPONENT_SHIFT
+    line[_EXPONENT] = (line[_EXPONENT] & _EXPONENT_KEEP) | scale
 
 
 def finalise(
@@ -126,12 +139,7 @@ def _finalise(
     bits = scales.view(np.uint32)
     for p in range(words.shape[0]):
         out = words[p, :_WORDS]
-        for k in range(_WORDS):
-            out[k] = base[k]
-        out[_SEQ] = (out[_SEQ] & _SEQ_KEEP) | (_swap32(np.uint64(np.uint32(seq + places[p]))) << _SEQ_SHIFT)
-        out[_ROW] = (out[_ROW] & _ROW_KEEP) | (_swap16(np.uint64(np.uint16(p))) << _ROW_SHIFT)
-        exponent = _swap16(np.uint64(np.uint16(exponents[p])))
-        out[_EXPONENT] = (out[_EXPONENT] & _EXPONENT_KEEP) | (exponent << _EXPONENT_SHIFT)
+        _begin(out, base, seq + places[p], p, exponents[p])
         if needs.shape[0]:
             out[_NEED] = (out[_NEED] & _NEED_KEEP) | (_swap16(np.uint64(np.uint16(needs[p]))) << _NEED_SHIFT)
         if shifts.shape[0]:
@@ -147,6 +155,63 @@ def _finalise(
             else:
                 out[_PUBLISHED] = (out[_PUBLISHED] & _PUBLISHED_KEEP) | (new << _PUBLISHED_SHIFT)
         out[_CHECK] = _swap64(final(out, states[p]))
+
+
+class Contributions(NamedTuple):
+    """The packets of one rank's contributions to an op, owner by owner, payloads in place; made once and used again.
+
+    Attributes:
+        packets: u8[T, stride], C-contiguous, stride a multiple of 16.
+        states: u64[T, 4], partial checks of the payloads.
+        places: u32[T], place of a packet's row in its owner's list.
+        groups: i32[T], group of its row.
+    """
+
+    packets: NDArray[np.uint8]
+    states: NDArray[np.uint64]
+    places: NDArray[np.uint32]
+    groups: NDArray[np.int32]
+
+
+@cached
+@njit(nogil=True, cache=True, boundscheck=False)
+def finalise_contributions(
+    out: Contributions,
+    head: NDArray[np.uint8],
+    runs: NDArray[np.int64],
+    exponents: NDArray[np.int16],
+    needs: NDArray[np.int16],
+    shifts: NDArray[np.uint8],
+    mark: Scalar,
+) -> None:
+    """Writes the headers of the contributions to several owners, as ``finalise`` does for one.
+
+    Args:
+        out: its packets are written.
+        head: u8[64], the template (``wire.packets.header``); ``owner`` and ``rows`` are those of the run.
+        runs: i64[n, 4]: first packet, packets, owner, and u32 row sequence of the owner's first place.
+        exponents, needs, shifts: i16[G], i16[G] and u8[G], of every group.
+        mark: u32, of the last packet of each run: this op.
+    """
+    words = out.packets.view(np.uint64)
+    base = head.view(np.uint64)
+    last = _swap32(np.uint64(np.uint32(mark))) << _CONTRIBUTED_SHIFT
+    for n in range(runs.shape[0]):
+        first, count, owner, seq = runs[n, 0], runs[n, 1], runs[n, 2], runs[n, 3]
+        to = np.uint64(np.uint8(owner)) << _OWNER_SHIFT
+        rows = _swap16(np.uint64(np.uint16(count))) << _ROWS_SHIFT
+        for i in range(count):
+            p = first + i
+            g = out.groups[p]
+            line = words[p, :_WORDS]
+            _begin(line, base, seq + out.places[p], i, exponents[g])
+            line[_OWNER] = (line[_OWNER] & _OWNER_KEEP) | to
+            line[_ROWS] = (line[_ROWS] & _ROWS_KEEP) | rows
+            line[_NEED] = (line[_NEED] & _NEED_KEEP) | (_swap16(np.uint64(np.uint16(needs[g]))) << _NEED_SHIFT)
+            line[_SHIFT] = (line[_SHIFT] & _SHIFT_KEEP) | (np.uint64(shifts[g]) << _SHIFT_SHIFT)
+            if i == count - 1:
+                line[_CONTRIBUTED] = (line[_CONTRIBUTED] & _CONTRIBUTED_KEEP) | last
+            line[_CHECK] = _swap64(final(line, out.states[p]))
 
 
 @cached

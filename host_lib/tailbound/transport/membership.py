@@ -46,7 +46,9 @@ class Suspicion:
             Ranks that have become suspect by this.
         """
         gone = set(absent)
-        new = set()
+        new: set[int] = set()
+        if not gone and not any(self._misses):
+            return new
         for rank in range(len(self._misses)):
             if rank == self._own:
                 continue
@@ -61,6 +63,15 @@ class Suspicion:
                 self._judge()
                 new.add(rank)
         return new
+
+    def accuse(self, rank: int, op: int) -> bool:
+        """Suspects ``rank`` at once, from ``op`` on; returns whether it was not suspected before."""
+        if rank in self._suspects:
+            return False
+        self._misses[rank], self._first_missed[rank] = self._after, op
+        self._suspects.add(rank)
+        self._judge()
+        return True
 
     def clear(self, rank: int) -> None:
         """A row of ``rank`` met its deadline."""
@@ -93,6 +104,8 @@ class Membership:
         self.contribution = Suspicion(ranks, rank, after)
         self.result = Suspicion(ranks, rank, after)
         self.gone: set[int] = set()
+        #: counts changes of ``gone``
+        self.changes = 0
         self._hold_max = hold_max
         self._live: tuple[frozenset[int], int, list[int]] = (_NOBODY, -1, [])  # suspects, gone: who is left
         self._owners = self._here = self._live
@@ -109,7 +122,8 @@ class Membership:
     @property
     def suspects(self) -> frozenset[int]:
         """Ranks suspected in one half or both."""
-        return self.contribution.suspects | self.result.suspects
+        first, second = self.contribution.suspects, self.result.suspects
+        return first | second if first and second else first or second  # nobody, as a rule: asked for many times a turn
 
     @property
     def live(self) -> list[int]:
@@ -126,10 +140,10 @@ class Membership:
     def _left(
         self, known: tuple[frozenset[int], int, list[int]], suspects: frozenset[int]
     ) -> tuple[frozenset[int], int, list[int]]:
-        """Peers that are neither suspect nor gone; who has gone stays so, and the answer is wanted many times an op."""
-        if known[0] is suspects and known[1] == len(self.gone):
+        """Peers that are neither suspect nor gone; the answer is wanted many times an op."""
+        if known[0] is suspects and known[1] == self.changes:
             return known
-        return suspects, len(self.gone), [p for p in self.peers if p not in suspects and p not in self.gone]
+        return suspects, self.changes, [p for p in self.peers if p not in suspects and p not in self.gone]
 
     def dead(self, step: int) -> set[int]:
         """Ranks suspect in a half that have not been heard for two steps before ``step`` (clock-15).
@@ -147,7 +161,17 @@ class Membership:
     def bye(self, rank: int) -> None:
         """``rank`` has said goodbye: nobody waits for it any more."""
         self.gone.add(rank)
+        self.changes += 1
         self._holds.pop(rank, None)
+
+    def back(self, rank: int, step: int) -> None:
+        """``rank`` takes part again from ``step`` on, as a new process: nothing of the old one counts."""
+        self.gone.discard(rank)
+        self.changes += 1
+        self._holds.pop(rank, None)
+        self.contribution.clear(rank)
+        self.result.clear(rank)
+        self._heard_step[rank] = step
 
     def woke(self, step: int) -> None:
         """This process did not run for a while: it suspects nobody in ``step`` (clock-14)."""
@@ -176,5 +200,7 @@ class Membership:
 
     def holding(self, now: int) -> int:
         """Until when a live rank's hold lasts; 0 if nobody holds."""
+        if not self._holds:
+            return 0
         last = max((until for rank, (_, until) in self._holds.items() if rank not in self.gone), default=0)
         return last if last > now else 0

@@ -38,7 +38,7 @@ _KEPT, _MARGIN, LONGEST = 64, 2, 400 * MS
 _COVER = 0.95
 
 
-@dataclass
+@dataclass(slots=True)
 class Extension:
     """A deadline that moves on by a tenth if that will do, up to ``start + stage_max`` (clock-7c, clock-11).
 

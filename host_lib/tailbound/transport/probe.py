@@ -9,6 +9,7 @@ One probe per peer is on the way at a time: what it measures is the queue behind
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from tailbound.wire import packets
 from tailbound.wire.check import check_packet
 from tailbound.wire.schema import HEADER_BYTES, ROW_STEP, PacketType
 
+_WORD, _CHECK_AT = struct.Struct(">Q"), packets.offset_of("check")
 #: Bytes to a peer between two probes: a few bursts.
 EVERY = 192 * 1024
 #: ns after which a probe without an echo counts as lost. Longer than any queue that the pacer lets stand.
@@ -76,9 +78,8 @@ class Prober:
     def packet(self, peer: int, now: int) -> NDArray[np.uint8]:
         """The probe to send at once: u8[80]; it counts as on the way from here."""
         data = self._packets[peer]
-        data[HEADER_BYTES : HEADER_BYTES + 8].view(">u8")[0] = now
-        head = data[:HEADER_BYTES].view(packets.HEADER_DTYPE)
-        head["check"] = int(check_packet(data))
+        _WORD.pack_into(data.data, HEADER_BYTES, now)
+        _WORD.pack_into(data.data, _CHECK_AT, int(check_packet(data)))
         self._waiting[peer] = now, int(self._rtt[peer]), self._bytes[peer]
         self._bytes[peer] = 0
         self.sent += 1

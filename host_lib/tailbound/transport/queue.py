@@ -28,8 +28,6 @@ from tailbound.transport.batch import (
     ALLOWED,
     ANY,
     BATCH,
-    BURSTS,
-    CHANNEL,
     NEXT,
     RANK,
     SIZE,
@@ -54,6 +52,7 @@ _BURSTS = 128
 _TURN = 4
 #: So many bytes must have left while sockets were full to say how fast the link is; and after so long (ns) they do.
 _MEASURED_BYTES, _MEASURED = 256 << 10, 20_000_000
+_NO_BURST = 0, 0
 #: ns until a full device queue is tried again; it makes no socket event.
 _RETRY = 500_000
 #: ns until a full socket is tried again at the latest; as a rule it becomes writable before.
@@ -82,8 +81,8 @@ class _Item:
         self.memory = [run for run in runs if len(run[1])]
         self.stride = self.memory[0][1].shape[1] if self.memory else 0
         self.flows = flows_of(self.memory, burst_packets(self.stride) if self.memory else 1, channels)
-        self.channels = list(dict.fromkeys(int(flow[CHANNEL]) for flow in self.flows))
-        self.left = sum(len(packets) for _, packets in self.memory)
+        self.channels = list(dict.fromkeys([channels[rank] for rank, _ in self.memory]))
+        self.left = sum([len(packets) for _, packets in self.memory])
         self.packets = 0  # handed to the kernel; copies count
         self.shared = [rank for rank, _ in self.memory if rank >= MAX_RANKS]
         self.constrained = False  # the flows' burst sizes and permissions are not the free ones
@@ -136,10 +135,10 @@ class SendQueue:
 
     def warm_up(self) -> None:
         """Makes what takes long at its first use: compiled code, above all."""
-        none = flows_of([], 1, {})
+        one = flows_of([(0, np.zeros((1, 64), np.uint8))], 1, {0: 0})
         batch = self._batches()
-        batch.fill(none, 64)
-        batch.settle(none, 0)
+        batch.fill(one, 64, most=0)
+        batch.settle(one, 0)
 
     def submit(
         self,
@@ -301,8 +300,10 @@ class SendQueue:
 
     def _port(self, channel: int, ports: Sequence[int]) -> int:
         """Index of the socket of ``channel`` whose turn it is; -1 if all are full."""
-        turn = self._turns.get(channel, 0)
-        return next((port for port in (*ports[turn:], *ports[:turn]) if port not in self._blocked), -1)
+        turn, blocked = self._turns.get(channel, 0), self._blocked
+        if not blocked:
+            return ports[turn]
+        return next((port for port in (*ports[turn:], *ports[:turn]) if port not in blocked), -1)
 
     def _allow(self, item: _Item, behind: set[int], opened: set[int], now: int) -> None:
         """Bursts and their size by flow: what is older goes first, then incast, then rates."""
@@ -336,33 +337,35 @@ class SendQueue:
         """Gives the filled messages to the kernel over socket ``port``; returns how many bursts left."""
         assert self._batch is not None
         sender, batch, flows = self._sender, self._batch, item.flows
-        before = flows.tolist()
         taken, number = batch.send(sender.sockets[port], count)
         if taken:
             self.pacer.left(taken, now)
             item.left = batch.settle(flows, taken)
-            for new, old in zip(flows.tolist(), before, strict=True):
-                packets = new[NEXT] - old[NEXT]
-                if packets:
-                    self._left(item, new[RANK], packets, new[BURSTS] - old[BURSTS], now)
+            left: dict[int, tuple[int, int]] = {}  # by flow: packets and bursts
+            for flow, packets in batch.order[:taken].tolist():
+                before = left.get(flow, _NO_BURST)
+                left[flow] = before[0] + packets, before[1] + 1
+            for flow in sorted(left):
+                packets, bursts = left[flow]
+                self._left(item, item.memory[flow][0], packets, bursts, now)
         if number:
             self._failed(item, port, number, now)
         return taken
 
     def _left(self, item: _Item, rank: int, packets: int, bursts: int, now: int) -> None:
-        sender, size = self._sender, packets * item.stride
+        sender, size, prober, paced = self._sender, packets * item.stride, self.prober, self.pacer.limited
         ranks = sender.ranks_of(rank)
         item.packets += packets * len(ranks)
         self._bytes += size * (sender.shared[rank].cost if rank >= MAX_RANKS else 1)
         sender.took(rank, packets, size, bursts)
         for each in ranks:
-            limited = each in self.pacer.limited
+            limited = each in paced
             if limited:
                 self.pacer.spend(each, size, now)
-            if self.prober is not None:
-                self.prober.count(each, size)
-                if self.prober.due(each, now, limited):
-                    sender.send(each, self.prober.packet(each, now).tobytes())
+            if prober is not None:
+                prober.count(each, size)
+                if prober.due(each, now, limited):
+                    sender.send(each, prober.packet(each, now).tobytes())
 
     def _failed(self, item: _Item, port: int, number: int, now: int) -> None:
         """The first message of a call was refused."""

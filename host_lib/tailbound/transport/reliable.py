@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from tailbound.errors import TransportError
 from tailbound.forks import keep_from_children
+from tailbound.transport.lifeline import Lifelines
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -38,6 +39,9 @@ _CHUNK = 1 << 20
 #: Who closes waits for so many seconds at most until the answers under way have been sent.
 _LINGER = 1.0
 
+#: Name of the request that keeps its connection.
+_LIFELINE = "lifeline"
+
 Handler: TypeAlias = "Callable[[bytes], Iterable[Buffer]]"
 
 
@@ -50,12 +54,13 @@ class Reliable:
 
     Args:
         address: IPv4 address to listen at; peers know ``port`` from the greeting.
+        port: TCP port; 0: any.
 
     Raises:
         TransportError: the address cannot be bound.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, port: int = 0) -> None:
         self._address = address
         self._handlers: dict[str, Handler] = {}
         self._cookie, self._rank = 0, -1
@@ -67,11 +72,12 @@ class Reliable:
         self._answering = 0
         self._answered = threading.Condition(self._lock)
         self._before_close: list[Callable[[], None]] = []
+        self._lifelines: Lifelines | None = None
         try:
-            self._listener = socket.create_server((address, 0), backlog=128)
+            self._listener = socket.create_server((address, port), backlog=128)
         except OSError as error:
             raise TransportError(
-                f"cannot listen for the reliable path at {address} ({error}): choose another interface"
+                f"cannot listen for the reliable path at {address}:{port} ({error}): choose another interface"
             ) from error
         #: TCP port, for the greeting
         self.port: int = self._listener.getsockname()[1]
@@ -80,7 +86,8 @@ class Reliable:
 
     def descriptors(self) -> list[int]:
         """See ``forks.Owner``."""
-        return [sock.fileno() for sock in (self._listener, *self._asking) if sock.fileno() >= 0]
+        lines = self._lifelines.descriptors() if self._lifelines is not None else []
+        return [sock.fileno() for sock in (self._listener, *self._asking) if sock.fileno() >= 0] + lines
 
     def start(self, cookie: int, rank: int, peers: Sequence[tuple[str, int]]) -> None:
         """Lets requests in; ``peers`` are (address, port) by rank, the own one included."""
@@ -95,6 +102,31 @@ class Reliable:
         The handler may wait, but not for ever, and may raise ``Refusal``.
         """
         self._handlers[name] = handler
+
+    def watch(self, lost: Callable[[int], None]) -> None:
+        """From now on ``lost(rank)`` is called when the process of a peer has ended without closing (``lifeline``).
+
+        It watches connections that were made by ``keep``, here or by the peer.
+        """
+        self._lifelines = Lifelines(lost)
+
+    def keep(self, rank: int, timeout: float) -> None:
+        """Connects to ``rank`` and keeps the connection, for both to ``watch``.
+
+        Raises:
+            TransportError: it cannot be reached.
+        """
+        if self._lifelines is None:
+            raise TransportError(f"rank {self._rank}: nobody watches connections here: call watch first")
+        head = _REQUEST.pack(_MAGIC, self._cookie, self._rank, len(_LIFELINE), 0)
+        try:
+            sock = socket.create_connection(self._peers[rank], timeout, (self._address, 0))
+            sock.sendall(head + _LIFELINE.encode())
+        except OSError as error:
+            raise TransportError(
+                f"rank {self._rank}: rank {rank} cannot be reached ({error}): is it running?"
+            ) from error
+        self._lifelines.hold(rank, sock)
 
     def pull(self, rank: int, name: str, request: bytes, timeout: float, most: int = 1 << 34) -> bytearray:
         """Asks ``rank`` and returns its answer, of at most ``most`` bytes; takes ``timeout`` seconds at most.
@@ -151,6 +183,8 @@ class Reliable:
         if self._over.is_set():
             return
         self._over.set()
+        if self._lifelines is not None:
+            self._lifelines.close()
         with self._lock:
             for sock in self._asking:
                 with contextlib.suppress(OSError):
@@ -216,6 +250,9 @@ class Reliable:
         if title > _NAME_MOST or length > _REQUEST_MOST:
             return None
         name = _receive(sock, title, until).decode(errors="replace")
+        if name == _LIFELINE and self._lifelines is not None:
+            self._lifelines.hold(sender, socket.socket(fileno=sock.detach()))
+            return None
         request = bytes(_receive(sock, length, until))
         handler = self._handlers.get(name)
         if handler is None:

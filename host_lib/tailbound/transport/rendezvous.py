@@ -12,11 +12,13 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
+from tailbound.codec.shape import CODEC_NUMBER
 from tailbound.errors import LayoutError, TransportError
 
 #: Fields that must be equal on all ranks, with what to do when they are not.
 _EQUAL = {
     "wire": "install the same version of tailbound on every host",
+    "codec": "install the same version of tailbound on every host",
     "ranks": "start all ranks with the same world size",
     "width": "give every worker's interface the same MTU, or pass the smallest as mtu= on every rank",
     "model": "train the same model (parameter shapes, order and types) on every rank",
@@ -36,13 +38,17 @@ class Store(Protocol):
     def wait(self, keys: list[str], timeout: timedelta) -> None:
         """Waits for keys."""
 
+    def check(self, keys: list[str]) -> bool:
+        """Whether all of ``keys`` are set."""
+
 
 @dataclass(frozen=True)
 class Greeting:
     """What a rank says of itself.
 
     ``rows`` and ``sum_rows`` are its rings, ``options`` those that must be equal on all ranks, by name and in words,
-    ``cookie`` counts on rank 0 only, ``reliable`` is a TCP port.
+    ``cookie`` counts on rank 0 only, ``reliable`` is a TCP port. ``codec`` is that of ``codec.shape``; versions before
+    it had a number say nothing of it.
     """
 
     rank: int
@@ -60,6 +66,7 @@ class Greeting:
     cookie: int = 0
     reliable: int = 0
     switch: str = ""
+    codec: int = CODEC_NUMBER
 
 
 def host_of(store: Store) -> str:
@@ -99,13 +106,55 @@ def exchange(store: Store, own: Greeting, prefix: str, timeout: float) -> list[G
     return greetings
 
 
+def begin(store: Store, prefix: str) -> None:
+    """All ranks have met: from now on a rank that dies may come back (``under_way``)."""
+    store.set(f"{prefix}/begun", "1")
+
+
+def under_way(store: Store, rank: int, ranks: int, prefix: str) -> list[str] | None:
+    """The greetings of a job that has begun already, as text by rank; None if it has not.
+
+    Raises:
+        TransportError: ``rank`` has been here before, and the job has not begun.
+    """
+    if store.check([f"{prefix}/begun"]):
+        return [store.get(f"{prefix}/greeting/{other}").decode() for other in range(ranks)]
+    if store.check([f"{prefix}/greeting/{rank}"]):
+        raise TransportError(
+            f"rank {rank} has ended before its job had begun, and the others wait for it: restart all ranks, with "
+            "another store"
+        )
+    return None
+
+
+def come_back(own: Greeting, texts: list[str]) -> list[Greeting]:
+    """Takes the place of the process before in a job under way, whose greetings are ``texts``.
+
+    Raises:
+        LayoutError: another rank says something else that must be equal, or this rank was elsewhere before.
+    """
+    greetings = [_parse(own, rank, text.encode()) for rank, text in enumerate(texts)]
+    for other in greetings:
+        compare(own, other)
+    before = greetings[own.rank]
+    for name in ("address", "port", "reliable", "rows", "sum_rows", "datapath"):
+        mine, was = getattr(own, name), getattr(before, name)
+        if mine != was:
+            raise LayoutError(
+                f"rank {own.rank} comes back with {name} {mine!r} and had {was!r}: start it on the same host, with the "
+                "same interface, port and ring"
+            )
+    return greetings
+
+
 def _parse(own: Greeting, rank: int, text: bytes) -> Greeting:
     """A greeting; another version may have other fields."""
     said = json.loads(text)
     if said.get("wire") != own.wire or set(said) != set(asdict(own)):
         raise LayoutError(
-            f"rank {own.rank} runs tailbound {own.version} (wire format {own.wire}), rank {rank} runs "
-            f"{said.get('version')} (wire format {said.get('wire')}): {_EQUAL['wire']}"
+            f"rank {own.rank} runs tailbound {own.version} (wire format {own.wire}, codec {own.codec}), "
+            f"rank {rank} runs {said.get('version')} (wire format {said.get('wire')}, codec {said.get('codec', 1)}): "
+            f"{_EQUAL['wire']}"
         )
     return Greeting(**said)
 

@@ -75,6 +75,10 @@ class _Begun:
     layouts: list[Layout]
 
 
+def _advance(sums: tuple[int, ...], placement: Placement) -> tuple[int, ...]:
+    return tuple([(seq + rows) & _U32 for seq, rows in zip(sums, placement.shares, strict=True)])
+
+
 class Sequence:
     """Assigns places in order; ``assign`` for launched ops, ``predict`` for those that only packets name."""
 
@@ -91,6 +95,10 @@ class Sequence:
         self._previous = (op_label(first_step, 0) - 1) & _U32
         self._current: list[Layout] = []
         self._history: list[tuple[Layout, ...]] = []  # the last two finished steps
+        #: whether they had the same layout (clock-18), so that predictions are made
+        self.stable = False
+        #: rows of the ops of a step of the present layout; none while it is not stable
+        self.op_rows: tuple[int, ...] = ()
         self._ahead: list[Place] = []
 
     @property
@@ -103,15 +111,11 @@ class Sequence:
         """Label of the next op to be launched: the first prediction still to come true, else ``next_label``."""
         return self._ahead[0].label if self._ahead else self.next_label
 
-    @property
-    def stable(self) -> bool:
-        """Whether the last two steps had the same layout (clock-18), so that predictions are made."""
-        return len(self._history) == 2 and self._history[0] == self._history[1]
-
-    @property
-    def op_rows(self) -> tuple[int, ...]:
-        """Rows of the ops of a step of the present layout; none while it is not stable."""
-        return tuple(layout.shape.rows for layout in self._history[1]) if self.stable else ()
+    def _remember(self, *steps: tuple[Layout, ...]) -> None:
+        """``steps``, at most two, are the last finished ones."""
+        self._history = list(steps)
+        self.stable = len(steps) == 2 and steps[0] == steps[1]
+        self.op_rows = tuple([layout.shape.rows for layout in steps[1]]) if self.stable else ()
 
     @property
     def map(self) -> OwnerMap:
@@ -167,8 +171,7 @@ class Sequence:
 
     def _past(self, sums: tuple[int, ...], layout: Layout, step: int) -> tuple[int, ...]:
         """The first row sequences of the sums rings after an op of ``layout`` in ``step``."""
-        counts = place(layout.shape, self.map_at(step), self._ranks).counts
-        return tuple((seq + int(count)) & _U32 for seq, count in zip(sums, counts, strict=True))
+        return _advance(sums, place(layout.shape, self.map_at(step), self._ranks))
 
     def _take_back(self, first: Place) -> None:
         """Goes back to before ``first`` and what was predicted after it."""
@@ -194,6 +197,18 @@ class Sequence:
                 result_seq = (result_seq + layout.shape.rows) & _U32
                 sums = self._past(sums, layout, step)
             step = (step + 1) & (_U32 >> 10)
+        owner_map = self.map_at(step)
+        return Position(step, result_seq, sums, owner_map.id, owner_map.owners, owner_map.rotate)
+
+    def entrance(self) -> Position:
+        """Where the next step begins that this rank launches, between two steps: what a rank that comes back is told.
+
+        Unlike ``position`` it is a step before what packets of others have named already.
+        """
+        step, result_seq, sums = self._step, self._result_seq, self.sum_seqs
+        if self._ahead:
+            first = self._ahead[0]
+            step, result_seq, sums = first.step, first.result_seq, first.sum_seqs
         owner_map = self.map_at(step)
         return Position(step, result_seq, sums, owner_map.id, owner_map.owners, owner_map.rotate)
 
@@ -233,7 +248,7 @@ class Sequence:
             wrong, self._ahead = self._ahead, []
             if wrong:
                 self._take_back(wrong[0])
-                self._history = []
+                self._remember()
             found = self._place(layout)
         while step_distance(found.step, self._begun[0].step) >= REMEMBERED:
             self._begun.popleft()
@@ -249,12 +264,12 @@ class Sequence:
             self._begun.append(_Begun(self._step, self.sum_seqs, []))
         self._begun[-1].layouts.append(layout)
         self._result_seq = (self._result_seq + layout.shape.rows) & _U32
-        self.sum_seqs = self._past(self.sum_seqs, layout, self._step)
+        self.sum_seqs = _advance(self.sum_seqs, placement)
         self._previous = label
         self._current.append(layout)
         self._index += 1
         if layout.last:
-            self._history = [*self._history[-1:], tuple(self._current)]
+            self._remember(*self._history[-1:], tuple(self._current))
             self._current = []
             self._step, self._index = (self._step + 1) & (_U32 >> 10), 0
         return found

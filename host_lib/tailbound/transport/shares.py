@@ -30,6 +30,8 @@ FAST_ENOUGH = 0.75
 _GO, _GO_SLOW, _RETURN, _LONGEST_RETURN = 4, 32, 8, 512
 #: A rank that goes again within so many steps after its return has returned too early.
 _RELAPSE = 128
+#: Ops that say how late this rank is as a rule, and how fast the rows of a peer come in.
+_LATENESSES, _FLOWS = 8, 32
 
 
 class Lateness:
@@ -38,8 +40,8 @@ class Lateness:
     The others alone are counted: with the own launch among them, two stragglers of four would hide each other.
     """
 
-    def __init__(self, window: int = 8) -> None:
-        self._samples: deque[int] = deque(maxlen=window)
+    def __init__(self) -> None:
+        self._samples: deque[int] = deque(maxlen=_LATENESSES)
 
     def observe(self, launched: int, arrivals: Collection[int]) -> None:
         """Takes the own launch and the first arrivals of live peers in one op, in ns of one clock."""
@@ -49,7 +51,7 @@ class Lateness:
     @property
     def value(self) -> int:
         """Typical lateness in ns, at least 0; 0 until half of a window has been seen."""
-        if 2 * len(self._samples) < (self._samples.maxlen or 0):
+        if 2 * len(self._samples) < _LATENESSES:
             return 0
         return max(0, statistics.median_low(self._samples))
 
@@ -60,20 +62,19 @@ class Speeds:
     Compared are lower quartiles: whatever disturbs a flow for a moment makes it slower, nothing makes it faster.
     """
 
-    def __init__(self, window: int = 32) -> None:
+    def __init__(self) -> None:
         self._samples: dict[int, deque[float]] = {}
-        self._window = window
 
     def observe(self, durations: Mapping[int, int], rows: int) -> None:
         """Takes for each peer how long its ``rows`` rows of one op took to come in (ns)."""
         if len(durations) < 2 or statistics.median_low(durations.values()) < _SHORTEST:
             return
         for rank, took in durations.items():
-            self._samples.setdefault(rank, deque(maxlen=self._window)).append(took / rows)
+            self._samples.setdefault(rank, deque(maxlen=_FLOWS)).append(took / rows)
 
     def values(self) -> dict[int, float]:
         """Relative speed (0..1] of every peer that has been seen in half of a window."""
-        quarter = {r: sorted(k)[len(k) // 4] for r, k in self._samples.items() if 2 * len(k) >= self._window}
+        quarter = {r: sorted(k)[len(k) // 4] for r, k in self._samples.items() if 2 * len(k) >= _FLOWS}
         if len(quarter) < 2:
             return {}
         typical = statistics.median_low(quarter.values())

@@ -11,13 +11,13 @@ import contextlib
 import ctypes
 import errno
 import os
+import select
 import socket
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from tailbound.errors import ConfigError
 
-_MSG_DONTWAIT = 0x40
 _sendmmsg = ctypes.CDLL(None, use_errno=True).sendmmsg
 _sendmmsg.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int)
 _sendmmsg.restype = ctypes.c_int
@@ -57,8 +57,18 @@ class UdpSocket(socket.socket):
 
     def send_many(self, messages: int, count: int) -> tuple[int, int]:
         """See ``Socket``: one ``sendmmsg``."""
-        taken = int(_sendmmsg(self.fileno(), messages, count, _MSG_DONTWAIT))
+        taken = int(_sendmmsg(self.fileno(), messages, count, socket.MSG_DONTWAIT))
         return (taken, 0) if taken >= 0 else (0, ctypes.get_errno())
+
+
+#: Bytes of a ``struct sockaddr_in``.
+SOCKADDR_BYTES = 16
+
+
+def sockaddr(target: tuple[str, int]) -> bytes:
+    """``struct sockaddr_in`` of ``target`` (IPv4 address, UDP port)."""
+    host, port = target
+    return socket.AF_INET.to_bytes(2, "little") + port.to_bytes(2, "big") + socket.inet_aton(host) + bytes(8)
 
 
 #: ``<asm-generic/socket.h>``: past the system's limits, for who has CAP_NET_ADMIN.
@@ -165,7 +175,6 @@ def neighbouring_sockets(address: str, count: int, room: int) -> list[UdpSocket]
     return socks
 
 
-_POLLIN, _POLLOUT = 1, 4
 _ppoll = ctypes.CDLL(None, use_errno=True).ppoll
 
 
@@ -190,7 +199,7 @@ class Waiter:
     """
 
     def __init__(self, fds: Sequence[int], sending: Sequence[int] = ()) -> None:
-        entries = [_PollFd(fd, _POLLIN, 0) for fd in fds] + [_PollFd(-1, _POLLOUT, 0) for _ in sending]
+        entries = [_PollFd(fd, select.POLLIN, 0) for fd in fds] + [_PollFd(-1, select.POLLOUT, 0) for _ in sending]
         self._polled = (_PollFd * len(entries))(*entries)
         self._by_fd = {fd: self._polled[i] for i, fd in enumerate(fds) if fd >= 0}
         self._sending = list(sending)

@@ -42,7 +42,7 @@ def stage_start(*, heard_fewer: int, heard_need: int, alone: bool, launched: int
     return min(candidates, default=0)
 
 
-@dataclass
+@dataclass(slots=True)
 class Quiet:
     """Whether nothing came for ``q`` since everybody had finished (clock-7b, clock-12)."""
 
@@ -146,12 +146,14 @@ def decide(
             return True
         return repair.open and overtime.worth(clock, now, now, reserve=RESERVE)
 
-    if clock.expired(now, progress, seen.left, unwatched=late, worth=worth):
+    # what is left, and whether it is worth waiting for, matters at the deadline alone
+    left = seen.left if 0 < clock.due <= now else 0
+    if clock.expired(now, progress, left, unwatched=late, worth=worth):
         last = seen.last_call(now) if late else 0
         if not last:
             return Decision("deadline", 0, repair.requests)
         return Decision(None, min(last, repair.look or last), repair.requests)
-    looks = [t for t in (quiet.next_look(q), clock.next_look(now), repair.look) if t]
+    looks = filter(None, (quiet.next_look(q), clock.next_look(now), repair.look))
     return Decision(None, min(looks, default=0), repair.requests)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tailbound.errors import ConfigError
 from tailbound.transport.backoff import Backoff, Policy
-from tailbound.wire.schema import MAX_RANKS, WIDTH_STEP, Flag
+from tailbound.wire.schema import WIDTH_STEP, Flag
 
 #: Set by the lab, or printed by `tailbound switch job add`; see ``Switch``. The cookie is drawn by the control plane,
 #: since the job's entry must be in the switch before the first packet.
@@ -74,18 +74,6 @@ class Switch:
                 f"{WIDTH_STEP} codes, need at least {2 * WIDTH_STEP}"
             )
         return min(half, most)
-
-
-def fits(ranks: int) -> None:
-    """Refuses a job that leaves no rank for the switch.
-
-    Raises:
-        ConfigError: it does.
-    """
-    if ranks + 1 > MAX_RANKS:
-        raise ConfigError(
-            f"{ranks} workers and their switch are more than {MAX_RANKS} ranks: run fewer, or without the switch"
-        )
 
 
 #: How a switch that is silent is tried again.

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tailbound.transport.backoff import Backoff, Policy
+from tailbound.transport.config import MS
 
-MS = 1_000_000
 #: How long nothing must have come before a peer that has begun is asked, and one that has not.
 BEGUN, NOT_BEGUN = Policy(4 * MS, 20 * MS), Policy(20 * MS, 160 * MS)
 #: How long before the deadline there is still time for an answer.
@@ -28,7 +28,7 @@ SHORT = 3
 _NEVER = 1 << 62
 
 
-@dataclass
+@dataclass(slots=True)
 class TailProbe:
     """One op's waiting for marks.
 

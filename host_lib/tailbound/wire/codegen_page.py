@@ -39,6 +39,9 @@ _ORDER = """\
 Code 0 is never sent. All rows of an op have payloads of the same length. They may be shorter than the width that the
 programs are compiled for; nothing is padded. The sums that an owner's kernel keeps in memory have another order: of
 every eight codes first those with an even index, then those with an odd one (`ebpf/lanes.h`).
+
+A result of 8 or 4 bits whose scale is negative has rounding offsets left in it. Then the absolute value is its scale,
+and code - u + 1/2 stands where the table says code, with the offset u of the entry (codec-7 in `docs/rules.md`).
 """
 _CHECK = f"""\
 `check` covers the payload and the header, in this order, with the field `check` itself taken as zero. They are read as

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
+import struct
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,14 @@ DTYPES: dict[str, np.dtype[Any]] = {s.name: dtype_of(s) for s in STRUCTS}
 assert HEADER_DTYPE.itemsize == HEADER_BYTES
 
 
+def offset_of(name: str) -> int:
+    """Where a field of the header begins."""
+    return int(HEADER_DTYPE.fields[name][1])  # type: ignore[index]
+
+
+_CHECK, _CHECK_AT = struct.Struct(">Q"), offset_of("check")
+
+
 def packed(address: str) -> int:
     """An IPv4 address as the maps hold it: network byte order, read as a host integer.
 
@@ -100,10 +109,9 @@ def packet(head: NDArray[Any], payload: bytes) -> bytes:
     from tailbound.wire.check import check_packet
 
     body = payload + bytes(-len(payload) % schema.ROW_STEP)
-    data = np.frombuffer(head.tobytes() + body, np.uint8).copy()
-    head = data[:HEADER_BYTES].view(HEADER_DTYPE)
-    head["check"] = int(check_packet(data))
-    return data.tobytes()
+    data = bytearray(head.tobytes() + body)
+    _CHECK.pack_into(data, _CHECK_AT, int(check_packet(np.frombuffer(data, np.uint8))))
+    return bytes(data)
 
 
 def parse(data: bytes) -> tuple[NDArray[Any], bytes] | None:

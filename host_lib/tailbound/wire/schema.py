@@ -196,7 +196,11 @@ HEADER = Struct(
         Field("published", "u32", "highest op whose results the sender has fully sent to this peer"),
         Field("exponent", "s16", "contribution: e of its group; result: e of the group for the key's next op"),
         Field("need", "s16", "contribution: largest e this rank would have needed, EXPONENT_NONE if all zero"),
-        Field("scale", "f32", "value of code 255: of the row (result), of the group (contribution to a switch)"),
+        Field(
+            "scale",
+            "f32",
+            "of the row (result; negative: with offsets), of the group (contribution to a switch): value of code 255",
+        ),
         Field(
             "count",
             "u16",
@@ -257,7 +261,7 @@ RESULT_RECORD = Struct(
     (
         Field("cookie", "u32", "tag, with op"),
         Field("op", "u32", "tag, with cookie"),
-        Field("scale", "f32", "largest absolute value of the row"),
+        Field("scale", "f32", "largest absolute value of the row, negative with offsets"),
         Field("count", "u32", "contributors in the mean"),
         Field("exponent", "s32", "e for the key's next op"),
         Field("owner", "u32", "rank that made it"),

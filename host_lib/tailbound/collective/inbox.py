@@ -1,0 +1,120 @@
+"""What comes in control packets: it goes to whom it concerns, and early READY packets wait for their op."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tailbound.collective.announce import announce, decode_ready
+from tailbound.collective.channels import Channels
+from tailbound.collective.maps import Maps
+from tailbound.collective.op import Op, Sending
+from tailbound.collective.repair import Request, decode_repair
+from tailbound.collective.speaker import Speaker
+from tailbound.wire import packets
+from tailbound.wire.schema import Flag, PacketType, serial_distance
+
+
+class Inbox:
+    """Takes control packets and keeps what READY packets say of ops that are not launched here yet."""
+
+    def __init__(self, job: Speaker, maps: Maps, channels: Channels) -> None:
+        self._job, self._maps, self._channels = job, maps, channels
+        self._early: dict[int, dict[int, tuple[int, int, bytes]]] = {}  # label, sender: layout, flags, body
+
+    def take(self, data: bytes, ops: dict[int, Op]) -> None:
+        """Works on one control packet (UDP payload); the kernel has checked it, it is checked again here."""
+        job = self._job
+        parsed = packets.parse(data)
+        if parsed is None:
+            job.counters["control_refused"] += 1
+            return
+        head, body = parsed[0][0], parsed[1]
+        sender, label = int(head["sender"]), int(head["op"])
+        if int(head["cookie"]) != job.cookie or sender not in job.sender.peers or int(head["owner"]) != job.rank:
+            job.counters["control_refused"] += 1
+            return
+        job.counters["control_taken"] += 1
+        job.hear(sender, job.now())
+        if label in ops:
+            ops[label].stirred = True
+        flags = int(head["flags"])
+        if head["type"] == PacketType.BYE:
+            job.membership.bye(sender)
+            job.publish_live()
+        elif head["type"] == PacketType.MAP:
+            self._maps.take(sender, body)
+        elif head["type"] == PacketType.HOLD:
+            if flags & Flag.FLUSH:
+                job.membership.unhold(sender)
+            else:
+                job.membership.hold(sender, job.now())
+        elif head["type"] == PacketType.GROUP:
+            self._channels.take(head, body)
+        elif head["type"] == PacketType.READY:
+            if (op := ops.get(label)) is not None:
+                if int(head["layout"]) == op.place.layout.tag:
+                    self._ready(op, sender, flags, body)
+            elif serial_distance(label, job.sequence.next_label) >= 0 and len(self._early) < 4096:
+                self._early.setdefault(label, {})[sender] = (int(head["layout"]), flags, body)
+        elif head["type"] == PacketType.REPAIR:
+            if int(head["rows"]):
+                self._request(head, body)
+            else:
+                self._answer(sender, label, int(head["layout"]))
+        elif head["type"] == PacketType.GONE and label in ops:
+            if flags & Flag.ABSTAIN:
+                ops[label].abstainers.add(sender)
+            if int(head["rows"]):
+                half = ops[label].first if flags & Flag.FIRST_HALF else ops[label].second
+                if half.repair is not None:
+                    half.repair.gone(sender)
+
+    def adopt(self, op: Op) -> None:
+        """Hands an op what was said of it before it was placed, and forgets older words."""
+        for sender, (layout, flags, body) in self._early.pop(op.label, {}).items():
+            if layout == op.place.layout.tag:
+                self._ready(op, sender, flags, body)
+        for label in [e for e in self._early if serial_distance(e, op.label) < 0]:
+            del self._early[label]
+
+    def _ready(self, op: Op, sender: int, flags: int, body: bytes) -> None:
+        ready = decode_ready(body, op.place.layout.shape.groups)
+        if ready is None:
+            self._job.counters["control_refused"] += 1
+            return
+        if flags & Flag.ABSTAIN:
+            op.abstainers.add(sender)
+        if flags & Flag.LATE:
+            op.stayed_out.add(sender)
+        if ready.needs is not None:
+            op.needs[sender] = ready.needs
+        if self._job.rank in ready.heard:
+            op.heard_by.add(sender)
+        elif op.cold and op.sending == Sending.AGREEING and not self._job.records.contributed(sender, op.label):
+            announce(self._job, op, [sender], ask=False)
+        if flags & Flag.REPEAT:
+            if op.launch and op.encoded and not op.published:
+                announce(self._job, op, [sender], ask=False)
+            else:
+                self._answer(sender, op.label, op.place.layout.tag)
+
+    def _request(self, head: np.void, body: bytes) -> None:
+        """Notes the rows that a rank asks for; ``retransmit`` sends them. Nobody asks before a finished mark."""
+        job, label, first_half = self._job, int(head["op"]), bool(int(head["flags"]) & Flag.FIRST_HALF)
+        mark = job.marks.contributed if first_half else job.marks.published
+        places = decode_repair(body, int(head["row"]), int(head["rows"]))
+        if places is None or serial_distance(label, mark) > 0:
+            job.counters["control_refused"] += 1
+            return
+        job.counters["repair_requests"] += 1
+        job.repairs.requests.add(Request(label, int(head["sender"]), first_half, int(head["layout"]), places))
+
+    def _answer(self, sender: int, label: int, layout: int) -> None:
+        """Tells a rank that waits how far this one is: the marks say it. If not further, it says that this rank lives.
+
+        That this rank abstained is said again, too: whoever asks may have missed the only packet that said it.
+        """
+        job = self._job
+        flags = Flag.ABSTAIN if label in job.abstained else Flag(0)
+        head = job.header(PacketType.GONE, label, layout, owner=sender, flags=flags)
+        job.tell(sender, head)

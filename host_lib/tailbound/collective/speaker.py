@@ -1,0 +1,130 @@
+"""What it takes to say something: to the others in headers and control packets, to the own kernel in its records."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.codec.owners import OwnerMap
+from tailbound.collective.known import Known
+from tailbound.datapath.protocol import Store
+from tailbound.observe.events import Events
+from tailbound.transport.config import Config
+from tailbound.transport.sender import Sender
+from tailbound.transport.sequence import Sequence
+from tailbound.transport.stage import majority
+from tailbound.wire import packets, schema
+from tailbound.wire.schema import PacketType
+
+_KIND, _OP_AT, _MARKS_AT = packets.offset_of("type"), packets.offset_of("op"), packets.offset_of("contributed")
+#: Neighbours in a header: op and layout, and both marks.
+_OP, _MARKS = struct.Struct(">IH"), struct.Struct(">II")
+assert packets.offset_of("layout") == _OP_AT + 4
+assert packets.offset_of("published") == _MARKS_AT + 4
+#: So many ops back a rank remembers that it abstained.
+_ABSTAINED = 256
+
+
+@dataclass
+class Marks:
+    """Own marks: the highest op whose contributions (results) have been sent in full."""
+
+    contributed: int
+    published: int
+
+
+class Speaker(Known):
+    """What one rank knows, and what it says of it.
+
+    Owner maps, the window, the inbox and the channels see a ``Speaker`` and no ``Job``: nothing in it codes, sums or
+    queues rows.
+
+    Args:
+        config: settings.
+        store: of the datapath.
+        sender: sends.
+        cookie: of the job.
+        now: CLOCK_MONOTONIC in ns, the clock that the kernel's stamps use too; a simulation brings its own.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        store: Store,
+        sender: Sender,
+        cookie: int,
+        now: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        super().__init__(config, cookie, store, now())
+        self.now = now
+        self.sender = sender
+        owners = tuple(range(self.ranks)) if self.switch is None else (self.switch,)
+        self.sequence = Sequence(self.world, OwnerMap(0, owners, config.rotate is not False), config.first_step)
+        before = (self.sequence.next_label - 1) & 0xFFFFFFFF
+        self.marks = Marks(before, before)
+        #: the newest ops that this rank said it has nothing for; peers that missed the word ask
+        self.abstained: deque[int] = deque(maxlen=_ABSTAINED)
+        self.counters: Counter[str] = Counter()
+        self.events = Events(self.rank, now)
+        first = self.sequence.map.id
+        head = packets.header(cookie=cookie, sender=self.rank, map_id=first, map_known=first)
+        self._template = bytearray(head.tobytes())
+        self._head = np.frombuffer(self._template, packets.HEADER_DTYPE)  # the same memory
+        self.advertise_deadline(self.deadlines.advertised)
+        self._live: list[int] | None = None
+        #: the live set that the kernel has, as i64[]
+        self.live_ranks = np.array(self.peers, np.int64)
+
+    # -- the others ---------------------------------------------------------------------------------------------------
+
+    def header(self, kind: PacketType, label: int, layout: int, **fields: int) -> NDArray[Any]:
+        """A header of this rank with its marks and advertisements."""
+        data = bytearray(self._template)  # numpy takes twenty times as long to copy a record
+        data[_KIND] = kind
+        _OP.pack_into(data, _OP_AT, label, layout)
+        _MARKS.pack_into(data, _MARKS_AT, self.marks.contributed, self.marks.published)
+        head: NDArray[Any] = np.frombuffer(data, packets.HEADER_DTYPE)
+        for name, value in fields.items():
+            head[name] = value
+        return head
+
+    def tell(self, rank: int, head: NDArray[Any], body: bytes = b"") -> bytes:
+        """Sends one control packet to ``rank``, and returns it; ``head`` (see ``header``) may be used again."""
+        head["owner"] = rank
+        data = packets.packet(head, body)
+        self.sender.send(rank, data)
+        return data
+
+    def advertise(self, **fields: int) -> None:
+        """What every header says from now on."""
+        for name, value in fields.items():
+            self._head[name] = value
+
+    def advertise_deadline(self, deadline: int) -> None:
+        """Writes D1 (ns) into every header from now on (clock-6)."""
+        self._head["deadline"] = min(0xFFFF, -(-deadline // (schema.TIME_UNIT_US * 1000)))
+
+    # -- the kernel ---------------------------------------------------------------------------------------------------
+
+    def publish_live(self) -> None:
+        """Writes the live set to the kernel, for completion, tails and the majority clock."""
+        live = self.membership.live
+        if live == self._live:
+            return
+        self._live, self.live_since = live, self.now()
+        self.live_ranks = np.array(live, np.int64)
+        control, peers = self.store.control, self.store.peers
+        bitmap = sum(1 << p for p in live)
+        words = [bitmap >> 64 * i & (1 << 64) - 1 for i in range(4)]
+        for rank in self.peers:
+            peers[rank]["live"] = rank in live
+        control["live"][0] = words
+        control["live_peers"] = len(live)
+        control["need"] = majority(len(live) + 1)

@@ -1,0 +1,88 @@
+"""A connection to every other rank that says nothing: when a process dies its kernel closes it, and the others know.
+
+Without it a rank that was killed is suspected when it has missed three ops, and each may wait for it until its
+deadline. A word of farewell before a connection is closed tells that nobody died. What else ends a connection (a
+middlebox, say) makes a suspect of a rank that lives, until its next rows come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+
+_FAREWELL = b"."
+
+
+class Lifelines:
+    """The connections of one rank, and a thread that watches them.
+
+    Args:
+        lost: called with the rank whose connection has ended without a farewell, in that thread.
+    """
+
+    def __init__(self, lost: Callable[[int], None]) -> None:
+        self._lost = lost
+        self._selector = selectors.DefaultSelector()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._selector.register(self._wake, selectors.EVENT_READ, -1)
+        self._lock = threading.Lock()
+        self._lines: set[socket.socket] = set()
+        self._over = False
+        self._thread = threading.Thread(target=self._run, name="tailbound-lifeline", daemon=True)
+        self._thread.start()
+
+    def descriptors(self) -> list[int]:
+        """See ``forks.Owner``: a child that kept a connection would keep its parent's death from the others."""
+        return [line.fileno() for line in self._lines if line.fileno() >= 0]
+
+    def hold(self, rank: int, line: socket.socket) -> None:
+        """Watches a connection to ``rank``, which is this object's from now on."""
+        with self._lock:
+            if self._over:
+                line.close()
+                return
+            line.settimeout(0)
+            self._lines.add(line)
+            self._selector.register(line, selectors.EVENT_READ, rank)
+
+    def close(self) -> None:
+        """Says farewell, and ends the thread."""
+        with self._lock:
+            if self._over:
+                return
+            os.eventfd_write(self._wake, 1)  # the thread closes it as soon as it is over
+            self._over = True
+            for line in self._lines:
+                with contextlib.suppress(OSError):
+                    line.send(_FAREWELL)
+        if self._thread is not threading.current_thread():
+            self._thread.join(5)
+
+    def _run(self) -> None:
+        while not self._over:
+            for key, _ in self._selector.select():
+                if key.data >= 0:
+                    self._look(key.data, key.fileobj)  # type: ignore[arg-type]
+        with self._lock:  # farewells have been said
+            for line in self._lines:
+                line.close()
+        self._selector.close()
+        os.close(self._wake)
+
+    def _look(self, rank: int, line: socket.socket) -> None:
+        try:
+            said = line.recv(16)
+        except BlockingIOError:
+            return
+        except OSError:
+            said = b""
+        with self._lock:
+            self._selector.unregister(line)
+            self._lines.discard(line)
+        line.close()
+        if not said and not self._over:
+            self._lost(rank)
