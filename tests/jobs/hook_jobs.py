@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import mmap
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +21,7 @@ from tailbound.torch import TailboundState, allreduce_hook, register
 from torch_jobs import (
     BOUND,
     PATIENT,
-    _Messages,
+    Messages,
     backward,
     batch,
     check_step,
@@ -71,6 +74,28 @@ def options(rank: int) -> None:
         for step in range(4):
             check_step(plain, ours, rank, step)
     assert sum(errors) / len(errors) <= BOUND, errors
+
+
+def memory(rank: int, ours: bool) -> tuple[int, int, int]:
+    """Entries of a model of one bucket a step, what six steps have added to this process, and what the rings take."""
+    net = DDP(nn.Linear(4896, 4896, bias=False), gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    options = {name: value for name, value in PATIENT.items() if name != "ring_mib"}
+    entries = sum(p.numel() for p in net.parameters())
+    with register(net, optimizer=optimizer, **options) if ours else contextlib.nullcontext() as state:
+        before = resident()
+        for step in range(6):
+            optimizer.zero_grad()
+            data = torch.randn(2, 4896, generator=torch.Generator().manual_seed(100 * step + rank))
+            net(data).square().mean().backward()
+            optimizer.step()
+        rings = state.communicator.rings(entries).taken if state is not None and state.communicator is not None else 0
+        return entries, resident() - before, rings
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 def unused(rank: int) -> None:
@@ -142,7 +167,7 @@ class Words(nn.Module):
 
 def sparse(rank: int, first: bool) -> list[str]:
     """Sparse gradients are those of plain DDP to the bit; dense ones of the same model are averaged by Tailbound."""
-    messages = _Messages()
+    messages = Messages()
     logging.getLogger("tailbound").addHandler(messages)
     plain, ours = DDP(Words(first=first)), DDP(Words(first=first))
     with register(ours, **PATIENT) as state:

@@ -26,7 +26,7 @@ from tailbound.torch.node_state import NodeState
 from torch_jobs import (
     BOUND,
     PATIENT,
-    _Messages,
+    Messages,
     backward,
     batch,
     check_step,
@@ -313,7 +313,7 @@ def failing(rank: int, how: str) -> dict[str, Any]:
 def killed(rank: int, ready: Any, die: Any) -> dict[str, Any]:
     """Rank 3 dies between two steps: rank 2, on its host, ends with an error; the other host goes on."""
     on_hosts(rank)
-    messages = _Messages()
+    messages = Messages()
     logging.getLogger("tailbound").addHandler(messages)
     ours = DDP(model(), bucket_cap_mb=0.05)
     optimizer = torch.optim.SGD(ours.parameters(), 0.05)

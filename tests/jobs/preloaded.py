@@ -14,6 +14,7 @@ import torch._functorch.aot_autograd  # noqa: F401
 
 import backend_jobs  # noqa: F401
 import device_jobs  # noqa: F401
+import elastic_jobs  # noqa: F401
 import fsdp_jobs  # noqa: F401
 import hook_jobs  # noqa: F401
 import register_jobs  # noqa: F401

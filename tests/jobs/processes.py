@@ -102,7 +102,14 @@ def _child(
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
     torch.set_num_threads(1)
     try:
-        dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=ranks)
+        if backend == "elastic":
+            from tailbound.torch import elastic
+
+            os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_PORT": store}
+            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # as torchrun sets it, which hosts the store
+            elastic.init_process_group(60)
+        else:
+            dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=ranks)
         pipe.send((True, function(rank, *arguments)))
     except BaseException:
         pipe.send((False, traceback.format_exc()))
@@ -113,6 +120,7 @@ def _child(
 class Job:
     """Processes that all run ``function(rank, *arguments)`` in one process group of ``backend``.
 
+    ``backend``: ``elastic`` for one whose ranks may come back (``restart``); this process has its store then.
     ``patience``: seconds that it may take, all waits for it together.
     """
 
@@ -127,22 +135,45 @@ class Job:
     ) -> None:
         self._patience = patience
         self._until = time.monotonic() + patience
-        context = _context()
-        self._pipes: list[Any] = []
-        self.processes: list[Any] = []
+        self._context = _context()
+        self._pipes: list[Any] = [None] * ranks
+        self.processes: list[Any] = [None] * ranks
+        self._store: Any = None
         store = str(folder / f"store-{next(_jobs)}")
+        if backend == "elastic":
+            from torch.distributed import TCPStore
+
+            self._store = TCPStore("127.0.0.1", 0, ranks, True, wait_for_workers=False)
+            store = str(self._store.port)
+        self._what = function, backend, ranks, store, arguments
         try:
             for rank in range(ranks):
-                here, there = context.Pipe(duplex=False)
-                self._pipes.append(here)
-                whole = (there, function, backend, rank, ranks, store, arguments)
-                process = context.Process(target=_child, args=whole)
-                process.start()
-                self.processes.append(process)
-                there.close()
+                self._start(rank)
         except BaseException:
             self.__exit__()
             raise
+
+    def _start(self, rank: int) -> None:
+        function, backend, ranks, store, arguments = self._what
+        here, there = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=_child, args=(there, function, backend, rank, ranks, store, arguments))
+        process.start()
+        there.close()
+        self._pipes[rank], self.processes[rank] = here, process
+
+    def restart(self, rank: int) -> None:
+        """Starts a process of ``rank`` anew, which has ended."""
+        self.processes[rank].join(self._left())
+        self._pipes[rank].close()
+        self._start(rank)
+
+    def said(self) -> list[str]:
+        """What ranks have returned or failed with by now; it is said once."""
+        told = []
+        for pipe in self._pipes:
+            with contextlib.suppress(EOFError):  # killed
+                told += [str(pipe.recv())] if pipe.poll() else []
+        return told
 
     def await_event(self, event: Any, what: str) -> None:
         """Waits for an event that a rank sets.
@@ -152,8 +183,7 @@ class Job:
         """
         if event.wait(self._left()):
             return
-        said = [str(pipe.recv()) for pipe in self._pipes if pipe.poll()]
-        raise AssertionError("\n".join([f"not within {self._patience:g} s: {what}", *said]))
+        raise AssertionError("\n".join([f"not within {self._patience:g} s: {what}", *self.said()]))
 
     def _left(self) -> float:
         """Seconds of the job's time."""
@@ -197,9 +227,9 @@ class Job:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self.processes:
+        for process in filter(None, self.processes):
             if process.is_alive():
                 process.kill()
             process.join()
-        for pipe in self._pipes:
+        for pipe in filter(None, self._pipes):
             pipe.close()

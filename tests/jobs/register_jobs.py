@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import threading
 import time
 import warnings
@@ -19,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from tailbound.errors import ConfigError
 from tailbound.torch import GradScaler, batches, register
 from tailbound.torch.register import _SYNC_OPTION
-from torch_jobs import PATIENT, backward, model
+from torch_jobs import PATIENT, Messages, backward, model
 
 
 def said(action: Callable[[], object]) -> str:
@@ -34,6 +35,35 @@ def said(action: Callable[[], object]) -> str:
 def ours() -> set[str]:
     """Threads of this package that run in this process."""
     return {t.name for t in threading.enumerate() if t.name.startswith("tailbound")}
+
+
+def rings(rank: int) -> None:
+    """The ring holds two steps of the model unless a size was given, and the log says what that takes and allows."""
+    messages = Messages()
+    logging.getLogger("tailbound").addHandler(messages)
+    logging.getLogger("tailbound").setLevel(logging.INFO)
+    patient = {name: value for name, value in PATIENT.items() if name != "ring_mib"}
+    applies = "who misses up to 2 of them applies what the others have averaged, who misses more takes another's state"
+    jumps = "who misses one takes another's state (a larger ring_mib lets it apply what the others have averaged)"
+    for options, rows, mib, steps, allows in (
+        ({}, 65536, 176, 3.8, applies),
+        ({"ring_mib": 8.0}, 4096, 11, 0.2, jumps),
+    ):
+        words = f"take {mib} MiB of memory and hold {steps} steps of this model (24.0 M parameters): {allows}"
+        net = DDP(nn.Linear(4900, 4900, bias=False))
+        with register(net, **patient, **options) as state:
+            assert state.communicator is not None
+            assert state.communicator.job.store.result_rows == rows
+        assert any(words in text for text in messages.texts), messages.texts
+
+
+def many_buckets(rank: int) -> None:
+    """More buckets than a step can number are refused before the first step, with a size that will do."""
+    net = DDP(nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(1100))), bucket_cap_mb=0.015)
+    refusal = said(lambda: register(net, **PATIENT))
+    assert "about 1145 buckets of 0 MiB" in refusal, refusal
+    assert "bucket_cap_mb=1 or more" in refusal
+    assert not ours()
 
 
 def collectives(rank: int) -> None:

@@ -18,7 +18,7 @@ from support import Trouble
 from tailbound.torch import TailboundState, batches, register
 from tailbound.torch.register import _SYNC_OPTION
 from tailbound.wire.schema import PacketType
-from torch_jobs import backward, model, nmse
+from torch_jobs import backward, gradient, model, nmse
 
 #: Deadlines that a loaded machine meets as a rule; what it misses is repaired by what is tested here.
 SETTINGS: dict[str, Any] = {
@@ -92,6 +92,29 @@ def drifting(rank: int, period: int, losers: set[int]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def altered(rank: int) -> dict[str, Any]:
+    """Rank 1 changes a weight; nothing is lost, and digests tell."""
+    net = DDP(model(), bucket_cap_mb=0.05)
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
+    options = {"resync_period": 8, "resync_drift": 1e9, "resync_share": 50.0}
+    with register(net, optimizer=optimizer, **options, **SETTINGS) as state:
+        train(net, optimizer, rank, range(4))
+        state.synchronise(60)
+        if rank == 1:
+            with torch.no_grad():
+                next(net.parameters()).view(-1)[0] += 1.0
+        apart = everywhere(state_digest(net, optimizer))
+        together: list[str] = []
+        for step in range(8, 400, 8):
+            train(net, optimizer, rank, range(step, step + 8))
+            together = everywhere(state_digest(net, optimizer))
+            if len(set(together)) == 1:
+                break
+        counters = state.stats()["replica"]["counters"]
+        dist.barrier()
+        return {"apart": apart, "together": together, "counters": counters}
+
+
 def parting(rank: int, losers: set[int]) -> dict[str, Any]:
     """Replicas come apart and are synchronised: once in the middle of training, and once before the end."""
     normed = nn.Sequential(model(), nn.BatchNorm1d(10))
@@ -115,14 +138,20 @@ def parting(rank: int, losers: set[int]) -> dict[str, Any]:
 
 def stopped(
     rank: int, victim: int, ring_mib: float, away: int, steps: int, ready: Any, moved: Any,
-    schedule: str = "synchronous",
+    schedule: str = "synchronous", mtu: int = 0, loss: float = 0.0,
 ) -> dict[str, Any]:  # fmt: skip
-    """Trains with ``batches``; the victim stops until the others are ``away`` steps on, catches up or jumps."""
+    """Trains with ``batches``; the victim stops until the others are ``away`` steps on, catches up or jumps.
+
+    Rows are as narrow as ``mtu`` makes them; of all packets ``loss`` gets lost.
+    """
     net = DDP(model(), bucket_cap_mb=0.05)
     optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
-    settings = {**SETTINGS, "deadline_ms": (150.0, 150.0), "ring_mib": ring_mib, "share_rows": False}
+    settings = {**SETTINGS, "deadline_ms": (150.0, 150.0), "ring_mib": ring_mib, "share_rows": False, "mtu": mtu}
     computed, jumped, back_at = [], [], 0.0
     with register(net, optimizer=optimizer, resync_share=50.0, schedule=schedule, **settings) as state:
+        assert state.communicator is not None
+        Trouble(seed=3, loss=loss).attach(state.communicator)
+        rings = state.communicator.rings(sum(p.numel() for p in net.parameters()))
         for step in batches(range(steps), state, on_skip=jumped.append):
             if step == 5 and rank == victim:
                 ready.set()
@@ -145,7 +174,7 @@ def stopped(
         dist.barrier()
     return {
         "computed": computed, "jumped": sum(jumped), "behind": behind, "took": took, "digests": digests, "stats": stats,
-        "applied": applied,
+        "applied": applied, "held": rings.held / rings.step,
     }  # fmt: skip
 
 
@@ -200,6 +229,31 @@ def between(rank: int) -> list[tuple[int | None, ...]]:
             seen.append((before, amid, moment.step))
         dist.barrier()
     return seen
+
+
+def compiling(rank: int) -> float:
+    """One rank's first pass takes longer than all deadlines; NMSE of the first average against that of all ranks.
+
+    An evaluation before that, in ``hold``, changes nothing.
+    """
+    exact = torch.zeros(())
+    for other in range(dist.get_world_size()):
+        alone = model()
+        backward(alone, other, 0)
+        exact = exact + gradient(alone) / dist.get_world_size()
+    net = DDP(model(), bucket_cap_mb=0.05)
+    optimizer = torch.optim.SGD(net.parameters(), 0.05)
+    settings = {**SETTINGS, "start_max": 0.3, "deadline_ms": (200.0, 200.0), "stage_max": 0.3}
+    with register(net, optimizer=optimizer, **settings) as state:
+        with state.hold():
+            pass
+        if rank == 0:
+            time.sleep(1.2)
+            _ = ctypes.PyDLL(None).usleep(1_300_000)  # with the GIL, as a compiler may
+        train(net, optimizer, rank, range(1))
+        found = nmse(gradient(net), exact)
+        dist.barrier()
+        return found
 
 
 def sealed(state: TailboundState) -> int:

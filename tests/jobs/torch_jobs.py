@@ -287,7 +287,7 @@ def alone(rank: int) -> dict[str, Any]:
         return state.stats()
 
 
-class _Messages(logging.Handler):
+class Messages(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.texts: list[str] = []
@@ -300,7 +300,7 @@ def killed(rank: int, victim: int, ready: Any, die: Any) -> tuple[list[str], lis
     """Trains on; ``victim`` says that it is under way and waits to be killed. Returns what the others log and take."""
     import time
 
-    messages = _Messages()
+    messages = Messages()
     logging.getLogger("tailbound").addHandler(messages)
     ours = DDP(model(), bucket_cap_mb=0.05)
     optimizer = torch.optim.SGD(ours.parameters(), 0.05)

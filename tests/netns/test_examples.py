@@ -63,6 +63,17 @@ def trains(lab: Cluster, repository: Path, example: str) -> None:
 
 
 @pytest.mark.thorough
+def test_a_language_model_learns_in_the_lab(tailbound_lab: Callable[..., Cluster], repository: Path) -> None:
+    """It accumulates gradients over two passes, in bf16; averages are Tailbound's, over XDP."""
+    command = [repository / "examples" / "train_gpt.py", "--small", "--steps", "40"]
+    for rank, said in enumerate(in_lab(tailbound_lab(workers=2), command)):
+        losses = [float(loss) for loss in re.findall(rf"rank {rank}: step [0-9]+: loss ([0-9.]+)", said)]
+        assert len(losses) == 40
+        assert sum(losses[-5:]) / 5 < losses[0] - 0.5
+        assert f"rank {rank}: 0.2 M parameters averaged over xdp" in said
+
+
+@pytest.mark.thorough
 @pytest.mark.timeout(270)  # twice as patient
 def test_a_checkpoint_is_resumed_by_another_number_of_ranks(
     tailbound_lab: Callable[..., Cluster], repository: Path, tmp_path: Path

@@ -96,3 +96,18 @@ def test_a_killed_worker_is_named_and_the_others_finish(tmp_path: Path) -> None:
             assert max(times) < 20
             assert any(f"rank {rank}: rank 2 has" in text for text in texts)
             assert stats["suspects"] == [2]
+
+
+def test_memory_is_what_the_docs_say(tmp_path: Path) -> None:
+    """Beside plain DDP: the rings, and for every parameter packets of 1 byte and results of 4 over two ranks.
+
+    With their headers that is 3.2 bytes; averages of their own would be 4 more.
+    """
+    import hook_jobs
+    from processes import Job
+
+    with Job(hook_jobs.memory, 2, tmp_path, False) as job:
+        plain = max(grown for _, grown, _ in job.results())
+    with Job(hook_jobs.memory, 2, tmp_path, True) as job:
+        for entries, grown, rings in job.results():
+            assert 2.0 < (grown - plain - rings) / entries < 3.7, (grown, plain, rings)

@@ -56,3 +56,12 @@ def test_delayed_and_split_are_what_they_say(tmp_path: Path) -> None:
             buckets = found["bubbles"]  # of the one step that applies nothing
             assert buckets > 1
             assert (found["by_forward"], found["by_request"]) == (5 * buckets, buckets)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64"])
+def test_averages_take_the_place_of_gradients(tmp_path: Path, kind: str) -> None:
+    import options_jobs
+    from processes import Job
+
+    with Job(options_jobs.in_place, 2, tmp_path, kind) as job:
+        job.results()

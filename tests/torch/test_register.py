@@ -9,6 +9,22 @@ import pytest
 pytestmark = pytest.mark.needs("torch")
 
 
+def test_the_ring_follows_the_model(tmp_path: Path) -> None:
+    import register_jobs
+    from processes import Job
+
+    with Job(register_jobs.rings, 2, tmp_path) as job:
+        job.results()
+
+
+def test_too_many_buckets_are_refused(tmp_path: Path) -> None:
+    import register_jobs
+    from processes import Job
+
+    with Job(register_jobs.many_buckets, 2, tmp_path) as job:
+        job.results()
+
+
 def test_collectives_in_a_pass_are_warned_of_and_no_rank_skips_one(tmp_path: Path) -> None:
     import register_jobs
     from processes import Job

@@ -8,6 +8,7 @@ except ImportError as error:
     raise ImportError("tailbound.torch needs PyTorch: pip install 'tailbound[torch]'") from error
 
 from tailbound.autoload import register_backend
+from tailbound.torch import elastic
 from tailbound.torch.backend import TailboundProcessGroup
 from tailbound.torch.backend_modes import bounded, exact
 from tailbound.torch.backend_options import BackendOptions
@@ -27,6 +28,7 @@ __all__ = [
     "allreduce_hook",
     "batches",
     "bounded",
+    "elastic",
     "exact",
     "register",
 ]

@@ -22,6 +22,7 @@ from tailbound.autoload import BACKEND
 from tailbound.errors import ConfigError
 from tailbound.torch.backend_bounded import Bounded, can_be_bounded
 from tailbound.torch.backend_options import BackendOptions
+from tailbound.torch.elastic import Elastic, ElasticProcessGroup
 from tailbound.torch.state import TailboundState
 
 
@@ -152,12 +153,14 @@ def _options(options: Any, op: Any, timeout: timedelta | None) -> Any:
     return options
 
 
-def create(backend: _DistributedBackendOptions, options: Any) -> TailboundProcessGroup:
+def create(backend: _DistributedBackendOptions, options: Any) -> dist.ProcessGroup:
     """A group, from ``torch.distributed``'s description of it and the caller's ``pg_options``.
 
     Raises:
         ConfigError: ``pg_options`` of another kind.
     """
+    if isinstance(options, Elastic):
+        return ElasticProcessGroup(backend.group_rank, backend.group_size)
     if options is not None and not isinstance(options, BackendOptions):
         raise ConfigError(
             f"pg_options is a {type(options).__name__}: give the backend 'tailbound' a tailbound.torch.BackendOptions"

@@ -13,7 +13,8 @@ from tailbound.collective.communicator import Communicator, Handling
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TransportError
 from tailbound.torch.finished import Bucket, Layout, gradients
-from tailbound.torch.memory import Bucket as Memory
+from tailbound.torch.memory import Bucket as BucketMemory
+from tailbound.torch.memory import Memory
 from tailbound.torch.options.contribution import Contributions
 from tailbound.torch.options.schedule import Schedule
 from tailbound.torch.paths import Paths
@@ -40,8 +41,10 @@ class State(Protocol):
     contributions: Contributions
     paths: Paths
 
-    def memory_of(self, index: int, numel: int, dtype: torch.dtype, device: torch.device) -> Memory:
-        """Memory of a bucket on ``device``."""
+    def memory_of(
+        self, index: int, numel: int, dtype: torch.dtype, device: torch.device, memory: Memory | None
+    ) -> BucketMemory:
+        """Memory of a bucket on ``device``, out of ``memory``."""
 
     def boundary(self) -> None:
         """Between two steps."""
@@ -61,12 +64,12 @@ def apply_finished(state: State, communicator: Communicator, act: Callable[[], o
     Returns:
         How many steps were applied, and how many were skipped because their averages were gone.
     """
-    applied = 0
+    applied, memory = 0, Memory()
     while communicator.behind > 0 and not communicator.lost:
         buckets = state.layout.step()
         if not buckets:
             break
-        averages, outcomes = _collect(state, communicator, buckets)
+        averages, outcomes = _collect(state, communicator, buckets, memory)
         if any(outcome.missed > outcome.expected // 2 for outcome in outcomes) and state.resync is not None:
             state.resync.unsound()
             state.abstaining = True
@@ -147,9 +150,9 @@ def take_state(state: State, communicator: Communicator, until: float) -> int:
     state.forget()  # what waited to be applied is in the state that was taken
     if state.schedule.kind == "delayed":
         state.resync.unsound()  # the next step has nothing to apply here, and zeros move what has momentum
-    dropped = 0
+    dropped, memory = 0, Memory()
     while (buckets := state.layout.step()) and step_distance(stands, communicator.step) >= 0:
-        _collect(state, communicator, buckets)
+        _collect(state, communicator, buckets, memory)
         dropped += 1
     state.ended = None
     state.abstaining = False
@@ -157,15 +160,17 @@ def take_state(state: State, communicator: Communicator, until: float) -> int:
 
 
 def _collect(
-    state: State, communicator: Communicator, buckets: Sequence[Bucket]
+    state: State, communicator: Communicator, buckets: Sequence[Bucket], memory: Memory
 ) -> tuple[list[torch.Tensor], list[Outcome]]:
-    """The averages of the next step, without a contribution of this rank, and what became of its ops."""
+    """The averages of the next step, in ``memory``, without a contribution of this rank; and what became of its ops."""
     over: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-    memory = [state.memory_of(bucket.index, bucket.numel, bucket.dtype, bucket.device) for bucket in buckets]
-    for bucket, part in zip(buckets, memory, strict=True):
+    targets = [
+        state.memory_of(bucket.index, bucket.numel, bucket.dtype, bucket.device, memory).targets() for bucket in buckets
+    ]
+    for bucket, (decoded, _) in zip(buckets, targets, strict=True):
         state.contributions.forget_late(bucket.index)
         path = state.paths.of(bucket.device)
-        values = path.values(part.decoded)
+        values = path.values(decoded)
         handling = Handling(
             str(bucket.dtype).removeprefix("torch."),
             path.coder(path.stream.mark()),
@@ -179,8 +184,8 @@ def _collect(
     for outcome in outcomes:
         if outcome.error is not None:
             raise outcome.error
-    for bucket, part in zip(buckets, memory, strict=True):
+    for bucket, (decoded, result) in zip(buckets, targets, strict=True):
         state.paths.of(bucket.device).stream.join()
-        if part.result is not part.decoded:
-            part.result.copy_(part.decoded)
-    return [part.result for part in memory], outcomes
+        if result is not decoded:
+            result.copy_(decoded)
+    return [result for _, result in targets], outcomes

@@ -74,7 +74,9 @@ class FsdpState(TailboundState):
                 self._watching = True
                 # as FSDP itself does it; there is no public way to be told of the end of a backward pass
                 torch.autograd.Variable._execution_engine.queue_callback(self._backward_is_over)
-            shard.copy_(self.average(number, shard, self._passes.call(number)).wait())
+            averaged = self.average(number, shard, self._passes.call(number)).wait()
+            if averaged.data_ptr() != shard.data_ptr():
+                shard.copy_(averaged)
 
         return average_in_place
 
@@ -133,7 +135,8 @@ def register(
         datapath,
     )
     what = f"{model_digest(model)} in {shards} shards"
-    state = FsdpState(group, shards=shards, model=what, interface=name, datapath=datapath, **options)
+    entries = sum(local(p).numel() for p in model.parameters() if p.requires_grad)
+    state = FsdpState(group, shards=shards, model=what, entries=entries, interface=name, datapath=datapath, **options)
     try:
         _make_equal(model, group)
         state.put_under(modules)

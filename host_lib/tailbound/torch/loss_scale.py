@@ -84,6 +84,16 @@ class LossScale:
                 self._scale *= growth
         return self._scale
 
+    @property
+    def told(self) -> tuple[int, int, float, float, int]:
+        """All of it, for a rank that has come back (``take_over``)."""
+        return (*self._epoch, self._scale, self._since)
+
+    def take_over(self, told: tuple[int, int, float, float, int]) -> None:
+        """Goes on from what another rank has ``told``."""
+        number, begun, scale, self._scale, self._since = told
+        self._epoch = Epoch(number, begun, scale)
+
     def clean(self, step: int) -> int:
         """Steps before ``step`` that the scale has held since it grew last: torch's growth tracker."""
         return max(0, step_distance(step, self._since))

@@ -2,39 +2,52 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from tailbound.errors import ConfigError
 from tailbound.torch.paths import DTYPES, KINDS
 
 
-@dataclass
 class Bucket:
-    """Memory of one bucket: what is decoded, what DDP gets, and what is coded where that is not the bucket itself."""
+    """Memory of one bucket beside the bucket itself; each part is made when it is needed first.
 
-    decoded: torch.Tensor
-    result: torch.Tensor
-    source: torch.Tensor | None = None
-    copy: torch.Tensor | None = None
+    Args:
+        numel, dtype, device: of the bucket.
+        decoded: type that its average is decoded to: its own, or float32.
+    """
+
+    def __init__(self, numel: int, dtype: torch.dtype, device: torch.device, decoded: torch.dtype) -> None:
+        self.kind = numel, dtype, device, decoded
+        self._parts: dict[str, torch.Tensor] = {}
 
     @property
-    def kind(self) -> tuple[int, torch.dtype, torch.device, torch.dtype]:
-        """Entries, type, device, and the type that is decoded to."""
-        return self.result.numel(), self.result.dtype, self.result.device, self.decoded.dtype
+    def decoded(self) -> torch.dtype:
+        """Type that the average is decoded to; a gradient of this type is coded as it is."""
+        return self.kind[-1]
+
+    def targets(self, into: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is decoded to, and what DDP gets; one and the same if the types are.
+
+        Args:
+            into: what DDP is to get; None: memory of this object's own.
+        """
+        dtype = self.kind[1]
+        result = self._part("result", dtype) if into is None else into
+        return (result if self.decoded == dtype else self._part("decoded", self.decoded)), result
 
     def staged(self) -> torch.Tensor:
         """Float32 memory in which a contribution is put together."""
-        if self.source is None:
-            self.source = torch.empty_like(self.decoded, dtype=torch.float32)
-        return self.source
+        return self._part("staged", torch.float32)
 
     def aside(self) -> torch.Tensor:
         """Float32 memory in which a gradient stays while its bucket is used for something else."""
-        if self.copy is None:
-            self.copy = torch.empty_like(self.decoded, dtype=torch.float32)
-        return self.copy
+        return self._part("aside", torch.float32)
+
+    def _part(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        if name not in self._parts:
+            numel, _, device, _ = self.kind
+            self._parts[name] = torch.empty(numel, dtype=dtype, device=device)
+        return self._parts[name]
 
 
 class Memory:
@@ -63,13 +76,11 @@ class Memory:
             native: it is coded and decoded in its own type, without copies in float32.
             turn: 0 or 1, where two steps use memory of their own (``options.delayed``).
         """
-        wanted = (numel, dtype, device or torch.device("cpu"), dtype if native else torch.float32)
+        made = Bucket(numel, dtype, device or torch.device("cpu"), dtype if native else torch.float32)
         found = self._buckets.get((index, turn))
         # DDP builds its buckets anew after the first step: the old memory of this index goes
-        if found is None or found.kind != wanted:
-            decoded = torch.empty(numel, dtype=wanted[-1], device=device)
-            result = decoded if decoded.dtype == dtype else torch.empty(numel, dtype=dtype, device=device)
-            found = self._buckets[index, turn] = Bucket(decoded, result)
+        if found is None or found.kind != made.kind:
+            found = self._buckets[index, turn] = made
         return found
 
 

@@ -40,8 +40,9 @@ class BucketBuffers:
 
     Attributes:
         sizes: how many entries of each shard are the bucket's.
-        received: this rank's shard as each rank of the host has it, [places * sizes[place]].
-        shard: their mean, and zeros behind the bucket's end.
+        received: this rank's shard as each rank of the host has it, [places * sizes[place]]; the memory of
+            ``gathered``.
+        shard: their mean, and zeros behind the bucket's end; averaged with other hosts in place.
         gathered: the averages of all shards.
     """
 
@@ -98,8 +99,8 @@ class HostCollectives:
         found = self._buffers.get(index)
         if found is None or found.sizes != sizes or found.shard.dtype != tensor.dtype:
             kind: Any = {"dtype": tensor.dtype, "device": tensor.device}
-            received = torch.empty(self.places * sizes[self._place], **kind)
             shard, gathered = torch.zeros(size, **kind), torch.empty(self.places * size, **kind)
+            received = gathered[: self.places * sizes[self._place]]  # summed up before anything is gathered
             found = self._buffers[index] = BucketBuffers(sizes, received, shard, gathered)
         return found
 
@@ -117,6 +118,7 @@ class HostCollectives:
                     if threading.get_ident() != training:  # the collective may be over before this is put behind it
                         _use_one_thread()
                     torch.mean(buffers.received.view(self.places, own), 0, out=buffers.shard[:own])
+                    buffers.shard[own:].zero_()  # an average of zeros need not be one
             except Exception as failed:
                 error = failed
             done(error)

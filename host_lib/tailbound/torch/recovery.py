@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,10 +13,12 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from tailbound.collective.comeback import Part
 from tailbound.collective.communicator import Communicator
 from tailbound.errors import ConfigError, TransportError
 from tailbound.torch import catch_up
 from tailbound.torch.collectives import refuse_optimizer
+from tailbound.torch.entrance import Entrance, Stateful
 from tailbound.torch.finished import Layout, gradients
 from tailbound.torch.memory import Bucket, Memory
 from tailbound.torch.options.contribution import Contributions
@@ -33,8 +34,10 @@ log = logging.getLogger("tailbound")
 
 #: Steps running that a rank may be lost, and not be able to join the others, before training ends with an error.
 _LOST_MOST = 10
-#: Seconds for one attempt to.
-_REJOIN = 30.0
+#: Seconds for one attempt to, and for a rank that has come back to enter.
+_REJOIN, _ENTER = 30.0, 180.0
+#: In place of a step that has ended: one that a rank outside made by itself.
+_BY_ITSELF = -1
 
 
 class Recovery:
@@ -55,7 +58,7 @@ class Recovery:
     schedule: Schedule
     paths: Paths
     bits: int
-    memory_of: Callable[[int, int, torch.dtype, torch.device], Bucket]
+    memory_of: Callable[[int, int, torch.dtype, torch.device, Memory | None], Bucket]
     say: Callable[[str, str], None]
 
     def __init__(self, rank: int, ranks: int, resync: tuple[int, float, float]) -> None:
@@ -76,6 +79,7 @@ class Recovery:
         self.ended: int | None = None
         self.stepped = False
         self._named = False
+        self._preparing = False  # holds the others until the first step is launched
         self._lost_for = 0  # steps running
         self._jumped = 0  # steps skipped before a forward pass or by ``apply_finished``, which ``jump`` is to tell
         #: the state is not that of the others yet: take part without contributing (clock-20)
@@ -88,6 +92,8 @@ class Recovery:
         self.overflow = OverflowNotes()
         #: the optimizer that ``register`` was given
         self.optimizer: torch.optim.Optimizer | None = None
+        #: lets ranks in that have come back, or this one; None: no rank can
+        self.entrance: Entrance | None = None
         #: why no rank can skip a step alone, and what to do; empty: each can
         self.together = ""
         #: what ends the threads of the job, in order; none of it may hold this object
@@ -107,11 +113,16 @@ class Recovery:
         if self.resync is not None:
             self.resync.close()
 
-    def attach(self, ddp_model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+    def attach(
+        self,
+        ddp_model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        also: Mapping[str, Stateful] | None = None,
+    ) -> None:
         """Keeps ``ddp_model``'s replica equal to the others' from now on; ``register`` calls it.
 
         Steps end at the next forward pass of ``ddp_model``. Without ``optimizer``, those that step its parameters are
-        found at their first ``step()``.
+        found at their first ``step()``. ``also``: what else a rank that has come back takes over, where one can.
         """
         self.optimizer = optimizer
         if optimizer is not None:
@@ -142,24 +153,82 @@ class Recovery:
         step_hook = register_optimizer_step_pre_hook(_held_weakly(self._before_step))
         self._handles.append(step_hook)
         self._endings[:0] = [step_hook.remove, self.resync.close]
+        if self.communicator.elastic:
+            still = [p for p in module.parameters() if not p.requires_grad]
+            self.entrance = Entrance(
+                self.communicator, self.resync, self.layout, still, also or {}, lambda: self.scaler
+            )
+        if not self.outside:
+            self._prepare(True)
+
+    def _prepare(self, on: bool) -> None:
+        """Until its first step is launched a rank holds the others: its first pass may compile for a minute."""
+        if self.communicator is not None and on != self._preparing:
+            self._preparing = on
+            self.communicator.hold(on)
+
+    @property
+    def outside(self) -> bool:
+        """Whether this process has come back to a job under way, and makes steps by itself until it enters."""
+        return self.entrance is not None and self.entrance.outside
+
+    def begin(self, timeout: float) -> None:
+        """Where ranks may come back, DDP runs on each rank by itself: all begin with what rank 0 holds.
+
+        Raises:
+            TransportError: not within ``timeout`` seconds.
+        """
+        if self.entrance is None or self.resync is None or self.communicator is None or self.outside:
+            return
+        if self.rank:
+            self.resync.unsound()
+        self.entrance.begin(timeout)
+        if not self.synchronise(timeout):
+            raise TransportError(
+                f"rank {self.rank}: ranks did not take over what rank 0 holds within {timeout:g} s: look at the other "
+                "ranks' logs, or raise timeout= (TAILBOUND_TIMEOUT)"
+            )
+        self.communicator.part = Part.INSIDE
+
+    def rehearsed(self) -> None:
+        """A step that this process made by itself has its gradients."""
+        self.stepped, self.ended = False, _BY_ITSELF
+
+    def _come_in(self) -> None:
+        """Between two steps: a rank that is outside enters, as soon as it can."""
+        assert self.entrance is not None
+        assert self.communicator is not None
+        if self.entrance.enter(_ENTER):
+            self.forget()
+            self.overflow.take()
+            # its data are where its own steps have led it
+            self._jumped += max(0, self.communicator.step - self.entrance.alone)
 
     def _entries(self, replica: Replica) -> int:
         """Entries that this rank's job averages in a step."""
         return replica.entries
 
     def _tell_of_ring(self, communicator: Communicator, entries: int) -> None:
-        """Says how many steps of a model of ``entries`` parameters the ring holds, and what a rank can catch up on."""
-        config, held = communicator.config, communicator.job.store.result_rows
-        rows = -(-entries * config.bits // (8 * config.width))
-        enough = (1 << (2 * rows - 1).bit_length()) * config.width / 2**20
+        """Says what the rings take, how many steps of ``entries`` parameters they hold, and what that allows."""
+        rows, held, taken = communicator.rings(entries)
+        behind = held // rows - 1
+        if behind > 0:
+            allows = (
+                f"who misses up to {behind} of them applies what the others have averaged, who misses more takes "
+                "another's state"
+            )
+        else:
+            allows = (
+                "who misses one takes another's state (a larger ring_mib lets it apply what the others have averaged)"
+            )
         log.log(
             logging.INFO if rows <= held else logging.WARNING,
-            "rank %d: a step of this model is about %d rows, and the ring holds %.1f steps: who falls further behind "
-            "takes another's state instead of applying what the others have finished (ring_mib=%d holds two steps)",
+            "rank %d: the rings take %d MiB of memory and hold %.1f steps of this model (%.1f M parameters): %s",
             self.rank,
-            rows,
+            taken >> 20,
             held / rows,
-            math.ceil(enough),
+            entries / 1e6,
+            allows,
         )
 
     @torch.compiler.disable
@@ -190,11 +259,17 @@ class Recovery:
     def _end_step(self, *, still: bool) -> None:
         """The step whose averages have come is over; ``still``: nothing uses the parameters now, so they may change."""
         step, self.ended = self.ended, None
+        if step == _BY_ITSELF:
+            if still:
+                self._come_in()
+            return
         if step is not None and self.resync is not None:
             self.resync.boundary(step, still=still)
             self._name_what_stays()
             if self.abstaining and self.resync.sound:
                 self.abstaining = False
+        if still and self.entrance is not None and not self.outside:
+            self.entrance.admit()
 
     def _name_what_stays(self) -> None:
         """After the first steps: says what of the optimizers' state cannot be given to another rank."""
@@ -213,7 +288,7 @@ class Recovery:
         Raises:
             TransportError: it could not for ``_LOST_MOST`` steps running.
         """
-        if self.communicator is None or not self._is_lost():
+        if self.communicator is None or self.outside or not self._is_lost():
             self._lost_for = 0
             return
         behind = self.behind
@@ -269,11 +344,14 @@ class Recovery:
 
         Returns:
             Whether all live ranks answered and are equal. False if a rank did not come within half of ``timeout``, or
-            has gone on without synchronising; those that came are equal then, as far as time allowed.
+            has gone on without synchronising; those that came are equal then, as far as time allowed. False for a rank
+            that has come back and is still ``outside``.
         """
         self.boundary()
         if self.resync is None or self.communicator is None:
             return True
+        if self.outside:
+            return False
         if self.resync.moment.step is None:  # as all have begun
             self.resync.moment.settle(self.communicator.step - 1 & STEP_MASK)
         well = self.resync.synchronise(timeout)
@@ -295,7 +373,8 @@ class Recovery:
         try:
             yield
         finally:
-            self.communicator.hold(False)
+            if not self._preparing:
+                self.communicator.hold(False)
 
     @property
     def behind(self) -> int:
@@ -328,6 +407,8 @@ class Recovery:
         if self.communicator is None:
             return 0
         self.boundary()
+        if self.outside:
+            return 0
         default = optimizer.step if optimizer is not None else lambda: catch_up.step_optimizers(self)
         applied, skipped = catch_up.apply_finished(self, self.communicator, step or default)
         self._jumped += skipped
@@ -373,7 +454,7 @@ class Recovery:
         """
         self._may_skip()
         skipped, self._jumped = self._jumped, 0
-        if self.communicator is None or not self.communicator.lost:
+        if self.communicator is None or self.outside or not self.communicator.lost:
             return skipped
         self.boundary()
         return skipped + catch_up.jump(self, self.communicator, timeout)

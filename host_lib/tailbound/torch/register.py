@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from tailbound.collective.communicator import MAX_STEP_OPS
 from tailbound.errors import ConfigError
 from tailbound.settings.table import OPTIONS
+from tailbound.torch import elastic
 from tailbound.torch.collectives import in_model, refuse_optimizer
+from tailbound.torch.entrance import Stateful
 from tailbound.torch.hook import allreduce_hook
 from tailbound.torch.interfaces import interface_for
 from tailbound.torch.node import find
@@ -33,6 +37,7 @@ def register(
     *,
     optimizer: torch.optim.Optimizer | None = None,
     scaler: torch.amp.GradScaler | None = None,
+    also: Mapping[str, Stateful] | None = None,
     node_group: dist.ProcessGroup | Literal["auto", "off"] | None = None,
     **options: Any,
 ) -> TailboundState:
@@ -43,6 +48,8 @@ def register(
         optimizer: the optimizer that steps it; one that is not named is found at its first step.
         scaler: torch's gradient scaler, if one steps that optimizer: it becomes a ``tailbound.torch.GradScaler`` in its
             place, on all ranks. One that is not named is found at its first step.
+        also: by name, what else has ``state_dict()`` and ``load_state_dict()``: schedulers, averages of parameters, the
+            place in the data. A rank that has come back takes their states, too (``docs/torch/cluster.md``).
         node_group: the ranks of this rank's host, of which each then averages a part of every bucket with other hosts
             (``docs/torch/nodes.md``): a group, ``"auto"`` for those that torchrun has started there, or ``"off"``, so
             that every rank stands for itself. Default: the variable ``TAILBOUND_NODE_GROUP``, else ``"off"``.
@@ -58,21 +65,40 @@ def register(
         )
     if optimizer is not None:
         refuse_optimizer(optimizer)
-    barriers = in_model(ddp_model, _SYNC_OPTION)
+    group = elastic.world_of(ddp_model.process_group)
+    # over a group of one rank nobody waits for another
+    barriers = in_model(ddp_model, _SYNC_OPTION) if group is ddp_model.process_group else []
     for barrier in barriers:
         warnings.warn(barrier.warning, stacklevel=2)
-    state = _state(ddp_model, node_group, options)
+    state = _state(ddp_model, group, node_group, options)
     try:
+        _check_buckets(state, ddp_model)
         if barriers and dist.get_world_size(state.everyone) > 1:
             state.together = barriers[0].refusal
-        state.attach(ddp_model, optimizer)
+        state.attach(ddp_model, optimizer, also)
         if scaler is not None:
             adopt(state, scaler)
+        state.begin(_known("timeout", options))
         ddp_model.register_comm_hook(state, allreduce_hook)  # last: it cannot be taken back
     except BaseException:
         state.close()
         raise
     return state
+
+
+def _check_buckets(state: TailboundState, ddp_model: DistributedDataParallel) -> None:
+    """Refuses a model that DDP cuts into more buckets than a step can number.
+
+    Raises:
+        ConfigError: with a size of buckets that would do.
+    """
+    cap = ddp_model.bucket_bytes_cap
+    size = sum(p.numel() * p.element_size() for p in ddp_model.parameters() if p.requires_grad)
+    if state.communicator is not None and size // cap >= MAX_STEP_OPS:
+        raise ConfigError(
+            f"DistributedDataParallel makes about {size // cap} buckets of {cap >> 20} MiB of this model, of "
+            f"{MAX_STEP_OPS} that a step can have: give it bucket_cap_mb={1 + (2 * size // MAX_STEP_OPS >> 20)} or more"
+        )
 
 
 def _known(name: str, options: dict[str, Any]) -> Any:
@@ -85,9 +111,13 @@ def _known(name: str, options: dict[str, Any]) -> Any:
 
 
 def _state(
-    ddp_model: DistributedDataParallel, node_group: dist.ProcessGroup | str | None, options: dict[str, Any]
+    ddp_model: DistributedDataParallel,
+    group: dist.ProcessGroup,
+    node_group: dist.ProcessGroup | str | None,
+    options: dict[str, Any],
 ) -> TailboundState:
-    group, model, timeout = ddp_model.process_group, model_digest(ddp_model.module), _known("timeout", options)
+    model, timeout = model_digest(ddp_model.module), _known("timeout", options)
+    entries = sum(p.numel() for p in ddp_model.parameters() if p.requires_grad)
 
     def of_place(place: int, places: int) -> dict[str, Any]:
         """Options of the rank at ``place``; what several ranks of a host cannot have is refused."""
@@ -102,9 +132,10 @@ def _state(
         interface, datapath = interface_for(_known("interface", options), place, places, datapath)
         return {"timeout": timeout, "schedule": schedule, "interface": interface, "datapath": datapath}
 
-    node = find(group, node_group, timeout, of_place)
+    node = find(group, node_group, timeout, of_place) if not elastic.is_elastic(group) else None
     if node is None:
-        return TailboundState(group, model=model, **options)
+        return TailboundState(group, model=model, entries=entries, **options)
     places = len(node.members)
     options = {**options, **of_place(node.place, places)}
-    return NodeState(group, node, model=f"{model} on hosts of {places} ranks", **options)
+    what = f"{model} on hosts of {places} ranks"
+    return NodeState(group, node, model=what, entries=-(-entries // places), **options)

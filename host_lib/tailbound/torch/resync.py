@@ -1,8 +1,9 @@
 """Replicas that have drifted apart come together again, slice by slice and point to point (clock-21, codec-13).
 
 Results that are lost for good leave a rank with another average than the others'. A rank that has missed nothing since
-it was last equal is *sound*: it neither measures nor asks, it only answers. The others measure how far they are from
-each other (1 KiB and one slice a step), and take slices from a sound rank or, where there is none, from ranks in turn:
+it was last equal is *sound*: it compares digests now and then (``digests``), and answers. The others measure how far
+they are from each other (1 KiB and one slice a step), and take slices from a sound rank or, where there is none, from
+ranks in turn:
 
 - Time is cut into windows of Q steps, Q being the number of slices; in step s of a round everybody takes slice s mod Q
   as it is after step s from the same donor, which keeps its own. A round is held in the first window after every
@@ -35,6 +36,7 @@ from numpy.typing import NDArray
 
 from tailbound.codec.hashing import seed_of
 from tailbound.errors import ConfigError, TransportError
+from tailbound.torch.digests import Check, Digests
 from tailbound.torch.drift import BINS, Drift
 from tailbound.torch.meeting import DIGEST, Meetings, Standing, reference
 from tailbound.torch.moment import Moment
@@ -144,6 +146,7 @@ class Resync:
         replica.warm_up()
         reliable.before_close(self.moment.close)
         self._meetings = Meetings(reliable, rank, live, self.moment)
+        self._digests = Digests(reliable, replica, self.moment, rank, ranks, live, self._compared)
         reliable.serve("mark", self._answer_mark)
         reliable.serve("slice", self._answer_slice)
         reliable.serve("whole", self._answer_whole)
@@ -198,6 +201,7 @@ class Resync:
         """
         self._tasks.put(None)
         self._reliable.close()
+        self._digests.close(_PATIENCE)
         if self._thread is not threading.current_thread():
             self._thread.join(_PATIENCE)
 
@@ -219,6 +223,9 @@ class Resync:
         if which == 0 and not self.sound and (self._due(window) or self._told or self._again or self._drifted):
             self._begin_round(step, window)
         if self.sound:
+            peer = self._rotated(step)[0]
+            if peer >= 0 and self._due(window):
+                self._digests.ask(Check(step, which, peer, self._patience))
             return
         measure = self._round is None
         donor = self._rotated(step)[0] if self._round is None else self._donor(self._round, which + window, step)
@@ -467,6 +474,35 @@ class Resync:
                 self.drift.equal(which)
         return int(stands)
 
+    def take_over(
+        self, stands: int, description: bytes, pull: Callable[[int], bytes | bytearray], *, sound: bool
+    ) -> None:
+        """Takes another rank's state after step ``stands``, slice by slice.
+
+        Args:
+            stands: step.
+            description: of what its optimizers keep (``Replica.describe``).
+            pull: gives the bytes of a slice.
+            sound: whether that rank is.
+
+        Raises:
+            TransportError: a slice did not come, or is of another size; this rank is not sound then.
+        """
+        self._missed += 1
+        self.moment.disturb()
+        self.replica.arrange(description)
+        for which in range(self.replica.slices):
+            body = pull(which)
+            self.replica.write(which, memoryview(body))
+            self.counters["bytes_taken"] += len(body)
+        self.counters["whole_taken"] += 1
+        self.replica.freeze()
+        self.moment.settle(stands)
+        if sound:
+            self._missed_before = self._missed
+            for which in range(self.replica.slices):
+                self.drift.equal(which)
+
     def adopt_any(self, step: int, timeout: float) -> int | None:
         """Takes the state after ``step`` or a later one from any live rank, those first that were sound.
 
@@ -496,6 +532,25 @@ class Resync:
                 log.exception("rank %d: measuring the drift of replicas", self._rank)
             finally:
                 slot.ready.set()
+
+    def _compared(self, check: Check, unlike: list[int] | None) -> None:
+        """In the thread that compares digests: what it has found."""
+        self.counters["digests_compared"] += 1
+        if unlike == []:
+            return
+        self.counters["digests_unlike"] += 1
+        if unlike is None:  # not what most hold: as a rank that has missed something, and not for long
+            self._missed += 1
+            self._again = True
+        log.warning(
+            "rank %d: %s after step %d in slice %d of %d, without a lost result: look for memory errors, operations "
+            "that are not deterministic, and weights that one rank changes",
+            self._rank,
+            "this rank differs from the others" if unlike is None else f"rank(s) {unlike} differ from this one",
+            check.step,
+            check.which,
+            self.replica.slices,
+        )
 
     def _fetch(self, slot: _Slot) -> None:
         now = self.moment.step

@@ -131,7 +131,7 @@ class GradScaler(torch.amp.GradScaler):
         After an overflow here it waits until the others know of it, but not for long: a rank that does not answer is
         told in the background.
         """
-        if not self._ours:
+        if not self._ours or self._state.outside:
             super().update(new_scale)
             return
         overflow = self._state.overflow.take()
@@ -158,6 +158,20 @@ class GradScaler(torch.amp.GradScaler):
             self._tell(self._scales.epoch)
             self._hear()
             self._apply(step_of(self._state.last.label) + 1)
+
+    @property
+    def epoch(self) -> tuple[int, int, float, float, int] | None:
+        """What a rank that has come back takes over; None: no rank has a scale."""
+        return self._scales.told if self._ours else None
+
+    def take_over(self, told: tuple[int, int, float, float, int], step: int) -> None:
+        """Goes on before ``step`` from another rank's ``epoch``."""
+        if self._ours:
+            self._scales.take_over(told)
+            with self._lock:
+                self._newest = self._scales.epoch
+            self._hear()
+            self._apply(step)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch, on all ranks before the same step; states of torch's own scaler fit."""

@@ -18,7 +18,8 @@ from tailbound.errors import ConfigError, TailboundError
 from tailbound.settings.table import from_environment, switch_of
 from tailbound.torch import interfaces, saved
 from tailbound.torch.complaints import Complaints
-from tailbound.torch.memory import Bucket, check
+from tailbound.torch.elastic import is_elastic
+from tailbound.torch.memory import Bucket, Memory, check
 from tailbound.torch.options.contribution import Contributions
 from tailbound.torch.options.delayed import Pending
 from tailbound.torch.options.schedule import Schedule
@@ -51,7 +52,8 @@ class TailboundState(Recovery):
         mtu: largest IP packet in bytes on the way between any two ranks, the same on all; 0: that of ``interface``. For
             interfaces of different MTU, and tunnels on the way.
         ring_mib: MiB of result rows kept ready to receive; bounds how much is in flight, and how far behind a rank can
-            catch up from memory. A model of P parameters takes P bytes a step, with codes of 8 bits.
+            catch up from memory. A model of P parameters takes P bytes a step, with codes of 8 bits. Default: two steps
+            of ``entries``, at least 64 and at most 512.
         deadline_ms: how long the first half may wait for contributions after a majority has shown up, and how much
             longer the second half for results; None: learned.
         hadamard: rotate, so that a lost packet costs every entry a little instead of some entries everything.
@@ -62,8 +64,9 @@ class TailboundState(Recovery):
             step far apart (a first step that compiles).
         stage_max: seconds that either half of an op takes at most, and may take in the first ops of a size, in which
             deadlines are learned.
-        hold_max: seconds for which the others wait for a rank within ``hold()``.
+        hold_max: seconds for which the others wait for a rank within ``hold()``, and for its first step.
         model: digest of what is trained (``model_digest``); ranks that differ are refused.
+        entries: parameters that are averaged in a step; 0: not known.
         share_rows: agree on owners, so that stragglers and slow links own fewer rows or none (clock-22).
         late: what becomes of a gradient that came too late to be sent: ``drop``, or ``carry`` for half of its sum with
             the next one as the next contribution (codec-15).
@@ -73,7 +76,8 @@ class TailboundState(Recovery):
         schedule: when an average is applied: in its own step (``synchronous``), or in the next one (``delayed``), while
             that one's is on the wire; ``split``: layer by layer, before the next forward pass of each.
         resync_period: steps between two rounds in which ranks that have missed results take slices of the others'
-            state (clock-21); 0: only when they have drifted apart, and on demand.
+            state (clock-21), and those that have not compare digests (clock-33); 0: only when they have drifted apart,
+            and on demand.
         resync_drift: relative distance to another rank at which a round is held early.
         resync_share: share of a step that a rank waits for such a slice; what comes later is taken in another round.
         result: how averaged rows come to the other ranks: a send to each (``peers``), one burst that the kernel
@@ -98,7 +102,7 @@ class TailboundState(Recovery):
         interface: str | None = None,
         port: int = 0,
         mtu: int = 0,
-        ring_mib: float = 64.0,
+        ring_mib: float | None = None,
         deadline_ms: tuple[float, float] | None = None,
         hadamard: bool | Literal["auto"] = True,
         safeguard: Limits | None = None,
@@ -107,6 +111,7 @@ class TailboundState(Recovery):
         stage_max: float = 2.0,
         hold_max: float = 60.0,
         model: str = "",
+        entries: int = 0,
         share_rows: bool = True,
         late: str = "drop",
         bits: int = 8,
@@ -127,6 +132,11 @@ class TailboundState(Recovery):
             raise ConfigError("there is no process group: pass process_group=, or make a default one")
         if deadline_ms and deadline_ms[0] * MS > DEADLINE_MOST:
             raise ConfigError(f"deadline_ms begins with {deadline_ms[0]:g}: give {DEADLINE_MOST / MS:g} ms at most")
+        if is_elastic(group) and (switch or schedule != "synchronous" or datapath == "switch"):
+            raise ConfigError(
+                'a rank that has died comes back between two steps: use schedule="synchronous" and no switch, or '
+                "torch.distributed.init_process_group"
+            )
         super().__init__(dist.get_rank(group), dist.get_world_size(group), (resync_period, resync_drift, resync_share))
         feedback = bits == 4 if error_feedback is None else error_feedback
         self.contributions = Contributions(late, feedback, copies=schedule != "synchronous")
@@ -138,7 +148,8 @@ class TailboundState(Recovery):
             ranks=self.ranks,
             port=port,
             width=width_for_mtu(mtu) if mtu else 0,
-            ring_mib=ring_mib,
+            ring_mib=Config.ring_mib if ring_mib is None else ring_mib,
+            step=entries * bits // 8 if ring_mib is None else 0,
             deadline_1=int(deadline_ms[0] * MS) if deadline_ms else 0,
             deadline_2=int(deadline_ms[1] * MS) if deadline_ms else 0,
             start_max=int(start_max * 1000 * MS),
@@ -180,7 +191,7 @@ class TailboundState(Recovery):
                 interface=interfaces.own(interface),
                 name=name,
                 timeout=timeout,
-                training=Training(model, options),
+                training=Training(model, options, elastic=is_elastic(group)),
                 on_thread=lambda: torch.set_num_threads(1),
             )
             self._endings.append(self.communicator.close)
@@ -189,7 +200,9 @@ class TailboundState(Recovery):
     def average(self, index: int, tensor: torch.Tensor, last: bool) -> torch.futures.Future[torch.Tensor]:
         """Starts averaging one bucket; the future completes in bounded time with a tensor like ``tensor``.
 
-        The tensor is memory of this state, used again for the same bucket in the next step.
+        That is ``tensor`` itself, averaged in place and never written afterwards; with another schedule than
+        ``synchronous`` or ``late="carry"``, which still need the gradient, memory of this state, used again for the
+        same bucket in the next step.
 
         Raises:
             ConfigError: a bucket of a type, layout or device that is not supported.
@@ -207,13 +220,21 @@ class TailboundState(Recovery):
         if self.communicator is None:
             future.set_result(tensor)
             return future
+        if self.outside:
+            future.set_result(tensor)
+            if last:
+                self.rehearsed()
+            return future
         check_codes(path.coder(None), self.bits, feedback=self.contributions.feedback)
         self.schedule.begin(index)
         bucket, scale = self.memory_of(index, tensor.numel(), tensor.dtype, tensor.device), self.loss_scale
+        decoded, result = bucket.targets(tensor.detach() if self._in_place else None)
         contribution = self.contributions.begin(index, tensor, last, bucket, 1 / scale)
         prepare, residual = contribution.prepare, contribution.residual
         mark = path.stream.mark()  # behind the copy, if there is one
         pending = Pending(index, tensor, last, future, Outcome(), scale)
+        if last:
+            self._prepare(False)
         errors: list[TailboundError] = []
 
         def done(outcome: Outcome) -> None:
@@ -223,18 +244,18 @@ class TailboundState(Recovery):
                 pending.outcome = outcome
                 self.contributions.end(index, contribution, outcome)
                 if scale != 1.0:
-                    bucket.decoded.mul_(scale)
-                if bucket.result is not bucket.decoded:
-                    bucket.result.copy_(bucket.decoded)
+                    decoded.mul_(scale)
+                if result is not decoded:
+                    result.copy_(decoded)
                 if self.schedule.at_once:
                     self._applied(outcome, last)
             finally:  # a future that never completes would hang DDP
-                future.set_result(bucket.result)
+                future.set_result(result)
 
         self.communicator.launch(
             index,
             path.values(contribution.source),
-            path.values(bucket.decoded),
+            path.values(decoded),
             last=last,
             done=path.within(done),
             prepare=path.within(prepare, mark) if prepare is not None else None,
@@ -264,10 +285,20 @@ class TailboundState(Recovery):
             self.stepped = False
             self.ended = step_of(outcome.label)
 
-    def memory_of(self, index: int, numel: int, dtype: torch.dtype, device: torch.device) -> Bucket:
-        """Memory of a bucket on ``device``; what is divided by a loss scale is decoded in float32 in any case."""
+    @property
+    def _in_place(self) -> bool:
+        """Whether nothing needs a gradient any more once its average is there."""
+        return self.schedule.at_once and self.contributions.late == "drop"
+
+    def memory_of(
+        self, index: int, numel: int, dtype: torch.dtype, device: torch.device, memory: Memory | None = None
+    ) -> Bucket:
+        """Memory of a bucket on ``device``, out of ``memory`` if that is given.
+
+        What is divided by a loss scale is decoded in float32 in any case.
+        """
         native = dtype in self.paths.of(device).native and self.loss_scale == 1.0
-        return self.memory.of(index, numel, dtype, device, native=native, turn=self.schedule.turn)
+        return (memory or self.memory).of(index, numel, dtype, device, native=native, turn=self.schedule.turn)
 
     def stats(self) -> dict[str, Any]:
         """Counters of this rank, in plain types (``tailbound.collective.report.snapshot``); empty for one rank.
@@ -280,6 +311,8 @@ class TailboundState(Recovery):
         stats = self.communicator.stats()
         if self.resync is not None:
             stats["replica"] = self.resync.stats()
+        if self.entrance is not None:
+            stats["entrance"] = {"outside": self.outside, "alone": self.entrance.alone} | dict(self.entrance.counters)
         stats["carried"] = self.contributions.carried
         stats |= self.schedule.stats()
         stats["history"] = self.history

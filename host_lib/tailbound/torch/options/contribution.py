@@ -100,7 +100,7 @@ class Contributions:
         if self.feedback and step >= _UNSETTLED and kept.residual is None:
             kept.residual = torch.zeros_like(present, dtype=torch.float32)
         residual = kept.residual
-        plain = present.dtype in (torch.float32, space.decoded.dtype) and factor == 1.0
+        plain = present.dtype in (torch.float32, space.decoded) and factor == 1.0
         if carried is None and residual is None and plain:
             return Contribution(present, None, None, present, factor, step)
         source = space.staged()

@@ -1,0 +1,139 @@
+"""Sound ranks compare digests, slice by slice: what parts replicas without a lost result has no other sign (clock-33).
+
+A bit that flips in memory, an optimizer that is not deterministic, a rank that changes a weight: the transport knows
+nothing of these. In the first of every so many steps each sound rank takes a digest of one slice a step, keeps it for a
+while, and asks one peer for its own. Where they differ it asks all others, and goes by what most of them hold.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from tailbound.errors import TransportError
+from tailbound.torch.moment import Moment
+from tailbound.torch.replica import Replica
+from tailbound.transport.reliable import Refusal, Reliable
+
+log = logging.getLogger("tailbound")
+
+_NAME = "digest"
+_ASK = struct.Struct("!IH")
+#: Digests that are kept, and seconds that a rank waits for its own to be taken before it refuses, and for an answer.
+_KEPT, _WAIT, _ANSWER = 64, 2.0, 5.0
+
+
+def differs(held: Mapping[int, bytes], rank: int, step: int, ranks: int) -> bool:
+    """Whether ``rank`` holds something else than most: of equally many, than the first in an order by ``step``."""
+    order = sorted(held, key=lambda other: (other - step) % ranks)
+    counts = Counter(held.values())
+    return held[rank] != held[max(order, key=lambda other: counts[held[other]])]  # of equals, max takes the first
+
+
+class Check(NamedTuple):
+    """Slice ``which`` is to be compared after ``step`` with ``peer``; ``patience``: seconds to wait for its end."""
+
+    step: int
+    which: int
+    peer: int
+    patience: float
+
+
+class Digests:
+    """One rank's part in comparing, in a thread of its own: a peer that does not answer holds nothing else up.
+
+    Args:
+        reliable: the path to the other ranks.
+        replica: the state.
+        moment: after which step it stands.
+        rank, ranks: of the job.
+        live: gives the peers that answer, as far as is known.
+        found: called in that thread with what was compared, and ``compare``'s answer.
+    """
+
+    def __init__(
+        self,
+        reliable: Reliable,
+        replica: Replica,
+        moment: Moment,
+        rank: int,
+        ranks: int,
+        live: Callable[[], Sequence[int]],
+        found: Callable[[Check, list[int] | None], None],
+    ) -> None:
+        self._reliable, self._replica, self._moment = reliable, replica, moment
+        self._rank, self._ranks, self._live, self._found = rank, ranks, live, found
+        self._kept: dict[tuple[int, int], bytes] = {}
+        self._changed = threading.Condition()
+        self._checks: queue.SimpleQueue[Check | None] = queue.SimpleQueue()
+        reliable.serve(_NAME, self._answer)
+        self._thread = threading.Thread(target=self._run, name="tailbound-digests", daemon=True)
+        self._thread.start()
+
+    def ask(self, check: Check) -> None:
+        """Compares in the background; left out while an earlier one is waited for."""
+        if self._checks.empty():
+            self._checks.put(check)
+
+    def close(self, timeout: float) -> None:
+        """Ends the thread, once the reliable path is closed."""
+        self._checks.put(None)
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while (check := self._checks.get()) is not None:
+            try:
+                self._found(check, self.compare(check))
+            except TransportError as error:
+                log.debug("%s", error)
+            except Exception:
+                log.exception("rank %d: comparing digests", self._rank)
+
+    def compare(self, check: Check) -> list[int] | None:
+        """Compares a slice with a peer, and with all others where they differ.
+
+        Returns:
+            None if this rank is to take what the others hold; else the ranks that hold something else.
+
+        Raises:
+            TransportError: the step is over, or the peer does not answer.
+        """
+        step, which, peer, patience = check
+        with self._moment.reading(step, patience):
+            # running statistics are every rank's own
+            own = self._replica.layout(which) + self._replica.digest(which, buffers=False)
+        with self._changed:
+            self._kept[step, which] = own
+            for old in list(self._kept)[:-_KEPT]:
+                del self._kept[old]
+            self._changed.notify_all()
+        held = {self._rank: own, peer: self._ask(peer, step, which)}
+        if held[peer] == own:
+            return []
+        for other in self._live():
+            if other not in held:
+                try:
+                    held[other] = self._ask(other, step, which)
+                except TransportError:  # not sound, or busy
+                    continue
+        if differs(held, self._rank, step, self._ranks):
+            return None
+        return sorted(other for other in held if held[other] != own)
+
+    def _ask(self, rank: int, step: int, which: int) -> bytes:
+        return bytes(self._reliable.pull(rank, _NAME, _ASK.pack(step, which), _ANSWER, 1 << 10))
+
+    def _answer(self, request: bytes) -> list[bytes]:
+        if len(request) != _ASK.size:
+            raise Refusal(f"a request of {len(request)} bytes")
+        asked = _ASK.unpack(request)
+        with self._changed:
+            if not self._changed.wait_for(lambda: asked in self._kept, _WAIT):
+                raise Refusal("this rank compares nothing in that step")
+            return [self._kept[asked]]

@@ -1,0 +1,393 @@
+"""How a rank that has come back takes over what the others hold, between two steps of one of them (clock-32).
+
+The new process first makes a step or two by itself: DDP makes its buckets anew after the first, compilers compile, and
+what its optimizers keep takes shape. When its buckets are those of the others it asks one of them, its *donor*. The
+donor stops at the end of a step, and holds, so that the others wait for it as for a rank that evaluates; the new one
+takes the state slice by slice, has all ranks take it in again, and both go on with the same step.
+
+What is taken: trained parameters, persistent buffers and what optimizers keep, with the settings of their groups
+(``replica``); the loss scale; frozen parameters, where they differ; and the ``state_dict`` of whatever ``register`` was
+given as ``also``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from tailbound.collective.comeback import Part
+from tailbound.collective.communicator import Communicator
+from tailbound.errors import ConfigError, LayoutError, TransportError
+from tailbound.torch.finished import Layout
+from tailbound.torch.replica import flat, octets
+from tailbound.torch.resync import Resync
+from tailbound.torch.scaler import GradScaler
+from tailbound.transport.reliable import Refusal
+from tailbound.transport.steps import STEP_MASK
+
+log = logging.getLogger("tailbound")
+
+#: Requests on the reliable path: who could be a donor, frozen parameters, to be let in, a slice, and that it is over.
+_ABOUT, _STILL, _ENTER, _SLICE, _ENTERED = "about", "still", "enter", "entry", "entered"
+#: Asks for a digest of frozen parameters.
+_MARK = b"?"
+_ASK = struct.Struct("!HI")
+_HEAD = struct.Struct("!IBIII")
+#: Steps that a new process makes by itself at most: DDP settles its buckets in one, or two with ``static_graph``.
+_ALONE_MOST = 4
+#: Seconds: for a peer to say what it holds, and for a donor to hear of who takes its state, per request of a slice.
+_PEER, _SILENCE = 3.0, 10.0
+#: Milliseconds that a donor lets the new rank wait for the end of its step before it has to ask again.
+_POLL = 2000
+_THREADS = 64
+
+
+class Stateful(Protocol):
+    """What has a state to be taken over: a scheduler, say."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its state, in types that ``torch.load(weights_only=True)`` takes."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
+        """Takes such a state."""
+
+
+class _About(NamedTuple):
+    """What a rank says before anything is taken."""
+
+    rank: int
+    sound: bool
+    buckets: str
+    still: str
+
+
+class Entrance:
+    """Both sides: a live rank lets others in, a rank outside enters.
+
+    Args:
+        communicator: of the job.
+        resync: of the replica.
+        layout: of DDP's buckets.
+        still: frozen parameters.
+        also: what else has a state, by name.
+        scaler: gives the scaler, if there is one.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        resync: Resync,
+        layout: Layout,
+        still: Iterable[torch.Tensor],
+        also: Mapping[str, Stateful],
+        scaler: Callable[[], GradScaler | None],
+    ) -> None:
+        self._communicator, self._resync, self._layout = communicator, resync, layout
+        self._still, self._also, self._scaler = [p for p in still if p.numel()], dict(also), scaler
+        self._still_digest = ""
+        self._rank = communicator.config.rank
+        self._changed = threading.Condition()
+        self._guests: set[int] = set()
+        self._open = self._over = False
+        self._heard = 0.0
+        #: steps that this process has made by itself
+        self.alone = 0
+        self.counters: Counter[str] = Counter()
+        reliable = communicator.reliable
+        reliable.serve(_ABOUT, self._answer_about)
+        reliable.serve(_STILL, self._answer_still)
+        reliable.serve(_ENTER, self._answer_enter)
+        reliable.serve(_SLICE, self._answer_slice)
+        reliable.serve(_ENTERED, self._answer_entered)
+        reliable.before_close(self._close)
+
+    @property
+    def outside(self) -> bool:
+        """Whether this process is new in a job under way, and has not entered yet."""
+        return self._communicator.part == Part.OUTSIDE
+
+    def _peers(self) -> list[int]:
+        return self._communicator.job.peers
+
+    # -- a live rank, in the training thread and in those of the reliable path
+
+    def admit(self) -> None:
+        """Between two steps: lets in who asks, and holds meanwhile."""
+        with self._changed:
+            if not self._guests or self._over:
+                return
+        begun = time.monotonic()
+        self._communicator.hold(True)
+        try:
+            with self._changed:
+                self._open, self._heard = True, time.monotonic()
+                self._changed.notify_all()
+                while self._guests and not self._over and (left := self._heard + _SILENCE - time.monotonic()) > 0:
+                    self._changed.wait(left)
+                self._open = False
+                self._guests.clear()
+        finally:
+            self._communicator.hold(False)
+        self.counters["admitted"] += 1
+        log.info("rank %d: held for %.2f s while its state was taken", self._rank, time.monotonic() - begun)
+
+    def _answer_about(self, _: bytes) -> list[bytes]:
+        if self._communicator.part != Part.INSIDE:
+            raise Refusal("this rank is not in the job itself yet")
+        about = {"sound": self._resync.sound, "buckets": self._buckets(), "still": self._still_mark()}
+        return [json.dumps(about).encode()]
+
+    def _answer_still(self, request: bytes) -> list[bytes | memoryview]:
+        if request == _MARK:
+            return [self._still_mark().encode()]
+        return [octets(view).data for view in self._still_views()]
+
+    def _answer_enter(self, request: bytes) -> list[bytes | memoryview]:
+        rank, milliseconds = _ASK.unpack(request)
+        resync = self._resync
+        with self._changed:
+            self._guests.add(rank)
+            if not self._changed.wait_for(lambda: self._open or self._over, min(milliseconds, _POLL) / 1000):
+                self._guests.discard(rank)
+                raise Refusal("no step has ended here yet")
+            if self._over:
+                raise Refusal("this rank is closing")
+            self._heard = time.monotonic()
+        try:
+            step = resync.moment.step
+            where, told = self._communicator.entrance(), resync.replica.describe()
+            if step is None or self._communicator.step != step + 1 & STEP_MASK:
+                raise Refusal("no step has ended here yet")
+            also = self._tell_also()
+        except (ConfigError, TransportError) as error:
+            self._forget(rank)
+            raise Refusal(str(error)) from error
+        return [_HEAD.pack(step, resync.sound, len(where), len(told), len(also)), where, told, also]
+
+    def _answer_slice(self, request: bytes) -> list[memoryview]:
+        rank, which = _ASK.unpack(request)
+        with self._changed:
+            if rank not in self._guests or not self._open or which >= self._resync.replica.slices:
+                raise Refusal("this rank waits no longer")
+            self._heard = time.monotonic()
+        return self._resync.replica.copy(which)
+
+    def _answer_entered(self, request: bytes) -> list[bytes]:
+        self._forget(_ASK.unpack(request)[0])
+        return []
+
+    def _forget(self, rank: int) -> None:
+        with self._changed:
+            self._guests.discard(rank)
+            self._changed.notify_all()
+
+    def _close(self) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    def _tell_also(self) -> bytes:
+        states = {name: each.state_dict() for name, each in self._also.items()}
+        scaler = self._scaler()
+        out = io.BytesIO()
+        torch.save({"also": states, "scale": scaler.epoch if scaler is not None else None}, out)
+        return out.getvalue()
+
+    # -- what is compared before
+
+    def _buckets(self) -> str:
+        """Digest of what DDP's buckets are made of; empty while they are not known."""
+        numbers = {id(p): number for number, p in enumerate(self._resync.replica.parameters)}
+        told = [
+            [b.index, b.numel, str(b.dtype), b.last, [(numbers[id(s.parameter)], s.offset, s.stride) for s in b.shares]]
+            for b in self._layout.step()
+        ]
+        return hashlib.blake2b(json.dumps(told).encode(), digest_size=16).hexdigest() if told else ""
+
+    def _still_views(self) -> list[torch.Tensor]:
+        return [view for view in map(flat, self._still) if view is not None]
+
+    def _still_mark(self) -> str:
+        if self._still and not self._still_digest:
+            out = hashlib.blake2b(digest_size=16)
+            for view in self._still_views():
+                out.update(octets(view).data)
+            self._still_digest = out.hexdigest()
+        return self._still_digest
+
+    def begin(self, timeout: float) -> None:
+        """All ranks begin: waits until each has a replica to compare; frozen parameters are those of rank 0.
+
+        Raises:
+            TransportError: a rank is not as far after ``timeout`` seconds, or they could not be taken.
+        """
+        until, marks = time.monotonic() + timeout, dict[int, bytes]()
+        for rank in self._peers():
+            while rank not in marks:
+                try:
+                    marks[rank] = bytes(self._communicator.reliable.pull(rank, _STILL, _MARK, _PEER, 64))
+                except TransportError:
+                    if time.monotonic() >= until:
+                        raise
+                    time.sleep(0.05)
+        for rank in self._peers():
+            if rank > self._rank:
+                self._communicator.reliable.keep(rank, _PEER)
+        if self._rank and marks[0] != self._still_mark().encode():
+            self._take_still(0)
+
+    def _take_still(self, rank: int) -> None:
+        body = memoryview(self._communicator.reliable.pull(rank, _STILL, b"", 60.0 + self._still_bytes() / 10e6))
+        if len(body) != self._still_bytes():
+            raise TransportError(
+                f"rank {rank} has {len(body)} bytes of frozen parameters, this one {self._still_bytes()}: train the "
+                "same model on every rank"
+            )
+        at = 0
+        with torch.no_grad():
+            for view in self._still_views():
+                size = view.numel() * view.element_size()
+                view.view(torch.uint8).copy_(torch.frombuffer(bytearray(body[at : at + size]), dtype=torch.uint8))
+                at += size
+        self._still_digest = ""
+
+    def _still_bytes(self) -> int:
+        return sum(view.numel() * view.element_size() for view in self._still_views())
+
+    # -- a rank outside, in the training thread
+
+    def enter(self, timeout: float) -> bool:
+        """Between two steps that this process has made by itself: enters the job, if its buckets have settled.
+
+        Returns:
+            Whether it is inside now; if not, it is to make one more step by itself.
+
+        Raises:
+            LayoutError: its buckets are not those of the others.
+            TransportError: nobody has given its state for ``timeout`` seconds.
+        """
+        self.alone += 1
+        until, reason = time.monotonic() + timeout, "no rank of the job is inside it"
+        while True:
+            donors = self._donors()
+            if any(not donor.buckets for donor in donors):
+                reason = "their buckets have not settled"
+            elif donors and not any(donor.buckets == self._buckets() for donor in donors):
+                if self.alone < _ALONE_MOST:
+                    return False
+                raise LayoutError(
+                    f"rank {self._rank}: DDP has made other buckets here than on rank {donors[0].rank}, after "
+                    f"{self.alone} steps: give DistributedDataParallel the same options on every rank"
+                )
+            else:
+                for donor in donors:
+                    try:
+                        self._take(donor, until)
+                    except TransportError as error:
+                        reason = str(error)
+                        log.info("rank %d: not inside yet: %s", self._rank, error)
+                    else:
+                        return True
+            if time.monotonic() >= until:
+                raise TransportError(
+                    f"rank {self._rank}: could not come back within {timeout:g} s: {reason}: restart it, or all "
+                    "ranks from a checkpoint"
+                )
+            time.sleep(0.05)
+
+    def _donors(self) -> list[_About]:
+        """Who could give its state, sound ranks first."""
+
+        def ask(rank: int) -> _About | None:
+            try:
+                return _About(rank, **json.loads(self._communicator.reliable.pull(rank, _ABOUT, b"", _PEER, 1 << 12)))
+            except (TransportError, ValueError, TypeError) as error:
+                log.debug("%s", error)
+                return None
+
+        with ThreadPoolExecutor(max(1, min(len(self._peers()), _THREADS)), "tailbound-about") as threads:
+            found = [about for about in threads.map(ask, self._peers()) if about is not None]
+        return sorted(found, key=lambda about: not about.sound)
+
+    def _take(self, donor: _About, until: float) -> None:
+        """Takes over what ``donor`` holds and goes on with its next step.
+
+        Raises:
+            TransportError: it did not come to the end of a step, or not all of it came.
+        """
+        pull, rank = self._communicator.reliable.pull, donor.rank
+        if donor.still != self._still_mark():
+            self._take_still(rank)
+        begun = time.monotonic()
+        body = self._ask_in(rank, until)
+        step, sound, *sizes = _HEAD.unpack_from(body)
+        parts, at = [], _HEAD.size
+        for size in sizes:
+            parts.append(bytes(body[at : at + size]))
+            at += size
+        where, description, also = parts
+        me = _ASK.pack(self._rank, 0)
+        try:
+            stopped = time.monotonic()
+            self._resync.take_over(
+                step,
+                description,
+                lambda which: pull(rank, _SLICE, _ASK.pack(self._rank, which), max(_SILENCE, until - time.monotonic())),
+                sound=bool(sound),
+            )
+            self._take_also(also, step + 1 & STEP_MASK)
+            here = self._communicator.enter(where)
+            self._communicator.hold(True)  # until its first step with the others is launched
+        finally:
+            self._tell_over(rank, me)
+        self._communicator.hold(False)
+        log.info(
+            "rank %d: has come back before step %d with the state of rank %d (%.1f MB in %.2f s, after %.2f s for the "
+            "end of its step); ranks %s know of it",
+            self._rank,
+            step + 1 & STEP_MASK,
+            rank,
+            self._resync.counters["bytes_taken"] / 1e6,
+            time.monotonic() - stopped,
+            stopped - begun,
+            sorted(here),
+        )
+
+    def _ask_in(self, rank: int, until: float) -> bytearray:
+        while True:
+            try:
+                return self._communicator.reliable.pull(
+                    rank, _ENTER, _ASK.pack(self._rank, _POLL), _POLL / 1000 + _PEER
+                )
+            except Refusal:
+                if time.monotonic() >= until:
+                    raise
+
+    def _tell_over(self, rank: int, me: bytes) -> None:
+        try:
+            self._communicator.reliable.pull(rank, _ENTERED, me, _PEER, 0)
+        except TransportError as error:  # it goes on by itself after a while
+            log.info("rank %d: %s", self._rank, error)
+
+    def _take_also(self, data: bytes, step: int) -> None:
+        told = torch.load(io.BytesIO(data), weights_only=True)
+        lacking = self._also.keys() ^ told["also"].keys()
+        if lacking:
+            raise LayoutError(
+                f"register was given also={sorted(lacking)} on some ranks only: give it on all ranks alike"
+            )
+        for name, state in told["also"].items():
+            self._also[name].load_state_dict(state)
+        if (scaler := self._scaler()) is not None and told["scale"] is not None:
+            scaler.take_over(told["scale"], step)

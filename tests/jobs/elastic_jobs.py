@@ -1,0 +1,104 @@
+"""What a rank does whose job loses ranks by ``kill -9`` and gets them back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from resync_jobs import state_digest
+from tailbound.torch import elastic, register
+from torch_jobs import model
+
+#: Deadlines are learned, as in any job.
+SETTINGS: dict[str, Any] = {"datapath": "udp", "ring_mib": 8.0, "timeout": 60.0}
+
+
+class Count:
+    """Steps that a loop has made, by its own count: taken over as a scheduler is."""
+
+    steps = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.steps = state["steps"]
+
+
+def coming_back(rank: int, at: Any, last: Any) -> dict[str, Any]:
+    """Trains until ``last`` steps are made; a frozen layer, a scheduler, a gradient scaler, and a count of steps.
+
+    Args:
+        at: shared integers, the step that each rank is in.
+        last: a shared integer; -1: not known yet.
+
+    Returns:
+        ``seen``: by step, what the rank had before it; ``first``: what it began with; ``digest`` and ``synchronised``
+        at the end.
+    """
+    torch.manual_seed(rank)
+    frozen = nn.Linear(32, 32).requires_grad_(False)
+    net = DDP(nn.Sequential(frozen, model(rank)), process_group=elastic.alone(), bucket_cap_mb=0.05)
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=7)
+    count = Count()
+    seen: dict[int, dict[str, Any]] = {}
+    also = {"scheduler": scheduler, "count": count}
+    first = state_digest(net, optimizer)
+    with register(net, optimizer=optimizer, scaler=scaler, also=also, **SETTINGS) as state:
+        while not (0 <= last.value <= count.steps):
+            state.boundary()
+            step = count.steps
+            if not state.outside:
+                assert state.resync is not None
+                at[rank] = step
+                seen[step] = {
+                    "state": {
+                        "digest": state_digest(net, optimizer), "frozen": frozen.weight.double().sum().item(),
+                        "scheduler": scheduler.state_dict(), "scale": scaler.get_scale(),
+                    },
+                    "sound": state.resync.sound, "waited": set(),
+                }  # fmt: skip
+            optimizer.zero_grad()
+            generator = torch.Generator().manual_seed(1000 * step + rank)
+            data, target = torch.randn(8, 32, generator=generator), torch.randint(0, 10, (8,), generator=generator)
+            scaler.scale(nn.functional.cross_entropy(net(data), target)).backward()
+            if step in seen:
+                seen[step]["waited"] = state.last.missing - set(state.stats()["suspects"])
+            scaler.step(optimizer)
+            scaler.update()
+            scheduler.step()
+            count.steps += 1
+        synchronised = state.synchronise(30)
+        return {
+            "seen": seen, "first": first, "digest": state_digest(net, optimizer), "synchronised": synchronised,
+        }  # fmt: skip
+
+
+def refused(rank: int) -> tuple[tuple[int, int, str], list[str]]:
+    """Who this rank takes itself for, and the texts of what the default group refuses."""
+    tensor = torch.ones(2)
+    calls: list[Callable[[], object]] = [
+        dist.barrier,
+        lambda: dist.all_reduce(tensor),
+        lambda: dist.broadcast(tensor, 0),
+        lambda: dist.all_gather_object([None, None], rank),
+        lambda: DDP(nn.Linear(2, 2)),
+    ]
+    texts = []
+    for call in calls:
+        try:
+            call()
+        except Exception as error:
+            texts.append(str(error))
+    assert len(texts) == len(calls)
+    dist.all_reduce(tensor, group=elastic.alone())
+    place = dist.get_rank(), dist.get_world_size(), dist.get_backend()
+    dist.destroy_process_group()
+    return place, texts
