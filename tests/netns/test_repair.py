@@ -38,9 +38,8 @@ def test_what_the_network_drops_is_repaired_in_warm_up(tailbound_lab: Callable[.
         repaired = [member.job.counters["rows_repaired"] for member in members]
         assert min(repaired) > 0
         for member in members:
-            books = member.job.repairs
-            assert (books.came <= books.asked).all()
-            assert int(books.came.sum()) == member.job.counters["rows_repaired"]
+            counters = member.job.counters
+            assert int(member.job.repairs.came.sum()) == counters["rows_repaired"] <= counters["repair_rows_asked"]
         sent = sum(member.job.counters["repair_rows_sent"] for member in members)
         total = sum(member.job.records.verdicts().sum(axis=0) for member in members)
         doubles = (
@@ -48,7 +47,6 @@ def test_what_the_network_drops_is_repaired_in_warm_up(tailbound_lab: Callable[.
         )  # fmt: skip
         # nothing is doubled here but by repair; which of two copies comes first is up to the queues they wait in
         assert sum(int(total[verdict]) for verdict in doubles) <= sent
-        assert sum(repaired) <= sum(int(member.job.repairs.asked.sum()) for member in members)
 
 
 def test_answers_take_their_share_of_the_link(tailbound_lab: Callable[..., Cluster]) -> None:
