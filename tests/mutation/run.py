@@ -190,8 +190,9 @@ def run(module: str) -> Trial:
     """Tries all mutants of ``module``."""
     trial, own = Trial(module), os.getpid()
     files = [str(TESTS / file) for file in MODULES[module]]
-    # the timers that limit tests usually do not outlast what catches what they raise
-    options = ["-x", "--timeout=0", "-p", "no:cacheprovider", "-p", "no:xdist", *_QUIET]
+    # the timers that limit tests usually do not outlast what catches what they raise; a forked process would wait for
+    # ever for the end of the one that watches the machine, which its parent holds
+    options = ["-x", "--timeout=0", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:stalls", *_QUIET]
     status, said = 1, io.StringIO()
     try:
         with contextlib.redirect_stdout(said):

@@ -41,6 +41,26 @@ def test_the_two_suspicions_are_separate() -> None:
     assert who.owners == [2, 3, 0]
 
 
+def test_a_suspect_of_either_half_is_a_suspect() -> None:
+    who = Membership(ranks=6, rank=1)
+    assert who.suspects == set()
+    assert who.contribution.accuse(3, 7)
+    assert who.suspects == {3}
+    assert who.result.accuse(4, 7)
+    assert who.suspects == {3, 4}
+    who.contribution.clear(3)
+    assert who.suspects == {4}
+
+
+def test_who_is_accused_is_suspect_at_once_and_once() -> None:
+    who = membership()
+    assert who.contribution.accuse(3, 7)
+    assert who.contribution.first_missed(3) == 7
+    assert not who.contribution.accuse(3, 9)
+    assert who.contribution.first_missed(3) == 7
+    assert who.live == [2, 0]
+
+
 def test_a_rank_out_of_step_suspects_nobody() -> None:
     who = membership()
     miss(who, 3, 10, in_step=False)

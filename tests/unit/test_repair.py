@@ -208,6 +208,15 @@ def test_who_misses_much_waits_a_random_while() -> None:
     assert Owners({1: list(range(25))}).run(10**12)[0][0] == _PAUSE
 
 
+def test_ranks_of_which_much_is_missing_are_asked_at_different_times() -> None:
+    many = {rank: list(range(26)) for rank in range(1, 9)}
+    first: dict[int, int] = {}
+    for now, rank, _ in Owners(many, most=26 * 8).run(10**12):
+        first.setdefault(rank, now)
+    assert first.keys() == many.keys()
+    assert len(set(first.values())) == len(many)
+
+
 def test_cold_ops_ask_for_all_and_more_often() -> None:
     """Rule: clock-26."""
     assert asked_most(1000, cold=False) == 250

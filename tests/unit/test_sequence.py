@@ -311,6 +311,18 @@ def test_a_rank_that_jumps_meets_the_others(launched: int) -> None:
     assert mine == theirs
 
 
+@pytest.mark.parametrize("foreseen", [1, 2, 4])
+def test_who_comes_back_begins_before_what_is_only_foreseen(foreseen: int) -> None:
+    """Rule: clock-32."""
+    ahead, usual = Sequence(RANKS, MAP), Sequence(RANKS, MAP)
+    for sequence in (ahead, usual):
+        launch(sequence, step(100, 7, 3000) * 5)
+    for _ in range(foreseen):
+        assert ahead.predict() is not None
+    assert ahead.entrance() == usual.entrance() == usual.position()
+    assert ahead.entrance().step == 5
+
+
 def test_the_op_before_the_first_after_a_jump_is_one_that_nobody_has() -> None:
     sequence = Sequence(RANKS, MAP)
     sequence.jump(Sequence(RANKS, MAP, 7).position())

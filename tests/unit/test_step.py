@@ -134,6 +134,30 @@ def test_a_phase_ends_by_a_move_whatever_else_is_to_be_done() -> None:
     assert Step() == ((), 0)
 
 
+@pytest.mark.parametrize(
+    ("parts", "whole"),
+    [
+        ([Step(look=5), Step(look=3), Step(look=4)], Step(look=3)),
+        ([Step(look=5), Step(), Step((Tell((1,)),))], Step((Tell((1,)),), 5)),
+        ([Step(), Step((Tell((1,)),)), Step((Tell((2,)),))], Step((Tell((1,)), Tell((2,))))),
+        ([Step((Tell((1,)),), 3), Step((Seal("complete"),)), Step(look=1)], Step((Tell((1,)), Seal("complete")))),
+        ([Step(), Step(), Step()], Step()),
+    ],
+)
+def test_parts_do_all_they_have_up_to_a_move_and_the_earliest_look_counts(
+    op: Op, monkeypatch: pytest.MonkeyPatch, parts: list[Step], whole: Step
+) -> None:
+    monkeypatch.setattr("tailbound.collective.step._PARTS", tuple((lambda *_, part=part: part) for part in parts))
+    assert Told(op).take(MS) == whole
+
+
+def test_an_op_that_may_not_send_yet_is_sealed_all_the_same(op: Op) -> None:
+    op.sending = Sending.OVER
+    told = Told(op)
+    told.record = record(op, rows_complete=told.own)
+    assert told.take(5 * MS, may_send=False).actions == (Seal("complete"),)
+
+
 def test_a_rank_that_takes_part_without_rows_says_so(op: Op) -> None:
     assert op.launch is not None
     op.launch.contribute = False
@@ -163,7 +187,7 @@ def test_a_late_launch_sends_its_rows_as_long_as_an_owner_may_wait_for_them(op: 
 
 def test_a_launch_is_in_time_as_long_as_its_own_rows_are_open(op: Op) -> None:
     op.start = MS
-    assert Told(op).take(MS + D1 + 1).actions == (Encode(),)
+    assert Told(op, published_by={1, 2}).take(MS + D1 + 1).actions[0] == Encode()
 
 
 def test_a_switch_still_answers_a_late_launch(op: Op) -> None:

@@ -39,7 +39,7 @@ class Step(NamedTuple):
     @property
     def moves(self) -> bool:
         """Whether a phase ends by it, so that there is more to do as soon as it is done."""
-        return bool(self.actions) and not MOVES.isdisjoint(map(type, self.actions))
+        return not MOVES.isdisjoint(map(type, self.actions))
 
 
 #: Nothing to do before something arrives.
