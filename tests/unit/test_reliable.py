@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import socket
 import struct
 import threading
@@ -95,6 +96,38 @@ def test_a_peer_that_does_not_answer_costs_the_timeout(pair: tuple[Reliable, Rel
     pair[0].close()
     with pytest.raises(TransportError, match="asking rank 0"):
         pair[1].pull(0, "wait", b"", 1)
+
+
+def test_a_connection_is_watched_at_both_ends_when_it_has_been_made(pair: tuple[Reliable, Reliable]) -> None:
+    """Where nobody watches, who connects is told so: it would wait for a death that nobody tells."""
+    said: queue.Queue[int] = queue.Queue()
+    pair[0].watch(said.put)
+    with pytest.raises(Refusal, match="rank 0: connecting to rank 1: nobody serves 'lifeline' here"):
+        pair[0].keep(1, 20)
+    with pytest.raises(TransportError, match="call watch first"):
+        pair[1].keep(0, 20)
+    pair[1].watch(lambda _: None)
+    for _ in range(20):
+        pair[1].keep(0, 20)
+        assert pair[0]._lifelines is not None
+        (line,) = pair[0]._lifelines._newest.values()
+        line.shutdown(socket.SHUT_RD)  # as if the process at the other end had died
+        assert said.get(timeout=20) == 1
+
+
+def test_a_refusal_has_words_where_an_answer_has_none(pair: tuple[Reliable, Reliable]) -> None:
+    with pytest.raises(Refusal, match="nobody serves 'welcome' here"):
+        pair[1].pull(0, "welcome", b"", 20, 0)
+
+
+def test_a_port_that_is_taken_is_to_be_freed() -> None:
+    """Who comes back has one port only, that the others know."""
+    there = Reliable("127.0.0.1")
+    with pytest.raises(TransportError, match=f"127.0.0.1:{there.port} .*: end the process that has this port"):
+        Reliable("127.0.0.1", there.port)
+    there.close()
+    with pytest.raises(TransportError, match="choose another interface"):
+        Reliable("192.0.2.1")
 
 
 def test_closing_ends_own_requests(pair: tuple[Reliable, Reliable]) -> None:

@@ -3,6 +3,9 @@
 Without it a rank that was killed is suspected when it has missed three ops, and each may wait for it until its
 deadline. A word of farewell before a connection is closed tells that nobody died. What else ends a connection (a
 middlebox, say) makes a suspect of a rank that lives, until its next rows come.
+
+A rank that comes back connects anew. The connection to the process before it may end after that (its host had lost
+power, say), and says nothing of the new one: only the end of the newest connection to a rank counts.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ class Lifelines:
     """The connections of one rank, and a thread that watches them.
 
     Args:
-        lost: called with the rank whose connection has ended without a farewell, in that thread.
+        lost: called with the rank whose newest connection has ended without a farewell, in that thread.
     """
 
     def __init__(self, lost: Callable[[int], None]) -> None:
@@ -31,6 +34,7 @@ class Lifelines:
         self._selector.register(self._wake, selectors.EVENT_READ, -1)
         self._lock = threading.Lock()
         self._lines: set[socket.socket] = set()
+        self._newest: dict[int, socket.socket] = {}
         self._over = False
         self._thread = threading.Thread(target=self._run, name="tailbound-lifeline", daemon=True)
         self._thread.start()
@@ -47,6 +51,7 @@ class Lifelines:
                 return
             line.settimeout(0)
             self._lines.add(line)
+            self._newest[rank] = line
             self._selector.register(line, selectors.EVENT_READ, rank)
 
     def close(self) -> None:
@@ -83,6 +88,7 @@ class Lifelines:
         with self._lock:
             self._selector.unregister(line)
             self._lines.discard(line)
+            newest = self._newest.get(rank) is line
         line.close()
-        if not said and not self._over:
+        if newest and not said and not self._over:
             self._lost(rank)

@@ -5,7 +5,8 @@ the data path: it has threads of its own, the engine never waits for it, and eve
 peer that is stopped or dead costs the asker its timeout and nobody else anything.
 
 Frames, network byte order. Request: magic u32, cookie u32, sender u16, length of name u16, length of request u32, name,
-request. Answer: magic u32, status u8 (0: well, 1: refused, with a text), length u64, body. One request a connection.
+request. Answer: magic u32, status u8 (0: well, 1: refused, with a text), length u64, body. One request a connection; it
+stays open without another word where the request is for just that (``lifeline``).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ log = logging.getLogger("tailbound")
 _MAGIC = 0x7B72656C
 _REQUEST = struct.Struct("!IIHHI")
 _ANSWER = struct.Struct("!IBQ")
-_NAME_MOST, _REQUEST_MOST = 255, 1 << 16
+_NAME_MOST, _REQUEST_MOST, _TEXT_MOST = 255, 1 << 16, 1 << 16
 #: Seconds that a peer may be silent in the middle of a frame.
 _SILENCE = 10.0
 _CHUNK = 1 << 20
@@ -76,8 +77,9 @@ class Reliable:
         try:
             self._listener = socket.create_server((address, port), backlog=128)
         except OSError as error:
+            advice = "end the process that has this port" if port else "choose another interface"
             raise TransportError(
-                f"cannot listen for the reliable path at {address}:{port} ({error}): choose another interface"
+                f"cannot listen for the reliable path at {address}:{port} ({error}): {advice}"
             ) from error
         #: TCP port, for the greeting
         self.port: int = self._listener.getsockname()[1]
@@ -111,21 +113,23 @@ class Reliable:
         self._lifelines = Lifelines(lost)
 
     def keep(self, rank: int, timeout: float) -> None:
-        """Connects to ``rank`` and keeps the connection, for both to ``watch``.
+        """Connects to ``rank`` and keeps the connection, for both to ``watch``; both do when this returns.
 
         Raises:
-            TransportError: it cannot be reached.
+            Refusal: nobody watches connections there.
+            TransportError: it cannot be reached, or does not answer in time.
         """
         if self._lifelines is None:
             raise TransportError(f"rank {self._rank}: nobody watches connections here: call watch first")
-        head = _REQUEST.pack(_MAGIC, self._cookie, self._rank, len(_LIFELINE), 0)
-        try:
-            sock = socket.create_connection(self._peers[rank], timeout, (self._address, 0))
-            sock.sendall(head + _LIFELINE.encode())
-        except OSError as error:
-            raise TransportError(
-                f"rank {self._rank}: rank {rank} cannot be reached ({error}): is it running?"
-            ) from error
+        what = f"rank {self._rank}: connecting to rank {rank}"
+        with contextlib.ExitStack() as opened:
+            try:
+                sock = socket.create_connection(self._peers[rank], timeout, (self._address, 0))
+                opened.callback(sock.close)
+                self._exchange(sock, what, _LIFELINE, b"", time.monotonic() + timeout, 0)
+            except (OSError, EOFError) as error:
+                raise TransportError(f"{what}: {_in_words(error)}") from error
+            opened.pop_all()
         self._lifelines.hold(rank, sock)
 
     def pull(self, rank: int, name: str, request: bytes, timeout: float, most: int = 1 << 34) -> bytearray:
@@ -139,22 +143,23 @@ class Reliable:
         what = f"rank {self._rank}: asking rank {rank} for {name!r}"
         if self._over.is_set() or not 0 <= rank < len(self._peers) or rank == self._rank:
             raise TransportError(f"{what}: there is no such peer, or this rank has closed; ask while the job runs")
-        title = name.encode()
         try:
             with self._connect(rank, timeout) as sock:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                head = _REQUEST.pack(_MAGIC, self._cookie, self._rank, len(title), len(request))
-                sock.sendall(head + title + request)
-                magic, status, length = _ANSWER.unpack(_receive(sock, _ANSWER.size, until))
-                if magic != _MAGIC or length > most:
-                    raise TransportError(
-                        f"{what}: the answer is not one ({length} bytes); is its TCP port another program's?"
-                    )
-                body = _receive(sock, length, until)
+                return self._exchange(sock, what, name, request, until, most)
         except (OSError, EOFError) as error:
-            raise TransportError(
-                f"{what}: {error or type(error).__name__}; is it running, and may TCP pass?"
-            ) from error
+            raise TransportError(f"{what}: {_in_words(error)}") from error
+
+    def _exchange(
+        self, sock: socket.socket, what: str, name: str, request: bytes, until: float, most: int
+    ) -> bytearray:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        title = name.encode()
+        head = _REQUEST.pack(_MAGIC, self._cookie, self._rank, len(title), len(request))
+        sock.sendall(head + title + request)
+        magic, status, length = _ANSWER.unpack(_receive(sock, _ANSWER.size, until))
+        if magic != _MAGIC or length > (_TEXT_MOST if status else most):
+            raise TransportError(f"{what}: the answer is not one ({length} bytes); is its TCP port another program's?")
+        body = _receive(sock, length, until)
         if status:
             raise Refusal(f"{what}: {body.decode(errors='replace')}")
         return body
@@ -251,7 +256,9 @@ class Reliable:
             return None
         name = _receive(sock, title, until).decode(errors="replace")
         if name == _LIFELINE and self._lifelines is not None:
-            self._lifelines.hold(sender, socket.socket(fileno=sock.detach()))
+            line = socket.socket(fileno=sock.detach())
+            self._lifelines.hold(sender, line)
+            line.send(_ANSWER.pack(_MAGIC, 0, 0))  # the first bytes of a connection do not wait for room
             return None
         request = bytes(_receive(sock, length, until))
         handler = self._handlers.get(name)
@@ -261,6 +268,10 @@ class Reliable:
                 raise Refusal(f"nobody serves {name!r} here")
 
         return handler, request
+
+
+def _in_words(error: OSError | EOFError) -> str:
+    return f"{error or type(error).__name__}; is it running, and may TCP pass?"
 
 
 def _receive(sock: socket.socket, length: int, until: float) -> bytearray:
