@@ -5,55 +5,156 @@ from __future__ import annotations
 import json
 import queue
 import socket
-from collections.abc import Callable
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from support import MemoryStore
-from tailbound.collective.comeback import Entrance, Part, decode, encode, find_part
+from support import PATIENCE, MemoryStore
+from tailbound.collective.comeback import Entrance, Life, Part, decode, encode, find_part, tell
+from tailbound.collective.communicator import Communicator, Training
+from tailbound.collective.transpose import Scales
 from tailbound.errors import LayoutError, TransportError
 from tailbound.transport import rendezvous
 from tailbound.transport.agreement import Agreed, Content
+from tailbound.transport.config import Config
 from tailbound.transport.lifeline import Lifelines
 from tailbound.transport.membership import Membership
+from tailbound.transport.reliable import Reliable
 from tailbound.transport.rendezvous import Greeting
 from tailbound.transport.sequence import Position
 
 MAPS = (Agreed(0, 0, Content((1, 1, 1))), Agreed(256, 9, Content((2, 0, 1), rotate=False)))
-ENTRANCE = Entrance(Position(7, 1 << 31, (1, 2, 3), 256, (0, 0, 2), rotate=False), MAPS, {})
+KEY = (0, 1000, 0, 34)
+SCALES = {KEY: np.array([-3, 7], np.int16)}
+ENTRANCE = Entrance(Position(7, 1 << 31, (1, 2, 3), 256, (0, 0, 2), rotate=False), MAPS, SCALES, 0xC0)
+
+
+def groups(key: Scales) -> int:
+    """The job has one bucket, of one op with two groups."""
+    if key != KEY:
+        raise ValueError("no such op")
+    return 2
 
 
 def test_an_entrance_comes_back() -> None:
-    scales = {(0, 1000, 0, 34): np.array([-3, 7], np.int16)}
-    found = decode(encode(Entrance(ENTRANCE.position, MAPS, scales), 3), 3)
-    assert (found.position, found.agreed) == (ENTRANCE.position, MAPS)
-    assert {key: known.tolist() for key, known in found.exponents.items()} == {(0, 1000, 0, 34): [-3, 7]}
+    found = decode(encode(ENTRANCE, 3), 3, groups)
+    assert (found.position, found.agreed, found.cookie) == (ENTRANCE.position, MAPS, 0xC0)
+    assert {key: known.tolist() for key, known in found.exponents.items()} == {KEY: [-3, 7]}
 
 
-@pytest.mark.parametrize(("name", "value"), [("position", {}), ("maps", ""), ("exponents", [[1, 2]]), ("exponents", 3)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("position", {}), ("maps", ""), ("exponents", [[1, 2]]), ("exponents", 3), ("cookie", None),
+        ("exponents", [[*KEY, [1]]]), ("exponents", [[*KEY, [1, 2, 3]]]), ("exponents", [[*KEY, [[1, 2]]]]),
+        ("exponents", [[*KEY, [1, 1 << 15]]]), ("exponents", [[*KEY, [1, 1e400]]]),
+        ("exponents", [[1, *KEY[1:], [1, 2]]]),
+    ],
+)  # fmt: skip
 def test_noise_is_no_entrance(name: str, value: object) -> None:
     told = json.loads(encode(ENTRANCE, 3)) | {name: value}
-    for data in (b"", b"{}", json.dumps(told).encode(), encode(ENTRANCE, 3)[:-9]):
+    for data in (b"", b"{}", b"[" * 100_000, json.dumps(told).encode(), encode(ENTRANCE, 3)[:-9]):
         with pytest.raises(TransportError, match="is no"):
-            decode(data, 3)
+            decode(data, 3, groups)
 
 
-def _answers(parts: dict[int, Part | None]) -> Callable[..., bytes]:
-    def pull(rank: int, *_: object) -> bytes:
-        part = parts[rank]
-        if part is None:
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 70), 1 << 70) | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.sampled_from(["step", "owners", "x"]), inner),
+    max_leaves=12,
+)
+FIELDS = ["position", "maps", "exponents", "cookie"]
+
+
+@given(st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_any_bytes_are_refused_in_words(data: bytes) -> None:
+    with pytest.raises(TransportError, match="is no"):
+        decode(data, 3, groups)
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON), st.lists(st.lists(JSON, min_size=5, max_size=5), max_size=2))
+def test_any_value_in_an_entrance_is_taken_or_refused_in_words(other: dict[str, Any], scales: list[Any]) -> None:
+    for told in (other, {"exponents": scales}, {"exponents": [[*KEY, *each[:1]] for each in scales]}):
+        data = json.dumps(json.loads(encode(ENTRANCE, 3)) | told).encode()
+        try:
+            found = decode(data, 3, groups)
+        except TransportError:
+            continue
+        assert all(known.shape == (2,) for known in found.exponents.values())
+
+
+def _find(lives: dict[int, Life | None], rank: int = 0, cookie: int = 10) -> Life:
+    def pull(rank: int, name: str, *_: object) -> bytes:
+        life = lives[rank]
+        if life is None:
             raise TransportError("nobody is there: start it")
-        return bytes([part])
+        return struct.pack("!BI", *life)
 
-    return pull
+    return find_part(rank, cookie, lives, pull, 0)
 
 
 def test_a_new_process_finds_its_part() -> None:
-    assert find_part([1, 2], _answers({1: None, 2: Part.INSIDE}), 0) == Part.OUTSIDE
-    assert find_part([1, 2], _answers({1: Part.OUTSIDE, 2: Part.BEGINS}), 0) == Part.BEGINS
+    assert _find({1: None, 2: Life(Part.INSIDE, 7)}) == Life(Part.OUTSIDE, 7)
     with pytest.raises(TransportError, match=r"\[1\] do not answer"):
-        find_part([1, 2], _answers({1: None, 2: Part.OUTSIDE}), 0)
+        _find({1: None, 2: Life(Part.OUTSIDE, 7)})
+
+
+def test_a_job_that_begins_anew_has_the_cookie_of_its_lowest_new_rank() -> None:
+    """Or of who has begun already. One that came back before, and is still outside, knows the cookie of before only."""
+    new = {rank: Life(Part.UNKNOWN, 10 + rank) for rank in range(4)}
+    for rank in range(4):
+        others = {other: life for other, life in new.items() if other != rank}
+        assert _find(others, rank, 10 + rank) == Life(Part.BEGINS, 10)
+    assert _find({0: Life(Part.OUTSIDE, 5), 2: new[2]}, 1, 11) == Life(Part.BEGINS, 11)
+    assert _find({1: new[1], 2: Life(Part.BEGINS, 99), 3: Life(Part.OUTSIDE, 5)}) == Life(Part.BEGINS, 99)
+
+
+def test_what_a_process_says_comes_back() -> None:
+    both = Reliable("127.0.0.1"), Reliable("127.0.0.1")
+    peers = [("127.0.0.1", one.port) for one in both]
+    try:
+        tell(both[1], lambda: Life(Part.INSIDE, 0xFFFFFFFF))
+        for rank, one in enumerate(both):
+            one.start(1, rank, peers)
+        assert find_part(0, 5, [1], both[0].pull, 0) == Life(Part.OUTSIDE, 0xFFFFFFFF)
+    finally:
+        for one in both:
+            one.close()
+
+
+def test_a_job_that_begins_anew_has_another_cookie_and_a_rank_that_comes_back_into_it_that_one() -> None:
+    """With the cookie of before, what kernels keep of the run before would count in this one."""
+    ranks, store, training = 3, MemoryStore(), Training(elastic=True)
+
+    def live(rank: int) -> Communicator:
+        return Communicator(store, Config(rank, ranks, width=64), datapath="udp", timeout=PATIENCE, training=training)
+
+    with ThreadPoolExecutor(ranks) as threads:
+        cookies, life = [], []
+        for _ in range(3):
+            for one in life:
+                one.close()
+            life = list(threads.map(live, range(ranks)))
+            assert {one.part for one in life} == {Part.BEGINS}
+            (cookie,) = {one.job.cookie for one in life}
+            cookies.append(cookie)
+        assert len(set(cookies)) == 3
+        for one in life:
+            one.part = Part.INSIDE
+        life[0].close()
+        life[0] = live(0)
+        assert (life[0].part, life[0].job.cookie) == (Part.OUTSIDE, cookies[-1])
+        entrance = json.loads(life[1].entrance()) | {"cookie": cookies[0]}
+        with pytest.raises(LayoutError, match="rank 0 came back into a run of the job that has ended"):
+            life[0].enter(json.dumps(entrance).encode())
+        assert life[0].enter(life[1].entrance()) == {1, 2}
+        for one in life:
+            one.close()
 
 
 def test_who_comes_back_counts_as_new() -> None:
@@ -96,6 +197,20 @@ def test_the_store_tells_whether_a_job_is_under_way() -> None:
     moved = Greeting(**(vars(GREETING) | {"address": "10.0.0.2"}))
     with pytest.raises(LayoutError, match=r"address '10.0.0.2' and had '10.0.0.1'"):
         rendezvous.come_back(moved, texts)
+
+
+def test_the_end_of_a_process_before_says_nothing_of_the_one_that_has_come_back() -> None:
+    said: queue.Queue[int] = queue.Queue()
+    here, ends = Lifelines(said.put), [socket.socketpair() for _ in range(3)]
+    for rank, (end, _) in zip((3, 3, 5), ends, strict=True):
+        here.hold(rank, end)
+    ends[0][1].close()  # before the next, so that it is looked at before
+    ends[2][1].close()
+    assert said.get(timeout=30) == 5
+    ends[1][1].close()
+    assert said.get(timeout=30) == 3
+    here.close()
+    assert said.empty()
 
 
 @pytest.mark.parametrize("farewell", [True, False])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import Future
+
+import pytest
 
 from support import PATIENCE, gradients, patient, team
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.op import Outcome
+from tailbound.errors import TransportError
 
 NUMEL = 4 * 64 * 256
 RANKS = 3
@@ -42,3 +46,18 @@ def test_a_step_larger_than_the_ring_goes_through_it_op_by_op() -> None:
         assert sum(job[0].job.sequence.op_rows) > ring
         assert 0 < max(in_flight) <= ring // 2
         assert all(c.stats()["counters"].get("jumps", 0) == 0 for c in job.communicators)
+
+
+def test_what_the_transport_thread_had_no_time_for_is_not_done_later() -> None:
+    """Who asked was told that it is not: a welcome, a jump."""
+    with team(1, patient()) as job:
+        engine, begun, go_on, done = job[0]._engine, threading.Event(), threading.Event(), list[int]()
+        engine.call(lambda: (begun.set(), go_on.wait(PATIENCE)))
+        assert begun.wait(PATIENCE)
+        with pytest.raises(TransportError, match=r"rank 0: the transport thread has not answered within 0.01 s: give"):
+            engine.ask(lambda: done.append(1), 0.01)
+        go_on.set()
+        engine.ask(lambda: done.append(2), PATIENCE)
+        assert done == [2]
+        with pytest.raises(ZeroDivisionError):
+            engine.ask(lambda: 1 // 0)

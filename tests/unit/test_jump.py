@@ -19,7 +19,7 @@ def test_a_position_comes_back() -> None:
     assert decode(encode(POSITION), 3) == POSITION
 
 
-@given(st.binary(max_size=200))
+@given(st.binary(max_size=200) | st.just(b"[" * 100_000))
 def test_noise_is_refused(data: bytes) -> None:
     with pytest.raises(TransportError, match="no position"):
         decode(data, 3)
@@ -28,7 +28,8 @@ def test_noise_is_refused(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("step", -1), ("result_seq", 1 << 32), ("map_id", None), ("sum_seqs", [1, 2]), ("sum_seqs", 5),
+        ("step", -1), ("step", 1 << 22), ("step", 1e400), ("owners", [1e400]),
+        ("result_seq", 1 << 32), ("map_id", None), ("sum_seqs", [1, 2]), ("sum_seqs", 5),
         ("owners", []), ("owners", [3]), ("owners", ["x"]),
     ],
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """A rank that has died comes back into a job under way, as a new process at its old address and ports (clock-32).
 
 It finds in the store that the job has begun, and asks the others what part they have in it. Where all of them are new
-processes, too, the job begins anew, at step 0. Else it stays *outside* until it enters.
+processes, too, the job begins anew, at step 0 and with another cookie. Else it stays *outside* until it enters.
 
 It enters between two steps of a live rank, the donor, which holds meanwhile: in the steps to come nothing is missing
 here, and nobody has to wait for more than the transfer. What a process needs to take part beside its replica is told by
@@ -14,13 +14,15 @@ from __future__ import annotations
 import base64
 import contextlib
 import enum
+import itertools
 import json
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,23 +32,28 @@ from tailbound.collective.job import log
 from tailbound.collective.transpose import Scales, Transpose
 from tailbound.errors import TransportError
 from tailbound.transport.agreement import Agreed, Kind, Message, decode_map, encode_map
+from tailbound.transport.backoff import Policy
+from tailbound.transport.config import MS
 from tailbound.transport.reliable import Refusal, Reliable
 from tailbound.transport.sequence import Position
 
 #: Names of the requests on the reliable path: what part a rank has, and to take one in.
 PART, WELCOME = "part", "welcome"
-#: Of a welcome: who comes back, and the step that it begins with.
-_WELCOME = struct.Struct("!HI")
-#: Seconds for an engine to answer, and for a peer to; between two questions; threads that ask.
+#: Of a welcome: who comes back, and the step that it begins with. Of an answer about the part: that, and a cookie.
+_WELCOME, _LIFE = struct.Struct("!HI"), struct.Struct("!BI")
+#: Seconds for a peer's engine to answer, and for the peer to; between two questions; threads that ask.
 _ENGINE, _PEER, _AGAIN, _THREADS = 2.0, 3.0, 0.2, 64
+#: How a peer that has not taken this rank in is asked again.
+_WELCOMES = Policy(200 * MS, 10_000 * MS)
 
 
 class Part(enum.IntEnum):
     """What part a process has in the job."""
 
-    OUTSIDE = 0  #: the job is under way, and this process is new in it
-    BEGINS = 1  #: all processes are new
-    INSIDE = 2  #: it has made steps with the others
+    UNKNOWN = 0  #: it is new, and has not found out yet
+    OUTSIDE = 1  #: the job is under way, and this process is new in it
+    BEGINS = 2  #: all processes are new
+    INSIDE = 3  #: it has made steps with the others
 
 
 @dataclass(frozen=True)
@@ -57,18 +64,20 @@ class Entrance:
         position: of the next step.
         agreed: the newest owner maps, oldest first.
         exponents: scales that the next op of a key carries on (``Known.exponents``), i16[groups].
+        cookie: of the job.
     """
 
     position: Position
     agreed: tuple[Agreed, ...]
     exponents: dict[Scales, NDArray[np.int16]]
+    cookie: int
 
 
 def entrance(engine: Transpose) -> Entrance:
     """Where the next step of this rank begins; for ``Transpose.call``, between two steps."""
     job = engine.job
     exponents = {key: known.copy() for key, known in job.exponents.items()}
-    return Entrance(job.sequence.entrance(), tuple(engine.maps.agreement.agreed), exponents)
+    return Entrance(job.sequence.entrance(), tuple(engine.maps.agreement.agreed), exponents, job.cookie)
 
 
 def encode(found: Entrance, ranks: int) -> bytes:
@@ -77,12 +86,16 @@ def encode(found: Entrance, ranks: int) -> bytes:
         "position": asdict(found.position),
         "maps": base64.b64encode(encode_map(Message(Kind.SETTLED, 0, found.agreed), ranks)).decode(),
         "exponents": [[*key, known.tolist()] for key, known in found.exponents.items()],
+        "cookie": found.cookie,
     }
     return json.dumps(told).encode()
 
 
-def decode(data: bytes, ranks: int) -> Entrance:
+def decode(data: bytes, ranks: int, groups: Callable[[Scales], int]) -> Entrance:
     """The entrance in ``data``, for a job in which ``ranks`` can own rows.
+
+    Args:
+        groups: of the op of a key, each of which has one scale. Raises ValueError for a key that no op can have.
 
     Raises:
         TransportError: it is none.
@@ -92,42 +105,68 @@ def decode(data: bytes, ranks: int) -> Entrance:
         message = decode_map(base64.b64decode(told["maps"]), ranks)
         if message is None or message.kind != Kind.SETTLED:
             raise ValueError("no owner maps")
-        exponents = {
-            (int(bucket), int(numel), int(chunk), int(mode)): np.array(known, np.int16)
-            for bucket, numel, chunk, mode, known in told["exponents"]
-        }
-        return Entrance(jump.decode(json.dumps(told["position"]).encode(), ranks), message.maps, exponents)
-    except (ValueError, TypeError, KeyError) as error:
+        exponents: dict[Scales, NDArray[np.int16]] = {}
+        for bucket, numel, chunk, mode, known in told["exponents"]:
+            key = int(bucket), int(numel), int(chunk), int(mode)
+            exponents[key] = np.array(known, np.int16)
+            if exponents[key].shape != (groups(key),):
+                raise ValueError(f"scales of bucket {key[0]} are not one for each of its groups")
+        position = jump.decode(json.dumps(told["position"]).encode(), ranks)
+        return Entrance(position, message.maps, exponents, int(told["cookie"]))
+    except jump.NOISE as error:
         raise TransportError(
             f"the answer is no entrance ({error}): run the same version of Tailbound on all ranks"
         ) from error
 
 
-def find_part(peers: Iterable[int], pull: Callable[..., bytes | bytearray], timeout: float) -> Part:
-    """What part a new process has: ``OUTSIDE`` if a peer is inside, ``BEGINS`` if all of them are new, too.
+class Life(NamedTuple):
+    """What a process says of itself: its part, and the cookie that its packets have, or that it proposes."""
+
+    part: Part
+    cookie: int
+
+
+def tell(reliable: Reliable, life: Callable[[], Life]) -> None:
+    """Answers other processes that ask for this one's part."""
+    reliable.serve(PART, lambda _: [_LIFE.pack(*life())])
+
+
+def find_part(
+    rank: int, cookie: int, peers: Iterable[int], pull: Callable[..., bytes | bytearray], timeout: float
+) -> Life:
+    """What part the new process of ``rank`` has, and the cookie that its packets are to have.
+
+    ``OUTSIDE`` if a peer is inside, with the cookie of that one. ``BEGINS`` if none is and all are there, with a cookie
+    that this beginning has to itself: kernels keep records of the run before where programs are attached for good, and
+    these must not count. It is the one of who begins already, else the one that the lowest new rank proposes.
+
+    Args:
+        cookie: what this process proposes.
+        pull: ``Reliable.pull``.
 
     Raises:
         TransportError: neither is so after ``timeout`` seconds.
     """
-    until, new = time.monotonic() + timeout, set[int]()
-    left = set(peers)
-    while left:
-        for rank in sorted(left):
-            try:
-                part = bytes(pull(rank, PART, b"", _PEER, 1))
-            except TransportError:
-                continue
-            if part == bytes([Part.INSIDE]):
-                return Part.OUTSIDE
-            new.add(rank)
-        left -= new
-        if left and time.monotonic() >= until:
+    until, asked = time.monotonic() + timeout, sorted(peers, reverse=True)
+    while True:
+        lives = {rank: Life(Part.UNKNOWN, cookie)}
+        for peer in asked:  # the lowest last: its process is the least likely to be another one when it counts
+            with contextlib.suppress(TransportError, struct.error, ValueError):
+                part, its = _LIFE.unpack(pull(peer, PART, b"", _PEER, _LIFE.size))
+                lives[peer] = Life(Part(part), its)
+                if part == Part.INSIDE:
+                    return Life(Part.OUTSIDE, its)
+        silent = [peer for peer in asked if peer not in lives]
+        if not silent:
+            begun = [life.cookie for life in lives.values() if life.part == Part.BEGINS]
+            new = [lives[each].cookie for each in sorted(lives) if lives[each].part == Part.UNKNOWN]
+            return Life(Part.BEGINS, (begun or new)[0])
+        if time.monotonic() >= until:
             raise TransportError(
-                f"this process has come back, and of the job's other ranks {sorted(left)} do not answer within "
+                f"this process has come back, and of the job's other ranks {sorted(silent)} do not answer within "
                 f"{timeout:g} s, while no rank is left that could give its state: restart all ranks from a checkpoint"
             )
-        time.sleep(_AGAIN if left else 0)
-    return Part.BEGINS
+        time.sleep(_AGAIN)
 
 
 def serve(reliable: Reliable, engine: Transpose) -> None:
@@ -140,31 +179,48 @@ def serve(reliable: Reliable, engine: Transpose) -> None:
         if rank not in engine.job.membership.peers:
             raise Refusal(f"rank {rank} is none of this job's other ranks")
         try:
-            engine.call(lambda: engine.welcome(rank, step)).result(_ENGINE)
-        except (TransportError, TimeoutError) as error:
-            raise Refusal(f"cannot take rank {rank} in: {error or 'busy'}") from error
+            engine.ask(lambda: engine.welcome(rank, step), _ENGINE)
+        except TransportError as error:
+            raise Refusal(f"cannot take rank {rank} in: {error}") from error
         return []
 
     reliable.serve(WELCOME, answer)
 
 
 def ask_all(engine: Transpose, reliable: Reliable, step: int) -> set[int]:
-    """Asks all peers to take this rank in from ``step`` on; who cannot be reached is gone. Returns who has."""
-    job = engine.job
+    """Asks all peers to take this rank in from ``step`` on. Returns who has.
+
+    Nobody waits for the others until their rows come. They are asked again as long as the job lasts: one that has heard
+    this rank say goodbye sends it nothing before it takes it in.
+
+    Raises:
+        TransportError: the own transport thread has ended, or has no time.
+    """
+    job, over = engine.job, threading.Event()
     request = _WELCOME.pack(job.rank, step)
 
     def ask(rank: int) -> bool:
         try:
+            reliable.keep(rank, _PEER)  # first: from now on the end of the process before says nothing
             reliable.pull(rank, WELCOME, request, _PEER, 0)
-            reliable.keep(rank, _PEER)
         except TransportError as error:
             log.info("rank %d: %s", job.rank, error)
             return False
         return True
 
+    def ask_again(left: set[int]) -> None:
+        for asked in itertools.count(1):
+            if not left or over.wait(_WELCOMES.wait(asked) / 1e9):
+                return
+            left -= {rank for rank in left if ask(rank)}
+
     with ThreadPoolExecutor(max(1, min(len(job.peers), _THREADS)), "tailbound-welcome") as threads:
         here = {rank for rank, well in zip(job.peers, threads.map(ask, job.peers), strict=True) if well}
-    engine.call(lambda: _part(engine, set(job.peers) - here)).result(_ENGINE)
+    left = set(job.peers) - here
+    if left:
+        engine.ask(lambda: [engine.suspect(rank) for rank in left])
+        reliable.before_close(over.set)
+        threading.Thread(target=ask_again, args=(left,), name="tailbound-welcome", daemon=True).start()
     return here
 
 
@@ -176,9 +232,3 @@ def watch(reliable: Reliable, engine: Transpose) -> None:
             engine.call(lambda: engine.died(rank))
 
     reliable.watch(died)
-
-
-def _part(engine: Transpose, ranks: Iterable[int]) -> None:
-    for rank in ranks:
-        engine.job.membership.bye(rank)
-    engine.job.publish_live()

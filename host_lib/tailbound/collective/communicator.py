@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 import tailbound
 from tailbound.codec.halves import BFLOAT16, FLOAT16, FLOAT32, Floats
 from tailbound.codec.planes import check_bits
-from tailbound.codec.shape import GROUP_ROWS, Shape, layout_tag, shape_for
+from tailbound.codec.shape import GROUP_ROWS, NUMEL_MOST, Shape, layout_tag, shape_for
 from tailbound.codec.threads import cores_here, threads_for
 from tailbound.collective import comeback, jump, report
 from tailbound.collective.announce import READY_BYTES
@@ -36,11 +36,11 @@ from tailbound.collective.comeback import Part
 from tailbound.collective.hello import prove
 from tailbound.collective.job import Job
 from tailbound.collective.op import Launch, Outcome
-from tailbound.collective.transpose import Transpose
+from tailbound.collective.transpose import Scales, Transpose
 from tailbound.collective.warmup import announce_compilation, warm_up
 from tailbound.datapath.protocol import Datapath
 from tailbound.datapath.select import open_datapath
-from tailbound.errors import ConfigError
+from tailbound.errors import ConfigError, LayoutError
 from tailbound.observe.status import StatusWriter
 from tailbound.observe.trace import TRACE_VARIABLE
 from tailbound.settings.table import COOKIE, switch_of
@@ -155,7 +155,7 @@ class Communicator:
         before = rendezvous.under_way(store, config.rank, config.ranks, name) if training.elastic else None
         was = json.loads(before[config.rank]) if before is not None else {}
         #: in the job; a rank that is outside is to ``enter``
-        self.part = Part.BEGINS if before is None else Part.OUTSIDE
+        self.part = Part.BEGINS if before is None else Part.UNKNOWN
         path = open_datapath(datapath, interface, config, rendezvous.host_of(store), int(was.get("port", 0)))
         self.config = config = dataclasses.replace(config, width=path.store.width)
         with contextlib.ExitStack() as opened:
@@ -165,15 +165,19 @@ class Communicator:
             self.reliable = Reliable(path.endpoint[0], int(was.get("reliable", 0)))
             opened.callback(self.reliable.close)
             self.greetings = self._meet(path, training, timeout, before)
-            self.job, bulk = self._activate(path)
+            first = self.greetings[0].cookie  # of the reliable path as long as the store lasts
+            cookie = first if before is None else rendezvous.new_cookie()
+            comeback.tell(self.reliable, lambda: comeback.Life(self.part, cookie))
+            self.reliable.start(first, config.rank, [(g.address, g.reliable) for g in self.greetings])
+            if before is not None:
+                peers = [rank for rank in range(config.ranks) if rank != config.rank]
+                found = comeback.find_part(config.rank, cookie, peers, self.reliable.pull, timeout)
+                cookie, self.part = found.cookie, found.part
+            self.job, bulk = self._activate(path, cookie)
             opened.callback(self.job.threads.close)
             opened.callback(self.job.channels.close)
-            self.reliable.start(self.job.cookie, config.rank, [(g.address, g.reliable) for g in self.greetings])
             early: list[bytes] = []
-            self.reliable.serve(comeback.PART, lambda _: [bytes([self.part])])
-            if before is not None:
-                self.part = comeback.find_part(self.job.peers, self.reliable.pull, timeout)
-            else:
+            if before is None:
                 rendezvous.meet(store, "active", config.rank, config.ranks, name, timeout)
                 early = prove(self.job, store, name, self.greetings, bulk, timeout)
                 if training.elastic:
@@ -230,7 +234,7 @@ class Communicator:
             return rendezvous.come_back(own, before)
         return rendezvous.exchange(self._store, own, self._prefix, timeout)
 
-    def _activate(self, path: Datapath) -> tuple[Job, Sequence[socket.socket]]:
+    def _activate(self, path: Datapath, cookie: int) -> tuple[Job, Sequence[socket.socket]]:
         """Lets packets in; the job, and the sockets that its rows leave over."""
         address, _ = path.endpoint
         everybody = [(g.address, g.port) for g in self.greetings]
@@ -242,7 +246,7 @@ class Communicator:
         self.config = dataclasses.replace(self.config, codec_threads=threads)
         alone = bool(endpoints) and all(g.datapath != "udp" for g in self.greetings)
         sockets = path.sending(len(endpoints), self.config.source_ports) if endpoints else [path.socket]
-        job = Job(self.config, path, Sender(sockets, endpoints), self.greetings[0].cookie)
+        job = Job(self.config, path, Sender(sockets, endpoints), cookie)
         job.least_rings = min(g.rows for g in self.greetings), min(g.sum_rows for g in self.greetings)
         warm_up(job)
         job.activate([packed(host) for host, _ in everybody], packed(address))
@@ -349,6 +353,21 @@ class Communicator:
     def _cut(self, numel: int, bits: int) -> list[tuple[int, int]]:
         return cut(numel, self._row_width * 8 // bits, self._rows_most)
 
+    def _groups(self, key: Scales) -> int:
+        """Groups of the op whose scales are known by ``key``.
+
+        Raises:
+            ValueError: there can be no such op.
+        """
+        _, numel, chunk, mode = key
+        bits = mode >> 2 & 31
+        check_bits(bits, self.config.ranks, switched=self.config.switch is not None)
+        chunks = self._cut(numel, bits) if 1 <= numel <= NUMEL_MOST else []
+        if not 0 <= chunk < len(chunks):
+            raise ValueError(f"no op is chunk {chunk} of {numel} entries")
+        lo, hi = chunks[chunk]
+        return shape_for(hi - lo, self._row_width, bits).groups
+
     def forget(self, bucket: int) -> None:
         """Drops the scales of a bucket that will not come again; to be called by its ``done``, on all ranks."""
         for key in [key for key in self.job.exponents if key[0] == bucket]:
@@ -386,7 +405,7 @@ class Communicator:
 
     def entrance(self) -> bytes:
         """Where the job goes on after this rank's last step, for a rank that is outside: what its ``enter`` takes."""
-        found = self._engine.call(lambda: comeback.entrance(self._engine)).result(10)
+        found = self._engine.ask(lambda: comeback.entrance(self._engine))
         return comeback.encode(found, self.job.world)
 
     def enter(self, entrance: bytes) -> set[int]:
@@ -396,10 +415,16 @@ class Communicator:
             The ranks that know of it, and wait for this one from now on.
 
         Raises:
+            LayoutError: the job has begun anew since this process came back.
             TransportError: no entrance, or ops are in flight here.
         """
-        found, engine = comeback.decode(entrance, self.job.world), self._engine
-        engine.call(lambda: engine.enter(found.position, found.agreed, found.exponents)).result(10)
+        found, engine = comeback.decode(entrance, self.job.world, self._groups), self._engine
+        if found.cookie != self.job.cookie:
+            raise LayoutError(
+                f"rank {self.config.rank} came back into a run of the job that has ended, all other ranks have begun "
+                "anew since: start this rank again"
+            )
+        engine.ask(lambda: engine.enter(found.position, found.agreed, found.exponents))
         here = comeback.ask_all(engine, self.reliable, found.position.step)
         self.part = Part.INSIDE
         return here
@@ -407,7 +432,7 @@ class Communicator:
     @property
     def step(self) -> int:
         """Step of the op that is launched here next."""
-        return step_of(self._engine.call(lambda: self.job.sequence.upcoming).result(10))
+        return step_of(self._engine.ask(lambda: self.job.sequence.upcoming))
 
     def hold(self, on: bool) -> None:
         """Says to the others that this rank is alive but between steps (evaluation, checkpoint), or no longer.

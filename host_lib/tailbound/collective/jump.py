@@ -17,13 +17,16 @@ from tailbound.collective.transpose import Transpose
 from tailbound.errors import TransportError
 from tailbound.transport.reliable import Refusal, Reliable
 from tailbound.transport.sequence import Position
+from tailbound.transport.steps import STEP_MASK
 from tailbound.wire.schema import MAX_RANKS, serial_distance
 
 #: Name of the request on the reliable path.
 REQUEST = "position"
-#: Seconds for the own engine to answer, and for a donor to.
+#: Seconds for the engine of a donor to answer, and for the donor to.
 _ENGINE, _DONOR = 2.0, 3.0
 _ANSWER_MOST = 1 << 16
+#: What parsing bytes that are no answer may raise.
+NOISE = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
 
 
 def serve(reliable: Reliable, engine: Transpose) -> None:
@@ -31,9 +34,9 @@ def serve(reliable: Reliable, engine: Transpose) -> None:
 
     def answer(_: bytes) -> list[bytes]:
         try:
-            return [encode(engine.call(engine.position).result(_ENGINE))]
-        except (TransportError, TimeoutError) as error:
-            raise Refusal(f"cannot say where the next step begins: {error or 'busy'}") from error
+            return [encode(engine.ask(engine.position, _ENGINE))]
+        except TransportError as error:
+            raise Refusal(f"cannot say where the next step begins: {error}") from error
 
     reliable.serve(REQUEST, answer)
 
@@ -57,7 +60,7 @@ def jump(engine: Transpose, pull: Callable[..., bytes | bytearray]) -> int:
         except TransportError as error:
             reasons.append(str(error))
             continue
-        return engine.call(partial(engine.jump, to)).result(_ENGINE)
+        return engine.ask(partial(engine.jump, to))
     raise TransportError(f"rank {job.rank}: nobody said where to join: {'; '.join(reasons) or 'no live rank is left'}")
 
 
@@ -78,11 +81,11 @@ def decode(data: bytes, ranks: int) -> Position:
         numbers = [int(found[name]) for name in ("step", "result_seq", "map_id")]
         right = len(sums) == ranks and 1 <= len(owners) <= 16 * MAX_RANKS
         right = right and all(0 <= n < 1 << 32 for n in [*numbers, *sums]) and all(0 <= o < ranks for o in owners)
-        if not right:
-            raise ValueError("numbers out of range")
         step, result_seq, map_id = numbers
+        if not right or step > STEP_MASK:
+            raise ValueError("numbers out of range")
         return Position(step, result_seq, tuple(sums), map_id, tuple(owners), bool(found["rotate"]))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except NOISE as error:
         raise TransportError(
             f"the answer is no position ({error}): run the same version of Tailbound on all ranks"
         ) from error

@@ -16,7 +16,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from itertools import chain
 from typing import TypeAlias, TypeVar
@@ -146,6 +146,8 @@ class Transpose:
         future: Future[T] = Future()
 
         def command() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 future.set_result(what())
             except BaseException as error:
@@ -155,6 +157,20 @@ class Transpose:
         self._poke()
         return future
 
+    def ask(self, what: Callable[[], T], timeout: float = 10.0) -> T:
+        """As ``call``, and waits for the result; what has not been begun within ``timeout`` seconds never will be.
+
+        Raises:
+            TransportError: the thread has ended, or has no time.
+        """
+        future = self.call(what)
+        if wait([future], timeout).not_done and (future.cancel() or wait([future], timeout).not_done):
+            raise TransportError(
+                f"rank {self.job.rank}: the transport thread has not answered within {timeout:g} s: give this process "
+                "more processor time, then try again"
+            )
+        return future.result()
+
     def standing(self) -> Steps:
         """Where this rank stands now; may be asked by any thread."""
         job, own = self.job, self.job.sequence.upcoming
@@ -163,7 +179,7 @@ class Transpose:
 
     def hold(self, on: bool) -> None:
         """Tells the others, from now on or no longer, that this rank is alive but between steps (clock-16)."""
-        self.call(self._holding.begin if on else self._holding.resume).result(10)
+        self.ask(self._holding.begin if on else self._holding.resume)
 
     def position(self) -> Position:
         """Where a rank that is lost can join: the next step that begins here. For ``call``.
@@ -200,16 +216,19 @@ class Transpose:
 
     def died(self, rank: int) -> None:
         """The process of ``rank`` has ended without a farewell; for ``call``."""
-        job, members = self.job, self.job.membership
-        if rank in members.gone:
-            return
-        label = job.sequence.upcoming
-        if members.contribution.accuse(rank, label) | members.result.accuse(rank, label):
-            job.publish_live()
-            self._unsettled = True
-            step = step_of(label)
+        if self.suspect(rank):
+            step = step_of(self.job.sequence.upcoming)
             text = f"the process of rank {rank} has ended (step {step}); nobody waits for it any more"
-            job.events.emit("rank_died", text, died=rank, step=step)
+            self.job.events.emit("rank_died", text, died=rank, step=step)
+
+    def suspect(self, rank: int) -> bool:
+        """Waits for ``rank`` no more until its next rows come; for ``call``. Returns whether it was waited for."""
+        job, members, label = self.job, self.job.membership, self.job.sequence.upcoming
+        if rank in members.gone or not members.contribution.accuse(rank, label) | members.result.accuse(rank, label):
+            return False
+        job.publish_live()
+        self._unsettled = True
+        return True
 
     def welcome(self, rank: int, step: int) -> None:
         """``rank`` is back and takes part from ``step`` on; for ``call``."""
