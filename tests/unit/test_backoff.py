@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tailbound.collective.hello import Hello
-from tailbound.collective.repair import REPEATS, REPEATS_COLD, Round
+from tailbound.collective.repair import PATIENCE, REPEATS, REPEATS_COLD, Round
 from tailbound.transport import flush
 from tailbound.transport.agreement import Agreement, Content, Kind, Message
 from tailbound.transport.backoff import AnswerTime
@@ -107,11 +107,15 @@ def marks(*, begun: bool) -> Callable[[], Iterator[int]]:
     return times
 
 
+def asking(repeats: int) -> Round:
+    return Round(1, 100, repeats, PATIENCE, AnswerTime(PATIENCE, PATIENCE))
+
+
 def rows(repeats: int) -> Callable[[], Iterator[int]]:
     """A row that is asked for and does not come; the last time is when it is given up."""
 
     def times() -> Iterator[int]:
-        asker, now = Round(1, 100, repeats), 0
+        asker, now = asking(repeats), 0
         while True:
             if asker.turn(now, [1], lambda _: np.array([3]), lambda _: 100, 0):
                 yield now
@@ -125,7 +129,7 @@ def rows(repeats: int) -> Callable[[], Iterator[int]]:
 
 def some_rows() -> Iterator[int]:
     """The same, where something of the answer comes after each question."""
-    asker, now, left = Round(1, 100, REPEATS_COLD), 0, list(range(50))
+    asker, now, left = asking(REPEATS_COLD), 0, list(range(50))
     while asker.open or not now:
         if asker.turn(now, [1], lambda _: np.array(left), lambda _: 1000, 0):
             yield now

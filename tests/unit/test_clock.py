@@ -60,14 +60,14 @@ def test_at_the_latest_start_max_after_the_own_launch() -> None:
 
 def test_a_deadline_without_progress_is_kept() -> None:
     clock = Extension()
-    assert not clock.expired(10**12, 0)  # not begun
+    assert not clock.expired(10**12, 0, 1)  # not begun
     assert clock.next_look(5) == 0
     clock.begin(1000, 100, 500)
-    assert not clock.expired(1050, 7)
+    assert not clock.expired(1050, 7, 1)
     assert clock.next_look(1050) == 1090  # to see whether rows come in the last tenth
-    assert not clock.expired(1090, 7)
+    assert not clock.expired(1090, 7, 1)
     assert clock.next_look(1090) == 1100
-    assert clock.expired(1100, 7)
+    assert clock.expired(1100, 7, 1)
 
 
 def test_the_last_tenth_counts_from_the_first_look_in_it() -> None:
@@ -76,14 +76,14 @@ def test_the_last_tenth_counts_from_the_first_look_in_it() -> None:
     clock.begin(1000, 100, 500)
     assert clock.next_look(1089) == 1090
     assert clock.next_look(1090) == 1100
-    assert not clock.expired(1090, 0)
-    assert not clock.expired(1095, 5)
-    assert not clock.expired(1100, 5)
+    assert not clock.expired(1090, 0, 1)
+    assert not clock.expired(1095, 5, 1)
+    assert not clock.expired(1100, 5, 1)
     other = Extension()
     other.begin(1000, 100, 500)
-    assert not other.expired(1050, 1)  # too early to count
-    assert not other.expired(1090, 5)
-    assert other.expired(1100, 5)
+    assert not other.expired(1050, 1, 1)  # too early to count
+    assert not other.expired(1090, 5, 1)
+    assert other.expired(1100, 5, 1)
 
 
 def test_waiting_on_is_weighed_by_whether_rows_came_at_all() -> None:
@@ -118,12 +118,12 @@ def test_a_deadline_moves_on_by_a_tenth_while_rows_come() -> None:
     """Rule: clock-7c."""
     clock = Extension()
     clock.begin(1000, 100, 500)
-    clock.expired(1090, 1)
-    assert not clock.expired(1100, 2)
+    clock.expired(1090, 1, 1)
+    assert not clock.expired(1100, 2, 1)
     assert clock.due == 1110
-    assert not clock.expired(1110, 3)
+    assert not clock.expired(1110, 3, 1)
     assert clock.due == 1120
-    assert clock.expired(1120, 3)
+    assert clock.expired(1120, 3, 1)
 
 
 def test_a_deadline_never_passes_its_limit() -> None:
@@ -131,21 +131,21 @@ def test_a_deadline_never_passes_its_limit() -> None:
     clock = Extension()
     clock.begin(1000, 100, 250)
     now, progress = 1090, 0
-    while not clock.expired(now, progress):
+    while not clock.expired(now, progress, 1):
         assert now <= 1250
         now, progress = clock.next_look(now), progress + 1
     assert now == 1250
     late = Extension()
     late.begin(1000, 100, 250)
-    late.expired(1090, 1)
-    assert late.expired(1250, 2)
+    late.expired(1090, 1, 1)
+    assert late.expired(1250, 2, 1)
 
 
 def test_a_deadline_that_nobody_looked_at_in_time_is_over() -> None:
     """Nothing is known of the last tenth, so there is no reason to wait on."""
     clock = Extension()
     clock.begin(1000, 100, 5000)
-    assert clock.expired(4000, 9)
+    assert clock.expired(4000, 9, 1)
 
 
 @given(
@@ -161,7 +161,7 @@ def test_whatever_comes_a_deadline_is_over_by_its_limit(
     now, progress = 10**9, 0
     for ahead, more in steps:
         progress += more
-        over = clock.expired(now, progress)
+        over = clock.expired(now, progress, 1)
         assert not (over and now < clock.due)
         assert over or now < 10**9 + max(length, stage_max)
         if over:

@@ -47,7 +47,7 @@ class Memory:
 
     def contribute(self, part: slice, head: np.ndarray, seq: int, begin: int, mark: int) -> None:
         places = np.roll(np.arange(len(self.packets[part]), dtype=np.uint32), -begin)
-        fields = Fields(self.exponents[part], self.needs[part], self.shifts[part])
+        fields = Fields(self.exponents[part], self.needs[part])
         finalise(self.packets[part], head, self.states[part], fields, seq, places, mark)
 
     def publish(self, part: slice, head: np.ndarray, seq: int, mark: int) -> None:
@@ -81,7 +81,7 @@ def test_contributions(memory: Memory) -> None:
             "contributed": 77 if i == 4 else 76,
             "exponent": memory.exponents[p],
             "need": memory.needs[p],
-            "shift": memory.shifts[p],
+            "shift": 0,
             "scale": 0,
             "count": 0,
         }
@@ -155,18 +155,31 @@ def test_contributions_to_a_switch_carry_the_place_of_their_result_and_their_sca
         assert read["contributed"] == (42 if p == TOTAL - 1 else 41)
 
 
-def test_contributions_to_several_owners_are_those_to_each() -> None:
-    one, all_ = Memory(), Memory()
+def test_contributions_to_several_owners(memory: Memory) -> None:
+    """Rule: codec-8."""
+    before = memory.packets.copy()
     groups = np.array([2, 0, 1, 1, 0, 2, 2, 1, 0, 0, 1, 2], np.int32)
-    fields = one.exponents[:3], one.needs[:3], one.shifts[:3]
+    of_groups = memory.exponents[:3], memory.needs[:3], memory.shifts[:3]
     head = header(type=PacketType.CONTRIBUTION, contributed=76, **FIXED | {"owner": 0, "rows": 0})
     runs = np.array([[1, 4, 7, 0xFFFFFFFE], [5, 6, 255, 12], [11, 1, 0, 3], [0, 0, 9, 9]], np.int64)
+    stamped = Contributions(memory.packets, memory.states, memory.places, groups)
+    finalise_contributions(stamped, head.view(np.uint8), runs, *of_groups, 77)
     for first, count, owner, seq in runs.tolist():
-        part = slice(first, first + count)
-        to = head.copy()
-        to["owner"], to["rows"] = owner, count
-        each = Fields(*(of[groups[part]] for of in fields))
-        finalise(one.packets[part], to, one.states[part], each, seq, one.places[part], 77)
-    stamped = Contributions(all_.packets, all_.states, all_.places, groups)
-    finalise_contributions(stamped, head.view(np.uint8), runs, *fields, 77)
-    assert (all_.packets == one.packets).all()
+        for i in range(count):
+            exponent, need, shift = (of[groups[first + i]] for of in of_groups)
+            assert memory.read(first + i) == FIXED | {
+                "type": PacketType.CONTRIBUTION,
+                "owner": owner,
+                "rows": count,
+                "published": 0,
+                "seq": (seq + int(memory.places[first + i])) % 2**32,
+                "row": i,
+                "contributed": 77 if i == count - 1 else 76,
+                "exponent": exponent,
+                "need": need,
+                "shift": shift,
+                "scale": 0,
+                "count": 0,
+            }
+    assert (memory.packets[0] == before[0]).all()
+    assert (memory.packets[:, HEADER_BYTES:] == before[:, HEADER_BYTES:]).all()

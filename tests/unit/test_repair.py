@@ -18,6 +18,7 @@ from tailbound.collective.repair import (
     LOOK,
     PATIENCE,
     PATIENCE_MOST,
+    REPEATS,
     REPEATS_COLD,
     SHARE,
     SOON,
@@ -44,12 +45,18 @@ _ROWS = 100
 _PAUSE = 2 * MS
 
 
+def asking(
+    most: int = 1000, repeats: int = REPEATS, patience: int = PATIENCE, answers: AnswerTime | None = None, seed: int = 1
+) -> Round:
+    return Round(seed, most, repeats, patience, answers or AnswerTime(patience, patience))
+
+
 class Owners:
     """Lists of 100 rows and what is missing of them; answers, or not, as the test says."""
 
     def __init__(self, missing: dict[int, list[int]], **given: Any) -> None:
         self.missing = {rank: set(places) for rank, places in missing.items()}
-        self.round = Round(**({"seed": 1, "most": 1000} | given))
+        self.round = asking(**given)
         self.looked: list[int] = []
 
     def lacking(self, rank: int) -> Places:
@@ -449,7 +456,7 @@ def test_the_warm_up_is_counted_by_key() -> None:
 
 def test_the_last_call_counts_from_the_first_question() -> None:
     """Rule: clock-13."""
-    repair = Round(seed=1, most=10, patience=20 * MS)
+    repair = asking(most=10, patience=20 * MS)
     for now in (1000 * MS, 1010 * MS):
         repair.turn(now, [1], lambda _: np.array([3]), lambda _: _ROWS, 0)
     assert repair.last_call == 1040 * MS

@@ -54,60 +54,60 @@ def clocks(due: int = 100 * MS) -> tuple[Extension, Quiet]:
 
 def test_complete_ends_at_once_whatever_the_clock_says() -> None:
     """Rules: clock-7a, clock-12."""
-    assert decide(Half(whole=True), Extension(), Quiet(), 5, MS) == Decision("complete", 0)
+    assert decide(Half(whole=True), Extension(), Quiet(), 5, MS, 0, None) == Decision("complete", 0)
 
 
 def test_without_a_clock_it_waits_for_arrivals() -> None:
-    assert decide(Half(), Extension(), Quiet(), 5 * MS, MS) == Decision(None, 0)
+    assert decide(Half(), Extension(), Quiet(), 5 * MS, MS, 0, None) == Decision(None, 0)
 
 
 def test_what_is_asked_for_is_said_whether_the_stage_is_over_or_not() -> None:
     clock, quiet = clocks()
     half = Half(repairing=70 * MS, asks=("rows of 1", "rows of 2"))
-    assert decide(half, clock, quiet, 60 * MS, MS) == Decision(None, 70 * MS, half.asks)
-    assert decide(half, clock, quiet, 95 * MS, MS).requests == half.asks
-    assert decide(half, clock, quiet, 100 * MS, MS) == Decision("deadline", 0, half.asks)
+    assert decide(half, clock, quiet, 60 * MS, MS, 0, None) == Decision(None, 70 * MS, half.asks)
+    assert decide(half, clock, quiet, 95 * MS, MS, 0, None).requests == half.asks
+    assert decide(half, clock, quiet, 100 * MS, MS, 0, None) == Decision("deadline", 0, half.asks)
 
 
 def test_all_finished_and_quiet() -> None:
     """Rules: clock-7b, clock-12."""
     clock, quiet = clocks()
     half = Half(progress=3, all_finished=True)
-    assert decide(half, clock, quiet, 60 * MS, MS) == Decision(None, 61 * MS)
+    assert decide(half, clock, quiet, 60 * MS, MS, 0, None) == Decision(None, 61 * MS)
     half.progress = 4
-    assert decide(half, clock, quiet, 61 * MS, MS) == Decision(None, 62 * MS)
-    assert decide(half, clock, quiet, 62 * MS, MS) == Decision("quiet", 0)
+    assert decide(half, clock, quiet, 61 * MS, MS, 0, None) == Decision(None, 62 * MS)
+    assert decide(half, clock, quiet, 62 * MS, MS, 0, None) == Decision("quiet", 0)
 
 
 def test_repair_keeps_it_from_being_quiet_but_not_from_its_deadline() -> None:
     """Rules: clock-7b, clock-23."""
     clock, quiet = clocks()
     half = Half(progress=3, all_finished=True, repairing=300 * MS)
-    assert decide(half, clock, quiet, 60 * MS, MS)[0] is None
-    assert decide(half, clock, quiet, 95 * MS, MS)[0] is None
-    assert decide(half, clock, quiet, 100 * MS, MS) == Decision("deadline", 0)
+    assert decide(half, clock, quiet, 60 * MS, MS, 0, None)[0] is None
+    assert decide(half, clock, quiet, 95 * MS, MS, 0, None)[0] is None
+    assert decide(half, clock, quiet, 100 * MS, MS, 0, None) == Decision("deadline", 0)
 
 
 def test_the_deadline_moves_on_while_rows_come() -> None:
     """Rule: clock-7c."""
     clock, quiet = clocks()
     half = Half(progress=3)
-    assert decide(half, clock, quiet, 60 * MS, MS) == Decision(None, 95 * MS)
-    assert decide(half, clock, quiet, 95 * MS, MS) == Decision(None, 100 * MS)
+    assert decide(half, clock, quiet, 60 * MS, MS, 0, None) == Decision(None, 95 * MS)
+    assert decide(half, clock, quiet, 95 * MS, MS, 0, None) == Decision(None, 100 * MS)
     half.progress = 4
-    assert decide(half, clock, quiet, 100 * MS, MS) == Decision(None, 105 * MS)
-    assert decide(half, clock, quiet, 105 * MS, MS) == Decision("deadline", 0)
+    assert decide(half, clock, quiet, 100 * MS, MS, 0, None) == Decision(None, 105 * MS)
+    assert decide(half, clock, quiet, 105 * MS, MS, 0, None) == Decision("deadline", 0)
 
 
 def test_the_deadline_stands_where_one_more_tenth_would_not_do() -> None:
     """Rule: clock-7c."""
     clock, quiet = clocks()
     half = Half(progress=3, left=10)
-    decide(half, clock, quiet, 95 * MS, MS)
+    decide(half, clock, quiet, 95 * MS, MS, 0, None)
     half.progress, half.left = 8, 5
-    assert decide(half, clock, quiet, 100 * MS, MS) == Decision(None, 105 * MS)
+    assert decide(half, clock, quiet, 100 * MS, MS, 0, None) == Decision(None, 105 * MS)
     half.progress, half.left = 10, 3
-    assert decide(half, clock, quiet, 105 * MS, MS) == Decision("deadline", 0)
+    assert decide(half, clock, quiet, 105 * MS, MS, 0, None) == Decision("deadline", 0)
 
 
 def test_what_is_cut_off_is_told_by_the_pace_of_the_slowest_flow() -> None:
@@ -121,15 +121,15 @@ def test_what_is_cut_off_is_told_by_the_pace_of_the_slowest_flow() -> None:
 def test_a_thread_that_was_busy_gives_one_step_more() -> None:
     """Rule: clock-7c."""
     clock, quiet = clocks()
-    assert decide(Half(progress=3), clock, quiet, 130 * MS, MS) == Decision(None, 135 * MS)
-    assert decide(Half(progress=3), clock, quiet, 135 * MS, MS) == Decision("deadline", 0)
+    assert decide(Half(progress=3), clock, quiet, 130 * MS, MS, 0, None) == Decision(None, 135 * MS)
+    assert decide(Half(progress=3), clock, quiet, 135 * MS, MS, 0, None) == Decision("deadline", 0)
 
 
 def test_a_late_launch_takes_what_is_there() -> None:
     """Rule: clock-13."""
     clock, quiet = clocks()
     half = Half(progress=3)
-    assert decide(half, clock, quiet, 130 * MS, MS, launched=130 * MS) == Decision("deadline", 0)
+    assert decide(half, clock, quiet, 130 * MS, MS, 130 * MS, None) == Decision("deadline", 0)
     assert half.was_late
 
 
@@ -137,16 +137,16 @@ def test_a_deadline_in_the_first_nanosecond_of_the_clock_is_one() -> None:
     """Rule: clock-13."""
     clock = Extension()
     clock.begin(0, 1, 500)
-    assert decide(Half(), clock, Quiet(), 2, MS, launched=2) == Decision("deadline", 0)
+    assert decide(Half(), clock, Quiet(), 2, MS, 2, None) == Decision("deadline", 0)
 
 
 def test_a_late_launch_may_use_one_round_of_repair() -> None:
     """Rule: clock-13."""
     clock, quiet = clocks()
     half = Half(progress=3, repairing=134 * MS, call_until=140 * MS)
-    assert decide(half, clock, quiet, 130 * MS, MS, launched=130 * MS) == Decision(None, 134 * MS)
-    assert decide(half, clock, quiet, 136 * MS, MS, launched=130 * MS) == Decision(None, 140 * MS)
-    assert decide(half, clock, quiet, 140 * MS, MS, launched=130 * MS) == Decision("deadline", 0)
+    assert decide(half, clock, quiet, 130 * MS, MS, 130 * MS, None) == Decision(None, 134 * MS)
+    assert decide(half, clock, quiet, 136 * MS, MS, 130 * MS, None) == Decision(None, 140 * MS)
+    assert decide(half, clock, quiet, 140 * MS, MS, 130 * MS, None) == Decision("deadline", 0)
 
 
 def until(half: Half, overtime: Overtime, *, words: bool, launched: int = 0, first: int = 95 * MS) -> int:

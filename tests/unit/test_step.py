@@ -14,8 +14,9 @@ from tailbound.codec.shape import shape_for
 from tailbound.collective.actions import Abstain, Agree, AskMarks, AskRows, Encode, Finish, Measure, Seal, StayOut, Tell
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.op import AGREEING, Launch, Op, Phase, Sending
-from tailbound.collective.repair import Round
+from tailbound.collective.repair import PATIENCE, REPEATS, Round
 from tailbound.collective.step import Step, listen, overtaken, stand_still, start_clock, step
+from tailbound.transport.backoff import AnswerTime
 from tailbound.transport.membership import Membership
 from tailbound.transport.overtime import Extension, Overtime
 from tailbound.transport.sequence import Layout, Sequence
@@ -90,7 +91,7 @@ class Told:
         return np.arange(2)
 
     def round(self, rows: int) -> Round:
-        return Round(1, rows)
+        return Round(1, rows, REPEATS, PATIENCE, AnswerTime(PATIENCE, PATIENCE))
 
     def take(self, now: int, *, may_send: bool = True) -> Step:
         return step(self.op, self, now, may_send=may_send)  # type: ignore[arg-type]

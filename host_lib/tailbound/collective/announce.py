@@ -75,7 +75,7 @@ def farewell(job: Speaker, label: int) -> None:
             job.tell(peer, head)
 
 
-def hold(job: Speaker, over: bool) -> list[bytes]:
+def hold(job: Speaker, *, over: bool) -> list[bytes]:
     """HOLD to every peer: this rank is between steps, or (``over``) no longer (clock-16). The packets, by peer."""
     head = job.header(PacketType.HOLD, job.sequence.upcoming, 0, flags=Flag.FLUSH if over else Flag(0))
     return [job.tell(peer, head) for peer in job.peers]

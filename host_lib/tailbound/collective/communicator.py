@@ -199,9 +199,10 @@ class Communicator:
         self._rows_most = min([MAX_OP_ROWS, needs_fit, *rings])
         self._lock = threading.Lock()
         self._launched = 0  # ops of the present step
-        self._engine = Transpose(self.job, on_thread, early, int(timeout * 1e9)).start()
-        self._engine.maps.outside = self.part == Part.OUTSIDE
-        self._engine.maps.limit_share(sums / self._rows_most)
+        share_most, outside = sums / self._rows_most, self.part == Part.OUTSIDE
+        self._engine = Transpose(
+            self.job, on_thread, early, int(timeout * 1e9), share_most=share_most, outside=outside
+        ).start()
         jump.serve(self.reliable, self._engine)
         comeback.serve(self.reliable, self._engine)
         if training.elastic:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from select import POLLIN
 from time import CLOCK_MONOTONIC
 
@@ -18,10 +18,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from tailbound.collective.known import Known
+from tailbound.collective.announce import hold
+from tailbound.collective.speaker import Speaker
 from tailbound.datapath.native import clock_gettime, poll, sendto
 from tailbound.transport.membership import HOLD_EVERY
-from tailbound.transport.sender import Sender
 from tailbound.transport.sockets import SOCKADDR_BYTES, Socket, sockaddr
 from tailbound.wire.jit import Scalar, cached
 from tailbound.wire.schema import HEADER_BYTES
@@ -36,33 +36,28 @@ class Holding:
     again would miss their deadlines by what a step computes, and stay behind by it for many steps.
 
     Args:
-        known: of this rank.
-        sender: over whose first socket it is repeated.
-        tell: sends HOLD to every peer, with ``over`` that it is over, and returns the packets (``announce.hold``).
-        clock: CLOCK_MONOTONIC in ns.
+        job: of this rank; HOLD is repeated over its sender's first socket.
 
     Attributes:
         again: when to say it again, ns; 0: this rank does not hold.
     """
 
-    def __init__(
-        self, known: Known, sender: Sender, tell: Callable[[bool], list[bytes]], clock: Callable[[], int]
-    ) -> None:
-        self._known, self._sender, self._tell, self._clock = known, sender, tell, clock
+    def __init__(self, job: Speaker) -> None:
+        self._job = job
         self.again = 0
         self._ends = 0  # it is computing again: holds until it has launched a step, or until then
-        peers = [sender.peers[rank] for rank in known.peers]
-        self._heartbeat = Heartbeat(sender.sockets[0], peers, HEADER_BYTES, HOLD_EVERY)
+        peers = [job.sender.peers[rank] for rank in job.peers]
+        self._heartbeat = Heartbeat(job.sender.sockets[0], peers, HEADER_BYTES, HOLD_EVERY)
 
     def begin(self) -> None:
         """This rank is between steps from now on."""
         self._ends = 0
-        self._say(self._clock())
+        self._say(self._job.now())
 
     def resume(self) -> None:
         """This rank computes again."""
         if self.again:
-            self._ends = self._clock() + self._known.deadlines.start_max
+            self._ends = self._job.now() + self._job.deadlines.start_max
 
     def launched(self) -> None:
         """The last op of a step has been launched."""
@@ -80,17 +75,17 @@ class Holding:
     def stop(self) -> None:
         """Says no more, and counts what the heartbeat has sent."""
         self._heartbeat.stop()
-        for peer, count in zip(self._known.peers, self._heartbeat.repeated(), strict=True):
-            self._sender.took(peer, count, count * HEADER_BYTES, count)
+        for peer, count in zip(self._job.peers, self._heartbeat.repeated(), strict=True):
+            self._job.sender.took(peer, count, count * HEADER_BYTES, count)
 
     def _say(self, now: int) -> None:
-        self._heartbeat.said(self._tell(False), now)
+        self._heartbeat.said(hold(self._job, over=False), now)
         self.again = now + HOLD_EVERY
 
     def _end(self) -> None:
         self.again = self._ends = 0
         self.stop()
-        self._tell(True)
+        hold(self._job, over=True)
 
 
 @cached

@@ -22,12 +22,7 @@ log = logging.getLogger("tailbound")
 class Job(Speaker):
     """One rank's share of one job over one datapath: what it knows, what it says, and what it works with.
 
-    Args:
-        config: settings.
-        datapath: takes in what comes.
-        sender: sends.
-        cookie: of the job.
-        now: CLOCK_MONOTONIC in ns, the clock that the kernel's stamps use too; a simulation brings its own.
+    Arguments are those of ``Speaker``, with the datapath in place of its store.
     """
 
     def __init__(

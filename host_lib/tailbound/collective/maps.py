@@ -53,13 +53,15 @@ class Maps:
         job: of the rank.
         accounts: losses, and whether rotation is wanted.
         queue: tells whether flows wait for each other.
+        share_most: a larger share of the rows no rank is to own, since there is no room for more.
+        outside: this rank has come back and not entered yet (``comeback``).
     """
 
-    def __init__(self, job: Speaker, accounts: Accounts, queue: SendQueue) -> None:
+    def __init__(self, job: Speaker, accounts: Accounts, queue: SendQueue, share_most: float, *, outside: bool) -> None:
         self._job, self._accounts, self._queue = job, accounts, queue
         first = Content(job.weights((1,) * job.ranks, switched=True), job.sequence.map.rotate)
         self.agreement = Agreement(job.rank, job.ranks, first, job.config.first_step, job.config.width)
-        self.shares = Shares(job.ranks)
+        self.shares = Shares(job.ranks, share_most)
         states = job.records.peer_states  # columns: a field of a record takes five times as long to read
         self._cookies, self._maps_known = states["cookie"], states["map_known"]
         self._late, self._newest = states["lateness"], states["newest"]
@@ -74,17 +76,12 @@ class Maps:
         self._known = 0
         self._in_force = job.sequence.map  # in the last step
         self._alerts = Alerts(job, accounts.ledger, job.events)
-        #: this rank has come back and not entered yet (``comeback``)
-        self.outside = False
+        self._outside = outside
         self.fallback = Fallback(job.config.suspect_after)
-
-    def limit_share(self, share_most: float) -> None:
-        """No rank is to own a larger share of the rows than ``share_most``: there is no room for more."""
-        self.shares = Shares(self._job.ranks, share_most)
 
     def adopt(self, agreed: Sequence[Agreed], step: int, window: Window) -> None:
         """Goes on with another rank's maps from ``step``, where the sequence has jumped to; no ops are in flight."""
-        self.outside = False
+        self._outside = False
         self.agreement.adopt(agreed)
         self._step = step
         self._change(window)
@@ -92,7 +89,7 @@ class Maps:
     def take(self, sender: int, body: bytes) -> None:
         """Takes the body of a MAP packet of another rank."""
         job = self._job
-        if self.outside:  # it is told where it enters
+        if self._outside:  # it is told where it enters
             return
         message = decode_map(body, job.world)
         if message is None:

@@ -84,17 +84,10 @@ class Round:
         answers: learns how long answers take; the repeat waits no longer than it says.
     """
 
-    def __init__(
-        self,
-        seed: int,
-        most: int,
-        repeats: int = REPEATS,
-        patience: int = PATIENCE,
-        answers: AnswerTime | None = None,
-    ) -> None:
+    def __init__(self, seed: int, most: int, repeats: int, patience: int, answers: AnswerTime) -> None:
         self._seed = seed
         self._random: random.Random | None = None  # made when it is needed: that takes longer than a look
-        self._answers = answers or AnswerTime(patience, patience)
+        self._answers = answers
         self._left = most
         self._patience = patience
         self._questions = Policy(patience, patience << 3, repeats + 1)  # what has not come by then will not come

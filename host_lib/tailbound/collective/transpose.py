@@ -17,7 +17,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from functools import partial
 from itertools import chain
 from typing import TypeAlias, TypeVar
 
@@ -25,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.collective.alerts import Unheard
-from tailbound.collective.announce import farewell, hold
+from tailbound.collective.announce import farewell
 from tailbound.collective.execute import SAME_MODEL, move, remind
 from tailbound.collective.holding import Holding
 from tailbound.collective.inbox import Inbox
@@ -74,6 +73,7 @@ class Transpose:
         on_thread: called once in the new thread (to set its affinity or torch's thread count).
         early: control packets that have come already.
         patience: ns for which a peer may be missing from the first step on (``alerts.Unheard``).
+        share_most, outside: of ``Maps``.
     """
 
     def __init__(
@@ -82,9 +82,12 @@ class Transpose:
         on_thread: Callable[[], None] | None = None,
         early: Iterable[bytes] = (),
         patience: int = 180 * 10**9,
+        *,
+        share_most: float = 1.0,
+        outside: bool = False,
     ) -> None:
         self.job = job
-        self.maps = Maps(job, job.accounts, job.flow.queue)
+        self.maps = Maps(job, job.accounts, job.flow.queue, share_most, outside=outside)
         self._inbox = Inbox(job, self.maps, job.channels)
         self._unheard = Unheard(job, job.sequence, patience)
         self._window = Window(job, job.flow.queue, self._inbox.adopt, Running(job))
@@ -98,7 +101,7 @@ class Transpose:
         for data in early:
             self._inbox.take(data, self._ops)
         self._commands: deque[Callable[[], None]] = deque()
-        self._holding = Holding(job, job.sender, partial(hold, job), job.now)
+        self._holding = Holding(job)
         self._standing = False  # somebody held in the last turn
         self._unsettled = False  # what concerns all ops changed while they were looked at
         self._silence = 0  # when to look next whether marks are missing

@@ -56,14 +56,12 @@ class Fields(NamedTuple):
     Attributes:
         exponent: i16[T].
         need: i16[T].
-        shift: u8[T].
         scale: f32[T].
         counted: u16[T].
     """
 
     exponent: NDArray[np.int16]
     need: NDArray[np.int16] = np.zeros(0, np.int16)
-    shift: NDArray[np.uint8] = np.zeros(0, np.uint8)
     scale: NDArray[np.float32] = np.zeros(0, np.float32)
     counted: NDArray[np.uint16] = np.zeros(0, np.uint16)
 
@@ -104,7 +102,7 @@ def finalise(
     places: NDArray[np.uint32] | NDArray[np.int32],
     mark: int,
 ) -> None:
-    """Writes the headers of a run of contributions or results: all ``packets``, in sending order.
+    """Writes the headers of a run of contributions to a switch, or of results: all ``packets``, in sending order.
 
     ``row`` is the place in the run. The same results go to every peer: ``owner`` in the template is the sending owner's
     rank.
@@ -135,15 +133,13 @@ def _finalise(
 ) -> None:
     words = packets.view(np.uint64)
     base = head.view(np.uint64)
-    exponents, needs, shifts, scales, counts = fields
+    exponents, needs, scales, counts = fields
     bits = scales.view(np.uint32)
     for p in range(words.shape[0]):
         out = words[p, :_WORDS]
         _begin(out, base, seq + places[p], p, exponents[p])
         if needs.shape[0]:
             out[_NEED] = (out[_NEED] & _NEED_KEEP) | (_swap16(np.uint64(np.uint16(needs[p]))) << _NEED_SHIFT)
-        if shifts.shape[0]:
-            out[_SHIFT] = (out[_SHIFT] & _SHIFT_KEEP) | (np.uint64(shifts[p]) << _SHIFT_SHIFT)
         if bits.shape[0]:
             out[_SCALE] = (out[_SCALE] & _SCALE_KEEP) | (_swap32(np.uint64(bits[p])) << _SCALE_SHIFT)
         if counts.shape[0]:
@@ -184,7 +180,7 @@ def finalise_contributions(
     shifts: NDArray[np.uint8],
     mark: Scalar,
 ) -> None:
-    """Writes the headers of the contributions to several owners, as ``finalise`` does for one.
+    """Writes the headers of the contributions to ranks that own rows: a run for each, in sending order.
 
     Args:
         out: its packets are written.

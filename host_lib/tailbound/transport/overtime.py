@@ -74,7 +74,7 @@ class Extension:
         self,
         now: int,
         progress: int,
-        left: int = 0,
+        left: int,
         *,
         unwatched: bool = True,
         worth: Callable[[bool], bool] | None = None,

@@ -114,8 +114,8 @@ def decide(
     quiet: Quiet,
     now: int,
     q: int,
-    launched: int = 0,
-    overtime: Overtime | None = None,
+    launched: int,
+    overtime: Overtime | None,
 ) -> Decision[Request]:
     """Whether the stage is over, when to look again if not, and what to ask for.
 
@@ -125,7 +125,7 @@ def decide(
         quiet: its silence.
         now: the time, ns.
         q: clock-10.
-        launched: own launch; one that came after the deadline takes what is there at once (clock-13).
+        launched: own launch, 0: not yet; one that came after the deadline takes what is there at once (clock-13).
         overtime: what may be waited past deadlines; None: nothing.
     """
     if seen.complete():
