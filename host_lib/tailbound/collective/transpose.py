@@ -195,7 +195,7 @@ class Transpose:
     def jump(self, to: Position) -> int:
         """Leaves everything before ``to`` behind; for ``call``, with nothing launched. Returns the steps skipped."""
         job = self.job
-        if self._new or self._window.waiting or self._window.launched:
+        if self._in_flight:
             raise TransportError(f"rank {job.rank}: call jump() between two steps, not with ops in flight")
         skipped = step_distance(to.step, step_of(job.sequence.upcoming))
         if skipped <= 0:
@@ -209,7 +209,7 @@ class Transpose:
     def enter(self, to: Position, agreed: Sequence[Agreed], exponents: Mapping[Scales, NDArray[np.int16]]) -> None:
         """Takes part from ``to`` on, as a new process (``comeback``); for ``call``, with nothing launched."""
         job = self.job
-        if self._new or self._window.waiting or self._window.launched:
+        if self._in_flight:
             raise TransportError(f"rank {job.rank}: a rank enters between two steps: call it with no ops in flight")
         self._window.jump(to)
         self.maps.adopt(agreed, to.step, self._window)
@@ -268,6 +268,11 @@ class Transpose:
         return [self._wake] if self._wake >= 0 else []
 
     @property
+    def _in_flight(self) -> bool:
+        """Whether something that was launched here is not over."""
+        return bool(self._new or self._window.waiting or self._window.launched)
+
+    @property
     def closed(self) -> bool:
         """Whether ``close`` has been called or the thread has ended."""
         return self._closing or not self._thread.is_alive()
@@ -286,7 +291,7 @@ class Transpose:
             group = self.job.channels.member
             self._group_fd = group.socket.fileno() if group is not None else -1
             self._waiter = Waiter([self._wake, self._event_fd, self._control_fd, self._group_fd], sending)
-            while not (self._closing and not self._new and not self._window.waiting and not self._window.launched):
+            while self._in_flight or not self._closing:
                 again = self._turn(self.job.now())
                 self._sleep(again)
             farewell(self.job, self.job.marks.contributed)
@@ -427,7 +432,7 @@ class Transpose:
             placed = window.foresee()
             if placed or window.waiting or (self._unsettled and ops):
                 looks.append(job.now())
-        if not self._new and not window.waiting and not window.launched:
+        if not self._in_flight:
             self._idle.set()
             if self._new:
                 self._idle.clear()
