@@ -197,11 +197,13 @@ def ask_all(engine: Transpose, reliable: Reliable, step: int) -> set[int]:
         TransportError: the own transport thread has ended, or has no time.
     """
     job, over = engine.job, threading.Event()
-    request = _WELCOME.pack(job.rank, step)
+    request, kept = _WELCOME.pack(job.rank, step), set[int]()
 
     def ask(rank: int) -> bool:
         try:
-            reliable.keep(rank, _PEER)  # first: from now on the end of the process before says nothing
+            if rank not in kept:
+                reliable.keep(rank, _PEER)  # first: from now on the end of the process before says nothing
+                kept.add(rank)
             reliable.pull(rank, WELCOME, request, _PEER, 0)
         except TransportError as error:
             log.info("rank %d: %s", job.rank, error)

@@ -128,7 +128,7 @@ class Reliable:
                 opened.callback(sock.close)
                 self._exchange(sock, what, _LIFELINE, b"", time.monotonic() + timeout, 0)
             except (OSError, EOFError) as error:
-                raise TransportError(f"{what}: {_in_words(error)}") from error
+                raise _unreachable(what, error) from error
             opened.pop_all()
         self._lifelines.hold(rank, sock)
 
@@ -147,7 +147,7 @@ class Reliable:
             with self._connect(rank, timeout) as sock:
                 return self._exchange(sock, what, name, request, until, most)
         except (OSError, EOFError) as error:
-            raise TransportError(f"{what}: {_in_words(error)}") from error
+            raise _unreachable(what, error) from error
 
     def _exchange(
         self, sock: socket.socket, what: str, name: str, request: bytes, until: float, most: int
@@ -270,8 +270,8 @@ class Reliable:
         return handler, request
 
 
-def _in_words(error: OSError | EOFError) -> str:
-    return f"{error or type(error).__name__}; is it running, and may TCP pass?"
+def _unreachable(what: str, error: OSError | EOFError) -> TransportError:
+    return TransportError(f"{what}: {error or type(error).__name__}; is it running, and may TCP pass?")
 
 
 def _receive(sock: socket.socket, length: int, until: float) -> bytearray:
