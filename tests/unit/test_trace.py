@@ -15,8 +15,8 @@ from tailbound.wire.schema import op_label
 
 def spans(at: int, length: int = 8000) -> Spans:
     return Spans(
-        launched=at, admitted=at + 10, encoding=at + 20, sent=at + 1000, clock=at + 500, sealed=at + 3000,
-        published=at + 3500, decoding=at + length - 500, finished=at + length,
+        launched=at, admitted=at + 10, encoding=at + 20, queued=at + 400, sent=at + 1000, clock=at + 500,
+        sealed=at + 3000, published=at + 3500, decoding=at + length - 500, finished=at + length,
     )  # fmt: skip
 
 
@@ -30,7 +30,7 @@ def test_every_stage_is_a_span() -> None:
     made = trace.chrome([LogEvent(1_005_000, "suspect", {"suspect": 1})])
     complete = {e["cat"]: e for e in of_kind(made, "X")}
     assert list(complete) == [
-        "op", "queue", "agree", "encode and send", "wait for contributions", "average and publish", "wait for results",
+        "op", "queue", "agree", "encode", "send", "wait for contributions", "average and publish", "wait for results",
         "decode",
     ]  # fmt: skip
     whole = complete["op"]
@@ -38,6 +38,8 @@ def test_every_stage_is_a_span() -> None:
     assert whole["args"] == {
         "rows": 640, "expected": 10, "delivered": 9, "late": 0, "skipped": 0, "deadline_hits": 0, "missing": 1, "map": 0
     }  # fmt: skip
+    assert (complete["encode"]["ts"], complete["encode"]["dur"]) == (1000.02, 0.38)
+    assert (complete["send"]["ts"], complete["send"]["dur"]) == (1000.4, 0.6)
     assert complete["wait for contributions"]["ts"] == 1000.5
     assert [(e["name"], e["ts"], e["args"]) for e in of_kind(made, "i")] == [("suspect", 1005.0, {"suspect": 1})]
     named = {e["tid"] for e in of_kind(made, "M") if e["name"] == "thread_name"}

@@ -71,7 +71,8 @@ class FlowControl:
         until = (op.start or op.admitted) + job.config.stage_max  # no seal is later, so no row is worth more
         published = job.records.published  # an owner that has published an op takes no more rows for it
         over = None if op.switched else lambda rank: published(rank, op.label)
-        self.queue.submit(op.label, PacketType.CONTRIBUTION, runs, until, done, job.now(), over)
+        op.spans.queued = now = job.now()
+        self.queue.submit(op.label, PacketType.CONTRIBUTION, runs, until, done, now, over)
 
     def results(self, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -> None:
         """Queues the results of ``op``, which counts as published once they have left."""

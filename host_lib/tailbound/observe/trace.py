@@ -37,6 +37,7 @@ class Spans:
     launched: int = 0
     admitted: int = 0
     encoding: int = 0
+    queued: int = 0  #: the own rows were handed to the send queue: the first are about to leave
     sent: int = 0
     sealed: int = 0
     published: int = 0
@@ -54,7 +55,8 @@ _STAGES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("op", ("launched", "clock"), "finished"),
     ("queue", ("launched",), "admitted"),
     ("agree", ("admitted",), "encoding"),
-    ("encode and send", ("encoding",), "sent"),
+    ("encode", ("encoding",), "queued"),
+    ("send", ("queued",), "sent"),
     ("wait for contributions", ("clock", "sent"), "sealed"),
     ("average and publish", ("sealed",), "published"),
     ("wait for results", ("published",), "decoding"),
