@@ -17,7 +17,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from resync_jobs import everywhere
+from support import Trouble
 from tailbound.torch import TailboundState, allreduce_hook, register
+from tailbound.transport import rendezvous
 from torch_jobs import (
     BOUND,
     PATIENT,
@@ -229,3 +231,31 @@ def uneven(rank: int, view: bool) -> Any:
         if rank == dist.get_world_size() - 1:
             assert nmse(gradient(ours), gradient(plain)) <= 3 * BOUND
         return everywhere(state.stats()["counters"]["ops"])
+
+
+def exact(rank: int, loss: float) -> tuple[list[str], list[str], int, float]:
+    """The same gradients averaged without loss, and with ``loss`` of all packets, short deadlines and ``strict``.
+
+    Returns:
+        Digests of what every step gives, without and with; packets that were lost; share of the rows that came.
+    """
+    cookie = rendezvous.new_cookie()
+    rendezvous.new_cookie = lambda: cookie  # type: ignore[assignment]  # rounding follows from it
+
+    def digests(loss: float, **more: Any) -> tuple[list[str], int, float]:
+        net = DDP(model(), bucket_cap_mb=0.05)
+        with register(net, **PATIENT | more) as state:
+            assert state.communicator is not None
+            trouble = Trouble(seed=11, loss=loss).attach(state.communicator)
+            found = []
+            for step in range(12):
+                net.zero_grad()
+                backward(net, rank, step)
+                found.append(digest(net))
+            state.communicator.drain()
+            dist.barrier()  # who is through may still be asked for rows
+            trouble.detach()
+            return found, sum(trouble.dropped.values()), state.stats()["delivered"]
+
+    whole, _, _ = digests(0.0)
+    return whole, *digests(loss, strict=30.0, deadline_ms=(10.0, 10.0))

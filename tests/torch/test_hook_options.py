@@ -60,3 +60,16 @@ def test_join_with_accumulation(tmp_path: Path, view: bool) -> None:
     with Job(hook_jobs.uneven, 3, tmp_path, view) as job:
         for ops in job.results():
             assert len(set(ops)) == 1
+
+
+def test_strict_gives_the_mean_without_loss(tmp_path: Path) -> None:
+    """5 % of all packets are lost: every rank has the mean of all codes, equal to the bit. Rule: clock-34."""
+    import hook_jobs
+    from processes import Job
+
+    with Job(hook_jobs.exact, 3, tmp_path, 0.05) as job:
+        results = job.results()
+    for whole, strict, lost, delivered in results:
+        assert lost > 0
+        assert delivered == 1.0
+        assert strict == whole == results[0][0]

@@ -45,7 +45,7 @@ class Told:
             rank=0, ranks=RANKS, world=RANKS, peers=[1, 2],
             membership=Membership(RANKS, 0), live_since=0, self_late=False, overtime=Overtime(0),
             silent_since=lambda ranks, now: 0,
-            config=SimpleNamespace(stage_max=STAGE_MAX, repair=True),
+            config=SimpleNamespace(stage_max=STAGE_MAX, repair=True, strict=0),
             deadlines=SimpleNamespace(quiet=Q, start_max=START_MAX, advertised=D1),
             store=SimpleNamespace(control={"need": np.array([2])}),
         )  # fmt: skip
@@ -67,6 +67,10 @@ class Told:
 
     def owners(self) -> list[int]:
         return [p for p in self.known.membership.owners if self.op.place.placement.counts[p]]
+
+    @property
+    def deadlines_from(self) -> int:
+        return self.op.start + self.known.config.strict if self.op.start else 0
 
     def first_deadline(self) -> int:
         return D1
@@ -297,6 +301,21 @@ def test_the_second_half_has_twice_as_long_as_the_first_at_most(op: Op) -> None:
     told.take(20 * MS)
     assert (op.first.clock.due, op.first.clock.limit) == (10 * MS + D1, 10 * MS + STAGE_MAX)
     assert (op.second.clock.due, op.second.clock.limit) == (10 * MS + R, 10 * MS + 2 * STAGE_MAX)
+
+
+def test_strict_comes_before_the_deadlines_of_both_halves(op: Op) -> None:
+    """Rule: clock-34."""
+    strict = 10_000 * MS
+    op.sending, op.start = Sending.OVER, 10 * MS
+    told = Told(op, record=record(op))
+    told.known.config.strict = strict
+    assert told.take(op.start + strict).actions == ()
+    op.first.phase = Phase.CLOSED
+    assert told.take(op.start + strict).actions == ()
+    assert (op.first.clock.due, op.first.clock.limit) == (op.start + strict + D1, op.start + strict + STAGE_MAX)
+    assert (op.second.clock.due, op.second.clock.limit) == (op.start + strict + R, op.start + strict + 2 * STAGE_MAX)
+    assert told.take(op.start + strict + R - 1).actions == ()
+    assert told.take(op.start + strict + R).actions == (Finish("deadline"),)
 
 
 @pytest.mark.parametrize("switched", [False, True])

@@ -68,7 +68,9 @@ class FlowControl:
             if op.switched and runs:  # what is missing once all have said so was lost
                 announce(job, op, job.peers, ask=False)
 
-        until = (op.start or op.admitted) + job.config.stage_max  # no seal is later, so no row is worth more
+        until = (
+            (op.start or op.admitted) + job.config.strict + job.config.stage_max
+        )  # no seal is later, so no row is worth more
         published = job.records.published  # an owner that has published an op takes no more rows for it
         over = None if op.switched else lambda rank: published(rank, op.label)
         op.spans.queued = now = job.now()
@@ -84,7 +86,7 @@ class FlowControl:
 
         now, gone = job.now(), job.membership.gone
         # as long as receivers may wait for them past their deadlines, as far as can be told from here
-        until = now + job.deadlines.worth_sending(op.flow_bytes) + job.overtime.left(now)
+        until = now + job.config.strict + job.deadlines.worth_sending(op.flow_bytes) + job.overtime.left(now)
         self.queue.submit(op.label, PacketType.RESULT, runs, until, done, now, lambda rank: rank in gone)
 
     def published_by(self, op: Op) -> int:

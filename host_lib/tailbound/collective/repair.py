@@ -253,6 +253,7 @@ class Request:
     layout: int
     places: Places
     holes: bool = False  #: some of what was asked for does not exist
+    sent: bool = False  #: and some does
 
 
 class Requests:

@@ -76,12 +76,13 @@ def answer(job: Job, window: Window, now: int) -> int:
         part = at[request.places[:count]]
         there = part[exists[part]]
         request.holes |= len(there) < count
+        request.sent |= len(there) > 0
         out = rows[there]
         add_flags(out, states[there], int(Flag.REPEAT))
         until = now + job.config.stage_max
         queue.submit(request.label, PacketType.RESULT, [(asker, out)], until, sent, now)
         repairs.requests.done(request, count)
-        if request.holes and not len(request.places):
+        if not len(request.places) and request.holes and not (job.config.strict and request.sent):
             _gone(job, request)
     return again
 
@@ -112,8 +113,12 @@ def _find(
 
 
 def _gone(job: Job, request: Request) -> None:
-    """Tells the asker that this is all, once per op (``rows`` tells it from the answer to a question for marks)."""
-    if not job.repairs.requests.say_gone(request.label, request.asker, first_half=request.first_half):
+    """Tells the asker that this is all, once per op (``rows`` tells it from the answer to a question for marks).
+
+    A strict one asks until it hears it: it is said whenever rows are asked for of which there are none (clock-34).
+    """
+    news = job.repairs.requests.say_gone(request.label, request.asker, first_half=request.first_half)
+    if not (news or job.config.strict):
         return
     flags = Flag.FIRST_HALF if request.first_half else Flag(0)
     head = job.header(PacketType.GONE, request.label, request.layout, owner=request.asker, rows=1, flags=flags)

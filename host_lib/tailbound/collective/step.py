@@ -118,7 +118,7 @@ def overtaken(op: Op, view: View, now: int) -> bool:
     owners = view.owners()
     if not owners or not all(view.published(p) and view.contributed(p) for p in owners):
         return False
-    op.start = op.start or max(1, now - 4 * view.known.config.stage_max)
+    op.start = op.start or max(1, now - 4 * view.known.config.stage_max - view.known.config.strict)
     op.overtaken = True
     return True
 
@@ -146,16 +146,21 @@ def _over_for_all(op: Op, view: View, now: int) -> bool:
     Its deadline says so where a switch sums. Owners wait longer for a rank that lives: their marks tell when they have
     published.
     """
-    if not op.start or now <= op.start + view.first_deadline():
+    if not op.start or now <= view.deadlines_from + view.first_deadline():
         return False
-    return op.switched or now > op.start + view.known.config.stage_max or all(map(view.published, view.owners()))
+    return (
+        op.switched
+        or now > view.deadlines_from + view.known.config.stage_max
+        or all(map(view.published, view.owners()))
+    )
 
 
 def _agree(op: Op, view: View, now: int) -> Step:
     """A cold op waits for the needs of all, but for half of the stage at most: what is agreed on is to be sent, too."""
     known = view.known
     missing = [p for p in known.membership.live if p not in op.needs and p not in op.abstainers]
-    limit = (op.start or op.admitted + known.deadlines.start_max) + known.config.stage_max // 2
+    start = view.deadlines_from or op.admitted + known.deadlines.start_max
+    limit = start + known.config.stage_max // 2
     settled = [p for p in missing if view.contributed(p)]
     if len(settled) == len(missing):  # for them this op is not cold, or they have settled without us
         limit = min(limit, op.cold_since + known.deadlines.advertised)
@@ -181,7 +186,7 @@ def _first_half(op: Op, view: View, now: int) -> Step:
     if op.launch is None and view.foreseen_wrongly():  # then nothing can be said before the launch
         return _NOTHING
     if op.start and not op.first.clock.due:
-        op.first.clock.begin(op.start, view.first_deadline(), view.known.config.stage_max, LEAST_STEP)
+        op.first.clock.begin(view.deadlines_from, view.first_deadline(), view.known.config.stage_max, LEAST_STEP)
     why, step = _wait(op.first, Contributions(view), view, now, launched=0)
     return step if why is None else Step((*step.actions, Seal(why)))
 
@@ -192,7 +197,7 @@ def _second_half(op: Op, view: View, now: int) -> Step:
         return _NOTHING
     if op.start and not op.second.clock.due:
         most = 2 * view.known.config.stage_max
-        op.second.clock.begin(op.start, view.second_deadline(), most, LEAST_STEP)
+        op.second.clock.begin(view.deadlines_from, view.second_deadline(), most, LEAST_STEP)
     why, step = _wait(op.second, of(op).results(view), view, now, launched=op.admitted)
     return step if why is None else Step((*step.actions, Finish(why)))
 

@@ -11,6 +11,7 @@ from tailbound.collective.known import Known
 from tailbound.collective.op import Op
 from tailbound.collective.repair import REPEATS, REPEATS_COLD, Round, asked_most, patience
 from tailbound.collective.tally import gather_results, rows_by_rank
+from tailbound.transport.backoff import ALWAYS
 
 
 class View:
@@ -58,6 +59,14 @@ class View:
         return [p for p in self.known.membership.owners if counts[p]]
 
     # -- time -----------------------------------------------------------------------------------------------------
+
+    @property
+    def deadlines_from(self) -> int:
+        """What deadlines count from, ns: the start of the stage clock, and what ``strict`` puts before them (clock-34).
+
+        0: the clock has not started.
+        """
+        return self.op.start + self.known.config.strict if self.op.start else 0
 
     def first_deadline(self) -> int:
         """How long after its start the first half may last, ns (clock-6)."""
@@ -121,5 +130,6 @@ class View:
         cold = op.cold or known.repairs.warming(op.key)
         seed = seed_of(known.cookie, op.label) ^ known.rank
         longest = patience(known.deadlines.stage_two(op.flow_bytes))
-        repeats = REPEATS_COLD if cold else REPEATS
-        return Round(int(seed), asked_most(rows, cold=cold), repeats, longest, known.repairs.answers)
+        strict = known.config.strict > 0
+        repeats = ALWAYS if strict else REPEATS_COLD if cold else REPEATS
+        return Round(int(seed), asked_most(rows, cold=cold or strict), repeats, longest, known.repairs.answers)

@@ -73,16 +73,16 @@ def integer(least: int, most: int | None = None) -> Kind:
     return Kind(f"a whole number of at least {least}" if most is None else f"a whole number of {least}..{most}", parse)
 
 
-def number(above: float) -> Kind:
-    """A number."""
+def number(above: float, *, inclusive: bool = False) -> Kind:
+    """A number; ``inclusive``: or ``above`` itself."""
 
     def parse(text: str) -> float:
         value = float(text)
-        if not (math.isfinite(value) and value > above):
+        if not (math.isfinite(value) and (value > above or (inclusive and value == above))):
             raise ValueError(text)
         return value
 
-    return Kind(f"a number above {above:g}", parse)
+    return Kind(f"{above:g} or more" if inclusive else f"a number above {above:g}", parse)
 
 
 def _deadlines(text: str) -> tuple[float, float] | None:

@@ -135,6 +135,10 @@ OPTIONS = (
         "seconds that either half of an op takes at most, and in the first ops of a size",
     ),
     _option(
+        "strict", number(0, inclusive=True), 0.0,
+        "seconds that an op waits for every row before its deadlines begin ([strict](torch/hook.md#strict))",
+    ),
+    _option(
         "hold_max", number(above=0), 60.0,
         "seconds for which the others wait for a rank within `hold()`, and for its first step",
     ),

@@ -64,6 +64,8 @@ class TailboundState(Recovery):
             step far apart (a first step that compiles).
         stage_max: seconds that either half of an op takes at most, and may take in the first ops of a size, in which
             deadlines are learned.
+        strict: seconds that an op waits for every row of every rank that takes part before its deadlines begin; 0: it
+            ends by its deadlines alone. The same on all ranks (clock-34).
         hold_max: seconds for which the others wait for a rank within ``hold()``, and for its first step.
         model: digest of what is trained (``model_digest``); ranks that differ are refused.
         entries: parameters that are averaged in a step; 0: not known.
@@ -109,6 +111,7 @@ class TailboundState(Recovery):
         timeout: float = 180.0,
         start_max: float = 1.0,
         stage_max: float = 2.0,
+        strict: float = 0.0,
         hold_max: float = 60.0,
         model: str = "",
         entries: int = 0,
@@ -154,6 +157,7 @@ class TailboundState(Recovery):
             deadline_2=int(deadline_ms[1] * MS) if deadline_ms else 0,
             start_max=int(start_max * 1000 * MS),
             stage_max=int(stage_max * 1000 * MS),
+            strict=int(strict * 1000 * MS),
             hold_max=int(hold_max * 1000 * MS),
             rotate=hadamard,
             safeguard=safeguard or Limits(),

@@ -88,6 +88,7 @@ class Config:
         quiet: q of clock-10; 0: learned.
         self_late_after: seals missed by the own row before it is no longer waited for (clock-8).
         suspect_after: stages missed by a rank before it is suspected (clock-14).
+        strict: for so long an op waits for every row of every live rank before its deadlines begin (clock-34).
         hold_max: for so long a rank that holds is waited for (clock-16).
         rotate: Hadamard rotation on, off, or ``auto``: by the measured loss, alike on all ranks.
         safeguard: what to do when too much is lost.
@@ -114,6 +115,7 @@ class Config:
     deadline_2: int = 0
     start_max: int = 1000 * MS
     stage_max: int = 2000 * MS
+    strict: int = 0
     quiet: int = 0
     self_late_after: int = 3
     suspect_after: int = 3
@@ -153,6 +155,8 @@ class Config:
             raise ConfigError(f"{self.source_ports} source ports: give 0..{SOURCE_PORTS_MOST}")
         if not self.ring_mib > 0:
             raise ConfigError(f"ring of {self.ring_mib} MiB: give a size above 0")
+        if self.strict < 0:
+            raise ConfigError(f"strict is {self.strict} ns: give 0 or more; 0 waits for no row past its deadline")
         for name in ("deadline_1", "deadline_2", "quiet"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0 ns (0: learned), not {getattr(self, name)}")
@@ -164,8 +168,8 @@ class Config:
 
     @property
     def bound(self) -> int:
-        """Longest time in ns from an op's launch to its end, decode apart (clock-12)."""
-        return self.start_max + 2 * self.stage_max
+        """Longest time in ns from an op's launch to its end, decode apart (clock-12, clock-34)."""
+        return self.start_max + self.strict + 2 * self.stage_max
 
     def ring(self, width: int) -> float:
         """MiB of the result ring for rows of ``width`` codes: where the step is known, two steps, up to ``RING_MOST``.
@@ -191,4 +195,5 @@ class Config:
             "result": "multicast" if self.result == "multicast" else "any but multicast",
             "safeguard": self.safeguard.text(),
             "share_rows": "on" if self.share_rows else "off",
+            "strict": f"{self.strict / 1e9:g}",
         }
