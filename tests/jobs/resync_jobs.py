@@ -65,7 +65,7 @@ def drifting(rank: int, period: int, losers: set[int]) -> dict[str, Any]:
     normed = nn.Sequential(model(), nn.BatchNorm1d(10))
     net = DDP(normed, **{_SYNC_OPTION: False}, bucket_cap_mb=0.05)
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
-    options = {"resync_period": period, "resync_drift": 1e9, "resync_share": 50.0}
+    options = {"resync_period": period, "resync_drift": 1e9, "resync_share": 50.0, "fetch": 0}
     with register(net, optimizer=optimizer, **options, **SETTINGS) as state:
         train(net, optimizer, rank, range(4))
         dist.barrier()
@@ -121,7 +121,7 @@ def parting(rank: int, losers: set[int]) -> dict[str, Any]:
     net = DDP(normed, **{_SYNC_OPTION: False}, bucket_cap_mb=0.05)
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
     well, digests = [], []
-    with register(net, optimizer=optimizer, resync_period=0, resync_drift=1e9, **SETTINGS) as state:
+    with register(net, optimizer=optimizer, resync_period=0, resync_drift=1e9, fetch=0, **SETTINGS) as state:
         train(net, optimizer, rank, range(4))
         apart: list[str] = []
         for begin in (4, 8):
@@ -134,6 +134,23 @@ def parting(rank: int, losers: set[int]) -> dict[str, Any]:
             buffers = [b.tolist() for b in net.buffers()]
             digests.append(f"{state_digest(net, optimizer)} {buffers}")
     return {"apart": apart, "well": well, "digests": digests}
+
+
+def fetching(rank: int, loser: int) -> dict[str, Any]:
+    """Most results of one rank get lost, and no round makes up for it: they are fetched."""
+    net = DDP(model(), bucket_cap_mb=0.05)
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
+    with register(net, optimizer=optimizer, resync_period=0, resync_drift=1e9, fetch=20.0, **SETTINGS) as state:
+        train(net, optimizer, rank, range(4))
+        dist.barrier()
+        trouble = lose_results(state, 0.6 if rank == loser else 0.0)
+        train(net, optimizer, rank, range(4, 8))
+        trouble.loss = 0.0
+        together = everywhere(state_digest(net, optimizer))
+        stats = state.stats()
+        dist.barrier()  # who is through may still be asked
+        well = state.synchronise(60)
+    return {"together": together, "stats": stats, "well": well}
 
 
 def stopped(

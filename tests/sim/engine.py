@@ -573,7 +573,7 @@ class Rank:
         # what a step computes makes D_start longer, and ops that have begun keep what they began with
         self._start_most = max(self._start_most, job.deadlines.start_max)
         for op in self.engine.launched:
-            due = max(op.admitted, op.held) + self._start_most + job.config.strict + 2 * job.config.stage_max
+            due = max(op.admitted, op.held) + self._start_most + job.config.bound - job.config.start_max
             assert began < due, f"rank {self.rank}: op {op.name} goes on {(began - due) / MS:.1f} ms after its bound"
             assert ends <= due, f"rank {self.rank} looks after op {op.name} {(ends - due) / MS:.1f} ms after its bound"
         self.check_books()

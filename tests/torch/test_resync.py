@@ -77,6 +77,23 @@ def test_ranks_that_synchronise_are_equal_and_may_go_on_or_leave_at_once(tmp_pat
     assert all(all(result["well"]) for result in results)
 
 
+def test_lost_results_are_fetched_before_they_part_replicas(tmp_path: Path) -> None:
+    """60 % of a rank's results are lost, repeated ones too: no replica comes apart. Rule: clock-35."""
+    import resync_jobs
+    from processes import Job
+
+    with Job(resync_jobs.fetching, 3, tmp_path, 1) as job:
+        results = job.results()
+    for rank, result in enumerate(results):
+        counters = result["stats"]["counters"]
+        assert result["well"]
+        assert result["stats"]["replica"]["sound"]
+        assert len(set(result["together"])) == 1
+        assert counters.get("rows_fetched", 0) == counters.get("rows_fetch_asked", 0)
+        assert (counters.get("rows_fetched", 0) > 0) == (rank != 1)
+    assert results[1]["stats"]["counters"]["rows_given"] > 0
+
+
 def _stopped(folder: Path, ring_mib: float, missed: int, steps: int, schedule: str, *more: float) -> dict[str, Any]:
     """What the last of three ranks tells that was stopped while the others made ``missed`` of ``steps`` steps."""
     import resync_jobs

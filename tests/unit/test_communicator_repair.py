@@ -5,15 +5,19 @@ Counted to the row it is in ``sim/test_repair.py``, where no thread stands still
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
+import pytest
 
 from first_time import FirstTime, dropped, total
 from messages import read
 from support import MS, PATIENCE, Team, Trouble, exact_mean, gradients, nmse, patient, team
+from tailbound.collective import fetch, fetched
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.retransmit import answer
+from tailbound.transport.reliable import Refusal
 from tailbound.wire import packets
 from tailbound.wire.schema import PacketType
 
@@ -53,6 +57,66 @@ def test_lost_results_come_back_and_replicas_stay_equal() -> None:
         assert total(job, "repair_gone") == 0
         came = sum(member.job.repairs.came[1] for member in job.communicators)
         assert lost - twice(job) <= int(came.sum()) <= lost + twice(job)
+
+
+# -- over the reliable path -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_lost_results_are_fetched_and_replicas_stay_equal(bits: int) -> None:
+    """A twentieth of all results lost, and none repaired: every one comes over TCP, to the bit. Rule: clock-35."""
+    ranks = 3
+    with team(ranks, SETTINGS | {"repair": False, "bits": bits, "fetch": 10_000 * MS}) as job:
+        troubles = lossy(job, 0.05, PacketType.RESULT)
+        for op in range(4):
+            results = job.allreduce(gradients("U", ranks, NUMEL, seed=op))
+            for out, outcome in results:
+                assert (outcome.delivered, outcome.missed, outcome.failed_groups) == (outcome.expected, 0, 0)
+                np.testing.assert_array_equal(out, results[0][0])
+        assert total(job, "rows_fetched") == total(job, "rows_given") == dropped(troubles, PacketType.RESULT) > 0
+
+
+def test_an_owner_that_does_not_answer_is_waited_for_as_long_as_said() -> None:
+    """And nothing of it counts afterwards. Rule: clock-35."""
+    ranks, wait = 3, 300 * MS
+    over = threading.Event()
+    with team(ranks, SETTINGS | {"repair": False, "fetch": wait}) as job:
+        job.allreduce(gradients("U", ranks, NUMEL, seed=0))
+        job[1].reliable.serve(fetch.REQUEST, lambda _: over.wait(PATIENCE) and [])
+        Trouble(seed=4, loss=0.05, types=frozenset({PacketType.RESULT}), to=frozenset({0})).attach(job[1])
+        try:
+            results = job.allreduce(gradients("U", ranks, NUMEL, seed=1))
+        finally:
+            over.set()
+        assert results[0][1].nanoseconds >= wait
+        assert results[0][1].missed == job[0].job.counters["rows_fetch_asked"] > 0
+        assert results[2][1].missed == 0
+        assert job[0].job.counters["rows_fetched"] == 0
+
+
+def test_what_cannot_be_fetched_is_refused() -> None:
+    with team(2, SETTINGS) as job:
+        _, labels, tag = _quiet_job(job, 6)
+        place = job[0]._engine.window.pool._kept[-1].place
+        assert place.label == labels[-1]
+
+        def ask(label: int, tag: int, rows: int, *places: int) -> bytes:
+            bits = np.zeros(rows, np.uint8)
+            bits[list(places)] = 1
+            return fetched.ASK.pack(label, tag, rows) + np.packbits(bits).tobytes()
+
+        own = place.placement.shares[0]
+        for request, why in (
+            (b"", "a request of 0 bytes"),
+            (ask(labels[0], tag, own, 3), "not kept"),  # too long ago
+            (ask(labels[-1], tag ^ 1, own, 3), "not kept"),
+            (ask(labels[-1], tag, own + 9, own + 8), "not kept"),
+            (ask(labels[-1], tag, own), "not kept"),
+        ):
+            with pytest.raises(Refusal, match=why):
+                job[1].reliable.pull(0, fetch.REQUEST, request, PATIENCE)
+        body = job[1].reliable.pull(0, fetch.REQUEST, ask(labels[-1], tag, own, 3, 5), PATIENCE)
+        assert len(body) == 2 * job[0]._engine.window.pool._kept[-1].results.packets.shape[1]
 
 
 # -- answers, packet by packet --------------------------------------------------------------------------------------

@@ -11,8 +11,21 @@ import pytest
 
 from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.shape import shape_for
-from tailbound.collective.actions import Abstain, Agree, AskMarks, AskRows, Encode, Finish, Measure, Seal, StayOut, Tell
+from tailbound.collective.actions import (
+    Abstain,
+    Agree,
+    AskMarks,
+    AskRows,
+    Encode,
+    FetchRows,
+    Finish,
+    Measure,
+    Seal,
+    StayOut,
+    Tell,
+)
 from tailbound.collective.buffers import Buffers
+from tailbound.collective.fetched import Fetch
 from tailbound.collective.op import AGREEING, Launch, Op, Phase, Sending
 from tailbound.collective.repair import PATIENCE, REPEATS, Round
 from tailbound.collective.step import Step, listen, overtaken, stand_still, start_clock, step
@@ -45,7 +58,7 @@ class Told:
             rank=0, ranks=RANKS, world=RANKS, peers=[1, 2],
             membership=Membership(RANKS, 0), live_since=0, self_late=False, overtime=Overtime(0),
             silent_since=lambda ranks, now: 0,
-            config=SimpleNamespace(stage_max=STAGE_MAX, repair=True, strict=0),
+            config=SimpleNamespace(stage_max=STAGE_MAX, repair=True, strict=0, fetch=0),
             deadlines=SimpleNamespace(quiet=Q, start_max=START_MAX, advertised=D1),
             store=SimpleNamespace(control={"need": np.array([2])}),
         )  # fmt: skip
@@ -316,6 +329,29 @@ def test_strict_comes_before_the_deadlines_of_both_halves(op: Op) -> None:
     assert (op.second.clock.due, op.second.clock.limit) == (op.start + strict + R, op.start + strict + 2 * STAGE_MAX)
     assert told.take(op.start + strict + R - 1).actions == ()
     assert told.take(op.start + strict + R).actions == (Finish("deadline"),)
+
+
+def test_lost_results_are_fetched_before_the_op_ends(op: Op) -> None:
+    """Of owners that have published: rank 2 has not. They are waited for until all have answered, or in time.
+
+    Rule: clock-35.
+    """
+    op.sending, op.start, op.first.phase = Sending.OVER, 10 * MS, Phase.CLOSED
+    told = Told(op, record=record(op), published_by={1})
+    told.known.config.repair, told.known.config.fetch = False, 20 * MS
+    now = 10 * MS + R
+    told.take(now - 1)
+    (ask,) = told.take(now).actions
+    assert isinstance(ask, FetchRows)
+    assert (ask.why, {rank: places.tolist() for rank, places in ask.places.items()}) == ("deadline", {1: [0, 1]})
+    op.fetch = Fetch("deadline", now, now + 20 * MS, ask.places)
+    assert told.take(now + 1) == Step((), now + 20 * MS)
+    assert told.take(now + 20 * MS).actions == (Finish("deadline"),)
+    told.record = record(op, results_in=op.place.layout.shape.rows)  # the rest has come by itself
+    assert told.take(now + 1).actions == (Finish("deadline"),)
+    told.record = record(op)
+    op.fetch.arrived(op.place, 1, None)
+    assert told.take(now + 1).actions == (Finish("deadline"),)
 
 
 @pytest.mark.parametrize("switched", [False, True])

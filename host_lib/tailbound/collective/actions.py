@@ -59,6 +59,14 @@ class Seal:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchRows:
+    """Close the second half but for ``places`` of owners' lists, which are asked for over the reliable path first."""
+
+    why: Why
+    places: dict[int, Places]
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """Close the second half: decode the result."""
 
@@ -109,7 +117,7 @@ class Release:
     progress: int | None
 
 
-Move = Abstain | StayOut | Measure | Encode | Agree | Seal | Finish
+Move = Abstain | StayOut | Measure | Encode | Agree | Seal | FetchRows | Finish
 Action = Move | Tell | AskMarks | AskRows | Repeat | Release
 #: To be asked with the type of an action: that takes a tenth of ``isinstance`` with so many.
 MOVES: frozenset[type[Action]] = frozenset(get_args(Move))

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.codec.owners import Places
 from tailbound.collective.actions import Action
 from tailbound.collective.job import Job
 from tailbound.collective.known import Session
@@ -29,6 +30,9 @@ class Aggregation(Protocol):
 
     def results(self, view: View) -> Seen[Action]:
         """The second half as it is now."""
+
+    def lost(self, view: View) -> dict[int, Places]:
+        """Results that are missing although their owner, who lives, has published them: places in its list."""
 
     def unmarked(self, view: View) -> tuple[list[int], list[int]]:
         """Peers whose mark of the present half is missing: those of which rows have come, and the others."""

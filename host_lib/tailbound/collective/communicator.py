@@ -29,7 +29,7 @@ from tailbound.codec.halves import BFLOAT16, FLOAT16, FLOAT32, Floats
 from tailbound.codec.planes import check_bits
 from tailbound.codec.shape import GROUP_ROWS, NUMEL_MOST, Shape, layout_tag, shape_for
 from tailbound.codec.threads import cores_here, threads_for
-from tailbound.collective import comeback, jump, report
+from tailbound.collective import comeback, fetch, jump, report
 from tailbound.collective.announce import READY_BYTES
 from tailbound.collective.coder import HOST, Coder, Values, check_codes
 from tailbound.collective.comeback import Part
@@ -204,6 +204,8 @@ class Communicator:
             self.job, on_thread, early, int(timeout * 1e9), share_most=share_most, outside=outside
         ).start()
         jump.serve(self.reliable, self._engine)
+        fetch.serve(self.reliable, self._engine)
+        self.job.fetch = fetch.over(self.reliable, self._engine)
         comeback.serve(self.reliable, self._engine)
         if training.elastic:
             comeback.watch(self.reliable, self._engine)

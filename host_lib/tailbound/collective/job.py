@@ -10,6 +10,7 @@ from tailbound.codec.threads import Threads
 from tailbound.collective.accounting import Accounts
 from tailbound.collective.channels import Channels
 from tailbound.collective.flow_control import FlowControl
+from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
 from tailbound.datapath.protocol import Datapath
 from tailbound.kernel.routes import speed_of
@@ -39,6 +40,8 @@ class Job(Speaker):
         self.threads = Threads(max(1, config.codec_threads), config.width)
         self.accounts = Accounts(self)
         self.flow = FlowControl(self, datapath, speed_of(datapath.endpoint[0]))
+        #: asks a rank what an op misses of its results (request), within so many ns; None: there is no reliable path
+        self.fetch: Callable[[Op, int, bytes, int], None] | None = None
         self.channels = Channels(self, self.flow.queue, datapath)
 
     def activate(self, addresses: list[int], own_address: int) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.coder import HOST, Coder, Values
+from tailbound.collective.fetched import Fetch
 from tailbound.collective.repair import Round
 from tailbound.errors import TailboundError
 from tailbound.observe.trace import Spans
@@ -169,6 +170,10 @@ class Op:
     stayed_out: set[int] = field(default_factory=set)
     #: flags of the own results (``Flag.SKIP``, ``STOP``, ``LOSSY``)
     flags: int = 0
+    #: results that were lost are asked for over the reliable path; None: they are not, or not yet
+    fetch: Fetch | None = None
+    #: packets that negative entries of ``buffers.source`` mean, when it is decoded: own results, and what was fetched
+    packets: NDArray[np.uint8] | None = None
     #: waiting for marks that may have been lost
     probe: TailProbe = field(default_factory=TailProbe)
     #: all others were through with it before this rank had sent rows

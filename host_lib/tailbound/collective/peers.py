@@ -185,6 +185,14 @@ class PeerOwned:
     def results(self, view: View) -> Seen[Action]:
         return Results(view)
 
+    def lost(self, view: View) -> dict[int, Places]:
+        owners = [p for p in view.owners() if view.published(p)]
+        if not owners or (view.op.overtaken and view.record is None):  # the others are far ahead
+            return {}
+        view.gather()
+        missing = {p: view.unrepaired(p) for p in owners}
+        return {p: places for p, places in missing.items() if len(places)}
+
     def unmarked(self, view: View) -> tuple[list[int], list[int]]:
         known, op = view.known, view.op
         peers = known.membership.here
@@ -245,19 +253,24 @@ class PeerOwned:
         outcome.overwritten = int(read_records(records, b.source, label, b.row_scale, b.row_exponent, -1, 0, None))
         if outcome.overwritten:
             job.counters["results_overwritten"] += outcome.overwritten
-        outcome.delivered += present - outcome.overwritten
+        fetched = 0
+        if op.fetch is not None:
+            fetched, op.packets = op.fetch.settle(place, b)
+        job.counters["rows_fetched"] += fetched
+        outcome.delivered += present - outcome.overwritten + fetched
         outcome.void = present == 0 and _nobody_had_any(job, op)
         if outcome.void:
             return
         others = place.layout.shape.rows - place.placement.shares[job.rank]
         outcome.expected += others
-        outcome.missed = others - present + outcome.overwritten
+        outcome.missed = others - present + outcome.overwritten - fetched
         _suspect(job, op, by_owner)
         if why == "deadline":
             counts = place.placement.shares
             late = [p for p in job.membership.owners if not job.records.published(p, op.label)]
             flows = [(int(by_owner[p]), counts[p]) for p in late]
-            cut_off(job, op, op.second, op.spans.decoding - op.spans.sealed, flows)
+            ended = op.fetch.begun if op.fetch is not None else op.spans.decoding
+            cut_off(job, op, op.second, ended - op.spans.sealed, flows)
 
 
 def _nobody_had_any(job: Job, op: Op) -> bool:

@@ -56,7 +56,7 @@ def answer(job: Job, window: Window, now: int) -> int:
         job.counters["repair_rows_sent"] += count
 
     while (request := repairs.requests.newest(held)) is not None:
-        found = _find(window, request)
+        found = find(window, request)
         if found is None:
             repairs.requests.done(request, len(request.places))
             _gone(job, request)
@@ -87,7 +87,7 @@ def answer(job: Job, window: Window, now: int) -> int:
     return again
 
 
-def _find(
+def find(
     window: Window, request: Request
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint64], NDArray[np.bool_], Places] | None:
     """The list that is asked for: packets, partial checks, and which of them exist, in memory's order; and where in it

@@ -16,6 +16,7 @@ from tailbound.collective.actions import (
     Agree,
     AskMarks,
     Encode,
+    FetchRows,
     Finish,
     Measure,
     Seal,
@@ -23,6 +24,7 @@ from tailbound.collective.actions import (
     Tell,
 )
 from tailbound.collective.aggregation import of
+from tailbound.collective.fetched import Fetch
 from tailbound.collective.op import Half, Op, Phase, Sending
 from tailbound.collective.peers import Contributions
 from tailbound.collective.view import View
@@ -198,8 +200,20 @@ def _second_half(op: Op, view: View, now: int) -> Step:
     if op.start and not op.second.clock.due:
         most = 2 * view.known.config.stage_max
         op.second.clock.begin(view.deadlines_from, view.second_deadline(), most, LEAST_STEP)
+    if op.fetch is not None:
+        return _fetching(op.fetch, of(op).results(view), now)
     why, step = _wait(op.second, of(op).results(view), view, now, launched=op.admitted)
-    return step if why is None else Step((*step.actions, Finish(why)))
+    if why is None:
+        return step
+    lost = of(op).lost(view) if why != "complete" and view.known.config.fetch else {}
+    return Step((*step.actions, FetchRows(why, lost) if lost else Finish(why)))
+
+
+def _fetching(fetch: Fetch, results: Seen[Action], now: int) -> Step:
+    """Ends the op when all that was asked have answered, when the rest has come by itself, or in time (clock-35)."""
+    if fetch.waiting and now < fetch.until and not results.complete():
+        return Step((), fetch.until)
+    return Step((Finish(fetch.why),))
 
 
 def _wait(half: Half, seen: Seen[Action], view: View, now: int, *, launched: int) -> tuple[Why | None, Step]:

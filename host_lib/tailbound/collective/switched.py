@@ -44,6 +44,9 @@ class SwitchOwned:
     def results(self, view: View) -> Seen[Action]:
         return Results(view)
 
+    def lost(self, view: View) -> dict[int, Places]:
+        return {}  # a switch keeps no results
+
     def unmarked(self, view: View) -> tuple[list[int], list[int]]:
         # rows go to the switch, so that nothing of a peer says whether it has begun
         return [p for p in view.known.membership.here if not view.contributed(p)], []

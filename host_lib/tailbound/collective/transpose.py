@@ -244,6 +244,11 @@ class Transpose:
         text = f"rank {rank} has come back and takes part from step {step} on"
         job.events.emit("rank_back", text, level=logging.INFO, back=rank, step=step)
 
+    @property
+    def window(self) -> Window:
+        """The ops in flight, and the results that are kept; for ``call``."""
+        return self._window
+
     def drain(self, timeout: float) -> bool:
         """Waits until all launched ops are over, at most ``timeout`` seconds; returns whether they are."""
         return self._idle.wait(timeout)

@@ -139,6 +139,10 @@ OPTIONS = (
         "seconds that an op waits for every row before its deadlines begin ([strict](torch/hook.md#strict))",
     ),
     _option(
+        "fetch", number(0, inclusive=True), 0.2,
+        "seconds that an op waits at most for lost results to come over TCP ([lost](torch/hook.md#lost-results))",
+    ),
+    _option(
         "hold_max", number(above=0), 60.0,
         "seconds for which the others wait for a rank within `hold()`, and for its first step",
     ),

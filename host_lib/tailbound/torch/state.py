@@ -66,6 +66,7 @@ class TailboundState(Recovery):
             deadlines are learned.
         strict: seconds that an op waits for every row of every rank that takes part before its deadlines begin; 0: it
             ends by its deadlines alone. The same on all ranks (clock-34).
+        fetch: seconds that an op waits at most for results that were lost to come over TCP; 0: it does not (clock-35).
         hold_max: seconds for which the others wait for a rank within ``hold()``, and for its first step.
         model: digest of what is trained (``model_digest``); ranks that differ are refused.
         entries: parameters that are averaged in a step; 0: not known.
@@ -112,6 +113,7 @@ class TailboundState(Recovery):
         start_max: float = 1.0,
         stage_max: float = 2.0,
         strict: float = 0.0,
+        fetch: float = 0.2,
         hold_max: float = 60.0,
         model: str = "",
         entries: int = 0,
@@ -158,6 +160,7 @@ class TailboundState(Recovery):
             start_max=int(start_max * 1000 * MS),
             stage_max=int(stage_max * 1000 * MS),
             strict=int(strict * 1000 * MS),
+            fetch=int(fetch * 1000 * MS),
             hold_max=int(hold_max * 1000 * MS),
             rotate=hadamard,
             safeguard=safeguard or Limits(),

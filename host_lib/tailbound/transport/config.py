@@ -89,6 +89,7 @@ class Config:
         self_late_after: seals missed by the own row before it is no longer waited for (clock-8).
         suspect_after: stages missed by a rank before it is suspected (clock-14).
         strict: for so long an op waits for every row of every live rank before its deadlines begin (clock-34).
+        fetch: for so long an op waits for results that were lost to come over the reliable path (clock-35); 0: not.
         hold_max: for so long a rank that holds is waited for (clock-16).
         rotate: Hadamard rotation on, off, or ``auto``: by the measured loss, alike on all ranks.
         safeguard: what to do when too much is lost.
@@ -116,6 +117,7 @@ class Config:
     start_max: int = 1000 * MS
     stage_max: int = 2000 * MS
     strict: int = 0
+    fetch: int = 0
     quiet: int = 0
     self_late_after: int = 3
     suspect_after: int = 3
@@ -157,6 +159,8 @@ class Config:
             raise ConfigError(f"ring of {self.ring_mib} MiB: give a size above 0")
         if self.strict < 0:
             raise ConfigError(f"strict is {self.strict} ns: give 0 or more; 0 waits for no row past its deadline")
+        if self.fetch < 0:
+            raise ConfigError(f"fetch is {self.fetch} ns: give 0 or more; 0 fetches nothing")
         for name in ("deadline_1", "deadline_2", "quiet"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0 ns (0: learned), not {getattr(self, name)}")
@@ -168,8 +172,8 @@ class Config:
 
     @property
     def bound(self) -> int:
-        """Longest time in ns from an op's launch to its end, decode apart (clock-12, clock-34)."""
-        return self.start_max + self.strict + 2 * self.stage_max
+        """Longest time in ns from an op's launch to its end, decode apart (clock-12, clock-34, clock-35)."""
+        return self.start_max + self.strict + 2 * self.stage_max + self.fetch
 
     def ring(self, width: int) -> float:
         """MiB of the result ring for rows of ``width`` codes: where the step is known, two steps, up to ``RING_MOST``.
