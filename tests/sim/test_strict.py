@@ -51,6 +51,18 @@ def test_with_losses_every_row_arrives_and_the_mean_is_the_one_without() -> None
             np.testing.assert_array_equal(out, theirs[0])
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_scales_are_agreed_on_although_words_are_lost(seed: int) -> None:
+    """Half of what ranks tell of their scales is lost. Who has not heard one that has settled asks it until it has: on
+    other scales its rows would be refused. Rules: clock-34, clock-26.
+    """
+    with sim_team(RANKS, HASTY | {"strict": 10 * S}) as job:
+        job.trouble(lambda: Trouble(seed=seed, loss=0.5, types=frozenset({PacketType.READY})))
+        for results in ops(job, 1):
+            assert all(outcome.delivered == outcome.expected for _, outcome in results)
+            assert max(outcome.nanoseconds for _, outcome in results) < 1 * S
+
+
 def test_a_stopped_rank_costs_what_strict_says_until_it_is_suspected() -> None:
     """Both halves of an op miss it, and wait once. Rules: clock-34, clock-14."""
     strict = 700 * MS

@@ -7,7 +7,7 @@ import numpy as np
 from tailbound.collective.announce import announce, decode_ready
 from tailbound.collective.channels import Channels
 from tailbound.collective.maps import Maps
-from tailbound.collective.op import Op, Sending
+from tailbound.collective.op import Op
 from tailbound.collective.repair import Request, decode_repair
 from tailbound.collective.speaker import Speaker
 from tailbound.wire import packets
@@ -90,7 +90,7 @@ class Inbox:
             op.needs[sender] = ready.needs
         if self._job.rank in ready.heard:
             op.heard_by.add(sender)
-        elif op.cold and op.sending == Sending.AGREEING and not self._job.records.contributed(sender, op.label):
+        elif op.cold and self._job.rank in op.needs and not self._job.records.contributed(sender, op.label):
             announce(self._job, op, [sender], ask=False)
         if flags & Flag.REPEAT:
             if op.launch and op.encoded and not op.published:

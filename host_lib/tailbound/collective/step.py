@@ -165,7 +165,9 @@ def _agree(op: Op, view: View, now: int) -> Step:
     limit = start + known.config.stage_max // 2
     settled = [p for p in missing if view.contributed(p)]
     if len(settled) == len(missing):  # for them this op is not cold, or they have settled without us
-        limit = min(limit, op.cold_since + known.deadlines.advertised)
+        # who has settled by what this rank has told answers until it has heard it; who knows scales never does
+        patience = min(known.config.strict, known.deadlines.start_max)
+        limit = min(limit, op.cold_since + max(known.deadlines.advertised, patience))
     if not missing or now >= limit:
         return Step((Agree(incomplete=bool(missing), settled=bool(settled)),))
     actions: tuple[Action, ...] = ()
