@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from tailbound.codec import decode as host_decode
 from tailbound.codec import encode as host
+from tailbound.codec.balance import EVEN, Ranges, ranges_of
 from tailbound.codec.decode import MISSING, own_source
 from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.records import Coding, Packets, Received, Scales
@@ -45,6 +46,14 @@ def gaussian(numel: int, seed: int = 0, size: float = 1.0) -> NDArray[np.float32
     return (np.random.default_rng(seed).standard_normal(numel) * size).astype(np.float32)
 
 
+def uneven(numel: int, seed: int = 0) -> Ranges:
+    """Ranges of all sizes, from one entry to whole groups, with exponents of all sizes; of one entry, one range."""
+    rng = np.random.default_rng(seed)
+    ends = np.unique(np.append(np.cumsum(10 ** rng.uniform(0, 5.5, 60)).astype(np.int64), numel))
+    ends = ends[(ends > 0) & (ends <= numel)]
+    return ranges_of(ends, rng.choice([0, 0, 1, 2, 5, 9, 24], len(ends)))
+
+
 class Outputs:
     """What ``encode`` writes, filled with sevens before."""
 
@@ -61,29 +70,35 @@ class Outputs:
         return [self.packets, self.partials, self.need, self.shift, self.skipped]
 
 
-def encoded(by: Any, x: Any, shape: Shape, exponents: NDArray[np.int16], rotate: bool = True) -> Outputs:
+def encoded(
+    by: Any, x: Any, shape: Shape, exponents: NDArray[np.int16], rotate: bool = True, ranges: Ranges = EVEN
+) -> Outputs:
     out = Outputs(shape)
     packets = Packets(out.packets, out.placement.position, out.partials)
     scales = Scales(exponents, out.need, out.shift, out.skipped)
-    out.done = by.encode(x, shape, Coding(SEED, RANK, CAP, rotate=rotate, ranks=3), packets, scales, SCRATCH)
+    coding = Coding(SEED, RANK, CAP, rotate=rotate, ranks=3, ranges=ranges)
+    out.done = by.encode(x, shape, coding, packets, scales, SCRATCH)
     return out
 
 
-def measured(by: Any, x: Any, shape: Shape, rotate: bool = True) -> NDArray[np.int16]:
+def measured(by: Any, x: Any, shape: Shape, rotate: bool = True, ranges: Ranges = EVEN) -> NDArray[np.int16]:
     need = np.full(shape.groups, 7, np.int16)
-    assert by.measure(x, shape, Coding(SEED, rotate=rotate), need, SCRATCH)
+    assert by.measure(x, shape, Coding(SEED, rotate=rotate, ranges=ranges), need, SCRATCH)
     return need
 
 
-def check(tensor: Any, shape: Shape, exponents: NDArray[np.int16], rotate: bool = True) -> Outputs:
+def check(
+    tensor: Any, shape: Shape, exponents: NDArray[np.int16], rotate: bool = True, ranges: Ranges = EVEN
+) -> Outputs:
     """Both coders leave the same bytes everywhere: codes, checks, needs, shifts, and what is left alone.
 
     Args:
         tensor: the bucket, of any float type, on the device to try.
     """
     x, by = tensor.float().cpu().numpy(), coder(str(tensor.device))
-    assert np.array_equal(measured(by, tensor, shape, rotate), measured(host, x, shape, rotate))
-    theirs, ours = encoded(host, x, shape, exponents, rotate), encoded(by, tensor, shape, exponents, rotate)
+    how = rotate, ranges
+    assert np.array_equal(measured(by, tensor, shape, *how), measured(host, x, shape, *how))
+    theirs, ours = encoded(host, x, shape, exponents, *how), encoded(by, tensor, shape, exponents, *how)
     assert ours.done == theirs.done
     for mine, other in zip(ours.arrays(), theirs.arrays(), strict=True):
         assert np.array_equal(mine, other)
@@ -117,18 +132,18 @@ class Results:
         self.source[gone] = MISSING
         self.scale[gone] = np.nan
 
-    def decoded(self, by: Any, out: Any, rotate: bool) -> int:
+    def decoded(self, by: Any, out: Any, rotate: bool, ranges: Ranges = EVEN) -> int:
         received = Received(self.ring, self.own, self.source, self.scale, self.counts)
-        return int(by.decode(received, self.shape, Coding(SEED, rotate=rotate), out, SCRATCH))
+        return int(by.decode(received, self.shape, Coding(SEED, rotate=rotate, ranges=ranges), out, SCRATCH))
 
-    def check(self, rotate: bool = True, device: str = "cpu") -> NDArray[np.float32]:
+    def check(self, rotate: bool = True, device: str = "cpu", ranges: Ranges = EVEN) -> NDArray[np.float32]:
         """Both coders give the same bits, the signs of zeros included, and count the same groups as failed."""
         import torch
 
         numel = self.shape.numel
         theirs, ours = np.full(numel, np.nan, np.float32), torch.full((numel,), torch.nan, device=device)
         by = coder(device)
-        assert self.decoded(by, ours, rotate) == self.decoded(host_decode, theirs, rotate)
+        assert self.decoded(by, ours, rotate, ranges) == self.decoded(host_decode, theirs, rotate, ranges)
         by._space.stream.join()
         assert np.array_equal(ours.cpu().numpy().view(np.uint32), theirs.view(np.uint32))
         return theirs

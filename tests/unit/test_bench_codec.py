@@ -37,6 +37,17 @@ def test_the_worst_tensor_is_told_beside_the_error_of_all() -> None:
         assert rows[name]["nmse"] < 0.02
 
 
+def test_exponents_bring_the_worst_tensor_near_the_others() -> None:
+    """Rule: codec-18."""
+    rows = {row["name"]: row for row in errors()}
+    for name, row in rows.items():
+        if row["balance"]:
+            before = rows[name.replace("balanced", "rotated")]
+            assert row["nmse"] <= before["nmse"]
+            assert row["worst_tensor_nmse"] < 0.5 * before["worst_tensor_nmse"]
+    assert rows["balanced, 0% of results lost"]["worst_tensor_nmse"] < 0.02
+
+
 def test_errors_are_told_by_bits_ranks_and_correlation() -> None:
     """Fewer bits cost, ranks that agree win."""
     found = {(r["bits"], r["ranks"], r["correlation"]): r["nmse"] for r in errors() if r["name"].startswith("rotated")}

@@ -6,6 +6,7 @@ Times are medians of interleaved repeats: every pass runs once a round, so that 
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -17,8 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.bench.save import save
+from tailbound.codec.balance import powers, ranges_of
 from tailbound.codec.decode import decode, own_source
 from tailbound.codec.encode import encode, measure
+from tailbound.codec.exponents import ends_of, rounded, sizes_of, wanted
 from tailbound.codec.hashing import seed_of
 from tailbound.codec.local import LocalJob, nmse
 from tailbound.codec.mean import mean_rows
@@ -53,19 +56,22 @@ class _Case(NamedTuple):
     bits: int = 8
     ranks: int = RANKS
     correlation: float = 0.0
+    balance: bool = False
 
     @property
     def name(self) -> str:
         usual = (self.bits, self.ranks, self.correlation) == (8, RANKS, 0.0)
         how = "" if usual else f"{self.bits} bits, {self.ranks} ranks, correlation {self.correlation:g}, "
-        return f"{'rotated' if self.rotate else 'plain'}, {how}{self.loss:.0%} of results lost"
+        rotation = ("balanced" if self.balance else "rotated") if self.rotate else "plain"
+        return f"{rotation}, {how}{self.loss:.0%} of results lost"
 
 
-_CASES = (
-    *(_Case(rotate, loss) for rotate in (True, False) for loss in (0.0, 0.01)),
+_ROTATED = (
+    *(_Case(True, loss) for loss in (0.0, 0.01)),
     *(_Case(bits=b, ranks=n, correlation=c) for b in (8, 4) for n, c in ((4, 0.5), (16, 0.0), (16, 0.5))),
     _Case(bits=4),
 )
+_CASES = (*_ROTATED, *(each._replace(balance=True) for each in _ROTATED), *(_Case(False, loss) for loss in (0.0, 0.01)))
 
 
 def run(
@@ -180,8 +186,8 @@ def errors() -> list[dict[str, Any]]:
     error of the worst tensor says how much (codec-16).
 
     Returns:
-        Rows ``name, bits, ranks, correlation, bytes, threads, ms, gbps, nmse, worst_tensor, worst_tensor_nmse``; ``ms``
-        for all ranks.
+        Rows ``name, bits, ranks, correlation, balance, bytes, threads, ms, gbps, nmse, worst_tensor,
+        worst_tensor_nmse``; ``ms`` for all ranks.
     """
     rows = []
     for case in _CASES:
@@ -193,6 +199,11 @@ def errors() -> list[dict[str, Any]]:
             one, all_of = np.float32(math.sqrt(1 - case.correlation)), np.float32(math.sqrt(case.correlation))
             gradients = [one * x + all_of * common for x in gradients]
         job = LocalJob(case.ranks, gradients[0].size, WIDTH, rotate=case.rotate, bits=case.bits)
+        if case.balance:  # as the leader of a job chooses from an average (codec-18)
+            ends = ends_of([0, *itertools.accumulate(n for _, n, _ in LAYERS)], 0, job.shape.numel)
+            average: NDArray[np.float32] = np.mean(np.stack(gradients), axis=0, dtype=np.float32)
+            seen = powers(average, job.shape, ends)
+            job.balance(ranges_of(ends, rounded(wanted(sizes_of(seen), ends))))
         lost = rng.random((case.ranks, job.shape.rows)) < case.loss
         start = time.perf_counter()
         value = job.step(OP, gradients, lost_results=lost, receivers=[0]).outputs[0]
@@ -204,6 +215,7 @@ def errors() -> list[dict[str, Any]]:
                 "bits": case.bits,
                 "ranks": case.ranks,
                 "correlation": case.correlation,
+                "balance": case.balance,
                 "bytes": nbytes,
                 "threads": 1,
                 "ms": seconds * 1e3,

@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec import hashing
+from tailbound.codec.balance import overflow_of
 from tailbound.codec.encode import normalised
 from tailbound.codec.hashing import row_key
 from tailbound.codec.records import Coding, Scales
-from tailbound.codec.scale import OVERFLOW_BITS, SPAN, need_of, root_of, scale_of, shift_of
+from tailbound.codec.scale import SPAN, need_of, root_of, scale_of, shift_of
 from tailbound.codec.scratch import readonly
 from tailbound.codec.shape import Shape
 from tailbound.wire.jit import compiled
@@ -44,11 +45,11 @@ class Factors(NamedTuple):
 
 
 @compiled
-def _plan(bits, rows, rotate, cap, keyed, scales, by):  # type: ignore[no-untyped-def]
+def _plan(bits, overflow, rows, rotate, cap, keyed, scales, by):  # type: ignore[no-untyped-def]
     beyond = 0
     root = root_of(rows) if rotate else 1.0
     for g in range(bits.shape[0]):
-        if bits[g] >= OVERFLOW_BITS:
+        if bits[g] >= overflow:
             return -1
         want = need_of(normalised(bits[g], rows, rotate))
         e = np.int64(scales.exponents[g])
@@ -82,5 +83,6 @@ def plan(bits: NDArray[np.uint32], shape: Shape, coding: Coding, scales: Scales,
     """
     rounding = np.uint32(hashing.rounding_seed(coding.seed, hashing.STAGE_CONTRIBUTION))
     keyed = rounding, np.uint32(hashing.step_of(coding.rank, coding.ranks))
-    beyond = _plan(readonly(bits), shape.group_rows, coding.rotate, coding.shift_cap, keyed, scales, by)
+    rows, overflow = shape.group_rows, overflow_of(coding.ranges)
+    beyond = _plan(readonly(bits), overflow, rows, coding.rotate, coding.shift_cap, keyed, scales, by)
     return Plan(beyond >= 0, max(0, int(beyond)))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.codec.balance import EVEN, Ranges
 from tailbound.codec.hashing import STAGE_CONTRIBUTION, STAGE_RESULT, rounding_seed, step_of
 from tailbound.codec.scale import NEED_LEAST
 from tailbound.codec.shape import Shape
@@ -56,6 +57,15 @@ def rotated(x: NDArray[np.float32], shape: Shape, seed: int, rotate: bool = True
         rows = rows * signs(shape, seed)
     grouped = rows.reshape(shape.groups, shape.group_rows, shape.codes)
     return transform(grouped) if rotate else grouped
+
+
+def by_entry(factors: NDArray[np.float32], ranges: Ranges, numel: int) -> NDArray[np.float32]:
+    """What each of ``numel`` entries is multiplied by; ``factors``: ``ranges.down`` or ``ranges.up``."""
+    if not len(ranges.ends):
+        return np.ones(numel, np.float32)
+    at = np.searchsorted(ranges.ends, np.arange(numel), side="right")
+    out: NDArray[np.float32] = factors[np.minimum(at, len(factors) - 1)]
+    return out
 
 
 def needs(y: NDArray[np.float32], root: float) -> NDArray[np.int16]:
@@ -122,10 +132,11 @@ def encode(
     exponents: NDArray[np.int16],
     rotate: bool = True,
     ranks: int = 1,
+    ranges: Ranges = EVEN,
 ) -> Coded:
     """What ``codec.encode.encode`` makes of finite ``x``, in row order."""
     root = float(np.sqrt(shape.group_rows)) if rotate else 1.0
-    y = rotated(x, shape, seed, rotate)
+    y = rotated(x * by_entry(ranges.down, ranges, x.size), shape, seed, rotate)
     need = needs(y, root)
     every = np.arange(shape.rows)
     u = with_zero(offsets(every, shape.codes, seed, STAGE_CONTRIBUTION, step_of(rank, ranks))).reshape(y.shape)
@@ -214,9 +225,10 @@ def decode(
     shape: Shape,
     seed: int,
     rotate: bool = True,
+    ranges: Ranges = EVEN,
 ) -> NDArray[np.float32]:
     """Result rows (u8[T, V], f32[T], bool[T], row order) as f32[numel]."""
-    return _restore(valued(codes, scale, present, seed), present, shape, seed, rotate)
+    return _restore(valued(codes, scale, present, seed), present, shape, seed, rotate, ranges)
 
 
 def valued(
@@ -242,16 +254,17 @@ def decode_sums(
     shape: Shape,
     seed: int,
     rotate: bool = True,
+    ranges: Ranges = EVEN,
 ) -> NDArray[np.float32]:
     """A switch's sums (u16[T, V] in code order, contributors u16[T], f32[T], bool[T]) as f32[numel]."""
     divisor = 127 * np.where(present, counts, 1).astype(np.float64)
     factors = np.where(present, (scale.astype(np.float64) / divisor).astype(np.float32), _F(0))
     distance = sums.astype(np.int32) - 128 * counts.astype(np.int32)[:, None]
-    return _restore(distance.astype(np.float32) * factors[:, None], present, shape, seed, rotate)
+    return _restore(distance.astype(np.float32) * factors[:, None], present, shape, seed, rotate, ranges)
 
 
 def _restore(
-    values: NDArray[np.float32], present: NDArray[np.bool_], shape: Shape, seed: int, rotate: bool
+    values: NDArray[np.float32], present: NDArray[np.bool_], shape: Shape, seed: int, rotate: bool, ranges: Ranges
 ) -> NDArray[np.float32]:
     """Rotated values f32[T, V] as f32[numel]."""
     values[~present] = 0
@@ -261,4 +274,5 @@ def _restore(
         factor = np.where(received > 0, np.sqrt(shape.group_rows) / np.maximum(received, 1), 0).astype(np.float32)
         y = transform(y) * factor[:, None, None]
         y = y * signs(shape, seed).reshape(y.shape)
-    return y.reshape(-1)[: shape.numel].copy()
+    out: NDArray[np.float32] = y.reshape(-1)[: shape.numel] * by_entry(ranges.up, ranges, shape.numel)
+    return out

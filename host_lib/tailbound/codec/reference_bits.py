@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec import reference
+from tailbound.codec.balance import EVEN, Ranges
 from tailbound.codec.hashing import STAGE_CONTRIBUTION, STAGE_RESULT, step_of
 from tailbound.codec.planes import SIGMAS, zero_of
 from tailbound.codec.reference import Rank, Row
@@ -99,9 +100,10 @@ def _code(v: NDArray[np.float32], bits: int) -> NDArray[np.int64]:
 
 def encode(
     x: NDArray[np.float32], shape: Shape, seed: int, rank: int, cap: int, exponents: NDArray[np.int16],
-    rotate: bool = True, ranks: int = 1,
+    rotate: bool = True, ranks: int = 1, ranges: Ranges = EVEN,
 ) -> Coded:  # fmt: skip
-    """What ``codec.encode.encode`` makes of finite ``x``, in row order."""
+    """What ``codec.encode.encode`` makes of finite ``x``, in row order; values are those before ``ranges.up``."""
+    x = x * reference.by_entry(ranges.down, ranges, x.size)
     root, bits = float(np.sqrt(shape.group_rows)) if rotate else 1.0, shape.bits
     flat = Shape(shape.numel, shape.width, shape.group_rows, shape.groups, shape.entries)
     y = reference.rotated(x, flat, seed, rotate)
@@ -151,7 +153,7 @@ def mean(sums: NDArray[np.uint8], row: Row, seed: int, ranks: int, bits: int, ro
 
 def decode(
     payload: NDArray[np.uint8], scale: NDArray[np.float32], present: NDArray[np.bool_], shape: Shape, seed: int,
-    rotate: bool = True, rank: Rank | None = None,
+    rotate: bool = True, rank: Rank | None = None, ranges: Ranges = EVEN,
 ) -> NDArray[np.float32]:  # fmt: skip
     """Rows of results, or of contributions of ``rank`` (u8[T, B], f32[T], bool[T], row order) as f32[numel]."""
     bits = shape.bits
@@ -159,6 +161,7 @@ def decode(
     codes, zero = unpack(payload, bits), zero_of(bits)
     if bits < 16:
         values = reference.valued(codes, scale, present, seed, zero, rank)
-        return reference._restore(values, present, flat, seed, rotate)
+        return reference._restore(values, present, flat, seed, rotate, ranges)
     factors = np.where(present, (scale.astype(np.float64) / (zero - 1)).astype(np.float32), _F(0))
-    return reference._restore((codes - zero).astype(np.float32) * factors[:, None], present, flat, seed, rotate)
+    values = (codes - zero).astype(np.float32) * factors[:, None]
+    return reference._restore(values, present, flat, seed, rotate, ranges)

@@ -22,11 +22,12 @@ class Memory(NamedTuple):
 
     Attributes:
         work: f32[64 * (2 width + 16)], a half-transformed group; a byte may hold two codes.
-        group: f32[128 * width], a zero-padded copy of the last group.
+        group: f32[128 * width], a zero-padded copy of the last group, and copies of single rows.
         row: u16[2 width], sums of one row.
         blank: u8[width], codes of a row of zeros.
         factors, addresses, zeros, keys: f32[64], i64[64], i32[64] and u32[8], what is known of the rows at hand.
         readings: u32[64, 4], how the codes of the rows at hand are read (``codec.decode``).
+        powers: f32[64], what the rows at hand are multiplied by on their way in or out (``codec.balance``).
         columns, columns_out: u16[2 width], parts of the columns in rounding offsets, of contributions and of results.
         exact: i32[2 width], sums of one row less their offsets.
         lanes: u32[16], what is known of each lane of a vector.
@@ -41,6 +42,7 @@ class Memory(NamedTuple):
     zeros: NDArray[np.int32]
     keys: NDArray[np.uint32]
     readings: NDArray[np.uint32]
+    powers: NDArray[np.float32]
     columns: NDArray[np.uint16]
     columns_out: NDArray[np.uint16]
     exact: NDArray[np.int32]
@@ -68,6 +70,7 @@ class Scratch:
             zeros=np.zeros(GROUP_ROWS, np.int32),
             keys=np.zeros(8, np.uint32),
             readings=np.zeros((GROUP_ROWS, 4), np.uint32),
+            powers=np.zeros(GROUP_ROWS, np.float32),
             columns=np.zeros(2 * width, np.uint16),
             columns_out=np.zeros(2 * width, np.uint16),
             exact=np.zeros(2 * width, np.int32),

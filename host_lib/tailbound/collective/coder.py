@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.codec import balance
 from tailbound.codec import decode as decoding
 from tailbound.codec import encode as encoding
 from tailbound.codec.encode import Encoded
@@ -77,6 +78,9 @@ class Coder(Protocol):
     ) -> int:
         """As ``codec.decode.decode``."""
 
+    def powers(self, average: Values, shape: Shape, ends: NDArray[np.int64]) -> NDArray[np.float64]:
+        """As ``codec.balance.powers``."""
+
     def clear(self, average: Values) -> None:
         """Makes the average zero."""
 
@@ -93,6 +97,7 @@ class HostCoder:
     measure = staticmethod(encoding.measure)
     encode = staticmethod(encoding.encode)
     decode = staticmethod(decoding.decode)
+    powers = staticmethod(balance.powers)
 
     @staticmethod
     def clear(average: Values) -> None:

@@ -20,6 +20,7 @@ from tailbound.codec.plan import Factors, Plan, plan
 from tailbound.codec.records import Coding, Packets, Received, Scales
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import Shape, shape_for
+from tailbound.torch.device_codec.balance import powers
 from tailbound.torch.device_codec.decode import restore, values_of_codes, values_of_sums
 from tailbound.torch.device_codec.encode import count_beyond, largest_bits, quantised, rotated
 from tailbound.torch.staging import Block, Blocks
@@ -121,7 +122,7 @@ class DeviceCoder:
         self, block: Block, x: torch.Tensor, shape: Shape, coding: Coding, scales: Scales
     ) -> tuple[_Ready, Plan]:
         """Rotates on the device, waits for the largest values, and settles on the host how groups are coded."""
-        y = rotated(x, shape, coding.seed, rotate=coding.rotate)
+        y = rotated(x, shape, coding.seed, rotate=coding.rotate, ranges=coding.ranges)
         bits = block.piece(shape.groups, dtype=torch.int32)
         bits.copy_(largest_bits(y), non_blocking=True)
         factors, limits = (block.piece(shape.groups, dtype=torch.float32) for _ in range(2))
@@ -163,10 +164,16 @@ class DeviceCoder:
                 else:
                     rounding = rounding_seed(coding.seed, STAGE_RESULT)
                     values = values_of_codes(there, keys.to(device, non_blocking=True), by_row, rounding)
-                restore(values, by_group, shape, coding.seed, out, rotate=coding.rotate, failed=failed > 0)
+                rotate, ranges = coding.rotate, coding.ranges
+                restore(values, by_group, shape, coding.seed, out, rotate=rotate, failed=failed > 0, ranges=ranges)
             finally:
                 blocks.give(block)
         return failed
+
+    def powers(self, average: torch.Tensor, shape: Shape, ends: NDArray[np.int64]) -> NDArray[np.float64]:
+        """As ``codec.balance.powers``, of all entries; waits for the device."""
+        with self._space.stream.use(self._mark):
+            return powers(average, ends).double().cpu().numpy()
 
     def clear(self, average: torch.Tensor) -> None:
         """Makes the average zero."""

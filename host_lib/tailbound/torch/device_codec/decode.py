@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import torch
 
+from tailbound.codec.balance import EVEN, Ranges
 from tailbound.codec.scale import ZERO
 from tailbound.codec.shape import Shape
+from tailbound.torch.device_codec.balance import scale
 from tailbound.torch.device_codec.hashing import columns, flip_signs, left_below
 from tailbound.torch.device_codec.rotation import transform
 
@@ -49,6 +51,7 @@ def restore(
     *,
     rotate: bool = True,
     failed: bool = False,
+    ranges: Ranges = EVEN,
 ) -> None:
     """Rotated values (f32[T, V], overwritten; +0 where missing) back into ``out`` (any float type, [numel]).
 
@@ -60,6 +63,7 @@ def restore(
         out: written, rounded to its type last.
         rotate: whether the op is rotated; without it nothing is corrected.
         failed: whether there are groups of which nothing was received.
+        ranges: whose exponents are put on again.
     """
     y = values.view(shape.groups, shape.group_rows, shape.codes)
     if rotate:
@@ -68,4 +72,6 @@ def restore(
         flip_signs(y, seed)
         if failed:  # zero, and not minus zero
             y.masked_fill_((group_factors == 0)[:, None, None], 0.0)
-    out.copy_(y.view(-1)[: shape.numel])
+    found = y.view(-1)[: shape.numel]
+    scale(found, ranges.up, ranges)
+    out.copy_(found)

@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import torch
 
+from tailbound.codec.balance import EVEN, Ranges
 from tailbound.codec.shape import Shape
+from tailbound.torch.device_codec.balance import scale
 from tailbound.torch.device_codec.hashing import columns, flip_signs, offsets
 from tailbound.torch.device_codec.rotation import transform
 
 
-def rotated(x: torch.Tensor, shape: Shape, seed: int, *, rotate: bool = True) -> torch.Tensor:
+def rotated(x: torch.Tensor, shape: Shape, seed: int, *, rotate: bool = True, ranges: Ranges = EVEN) -> torch.Tensor:
     """H_R (s * x) of ``x`` (any float type, [numel]), padded with zeros, not normalised: f32[G, R, V].
 
-    Without ``rotate``, ``x`` itself in that form.
+    Without ``rotate``, ``x`` itself in that form. Exponents of ``ranges`` are taken off before.
     """
     y = torch.empty((shape.groups, shape.group_rows, shape.codes), dtype=torch.float32, device=x.device)
     flat = y.view(-1)
     flat[: shape.numel].copy_(x)
+    scale(flat[: shape.numel], ranges.down, ranges)
     flat[shape.numel :].zero_()
     if not rotate:
         return y

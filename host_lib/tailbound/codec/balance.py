@@ -1,0 +1,189 @@
+"""Tensors that share a group (codec-18): powers of two by ranges of entries, taken off before rotation, put on after.
+
+Rotation spreads rounding errors evenly over a group, so a small tensor beside a large one gets the large one's error.
+Entries are therefore divided by a power of two for their range before signs and rotation, and multiplied by it after.
+Powers of two change no mantissa: without rotation, rounding and clipping the same bits would come out.
+
+Exponents are 0 or above, the smallest entries are left as they are. So what is decoded never becomes subnormal by its
+exponent, and its bits do not depend on how a processor treats that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.codec import halves
+from tailbound.codec.halves import Floats, entries
+from tailbound.codec.scale import OVERFLOW_BITS
+from tailbound.codec.shape import Shape
+from tailbound.wire.jit import compiled
+
+#: Largest exponent.
+EXPONENT_MOST = 24
+#: Of ranges of more than so many entries, every so manieth run of so many is looked at (``powers``).
+_WHOLE, _APART, _CHUNK = 4096, 4, 64
+
+
+class Ranges(NamedTuple):
+    """Exponents of an op's entries, as compiled passes take them; empty: all are 0.
+
+    Attributes:
+        ends: i64[n], rising: where each range ends; the last one takes all that is left.
+        down, up: f32[n], the powers of two before rotation (1 at most) and after it (1 at least).
+    """
+
+    ends: NDArray[np.int64]
+    down: NDArray[np.float32]
+    up: NDArray[np.float32]
+
+
+def ranges_of(ends: Sequence[int] | NDArray[np.int64], exponents: Sequence[int] | NDArray[np.uint8]) -> Ranges:
+    """Ranges of an op that end at ``ends`` and whose entries are divided by 2 to the power of ``exponents``.
+
+    Raises:
+        ValueError: they do not rise, or an exponent is not in 0..EXPONENT_MOST.
+    """
+    stops, powers = np.array(ends, np.int64), np.array(exponents, np.int32)
+    if stops.shape != powers.shape or (np.diff(stops, prepend=0) <= 0).any():
+        raise ValueError(f"{len(stops)} ends of ranges, {len(powers)} exponents: give as many of both, ends that rise")
+    if powers.size and not 0 <= powers.min() <= powers.max() <= EXPONENT_MOST:
+        raise ValueError(f"exponents {powers.min()} to {powers.max()}: give 0 to {EXPONENT_MOST}")
+    one = np.float32(1.0)
+    return Ranges(stops, np.ldexp(one, -powers), np.ldexp(one, powers))
+
+
+#: All exponents are 0.
+EVEN = ranges_of([], [])
+
+
+def overflow_of(ranges: Ranges) -> np.uint32:
+    """Bits of a rotated value from which on it counts as not finite: multiplied by its power it must not overflow."""
+    return np.uint32(OVERFLOW_BITS - (EXPONENT_MOST << 23 if len(ranges.ends) else 0))
+
+
+@compiled
+def range_at(ends, entry):  # type: ignore[no-untyped-def]
+    """The range in which ``entry`` lies."""
+    low, high = 0, ends.shape[0] - 1
+    while low < high:
+        middle = (low + high) // 2
+        if ends[middle] <= entry:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@compiled
+def is_even(ends, first, size):  # type: ignore[no-untyped-def]
+    """Whether one range holds ``size`` entries from ``first`` on."""
+    if ends.shape[0] < 2:
+        return True
+    at = range_at(ends, first)
+    return at == ends.shape[0] - 1 or ends[at] >= first + size
+
+
+@compiled
+def scale(values, at, first, size, ends, factors):  # type: ignore[no-untyped-def]
+    """Multiplies ``values[at : at + size]``, the entries of an op from ``first`` on, by the factors of their ranges."""
+    if ends.shape[0] == 0:
+        return
+    last, here = ends.shape[0] - 1, range_at(ends, first)
+    begin = first
+    while begin < first + size:
+        end = first + size if here == last else min(ends[here], first + size)
+        factor = factors[here]
+        if factor != np.float32(1.0):
+            part = values[at + begin - first : at + end - first]
+            for i in range(part.shape[0]):
+                part[i] *= factor
+        begin, here = end, here + 1
+
+
+@compiled
+def point(source, at, first, rows, codes, ranges, due, memory):  # type: ignore[no-untyped-def]
+    """Where the rows of a group are, and what each is multiplied by: to ``memory.addresses`` and ``memory.powers``.
+
+    A row in which ranges meet is multiplied here, in ``memory.group`` (a copy, if ``source`` is other memory). Not
+    ``due``: exponents have been taken off.
+    """
+    here, copy = np.int64(source.ctypes.data) + 4 * at, np.int64(memory.group.ctypes.data)
+    for r in range(rows):
+        begin = r * codes
+        memory.addresses[r] = here + 4 * begin
+        memory.powers[r] = np.float32(1.0)
+        if not due or ranges.ends.shape[0] == 0:
+            continue
+        if is_even(ranges.ends, first + begin, codes):
+            memory.powers[r] = ranges.down[range_at(ranges.ends, first + begin)]
+            continue
+        if here != copy:
+            for i in range(codes):
+                memory.group[begin + i] = source[at + begin + i]
+            memory.addresses[r] = copy + 4 * begin
+        scale(memory.group, begin, first + begin, codes, ranges.ends, ranges.down)
+
+
+@compiled
+def powers_up(factor, first, codes, ranges, powers):  # type: ignore[no-untyped-def]
+    """What each of 8 rows from entry ``first`` on is multiplied by in the end; whether none is left to ``scale``.
+
+    That is ``factor`` times the power of the row's range, or ``factor`` alone where ranges meet in the row.
+    """
+    whole = True
+    for i in range(8):
+        powers[i] = factor
+        if ranges.ends.shape[0] == 0:
+            continue
+        if is_even(ranges.ends, first + i * codes, codes):
+            powers[i] = factor * ranges.up[range_at(ranges.ends, first + i * codes)]
+        else:
+            whole = False
+    return whole
+
+
+@compiled
+def scale_met(values, at, first, codes, ranges):  # type: ignore[no-untyped-def]
+    """Of 8 rows from ``at`` on, those in which ranges meet: entries times their powers."""
+    for i in range(8):
+        if not is_even(ranges.ends, first + i * codes, codes):
+            scale(values, at + i * codes, first + i * codes, codes, ranges.ends, ranges.up)
+
+
+@compiled
+def _powers(x, ends, chunk, row, powers):  # type: ignore[no-untyped-def]
+    last = np.int64(0)
+    for i in range(ends.shape[0]):
+        begin, last = last, ends[i]
+        step = _CHUNK if last - begin <= _WHOLE else _APART * _CHUNK
+        total, seen = np.float64(0.0), 0
+        while begin < last:
+            size = min(last - begin, np.int64(_CHUNK))
+            halves.read(x, begin, size, chunk, row)
+            for j in range(size):
+                total += np.float64(chunk[j]) * np.float64(chunk[j])
+            seen += size
+            begin += step
+        powers[i] = total / seen
+
+
+def powers(values: Floats, shape: Shape, ends: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Mean squares of the ranges of ``values`` that end at ``ends``, f64[n]; of long ranges every fourth 64 entries.
+
+    Args:
+        values: [numel], of a type of ``codec.halves``, C-contiguous.
+        shape: of the op.
+        ends: i64[n], rising, at most numel.
+
+    Raises:
+        ValueError: ``values`` do not fit the shape, or an end lies outside of them.
+    """
+    if len(ends) == 0 or ends[-1] > shape.numel:
+        raise ValueError(f"ranges of {values.size} entries that end at {ends[-1:]}: give ends within them")
+    found = np.zeros(len(ends))
+    _powers(entries("average", values, shape), ends, np.zeros(_CHUNK, np.float32), np.zeros(_CHUNK, np.uint16), found)
+    return found
