@@ -1,4 +1,4 @@
-"""Which exponents tensors get (codec-18)."""
+"""Which exponents tensors get, and the table that ranks agree on (codec-18)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailbound.codec.balance import EXPONENT_MOST
+from tailbound.codec.balance import EVEN, EXPONENT_MOST
+from tailbound.codec.balance_table import NO_TABLE, Table, Tables, decode_table, digest_of
 from tailbound.codec.exponents import BLOCK, are_off, ends_of, merged, rounded, sizes_of, wanted
 
 ENDS = np.array([1000, 1010, 2000], np.int64)
@@ -57,3 +58,27 @@ def test_a_tensor_that_is_a_thousand_times_larger_is_off() -> None:
     exponents = rounded(wanted(sizes, ENDS))
     assert not are_off(exponents, wanted(np.array([0.0, 1.5, 0.0]), ENDS), ENDS)
     assert are_off(exponents, wanted(np.array([0.0, 10.0, 0.0]), ENDS), ENDS)
+
+
+def test_a_table_and_its_bytes() -> None:
+    table = Table({(0, 2000, 0): (ENDS, np.array([3, 3, 0], np.uint8)), (1, 5, 0): (ENDS[:1], np.zeros(1, np.uint8))})
+    data = table.encode()
+    tables = Tables()
+    digest = tables.add(data)
+    assert digest == digest_of(data) != NO_TABLE
+    assert tables.encoded(digest) == data == decode_table(data).encode()
+    ranges = tables.ranges(digest, (0, 2000, 0), 2000)
+    assert ranges.ends.tolist() == [1010, 2000]  # neighbours that are equal are one
+    assert ranges.down.tolist() == [0.125, 1]
+    assert ranges.up.tolist() == [8, 1]
+    assert tables.ranges(digest, (0, 2000, 0), 1999) is EVEN  # codes of other bits cut a bucket elsewhere
+    assert tables.ranges(digest, (1, 5, 0), 1000) is EVEN
+    assert tables.ranges(digest, (9, 9, 9), 5) is EVEN
+    assert tables.ranges(NO_TABLE, (0, 2000, 0), 2000) is EVEN
+    tables.keep({NO_TABLE})
+    assert not tables.knows(digest)
+    with pytest.raises(KeyError):
+        tables.ranges(digest, (0, 2000, 0), 2000)
+    for wrong in (data[:-1], data[:7], bytes(16), data[:-1] + bytes([25])):
+        with pytest.raises(ValueError, match="exponents"):
+            decode_table(wrong)

@@ -7,6 +7,7 @@ import queue
 import socket
 import struct
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support import PATIENCE, MemoryStore
+from tailbound.codec.balance_table import Table, digest_of
 from tailbound.collective.comeback import Entrance, Life, Part, decode, encode, find_part, tell
 from tailbound.collective.communicator import Communicator, Training
 from tailbound.collective.transpose import Scales
@@ -44,13 +46,26 @@ def groups(key: Scales) -> int:
 def test_an_entrance_comes_back() -> None:
     found = decode(encode(ENTRANCE, 3), 3, groups)
     assert (found.position, found.agreed, found.cookie) == (ENTRANCE.position, MAPS, 0xC0)
+    assert found.tables == ()
     assert {key: known.tolist() for key, known in found.exponents.items()} == {KEY: [-3, 7]}
+
+
+def test_an_entrance_has_the_exponents_that_its_maps_name() -> None:
+    """Rule: codec-18."""
+    table = Table({(0, 9, 0): (np.array([9]), np.array([2], np.uint8))}).encode()
+    maps = (MAPS[0], Agreed(256, 9, Content((2, 0, 1), balance=digest_of(table))))
+    position = replace(ENTRANCE.position, balance=digest_of(table), rotate=True)
+    found = decode(encode(Entrance(position, maps, {}, 0xC0, (table,)), 3), 3, groups)
+    assert (found.position, found.agreed, found.tables) == (position, maps, (table,))
+    with pytest.raises(TransportError, match="exponents are missing"):
+        decode(encode(Entrance(position, maps, {}, 0xC0, ()), 3), 3, groups)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("position", {}), ("maps", ""), ("exponents", [[1, 2]]), ("exponents", 3), ("cookie", None),
+        ("position", {}), ("maps", ""), ("exponents", [[1, 2]]), ("exponents", 3),
+        ("cookie", None), ("tables", 3), ("tables", ["x"]),
         ("exponents", [[*KEY, [1]]]), ("exponents", [[*KEY, [1, 2, 3]]]), ("exponents", [[*KEY, [[1, 2]]]]),
         ("exponents", [[*KEY, [1, 1 << 15]]]), ("exponents", [[*KEY, [1, 1e400]]]),
         ("exponents", [[1, *KEY[1:], [1, 2]]]),
@@ -68,7 +83,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.sampled_from(["step", "owners", "x"]), inner),
     max_leaves=12,
 )
-FIELDS = ["position", "maps", "exponents", "cookie"]
+FIELDS = ["position", "maps", "exponents", "cookie", "tables"]
 
 
 @given(st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))

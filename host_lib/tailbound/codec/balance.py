@@ -79,12 +79,12 @@ def range_at(ends, entry):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def is_even(ends, first, size):  # type: ignore[no-untyped-def]
-    """Whether one range holds ``size`` entries from ``first`` on."""
-    if ends.shape[0] < 2:
-        return True
-    at = range_at(ends, first)
-    return at == ends.shape[0] - 1 or ends[at] >= first + size
+def _moved(ends, here, entry):  # type: ignore[no-untyped-def]
+    """The range in which ``entry`` lies, from the one ``here`` of an entry before it."""
+    last = ends.shape[0] - 1
+    while here < last and ends[here] <= entry:
+        here += 1
+    return here
 
 
 @compiled
@@ -105,53 +105,76 @@ def scale(values, at, first, size, ends, factors):  # type: ignore[no-untyped-de
 
 
 @compiled
+def _scaled(source, at, first, codes, ranges, here, out, into):  # type: ignore[no-untyped-def]
+    """A row of ``source`` times the factors of its ranges to ``out``; its first entry lies in the range ``here``."""
+    last, begin = ranges.ends.shape[0] - 1, first
+    while begin < first + codes:
+        end = first + codes if here == last else min(ranges.ends[here], first + codes)
+        part, target = source[at + begin - first : at + end - first], out[into + begin - first : into + end - first]
+        factor = ranges.down[here]
+        for i in range(target.shape[0]):
+            target[i] = part[i] * factor
+        begin, here = end, here + 1
+
+
+@compiled
 def point(source, at, first, rows, codes, ranges, due, memory):  # type: ignore[no-untyped-def]
     """Where the rows of a group are, and what each is multiplied by: to ``memory.addresses`` and ``memory.powers``.
 
-    A row in which ranges meet is multiplied here, in ``memory.group`` (a copy, if ``source`` is other memory). Not
-    ``due``: exponents have been taken off.
+    A row in which ranges meet is multiplied here, in ``memory.group`` (a copy, if ``source`` is other memory; copies
+    are close together, so that they stay in cache). Not ``due``: exponents have been taken off.
     """
-    here, copy = np.int64(source.ctypes.data) + 4 * at, np.int64(memory.group.ctypes.data)
+    begins, copy = np.int64(source.ctypes.data) + 4 * at, np.int64(memory.group.ctypes.data)
+    ends, last = ranges.ends, ranges.ends.shape[0] - 1
     for r in range(rows):
-        begin = r * codes
-        memory.addresses[r] = here + 4 * begin
+        memory.addresses[r] = begins + 4 * r * codes
         memory.powers[r] = np.float32(1.0)
-        if not due or ranges.ends.shape[0] == 0:
+    if not due or last < 0:
+        return
+    here, copies = range_at(ends, first), 0
+    for r in range(rows):
+        begin = first + r * codes
+        here = _moved(ends, here, begin)
+        if here == last or ends[here] >= begin + codes:
+            memory.powers[r] = ranges.down[here]
             continue
-        if is_even(ranges.ends, first + begin, codes):
-            memory.powers[r] = ranges.down[range_at(ranges.ends, first + begin)]
+        if begins == copy:
+            scale(memory.group, r * codes, begin, codes, ends, ranges.down)
             continue
-        if here != copy:
-            for i in range(codes):
-                memory.group[begin + i] = source[at + begin + i]
-            memory.addresses[r] = copy + 4 * begin
-        scale(memory.group, begin, first + begin, codes, ranges.ends, ranges.down)
+        _scaled(source, at + r * codes, begin, codes, ranges, here, memory.group, copies * codes)
+        memory.addresses[r] = copy + 4 * copies * codes
+        copies += 1
 
 
 @compiled
 def powers_up(factor, first, codes, ranges, powers):  # type: ignore[no-untyped-def]
-    """What each of 8 rows from entry ``first`` on is multiplied by in the end; whether none is left to ``scale``.
+    """What each of 8 rows from entry ``first`` on is multiplied by in the end; whether none is left to ``scale_met``.
 
     That is ``factor`` times the power of the row's range, or ``factor`` alone where ranges meet in the row.
     """
-    whole = True
+    ends, last = ranges.ends, ranges.ends.shape[0] - 1
+    if last < 0:
+        powers[:8] = factor
+        return True
+    whole, here = True, range_at(ends, first)
     for i in range(8):
-        powers[i] = factor
-        if ranges.ends.shape[0] == 0:
-            continue
-        if is_even(ranges.ends, first + i * codes, codes):
-            powers[i] = factor * ranges.up[range_at(ranges.ends, first + i * codes)]
+        here = _moved(ends, here, first + i * codes)
+        if here == last or ends[here] >= first + (i + 1) * codes:
+            powers[i] = factor * ranges.up[here]
         else:
-            whole = False
+            powers[i], whole = factor, False
     return whole
 
 
 @compiled
 def scale_met(values, at, first, codes, ranges):  # type: ignore[no-untyped-def]
     """Of 8 rows from ``at`` on, those in which ranges meet: entries times their powers."""
+    ends, last, here = ranges.ends, ranges.ends.shape[0] - 1, range_at(ranges.ends, first)
     for i in range(8):
-        if not is_even(ranges.ends, first + i * codes, codes):
-            scale(values, at + i * codes, first + i * codes, codes, ranges.ends, ranges.up)
+        begin = first + i * codes
+        here = _moved(ends, here, begin)
+        if here < last and ends[here] < begin + codes:
+            scale(values, at + i * codes, begin, codes, ends, ranges.up)
 
 
 @compiled

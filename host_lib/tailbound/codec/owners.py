@@ -30,7 +30,7 @@ Places = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class OwnerMap:
-    """A table of owners with its id; ``rotate``: Hadamard on.
+    """A table of owners with its id; ``rotate``: Hadamard on; ``balance``: digest of the exponents (codec-18).
 
     ``owners`` holds at least one entry; a rank owns rows in proportion to how often it is named.
     """
@@ -38,6 +38,7 @@ class OwnerMap:
     id: int
     owners: tuple[int, ...]
     rotate: bool = True
+    balance: int = 0
 
     @cached_property
     def share(self) -> float:

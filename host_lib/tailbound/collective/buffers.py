@@ -79,7 +79,8 @@ class Kept(NamedTuple):
 class BufferPool:
     """Hands out ``Buffers`` by shape and takes them back.
 
-    Never more than were in flight at once, and the results kept, of shapes that the last steps had.
+    Never more than were in flight at once, and the results kept, of shapes that the last steps had. Maps that differ in
+    other things than owners share them.
 
     Args:
         rank: own rank.
@@ -89,26 +90,26 @@ class BufferPool:
 
     def __init__(self, rank: int, ranks: int, ring: int) -> None:
         self._rank, self._ranks, self._ring = rank, ranks, ring
-        self._free: defaultdict[tuple[Shape, int], list[Buffers]] = defaultdict(list)
+        self._free: defaultdict[tuple[Shape, tuple[int, ...]], list[Buffers]] = defaultdict(list)
         self._free_results: defaultdict[tuple[int, ...], list[Results]] = defaultdict(list)
-        self._used: dict[tuple[Shape, int], int] = {}  # the last step with an op of it
+        self._used: dict[tuple[Shape, tuple[int, ...]], int] = {}  # the last step with an op of it
         self._step = 0
         self._kept: deque[Kept] = deque()
 
     def take(self, shape: Shape, placement: Placement) -> Buffers:
         """A free one, or a new one when all of this shape are in use."""
-        free = self._free[shape, placement.owner_map.id]
+        free = self._free[shape, placement.owner_map.owners]
         return free.pop() if free else Buffers(shape, placement, self._rank, self._ranks)
 
-    def forget(self, maps: Collection[int]) -> None:
-        """Lets go of what is free and was made for other owner maps than those with the ids in ``maps``."""
-        for key in [key for key in self._free if key[1] not in maps]:
+    def forget(self, tables: Collection[tuple[int, ...]]) -> None:
+        """Lets go of what is free and was made for other tables of owners than ``tables``."""
+        for key in [key for key in self._free if key[1] not in tables]:
             del self._free[key]
         self._free_results.clear()
 
     def give(self, shape: Shape, placement: Placement, buffers: Buffers) -> None:
         """Takes ``buffers`` back."""
-        self._free[shape, placement.owner_map.id].append(buffers)
+        self._free[shape, placement.owner_map.owners].append(buffers)
 
     def keep(self, place: Place, buffers: Buffers) -> None:
         """Takes the ``buffers`` of a finished op back, all but its results: these stay until they are too old."""
@@ -124,7 +125,7 @@ class BufferPool:
         free = self._free_results[buffers.results.packets.shape]
         buffers.results = free.pop() if free else results(len(buffers.results.packets), place.layout.shape.codes)
         self.give(place.layout.shape, place.placement, buffers)
-        self._used[place.layout.shape, place.placement.owner_map.id] = place.step
+        self._used[place.layout.shape, place.placement.owner_map.owners] = place.step
         if place.step != self._step:
             self._step = place.step
             self._forget_unused()

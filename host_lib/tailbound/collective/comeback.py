@@ -5,8 +5,8 @@ processes, too, the job begins anew, at step 0 and with another cookie. Else it 
 
 It enters between two steps of a live rank, the donor, which holds meanwhile: in the steps to come nothing is missing
 here, and nobody has to wait for more than the transfer. What a process needs to take part beside its replica is told by
-the donor: where the step begins in everybody's rings, the owner maps, the scales of all buckets. All others are asked
-to take the rank in again, and from then on wait for it as for any other.
+the donor: where the step begins in everybody's rings, owner maps and exponents, the scales of all buckets. All others
+are asked to take the rank in again, and from then on wait for it as for any other.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.codec.balance_table import NO_TABLE, digest_of
 from tailbound.collective import jump
 from tailbound.collective.job import log
 from tailbound.collective.transpose import Scales, Transpose
@@ -65,19 +66,24 @@ class Entrance:
         agreed: the newest owner maps, oldest first.
         exponents: scales that the next op of a key carries on (``Known.exponents``), i16[groups].
         cookie: of the job.
+        tables: exponents of tensors, encoded (``codec.balance_table``): those that the maps name.
     """
 
     position: Position
     agreed: tuple[Agreed, ...]
     exponents: dict[Scales, NDArray[np.int16]]
     cookie: int
+    tables: tuple[bytes, ...] = ()
 
 
 def entrance(engine: Transpose) -> Entrance:
     """Where the next step of this rank begins; for ``Transpose.call``, between two steps."""
     job = engine.job
     exponents = {key: known.copy() for key, known in job.exponents.items()}
-    return Entrance(job.sequence.entrance(), tuple(engine.maps.agreement.agreed), exponents, job.cookie)
+    agreed = tuple(engine.maps.agreement.agreed)
+    tables = (job.tables.encoded(digest) for digest in sorted({each.content.balance for each in agreed}))
+    found = tuple(table for table in tables if table is not None)
+    return Entrance(job.sequence.entrance(), agreed, exponents, job.cookie, found)
 
 
 def encode(found: Entrance, ranks: int) -> bytes:
@@ -87,6 +93,7 @@ def encode(found: Entrance, ranks: int) -> bytes:
         "maps": base64.b64encode(encode_map(Message(Kind.SETTLED, 0, found.agreed), ranks)).decode(),
         "exponents": [[*key, known.tolist()] for key, known in found.exponents.items()],
         "cookie": found.cookie,
+        "tables": [base64.b64encode(each).decode() for each in found.tables],
     }
     return json.dumps(told).encode()
 
@@ -106,13 +113,17 @@ def decode(data: bytes, ranks: int, groups: Callable[[Scales], int]) -> Entrance
         if message is None or message.kind != Kind.SETTLED:
             raise ValueError("no owner maps")
         exponents: dict[Scales, NDArray[np.int16]] = {}
-        for bucket, numel, chunk, mode, known in told["exponents"]:
+        for bucket, numel, chunk, mode, scales in told["exponents"]:
             key = int(bucket), int(numel), int(chunk), int(mode)
-            exponents[key] = np.array(known, np.int16)
+            exponents[key] = np.array(scales, np.int16)
             if exponents[key].shape != (groups(key),):
                 raise ValueError(f"scales of bucket {key[0]} are not one for each of its groups")
+        tables = tuple(base64.b64decode(each) for each in told["tables"])
+        known = {NO_TABLE, *map(digest_of, tables)}
         position = jump.decode(json.dumps(told["position"]).encode(), ranks)
-        return Entrance(position, message.maps, exponents, int(told["cookie"]))
+        if not {position.balance, *(each.content.balance for each in message.maps)} <= known:
+            raise ValueError("exponents are missing")
+        return Entrance(position, message.maps, exponents, int(told["cookie"]), tables)
     except jump.NOISE as error:
         raise TransportError(
             f"the answer is no entrance ({error}): run the same version of Tailbound on all ranks"

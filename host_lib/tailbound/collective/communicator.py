@@ -29,7 +29,7 @@ from tailbound.codec.halves import BFLOAT16, FLOAT16, FLOAT32, Floats
 from tailbound.codec.planes import check_bits
 from tailbound.codec.shape import GROUP_ROWS, NUMEL_MOST, Shape, layout_tag, shape_for
 from tailbound.codec.threads import cores_here, threads_for
-from tailbound.collective import comeback, fetch, jump, report
+from tailbound.collective import balancing, comeback, fetch, jump, report
 from tailbound.collective.announce import READY_BYTES
 from tailbound.collective.coder import HOST, Coder, Values, check_codes
 from tailbound.collective.comeback import Part
@@ -74,6 +74,7 @@ class Handling(NamedTuple):
         bits: of a code; 0: ``config.bits``. Other bits than in the last step make the op a cold one: ranks agree on
             scales first.
         scaled: ``data`` is a gradient without its loss scale; a cold op as with other bits.
+        starts: where the tensors in the bucket begin, rising; empty: it is looked at in blocks (``codec.exponents``).
     """
 
     dtype: str = "float32"
@@ -81,6 +82,7 @@ class Handling(NamedTuple):
     residual: NDArray[np.float32] | None = None
     bits: int = 0
     scaled: bool = False
+    starts: tuple[int, ...] = ()
 
 
 _PLAIN = Handling()
@@ -203,6 +205,8 @@ class Communicator:
         self._engine = Transpose(
             self.job, on_thread, early, int(timeout * 1e9), share_most=share_most, outside=outside
         ).start()
+        self._engine.maps.fetch = balancing.Fetcher(self.reliable.pull, self._engine.call, self.job.tables)
+        balancing.serve(self.reliable, self.job.tables)
         jump.serve(self.reliable, self._engine)
         fetch.serve(self.reliable, self._engine)
         self.job.fetch = fetch.over(self.reliable, self._engine)
@@ -300,7 +304,7 @@ class Communicator:
             ConfigError: arrays of another type, shape or size, or more ops in a step than ``MAX_STEP_OPS``.
             TransportError, LayoutError: see ``Transpose.launch``.
         """
-        dtype, coder, residual, bits, scaled = handling
+        dtype, coder, residual, bits, scaled, starts = handling
         numel = data.size if coder is HOST else len(data)
         if coder is HOST:
             half = _HALVES.get(dtype)
@@ -336,6 +340,8 @@ class Communicator:
                         contribute,
                         coder,
                         residual[lo:hi] if residual is not None else None,
+                        starts,
+                        lo,
                     )
                 )
 
@@ -427,7 +433,7 @@ class Communicator:
                 f"rank {self.config.rank} came back into a run of the job that has ended, all other ranks have begun "
                 "anew since: start this rank again"
             )
-        engine.ask(lambda: engine.enter(found.position, found.agreed, found.exponents))
+        engine.ask(lambda: engine.enter(found.position, found.agreed, found.exponents, found.tables))
         here = comeback.ask_all(engine, self.reliable, found.position.step)
         self.part = Part.INSIDE
         return here

@@ -73,8 +73,10 @@ def encode(job: Job, op: Op, action: Encode) -> None:
 
 def coding_of(job: Job, op: Op) -> Coding:
     """How this rank codes ``op``."""
-    headroom = headroom_of(job.ranks, op.place.layout.shape.bits)
-    return Coding(seed_of(job.cookie, op.label), job.rank, of(op).shift_cap(job), headroom, op.rotate, job.ranks)
+    shape, balance = op.place.layout.shape, op.place.placement.owner_map.balance
+    headroom, ranges = headroom_of(job.ranks, shape.bits), job.tables.ranges(balance, op.key[:3], shape.numel)
+    seed, cap = seed_of(job.cookie, op.label), of(op).shift_cap(job)
+    return Coding(seed, job.rank, cap, headroom, op.rotate, job.ranks, ranges)
 
 
 def _prepared(op: Op) -> Launch:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.codec.balance_table import Tables
 from tailbound.codec.owners import OwnerMap
 from tailbound.codec.scale import shift_cap_of
 from tailbound.codec.scratch import readonly
@@ -156,6 +157,8 @@ class Known(Session):
         self.repairs = Repairs(self.ranks)
         #: scales that the next op of a key carries on
         self.exponents: dict[tuple[int, int, int, int], NDArray[np.int16]] = {}
+        #: exponents of tensors, by the digest that an owner map has
+        self.tables = Tables()
         #: how long the switch takes to answer
         self.patience = AnswerTime(flush.PATIENCE, flush.PATIENCE_MOST)
         #: own ops in a row that were sealed without the own rows

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import statistics
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tailbound.collective.accounting import Accounts
 from tailbound.collective.alerts import Alerts
+from tailbound.collective.balancing import Balancing
 from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
 from tailbound.collective.window import Window
@@ -78,6 +79,9 @@ class Maps:
         self._alerts = Alerts(job, accounts.ledger, job.events)
         self._outside = outside
         self.fallback = Fallback(job.config.suspect_after)
+        self.balancing = Balancing(job)
+        #: begins to get tables of exponents from a rank, by their digests
+        self.fetch: Callable[[int, set[int]], None] | None = None
 
     def adopt(self, agreed: Sequence[Agreed], step: int, window: Window) -> None:
         """Goes on with another rank's maps from ``step``, where the sequence has jumped to; no ops are in flight."""
@@ -96,6 +100,9 @@ class Maps:
             job.counters["control_refused"] += 1
         elif message.kind == Kind.SPEEDS:
             self._told[sender] = {r: v / 255 for r, v in enumerate(message.speeds) if v}
+        elif missing := {m.content.balance for m in message.maps if not job.tables.knows(m.content.balance)}:
+            if self.fetch is not None:  # it is told again, by then they are there
+                self.fetch(sender, missing)
         else:
             self.agreement.take(message, sender, self._alive(), job.now())
         self._again = 0
@@ -141,7 +148,8 @@ class Maps:
                 self._wished = now
                 lateness = self._lateness_of_all()
                 self._alerts.look(step, lateness, self._pace(), now)
-                if job.config.share_rows or job.config.rotate == "auto" or job.switch is not None:
+                config = job.config
+                if config.share_rows or config.rotate == "auto" or job.switch is not None or config.balance:
                     self._wish(step, lateness, now)
             self._show(ops)
         if self._misplaced:
@@ -174,7 +182,8 @@ class Maps:
     def _wish(self, step: int, lateness: dict[int, int], now: int) -> None:
         """Once a step: what the map should be; proposes it if this is the lowest live rank."""
         job, config = self._job, self._job.config
-        weights = self.agreement.agreed[-1].content.weights
+        present = self.agreement.agreed[-1].content
+        weights = present.weights
         if config.share_rows:
             suspects = job.membership.suspects
             weights = self.shares.observe(
@@ -191,11 +200,14 @@ class Maps:
             weights = job.weights(ranks, switched=wanted)
         rotate = self._accounts.rotation.wanted if config.rotate == "auto" else config.rotate
         alive = self._alive()
-        if min(alive, default=job.rank) > job.rank or not alive:
-            if job.steps.in_step and self.agreement.propose(Content(weights, bool(rotate)), step, now):
+        self.balancing.leads = min(alive, default=job.rank) > job.rank or not alive
+        if self.balancing.leads:
+            balance = self.balancing.look(present.balance, step) if config.balance else present.balance
+            if job.steps.in_step and self.agreement.propose(Content(weights, bool(rotate), balance), step, now):
                 job.events.emit(
-                    "map_proposed", level=logging.INFO, weights=list(weights), rotate=bool(rotate), step=step
-                )
+                    "map_proposed", level=logging.INFO, weights=list(weights), rotate=bool(rotate), step=step,
+                    exponents=f"{balance:016x}",
+                )  # fmt: skip
         elif self._steps % _TELL_SPEEDS == 0 and min(self._speeds.values().values(), default=1.0) < FAST_ENOUGH:
             self._send(min(alive), Message(Kind.SPEEDS, speeds=speeds_to_wire(self._speeds.values(), job.world)))
 
@@ -229,13 +241,28 @@ class Maps:
             job.events.emit("map_too_late", reason=str(error))
         self._misplaced = True
         self._show(ops)
-        window.pool.forget({each.id for each in agreed} | {op.place.placement.owner_map.id for op in ops.values()})
+        used = [op.place.placement.owner_map for op in ops.values()]
+        window.pool.forget({each.owner_map.owners for each in agreed} | {each.owners for each in used})
+        self._keep_tables({each.balance for each in used})
         job.counters["maps_settled"] += 1
         newest = agreed[-1]
         job.events.emit(
             "map_settled", level=logging.INFO, id=newest.id, since=newest.since, weights=list(newest.content.weights),
-            rotate=newest.content.rotate,
+            rotate=newest.content.rotate, exponents=f"{newest.content.balance:016x}",
         )  # fmt: skip
+
+    def _keep_tables(self, used: set[int]) -> None:
+        """Forgets tables of exponents that no map has any more, and their scales; ``used``: of ops in flight."""
+        job, agreed = self._job, self.agreement.agreed
+        kept = (
+            {each.content.balance for each in agreed} | used | {job.sequence.map.balance}
+        )  # a rank jumps ahead of maps
+        self.balancing.settled(agreed[-1].content.balance)
+        job.tables.keep(kept)
+        for key in [key for key in job.exponents if key[3] >> 8 not in kept]:
+            del job.exponents[key]
+        before = agreed[-2].content.balance if len(agreed) > 1 else 0
+        job.counters["exponents_settled"] += before != agreed[-1].content.balance
 
     def _show(self, ops: Mapping[int, Op]) -> None:
         """Tells the kernel the maps before and after the next change (the last one, if none is to come).

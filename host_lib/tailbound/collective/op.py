@@ -99,6 +99,9 @@ class Launch:
     coder: Coder = HOST
     #: f32[numel], written when the own rows are coded: what they leave unsaid of ``data`` (``codec.feedback``)
     residual: NDArray[np.float32] | None = None
+    #: where the tensors of its bucket begin, and where in the bucket ``data`` does (``codec.exponents``)
+    starts: tuple[int, ...] = ()
+    first: int = 0
 
 
 class Sending(IntEnum):
@@ -189,7 +192,7 @@ class Op:
     label: int = field(init=False)
     #: ... whether it is rotated: the owner map says so, so that all ranks agree (codec-12) ...
     rotate: bool = field(init=False)
-    #: ... whose scales it carries on: another codec mode makes it cold ...
+    #: ... whose scales it carries on: another codec mode, or other exponents, make it cold ...
     key: tuple[int, int, int, int] = field(init=False)
     #: ... and the bytes of its largest flow: one rank's contributions to one owner, headers included
     flow_bytes: int = field(init=False)
@@ -198,7 +201,8 @@ class Op:
         place = self.place
         self.label, self.rotate = place.label, place.placement.owner_map.rotate
         bucket, numel, chunk, mode = place.layout.key
-        self.key = bucket, numel, chunk, mode & ~3 | self.rotate  # asked for may be "auto"; the map has decided
+        by = place.placement.owner_map.balance
+        self.key = bucket, numel, chunk, mode & ~3 | self.rotate | by << 8  # "auto" is asked for; the map has decided
         self.flow_bytes = max(place.placement.shares) * (place.layout.shape.codes + HEADER_BYTES)
 
     @property

@@ -206,11 +206,19 @@ class Transpose:
         job.counters["steps_jumped"] += skipped
         return skipped
 
-    def enter(self, to: Position, agreed: Sequence[Agreed], exponents: Mapping[Scales, NDArray[np.int16]]) -> None:
+    def enter(
+        self,
+        to: Position,
+        agreed: Sequence[Agreed],
+        exponents: Mapping[Scales, NDArray[np.int16]],
+        tables: Iterable[bytes] = (),
+    ) -> None:
         """Takes part from ``to`` on, as a new process (``comeback``); for ``call``, with nothing launched."""
         job = self.job
         if self._in_flight:
             raise TransportError(f"rank {job.rank}: a rank enters between two steps: call it with no ops in flight")
+        for data in tables:
+            job.tables.add(data)
         self._window.jump(to)
         self.maps.adopt(agreed, to.step, self._window)
         job.exponents.update(exponents)
@@ -519,6 +527,7 @@ class Transpose:
         job.accounts.delivered(op)
         job.overtime.ended(self._run_queue.waited())
         self.maps.observe(op)
+        self.maps.balancing.observe(op)
         try:
             launch.done(outcome)
         except Exception:  # somebody else's code (a cancelled future, say) must not end the transport

@@ -147,6 +147,11 @@ OPTIONS = (
         "seconds for which the others wait for a rank within `hold()`, and for its first step",
     ),
     _option("share_rows", on_off(), True, "stragglers and slow links own fewer rows or none, by agreement"),
+    _option(
+        "balance", on_off(), True,
+        "small tensors keep their precision beside large ones: powers of two by tensor, by agreement "
+        "([options](torch/options.md))",
+    ),
     _option("late", choice("drop", "carry"), "drop", "what becomes of a gradient that came too late to be sent"),
     _option("bits", choice(16, 8, 4), 8, "bits of a code on the wire ([options](torch/options.md))"),
     _option(

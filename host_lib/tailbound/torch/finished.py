@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch._C._distributed_c10d import GradBucket
@@ -33,6 +34,11 @@ class Bucket:
     last: bool
     shares: tuple[_Share, ...]
     device: torch.device
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """Where its tensors begin, rising."""
+        return tuple(sorted(share.offset for share in self.shares))
 
 
 class Layout:
@@ -66,6 +72,11 @@ class Layout:
         if bucket.is_last():
             for other in [i for i in self._buckets if i > index]:
                 del self._buckets[other]
+
+    def starts(self, index: int, numel: int) -> tuple[int, ...]:
+        """Where the tensors of a bucket begin, as far as has been noted: for the choice of exponents (codec-18)."""
+        known = self._buckets.get(index)
+        return known.starts if known is not None and known.numel == numel else ()
 
     def step(self) -> Sequence[Bucket]:
         """The buckets of a step in order; empty while a whole one has not been seen."""

@@ -71,6 +71,8 @@ class TailboundState(Recovery):
         model: digest of what is trained (``model_digest``); ranks that differ are refused.
         entries: parameters that are averaged in a step; 0: not known.
         share_rows: agree on owners, so that stragglers and slow links own fewer rows or none (clock-22).
+        balance: divide tensors by powers of two before they are rotated together, and multiply them after: small ones
+            are then no noise beside large ones; agreed on from the averages of earlier steps (codec-18).
         late: what becomes of a gradient that came too late to be sent: ``drop``, or ``carry`` for half of its sum with
             the next one as the next contribution (codec-15).
         bits: of a code on the wire, 16, 8 or 4. ``state.bits`` may be set between two steps, on all ranks alike.
@@ -118,6 +120,7 @@ class TailboundState(Recovery):
         model: str = "",
         entries: int = 0,
         share_rows: bool = True,
+        balance: bool = True,
         late: str = "drop",
         bits: int = 8,
         error_feedback: bool | None = None,
@@ -165,6 +168,7 @@ class TailboundState(Recovery):
             rotate=hadamard,
             safeguard=safeguard or Limits(),
             share_rows=share_rows,
+            balance=balance,
             result=result,
             source_ports=source_ports,
             group=multicast_group,
@@ -273,6 +277,7 @@ class TailboundState(Recovery):
                 path.values(residual) if residual is not None else None,
                 self.bits,
                 self.scaler is not None,
+                self.layout.starts(index, tensor.numel()),
             ),
         )
 

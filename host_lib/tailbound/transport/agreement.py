@@ -38,7 +38,7 @@ _PATIENCE = 20 * MS
 _LAPSE = 300 * MS
 _PROPOSALS = Policy(_LAPSE, 5_000 * MS)
 
-_HEAD, _ENTRY = struct.Struct(">BBHI"), struct.Struct(">IIB")
+_HEAD, _ENTRY = struct.Struct(">BBHI"), struct.Struct(">IIBQ")
 
 
 class Kind(enum.IntEnum):
@@ -52,10 +52,12 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Content:
-    """What is agreed on: weights of the owners by rank (0..255, not all 0), and whether ops are rotated."""
+    """What is agreed on: weights of the owners by rank (0..255, not all 0), whether ops are rotated, and by which
+    exponents entries are divided before: ``balance`` is the digest of their table (codec-18), 0: by none."""
 
     weights: tuple[int, ...]
     rotate: bool = True
+    balance: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Agreed:
     @property
     def owner_map(self) -> OwnerMap:
         """As the codec takes it."""
-        return OwnerMap(self.id, table(self.content.weights), self.content.rotate)
+        return OwnerMap(self.id, table(self.content.weights), self.content.rotate, self.content.balance)
 
 
 class Message(NamedTuple):
@@ -85,7 +87,8 @@ def encode_map(message: Message, ranks: int) -> bytes:
     """The body of a MAP packet."""
     parts = [_HEAD.pack(message.kind, len(message.maps), ranks, message.ref)]
     for each in message.maps:
-        parts += [_ENTRY.pack(each.id, each.since, each.content.rotate), bytes(each.content.weights)]
+        content = each.content
+        parts += [_ENTRY.pack(each.id, each.since, content.rotate, content.balance), bytes(content.weights)]
     return b"".join([*parts, bytes(message.speeds)])
 
 
@@ -103,11 +106,11 @@ def decode_map(body: bytes, ranks: int) -> Message | None:
         end = at + _ENTRY.size + ranks
         if end > len(body):
             return None
-        ident, since, rotate = _ENTRY.unpack_from(body, at)
+        ident, since, rotate, balance = _ENTRY.unpack_from(body, at)
         weights = tuple(body[at + _ENTRY.size : end])
         if not any(weights) or rotate > 1 or since > STEP_MASK or ident & 0xFF >= ranks:
             return None
-        maps.append(Agreed(ident, since, Content(weights, bool(rotate))))
+        maps.append(Agreed(ident, since, Content(weights, bool(rotate), balance)))
         at = end
     if any(
         serial_distance(b.id, a.id) <= 0 or step_distance(b.since, a.since) <= 0 for a, b in itertools.pairwise(maps)

@@ -95,6 +95,7 @@ class Config:
         safeguard: what to do when too much is lost.
         repair: ask for results that are missing once their owner has finished (clock-23).
         share_rows: agree on smaller shares of the rows for slow links, and none for stragglers (clock-22).
+        balance: agree on exponents of tensors, so that small ones keep their precision beside large ones (codec-18).
         result: how results come to the peers: a send to ``peers`` each, one burst cloned by the kernel (``fanout``)
             or by the network (``multicast``), or ``auto``: what can be had and has been measured not to lose.
         group: IPv4 multicast group of the job, the same on all ranks; empty: one that follows from its cookie.
@@ -126,6 +127,7 @@ class Config:
     repair: bool = True
     safeguard: Limits = field(default_factory=Limits)
     share_rows: bool = True
+    balance: bool = False
     result: AskedResult = "auto"
     group: str = ""
     source_ports: int = 0
@@ -193,6 +195,7 @@ class Config:
         Of ``result`` only whether it is multicast: who is not in the group would get no results.
         """
         return {
+            "balance": "on" if self.balance else "off",
             "bits": str(self.bits),
             "hadamard": "auto" if self.rotate == "auto" else "on" if self.rotate else "off",
             "multicast_group": (self.group or "by cookie") if self.result == "multicast" else "not needed",

@@ -64,6 +64,7 @@ class Position:
     map_id: int
     owners: tuple[int, ...]
     rotate: bool
+    balance: int = 0
 
 
 @dataclass
@@ -77,6 +78,10 @@ class _Begun:
 
 def _advance(sums: tuple[int, ...], placement: Placement) -> tuple[int, ...]:
     return tuple([(seq + rows) & _U32 for seq, rows in zip(sums, placement.shares, strict=True)])
+
+
+def _position(step: int, result_seq: int, sums: tuple[int, ...], by: OwnerMap) -> Position:
+    return Position(step, result_seq, sums, by.id, by.owners, by.rotate, by.balance)
 
 
 class Sequence:
@@ -198,7 +203,7 @@ class Sequence:
                 sums = self._past(sums, layout, step)
             step = (step + 1) & (_U32 >> 10)
         owner_map = self.map_at(step)
-        return Position(step, result_seq, sums, owner_map.id, owner_map.owners, owner_map.rotate)
+        return _position(step, result_seq, sums, owner_map)
 
     def entrance(self) -> Position:
         """Where the next step begins that this rank launches, between two steps: what a rank that comes back is told.
@@ -210,7 +215,7 @@ class Sequence:
             first = self._ahead[0]
             step, result_seq, sums = first.step, first.result_seq, first.sum_seqs
         owner_map = self.map_at(step)
-        return Position(step, result_seq, sums, owner_map.id, owner_map.owners, owner_map.rotate)
+        return _position(step, result_seq, sums, owner_map)
 
     def jump(self, to: Position) -> None:
         """Goes on at ``to``; predictions are forgotten, the layout of a step stays known."""
@@ -221,7 +226,7 @@ class Sequence:
         self._begun.clear()
         self.adrift = False
         if self.map.id != to.map_id:  # else it is known already, and so is what is to follow
-            self._maps = [(to.step, OwnerMap(to.map_id, to.owners, to.rotate))]
+            self._maps = [(to.step, OwnerMap(to.map_id, to.owners, to.rotate, to.balance))]
 
     def predict(self) -> Place | None:
         """The op after the last one placed, if the layout has been the same for two steps; it stays to be launched."""
