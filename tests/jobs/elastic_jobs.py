@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from register_jobs import said
 from resync_jobs import state_digest
 from tailbound.torch import elastic, register
-from torch_jobs import model
+from torch_jobs import PATIENT, model
 
 #: Deadlines are learned, as in any job.
 SETTINGS: dict[str, Any] = {"datapath": "udp", "ring_mib": 8.0, "timeout": 60.0}
@@ -102,3 +104,28 @@ def refused(rank: int) -> tuple[tuple[int, int, str], list[str]]:
     place = dist.get_rank(), dist.get_world_size(), dist.get_backend()
     dist.destroy_process_group()
     return place, texts
+
+
+class Crossed(nn.Module):
+    """Two layers of one size, which ranks use in different orders."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self.layers, self.first = nn.ModuleList(nn.Linear(16, 16) for _ in range(2)), first
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layers[1 - self.first](self.layers[self.first](data))
+        return out
+
+
+def wrong(rank: int) -> str:
+    """Refuses what DDP over a group of one rank would get wrong; what the step after the buckets' rebuild ends with."""
+    unused = DDP(Crossed(0), process_group=elastic.alone(), find_unused_parameters=True)
+    assert "find_unused_parameters=False" in said(lambda: register(unused, **PATIENT))
+    net = DDP(Crossed(rank), process_group=elastic.alone())
+    with register(net, **{**PATIENT, "deadline_ms": (500.0, 500.0)}) as state:
+        net(torch.ones(1, 16)).sum().backward()
+        assert state.last.error is None
+        with pytest.raises(RuntimeError, match="LayoutError") as caught:  # torch wraps what the hook raises
+            net(torch.ones(1, 16)).sum().backward()
+        return str(caught.value)

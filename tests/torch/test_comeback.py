@@ -101,3 +101,14 @@ def test_the_group_of_such_a_job_has_no_collectives(tmp_path: Path, counts: tupl
         for rank, (place, texts) in enumerate(job.results()):
             assert place == (rank, 2, "tailbound")
             assert all("come and go" in text for text in texts), texts
+
+
+def test_what_ddp_gets_wrong_alone_is_refused(tmp_path: Path) -> None:
+    """A map of used parameters of one rank, and buckets that each rank fills in an order of its own."""
+    import elastic_jobs
+    from processes import Job
+
+    with Job(elastic_jobs.wrong, 2, tmp_path, backend="elastic") as job:
+        for text in job.results():
+            assert "disagree on op 1.0" in text
+            assert "use parameters in the same order" in text

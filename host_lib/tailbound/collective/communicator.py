@@ -64,7 +64,7 @@ MAX_STEP_OPS = 1 << OP_INDEX_BITS
 
 
 class Handling(NamedTuple):
-    """How a bucket is read, coded and written. ``dtype``, ``bits`` and ``scaled`` are the same on all ranks.
+    """How a bucket is read, coded and written. ``dtype``, ``bits``, ``scaled`` and ``parts`` are equal on all ranks.
 
     Attributes:
         dtype: the bucket's own type, part of the layout tag.
@@ -75,6 +75,7 @@ class Handling(NamedTuple):
             scales first.
         scaled: ``data`` is a gradient without its loss scale; a cold op as with other bits.
         starts: where the tensors in the bucket begin, rising; empty: it is looked at in blocks (``codec.exponents``).
+        parts: names what is in ``data`` and in which order, part of the layout tag: ranks that differ are refused.
     """
 
     dtype: str = "float32"
@@ -83,6 +84,7 @@ class Handling(NamedTuple):
     bits: int = 0
     scaled: bool = False
     starts: tuple[int, ...] = ()
+    parts: str = ""
 
 
 _PLAIN = Handling()
@@ -304,7 +306,7 @@ class Communicator:
             ConfigError: arrays of another type, shape or size, or more ops in a step than ``MAX_STEP_OPS``.
             TransportError, LayoutError: see ``Transpose.launch``.
         """
-        dtype, coder, residual, bits, scaled, starts = handling
+        dtype, coder, residual, bits, scaled, starts, parts = handling
         numel = data.size if coder is HOST else len(data)
         if coder is HOST:
             half = _HALVES.get(dtype)
@@ -318,6 +320,7 @@ class Communicator:
         check_codes(coder, bits, feedback=residual is not None)
         chunks = self._cut(numel, bits)
         merged = done if len(chunks) == 1 else _Merge(len(chunks), done)
+        kind = f"{dtype} {parts}" if parts else dtype
         mode = (2 if config.rotate == "auto" else int(config.rotate)) | bits << 2 | scaled << 7
         with self._lock:
             if self._launched + len(chunks) > MAX_STEP_OPS:
@@ -331,7 +334,7 @@ class Communicator:
                 key = bucket, numel, index, mode
                 self._engine.launch(
                     Launch(
-                        _layout(key, shape_for(hi - lo, width, bits), dtype, config.ranks, ends),
+                        _layout(key, shape_for(hi - lo, width, bits), kind, config.ranks, ends),
                         data[lo:hi],
                         out[lo:hi],
                         merged,

@@ -49,8 +49,8 @@ from tailbound.wire.schema import EXPONENT_NONE, Flag, PacketType, Verdict
 
 #: What to do about ranks that disagree on a bucket.
 SAME_MODEL = (
-    "All ranks must train the same model with the same bucket sizes, bits and use of a loss scale, and take part in "
-    "every backward pass"
+    "All ranks must train the same model with the same bucket sizes, bits and use of a loss scale, take part in every "
+    "backward pass, and (where ranks may come back) use parameters in the same order, by which DDP fills its buckets"
 )
 
 

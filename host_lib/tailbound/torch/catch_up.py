@@ -176,6 +176,7 @@ def _collect(
             path.coder(path.stream.mark()),
             bits=state.bits,
             scaled=state.scaler is not None,
+            parts=bucket.parts,
         )
         communicator.launch(
             bucket.index, values, values, last=bucket.last, done=over.put, contribute=False, handling=handling

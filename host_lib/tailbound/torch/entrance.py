@@ -208,11 +208,7 @@ class Entrance:
 
     def _buckets(self) -> str:
         """Digest of what DDP's buckets are made of; empty while they are not known."""
-        numbers = {id(p): number for number, p in enumerate(self._resync.replica.parameters)}
-        told = [
-            [b.index, b.numel, str(b.dtype), b.last, [(numbers[id(s.parameter)], s.offset, s.stride) for s in b.shares]]
-            for b in self._layout.step()
-        ]
+        told = [[b.index, b.numel, str(b.dtype), b.last, b.parts] for b in self._layout.step()]
         return hashlib.blake2b(json.dumps(told).encode(), digest_size=16).hexdigest() if told else ""
 
     def _still_views(self) -> list[torch.Tensor]:
@@ -280,18 +276,19 @@ class Entrance:
         self.alone += 1
         until, reason = time.monotonic() + timeout, "no rank of the job is inside it"
         while True:
-            donors = self._donors()
+            donors, own, alike = self._donors(), self._buckets(), []
             if any(not donor.buckets for donor in donors):
                 reason = "their buckets have not settled"
-            elif donors and not any(donor.buckets == self._buckets() for donor in donors):
+            elif donors and not (alike := [donor for donor in donors if donor.buckets == own]):
                 if self.alone < _ALONE_MOST:
                     return False
                 raise LayoutError(
                     f"rank {self._rank}: DDP has made other buckets here than on rank {donors[0].rank}, after "
-                    f"{self.alone} steps: give DistributedDataParallel the same options on every rank"
+                    f"{self.alone} steps: give DistributedDataParallel the same options on every rank, and use "
+                    "parameters in the same order on every rank: DDP fills buckets as gradients become ready"
                 )
             else:
-                for donor in donors:
+                for donor in alike:
                     try:
                         self._take(donor, until)
                     except TransportError as error:

@@ -6,7 +6,9 @@ backward pass: its averages go into ``.grad``, and the optimizer steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +28,10 @@ class _Share:
 
 @dataclass(frozen=True)
 class Bucket:
-    """One bucket as DDP made it: index, entries, type, whether it ends the step, what is in it, and where it lies."""
+    """One bucket as DDP made it: index, entries, type, whether it ends the step, what is in it, and where it lies.
+
+    ``parts`` names which parameters are in it and where, alike on ranks that agree on that; empty: not compared.
+    """
 
     index: int
     numel: int
@@ -34,6 +39,7 @@ class Bucket:
     last: bool
     shares: tuple[_Share, ...]
     device: torch.device
+    parts: str = ""
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
@@ -51,6 +57,19 @@ class Layout:
         self._buckets: dict[int, Bucket] = {}
         self._seen: dict[int, int] = {}
         self._sparse = False
+        self._numbers: dict[int, int] = {}
+
+    def compare(self, parameters: Iterable[torch.Tensor]) -> None:
+        """From now on buckets have ``parts``, where DDP orders them on each rank by itself.
+
+        ``parameters``: in an order that all ranks share.
+        """
+        self._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
+
+    def parts(self, index: int) -> str:
+        """``Bucket.parts`` of the bucket ``index`` that was noted last."""
+        known = self._buckets.get(index)
+        return known.parts if known is not None else ""
 
     def note_sparse(self) -> None:
         """A bucket is sparse: its averages are not kept anywhere, so no step can be applied without computing it."""
@@ -68,7 +87,9 @@ class Layout:
             _Share(parameter, int(gradient.storage_offset() - start), gradient.stride())
             for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)
         )
-        self._buckets[index] = Bucket(index, buffer.numel(), buffer.dtype, bucket.is_last(), shares, buffer.device)
+        self._buckets[index] = Bucket(
+            index, buffer.numel(), buffer.dtype, bucket.is_last(), shares, buffer.device, self._digest(shares)
+        )
         if bucket.is_last():
             for other in [i for i in self._buckets if i > index]:
                 del self._buckets[other]
@@ -77,6 +98,12 @@ class Layout:
         """Where the tensors of a bucket begin, as far as has been noted: for the choice of exponents (codec-18)."""
         known = self._buckets.get(index)
         return known.starts if known is not None and known.numel == numel else ()
+
+    def _digest(self, shares: Sequence[_Share]) -> str:
+        if not self._numbers:
+            return ""
+        told = [[self._numbers[id(share.parameter)], share.offset, share.stride] for share in shares]
+        return hashlib.blake2b(json.dumps(told).encode(), digest_size=8).hexdigest()
 
     def step(self) -> Sequence[Bucket]:
         """The buckets of a step in order; empty while a whole one has not been seen."""

@@ -32,6 +32,9 @@ def allreduce_hook(state: TailboundState, bucket: GradBucket) -> torch.futures.F
     buffer = bucket.buffer()
     if buffer.layout == torch.sparse_coo:
         return average_sparse(state, bucket.index(), buffer, bucket.is_last())
+    if state.entrance is not None:  # what is in a bucket is part of what ranks compare
+        state.layout.note(bucket)
     future = state.average(bucket.index(), buffer, bucket.is_last())  # refuses what is not supported
-    state.layout.note(bucket)
+    if state.entrance is None:  # what still waits to be applied has the layout of the last step
+        state.layout.note(bucket)
     return future

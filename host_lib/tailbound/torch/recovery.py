@@ -154,6 +154,7 @@ class Recovery:
         self._handles.append(step_hook)
         self._endings[:0] = [step_hook.remove, self.resync.close]
         if self.communicator.elastic:
+            self.layout.compare(replica.parameters)
             still = [p for p in module.parameters() if not p.requires_grad]
             self.entrance = Entrance(
                 self.communicator, self.resync, self.layout, still, also or {}, lambda: self.scaler

@@ -66,6 +66,13 @@ def register(
     if optimizer is not None:
         refuse_optimizer(optimizer)
     group = elastic.world_of(ddp_model.process_group)
+    if group is not ddp_model.process_group and ddp_model.find_unused_parameters:
+        raise ConfigError(
+            "find_unused_parameters=True: where ranks may come back DDP sees the parameters that this rank uses only, "
+            "and drops the average of one that was used elsewhere: let every parameter get a gradient in every step "
+            "(add 0 * parameter.sum() to the loss where one is left out) and pass find_unused_parameters=False, or "
+            "use torch.distributed.init_process_group"
+        )
     # over a group of one rank nobody waits for another
     barriers = in_model(ddp_model, _SYNC_OPTION) if group is ddp_model.process_group else []
     for barrier in barriers:

@@ -278,6 +278,7 @@ class TailboundState(Recovery):
                 self.bits,
                 self.scaler is not None,
                 self.layout.starts(index, tensor.numel()),
+                self.layout.parts(index),
             ),
         )
 
