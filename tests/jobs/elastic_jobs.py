@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from register_jobs import said
 from resync_jobs import state_digest
-from tailbound.torch import elastic, register
+from tailbound.torch import elastic, entrance, register
 from torch_jobs import PATIENT, model
 
 #: Deadlines are learned, as in any job.
@@ -43,6 +43,7 @@ def coming_back(rank: int, at: Any, last: Any) -> dict[str, Any]:
         ``seen``: by step, what the rank had before it; ``first``: what it began with; ``digest`` and ``synchronised``
         at the end.
     """
+    entrance._PIECE = 256  # so that ``also`` takes several
     torch.manual_seed(rank)
     frozen = nn.Linear(32, 32).requires_grad_(False)
     net = DDP(nn.Sequential(frozen, model(rank)), process_group=elastic.alone(), bucket_cap_mb=0.05)
@@ -106,6 +107,10 @@ def refused(rank: int) -> tuple[tuple[int, int, str], list[str]]:
     return place, texts
 
 
+class OpaqueState:
+    """Can be saved, and not be loaded as plain types."""
+
+
 class Crossed(nn.Module):
     """Two layers of one size, which ranks use in different orders."""
 
@@ -121,6 +126,12 @@ class Crossed(nn.Module):
 def wrong(rank: int) -> str:
     """Refuses what DDP over a group of one rank would get wrong; what the step after the buckets' rebuild ends with."""
     unused = DDP(Crossed(0), process_group=elastic.alone(), find_unused_parameters=True)
+    plain, count = DDP(nn.Linear(2, 2), process_group=elastic.alone()), Count()
+    for state, words in ((lambda: None, "cannot be given"), (OpaqueState(), "torch.load(weights_only=True)")):
+        count.steps = state  # type: ignore[assignment]
+        refusal = said(lambda: register(plain, also={"count": count}, **PATIENT))
+        assert "also['count']" in refusal, refusal
+        assert words in refusal, refusal
     assert "find_unused_parameters=False" in said(lambda: register(unused, **PATIENT))
     net = DDP(Crossed(rank), process_group=elastic.alone())
     with register(net, **{**PATIENT, "deadline_ms": (500.0, 500.0)}) as state:

@@ -13,7 +13,6 @@ given as ``also``.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import logging
 import struct
@@ -22,13 +21,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
 from tailbound.collective.comeback import Part
 from tailbound.collective.communicator import Communicator
 from tailbound.errors import ConfigError, LayoutError, TransportError
+from tailbound.torch.also import Stateful, decode, encode
 from tailbound.torch.finished import Layout
 from tailbound.torch.replica import flat, octets
 from tailbound.torch.resync import Resync
@@ -38,29 +38,27 @@ from tailbound.transport.steps import STEP_MASK
 
 log = logging.getLogger("tailbound")
 
-#: Requests on the reliable path: who could be a donor, frozen parameters, to be let in, a slice, and that it is over.
-_ABOUT, _STILL, _ENTER, _SLICE, _ENTERED = "about", "still", "enter", "entry", "entered"
+#: Requests on the reliable path: who could be a donor, frozen parameters, to be let in, a slice, a piece
+#: of ``also``, and that it is over.
+_ABOUT, _STILL, _ENTER, _SLICE, _ALSO, _ENTERED = "about", "still", "enter", "entry", "also", "entered"
 #: Asks for a digest of frozen parameters.
 _MARK = b"?"
 _ASK = struct.Struct("!HI")
-_HEAD = struct.Struct("!IBIII")
+_NUMBER = struct.Struct("!I")
+#: Of an answer to who asks to be let in: come in (step, sound, and lengths), or never, with a text.
+_COME, _NEVER = 1, 0
+_HEAD = struct.Struct("!BIBIIQ")
+#: Bytes of ``also`` that go in one answer.
+_PIECE = 1 << 24
 #: Steps that a new process makes by itself at most: DDP settles its buckets in one, or two with ``static_graph``.
 _ALONE_MOST = 4
 #: Seconds: for a peer to say what it holds, and for a donor to hear of who takes its state, per request of a slice.
 _PEER, _SILENCE = 3.0, 10.0
+#: Bytes a second that the network has at least, and seconds between two questions to be let in.
+_RATE, _AGAIN = 10e6, 0.05
 #: Milliseconds that a donor lets the new rank wait for the end of its step before it has to ask again.
 _POLL = 2000
 _THREADS = 64
-
-
-class Stateful(Protocol):
-    """What has a state to be taken over: a scheduler, say."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Its state, in types that ``torch.load(weights_only=True)`` takes."""
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
-        """Takes such a state."""
 
 
 class _About(NamedTuple):
@@ -100,15 +98,18 @@ class Entrance:
         self._changed = threading.Condition()
         self._guests: set[int] = set()
         self._open = self._over = False
-        self._heard = 0.0
+        self._until = 0.0  # monotonic seconds: so long a guest may be silent
+        self._telling, self._told = threading.Lock(), b""
         #: steps that this process has made by itself
         self.alone = 0
         self.counters: Counter[str] = Counter()
+        self._still_mark()  # peers that ask for it do not wait for long
         reliable = communicator.reliable
         reliable.serve(_ABOUT, self._answer_about)
         reliable.serve(_STILL, self._answer_still)
         reliable.serve(_ENTER, self._answer_enter)
         reliable.serve(_SLICE, self._answer_slice)
+        reliable.serve(_ALSO, self._answer_also)
         reliable.serve(_ENTERED, self._answer_entered)
         reliable.before_close(self._close)
 
@@ -122,23 +123,25 @@ class Entrance:
 
     # -- a live rank, in the training thread and in those of the reliable path
 
-    def admit(self) -> None:
-        """Between two steps: lets in who asks, and holds meanwhile."""
+    def admit(self, *, held: bool) -> None:
+        """Between two steps: lets in who asks, and holds meanwhile; ``held``: this rank holds in any case."""
         with self._changed:
             if not self._guests or self._over:
                 return
         begun = time.monotonic()
         self._communicator.hold(True)
         try:
+            with self._telling:  # what was told of an earlier step
+                self._told = b""
             with self._changed:
-                self._open, self._heard = True, time.monotonic()
+                self._open, self._until = True, time.monotonic() + _SILENCE
                 self._changed.notify_all()
-                while self._guests and not self._over and (left := self._heard + _SILENCE - time.monotonic()) > 0:
+                while self._guests and not self._over and (left := self._until - time.monotonic()) > 0:
                     self._changed.wait(left)
                 self._open = False
                 self._guests.clear()
         finally:
-            self._communicator.hold(False)
+            self._communicator.hold(held)
         self.counters["admitted"] += 1
         log.info("rank %d: held for %.2f s while its state was taken", self._rank, time.monotonic() - begun)
 
@@ -151,7 +154,10 @@ class Entrance:
     def _answer_still(self, request: bytes) -> list[bytes | memoryview]:
         if request == _MARK:
             return [self._still_mark().encode()]
-        return [octets(view).data for view in self._still_views()]
+        (number,), views = _NUMBER.unpack(request), self._still_views()
+        if number >= len(views):
+            raise Refusal(f"there are {len(views)} frozen parameters here: train the same model on every rank")
+        return [octets(views[number]).data]
 
     def _answer_enter(self, request: bytes) -> list[bytes | memoryview]:
         rank, milliseconds = _ASK.unpack(request)
@@ -163,25 +169,48 @@ class Entrance:
                 raise Refusal("no step has ended here yet")
             if self._over:
                 raise Refusal("this rank is closing")
-            self._heard = time.monotonic()
+            self._allow(_SILENCE)
         try:
             step = resync.moment.step
             where, told = self._communicator.entrance(), resync.replica.describe()
             if step is None or self._communicator.step != step + 1 & STEP_MASK:
                 raise Refusal("no step has ended here yet")
             also = self._tell_also()
-        except (ConfigError, TransportError) as error:
+        except ConfigError as error:  # asking again does not help
             self._forget(rank)
-            raise Refusal(str(error)) from error
-        return [_HEAD.pack(step, resync.sound, len(where), len(told), len(also)), where, told, also]
+            log.warning("rank %d: rank %d cannot be let in: %s", self._rank, rank, error)
+            return [bytes([_NEVER]), str(error).encode()]
+        except Exception as error:
+            self._forget(rank)
+            raise Refusal(f"{type(error).__name__}: {error}") from error
+        with self._changed:
+            self._allow(_SILENCE)
+        return [_HEAD.pack(_COME, step, resync.sound, len(where), len(told), len(also)), where, told]
 
     def _answer_slice(self, request: bytes) -> list[memoryview]:
         rank, which = _ASK.unpack(request)
+        replica = self._resync.replica
+        if which >= replica.slices:
+            raise Refusal(f"there are {replica.slices} slices here, not {which + 1}")
         with self._changed:
-            if rank not in self._guests or not self._open or which >= self._resync.replica.slices:
-                raise Refusal("this rank waits no longer")
-            self._heard = time.monotonic()
-        return self._resync.replica.copy(which)
+            self._must_wait_for(rank)
+            last = which == replica.slices - 1  # then the guest asks all ranks to take it in
+            self._allow(_silence(replica.size(which)) + last * 2 * _PEER * -(-len(self._peers()) // _THREADS))
+        return replica.copy(which)
+
+    def _answer_also(self, request: bytes) -> list[memoryview]:
+        rank, piece = _ASK.unpack(request)
+        with self._changed:
+            self._must_wait_for(rank)
+            self._allow(_silence(_PIECE))
+        return [memoryview(self._tell_also())[piece * _PIECE : (piece + 1) * _PIECE]]
+
+    def _must_wait_for(self, rank: int) -> None:
+        if rank not in self._guests or not self._open:
+            raise Refusal("this rank waits no longer")
+
+    def _allow(self, seconds: float) -> None:
+        self._until = max(self._until, time.monotonic() + seconds)
 
     def _answer_entered(self, request: bytes) -> list[bytes]:
         self._forget(_ASK.unpack(request)[0])
@@ -198,11 +227,12 @@ class Entrance:
             self._changed.notify_all()
 
     def _tell_also(self) -> bytes:
-        states = {name: each.state_dict() for name, each in self._also.items()}
-        scaler = self._scaler()
-        out = io.BytesIO()
-        torch.save({"also": states, "scale": scaler.epoch if scaler is not None else None}, out)
-        return out.getvalue()
+        """What ``also`` holds after this step, the same bytes for all who ask."""
+        with self._telling:
+            if not self._told:
+                scaler = self._scaler()
+                self._told = encode(self._also, scaler.epoch if scaler is not None else None)
+            return self._told
 
     # -- what is compared before
 
@@ -241,25 +271,23 @@ class Entrance:
             if rank > self._rank:
                 self._communicator.reliable.keep(rank, _PEER)
         if self._rank and marks[0] != self._still_mark().encode():
-            self._take_still(0)
+            self._take_still(0, marks[0].decode())
 
-    def _take_still(self, rank: int) -> None:
-        body = memoryview(self._communicator.reliable.pull(rank, _STILL, b"", 60.0 + self._still_bytes() / 10e6))
-        if len(body) != self._still_bytes():
-            raise TransportError(
-                f"rank {rank} has {len(body)} bytes of frozen parameters, this one {self._still_bytes()}: train the "
-                "same model on every rank"
-            )
-        at = 0
+    def _take_still(self, rank: int, mark: str) -> None:
+        """Takes the frozen parameters of ``rank``, one by one, which have the digest ``mark``."""
         with torch.no_grad():
-            for view in self._still_views():
+            for number, view in enumerate(self._still_views()):
                 size = view.numel() * view.element_size()
-                view.view(torch.uint8).copy_(torch.frombuffer(bytearray(body[at : at + size]), dtype=torch.uint8))
-                at += size
+                body = self._communicator.reliable.pull(rank, _STILL, _NUMBER.pack(number), _silence(size))
+                if len(body) != size:
+                    break
+                view.view(torch.uint8).copy_(torch.frombuffer(body, dtype=torch.uint8))
         self._still_digest = ""
-
-    def _still_bytes(self) -> int:
-        return sum(view.numel() * view.element_size() for view in self._still_views())
+        if self._still_mark() != mark:
+            raise TransportError(
+                f"the frozen parameters of rank {rank} are others than those of this one: train the same model on "
+                "every rank"
+            )
 
     # -- a rank outside, in the training thread
 
@@ -270,7 +298,8 @@ class Entrance:
             Whether it is inside now; if not, it is to make one more step by itself.
 
         Raises:
-            LayoutError: its buckets are not those of the others.
+            LayoutError: its buckets, or names in ``also``, are not those of the others.
+            ConfigError: a state cannot go from one rank to another, by name.
             TransportError: nobody has given its state for ``timeout`` seconds.
         """
         self.alone += 1
@@ -301,7 +330,7 @@ class Entrance:
                     f"rank {self._rank}: could not come back within {timeout:g} s: {reason}: restart it, or all "
                     "ranks from a checkpoint"
                 )
-            time.sleep(0.05)
+            self._pause()
 
     def _donors(self) -> list[_About]:
         """Who could give its state, sound ranks first."""
@@ -325,30 +354,30 @@ class Entrance:
         """
         pull, rank = self._communicator.reliable.pull, donor.rank
         if donor.still != self._still_mark():
-            self._take_still(rank)
+            self._take_still(rank, donor.still)
         begun = time.monotonic()
-        body = self._ask_in(rank, until)
-        step, sound, *sizes = _HEAD.unpack_from(body)
-        parts, at = [], _HEAD.size
-        for size in sizes:
-            parts.append(bytes(body[at : at + size]))
-            at += size
-        where, description, also = parts
-        me = _ASK.pack(self._rank, 0)
         try:
+            body = self._ask_in(rank, until)
+            _, step, sound, *sizes, length = _HEAD.unpack_from(body)
+            where, description = (bytes(body[at : at + size]) for at, size in zip(_starts(sizes), sizes, strict=True))
             stopped = time.monotonic()
+            states, scale = decode(self._pull_also(rank, length))
+            if lacking := self._also.keys() ^ states.keys():
+                raise LayoutError(
+                    f"register was given also={sorted(lacking)} on some ranks only: give it on all ranks alike"
+                )
+            size_of = self._resync.replica.size
             self._resync.take_over(
                 step,
                 description,
-                lambda which: pull(rank, _SLICE, _ASK.pack(self._rank, which), max(_SILENCE, until - time.monotonic())),
+                lambda which: pull(rank, _SLICE, _ASK.pack(self._rank, which), _silence(size_of(which))),
                 sound=bool(sound),
             )
-            self._take_also(also, step + 1 & STEP_MASK)
+            self._take_also(states, scale, step + 1 & STEP_MASK)
             here = self._communicator.enter(where)
-            self._communicator.hold(True)  # until its first step with the others is launched
+            self._communicator.hold(True)  # until its first step with the others is launched: it may look for its data
         finally:
-            self._tell_over(rank, me)
-        self._communicator.hold(False)
+            self._tell_over(rank, _ASK.pack(self._rank, 0))
         log.info(
             "rank %d: has come back before step %d with the state of rank %d (%.1f MB in %.2f s, after %.2f s for the "
             "end of its step); ranks %s know of it",
@@ -362,14 +391,20 @@ class Entrance:
         )
 
     def _ask_in(self, rank: int, until: float) -> bytearray:
+        ask = _ASK.pack(self._rank, _POLL)
         while True:
             try:
-                return self._communicator.reliable.pull(
-                    rank, _ENTER, _ASK.pack(self._rank, _POLL), _POLL / 1000 + _PEER
-                )
+                body = self._communicator.reliable.pull(rank, _ENTER, ask, _POLL / 1000 + _SILENCE)
             except Refusal:
                 if time.monotonic() >= until:
                     raise
+                self._pause()
+                continue
+            if body[0] == _NEVER:
+                raise ConfigError(
+                    f"rank {self._rank}: rank {rank} cannot let it in: {body[1:].decode()}; then restart it"
+                )
+            return body
 
     def _tell_over(self, rank: int, me: bytes) -> None:
         try:
@@ -377,14 +412,40 @@ class Entrance:
         except TransportError as error:  # it goes on by itself after a while
             log.info("rank %d: %s", self._rank, error)
 
-    def _take_also(self, data: bytes, step: int) -> None:
-        told = torch.load(io.BytesIO(data), weights_only=True)
-        lacking = self._also.keys() ^ told["also"].keys()
-        if lacking:
-            raise LayoutError(
-                f"register was given also={sorted(lacking)} on some ranks only: give it on all ranks alike"
-            )
-        for name, state in told["also"].items():
-            self._also[name].load_state_dict(state)
-        if (scaler := self._scaler()) is not None and told["scale"] is not None:
-            scaler.take_over(told["scale"], step)
+    def _pull_also(self, rank: int, size: int) -> bytearray:
+        body = bytearray()
+        while len(body) < size:
+            piece = _ASK.pack(self._rank, len(body) // _PIECE)
+            got = self._communicator.reliable.pull(rank, _ALSO, piece, _silence(_PIECE), _PIECE)
+            if not got:
+                raise TransportError(f"rank {rank} has {len(body)} bytes of also instead of {size}: ask it again")
+            body += got
+        return body
+
+    def _take_also(self, states: dict[str, Any], scale: Any, step: int) -> None:
+        for name, state in states.items():
+            try:
+                self._also[name].load_state_dict(state)
+            except Exception as error:
+                raise ConfigError(
+                    f"also[{name!r}] does not take its state of another rank ({type(error).__name__}: {error}): give "
+                    "register the same also= on all ranks"
+                ) from error
+        if (scaler := self._scaler()) is not None and scale is not None:
+            scaler.take_over(scale, step)
+
+    def _pause(self) -> None:
+        """Between two questions."""
+        with self._changed:
+            if self._changed.wait_for(lambda: self._over, _AGAIN):
+                raise TransportError(f"rank {self._rank}: is closing before it has come back: restart it")
+
+
+def _starts(sizes: list[int]) -> list[int]:
+    """Where parts of ``sizes`` bytes begin that follow a head."""
+    return [_HEAD.size + sum(sizes[:number]) for number in range(len(sizes))]
+
+
+def _silence(size: int) -> float:
+    """Seconds that an answer of ``size`` bytes may take."""
+    return _SILENCE + size / _RATE

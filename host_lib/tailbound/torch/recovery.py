@@ -17,8 +17,9 @@ from tailbound.collective.comeback import Part
 from tailbound.collective.communicator import Communicator
 from tailbound.errors import ConfigError, TransportError
 from tailbound.torch import catch_up
+from tailbound.torch.also import Stateful
 from tailbound.torch.collectives import refuse_optimizer
-from tailbound.torch.entrance import Entrance, Stateful
+from tailbound.torch.entrance import Entrance
 from tailbound.torch.finished import Layout, gradients
 from tailbound.torch.memory import Bucket, Memory
 from tailbound.torch.options.contribution import Contributions
@@ -80,6 +81,7 @@ class Recovery:
         self.stepped = False
         self._named = False
         self._preparing = False  # holds the others until the first step is launched
+        self._within = 0  # contexts of ``hold``
         self._lost_for = 0  # steps running
         self._jumped = 0  # steps skipped before a forward pass or by ``apply_finished``, which ``jump`` is to tell
         #: the state is not that of the others yet: take part without contributing (clock-20)
@@ -200,6 +202,7 @@ class Recovery:
         assert self.entrance is not None
         assert self.communicator is not None
         if self.entrance.enter(_ENTER):
+            self._preparing = True  # it holds the others since it has entered
             self.forget()
             self.overflow.take()
             # its data are where its own steps have led it
@@ -270,7 +273,7 @@ class Recovery:
             if self.abstaining and self.resync.sound:
                 self.abstaining = False
         if still and self.entrance is not None and not self.outside:
-            self.entrance.admit()
+            self.entrance.admit(held=self._preparing or self._within > 0)
 
     def _name_what_stays(self) -> None:
         """After the first steps: says what of the optimizers' state cannot be given to another rank."""
@@ -371,10 +374,12 @@ class Recovery:
             return
         self.boundary()
         self.communicator.hold(True)
+        self._within += 1
         try:
             yield
         finally:
-            if not self._preparing:
+            self._within -= 1
+            if not self._preparing and not self._within:
                 self.communicator.hold(False)
 
     @property

@@ -15,8 +15,8 @@ from tailbound.collective.communicator import MAX_STEP_OPS
 from tailbound.errors import ConfigError
 from tailbound.settings.table import OPTIONS
 from tailbound.torch import elastic
+from tailbound.torch.also import Stateful, check
 from tailbound.torch.collectives import in_model, refuse_optimizer
-from tailbound.torch.entrance import Stateful
 from tailbound.torch.hook import allreduce_hook
 from tailbound.torch.interfaces import interface_for
 from tailbound.torch.node import find
@@ -56,7 +56,8 @@ def register(
         **options: of ``TailboundState``.
 
     Raises:
-        ConfigError: not a DDP model, an invalid option, or an optimizer with collectives of its own.
+        ConfigError: not a DDP model, an invalid option, an optimizer with collectives of its own, or a state of
+            ``also`` that cannot go to another rank.
         CapabilityError, AttachError, LayoutError, TransportError: before any training step.
     """
     if not isinstance(ddp_model, DistributedDataParallel):
@@ -73,6 +74,8 @@ def register(
             "(add 0 * parameter.sum() to the loss where one is left out) and pass find_unused_parameters=False, or "
             "use torch.distributed.init_process_group"
         )
+    if elastic.is_elastic(group):
+        check(also or {})
     # over a group of one rank nobody waits for another
     barriers = in_model(ddp_model, _SYNC_OPTION) if group is ddp_model.process_group else []
     for barrier in barriers:

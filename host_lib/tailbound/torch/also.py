@@ -1,0 +1,86 @@
+"""States beside model and optimizers that a rank that has come back takes over, as bytes (clock-32).
+
+Each has its own length, so that an error names the one that it is about.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+
+from tailbound.errors import ConfigError
+
+_LENGTH = struct.Struct("!I")
+
+
+class Stateful(Protocol):
+    """What has a state to be taken over: a scheduler, say."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its state, in types that ``torch.load(weights_only=True)`` takes."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
+        """Takes such a state."""
+
+
+def encode(also: Mapping[str, Stateful], scale: object = None) -> bytes:
+    """The states of ``also``, and ``scale``.
+
+    Raises:
+        ConfigError: one cannot be saved, by name.
+    """
+    sizes: list[tuple[str, int]] = []
+    out = io.BytesIO()
+    try:
+        torch.save(scale, out)
+        for name, each in also.items():
+            begun = out.tell()
+            part = io.BytesIO()
+            torch.save(each.state_dict(), part)
+            out.write(part.getbuffer())
+            sizes.append((name, out.tell() - begun))
+    except Exception as error:  # of the caller's own state_dict, too
+        raise ConfigError(
+            f"the state of also[{list(also)[len(sizes)]!r}] cannot be given to a rank that comes back "
+            f"({type(error).__name__}: {error}): make its state_dict() return plain types and tensors"
+        ) from error
+    head = json.dumps([out.tell() - sum(size for _, size in sizes), sizes]).encode()
+    return _LENGTH.pack(len(head)) + head + out.getbuffer()
+
+
+def decode(data: bytes | bytearray) -> tuple[dict[str, Any], Any]:
+    """States by name, and ``scale``; tensors in host memory.
+
+    Raises:
+        ConfigError: one cannot be loaded, by name.
+    """
+    view = memoryview(data)
+    at = _LENGTH.size + _LENGTH.unpack_from(view)[0]
+    first, sizes = json.loads(bytes(view[_LENGTH.size : at]))
+    found: dict[str, Any] = {}
+    for name, size in [("", first), *sizes]:
+        try:
+            found[name] = torch.load(io.BytesIO(view[at : at + size]), map_location="cpu", weights_only=True)
+        except Exception as error:
+            raise ConfigError(
+                f"the state of also[{name!r}] cannot be loaded ({type(error).__name__}: {error}): make state_dict() "
+                "return types that torch.load(weights_only=True) takes"
+            ) from error
+        at += size
+    return found, found.pop("")
+
+
+def check(also: Mapping[str, Stateful]) -> None:
+    """Refuses states that cannot go to another rank.
+
+    Raises:
+        ConfigError: which, and why.
+    """
+    if "" in also:
+        raise ConfigError("also has an entry without a name: name it")
+    decode(encode(also))

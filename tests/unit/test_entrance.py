@@ -1,0 +1,144 @@
+"""How a rank that has come back is let in, without processes: what ends the wait of either side (clock-32)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tailbound.collective.comeback import Part
+from tailbound.errors import ConfigError
+from tailbound.transport.reliable import Refusal
+
+if TYPE_CHECKING:
+    from tailbound.torch.entrance import Entrance
+
+pytestmark = pytest.mark.needs("torch")
+
+
+class Kept:
+    """A state of anything."""
+
+    def __init__(self, kept: Any) -> None:
+        self.kept = kept
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kept": self.kept}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.kept = state["kept"]
+
+
+class Reliable:
+    """What ``Entrance`` asks of the reliable path, between two ranks of this process."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[str, Callable[[bytes], Iterable[Any]]] = {}
+        self.other: Reliable | None = None
+        self.asked: list[str] = []
+
+    def serve(self, name: str, handler: Callable[[bytes], Iterable[Any]]) -> None:
+        self.handlers[name] = handler
+
+    def before_close(self, _: object) -> None:
+        pass
+
+    def pull(self, rank: int, name: str, request: bytes, *_: object) -> bytearray:
+        self.asked.append(name)
+        assert self.other is not None
+        return bytearray(b"".join(self.other.handlers[name](request)))
+
+
+def make(rank: int, part: Part, state: Any, slice_bytes: int = 8) -> tuple[Entrance, Reliable]:
+    import torch
+
+    from tailbound.torch.entrance import Entrance
+
+    reliable = Reliable()
+    replica = SimpleNamespace(
+        parameters=[], slices=2, describe=lambda: b"", size=lambda _: slice_bytes, copy=lambda _: []
+    )
+    resync = SimpleNamespace(replica=replica, sound=True, moment=SimpleNamespace(step=4))
+    communicator = SimpleNamespace(
+        reliable=reliable, config=SimpleNamespace(rank=rank), part=part, job=SimpleNamespace(peers=[1 - rank]),
+        step=5, hold=lambda _: None, entrance=lambda: b"",
+    )  # fmt: skip
+    bucket = SimpleNamespace(index=0, numel=1, dtype=torch.float32, last=True, parts="")
+    layout = SimpleNamespace(step=lambda: [bucket])
+    made: Any = Entrance(communicator, resync, layout, [], {"thing": Kept(state)}, lambda: None)  # type: ignore[arg-type]
+    return made, reliable
+
+
+def _admitted(donor: Entrance) -> threading.Thread:
+    """A thread that ends once ``donor`` has let somebody ask to be let in, and waits no longer."""
+
+    def run() -> None:
+        while not donor.counters["admitted"]:
+            donor.admit(held=False)
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_who_can_never_be_let_in_hears_so_at_once() -> None:
+    from tailbound.torch.entrance import _SILENCE
+
+    donor, path = make(0, Part.INSIDE, lambda: None)  # cannot be saved any more
+    guest, asking = make(1, Part.OUTSIDE, 3)
+    asking.other = path
+    begun = time.monotonic()
+    thread = _admitted(donor)
+    with pytest.raises(ConfigError, match=r"cannot let it in.*also\['thing'\]"):
+        guest.enter(60)
+    thread.join(_SILENCE / 2)  # the donor does not wait for it, either
+    assert not thread.is_alive()
+    assert asking.asked.count("enter") == 1
+    assert time.monotonic() - begun < _SILENCE
+
+
+def test_another_failure_is_not_for_good_and_forgets_the_guest() -> None:
+    from tailbound.torch.entrance import _ASK, _SILENCE
+
+    donor, path = make(0, Part.INSIDE, 3)
+    donor._communicator.entrance = lambda: 1 // 0  # type: ignore[assignment, method-assign, return-value]
+    thread = _admitted(donor)
+    with pytest.raises(Refusal, match="ZeroDivisionError"):
+        path.handlers["enter"](_ASK.pack(1, 2000))
+    thread.join(_SILENCE / 2)
+    assert not thread.is_alive()
+
+
+def test_a_donor_waits_as_long_as_a_slice_takes() -> None:
+    from tailbound.torch.entrance import _ASK, _RATE
+
+    size = int(100 * _RATE)
+    donor, path = make(0, Part.INSIDE, 3, size)
+    with donor._changed:
+        donor._guests.add(1)
+        donor._open = True
+    path.handlers["entry"](_ASK.pack(1, 0))
+    assert donor._until > time.monotonic() + size / _RATE
+
+
+def test_states_come_back_by_name_and_in_host_memory() -> None:
+    import torch
+
+    from tailbound.torch import also
+
+    states = {"a": Kept(torch.arange(3)), "b": Kept([1, "x"])}
+    found, scale = also.decode(also.encode(states, (1, 2.0)))
+    assert (found["a"]["kept"].tolist(), found["b"], scale) == ([0, 1, 2], {"kept": [1, "x"]}, (1, 2.0))
+
+
+@pytest.mark.parametrize(("state", "words"), [(lambda: None, "cannot be given"), (Kept(1), "cannot be loaded")])
+def test_a_state_that_cannot_travel_is_named(state: object, words: str) -> None:
+    from tailbound.torch import also
+
+    with pytest.raises(ConfigError, match=rf"also\['bad'\] {words}"):
+        also.check({"good": Kept(1), "bad": Kept(state)})
