@@ -175,12 +175,12 @@ def test_ranges_that_are_none_are_refused() -> None:
 @given(st.integers(1, 50_000), st.integers(0, 100), st.sampled_from(["float32", "float16"]))
 @settings(max_examples=20)
 def test_powers_are_mean_squares(numel: int, seed: int, kind: str) -> None:
-    """Of long ranges a quarter is looked at, which is near enough."""
+    """Of long ranges an eighth is looked at, which is near enough."""
     x, ranges = gaussian(numel, seed).astype(kind), uneven(numel, seed)
     found = powers(x, shape_for(numel, 1408), ranges.ends)
     parts = [x[a:b].astype(np.float64) for a, b in itertools.pairwise([0, *ranges.ends.tolist()])]
     for power, part in zip(found, parts, strict=True):
-        assert power == pytest.approx(np.square(part).mean(), rel=1e-12 if len(part) <= 4096 else 0.25)
+        assert power == pytest.approx(np.square(part).mean(), rel=1e-12 if len(part) <= 4096 else 0.35)
     with pytest.raises(ValueError, match="within"):
         powers(x, shape_for(numel, 1408), np.array([numel + 1]))
 

@@ -18,14 +18,15 @@ from numpy.typing import NDArray
 
 from tailbound.codec import halves
 from tailbound.codec.halves import Floats, entries
+from tailbound.codec.planes import energy
 from tailbound.codec.scale import OVERFLOW_BITS
 from tailbound.codec.shape import Shape
 from tailbound.wire.jit import compiled
 
 #: Largest exponent.
 EXPONENT_MOST = 24
-#: Of ranges of more than so many entries, every so manieth run of so many is looked at (``powers``).
-_WHOLE, _APART, _CHUNK = 4096, 4, 64
+#: Of ranges of more than so many entries, one in so many runs of so many is looked at (``powers``).
+_WHOLE, _APART, _CHUNK = 4096, 8, 64
 
 
 class Ranges(NamedTuple):
@@ -186,16 +187,19 @@ def _powers(x, ends, chunk, row, powers):  # type: ignore[no-untyped-def]
         total, seen = np.float64(0.0), 0
         while begin < last:
             size = min(last - begin, np.int64(_CHUNK))
-            halves.read(x, begin, size, chunk, row)
-            for j in range(size):
-                total += np.float64(chunk[j]) * np.float64(chunk[j])
+            if size == _CHUNK and x.whole.shape[0] > 0:
+                total += energy(x.whole, begin, size)
+            else:
+                halves.read(x, begin, size, chunk, row)
+                for j in range(size):
+                    total += np.float64(chunk[j]) * np.float64(chunk[j])
             seen += size
             begin += step
         powers[i] = total / seen
 
 
 def powers(values: Floats, shape: Shape, ends: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Mean squares of the ranges of ``values`` that end at ``ends``, f64[n]; of long ranges every fourth 64 entries.
+    """Mean squares of the ranges of ``values`` that end at ``ends``, f64[n]; of long ranges one in eight runs of 64.
 
     Args:
         values: [numel], of a type of ``codec.halves``, C-contiguous.

@@ -50,7 +50,7 @@ def zero_of(bits):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _energy(x, at, size):  # type: ignore[no-untyped-def]
+def energy(x, at, size):  # type: ignore[no-untyped-def]
     """Sum of squares in float64, in eight sums of which none waits for another; ``size`` is a multiple of 8."""
     part = x[at : at + size]  # from here on no index can be negative, which would cost a check of each
     a = b = c = d = e = f = g = h = 0.0
@@ -75,7 +75,7 @@ def reach(most, bits, source, at, size):  # type: ignore[no-untyped-def]
     """
     if bits != 4 or most == 0:
         return most
-    limit = SIGMAS * np.sqrt(_energy(source, at, size) / size)
+    limit = SIGMAS * np.sqrt(energy(source, at, size) / size)
     if limit < np.float64(float_of(most)):
         return bits_of(np.float32(limit))
     return most

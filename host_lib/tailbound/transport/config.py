@@ -95,7 +95,8 @@ class Config:
         safeguard: what to do when too much is lost.
         repair: ask for results that are missing once their owner has finished (clock-23).
         share_rows: agree on smaller shares of the rows for slow links, and none for stragglers (clock-22).
-        balance: agree on exponents of tensors, so that small ones keep their precision beside large ones (codec-18).
+        balance: agree on exponents of tensors, so that small ones keep their precision beside large ones (codec-18);
+            on by default in ``TailboundState`` alone.
         result: how results come to the peers: a send to ``peers`` each, one burst cloned by the kernel (``fanout``)
             or by the network (``multicast``), or ``auto``: what can be had and has been measured not to lose.
         group: IPv4 multicast group of the job, the same on all ranks; empty: one that follows from its cookie.
