@@ -10,7 +10,6 @@ import itertools
 import math
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,11 +29,16 @@ from tailbound.codec.records import Coding, Own, Packets, Received, Scales, Sums
 from tailbound.codec.scale import cold_exponents, headroom_of, shift_cap_of
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import shape_for
+from tailbound.codec.threads import Threads
 from tailbound.errors import ConfigError
 from tailbound.wire.packets import DTYPES
 from tailbound.wire.schema import HEADER_BYTES
 
 RANKS, WIDTH, OP, COOKIE = 4, 1408, 1, 1
+#: Passes that an op takes of a rank.
+_OP = ("encode", "mean", "decode")
+#: Name -> (bytes of float32, call by threads).
+Passes = dict[str, tuple[int, Callable[[Threads], Any]]]
 #: Layers of a small model: (name, entries, size of a gradient). Unequal on purpose: neighbours share groups.
 LAYERS = (
     ("embedding", 32768 * 4, 1e-4),
@@ -77,17 +81,18 @@ _CASES = (*_ROTATED, *(each._replace(balance=True) for each in _ROTATED), *(_Cas
 def run(
     json_path: Path | None = None, threads: int = 1, *, quick: bool = False, megabytes: float = 26.2144
 ) -> list[dict[str, Any]]:
-    """Measures every pass over one float32 bucket.
+    """Measures every pass over one float32 bucket, by one thread and, in turn with it, by ``threads``.
 
     Args:
         json_path: where the rows go, with those of ``errors`` after them.
-        threads: threads that share the groups (rows) of a pass.
+        threads: threads that share an op as they do in a job (``codec_threads``).
         quick: fewer repeats, no error rows.
         megabytes: size of the bucket, 10**6 bytes.
 
     Returns:
-        Rows ``name, bytes, threads, ms, cpu_ms, gbps``: bytes of float32 that the pass stands for, processor time of
-        all threads, GB (10**9 bytes) a second.
+        Rows ``name, bytes, threads, ms, cpu_ms, gbps, speedup``: bytes of float32 that the pass stands for, processor
+        time of all threads, GB (10**9 bytes) a second, the time of one thread over this one (median of the rounds;
+        1 for one thread). ``op`` is encode, mean and decode.
 
     Raises:
         ConfigError: ``threads`` or ``megabytes`` below 1 (entry).
@@ -95,41 +100,55 @@ def run(
     numel = int(megabytes * 1e6) // 4
     if threads < 1 or numel < 1:
         raise ConfigError(f"{threads} threads and {megabytes} MB: give numbers above 0")
-    with ThreadPoolExecutor(threads) as pool:
-        passes = _passes(numel, threads, pool)
-        times: dict[str, list[tuple[float, float]]] = {name: [] for name in passes}
-        for _, call in passes.values():
-            call()
-        for _ in range(5 if quick else 21):
-            for name, (_, call) in passes.items():
-                start, used = time.perf_counter(), time.process_time()
-                call()
-                times[name].append((time.perf_counter() - start, time.process_time() - used))
+    crews = [Threads(count, WIDTH) for count in dict.fromkeys((1, threads))]
+    try:
+        passes = _passes(numel)
+        times = _in_turn(passes, crews, 5 if quick else 21)
+    finally:
+        for crew in crews:
+            crew.close()
+    times["op"] = np.sum([times[name] for name in _OP], axis=0)
+    sizes = {name: size for name, (size, _) in passes.items()} | {"op": 4 * numel}
     rows = []
-    for name, (size, _) in passes.items():
-        seconds, cpu = (float(np.median(each)) for each in zip(*times[name], strict=True))
-        rows.append(
-            {
-                "name": name, "bytes": size, "threads": threads, "ms": seconds * 1e3, "cpu_ms": cpu * 1e3,
-                "gbps": size / seconds / 1e9,
-            }
-        )  # fmt: skip
+    for name, each in times.items():
+        for i, crew in enumerate(crews):
+            seconds, cpu = np.median(each[:, i], axis=0).tolist()
+            rows.append(
+                {
+                    "name": name, "bytes": sizes[name], "threads": len(crew), "ms": seconds * 1e3, "cpu_ms": cpu * 1e3,
+                    "gbps": sizes[name] / seconds / 1e9, "speedup": float(np.median(each[:, 0, 0] / each[:, i, 0])),
+                }
+            )  # fmt: skip
     save(rows + ([] if quick else errors()), json_path)
     return rows
 
 
-def _passes(numel: int, threads: int, pool: ThreadPoolExecutor) -> dict[str, tuple[int, Callable[[], Any]]]:
-    """Name -> (bytes of float32, call) of every pass, for the first of four ranks."""
+def _in_turn(passes: Passes, crews: list[Threads], rounds: int) -> dict[str, NDArray[np.float64]]:
+    """Name -> seconds and processor time of every pass, f64[rounds, crews, 2]; the crews take turns, first and last."""
+    times = {name: np.zeros((rounds, len(crews), 2)) for name in passes}
+    for _, call in passes.values():
+        for crew in crews:
+            call(crew)
+    for turn in range(rounds):
+        for name, (_, call) in passes.items():
+            for i in range(len(crews))[:: -1 if turn % 2 else 1]:
+                start, used = time.perf_counter(), time.process_time()
+                call(crews[i])
+                times[name][turn, i] = time.perf_counter() - start, time.process_time() - used
+    return times
+
+
+def _passes(numel: int) -> Passes:
+    """Every pass, for the first of four ranks."""
     shape = shape_for(numel, WIDTH)
     at = place(shape, OwnerMap(1, tuple(range(RANKS))), RANKS)
     codes, rng = shape.codes, np.random.default_rng(0)
-    scratches = [Scratch(WIDTH) for _ in range(threads)]
     own, groups = int(at.counts[0]), at.rows_of(0) // shape.group_rows
     x = rng.standard_normal(numel, np.float32)
     copy = np.empty_like(x)
     coding = Coding(seed_of(COOKIE, OP), 0, shift_cap_of(RANKS), headroom_of(RANKS), ranks=RANKS)
-    need, needs = np.zeros(shape.groups, np.int16), [np.zeros(shape.groups, np.int16) for _ in range(threads)]
-    measure(x, shape, coding, need, scratches[0])
+    need, work = np.zeros(shape.groups, np.int16), np.zeros(shape.groups, np.int16)
+    measure(x, shape, coding, need, Scratch(WIDTH))
     exponents = cold_exponents(need[None], coding.headroom)
     scales = Scales(exponents, need, np.zeros(shape.groups, np.uint8), np.zeros(shape.groups, np.uint8))
     memory = np.zeros((shape.rows, HEADER_BYTES + codes), np.uint8)
@@ -142,40 +161,31 @@ def _passes(numel: int, threads: int, pool: ThreadPoolExecutor) -> dict[str, tup
     slots["ranks"][:, 0] = 0b1110
     slots["exponent"][:own] = exponents[groups]
     sealed, made = Sums(sums, slots, 0, COOKIE, OP, exponents), results(own, codes)
+    contributed = Own(at.rows_of(0), memory[:own], True, scales, work)
     result_ring = rng.integers(1, 256, (1 << (shape.rows - 1).bit_length(), WIDTH), dtype=np.uint8)
     source = np.arange(shape.rows, dtype=np.int64)
     source[at.rows_of(0)] = [own_source(i) for i in range(own)]
     received = Received(result_ring, made.packets, source, -np.ones(shape.rows, np.float32))
     decoded = np.empty_like(x)
 
-    def shared(total: int, work: Callable[[int, tuple[int, int]], Any]) -> Callable[[], None]:
-        cuts = [(total * i // threads, total * (i + 1) // threads) for i in range(threads)]
-        if threads == 1:
-            return lambda: work(0, cuts[0])
-        return lambda: [*pool.map(work, range(threads), cuts)].clear()
+    def shared(total: int, work: Callable[[Scratch, tuple[int, int]], Any]) -> Callable[[Threads], Any]:
+        return lambda threads: threads.each(total, work)
 
-    def encode_part(i: int, part: tuple[int, int]) -> None:
-        encode(x, shape, coding, packets, scales, scratches[i], groups=part)
-
-    def mean_part(i: int, part: tuple[int, int]) -> None:
-        contributed = Own(at.rows_of(0), memory[:own], True, scales, needs[i])
-        mean_rows(sealed, contributed, shape, coding, made, scratches[i], places=part)
+    def copy_part(_: Scratch, part: tuple[int, int]) -> None:
+        np.copyto(copy[slice(*part)], x[slice(*part)])
 
     return {
-        "encode": (4 * numel, shared(shape.groups, encode_part)),
-        "measure": (
+        "encode": (
             4 * numel,
-            shared(shape.groups, lambda i, part: measure(x, shape, coding, need, scratches[i], groups=part)),
+            shared(shape.groups, lambda s, part: encode(x, shape, coding, packets, scales, s, groups=part)),
         ),
-        "mean": (4 * own * codes, shared(own, mean_part)),
+        "measure": (4 * numel, shared(shape.groups, lambda s, part: measure(x, shape, coding, need, s, groups=part))),
+        "mean": (4 * own * codes, lambda threads: mean_rows(sealed, contributed, shape, coding, made, threads.scratch)),
         "decode": (
             4 * numel,
-            shared(
-                shape.groups,
-                lambda i, part: decode(received, shape, coding, decoded, scratches[i], groups=part),
-            ),
+            shared(shape.groups, lambda s, part: decode(received, shape, coding, decoded, s, groups=part)),
         ),
-        "memcpy": (4 * numel, shared(numel, lambda i, part: np.copyto(copy[slice(*part)], x[slice(*part)]))),
+        "memcpy": (4 * numel, shared(numel, copy_part)),
     }
 
 
