@@ -7,7 +7,8 @@ from functools import cache
 import numpy as np
 
 from tailbound.bench import codec
-from tailbound.bench.codec import LAYERS, run
+from tailbound.bench.codec import run
+from tailbound.bench.gradients import LAYERS
 from tailbound.codec.local import LocalJob
 
 SIZE = 64 * 256
@@ -59,5 +60,17 @@ def test_errors_are_told_by_bits_ranks_and_correlation() -> None:
 
 def test_every_pass_says_its_time_and_its_processor_time() -> None:
     rows = run(quick=True, megabytes=0.4)
-    assert [row["name"] for row in rows] == ["encode", "measure", "mean", "decode", "memcpy"]
-    assert all(row["ms"] > 0 and row["cpu_ms"] > 0 for row in rows)
+    assert [row["name"] for row in rows] == ["encode", "measure", "mean", "decode", "memcpy", "op"]
+    assert all(row["ms"] > 0 and row["cpu_ms"] > 0 and row["threads"] == row["speedup"] == 1 for row in rows)
+
+
+def test_several_threads_are_measured_beside_one() -> None:
+    rows = run(threads=2, quick=True, megabytes=6)
+    assert [(row["name"], row["threads"]) for row in rows[:4]] == [
+        ("encode", 1), ("encode", 2), ("measure", 1), ("measure", 2),
+    ]  # fmt: skip
+    times = {(row["name"], row["threads"]): row["ms"] for row in rows}
+    for threads in (1, 2):
+        parts = [times[name, threads] for name in ("encode", "mean", "decode")]
+        assert max(parts) < times["op", threads]
+    assert all(row["speedup"] == 1 for row in rows if row["threads"] == 1)

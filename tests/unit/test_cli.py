@@ -28,6 +28,7 @@ def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
         ["bench"],
         ["bench", "allreduce"],
         ["bench", "codec"],
+        ["bench", "error"],
         ["bench", "kernel"],
         ["bench", "profile"],
         ["bench", "tail"],

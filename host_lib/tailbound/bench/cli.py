@@ -80,6 +80,19 @@ def codec(threads: int, quick: bool, json_file: Path | None) -> None:
 
 
 @bench.command()
+@_QUICK
+@_JSON
+def error(quick: bool, json_file: Path | None) -> None:
+    """Error of the mean: beside other quantisers, and of transpose, parameter server and ring under loss."""
+    from tailbound.bench.error import losses_table, published_table, quantisers_table, run
+
+    rows = run(json_file, quick=quick)
+    show("NMSE of the mean, nothing lost, measured here", quantisers_table(rows))
+    show("What papers report (not the same data)", published_table(rows))
+    show("NMSE of the mean under loss, 4 ranks, 8 bits", losses_table(rows))
+
+
+@bench.command()
 @click.option("--workers", "-n", type=click.IntRange(2), multiple=True, default=(2, 4, 8), help="One or more of these.")
 @click.option("--size", type=_Size(), default="25MiB", help="Bytes of float32 whose results are sent.")
 @_QUICK

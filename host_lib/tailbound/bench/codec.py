@@ -7,7 +7,6 @@ Times are medians of interleaved repeats: every pass runs once a round, so that 
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.bench.gradients import LAYERS, draw, exact_mean, worst_tensor
 from tailbound.bench.save import save
 from tailbound.codec.balance import powers, ranges_of
 from tailbound.codec.decode import decode, own_source
@@ -39,17 +39,6 @@ RANKS, WIDTH, OP, COOKIE = 4, 1408, 1, 1
 _OP = ("encode", "mean", "decode")
 #: Name -> (bytes of float32, call by threads).
 Passes = dict[str, tuple[int, Callable[[Threads], Any]]]
-#: Layers of a small model: (name, entries, size of a gradient). Unequal on purpose: neighbours share groups.
-LAYERS = (
-    ("embedding", 32768 * 4, 1e-4),
-    ("attention", 4 * 256 * 256, 1e-2),
-    ("attention.bias", 4 * 256, 1e-1),
-    ("norm", 256, 1.0),
-    ("mlp", 8 * 256 * 256, 3e-3),
-    ("mlp.bias", 5 * 256, 3e-2),
-    ("head", 256 * 100, 1e-1),
-    ("head.bias", 100, 1.0),
-)
 
 
 class _Case(NamedTuple):
@@ -201,13 +190,8 @@ def errors() -> list[dict[str, Any]]:
     """
     rows = []
     for case in _CASES:
-        rng, shared = np.random.default_rng(7), np.random.default_rng(8)
-        parts = [[rng.standard_normal(n, np.float32) * np.float32(s) for _, n, s in LAYERS] for _ in range(case.ranks)]
-        gradients = [np.concatenate(p) for p in parts]
-        if case.correlation:
-            common = np.concatenate([shared.standard_normal(n, np.float32) * np.float32(s) for _, n, s in LAYERS])
-            one, all_of = np.float32(math.sqrt(1 - case.correlation)), np.float32(math.sqrt(case.correlation))
-            gradients = [one * x + all_of * common for x in gradients]
+        rng = np.random.default_rng(7)
+        gradients = draw(LAYERS, case.ranks, case.correlation, rng)
         job = LocalJob(case.ranks, gradients[0].size, WIDTH, rotate=case.rotate, bits=case.bits)
         if case.balance:  # as the leader of a job chooses from an average (codec-18)
             ends = ends_of([0, *itertools.accumulate(n for _, n, _ in LAYERS)], 0, job.shape.numel)
@@ -218,7 +202,7 @@ def errors() -> list[dict[str, Any]]:
         start = time.perf_counter()
         value = job.step(OP, gradients, lost_results=lost, receivers=[0]).outputs[0]
         seconds, nbytes = time.perf_counter() - start, gradients[0].nbytes
-        worst, error = _worst_tensor(value, gradients)
+        worst, error = worst_tensor(value, exact_mean(gradients))
         rows.append(
             {
                 "name": case.name,
@@ -236,14 +220,3 @@ def errors() -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def _worst_tensor(value: NDArray[np.float32], gradients: list[NDArray[np.float32]]) -> tuple[str, float]:
-    """Name and NMSE of the layer that is furthest off."""
-    found, first = [], 0
-    for name, entries, _ in LAYERS:
-        part = slice(first, first + entries)
-        found.append((nmse(value[part], [g[part] for g in gradients]), name))
-        first += entries
-    error, name = max(found)
-    return name, error

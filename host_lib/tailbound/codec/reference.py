@@ -228,7 +228,7 @@ def decode(
     ranges: Ranges = EVEN,
 ) -> NDArray[np.float32]:
     """Result rows (u8[T, V], f32[T], bool[T], row order) as f32[numel]."""
-    return _restore(valued(codes, scale, present, seed), present, shape, seed, rotate, ranges)
+    return restored(valued(codes, scale, present, seed), present, shape, seed, rotate, ranges)
 
 
 def valued(
@@ -260,13 +260,18 @@ def decode_sums(
     divisor = 127 * np.where(present, counts, 1).astype(np.float64)
     factors = np.where(present, (scale.astype(np.float64) / divisor).astype(np.float32), _F(0))
     distance = sums.astype(np.int32) - 128 * counts.astype(np.int32)[:, None]
-    return _restore(distance.astype(np.float32) * factors[:, None], present, shape, seed, rotate, ranges)
+    return restored(distance.astype(np.float32) * factors[:, None], present, shape, seed, rotate, ranges)
 
 
-def _restore(
-    values: NDArray[np.float32], present: NDArray[np.bool_], shape: Shape, seed: int, rotate: bool, ranges: Ranges
+def restored(
+    values: NDArray[np.float32],
+    present: NDArray[np.bool_],
+    shape: Shape,
+    seed: int,
+    rotate: bool,
+    ranges: Ranges = EVEN,
 ) -> NDArray[np.float32]:
-    """Rotated values f32[T, V] as f32[numel]."""
+    """Rotated values f32[T, V] as f32[numel]; those of rows that are not present (bool[T]) are set to zero."""
     values[~present] = 0
     y = values.reshape(shape.groups, shape.group_rows, shape.codes)
     if rotate:

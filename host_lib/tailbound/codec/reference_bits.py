@@ -161,7 +161,7 @@ def decode(
     codes, zero = unpack(payload, bits), zero_of(bits)
     if bits < 16:
         values = reference.valued(codes, scale, present, seed, zero, rank)
-        return reference._restore(values, present, flat, seed, rotate, ranges)
+        return reference.restored(values, present, flat, seed, rotate, ranges)
     factors = np.where(present, (scale.astype(np.float64) / (zero - 1)).astype(np.float32), _F(0))
     values = (codes - zero).astype(np.float32) * factors[:, None]
-    return reference._restore(values, present, flat, seed, rotate, ranges)
+    return reference.restored(values, present, flat, seed, rotate, ranges)
