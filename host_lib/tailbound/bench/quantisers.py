@@ -1,8 +1,8 @@
 """What others do with the same bits: quantisers of papers, built from their descriptions, to measure beside our codec.
 
 They are references in numpy, with none of their authors' code. All of them rotate by a randomised Hadamard transform,
-so that entries are nearly normal. That is done in blocks, each with a norm of its own: a whole vector would be filled up
-to a power of two, and what was spent on the zeros would not be the same number of bits any more.
+so that entries are nearly normal. That is done in blocks, each with a norm of its own: a whole vector would be filled
+up to a power of two, and what was spent on the zeros would not be the same number of bits any more.
 
 - **EDEN** (Vargaftik et al., ICML 2022; with one bit it is DRIVE, NeurIPS 2021): each sender has a rotation of its own,
   takes the nearest of the 2^b centroids that are best for a normal distribution, and a scale that makes the whole
