@@ -104,6 +104,7 @@ bench: setup
 	mkdir -p $(OUT)/bench
 	$(BIN)/tailbound bench kernel --json $(OUT)/bench/kernel.json
 	$(BIN)/tailbound bench codec --json $(OUT)/bench/codec.json
+	$(BIN)/tailbound bench error --json $(OUT)/bench/error.json
 	$(BIN)/tailbound bench fanout --json $(OUT)/bench/fanout.json
 	$(BIN)/tailbound bench allreduce --vs gloo --json $(OUT)/bench/allreduce.json
 	$(BIN)/tailbound bench allreduce --vs gloo --wire --json $(OUT)/bench/allreduce-wire.json
