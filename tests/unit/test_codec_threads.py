@@ -42,13 +42,19 @@ def test_a_negative_number_is_refused() -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 7, 8, 15, 16, 24, 100, 1001])
-def test_every_group_once_and_a_scratch_each(groups: int) -> None:
-    threads, lock, seen, scratches = Threads(3, 64), threading.Lock(), np.zeros(groups, int), []
+def test_every_group_once_by_as_many_threads_as_pay_and_a_scratch_each(groups: int) -> None:
+    """Every thread's first piece waits for those of the others."""
+    threads, lock, seen = Threads(3, 64), threading.Lock(), np.zeros(groups, int)
+    expected = max(1, min(3, groups // 8))
+    together, scratch_of = threading.Barrier(expected), dict[int, int]()
 
     def work(scratch: Scratch, part: tuple[int, int]) -> int:
         with lock:
             seen[part[0] : part[1]] += 1
-            scratches.append(id(scratch))
+            first = threading.get_ident() not in scratch_of
+            assert scratch_of.setdefault(threading.get_ident(), id(scratch)) == id(scratch)
+        if first:
+            together.wait(PATIENCE)
         return part[1] - part[0]
 
     try:
@@ -56,20 +62,43 @@ def test_every_group_once_and_a_scratch_each(groups: int) -> None:
     finally:
         threads.close()
     assert (seen == 1).all()
-    assert len(set(scratches)) == len(scratches) == max(1, min(3, groups // 8))
+    assert len(set(scratch_of.values())) == len(scratch_of) == expected
+
+
+def test_a_thread_that_does_not_get_to_run_is_not_waited_for() -> None:
+    threads, free, seen = Threads(2, 64), threading.Event(), np.zeros(100, int)
+
+    def work(_: Scratch, part: tuple[int, int]) -> None:
+        seen[part[0] : part[1]] += 1
+
+    assert threads._threads is not None
+    busy = threads._threads.submit(free.wait, PATIENCE)
+    try:
+        threads.each(100, work)
+        assert not busy.done()
+        assert (seen == 1).all()
+    finally:
+        free.set()
+        threads.close()
+    assert (seen == 1).all()
 
 
 def test_an_error_comes_out_after_all_have_ended() -> None:
-    threads, over = Threads(2, 64), threading.Event()
+    threads, begun, failed, over = Threads(2, 64), threading.Event(), threading.Event(), threading.Event()
+    caller = threading.get_ident()
 
     def work(_: Scratch, part: tuple[int, int]) -> None:
-        if part[0] == 0:
+        if threading.get_ident() == caller:
+            assert begun.wait(PATIENCE)
+            failed.set()
             raise ValueError("first")
+        begun.set()
+        assert failed.wait(PATIENCE)
         over.set()
 
     try:
         with pytest.raises(ValueError, match="first"):
-            threads.each(100, work)
+            threads.each(1000, work)
         assert over.is_set()
     finally:
         threads.close()

@@ -7,9 +7,10 @@ would take what the training computes with, and an op would be finished no soone
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TypeVar
 
 from tailbound.codec.scratch import Scratch
@@ -23,6 +24,8 @@ _MOST = 4
 _CORES_EACH = 4
 #: Groups for which a further thread pays: to wake one takes some 50 us, to code so many at 1408 codes 1 ms.
 _LEAST_GROUPS = 8
+#: Pieces for each thread: more share better among threads that are held up, and each costs a call.
+_PIECES = 3
 
 
 def threads_for(asked: int, cores: int, ranks_here: int) -> int:
@@ -62,23 +65,39 @@ class Threads:
         return len(self._scratches)
 
     def each(self, groups: int, work: Callable[[Scratch, tuple[int, int]], T], *, divide: bool = True) -> list[T]:
-        """``work(scratch, (low, high))`` over parts of ``groups``, at the same time; returns what each gave.
+        """``work(scratch, (low, high))`` over pieces of ``groups``, at the same time; what each gave, in no order.
 
-        Without ``divide``, all of them are one part.
+        A thread that is done with a piece takes the next one. So a thread that waits for a core delays nobody: the
+        others do its work, and one that has not begun by then is not waited for.
+
+        Without ``divide``, all of them are one piece.
         """
-        parts = max(1, min(len(self._scratches), groups // _LEAST_GROUPS)) if divide else 1
-        if self._threads is None or parts == 1:
+        threads = max(1, min(len(self._scratches), groups // _LEAST_GROUPS)) if divide else 1
+        if self._threads is None or threads == 1:
             return [work(self.scratch, (0, groups))]
-        ranges = list(pairwise(groups * part // parts for part in range(parts + 1)))
-        others = [
-            self._threads.submit(work, scratch, part)
-            for scratch, part in zip(self._scratches[1:parts], ranges[1:], strict=True)
-        ]
+        pieces = min(_PIECES * threads, groups // _LEAST_GROUPS)
+        left = deque(pairwise(groups * piece // pieces for piece in range(pieces + 1)))
+
+        def run(scratch: Scratch) -> list[T]:
+            done = []
+            while left:
+                try:
+                    piece = left.popleft()
+                except IndexError:  # another thread has taken the last one
+                    break
+                try:
+                    done.append(work(scratch, piece))
+                except BaseException:
+                    left.clear()
+                    raise
+            return done
+
+        others = [self._threads.submit(run, scratch) for scratch in self._scratches[1:threads]]
         try:
-            first = work(self.scratch, ranges[0])
+            found = run(self.scratch)
         finally:  # nobody may still write to the op's memory when this returns
-            rest = [other.result() for other in others]
-        return [first, *rest]
+            rest = [other.result() for other in others if not other.cancel()]
+        return [*found, *chain.from_iterable(rest)]
 
     def close(self) -> None:
         """Ends the threads."""
