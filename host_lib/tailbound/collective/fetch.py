@@ -57,9 +57,7 @@ def look_up(engine: Transpose, request: bytes) -> bytes:
     asked = None if places is None else Request(label, -1, first_half=False, layout=layout, places=places)
     found = None if asked is None else find(engine.window, asked)
     if asked is None or found is None:
-        raise TransportError(
-            "they are not kept here (any more); give the asking rank a larger ring_mib if that happens often"
-        )
+        raise TransportError("they are not kept here; call synchronise() to make replicas equal at once")
     packets, _, exists, at = found
     there = at[asked.places]
     there = there[exists[there]]
