@@ -101,7 +101,7 @@ def test_a_trace_is_left_at_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         assert {e["pid"] for e in spans} == {rank}
         by_stage = {name: [e for e in spans if e["cat"] == name] for name in {e["cat"] for e in spans}}
         assert {name: len(found) for name, found in by_stage.items()} == dict.fromkeys(
-            ("op", "queue", "agree", "encode and send", "wait for contributions", "average and publish",
+            ("op", "queue", "agree", "encode", "send", "wait for contributions", "average and publish",
              "wait for results", "decode"), 4,
         )  # fmt: skip
         for whole in by_stage["op"]:

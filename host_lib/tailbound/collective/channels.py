@@ -27,7 +27,7 @@ from tailbound.transport.queue import SendQueue
 from tailbound.transport.reach import Ears, Reach, Say
 from tailbound.transport.sender import Shared
 from tailbound.transport.sockets import neighbouring_sockets, ports_of, room_of, sending_socket
-from tailbound.transport.steps import Steps, step_of
+from tailbound.transport.steps import step_of
 from tailbound.wire import packets
 from tailbound.wire.schema import Flag, PacketType
 
@@ -187,7 +187,7 @@ class Channels:
         if here is self._followed and not job.membership.suspects:
             return  # nobody can be dead, and who is there has not changed
         dead = job.membership.dead(step_of(job.sequence.upcoming))
-        live = tuple(p for p in here if not (p in dead and self._beyond(p)))
+        live = tuple(p for p in here if not (p in dead and job.beyond(p)))
         self._followed = None if dead else here
         if live == self.live:
             return
@@ -201,11 +201,6 @@ class Channels:
         if self.reach is not None:
             self.reach.hurry(now)
             self._judge()
-
-    def _beyond(self, rank: int) -> bool:
-        """Whether ``rank`` is so far behind that its kernel takes no results of the present any more."""
-        job, its = self._job, int(self._job.records.peer_states[rank]["newest"])
-        return Steps(its, job.sequence.upcoming, job.sequence.op_rows, job.store.result_rows).lost
 
     def turn(self, now: int) -> int:
         """Once a turn: tries the group, and counts; returns when to look again (0: on arrival)."""

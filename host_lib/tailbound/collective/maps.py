@@ -202,7 +202,11 @@ class Maps:
         alive = self._alive()
         self.balancing.leads = min(alive, default=job.rank) > job.rank or not alive
         if self.balancing.leads:
-            balance = self.balancing.look(present.balance, step) if config.balance else present.balance
+            balance = present.balance
+            if self._stands_still():
+                self.agreement.withdraw(now)
+            elif config.balance:
+                balance = self.balancing.look(present.balance, step)
             if job.steps.in_step and self.agreement.propose(Content(weights, bool(rotate), balance), step, now):
                 job.events.emit(
                     "map_proposed", level=logging.INFO, weights=list(weights), rotate=bool(rotate), step=step,
@@ -210,6 +214,11 @@ class Maps:
                 )  # fmt: skip
         elif self._steps % _TELL_SPEEDS == 0 and min(self._speeds.values().values(), default=1.0) < FAST_ENOUGH:
             self._send(min(alive), Message(Kind.SPEEDS, speeds=speeds_to_wire(self._speeds.values(), job.world)))
+
+    def _stands_still(self) -> bool:
+        """Whether a suspect may go on with what is kept for it: results under another map its kernel would refuse."""
+        here, suspects = self._job.membership.here, self._job.membership.suspects
+        return bool(suspects) and any(p in suspects and not self._job.beyond(p) for p in here)
 
     def _lateness_of_all(self) -> dict[int, int]:
         """Lateness in ns by rank, as each has told it."""

@@ -20,6 +20,7 @@ from tailbound.transport.config import Config
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Sequence
 from tailbound.transport.stage import majority
+from tailbound.transport.steps import Steps
 from tailbound.wire import packets, schema
 from tailbound.wire.schema import PacketType
 
@@ -83,6 +84,11 @@ class Speaker(Known):
         self.live_ranks = np.array(self.peers, np.int64)
 
     # -- the others ---------------------------------------------------------------------------------------------------
+
+    def beyond(self, rank: int) -> bool:
+        """Whether ``rank`` is so far behind that its kernel takes no results of the present any more."""
+        its = int(self.records.peer_states[rank]["newest"])
+        return Steps(its, self.sequence.upcoming, self.sequence.op_rows, self.store.result_rows).lost
 
     def header(self, kind: PacketType, label: int, layout: int, **fields: int) -> NDArray[Any]:
         """A header of this rank with its marks and advertisements."""

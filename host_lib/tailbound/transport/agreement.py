@@ -184,6 +184,11 @@ class Agreement:
         self._proposal = _Proposal(self._promised, content, now, Backoff(_AGAIN, now))
         return True
 
+    def withdraw(self, now: int) -> None:
+        """Takes back a proposal of other exponents than the present ones, if it is not settled yet."""
+        if self._proposal is not None and self._proposal.content.balance != self.agreed[-1].content.balance:
+            self._give_up(now)
+
     def take(self, message: Message, sender: int, live: Collection[int], now: int) -> None:
         """Takes a message of another rank; ``live``: peers that this rank takes for alive. ``agreed`` may change."""
         if message.kind == Kind.PROPOSE:
