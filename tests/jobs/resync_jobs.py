@@ -145,7 +145,7 @@ def fetching(rank: int, loser: int) -> dict[str, Any]:
     with register(net, optimizer=optimizer, resync_period=0, resync_drift=1e9, fetch=20.0, **SETTINGS) as state:
         train(net, optimizer, rank, range(4))
         dist.barrier()
-        trouble = lose_results(state, 0.6 if rank == loser else 0.0)
+        trouble = lose_results(state, 0.9 if rank == loser else 0.0)
         train(net, optimizer, rank, range(4, 8))
         trouble.loss = 0.0
         together = everywhere(state_digest(net, optimizer))

@@ -78,7 +78,7 @@ def test_ranks_that_synchronise_are_equal_and_may_go_on_or_leave_at_once(tmp_pat
 
 
 def test_lost_results_are_fetched_before_they_part_replicas(tmp_path: Path) -> None:
-    """60 % of a rank's results are lost, repeated ones too: no replica comes apart. Rule: clock-35."""
+    """90 % of a rank's results are lost, repeated ones too: no replica comes apart. Rule: clock-35."""
     import resync_jobs
     from processes import Job
 

@@ -68,6 +68,7 @@ class World:
 
     def damage(self, rank: int, by: float, entries: slice = slice(None)) -> None:
         """A result has been missed: other parameters than the others'."""
+        self.ranks[rank].moment.disturb()  # slices of the step before may still be compared
         self.models[rank].weight.data[0, entries] += by
         self.ranks[rank].note_missing(1)
 
