@@ -6,7 +6,6 @@ Times are medians of interleaved repeats: every pass runs once a round, so that 
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.bench.gradients import LAYERS, draw, exact_mean, worst_tensor
+from tailbound.bench.gradients import LAYERS, balance, draw, exact_mean, worst_tensor
 from tailbound.bench.save import save
-from tailbound.codec.balance import powers, ranges_of
 from tailbound.codec.decode import decode, own_source
 from tailbound.codec.encode import encode, measure
-from tailbound.codec.exponents import ends_of, rounded, sizes_of, wanted
 from tailbound.codec.hashing import seed_of
 from tailbound.codec.local import LocalJob, nmse
 from tailbound.codec.mean import mean_rows
@@ -193,11 +190,8 @@ def errors() -> list[dict[str, Any]]:
         rng = np.random.default_rng(7)
         gradients = draw(LAYERS, case.ranks, case.correlation, rng)
         job = LocalJob(case.ranks, gradients[0].size, WIDTH, rotate=case.rotate, bits=case.bits)
-        if case.balance:  # as the leader of a job chooses from an average (codec-18)
-            ends = ends_of([0, *itertools.accumulate(n for _, n, _ in LAYERS)], 0, job.shape.numel)
-            average: NDArray[np.float32] = np.mean(np.stack(gradients), axis=0, dtype=np.float32)
-            seen = powers(average, job.shape, ends)
-            job.balance(ranges_of(ends, rounded(wanted(sizes_of(seen), ends))))
+        if case.balance:
+            balance(job, gradients, LAYERS)
         lost = rng.random((case.ranks, job.shape.rows)) < case.loss
         start = time.perf_counter()
         value = job.step(OP, gradients, lost_results=lost, receivers=[0]).outputs[0]

@@ -7,6 +7,7 @@ the error of one vector over its length (vNMSE); for independent senders of one 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from tailbound.bench import quantisers
 from tailbound.bench.figures import nmse
-from tailbound.bench.gradients import GAUSSIAN, LAYERS, Layers, draw, exact_mean, worst_tensor
+from tailbound.bench.gradients import GAUSSIAN, LAYERS, Layers, balance, draw, exact_mean, worst_tensor
 from tailbound.bench.losses import PATTERNS
 from tailbound.bench.lossy import TOPOLOGIES, outputs
 from tailbound.bench.save import save
@@ -50,11 +51,6 @@ class _Quantiser(NamedTuple):
     summable: bool
 
 
-def _tailbound(gradients: Sequence[Vector], bits: int, rng: np.random.Generator) -> Vector:
-    job = LocalJob(len(gradients), gradients[0].size, _WIDTH, bits=bits)
-    return job.step(1, gradients, receivers=[0]).outputs[0]
-
-
 def _eden_both_ways(gradients: Sequence[Vector], bits: int, rng: np.random.Generator) -> Vector:
     return quantisers.eden(quantisers.eden_mean(gradients, bits, rng), bits, rng)
 
@@ -68,13 +64,28 @@ def bits_of_sum(bits: int, ranks: int) -> int:
     return (((1 << bits) - 1) * ranks).bit_length()
 
 
-_QUANTISERS = (
-    _Quantiser("Tailbound", _tailbound, _same, True),
+_OTHERS = (
     _Quantiser("EDEN, same bits back", _eden_both_ways, _same, False),
     _Quantiser("EDEN, float32 back", quantisers.eden_mean, lambda bits, ranks: 32, False),
     _Quantiser("THC uniform, sum back", quantisers.thc_mean, bits_of_sum, True),
     _Quantiser("correlated, sum back", quantisers.correlated_mean, bits_of_sum, True),
 )
+
+
+def quantisers_of(layers: Layers) -> tuple[_Quantiser, ...]:
+    """All of them, for gradients of ``layers``; ours with exponents of tensors, as is usual under DDP, and without."""
+
+    def tailbound(even: bool, gradients: Sequence[Vector], bits: int, _: np.random.Generator) -> Vector:
+        job = LocalJob(len(gradients), gradients[0].size, _WIDTH, bits=bits)
+        if not even:
+            balance(job, gradients, layers)
+        return job.step(1, gradients, receivers=[0]).outputs[0]
+
+    return (
+        _Quantiser("Tailbound", partial(tailbound, False), _same, True),
+        _Quantiser("Tailbound, balance=False", partial(tailbound, True), _same, True),
+        *_OTHERS,
+    )
 
 
 class _Published(NamedTuple):
@@ -122,7 +133,7 @@ def quantiser_rows(data: Iterable[_Data], ranks: Iterable[int]) -> list[Row]:
             gradients = draw(each.layers, n, each.correlation)
             exact = exact_mean(gradients)
             for bits in _BITS:
-                for q in _QUANTISERS:
+                for q in quantisers_of(each.layers):
                     value = q.mean(gradients, bits, np.random.default_rng(11))
                     rows.append(
                         {
