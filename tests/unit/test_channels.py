@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from support import gradients, patient, team
 from tailbound.collective.channels import _ANSWER, Channels
+from tailbound.collective.speaker import Speaker
 from tailbound.transport.choose import WORKS
 from tailbound.transport.membership import Membership
 from tailbound.transport.queue import SendQueue
@@ -41,6 +43,7 @@ def job(bound: UdpSocket) -> Any:
         header=lambda kind, label, layout, **fields: packets.header(type=kind, cookie=7, sender=0, op=label, **fields),
         tell=lambda rank, head, body=b"": told.append((rank, head, body)),
     )  # fmt: skip
+    made.beyond = partial(Speaker.beyond, made)
     channels = made.channels = Channels(made, queue, SimpleNamespace(name="xdp"))  # type: ignore[arg-type]
     for name in ("fanout", "multicast"):
         sender.share(Shared(name, (bound,), (ADDRESS, 9)))

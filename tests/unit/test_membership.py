@@ -61,6 +61,15 @@ def test_who_is_accused_is_suspect_at_once_and_once() -> None:
     assert who.live == [2, 0]
 
 
+def test_what_a_rank_sent_before_it_died_does_not_clear_it() -> None:
+    """Ops in flight have its rows, and end after its connection."""
+    who = membership()
+    who.contribution.accuse(3, 7)
+    for op, suspects in ((5, {3}), (6, {3}), (7, set())):
+        who.observe(who.contribution, set(), op, in_step=True, step=0)
+        assert who.suspects == suspects
+
+
 def test_a_rank_out_of_step_suspects_nobody() -> None:
     who = membership()
     miss(who, 3, 10, in_step=False)

@@ -73,7 +73,7 @@ _OTHERS = (
 
 
 def quantisers_of(layers: Layers) -> tuple[_Quantiser, ...]:
-    """All of them, for gradients of ``layers``; ours with exponents of tensors, as is usual under DDP, and without."""
+    """All of them, for gradients of ``layers``; ours with exponents of tensors and without."""
 
     def tailbound(even: bool, gradients: Sequence[Vector], bits: int, _: np.random.Generator) -> Vector:
         job = LocalJob(len(gradients), gradients[0].size, _WIDTH, bits=bits)
@@ -82,8 +82,8 @@ def quantisers_of(layers: Layers) -> tuple[_Quantiser, ...]:
         return job.step(1, gradients, receivers=[0]).outputs[0]
 
     return (
-        _Quantiser("Tailbound", partial(tailbound, False), _same, True),
-        _Quantiser("Tailbound, balance=False", partial(tailbound, True), _same, True),
+        _Quantiser("Tailbound, balance=True", partial(tailbound, False), _same, True),
+        _Quantiser("Tailbound", partial(tailbound, True), _same, True),
         *_OTHERS,
     )
 

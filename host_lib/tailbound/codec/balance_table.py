@@ -113,6 +113,11 @@ class Tables:
         """
         return EVEN if digest == NO_TABLE else self._tables[digest].ranges(key, numel)
 
+    def forget(self, digest: int) -> None:
+        """Forgets one table."""
+        self._tables.pop(digest, None)
+        self._data.pop(digest, None)
+
     def keep(self, digests: set[int]) -> None:
         """Forgets all tables but these."""
         for digest in [d for d in self._tables if d not in digests]:

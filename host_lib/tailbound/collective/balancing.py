@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec.balance_table import Key, Table, Tables, digest_of
+from tailbound.codec.balance_table import NO_TABLE, Key, Table, Tables, digest_of
 from tailbound.codec.exponents import are_off, ends_of, merged, rounded, sizes_of, wanted
+from tailbound.codec.scale import NEED_LEAST
 from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
 from tailbound.errors import TransportError
+from tailbound.transport.config import MS
 from tailbound.transport.reliable import Refusal, Reliable
 from tailbound.transport.steps import step_distance
 
@@ -29,8 +31,13 @@ _DIGEST = struct.Struct("!Q")
 _PEER = 3.0
 #: In its first steps a model changes fast: every second average is looked at, and the last one counts alone.
 _YOUNG = 40
-#: Later on every fourth, it counts as much as all before, and exponents stay for so many steps at least.
-_EVERY, _SHARE, _LEAST = 4, 0.5, 8
+#: Later on some before each change that may come: every fourth, which counts as much as all before. A change makes all
+#: ops cold, so exponents stay for some steps at least, for twice as many after every change.
+_EVERY, _SHARE, _LOOKS = 4, 0.5, 4
+_LEAST, _MOST = 8, 512
+#: A table that not all ranks have after so long, ns, is given up, and none is made for a while: changes of owners wait
+#: for it, too.
+_PATIENCE, _PAUSE = 1000 * MS, 10_000 * MS
 #: Quarter powers of two by which a scale jumps, so that the average is looked at at once.
 _JUMP = 8
 
@@ -44,7 +51,9 @@ class Balancing:
         self.leads = False
         #: digest of the table that it wants; None: that in force
         self.wish: int | None = None
-        self._first, self._step, self._wished = job.config.first_step, -1, 0
+        self._first, self._step, self._wished = job.config.first_step, -1, job.config.first_step
+        self._least, self._since, self._pause = _LEAST, 0, 0
+        self._made = NO_TABLE  # the wish, if it is a table that no map has
         self._seen: dict[Key, tuple[NDArray[np.int64], NDArray[np.float64]]] = {}
         self._known: dict[Key, tuple[NDArray[np.int64], NDArray[np.float64]]] = {}
         self._scales: dict[tuple[int, int, int, int], NDArray[np.int16]] = {}
@@ -78,20 +87,27 @@ class Balancing:
 
     def look(self, present: int, step: int) -> int:
         """Digest of the table that there should be, with ``present`` in force; ``step`` is the present one."""
-        waits = 0 if self._urgent or self._young(step) else _LEAST
-        if self._fresh and (self.wish is None or step_distance(step, self._wished) >= waits):
+        now, tables = self._job.now(), self._job.tables
+        if self.wish is not None and now - self._since >= _PATIENCE:
+            tables.forget(self._made)
+            self.wish, self._pause = None, now + _PAUSE
+        waits = 0 if self._young(step) else _LEAST if self._urgent else self._least
+        if self._fresh and self.wish is None and now >= self._pause and step_distance(step, self._wished) >= waits:
             self._fresh = self._urgent = False
-            table = self._job.tables.table(present)
+            table = tables.table(present)
             found = {key: (ends, wanted(sizes, ends)) for key, (ends, sizes) in self._known.items()}
             if any(_is_off(table, key, ends, wish) for key, (ends, wish) in found.items()):
                 made = Table({key: (ends, rounded(wish)) for key, (ends, wish) in found.items()})
-                self.wish, self._wished = self._job.tables.add(made.encode()), step
+                data = made.encode()
+                self._made = NO_TABLE if tables.knows(digest_of(data)) else digest_of(data)
+                self.wish, self._wished, self._since = tables.add(data), step, now
+                self._least = self._least if self._young(step) else min(2 * self._least, _MOST)
         return present if self.wish is None else self.wish
 
     def settled(self, present: int) -> None:
         """Maps have changed; ``present`` is the newest one's table."""
-        if self.wish != present:
-            self.wish = None
+        self.wish = None
+        self._scales = {key: known for key, known in self._scales.items() if key in self._job.exponents}
 
     def _jumped(self, op: Op) -> bool:
         """Whether the scale of a group has become much larger since the op before: a tensor has, that was small."""
@@ -99,17 +115,22 @@ class Balancing:
         before = self._scales.get(op.key)
         if scales is None:
             return False
-        self._scales = {key: known for key, known in self._scales.items() if key in self._job.exponents}
         self._scales[op.key] = scales
-        return (
-            before is not None and len(before) == len(scales) and int((scales.astype(np.int32) - before).max()) >= _JUMP
-        )
+        if before is None or len(before) != len(scales):
+            return False
+        rise = scales.astype(np.int32) - before
+        return bool(
+            (rise[before > NEED_LEAST] >= _JUMP).any()
+        )  # groups that were zero, or of which nothing came, do not
 
     def _young(self, step: int) -> bool:
         return step_distance(step, self._first) < _YOUNG
 
     def _due(self, step: int) -> bool:
-        return step_distance(step, self._first) % (2 if self._young(step) else _EVERY) == 0
+        if self._young(step):
+            return step_distance(step, self._first) % 2 == 0
+        soon = step_distance(step, self._wished) >= self._least - _LOOKS * _EVERY
+        return soon and step_distance(step, self._first) % _EVERY == 0
 
     def _take(self) -> None:
         """A whole step has been looked at."""

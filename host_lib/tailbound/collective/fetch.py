@@ -9,9 +9,12 @@ comes is put into the op between two turns.
 from __future__ import annotations
 
 import logging
+import queue
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from tailbound.collective.fetched import ASK
 from tailbound.collective.op import Op
@@ -26,10 +29,19 @@ log = logging.getLogger("tailbound")
 
 #: Name of the request on the reliable path.
 REQUEST = "results"
-#: Questions under way at once: a rank that misses more than that would hold up its peers.
-_MOST = 16
+#: Threads that ask; what they have no time for in an op's time is left.
+_THREADS = 8
 #: Seconds for the own engine to find what is asked for.
 _ENGINE = 2.0
+
+
+class _Question(NamedTuple):
+    """What ``owner`` is asked for, for ``op``, until the time ``until``."""
+
+    op: Op
+    owner: int
+    request: bytes
+    until: float
 
 
 def serve(reliable: Reliable, engine: Transpose) -> None:
@@ -73,27 +85,35 @@ def take(op: Op, owner: int, body: bytes | bytearray | None) -> None:
 
 
 def over(reliable: Reliable, engine: Transpose) -> Callable[[Op, int, bytes, int], None]:
-    """Asks over ``reliable``, each owner in a thread of its own; see ``Job.fetch``."""
-    room = threading.Semaphore(_MOST)
+    """Asks over ``reliable``, in threads that end with it; see ``Job.fetch``."""
+    questions = queue.SimpleQueue[_Question | None]()
 
-    def pull(op: Op, owner: int, request: bytes, length: int) -> None:
+    def pull(question: _Question) -> bytes | bytearray | None:
+        op, owner, request, until = question
+        left = until - time.monotonic()
         most = op.place.placement.shares[owner] * (op.place.layout.shape.codes + HEADER_BYTES)
+        if left <= 0 or op.finished:
+            return None
         try:
-            body = reliable.pull(owner, REQUEST, request, length / 1e9, most)
+            return reliable.pull(owner, REQUEST, request, left, most)
         except TransportError as error:
             log.debug("%s", error)
-            body = None
-        finally:
-            room.release()
-        try:
-            engine.call(partial(take, op, owner, body))
-        except TransportError:
-            log.debug("rank %d: closed before rank %d answered", engine.job.rank, owner)
+            return None
+
+    def run() -> None:
+        while (question := questions.get()) is not None:
+            body = pull(question)
+            try:
+                engine.call(partial(take, question.op, question.owner, body))
+            except TransportError:
+                log.debug("rank %d: closed before rank %d answered", engine.job.rank, question.owner)
+        questions.put(None)  # for the next thread
 
     def ask(op: Op, owner: int, request: bytes, length: int) -> None:
-        if not room.acquire(blocking=False):
-            take(op, owner, None)
-            return
-        threading.Thread(target=pull, args=(op, owner, request, length), name="tailbound-fetch", daemon=True).start()
+        questions.put(_Question(op, owner, request, time.monotonic() + length / 1e9))
 
+    # begun now: to begin a thread takes the engine's a while where others have the interpreter
+    for _ in range(min(_THREADS, engine.job.ranks - 1) if engine.job.config.fetch else 0):
+        threading.Thread(target=run, name="tailbound-fetch", daemon=True).start()
+    reliable.before_close(partial(questions.put, None))
     return ask

@@ -64,6 +64,7 @@ class Fetch:
         heads = _heads(packets)
         right = (heads["type"] == PacketType.RESULT) & (heads["op"] == place.label) & (heads["owner"] == owner)
         right &= (heads["layout"] == place.layout.tag) & (heads["count"] > 0) & np.isin(heads["row"], self.asked[owner])
+        right &= heads["map_id"] == place.placement.owner_map.id  # as the kernel does with rows under another map
         packets = packets[right]
         places, first = np.unique(heads["row"][right].astype(np.int64), return_index=True)
         self.came.append((owner, places, packets[first]))

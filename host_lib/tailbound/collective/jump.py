@@ -58,12 +58,12 @@ def jump(engine: Transpose, pull: Callable[..., bytes | bytearray]) -> int:
     for donor in donors:
         try:
             to = decode(bytes(pull(donor, REQUEST, b"", _DONOR, _ANSWER_MOST)), job.world)
-            if not job.tables.knows(to.balance):
-                engine.ask(partial(job.tables.add, balancing.fetch(pull, donor, to.balance)))
+            known = job.tables.knows(to.balance)
+            tables = () if known else (balancing.fetch(pull, donor, to.balance),)
         except (TransportError, ValueError) as error:
             reasons.append(str(error))
             continue
-        return engine.ask(partial(engine.jump, to))
+        return engine.ask(partial(engine.jump, to, tables))
     raise TransportError(f"rank {job.rank}: nobody said where to join: {'; '.join(reasons) or 'no live rank is left'}")
 
 

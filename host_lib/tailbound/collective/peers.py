@@ -15,7 +15,7 @@ from tailbound.codec.owners import Places
 from tailbound.collective.actions import Action, AskRows
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
-from tailbound.collective.known import Session
+from tailbound.collective.known import Known, Session
 from tailbound.collective.op import Op
 from tailbound.collective.retransmit import settle_results
 from tailbound.collective.tally import read_records
@@ -189,6 +189,10 @@ class PeerOwned:
         owners = [p for p in view.owners() if view.published(p)]
         if not owners or (view.op.overtaken and view.record is None):  # the others are far ahead
             return {}
+        if _nobody_had_any(view.known, view.op):
+            return {}
+        if (repair := view.op.second.repair) is not None:  # who has said GONE has none of them
+            owners = [p for p in owners if p not in repair.without]
         view.gather()
         missing = {p: view.unrepaired(p) for p in owners}
         return {p: places for p, places in missing.items() if len(places)}
@@ -273,10 +277,10 @@ class PeerOwned:
             cut_off(job, op, op.second, ended - op.spans.sealed, flows)
 
 
-def _nobody_had_any(job: Job, op: Op) -> bool:
+def _nobody_had_any(known: Known, op: Op) -> bool:
     """Whether no rank brought rows, as all say (a loss scale overflows on all ranks, say): no owner is to blame."""
     brought = not (op.abstains or op.outcome.unsent)
-    live = job.membership.live
+    live = known.membership.live
     return not brought and bool(live) and op.abstainers.issuperset(live)
 
 

@@ -94,6 +94,7 @@ class Round:
         self._peers: dict[int, _Peer] = {}
         self._begun = 0
         self.asked: dict[int, Places] = {}  #: rows asked for, by rank
+        self.without: set[int] = set()  #: ranks that have nothing of what is missing, as they say
 
     @property
     def open(self) -> bool:
@@ -125,6 +126,7 @@ class Round:
 
     def gone(self, rank: int) -> None:
         """``rank`` has said that no more of this op will come from it."""
+        self.without.add(rank)
         if (peer := self._owing(rank)) is not None:
             peer.over = True
 
@@ -357,11 +359,17 @@ class Repairs:
 
     def warming(self, key: tuple[int, int, int, int]) -> bool:
         """Whether the next op of ``key`` belongs to its warm-up."""
-        return self._finished.get(key, 0) < WARM_UP_OPS
+        return self._finished.get(_plain(key), 0) < WARM_UP_OPS
 
     def finished(self, key: tuple[int, int, int, int]) -> None:
         """An op of ``key`` is over."""
+        key = _plain(key)
         self._finished[key] = self._finished.get(key, 0) + 1
+
+
+def _plain(key: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    """``key`` without the exponents of tensors: these change, and what is lost is as before."""
+    return key[0], key[1], key[2], key[3] & 0xFF
 
 
 def encode_repair(places: NDArray[np.int64], width: int) -> list[tuple[int, bytes]]:

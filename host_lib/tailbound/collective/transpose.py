@@ -192,14 +192,27 @@ class Transpose:
         """
         return self.job.sequence.position()
 
-    def jump(self, to: Position) -> int:
-        """Leaves everything before ``to`` behind; for ``call``, with nothing launched. Returns the steps skipped."""
+    def jump(self, to: Position, tables: Iterable[bytes] = ()) -> int:
+        """Leaves everything before ``to`` behind; for ``call``, with nothing launched. Returns the steps skipped.
+
+        Args:
+            to: where to go on.
+            tables: exponents of tensors that it names and that were not known here.
+
+        Raises:
+            TransportError: ops are in flight, or the exponents have been forgotten meanwhile.
+            ValueError: one of ``tables`` is none.
+        """
         job = self.job
         if self._in_flight:
             raise TransportError(f"rank {job.rank}: call jump() between two steps, not with ops in flight")
+        for data in tables:
+            job.tables.add(data)
         skipped = step_distance(to.step, step_of(job.sequence.upcoming))
         if skipped <= 0:
             return 0
+        if not job.tables.knows(to.balance):
+            raise TransportError(f"rank {job.rank}: the exponents of that step are not known here: call jump() again")
         self._window.jump(to)
         job.membership.woke(to.step)
         job.counters["jumps"] += 1

@@ -148,7 +148,7 @@ OPTIONS = (
     ),
     _option("share_rows", on_off(), True, "stragglers and slow links own fewer rows or none, by agreement"),
     _option(
-        "balance", on_off(), True,
+        "balance", on_off(), False,
         "small tensors keep their precision beside large ones: powers of two by tensor, by agreement "
         "([options](torch/options.md))",
     ),

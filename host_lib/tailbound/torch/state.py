@@ -120,7 +120,7 @@ class TailboundState(Recovery):
         model: str = "",
         entries: int = 0,
         share_rows: bool = True,
-        balance: bool = True,
+        balance: bool = False,
         late: str = "drop",
         bits: int = 8,
         error_feedback: bool | None = None,

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from tailbound.transport.config import MS
 from tailbound.transport.steps import step_distance
+from tailbound.wire.schema import serial_distance
 
 
 class Suspicion:
@@ -53,7 +54,8 @@ class Suspicion:
             if rank == self._own:
                 continue
             if rank not in gone:
-                self.clear(rank)
+                if rank not in self._suspects or serial_distance(op, self._first_missed[rank]) >= 0:
+                    self.clear(rank)  # else it died after it had sent to this op
                 continue
             if self._misses[rank] == 0:
                 self._first_missed[rank] = op
