@@ -285,6 +285,45 @@ def test_sound_ranks_are_compared_too(caplog: pytest.LogCaptureFixture) -> None:
         assert "of rank(s) [2] are not those of rank" in caplog.text
 
 
+def test_who_loses_a_result_in_the_step_that_is_compared_compares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check is planned before its step; neither rank is to take the loss for a fault of memory (clock-33)."""
+    from tailbound.torch.digests import Check
+    from tailbound.transport.reliable import Refusal
+
+    monkeypatch.setattr("tailbound.torch.digests._WAIT", 0.5)
+    with world(2) as w:
+        w.run(2)
+        both = list(w._threads.map(lambda rank: w[rank]._digests.compare(Check(1, 1, 1 - rank, PATIENCE)), range(2)))
+        assert both == [[], []]
+        w.damage(1, 0.5)
+        w.run(1)
+        with pytest.raises(Refusal, match="lost before the end of step 2"):
+            w[1]._digests.compare(Check(2, 2, 0, PATIENCE))
+        with pytest.raises(Refusal, match="compares nothing"):
+            w[0]._digests.compare(Check(2, 2, 1, PATIENCE))
+        assert w[0].sound
+
+
+def test_who_is_not_to_compare_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    for compare in (True, False):
+        with world(2, period=4, compare=compare) as w:
+            asked: list[Any] = []
+            monkeypatch.setattr(w[0]._digests, "ask", asked.append)
+            w.run(8)
+            assert [check.step for check in asked] == ([*range(1, 9)] if compare else [])
+
+
+def test_other_digests_are_warned_of_once_a_window(caplog: pytest.LogCaptureFixture) -> None:
+    from tailbound.torch.digests import Check
+
+    with world(2) as w:
+        for step in (4, 5, 7, 8):
+            w[0]._compared(Check(step, step % 4, 1, PATIENCE), None)
+        assert [caplog.text.count(f"after step {step} ") for step in (4, 5, 7, 8)] == [1, 0, 0, 1]
+        assert w[0].counters["digests_unlike"] == 4
+        assert not w[0].sound
+
+
 def test_buffers_and_plain_values_of_optimizers_are_compared() -> None:
     """Running statistics are every rank's own while it trains; a learning rate that differs is a rank gone astray."""
     import torch

@@ -53,6 +53,7 @@ class Digests:
         moment: after which step it stands.
         rank, ranks: of the job.
         live: gives the peers that answer, as far as is known.
+        sound: whether this rank has missed no result, up to now.
         found: called in that thread with what was compared, and ``compare``'s answer.
     """
 
@@ -64,10 +65,11 @@ class Digests:
         rank: int,
         ranks: int,
         live: Callable[[], Sequence[int]],
+        sound: Callable[[], bool],
         found: Callable[[Check, list[int] | None], None],
     ) -> None:
         self._reliable, self._replica, self._moment = reliable, replica, moment
-        self._rank, self._ranks, self._live, self._found = rank, ranks, live, found
+        self._rank, self._ranks, self._live, self._sound, self._found = rank, ranks, live, sound, found
         self._kept: dict[tuple[int, int], bytes] = {}
         self._changed = threading.Condition()
         self._checks: queue.SimpleQueue[Check | None] = queue.SimpleQueue()
@@ -102,10 +104,12 @@ class Digests:
             None if this rank is to take what the others hold; else the ranks that hold something else.
 
         Raises:
-            TransportError: the step is over, or the peer does not answer.
+            TransportError: the step is over, the peer does not answer, or this rank has missed a result meanwhile.
         """
         step, which, peer, patience = check
         with self._moment.reading(step, patience):
+            if not self._sound():  # asked before the step: a result of it was lost since, and that has its own remedy
+                raise Refusal(f"a result was lost before the end of step {step}")
             # running statistics are every rank's own
             own = self._replica.layout(which) + self._replica.digest(which, buffers=False)
         with self._changed:

@@ -55,6 +55,7 @@ class NodeState(TailboundState):
     def __init__(self, group: dist.ProcessGroup, node: Node, *, timeout: float, **options: Any) -> None:
         refuse_schedule(options.get("schedule", "synchronous"))
         self._node, self._groups = node, list[dist.ProcessGroup]()
+        self._compares = node.place == 0  # it alone hears what the host has missed, and hands on what it takes
         try:
             for of_peers in (False, False, True):
                 self._groups.append(node.group(of_peers=of_peers, timeout=timeout))

@@ -52,6 +52,8 @@ class Recovery:
         ConfigError: an invalid value of ``resync``.
     """
 
+    #: digests of its replica are compared with those of other ranks; not where the first rank of its host does that
+    _compares = True
     #: None: a world of one
     communicator: Communicator | None = None
     #: what is contributed, and when averages are applied
@@ -147,6 +149,7 @@ class Recovery:
             period=period,
             threshold=drift,
             share=share,
+            compare=self._compares,
         )
         if self.schedule.split is not None:
             self._handles += self.schedule.split.attach(module)

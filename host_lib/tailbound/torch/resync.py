@@ -114,6 +114,7 @@ class Resync:
         period: steps between two rounds; 0: none but for drift and on demand.
         threshold: relative drift at which a round is held in the next window.
         share: of a median step: so long a receiver waits for a slice.
+        compare: compare digests while sound; False where another rank of this host does so for it.
     """
 
     def __init__(
@@ -128,10 +129,11 @@ class Resync:
         period: int = 200,
         threshold: float = 0.01,
         share: float = 0.05,
+        compare: bool = True,
     ) -> None:
         self.replica, self.moment, self.drift = replica, Moment(), Drift(replica.slices)
         self._reliable, self._rank, self._ranks, self._cookie, self._live = reliable, rank, ranks, cookie, live
-        self._period, self._threshold, self._share = period, threshold, share
+        self._period, self._threshold, self._share, self._compare = period, threshold, share, compare
         self.counters: Counter[str] = Counter()
         self._missed = self._missed_before = 0  # ops with results that never came: now, and when last equal
         self._round: _Round | None = None
@@ -139,6 +141,7 @@ class Resync:
         self._slot: _Slot | None = None
         self._heard: list[_Said | None] = [None] * ranks  # by rank; written by the thread that asks
         self._told = self._again = False
+        self._warned = -1  # the window of the last warning of other digests
         self._stretch = 1
         self._durations: deque[float] = deque(maxlen=32)
         self._boundary_at = 0.0
@@ -146,7 +149,7 @@ class Resync:
         replica.warm_up()
         reliable.before_close(self.moment.close)
         self._meetings = Meetings(reliable, rank, live, self.moment)
-        self._digests = Digests(reliable, replica, self.moment, rank, ranks, live, self._compared)
+        self._digests = Digests(reliable, replica, self.moment, rank, ranks, live, lambda: self.sound, self._compared)
         reliable.serve("mark", self._answer_mark)
         reliable.serve("slice", self._answer_slice)
         reliable.serve("whole", self._answer_whole)
@@ -224,7 +227,7 @@ class Resync:
             self._begin_round(step, window)
         if self.sound:
             peer = self._rotated(step)[0]
-            if peer >= 0 and self._due(window):
+            if self._compare and peer >= 0 and self._due(window):
                 self._digests.ask(Check(step, which, peer, self._patience))
             return
         measure = self._round is None
@@ -542,6 +545,10 @@ class Resync:
         if unlike is None:  # not what most hold: as a rank that has missed something, and not for long
             self._missed += 1
             self._again = True
+        window = check.step // self.replica.slices
+        if window == self._warned:  # its other slices are likely to differ, too: once is enough
+            return
+        self._warned = window
         log.warning(
             "rank %d: %s after step %d in slice %d of %d, without a lost result: look for memory errors, operations "
             "that are not deterministic, and weights that one rank changes",
