@@ -66,6 +66,18 @@ def many_buckets(rank: int) -> None:
     assert not ours()
 
 
+def ignored(rank: int) -> None:
+    """Trained parameters that DDP ignores are refused by name, frozen ones and buffers are not."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4))
+    DDP._set_params_and_buffers_to_ignore_for_model(net, ["1.weight", "1.bias", "2.running_mean"])
+    refusal = said(lambda: register(DDP(net, **{_SYNC_OPTION: False}), **PATIENT))
+    assert "2 trained parameter(s) (1.bias, 1.weight)" in refusal, refusal
+    assert not ours()
+    net[1].requires_grad_(False)
+    with register(DDP(net, **{_SYNC_OPTION: False}), **PATIENT):
+        pass
+
+
 def collectives(rank: int) -> None:
     """Who waits for all ranks in every pass is warned of; where ranks could skip steps, it is refused instead."""
     plain = {_SYNC_OPTION: False}

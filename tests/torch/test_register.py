@@ -25,6 +25,14 @@ def test_too_many_buckets_are_refused(tmp_path: Path) -> None:
         job.results()
 
 
+def test_parameters_that_ddp_ignores_are_refused(tmp_path: Path) -> None:
+    import register_jobs
+    from processes import Job
+
+    with Job(register_jobs.ignored, 2, tmp_path) as job:
+        job.results()
+
+
 def test_collectives_in_a_pass_are_warned_of_and_no_rank_skips_one(tmp_path: Path) -> None:
     import register_jobs
     from processes import Job

@@ -40,12 +40,16 @@ class Reliable:
         self.handlers: dict[str, Callable[[bytes], Iterable[Any]]] = {}
         self.other: Reliable | None = None
         self.asked: list[str] = []
+        self.kept: dict[int, float] = {}
 
     def serve(self, name: str, handler: Callable[[bytes], Iterable[Any]]) -> None:
         self.handlers[name] = handler
 
     def before_close(self, _: object) -> None:
         pass
+
+    def keep(self, rank: int, timeout: float) -> None:
+        self.kept[rank] = timeout
 
     def pull(self, rank: int, name: str, request: bytes, *_: object) -> bytearray:
         self.asked.append(name)
@@ -112,6 +116,15 @@ def test_another_failure_is_not_for_good_and_forgets_the_guest() -> None:
         path.handlers["enter"](_ASK.pack(1, 2000))
     thread.join(_SILENCE / 2)
     assert not thread.is_alive()
+
+
+def test_the_connections_of_all_ranks_may_take_as_long_as_the_start() -> None:
+    """A busy peer answers after seconds, and a handshake that loses a packet takes one or more."""
+    one, reliable = make(0, Part.OUTSIDE, {})
+    _, reliable.other = make(1, Part.OUTSIDE, {})
+    one.begin(60.0)
+    assert list(reliable.kept) == [1]
+    assert 50 < reliable.kept[1] <= 60
 
 
 def test_a_donor_waits_as_long_as_a_slice_takes() -> None:

@@ -56,8 +56,8 @@ def register(
         **options: of ``TailboundState``.
 
     Raises:
-        ConfigError: not a DDP model, an invalid option, an optimizer with collectives of its own, or a state of
-            ``also`` that cannot go to another rank.
+        ConfigError: not a DDP model, one with trained parameters that DDP ignores, an invalid option, an optimizer with
+            collectives of its own, or a state of ``also`` that cannot go to another rank.
         CapabilityError, AttachError, LayoutError, TransportError: before any training step.
     """
     if not isinstance(ddp_model, DistributedDataParallel):
@@ -66,6 +66,7 @@ def register(
         )
     if optimizer is not None:
         refuse_optimizer(optimizer)
+    _check_ignored(ddp_model)
     group = elastic.world_of(ddp_model.process_group)
     if group is not ddp_model.process_group and ddp_model.find_unused_parameters:
         raise ConfigError(
@@ -94,6 +95,24 @@ def register(
         state.close()
         raise
     return state
+
+
+def _check_ignored(ddp_model: DistributedDataParallel) -> None:
+    """Refuses a model of which DDP leaves trained parameters to each rank: replicas are kept equal in all of them.
+
+    Raises:
+        ConfigError: with their names.
+    """
+    module = ddp_model.module
+    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    trained = sorted(name for name, p in module.named_parameters() if p.requires_grad and name in ignored)
+    if trained:
+        raise ConfigError(
+            f"DistributedDataParallel is told to ignore {len(trained)} trained parameter(s) ({', '.join(trained[:3])}"
+            f"{', ...' if len(trained) > 3 else ''}), which are then each rank's own; Tailbound would make them equal "
+            "on all ranks: leave them out of _ddp_params_and_buffers_to_ignore, keep them in a module outside of the "
+            "one that is wrapped, or freeze them (requires_grad_(False))"
+        )
 
 
 def _check_buckets(state: TailboundState, ddp_model: DistributedDataParallel) -> None:
