@@ -65,7 +65,9 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, options.steps)
     place = Place()
     kept = {"model": ddp.module, "optimizer": optimizer, "scheduler": scheduler, "place": place}
-    if options.checkpoint.exists():  # where all have died; a rank that comes back alone takes what the others hold now
+    # For when all have died: every rank loads it, since rank 0 hands on model and optimizer only. A rank that comes
+    # back alone takes what the others hold now.
+    if options.checkpoint.exists():
         saved = torch.load(options.checkpoint, weights_only=True)
         for name, part in kept.items():
             part.load_state_dict(saved[name])
@@ -74,6 +76,8 @@ def main() -> None:
     print(f"rank {rank}: pid {os.getpid()}, {'has come back' if state.outside else f'begins at step {place.step}'}")
 
     while place.step < options.steps:
+        if state.outside:
+            state.boundary()  # it may come in here, and then goes on at the others' place in the data
         points, labels = batch(place.step, rank, ranks)
         optimizer.zero_grad()
         nn.functional.cross_entropy(ddp(points), labels).backward()

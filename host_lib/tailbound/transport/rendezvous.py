@@ -1,6 +1,6 @@
 """Who takes part: ranks exchange a greeting over PyTorch's store, once, before the first packet.
 
-The store is only used here and at the end; the data path has no TCP and no barrier.
+The store is only used here and at the end; the data path has no barrier, and TCP for lost results only (``reliable``).
 """
 
 from __future__ import annotations
