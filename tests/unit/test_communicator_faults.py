@@ -80,7 +80,8 @@ def test_five_percent_of_everything_lost(sources: dict[int, np.ndarray]) -> None
     and two ranks differ only in groups of which one of them lacks a row."""
     ranks, errors, group = 4, [], 64 * 256
     with team(ranks, patient(quiet=20 * MS, repair=False)) as job:
-        troubles = [Trouble(seed=5, loss=0.05).attach(member) for member in job.communicators]
+        # of this seed three ranks lose one of their first three packets: READYs of the cold op
+        troubles = [Trouble(seed=288, loss=0.05).attach(member) for member in job.communicators]
         for op in range(25):
             inputs = gradients("U", ranks, NUMEL, seed=op)
             outs = [np.full(NUMEL, np.nan, np.float32) for _ in range(ranks)]
