@@ -97,7 +97,9 @@ generate: setup
 	$(BIN)/python -m tailbound.settings.page > docs/settings.md
 	$(BIN)/python -m tailbound.wire.rules_index > docs/rules_index.md
 
+# Kernel programs are built into it, so that nodes need no compiler.
 wheel: setup
+	$(BIN)/python -m tailbound.kernel.built
 	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps -w dist .
 
 bench: setup

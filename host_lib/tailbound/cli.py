@@ -70,7 +70,10 @@ def cli() -> None:
 @click.option("--workers", type=int, default=2, help="Smallest world size to come: more workers, smaller sums ring.")
 @click.option("--group", metavar="GROUP", help="Who may train; without it, root alone.")
 @click.option(
-    "--loader", type=click.Choice(["auto", "bcc", "clang"]), default="auto", help="What compiles the program."
+    "--loader",
+    type=click.Choice(["auto", "object", "bcc", "clang"]),
+    default="auto",
+    help="Where the program comes from: built ahead, or compiled here.",
 )
 def attach(interface: str, **options: Any) -> None:
     """Load the XDP program onto IFACE, once, for training without privileges."""

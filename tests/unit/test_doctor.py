@@ -141,6 +141,15 @@ def test_clang_can_stand_in_for_bcc() -> None:
     assert verdict.commands == ("apt-get install --no-install-recommends libbpf-dev",)
 
 
+def test_an_object_of_this_width_stands_in_for_compilers() -> None:
+    bare = machine(bcc=None, headers=None, objects=(1344, 1408))
+    assert choose(bare, LINK).datapath == "xdp"
+    assert choose(bare, link(mtu=1450)).datapath == "xdp"
+    assert choose(bare, link(mtu=3498)).commands == (
+        "apt-get install --no-install-recommends python3-bpfcc linux-headers-amd64",
+    )
+
+
 @pytest.mark.parametrize(
     ("facts_changed", "link_changed", "words"),
     [

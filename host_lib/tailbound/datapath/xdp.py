@@ -87,7 +87,7 @@ class XdpDatapath:
         Args:
             width: W, codes of a full row; a multiple of 64.
             sum_rows, result_rows: rows of the rings; powers of two.
-            loader: ``auto``, ``bcc`` or ``clang``.
+            loader: ``auto``, ``object``, ``bcc`` or ``clang``.
 
         Raises:
             ConfigError: interface, port or sizes that cannot be.

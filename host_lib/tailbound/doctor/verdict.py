@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from tailbound.doctor.facts import Machine
 from tailbound.doctor.interfaces import Interface
+from tailbound.errors import ConfigError
 from tailbound.kernel.attach import OURS
 from tailbound.kernel.linear import remedy
 from tailbound.kernel.load import WORKER
+from tailbound.transport.config import row_width
 from tailbound.wire.schema import ETHERNET_BYTES
 
 __all__ = ["Verdict", "choose"]
@@ -77,7 +79,7 @@ def choose(
         why = f"`tailbound attach` has been done on {name}, and this user may open its maps"
         return Verdict("xdp", name, (why,), (), (*_notes(link, machine.cpus), ONE_RANK), trainer, judged)
     blocked = [*_interface_problems(link, judged), *_kernel_problems(machine)]
-    packages = _missing_packages(machine)
+    packages = [] if link and _width(link) in machine.objects else _missing_packages(machine)
     powerless = _missing_privileges(machine, link)
     reasons = [*blocked, *(f"{what} is missing" for what, _ in packages), *powerless]
     if not reasons:
@@ -151,6 +153,14 @@ def _kernel_problems(machine: Machine) -> list[str]:
     if not machine.btf:
         problems.append("the kernel has no BTF (/sys/kernel/btf/vmlinux, CONFIG_DEBUG_INFO_BTF)")
     return problems
+
+
+def _width(link: Interface) -> int:
+    """Codes of a row, if the job takes what the interface's MTU gives; 0: it holds none."""
+    try:
+        return row_width(0, link.mtu, linear=link.linear or None)
+    except ConfigError:
+        return 0
 
 
 def _missing_packages(machine: Machine) -> list[tuple[str, str]]:
