@@ -98,7 +98,7 @@ def test_no_privileges_gives_udp_and_the_one_command() -> None:
     assert verdict.datapath == "udp"
     assert verdict.commands == ("sudo /venv/bin/tailbound attach eno1 --group train",)
     assert verdict.trainer == "TAILBOUND_INTERFACE=eno1"
-    assert "lacks CAP_BPF and CAP_NET_ADMIN, and nothing is attached yet" in verdict.reasons[0]
+    assert "lacks CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN, and nothing is attached yet" in verdict.reasons[0]
 
 
 def test_a_program_that_is_there_is_not_called_nothing() -> None:

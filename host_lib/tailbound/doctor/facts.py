@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 #: Bits of the capabilities that matter here (linux/capability.h).
-CAPABILITY_BITS = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21, "CAP_SYS_RESOURCE": 24, "CAP_BPF": 39}
+CAPABILITY_BITS = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21, "CAP_SYS_RESOURCE": 24, "CAP_PERFMON": 38, "CAP_BPF": 39}
 
 
 @dataclass(frozen=True)

@@ -179,13 +179,13 @@ _DEBIAN = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def _missing_privileges(machine: Machine, link: Interface | None) -> list[str]:
-    lacking = [n for n in ("CAP_BPF", "CAP_NET_ADMIN") if not machine.capabilities.get(n)]
-    if machine.capabilities.get("CAP_SYS_ADMIN") and lacking == ["CAP_BPF"]:
-        lacking = []
+    lacking = [n for n in ("CAP_BPF", "CAP_PERFMON", "CAP_NET_ADMIN") if not machine.capabilities.get(n)]
+    if machine.capabilities.get("CAP_SYS_ADMIN"):  # which stands for the first two
+        lacking = [n for n in lacking if n == "CAP_NET_ADMIN"]
     if lacking:
         who = f"this process (uid {machine.effective_uid})"
         free = ", and nothing is attached yet" if link and link.xdp_program is None else ""
-        return [f"{who} lacks {' and '.join(lacking)}{free}"]
+        return [f"{who} lacks {', '.join(lacking[:-1])}{' and ' if lacking[1:] else ''}{lacking[-1]}{free}"]
     if machine.bpf_error:
         return [f"the kernel refuses bpf(2) to this process ({machine.bpf_error}): a container without bpf?"]
     return []

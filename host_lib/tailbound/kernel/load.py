@@ -100,7 +100,13 @@ def _load(
     except syscalls.VerifierError as error:
         if error.errno == errno.EPERM and not error.log:
             raise _Powerless(
-                "loading a program needs CAP_BPF and CAP_NET_ADMIN: run as root, or let root run `tailbound attach`"
+                "loading a program needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN: run as root, or let root run "
+                "`tailbound attach`"
+            ) from error
+        if "pointer prohibited" in error.log:
+            raise _Powerless(
+                "the verifier allows the program's pointer arithmetic only with CAP_PERFMON, besides CAP_BPF and "
+                "CAP_NET_ADMIN: add it, run as root, or let root run `tailbound attach`"
             ) from error
         tail = "\n".join(error.log.splitlines()[-40:])
         raise CapabilityError(
