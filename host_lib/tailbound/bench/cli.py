@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tailbound.bench.rivals import RIVALS
 from tailbound.bench.table import show
 from tailbound.bench.train_plan import SCENARIOS, VARIANTS
 from tailbound.errors import ConfigError
@@ -108,7 +109,10 @@ def fanout(workers: tuple[int, ...], size: int, quick: bool, json_file: Path | N
 @spec_options
 @click.option("--size", "sizes", type=_Size(), multiple=True, default=("25MiB", "1MiB"), help="Bytes of float32.")
 @click.option("--iters", type=click.IntRange(1), default=50, help="All-reduces of each size.")
-@click.option("--vs", type=click.Choice(["gloo", "transpose", "none"]), default="gloo", help="Whom to measure in turn.")
+@click.option(
+    "--vs", type=click.Choice(["gloo", *RIVALS, "transpose", "none"]), multiple=True, default=("gloo",),
+    help="Whom to measure in turn, one or more.",
+)  # fmt: skip
 @click.option(
     "--datapath", type=click.Choice(["auto", "xdp", "udp", "switch"]), default="auto",
     help="How we receive; switch: the lab's switch sums.",
@@ -119,10 +123,11 @@ def fanout(workers: tuple[int, ...], size: int, quick: bool, json_file: Path | N
 )  # fmt: skip
 @_JSON
 def allreduce(sizes: tuple[int, ...], json_file: Path | None, **options: Any) -> None:
-    """All-reduces of worker processes in a lab, interleaved with Gloo's."""
+    """All-reduces of worker processes in a lab, interleaved with Gloo's and those of others."""
     from tailbound.bench.allreduce import run
 
     ours = {name: options.pop(name) for name in ("iters", "vs", "datapath", "per_host")}
+    ours["vs"] = tuple(name for name in ours["vs"] if name != "none")
     run(spec_from_options(options), sizes=sizes, json_file=json_file, **ours)
 
 
