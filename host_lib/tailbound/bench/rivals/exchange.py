@@ -1,7 +1,7 @@
 """A schedule carried out by point-to-point messages of a process group, Gloo's over TCP.
 
-All receives of an all-reduce are posted before its first send, so that no message waits for one; a rank is held up by
-nothing but what it needs next.
+All receives of an all-reduce are posted before its first send, so that no message waits for one. A chunk leaves as soon
+as it is what it has to be and what left before it is gone; a rank waits for nothing else.
 """
 
 from __future__ import annotations
@@ -58,19 +58,36 @@ class Exchange:
                     used += piece.hi - piece.lo
                 work = dist.irecv(target, group=self._group, group_src=piece.peer, tag=number)
                 expected[-1].append((work, piece, target))
-        under_way: list[tuple[Any, _Piece]] = []
+        leaving: list[tuple[Any, _Piece]] = []
+
+        def take(work: Any, piece: _Piece, target: torch.Tensor) -> None:
+            work.wait()
+            if piece.add:
+                for going in [each for each in leaving if _overlap(each[1], piece)]:
+                    going[0].wait()  # it must leave as it was
+                    leaving.remove(going)  # Gloo waits for one more message if it is asked twice
+                buffer[piece.lo : piece.hi] += target
+
         for number, (sent, _) in enumerate(self._rounds):
             for piece in sent:
-                part = buffer[piece.lo : piece.hi]
-                work = dist.isend(part, group=self._group, group_dst=piece.peer, tag=number)
-                under_way.append((work, piece))
-            for work, piece, target in expected[number]:
+                for before in expected[:number]:
+                    for arrival in [each for each in before if _overlap(each[1], piece)]:
+                        take(*arrival)
+                        before.remove(arrival)
+            for work, _ in leaving:  # a link that is shared by two rounds would make the first one late
                 work.wait()
-                if piece.add:
-                    under_way = _sent(under_way, piece)  # what is on its way must leave as it was
-                    buffer[piece.lo : piece.hi] += target
-        for work, _ in under_way:
+            leaving = [
+                (dist.isend(buffer[p.lo : p.hi], group=self._group, group_dst=p.peer, tag=number), p) for p in sent
+            ]
+        for arrivals in expected:
+            for arrival in arrivals:
+                take(*arrival)
+        for work, _ in leaving:
             work.wait()
+
+
+def _overlap(one: _Piece, other: _Piece) -> bool:
+    return one.lo < other.hi and other.lo < one.hi
 
 
 def _pieces(moves: list[Move], bounds: list[tuple[int, int]], of_peer: Literal[0, 1]) -> list[_Piece]:
@@ -86,14 +103,3 @@ def _pieces(moves: list[Move], bounds: list[tuple[int, int]], of_peer: Literal[0
         chunks = [move.chunk for _, move in run]
         found.append(_Piece(peer, bounds[chunks[0]][0], bounds[chunks[-1]][1], kind == ADD))
     return [piece for piece in found if piece.hi > piece.lo]
-
-
-def _sent(under_way: list[tuple[Any, _Piece]], piece: _Piece) -> list[tuple[Any, _Piece]]:
-    """Waits for those that overlap ``piece``; the others."""
-    left = []
-    for work, other in under_way:
-        if other.lo < piece.hi and piece.lo < other.hi:
-            work.wait()
-        else:
-            left.append((work, other))
-    return left
