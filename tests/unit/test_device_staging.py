@@ -135,6 +135,24 @@ def test_an_op_of_a_new_kind_is_warmed_up_once_by_who_launches_it() -> None:
     ]
 
 
+def test_where_triton_fails_the_plain_form_does_its_part(caplog: pytest.LogCaptureFixture) -> None:
+    import torch
+
+    from tailbound.torch.device_codec.plain import PLAIN
+    from tailbound.torch.device_coder import DeviceCoder, Workspace
+
+    class Broken:
+        name = "triton"
+
+        def largest(self, *_: Any) -> Any:
+            raise RuntimeError("there is no C compiler")
+
+    space = Workspace(slow_stream(), Broken())  # type: ignore[arg-type]
+    DeviceCoder(space, None).warm_up(torch.zeros(1000), torch.zeros(1000), shape_for(1000, 1408), [Coding(0)])
+    assert space.form is PLAIN
+    assert "there is no C compiler" in caplog.text
+
+
 def test_little_more_than_a_byte_an_entry_crosses() -> None:
     """Neither gradients nor averages do, whatever their type."""
     import torch

@@ -5,6 +5,7 @@ Works for any device that torch computes on; with tensors of the host it gives w
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,9 +24,12 @@ from tailbound.codec.shape import Shape, shape_for
 from tailbound.torch.device_codec.balance import powers
 from tailbound.torch.device_codec.choose import form_for
 from tailbound.torch.device_codec.form import By, Form, Rows
+from tailbound.torch.device_codec.plain import PLAIN
 from tailbound.torch.staging import Block, Blocks
 from tailbound.torch.streams import Stream
 from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES, ROW_STEP, WIDTH_STEP
+
+log = logging.getLogger("tailbound")
 
 
 class Workspace:
@@ -82,21 +86,35 @@ class DeviceCoder:
         self._ops: dict[int, _Coding] = {}  # by their seeds
 
     def warm_up(self, x: torch.Tensor, out: torch.Tensor, shape: Shape, codings: Sequence[Coding]) -> None:
-        """Codes a few zeros in the same way, once for each kind of op: so all that is compiled is compiled here."""
-        space, rows, device = self._space, shape.group_rows, x.device
-        small = Shape(rows * ROW_STEP, WIDTH_STEP, rows, 1, ROW_STEP)
+        """Codes a few zeros in the same way, once for each kind of op: so all that is compiled is compiled here.
+
+        Where Triton cannot (it needs a C compiler, say), the plain form does from now on what it would have done.
+        """
+        space = self._space
         for coding in codings:
-            kind = x.dtype, out.dtype, rows, coding.rotate, len(coding.ranges.ends) > 0
+            kind = x.dtype, out.dtype, shape.group_rows, coding.rotate, len(coding.ranges.ends) > 0
             if kind in space.warm:
                 continue
+            try:
+                self._rehearse(x, out, shape.group_rows, coding)
+            except Exception as error:
+                if space.form is PLAIN:
+                    raise
+                log.warning("buckets on %s are coded by operations of torch, since triton fails: %s", x.device, error)
+                space.form = PLAIN
+                self._rehearse(x, out, shape.group_rows, coding)
             space.warm.add(kind)
-            with space.stream.use():
-                zeros, by_group = torch.zeros(small.numel, dtype=x.dtype, device=device), torch.zeros(1, device=device)
-                by_row, keys = (torch.zeros(rows, dtype=d, device=device) for d in (torch.float32, torch.int32))
-                space.form.largest(zeros, small, coding)
-                codes, _ = space.form.encode(zeros, small, coding, By(by_group, by_group, keys))
-                given = Rows(codes, by_row, keys, by_group, summed=False, failed=False)
-                space.form.decode(given, small, coding, zeros.to(out.dtype))
+
+    def _rehearse(self, x: torch.Tensor, out: torch.Tensor, rows: int, coding: Coding) -> None:
+        space, device = self._space, x.device
+        small = Shape(rows * ROW_STEP, WIDTH_STEP, rows, 1, ROW_STEP)
+        with space.stream.use():
+            zeros, by_group = torch.zeros(small.numel, dtype=x.dtype, device=device), torch.zeros(1, device=device)
+            by_row, keys = (torch.zeros(rows, dtype=d, device=device) for d in (torch.float32, torch.int32))
+            space.form.largest(zeros, small, coding)
+            codes, _ = space.form.encode(zeros, small, coding, By(by_group, by_group, keys))
+            given = Rows(codes, by_row, keys, by_group, summed=False, failed=False)
+            space.form.decode(given, small, coding, zeros.to(out.dtype))
 
     def begin(self, x: torch.Tensor, shape: Shape, coding: Coding) -> Callable[[], bool]:
         """Queues the largest values of the groups, which decide how they are coded."""
