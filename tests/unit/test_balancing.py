@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tailbound.codec.balance_table import NO_TABLE, Tables
+from tailbound.codec.balance_table import NO_TABLE, Entry, Tables
+from tailbound.codec.exponents import rounded, wanted
 from tailbound.codec.scale import NEED_LEAST
 from tailbound.collective.balancing import Balancing
 from tailbound.transport.config import MS
 
-KEY = (0, 128, 0)
-ENDS = np.array([64, 128])
+KEY, NUMEL = (0, 128, 0), 128
+ENDS = np.array([64, NUMEL])
+#: The ops of a step.
+LAYOUTS = (SimpleNamespace(key=(*KEY, 33), shape=SimpleNamespace(numel=NUMEL)),)
 
 
 @pytest.fixture
@@ -22,7 +26,7 @@ def job() -> Any:
     """As far as ``Balancing`` looks at it: one op a step."""
     made = SimpleNamespace(
         config=SimpleNamespace(first_step=0, balance=True), tables=Tables(), exponents={}, time=0,
-        sequence=SimpleNamespace(stable=True, op_rows=(2,)),
+        sequence=SimpleNamespace(stable=True, op_rows=(2,), layouts=LAYOUTS),
     )  # fmt: skip
     made.now = lambda: made.time
     return made
@@ -30,8 +34,9 @@ def job() -> Any:
 
 def see(balancing: Balancing, ratio: float) -> None:
     """A step has been looked at, in which the second tensor was ``ratio`` times as large as the first."""
-    balancing._known[KEY] = ENDS, np.log2([1.0, ratio])
-    balancing._fresh = True
+    before = balancing._job.tables.mark(balancing._present, KEY, NUMEL)
+    exponents = rounded(wanted(np.log2([1.0, ratio]), ENDS))
+    balancing._better[KEY] = Entry(ENDS, exponents, before, 33, np.zeros(1, np.int16))
 
 
 def test_a_wish_stays_until_it_is_settled(job: Any) -> None:
@@ -42,6 +47,7 @@ def test_a_wish_stays_until_it_is_settled(job: Any) -> None:
     see(balancing, 1e-3)
     assert balancing.look(NO_TABLE, 4) == first
     balancing.settled(first)
+    see(balancing, 1e-3)
     assert balancing.look(first, 5) not in (first, NO_TABLE)
 
 
@@ -60,22 +66,37 @@ def test_a_wish_that_a_rank_cannot_get_is_given_up_for_a_while(job: Any) -> None
     assert balancing.look(NO_TABLE, 10) == first
 
 
-def test_a_table_that_a_map_has_is_not_forgotten(job: Any) -> None:
+def test_what_is_known_of_other_exponents_is_not_wanted(job: Any) -> None:
+    """Exponents have changed since the average was looked at: its scales would move from where they are not."""
     balancing = Balancing(job)
     see(balancing, 1e3)
     first = balancing.look(NO_TABLE, 2)
-    balancing.settled(first)
     see(balancing, 1e-3)
-    balancing.settled(balancing.look(first, 4))
+    balancing.settled(first)
+    assert balancing.look(first, 4) == first
+    see(balancing, 1e-3)
+    assert balancing.look(first, 6) not in (first, NO_TABLE)
+
+
+def test_ops_that_are_no_more_leave_the_table_and_others_keep_their_marks(job: Any) -> None:
+    balancing, other = Balancing(job), (1, 50, 0)
+    job.sequence.layouts += (SimpleNamespace(key=(*other, 33), shape=SimpleNamespace(numel=50)),)
     see(balancing, 1e3)
-    assert balancing.look(NO_TABLE, 6) == first
-    job.time = 1001 * MS
-    assert balancing.look(NO_TABLE, 8) == NO_TABLE
-    assert job.tables.knows(first)
+    first = balancing.look(NO_TABLE, 2)
+    mark = job.tables.mark(first, KEY, NUMEL)
+    balancing.settled(first)
+    balancing._better[other] = Entry(np.array([50]), np.array([0], np.uint8), NO_TABLE, 33, np.zeros(1, np.int16))
+    second = balancing.look(first, 4)
+    assert job.tables.mark(second, KEY, NUMEL) == mark
+    balancing.settled(second)
+    job.sequence.layouts = job.sequence.layouts[:1]
+    see(balancing, 1e-3)
+    third = balancing.look(second, 6)
+    assert set(job.tables.table(third).ops) == {KEY}
 
 
 def test_changes_become_rare(job: Any) -> None:
-    """They make ops cold. A tensor that changes for good and all has its exponents in time all the same."""
+    """A tensor that changes for good and all has its exponents in time all the same."""
     balancing, present, changes = Balancing(job), NO_TABLE, []
     for step in range(5000):
         see(balancing, 1e3 if step % 2 else 1e-3)
@@ -84,10 +105,24 @@ def test_changes_become_rare(job: Any) -> None:
             changes.append(step)
             balancing.settled(wish)
             present = wish
-    late = np.diff([step for step in changes if step >= 40])
+    late = np.diff([step for step in changes if step >= 60])
     assert len(late) < 20
     assert (late[1:] >= late[:-1]).all()
     assert late[-1] >= 512
+
+
+def test_ops_of_large_models_take_turns(job: Any) -> None:
+    """So that no step has more to look at than about one op of the largest size."""
+    balancing, job.sequence.op_rows = Balancing(job), (8000,) * 11
+    seen = [[index for index in range(11) if balancing._due(step, index)] for step in range(44)]
+    assert max(map(len, seen)) <= 2
+    assert sorted(itertools.chain(*seen[:11])) == list(range(11))
+    job.sequence.op_rows = (100, 100)
+    assert all(balancing._due(step, 1) for step in range(4))
+    assert [balancing._due(60 + step, 1) for step in range(8)] == [True, False, False, False] * 2
+    balancing._wished, balancing._least = 60, 64
+    assert not any(balancing._due(step, 0) for step in range(61, 108))
+    assert balancing._due(108, 0)
 
 
 def test_groups_without_values_are_no_jump(job: Any) -> None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support import PATIENCE, MemoryStore
-from tailbound.codec.balance_table import Table, digest_of
+from tailbound.codec.balance_table import NO_TABLE, Entry, Table, digest_of
 from tailbound.collective.comeback import Entrance, Life, Part, decode, encode, find_part, tell
 from tailbound.collective.communicator import Communicator, Training
 from tailbound.collective.transpose import Scales
@@ -52,7 +52,8 @@ def test_an_entrance_comes_back() -> None:
 
 def test_an_entrance_has_the_exponents_that_its_maps_name() -> None:
     """Rule: codec-18."""
-    table = Table({(0, 9, 0): (np.array([9]), np.array([2], np.uint8))}).encode()
+    entry = Entry(np.array([9]), np.array([2], np.uint8), NO_TABLE, 33, np.array([-8], np.int16))
+    table = Table({(0, 9, 0): entry}).encode()
     maps = (MAPS[0], Agreed(256, 9, Content((2, 0, 1), balance=digest_of(table))))
     position = replace(ENTRANCE.position, balance=digest_of(table), rotate=True)
     found = decode(encode(Entrance(position, maps, {}, 0xC0, (table,)), 3), 3, groups)

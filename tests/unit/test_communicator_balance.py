@@ -11,7 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from support import PATIENCE, Team, exact_mean, gradients, hasty, nmse, patient, team
-from tailbound.collective import balancing, jump
+from tailbound.collective import balancing, execute, jump
+from tailbound.collective.actions import Measure
 from tailbound.collective.communicator import Communicator, Handling
 from tailbound.collective.op import Outcome
 from tailbound.errors import TransportError
@@ -75,8 +76,34 @@ def test_a_small_tensor_keeps_its_precision_once_exponents_are_agreed_on(bits: i
         assert nmse(value[SMALL], exact[SMALL]) < before / 1000
         assert nmse(value, exact) <= {8: 1.5e-3, 4: 0.15}[bits]
         assert max(c.job.counters["exponents_settled"] for c in job.communicators) <= 8
-        agreed = {each.content.balance for each in job[0]._engine.maps.agreement.agreed}
-        assert {key[3] >> 8 for key in job[0].job.exponents} <= agreed  # scales of older ones are gone
+        known, agreed = job[0].job, job[0]._engine.maps.agreement.agreed
+        marks = known.tables.marks({each.content.balance for each in agreed}, (0, NUMEL, 0))
+        assert {key[3] >> 8 for key in known.exponents} <= marks  # scales of older ones are gone
+
+
+def test_other_exponents_make_no_op_cold_and_no_row_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scales move with exponents by what the table says; from the first op under them on all ranks have the same."""
+    with team(3, patient(balance=True)) as job:
+        for seed in range(3):
+            step(job, inputs_of(3, seed))
+
+        def cold(*_: object) -> None:
+            raise AssertionError("an op is cold")
+
+        monkeypatch.setitem(execute._EXECUTE, Measure, cold)
+        first, changed = settled(job), 0
+        for seed in range(3, 40):
+            results = step(job, inputs := inputs_of(3, seed, (1.0, 1e-3 if seed < 20 else 1.6e-2, 0.0)))
+            changed += settled(job) != first
+            first = settled(job)
+            for out, outcome in results:
+                assert outcome.error is None
+                assert outcome.delivered == outcome.expected
+                np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
+            assert not sum(outcome.clipped for _, outcome in results)
+            assert nmse(results[0][0], exact_mean(inputs)) < 0.02
+        assert changed >= 2
+        assert all("SCALE_MISMATCH" not in c.stats()["drops"] for c in job.communicators)
 
 
 def test_a_tensor_that_becomes_a_thousand_times_larger_is_clipped_once_at_most() -> None:
@@ -159,7 +186,7 @@ def test_buckets_that_are_not_named_are_looked_at_in_blocks() -> None:
         assert settled(job)
         table = job[0].job.tables.table(settled(job))
         assert table is not None
-        ends, exponents = table.ops[0, NUMEL, 0]
-        assert ends.tolist() == third
-        assert exponents[2] < exponents[0] == exponents[1]
+        found = table.ops[0, NUMEL, 0]
+        assert found.ends.tolist() == third
+        assert found.exponents[2] < found.exponents[0] == found.exponents[1]
         assert all(outcome.error is None for _, outcome in results)

@@ -25,8 +25,9 @@ from tailbound.wire.jit import compiled
 
 #: Largest exponent.
 EXPONENT_MOST = 24
-#: Of ranges of more than so many entries, one in so many runs of so many is looked at (``powers``).
-_WHOLE, _APART, _CHUNK = 4096, 8, 64
+#: Of ranges of more than so many entries, runs of so many are looked at (``powers``), which begin so many apart: a
+#: prime, so that they are of all columns of a matrix, however wide it is.
+_WHOLE, _CHUNK, _APART = 4096, 64, 521
 
 
 class Ranges(NamedTuple):
@@ -183,7 +184,7 @@ def _powers(x, ends, chunk, row, powers):  # type: ignore[no-untyped-def]
     last = np.int64(0)
     for i in range(ends.shape[0]):
         begin, last = last, ends[i]
-        step = _CHUNK if last - begin <= _WHOLE else _APART * _CHUNK
+        step = _CHUNK if last - begin <= _WHOLE else _APART
         total, seen = np.float64(0.0), 0
         while begin < last:
             size = min(last - begin, np.int64(_CHUNK))

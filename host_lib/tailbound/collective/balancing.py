@@ -14,10 +14,14 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec.balance_table import NO_TABLE, Key, Table, Tables, digest_of
-from tailbound.codec.exponents import are_off, ends_of, merged, rounded, sizes_of, wanted
+from tailbound.codec.balance import ranges_of
+from tailbound.codec.balance_table import NO_TABLE, Entry, Key, Table, Tables, digest_of
+from tailbound.codec.exponents import are_off, changes, ends_of, merged, moves, rounded, sizes_of, wanted
+from tailbound.codec.hashing import seed_of
+from tailbound.codec.records import Coding
 from tailbound.codec.scale import NEED_LEAST
-from tailbound.collective.op import Op
+from tailbound.codec.scratch import Scratch
+from tailbound.collective.op import Launch, Op
 from tailbound.collective.speaker import Speaker
 from tailbound.errors import TransportError
 from tailbound.transport.config import MS
@@ -29,17 +33,22 @@ REQUEST = "exponents"
 _DIGEST = struct.Struct("!Q")
 #: Seconds that a peer has to answer.
 _PEER = 3.0
-#: In its first steps a model changes fast: every second average is looked at, and the last one counts alone.
-_YOUNG = 40
-#: Later on some before each change that may come: every fourth, which counts as much as all before. A change makes all
-#: ops cold, so exponents stay for some steps at least, for twice as many after every change.
+#: In its first steps a model changes fast: averages are looked at in each of them, the last one counts alone, and
+#: exponents may change as soon as the change before is in force.
+_YOUNG = 60
+#: Later on each op some times before each change that may come: every fourth step, which counts as much as all before.
+#: Exponents stay for some steps at least, for twice as many after every change.
 _EVERY, _SHARE, _LOOKS = 4, 0.5, 4
 _LEAST, _MOST = 8, 512
+#: Rows of ops that are looked at in one step; with more in a step, every op comes less often.
+_ROWS = 8192
 #: A table that not all ranks have after so long, ns, is given up, and none is made for a while: changes of owners wait
 #: for it, too.
 _PATIENCE, _PAUSE = 1000 * MS, 10_000 * MS
 #: Quarter powers of two by which a scale jumps, so that the average is looked at at once.
 _JUMP = 8
+#: Where contributions cannot be shifted (a switch), scales are moved by so much more, in quarter powers of two.
+_SPARE = 4
 
 
 class Balancing:
@@ -51,63 +60,87 @@ class Balancing:
         self.leads = False
         #: digest of the table that it wants; None: that in force
         self.wish: int | None = None
-        self._first, self._step, self._wished = job.config.first_step, -1, job.config.first_step
+        self._first, self._wished = job.config.first_step, job.config.first_step
         self._least, self._since, self._pause = _LEAST, 0, 0
-        self._made = NO_TABLE  # the wish, if it is a table that no map has
-        self._seen: dict[Key, tuple[NDArray[np.int64], NDArray[np.float64]]] = {}
+        self._present = NO_TABLE  # of the newest map
         self._known: dict[Key, tuple[NDArray[np.int64], NDArray[np.float64]]] = {}
+        self._better: dict[Key, Entry] = {}  # of ops whose exponents are off
         self._scales: dict[tuple[int, int, int, int], NDArray[np.int16]] = {}
-        self._fresh = self._urgent = False
+        self._urgent = False
+        self._scratch: Scratch | None = None
 
     def observe(self, op: Op) -> None:
         """Looks at the average of an op that is over, before anybody may change it."""
-        job, launch, outcome, step = self._job, op.launch, op.outcome, op.place.step
+        job, launch, outcome = self._job, op.launch, op.outcome
         if not (self.leads and job.config.balance and job.sequence.stable and launch is not None):
             return
         jumped = self._jumped(op)
-        if not (jumped or self._due(step)):
+        if not (jumped or self._due(op.place.step, op.place.index)):
             return
         if outcome.failed_groups or outcome.void or outcome.skipped or outcome.error is not None:
-            return  # the step is left out: not all of it is there
-        shape = op.place.layout.shape
+            return  # not all of it is there
+        key, shape = op.key[:3], op.place.layout.shape
+        if self.wish is not None or job.tables.mark(self._present, key, shape.numel) != op.balance:
+            return  # others are on their way
         ends = ends_of(launch.starts, launch.first, shape.numel)
         powers = launch.coder.powers(launch.out, shape, ends)
         if not np.isfinite(powers).all():
             return
-        key, found = op.key[:3], (ends, sizes_of(powers))
-        if jumped and key in self._known:
-            self._known[key], self._fresh, self._urgent = found, True, True
-        if not self._due(step):
-            return
-        if step != self._step:
-            self._step, self._seen = step, {}
-        self._seen[key] = found
-        if len(self._seen) == len(job.sequence.op_rows):
-            self._take()
+        seen, before = sizes_of(powers), self._known.get(key)
+        if before is not None and np.array_equal(before[0], ends):
+            seen = merged(before[1], seen, 1.0 if jumped or self._young(op.place.step) else _SHARE)
+        self._known[key] = ends, seen
+        self._better.pop(key, None)
+        better = self._improve(op, launch, ends, wanted(seen, ends))
+        if better is not None:
+            self._better[key] = better
+            self._urgent |= jumped
 
     def look(self, present: int, step: int) -> int:
         """Digest of the table that there should be, with ``present`` in force; ``step`` is the present one."""
         now, tables = self._job.now(), self._job.tables
         if self.wish is not None and now - self._since >= _PATIENCE:
-            tables.forget(self._made)
+            tables.forget(self.wish)
             self.wish, self._pause = None, now + _PAUSE
         waits = 0 if self._young(step) else _LEAST if self._urgent else self._least
-        if self._fresh and self.wish is None and now >= self._pause and step_distance(step, self._wished) >= waits:
-            self._fresh = self._urgent = False
-            table = tables.table(present)
-            found = {key: (ends, wanted(sizes, ends)) for key, (ends, sizes) in self._known.items()}
-            if any(_is_off(table, key, ends, wish) for key, (ends, wish) in found.items()):
-                made = Table({key: (ends, rounded(wish)) for key, (ends, wish) in found.items()})
-                data = made.encode()
-                self._made = NO_TABLE if tables.knows(digest_of(data)) else digest_of(data)
-                self.wish, self._wished, self._since = tables.add(data), step, now
+        if self._better and self.wish is None and now >= self._pause and step_distance(step, self._wished) >= waits:
+            ops = {layout.key[:3]: layout.shape.numel for layout in self._job.sequence.layouts}
+            better = {
+                key: entry
+                for key, entry in self._better.items()
+                if key in ops and tables.mark(present, key, ops[key]) == entry.before
+            }
+            table, self._better, self._urgent = tables.table(present), {}, False
+            if better:
+                kept = {key: entry for key, entry in table.ops.items() if key in ops} if table is not None else {}
+                self.wish, self._wished, self._since = tables.add(Table(kept | better).encode()), step, now
                 self._least = self._least if self._young(step) else min(2 * self._least, _MOST)
         return present if self.wish is None else self.wish
 
     def settled(self, present: int) -> None:
         """Maps have changed; ``present`` is the newest one's table."""
-        self.wish = None
+        self.wish, self._present = None, present
         self._scales = {key: known for key, known in self._scales.items() if key in self._job.exponents}
+
+    def _improve(self, op: Op, launch: Launch, ends: NDArray[np.int64], wish: NDArray[np.float64]) -> Entry | None:
+        """Exponents near to ``wish`` for an op, and how its scales move with them; None: what it has will do."""
+        job, shape, key = self._job, op.place.layout.shape, op.key[:3]
+        digest = op.place.placement.owner_map.balance
+        entry = job.tables.entry(digest, key, shape.numel)
+        old = (entry.ends, entry.exponents) if entry is not None else (np.array([shape.numel]), np.zeros(1, np.uint8))
+        here = old[1][np.searchsorted(old[0], ends)]
+        if not are_off(here, wish, ends):
+            return None
+        self._scratch = self._scratch or Scratch(job.store.width)
+        needs, exponents = np.zeros((2, shape.groups), np.int16), rounded(wish)
+        ranges = job.tables.ranges(digest, key, shape.numel), ranges_of(ends, exponents)
+        for need, each in zip(needs, ranges, strict=True):
+            coding = Coding(seed_of(job.cookie, op.label), rotate=op.rotate, ranges=each)
+            if not launch.coder.measure(launch.out, shape, coding, need, self._scratch):
+                return None
+        bounds = changes((old[0], ends), (old[1], exponents), shape.group_rows * shape.entries)
+        spare = 0 if job.switch is None else _SPARE
+        return Entry(ends, exponents, op.balance, op.plain[3], moves((needs[0], needs[1]), bounds, spare))
 
     def _jumped(self, op: Op) -> bool:
         """Whether the scale of a group has become much larger since the op before: a tensor has, that was small."""
@@ -119,35 +152,19 @@ class Balancing:
         if before is None or len(before) != len(scales):
             return False
         rise = scales.astype(np.int32) - before
-        return bool(
-            (rise[before > NEED_LEAST] >= _JUMP).any()
-        )  # groups that were zero, or of which nothing came, do not
+        return bool((rise[before > NEED_LEAST] >= _JUMP).any())  # not of groups that were zero, or lost
 
     def _young(self, step: int) -> bool:
         return step_distance(step, self._first) < _YOUNG
 
-    def _due(self, step: int) -> bool:
-        if self._young(step):
-            return step_distance(step, self._first) % 2 == 0
-        soon = step_distance(step, self._wished) >= self._least - _LOOKS * _EVERY
-        return soon and step_distance(step, self._first) % _EVERY == 0
-
-    def _take(self) -> None:
-        """A whole step has been looked at."""
-        share = 1.0 if self._young(self._step) else _SHARE
-        known, self._known, self._fresh = self._known, dict(self._seen), True
-        for key, (ends, sizes) in self._seen.items():
-            before = known.get(key)
-            if before is not None and np.array_equal(before[0], ends):
-                self._known[key] = ends, merged(before[1], sizes, share)
-
-
-def _is_off(table: Table | None, key: Key, ends: NDArray[np.int64], wish: NDArray[np.float64]) -> bool:
-    """Whether ``table`` has other exponents for an op than it should."""
-    found = table.ops.get(key) if table is not None else None
-    if found is None or not np.array_equal(found[0], ends):
-        return are_off(np.zeros(len(ends), np.uint8), wish, ends)
-    return are_off(found[1], wish, ends)
+    def _due(self, step: int, index: int) -> bool:
+        """Whether the op of this index is looked at in ``step``: ops take turns, so that no step has much to do."""
+        rows, young = self._job.sequence.op_rows, self._young(step)
+        turn, turns = sum(rows[:index]) // _ROWS, -(-sum(rows) // _ROWS)
+        turns = max(turns, 1 if young else _EVERY)
+        if not young and step_distance(step, self._wished) < self._least - _LOOKS * turns:
+            return False
+        return step_distance(step, self._first) % turns == turn
 
 
 def serve(reliable: Reliable, tables: Tables) -> None:

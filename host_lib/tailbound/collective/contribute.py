@@ -76,7 +76,7 @@ def encode(job: Job, op: Op, action: Encode) -> None:
     if action.late:
         op.outcome.late = True
         job.counters["late_launches"] += 1
-    known = job.exponents.get(op.key)
+    known = job.scales(op)
     op.buffers.scales.exponents[:] = EXPONENT_NONE if known is None else known
     _encode(job, op)
 

@@ -258,7 +258,7 @@ def _settle_scales(job: Job, op: Op) -> None:
     b, key = op.buffers, op.key
     fresh = warm_exponents(b.row_exponent, op.place.layout.shape.groups)
     if fresh.min() == EXPONENT_NONE:
-        lost, known = fresh == EXPONENT_NONE, job.exponents.get(key)
+        lost, known = fresh == EXPONENT_NONE, job.scales(op)
         if lost.all() and (known is None or op.switched):
             return  # what a switch has not sent nobody has: what they know is still the same
         if known is not None:

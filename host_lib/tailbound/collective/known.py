@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.balance_table import Tables
+from tailbound.codec.exponents import moved
 from tailbound.codec.owners import OwnerMap
 from tailbound.codec.scale import shift_cap_of
 from tailbound.codec.scratch import readonly
-from tailbound.collective.op import Pending
+from tailbound.collective.op import Op, Pending
 from tailbound.collective.repair import Repairs
 from tailbound.datapath.protocol import Store
 from tailbound.transport import flush
@@ -174,6 +175,21 @@ class Known(Session):
         #: ops running of which the switch has sent nothing
         self.silent_ops = 0
         self._spoke = [0] * self.world  # when a word of each rank was last read, ns
+
+    def scales(self, op: Op) -> NDArray[np.int16] | None:
+        """Scales by which ``op`` is coded, i16[G]: of the op before, or what new exponents make of them (codec-18).
+
+        None: nothing is known, so that they have to be agreed on.
+        """
+        known = self.exponents.get(op.key)
+        if known is not None or not op.balance:
+            return known
+        bucket, numel, chunk, mode = op.plain
+        entry = self.tables.entry(op.place.placement.owner_map.balance, op.plain[:3], op.place.layout.shape.numel)
+        if entry is None or entry.mode != mode:
+            return None
+        known = self.exponents.get((bucket, numel, chunk, mode | entry.before << 8))
+        return moved(known, entry.moves) if known is not None and len(known) == len(entry.moves) else None
 
     @property
     def self_late(self) -> bool:

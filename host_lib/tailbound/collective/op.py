@@ -160,6 +160,8 @@ class Op:
     spans: Spans = field(default_factory=Spans)
     #: scales are still to be agreed on
     cold: bool = False
+    #: mark of its exponents (``codec.balance_table``)
+    balance: int = 0
     #: the scales that ranks need, by rank; and who has heard this rank's
     needs: dict[int, NDArray[np.int16]] = field(default_factory=dict)
     heard_by: set[int] = field(default_factory=set)
@@ -196,7 +198,9 @@ class Op:
     label: int = field(init=False)
     #: ... whether it is rotated: the owner map says so, so that all ranks agree (codec-12) ...
     rotate: bool = field(init=False)
-    #: ... whose scales it carries on: another codec mode, or other exponents, make it cold ...
+    #: ... which op of every step it is, coded in which mode ...
+    plain: tuple[int, int, int, int] = field(init=False)
+    #: ... whose scales it carries on: those of this op, by the same exponents ...
     key: tuple[int, int, int, int] = field(init=False)
     #: ... and the bytes of its largest flow: one rank's contributions to one owner, headers included
     flow_bytes: int = field(init=False)
@@ -205,8 +209,8 @@ class Op:
         place = self.place
         self.label, self.rotate = place.label, place.placement.owner_map.rotate
         bucket, numel, chunk, mode = place.layout.key
-        by = place.placement.owner_map.balance
-        self.key = bucket, numel, chunk, mode & ~3 | self.rotate | by << 8  # "auto" is asked for; the map has decided
+        mode = mode & ~3 | self.rotate  # "auto" is asked for; the map has decided
+        self.plain, self.key = (bucket, numel, chunk, mode), (bucket, numel, chunk, mode | self.balance << 8)
         self.flow_bytes = max(place.placement.shares) * (place.layout.shape.codes + HEADER_BYTES)
 
     @property

@@ -358,18 +358,12 @@ class Repairs:
         return max(self._budget.enough_in(size), self._paced[asker].enough_in(size) if rate else 0)
 
     def warming(self, key: tuple[int, int, int, int]) -> bool:
-        """Whether the next op of ``key`` belongs to its warm-up."""
-        return self._finished.get(_plain(key), 0) < WARM_UP_OPS
+        """Whether the next op of ``key`` (``Op.plain``) belongs to its warm-up."""
+        return self._finished.get(key, 0) < WARM_UP_OPS
 
     def finished(self, key: tuple[int, int, int, int]) -> None:
-        """An op of ``key`` is over."""
-        key = _plain(key)
+        """An op of ``key`` (``Op.plain``) is over."""
         self._finished[key] = self._finished.get(key, 0) + 1
-
-
-def _plain(key: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-    """``key`` without the exponents of tensors: these change, and what is lost is as before."""
-    return key[0], key[1], key[2], key[3] & 0xFF
 
 
 def encode_repair(places: NDArray[np.int64], width: int) -> list[tuple[int, bytes]]:

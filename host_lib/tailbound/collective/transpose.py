@@ -502,7 +502,7 @@ class Transpose:
         for other in self._ops.values():
             if other is op:
                 break
-            if not other.finished and other.key == op.key:
+            if not other.finished and other.plain == op.plain:  # with other exponents, too
                 return False, False, False
             sent = other.encoded
             begun = begun and (sent or other.begun > 0)

@@ -33,7 +33,7 @@ class View:
 
     def known_scales(self) -> bool:
         """Whether the op can carry on its bucket's scales."""
-        return self.op.key in self.known.exponents
+        return self.known.scales(self.op) is not None
 
     def foreseen_wrongly(self) -> bool:
         """Whether packets of the op have another layout than this rank takes it to have."""
@@ -127,7 +127,7 @@ class View:
     def round(self, rows: int) -> Round:
         """A repair that may ask for a part of ``rows``."""
         known, op = self.known, self.op
-        cold = op.cold or known.repairs.warming(op.key)
+        cold = op.cold or known.repairs.warming(op.plain)
         seed = seed_of(known.cookie, op.label) ^ known.rank
         longest = patience(known.deadlines.stage_two(op.flow_bytes))
         strict = known.config.strict > 0

@@ -67,7 +67,7 @@ class Window:
             op.launch, op.admitted, op.sending = launch, job.now(), Sending.LAUNCHED
             op.stirred = True
             self.waiting.popleft()  # not before: what fails here must still be found and completed
-            op.cold = op.key not in job.exponents
+            op.cold = job.scales(op) is None
             self._placed(op)
             placed.append(op)
         return placed
@@ -120,8 +120,9 @@ class Window:
         return steps < OP_STEPS // 2 and index_of(label) - first < OP_PER_STEP // 2
 
     def _open(self, place: Place) -> Op:
-        op = Op(place, self.pool.take(place.layout.shape, place.placement))
-        op.switched = self._job.switched(place.placement.owner_map)
+        job, shape, owner_map = self._job, place.layout.shape, place.placement.owner_map
+        op = Op(place, self.pool.take(shape, place.placement), switched=job.switched(owner_map),
+                balance=job.tables.mark(owner_map.balance, place.layout.key[:3], shape.numel))  # fmt: skip
         self.ops[place.label] = op
         self.running.add(op)
         return op

@@ -116,6 +116,11 @@ class Sequence:
         """Label of the next op to be launched: the first prediction still to come true, else ``next_label``."""
         return self._ahead[0].label if self._ahead else self.next_label
 
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """The ops of a step of the present layout; none while it is not stable."""
+        return self._history[1] if self.stable else ()
+
     def _remember(self, *steps: tuple[Layout, ...]) -> None:
         """``steps``, at most two, are the last finished ones."""
         self._history = list(steps)

@@ -1,0 +1,101 @@
+"""Exponents of tensors change while rows are lost, and without a rank that knows no scales (codec-18)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.fabric import MS, Terms
+from sim.team import Result, SimTeam, sim_team
+from support import exact_mean, gradients, nmse, patient
+from tailbound.collective import execute
+from tailbound.collective.actions import Measure
+from tailbound.collective.job import Job
+from tailbound.collective.op import Op
+
+#: Three blocks of a bucket that is not named.
+NUMEL, RANKS = 40_001, 4
+SETTINGS = {"width": 1408, "ring_mib": 4.0, "share_rows": False, "balance": True}
+
+
+def inputs_of(seed: int, small: float) -> list[NDArray[np.float32]]:
+    """The last block is ``small``."""
+    inputs = gradients("U", RANKS, NUMEL, seed=seed)
+    for x in inputs:
+        x[2 * NUMEL // 3 :] *= np.float32(small)
+    return inputs
+
+
+def step(job: SimTeam, seed: int, small: float) -> list[Result]:
+    results = job.allreduce(inputs_of(seed, small))
+    job.go(20 * MS)
+    return results
+
+
+def connected(job: SimTeam) -> SimTeam:
+    """``job``, with tables that come at once."""
+    for member in job.communicators:
+        tables = member.job.tables
+
+        def fetch(rank: int, digests: set[int], add: Callable[[bytes], int] = tables.add) -> None:
+            for data in map(job[rank].job.tables.encoded, digests):
+                if data is not None:
+                    add(data)
+
+        member._engine.maps.fetch = fetch
+    return job
+
+
+def changes(job: SimTeam) -> list[int]:
+    return [member.job.counters["exponents_settled"] for member in job.communicators]
+
+
+def measured(found: list[int], of: Callable[[Job, Op, Measure], None]) -> Callable[[Job, Op, Measure], None]:
+    """Notes whose op is cold."""
+
+    def measure(job: Job, op: Op, action: Measure) -> None:
+        found.append(job.rank)
+        of(job, op, action)
+
+    return measure
+
+
+def test_scales_stay_the_same_on_all_ranks_though_rows_are_lost(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """No op is cold after the first one, nothing is refused, and whole averages have the same bits."""
+    cold: list[int] = []
+    monkeypatch.setitem(execute._EXECUTE, Measure, measured(cold, execute._EXECUTE[Measure]))
+    terms = Terms(loss=0.02, burst=5)
+    with sim_team(RANKS, patient(**SETTINGS), terms=terms) as job:
+        connected(job)
+        for seed in range(36):
+            results = step(job, seed, 1e-2 if seed // 12 % 2 else 1e-1)
+            whole = [out for out, outcome in results if not outcome.missed]
+            for out in whole:
+                np.testing.assert_array_equal(out.view(np.uint32), whole[0].view(np.uint32))
+        assert sorted(cold) == list(range(RANKS))
+        assert min(changes(job)) >= 3
+        assert len(set(changes(job))) == 1
+        assert not any("SCALE_MISMATCH" in member.stats()["drops"] for member in job.communicators)
+
+
+def test_a_rank_that_knows_no_scales_is_in_again_after_an_op() -> None:
+    """As one that has jumped over a change: the others have moved theirs, and it learns them from their results."""
+    with sim_team(RANKS, patient(**SETTINGS)) as job:
+        connected(job)
+        seed = 0
+        while not min(changes(job)):
+            step(job, seed := seed + 1, 1e-2)
+        here = job[2].job
+        while job[0].job.sequence.map.balance == 0:
+            step(job, seed := seed + 1, 1e-2)
+        here.exponents.clear()
+        outcomes = [outcome for _, outcome in step(job, seed + 1, 1e-2)]
+        assert all(outcome.error is None for outcome in outcomes)
+        for more in range(2, 6):
+            results = step(job, seed + more, 1e-2)
+        for out, outcome in results:
+            assert outcome.delivered == outcome.expected
+            np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
+        assert nmse(results[0][0], exact_mean(inputs_of(seed + 5, 1e-2))) < 2e-3
