@@ -242,11 +242,11 @@ _REMOVED = (
 
 def refuse_removed(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> None:
     """Raises a ``ConfigError`` for an option, or its variable, that is none any more; it says what to do."""
-    for name, value, instead in _REMOVED:
+    for name, value, advice in _REMOVED:
         variable = PREFIX + name.upper()
         for place, found in ((f"{name}=", options.get(name)), (variable, environment.get(variable) or None)):
             if found is not None and value in (None, found):
-                raise ConfigError(f"{place} is {found!r}: {instead}")
+                raise ConfigError(f"{place} is {found!r}: {advice}")
 
 
 def from_environment(function: Callable[P, R]) -> Callable[P, R]:
