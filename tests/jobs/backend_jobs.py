@@ -13,7 +13,7 @@ import torch.distributed._functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from tailbound.errors import ConfigError, LayoutError, TransportError
-from tailbound.torch import BackendOptions, TailboundProcessGroup, bounded, exact, register
+from tailbound.torch import BackendOptions, TailboundProcessGroup, bounded, end_step, exact, register
 from torch_jobs import BOUND, PATIENT, backward, digest, gradient, model, nmse, same_everywhere
 
 SUM, AVG, MAX = dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX
@@ -224,6 +224,25 @@ def kinds(rank: int) -> dict[str, Any]:
         group.bounded_now = True
         group.allreduce([values(rank)])
     return stats
+
+
+def told(rank: int) -> list[int]:
+    """Steps whose ends are said, of sizes in which no pattern could be seen; steps of the job after each."""
+    group, ranks, after = ours(), dist.get_world_size(), []
+    for sizes in [(5000,)] * 3 + [(700, 700, 5000, 700)] * 4 + [(5000,)] * 2:
+        with bounded(group):
+            for place, numel in enumerate(sizes):
+                value = values(rank, numel, place)
+                dist.all_reduce(value, AVG)
+                assert nmse(value.double(), mean_of(ranks, numel, place)) < BOUND
+        end_step()
+        assert group.state is not None
+        assert group.state.communicator is not None
+        group.state.communicator.drain(20)
+        after.append(group.state.communicator.step)
+    with says(ConfigError, "backend 'gloo'"):
+        end_step(dist.new_group(backend="gloo"))
+    return after
 
 
 def groups(rank: int, store_file: str) -> None:

@@ -24,7 +24,6 @@ JOBS: dict[str, Callable[..., Any]] = {
         torch_jobs.parity,
         torch_jobs.abstaining,
         torch_jobs.alone,
-        resync_jobs.carrying,
         resync_jobs.stopped,
         options_jobs.delayed,
         options_jobs.refused,

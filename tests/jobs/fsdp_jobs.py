@@ -212,7 +212,7 @@ def refusals(rank: int) -> None:
     refused("averaged twice", lambda: fsdp.register(sharded(mesh), mesh["replicate"], **PATIENT))
     refused("no replicas", lambda: fsdp.register(plain, mesh["shard"], **PATIENT))
     refused("2 shards are 2 jobs", lambda: fsdp.register(plain, mesh["replicate"], datapath="switch"))
-    refused('schedule="split"', lambda: fsdp.register(plain, mesh["replicate"], schedule="split", **PATIENT))
+    refused('schedule="delayed"', lambda: fsdp.register(plain, mesh["replicate"], schedule="delayed", **PATIENT))
     with torch.device("meta"):
         unmade = sharded(mesh["shard"])
     refused("is on meta", lambda: fsdp.register(unmade, mesh["replicate"], **PATIENT))

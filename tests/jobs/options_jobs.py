@@ -147,22 +147,14 @@ def schedules(rank: int, steps: int) -> dict[str, Any]:
     together, later = _by_hand(steps, ranks, delayed=False), _by_hand(steps, ranks, delayed=True)
     delayed, delayed_stats = _train("delayed", steps)
     scaled, _ = _train("delayed", steps, scaled=True)
-    split, split_stats = _train("split", steps)
     _train("delayed", 5, torch.bfloat16)
-    _train("split", 5, torch.bfloat16)
-    with pytest.raises(ConfigError, match="a scaler needs all gradients at once"):
-        _train("split", 1, scaled=True)
-    flat = [torch.cat([p.detach().flatten() for p in net.parameters()]) for net in (delayed, scaled, split)]
+    flat = [torch.cat([p.detach().flatten() for p in net.parameters()]) for net in (delayed, scaled)]
     return {
         "delayed": _distance(delayed, later),
         "delayed, scaled": _distance(scaled, later),
         "delayed, wrong": _distance(delayed, together),
-        "split": _distance(split, together),
-        "split, wrong": _distance(split, later),
         "equal": all(same_everywhere(f.numpy().tobytes()) for f in flat),
         "bubbles": delayed_stats["bubbles"],
-        "by_forward": split_stats["split"]["by_forward"],
-        "by_request": split_stats["split"]["by_request"],
     }
 
 
@@ -198,7 +190,7 @@ def in_place(rank: int, kind: str) -> None:
     def data(of: int, step: int) -> torch.Tensor:
         return torch.randn(5000, generator=torch.Generator().manual_seed(100 * step + of)).to(dtype)
 
-    for options in ({}, {"late": "carry"}, {"schedule": "delayed"}):
+    for options in ({}, {"schedule": "delayed"}):
         with TailboundState(**options, **PATIENT) as state:
             for step, scale in enumerate((1.0, 1.0, 8.0, 8.0)):
                 state.loss_scale = scale
@@ -221,5 +213,5 @@ def refused(rank: int) -> None:
     for options, text in (({"bits": 4}, "bits=4"), ({"bits": 16}, "bits=16"), ({"error_feedback": True}, "feedback")):
         with TailboundState(**options, **PATIENT) as state, pytest.raises(ConfigError, match=text):
             state.average(0, torch.ones(1000), True)
-    with TailboundState(schedule="split", **PATIENT) as state, pytest.raises(ConfigError, match="sparse=False"):
+    with TailboundState(schedule="delayed", **PATIENT) as state, pytest.raises(ConfigError, match="sparse=False"):
         average_sparse(state, 0, torch.eye(4).to_sparse(), True)

@@ -62,13 +62,12 @@ def everywhere(value: Any) -> list[Any]:
     return everyone
 
 
-def drifting(rank: int, period: int, losers: set[int]) -> dict[str, Any]:
-    """Results of some ranks get lost for a while, so that replicas drift apart; then rounds, or one call, undo it."""
+def drifting(rank: int, share: float, losers: set[int]) -> dict[str, Any]:
+    """Results of some ranks get lost for a while, and are not fetched; then a slice a step, or one call, undoes it."""
     normed = nn.Sequential(model(), nn.BatchNorm1d(10))
     net = DDP(normed, **{_SYNC_OPTION: False}, bucket_cap_mb=0.05)
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
-    options = {"resync_period": period, "resync_drift": 1e9, "resync_share": 50.0, "fetch": 0}
-    with register(net, optimizer=optimizer, **options, **SETTINGS) as state:
+    with register(net, optimizer=optimizer, resync_share=share, fetch=0, **SETTINGS) as state:
         train(net, optimizer, rank, range(4))
         dist.barrier()
         trouble = lose_results(state, 0.6 if rank in losers else 0.0)
@@ -77,13 +76,13 @@ def drifting(rank: int, period: int, losers: set[int]) -> dict[str, Any]:
         apart = everywhere((state_digest(net, optimizer), state.stats()["replica"]["sound"]))
         synchronised, together = True, []
         for step in range(8, 200, 8):  # more may get lost on a loaded machine
-            if period:
+            if share:
                 train(net, optimizer, rank, range(step, step + 8))
             else:
                 train(net, optimizer, rank, range(step, step + 1))
                 synchronised &= state.synchronise(60)
             together = everywhere((state_digest(net, optimizer), state.stats()["replica"]["sound"]))
-            if all(sound for _, sound in together) or not period:
+            if all(sound for _, sound in together) or not share:
                 break
         train(net, optimizer, rank, range(200, 202))
         after = everywhere((state_digest(net, optimizer), state.stats()["replica"]["sound"]))
@@ -98,7 +97,7 @@ def altered(rank: int) -> dict[str, Any]:
     """Rank 1 changes a weight; nothing is lost, and digests tell."""
     net = DDP(model(), bucket_cap_mb=0.05)
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
-    options = {"resync_period": 8, "resync_drift": 1e9, "resync_share": 50.0}
+    options = {"resync_period": 8, "resync_share": 50.0}
     with register(net, optimizer=optimizer, **options, **SETTINGS) as state:
         train(net, optimizer, rank, range(4))
         state.synchronise(60)
@@ -117,13 +116,27 @@ def altered(rank: int) -> dict[str, Any]:
         return {"apart": apart, "together": together, "counters": counters}
 
 
+def joined(rank: int) -> dict[str, Any]:
+    """Rank 0 has fewer batches than the others, in DDP's ``join``; then all go on."""
+    net = DDP(model(), bucket_cap_mb=0.05)
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
+    with register(net, optimizer=optimizer, resync_share=50.0, resync_period=0, **SETTINGS) as state:
+        with net.join():
+            train(net, optimizer, rank, range(4 if rank else 2))
+        sound = everywhere(state.stats()["replica"]["sound"])
+        apart = everywhere(state_digest(net, optimizer))
+        train(net, optimizer, rank, range(4, 12))
+        state.boundary()
+        return {"sound": sound, "apart": apart, "together": everywhere(state_digest(net, optimizer))}
+
+
 def parting(rank: int, losers: set[int]) -> dict[str, Any]:
     """Replicas come apart and are synchronised: once in the middle of training, and once before the end."""
     normed = nn.Sequential(model(), nn.BatchNorm1d(10))
     net = DDP(normed, **{_SYNC_OPTION: False}, bucket_cap_mb=0.05)
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
     well, digests = [], []
-    with register(net, optimizer=optimizer, resync_period=0, resync_drift=1e9, fetch=0, **SETTINGS) as state:
+    with register(net, optimizer=optimizer, resync_share=0, fetch=0, **SETTINGS) as state:
         train(net, optimizer, rank, range(4))
         apart: list[str] = []
         for begin in (4, 8):
@@ -139,10 +152,10 @@ def parting(rank: int, losers: set[int]) -> dict[str, Any]:
 
 
 def fetching(rank: int, loser: int) -> dict[str, Any]:
-    """Most results of one rank get lost, and no round makes up for it: they are fetched."""
+    """Most results of one rank get lost, and no slices make up for it: they are fetched."""
     net = DDP(model(), bucket_cap_mb=0.05)
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
-    with register(net, optimizer=optimizer, resync_period=0, resync_drift=1e9, fetch=20.0, **SETTINGS) as state:
+    with register(net, optimizer=optimizer, resync_share=0, fetch=20.0, **SETTINGS) as state:
         train(net, optimizer, rank, range(4))
         dist.barrier()
         trouble = lose_results(state, 0.9 if rank == loser else 0.0)
@@ -278,44 +291,6 @@ def compiling(rank: int) -> float:
 def sealed(state: TailboundState) -> int:
     """How often the first half of an op has ended at its deadline here."""
     return int(state.stats()["counters"].get("seal_deadline_hits", 0))
-
-
-def carrying(rank: int, late: str, over: Any) -> list[float]:
-    """One rank comes when the step is over for the others; what its next contribution is made of.
-
-    Returns:
-        NMSE of the third step's average against: the plain mean, and the mean with the late gradient carried.
-    """
-    numel = 20_000
-    settings = {**SETTINGS, "deadline_ms": (2000.0, 1000.0)}  # on few cores the two in time may be a second apart
-
-    def gradient(of: int, step: int) -> torch.Tensor:
-        return torch.randn(numel, generator=torch.Generator().manual_seed(100 * step + of))
-
-    with TailboundState(late=late, **settings) as state:
-        for step in range(4):
-            if step == 2:
-                if rank == 2:
-                    before = sealed(state)
-                    over.wait()
-                    end = time.monotonic() + 20
-                    while sealed(state) == before and time.monotonic() < end:
-                        time.sleep(0.01)  # its own clock may have begun later
-                    out = state.average(0, gradient(rank, step), True).wait()
-                    assert state.last.unsent
-                else:
-                    out = state.average(0, gradient(rank, step), True).wait()
-                    over.set()
-                mean = (gradient(0, step) + gradient(1, step)) / 2
-                assert nmse(out.double(), mean.double()) < 1e-2
-                dist.barrier()
-                continue
-            out = state.average(0, gradient(rank, step), True).wait().clone()
-        plain = sum(gradient(r, 3) for r in range(3)) / 3
-        carried = (gradient(0, 3) + gradient(1, 3) + (gradient(2, 3) + gradient(2, 2)) / 2) / 3
-        assert state.stats()["carried"] == (rank == 2 and late == "carry")
-        dist.barrier()
-        return [nmse(out.double(), plain.double()), nmse(out.double(), carried.double())]
 
 
 def holding(rank: int, stuck: bool) -> list[int]:

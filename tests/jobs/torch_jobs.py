@@ -180,7 +180,7 @@ def refusals(rank: int) -> None:
     refused(ConfigError, "rdma", lambda: register(DDP(model()), datapath="rdma"))
     refused(ConfigError, "no interface 'nosuch0'", lambda: register(DDP(model()), interface="nosuch0"))
     refused(ConfigError, "UDP port 70000", lambda: register(DDP(model()), port=70000))
-    for option in ({"late": "keep"}, {"resync_period": -1}, {"resync_drift": 0.0}, {"resync_share": -0.5}):
+    for option in ({"schedule": "keep"}, {"resync_period": -1}, {"resync_share": -0.5}):
         refused(ConfigError, next(iter(option)), lambda option=option: register(DDP(model()), **option))
     slow: dict[str, Any] = {"deadline_ms": (5000.0, 10.0), "stage_max": 9.0}
     refused(ConfigError, "4194.24 ms at most", lambda: register(DDP(model()), **slow))
@@ -199,11 +199,9 @@ def refusals(rank: int) -> None:
     differing: dict[str, tuple[Any, Any]] = {
         "hadamard": (True, "off"),
         "schedule": ("synchronous", "delayed"),
-        "late": ("drop", "carry"),
         "bits": (8, 16),
         "error_feedback": (False, True),
         "resync_period": (200, 100),
-        "resync_drift": (0.01, 0.02),
     }
     for name, values in differing.items():
         words = f"rank {rank} has {name}="
@@ -232,7 +230,7 @@ def refusals(rank: int) -> None:
 
 def from_environment(rank: int) -> dict[str, Any]:
     """Options come from the environment where nobody gives them; wrong ones are refused before anything is opened."""
-    wrong = {"RING_MIB": "much", "HADAMARD": "maybe", "DEADLINE_MS": "5", "SAFEGUARD": "skip=1", "LATE": "keep"}
+    wrong = {"RING_MIB": "much", "HADAMARD": "maybe", "DEADLINE_MS": "5", "SAFEGUARD": "skip=1", "BITS": "5"}
     for name, text in wrong.items():
         os.environ[f"TAILBOUND_{name}"], said = text, "nothing"
         try:
@@ -243,17 +241,17 @@ def from_environment(rank: int) -> dict[str, Any]:
         assert said.startswith(f"TAILBOUND_{name} is {text!r}: give "), said
     given = {
         "DATAPATH": "udp", "RING_MIB": "2", "DEADLINE_MS": "1500,1600", "HADAMARD": "off", "SHARE_ROWS": "off",
-        "SAFEGUARD": "skip_op=0.5", "LATE": "carry", "RESULT": "peers", "TIMEOUT": "60",
+        "SAFEGUARD": "skip_op=0.5", "BITS": "4", "RESULT": "peers", "TIMEOUT": "60",
         "START_MAX": "5", "STAGE_MAX": "3", "HOLD_MAX": "90.5", "MTU": "1200",
     }  # fmt: skip
     os.environ |= {f"TAILBOUND_{name}": text for name, text in given.items()}
-    with register(DDP(model()), ring_mib=4.0, late="drop") as state:
+    with register(DDP(model()), ring_mib=4.0, bits=16) as state:
         assert state.communicator is not None
         config = state.communicator.config
         return {
             "datapath": state.communicator.datapath, "ring": config.ring_mib, "rotate": config.rotate,
             "deadlines": (config.deadline_1, config.deadline_2), "share": config.share_rows,
-            "skip": config.safeguard.skip_op, "late": state.contributions.late, "result": config.result,
+            "skip": config.safeguard.skip_op, "bits": state.bits, "result": config.result,
             "patience": (config.start_max, config.stage_max, config.hold_max), "width": config.width,
         }  # fmt: skip
 

@@ -53,7 +53,7 @@ def test_a_peer_that_misses_the_welcome_is_asked_again_and_its_rows_bring_it_in(
         for op in range(3):
             job.allreduce(gradients("U", RANKS, NUMEL, seed=op))
         for rank in range(BACK):
-            job[rank].job.membership.bye(BACK)
+            job[rank].job.membership.bye(BACK, 0)
             job[rank].job.publish_live()
         path = _Path(job)
         members = job[BACK].job.membership

@@ -39,6 +39,15 @@ def test_what_is_bounded_and_what_stays_exact(tmp_path: Path) -> None:
             assert stats["delivered"] == 1.0
 
 
+def test_steps_end_where_the_caller_says(tmp_path: Path) -> None:
+    """Also where one step is not like the one before."""
+    import backend_jobs
+    from processes import Job
+
+    with Job(backend_jobs.told, 2, tmp_path, backend="tailbound") as job:
+        assert job.results() == [list(range(1, 10))] * 2
+
+
 def test_what_the_codec_takes_goes_through_no_float32_memory() -> None:
     import torch
 

@@ -41,17 +41,6 @@ def test_a_rank_with_nan_abstains(tmp_path: Path) -> None:
         assert job.results() == [[rank in ill for ill in pattern] for rank in range(3)]
 
 
-def test_a_late_gradient_is_carried_into_the_next_step(tmp_path: Path) -> None:
-    import device_jobs
-    from processes import Job
-
-    over = multiprocessing.get_context("forkserver").Event()
-    with Job(device_jobs.as_device, 3, tmp_path, "carrying", {2}, "carry", over) as job:
-        for plain, carried in job.results():
-            assert carried < 2e-3
-            assert plain > 0.05
-
-
 def test_a_stopped_rank_applies_what_the_others_have_finished(tmp_path: Path) -> None:
     import device_jobs
     from processes import Job

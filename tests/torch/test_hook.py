@@ -64,7 +64,7 @@ def test_options_come_from_the_environment(tmp_path: Path) -> None:
         for found in job.results():
             assert found == {
                 "datapath": "udp", "ring": 4.0, "rotate": False, "deadlines": (1_500_000_000, 1_600_000_000),
-                "share": False, "skip": 0.5, "late": "drop", "result": "peers",
+                "share": False, "skip": 0.5, "bits": 16, "result": "peers",
                 "patience": (5_000_000_000, 3_000_000_000, 90_500_000_000), "width": 1088,
             }  # fmt: skip
 

@@ -42,8 +42,8 @@ def test_error_feedback_says_in_the_end_what_codes_clip(tmp_path: Path) -> None:
             assert found["with"] < found["without"] / 4
 
 
-def test_delayed_and_split_are_what_they_say(tmp_path: Path) -> None:
-    """Delayed: each average a step later, one step without; split: as if nothing had been put off."""
+def test_delayed_is_what_it_says(tmp_path: Path) -> None:
+    """Each average a step later, one step without."""
     import options_jobs
     from processes import Job
 
@@ -51,11 +51,8 @@ def test_delayed_and_split_are_what_they_say(tmp_path: Path) -> None:
         for found in job.results():
             assert found["delayed"] < 1e-5 < 1e-3 < found["delayed, wrong"]
             assert found["delayed, scaled"] < 1e-5
-            assert found["split"] < 1e-5 < 1e-3 < found["split, wrong"]
             assert found["equal"]
-            buckets = found["bubbles"]  # of the one step that applies nothing
-            assert buckets > 1
-            assert (found["by_forward"], found["by_request"]) == (5 * buckets, buckets)
+            assert found["bubbles"] > 1  # buckets of the one step that applies nothing
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64"])

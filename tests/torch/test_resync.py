@@ -14,35 +14,33 @@ pytestmark = pytest.mark.needs("torch")
 
 
 @pytest.mark.parametrize(
-    ("period", "losers"),
-    [(8, {0}), pytest.param(8, {0, 1, 2}, marks=pytest.mark.thorough), (0, {0, 1, 2})],
-    ids=["rounds_one_loser", "rounds_all_losers", "on_demand"],
+    ("share", "losers"),
+    [(50.0, {0}), pytest.param(50.0, {0, 1}, marks=pytest.mark.thorough), (50.0, {0, 1, 2}), (0.0, {0, 1, 2})],
+    ids=["one_loser", "two_losers", "all_losers", "on_demand"],
 )
-def test_replicas_forced_apart_come_together(tmp_path: Path, period: int, losers: set[int]) -> None:
-    """Parameters and the optimizer's state are equal bit by bit after a round, or after one call on all ranks.
+def test_replicas_forced_apart_come_together(tmp_path: Path, share: float, losers: set[int]) -> None:
+    """Parameters and the optimizer's state are equal bit by bit after a few steps, or after one call on all ranks.
 
     Rules: clock-21, codec-13.
     """
     import resync_jobs
     from processes import Job
 
-    with Job(resync_jobs.drifting, 3, tmp_path, period, losers) as job:
+    with Job(resync_jobs.drifting, 3, tmp_path, share, losers) as job:
         results = job.results()
     digests, sound = zip(*results[0]["apart"], strict=True)
     assert len(set(digests)) > 1
     assert not all(sound)
-    for rank, result in enumerate(results):
-        taken = result["stats"]["replica"]["counters"]
-        assert result["synchronised"]
-        if period and not sound[rank]:
-            assert taken["rounds_whole"] >= 1
+    assert all(result["synchronised"] for result in results)
     counts = [r["stats"]["replica"]["counters"] for r in results]
     took = [one.get("slices_taken", 0) + one.get("whole_taken", 0) for one in counts]
     assert any(took)
     assert not all(took) or len(losers) > 1  # who has missed nothing takes nothing
+    led = [one.get("led", 0) for one in counts]
+    assert bool(led[0]) == bool(share and len(losers) == 3)
     digests, sound = zip(*results[0]["together"], strict=True)
     assert len(set(digests)) == 1
-    assert all(sound) or not period
+    assert all(sound)
     digests, sound = zip(*results[0]["after"], strict=True)
     equal = {digest for digest, well in zip(digests, sound, strict=True) if well}
     assert len(equal) <= 1  # what has got lost anew has made its rank unsound
@@ -59,6 +57,18 @@ def test_a_replica_that_is_changed_without_a_lost_result_is_found_and_made_equal
     assert len(set(results[0]["together"])) == 1
     assert results[1]["counters"]["digests_unlike"] >= 1
     assert results[1]["counters"].get("slices_taken", 0) + results[1]["counters"].get("whole_taken", 0) >= 1
+
+
+def test_a_rank_that_ran_out_of_data_is_made_equal_when_all_go_on(tmp_path: Path) -> None:
+    """DDP's ``join`` gives it the others' parameters; what the optimizer keeps has made fewer steps."""
+    import resync_jobs
+    from processes import Job
+
+    with Job(resync_jobs.joined, 3, tmp_path) as job:
+        for result in job.results():
+            assert result["sound"] == [False, True, True]
+            assert len(set(result["apart"])) == 2
+            assert len(set(result["together"])) == 1
 
 
 @pytest.mark.parametrize(
@@ -177,20 +187,6 @@ def test_a_forward_pass_before_the_optimizer_steps_is_no_boundary(tmp_path: Path
     with Job(resync_jobs.between, 2, tmp_path) as job:
         for seen in job.results():
             assert seen == [(None, None, 0), (0, 0, 1), (1, 1, 1), (2, 2, 3), (3, 3, 4)]
-
-
-@pytest.mark.parametrize("late", ["carry", "drop"])
-def test_a_late_gradient_is_carried_into_the_next_step(tmp_path: Path, late: str) -> None:
-    """Rule: codec-15."""
-    import resync_jobs
-    from processes import Job
-
-    over = multiprocessing.get_context("forkserver").Event()
-    with Job(resync_jobs.carrying, 3, tmp_path, late, over) as job:
-        for plain, carried in job.results():
-            right, wrong = (carried, plain) if late == "carry" else (plain, carried)
-            assert right < 2e-3
-            assert wrong > 0.05
 
 
 @pytest.mark.thorough  # failed once of two runs, on a loaded machine: not understood yet

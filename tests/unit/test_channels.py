@@ -57,11 +57,11 @@ def test_results_leave_once_for_all_who_are_there(job: Any) -> None:
     assert job.sender.shared[number].name == "fanout"
     assert rows is ROWS
     assert job.sender.shared[number].ranks == (1, 2, 3)
-    job.membership.bye(2)
+    job.membership.bye(2, 0)
     job.channels.runs(ROWS)
     assert job.sender.shared[number].ranks == (1, 3)
     assert job.counters["results_at_once"] == 2
-    job.membership.bye(3)  # nothing left to be sent to many
+    job.membership.bye(3, 0)  # nothing left to be sent to many
     assert [rank for rank, _ in job.channels.runs(ROWS)] == [1]
 
 
@@ -108,14 +108,14 @@ def test_a_refused_channel_is_left_until_the_live_set_changes(job: Any) -> None:
     assert job.channels.choice.result == "peers"
     assert "EPERM" in job.channels.choice.reason
     assert (job.said, job.counters["result_fallbacks"]) == (["peers"], 1)
-    job.membership.bye(1)
+    job.membership.bye(1, 0)
     job.channels.follow(0)
     job.channels._judge_broken()
     assert job.channels.choice.result == "fanout"
 
 
 def test_multicast_is_taken_when_answers_say_so_and_left_for_a_new_peer(job: Any) -> None:
-    job.membership.bye(3)
+    job.membership.bye(3, 0)
     now = 10
     for _ in range(100):
         now = max(now, job.channels.turn(now))

@@ -6,6 +6,7 @@ import json
 import queue
 import socket
 import struct
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -29,6 +30,7 @@ from tailbound.transport.membership import Membership
 from tailbound.transport.reliable import Reliable
 from tailbound.transport.rendezvous import Greeting
 from tailbound.transport.sequence import Position
+from tailbound.wire.schema import op_label
 
 MAPS = (Agreed(0, 0, Content((1, 1, 1))), Agreed(256, 9, Content((2, 0, 1), rotate=False)))
 KEY = (0, 1000, 0, 34)
@@ -120,6 +122,21 @@ def test_a_new_process_finds_its_part() -> None:
         _find({1: None, 2: Life(Part.OUTSIDE, 7)})
 
 
+def test_peers_are_asked_for_their_part_at_the_same_time() -> None:
+    """One that does not answer takes seconds; the lowest is asked when the others have answered."""
+    together, asked = threading.Barrier(3), list[int]()
+
+    def pull(rank: int, *_: Any) -> bytes:
+        asked.append(rank)
+        if rank > 1:
+            together.wait(PATIENCE)
+        raise TransportError("silent")
+
+    with pytest.raises(TransportError, match=r"\[1, 2, 3, 4\] do not answer"):
+        find_part(0, 5, [1, 2, 3, 4], pull, 0)
+    assert asked[-1] == 1
+
+
 def test_a_job_that_begins_anew_has_the_cookie_of_its_lowest_new_rank() -> None:
     """Or of who has begun already. One that came back before, and is still outside, knows the cookie of before only."""
     new = {rank: Life(Part.UNKNOWN, 10 + rank) for rank in range(4)}
@@ -177,14 +194,46 @@ def test_who_comes_back_counts_as_new() -> None:
     members = Membership(4, 0)
     for op in range(3):
         members.contribution.observe({2}, op)
-    members.bye(1)
+    members.bye(1, 0)
     members.heard(2, 5)
     assert (members.live, members.owners, members.dead(9)) == ([3], [2, 3], {2})
     for rank in (1, 2):
         members.back(rank, 9)
     assert (members.live, members.owners, members.here, members.dead(10)) == ([1, 2, 3], [1, 2, 3], [1, 2, 3], set())
-    members.bye(3)  # as many have gone as once before
+    members.bye(3, 0)  # as many have gone as once before
     assert members.live == [1, 2]
+
+
+def test_a_late_goodbye_is_that_of_the_process_before() -> None:
+    """What the new one says is of the step that it came back with, or of the op before where it did nothing yet."""
+    members = Membership(4, 0)
+    members.back(1, 9)
+    members.bye(1, op_label(8, 5))
+    assert members.here == [1, 2, 3]
+    members.bye(1, op_label(9, 0) - 1)
+    assert members.here == [2, 3]
+
+
+def test_rows_that_a_dead_rank_had_sent_ahead_do_not_bring_it_back() -> None:
+    """It was a step ahead of this one. Who lives after all, and has lost a connection only, is back two steps later."""
+    members = Membership(4, 0)
+    members.heard(2, 8)
+    assert members.died(2, op_label(7, 3))
+    assert members.live == [1, 3]
+    for op in (op_label(7, 3), op_label(8, 0), op_label(9, 1)):
+        members.contribution.observe((), op)
+        assert members.live == [1, 3]
+    members.contribution.observe((), op_label(10, 0))
+    assert members.live == [1, 2, 3]
+
+
+def test_a_suspect_that_dies_is_not_forgiven_for_what_it_sent_before() -> None:
+    members = Membership(4, 0)
+    for op in range(3):
+        members.contribution.observe({2}, op)
+    members.died(2, 4)
+    members.contribution.observe((), 5)
+    assert members.live == [1, 3]
 
 
 def test_a_death_makes_a_suspect_until_rows_come() -> None:

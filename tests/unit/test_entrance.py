@@ -66,7 +66,7 @@ def make(rank: int, part: Part, state: Any, slice_bytes: int = 8) -> tuple[Entra
     replica = SimpleNamespace(
         parameters=[], slices=2, describe=lambda: b"", size=lambda _: slice_bytes, copy=lambda _: []
     )
-    resync = SimpleNamespace(replica=replica, sound=True, moment=SimpleNamespace(step=4))
+    resync = SimpleNamespace(replica=replica, sound=True, lineage=1, moment=SimpleNamespace(step=4))
     communicator = SimpleNamespace(
         reliable=reliable, config=SimpleNamespace(rank=rank), part=part, job=SimpleNamespace(peers=[1 - rank]),
         step=5, hold=lambda _: None, entrance=lambda: b"",
@@ -116,6 +116,29 @@ def test_another_failure_is_not_for_good_and_forgets_the_guest() -> None:
         path.handlers["enter"](_ASK.pack(1, 2000))
     thread.join(_SILENCE / 2)
     assert not thread.is_alive()
+
+
+def test_a_donor_that_ends_no_step_is_left_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tailbound.torch import entrance
+
+    monkeypatch.setattr(entrance, "_TURN", 0.2)
+    guest, asking = make(2, Part.OUTSIDE, 3)
+    guest._communicator.job.peers = [0, 1]  # type: ignore[misc]
+    _, path = make(0, Part.INSIDE, 3)
+    asked: list[int] = []
+
+    def pull(rank: int, name: str, request: bytes, *_: object) -> bytearray:
+        if name == "enter":
+            asked.append(rank)
+            if rank == 0:
+                raise Refusal("no step has ended here yet")
+            raise ConfigError("rank 1 was asked")
+        return bytearray(b"".join(path.handlers[name](request)))
+
+    monkeypatch.setattr(asking, "pull", pull)
+    with pytest.raises(ConfigError, match="rank 1 was asked"):
+        guest.enter(30)
+    assert asked.count(0) > 1
 
 
 def test_the_connections_of_all_ranks_may_take_as_long_as_the_start() -> None:

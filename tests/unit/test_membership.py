@@ -28,7 +28,7 @@ def test_who_has_not_said_goodbye_is_here_suspect_or_not() -> None:
     who = membership()
     miss(who, 3, 3)
     assert (who.here, who.live, who.suspects) == ([2, 3, 0], [2, 0], {3})
-    who.bye(2)
+    who.bye(2, 0)
     assert (who.here, who.live) == ([3, 0], [0])
 
 
@@ -128,7 +128,7 @@ def test_who_says_goodbye_is_not_waited_for() -> None:
     who = membership()
     assert who.live == who.owners == [2, 3, 0]
     who.hold(2, 10)
-    who.bye(2)
+    who.bye(2, 0)
     assert who.live == who.owners == [3, 0]
     assert who.holding(11) == 0
 

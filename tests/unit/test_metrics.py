@@ -116,10 +116,10 @@ def test_a_suspect_and_one_that_has_gone_are_told_apart(stats: dict[str, Any]) -
 
 
 def test_what_stats_gains_later_appears_by_its_path() -> None:
-    later = {"carried": 3, "replica": {"sound": True, "drift": None, "counters": {"taken-over": 2}}, "word": "x"}
+    later = {"bubbles": 3, "replica": {"sound": True, "stale": None, "counters": {"taken-over": 2}}, "word": "x"}
     metrics = flatten({"rank": 0, "ranks": 2, **later})
     assert {m.name: m.value for m in metrics if m.name != "tailbound_ranks"} == {
-        "tailbound_carried": 3,
+        "tailbound_bubbles": 3,
         "tailbound_replica_sound": 1,
         "tailbound_replica_counters_taken_over": 2,
     }

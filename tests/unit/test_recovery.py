@@ -13,8 +13,7 @@ pytestmark = pytest.mark.needs("torch")
 def lost(**fields: Any) -> Any:
     from tailbound.torch.recovery import Recovery
 
-    made = Recovery(0, 2, (200, 0.01, 0.05))
-    made.schedule = SimpleNamespace(split=None)  # type: ignore[assignment]
+    made = Recovery(0, 2, (200, 0.05))
     made.communicator = SimpleNamespace(lost=True, behind=7)  # type: ignore[assignment]
     for name, value in fields.items():
         setattr(made, name, value)
@@ -23,9 +22,9 @@ def lost(**fields: Any) -> Any:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"together": "all ranks wait for each other"}, {"resync": None}, {"schedule": SimpleNamespace(split=True)}],
-    ids=["sharded", "not_attached", "split"],
-)  # fmt: skip
+    [{"together": "all ranks wait for each other"}, {"resync": None}],
+    ids=["sharded", "not_attached"],
+)
 def test_a_rank_that_cannot_join_ends_with_an_error(fields: dict[str, Any]) -> None:
     from tailbound.errors import TransportError
 
@@ -64,8 +63,21 @@ def test_steps_whose_averages_were_gone_are_told_by_the_next_jump(monkeypatch: p
     """They count as skipped, not as applied, so that a scheduler is moved on by as many."""
     one = lost(resync=object())
     one.communicator.lost = False
-    monkeypatch.setattr(one, "boundary", lambda: None)
+    monkeypatch.setattr(one, "end_step", lambda still: None)
     monkeypatch.setattr("tailbound.torch.catch_up.apply_finished", lambda *_: (2, 3))
     assert one.apply_finished() == 2
     assert one.jump() == 3
     assert one.jump() == 0
+
+
+def test_a_lost_rank_joins_where_the_program_says_when_steps_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was left for the forward pass to end, and so it did not look."""
+    one = lost()
+    looked = []
+    monkeypatch.setattr(one, "rejoin", lambda: looked.append(one.ended))
+    for step in range(3):
+        one.ended = step
+        one.boundary()
+        one._before_forward()
+        one._before_forward()  # an evaluation, say
+        assert looked == [None] * (step + 1)

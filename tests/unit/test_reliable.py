@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tailbound.errors import TransportError
-from tailbound.transport.reliable import Refusal, Reliable
+from tailbound.transport.reliable import Refusal, Reliable, _dial
 
 COOKIE = 0xC00C1E
 
@@ -96,6 +96,20 @@ def test_a_peer_that_does_not_answer_costs_the_timeout(pair: tuple[Reliable, Rel
     pair[0].close()
     with pytest.raises(TransportError, match="asking rank 0"):
         pair[1].pull(0, "wait", b"", 1)
+
+
+def test_a_lost_first_packet_does_not_cost_the_kernels_second(pair: tuple[Reliable, Reliable]) -> None:
+    """The kernel drops it where a listener has no room; there is room again a moment later."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, contextlib.ExitStack() as opened:
+        address = listener.getsockname()
+        opened.enter_context(socket.create_connection(address, 5))
+        with pytest.raises(TimeoutError):
+            socket.create_connection(address, 0.05)
+        room = threading.Timer(0.1, lambda: opened.enter_context(listener.accept()[0]))
+        room.start()
+        found = opened.enter_context(_dial(address, 0.9, "127.0.0.1"))
+        assert found.getpeername() == address
+        room.join()
 
 
 def test_a_connection_is_watched_at_both_ends_when_it_has_been_made(pair: tuple[Reliable, Reliable]) -> None:

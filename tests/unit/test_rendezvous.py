@@ -22,7 +22,8 @@ from tailbound.transport.safeguard import Limits
 def greeting(rank: int, **fields: Any) -> Greeting:
     usual = Greeting(
         rank=rank, ranks=3, wire=1, version="0.1.0", address=f"10.0.0.{rank}", port=5515, width=1408, rows=64,
-        sum_rows=64, datapath="udp", model="abc", options={"bits": "8", "late": "drop"}, cookie=7 if rank == 0 else 0,
+        sum_rows=64, datapath="udp", model="abc", options={"bits": "8", "schedule": "delayed"},
+        cookie=7 if rank == 0 else 0,
     )  # fmt: skip
     return replace(usual, **fields)
 
@@ -47,9 +48,9 @@ def test_all_greetings_by_rank() -> None:
         ("codec", 3, "same version of tailbound"),
         ("width", 448, "same MTU"),
         ("model", "xyz", "same model"),
-        ("options", {"bits": "4", "late": "drop"}, "bits="),
-        ("options", {"bits": "8", "late": "carry"}, "late="),
-        ("options", {"bits": "8"}, "the argument late="),
+        ("options", {"bits": "4", "schedule": "delayed"}, "bits="),
+        ("options", {"bits": "8", "schedule": "synchronous"}, "schedule="),
+        ("options", {"bits": "8"}, "the argument schedule="),
         ("ranks", 2, "same world size"),
     ],
 )

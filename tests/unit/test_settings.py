@@ -15,7 +15,7 @@ from tailbound.errors import ConfigError
 from tailbound.settings import table as settings
 from tailbound.settings.kinds import choice
 from tailbound.settings.page import page
-from tailbound.settings.table import ALL, OPTIONS, Setting, from_environment, unknown
+from tailbound.settings.table import ALL, OPTIONS, Setting, from_environment, refuse_removed, unknown
 from tailbound.transport.safeguard import Limits
 
 BY_NAME = {setting.variable.removeprefix("TAILBOUND_").lower(): setting for setting in ALL}
@@ -72,7 +72,7 @@ def test_no_variable_is_in_the_table_twice() -> None:
         ("share_rows", "Yes", True),
         ("safeguard", "skip_op=0.5, warn_op=never,too_few=SKIP,min_contributors=3",
          Limits(skip_op=0.5, warn_op=None, too_few="skip", min_contributors=3)),
-        ("late", "carry", "carry"),
+        ("schedule", "delayed", "delayed"),
         ("resync_period", "0", 0),
         ("multicast_group", "239.1.2.3", "239.1.2.3"),
         ("cookie", "0x4d", 77),
@@ -108,7 +108,7 @@ def test_what_may_be_given(name: str, text: str, value: Any) -> None:
         ("safeguard", "skip_op=1.5", "give a fraction of 0..1"),
         ("safeguard", "too_few=shout", "give 'none', 'warn', 'skip' or 'stop'"),
         ("timeout", "-1", "a number above 0"),
-        ("late", "keep", "one of drop, carry"),
+        ("schedule", "keep", "one of synchronous, delayed"),
         ("resync_period", "-1", "a whole number of at least 0"),
         ("result", "everywhere", "one of auto, peers"),
         ("multicast_group", "10.0.0.1", "give an IPv4 address of 224"),
@@ -152,22 +152,22 @@ def test_arguments_take_the_spellings_of_variables() -> None:
 
 def options(**given: Any) -> dict[str, Any]:
     @from_environment
-    def take(process_group: object = None, *, port: int = 1, switch: str = "", late: str = "drop") -> dict[str, Any]:
-        return {"port": port, "switch": switch, "late": late, "group": process_group}
+    def take(process_group: object = None, *, port: int = 1, switch: str = "", result: str = "auto") -> dict[str, Any]:
+        return {"port": port, "switch": switch, "result": result, "group": process_group}
 
     return take(7, **given)
 
 
 def test_an_argument_wins_over_the_variable_and_the_variable_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAILBOUND_PORT", "2000")
-    monkeypatch.delenv("TAILBOUND_LATE", raising=False)
-    assert options() == {"port": 2000, "switch": "", "late": "drop", "group": 7}
+    monkeypatch.delenv("TAILBOUND_RESULT", raising=False)
+    assert options() == {"port": 2000, "switch": "", "result": "auto", "group": 7}
     assert options(port=3000)["port"] == 3000
-    monkeypatch.setenv("TAILBOUND_LATE", "carry")
-    assert options()["late"] == "carry"
-    assert options(late="drop")["late"] == "drop"  # the default, but said: it wins
-    monkeypatch.setenv("TAILBOUND_LATE", "")
-    assert options()["late"] == "drop"
+    monkeypatch.setenv("TAILBOUND_RESULT", "fanout")
+    assert options()["result"] == "fanout"
+    assert options(result="auto")["result"] == "auto"  # the default, but said: it wins
+    monkeypatch.setenv("TAILBOUND_RESULT", "")
+    assert options()["result"] == "auto"
     monkeypatch.setenv("TAILBOUND_PORT", "five")
     with pytest.raises(ConfigError, match="TAILBOUND_PORT is 'five': give"):
         options()
@@ -198,3 +198,20 @@ def test_what_is_no_setting_is_warned_of_once(
 
 def test_a_setting_without_a_value_is_its_default() -> None:
     assert Setting("TAILBOUND_PORT", BY_NAME["port"].kind, "", 3).read({}) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "instead"),
+    [
+        ({"late": "carry"}, {}, r"late= is 'carry': .* strict=SECONDS"),
+        ({}, {"TAILBOUND_LATE": "drop"}, "TAILBOUND_LATE is 'drop': .* Leave late= out"),
+        ({"schedule": "split"}, {}, "schedule= is 'split': .* give \"delayed\""),
+        ({"resync_drift": 0.01}, {}, "resync_drift= is 0.01: "),
+    ],
+)
+def test_what_could_be_given_once_is_refused_with_what_to_do(
+    given: dict[str, Any], environment: dict[str, str], instead: str
+) -> None:
+    with pytest.raises(ConfigError, match=instead):
+        refuse_removed(given, environment)
+    refuse_removed({"schedule": "delayed", "port": 1}, {"TAILBOUND_PORT": "5"})

@@ -492,7 +492,7 @@ def test_only_a_launch_that_has_not_sent_is_overtaken_and_only_by_owners_that_ar
     assert not overtaken(op, told, 9 * MS)  # type: ignore[arg-type]
     told.contributed_by.add(2)
     for rank in (1, 2):
-        told.known.membership.bye(rank)
+        told.known.membership.bye(rank, 0)
     assert not overtaken(op, told, 9 * MS)  # type: ignore[arg-type]
     for rank in (1, 2):
         told.known.membership.back(rank, 0)

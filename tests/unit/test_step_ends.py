@@ -100,3 +100,19 @@ def test_steps_always_end_in_time(whats: str, ops: int) -> None:
         run += ops
         assert run <= 1 << OP_INDEX_BITS
         run = 0 if turn.endswith("|") else run
+
+
+def test_told_steps_are_like_the_one_before_and_have_no_more_ops_than_can_be_numbered() -> None:
+    from tailbound.torch.step_ends import MOST_OPS, Told
+
+    told = Told()
+
+    def step(*ops: int) -> tuple[str, bool]:
+        turns = [told.take("x", each) for each in ops]
+        return " ".join(f"{turn.bucket}{'|' if turn.last else ''}" for turn in turns), told.over()
+
+    assert [step(1, 1) for _ in range(3)] == [("0 1", True), ("0 1|", False), ("0 1|", False)]
+    assert [step(1) for _ in range(2)] == [("0", True), ("0|", False)]
+    assert [step(1, 1) for _ in range(2)] == [("0| 1", True), ("0 1|", False)]
+    assert step(MOST_OPS, 1)[0] == "0| 1"
+    assert step() == ("", False)

@@ -20,7 +20,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -158,15 +158,29 @@ def find_part(
     Raises:
         TransportError: neither is so after ``timeout`` seconds.
     """
-    until, asked = time.monotonic() + timeout, sorted(peers, reverse=True)
+    until, asked = time.monotonic() + timeout, sorted(peers)
+
+    def ask(peer: int) -> Life | None:
+        try:
+            part, its = _LIFE.unpack(pull(peer, PART, b"", _PEER, _LIFE.size))
+            return Life(Part(part), its)
+        except (TransportError, struct.error, ValueError):
+            return None
+
     while True:
         lives = {rank: Life(Part.UNKNOWN, cookie)}
-        for peer in asked:  # the lowest last: its process is the least likely to be another one when it counts
-            with contextlib.suppress(TransportError, struct.error, ValueError):
-                part, its = _LIFE.unpack(pull(peer, PART, b"", _PEER, _LIFE.size))
-                lives[peer] = Life(Part(part), its)
-                if part == Part.INSIDE:
-                    return Life(Part.OUTSIDE, its)
+        threads = ThreadPoolExecutor(_THREADS, "tailbound-part")
+        # the lowest last: its process is the least likely to be another one when it counts
+        for some in (asked[1:], asked[:1]):
+            answers = {threads.submit(ask, peer): peer for peer in some}
+            for answer in as_completed(answers):
+                if (life := answer.result()) is None:
+                    continue
+                lives[answers[answer]] = life
+                if life.part == Part.INSIDE:
+                    threads.shutdown(wait=False, cancel_futures=True)
+                    return Life(Part.OUTSIDE, life.cookie)
+        threads.shutdown()
         silent = [peer for peer in asked if peer not in lives]
         if not silent:
             begun = [life.cookie for life in lives.values() if life.part == Part.BEGINS]

@@ -39,7 +39,7 @@ class Inbox:
             ops[label].stirred = True
         flags = int(head["flags"])
         if head["type"] == PacketType.BYE:
-            job.membership.bye(sender)
+            job.membership.bye(sender, label)
             job.publish_live()
         elif head["type"] == PacketType.MAP:
             self._maps.take(sender, body)

@@ -241,19 +241,24 @@ class Transpose:
 
     def died(self, rank: int) -> None:
         """The process of ``rank`` has ended without a farewell; for ``call``."""
-        if self.suspect(rank):
-            step = step_of(self.job.sequence.upcoming)
+        members, label = self.job.membership, self.job.sequence.upcoming
+        if rank not in members.gone and members.died(rank, label):
+            self._told_of_suspect()
+            step = step_of(label)
             text = f"the process of rank {rank} has ended (step {step}); nobody waits for it any more"
             self.job.events.emit("rank_died", text, died=rank, step=step)
 
     def suspect(self, rank: int) -> bool:
         """Waits for ``rank`` no more until its next rows come; for ``call``. Returns whether it was waited for."""
-        job, members, label = self.job, self.job.membership, self.job.sequence.upcoming
+        members, label = self.job.membership, self.job.sequence.upcoming
         if rank in members.gone or not members.contribution.accuse(rank, label) | members.result.accuse(rank, label):
             return False
-        job.publish_live()
-        self._unsettled = True
+        self._told_of_suspect()
         return True
+
+    def _told_of_suspect(self) -> None:
+        self.job.publish_live()
+        self._unsettled = True
 
     def welcome(self, rank: int, step: int) -> None:
         """``rank`` is back and takes part from ``step`` on; for ``call``."""

@@ -152,21 +152,20 @@ OPTIONS = (
         "small tensors keep their precision beside large ones: powers of two by tensor, by agreement "
         "([options](torch/options.md))",
     ),
-    _option("late", choice("drop", "carry"), "drop", "what becomes of a gradient that came too late to be sent"),
     _option("bits", choice(16, 8, 4), 8, "bits of a code on the wire ([options](torch/options.md))"),
     _option(
         "error_feedback", on_off(), None, "what rounding and clipping kept back comes with the next gradient",
         otherwise="with codes of 4 bits",
     ),
     _option(
-        "schedule", choice("synchronous", "delayed", "split"), "synchronous",
-        "when an average is applied: in its own step, the next one, or layer by layer",
+        "schedule", choice("synchronous", "delayed"), "synchronous",
+        "when an average is applied: in its own step, or the next one",
     ),
+    _option("resync_period", integer(0), 200, "steps between two comparisons of digests; 0: none"),
     _option(
-        "resync_period", integer(0), 200, "steps between two rounds of re-synchronisation; 0: only when it is needed"
+        "resync_share", number(0, inclusive=True), 0.05,
+        "share of a step that a rank that missed results waits for a slice of another's state; 0: it takes none",
     ),
-    _option("resync_drift", number(above=0), 0.01, "relative distance to another rank at which a round is held early"),
-    _option("resync_share", number(above=0), 0.05, "share of a step that a rank waits for a slice of another's state"),
     RESULT,
     _option(
         "source_ports", integer(0, SOURCE_PORTS_MOST), 0,
@@ -239,6 +238,21 @@ OTHERS = (
 
 ALL = (*OPTIONS, *OTHERS)
 _told: set[str] = set()
+#: What could be given once: name, value (None: any), and what to do in its place.
+_REMOVED = (
+    ("late", None, "late gradients are left out; strict=SECONDS waits for them, so that none is late. Leave late= out"),
+    ("schedule", "split", 'it is gone; give "delayed" to hide communication, or "synchronous"'),
+    ("resync_drift", None, "a rank that misses results is made equal again at once. Leave resync_drift= out"),
+)
+
+
+def refuse_removed(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> None:
+    """Raises a ``ConfigError`` for an option, or its variable, that is none any more; it says what to do."""
+    for name, value, advice in _REMOVED:
+        variable = PREFIX + name.upper()
+        for place, found in ((f"{name}=", options.get(name)), (variable, environment.get(variable) or None)):
+            if found is not None and value in (None, found):
+                raise ConfigError(f"{place} is {found!r}: {advice}")
 
 
 def from_environment(function: Callable[P, R]) -> Callable[P, R]:
@@ -252,6 +266,7 @@ def from_environment(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def filled(*args: P.args, **kwargs: P.kwargs) -> R:
+        refuse_removed(kwargs)
         for warning in unknown():
             log.warning("%s", warning)
         for setting in settings:

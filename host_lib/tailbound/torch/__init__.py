@@ -10,7 +10,7 @@ except ImportError as error:
 from tailbound.autoload import register_backend
 from tailbound.torch import elastic
 from tailbound.torch.backend import TailboundProcessGroup
-from tailbound.torch.backend_modes import bounded, exact
+from tailbound.torch.backend_modes import bounded, end_step, exact
 from tailbound.torch.backend_options import BackendOptions
 from tailbound.torch.batches import batches
 from tailbound.torch.hook import allreduce_hook
@@ -29,6 +29,7 @@ __all__ = [
     "batches",
     "bounded",
     "elastic",
+    "end_step",
     "exact",
     "register",
 ]

@@ -90,6 +90,10 @@ class TailboundProcessGroup(dist.ProcessGroup):
     def _bounds(self, tensors: list[torch.Tensor], op: Any) -> bool:
         return self.bounded_now and self.size() > 1 and can_be_bounded(tensors, op)
 
+    def end_step(self) -> None:
+        """A step of training is over: its bounded all-reduces have been called (``tailbound.torch.end_step``)."""
+        self._bounded.end_step(self)
+
     @property
     def state(self) -> TailboundState | None:
         """State of this group's bounded all-reduces; None before the first of them."""

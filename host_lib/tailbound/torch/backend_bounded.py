@@ -15,7 +15,7 @@ from tailbound.errors import ConfigError, TransportError
 from tailbound.torch.backend_work import BoundedWork
 from tailbound.torch.paths import DTYPES, HostPath
 from tailbound.torch.state import TailboundState
-from tailbound.torch.step_ends import MOST_OPS, Steps, Turn
+from tailbound.torch.step_ends import CLOSING, MOST_OPS, Steps, Told, Turn
 
 
 def can_be_bounded(tensors: list[torch.Tensor], op: Any) -> bool:
@@ -34,7 +34,7 @@ class Bounded:
 
     def __init__(self, transport: dict[str, Any]) -> None:
         self._transport = transport
-        self._steps = Steps()
+        self._steps: Steps | Told = Steps()
         self._lock = threading.Lock()  # ops are placed in the order in which they are launched
         self._closed = False
         self.state: TailboundState | None = None
@@ -64,6 +64,15 @@ class Bounded:
                 turn = self._steps.take((tensor.numel(), tensor.dtype), ops)
                 _launch(communicator, tensor, turn, group.size() if op == dist.ReduceOp.SUM else 1, self._done(work))
         return work
+
+    def end_step(self, group: dist.ProcessGroup) -> None:
+        """A step of training is over: see ``backend_modes.end_step``."""
+        with self._lock:
+            if self._steps.over() and self.state is not None:
+                nothing = torch.zeros(1)
+                _launch(self._communicator(group), nothing, Turn(CLOSING, True), 1, self._done(BoundedWork([nothing])))
+            if isinstance(self._steps, Steps):
+                self._steps = Told()
 
     def _communicator(self, group: dist.ProcessGroup) -> Communicator:
         if self._closed:

@@ -1,4 +1,4 @@
-"""Where all-reduces may be bounded: ``with bounded():`` and ``with exact():``."""
+"""Where all-reduces may be bounded, ``with bounded():`` and ``with exact():``, and where a step of them ends."""
 
 from __future__ import annotations
 
@@ -51,6 +51,23 @@ def bounded(group: dist.ProcessGroup | None = None) -> _Mode:
 def exact(group: dist.ProcessGroup | None = None) -> _Mode:
     """Within the context, all-reduces over ``group`` are exact again (a loss, a metric); otherwise as ``bounded``."""
     return _Mode(group, False)
+
+
+@torch.compiler.disable
+def end_step(group: dist.ProcessGroup | None = None) -> None:
+    """Says that a step of training is over: all of its bounded all-reduces over ``group`` have been called.
+
+    The transport learns deadlines from steps that are alike. Without this they are guessed from the order of the calls.
+    To be called on all ranks at the same place, after every step or after none; nothing is waited for.
+
+    Args:
+        group: a group of the backend ``tailbound``; default: the default group.
+
+    Raises:
+        ConfigError: it is a group of another backend.
+        TransportError: it has been shut down.
+    """
+    _ours(group).end_step()
 
 
 def _ours(group: dist.ProcessGroup | None) -> TailboundProcessGroup:

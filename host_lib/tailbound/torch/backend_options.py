@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 from tailbound.errors import ConfigError
+from tailbound.settings.table import refuse_removed
 from tailbound.torch.state import TailboundState
 
 
@@ -23,6 +24,7 @@ class BackendOptions:
     """
 
     def __init__(self, *, bounded: bool = False, **transport: Any) -> None:
+        refuse_removed(transport)
         known = [name for name in inspect.signature(TailboundState).parameters if name != "process_group"]
         if unknown := sorted(set(transport) - set(known)):
             raise ConfigError(f"BackendOptions has no option {unknown[0]!r}: choose from bounded, {', '.join(known)}")

@@ -46,7 +46,7 @@ class State(Protocol):
     ) -> BucketMemory:
         """Memory of a bucket on ``device``, out of ``memory``."""
 
-    def boundary(self) -> None:
+    def end_step(self, *, still: bool) -> None:
         """Between two steps."""
 
     def forget(self) -> None:
@@ -84,7 +84,7 @@ def apply_finished(state: State, communicator: Communicator, act: Callable[[], o
             act()
         applied += 1
         communicator.job.counters["steps_applied"] += 1
-        state.boundary()
+        state.end_step(still=True)
     return applied, 0
 
 
@@ -168,7 +168,6 @@ def _collect(
         state.memory_of(bucket.index, bucket.numel, bucket.dtype, bucket.device, memory).targets() for bucket in buckets
     ]
     for bucket, (decoded, _) in zip(buckets, targets, strict=True):
-        state.contributions.forget_late(bucket.index)
         path = state.paths.of(bucket.device)
         values = path.values(decoded)
         handling = Handling(

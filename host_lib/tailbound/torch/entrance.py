@@ -45,9 +45,9 @@ _ABOUT, _STILL, _ENTER, _SLICE, _ALSO, _ENTERED = "about", "still", "enter", "en
 _MARK = b"?"
 _ASK = struct.Struct("!HI")
 _NUMBER = struct.Struct("!I")
-#: Of an answer to who asks to be let in: come in (step, sound, and lengths), or never, with a text.
+#: Of an answer to who asks to be let in: come in (step, lineage, and lengths), or never, with a text.
 _COME, _NEVER = 1, 0
-_HEAD = struct.Struct("!BIBIIQ")
+_HEAD = struct.Struct("!BIQIIQ")
 #: Bytes of ``also`` that go in one answer.
 _PIECE = 1 << 24
 #: Steps that a new process makes by itself at most: DDP settles its buckets in one, or two with ``static_graph``.
@@ -59,6 +59,8 @@ _RATE, _AGAIN = 10e6, 0.05
 #: Milliseconds that a donor lets the new rank wait for the end of its step before it has to ask again.
 _POLL = 2000
 _THREADS = 64
+#: Seconds that a new rank waits for the end of a step of one donor before it asks another one.
+_TURN = 10.0
 
 
 class _About(NamedTuple):
@@ -185,7 +187,7 @@ class Entrance:
             raise Refusal(f"{type(error).__name__}: {error}") from error
         with self._changed:
             self._allow(_SILENCE)
-        return [_HEAD.pack(_COME, step, resync.sound, len(where), len(told), len(also)), where, told]
+        return [_HEAD.pack(_COME, step, resync.lineage, len(where), len(told), len(also)), where, told]
 
     def _answer_slice(self, request: bytes) -> list[memoryview]:
         rank, which = _ASK.unpack(request)
@@ -357,8 +359,8 @@ class Entrance:
             self._take_still(rank, donor.still)
         begun = time.monotonic()
         try:
-            body = self._ask_in(rank, until)
-            _, step, sound, *sizes, length = _HEAD.unpack_from(body)
+            body = self._ask_in(rank, min(until, begun + _TURN))
+            _, step, lineage, *sizes, length = _HEAD.unpack_from(body)
             where, description = (bytes(body[at : at + size]) for at, size in zip(_starts(sizes), sizes, strict=True))
             stopped = time.monotonic()
             states, scale = decode(self._pull_also(rank, length))
@@ -371,7 +373,7 @@ class Entrance:
                 step,
                 description,
                 lambda which: pull(rank, _SLICE, _ASK.pack(self._rank, which), _silence(size_of(which))),
-                sound=bool(sound),
+                lineage,
             )
             self._take_also(states, scale, step + 1 & STEP_MASK)
             here = self._communicator.enter(where)

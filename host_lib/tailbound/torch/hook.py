@@ -35,6 +35,8 @@ def allreduce_hook(state: TailboundState, bucket: GradBucket) -> torch.futures.F
     if state.entrance is not None:  # what is in a bucket is part of what ranks compare
         state.layout.note(bucket)
     future = state.average(bucket.index(), buffer, bucket.is_last())  # refuses what is not supported
+    if bucket.is_last() and torch._C._current_graph_task_id() < 0:
+        state.ran_out()
     if state.entrance is None:  # what still waits to be applied has the layout of the last step
         state.layout.note(bucket)
     return future

@@ -219,9 +219,10 @@ class NodeState(TailboundState):
     def _entries(self, replica: Replica) -> int:
         return -(-replica.entries // self.shards)
 
-    def _end_step(self, *, still: bool) -> None:
+    def end_step(self, *, still: bool) -> None:
+        """As in ``TailboundState``; what the host's first rank takes is handed on to all of them."""
         ended = self.ended is not None
-        super()._end_step(still=still)
+        super().end_step(still=still)
         if ended and still and self._takes and self.resync is not None:
             self._takes = False
             self._hand_on(self.resync.replica)
@@ -231,7 +232,7 @@ class NodeState(TailboundState):
         if self._first:
             well = super().synchronise(timeout)
         else:
-            self.boundary()
+            self.end_step(still=True)
             well = True
         if self.resync is None:
             return well

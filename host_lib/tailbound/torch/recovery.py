@@ -46,7 +46,7 @@ class Recovery:
 
     Args:
         rank, ranks: of the job.
-        resync: ``resync_period``, ``resync_drift`` and ``resync_share`` of ``TailboundState``.
+        resync: ``resync_period`` and ``resync_share`` of ``TailboundState``.
 
     Raises:
         ConfigError: an invalid value of ``resync``.
@@ -64,10 +64,9 @@ class Recovery:
     memory_of: Callable[[int, int, torch.dtype, torch.device, Memory | None], Bucket]
     say: Callable[[str, str], None]
 
-    def __init__(self, rank: int, ranks: int, resync: tuple[int, float, float]) -> None:
-        period, drift, share = resync
-        if period < 0 or not drift > 0 or not share > 0:
-            raise ConfigError("resync_period is a number of steps or 0, resync_drift and resync_share are above 0")
+    def __init__(self, rank: int, ranks: int, resync: tuple[int, float]) -> None:
+        if min(resync) < 0:
+            raise ConfigError("resync_period and resync_share are at least 0")
         self.rank, self.ranks = rank, ranks
         self._resync_settings = resync
         self.layout, self.memory = Layout(), Memory()
@@ -85,6 +84,7 @@ class Recovery:
         self._preparing = False  # holds the others until the first step is launched
         self._within = 0  # contexts of ``hold``
         self._lost_for = 0  # steps running
+        self._new_step = False  # one has ended since it was looked whether this rank is lost
         self._jumped = 0  # steps skipped before a forward pass or by ``apply_finished``, which ``jump`` is to tell
         #: the state is not that of the others yet: take part without contributing (clock-20)
         self.abstaining = False
@@ -108,7 +108,6 @@ class Recovery:
     def detach(self) -> None:
         """Lets go of the model, and ends what ``attach`` began."""
         self._unused.detach()
-        self.schedule.finish()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -138,23 +137,19 @@ class Recovery:
         if optimizer is not None and not replica.adopt(optimizer):
             raise ConfigError("the optimizer given to register steps none of the model's parameters")
         self._tell_of_ring(self.communicator, self._entries(replica))
-        job, (period, drift, share) = self.communicator.job, self._resync_settings
+        job, (period, share) = self.communicator.job, self._resync_settings
         self.resync = Resync(
             self.communicator.reliable,
             replica,
             self.rank,
             self.ranks,
-            job.cookie,
             lambda: [p for p in job.peers if p not in job.membership.gone | job.membership.dead(job.steps.own)],
             period=period,
-            threshold=drift,
             share=share,
             compare=self._compares,
         )
-        if self.schedule.split is not None:
-            self._handles += self.schedule.split.attach(module)
-        else:  # first of all hooks: FSDP's own gathers the parameters, which a boundary may still change
-            self._handles.append(ddp_model.register_forward_pre_hook(lambda *_: self._before_forward(), prepend=True))
+        # first of all hooks: FSDP's own gathers the parameters, which a boundary may still change
+        self._handles.append(ddp_model.register_forward_pre_hook(lambda *_: self._before_forward(), prepend=True))
         step_hook = register_optimizer_step_pre_hook(_held_weakly(self._before_step))
         self._handles.append(step_hook)
         self._endings[:0] = [step_hook.remove, self.resync.close]
@@ -195,6 +190,15 @@ class Recovery:
                 "ranks' logs, or raise timeout= (TAILBOUND_TIMEOUT)"
             )
         self.communicator.part = Part.INSIDE
+
+    def note_missing(self, rows: int) -> None:
+        """An average has been applied without ``rows`` of its rows."""
+        if self.resync is not None:
+            self.resync.note_missing(rows)
+
+    def ran_out(self) -> None:
+        """DDP averages zeros for this rank, outside of a backward pass: it has no data left (``join``), nor steps."""
+        self.note_missing(1)
 
     def rehearsed(self) -> None:
         """A step that this process made by itself has its gradients."""
@@ -241,8 +245,7 @@ class Recovery:
     @torch.compiler.disable
     def boundary(self) -> None:
         """Between two steps: the last one has been applied, the next one has not begun."""
-        self.schedule.finish()
-        self._end_step(still=True)
+        self.end_step(still=True)
 
     @torch.compiler.disable
     def _before_forward(self) -> None:
@@ -250,26 +253,28 @@ class Recovery:
 
         Not where the optimizer is still to step: a model may be called between ``backward`` and ``step``.
         """
-        known = self.resync is not None and self.resync.replica.optimizers
-        if self.ended is None or (known and not self.stepped):
-            return
-        self.boundary()
-        self.rejoin()
+        if self.ended is not None:
+            if self.resync is not None and self.resync.replica.optimizers and not self.stepped:
+                return
+            self.end_step(still=True)
+        if self._new_step:  # also where the program has called ``boundary`` by itself
+            self._new_step = False
+            self.rejoin()
 
     def before_backward(self) -> None:
         """The first average of a step is about to be launched."""
-        if self.schedule.split is None:
-            self._end_step(still=False)
-        if self.resync is None or self.schedule.split is not None:  # nobody else looks
+        self.end_step(still=False)
+        if self.resync is None:  # nobody else looks
             self.rejoin()
 
-    def _end_step(self, *, still: bool) -> None:
+    def end_step(self, *, still: bool) -> None:
         """The step whose averages have come is over; ``still``: nothing uses the parameters now, so they may change."""
         step, self.ended = self.ended, None
         if step == _BY_ITSELF:
             if still:
                 self._come_in()
             return
+        self._new_step |= step is not None
         if step is not None and self.resync is not None:
             self.resync.boundary(step, still=still)
             self._name_what_stays()
@@ -299,7 +304,7 @@ class Recovery:
             self._lost_for = 0
             return
         behind = self.behind
-        if not self.together and self.resync is not None and self.schedule.split is None:
+        if not self.together and self.resync is not None:
             self._jumped += catch_up.jump(self, self.communicator, _REJOIN)
             if not self._is_lost():
                 self._lost_for = 0
@@ -324,8 +329,6 @@ class Recovery:
             self._see_scaler(optimizer)
             self.resync.moment.disturb()
             self.stepped = True
-        if self.schedule.split is not None:
-            self.schedule.split.before_step(optimizer)
 
     def _see_scaler(self, optimizer: torch.optim.Optimizer) -> None:
         """Takes in a scaler of torch's own that is stepping ``optimizer``, so that ranks agree on its scale."""
@@ -354,7 +357,7 @@ class Recovery:
             has gone on without synchronising; those that came are equal then, as far as time allowed. False for a rank
             that has come back and is still ``outside``.
         """
-        self.boundary()
+        self.end_step(still=True)
         if self.resync is None or self.communicator is None:
             return True
         if self.outside:
@@ -375,7 +378,7 @@ class Recovery:
         if self.communicator is None:
             yield
             return
-        self.boundary()
+        self.end_step(still=True)
         self.communicator.hold(True)
         self._within += 1
         try:
@@ -415,7 +418,7 @@ class Recovery:
         self._may_skip()
         if self.communicator is None:
             return 0
-        self.boundary()
+        self.end_step(still=True)
         if self.outside:
             return 0
         default = optimizer.step if optimizer is not None else lambda: catch_up.step_optimizers(self)
@@ -439,10 +442,10 @@ class Recovery:
         """
         if not self.schedule.waits:
             return False
-        self.boundary()
+        self.end_step(still=True)
         with gradients(self.layout.step(), self.schedule.take()):
             (step or (optimizer.step if optimizer is not None else lambda: catch_up.step_optimizers(self)))()
-        self.boundary()
+        self.end_step(still=True)
         return True
 
     def forget(self) -> None:
@@ -465,7 +468,7 @@ class Recovery:
         skipped, self._jumped = self._jumped, 0
         if self.communicator is None or self.outside or not self.communicator.lost:
             return skipped
-        self.boundary()
+        self.end_step(still=True)
         return skipped + catch_up.jump(self, self.communicator, timeout)
 
     def _may_skip(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 
 from tailbound.errors import ConfigError, TransportError
-from tailbound.torch.drift import BINS, add_to_bins
 from tailbound.torch.kept import Told, leaves, of_shape, rebuild, rebuild_setting, tell, tell_setting
 from tailbound.torch.streams import settle_thread
 from tailbound.wire.jit import compiled
@@ -95,7 +93,6 @@ class Replica:
         self._devices = {p.device for p in self.parameters if p.device.type == "cuda"}
         self._marks: list[torch.cuda.Event] = []
         self.optimizers: list[torch.optim.Optimizer] = []
-        self._foreign: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         #: slices assigned lately, and whether optimizers were arranged anew: whoever hands that on clears it
         self.written: set[int] = set()
         self.arranged = False
@@ -114,21 +111,17 @@ class Replica:
         """Takes an optimizer in if it steps any of the parameters; returns whether it does."""
         if any(optimizer is known for known in self.optimizers):
             return True
-        if optimizer in self._foreign:
-            return False
         ours = {id(p) for p in self.parameters}
-        if any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
-            self.optimizers.append(optimizer)
-            return True
-        self._foreign.add(optimizer)
-        return False
+        if not any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+            return False  # not for good: groups may be added to it
+        self.optimizers.append(optimizer)
+        return True
 
     def warm_up(self) -> None:
         """Compiles what reads the state, so that no step waits for it."""
         some = np.zeros(17, np.uint8)
         for start in (0, 1):  # slices begin anywhere
             _digest(some[start : start + 16].view(np.uint64), np.zeros(4, np.uint64))
-        self.sketch(0, 0)
 
     def freeze(self) -> None:
         """Keeps the buffers as they are now: a forward pass changes them while parameters stand still."""
@@ -210,16 +203,6 @@ class Replica:
                 rest[: view.size - whole] = view[whole:]
                 _digest(rest.view(np.uint64), lanes)
         return lanes.tobytes()
-
-    def sketch(self, which: int, seed: int) -> tuple[NDArray[np.float32], float]:
-        """Bins (f32[256]) of a slice's parameters, and their squared norm."""
-        bins, norm = np.zeros(BINS), 0.0
-        self._settle()
-        for p, lo, hi, first in self.cut(which):
-            view = flat(p)
-            if view is not None:
-                norm += add_to_bins(view[lo:hi].float().cpu().numpy(), first & 0xFFFFFFFF, seed, bins)
-        return bins.astype(np.float32), norm
 
     def copy(self, which: int) -> list[memoryview]:
         """A slice, copied."""

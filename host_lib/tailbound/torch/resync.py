@@ -1,19 +1,16 @@
-"""Replicas that have drifted apart come together again, slice by slice and point to point (clock-21, codec-13).
+"""A replica that has come apart from the others' is made equal again, point to point (clock-21, codec-13).
 
-Results that are lost for good leave a rank with another average than the others'. A rank that has missed nothing since
-it was last equal is *sound*: it compares digests now and then (``digests``), and answers. The others measure how far
-they are from each other (1 KiB and one slice a step), and take slices from a sound rank or, where there is none, from
-ranks in turn:
+Lost results are fetched before they part replicas (``collective.fetch``). What remains is rare: a fetch that failed, a
+rank that stood still, an owner that died. A rank that has missed nothing since it was last equal to the others is
+*sound*: it compares digests now and then (``digests``), and gives. A rank that is not has *stale* slices, all of them,
+and takes one a step from a sound rank:
 
-- Time is cut into windows of Q steps, Q being the number of slices; in step s of a round everybody takes slice s mod Q
-  as it is after step s from the same donor, which keeps its own. A round is held in the first window after every
-  ``period`` steps, and in the next window when the drift is above ``threshold`` here or at a rank that was asked.
-- A slice is taken at the boundary after step s, when both replicas stand after the same step; the receiver waits for it
-  for a small part of a step. What does not come is taken in another round, from another donor.
-- A rank that got all slices of a round is sound again if the donors were either all sound, or none of the ranks was
-  and all of them took part in the round, going by the same set of live ranks: who takes turns with others, or keeps
-  slices that nobody takes, has other slices. There are as many slices as ranks at least, so that every rank is asked.
-  Who was alone in a round tries again, and those who have noticed come, too.
+- In step s it is slice s mod Q, as it is after step s on both; Q is the number of slices. It is sent where it differs.
+  The receiver waits for it for a small part of a step; what does not come is taken in the next turn of slices.
+- Who has taken all slices and has missed nothing meanwhile is sound. A result that is lost makes all of them stale.
+- Where no rank is sound, the lowest live one becomes the reference: it is sound because the others take its state. From
+  then on there is another *lineage*. Slices of two lineages do not make a replica.
+- A rank that was lost, or whose optimizer keeps things of other shapes, takes the whole state at once.
 - Nothing is collective, nobody waits for more than one peer, and every wait ends by itself.
 """
 
@@ -21,23 +18,16 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import queue
 import statistics
 import struct
-import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tailbound.codec.hashing import seed_of
 from tailbound.errors import ConfigError, TransportError
 from tailbound.torch.digests import Check, Digests
-from tailbound.torch.drift import BINS, Drift
 from tailbound.torch.meeting import DIGEST, Meetings, Standing, reference
 from tailbound.torch.moment import Moment
 from tailbound.torch.replica import Replica
@@ -46,61 +36,25 @@ from tailbound.transport.steps import step_distance
 
 log = logging.getLogger("tailbound")
 
-_ASK = struct.Struct("!IHB")
-_WHOLE = struct.Struct("!IIB")
-_MARK = struct.Struct("!B8s8s32s")
-_SOUND, _WANTS, _TURNS = 1, 2, 4
-#: Seconds that a donor waits for its own step to end before it refuses, and in steps if these are long.
+#: Asks for a slice: step, which, whether of a sound rank only, ms to wait for the end of the step, own layout, digest.
+_SLICE = struct.Struct("!IHBH8s32s")
+#: Its answer: lineage (0: the rank is not sound), and what follows.
+_GIVEN = struct.Struct("!QB")
+_SAME, _OTHER, _UNLIKE, _UNSOUND = range(4)
+#: Asks for the whole state after a step, or after a later one; the answer: step, length of a description, lineage.
+_ASK, _WHOLE = struct.Struct("!IB"), struct.Struct("!IIQ")
+#: Seconds that who gives the whole state waits for its own step to end, then refuses; in steps if these are long.
 _PATIENCE, _PATIENT_STEPS = 5.0, 4
 #: A receiver waits for a slice at least this long, in seconds: steps may be shorter than a round trip.
 _LEAST_WAIT = 0.002
-#: A round that got less than half of the slices lets the next one wait twice as long, up to so many times.
+#: After a slice that did not come the next one is waited for twice as long, up to so many times.
 _STRETCH_MOST = 4
+#: Seconds for a rank to say whether it is sound, and threads that ask.
+_SAY, _THREADS = 0.25, 64
 #: Rounds of a meeting: what one of them leaves unequal, the next takes.
 _ROUNDS = 8
-
-
-@dataclass
-class _Slot:
-    """What is asked for one step: a mark of slice ``which`` from ``donor``."""
-
-    step: int
-    which: int
-    donor: int
-    measure: bool
-    ready: threading.Event = field(default_factory=threading.Event)
-    digest: bytes | None = None
-    layout: bytes = b""
-    sound: bool = False
-    turns: bool = False
-    view: bytes = b""
-
-
-class _Said(NamedTuple):
-    """What a rank has said of itself in a step: whether it is sound."""
-
-    step: int
-    sound: bool
-
-
-@dataclass
-class _Round:
-    """A round under way, in window ``window``.
-
-    ``sound``: slices are taken from sound ranks only, else from all in turn. ``missed``: ops with missing results when
-    it began. ``members``: who takes turns. ``counts``: every donor had the expected state, so that who has all
-    slices is equal to the others. ``alone``: one that should take turns did not. ``equal``: slices that are equal now.
-    ``unlike``: a donor whose optimizer keeps other tensors or plain values than the one here; -1: none.
-    """
-
-    window: int
-    sound: bool
-    missed: int
-    members: frozenset[int]
-    counts: bool = True
-    alone: bool = False
-    equal: set[int] = field(default_factory=set)
-    unlike: int = -1
+#: Lineages: of the beginning; others are ``step + 1`` and the rank that became the reference, or this for a meeting.
+_FIRST, _MET = 1, 0xFFFF
 
 
 class Resync:
@@ -109,11 +63,10 @@ class Resync:
     Args:
         reliable: the path to the other ranks.
         replica: the state.
-        rank, ranks, cookie: of the job.
+        rank, ranks: of the job.
         live: gives the peers that answer, as far as is known.
-        period: steps between two rounds; 0: none but for drift and on demand.
-        threshold: relative drift at which a round is held in the next window.
-        share: of a median step: so long a receiver waits for a slice.
+        period: steps between two comparisons of digests; 0: none.
+        share: of a median step: so long a receiver waits for a slice; 0: it takes none.
         compare: compare digests while sound; False where another rank of this host does so for it.
     """
 
@@ -123,57 +76,60 @@ class Resync:
         replica: Replica,
         rank: int,
         ranks: int,
-        cookie: int,
         live: Callable[[], Sequence[int]],
         *,
         period: int = 200,
-        threshold: float = 0.01,
         share: float = 0.05,
         compare: bool = True,
     ) -> None:
-        self.replica, self.moment, self.drift = replica, Moment(), Drift(replica.slices)
-        self._reliable, self._rank, self._ranks, self._cookie, self._live = reliable, rank, ranks, cookie, live
-        self._period, self._threshold, self._share, self._compare = period, threshold, share, compare
+        self.replica, self.moment = replica, Moment()
+        self._reliable, self._rank, self._ranks, self._live = reliable, rank, ranks, live
+        self._period, self._share, self._compare = period, share, compare
         self.counters: Counter[str] = Counter()
-        self._missed = self._missed_before = 0  # ops with results that never came: now, and when last equal
-        self._round: _Round | None = None
-        self._ending: _Round | None = None
-        self._slot: _Slot | None = None
-        self._heard: list[_Said | None] = [None] * ranks  # by rank; written by the thread that asks
-        self._told = self._again = False
+        self._stale: set[int] = set()  # replaced as a whole by whatever thread notes a loss
+        self._lineage = self._following = _FIRST  # own, while sound; that of the slices that are not stale
+        self._donor = self._giver = -1  # who is asked at the next boundary, and who gave the last slice
+        self._unsound_peers: set[int] = set()  # that have said so since a sound one was last heard of
+        self._whole_at: int | None = None  # the step in which the whole state was last taken for its shapes
         self._warned = -1  # the window of the last warning of other digests
         self._stretch = 1
         self._durations: deque[float] = deque(maxlen=32)
         self._boundary_at = 0.0
-        self._tasks: queue.SimpleQueue[_Slot | None] = queue.SimpleQueue()
         replica.warm_up()
         reliable.before_close(self.moment.close)
         self._meetings = Meetings(reliable, rank, live, self.moment)
         self._digests = Digests(reliable, replica, self.moment, rank, ranks, live, lambda: self.sound, self._compared)
-        reliable.serve("mark", self._answer_mark)
+        reliable.serve("sound", lambda _: [bytes([self.sound])])
         reliable.serve("slice", self._answer_slice)
         reliable.serve("whole", self._answer_whole)
-        self._thread = threading.Thread(target=self._run, name="tailbound-resync", daemon=True)
-        self._thread.start()
 
     @property
     def sound(self) -> bool:
         """Whether this replica has missed nothing since it was last equal to the others."""
-        return self._missed == self._missed_before
+        return not self._stale
+
+    @property
+    def lineage(self) -> int:
+        """Which of the states that ranks have followed this one's is; 0: of none, it is not sound."""
+        return self._lineage if self.sound else 0
 
     @property
     def about_to_take(self) -> bool:
         """Whether the next boundary may change this replica; from one boundary to the next."""
-        return self._ending is not None or (self._slot is not None and not self._slot.measure)
+        return self._donor >= 0
 
     def note_missing(self, rows: int) -> None:
         """An op has ended here without ``rows`` of its result rows."""
         if rows:
-            self._missed += 1
+            self.unsound()
 
     def unsound(self) -> None:
         """The state is not what the others have (after a jump, say)."""
-        self._missed += 1
+        self._stale = set(range(self.replica.slices))
+
+    def _sound_again(self, lineage: int) -> None:
+        self._lineage, self._stale = lineage, set()
+        self._stretch = 1
 
     def boundary(self, step: int, *, still: bool = True) -> None:
         """``step`` has ended: parameters stand still from now on until ``moment.disturb``. In the training thread.
@@ -181,20 +137,15 @@ class Resync:
         Args:
             still: nothing uses them now, so that a slice may be taken.
         """
-        slot, self._slot = self._slot, None
         now = time.monotonic()
         if self._boundary_at:
             self._durations.append(now - self._boundary_at)
         self._boundary_at = now
         self.replica.freeze()
-        if slot is not None and slot.step == step and not slot.measure and still:
-            self._take(slot)
-        if self._ending is not None:  # not before: to those who asked for its last slice this rank was not sound
-            self._end_round(self._ending, step if still else None)
-            self._ending = None
+        if self._donor >= 0 and still and not self.sound:
+            self._refresh(step, self._donor)
+            self._lead(step)
         self.moment.settle(step)
-        if self._round is not None and (step + 1) % self.replica.slices == 0:
-            self._ending, self._round = self._round, None
         self._plan(step + 1)
 
     def close(self) -> None:
@@ -202,139 +153,117 @@ class Resync:
 
         Others that are still synchronising with this rank are waited for, ``meeting.LINGER`` seconds at most.
         """
-        self._tasks.put(None)
         self._reliable.close()
         self._digests.close(_PATIENCE)
-        if self._thread is not threading.current_thread():
-            self._thread.join(_PATIENCE)
 
     def stats(self) -> dict[str, Any]:
-        """Counters and the estimated drift, in plain types."""
+        """Whether it is sound, slices, those of them that may differ from the others', and counters, in plain types."""
         return {
             "sound": self.sound,
-            "drift": self.drift.relative,
             "slices": self.replica.slices,
-            "in_round": self._round is not None,
+            "stale": len(self._stale),
             "counters": dict(sorted(self.counters.items())),
         }
 
-    # -- rounds, in the training thread
+    # -- a slice a step, in the training thread
 
     def _plan(self, step: int) -> None:
-        slices = self.replica.slices
-        which, window = step % slices, step // slices
-        if which == 0 and not self.sound and (self._due(window) or self._told or self._again or self._drifted):
-            self._begin_round(step, window)
-        if self.sound:
-            peer = self._rotated(step)[0]
-            if self._compare and peer >= 0 and self._due(window):
-                self._digests.ask(Check(step, which, peer, self._patience))
+        """Who is asked for a slice after ``step``, or for its digest."""
+        self._donor = -1
+        peers = [(step + i) % self._ranks for i in range(self._ranks)]  # another one first in every step
+        live = set(self._live()) - {self._rank}
+        peers = [rank for rank in peers if rank in live]
+        if not peers:
             return
-        measure = self._round is None
-        donor = self._rotated(step)[0] if self._round is None else self._donor(self._round, which + window, step)
-        if donor == self._rank and self._round is not None:
-            self._round.equal.add(which)  # the others take it from here
-        if donor in (-1, self._rank) or (measure and not self._tasks.empty()):
-            return
-        slot = _Slot(step, which, donor, measure)
-        self._slot = slot
-        self._tasks.put(slot)
-
-    @property
-    def _drifted(self) -> bool:
-        return not self.sound and self.drift.relative > self._threshold
+        if not self.sound:
+            self._donor = (self._giver if self._giver in live else peers[0]) if self._share else -1
+        elif self._compare and self._due(step // self.replica.slices):
+            self._digests.ask(Check(step, step % self.replica.slices, peers[0], self._patience))
 
     def _due(self, window: int) -> bool:
         slices, period = self.replica.slices, self._period
         return period > 0 and (window * slices) // period != ((window - 1) * slices) // period
 
-    def _rotated(self, turn: int) -> list[int]:
-        """Live peers in an order that all ranks share, beginning with another one each ``turn``; -1 if none."""
-        live = set(self._live())
-        order = [(turn + i) % self._ranks for i in range(self._ranks)]
-        return [r for r in order if r in live and r != self._rank] or [-1]
-
-    def _begin_round(self, step: int, window: int) -> None:
-        """From sound ranks if one is known; else from all in turn, which counts only if all of them take part."""
-        said, others = self._said(step), frozenset(self._live())
-        sound = any(said[r].sound for r in others & said.keys())
-        self._round = _Round(window, sound, self._missed, others | {self._rank})
-        self._told = self._again = False
-        self.counters["rounds"] += 1
-
-    def _said(self, step: int) -> dict[int, _Said]:
-        """What ranks have said lately."""
-        fresh = 4 * max(self.replica.slices, self._ranks)
-        heard = enumerate(self._heard)
-        return {r: said for r, said in heard if said is not None and step_distance(step, said.step) < fresh}
-
-    def _donor(self, held: _Round, turn: int, step: int) -> int:
-        """Who gives a slice in this turn, maybe this rank itself; -1 if nobody can."""
-        order = [(turn + i) % self._ranks for i in range(self._ranks)]
-        if not held.sound:
-            return next(r for r in order if r in held.members)
-        said, live = self._said(step), set(self._live())
-        return next((r for r in order if r in live and r in said and said[r].sound), -1)
-
-    def _wait(self) -> float:
-        step = statistics.median(self._durations) if self._durations else 0.0
-        return max(_LEAST_WAIT, self._share * self._stretch * step)
+    @property
+    def _step_time(self) -> float:
+        return statistics.median(self._durations) if self._durations else 0.0
 
     @property
     def _patience(self) -> float:
         return max(_PATIENCE, _PATIENT_STEPS * max(self._durations, default=0.0))
 
-    def _take(self, slot: _Slot) -> None:
-        """Makes slice ``slot.which`` equal to the donor's; both stand after ``slot.step``."""
-        until = time.monotonic() + self._wait()
-        which, counters = slot.which, self.counters
-        if not slot.ready.wait(self._wait()) or slot.digest is None:
+    def _refresh(self, step: int, donor: int) -> None:
+        """Makes a slice equal to that of ``donor``, if it is sound; both stand after ``step``."""
+        which, replica, counters = step % self.replica.slices, self.replica, self.counters
+        self.moment.disturb()
+        try:
+            wait = max(_LEAST_WAIT, self._share * self._stretch * self._step_time)
+            lineage, what, body = self._pull_slice(donor, step, which, wait, only_sound=True)
+            if what == _OTHER:
+                replica.write(which, body)
+        except TransportError as error:
+            log.debug("%s", error)
             counters["slices_missed"] += 1
+            self._giver, self._stretch = -1, min(2 * self._stretch, _STRETCH_MOST)
             return
-        held = self._round
-        if held is not None and slot.sound != held.sound:
-            held.counts = False
-            if not slot.sound:
-                return
-        elif held is not None and not slot.sound:
-            held.counts &= slot.turns and slot.view == _view(held.members)
-            held.alone |= not slot.turns
-        if self.replica.layout(which) != slot.layout:
+        if what == _UNSOUND:
+            self._giver = -1
+            self._unsound_peers.add(donor)
+            return
+        self._giver = donor
+        self._unsound_peers.clear()
+        if what == _UNLIKE:  # slices do not carry that
             counters["slices_unlike"] += 1
-            if held is not None:
-                held.unlike = slot.donor
+            if self._whole_at is None or step_distance(step, self._whole_at) >= replica.slices:
+                self._whole_at = step
+                self._adopt(donor, step, self._patience)
             return
-        if self.replica.digest(which) != slot.digest:
-            try:
-                body = self._reliable.pull(
-                    slot.donor, "slice", _ASK.pack(slot.step, which, 0), max(0.001, until - time.monotonic())
-                )
-                self.replica.write(which, memoryview(body))
-            except TransportError as error:
-                log.debug("%s", error)
-                counters["slices_missed"] += 1
-                return
-            counters["slices_taken"] += 1
-            counters["bytes_taken"] += len(body)
-        else:
-            counters["slices_equal"] += 1
-        self.drift.equal(which)
-        if held is not None:
-            held.equal.add(which)
+        counters["slices_taken" if what == _OTHER else "slices_equal"] += 1
+        counters["bytes_taken"] += len(body)
+        if lineage != self._following:
+            self.unsound()
+            self._following = lineage
+        stale = self._stale
+        stale.discard(which)
+        if not stale and stale is self._stale:  # else a result was lost just now
+            self._sound_again(lineage)
 
-    def _end_round(self, held: _Round, step: int | None) -> None:
-        """``step``: the one that has ended, if parameters may be changed now."""
-        if held.counts and len(held.equal) == self.replica.slices:
-            self._missed_before = held.missed  # sound if nothing was missed during the round
-            self.counters["rounds_whole"] += 1
-            self._stretch = 1
-            self._told = False
+    def _pull_slice(
+        self, rank: int, step: int, which: int, timeout: float, *, only_sound: bool
+    ) -> tuple[int, int, memoryview]:
+        """Asks for a slice; lineage, what the answer is, and its contents if they are other ones than here."""
+        wait = min(int(timeout * 1000), 0xFFFF)
+        own = self.replica.layout(which), self.replica.digest(which)
+        body = self._reliable.pull(rank, "slice", _SLICE.pack(step, which, only_sound, wait, *own), timeout)
+        if len(body) < _GIVEN.size:
+            raise TransportError(f"rank {rank} answers {len(body)} bytes for a slice: run one version on all ranks")
+        return *_GIVEN.unpack_from(body), memoryview(body)[_GIVEN.size :]
+
+    def _lead(self, step: int) -> None:
+        """Becomes the reference if no live rank is sound, and none is lower."""
+        live = set(self._live()) - {self._rank}
+        if self.sound or not live or min(live) < self._rank or not live <= self._unsound_peers:
             return
-        if held.unlike >= 0 and step is not None:  # slices do not carry that
-            self._adopt(held.unlike, step, self._patience)
-        self._again = held.alone
-        if len(held.equal) * 2 < self.replica.slices:
-            self._stretch = min(2 * self._stretch, _STRETCH_MOST)
+        self._unsound_peers.clear()
+        said = self._ask_sound(live)
+        if any(said.get(rank, True) for rank in live):
+            return
+        self._sound_again((step + 1) << 16 | self._rank)
+        self.counters["led"] += 1
+        log.info("rank %d: no rank is sound after step %d; the others take the state of this one", self._rank, step)
+
+    def _ask_sound(self, ranks: Collection[int]) -> dict[int, bool]:
+        """Which of ``ranks`` say that they are sound, or that they are not; in ``_SAY`` seconds at most."""
+
+        def ask(rank: int) -> bool | None:
+            try:
+                return bool(self._reliable.pull(rank, "sound", b"", _SAY, 1)[0])
+            except (TransportError, IndexError):
+                return None
+
+        with ThreadPoolExecutor(max(1, min(len(ranks), _THREADS)), "tailbound-sound") as threads:
+            said = zip(ranks, threads.map(ask, ranks), strict=True)
+        return {rank: sound for rank, sound in said if sound is not None}
 
     # -- on demand, in the training thread
 
@@ -357,7 +286,7 @@ class Resync:
         until, patience = begun + timeout, begun + timeout / 2  # half of it is for taking what those hold who came
         members = set(self._live())
         everybody = alike = False
-        own, missed = self.standing(), self._missed
+        own = self.standing()
         for number in range(_ROUNDS):
             self._meetings.publish(step, number, own)
             heard = self._meetings.gather(step, number, members, until if number else patience)
@@ -372,12 +301,10 @@ class Resync:
             if not own.holds(standings[chosen]):
                 givers = [rank for rank in sorted(heard) if heard[rank].holds(standings[chosen])]
                 self._take_all(givers[self._rank % len(givers)], step, own, standings[chosen], until)
-                own, missed = self.standing(), self._missed
+                own = self.standing()
         self._meetings.leave()
         if alike and (everybody or any(standing.sound for standing in standings.values())):
-            self._missed_before, self._told = missed, False
-            for which in range(self.replica.slices):
-                self.drift.equal(which)
+            self._sound_again((step + 1) << 16 | _MET)
         self.counters["meetings"] += 1
         self.counters["meetings_alike"] += alike and everybody
         if not (alike and everybody):
@@ -420,35 +347,37 @@ class Resync:
         if own.form != theirs.form or len(own.slices) != len(theirs.slices):
             self._adopt(rank, step, until - time.monotonic())
             return
-        self._missed += 1  # until all of it is here
-        missed = self._missed
+        self.unsound()  # until all of it is here
         self.moment.disturb()
+        lineage = 0
         try:
             for which, (mine, other) in enumerate(zip(own.slices, theirs.slices, strict=True)):
                 if mine == other:
                     continue
                 left = max(0.05, until - time.monotonic())
-                body = self._reliable.pull(rank, "slice", _ASK.pack(step, which, 0), left)
-                self.replica.write(which, memoryview(body))
+                lineage, _, body = self._pull_slice(rank, step, which, left, only_sound=False)
+                self.replica.write(which, body)
                 self.counters["slices_taken"] += 1
                 self.counters["bytes_taken"] += len(body)
         except TransportError as error:
             log.info("rank %d: not synchronised: %s", self._rank, error)
             self.counters["whole_failed"] += 1
         else:
-            if theirs.sound:
-                self._missed_before = missed
+            if theirs.sound and lineage:
+                self._sound_again(lineage)
         finally:
             self.replica.freeze()
             self.moment.settle(step)
 
+    # -- the whole state, in the training thread
+
     def _adopt(self, rank: int, step: int, timeout: float, *, or_later: bool = False) -> int | None:
         """Takes the whole state of ``rank`` as it is after ``step``; returns the step, None if it was not possible."""
-        before = self._missed
+        self.moment.disturb()
         try:
-            body = memoryview(self._reliable.pull(rank, "whole", _ASK.pack(step, 0, or_later), max(0.05, timeout)))
-            stands, length, sound = _WHOLE.unpack_from(body)
-            self.moment.disturb()
+            body = memoryview(self._reliable.pull(rank, "whole", _ASK.pack(step, or_later), max(0.05, timeout)))
+            stands, length, lineage = _WHOLE.unpack_from(body)
+            self.unsound()  # until all of it is written
             self.replica.arrange(bytes(body[_WHOLE.size : _WHOLE.size + length]))
             at, sizes = _WHOLE.size + length, [self.replica.size(which) for which in range(self.replica.slices)]
             if at + sum(sizes) != len(body):
@@ -462,7 +391,6 @@ class Resync:
         except TransportError as error:
             log.info("rank %d: not synchronised: %s", self._rank, error)
             self.counters["whole_failed"] += 1
-            self._missed += 1  # a part may have been written
             return None
         finally:
             self.replica.freeze()
@@ -471,14 +399,12 @@ class Resync:
         self.moment.settle(stands)
         self.counters["whole_taken"] += 1
         self.counters["bytes_taken"] += len(body)
-        if sound:
-            self._missed_before = before
-            for which in range(self.replica.slices):
-                self.drift.equal(which)
+        if lineage:
+            self._sound_again(lineage)
         return int(stands)
 
     def take_over(
-        self, stands: int, description: bytes, pull: Callable[[int], bytes | bytearray], *, sound: bool
+        self, stands: int, description: bytes, pull: Callable[[int], bytes | bytearray], lineage: int
     ) -> None:
         """Takes another rank's state after step ``stands``, slice by slice.
 
@@ -486,12 +412,12 @@ class Resync:
             stands: step.
             description: of what its optimizers keep (``Replica.describe``).
             pull: gives the bytes of a slice.
-            sound: whether that rank is.
+            lineage: of that rank; 0 if it is not sound.
 
         Raises:
             TransportError: a slice did not come, or is of another size; this rank is not sound then.
         """
-        self._missed += 1
+        self.unsound()
         self.moment.disturb()
         self.replica.arrange(description)
         for which in range(self.replica.slices):
@@ -501,50 +427,34 @@ class Resync:
         self.counters["whole_taken"] += 1
         self.replica.freeze()
         self.moment.settle(stands)
-        if sound:
-            self._missed_before = self._missed
-            for which in range(self.replica.slices):
-                self.drift.equal(which)
+        if lineage:
+            self._sound_again(lineage)
 
     def adopt_any(self, step: int, timeout: float) -> int | None:
-        """Takes the state after ``step`` or a later one from any live rank, those first that were sound.
+        """Takes the state after ``step`` or a later one from any live rank, sound ones first.
 
         For a rank that has jumped. Returns the step; None if nobody gave it in time.
         """
         until = time.monotonic() + timeout
-        peers = [r for r in self._rotated(step) if r >= 0]
-        said = self._said(step)
-        peers.sort(key=lambda r: r not in said or not said[r].sound)
-        for rank in peers:
+        live = sorted(set(self._live()) - {self._rank}, key=lambda rank: (rank - step) % self._ranks)
+        said = self._ask_sound(live)
+        for rank in sorted(live, key=lambda rank: not said.get(rank, False)):
             left = until - time.monotonic()
             stands = self._adopt(rank, step, left, or_later=True) if left > 0 else None
             if stands is not None:
                 return stands
         return None
 
-    # -- asking, in a thread of its own
-
-    def _run(self) -> None:
-        while (slot := self._tasks.get()) is not None:
-            try:
-                self._fetch(slot)
-            except TransportError as error:
-                log.debug("%s", error)
-                self.counters["unanswered"] += 1
-            except Exception:
-                log.exception("rank %d: measuring the drift of replicas", self._rank)
-            finally:
-                slot.ready.set()
+    # -- in the thread that compares digests
 
     def _compared(self, check: Check, unlike: list[int] | None) -> None:
-        """In the thread that compares digests: what it has found."""
+        """What it has found."""
         self.counters["digests_compared"] += 1
         if unlike == []:
             return
         self.counters["digests_unlike"] += 1
-        if unlike is None:  # not what most hold: as a rank that has missed something, and not for long
-            self._missed += 1
-            self._again = True
+        if unlike is None:  # not what most hold: as a rank that has missed something
+            self.unsound()
         window = check.step // self.replica.slices
         if window == self._warned:  # its other slices are likely to differ, too: once is enough
             return
@@ -559,93 +469,41 @@ class Resync:
             self.replica.slices,
         )
 
-    def _fetch(self, slot: _Slot) -> None:
-        now = self.moment.step
-        if now is not None and step_distance(now, slot.step) > 0:  # an answer has taken too long
-            self.counters["unanswered"] += 1
-            return
-        flags, slot.view, layout, digest, bins = self._ask_mark(
-            slot.donor, slot.step, slot.which, slot.measure, self._patience
-        )
-        slot.sound, slot.turns = bool(flags & _SOUND), bool(flags & _TURNS)
-        self._heard[slot.donor] = _Said(slot.step, slot.sound)
-        if flags & _WANTS or (slot.turns and slot.measure):
-            self._told = True
-        slot.layout, slot.digest = layout, digest
-        if bins is None:
-            return
-        with self.moment.reading(slot.step, self._patience):
-            if self.replica.digest(slot.which) == digest:
-                self.drift.equal(slot.which)
-            else:
-                own, norm = self.replica.sketch(slot.which, seed_of(self._cookie, slot.step))
-                self.drift.observe(slot.which, own, bins, norm)
-        self.counters["measured"] += 1
-
-    def _ask_mark(
-        self, rank: int, step: int, which: int, bins: bool, timeout: float
-    ) -> tuple[int, bytes, bytes, bytes, NDArray[Any] | None]:
-        most = _MARK.size + 4 * BINS
-        body = self._reliable.pull(rank, "mark", _ASK.pack(step, which, bins), timeout, most)
-        if len(body) not in (_MARK.size, most):
-            raise TransportError(
-                f"rank {self._rank}: rank {rank} answers {len(body)} bytes instead of a mark: run one version on all"
-            )
-        flags, view, layout, digest = _MARK.unpack_from(body)
-        return flags, view, layout, digest, np.frombuffer(body, ">f4", offset=_MARK.size) if len(body) == most else None
-
     # -- answering, in threads of the reliable path
 
-    def _asked(self, request: bytes) -> tuple[int, int, int]:
-        if len(request) != _ASK.size:
+    def _answer_slice(self, request: bytes) -> list[bytes | memoryview]:
+        if len(request) != _SLICE.size:
             raise Refusal(f"a request of {len(request)} bytes")
-        step, which, option = _ASK.unpack(request)
+        step, which, only_sound, wait, layout, digest = _SLICE.unpack(request)
         if which >= self.replica.slices:
             raise Refusal(f"there are {self.replica.slices} slices here, not {which + 1}")
-        return step, which, option
-
-    def _answer_mark(self, request: bytes) -> list[bytes]:
-        step, which, bins = self._asked(request)
-        with self.moment.reading(step, self._patience):
-            held = self._round_of(step)
-            turns = held is not None and not held.sound
-            flags = _SOUND * self.sound | _WANTS * (self._drifted or self._again) | _TURNS * turns
-            view = _view(held.members if held is not None else {*self._live(), self._rank})
-            parts = [_MARK.pack(flags, view, self.replica.layout(which), self.replica.digest(which))]
-            if bins:
-                sketch, _ = self.replica.sketch(which, seed_of(self._cookie, step))
-                parts.append(sketch.astype(">f4").tobytes())
-        self.counters["marks_given"] += 1
-        return parts
-
-    def _round_of(self, step: int) -> _Round | None:
-        """The round to which ``step`` belongs here: behind a window's last step the next one may have begun."""
-        window = step // self.replica.slices
-        return next((r for r in (self._round, self._ending) if r is not None and r.window == window), None)
-
-    def _answer_slice(self, request: bytes) -> list[memoryview]:
-        step, which, _ = self._asked(request)
-        with self.moment.reading(step, 0):
+        if only_sound and not self.sound:
+            return [_GIVEN.pack(0, _UNSOUND)]
+        with self.moment.reading(step, wait / 1000):
+            lineage = self.lineage
+            if only_sound and not lineage:
+                return [_GIVEN.pack(0, _UNSOUND)]
+            if self.replica.layout(which) != layout:
+                return [_GIVEN.pack(lineage, _UNLIKE)]
+            if self.replica.digest(which) == digest:
+                return [_GIVEN.pack(lineage, _SAME)]
             parts = self.replica.copy(which)
         self.counters["slices_given"] += 1
-        return parts
+        return [_GIVEN.pack(lineage, _OTHER), *parts]
 
     def _answer_whole(self, request: bytes) -> list[bytes | memoryview]:
-        step, _, or_later = self._asked(request)
+        if len(request) != _ASK.size:
+            raise Refusal(f"a request of {len(request)} bytes")
+        step, or_later = _ASK.unpack(request)
         with self.moment.reading(step, self._patience, or_later=bool(or_later)) as stands:
             try:
-                told, sound = self.replica.describe(), self.sound
+                told, lineage = self.replica.describe(), self.lineage
             except ConfigError as error:
                 raise Refusal(str(error)) from None
             slices = [part for which in range(self.replica.slices) for part in self.replica.copy(which)]
         self.counters["whole_given"] += 1
-        return [_WHOLE.pack(stands, len(told), sound), told, *slices]
+        return [_WHOLE.pack(stands, len(told), lineage), told, *slices]
 
 
 def _hash(*parts: bytes) -> bytes:
     return hashlib.blake2b(b"".join(parts), digest_size=DIGEST).digest()
-
-
-def _view(members: Iterable[int]) -> bytes:
-    """8 bytes that tell whether two ranks go by the same members."""
-    return hashlib.blake2b(bytes(sorted(members)), digest_size=8).digest()

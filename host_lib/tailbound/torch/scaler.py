@@ -58,7 +58,7 @@ class GradScaler(torch.amp.GradScaler):
             Powers of two cost no precision.
 
     Raises:
-        ConfigError: the state has a scaler already, steps layer by layer (``schedule="split"``), or has only one of
+        ConfigError: the state has a scaler already, or has only one of
             several shards of its model (FSDP, ``node_group``).
     """
 
@@ -79,8 +79,6 @@ class GradScaler(torch.amp.GradScaler):
         """From now on the scale is that of all ranks of ``state``."""
         if state.scaler is not None:
             raise ConfigError("this state has a gradient scaler already: use one for all optimizers of the model")
-        if self.is_enabled() and state.schedule.split is not None:
-            raise ConfigError('a scaler needs all gradients at once: use schedule="synchronous" or "delayed"')
         if self.is_enabled() and state.shards > 1 and state.communicator is not None:
             raise ConfigError(
                 f"each of the {state.shards} shards of this model is averaged by a job of its own, with a loss scale "

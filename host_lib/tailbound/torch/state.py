@@ -73,18 +73,15 @@ class TailboundState(Recovery):
         share_rows: agree on owners, so that stragglers and slow links own fewer rows or none (clock-22).
         balance: divide tensors by powers of two before they are rotated together, and multiply them after: small ones
             are then no noise beside large ones; agreed on from the averages of earlier steps (codec-18).
-        late: what becomes of a gradient that came too late to be sent: ``drop``, or ``carry`` for half of its sum with
-            the next one as the next contribution (codec-15).
         bits: of a code on the wire, 16, 8 or 4. ``state.bits`` may be set between two steps, on all ranks alike.
         error_feedback: add what rounding and clipping kept back of a contribution to the next one; default: with
             codes of 4 bits only.
         schedule: when an average is applied: in its own step (``synchronous``), or in the next one (``delayed``), while
-            that one's is on the wire; ``split``: layer by layer, before the next forward pass of each.
-        resync_period: steps between two rounds in which ranks that have missed results take slices of the others'
-            state (clock-21), and those that have not compare digests (clock-33); 0: only when they have drifted apart,
-            and on demand.
-        resync_drift: relative distance to another rank at which a round is held early.
-        resync_share: share of a step that a rank waits for such a slice; what comes later is taken in another round.
+            that one's is on the wire.
+        resync_period: steps between two comparisons of digests among ranks that have missed nothing (clock-33); 0:
+            none.
+        resync_share: share of a step for which a rank that has missed results waits for a slice of another's state, one
+            in each step (clock-21); 0: it takes none, but for ``synchronise`` and where it is lost.
         result: how averaged rows come to the other ranks: a send to each (``peers``), one burst that the kernel
             (``fanout``) or the network (``multicast``) multiplies, or ``auto``, the best of what can be had.
         source_ports: UDP source ports of what is sent to one rank over xdp, so that its receive-side scaling spreads
@@ -121,12 +118,10 @@ class TailboundState(Recovery):
         entries: int = 0,
         share_rows: bool = True,
         balance: bool = False,
-        late: str = "drop",
         bits: int = 8,
         error_feedback: bool | None = None,
         schedule: str = "synchronous",
         resync_period: int = 200,
-        resync_drift: float = 0.01,
         resync_share: float = 0.05,
         result: AskedResult = "auto",
         source_ports: int = 0,
@@ -145,10 +140,10 @@ class TailboundState(Recovery):
                 'a rank that has died comes back between two steps: use schedule="synchronous" and no switch, or '
                 "torch.distributed.init_process_group"
             )
-        super().__init__(dist.get_rank(group), dist.get_world_size(group), (resync_period, resync_drift, resync_share))
+        super().__init__(dist.get_rank(group), dist.get_world_size(group), (resync_period, resync_share))
         feedback = bits == 4 if error_feedback is None else error_feedback
-        self.contributions = Contributions(late, feedback, copies=schedule != "synchronous")
-        self.schedule = Schedule(schedule, self.layout, self._applied, lambda: self.loss_scale)
+        self.contributions = Contributions(feedback, copies=schedule != "synchronous")
+        self.schedule = Schedule(schedule, self._applied, lambda: self.loss_scale)
         #: of a code, from the next step on; the same on all ranks
         self.bits = bits
         config = Config(
@@ -178,8 +173,6 @@ class TailboundState(Recovery):
         )
         options = {
             "error_feedback": "on" if feedback else "off",
-            "late": late,
-            "resync_drift": f"{resync_drift:g}",
             "resync_period": str(resync_period),
             "schedule": schedule,
         }
@@ -212,8 +205,7 @@ class TailboundState(Recovery):
         """Starts averaging one bucket; the future completes in bounded time with a tensor like ``tensor``.
 
         That is ``tensor`` itself, averaged in place and never written afterwards; with another schedule than
-        ``synchronous`` or ``late="carry"``, which still need the gradient, memory of this state, used again for the
-        same bucket in the next step.
+        ``synchronous``, which still needs the gradient, memory of this state, used again for the same bucket.
 
         Raises:
             ConfigError: a bucket of a type, layout or device that is not supported.
@@ -237,9 +229,8 @@ class TailboundState(Recovery):
                 self.rehearsed()
             return future
         check_codes(path.coder(None), self.bits, feedback=self.contributions.feedback)
-        self.schedule.begin(index)
         bucket, scale = self.memory_of(index, tensor.numel(), tensor.dtype, tensor.device), self.loss_scale
-        decoded, result = bucket.targets(tensor.detach() if self._in_place else None)
+        decoded, result = bucket.targets(tensor.detach() if self.schedule.at_once else None)
         contribution = self.contributions.begin(index, tensor, last, bucket, 1 / scale)
         prepare, residual = contribution.prepare, contribution.residual
         mark = path.stream.mark()  # behind the copy, if there is one
@@ -253,7 +244,6 @@ class TailboundState(Recovery):
                 errors.append(outcome.error)
             try:
                 pending.outcome = outcome
-                self.contributions.end(index, contribution, outcome)
                 if scale != 1.0:
                     decoded.mul_(scale)
                 if result is not decoded:
@@ -309,11 +299,6 @@ class TailboundState(Recovery):
             self.stepped = False
             self.ended = step_of(outcome.label)
 
-    @property
-    def _in_place(self) -> bool:
-        """Whether nothing needs a gradient any more once its average is there."""
-        return self.schedule.at_once and self.contributions.late == "drop"
-
     def memory_of(
         self, index: int, numel: int, dtype: torch.dtype, device: torch.device, memory: Memory | None = None
     ) -> Bucket:
@@ -328,7 +313,7 @@ class TailboundState(Recovery):
         """Counters of this rank, in plain types (``tailbound.collective.report.snapshot``); empty for one rank.
 
         ``replica`` tells of re-synchronisation: whether this replica is sound (has missed no result since it was last
-        equal to the others), its estimated relative ``drift``, and what was taken and given. ``device_codec``: what
+        equal to the others), how many of its slices may differ, and what was taken and given. ``device_codec``: what
         codes buckets on devices, by device, ``triton`` or ``torch``.
         """
         if self.communicator is None:
@@ -338,7 +323,6 @@ class TailboundState(Recovery):
             stats["replica"] = self.resync.stats()
         if self.entrance is not None:
             stats["entrance"] = {"outside": self.outside, "alone": self.entrance.alone} | dict(self.entrance.counters)
-        stats["carried"] = self.contributions.carried
         stats |= self.schedule.stats()
         stats["history"] = self.history
         if forms := self.paths.forms():
@@ -378,11 +362,6 @@ class TailboundState(Recovery):
         self.note_missing(outcome.missed)
         self.overflow.note(outcome)
         self._complaints.note(outcome)
-
-    def note_missing(self, rows: int) -> None:
-        """An average has been applied without ``rows`` of its rows."""
-        if self.resync is not None:
-            self.resync.note_missing(rows)
 
 
 def model_digest(model: torch.nn.Module) -> str:

@@ -4,7 +4,8 @@ The transport numbers ops by (step, index), learns deadlines from steps of the s
 (clock-2, clock-5, clock-18). DDP's hook marks the last bucket of a step. FSDP and a process group do not, but training
 repeats itself. All ranks make the same calls in the same order, so all come to the same answer without a word.
 
-``Passes`` is told when a backward pass is over (FSDP); ``Steps`` sees nothing but the sequence of calls (backend).
+``Passes`` is told when a backward pass is over (FSDP); ``Told`` when a step is (backend, ``end_step``); ``Steps`` sees
+nothing but the sequence of calls (backend, as long as nobody has said when a step is over).
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ LONGEST = OP_PER_STEP // 2
 MOST_OPS = (1 << OP_INDEX_BITS) // 2
 #: Bucket numbers of what does not repeat begin here, and come again after so many.
 ODD_FROM, ODD_ROUND = 1 << 15, 1 << OP_INDEX_BITS
+#: Number of an op that only ends a step.
+CLOSING = ODD_FROM - 1
 #: A pattern is given up for another one if more than this share of late ops did not fit.
 _UNFIT = 1 / 8
 
@@ -49,11 +52,11 @@ class Passes:
     """
 
     def __init__(self) -> None:
-        self._plan: tuple[int, ...] = ()
-        self._calls: list[int] = []
+        self._plan: tuple[Hashable, ...] = ()
+        self._calls: list[Hashable] = []
         self._open = False
 
-    def call(self, module: int) -> bool:
+    def call(self, module: Hashable) -> bool:
         """One more all-reduce; returns whether it ends the step."""
         self._calls.append(module)
         self._open = tuple(self._calls) != self._plan
@@ -65,6 +68,29 @@ class Passes:
             self._plan = tuple(self._calls)
             self._calls.clear()
         unfinished, self._open = self._open, False
+        return unfinished
+
+
+class Told:
+    """All-reduces of steps whose ends are told: each step is expected to be like the one before, as with ``Passes``."""
+
+    def __init__(self) -> None:
+        self._passes, self._at, self._ops = Passes(), 0, 0
+
+    def take(self, what: Hashable, ops: int = 1) -> Turn:
+        """Places the next all-reduce; see ``Steps.take``."""
+        last = self._passes.call((what, ops))
+        self._ops += ops
+        bucket, self._at = self._at, self._at + 1
+        if last or self._ops >= MOST_OPS:  # or a step could not number them
+            self._ops = 0
+            last = True
+        return Turn(bucket, last)
+
+    def over(self) -> bool:
+        """The step is over; returns whether an empty op has to end it."""
+        unfinished = self._passes.over() and self._ops > 0
+        self._at = self._ops = 0
         return unfinished
 
 
@@ -104,6 +130,10 @@ class Steps:
             self._fitted.clear()
         self._odd += 1
         return Turn(ODD_FROM + self._odd % ODD_ROUND, True)
+
+    def over(self) -> bool:
+        """Steps are told from now on; returns whether an empty op has to end the present one."""
+        return self._ops > 0
 
     def _next(self, ops: int) -> Turn:
         bucket = self._at

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tailbound.transport.config import MS
-from tailbound.transport.steps import step_distance
-from tailbound.wire.schema import serial_distance
+from tailbound.transport.steps import STEP_MASK, step_distance, step_of
+from tailbound.wire.schema import op_label, serial_distance
 
 
 class Suspicion:
@@ -66,11 +66,17 @@ class Suspicion:
                 new.add(rank)
         return new
 
-    def accuse(self, rank: int, op: int) -> bool:
-        """Suspects ``rank`` at once, from ``op`` on; returns whether it was not suspected before."""
-        if rank in self._suspects:
+    def accuse(self, rank: int, op: int, *, anew: bool = False) -> bool:
+        """Suspects ``rank`` at once, from ``op`` on; returns whether it was not suspected before.
+
+        Args:
+            anew: who was suspected before is so from ``op`` on, too: rows of ops before it do not clear it.
+        """
+        known = rank in self._suspects
+        if not known or anew:
+            self._misses[rank], self._first_missed[rank] = self._after, op
+        if known:
             return False
-        self._misses[rank], self._first_missed[rank] = self._after, op
         self._suspects.add(rank)
         self._judge()
         return True
@@ -112,6 +118,7 @@ class Membership:
         self._live: tuple[frozenset[int], int, list[int]] = (_NOBODY, -1, [])  # suspects, gone: who is left
         self._owners = self._here = self._live
         self._heard_step: dict[int, int] = {}
+        self._before: dict[int, int] = {}  # the op before the first one of a rank's process, if it has come back
         self._holds: dict[int, tuple[int, int]] = {}  # rank: since, until
         self._blind_step: int | None = None
 
@@ -160,8 +167,21 @@ class Membership:
         if before is None or step_distance(step, before) > 0:
             self._heard_step[rank] = step
 
-    def bye(self, rank: int) -> None:
-        """``rank`` has said goodbye: nobody waits for it any more."""
+    def died(self, rank: int, op: int) -> bool:
+        """The process of ``rank`` has ended, as of ``op``; returns whether it was not suspected before.
+
+        Rows that it had sent ahead may still come, and must not bring it back: those count that are of two steps later
+        than all it has named.
+        """
+        step = step_of(op)
+        last = max((step, self._heard_step.get(rank, step)), key=lambda one: step_distance(one, step))
+        from_ = op_label(last + _DEAD_AFTER & STEP_MASK, 0)
+        return self.contribution.accuse(rank, from_, anew=True) | self.result.accuse(rank, from_, anew=True)
+
+    def bye(self, rank: int, op: int) -> None:
+        """``rank`` has said goodbye, after ``op``: nobody waits for it any more."""
+        if serial_distance(op, self._before.get(rank, op)) < 0:
+            return  # it is of the process before the present one
         self.gone.add(rank)
         self.changes += 1
         self._holds.pop(rank, None)
@@ -174,6 +194,7 @@ class Membership:
         self.contribution.clear(rank)
         self.result.clear(rank)
         self._heard_step[rank] = step
+        self._before[rank] = (op_label(step, 0) - 1) & 0xFFFFFFFF
 
     def woke(self, step: int) -> None:
         """This process did not run for a while: it suspects nobody in ``step`` (clock-14)."""

@@ -13,7 +13,10 @@ stays open without another word where the request is for just that (``lifeline``
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import os
+import selectors
 import socket
 import struct
 import threading
@@ -40,6 +43,9 @@ _SILENCE = 10.0
 _CHUNK = 1 << 20
 #: Who closes waits for so many seconds at most until the answers under way have been sent.
 _LINGER = 1.0
+
+#: Seconds after which a handshake is begun again, twice as many each time; from so many on the kernel does it.
+_DIAL, _DIAL_MOST = 0.05, 0.8
 
 #: Name of the request that keeps its connection.
 _LIFELINE = "lifeline"
@@ -125,7 +131,7 @@ class Reliable:
         what = f"rank {self._rank}: connecting to rank {rank}"
         with contextlib.ExitStack() as opened:
             try:
-                sock = socket.create_connection(self._peers[rank], timeout, (self._address, 0))
+                sock = _dial(self._peers[rank], timeout, self._address)
                 opened.callback(sock.close)
                 self._exchange(sock, what, _LIFELINE, b"", time.monotonic() + timeout, 0)
             except (OSError, EOFError) as error:
@@ -167,7 +173,7 @@ class Reliable:
 
     @contextmanager
     def _connect(self, rank: int, timeout: float) -> Iterator[socket.socket]:
-        with socket.create_connection(self._peers[rank], timeout, (self._address, 0)) as sock:
+        with _dial(self._peers[rank], timeout, self._address) as sock:
             with self._lock:
                 self._asking.add(sock)
             try:
@@ -269,6 +275,42 @@ class Reliable:
                 raise Refusal(f"nobody serves {name!r} here")
 
         return handler, request
+
+
+def _dial(peer: tuple[str, int], timeout: float, own: str) -> socket.socket:
+    """A connection to ``peer``, from the address ``own``; the socket has ``timeout``, too.
+
+    The kernel repeats the first packet of a handshake after a second, and others wait for what is asked for. So more
+    connections are begun, and the first one that is there is taken.
+
+    Raises:
+        OSError: refused, or not there after ``timeout`` seconds.
+    """
+    until, pause, opened = time.monotonic() + timeout, _DIAL, list[socket.socket]()
+    with selectors.DefaultSelector() as waiting:
+        try:
+            while (left := until - time.monotonic()) > 0:
+                if pause <= _DIAL_MOST:
+                    sock = socket.socket()
+                    opened.append(sock)
+                    sock.setblocking(False)
+                    sock.bind((own, 0))
+                    error = sock.connect_ex(peer)
+                    if error not in (0, errno.EINPROGRESS):
+                        raise OSError(error, os.strerror(error))
+                    waiting.register(sock, selectors.EVENT_WRITE)
+                for key, _ in waiting.select(min(pause, left)):
+                    found = next(sock for sock in opened if sock is key.fileobj)
+                    if error := found.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                        raise OSError(error, os.strerror(error))
+                    opened.remove(found)
+                    found.settimeout(timeout)
+                    return found
+                pause *= 2
+            raise TimeoutError("no connection in time")
+        finally:
+            for sock in opened:
+                sock.close()
 
 
 def _unreachable(what: str, error: OSError | EOFError) -> TransportError:

@@ -1,4 +1,4 @@
-"""When averages are applied: each in its own step, in the next one, or layer by layer before a forward pass."""
+"""When averages are applied: each in its own step, or in the next one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import torch
 
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError
-from tailbound.torch.finished import Layout
 from tailbound.torch.options.delayed import Delay, Pending, ready
-from tailbound.torch.options.split import Split
 
-SCHEDULES = ("synchronous", "delayed", "split")
+SCHEDULES = ("synchronous", "delayed")
 
 
 class Schedule:
@@ -21,7 +19,6 @@ class Schedule:
 
     Args:
         kind: one of ``SCHEDULES``.
-        layout: what DDP's buckets are made of.
         applied: told of what has become of an average when it is applied, and whether it is the last of its step;
             where averages are applied at once, whoever finishes them says so.
         scale: says the loss scale that gradients have now.
@@ -30,34 +27,24 @@ class Schedule:
         ConfigError: ``kind`` is something else.
     """
 
-    def __init__(
-        self, kind: str, layout: Layout, applied: Callable[[Outcome, bool], None], scale: Callable[[], float]
-    ) -> None:
+    def __init__(self, kind: str, applied: Callable[[Outcome, bool], None], scale: Callable[[], float]) -> None:
         if kind not in SCHEDULES:
             raise ConfigError(f"schedule={kind!r}: give one of {', '.join(SCHEDULES)}")
         self.kind, self._applied = kind, applied
         self._delay = Delay(applied, scale) if kind == "delayed" else None
-        self.split = Split(layout, applied) if kind == "split" else None
 
     @property
     def at_once(self) -> bool:
         """Averages are applied in their own step, all together."""
-        return self.kind == "synchronous"
+        return self._delay is None
 
     @property
     def turn(self) -> int:
         """Which of two sets of memory the present step uses."""
         return self._delay.parity if self._delay is not None else 0
 
-    def begin(self, index: int) -> None:
-        """Bucket ``index`` is about to be averaged anew."""
-        if self.split is not None:
-            self.split.begin(index)
-
     def put_off(self, new: Pending) -> torch.futures.Future[torch.Tensor]:
         """What the hook returns now that ``new`` is on its way."""
-        if self.split is not None:
-            return self.split.hold(new)
         return new.future if self._delay is None else self._delay.exchange(new)
 
     def exchange(
@@ -84,21 +71,11 @@ class Schedule:
         """Waits for the delayed averages that are still to be applied, and hands them out, by bucket."""
         return [future.wait() for future in self._delay.take()] if self._delay is not None else []
 
-    def finish(self) -> None:
-        """Applies what waits for a forward pass: before anything else looks at the parameters."""
-        if self.split is not None:
-            self.split.finish()
-
     def forget(self) -> None:
         """Drops what was to be applied: the parameters are others now."""
-        for part in (self._delay, self.split):
-            if part is not None:
-                part.forget()
+        if self._delay is not None:
+            self._delay.forget()
 
     def stats(self) -> dict[str, Any]:
         """Counts, in plain types."""
-        if self._delay is not None:
-            return {"bubbles": self._delay.bubbles}
-        if self.split is not None:
-            return {"split": {"by_forward": self.split.by_forward, "by_request": self.split.by_request}}
-        return {}
+        return {"bubbles": self._delay.bubbles} if self._delay is not None else {}
