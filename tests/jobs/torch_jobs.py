@@ -200,7 +200,7 @@ def refusals(rank: int) -> None:
         "hadamard": (True, "off"),
         "schedule": ("synchronous", "delayed"),
         "late": ("drop", "carry"),
-        "bits": (8, 16),
+        "bits": (8, (4, 8)),
         "error_feedback": (False, True),
         "resync_period": (200, 100),
         "resync_drift": (0.01, 0.02),

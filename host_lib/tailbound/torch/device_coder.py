@@ -25,6 +25,7 @@ from tailbound.torch.device_codec.decode import restore, values_of_codes, values
 from tailbound.torch.device_codec.encode import count_beyond, largest_bits, quantised, rotated
 from tailbound.torch.staging import Block, Blocks
 from tailbound.torch.streams import Stream
+from tailbound.wire.bits import Bits
 from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES, WIDTH_STEP
 
 
@@ -58,7 +59,7 @@ class DeviceCoder:
     """
 
     divisible = False
-    bits: Collection[int] = (8,)
+    bits: Collection[Bits] = (8,)
     feedback = False
 
     def __init__(self, workspace: Workspace, mark: Any) -> None:
