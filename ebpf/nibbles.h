@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Codes of four bits, two a byte, into u8 sums: sixteen codes at a time.
+ * Codes of four bits, two a byte: of every sixteen the first eight lie in the lower halves of eight bytes, the others in
+ * the upper ones. They are never shifted.
  *
- * A row of sums holds, per eight bytes of codes, a u64 of the lower halves' sums and a u64 of the upper ones', as
- * u8 lanes: as much memory as sums of eight codes of a byte each take (lanes.h). 15 * 17 = 255: the host sees to it
- * that a job with such codes has 17 ranks at most. They are never shifted.
+ * Flag NIBBLES, u8 sums: a row of sums holds, per eight bytes of codes, a u64 of the lower halves' sums and a u64 of the
+ * upper ones', as u8 lanes: as much memory as sums of eight codes of a byte each take (lanes.h). 15 * 17 = 255: the host
+ * sees to it that a job with such codes has 17 ranks at most.
+ *
+ * Flag HALVES, u16 sums, for any number of ranks: the lanes are those of lanes.h, as if each code had a byte of its own.
+ * They take four times the codes' memory, so a row has half of the width at most (tb_row_rules).
  */
 #ifndef TB_NIBBLES_H
 #define TB_NIBBLES_H
@@ -84,6 +88,81 @@ static __always_inline void tb_nibbles_add(__u64 *sums, const void *codes, const
 
 	tb_nibbles_rest(sums, codes, end, 1);
 	TB_NIBBLES_ROUNDS(TB_LANES_ADD);
+}
+
+#define TB_HALVES_MASK 0x000f000f000f000fULL
+/* Bytes of a round: so many that any row of half the width has whole rounds and one step more at most. */
+#define TB_HALVES_ROUND 32
+#define TB_HALVES_MOST (TB_WIDTH / 2 - TB_HALVES_ROUND)
+
+/* clang-format off */
+#define TB_HALVES_LANES(OP, back, shift, at) \
+	TB_LANES_LOAD(back) "%[t] >>= " shift "\n" "%[t] &= %[m]\n" OP(at)
+/* Eight bytes: even and odd codes of the lower halves, then of the upper ones. */
+#define TB_HALVES_WORD(OP, back, at, odd, upper, last) \
+	TB_LANES_LOAD(back) "%[t] &= %[m]\n" OP(at) \
+	TB_HALVES_LANES(OP, back, "8", odd) \
+	TB_HALVES_LANES(OP, back, "4", upper) \
+	TB_HALVES_LANES(OP, back, "12", last)
+
+#define TB_HALVES_ROUNDS(OP) \
+	asm volatile("tb_round_%=:\n" \
+		     "if %[q] > %[end] goto tb_done_%=\n" \
+		     TB_HALVES_WORD(OP, "32", "0", "8", "16", "24") \
+		     TB_HALVES_WORD(OP, "24", "32", "40", "48", "56") \
+		     TB_HALVES_WORD(OP, "16", "64", "72", "80", "88") \
+		     TB_HALVES_WORD(OP, "8", "96", "104", "112", "120") \
+		     "%[q] += 32\n" \
+		     "%[s] += 128\n" \
+		     "%[n] += -1\n" \
+		     "if %[n] != 0 goto tb_round_%=\n" \
+		     "tb_done_%=:\n" \
+		     : [q] "+r"(q), [s] "+r"(sums), [n] "+r"(n), [t] "=&r"(t), [u] "=&r"(u) \
+		     : [end] "r"(end), [m] "r"(mask) \
+		     : "memory")
+/* clang-format on */
+
+/* The step that a row may have behind its whole rounds. */
+static __always_inline void tb_halves_rest(__u64 *sums, const void *codes, const void *end, int add)
+{
+	__u64 whole = (__u64)(end - codes) & -(__u64)TB_HALVES_ROUND, t, lanes;
+	int i, j;
+
+	/* As in tb_lanes_whole. */
+	asm volatile("" : "+r"(whole));
+	if (whole > TB_HALVES_MOST)
+		return;
+	codes += whole;
+	sums += whole / 2;
+	if (codes + TB_ROW_STEP > end)
+		return;
+#pragma unroll
+	for (i = 0; i < TB_ROW_STEP / 8; i++) {
+		t = tb_le64(((const tb_u64 *)codes)[i]);
+#pragma unroll
+		for (j = 0; j < 4; j++) {
+			lanes = t >> (j >> 1 << 2 | (j & 1) << 3) & TB_HALVES_MASK;
+			sums[4 * i + j] = add ? sums[4 * i + j] + lanes : lanes;
+		}
+	}
+}
+
+static __always_inline void tb_halves_store(__u64 *sums, const void *codes, const void *end)
+{
+	__u64 n = TB_WIDTH / 2 / TB_HALVES_ROUND, mask = TB_HALVES_MASK, t, u;
+	const void *q = codes + TB_HALVES_ROUND;
+
+	tb_halves_rest(sums, codes, end, 0);
+	TB_HALVES_ROUNDS(TB_LANES_STORE);
+}
+
+static __always_inline void tb_halves_add(__u64 *sums, const void *codes, const void *end)
+{
+	__u64 n = TB_WIDTH / 2 / TB_HALVES_ROUND, mask = TB_HALVES_MASK, t, u;
+	const void *q = codes + TB_HALVES_ROUND;
+
+	tb_halves_rest(sums, codes, end, 1);
+	TB_HALVES_ROUNDS(TB_LANES_ADD);
 }
 
 #endif /* TB_NIBBLES_H */

@@ -41,6 +41,7 @@
 #define TB_FLAG_SUMS 256
 #define TB_FLAG_SWITCHED 512
 #define TB_FLAG_NIBBLES 1024
+#define TB_FLAG_HALVES 2048
 
 /* Header of every Tailbound packet, after UDP, network byte order. */
 struct tb_header {

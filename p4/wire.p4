@@ -37,6 +37,7 @@ const bit<16> TB_FLAG_FIRST_HALF = 128;
 const bit<16> TB_FLAG_SUMS = 256;
 const bit<16> TB_FLAG_SWITCHED = 512;
 const bit<16> TB_FLAG_NIBBLES = 1024;
+const bit<16> TB_FLAG_HALVES = 2048;
 
 const bit<8> TB_VERDICT_STORED = 0;
 const bit<8> TB_VERDICT_ADDED = 1;

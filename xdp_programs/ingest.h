@@ -97,6 +97,8 @@ static __always_inline __u32 tb_row_rules(const struct tb_control *control,
 	__u32 map_id =
 		tb_distance(p->op, control->map_since) >= 0 ? control->map_id : control->map_before;
 
+	if (p->codes > TB_WIDTH)
+		return TB_VERDICT_BAD_LENGTH;
 	if (p->row >= p->rows)
 		return TB_VERDICT_SLOT_OUT_OF_RANGE;
 	if (tb_be32(head->map_id) != map_id)
@@ -161,7 +163,7 @@ static __always_inline int tb_quiet(const struct tb_control *control, const stru
 	if (TB_WIDTH > TB_PASS_WIDTH)
 		return 0;
 	if ((!sum && p->type != TB_TYPE_RESULT) || !tb_pass_rounds(f->codes, f->end) ||
-	    p->flags & TB_FLAG_NIBBLES || f->head->shift ||
+	    p->flags & (TB_FLAG_NIBBLES | TB_FLAG_HALVES) || f->head->shift ||
 	    p->owner != (sum ? control->rank : p->sender) ||
 	    tb_row_rules(control, f->head, p) != TB_GO_ON)
 		return 0;
@@ -301,7 +303,9 @@ static __always_inline void tb_op_late(const struct tb_control *control, const s
 static __always_inline void tb_codes_add(__u64 *sums, const struct tb_packet *p,
 					 const struct tb_frame *f, __u32 shift)
 {
-	if (p->flags & TB_FLAG_NIBBLES)
+	if (p->flags & TB_FLAG_HALVES)
+		tb_halves_add(sums, f->codes, f->end);
+	else if (p->flags & TB_FLAG_NIBBLES)
 		tb_nibbles_add(sums, f->codes, f->end);
 	else
 		tb_lanes_add(sums, f->codes, f->end, shift);
@@ -310,7 +314,9 @@ static __always_inline void tb_codes_add(__u64 *sums, const struct tb_packet *p,
 static __always_inline void tb_codes_store(__u64 *sums, const struct tb_packet *p,
 					   const struct tb_frame *f, __u32 shift)
 {
-	if (p->flags & TB_FLAG_NIBBLES)
+	if (p->flags & TB_FLAG_HALVES)
+		tb_halves_store(sums, f->codes, f->end);
+	else if (p->flags & TB_FLAG_NIBBLES)
 		tb_nibbles_store(sums, f->codes, f->end);
 	else
 		tb_lanes_store(sums, f->codes, f->end, shift);
@@ -541,6 +547,8 @@ static __always_inline __u32 tb_judge(struct xdp_md *ctx, const struct tb_contro
 	if (verdict != TB_GO_ON)
 		return verdict;
 	tb_packet_of(&p, f.head, codes);
+	if (p.flags & TB_FLAG_HALVES)
+		p.codes *= 2; /* so that both kinds of rows of an op have as many */
 	op = TB_LOOKUP(ops, tb_op_slot(p.op));
 	if (!op)
 		return TB_VERDICT_STALE_OP;

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 import cases
-from interleave.scene import CODES, OPS, RIGHT, SENDERS, WRONG, Action, codes_of, lanes, result_codes
+from interleave.scene import CODES, OPS, RIGHT, SENDERS, WRONG, Action, lanes, result_codes
 from interleave.view import MARKS, RISING, SETS, View
 from tailbound.wire.schema import EXPONENT_NONE, Event, Verdict
 
@@ -22,10 +22,10 @@ def sum_of(ranks: int, op: int, exponent: int) -> bytes:
     """The lanes of a sum with ``ranks`` in it, all of one exponent."""
     key = (ranks, op, exponent)
     if key not in _SUMS:
-        total = np.zeros(CODES // 4, np.uint64)
+        total = np.zeros_like(lanes(1, OPS[op], exponent))
         for sender in SENDERS:
             if ranks >> sender & 1:
-                total += lanes(codes_of(sender, OPS[op], exponent))
+                total += lanes(sender, OPS[op], exponent)
         _SUMS[key] = total.tobytes()
     return _SUMS[key]
 
@@ -39,7 +39,7 @@ def state_is_sound(view: View, changed: frozenset[str]) -> Iterator[str]:
         exponent = view.get("slots.exponent")
         if exponent not in (RIGHT, WRONG):
             yield f"a sum has the exponent {exponent} that nobody sent"
-        elif view.part("sums", 2 * CODES) != sum_of(view.ranks, view.slot, exponent):
+        elif view.part("sums", len(wanted := sum_of(view.ranks, view.slot, exponent))) != wanted:
             yield f"the sum is not that of its members {view.ranks:#x} by their codes at exponent {exponent}"
     if changed & {"presence", "result_records", "results"}:
         yield from _result_is_sound(view)

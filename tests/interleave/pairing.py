@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from interleave.explorer import Walker, explored
 from interleave.pairs import MOST, Outcome, Pair, PairTables
-from interleave.scene import ACTIONS, CODES, SCENES, Action
+from interleave.scene import ACTIONS, CODES, SCENES, SUM_BYTES, Action
 from interleave.tables import Layout, verdict_of
 from interleave.view import View
 from tailbound.wire.schema import Verdict
@@ -17,7 +17,7 @@ from tailbound.wire.schema import Verdict
 _WORDS = ("3 is out", "3 is back", "new map")
 #: Verdicts by which a result's op is there.
 _THERE = (Verdict.RESULT_TAKEN, Verdict.DUPLICATE_RESULT, Verdict.DUPLICATE_REPAIR_RESULT)
-_SUM = (("slots", 64), ("sums", 2 * CODES))
+_SUM = (("slots", 64), ("sums", SUM_BYTES))
 _RESULT = (("result_records", 32), ("presence", 8), ("results", CODES))
 Verdicts = tuple[int | None, int | None]
 _Done = tuple[bytes, int | None, int]

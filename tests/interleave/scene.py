@@ -21,6 +21,8 @@ from tailbound.wire.schema import OP_PER_STEP, OP_STEPS, Flag, Verdict, op_label
 SENDERS = (1, 2, 3)
 #: Codes of a row: the shortest that there is.
 CODES = 16
+#: Bytes of a sum, of op B with two codes a byte.
+SUM_BYTES = 4 * CODES
 RIGHT, WRONG = cases.EXPONENT, cases.EXPONENT + 5
 NEW_MAP = cases.MAP_ID + 1
 
@@ -47,7 +49,7 @@ assert op_slot(C.label) == RECORD
 
 
 def codes_of(sender: int, op: Op, exponent: int) -> bytes:
-    """What a sender contributes."""
+    """What a sender contributes: to op B two codes a byte (``Flag.HALVES``)."""
     return cases.codes(sender + (16 if op is B else 0) + (64 if exponent == WRONG else 0), CODES)
 
 
@@ -56,9 +58,12 @@ def result_codes(owner: int, op: Op) -> bytes:
     return cases.codes(128 + owner + (16 if op is B else 0), CODES)
 
 
-def lanes(codes: bytes) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """``codes`` as the words of a sum that nobody else is in."""
-    byte = np.frombuffer(codes, np.uint8).reshape(-1, 4, 2)
+def lanes(sender: int, op: Op, exponent: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """What a sender contributes as the words of a sum that nobody else is in."""
+    codes = np.frombuffer(codes_of(sender, op, exponent), np.uint8)
+    if op is B:
+        codes = np.stack((codes.reshape(-1, 8) & 15, codes.reshape(-1, 8) >> 4), axis=1)
+    byte = codes.reshape(-1, 4, 2)
     return np.ascontiguousarray(byte.transpose(0, 2, 1)).astype(np.uint16).reshape(-1).view(np.uint64)
 
 
@@ -92,6 +97,7 @@ class Action:
 def _contribution(name: str, sender: int, op: Op, exponent: int = RIGHT, **fields: Any) -> Action:
     values = {"seq": op.seq, "op": op.label, "row": 0, "rows": 1, "exponent": exponent, "contributed": op.label}
     values |= {"owner": cases.RANK, "need": cases.NEED, "published": cases.RELEASED} | fields
+    values["flags"] = values.get("flags", 0) | (Flag.HALVES if op is B else 0)
     data = cases.build(cases.PacketType.CONTRIBUTION, codes_of(sender, op, exponent), sender=sender, **values)
     return Action(name, data, "contribution", sender, op, exponent, fields.get("map_id", cases.MAP_ID))
 
@@ -99,6 +105,7 @@ def _contribution(name: str, sender: int, op: Op, exponent: int = RIGHT, **field
 def _result(name: str, owner: int, op: Op, **fields: Any) -> Action:
     values = {"seq": op.result_seq, "op": op.label, "row": 0, "rows": 1, "scale": 0.25, "count": owner}
     values |= {"exponent": RIGHT, "contributed": op.label, "published": op.label, "owner": owner} | fields
+    values["flags"] = values.get("flags", 0) | (Flag.HALVES if op is B else 0)
     data = cases.build(cases.PacketType.RESULT, result_codes(owner, op), sender=owner, **values)
     return Action(name, data, "result", owner, op, map_id=fields.get("map_id", cases.MAP_ID))
 

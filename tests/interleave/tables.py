@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import cases
-from interleave.scene import CODES, RECORD, RESULT_ROW, SENDERS, SLOT, Action
+from interleave.scene import CODES, RECORD, RESULT_ROW, SENDERS, SLOT, SUM_BYTES, Action
 from tailbound.datapath.store import allocate
 from tailbound.datapath.tables import EVENT_HEAD, EVENT_TAIL
 from tailbound.wire.schema import MAX_RANKS, Verdict
@@ -28,7 +28,7 @@ PARTS: tuple[tuple[str, int, int, int], ...] = (
     ("slot_locks", SLOT, 1, 0),
     ("expect", SLOT, 1, 0),
     ("slots", SLOT, 1, 0),
-    ("sums", SLOT, 1, 2 * CODES),
+    ("sums", SLOT, 1, SUM_BYTES),
     ("result_records", RESULT_ROW, 1, 0),
     ("presence", RESULT_ROW, 1, 0),
     ("results", RESULT_ROW, 1, CODES),

@@ -30,7 +30,7 @@ POLICIES = {
 #: Other codes than u8, and the NMSE of a mean that they allow (tests/unit/test_codec_bits.py).
 CODES: dict[str, tuple[dict[str, Any], float]] = {
     "16 bits": ({"bits": 16}, 2e-7),
-    "4 bits": ({"bits": 4}, 0.12),
+    "4 bits, 8 back": ({"bits": (4, 8), "error_feedback": False}, 0.03),
     "4 bits with feedback": ({"bits": 4, "error_feedback": True}, 0.12),
 }
 

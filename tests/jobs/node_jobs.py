@@ -85,7 +85,7 @@ def parity(rank: int) -> list[dict[str, Any]]:
                 backward(net, rank, 10 * step + 1)
             assert nmse(gradient(ours), gradient(plain)) <= 3 * BOUND
             assert same_everywhere(digest(ours))
-    for options, bound in (({"bits": 16}, 2e-7), ({"bits": 4}, 0.12)):
+    for options, bound in (({"bits": 16}, 2e-7), ({"bits": 4}, 0.12), ({"bits": (4, 8)}, 0.12)):
         plain, ours = (DDP(model(), bucket_cap_mb=0.05) for _ in range(2))
         with register(ours, node_group="auto", **PATIENT, **options) as state:
             for step in range(4):

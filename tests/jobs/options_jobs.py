@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -15,10 +16,11 @@ from tailbound.errors import ConfigError
 from tailbound.torch import GradScaler, TailboundState, register
 from tailbound.torch.options.delayed import SETTLING
 from tailbound.torch.sparse import average_sparse
+from tailbound.wire.bits import Bits
 from torch_jobs import PATIENT, backward, batch, digest, gradient, model, nmse, same_everywhere
 
 
-def _gradients(bits: int, steps: range, **options: Any) -> list[float]:
+def _gradients(bits: Bits, steps: range, **options: Any) -> list[float]:
     """NMSE of each step's average against plain DDP's."""
     rank, errors = dist.get_rank(), []
     plain, ours = DDP(model(), bucket_cap_mb=0.05), DDP(model(), bucket_cap_mb=0.05)
@@ -40,6 +42,7 @@ def parity(rank: int) -> dict[str, list[float]]:
         "16": _gradients(16, range(4)),
         "8": _gradients(8, range(4), error_feedback=True),
         "4": _gradients(4, range(4), error_feedback=False),
+        "4,8": _gradients((4, 8), range(4), error_feedback=False),
     }
 
 
@@ -51,7 +54,7 @@ def switching(rank: int) -> list[float]:
         return torch.randn(numel, generator=torch.Generator().manual_seed(100 * step + of))
 
     with TailboundState(**PATIENT) as state:
-        for step, bits in enumerate((8, 8, 16, 16, 4, 8)):
+        for step, bits in enumerate((8, (4, 8), 16, 16, 4, 8)):
             state.bits = bits
             out = state.average(0, data(rank, step), True).wait()
             exact = sum(data(r, step) for r in range(dist.get_world_size())) / dist.get_world_size()
@@ -210,8 +213,9 @@ def in_place(rank: int, kind: str) -> None:
 
 def refused(rank: int) -> None:
     """Codes and error feedback that a device has no pass for; at the first step, and on the ranks that have one."""
-    for options, text in (({"bits": 4}, "bits=4"), ({"bits": 16}, "bits=16"), ({"error_feedback": True}, "feedback")):
-        with TailboundState(**options, **PATIENT) as state, pytest.raises(ConfigError, match=text):
+    codes = [({"bits": bits}, f"bits={bits}") for bits in (4, 16, (4, 8))]
+    for options, text in (*codes, ({"error_feedback": True}, "feedback")):
+        with TailboundState(**options, **PATIENT) as state, pytest.raises(ConfigError, match=re.escape(text)):
             state.average(0, torch.ones(1000), True)
     with TailboundState(schedule="delayed", **PATIENT) as state, pytest.raises(ConfigError, match="sparse=False"):
         average_sparse(state, 0, torch.eye(4).to_sparse(), True)

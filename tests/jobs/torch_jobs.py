@@ -199,7 +199,7 @@ def refusals(rank: int) -> None:
     differing: dict[str, tuple[Any, Any]] = {
         "hadamard": (True, "off"),
         "schedule": ("synchronous", "delayed"),
-        "bits": (8, 16),
+        "bits": (8, (4, 8)),
         "error_feedback": (False, True),
         "resync_period": (200, 100),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import nibble_cases
+from tailbound.wire.schema import Flag
 
 
 @pytest.mark.parametrize("count", nibble_cases.COUNTS)
@@ -14,3 +15,12 @@ def test_sums_of_half_bytes(make, count: int) -> None:
 
 def test_seventeen_ranks_fill_a_lane(make) -> None:
     nibble_cases.check_most(make(ranks=32))
+
+
+@pytest.mark.parametrize("count", nibble_cases.HALF_COUNTS)
+def test_sums_of_half_bytes_in_wide_lanes(make, count: int) -> None:
+    nibble_cases.check_sums(make(), count, Flag.HALVES)
+
+
+def test_more_than_seventeen_ranks(make) -> None:
+    nibble_cases.check_more(make(ranks=32))

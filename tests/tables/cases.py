@@ -596,7 +596,49 @@ _RESULTS = [
     ),
 ]
 
-CASES: tuple[Case, ...] = (*_LENGTH, *_TRUST, *_ADDRESSEE, *_CONTROL, *_WINDOW, *_OPS, *_SUMS, *_RESULTS)
+#: Rows of two codes a byte have as many codes as rows of one that are twice as long.
+_HALVES = [
+    Case("half bytes", contribution(length=64, flags=Flag.HALVES), Verdict.STORED),
+    Case(
+        "a result of as many codes",
+        result(2),
+        Verdict.RESULT_TAKEN,
+        2,
+        before=(contribution(length=64, flags=Flag.HALVES),),
+    ),
+    Case(
+        "a result of as many bytes",
+        result(2, 64),
+        Verdict.LAYOUT_MISMATCH,
+        2,
+        before=(contribution(length=64, flags=Flag.HALVES),),
+    ),
+    Case(
+        "a result of half bytes, too",
+        result(2, 64, flags=Flag.HALVES),
+        Verdict.RESULT_TAKEN,
+        2,
+        before=(contribution(length=64, flags=Flag.HALVES),),
+    ),
+    Case("half bytes as wide as may be", contribution(length=WIDTH // 2, flags=Flag.HALVES), Verdict.STORED),
+    Case(
+        "half bytes whose sums would not fit",
+        contribution(length=WIDTH // 2 + 16, flags=Flag.HALVES),
+        Verdict.BAD_LENGTH,
+    ),
+    Case(
+        "a result of half bytes that no contribution could have",
+        result(length=WIDTH // 2 + 16, flags=Flag.HALVES),
+        Verdict.BAD_LENGTH,
+    ),
+    Case(
+        "half bytes with both flags have wide lanes",
+        contribution(length=WIDTH // 2 + 16, flags=Flag.HALVES | Flag.NIBBLES),
+        Verdict.BAD_LENGTH,
+    ),
+]
+
+CASES: tuple[Case, ...] = (*_LENGTH, *_TRUST, *_ADDRESSEE, *_CONTROL, *_WINDOW, *_OPS, *_SUMS, *_RESULTS, *_HALVES)
 
 assert len({c.name for c in CASES}) == len(CASES)
 

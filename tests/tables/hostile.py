@@ -68,7 +68,7 @@ def hostile(rng: random.Random) -> bytes:
         need=rng.randrange(-60, 60),
         scale=rng.random(),
         count=rng.randrange(5),
-        flags=rng.choice((0, 0, 0, Flag.ABSTAIN, Flag.NIBBLES)),
+        flags=rng.choice((0, 0, 0, Flag.ABSTAIN, Flag.NIBBLES, Flag.HALVES)),
         contributed=rng.choice((0, op - 1, op, cases.OP)),
         published=rng.choice((0, op - 1, op, cases.OP)),
         deadline=rng.choice((0, 0, 9)),

@@ -1,4 +1,4 @@
-"""Contributions in codes of 4 bits, for both datapaths: sums of half bytes, u8 lanes."""
+"""Contributions in codes of 4 bits, for both datapaths: sums of half bytes in lanes of u8 and of u16."""
 
 from __future__ import annotations
 
@@ -15,24 +15,30 @@ SLOT = cases.SEQ & (cases.SUM_ROWS - 1)
 COUNTS = [16, 48, 64, 112, 128, 176, 256]
 
 
-def nibbles(sender: int, body: bytes, **fields: Any) -> bytes:
+#: The same of rows that have lanes of u16: half of the width, rounds of 32.
+HALF_COUNTS = [16, 32, 48, 112, 128]
+
+
+def nibbles(sender: int, body: bytes, flag: Flag = Flag.NIBBLES, **fields: Any) -> bytes:
     """A contribution of two codes a byte."""
     values = {"owner": cases.RANK, "seq": cases.SEQ, "row": 5, "rows": cases.ROWS, "exponent": cases.EXPONENT} | fields
-    return cases.build(PacketType.CONTRIBUTION, body, sender=sender, flags=Flag.NIBBLES, **values)
+    return cases.build(PacketType.CONTRIBUTION, body, sender=sender, flags=flag, **values)
 
 
-def check_sums(world: Any, count: int) -> None:
+def check_sums(world: Any, count: int, flag: Flag = Flag.NIBBLES) -> None:
     """Three ranks, over what an older op with codes of a byte left there; nothing behind the row changes."""
     world.take(cases.contribution(3, cases.WIDTH, op=cases.OP - 1))
+    wide = flag == Flag.HALVES
+    size = 4 * count if wide else 2 * count
     before = world.store.sums[SLOT].copy()
     payloads = np.random.default_rng(count).integers(0, 256, (3, count), np.uint8)
     for sender, payload in enumerate(payloads):
-        verdict, _ = world.take(nibbles(sender + 1, payload.tobytes()))
+        verdict, _ = world.take(nibbles(sender + 1, payload.tobytes(), flag))
         assert verdict == (Verdict.ADDED if sender else Verdict.STORED)
-        assert world.take(nibbles(sender + 1, payload.tobytes()))[0] == Verdict.DUPLICATE
-    want = reference_bits.sums_of(payloads, np.zeros(3, np.uint8), 4)
-    assert np.array_equal(world.store.sums[SLOT, : 2 * count], want)
-    assert np.array_equal(world.store.sums[SLOT, 2 * count :], before[2 * count :])
+        assert world.take(nibbles(sender + 1, payload.tobytes(), flag))[0] == Verdict.DUPLICATE
+    want = reference_bits.sums_of(payloads, np.zeros(3, np.uint8), 4, wide)
+    assert np.array_equal(world.store.sums[SLOT, :size], want)
+    assert np.array_equal(world.store.sums[SLOT, size:], before[size:])
     record = world.store.slots[SLOT]
     assert (record["count"], record["units"]) == (3, 3)
 
@@ -43,3 +49,11 @@ def check_most(world: Any) -> None:
         world.take(nibbles(sender, bytes([0xFF]) * cases.WIDTH))
     assert (world.store.sums[SLOT, : 2 * cases.WIDTH] == 255).all()
     assert world.store.slots[SLOT]["count"] == 17
+
+
+def check_more(world: Any) -> None:
+    """Ranks beyond 17, in lanes of u16."""
+    for sender in range(1, 31):
+        world.take(nibbles(sender, bytes([0xFF]) * (cases.WIDTH // 2), Flag.HALVES))
+    assert (world.store.sums[SLOT].view("<u2") == 30 * 15).all()
+    assert world.store.slots[SLOT]["count"] == 30

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from support import PATIENCE, gradients, patient, team
 from tailbound.codec.scratch import Scratch
-from tailbound.codec.shape import BITS
 from tailbound.codec.threads import Threads, threads_for
 from tailbound.collective.communicator import Communicator, Handling
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError
+from tailbound.wire.bits import BITS, Bits
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_the_bits_are_those_of_one_thread() -> None:
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_so_is_what_the_codes_leave_unsaid(bits: int) -> None:
+def test_so_is_what_the_codes_leave_unsaid(bits: Bits) -> None:
     """Codes of other widths, with error feedback: a step with what the step before has left."""
     inputs = gradients("C", 2, 1408 * 64 * 40 + 5, 1)
     results = []

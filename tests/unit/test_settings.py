@@ -145,6 +145,10 @@ def test_arguments_take_the_spellings_of_variables() -> None:
         False, False, 4, (20.0, 40.0), "",
     )  # fmt: skip
     assert spelled(hadamard="AUTO", share_rows="on") == ("auto", True, 8, None, "x")
+    for text in ("4,8", "4, 8", "(4, 8)"):
+        assert spelled(bits=text)[2] == (4, 8)
+    with pytest.raises(ConfigError, match="bits= is '8,4': give one of 16 or 8 or 4 or 4,8"):
+        spelled(bits="8,4")
     assert spelled(hadamard=False, bits=16, deadline_ms=(1.0, 2.0)) == (False, True, 16, (1.0, 2.0), "x")
     with pytest.raises(ConfigError, match="hadamard= is 'maybe': give one of on, off, auto"):
         spelled(hadamard="maybe")

@@ -28,6 +28,7 @@ from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import shape_for
 from tailbound.codec.threads import Threads
 from tailbound.errors import ConfigError
+from tailbound.wire.bits import Bits, bits_text, bits_told
 from tailbound.wire.packets import DTYPES
 from tailbound.wire.schema import HEADER_BYTES
 
@@ -43,7 +44,7 @@ class _Case(NamedTuple):
 
     rotate: bool = True
     loss: float = 0.0
-    bits: int = 8
+    bits: Bits = 8
     ranks: int = RANKS
     correlation: float = 0.0
     balance: bool = False
@@ -51,15 +52,15 @@ class _Case(NamedTuple):
     @property
     def name(self) -> str:
         usual = (self.bits, self.ranks, self.correlation) == (8, RANKS, 0.0)
-        how = "" if usual else f"{self.bits} bits, {self.ranks} ranks, correlation {self.correlation:g}, "
+        how = "" if usual else f"{bits_text(self.bits)} bits, {self.ranks} ranks, correlation {self.correlation:g}, "
         rotation = ("balanced" if self.balance else "rotated") if self.rotate else "plain"
         return f"{rotation}, {how}{self.loss:.0%} of results lost"
 
 
 _ROTATED = (
     *(_Case(True, loss) for loss in (0.0, 0.01)),
-    *(_Case(bits=b, ranks=n, correlation=c) for b in (8, 4) for n, c in ((4, 0.5), (16, 0.0), (16, 0.5))),
-    _Case(bits=4),
+    *(_Case(bits=b, ranks=n, correlation=c) for b in (8, (4, 8), 4) for n, c in ((4, 0.5), (16, 0.0), (16, 0.5))),
+    *(_Case(bits=b) for b in ((4, 8), 4)),
 )
 _CASES = (*_ROTATED, *(each._replace(balance=True) for each in _ROTATED), *(_Case(False, loss) for loss in (0.0, 0.01)))
 
@@ -200,7 +201,7 @@ def errors() -> list[dict[str, Any]]:
         rows.append(
             {
                 "name": case.name,
-                "bits": case.bits,
+                "bits": bits_told(case.bits),
                 "ranks": case.ranks,
                 "correlation": case.correlation,
                 "balance": case.balance,

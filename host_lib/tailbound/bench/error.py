@@ -21,11 +21,13 @@ from tailbound.bench.losses import PATTERNS
 from tailbound.bench.lossy import TOPOLOGIES, outputs
 from tailbound.bench.save import save
 from tailbound.codec.local import LocalJob
+from tailbound.wire.bits import Bits, bits_told, both_ways
 
 Vector = NDArray[np.float32]
 Row = dict[str, Any]
 _WIDTH = 1408
-_BITS, _RANKS = (8, 4), (4, 16)
+_RANKS = (4, 16)
+_BITS: tuple[Bits, ...] = (8, (4, 8), 4)
 _LOSSES, _LOSS_RANKS = (0.0, 0.01, 0.05, 0.1), 4
 
 
@@ -46,36 +48,42 @@ class _Quantiser(NamedTuple):
     """``mean`` of gradients in codes of some bits; ``back``: bits of an entry on the way back, of (bits, ranks)."""
 
     name: str
-    mean: Callable[[Sequence[Vector], int, np.random.Generator], Vector]
-    back: Callable[[int, int], int]
+    mean: Callable[[Sequence[Vector], Bits, np.random.Generator], Vector]
+    back: Callable[[Bits, int], int]
     summable: bool
 
 
-def _eden_both_ways(gradients: Sequence[Vector], bits: int, rng: np.random.Generator) -> Vector:
-    return quantisers.eden(quantisers.eden_mean(gradients, bits, rng), bits, rng)
+def _eden_both_ways(gradients: Sequence[Vector], bits: Bits, rng: np.random.Generator) -> Vector:
+    up, down = both_ways(bits)
+    return quantisers.eden(quantisers.eden_mean(gradients, up, rng), down, rng)
 
 
-def _same(bits: int, ranks: int) -> int:
-    return bits
+def _of_up(mean: Callable[[Sequence[Vector], int, np.random.Generator], Vector]) -> Any:
+    """``mean`` for who says bits of both ways: those of the way to the owner count."""
+    return lambda gradients, bits, rng: mean(gradients, both_ways(bits)[0], rng)
 
 
-def bits_of_sum(bits: int, ranks: int) -> int:
-    """Bits that hold the sum of a code of ``bits`` of every rank."""
-    return (((1 << bits) - 1) * ranks).bit_length()
+def _same(bits: Bits, ranks: int) -> int:
+    return both_ways(bits)[1]
+
+
+def bits_of_sum(bits: Bits, ranks: int) -> int:
+    """Bits that hold the sum of a code of every rank, of the bits of a contribution."""
+    return (((1 << both_ways(bits)[0]) - 1) * ranks).bit_length()
 
 
 _OTHERS = (
     _Quantiser("EDEN, same bits back", _eden_both_ways, _same, False),
-    _Quantiser("EDEN, float32 back", quantisers.eden_mean, lambda bits, ranks: 32, False),
-    _Quantiser("THC uniform, sum back", quantisers.thc_mean, bits_of_sum, True),
-    _Quantiser("correlated, sum back", quantisers.correlated_mean, bits_of_sum, True),
+    _Quantiser("EDEN, float32 back", _of_up(quantisers.eden_mean), lambda bits, ranks: 32, False),
+    _Quantiser("THC uniform, sum back", _of_up(quantisers.thc_mean), bits_of_sum, True),
+    _Quantiser("correlated, sum back", _of_up(quantisers.correlated_mean), bits_of_sum, True),
 )
 
 
 def quantisers_of(layers: Layers) -> tuple[_Quantiser, ...]:
     """All of them, for gradients of ``layers``; ours with exponents of tensors and without."""
 
-    def tailbound(even: bool, gradients: Sequence[Vector], bits: int, _: np.random.Generator) -> Vector:
+    def tailbound(even: bool, gradients: Sequence[Vector], bits: Bits, _: np.random.Generator) -> Vector:
         job = LocalJob(len(gradients), gradients[0].size, _WIDTH, bits=bits)
         if not even:
             balance(job, gradients, layers)
@@ -137,7 +145,7 @@ def quantiser_rows(data: Iterable[_Data], ranks: Iterable[int]) -> list[Row]:
                     value = q.mean(gradients, bits, np.random.default_rng(11))
                     rows.append(
                         {
-                            "kind": "quantiser", "data": each.name, "name": q.name, "bits": bits, "ranks": n,
+                            "kind": "quantiser", "data": each.name, "name": q.name, "bits": bits_told(bits), "ranks": n,
                             "nmse": nmse(value, exact), "bits_back": q.back(bits, n), "summable": q.summable,
                         }
                     )  # fmt: skip

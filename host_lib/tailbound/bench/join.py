@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from tailbound.bench.start import StartLine
 from tailbound.collective.communicator import Communicator
-from tailbound.settings.table import PORT, RESULT
+from tailbound.settings.table import BITS, PORT, RESULT
 from tailbound.transport.config import Config
 
 
@@ -32,7 +32,12 @@ def communicator(
 ) -> Iterator[Communicator]:
     """A communicator on the group's store, with ``settings`` of ``Config``; all ranks leave together, measured."""
     config = Config(
-        rank=dist.get_rank(), ranks=dist.get_world_size(), port=PORT.read(), result=RESULT.read(), **settings
+        rank=dist.get_rank(),
+        ranks=dist.get_world_size(),
+        port=PORT.read(),
+        result=RESULT.read(),
+        bits=BITS.read(),
+        **settings,
     )
     store = dist.distributed_c10d._get_default_store()
     with Communicator(store, config, datapath=job["datapath"], name=name, on_thread=on_thread) as ours:

@@ -22,6 +22,7 @@ from tailbound.codec.hashing import (
     STAGE_CONTRIBUTION,
     STAGE_RESULT,
     bits_of,
+    float_of,
     rounding_seed,
     row_key,
     step_of,
@@ -105,8 +106,7 @@ def _expand_sums(addresses, factors, zeros, rows, codes, work, pitch):  # type: 
 
 @compiled
 def _unfold(results, first, form, memory, out, at, apart):  # type: ignore[no-untyped-def]
-    """Codes of 16 or 4 bits of a group's rows to values, ``apart`` in ``out``; a missing row is zero."""
-    columns = memory.columns
+    """Codes of 16 bits of a group's rows to values, ``apart`` in ``out``; a missing row is zero."""
     for r in range(form.rows):
         where = results.source[first + r]
         begin = at + r * apart
@@ -114,11 +114,10 @@ def _unfold(results, first, form, memory, out, at, apart):  # type: ignore[no-un
             for j in range(begin, begin + form.codes):
                 out[j] = np.float32(0.0)
         elif where >= 0:
-            payload = results.ring[where]
-            planes.read_row(payload, form.codes, form.bits, memory.readings[r], columns, out, begin)
+            planes.read_row16(results.ring[where], form.codes, float_of(memory.readings[r, 0]), out, begin)
         else:
             payload = results.own[-where - 2, HEADER_BYTES:]
-            planes.read_row(payload, form.codes, form.bits, memory.readings[r], columns, out, begin)
+            planes.read_row16(payload, form.codes, float_of(memory.readings[r, 0]), out, begin)
 
 
 @compiled
@@ -133,6 +132,7 @@ def _decode(results, lo, hi, form, memory, out):  # type: ignore[no-untyped-def]
     size = rows * codes
     ring_at = np.int64(ring.ctypes.data)
     own_at = np.int64(own.ctypes.data) + HEADER_BYTES
+    codes_at = np.int64(memory.codes.ctypes.data)
     # around the caches only by whole lines: half ones would be written to memory twice
     stream = LANES == 16 and halves.address(out, np.int64(0))[0] % 64 == 0
     summed = counts.shape[0] > 0
@@ -153,6 +153,13 @@ def _decode(results, lo, hi, form, memory, out):  # type: ignore[no-untyped-def]
                 return -1
             received += 1
             addresses[r] = ring_at + at * ring.shape[1] if at >= 0 else own_at - (at + 2) * own.shape[1]
+            if form.bits == 4:
+                unpacked = memory.codes[r * codes : (r + 1) * codes]
+                if at >= 0:
+                    planes.unpack(ring[at, : codes // 2], unpacked)
+                else:
+                    planes.unpack(own[-at - 2, HEADER_BYTES : HEADER_BYTES + codes // 2], unpacked)
+                addresses[r] = codes_at + r * codes
             _read_as(readings[r], scale[k], span, k, form)
             if summed:
                 factors[r] = np.float32(np.float64(scale[k]) / (SPAN * np.int64(counts[k])))
@@ -165,7 +172,7 @@ def _decode(results, lo, hi, form, memory, out):  # type: ignore[no-untyped-def]
             continue
         whole = last - first == size and out.whole.shape[0] > 0  # else by way of float32 in cache
         target, at = (out.whole, first) if whole else (padded, np.int64(0))
-        if form.bits != 8:
+        if form.bits == 16:
             apart, values, begin = (pitch, work, np.int64(0)) if rotate else (codes, target, at)
             _unfold(results, g * rows, form, memory, values, begin, apart)
             if rotate:
@@ -212,6 +219,7 @@ def decode(
     """Decodes the results of an op (codec-11).
 
     Args:
+        shape: of the op; with ``stage`` of results, ``shape.results`` are looked at.
         coding: its seed, its ranges, and whether groups are rotated; of contributions the rank, too.
         out: [numel], of a type of ``codec.halves``, written, C-contiguous. Missing rows count as zero, and each group
             is multiplied by R / received; a group of which nothing came is zero. Where groups are not rotated missing
@@ -226,6 +234,7 @@ def decode(
         ValueError: an array does not fit the shape, or a source is out of range.
     """
     ring, own, source, scale, counts = received
+    shape = shape.results if stage == STAGE_RESULT else shape
     values = entries("output", out, shape)
     if counts is not None and shape.bits != 8:
         raise ValueError(f"sums of a switch have codes of 8 bits, not {shape.bits}")

@@ -20,7 +20,7 @@ from tailbound.codec.balance import Ranges, overflow_of
 from tailbound.codec.halves import Entries, Floats, entries
 from tailbound.codec.hashing import bits_of, float_of, row_key, write_columns
 from tailbound.codec.records import Coding, Packets, Scales
-from tailbound.codec.scale import SPAN, need_of, root_of, scale_of, shift_of
+from tailbound.codec.scale import need_of, root_of, scale_of, shift_of
 from tailbound.codec.scratch import PITCH_EXTRA, Scratch, readonly
 from tailbound.codec.shape import Shape
 from tailbound.wire.check import partial
@@ -97,6 +97,12 @@ def _spread(source, at, first, form, memory):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def _span(bits):  # type: ignore[no-untyped-def]
+    """Largest distance of a code from zero."""
+    return planes.zero_of(bits) - 1
+
+
+@compiled
 def normalised(bits, rows, rotate):  # type: ignore[no-untyped-def]
     """Bits of a group's largest value after the factor 1 / sqrt(R)."""
     if rotate:
@@ -120,9 +126,9 @@ def _measure(x, lo, hi, form, need, memory):  # type: ignore[no-untyped-def]
         for r in range(0, rows, 8):
             ahead = _ahead(x, first + r * codes, size, memory.columns)
             if form.rotate:
-                bits = kernels.measure_turned(work, r * pitch, pitch, codes, none, keys, targets, ahead)
+                bits = kernels.measure_turned(work, r * pitch, pitch, codes, none, none, keys, targets, ahead)
             else:
-                bits = kernels.measure_plain(source, at + r * codes, codes, codes, none, keys, targets, ahead)
+                bits = kernels.measure_plain(source, at + r * codes, codes, codes, none, none, keys, targets, ahead)
             most = max(most, bits)
         if most >= form.overflow:
             return False
@@ -134,9 +140,10 @@ def _measure(x, lo, hi, form, need, memory):  # type: ignore[no-untyped-def]
 def _finish(x, source, at, g, form, factor, packets, memory):  # type: ignore[no-untyped-def]
     """Second pass: butterflies between neighbours, codes and check. Returns the bits of the largest value.
 
-    With codes of 16 or 4 bits the work memory is settled already.
+    With codes of 16 bits the work memory is settled already.
     """
     rows, codes, work, keys, targets = form.rows, form.codes, memory.work, memory.keys, memory.addresses
+    span = np.float32(_span(form.bits))
     pitch = codes + PITCH_EXTRA
     out, position = packets.memory, packets.position
     payload = out.shape[1] - HEADER_BYTES
@@ -147,22 +154,27 @@ def _finish(x, source, at, g, form, factor, packets, memory):  # type: ignore[no
         ahead = _ahead(x, np.int64(k) * codes, rows * codes, memory.columns)
         for i in range(8):
             targets[i] = base + np.int64(position[k + i]) * out.shape[1]
+            if form.bits == 4:
+                targets[i] = np.int64(memory.codes.ctypes.data) + i * codes
             keys[i] = np.uint32(row_key(form.rounding, k + i) + form.step)
-        if form.bits != 8:
+        if form.bits == 16:
             values, first, apart = (work, r * pitch, pitch) if form.rotate else (source, at + r * codes, codes)
-            bits = kernels.measure_plain(values, first, apart, codes, factor, keys, targets, ahead)
+            bits = kernels.measure_plain(values, first, apart, codes, factor, span, keys, targets, ahead)
             for i in range(8):
-                target = out[position[k + i], HEADER_BYTES : HEADER_BYTES + codes * form.bits // 8]
+                target = out[position[k + i], HEADER_BYTES : HEADER_BYTES + 2 * codes]
                 begin = first + i * apart
                 row, parts = values[begin : begin + codes], memory.columns[:codes]
-                planes.write_row(row, factor, keys[i], parts, form.bits, memory.row[:codes], target)
+                planes.write_row16(row, factor, keys[i], parts, memory.row[:codes], target)
         elif form.rotate:
-            bits = kernels.finish_turned(work, r * pitch, pitch, codes, factor, keys, targets, ahead)
+            bits = kernels.finish_turned(work, r * pitch, pitch, codes, factor, span, keys, targets, ahead)
         else:
-            bits = kernels.finish_plain(source, at + r * codes, codes, codes, factor, keys, targets, ahead)
+            bits = kernels.finish_plain(source, at + r * codes, codes, codes, factor, span, keys, targets, ahead)
         most = max(most, bits)
         for i in range(8):
             row = position[k + i]
+            if form.bits == 4:
+                made = memory.codes[i * codes : (i + 1) * codes]
+                planes.pack(made, out[row, HEADER_BYTES : HEADER_BYTES + codes // 2])
             state = packets.partials[row]
             state[:] = 0
             partial(out[row, HEADER_BYTES : HEADER_BYTES + payload].view(np.uint64), state)
@@ -175,7 +187,7 @@ def _count_beyond(source, at, form, limit, work):  # type: ignore[no-untyped-def
     beyond, codes = 0, form.codes
     pitch = codes + PITCH_EXTRA
     for r in range(0, form.rows, 8):
-        if form.rotate and form.bits == 8:
+        if form.rotate and form.bits < 16:
             kernels.settle(work, r * pitch, pitch, codes)
         for i in range(r, r + 8):
             row = work[i * pitch : i * pitch + codes] if form.rotate else source[at + i * codes : at + (i + 1) * codes]
@@ -188,7 +200,7 @@ def _count_beyond(source, at, form, limit, work):  # type: ignore[no-untyped-def
 def _encode(x, lo, hi, form, packets, scales, memory):  # type: ignore[no-untyped-def]
     clipped = 0
     rows, codes = form.rows, form.codes
-    span = SPAN if form.bits == 8 else planes.zero_of(form.bits) - 1
+    span = _span(form.bits)
     pitch = codes + PITCH_EXTRA
     size = rows * codes
     root = root_of(rows) if form.rotate else 1.0
@@ -205,7 +217,7 @@ def _encode(x, lo, hi, form, packets, scales, memory):  # type: ignore[no-untype
         source, at = _source(x, first, size, form, memory)
         if form.rotate:
             _spread(source, at, first, form, memory)
-            if form.bits != 8:
+            if form.bits == 16:
                 planes.settle_near(memory.work, rows, codes, pitch)
         factor = np.float32(span / (scale_of(e) * root))
         bits = _finish(x, source, at, g, form, factor, packets, memory)

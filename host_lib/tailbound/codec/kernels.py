@@ -44,6 +44,12 @@ def _offset(e: Emit, part: Any, key: Any) -> Any:
     return e.b.bitcast(e.b.or_(u, e.const(VI32, 0x43000000)), VF32)
 
 
+def _bounds(e: Emit, span: Any) -> tuple[Any, Any]:
+    """128 - span and 128 + span as vectors."""
+    zero, span = e.const(VF32, 128.0), e.splat(span)
+    return e.b.fsub(zero, span), e.b.fadd(zero, span)
+
+
 def _row_index(e: Emit, index: Any, row: int, stride: Any, column: Any) -> Any:
     at = e.b.add(e.b.mul(stride, I64(row)), column)
     return e.b.add(index, e.b.trunc(at, I32))
@@ -88,27 +94,29 @@ spread2, spread4, spread8 = _spread_rows(2), _spread_rows(4), _spread_rows(8)
 def _finish_rows(turn: bool, quantise: bool) -> Any:
     @_kernel
     def finish(
-        typing: Any, work: Any, first: Any, pitch: Any, columns: Any, factor: Any, keys: Any, targets: Any, ahead: Any
+        typing: Any, work: Any, first: Any, pitch: Any, columns: Any, factor: Any, span: Any, keys: Any, targets: Any,
+        ahead: Any,
     ) -> Any:
         """8 neighbouring rows of ``work``: butterflies, largest bits (returned), codes to the addresses ``targets``.
 
+        Codes are 128 - ``span`` to 128 + ``span``.
         ``keys`` u32[8]: the parts of the rows in their rounding offsets. ``ahead``: an address and the bytes of an
         entry, 8 rows of entries from there on are prefetched meanwhile; the address of the columns' parts.
         """
-        signature = _WORD(work, _INDEX, _INDEX, _INDEX, _FLOAT, keys, targets, _PLACES)
+        signature = _WORD(work, _INDEX, _INDEX, _INDEX, _FLOAT, _FLOAT, keys, targets, _PLACES)
 
         def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             e = Emit(context, builder)
             source = e.address(sig.args[0], args[0], args[1])
             zero = e.const(VI32, 0)
             most = e.variable(zero)
-            ahead, width, parts = (builder.extract_value(args[7], i) for i in range(3))
+            ahead, width, parts = (builder.extract_value(args[8], i) for i in range(3))
             if quantise:
-                key_at = e.address(sig.args[5], args[5])
+                key_at = e.address(sig.args[6], args[6])
                 keys = [e.splat(builder.trunc(e.load(e.step(key_at, I64(i), 4), I32, 4), I16)) for i in range(8)]
-                target_at = e.address(sig.args[6], args[6])
+                target_at = e.address(sig.args[7], args[7])
                 targets = [e.load(e.step(target_at, I64(i), 8), I64, 8) for i in range(8)]
-                scale = e.splat(args[4])
+                scale, below, above = e.splat(args[4]), *_bounds(e, args[5])
             with e.columns(args[3]) as column:
                 values = []
                 for row in range(8):
@@ -127,7 +135,7 @@ def _finish_rows(turn: bool, quantise: bool) -> Any:
                     part = e.load(e.step(parts, column, 2), VI16, 2)
                     for row in range(8):
                         offset = _offset(e, part, keys[row])
-                        code = e.clamp(builder.fadd(builder.fmul(values[row], scale), offset), 1.0, 255.0)
+                        code = e.clamp(builder.fadd(builder.fmul(values[row], scale), offset), below, above)
                         out = builder.trunc(builder.fptosi(code, VI32), VI8)
                         e.store(out, builder.add(targets[row], column), 1)
             return e.largest(builder.load(most))
@@ -355,19 +363,25 @@ def add_offsets(typing: Any, exact: Any, key: Any, sign: Any, parts: Any, masks:
 
 
 @_kernel
-def requantise(typing: Any, exact: Any, factor: Any, key: Any, parts: Any, columns: Any, target: Any) -> Any:
-    """i32 in lane order as codes at the address ``target``: floor(value * factor + 128 + u); ``parts`` likewise."""
-    signature = types.void(exact, _FLOAT, _WORD, parts, _INDEX, _INDEX)
+def requantise(
+    typing: Any, exact: Any, factor: Any, span: Any, key: Any, parts: Any, columns: Any, target: Any
+) -> Any:
+    """i32 in lane order as codes at the address ``target``: floor(value * factor + 128 + u); ``parts`` likewise.
+
+    Codes are 128 - ``span`` to 128 + ``span``.
+    """
+    signature = types.void(exact, _FLOAT, _FLOAT, _WORD, parts, _INDEX, _INDEX)
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         e = Emit(context, builder)
-        source, part_at = e.address(sig.args[0], args[0]), e.address(sig.args[3], args[3])
-        factor, key = e.splat(args[1]), e.splat(builder.trunc(args[2], I16))
-        with e.columns(args[4]) as column:
+        source, part_at = e.address(sig.args[0], args[0]), e.address(sig.args[4], args[4])
+        factor, key = e.splat(args[1]), e.splat(builder.trunc(args[3], I16))
+        below, above = _bounds(e, args[2])
+        with e.columns(args[5]) as column:
             value = builder.fmul(builder.sitofp(e.load(e.step(source, column, 4), VI32, 4), VF32), factor)
             offset = _offset(e, e.load(e.step(part_at, column, 2), VI16, 2), key)
-            code = builder.trunc(builder.fptosi(e.clamp(builder.fadd(value, offset), 1.0, 255.0), VI32), VI8)
-            e.store(e.shuffle(code, CODE_ORDER), builder.add(args[5], column), 1)
+            code = builder.trunc(builder.fptosi(e.clamp(builder.fadd(value, offset), below, above), VI32), VI8)
+            e.store(e.shuffle(code, CODE_ORDER), builder.add(args[6], column), 1)
         return context.get_dummy_value()
 
     return signature, emit

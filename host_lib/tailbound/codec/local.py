@@ -24,6 +24,7 @@ from tailbound.codec.records import Coding, Own, Packets, Received, Results, Sca
 from tailbound.codec.scale import cold_exponents, headroom_of, shift_cap_of, warm_exponents
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import shape_for
+from tailbound.wire.bits import Bits
 from tailbound.wire.packets import DTYPES
 from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES
 
@@ -55,14 +56,14 @@ class LocalJob:
 
     def __init__(
         self, world_size: int, numel: int, width: int = 1408, *, rotate: bool = True, cookie: int = 1,
-        owners: Sequence[int] | None = None, bits: int = 8,
+        owners: Sequence[int] | None = None, bits: Bits = 8,
     ) -> None:  # fmt: skip
         self.world_size = world_size
-        self.shape = shape_for(numel, width, bits)
+        self.shape = shape_for(numel, width, bits, world_size)
         self.placement = place(self.shape, OwnerMap(1, tuple(owners or range(world_size))), world_size)
         self.rotate = rotate
         self.cookie = cookie
-        self.headroom = headroom_of(world_size, bits)
+        self.headroom = headroom_of(world_size, self.shape.bits)
         self.scratch = Scratch(width)
         self.ranges = EVEN
         self.exponents: NDArray[np.int16] | None = None
@@ -132,7 +133,7 @@ class LocalJob:
         lost = np.zeros((ranks, shape.rows), bool) if lost_contributions is None else lost_contributions.copy()
         lost[[not f for f in finite]] = True
         sums, slots, refused = self._sum(op, lost)
-        out, means = results(shape.rows, shape.codes), []
+        out, means = results(shape.rows, shape.results.codes), []
         for owner in range(ranks):
             start, rows = int(self.placement.starts[owner]), int(self.placement.counts[owner])
             if rows:
@@ -157,7 +158,8 @@ class LocalJob:
         shape, at = self.shape, self.placement
         ring = 1 << (shape.rows - 1).bit_length()
         sums, slots = np.zeros((ring, 2 * shape.width), np.uint8), np.zeros(ring, DTYPES["tb_slot"])
-        rows, lanes, refused = slots[: shape.rows], sums.view(np.uint16)[: shape.rows, : shape.codes], 0
+        rows, refused = slots[: shape.rows], 0
+        lanes = sums.view(np.uint16)[: shape.rows, : shape.entries if shape.wide else shape.codes]
         rows["need"], rows["cookie"], rows["op"] = EXPONENT_NONE, self.cookie, op
         owner = at.owner[at.row_at]
         expected = self.exponents[owner, self.row_groups]
@@ -173,7 +175,11 @@ class LocalJob:
             sent_codes = self.packets[sender][:, HEADER_BYTES:] * taken[:, None]
             if shape.bits == 4:
                 halves = np.stack((sent_codes & 15, sent_codes >> 4), axis=1).reshape(shape.rows, 2, -1, 8)
-                lanes.view(np.uint8)[:] += halves.swapaxes(1, 2).reshape(shape.rows, -1)
+                codes = halves.swapaxes(1, 2).reshape(shape.rows, -1)
+                if shape.wide:
+                    lanes += reference.to_lanes(codes)
+                else:
+                    lanes.view(np.uint8)[:] += codes
             else:
                 lanes += reference.to_lanes(sent_codes) << k[:, None]
             rows["count"] += taken
@@ -190,7 +196,7 @@ class LocalJob:
         outputs: dict[int, NDArray[np.float32]] = {}
         failed: dict[int, int] = {}
         ring = np.zeros((shape.rows, shape.width), np.uint8)
-        ring[:, : shape.codes] = out.packets[:, HEADER_BYTES:]
+        ring[:, : shape.results.codes] = out.packets[:, HEADER_BYTES:]
         for rank in range(self.world_size):
             here = out.usable.astype(bool)
             if lost_results is not None:

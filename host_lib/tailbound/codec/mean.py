@@ -18,7 +18,7 @@ are there taken off one by one. Both are unbiased, taken off or not, so a row ma
 The result's offset is left to whoever decodes; a negative scale says so.
 
 Lane order of the sums ring: per 8 codes two u64, codes 0 2 4 6 and then codes 1 3 5 7 as u16 lanes. Work stays in that
-order, and codes are put back in order at the end; those of 4 bits are in the order of entries.
+order, and codes are put back in order at the end. Results may have other bits than contributions: d is the same then.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tailbound.codec import hashing, kernels, planes
-from tailbound.codec.hashing import row_key, write_columns, write_lanes
+from tailbound.codec.hashing import row_key, write_lanes
 from tailbound.codec.records import Coding, Own, Results, Sums
-from tailbound.codec.scale import SPAN, ZERO, scale_of
+from tailbound.codec.scale import ZERO, scale_of
 from tailbound.codec.scratch import Scratch, readonly
 from tailbound.codec.shape import Shape
 from tailbound.codec.simd import LANES
@@ -43,8 +43,11 @@ class _Form(NamedTuple):
     """Of an op, for the compiled pass."""
 
     group_rows: int
-    codes: int  #: bytes of a row
-    bits: int  #: of a code
+    codes: int  #: bytes of a row of contributions
+    entries: int  #: of a row
+    bits: int  #: of a contribution's code
+    down: int  #: of a result's
+    wide: bool  #: sums have u16 lanes, whatever the codes
     headroom: int
     contributed: np.uint32  #: seed of the rounding offsets of contributions
     rounding: np.uint32  #: of results
@@ -93,12 +96,12 @@ def _bitmap(slot, peers):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _even(lane, bits):  # type: ignore[no-untyped-def]
-    return lane & (1 if bits == 4 else 4) == 0
+def _even(lane):  # type: ignore[no-untyped-def]
+    return lane & 4 == 0
 
 
 @compiled
-def _zeros(counts, most, entries, bits):  # type: ignore[no-untyped-def]
+def _zeros(counts, most, entries):  # type: ignore[no-untyped-def]
     """Sums of a row that are zero, in even columns and in odd ones, of those of each lane, which are ``most`` at most.
 
     0 if they are few in any case.
@@ -107,7 +110,7 @@ def _zeros(counts, most, entries, bits):  # type: ignore[no-untyped-def]
     if LANES * np.int64(most) <= entries // 2:
         return even, odd
     for lane in range(LANES):
-        if _even(lane, bits):
+        if _even(lane):
             even += counts[lane]
         else:
             odd += counts[lane]
@@ -144,41 +147,37 @@ def _rounded(row, zero, k, members, zeros, form, memory, target):  # type: ignor
 
     ``zeros``: the most in one of ``memory.lanes``.
     """
-    entries = np.int64(form.codes * 8 // form.bits)
-    even, odd = _zeros(memory.lanes, zeros, entries, form.bits)
+    entries, span = np.int64(form.entries), planes.zero_of(form.down) - 1
+    even, odd = _zeros(memory.lanes, zeros, entries)
     known = form.subtract and zero == planes.zero_of(form.bits) * members[0]  # nobody is shifted
     of_even, of_odd = known and 2 * odd <= entries // 2, known and 2 * even <= entries // 2
     for lane in range(LANES):
-        memory.lanes[lane] = 0xFFFFFFFF if (of_even if _even(lane, form.bits) else of_odd) else 0
+        memory.lanes[lane] = 0xFFFFFFFF if (of_even if _even(lane) else of_odd) else 0
     most = np.int64(_take_off(row, zero, entries, k, members, form, memory))
-    factor = np.float32((planes.zero_of(form.bits) - 1) / np.float64(most)) if most > 0 else np.float32(0.0)
-    key = row_key(form.rounding, k)
+    factor = np.float32(span / np.float64(most)) if most > 0 else np.float32(0.0)
+    key, columns = row_key(form.rounding, k), memory.columns_out
+    whole = memory.codes[:entries] if form.down == 4 else target
     if most == 0:
-        target[:] = np.uint8(ZERO if form.bits == 8 else 0x88)
-    elif form.bits == 8:
-        columns = memory.columns_out
-        kernels.requantise(memory.exact, factor, key, columns, entries, np.int64(target.ctypes.data))
+        whole[:] = np.uint8(ZERO)
     else:
-        planes.requantise4(memory.exact, entries, factor, key, memory.columns_out, target)
+        at = np.int64(whole.ctypes.data)
+        kernels.requantise(memory.exact, factor, np.float32(span), key, columns, entries, at)
+    if form.down == 4:
+        planes.pack(whole, target)
     return most, form.subtract and 2 * (even + odd) <= entries
 
 
 @compiled
 def _mean_rows(sums, own, lo, hi, form, out, memory):  # type: ignore[no-untyped-def]
     codes, slots, scales, row = form.codes, sums.slots, own.scales, memory.row
-    span = SPAN if form.bits == 8 else planes.zero_of(form.bits) - 1
+    span = planes.zero_of(form.bits) - 1
     mask = sums.rows.shape[0] - 1
     rows = kernel = own_only = missing = mismatched = 0
     contributions = np.int64(0)
     _needs(sums, own, form.group_rows)
-    entries = codes * 8 // form.bits
-    columns_out = memory.columns_out
-    if form.bits == 4:
-        write_columns(form.contributed, memory.columns[:entries])
-        write_columns(form.rounding, columns_out[:entries])
-    else:
-        write_lanes(form.contributed, memory.columns[:entries])
-        write_lanes(form.rounding, columns_out[:entries])
+    entries, columns_out = form.entries, memory.columns_out
+    write_lanes(form.contributed, memory.columns[:entries])
+    write_lanes(form.rounding, columns_out[:entries])
     sums_at = np.int64(sums.rows.ctypes.data)
     own_at = np.int64(own.packets.ctypes.data) + HEADER_BYTES
     for i in range(lo, hi):
@@ -217,17 +216,21 @@ def _mean_rows(sums, own, lo, hi, form, out, memory):  # type: ignore[no-untyped
         shift, zeros = np.uint16(scales.shift[g]), np.uint32(0)
         sum_at = sums_at + at * sums.rows.shape[1]
         code_at = own_at + i * own.packets.shape[1]
-        target = out.packets[i, HEADER_BYTES : HEADER_BYTES + codes]
+        target = out.packets[i, HEADER_BYTES : HEADER_BYTES + entries * form.down // 8]
+        lanes = codes  # at 16 bits two of an entry
         if form.bits == 4:
-            own_row = own.packets[min(i, own.packets.shape[0] - 1), HEADER_BYTES:]
-            planes.gather4(sums.rows[at], own_row, peers, with_own, codes, row)
+            lanes, code_at = entries, np.int64(memory.codes.ctypes.data)
+            if with_own:
+                planes.unpack(own.packets[i, HEADER_BYTES : HEADER_BYTES + codes], memory.codes[:entries])
+        if form.bits == 4 and not form.wide:
+            planes.gather_bytes(sums.rows[at], memory.codes, peers, with_own, row[:entries])
             zeros = kernels.count_zeros(row, zero, entries, memory.lanes)
         elif peers and with_own:
-            zeros = kernels.gather_both(sum_at, code_at, shift, zero, codes, row, memory.lanes)
+            zeros = kernels.gather_both(sum_at, code_at, shift, zero, lanes, row, memory.lanes)
         elif peers:
-            zeros = kernels.gather_ring(sum_at, code_at, shift, zero, codes, row, memory.lanes)
+            zeros = kernels.gather_ring(sum_at, code_at, shift, zero, lanes, row, memory.lanes)
         else:
-            zeros = kernels.gather_own(sum_at, code_at, shift, zero, codes, row, memory.lanes)
+            zeros = kernels.gather_own(sum_at, code_at, shift, zero, lanes, row, memory.lanes)
         unit, left = 1.0, False
         if form.bits == 16:
             most = np.int64(planes.requantise16(row, units, entries, row_key(form.rounding, k), columns_out, target))
@@ -258,7 +261,7 @@ def mean_rows(
     A row's sum is taken when its record carries (cookie, op) and the expected exponent; else the own row stands alone.
 
     Args:
-        sums: read. At 4 bits sums are u8 lanes (``codec.planes``).
+        sums: read. Of codes of 4 bits they are u8 lanes, unless ``shape.wide``.
         own: read, but for the working memory.
         coding: how the ranks code; ``shift_cap`` is not looked at.
         out: written.
@@ -270,15 +273,15 @@ def mean_rows(
     Raises:
         ValueError: an array does not fit.
     """
-    n, codes = own.rows.shape[0], shape.codes
-    stride = HEADER_BYTES + codes
-    fits = out.packets.shape == (n, stride) and out.partials.shape == (n, 4)
-    if not fits or (own.present and own.packets.shape != (n, stride)):
+    n, codes, made = own.rows.shape[0], shape.codes, shape.results
+    fits = out.packets.shape == (n, HEADER_BYTES + made.codes) and out.partials.shape == (n, 4)
+    if not fits or (own.present and own.packets.shape != (n, HEADER_BYTES + codes)):
         raise ValueError(
             f"{n} rows of {codes} codes do not fit out {out.packets.shape}, own {own.packets.shape} or "
             f"{out.partials.shape}"
         )
-    if 2 * codes > sums.rows.shape[1] or codes > scratch.width or n > sums.rows.shape[0]:
+    lanes = 4 * codes if shape.wide else 2 * codes
+    if lanes > sums.rows.shape[1] or max(codes, made.codes) > scratch.width or n > sums.rows.shape[0]:
         raise ValueError(
             f"{n} rows of {codes} codes do not fit sums {sums.rows.shape} or a scratch for {scratch.width}"
         )
@@ -290,7 +293,7 @@ def mean_rows(
     )
     own = Own(readonly(own.rows.view(np.int32)), own.packets, own.present, own.scales, own.most)
     form = _Form(
-        shape.group_rows, codes, shape.bits, coding.headroom, contributed, rounding, coding.rank, coding.ranks,
-        hashing.steps_of_all(coding.ranks), coding.rotate and shape.bits < 16,
+        shape.group_rows, codes, shape.entries, shape.bits, made.bits, shape.wide, coding.headroom, contributed,
+        rounding, coding.rank, coding.ranks, hashing.steps_of_all(coding.ranks), coding.rotate and shape.bits < 16,
     )  # fmt: skip
     return Means(*_mean_rows(sealed, own, lo, hi, form, out, scratch.memory))

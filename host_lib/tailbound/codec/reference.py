@@ -155,7 +155,7 @@ def encode(
     return Coded(codes.reshape(shape.rows, shape.codes), need, shift, clipped)
 
 
-def to_lanes(codes: NDArray[np.uint8]) -> NDArray[np.uint16]:
+def to_lanes(codes: NDArray[np.integer[Any]]) -> NDArray[np.uint16]:
     """Codes [..., V] in the lane order of the sums ring: u16[..., V]."""
     eights = codes.reshape(*codes.shape[:-1], codes.shape[-1] // 8, 4, 2)
     return np.swapaxes(eights, -1, -2).astype(np.uint16).reshape(codes.shape)
@@ -199,17 +199,21 @@ def exact(d: NDArray[np.int64], row: Row, seed: int, ranks: int, rotate: bool = 
 
 
 def rounded(
-    d: NDArray[np.int64], row: Row, seed: int, ranks: int, rotate: bool = True, zero: int = 128
+    d: NDArray[np.int64], row: Row, seed: int, ranks: int, rotate: bool = True, zero: int = 128, down: int = 128
 ) -> tuple[NDArray[np.int64], np.float32]:
-    """Codes i64[V] and scale of a result row from distances of sums from zero, i64[V]."""
+    """Codes i64[V] and scale of a result row from distances of sums from zero, i64[V].
+
+    ``zero`` is the zero of contributions, ``down`` that of results.
+    """
     value, plain = exact(d, row, seed, ranks, rotate), not rotate or 2 * np.count_nonzero(d == 0) > d.size
     most = int(np.abs(value).max())
     if most == 0:
-        return np.full(d.size, zero), _F(0)
+        return np.full(d.size, down), _F(0)
     scale = _F(most * (scale_of(row.e) / (zero - 1)) / len(row.members) / 65536)
-    u = with_zero(offsets(np.array([row.k]), d.size, seed, STAGE_RESULT)[0], zero)
-    codes = np.floor(np.clip(value.astype(np.float32) * _F((zero - 1) / most) + u, _F(1), _F(2 * zero - 1)))
-    return codes.astype(np.int64), scale if plain else -scale
+    u = with_zero(offsets(np.array([row.k]), d.size, seed, STAGE_RESULT)[0])
+    span = down - 1
+    codes = np.floor(np.clip(value.astype(np.float32) * _F(span / most) + u, _F(128 - span), _F(128 + span)))
+    return codes.astype(np.int64) - 128 + down, scale if plain else -scale
 
 
 def mean(lanes: NDArray[np.uint16], row: Row, seed: int, ranks: int, rotate: bool = True) -> Mean:

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from tailbound.codec import reference
 from tailbound.codec.balance import EVEN, Ranges
 from tailbound.codec.hashing import STAGE_CONTRIBUTION, STAGE_RESULT, step_of
-from tailbound.codec.planes import SIGMAS, zero_of
+from tailbound.codec.planes import REACH, zero_of
 from tailbound.codec.reference import Rank, Row
 from tailbound.codec.scale import NEED_LEAST
 from tailbound.codec.shape import Shape
+from tailbound.wire.bits import Bits, both_ways
 from tailbound.wire.schema import EXPONENT_NONE
 
 _F = np.float32
@@ -23,11 +24,12 @@ _OFFSET_BITS = {16: 8, 8: 16, 4: 16}
 
 def pack(codes: NDArray[np.int64], bits: int) -> NDArray[np.uint8]:
     """Codes [..., V] as bytes [..., V bits / 8]."""
-    half = codes.shape[-1] // 2
     if bits == 16:
         return np.concatenate((codes >> 8, codes & 255), axis=-1).astype(np.uint8)
     if bits == 4:
-        return (codes[..., :half] | codes[..., half:] << 4).astype(np.uint8)
+        eights = codes.reshape(*codes.shape[:-1], -1, 2, 8)
+        halves: NDArray[np.uint8] = (eights[..., 0, :] | eights[..., 1, :] << 4).astype(np.uint8)
+        return halves.reshape(*codes.shape[:-1], -1)
     return codes.astype(np.uint8)
 
 
@@ -38,28 +40,33 @@ def unpack(payload: NDArray[np.uint8], bits: int) -> NDArray[np.int64]:
     if bits == 16:
         return data[..., :half] << 8 | data[..., half:]
     if bits == 4:
-        return np.concatenate((data & 15, data >> 4), axis=-1)
+        eights = data.reshape(*data.shape[:-1], -1, 8)
+        return np.stack((eights & 15, eights >> 4), axis=-2).reshape(*data.shape[:-1], -1)
     return data
 
 
-def sums_of(payloads: NDArray[np.uint8], shifts: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """The bytes that a slot holds for u8[N, B] contributions, each shifted left by its entry of ``shifts``: u8[2 B]."""
-    if bits == 4:
-        low, high = ((payloads & 15).astype(np.int64).sum(0), (payloads >> 4).astype(np.int64).sum(0))
-        eights = np.stack((low.reshape(-1, 8), high.reshape(-1, 8)), axis=1)
-        assert eights.max() < 256, "sums of half bytes overflow"
-        return eights.astype(np.uint8).reshape(-1)
-    lanes = reference.to_lanes(payloads).astype(np.int64) << shifts.astype(np.int64)[:, None]
-    summed: NDArray[np.uint8] = lanes.sum(0).astype("<u2").view(np.uint8)
-    return summed
+def sums_of(
+    payloads: NDArray[np.uint8], shifts: NDArray[np.uint8], bits: int, wide: bool = False
+) -> NDArray[np.uint8]:
+    """The bytes that a slot holds for u8[N, B] contributions, each shifted left by its entry of ``shifts``: u8[2 B].
+
+    ``wide``: of codes of 4 bits in u16 lanes, u8[4 B].
+    """
+    if bits == 4 and not wide:
+        summed: NDArray[np.int64] = unpack(payloads, bits).sum(0)
+        assert summed.max() < 256, "sums of half bytes overflow"
+        return summed.astype(np.uint8)
+    codes = unpack(payloads, bits) if bits == 4 else payloads.astype(np.int64)
+    lanes = reference.to_lanes(codes).astype(np.int64) << shifts.astype(np.int64)[:, None]
+    in_lanes: NDArray[np.uint8] = lanes.sum(0).astype("<u2").view(np.uint8)
+    return in_lanes
 
 
-def totals(sums: NDArray[np.uint8], bits: int) -> NDArray[np.int64]:
-    """Sums of codes from what a slot holds; of 16 and 8 bits in lane order, of 4 in that of entries: i64[V]."""
-    if bits == 4:
-        eights = sums.reshape(-1, 2, 8).astype(np.int64)
-        return np.concatenate((eights[:, 0].reshape(-1), eights[:, 1].reshape(-1)))
-    lanes = sums.view("<u2").astype(np.int64)
+def totals(sums: NDArray[np.uint8], bits: int, wide: bool = False) -> NDArray[np.int64]:
+    """Sums of codes from what a slot holds, in the order of entries: i64[V]."""
+    if bits == 4 and not wide:
+        return sums.astype(np.int64)
+    lanes = reference.from_lanes(sums.view("<u2").astype(np.int64))
     return 256 * lanes[: lanes.size // 2] + lanes[lanes.size // 2 :] if bits == 16 else lanes
 
 
@@ -81,7 +88,7 @@ def needs(x: NDArray[np.float32], y: NDArray[np.float32], root: float, shape: Sh
         sigma = np.sqrt(np.square(padded).reshape(shape.groups, -1).mean(axis=1))
         for g in range(shape.groups):
             most = _F(float(np.abs(y[g]).max()) / root)
-            reach = min(float(most), SIGMAS * float(sigma[g]))
+            reach = min(float(most), REACH * float(sigma[g]))
             if out[g] != EXPONENT_NONE:
                 out[g] = reference.needs(np.full((1, 1, 1), reach, np.float32), 1.0)[0]
                 assert out[g] >= NEED_LEAST
@@ -89,13 +96,16 @@ def needs(x: NDArray[np.float32], y: NDArray[np.float32], root: float, shape: Sh
 
 
 def _offset(u: NDArray[np.int64], bits: int) -> NDArray[np.float32]:
-    """zero + u of ``reference.offsets``."""
+    """zero + u of ``reference.offsets``; codes of 4 bits are made about the zero of 8."""
     kept = _OFFSET_BITS[bits]
-    return _F(zero_of(bits)) + (u >> 16 - kept).astype(np.float32) * _F(2.0**-kept)
+    return _F(zero_of(max(bits, 8))) + (u >> 16 - kept).astype(np.float32) * _F(2.0**-kept)
 
 
 def _code(v: NDArray[np.float32], bits: int) -> NDArray[np.int64]:
-    return np.floor(np.clip(v, _F(1), _F(2 * zero_of(bits) - 1))).astype(np.int64)
+    zero, made = zero_of(bits), zero_of(max(bits, 8))
+    codes: NDArray[np.int64] = np.floor(np.clip(v, _F(made - zero + 1), _F(made + zero - 1))).astype(np.int64)
+    codes += zero - made
+    return codes
 
 
 def encode(
@@ -134,15 +144,16 @@ class Mean(NamedTuple):
     scale: np.float32
 
 
-def mean(sums: NDArray[np.uint8], row: Row, seed: int, ranks: int, bits: int, rotate: bool = True) -> Mean:
+def mean(
+    sums: NDArray[np.uint8], row: Row, seed: int, ranks: int, bits: Bits, wide: bool = False, rotate: bool = True
+) -> Mean:
     """A result row from the bytes of sums (``sums_of``); with codes of 16 bits no offsets are taken off."""
+    bits, down = both_ways(bits)
     zero = zero_of(bits)
-    d = totals(sums, bits) - zero * row.units
-    if bits != 4:
-        d = reference.from_lanes(d)
+    d = totals(sums, bits, wide) - zero * row.units
     if bits < 16:
-        codes, scale = reference.rounded(d, row, seed, ranks, rotate, zero)
-        return Mean(pack(codes, bits), scale)
+        codes, scale = reference.rounded(d, row, seed, ranks, rotate, zero, zero_of(down))
+        return Mean(pack(codes, down), scale)
     most = int(np.abs(d).max())
     if most == 0:
         return Mean(pack(np.full(d.size, zero), bits), _F(0))

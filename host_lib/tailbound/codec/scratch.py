@@ -24,7 +24,8 @@ class Memory(NamedTuple):
         work: f32[64 * (2 width + 16)], a half-transformed group; a byte may hold two codes.
         group: f32[128 * width], a zero-padded copy of the last group, and copies of single rows.
         row: u16[2 width], sums of one row.
-        blank: u8[width], codes of a row of zeros.
+        blank: u8[2 width], codes of a row of zeros.
+        codes: u8[128 * width], codes of 4 bits that are still, or again, a byte each.
         factors, addresses, zeros, keys: f32[64], i64[64], i32[64] and u32[8], what is known of the rows at hand.
         readings: u32[64, 4], how the codes of the rows at hand are read (``codec.decode``).
         powers: f32[64], what the rows at hand are multiplied by on their way in or out (``codec.balance``).
@@ -37,6 +38,7 @@ class Memory(NamedTuple):
     group: NDArray[np.float32]
     row: NDArray[np.uint16]
     blank: NDArray[np.uint8]
+    codes: NDArray[np.uint8]
     factors: NDArray[np.float32]
     addresses: NDArray[np.int64]
     zeros: NDArray[np.int32]
@@ -64,7 +66,8 @@ class Scratch:
             work=np.zeros(GROUP_ROWS * (2 * width + PITCH_EXTRA), np.float32),
             group=np.zeros(GROUP_ROWS * 2 * width, np.float32),
             row=np.zeros(2 * width, np.uint16),
-            blank=np.full(width, ZERO, np.uint8),
+            blank=np.full(2 * width, ZERO, np.uint8),
+            codes=np.zeros(GROUP_ROWS * 2 * width, np.uint8),
             factors=np.zeros(GROUP_ROWS, np.float32),
             addresses=np.zeros(GROUP_ROWS, np.int64),
             zeros=np.zeros(GROUP_ROWS, np.int32),

@@ -125,9 +125,8 @@ class Emit:
             value = self.umax(low, high)
         return self.b.extract_element(value, I32(0))
 
-    def clamp(self, value: Any, low: float, high: float) -> Any:
-        """Elements of a float vector limited to ``low`` .. ``high`` (NaN becomes ``low``)."""
-        below, above = self.const(value.type, low), self.const(value.type, high)
+    def clamp(self, value: Any, below: Any, above: Any) -> Any:
+        """Elements of a float vector limited to ``below`` .. ``above``, vectors (NaN becomes ``below``)."""
         value = self.b.select(self.b.fcmp_ordered(">", value, below), value, below)
         return self.b.select(self.b.fcmp_ordered("<", value, above), value, above)
 

@@ -60,7 +60,7 @@ class Buffers:
         #: results of the own rows; ``own_rows`` says which rows of the op they are, ``own_groups`` of which group
         self.own_rows: NDArray[np.uint32] = placement.rows_of(rank).astype(np.uint32)
         self.own_groups: NDArray[np.int32] = placement.groups_of(rank).astype(np.int32)
-        self.results = results(own, shape.codes)
+        self.results = results(own, shape.results.codes)
         #: where every row of the op is read from at the end
         self.source: NDArray[np.int64] = np.zeros(rows, np.int64)
         self.row_scale: NDArray[np.float32] = np.zeros(rows, np.float32)
@@ -123,7 +123,8 @@ class BufferPool:
             old = self._kept.popleft().results
             self._free_results[old.packets.shape].append(old)
         free = self._free_results[buffers.results.packets.shape]
-        buffers.results = free.pop() if free else results(len(buffers.results.packets), place.layout.shape.codes)
+        codes = place.layout.shape.results.codes
+        buffers.results = free.pop() if free else results(len(buffers.results.packets), codes)
         self.give(place.layout.shape, place.placement, buffers)
         self._used[place.layout.shape, place.placement.owner_map.owners] = place.step
         if place.step != self._step:

@@ -20,8 +20,9 @@ from tailbound.codec.encode import Encoded
 from tailbound.codec.halves import convert
 from tailbound.codec.records import Coding, Packets, Received, Scales
 from tailbound.codec.scratch import Scratch
-from tailbound.codec.shape import BITS, Shape
+from tailbound.codec.shape import Shape
 from tailbound.errors import ConfigError
+from tailbound.wire.bits import BITS, Bits
 
 #: One-dimensional memory that a coder reads or writes: of ``codec.halves`` for the host, a tensor for a device.
 Values: TypeAlias = Any
@@ -40,7 +41,7 @@ class Coder(Protocol):
     #: Whether threads may share an op's groups; otherwise ``groups`` is None or all of them.
     divisible: bool
     #: Bits that a code may have.
-    bits: Collection[int]
+    bits: Collection[Bits]
     #: Whether what the codes leave unsaid can be had (``codec.feedback``).
     feedback: bool
 
@@ -110,7 +111,7 @@ class HostCoder:
 
     ahead = False
     divisible = True
-    bits: Collection[int] = BITS
+    bits: Collection[Bits] = BITS
     feedback = True
 
     @staticmethod
@@ -141,7 +142,7 @@ class HostCoder:
 HOST = HostCoder()
 
 
-def check_codes(coder: Coder, bits: int, *, feedback: bool) -> None:
+def check_codes(coder: Coder, bits: Bits, *, feedback: bool) -> None:
     """Refuses what ``coder`` cannot do.
 
     Raises:

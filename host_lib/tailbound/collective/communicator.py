@@ -29,7 +29,7 @@ from tailbound.codec.balance import EVEN, ranges_of
 from tailbound.codec.halves import BFLOAT16, FLOAT16, FLOAT32, Floats
 from tailbound.codec.planes import check_bits
 from tailbound.codec.records import Coding
-from tailbound.codec.shape import GROUP_ROWS, NUMEL_MOST, Shape, layout_tag, shape_for
+from tailbound.codec.shape import GROUP_ROWS, NUMEL_MOST, Shape, layout_tag, row_entries, shape_for
 from tailbound.codec.threads import cores_here, threads_for
 from tailbound.collective import balancing, comeback, fetch, jump, report
 from tailbound.collective.announce import READY_BYTES
@@ -53,6 +53,7 @@ from tailbound.transport.rendezvous import Greeting, Store
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Layout
 from tailbound.transport.steps import step_of
+from tailbound.wire.bits import Bits, bits_numbered, number_of
 from tailbound.wire.packets import packed
 from tailbound.wire.schema import OP_INDEX_BITS, VERSION
 
@@ -73,8 +74,8 @@ class Handling(NamedTuple):
         coder: for ``data`` and ``out`` in other memory than numpy's: who reads and writes them.
         residual: f32[n] of its own, C-contiguous; written in the transport thread when ``data`` has been coded, with
             what the codes leave out (``codec.feedback``); left alone where nothing was coded.
-        bits: of a code; 0: ``config.bits``. Other bits than in the last step make the op a cold one: ranks agree on
-            scales first.
+        bits: of a code, or of contributions' and of results'; 0: ``config.bits``. Other bits than in the last step make
+            the op a cold one: ranks agree on scales first.
         scaled: ``data`` is a gradient without its loss scale; a cold op as with other bits.
         starts: where the tensors in the bucket begin, rising; empty: it is looked at in blocks (``codec.exponents``).
         parts: names what is in ``data`` and in which order, part of the layout tag: ranks that differ are refused.
@@ -83,7 +84,7 @@ class Handling(NamedTuple):
     dtype: str = "float32"
     coder: Coder = HOST
     residual: NDArray[np.float32] | None = None
-    bits: int = 0
+    bits: Bits = 0
     scaled: bool = False
     starts: tuple[int, ...] = ()
     parts: str = ""
@@ -151,7 +152,7 @@ class Communicator:
     ) -> None:
         if datapath == "switch":
             datapath, config = "auto", dataclasses.replace(config, switch=config.switch or switch_of(None))
-        check_bits(config.bits, config.ranks, switched=config.switch is not None)
+        check_bits(config.bits, switched=config.switch is not None)
         self._store, self._prefix = store, name
         #: ranks that have died may come back
         self.elastic = training.elastic
@@ -318,12 +319,12 @@ class Communicator:
             _check(residual, "residual", numel)
         config, width = self.config, self._row_width
         bits = bits or config.bits
-        check_bits(bits, config.ranks, switched=config.switch is not None)
+        check_bits(bits, switched=config.switch is not None)
         check_codes(coder, bits, feedback=residual is not None)
         chunks = self._cut(numel, bits)
         merged = done if len(chunks) == 1 else _Merge(len(chunks), done)
         kind = f"{dtype} {parts}" if parts else dtype
-        mode = (2 if config.rotate == "auto" else int(config.rotate)) | bits << 2 | scaled << 7
+        mode = (2 if config.rotate == "auto" else int(config.rotate)) | number_of(bits) << 2 | scaled << 7
         if coder.ahead:
             for size in {hi - lo for lo, hi in chunks}:
                 coder.warm_up(data, out, shape_for(size, width, bits), self._codings())
@@ -339,7 +340,7 @@ class Communicator:
                 key = bucket, numel, index, mode
                 self._engine.launch(
                     Launch(
-                        _layout(key, shape_for(hi - lo, width, bits), kind, config.ranks, ends),
+                        _layout(key, shape_for(hi - lo, width, bits, config.ranks), kind, config.ranks, ends),
                         data[lo:hi],
                         out[lo:hi],
                         merged,
@@ -370,11 +371,11 @@ class Communicator:
     def rings(self, numel: int) -> Rings:
         """What this rank's rings take, beside a step of ``numel`` entries."""
         store = self.job.store
-        rows = -(-numel * self.config.bits // (8 * self._row_width))
+        rows = -(-numel // row_entries(self._row_width, self.config.bits, self.config.ranks))
         return Rings(rows, store.result_rows, store.results.nbytes + store.sums.nbytes)
 
-    def _cut(self, numel: int, bits: int) -> list[tuple[int, int]]:
-        return cut(numel, self._row_width * 8 // bits, self._rows_most)
+    def _cut(self, numel: int, bits: Bits) -> list[tuple[int, int]]:
+        return cut(numel, row_entries(self._row_width, bits, self.config.ranks), self._rows_most)
 
     def _groups(self, key: Scales) -> int:
         """Groups of the op whose scales are known by ``key``.
@@ -383,13 +384,13 @@ class Communicator:
             ValueError: there can be no such op.
         """
         _, numel, chunk, mode = key
-        bits = mode >> 2 & 31
-        check_bits(bits, self.config.ranks, switched=self.config.switch is not None)
+        bits = bits_numbered(mode >> 2 & 31)
+        check_bits(bits, switched=self.config.switch is not None)
         chunks = self._cut(numel, bits) if 1 <= numel <= NUMEL_MOST else []
         if not 0 <= chunk < len(chunks):
             raise ValueError(f"no op is chunk {chunk} of {numel} entries")
         lo, hi = chunks[chunk]
-        return shape_for(hi - lo, self._row_width, bits).groups
+        return shape_for(hi - lo, self._row_width, bits, self.config.ranks).groups
 
     def forget(self, bucket: int) -> None:
         """Drops the scales of a bucket that will not come again; to be called by its ``done``, on all ranks."""

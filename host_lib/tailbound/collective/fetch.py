@@ -91,7 +91,7 @@ def over(reliable: Reliable, engine: Transpose) -> Callable[[Op, int, bytes, int
     def pull(question: _Question) -> bytes | bytearray | None:
         op, owner, request, until = question
         left = until - time.monotonic()
-        most = op.place.placement.shares[owner] * (op.place.layout.shape.codes + HEADER_BYTES)
+        most = op.place.placement.shares[owner] * (op.place.layout.shape.results.codes + HEADER_BYTES)
         if left <= 0 or op.finished:
             return None
         try:

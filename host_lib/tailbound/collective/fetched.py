@@ -57,7 +57,7 @@ class Fetch:
     def arrived(self, place: Place, owner: int, body: bytes | bytearray | None) -> None:
         """``owner`` has answered ``body``, of which rows are taken that were asked for; None: it has nothing."""
         self.waiting.discard(owner)
-        stride = HEADER_BYTES + place.layout.shape.codes
+        stride = HEADER_BYTES + place.layout.shape.results.codes
         if not body or len(body) % stride:
             return
         packets = np.frombuffer(body, np.uint8).reshape(-1, stride)

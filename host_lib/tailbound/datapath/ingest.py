@@ -44,7 +44,7 @@ from tailbound.wire.schema import (
 )
 
 _TYPE, _SENDER, _OWNER, _CHECK = (HEADER_DTYPE.fields[n][1] for n in ("type", "sender", "owner", "check"))  # type: ignore[index]
-_LATE = int(Flag.LATE)
+_LATE, _HALVES = int(Flag.LATE), int(Flag.HALVES)
 _FIRST_TYPE, _LAST_TYPE = int(min(PacketType)), int(max(PacketType))
 assert {int(t) for t in PacketType} == set(range(_FIRST_TYPE, _LAST_TYPE + 1))  # one comparison decides BAD_TYPE
 
@@ -199,7 +199,12 @@ def _take(t: Any, d: NDArray[np.uint8], words: NDArray[np.uint64], now: Scalar) 
     if h.owner != (h.sender if to_all else c.rank):
         return Verdict.NOT_FOR_THIS_RANK
     data = h.type == PacketType.CONTRIBUTION or h.type == PacketType.RESULT
+    codes = d.shape[0] - HEADER_BYTES
+    if h.flags & _HALVES:
+        codes *= 2  # so that both kinds of rows of an op have as many
     if data:
+        if codes > t.width:
+            return Verdict.BAD_LENGTH
         if h.row >= h.rows:
             return Verdict.SLOT_OUT_OF_RANGE
         if h.map_id != (c.map_id if serial(h.op, c.map_since) >= 0 else c.map_before):
@@ -211,9 +216,9 @@ def _take(t: Any, d: NDArray[np.uint8], words: NDArray[np.uint64], now: Scalar) 
         verdict = window(t, h)
         if verdict != GO_ON:
             if (data or h.flags & _LATE) and verdict in (Verdict.STALE_OP, Verdict.STALE_RESULT):
-                stamp_late(t, h, d.shape[0] - HEADER_BYTES if data else 0, now)
+                stamp_late(t, h, codes if data else 0, now)
             return verdict
-        verdict = hear(t, h, d.shape[0] - HEADER_BYTES, now)
+        verdict = hear(t, h, codes, now)
         if verdict != GO_ON:
             return verdict
     payload = words[HEADER_BYTES // 8 :]

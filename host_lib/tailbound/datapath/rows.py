@@ -22,18 +22,41 @@ from tailbound.wire.expect import expected_of
 from tailbound.wire.jit import Scalar, compiled
 from tailbound.wire.schema import EXPONENT_NONE, MAX_RANKS, VERDICTS, Event, Flag, Verdict
 
-_REPEAT, _NIBBLES = int(Flag.REPEAT), int(Flag.NIBBLES)
-_BYTES, _HALVES = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0F0F0F0F0F0F0F0F)
-_EIGHT, _FOUR = np.uint64(8), np.uint64(4)
+_REPEAT, _NIBBLES, _HALVES = int(Flag.REPEAT), int(Flag.NIBBLES), int(Flag.HALVES)
+_BYTES, _NIBBLE_BYTES = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0F0F0F0F0F0F0F0F)
+_NIBBLE_LANES = np.uint64(0x000F000F000F000F)
+_EIGHT, _FOUR, _TWELVE = np.uint64(8), np.uint64(4), np.uint64(12)
+
+
+@compiled
+def _sum_halves(row: NDArray[np.uint64], words: NDArray[np.uint64], add: Scalar) -> None:
+    """Half bytes to lanes of 16 bits: per word even and odd codes of the lower halves, then of the upper ones."""
+    for i in range(words.shape[0]):
+        w = words[i]
+        even, odd = w & _NIBBLE_LANES, (w >> _EIGHT) & _NIBBLE_LANES
+        upper_even, upper_odd = (w >> _FOUR) & _NIBBLE_LANES, (w >> _TWELVE) & _NIBBLE_LANES
+        if add:
+            row[4 * i] += even
+            row[4 * i + 1] += odd
+            row[4 * i + 2] += upper_even
+            row[4 * i + 3] += upper_odd
+        else:
+            row[4 * i] = even
+            row[4 * i + 1] = odd
+            row[4 * i + 2] = upper_even
+            row[4 * i + 3] = upper_odd
 
 
 @compiled
 def _sum(t: Any, slot: Scalar, h: Any, words: NDArray[np.uint64], add: Scalar) -> None:
-    """Adds codes to the slot's lanes of 16 bits, half bytes to lanes of 8; or stores them, where a sum begins."""
+    """Adds codes to the slot's lanes of 16 bits, or half bytes to lanes of 8; or stores them, where a sum begins."""
     row = u64_row(t.sums, slot, t.width // 4)
+    if h.flags & _HALVES:
+        _sum_halves(row, words, add)
+        return
     lanes, apart, k = _BYTES, _EIGHT, np.uint64(h.shift)
     if h.flags & _NIBBLES:
-        lanes, apart, k = _HALVES, _FOUR, np.uint64(0)
+        lanes, apart, k = _NIBBLE_BYTES, _FOUR, np.uint64(0)
     if add:
         for i in range(words.shape[0]):
             w = words[i]

@@ -9,6 +9,7 @@ from typing import Any
 
 from tailbound.transport.multicast import check_group
 from tailbound.transport.safeguard import Limits
+from tailbound.wire.bits import BITS, Bits, bits_text
 
 _YES, _NO = ("1", "on", "true", "yes"), ("0", "off", "false", "no")
 
@@ -27,6 +28,8 @@ class Kind:
 
     def show(self, value: Any) -> str:
         """``value`` as it would be given."""
+        if isinstance(value, tuple):
+            return ",".join(self.show(part) for part in value)
         if isinstance(value, bool):
             return "on" if value else "off"
         return f"{value:g}" if isinstance(value, float) else str(value)
@@ -115,6 +118,15 @@ def _group(text: str) -> str:
     return text
 
 
+def _bits(text: str) -> Bits:
+    named = {bits_text(bits): bits for bits in BITS}
+    word = text.replace(" ", "").strip("()")
+    if word not in named:
+        raise ValueError(text)
+    return named[word]
+
+
 GROUP = Kind("an IPv4 address of 224.0.1.0..239.255.255.255", _group)
+BITS_KIND = Kind("one of " + " or ".join(map(bits_text, BITS)), _bits)
 DEADLINES = Kind("two numbers of milliseconds above 0, as in 20,40, or learned", _deadlines)
 LIMITS = Kind("NAME=VALUE,... of " + ", ".join(field.name for field in fields(Limits)), _limits)

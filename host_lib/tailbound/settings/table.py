@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from tailbound.errors import ConfigError
 from tailbound.observe import status, trace
-from tailbound.settings.kinds import DEADLINES, GROUP, LIMITS, Kind, choice, integer, number, on_off, words
+from tailbound.settings.kinds import BITS_KIND, DEADLINES, GROUP, LIMITS, Kind, choice, integer, number, on_off, words
 from tailbound.transport import choose, switch
 from tailbound.transport.config import DEFAULT_PORT, PORTS, SOURCE_PORTS_MOST
 from tailbound.wire.schema import WIDTH_STEP
@@ -87,6 +87,10 @@ PORT = _option(
 RESULT = _option(
     "result", choice(*choose.RESULTS), "auto", "how averaged rows come to the other ranks ([transport](transport.md))"
 )
+BITS = _option(
+    "bits", BITS_KIND, 8,
+    "bits of a code on the wire; 4,8: of contributions and of results ([options](torch/options.md))",
+)  # fmt: skip
 #: Port of rank 0's metrics on a host; local rank k takes the k-th after it.
 PROMETHEUS_PORT = Setting(
     "TAILBOUND_PROMETHEUS_PORT", integer(0, 65535),
@@ -152,10 +156,10 @@ OPTIONS = (
         "small tensors keep their precision beside large ones: powers of two by tensor, by agreement "
         "([options](torch/options.md))",
     ),
-    _option("bits", choice(16, 8, 4), 8, "bits of a code on the wire ([options](torch/options.md))"),
+    BITS,
     _option(
         "error_feedback", on_off(), None, "what rounding and clipping kept back comes with the next gradient",
-        otherwise="with codes of 4 bits",
+        otherwise="with contributions of 4 bits",
     ),
     _option(
         "schedule", choice("synchronous", "delayed"), "synchronous",

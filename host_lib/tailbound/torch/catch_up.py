@@ -21,6 +21,7 @@ from tailbound.torch.paths import Paths
 from tailbound.torch.resync import Resync
 from tailbound.torch.scaler import GradScaler
 from tailbound.transport.steps import STEP_MASK, step_distance, step_of
+from tailbound.wire.bits import Bits
 
 #: A rank that is lost again while it takes the others' state tries so often, and is then left as it is for this step.
 _JUMPS = 3
@@ -30,7 +31,7 @@ class State(Protocol):
     """What of a ``TailboundState``, whose module imports this one, is used here."""
 
     rank: int
-    bits: int
+    bits: Bits
     loss_scale: float
     ended: int | None
     abstaining: bool

@@ -27,6 +27,7 @@ from tailbound.torch.device_codec.form import By, Form, Rows
 from tailbound.torch.device_codec.plain import PLAIN
 from tailbound.torch.staging import Block, Blocks
 from tailbound.torch.streams import Stream
+from tailbound.wire.bits import Bits
 from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES, ROW_STEP, WIDTH_STEP
 
 log = logging.getLogger("tailbound")
@@ -78,7 +79,7 @@ class DeviceCoder:
 
     ahead = True
     divisible = False
-    bits: Collection[int] = (8,)
+    bits: Collection[Bits] = (8,)
     feedback = False
 
     def __init__(self, workspace: Workspace, mark: Any) -> None:

@@ -30,6 +30,7 @@ from tailbound.torch.replica import Replica
 from tailbound.torch.resync import Resync
 from tailbound.torch.scaler import GradScaler, adopt, at_work
 from tailbound.transport.steps import STEP_MASK
+from tailbound.wire.bits import Bits
 
 log = logging.getLogger("tailbound")
 
@@ -60,7 +61,7 @@ class Recovery:
     contributions: Contributions
     schedule: Schedule
     paths: Paths
-    bits: int
+    bits: Bits
     memory_of: Callable[[int, int, torch.dtype, torch.device, Memory | None], Bucket]
     say: Callable[[str, str], None]
 

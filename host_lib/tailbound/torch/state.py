@@ -29,6 +29,7 @@ from tailbound.transport.choose import AskedResult
 from tailbound.transport.config import DEADLINE_MOST, MS, Config, width_for_mtu
 from tailbound.transport.safeguard import Limits
 from tailbound.transport.steps import step_of
+from tailbound.wire.bits import Bits, both_ways
 
 log = logging.getLogger("tailbound")
 
@@ -73,9 +74,10 @@ class TailboundState(Recovery):
         share_rows: agree on owners, so that stragglers and slow links own fewer rows or none (clock-22).
         balance: divide tensors by powers of two before they are rotated together, and multiply them after: small ones
             are then no noise beside large ones; agreed on from the averages of earlier steps (codec-18).
-        bits: of a code on the wire, 16, 8 or 4. ``state.bits`` may be set between two steps, on all ranks alike.
+        bits: of a code on the wire, 16, 8 or 4, or (4, 8): 4 of contributions and 8 of results. ``state.bits`` may be
+            set between two steps, on all ranks alike.
         error_feedback: add what rounding and clipping kept back of a contribution to the next one; default: with
-            codes of 4 bits only.
+            contributions of 4 bits only.
         schedule: when an average is applied: in its own step (``synchronous``), or in the next one (``delayed``), while
             that one's is on the wire.
         resync_period: steps between two comparisons of digests among ranks that have missed nothing (clock-33); 0:
@@ -118,7 +120,7 @@ class TailboundState(Recovery):
         entries: int = 0,
         share_rows: bool = True,
         balance: bool = False,
-        bits: int = 8,
+        bits: Bits = 8,
         error_feedback: bool | None = None,
         schedule: str = "synchronous",
         resync_period: int = 200,
@@ -141,7 +143,8 @@ class TailboundState(Recovery):
                 "torch.distributed.init_process_group"
             )
         super().__init__(dist.get_rank(group), dist.get_world_size(group), (resync_period, resync_share))
-        feedback = bits == 4 if error_feedback is None else error_feedback
+        up, down = both_ways(bits)
+        feedback = up == 4 if error_feedback is None else error_feedback
         self.contributions = Contributions(feedback, copies=schedule != "synchronous")
         self.schedule = Schedule(schedule, self._applied, lambda: self.loss_scale)
         #: of a code, from the next step on; the same on all ranks
@@ -152,7 +155,7 @@ class TailboundState(Recovery):
             port=port,
             width=width_for_mtu(mtu) if mtu else 0,
             ring_mib=Config.ring_mib if ring_mib is None else ring_mib,
-            step=entries * bits // 8 if ring_mib is None else 0,
+            step=entries * down // 8 if ring_mib is None else 0,
             deadline_1=int(deadline_ms[0] * MS) if deadline_ms else 0,
             deadline_2=int(deadline_ms[1] * MS) if deadline_ms else 0,
             start_max=int(start_max * 1000 * MS),

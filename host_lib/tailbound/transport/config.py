@@ -10,6 +10,7 @@ from tailbound.transport.choose import AskedResult, check
 from tailbound.transport.multicast import check_group
 from tailbound.transport.safeguard import Limits
 from tailbound.transport.switch import Switch
+from tailbound.wire.bits import Bits, bits_text
 from tailbound.wire.schema import DEFAULT_PORT as DEFAULT_PORT
 from tailbound.wire.schema import (
     ETHERNET_BYTES,
@@ -104,7 +105,7 @@ class Config:
         switch: the aggregating switch that owns the rows; None: ranks own them.
         codec_threads: threads of a rank that share the codec's work on an op, the transport's own included; 0: one for
             each four of its cores, at most four.
-        bits: of a code: 16, 8 or 4.
+        bits: of a code: 16, 8 or 4, or 4 of contributions and 8 of results.
         first_step: step number the job starts with; only tests of wrap-around change it.
     """
 
@@ -134,7 +135,7 @@ class Config:
     source_ports: int = 0
     switch: Switch | None = None
     codec_threads: int = 0
-    bits: int = 8
+    bits: Bits = 8
     first_step: int = 0
 
     def __post_init__(self) -> None:
@@ -197,7 +198,7 @@ class Config:
         """
         return {
             "balance": "on" if self.balance else "off",
-            "bits": str(self.bits),
+            "bits": bits_text(self.bits),
             "hadamard": "auto" if self.rotate == "auto" else "on" if self.rotate else "off",
             "multicast_group": (self.group or "by cookie") if self.result == "multicast" else "not needed",
             "result": "multicast" if self.result == "multicast" else "any but multicast",

@@ -76,6 +76,7 @@ class Flag(enum.IntFlag):
     SUMS = 256  #: result of a switch: u16 sums of the codes, big-endian, in code order
     SWITCHED = 512  #: result of a switch: mean codes, in the contributions' scale
     NIBBLES = 1024  #: contribution: two codes of 4 bits a byte, to be summed in u8 lanes
+    HALVES = 2048  #: row: two codes of 4 bits a byte; those of a contribution are summed in u16 lanes
 
 
 class Verdict(enum.IntEnum):
