@@ -38,6 +38,24 @@ def as_device(rank: int, job: str, ranks: set[int], *arguments: Any) -> Any:
     return JOBS[job](rank, *arguments)
 
 
+def broken(rank: int) -> str:
+    """What is said of a bucket whose device fails; it is over all the same."""
+    with state.TailboundState(**torch_jobs.PATIENT) as own:
+        own.paths = Paths(host_as_device=True)
+        stream = own.paths.of(torch.device("cpu")).stream
+
+        def fails(mark: Any = None) -> Any:
+            raise RuntimeError("the device is lost")
+
+        stream.use = fails  # type: ignore[method-assign]
+        future = own.average(0, torch.ones(1000), True)
+        try:
+            future.wait()
+        except RuntimeError as error:
+            return str(error)
+    return "nothing"
+
+
 def train(rank: int, device: str, kind: str) -> dict[str, Any]:
     """Gradients, the averages of a late step and the re-synchronised state of a model on ``device``."""
     where, dtype = torch.device(device), getattr(torch, kind)

@@ -80,6 +80,16 @@ def test_delayed_averages(tmp_path: Path, kind: str) -> None:
             assert max(errors) < 1.5e-3
 
 
+def test_a_device_that_fails_ends_backward_with_its_error(tmp_path: Path) -> None:
+    """A future that nobody completes would hang it."""
+    import device_jobs
+    from processes import Job
+
+    with Job(device_jobs.broken, 2, tmp_path) as job:
+        for said in job.results():
+            assert "the device is lost" in said
+
+
 def test_what_a_device_has_no_pass_for_is_refused(tmp_path: Path) -> None:
     import device_jobs
     from processes import Job

@@ -263,12 +263,22 @@ class TailboundState(Recovery):
             finally:  # a future that never completes would hang DDP
                 future.set_result(result)
 
+        done_there = path.within(done)
+
+        def over(outcome: Outcome) -> None:
+            try:
+                done_there(outcome)
+            except Exception as error:  # a device that has failed: DDP would wait for ever
+                if not future.done():
+                    future.set_exception(error)  # type: ignore[arg-type]
+                raise
+
         self.communicator.launch(
             index,
             path.values(contribution.source),
             path.values(decoded),
             last=last,
-            done=path.within(done),
+            done=over,
             prepare=path.within(prepare, mark) if prepare is not None else None,
             contribute=not self.abstaining,
             handling=Handling(
