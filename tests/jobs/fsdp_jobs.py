@@ -106,6 +106,45 @@ def compared(
     return {"steps": steps, "ops": stats["counters"]["ops"], "delivered": stats["delivered"]}
 
 
+def overlapping(rank: int) -> dict[str, list[str]]:
+    """What is launched and waited for in a pass: the first one, a usual one, and those in which gradients are used."""
+    mesh, events, told = grid(), list[str](), {}
+    with trio(mesh) as (_, hsdp, ours, state):
+        average = state._average
+
+        class Watched:
+            """A future that says when it is waited for."""
+
+            def __init__(self, number: int, future: torch.futures.Future[torch.Tensor]) -> None:
+                self.number, self.future = number, future
+
+            def wait(self) -> torch.Tensor:
+                events.append(f"wait {self.number}")
+                return self.future.wait()
+
+        def watched(number: int, shard: torch.Tensor, last: bool) -> Watched:
+            events.append(f"launch {number}")
+            return Watched(number, average(number, shard, last))
+
+        state._average = watched
+        seen: list[torch.Tensor] = []
+        weight = ours[2].weight
+        for what in ("first", "usual", "accumulating", "usual again", "a hook looks"):
+            if what == "a hook looks":
+                handle = weight.register_post_accumulate_grad_hook(lambda p: seen.append(local(p.grad).clone()))
+            for net in (hsdp, ours):
+                if what != "accumulating":  # onto what the pass before has left
+                    net.zero_grad()
+                backward(net, rank, len(told))
+            assert nmse(gradient(ours), gradient(hsdp)) <= 3 * BOUND, what
+            assert same(held(ours, gradients=True), mesh), what
+            told[what], events[:] = list(events), []
+        handle.remove()
+        assert torch.equal(seen[0], local(weight.grad))
+        assert state.communicator.step == len(told)
+    return told
+
+
 class Fork(nn.Module):
     """A chain of which each half can be left out; the root has no parameters of its own."""
 

@@ -260,3 +260,40 @@ def exact(rank: int, loss: float) -> tuple[list[str], list[str], int, float]:
 
     whole, _, _ = digests(0.0)
     return whole, *digests(loss, strict=30.0, deadline_ms=(10.0, 10.0))
+
+
+class Batches(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    def __init__(self, rank: int, steps: int) -> None:
+        self.rank, self.steps = rank, steps
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __getitem__(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return batch(self.rank, step)
+
+
+def beside(rank: int) -> list[float]:
+    """Two models in a process, each with a job of its own, fed by processes that a DataLoader forks meanwhile.
+
+    It would not fork by itself here: this process comes from a server, and so would its children.
+    """
+    found = []
+    nets = [(DDP(model(seed)), DDP(model(seed))) for seed in (1, 2)]
+    with register(nets[0][0], **PATIENT) as one, register(nets[1][0], **PATIENT) as two:
+        loader = torch.utils.data.DataLoader(
+            Batches(rank, 4), batch_size=None, num_workers=2, multiprocessing_context="fork"
+        )
+        for _ in range(2):  # workers of the first pass are gone before those of the second are forked
+            for data, target in loader:
+                for ours, plain in nets:
+                    for net in (ours, plain):
+                        net.zero_grad()
+                        nn.functional.cross_entropy(net(data), target).backward()
+                    found.append(nmse(gradient(ours), gradient(plain)))
+                    assert same_everywhere(digest(ours))
+        assert (one.communicator.step, two.communicator.step) == (8, 8)
+        assert one.stats()["delivered"] == two.stats()["delivered"] == 1.0
+        assert one.synchronise()
+        assert two.synchronise()
+    return found

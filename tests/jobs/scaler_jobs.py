@@ -23,7 +23,7 @@ from torch_jobs import BOUND, PATIENT, batch, gradient, model, nmse
 Step = tuple[float, float, bool, str]
 
 
-def _train(
+def train(
     net: DDP,
     state: TailboundState,
     optimizer: torch.optim.Optimizer,
@@ -55,7 +55,7 @@ def overflowing(rank: int, ill: list[Collection[int]], loss: float, interval: in
             assert state.communicator is not None
             Trouble(seed=7, loss=loss).attach(state.communicator)
         scaler = GradScaler(state, init_scale=2.0**10, growth_interval=interval)
-        steps = _train(net, state, optimizer, scaler, rank, ill)
+        steps = train(net, state, optimizer, scaler, rank, ill)
         stats = state.stats()
         dist.barrier()
     return {"steps": steps, "stats": stats}
@@ -67,7 +67,7 @@ def stock(rank: int, ill: list[Collection[int]], told: bool) -> list[Step]:
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=100)
     with register(net, optimizer=optimizer, scaler=scaler if told else None, **PATIENT, resync_period=0) as state:
-        steps = _train(net, state, optimizer, scaler, rank, ill)
+        steps = train(net, state, optimizer, scaler, rank, ill)
         assert state.scaler is scaler
         dist.barrier()
     return steps
@@ -148,7 +148,7 @@ def saved(rank: int) -> tuple[float, float, int]:
     optimizer = torch.optim.SGD(net.parameters(), 0.05)
     with register(net, optimizer=optimizer, **PATIENT) as state:
         scaler = GradScaler(state, init_scale=2.0**10, growth_interval=4)
-        _train(net, state, optimizer, scaler, rank, [(), (), (0,), (), ()])
+        train(net, state, optimizer, scaler, rank, [(), (), (0,), (), ()])
         file = io.BytesIO()
         torch.save(scaler.state_dict(), file)
         scales.append(scaler.get_scale())
@@ -163,7 +163,7 @@ def saved(rank: int) -> tuple[float, float, int]:
         scaler.load_state_dict(theirs.state_dict())
         scales.append(scaler.get_scale())
         tracker = scaler.state_dict()["_growth_tracker"]
-        steps = _train(other, state, optimizer, scaler, rank, [(), (), ()])
+        steps = train(other, state, optimizer, scaler, rank, [(), (), ()])
         # two clean steps before, two of these: it grows
         assert [after for _, after, _, _ in steps] == [scales[0], 2 * scales[0], 2 * scales[0]]
         dist.barrier()
@@ -176,4 +176,4 @@ def alone(rank: int) -> list[Step]:
     optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
     with register(net, optimizer=optimizer, **PATIENT) as state:
         scaler = GradScaler(state, init_scale=2.0**10, growth_interval=2)
-        return _train(net, state, optimizer, scaler, rank, [(), (0,), (), ()])
+        return train(net, state, optimizer, scaler, rank, [(), (0,), (), ()])

@@ -31,6 +31,23 @@ def test_steps_end_whatever_modules_a_pass_goes_through(tmp_path: Path) -> None:
             assert steps == [1, 2, 3, 4, 5, 6, 7]
 
 
+def test_averages_are_awaited_at_the_end_of_backward_unless_somebody_sees_gradients_before(tmp_path: Path) -> None:
+    import fsdp_jobs
+    from processes import Job
+
+    in_turn = ["launch 2", "wait 2", "launch 0", "wait 0", "launch 1", "wait 1"]
+    together = ["launch 2", "launch 0", "launch 1", "wait 2", "wait 0", "wait 1"]
+    with Job(fsdp_jobs.overlapping, 4, tmp_path) as job:
+        for told in job.results():
+            assert told == {
+                "first": [*in_turn, "launch 3", "wait 3"],
+                "usual": together,
+                "accumulating": in_turn,
+                "usual again": together,
+                "a hook looks": ["launch 2", "wait 2", "launch 0", "launch 1", "wait 0", "wait 1"],
+            }
+
+
 def test_replicas_begin_equal_and_are_made_equal_with_their_moments(tmp_path: Path) -> None:
     import fsdp_jobs
     from processes import Job

@@ -73,3 +73,15 @@ def test_strict_gives_the_mean_without_loss(tmp_path: Path) -> None:
         assert lost > 0
         assert delivered == 1.0
         assert strict == whole == results[0][0]
+
+
+def test_two_models_in_a_process_and_workers_of_a_data_loader(tmp_path: Path) -> None:
+    import hook_jobs
+    from processes import Job
+    from torch_jobs import BOUND
+
+    with Job(hook_jobs.beside, 2, tmp_path) as job:
+        for errors in job.results():
+            assert len(errors) == 16
+            assert max(errors) <= 3 * BOUND
+            assert sum(errors) / len(errors) <= BOUND

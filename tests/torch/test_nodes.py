@@ -29,6 +29,27 @@ def test_a_host_with_nan_stays_out_of_the_mean(tmp_path: Path) -> None:
         assert told[2] == told[3] == [False, False, False, True, False]
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_all_ranks_of_a_host_have_one_loss_scale_in_every_step(tmp_path: Path, told: bool) -> None:
+    """An overflow on one rank is its host's; the other host hears of it within a step. On both: nobody steps."""
+    import node_jobs
+    from processes import Job
+
+    ill = [(), (1,), (), (0, 3), (), (2,), (), (), ()]
+    with Job(node_jobs.scaled, 4, tmp_path, ill, told) as job:
+        first, second, third, fourth = steps = job.results()
+    assert [step[:3] for step in first] == [step[:3] for step in second]
+    assert [step[:3] for step in third] == [step[:3] for step in fourth]
+    for number, ranks in enumerate(ill):
+        assert len({each[number][3] for each in steps}) == 1  # parameters and moments, of all ranks
+        assert all(each[number][2] == (number != 3) for each in steps)
+        assert len({each[number][1] for each in steps}) == 1 or ranks
+        if ranks:  # who overflows backs off at once
+            host = first if 1 in ranks else third
+            assert host[number][1] == host[number][0] / 2
+    assert first[-1][1] == 2.0**10 / 8
+
+
 def test_sparse_gradients_are_averaged_over_all_hosts(tmp_path: Path) -> None:
     import node_jobs
     from processes import Job

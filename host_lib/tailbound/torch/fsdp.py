@@ -2,13 +2,14 @@
 
 Parameters are sharded over the ranks of a host by ``fully_shard``; every shard has one replica a host. A rank's part of
 the gradient is averaged with those of its replicas by ``FSDPModule.set_all_reduce_hook``: after the reduce-scatter, in
-place, before the backward pass goes on. Every place in a host is a job of its own, of as many ranks as there are hosts.
+place, while the backward pass goes on. Every place in a host is a job of its own, of as many ranks as there are hosts.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tailbound.errors import ConfigError
 from tailbound.torch.interfaces import interface_for
+from tailbound.torch.memory import check
 from tailbound.torch.replica import local
 from tailbound.torch.state import TailboundState, model_digest
 from tailbound.torch.step_ends import Passes
@@ -27,6 +29,31 @@ except ImportError as error:
     raise ImportError("tailbound.torch.fsdp needs fully_shard: PyTorch 2.7 or newer") from error
 
 _TOGETHER = "with FSDP the ranks of a host gather parameters from each other; leave out tailbound.torch.batches"
+
+
+@dataclass
+class _Launch:
+    """A shard of the gradients of module ``number``, and its average.
+
+    Attributes:
+        averaged: None: it is there.
+        alone: there are no gradients that the shard is added to, and no hooks that see it.
+        version: of ``shard``, when the hook returned with its average; torch counts who writes to it. None: it returned
+            without.
+    """
+
+    number: int
+    shard: torch.Tensor
+    averaged: torch.futures.Future[torch.Tensor] | None
+    alone: bool = True
+    version: int | None = None
+
+    def finish(self) -> None:
+        """Waits for the average, which takes the shard's place."""
+        if self.averaged is not None:
+            averaged, self.averaged = self.averaged.wait(), None
+            if averaged.data_ptr() != self.shard.data_ptr():
+                self.shard.copy_(averaged)
 
 
 class FsdpState(TailboundState):
@@ -48,6 +75,10 @@ class FsdpState(TailboundState):
         self._watching = False
         #: number of the op that only ends a step: behind those of all modules
         self._closing = 0
+        #: by module: its parameters, and whether their gradients were, in the last pass, the shard that the hook had
+        self._parameters: list[list[torch.nn.Parameter]] = []
+        self._kept: list[bool] = []
+        self._launched: list[_Launch] = []
 
     def put_under(self, modules: Sequence[FSDPModule]) -> None:
         """Sets the all-reduce hook of ``modules``, in the same order on all ranks.
@@ -62,6 +93,8 @@ class FsdpState(TailboundState):
         if self.communicator is None:
             return
         self._closing = len(modules)
+        self._parameters = [_own_parameters(module) for module in modules]
+        self._kept = [False] * len(modules)
         for number, module in enumerate(modules):
             try:
                 module.set_all_reduce_hook(self._hook(number))
@@ -70,20 +103,48 @@ class FsdpState(TailboundState):
 
     def _hook(self, number: int) -> Callable[[torch.Tensor], None]:
         def average_in_place(shard: torch.Tensor) -> None:
+            check(number, shard)
             if not self._watching:
                 self._watching = True
                 # as FSDP itself does it; there is no public way to be told of the end of a backward pass
                 torch.autograd.Variable._execution_engine.queue_callback(self._backward_is_over)
-            averaged = self.average(number, shard, self._passes.call(number)).wait()
-            if averaged.data_ptr() != shard.data_ptr():
-                shard.copy_(averaged)
+                self.before_backward()
+            averaged, alone = self._average(number, shard, self._passes.call(number)), self._is_alone(number)
+            launch = _Launch(number, shard, averaged, alone)
+            self._launched.append(launch)
+            if not (alone and self._kept[number]):
+                for one in self._launched:
+                    if one.number == number:  # what came before is what this one is added to
+                        one.finish()
+                launch.version = shard._version
 
         return average_in_place
 
+    def _is_alone(self, number: int) -> bool:
+        return all(
+            p.grad is None and not getattr(p, "_post_accumulate_grad_hooks", None) for p in self._parameters[number]
+        )
+
     def _backward_is_over(self) -> None:
         self._watching = False
+        launched, self._launched = self._launched, []
+        for launch in launched:
+            if launch.alone:
+                self._kept[launch.number] = self._is_gradient(launch)
         if self._passes.over():
-            self.average(self._closing, torch.zeros(1), True).wait()
+            launched.append(_Launch(self._closing, end := torch.zeros(1), self._average(self._closing, end, True)))
+        for launch in launched:
+            launch.finish()
+
+    def _is_gradient(self, launch: _Launch) -> bool:
+        """Whether the module's gradients are the shard, as the hook has left it, neither converted nor divided.
+
+        Then an average may take its place any time before the backward pass is over.
+        """
+        memory = launch.shard.untyped_storage().data_ptr()
+        found = [local(p.grad) for p in self._parameters[launch.number] if p.grad is not None]
+        alike = bool(found) and all(gradient.untyped_storage().data_ptr() == memory for gradient in found)
+        return alike and launch.version in (None, launch.shard._version)
 
 
 def register(
@@ -171,6 +232,14 @@ def _modules(model: torch.nn.Module, group: dist.ProcessGroup) -> list[FSDPModul
                 "mesh['replicate']"
             )
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def _own_parameters(module: FSDPModule) -> list[torch.nn.Parameter]:
+    """Parameters that ``module`` itself spreads over ranks, and no FSDP module within it."""
+    assert isinstance(module, torch.nn.Module)
+    inner = (m for m in module.modules() if m is not module and isinstance(m, FSDPModule))
+    others = {id(p) for m in inner for p in m.parameters()}
+    return [p for p in module.parameters() if hasattr(p, "device_mesh") and id(p) not in others]
 
 
 def _shards(model: torch.nn.Module) -> int:

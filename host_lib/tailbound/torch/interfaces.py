@@ -7,8 +7,12 @@ import os
 from collections.abc import Sequence
 
 from tailbound.errors import ConfigError
+from tailbound.torch import pci
 
 log = logging.getLogger("tailbound")
+
+#: In place of names: for each rank the interface that is nearest to its GPU.
+BY_GPU = "pci"
 
 
 def local_place(what: str, otherwise: str) -> tuple[int, int]:
@@ -31,11 +35,14 @@ def local_place(what: str, otherwise: str) -> tuple[int, int]:
 
 
 def own(given: str | None) -> str | None:
-    """The interface of this rank: of several names with commas between them, the one at LOCAL_RANK.
+    """The interface of this rank: of several names with commas between them, the one at LOCAL_RANK; or ``BY_GPU``.
 
     Raises:
         ConfigError: too few names, or nothing tells which of them is this rank's.
     """
+    if given == BY_GPU:
+        place, places = local_place("interface=pci", "name the interface")
+        return interface_for(given, place, places, "auto")[0]
     if given is None or "," not in given:
         return given
     what = f"interface={given}: the first name is for local rank 0, and so on; this"
@@ -47,7 +54,8 @@ def interface_for(given: str | Sequence[str] | None, place: int, places: int, da
     """Interface and datapath of the job of one of ``places`` ranks on a host, each with a job of its own.
 
     Args:
-        given: one interface for all, or one for each rank (a sequence, or names with commas between them), or None.
+        given: one interface for all, or one for each rank (a sequence, names with commas between them, or ``BY_GPU``),
+            or None.
         place: of this rank on its host.
         places: ranks on the host.
         datapath: what was asked for.
@@ -55,6 +63,12 @@ def interface_for(given: str | Sequence[str] | None, place: int, places: int, da
     Raises:
         ConfigError: too few interfaces.
     """
+    if given == BY_GPU:
+        names = pci.by_gpu(places)
+        log.info("interfaces nearest to the GPUs of this host's ranks: %s", ", ".join(names))
+        if names.count(names[place]) == 1:
+            return names[place], datapath
+        given = names[place]
     if isinstance(given, str) and "," in given:
         given = [name.strip() for name in given.split(",")]
     if given is not None and not isinstance(given, str):

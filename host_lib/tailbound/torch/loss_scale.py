@@ -14,6 +14,7 @@ from tailbound.errors import TransportError
 from tailbound.transport.steps import STEP_MASK, step_distance
 
 _FORM = struct.Struct("!IId")
+_DOUBLE, _BITS = struct.Struct("=d"), struct.Struct("=q")
 _FLOAT32_MOST = 3.4028234663852886e38
 
 
@@ -34,6 +35,15 @@ class Epoch(NamedTuple):
     def pack(self) -> bytes:
         """16 bytes, network byte order."""
         return _FORM.pack(*self)
+
+    def words(self) -> list[int]:
+        """Three integers of 64 bits."""
+        return [self.number, self.begun, *_BITS.unpack(_DOUBLE.pack(self.scale))]
+
+    @classmethod
+    def of_words(cls, number: int, begun: int, scale: int) -> Epoch:
+        """The other way."""
+        return cls(number, begun, *_DOUBLE.unpack(_BITS.pack(scale)))
 
     @classmethod
     def unpack(cls, data: bytes) -> Epoch:

@@ -7,13 +7,14 @@ first rank keeps it equal to those of other hosts, and hands on what it takes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from tailbound.errors import ConfigError, TailboundError, TransportError
+from tailbound.torch.loss_scale import Epoch
 from tailbound.torch.memory import check
 from tailbound.torch.node import Node
 from tailbound.torch.node_shards import HostCollectives, InOrder
@@ -51,6 +52,8 @@ class NodeState(TailboundState):
         ConfigError: options that a host cannot have.
         TransportError: a rank did not come.
     """
+
+    shares_scale = True
 
     def __init__(self, group: dist.ProcessGroup, node: Node, *, timeout: float, **options: Any) -> None:
         refuse_schedule(options.get("schedule", "synchronous"))
@@ -163,7 +166,8 @@ class NodeState(TailboundState):
             if error is None:
                 self._takes = bool(heard[0][1])
                 if self.resync is not None and self._first:
-                    self.resync.note_missing(sum(missed for missed, _, _ in heard))
+                    self.resync.note_missing(sum(missed for missed, *_ in heard))
+                self._share_overflows(heard)
                 failed = [rank for rank, words in zip(self._node.members, heard, strict=True) if words[2]]
                 if failed and self._failure is None:
                     self._fail(
@@ -181,9 +185,22 @@ class NodeState(TailboundState):
                 self._fail(error)
             missed, self._missed = self._missed, 0
             takes = self.resync is not None and self.resync.about_to_take
-            self._collectives.tell([missed, takes, self._failure is not None], told)
+            overflow, scale = self.overflow.told(), self.scaler.newest if self.scaler is not None else None
+            epoch = scale.words() if scale is not None else [-1, 0, 0]
+            words = [missed, takes, self._failure is not None, overflow.own, overflow.void, *epoch]
+            self._collectives.tell(words, told)
 
         return gathered
+
+    def _share_overflows(self, heard: Sequence[Sequence[int]]) -> None:
+        """Takes in what the ranks of the host say of overflows, and the highest epoch of the loss scale among them."""
+        self.overflow.share(any(words[3] for words in heard), any(words[4] for words in heard))
+        epochs = [Epoch.of_words(*words[5:]) for words in heard if words[5] >= 0]
+        if self.scaler is not None and epochs:
+            highest = epochs[0]
+            for epoch in epochs:
+                highest = epoch if epoch.beats(highest) else highest
+            self.scaler.agree(highest)
 
     def rejoin(self) -> None:
         """As in ``TailboundState``; what it raises is raised at the end of the next step, on all ranks of the host."""

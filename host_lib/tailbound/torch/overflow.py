@@ -29,6 +29,17 @@ class OverflowNotes:
             self._own |= outcome.abstained
             self._void |= outcome.void
 
+    def told(self) -> Overflow:
+        """What the step says so far."""
+        with self._lock:
+            return Overflow(self._own, self._void)
+
+    def share(self, own: bool, void: bool) -> None:
+        """Takes in what those say who average other parts of the same gradient."""
+        with self._lock:
+            self._own |= own
+            self._void |= void
+
     @property
     def void(self) -> bool:
         """So far."""

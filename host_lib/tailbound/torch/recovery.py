@@ -55,6 +55,8 @@ class Recovery:
 
     #: digests of its replica are compared with those of other ranks; not where the first rank of its host does that
     _compares = True
+    #: who averages other shards of the model agrees with this rank on a loss scale before it holds
+    shares_scale = False
     #: None: a world of one
     communicator: Communicator | None = None
     #: what is contributed, and when averages are applied

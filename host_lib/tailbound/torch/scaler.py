@@ -9,7 +9,9 @@ could disagree. Here
   scales do not jump with it;
 - a rank that overflows writes the next epoch (``loss_scale``) and tells the others over the reliable path; all take it
   at the end of their step;
-- a step is applied where some ranks did not overflow; it is skipped by all where all did, in any bucket.
+- a step is applied where some ranks did not overflow; it is skipped by all where all did, in any bucket;
+- the ranks of a host that share buckets (``node_group``) add up what they have scaled, so they need one scale at any
+  time: at the end of a step they tell each other of overflows and of the highest epoch that each has heard of.
 
 torch's own scaler is therefore never left to itself: one that steps the model (in Lightning or Accelerate, say) becomes
 one of these, by ``register(scaler=...)`` or when it is found at work in the first step.
@@ -58,8 +60,7 @@ class GradScaler(torch.amp.GradScaler):
             Powers of two cost no precision.
 
     Raises:
-        ConfigError: the state has a scaler already, or has only one of
-            several shards of its model (FSDP, ``node_group``).
+        ConfigError: the state has a scaler already, or has only one of several shards of its model (FSDP).
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class GradScaler(torch.amp.GradScaler):
         """From now on the scale is that of all ranks of ``state``."""
         if state.scaler is not None:
             raise ConfigError("this state has a gradient scaler already: use one for all optimizers of the model")
-        if self.is_enabled() and state.shards > 1 and state.communicator is not None:
+        if self.is_enabled() and state.shards > 1 and state.communicator is not None and not state.shares_scale:
             raise ConfigError(
                 f"each of the {state.shards} shards of this model is averaged by a job of its own, with a loss scale "
                 "of its own, and gradients of different scales would be added up inside a host: train in bfloat16, "
@@ -205,15 +206,32 @@ class GradScaler(torch.amp.GradScaler):
 
     # -- over the reliable path, in threads of its own
 
+    @property
+    def newest(self) -> Epoch | None:
+        """The highest epoch known here; None: there is no scale."""
+        if not self._ours:
+            return None
+        with self._lock:
+            return self._newest
+
+    def agree(self, epoch: Epoch) -> None:
+        """The ranks of this host have come to ``epoch`` in this step: it holds from its end on, if it wins."""
+        self._note(epoch)
+        self._heard.put(epoch)
+
     def _answer(self, request: bytes) -> Iterable[Buffer]:
         return [self._note(Epoch.unpack(request)).pack()]
 
     def _note(self, epoch: Epoch) -> Epoch:
-        """Keeps an epoch of another rank for the end of the step, if it wins; returns the highest known here."""
+        """Keeps an epoch of another rank for the end of the step, if it wins; returns the highest known here.
+
+        Where the ranks of a host have to agree (``agree``), it has to wait for that.
+        """
         with self._lock:
             if epoch.beats(self._newest):
                 self._newest = epoch
-                self._heard.put(epoch)
+                if not self._state.shares_scale:
+                    self._heard.put(epoch)
             return self._newest
 
     def _tell(self, epoch: Epoch) -> None:
