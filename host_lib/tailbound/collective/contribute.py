@@ -88,10 +88,13 @@ def collect(job: Job, op: Op, action: Collect) -> None:
 
 def coding_of(job: Job, op: Op) -> Coding:
     """How this rank codes ``op``."""
+    if op.coding is not None:
+        return op.coding
     shape, balance = op.place.layout.shape, op.place.placement.owner_map.balance
     headroom, ranges = headroom_of(job.ranks, shape.bits), job.tables.ranges(balance, op.key[:3], shape.numel)
     seed, cap = seed_of(job.cookie, op.label), of(op).shift_cap(job)
-    return Coding(seed, job.rank, cap, headroom, op.rotate, job.ranks, ranges)
+    op.coding = Coding(seed, job.rank, cap, headroom, op.rotate, job.ranks, ranges)
+    return op.coding
 
 
 def _prepared(op: Op) -> Launch:

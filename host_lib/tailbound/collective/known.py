@@ -29,10 +29,12 @@ from tailbound.transport.membership import Membership
 from tailbound.transport.overtime import Overtime
 from tailbound.transport.steps import Steps, step_distance, step_of
 from tailbound.wire import schema
-from tailbound.wire.schema import Verdict, op_slot, serial_distance
+from tailbound.wire.schema import Verdict, op_slot
 
 #: Peers that have not been heard for more steps do not count for the median (clock-6).
 _HEARD_WITHIN = 2
+#: Serial distances below this are those of labels that are not older.
+_AHEAD = 1 << 31
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -106,13 +108,13 @@ class Records:
 
     def contributed(self, rank: int, label: int) -> bool:
         """Whether ``rank`` has fully sent its contributions to ops up to ``label``."""
-        same = self._cookies.item(rank) == self._cookie
-        return same and serial_distance(self._contributed.item(rank), label) >= 0
+        ahead: int = (self._contributed.item(rank) - label) & 0xFFFFFFFF
+        return ahead < _AHEAD and self._cookies.item(rank) == self._cookie
 
     def published(self, rank: int, label: int) -> bool:
         """Whether ``rank`` has fully sent its results of ops up to ``label``."""
-        same = self._cookies.item(rank) == self._cookie
-        return same and serial_distance(self._published.item(rank), label) >= 0
+        ahead: int = (self._published.item(rank) - label) & 0xFFFFFFFF
+        return ahead < _AHEAD and self._cookies.item(rank) == self._cookie
 
     def rose(self, rank: int) -> int:
         """When a mark of ``rank`` rose last, ns; 0: never."""

@@ -13,6 +13,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.codec.records import Coding
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.coder import HOST, Coder, Values
 from tailbound.collective.fetched import Fetch
@@ -122,6 +123,10 @@ class Phase(IntEnum):
     DONE = 2  #: and passed on: the results have left, or the caller has the gradient
 
 
+#: A member by the name of its enum takes two calls (until Python 3.12), and these are asked for a hundred times an op.
+_OVER, _OPEN, _DONE = Sending.OVER, Phase.OPEN, Phase.DONE
+
+
 @dataclass(slots=True)
 class Half:
     """One half of an op: contributions to the own rows, or results of all."""
@@ -179,6 +184,8 @@ class Op:
     stayed_out: set[int] = field(default_factory=set)
     #: flags of the own results (``Flag.SKIP``, ``STOP``, ``LOSSY``)
     flags: int = 0
+    #: how it is coded, once that was asked for
+    coding: Coding | None = None
     #: results that were lost are asked for over the reliable path; None: they are not, or not yet
     fetch: Fetch | None = None
     #: packets that negative entries of ``buffers.source`` mean, when it is decoded: own results, and what was fetched
@@ -216,27 +223,27 @@ class Op:
     @property
     def encoded(self) -> bool:
         """Whether the own rows are there, or known not to come."""
-        return self.sending is Sending.OVER
+        return self.sending is _OVER
 
     @property
     def sealed(self) -> bool:
         """Whether the own rows take no contribution any more."""
-        return self.first.phase is not Phase.OPEN
+        return self.first.phase is not _OPEN
 
     @property
     def published(self) -> bool:
         """Whether the results of the own rows have left."""
-        return self.first.phase is Phase.DONE
+        return self.first.phase is _DONE
 
     @property
     def finished(self) -> bool:
         """Whether the result has been decoded."""
-        return self.second.phase is not Phase.OPEN
+        return self.second.phase is not _OPEN
 
     @property
     def delivered(self) -> bool:
         """Whether the caller has the result."""
-        return self.second.phase is Phase.DONE
+        return self.second.phase is _DONE
 
     @property
     def early(self) -> bool:

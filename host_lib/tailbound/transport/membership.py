@@ -5,11 +5,13 @@ The rules are clock-1, clock-8 and clock-14 to clock-16. Pure state with the tim
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from tailbound.transport.config import MS
 from tailbound.transport.steps import STEP_MASK, step_distance, step_of
 from tailbound.wire.schema import op_label, serial_distance
+
+_NOBODY: frozenset[int] = frozenset()
 
 
 class Suspicion:
@@ -17,24 +19,30 @@ class Suspicion:
 
     One counter for both lost rows of live but slow ranks in simulation, two separate ones none: a rank whose
     contributions come late may well publish in time, and the other way round.
+
+    Args:
+        ranks, own: world size and own rank.
+        after: consecutive misses that make a suspect.
+        changed: called when ``suspects`` has.
+
+    Attributes:
+        suspects: ranks suspected now; nobody when it would be more than half of all ranks, self included (clock-14).
+            A plain attribute, since it is read a hundred times an op.
     """
 
-    def __init__(self, ranks: int, own: int, after: int) -> None:
+    def __init__(self, ranks: int, own: int, after: int, changed: Callable[[], None] = lambda: None) -> None:
         self._misses = [0] * ranks
         self._own = own
         self._after = after
         self._suspects: set[int] = set()
         self._first_missed: dict[int, int] = {}
-        self._judged: frozenset[int] = frozenset()
-
-    @property
-    def suspects(self) -> frozenset[int]:
-        """Ranks suspected now; nobody when it would be more than half of all ranks, self included (clock-14)."""
-        return self._judged  # asked for many times an op
+        self._changed = changed
+        self.suspects: frozenset[int] = _NOBODY
 
     def _judge(self) -> None:
         too_many = 2 * len(self._suspects) > len(self._misses)
-        self._judged = frozenset() if too_many else frozenset(self._suspects)
+        self.suspects = _NOBODY if too_many else frozenset(self._suspects)
+        self._changed()
 
     def first_missed(self, rank: int) -> int:
         """Label of the op that ``rank``, a suspect, was absent from first in the present row of misses."""
@@ -92,7 +100,6 @@ class Suspicion:
 #: A hold lasts this long after its last packet (clock-16: silence ends it), and is repeated four times as often.
 HOLD_SILENCE = 200 * MS
 HOLD_EVERY = HOLD_SILENCE // 4
-_NOBODY: frozenset[int] = frozenset()
 #: Steps without a sign of life after which a suspect counts as dead (clock-15).
 _DEAD_AFTER = 2
 
@@ -104,55 +111,38 @@ class Membership:
         ranks, rank: world size and own rank.
         after: consecutive misses that make a suspect (clock-14).
         hold_max: ns for which a hold is respected at most (clock-16).
+
+    Attributes: plain ones, worked out when they change.
+        here: peers that have not said goodbye.
+        suspects: ranks suspected in one half or both.
+        live: peers that are neither suspect nor gone: a seal waits for their contributions (clock-1, clock-8).
+        owners: peers whose results a receiver waits for.
     """
 
     def __init__(self, ranks: int, rank: int, after: int = 3, hold_max: int = 60_000 * MS) -> None:
         self.rank, self.ranks = rank, ranks
         self.peers = [(rank + i) % ranks for i in range(1, ranks)]
-        self.contribution = Suspicion(ranks, rank, after)
-        self.result = Suspicion(ranks, rank, after)
+        self.contribution = Suspicion(ranks, rank, after, self._sort)
+        self.result = Suspicion(ranks, rank, after, self._sort)
         self.gone: set[int] = set()
         #: counts changes of ``gone``
         self.changes = 0
         self._hold_max = hold_max
-        self._live: tuple[frozenset[int], int, list[int]] = (_NOBODY, -1, [])  # suspects, gone: who is left
-        self._owners = self._here = self._live
         self._heard_step: dict[int, int] = {}
         self._before: dict[int, int] = {}  # the op before the first one of a rank's process, if it has come back
         self._holds: dict[int, tuple[int, int]] = {}  # rank: since, until
         self._blind_step: int | None = None
+        self.here: list[int] = []
+        self._sort()
 
-    @property
-    def here(self) -> list[int]:
-        """Peers that have not said goodbye."""
-        self._here = self._left(self._here, _NOBODY)
-        return self._here[2]
-
-    @property
-    def suspects(self) -> frozenset[int]:
-        """Ranks suspected in one half or both."""
+    def _sort(self) -> None:
         first, second = self.contribution.suspects, self.result.suspects
-        return first | second if first and second else first or second  # nobody, as a rule: asked for many times a turn
-
-    @property
-    def live(self) -> list[int]:
-        """Peers that are neither suspect nor gone: a seal waits for their contributions (clock-1, clock-8)."""
-        self._live = self._left(self._live, self.contribution.suspects)
-        return self._live[2]
-
-    @property
-    def owners(self) -> list[int]:
-        """Peers whose results a receiver waits for."""
-        self._owners = self._left(self._owners, self.result.suspects)
-        return self._owners[2]
-
-    def _left(
-        self, known: tuple[frozenset[int], int, list[int]], suspects: frozenset[int]
-    ) -> tuple[frozenset[int], int, list[int]]:
-        """Peers that are neither suspect nor gone; the answer is wanted many times an op."""
-        if known[0] is suspects and known[1] == self.changes:
-            return known
-        return suspects, self.changes, [p for p in self.peers if p not in suspects and p not in self.gone]
+        here = [p for p in self.peers if p not in self.gone]
+        if here != self.here:
+            self.here = here  # whoever has followed it knows it again
+        self.suspects = first | second
+        self.live = [p for p in here if p not in first]
+        self.owners = [p for p in here if p not in second]
 
     def dead(self, step: int) -> set[int]:
         """Ranks suspect in a half that have not been heard for two steps before ``step`` (clock-15).
@@ -184,12 +174,14 @@ class Membership:
             return  # it is of the process before the present one
         self.gone.add(rank)
         self.changes += 1
+        self._sort()
         self._holds.pop(rank, None)
 
     def back(self, rank: int, step: int) -> None:
         """``rank`` takes part again from ``step`` on, as a new process: nothing of the old one counts."""
         self.gone.discard(rank)
         self.changes += 1
+        self._sort()
         self._holds.pop(rank, None)
         self.contribution.clear(rank)
         self.result.clear(rank)
