@@ -53,6 +53,7 @@ class _Verbs(click.Group):
     late={
         "bench": ("tailbound.bench.cli", "bench", "Measure the kernel path, the codec, whole all-reduces."),
         "lab": ("tailbound.lab.cli", "lab", "Build a cluster of network namespaces and run a command in it."),
+        "simulate": ("tailbound.simulate.cli", "simulate", "Run the engine of many ranks in a simulated network."),
         "switch": ("tailbound.switch.cli", "switch", "Sum gradients on the ports of this Linux box."),
         "top": ("tailbound.top.cli", "top", "Show the ranks on this host live: pace, deadlines, late and lost rows."),
     },
