@@ -137,6 +137,15 @@ def test_foreign_bursts_cost_who_waits_what_the_tail_says() -> None:
     assert row["rows_lost_percent"] == 0
 
 
+def test_the_coarse_model_is_near_the_engine() -> None:
+    wanted = Wanted(size=4 * ENTRIES, switching=Switching(rate=GBIT // 4), steps=3, warm=2)
+    for layout in ("flat", "2d"):
+        exact, _ = steps_of(4, replace(wanted, layout=layout))
+        coarse, _ = steps_of(4, replace(wanted, layout=layout, flows=True))
+        for name in ("slowest", "bytes"):
+            assert getattr(coarse[-1], name) == pytest.approx(getattr(exact[-1], name), rel=0.1), (layout, name)
+
+
 def test_the_command_prints_a_table_and_writes_its_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "rows.json"
     words = ["simulate", "-n", "2", "-n", "4", "--size", "64KiB", "--steps", "2", "--warm", "1", "--json", str(file)]
@@ -157,6 +166,7 @@ def test_the_command_prints_a_table_and_writes_its_rows(tmp_path: Path, capsys: 
         (["--tail", "0.5"], "x>=1"),
         (["--tail", "3", "--background", "9gbit:1:10"], "give one of them"),
         (["--oversubscription", "4"], "give --rack"),
+        (["--flows", "--wait"], "leave out --flows"),
         (["--json", "/proc/no/file"], "cannot be written"),
     ],
 )

@@ -33,6 +33,7 @@ __all__ = ["simulate"]
 @click.option("--background", metavar="RATE:ON_MS:OFF_MS", help="Foreign bursts, in place of --tail.")
 @click.option("--as-lab", is_flag=True, help="Buffers and token buckets of a lab's ports, in place of --port-buffer.")
 @click.option("--wait", is_flag=True, help="Wait for every row, as a reliable transport does.")
+@click.option("--flows", is_flag=True, help="A coarse model without the engine, for thousands of ranks.")
 @click.option("--steps", type=click.IntRange(1), default=40, help="That count.")
 @click.option("--warm", type=click.IntRange(1), default=12, help="Before them, without foreign bursts.")
 @click.option("--seed", type=int, default=1, help="Of everything.")
@@ -64,6 +65,9 @@ def simulate(ranks: tuple[int, ...], json_file: Path | None, **options: Any) -> 
         switching=as_in_the_lab(switching) if options["as_lab"] else switching,
         local_rate=parse_rate(options["local_rate"]),
         group=options["group"] or 0,
-        **{name: options[name] for name in ("layout", "size", "tail", "steps", "warm", "seed", "wait", "per_host")},
+        **{
+            name: options[name]
+            for name in ("layout", "size", "tail", "steps", "warm", "seed", "wait", "flows", "per_host")
+        },
     )
     run(ranks, wanted, json_file=json_file)

@@ -19,8 +19,9 @@ from tailbound.errors import ConfigError
 from tailbound.lab.build import RateLimit
 from tailbound.lab.spec import Background
 from tailbound.simulate.fabric import S
+from tailbound.simulate.flows import Flows
 from tailbound.simulate.layouts import Arrangement, arrange
-from tailbound.simulate.ports import Network, Switching
+from tailbound.simulate.ports import Switching
 from tailbound.simulate.steps import Step, Team
 
 #: Of the link's rate, as in ``bench.calibrate``; and the share of steps that bursts hit.
@@ -53,6 +54,7 @@ class Wanted:
         warm: steps before them, without bursts.
         seed: of everything.
         wait: every rank waits for every row, so long that no deadline matters: what a reliable transport would do.
+        flows: the coarse model (``flows``) in place of the engine.
         group, per_host: see ``layouts.arrange``.
         local_rate: see ``Team``.
     """
@@ -65,6 +67,7 @@ class Wanted:
     warm: int = 12
     seed: int = 1
     wait: bool = False
+    flows: bool = False
     group: int = 0
     per_host: int = 8
     local_rate: float = 100e9
@@ -96,17 +99,28 @@ def bound(arrangement: Arrangement, size: int, rate: int, local_rate: float) -> 
     return max(codes.values()) * 8 / rate + local
 
 
-def simulate(ranks: int, wanted: Wanted, told: Callable[[Step, bool], None]) -> tuple[Team, float]:
+def simulate(ranks: int, wanted: Wanted, told: Callable[[Step, bool], None]) -> tuple[Team | Flows, float]:
     """Runs the steps of ``ranks``; ``told`` gets each, and whether it counts.
 
     Returns:
         The team, closed, and the seconds that a step takes at least.
+
+    Raises:
+        ConfigError: the coarse model does not have what is asked for.
     """
     arrangement = arrange(wanted.layout, ranks, wanted.size // 4, group=wanted.group, per_host=wanted.per_host)
     switching = wanted.switching
     least = bound(arrangement, wanted.size, switching.rate, wanted.local_rate)
-    settings = {"strict": 30 * S} if wanted.wait else {}
-    team = Team(arrangement, switching, wanted.seed, local_rate=wanted.local_rate, **settings)
+    team: Team | Flows
+    if wanted.flows:
+        if wanted.wait or switching.rack or switching.loss or switching.mark or arrangement.local:
+            raise ConfigError(
+                "--flows has no racks, hosts, ECN, losses besides, or --wait: leave them out, or leave out --flows"
+            )
+        team = Flows(arrangement, switching, wanted.seed)
+    else:
+        settings = {"strict": 30 * S} if wanted.wait else {}
+        team = Team(arrangement, switching, wanted.seed, local_rate=wanted.local_rate, **settings)
     try:
         calm = []
         for _ in range(wanted.warm):
@@ -114,10 +128,8 @@ def simulate(ranks: int, wanted: Wanted, told: Callable[[Step, bool], None]) -> 
             calm.append(step.slowest / S)
             told(step, False)
         if wanted.tail > 1:
-            hosts = team.network.hosts
-            team.network.begin_bursts(
-                bursts(wanted.tail, percentile(calm[len(calm) // 2 :], 50), hosts, switching.rate)
-            )
+            hosts = len({host for places in arrangement.places for host in places})
+            team.begin_bursts(bursts(wanted.tail, percentile(calm[len(calm) // 2 :], 50), hosts, switching.rate))
         for _ in range(wanted.steps):
             told(team.step(), True)
     finally:
@@ -190,7 +202,7 @@ def run(
 
                 began = time.perf_counter()
                 team, least = simulate(number, wanted, told)
-                rows.append(_row(number, wanted, counted, least, team.arrangement.name, team.network, began))
+                rows.append(_row(number, wanted, counted, least, team, began))
                 _save(rows, json_file)
                 progress.remove_task(task)
     except KeyboardInterrupt:
@@ -220,8 +232,9 @@ def table(rows: Sequence[dict[str, Any]], wanted: Wanted) -> Table:
 
 
 def _row(
-    number: int, wanted: Wanted, steps: Sequence[Step], least: float, name: str, network: Network, began: float
+    number: int, wanted: Wanted, steps: Sequence[Step], least: float, team: Team | Flows, began: float
 ) -> dict[str, Any]:
+    name = f"{team.arrangement.name} ~" if wanted.flows else team.arrangement.name
     row = summarise(number, wanted, steps, least, name)
     about = {
         "size": wanted.size,
@@ -229,11 +242,12 @@ def _row(
         "oversubscription": wanted.switching.oversubscription,
         "rack": wanted.switching.rack,
         "loss": wanted.switching.loss,
-        "background": str(network.switching.background or ""),
+        "background": str(team.background or ""),
         "wait": wanted.wait,
+        "flows": wanted.flows,
         "seed": wanted.seed,
         "deadlines": sum(step.deadlines for step in steps),
-        "largest_backlog": max(port.most for port in network.last_hops),
+        "largest_backlog": team.largest_backlog,
         "step_ms": [step.slowest / 1e6 for step in steps],
         "wall_s": time.perf_counter() - began,
     }

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tailbound.codec.shape import shape_for
 from tailbound.datapath.store import MIN_ROWS, sum_ring
+from tailbound.lab.spec import Background
 from tailbound.simulate.engine import Done
 from tailbound.simulate.fabric import US, S
 from tailbound.simulate.layouts import Arrangement, Part
@@ -23,7 +24,7 @@ WIDTH = 1408
 #: What a look at the clock takes an engine, ns: it looks some ten times a turn.
 _WORK = 2 * US
 #: Ranks do not begin at the very same moment, ns.
-_APART = 50 * US
+APART = 50 * US
 #: Gradients of ranks begin so many entries apart.
 _APART_ENTRIES = 16
 #: A step that takes longer never ends, ns.
@@ -115,7 +116,7 @@ class Team:
             done.took[rank] = network.clock - began
 
         for rank in range(self._ranks):
-            at = network.now + network.random.randrange(_APART)
+            at = network.now + network.random.randrange(APART)
             network.at(at, partial(self._begin, rank, done, over))
         network.run(lambda: not left, _NEVER)
         for world in self.worlds:
@@ -165,6 +166,20 @@ class Team:
     def result(self, rank: int) -> NDArray[np.float32]:
         """f32[entries] that ``rank`` has of its last phase."""
         return self._outs[rank][-1]
+
+    def begin_bursts(self, background: Background) -> None:
+        """Foreign bursts towards every host from now on."""
+        self.network.begin_bursts(background)
+
+    @property
+    def background(self) -> Background | None:
+        """Foreign bursts that there are."""
+        return self.network.switching.background
+
+    @property
+    def largest_backlog(self) -> float:
+        """Of the last hops, bytes."""
+        return max(port.most for port in self.network.last_hops)
 
     def node(self, part: Part) -> Rank:
         """Who does ``part``."""
