@@ -4,6 +4,7 @@
 # make thorough   make test, and what it leaves out: all of long series, pairs of faults over XDP, examples, benchmarks
 # make mutants break pure modules in one small place at a time, a test must notice each; MODULES=transport.stage
 # make soak    tries at random for MINUTES=10: sequences of faults, hostile packets, training whose ranks come and go
+# make evidence   the benchmarks that docs/evidence.md rests on, into out/evidence, under two hours
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -18,7 +19,7 @@ MINUTES ?= 10
 TEST_PROCESSES ?= 2
 C_SOURCES = $(filter-out ebpf/wire.h ebpf/abi.h,$(wildcard ebpf/*.[ch] xdp_programs/*.[ch]))
 
-.PHONY: help setup packages demo test thorough soak mutants lint format generate wheel bench clean
+.PHONY: help setup packages demo test thorough soak mutants lint format generate wheel bench evidence clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -97,7 +98,9 @@ generate: setup
 	$(BIN)/python -m tailbound.settings.page > docs/settings.md
 	$(BIN)/python -m tailbound.wire.rules_index > docs/rules_index.md
 
+# Kernel programs are built into it, so that nodes need no compiler.
 wheel: setup
+	$(BIN)/python -m tailbound.kernel.built
 	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps -w dist .
 
 bench: setup
@@ -111,6 +114,9 @@ bench: setup
 	$(BIN)/tailbound bench profile --json $(OUT)/bench/profile.json
 	$(BIN)/tailbound bench tail --json $(OUT)/bench/tail.json
 	$(BIN)/tailbound bench train --json $(OUT)/bench/train.json
+
+evidence: setup
+	$(BIN)/tailbound bench evidence --out $(OUT)/evidence
 
 clean:
 	rm -rf build dist $(OUT) .pytest_cache .mypy_cache .ruff_cache .hypothesis host_lib/*.egg-info

@@ -48,6 +48,10 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Triton asks when it is imported, here or in what tests start, whether kernels are compiled or interpreted on the CPU.
+if not any(Path("/dev").glob("nvidia[0-9]*")):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 try:
     from hypothesis import settings
 except ImportError:  # the tests that use it say so themselves
@@ -131,6 +135,7 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
     "libbpf": (lambda: Path("/usr/include/bpf/bpf_helpers.h").exists(), "apt-get install libbpf-dev"),
     "torch": (_module("torch"), "pip install 'tailbound[torch]'"),
     "CUDA device": (_cuda, "an NVIDIA GPU with its driver, and a build of torch for CUDA"),
+    "triton": (_module("triton"), "pip install 'tailbound[test]'"),
     "expecttest": (_module("expecttest"), "pip install 'tailbound[test]'"),
     "scapy": (_module("scapy"), "pip install 'tailbound[test]'"),
     "sklearn": (_module("sklearn"), "pip install 'tailbound[demo]'"),

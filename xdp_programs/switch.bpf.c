@@ -4,8 +4,8 @@
  * last one is in or a flush asks for it, writes the mean over the packet and sends a copy to every worker. What is not
  * for the switch passes untouched to the box's own bridge.
  *
- * Compiled for one payload width and a number of ports: TB_WIDTH, TB_PORTS (a power of two under which no two ports'
- * indices meet).
+ * Compiled for one payload width, TB_WIDTH, and loaded for a number of ports, TB_PORTS (a power of two under which no two
+ * ports' indices meet).
  */
 #include "aggregate.h"
 

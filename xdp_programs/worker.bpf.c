@@ -3,8 +3,9 @@
  * The worker's XDP program: contributions into slot sums, results into result rows, probes turned round,
  * other control packets to the socket. What is not ours passes untouched and is not counted.
  *
- * Compiled for one payload width, one UDP port and one size of the result ring: TB_WIDTH, TB_PORT, TB_RESULT_ROWS. How
- * much of the sums ring is in use stands in the control record: a job goes round in no more than it needs.
+ * Compiled for one payload width, TB_WIDTH, and loaded for one UDP port and one size of the result ring, TB_PORT and
+ * TB_RESULT_ROWS. How much of the sums ring is in use stands in the control record: a job goes round in no more than it
+ * needs.
  */
 #include "ingest.h"
 

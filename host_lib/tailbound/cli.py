@@ -53,6 +53,7 @@ class _Verbs(click.Group):
     late={
         "bench": ("tailbound.bench.cli", "bench", "Measure the kernel path, the codec, whole all-reduces."),
         "lab": ("tailbound.lab.cli", "lab", "Build a cluster of network namespaces and run a command in it."),
+        "metrics": ("tailbound.metrics.cli", "metrics", "Serve the metrics of all ranks on this host to Prometheus."),
         "simulate": ("tailbound.simulate.cli", "simulate", "Run the engine of many ranks in a simulated network."),
         "switch": ("tailbound.switch.cli", "switch", "Sum gradients on the ports of this Linux box."),
         "top": ("tailbound.top.cli", "top", "Show the ranks on this host live: pace, deadlines, late and lost rows."),
@@ -64,20 +65,29 @@ def cli() -> None:
 
 
 @cli.command()
-@click.argument("interface", metavar="IFACE")
+@click.argument("interface", metavar="[IFACE]", required=False)
+@click.option("--all-of-pci", metavar="VENDOR:DEVICE", help="Every interface of this kind of PCI device (`lspci -n`).")
+@click.option("--replace", is_flag=True, help="Take off what was attached before, of another version too.")
 @click.option("--port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, help="UDP port of the job.")
 @click.option("--mtu", type=int, help="MTU of the path; without it, that of IFACE.")
 @click.option("--ring", "ring_mib", type=float, default=Config.ring_mib, metavar="MIB", help="Size of the result ring.")
 @click.option("--workers", type=int, default=2, help="Smallest world size to come: more workers, smaller sums ring.")
 @click.option("--group", metavar="GROUP", help="Who may train; without it, root alone.")
 @click.option(
-    "--loader", type=click.Choice(["auto", "bcc", "clang"]), default="auto", help="What compiles the program."
+    "--loader",
+    type=click.Choice(["auto", "object", "bcc", "clang"]),
+    default="auto",
+    help="Where the program comes from: built ahead, or compiled here.",
 )
-def attach(interface: str, **options: Any) -> None:
+def attach(interface: str | None, all_of_pci: str | None, **options: Any) -> None:
     """Load the XDP program onto IFACE, once, for training without privileges."""
     from tailbound.datapath.xdp import attach
+    from tailbound.kernel.interfaces import of_pci
 
-    click.echo(attach(interface, **options))
+    if (interface is None) == (all_of_pci is None):
+        raise click.UsageError("give an interface, or --all-of-pci VENDOR:DEVICE")
+    for name in [interface] if interface is not None else of_pci(all_of_pci or ""):
+        click.echo(attach(name, **options))
 
 
 @cli.command()
@@ -87,6 +97,17 @@ def detach(interface: str) -> None:
     from tailbound.datapath.xdp import detach
 
     click.echo(f"detached from {interface}" if detach(interface) else f"nothing of Tailbound's is on {interface}")
+
+
+@cli.command()
+def gc() -> None:
+    """Remove what crashed jobs and vanished interfaces have left on this host: pins and status files."""
+    from tailbound.kernel import pin
+    from tailbound.observe import status
+
+    for what, names in (("pins of", pin.sweep()), ("status", status.sweep_all())):
+        for name in names:
+            click.echo(f"removed {what} {name}")
 
 
 @cli.command()

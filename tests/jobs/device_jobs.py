@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import options_jobs
 import resync_jobs
 import torch_jobs
+from tailbound.errors import TailboundError
 from tailbound.torch import register, state
 from tailbound.torch.paths import Paths
 
@@ -36,6 +37,34 @@ def as_device(rank: int, job: str, ranks: set[int], *arguments: Any) -> Any:
     if rank in ranks:
         state.Paths = functools.partial(Paths, host_as_device=True)  # type: ignore[assignment, misc]
     return JOBS[job](rank, *arguments)
+
+
+def failing(rank: int) -> str:
+    """Rank 0's device fails in the second step: what its backward pass says. The other rank is through by then."""
+    where = torch.device("cpu")
+    if rank == 0:
+        state.Paths = functools.partial(Paths, host_as_device=True)  # type: ignore[assignment, misc]
+    net = DDP(torch_jobs.model())
+    with register(net, **torch_jobs.PATIENT) as own:
+        data, target = torch_jobs.batch(rank, 0)
+        nn.functional.cross_entropy(net(data), target).backward()
+        assert own.stats().get("device_codec") == ({"cpu": "torch"} if rank == 0 else None)
+        loss = nn.functional.cross_entropy(net(data), target)  # DDP talks to the other rank in here
+        if rank == 1:
+            dist.barrier()
+            return ""
+
+        def use(mark: Any = None) -> Any:
+            raise RuntimeError("the device is gone")
+
+        own.paths.of(where).stream.use = use  # type: ignore[method-assign]
+        try:
+            loss.backward()
+        except (RuntimeError, TailboundError) as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            dist.barrier()
+    return "nothing"
 
 
 def train(rank: int, device: str, kind: str) -> dict[str, Any]:

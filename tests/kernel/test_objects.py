@@ -31,17 +31,22 @@ def maps_in(code: bytes) -> set[int]:
 
 
 def test_placeholders(loader: str) -> None:
-    """Every map of the schema is used, and linking replaces each number by its descriptor and nothing else."""
+    """Every map of the schema is used, and linking puts in descriptors and constants and changes nothing else."""
     code = worker(loader)
     names = load.WORKER_MAP_NAMES
     assert maps_in(code) == set(range(1, len(WORKER_MAPS) + 2))
     fds = {name: 100 + i for i, name in enumerate(names)}
-    linked = objects.link(code, names, fds)
+    linked = objects.link(code, names, fds, DEFINES)
     assert maps_in(linked) == set(fds.values())
     changed = [i for i in range(0, len(code), 8) if code[i : i + 8] != linked[i : i + 8]]
-    assert all(code[i] == 0x18 and code[i : i + 4] == linked[i : i + 4] for i in changed)
+    assert {code[i] for i in changed} == {0x18}
+    constants = {struct.unpack_from("=I", linked, i + 4)[0] for i in changed if code[i : i + 4] != linked[i : i + 4]}
+    assert constants == ({DEFINES["TB_PORT"], DEFINES["TB_RESULT_ROWS"]} if loader == "clang" else set())
     with pytest.raises(ValueError, match="names map"):
-        objects.link(code, names[:3], fds)
+        objects.link(code, names[:3], fds, DEFINES)
+    if loader == "clang":
+        with pytest.raises(ValueError, match="asks for TB_"):
+            objects.link(code, names, fds)
 
 
 def test_no_elf() -> None:
@@ -51,8 +56,8 @@ def test_no_elf() -> None:
 
 def test_compiler_error_is_shown(loader: str) -> None:
     """What the compiler says reaches the user."""
-    defines = {"TB_PORT": 1, "TB_WIDTH": 64}
-    with pytest.raises(CapabilityError, match="TB_RESULT_ROWS"):
+    defines = {"TB_PORT": 1, "TB_RESULT_ROWS": 64}
+    with pytest.raises(CapabilityError, match="TB_WIDTH"):
         compiling.compile_program("worker.bpf.c", load.WORKER, defines, load.WORKER_MAP_NAMES, loader)
 
 

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from tailbound.bench import allreduce
+from tailbound.bench.rivals import RIVALS
 from tailbound.lab.spec import LabSpec
 
 # workers wait up to 120 s for each other and then say for whom: that has to come before the end of the test
@@ -49,15 +50,14 @@ def test_the_benchmark_measures_both(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     spec = LabSpec(2)
     allreduce.run(
-        spec, sizes=(1 << 20, 4096), iters=6, datapath="xdp", json_file=file, console=Console(file=io.StringIO())
-    )
+        spec, sizes=(1 << 20, 4096), iters=6, datapath="xdp", json_file=file, console=Console(file=io.StringIO()),
+        vs=("gloo", *RIVALS),
+    )  # fmt: skip
     rows = json.loads(file.read_text())
     assert [(r["name"], r["bytes"], r["datapath"]) for r in rows] == [
-        ("tailbound", 1 << 20, "xdp"),
-        ("gloo", 1 << 20, "tcp"),
-        ("tailbound", 4096, "xdp"),
-        ("gloo", 4096, "tcp"),
-    ]
+        (name, size, "xdp" if name == "tailbound" else "tcp")
+        for size in (1 << 20, 4096) for name in ("tailbound", "gloo", *RIVALS)
+    ]  # fmt: skip
     for row in rows:
         assert row["iters"] == 6
         assert 0 < row["p50_ms"] <= row["p99_ms"] <= row["max_ms"]

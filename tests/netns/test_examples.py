@@ -38,6 +38,29 @@ def in_lab(lab: Cluster, command: Sequence[str | Path]) -> list[str]:
     return all_said(workers, PATIENCE)
 
 
+def test_without_a_device_the_cuda_example_says_what_to_do(repository: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, repository / "examples" / "train_cuda.py"],
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "LOCAL_RANK": "1"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("local rank 1 has no CUDA device: 0 found")
+    assert "--device cpu" in done.stderr
+
+
+@pytest.mark.thorough
+def test_the_cuda_example_trains_on_the_cpu(tailbound_lab: Callable[..., Cluster], repository: Path) -> None:
+    command = [repository / "examples" / "train_cuda.py", "--device", "cpu"]
+    for rank, said in enumerate(in_lab(tailbound_lab(workers=2), command)):
+        assert f"rank {rank}: accuracy" in said
+        assert min(accuracies(said)) > 0.9
+        assert "coded by the host" in said
+
+
 def accuracies(text: str) -> list[float]:
     return [float(found) for found in re.findall(r"accuracy ([0-9.]+)", text)]
 

@@ -23,23 +23,64 @@ DTYPES = ["float32", "bfloat16", "float16", "float64"]
 SEED, RANK, CAP = 12345, 1, 6
 
 
-def workspace(device: str = "cpu") -> Any:
-    """Imports torch only here, so that tests can be collected without it."""
+def workspace(device: str = "cpu", form: Any = None) -> Any:
+    """Imports torch only here, so that tests can be collected without it. ``form``: how it codes, if not by itself."""
     import torch
 
     from tailbound.torch.device_coder import Workspace
     from tailbound.torch.streams import CudaStream, HostStream
 
     where = torch.device(device)
-    return Workspace(CudaStream(where) if where.type == "cuda" else HostStream(where))
+    return Workspace(CudaStream(where) if where.type == "cuda" else HostStream(where), form)
 
 
-def coder(device: str = "cpu") -> Any:
+def coder(device: str = "cpu", form: Any = None) -> Any:
     """For tensors that are ready already."""
     from tailbound.torch.device_coder import DeviceCoder
 
-    space = workspace(device)
+    space = workspace(device, form)
     return DeviceCoder(space, space.stream.mark())
+
+
+class Event:
+    """Of a device that is slow: done when it is waited for, or when it is said to be."""
+
+    def __init__(self) -> None:
+        self.done, self.waited = False, False
+
+    def query(self) -> bool:
+        return self.done
+
+    def synchronize(self) -> None:
+        self.done = self.waited = True
+
+
+def slow_stream() -> Any:
+    """A stream of the host that notes what is asked of it."""
+    import torch
+
+    from tailbound.torch.streams import HostStream
+
+    class Slow(HostStream):
+        def __init__(self) -> None:
+            super().__init__(torch.device("cpu"))
+            self.events: list[Event] = []
+            self.marks: list[Any] = []
+            self.sizes: list[int] = []
+
+        def use(self, mark: Any = None) -> Any:
+            self.marks.append(mark)
+            return super().use()
+
+        def event(self) -> Any:
+            self.events.append(Event())
+            return self.events[-1]
+
+        def host_memory(self, size: int) -> torch.Tensor:
+            self.sizes.append(size)
+            return super().host_memory(size)
+
+    return Slow()
 
 
 def gaussian(numel: int, seed: int = 0, size: float = 1.0) -> NDArray[np.float32]:
@@ -52,6 +93,18 @@ def uneven(numel: int, seed: int = 0) -> Ranges:
     ends = np.unique(np.append(np.cumsum(10 ** rng.uniform(0, 5.5, 60)).astype(np.int64), numel))
     ends = ends[(ends > 0) & (ends <= numel)]
     return ranges_of(ends, rng.choice([0, 0, 1, 2, 5, 9, 24], len(ends)))
+
+
+def begun(by: Any, x: Any, shape: Shape, coding: Coding) -> None:
+    """A device has done what comes before coding; on the host there is nothing."""
+    if hasattr(by, "begin"):
+        by.begin(x, shape, coding)
+        settle(by, coding)
+
+
+def settle(by: Any, coding: Coding) -> None:
+    """Waits for the device, as the engine never does."""
+    by._ops[coding.seed].done.synchronize()
 
 
 class Outputs:
@@ -77,25 +130,36 @@ def encoded(
     packets = Packets(out.packets, out.placement.position, out.partials)
     scales = Scales(exponents, out.need, out.shift, out.skipped)
     coding = Coding(SEED, RANK, CAP, rotate=rotate, ranks=3, ranges=ranges)
-    out.done = by.encode(x, shape, coding, packets, scales, SCRATCH)
+    begun(by, x, shape, coding)
+    while (done := by.encode(x, shape, coding, packets, scales, SCRATCH)) is None:
+        settle(by, coding)
+    out.done = done
     return out
 
 
 def measured(by: Any, x: Any, shape: Shape, rotate: bool = True, ranges: Ranges = EVEN) -> NDArray[np.int16]:
-    need = np.full(shape.groups, 7, np.int16)
-    assert by.measure(x, shape, Coding(SEED, rotate=rotate, ranges=ranges), need, SCRATCH)
+    need = finite_need(by, x, shape, Coding(SEED, rotate=rotate, ranges=ranges))
+    assert need is not None
     return need
 
 
+def finite_need(by: Any, x: Any, shape: Shape, coding: Coding) -> NDArray[np.int16] | None:
+    """None: not all of ``x`` is finite."""
+    need = np.full(shape.groups, 7, np.int16)
+    begun(by, x, shape, coding)
+    return need if by.measure(x, shape, coding, need, SCRATCH) else None
+
+
 def check(
-    tensor: Any, shape: Shape, exponents: NDArray[np.int16], rotate: bool = True, ranges: Ranges = EVEN
-) -> Outputs:
+    tensor: Any, shape: Shape, exponents: NDArray[np.int16], rotate: bool = True, ranges: Ranges = EVEN,
+    form: Any = None,
+) -> Outputs:  # fmt: skip
     """Both coders leave the same bytes everywhere: codes, checks, needs, shifts, and what is left alone.
 
     Args:
         tensor: the bucket, of any float type, on the device to try.
     """
-    x, by = tensor.float().cpu().numpy(), coder(str(tensor.device))
+    x, by = tensor.float().cpu().numpy(), coder(str(tensor.device), form)
     how = rotate, ranges
     assert np.array_equal(measured(by, tensor, shape, *how), measured(host, x, shape, *how))
     theirs, ours = encoded(host, x, shape, exponents, *how), encoded(by, tensor, shape, exponents, *how)
@@ -136,13 +200,15 @@ class Results:
         received = Received(self.ring, self.own, self.source, self.scale, self.counts)
         return int(by.decode(received, self.shape, Coding(SEED, rotate=rotate, ranges=ranges), out, SCRATCH))
 
-    def check(self, rotate: bool = True, device: str = "cpu", ranges: Ranges = EVEN) -> NDArray[np.float32]:
+    def check(
+        self, rotate: bool = True, device: str = "cpu", ranges: Ranges = EVEN, form: Any = None
+    ) -> NDArray[np.float32]:
         """Both coders give the same bits, the signs of zeros included, and count the same groups as failed."""
         import torch
 
         numel = self.shape.numel
         theirs, ours = np.full(numel, np.nan, np.float32), torch.full((numel,), torch.nan, device=device)
-        by = coder(device)
+        by = coder(device, form)
         assert self.decoded(by, ours, rotate, ranges) == self.decoded(host_decode, theirs, rotate, ranges)
         by._space.stream.join()
         assert np.array_equal(ours.cpu().numpy().view(np.uint32), theirs.view(np.uint32))

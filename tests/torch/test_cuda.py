@@ -1,4 +1,4 @@
-"""Buckets on a CUDA device: the same bits as on the host, streams and futures in order, only codes across.
+"""Buckets on a CUDA device: the bits of the host in either form, streams and futures in order, only codes across.
 
 The cases are those of the ``test_device_*`` modules, which run everywhere on host memory.
 """
@@ -6,6 +6,7 @@ The cases are those of the ``test_device_*`` modules, which run everywhere on ho
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,9 +23,22 @@ pytestmark = pytest.mark.needs("torch", "CUDA device")
 DEVICE = "cuda:0"
 
 
+@pytest.fixture(params=["triton", "torch"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Either way of coding."""
+    import torch
+
+    from tailbound.torch.device_codec.choose import form_for
+
+    monkeypatch.setenv("TAILBOUND_DEVICE_CODEC", request.param)
+    chosen = form_for(torch.device(DEVICE))
+    assert chosen.name == request.param
+    return chosen
+
+
 @pytest.mark.parametrize("kind", DTYPES)
 @pytest.mark.parametrize("numel", SIZES)
-def test_packets_are_those_of_the_host(numel: int, kind: str) -> None:
+def test_packets_are_those_of_the_host(numel: int, kind: str, form: Any) -> None:
     import torch
 
     shape = shape_for(numel, 1408)
@@ -34,16 +48,16 @@ def test_packets_are_those_of_the_host(numel: int, kind: str) -> None:
         exponents = cold_exponents(measured(host, x, shape, rotate)[None], 2)
         exponents[::2] -= np.int16(numel % 37)
         exponents[3::5] = EXPONENT_NONE
-        check(tensor.to(DEVICE), shape, exponents, rotate)
+        check(tensor.to(DEVICE), shape, exponents, rotate, form=form)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
-def test_not_finite_is_seen(value: float) -> None:
+def test_not_finite_is_seen(value: float, form: Any) -> None:
     import torch
 
     shape, x = shape_for(100_000, 1408), gaussian(100_000)
     x[50_000] = value
-    out = encoded(coder(DEVICE), torch.from_numpy(x).to(DEVICE), shape, np.zeros(shape.groups, np.int16))
+    out = encoded(coder(DEVICE, form), torch.from_numpy(x).to(DEVICE), shape, np.zeros(shape.groups, np.int16))
     assert not out.done.finite
     assert (out.packets == 7).all()
 
@@ -51,11 +65,11 @@ def test_not_finite_is_seen(value: float) -> None:
 @pytest.mark.parametrize("summed", [False, True], ids=["codes", "sums"])
 @pytest.mark.parametrize("rotate", [True, False])
 @pytest.mark.parametrize("numel", SIZES)
-def test_averages_are_those_of_the_host(numel: int, rotate: bool, summed: bool) -> None:
+def test_averages_are_those_of_the_host(numel: int, rotate: bool, summed: bool, form: Any) -> None:
     results = Results(shape_for(numel, 704), numel, 0.1, summed=summed)
-    results.check(rotate, DEVICE)
+    results.check(rotate, DEVICE, form=form)
     results.source[:] = MISSING
-    results.check(rotate, DEVICE)
+    results.check(rotate, DEVICE, form=form)
 
 
 def test_the_bucket_is_read_behind_what_fills_it() -> None:
@@ -105,7 +119,7 @@ def test_memory_for_copies_is_page_locked_and_used_again() -> None:
     with space.stream.use():
         block = space.up.take(1000)
         assert block.piece(100, dtype=torch.uint8).is_pinned()
-        space.up.give(block)
+        space.up.give(block, space.stream.event())
         torch.cuda.synchronize()
         assert space.up.take(1000) is block
 

@@ -80,6 +80,16 @@ def test_delayed_averages(tmp_path: Path, kind: str) -> None:
             assert max(errors) < 1.5e-3
 
 
+def test_a_device_that_fails_fails_the_backward_pass(tmp_path: Path) -> None:
+    """It does not hang: futures complete, and the error says whose device it was."""
+    import device_jobs
+    from processes import Job
+
+    with Job(device_jobs.failing, 2, tmp_path) as job:
+        said, _ = job.results()
+    assert "the device is gone" in said
+
+
 def test_what_a_device_has_no_pass_for_is_refused(tmp_path: Path) -> None:
     import device_jobs
     from processes import Job

@@ -150,7 +150,7 @@ def test_sizes_as_people_write_them(text: str, size: int, monkeypatch: pytest.Mo
     monkeypatch.setattr("tailbound.bench.allreduce.run", lambda spec, **options: seen.update(options, spec=spec))
     assert cli.main(["bench", "allreduce", "--size", text, "--size", "1MiB", "--workers", "3", "--loss", "1%"]) == 0
     assert seen["sizes"] == (size, 1 << 20)
-    assert (seen["spec"].workers, seen["spec"].loss, seen["vs"]) == (3, 0.01, "gloo")
+    assert (seen["spec"].workers, seen["spec"].loss, seen["vs"]) == (3, 0.01, ("gloo",))
 
 
 @pytest.mark.parametrize("text", ["", "3", "-1", "25 MB/s", "25Mi", "1e9"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from device_cases import workspace
+from device_cases import slow_stream, workspace
 from fault_rows import contributors
 from support import MS, PATIENCE, Reference, Team, Trouble, exact_mean, gradients, hasty, nmse, patient, team
 from tailbound.collective.communicator import Communicator, Handling
@@ -139,6 +139,44 @@ def test_what_a_device_has_no_pass_for_is_refused() -> None:
         for out, outcome in allreduce(job, gradients("C", 2, 1000, seed=0), {0, 1}):
             assert outcome.delivered == outcome.expected
             assert out.any()
+
+
+def test_a_device_that_takes_long_keeps_nobody_from_anything() -> None:
+    """The transport thread takes its turns, ops behind are begun meanwhile, and bits are those of any other rank."""
+    import torch
+
+    from tailbound.torch.device_coder import DeviceCoder, Workspace
+
+    stream = slow_stream()
+    with team(2, patient()) as job:
+        allreduce(job, gradients("C", 2, 30_000, seed=0), set())  # so that the first of the next two is warm
+        given = [gradients("C", 2, 30_000, seed=seed) for seed in (1, 2)]
+        outs: list[list[Any]] = [[], []]
+        done: list[list[Future[Outcome]]] = [[], []]
+        for index, inputs in enumerate(given):
+            for rank, data in enumerate(inputs):
+                outs[rank].append(np.empty_like(data))
+                done[rank].append(Future())
+                x, out, handling = data, outs[rank][index], Handling()
+                if rank == 0:
+                    x, out = torch.from_numpy(x), torch.from_numpy(out)
+                    handling = Handling(coder=DeviceCoder(Workspace(stream), None))
+                finished = done[rank][index].set_result
+                job[rank].launch(index, x, out, last=index == 1, done=finished, handling=handling)
+        transport, turns = job[0]._engine, 0
+        while not all(one.done() for one in done[0]):
+            transport.ask(lambda: None)  # it answers, whatever the device does
+            turns += 1
+            if turns == 3:
+                assert len(stream.events) == 2, "the second op is begun behind the first"
+                assert not any(one.done() for one in (*done[0], *done[1]))
+            waiting = [event for event in stream.events if not event.done]
+            if turns > 3 and waiting:
+                waiting[0].done = True
+        for index in (0, 1):
+            assert all(one[index].result(PATIENCE).missed == 0 for one in done)
+            np.testing.assert_array_equal(outs[0][index].view(np.uint32), outs[1][index].view(np.uint32))
+    assert not any(event.waited for event in stream.events)
 
 
 def test_a_transport_that_fails_hands_the_bucket_back() -> None:

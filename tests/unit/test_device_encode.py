@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from device_cases import DTYPES, SCRATCH, SEED, SIZES, check, coder, encoded, gaussian, measured
+from device_cases import DTYPES, SEED, SIZES, check, coder, encoded, finite_need, gaussian, measured
 from tailbound.codec import encode as host
 from tailbound.codec.records import Coding
 from tailbound.codec.scale import NEED_LEAST, cold_exponents
@@ -64,11 +64,10 @@ def test_not_finite_is_seen_anywhere_and_no_packet_is_touched(rotate: bool) -> N
 
     shape, whole = shape_for(100_000, 1408), gaussian(100_000)
     exponents = cold_exponents(measured(host, whole, shape)[None], 2)
-    need = np.zeros(shape.groups, np.int16)
     for value, at in itertools.product([np.nan, -np.nan, np.inf, -np.inf, 3e38], [0, 50_000, 99_999]):
         x = whole.copy()
         x[at] = value
-        assert not coder().measure(torch.from_numpy(x), shape, Coding(SEED, rotate=rotate), need, SCRATCH), (value, at)
+        assert finite_need(coder(), torch.from_numpy(x), shape, Coding(SEED, rotate=rotate)) is None, (value, at)
         for known in (exponents, np.full_like(exponents, EXPONENT_NONE)):
             out = encoded(coder(), torch.from_numpy(x), shape, known, rotate)
             assert not out.done.finite, (value, at)
@@ -82,7 +81,7 @@ def test_a_double_beyond_float32_is_not_finite() -> None:
     shape = shape_for(1000, 1408)
     x = torch.ones(1000, dtype=torch.float64)
     x[3] = 1e300
-    assert not coder().measure(x, shape, Coding(SEED), np.zeros(shape.groups, np.int16), SCRATCH)
+    assert finite_need(coder(), x, shape, Coding(SEED)) is None
 
 
 @pytest.mark.parametrize("kind", DTYPES)

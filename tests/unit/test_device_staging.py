@@ -7,71 +7,45 @@ from typing import Any
 import numpy as np
 import pytest
 
-from device_cases import Results, encoded, gaussian, measured
+from device_cases import CAP, RANK, SCRATCH, SEED, Event, Outputs, Results, encoded, gaussian, measured, slow_stream
 from tailbound.codec import encode as host
+from tailbound.codec.records import Coding, Packets, Scales
 from tailbound.codec.scale import cold_exponents
 from tailbound.codec.shape import shape_for
 
 pytestmark = pytest.mark.needs("torch")
 
 
-class Event:
-    """Of a device that is slow: done when it is waited for, or when it is said to be."""
-
-    def __init__(self) -> None:
-        self.done, self.waited = False, False
-
-    def query(self) -> bool:
-        return self.done
-
-    def synchronize(self) -> None:
-        self.done = self.waited = True
-
-
-def slow_stream() -> Any:
-    """A stream of the host that notes what is asked of it."""
-    import torch
-
-    from tailbound.torch.streams import HostStream
-
-    class Slow(HostStream):
-        def __init__(self) -> None:
-            super().__init__(torch.device("cpu"))
-            self.events: list[Event] = []
-            self.marks: list[Any] = []
-            self.sizes: list[int] = []
-
-        def use(self, mark: Any = None) -> Any:
-            self.marks.append(mark)
-            return super().use()
-
-        def event(self) -> Any:
-            self.events.append(Event())
-            return self.events[-1]
-
-        def host_memory(self, size: int) -> torch.Tensor:
-            self.sizes.append(size)
-            return super().host_memory(size)
-
-    return Slow()
-
-
 def test_a_block_is_used_again_only_when_its_event_has_happened() -> None:
     from tailbound.torch.staging import Blocks
 
     stream = slow_stream()
-    blocks = Blocks(stream)
+    blocks, busy = Blocks(stream), Event()
     first = blocks.take(1000)
-    blocks.give(first)
-    second = blocks.take(1000)  # the first one may still be read
+    blocks.give(first, busy)
+    second = blocks.take(2000)  # the first one may still be read
     assert second is not first
-    blocks.give(second)
-    assert blocks.take(1000) is first  # more than two are not made: it is waited for
-    assert [event.waited for event in stream.events] == [True, False]
-    blocks.give(first)
-    stream.events[1].done = True
+    blocks.give(second, busy)
+    third = blocks.take(1000)  # however many are under way, nobody waits for one
+    assert third not in (first, second)
+    busy.done = True
+    assert blocks.take(1000) is first
     assert blocks.take(1000) is second
-    assert len(stream.sizes) == 2
+    assert not busy.waited
+    assert stream.sizes == [1000, 2000, 1000]
+
+
+def test_of_blocks_that_are_free_the_smallest_that_suffices_is_taken() -> None:
+    from tailbound.torch.staging import Blocks
+
+    blocks, over = Blocks(slow_stream()), Event()
+    over.done = True
+    sizes = {size: blocks.take(size) for size in (100, 10_000, 1000)}
+    for block in sizes.values():
+        blocks.give(block, over)
+    assert blocks.take(500) is sizes[1000]
+    assert blocks.take(500) is sizes[10_000]
+    assert blocks.take(500) is sizes[100]  # it grows
 
 
 def test_a_block_grows_and_is_handed_out_aligned() -> None:
@@ -93,7 +67,7 @@ def test_a_block_grows_and_is_handed_out_aligned() -> None:
     assert stream.sizes == [1000, 2000]
 
 
-def test_every_use_comes_behind_the_mark_and_reads_behind_an_event() -> None:
+def test_every_use_comes_behind_the_mark_and_nobody_waits_for_an_event() -> None:
     import torch
 
     from tailbound.torch.device_coder import DeviceCoder, Workspace
@@ -102,15 +76,81 @@ def test_every_use_comes_behind_the_mark_and_reads_behind_an_event() -> None:
     coder = DeviceCoder(Workspace(stream), "ready")
     shape, x = shape_for(50_000, 1408), torch.from_numpy(gaussian(50_000))
     exponents = cold_exponents(measured(host, x.numpy(), shape)[None], 2)
-    measured(coder, x, shape)
-    encoded(coder, x, shape, exponents)
-    # largest values before the host reads them, and codes; one is for the block when it is given back
-    assert [event.waited for event in stream.events] == [True, False, True, True, False]
+    coding, out = Coding(SEED, RANK, CAP), Outputs(shape)
+    packets = Packets(out.packets, out.placement.position, out.partials)
+    scales = Scales(exponents, out.need, out.shift, out.skipped)
+    ready = coder.begin(x, shape, coding)
+    assert not ready()
+    with pytest.raises(RuntimeError, match="before a device is through"):
+        coder.measure(x, shape, coding, out.need, SCRATCH)
+    stream.events[0].done = True  # the largest values are there
+    assert ready()
+    assert coder.measure(x, shape, coding, out.need, SCRATCH)
+    assert coder.encode(x, shape, coding, packets, scales, SCRATCH) is None  # codes are under way
+    assert not ready()
+    assert (out.packets == 7).all()
+    with pytest.raises(RuntimeError, match="before a device is through"):
+        coder.encode(x, shape, coding, packets, scales, SCRATCH)
+    stream.events[1].done = True
+    assert ready()
+    assert coder.encode(x, shape, coding, packets, scales, SCRATCH) == (True, 0)
+    assert (out.packets[:, 64:] > 0).all()
     Results(shape, 1, 0.1).decoded(coder, x, True)
-    assert not stream.events[-1].waited  # nobody waits for an average here
     coder.clear(x)
     coder.keep(x, x)
     assert stream.marks == ["ready"] * 5
+    assert len(stream.events) == 3
+    assert not any(event.waited for event in stream.events)
+
+
+def test_an_op_of_a_new_kind_is_warmed_up_once_by_who_launches_it() -> None:
+    """The same kernels, with the same arguments but for sizes: what is compiled is compiled then."""
+    import torch
+
+    from tailbound.torch.device_codec.plain import PLAIN
+    from tailbound.torch.device_coder import DeviceCoder, Workspace
+
+    seen: list[tuple[str, Any, Any, Any]] = []
+
+    class Form:
+        name = "recorder"
+
+        def __getattr__(self, what: str) -> Any:
+            def note(x: Any, shape: Any, coding: Any, *more: Any) -> Any:
+                seen.append((what, (more[-1] if what == "decode" else x).dtype, shape.group_rows, coding.rotate))
+                return getattr(PLAIN, what)(x, shape, coding, *more)
+
+            return note
+
+    coder = DeviceCoder(Workspace(slow_stream(), Form()), None)
+    x, out, shape = torch.zeros(50_000, dtype=torch.float16), torch.zeros(50_000), shape_for(50_000, 1408)
+    for _ in range(2):
+        coder.warm_up(x, out, shape, [Coding(0), Coding(0, rotate=False)])
+    rows = shape.group_rows
+    half, whole = torch.float16, torch.float32
+    assert seen == [
+        (what, kind, rows, rotate)
+        for rotate in (True, False)
+        for what, kind in (("largest", half), ("encode", half), ("decode", whole))
+    ]
+
+
+def test_where_triton_fails_the_plain_form_does_its_part(caplog: pytest.LogCaptureFixture) -> None:
+    import torch
+
+    from tailbound.torch.device_codec.plain import PLAIN
+    from tailbound.torch.device_coder import DeviceCoder, Workspace
+
+    class Broken:
+        name = "triton"
+
+        def largest(self, *_: Any) -> Any:
+            raise RuntimeError("there is no C compiler")
+
+    space = Workspace(slow_stream(), Broken())  # type: ignore[arg-type]
+    DeviceCoder(space, None).warm_up(torch.zeros(1000), torch.zeros(1000), shape_for(1000, 1408), [Coding(0)])
+    assert space.form is PLAIN
+    assert "there is no C compiler" in caplog.text
 
 
 def test_little_more_than_a_byte_an_entry_crosses() -> None:
@@ -126,7 +166,8 @@ def test_little_more_than_a_byte_an_entry_crosses() -> None:
     exponents = np.full(shape.groups, 10, np.int16)
     encoded(coder, x, shape, exponents)
     Results(shape, 1, 0.0).decoded(coder, x, True)
-    assert len(stream.sizes) == 2
+    assert len(stream.sizes) == 3  # for the largest values, codes down, codes up
+    assert stream.sizes[0] < 0.001 * numel
     assert max(stream.sizes) < 1.03 * numel
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -23,6 +24,9 @@ class Recorder:
 
     def Event(self, blocking: bool = False) -> _Event:
         return _Event(self, "sleeping event" if blocking else "event")
+
+    def set_device(self, device: Any) -> None:
+        self.calls.append(f"this thread is on {device}")
 
     def current_stream(self, device: Any) -> _Stream:
         return self.current
@@ -77,6 +81,31 @@ def test_the_side_stream_works_behind_the_mark_and_others_behind_it(monkeypatch:
         "record sleeping event of side",
         "main waits for side",
     ]
+
+
+def test_a_thread_of_tailbound_is_on_the_device_it_works_on_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it makes a context on device 0. Threads of others stay where they are."""
+    import torch
+
+    from tailbound.torch import streams
+
+    recorder = Recorder()
+    monkeypatch.setattr(streams, "_cuda", recorder)
+    two, three = (streams.CudaStream(torch.device("cuda", index)) for index in (2, 3))
+    recorder.calls.clear()
+
+    def work() -> None:
+        for stream in (two, two, three):
+            with stream.use():
+                pass
+        streams.settle_thread(torch.device("cuda:3"))
+
+    for name in ("tailbound", "tailbound-resync", "training"):
+        thread = Thread(target=work, name=name)
+        thread.start()
+        thread.join()
+    work()
+    assert recorder.calls == ["this thread is on cuda:2"] * 2
 
 
 def test_every_cuda_device_has_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,7 @@ def test_no_privileges_gives_udp_and_the_one_command() -> None:
     assert verdict.datapath == "udp"
     assert verdict.commands == ("sudo /venv/bin/tailbound attach eno1 --group train",)
     assert verdict.trainer == "TAILBOUND_INTERFACE=eno1"
-    assert "lacks CAP_BPF and CAP_NET_ADMIN, and nothing is attached yet" in verdict.reasons[0]
+    assert "lacks CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN, and nothing is attached yet" in verdict.reasons[0]
 
 
 def test_a_program_that_is_there_is_not_called_nothing() -> None:
@@ -139,6 +139,15 @@ def test_clang_can_stand_in_for_bcc() -> None:
     assert choose(dataclasses.replace(without, bcc="/somewhere/bcc"), LINK).datapath == "xdp"  # without its headers
     verdict = choose(dataclasses.replace(without, libbpf=False), LINK)
     assert verdict.commands == ("apt-get install --no-install-recommends libbpf-dev",)
+
+
+def test_an_object_of_this_width_stands_in_for_compilers() -> None:
+    bare = machine(bcc=None, headers=None, objects=(1344, 1408))
+    assert choose(bare, LINK).datapath == "xdp"
+    assert choose(bare, link(mtu=1450)).datapath == "xdp"
+    assert choose(bare, link(mtu=3498)).commands == (
+        "apt-get install --no-install-recommends python3-bpfcc linux-headers-amd64",
+    )
 
 
 @pytest.mark.parametrize(

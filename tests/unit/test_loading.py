@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tailbound.errors import CapabilityError
+from tailbound.errors import CapabilityError, ConfigError
 from tailbound.kernel import compile as compiling
 from tailbound.kernel import load, syscalls
 
@@ -62,10 +62,10 @@ def test_candidates(
     monkeypatch.setattr(compiling, "clang_path", lambda: "/clang" if clang else None)
     monkeypatch.setattr(compiling, "LIBBPF", Path("/" if libbpf else "/nowhere"))
     if isinstance(found, list):
-        assert compiling.candidates("auto") == found
+        assert compiling.candidates() == found
         return
     with pytest.raises(CapabilityError, match=found):
-        compiling.candidates("auto")
+        compiling.candidates()
 
 
 def given(monkeypatch: pytest.MonkeyPatch, error: CapabilityError) -> list[str]:
@@ -78,7 +78,8 @@ def given(monkeypatch: pytest.MonkeyPatch, error: CapabilityError) -> list[str]:
             raise error
         return 5
 
-    monkeypatch.setattr(load, "candidates", lambda loader: ["bcc", "clang"])
+    monkeypatch.setattr(load.built, "find", lambda *_: None)
+    monkeypatch.setattr(load, "candidates", lambda: ["bcc", "clang"])
     monkeypatch.setattr(load, "_load", one)
     return tried
 
@@ -99,6 +100,35 @@ def test_no_compiler_makes_up_for_missing_privileges(monkeypatch: pytest.MonkeyP
     with pytest.raises(CapabilityError, match="no"):
         load.load("worker.bpf.c", load.WORKER, {}, (), {}, "auto")
     assert tried == ["bcc"]
+
+
+@pytest.mark.parametrize(
+    ("built", "compilers", "tried"),
+    [
+        (True, ["clang"], ["object", "clang"]),  # an object that the kernel refuses is followed by who is there
+        (True, [], ["object"]),
+        (False, ["bcc", "clang"], ["bcc", "clang"]),
+    ],
+)
+def test_objects_come_before_compilers(
+    built: bool, compilers: list[str], tried: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def candidates() -> list[str]:
+        if not compilers:
+            raise CapabilityError("neither BCC nor clang")
+        return compilers
+
+    monkeypatch.setattr(load.built, "find", lambda *_: b"" if built else None)
+    monkeypatch.setattr(load, "candidates", candidates)
+    assert load._sources("worker.bpf.c", {}, (), "auto", "xdp") == tried
+
+
+def test_a_node_with_neither_is_told_what_helps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(load.built, "FOLDER", tmp_path)
+    with pytest.raises(CapabilityError, match="did not come with this installation as an object: install a wheel"):
+        load.load("worker.bpf.c", load.WORKER, {"TB_WIDTH": 1408}, (), {}, "object")
+    with pytest.raises(ConfigError, match="choose auto, object, bcc or clang"):
+        load.load("worker.bpf.c", load.WORKER, {"TB_WIDTH": 1408}, (), {}, "gcc")
 
 
 @pytest.mark.parametrize(

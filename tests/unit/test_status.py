@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from tailbound.cli import cli
 from tailbound.observe import status
 from tailbound.top.cli import top
 from tailbound.top.rows import rows_of
@@ -46,6 +47,43 @@ def put(folder: Path, name: str, content: Any) -> Path:
     path = folder / f"{name}.status.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     return path
+
+
+def test_gc_names_what_dead_processes_have_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAILBOUND_STATUS", str(tmp_path))
+    monkeypatch.setattr("tailbound.kernel.pin.sweep", list)
+    alive, dead = put(tmp_path, "a", report()), put(tmp_path, "b", report(pid=DEAD_PID))
+    done = CliRunner().invoke(cli, ["gc"])
+    assert done.output == f"removed status {dead}\n"
+    assert alive.exists()
+    assert not dead.exists()
+
+
+@pytest.mark.needs("prometheus")
+def test_the_metrics_of_all_ranks_on_a_host(tmp_path: Path) -> None:
+    """What `tailbound metrics` serves is what the files say; what is no status is left out."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    put(tmp_path, "a", report(rank=0))
+    put(tmp_path, "b", report(rank=1, ops=70))
+    put(tmp_path, "c", "no json")
+    put(tmp_path, "d", report(rank=2, peers=None))
+    done = CliRunner().invoke(cli, ["metrics", "--once", "--folder", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    values = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(done.output)
+        for sample in family.samples
+    }
+    job = ("job", "c0ffee00")
+    assert values["tailbound_ops_total", job, ("rank", "0")] == 50
+    assert values["tailbound_ops_total", job, ("rank", "1")] == 70
+    assert ("tailbound_ops_total", job, ("rank", "2")) not in values
+    assert values["tailbound_delivered_ratio", job, ("rank", "0")] == 0.96
+    where = (("fate", "lost"), job, ("peer", "1"), ("rank", "0"), ("stage", "both"))
+    assert values["tailbound_rows_total", *where] == 2
+    assert values["tailbound_packets_refused_total", job, ("rank", "0"), ("reason", "late"), ("sender", "all")] == 3
+    assert values["tailbound_sent_bytes_total", job, ("peer", "2"), ("rank", "0")] == 1000
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,12 @@ import pytest
 from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.shape import shape_for
 from tailbound.collective.actions import (
+    MOVES,
     Abstain,
     Agree,
     AskMarks,
     AskRows,
+    Collect,
     Encode,
     FetchRows,
     Finish,
@@ -143,6 +145,26 @@ def test_own_rows_are_coded_on_known_scales_as_soon_as_they_may_be_sent(op: Op) 
     told = Told(op)
     assert told.take(2 * MS, may_send=False) == ((), 0)
     assert told.take(2 * MS).actions == (Encode(),)
+
+
+def test_a_device_is_polled_before_own_rows_are_coded_and_before_codes_are_sent(op: Op) -> None:
+    """First soon, then after an eighth of the time it has taken, at most a millisecond: nobody spins."""
+    done, told = [False], Told(op)
+    op.begun, op.ready = 2 * MS, lambda: done[0]
+    looks = [told.take(2 * MS + passed).look - 2 * MS - passed for passed in (0, MS, 4 * MS, 80 * MS)]
+    assert looks == [MS // 10, MS // 8, MS // 2, MS]
+    done[0] = True
+    assert told.take(90 * MS).actions == (Encode(),)
+    op.sending, op.begun, done[0] = Sending.CODING, 90 * MS, False
+    assert told.take(90 * MS) == ((), 90 * MS + MS // 10)
+    done[0] = True
+    assert told.take(91 * MS).actions == (Collect(),)
+    assert Collect in MOVES
+
+
+def test_who_comes_too_late_does_not_wait_for_a_device(op: Op) -> None:
+    op.overtaken, op.ready = True, lambda: False
+    assert Told(op).take(5 * MS).actions == (StayOut(),)
 
 
 def test_a_phase_ends_by_a_move_whatever_else_is_to_be_done() -> None:

@@ -1,8 +1,9 @@
-"""``tailbound bench allreduce``: whole all-reduces between worker processes, interleaved with Gloo's.
+"""``tailbound bench allreduce``: whole all-reduces between worker processes, interleaved with Gloo's and others'.
 
-Every iteration begins at one moment for all ranks (``start``) and takes as long as the slowest of them. Gloo and
-Tailbound take turns, iteration by iteration, in alternating order, so that both see the same state of the machine.
-Gloo runs on the lab's link without Tailbound's XDP program; ``wire`` makes packets wire-sized on both links. With
+Every iteration begins at one moment for all ranks (``start``) and takes as long as the slowest of them. Tailbound and
+the others take turns, iteration by iteration, in alternating order, so that all see the same state of the machine.
+What goes over TCP runs on the lab's link without Tailbound's XDP program; ``wire`` makes packets wire-sized on both
+links. With
 ``datapath="switch"`` the lab's switch sums; ``vs="transpose"`` then compares it with the same lab without its help.
 """
 
@@ -23,6 +24,7 @@ from tailbound.bench import figures, turns
 from tailbound.bench.begin import prepared
 from tailbound.bench.meter import per_op
 from tailbound.bench.places import datapath_at
+from tailbound.bench.rivals import RIVALS
 from tailbound.bench.save import save
 from tailbound.bench.team import Team
 from tailbound.errors import ConfigError
@@ -39,7 +41,7 @@ def run(
     *,
     sizes: Sequence[int] = (25 << 20, 1 << 20),
     iters: int = 50,
-    vs: str = "gloo",
+    vs: Sequence[str] = ("gloo",),
     datapath: str = "auto",
     per_host: int = 1,
     json_file: Path | None = None,
@@ -51,7 +53,7 @@ def run(
         spec: the lab; without root only workers and straggler can be had, on loopback over ``udp``.
         sizes: bytes of float32.
         iters: all-reduces of each size and kind.
-        vs: ``gloo``, ``transpose`` (with ``datapath="switch"`` only) or ``none``.
+        vs: ``gloo`` and any of ``RIVALS``, or ``transpose`` alone (with ``datapath="switch"`` only), or nobody.
         datapath: ``auto``, ``xdp``, ``udp`` or ``switch``.
         per_host: ranks in every worker. With more than one they share a cable, over ``udp``; the ranks of a worker that
             share buckets (``node_group``) are measured in turn with ranks that stand for themselves, ``flat``.
@@ -65,16 +67,22 @@ def run(
     console = console or Console()
     if iters < 1 or not sizes or min(sizes) < 4 * spec.workers:
         raise ConfigError("an all-reduce benchmark needs at least one iteration, and one float32 a worker")
-    if vs == "transpose" and datapath != "switch":
-        raise ConfigError("--vs transpose compares a switch with the ranks' own sums: give --datapath switch")
-    if per_host > 1 and (datapath not in ("auto", "udp") or vs == "transpose"):
+    by_turns = "transpose" in vs
+    if by_turns and (datapath != "switch" or len(vs) > 1):
+        raise ConfigError("--vs transpose, alone, compares a switch with the ranks' own sums: give --datapath switch")
+    if wrong := [name for name in vs if name not in ("gloo", "transpose", *RIVALS)]:
+        raise ConfigError(f"nobody to compare with is called {', '.join(wrong)}: give gloo, {', '.join(RIVALS)}")
+    if per_host > 1 and (datapath not in ("auto", "udp") or set(vs) - {"gloo"}):
         raise ConfigError("several ranks on a worker share its interface over udp: give neither --datapath nor --vs")
+    if "halving" in vs and spec.workers & (spec.workers - 1):
+        raise ConfigError(f"halving-doubling of {spec.workers} workers: give a power of two")
     if datapath == "switch":
         spec = dataclasses.replace(spec, switch=True)
     sizes = [size - size % 4 for size in sizes]
     with prepared(spec, datapath, console, per_host) as (place, why_not, line):
         job = {
-            "sizes": sizes, "iters": iters, "warmup": WARMUP, "vs": vs, "line": str(line),
+            "sizes": sizes, "iters": iters, "warmup": WARMUP, "line": str(line),
+            "vs": [] if by_turns else list(dict.fromkeys(vs)),
             "datapath": datapath_at(place, datapath),
         }  # fmt: skip
         used: dict[str, str] = {}
@@ -84,13 +92,13 @@ def run(
             if path == "switch" and isinstance(place, Cluster):
                 place.switch.renew()  # a cookie serves one run of the workers
             # without a switch results go to each peer, unless something else is asked for
-            env = {RESULT.variable: os.environ.get(RESULT.variable, "peers")} if vs == "transpose" else {}
+            env = {RESULT.variable: os.environ.get(RESULT.variable, "peers")} if by_turns else {}
             here = job | {"datapath": path, "iters": count}
             with Team(place, f"tailbound.bench.{module}", here, console, env=env, per_host=per_host) as team:
                 reports, used[path] = _follow(team, sizes, count, console)
             return reports
 
-        if vs == "transpose":
+        if by_turns:
             ways = {"tailbound": datapath, "transpose": "auto"}
             reports = turns.in_turn(ways, iters, measure)
         else:
@@ -123,7 +131,10 @@ def conditions(spec: LabSpec, lab: bool) -> dict[str, Any]:
 def summarize(
     size: int, ranks: Sequence[dict[str, Any]], settings: dict[str, Any], paths: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Rows of one size, Tailbound's first, from what every rank reported; ``paths``: datapath by row name."""
+    """Rows of one size, Tailbound's first, from what every rank reported; ``paths``: datapath by row name.
+
+    ``ratio_p50``, p50 over Tailbound's, of the first of the others is in Tailbound's row, of more of them in their own.
+    """
     rows = []
     for name in ranks[0]["times"]:
         times = figures.slowest([report["times"][name] for report in ranks])
@@ -152,9 +163,9 @@ def summarize(
                 "datapath": paths[name] if ours else "tcp",
             }
         )
-    by_name = {row["name"]: row for row in rows}
-    for rival in by_name.keys() - {"tailbound"}:
-        by_name["tailbound"]["ratio_p50"] = by_name[rival]["p50_ms"] / by_name["tailbound"]["p50_ms"]
+    first, *others = rows
+    for number, row in enumerate(others):
+        (row if number else first)["ratio_p50"] = row["p50_ms"] / first["p50_ms"]
     return rows
 
 

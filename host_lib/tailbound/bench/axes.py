@@ -10,7 +10,8 @@ INK, FAINT, GREY = "#1f2937", "#9ca3af", "#4b5563"
 #: By variant.
 COLOURS = {
     "tailbound": "#0f766e", "gloo": "#c2410c", "fp16": "#7c3aed", "powersgd": "#2563eb", "none": "#6b7280",
-    "noop": "#a3a3a3",
+    "noop": "#a3a3a3", "stragglar": "#b45309", "ring": "#be123c", "halving": "#0369a1", "server": "#4d7c0f",
+    "quantised": "#a21caf",
 }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tailbound.bench.rivals import RIVALS
 from tailbound.bench.table import show
 from tailbound.bench.train_plan import SCENARIOS, VARIANTS
 from tailbound.errors import ConfigError
@@ -110,7 +111,10 @@ def fanout(workers: tuple[int, ...], size: int, quick: bool, json_file: Path | N
 @spec_options
 @click.option("--size", "sizes", type=SIZE, multiple=True, default=("25MiB", "1MiB"), help="Bytes of float32.")
 @click.option("--iters", type=click.IntRange(1), default=50, help="All-reduces of each size.")
-@click.option("--vs", type=click.Choice(["gloo", "transpose", "none"]), default="gloo", help="Whom to measure in turn.")
+@click.option(
+    "--vs", type=click.Choice(["gloo", *RIVALS, "transpose", "none"]), multiple=True, default=("gloo",),
+    help="Whom to measure in turn, one or more.",
+)  # fmt: skip
 @click.option(
     "--datapath", type=click.Choice(["auto", "xdp", "udp", "switch"]), default="auto",
     help="How we receive; switch: the lab's switch sums.",
@@ -121,10 +125,11 @@ def fanout(workers: tuple[int, ...], size: int, quick: bool, json_file: Path | N
 )  # fmt: skip
 @_JSON
 def allreduce(sizes: tuple[int, ...], json_file: Path | None, **options: Any) -> None:
-    """All-reduces of worker processes in a lab, interleaved with Gloo's."""
+    """All-reduces of worker processes in a lab, interleaved with Gloo's and those of others."""
     from tailbound.bench.allreduce import run
 
     ours = {name: options.pop(name) for name in ("iters", "vs", "datapath", "per_host")}
+    ours["vs"] = tuple(name for name in ours["vs"] if name != "none")
     run(spec_from_options(options), sizes=sizes, json_file=json_file, **ours)
 
 
@@ -186,6 +191,31 @@ def straggler(
 
 
 @bench.command()
+@click.option("--workers", "-n", type=click.IntRange(2), multiple=True, default=(4, 8), help="One or more of these.")
+@click.option("--size", type=_Size(), default="8MiB", help="Bytes of float32.")
+@click.option("--rate", default="1gbit", help="Of every link, each way.")
+@click.option(
+    "--delay", "delays", type=click.FloatRange(0), multiple=True,
+    help="Of the last rank, in transfer times; 0 to 4 by default.", show_default=False,
+)  # fmt: skip
+@click.option("--iters", type=click.IntRange(2), default=12, help="All-reduces of each kind at every delay.")
+@click.option("--datapath", type=click.Choice(["auto", "xdp", "udp"]), default="auto", help="How we receive.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="The picture; default beside the JSON.")
+@_QUICK
+@_JSON
+def late(
+    workers: tuple[int, ...], rate: str, delays: tuple[float, ...], iters: int, quick: bool, **settings: Any
+) -> None:
+    """Time of an all-reduce over the delay of one late rank: Gloo, ring, StragglAR, Tailbound strict and bounded."""
+    from tailbound.bench.late import DELAYS, run
+    from tailbound.lab.spec import parse_rate
+
+    delays = delays or (DELAYS[::2] if quick else DELAYS)
+    iters = min(iters, 4) if quick else iters
+    run(workers=workers[:1] if quick else workers, rate=parse_rate(rate), delays=delays, iters=iters, **settings)
+
+
+@bench.command()
 @click.option(
     "--scenario", "scenarios", type=click.Choice(list(SCENARIOS)), multiple=True,
     help="Only these; all by default.", show_default=False,
@@ -235,3 +265,13 @@ def train(
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
     run(chosen, datapath=datapath, options=given, lab_only=asked, json_file=json_file, plot=plot)
+
+
+@bench.command()
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="out/evidence", help="JSON files.")
+@click.option("--only", metavar="NAME", multiple=True, help="Only these; all by default.", show_default=False)
+def evidence(out: Path, only: tuple[str, ...]) -> None:
+    """The benchmarks that docs/evidence.md rests on, in under two hours, with commit and load."""
+    from tailbound.bench.evidence import run
+
+    run(out, only)

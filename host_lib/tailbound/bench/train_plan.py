@@ -8,13 +8,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tailbound.bench.rivals import RIVALS
 from tailbound.errors import ConfigError
 from tailbound.lab.spec import LabSpec
 
 #: In the order in which they have their first turn (``tailbound.bench.variants``).
-VARIANTS = ("none", "noop", "gloo", "fp16", "powersgd", "tailbound")
+VARIANTS = ("none", "noop", "gloo", "fp16", "powersgd", *RIVALS, "tailbound")
+#: Who is trained unless others are asked for.
+USUAL = tuple(name for name in VARIANTS if name not in RIVALS)
 #: Those whose averages TCP carries: the same to the bit whatever is lost, only later.
-OVER_TCP = ("gloo", "fp16", "powersgd")
+OVER_TCP = ("gloo", "fp16", "powersgd", *RIVALS)
 #: Images of the digits that are trained on.
 IMAGES = 1437
 #: Steps that change nothing before those that count, Tailbound's and the others'. DDP makes its buckets anew after the
@@ -76,6 +79,8 @@ class Scenario:
             raise ConfigError(
                 f"{', '.join(wrong) or 'nobody'} cannot be trained: give variants of {', '.join(VARIANTS)}"
             )
+        if "halving" in self.variants and self.workers & (self.workers - 1):
+            raise ConfigError(f"halving-doubling of {self.workers} workers: give a power of two")
         for loss in self.losses:
             LabSpec(self.workers, rate=self.rate, loss=loss)
 
@@ -92,12 +97,12 @@ class Scenario:
 
 SCENARIOS = {
     "compute": Scenario(
-        "compute", "deep", batch=32, steps=24, turn=3, look=8, losses=(0.0,), seeds=(1,), variants=VARIANTS,
+        "compute", "deep", batch=32, steps=24, turn=3, look=8, losses=(0.0,), seeds=(1,), variants=USUAL,
         learning_rate=0.01, momentum=0.9, powersgd_share=0.0, rate=10**9,
     ),
     "communication": Scenario(
         "communication", "wide", batch=4, steps=60, turn=4, look=3, losses=(0.0,), seeds=(1,),
-        variants=tuple(v for v in VARIANTS if v != "noop"),
+        variants=tuple(v for v in USUAL if v != "noop"),
         learning_rate=0.01, momentum=0.0, powersgd_share=0.0, rate=10**9,
     ),
     "accuracy": Scenario(

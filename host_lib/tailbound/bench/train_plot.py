@@ -12,7 +12,8 @@ from tailbound.bench.axes import COLOURS, FAINT, GREY, INK, dress, new_figure
 
 _LABELS = {
     "tailbound": "Tailbound", "gloo": "Gloo float32", "fp16": "Gloo fp16", "powersgd": "PowerSGD rank 4",
-    "none": "no communication", "noop": "DDP, no communication",
+    "none": "no communication", "noop": "DDP, no communication", "stragglar": "StragglAR", "ring": "ring",
+    "halving": "halving-doubling", "server": "parameter server", "quantised": "8-bit codes over TCP",
 }  # fmt: skip
 #: By the place of a loss among those of the scenario.
 _STYLES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1, 1.5)))

@@ -3,7 +3,7 @@
 ``none``: nothing, each rank alone (no step with communication can be shorter). ``noop``: DDP without communication,
 what DDP itself costs. ``gloo``: plain DDP in float32. ``fp16``: torch's ``fp16_compress_hook``. ``powersgd``: torch's
 ``powerSGD_hook`` of rank 4 (Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
-Optimization", NeurIPS 2019). ``tailbound``: ours.
+Optimization", NeurIPS 2019). ``tailbound``: ours. The others are those of ``bench.rivals``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from tailbound.bench.powersgd import FIRST, register_powersgd
+from tailbound.bench.rivals import RIVALS
+from tailbound.bench.rivals.hook import register_rival
 from tailbound.bench.train_plan import VARIANTS
 from tailbound.errors import ConfigError
 from tailbound.torch import TailboundState, register
@@ -63,4 +65,6 @@ def wrap(
         model.register_comm_hook(None, fp16_compress_hook)
     elif name == "powersgd":
         register_powersgd(model, powersgd_start)
+    elif name in RIVALS:
+        register_rival(model, name)
     return model, None

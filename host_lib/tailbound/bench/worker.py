@@ -1,10 +1,11 @@
-"""One rank of ``tailbound bench allreduce``: Tailbound and Gloo in turn, in the same process and the same minute."""
+"""One rank of ``tailbound bench allreduce``: Tailbound and others in turn, in the same process and the same minute."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from tailbound.bench.figures import nmse
 from tailbound.bench.join import joined
 from tailbound.bench.link import link_bytes
 from tailbound.bench.meter import Meter
+from tailbound.bench.rivals.choose import averager
 from tailbound.bench.start import StartLine
 from tailbound.collective.communicator import Communicator
 
@@ -41,9 +43,14 @@ def exact_mean(size: int, ranks: int) -> NDArray[np.float64]:
 
 
 class Contest:
-    """One size: the data, and one timed all-reduce of each kind at a time."""
+    """One size: the data, and one timed all-reduce of each kind at a time.
 
-    def __init__(self, size: int, ours: Communicator, line: StartLine, meter: Meter) -> None:
+    ``rivals``: of ``bench.rivals``, beside Tailbound and Gloo. They and Gloo average in a buffer of torch's.
+    """
+
+    def __init__(
+        self, size: int, ours: Communicator, line: StartLine, meter: Meter, rivals: Sequence[str] = ()
+    ) -> None:
         self.ours, self._line, self.meter = ours, line, meter
         self._ranks = ours.config.ranks
         self._data = gradient(size, ours.config.rank)
@@ -51,9 +58,12 @@ class Contest:
         self._out = np.zeros_like(self._data)
         self._buffer = torch.zeros(self._data.size)
         self._run: dict[str, Callable[[], None]] = {OURS: self._tailbound, THEIRS: self._gloo}
-        self._compare = {OURS: self._out, THEIRS: self._buffer.numpy()}
-        self.times: dict[str, list[float]] = {OURS: [], THEIRS: []}
-        self.errors: dict[str, list[float]] = {OURS: [], THEIRS: []}
+        world = dist.group.WORLD
+        assert world is not None
+        for name in rivals:
+            self._run[name] = partial(averager(name, self._data.size, world), self._buffer)
+        self.times: dict[str, list[float]] = {name: [] for name in self._run}
+        self.errors: dict[str, list[float]] = {name: [] for name in self._run}
 
     def forget(self) -> None:
         """Drops the times, errors and processor times so far."""
@@ -75,7 +85,7 @@ class Contest:
         if keep:
             self.times[name].append(taken)
         if compare:
-            self.errors[name].append(nmse(self._compare[name], self._exact))
+            self.errors[name].append(nmse(self._out if name == OURS else self._buffer.numpy(), self._exact))
         return taken
 
     def settle(self) -> None:
@@ -112,7 +122,7 @@ def totals(ours: Communicator) -> dict[str, int]:
 def measure(job: dict[str, Any], size: int, contest: Contest, channel: Channel) -> None:
     """Measures one size and reports it."""
     ours = contest.ours
-    names = [OURS, THEIRS] if job["vs"] == THEIRS else [OURS]
+    names = [OURS, *job["vs"]]
     for _ in range(job["warmup"]):
         for name in names:
             contest.round(name, keep=False, compare=False)
@@ -147,7 +157,8 @@ def work(job: dict[str, Any], channel: Channel) -> None:
         meter = Meter(kernel=ours.config.rank == 0)
         channel.report("ready", datapath=ours.datapath)
         for size in job["sizes"]:
-            measure(job, size, Contest(size, ours, line, meter), channel)
+            rivals = [name for name in job["vs"] if name != THEIRS]
+            measure(job, size, Contest(size, ours, line, meter, rivals), channel)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,11 @@ class Encode:
 
 
 @dataclass(frozen=True, slots=True)
+class Collect:
+    """Take the own rows' codes, which a device has made by now, and hand them to the send queue."""
+
+
+@dataclass(frozen=True, slots=True)
 class Agree:
     """Settle the scales of a cold op from what ranks have told, and encode.
 
@@ -117,7 +122,7 @@ class Release:
     progress: int | None
 
 
-Move = Abstain | StayOut | Measure | Encode | Agree | Seal | FetchRows | Finish
+Move = Abstain | StayOut | Measure | Encode | Collect | Agree | Seal | FetchRows | Finish
 Action = Move | Tell | AskMarks | AskRows | Repeat | Release
 #: To be asked with the type of an action: that takes a tenth of ``isinstance`` with so many.
 MOVES: frozenset[type[Action]] = frozenset(get_args(Move))

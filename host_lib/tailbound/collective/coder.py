@@ -7,7 +7,7 @@ its codes in packets; its average from the rows that came. ``Coder`` is these th
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -30,9 +30,12 @@ Values: TypeAlias = Any
 class Coder(Protocol):
     """Codes the ops of one launch; called in the transport thread.
 
-    All that is on the host is finished when a function returns. An ``average`` on a device may still be under way:
-    whoever hands it on sees to what has to be waited for.
+    Nothing here waits for a device. All that is on the host is finished when a function returns. An ``average`` on a
+    device may still be under way: whoever hands it on sees to what has to be waited for.
     """
+
+    #: Whether ``begin`` is to be called as soon as the bucket may be read, also while ops before it are being sent.
+    ahead: bool
 
     #: Whether threads may share an op's groups; otherwise ``groups`` is None or all of them.
     divisible: bool
@@ -40,6 +43,20 @@ class Coder(Protocol):
     bits: Collection[int]
     #: Whether what the codes leave unsaid can be had (``codec.feedback``).
     feedback: bool
+
+    def warm_up(self, x: Values, out: Values, shape: Shape, codings: Sequence[Coding]) -> None:
+        """Compiles what such an op takes, which may last seconds; in the thread that launches it.
+
+        Args:
+            codings: one of each kind that there may be: rotated or not, with ranges or without.
+        """
+
+    def begin(self, x: Values, shape: Shape, coding: Coding) -> Callable[[], bool]:
+        """Gives the device what it has to do before ``measure`` and ``encode``.
+
+        Returns:
+            Says whether the device is through with what it was given last for this op; only then the two are called.
+        """
 
     def measure(
         self,
@@ -63,8 +80,8 @@ class Coder(Protocol):
         scratch: Scratch,
         *,
         groups: tuple[int, int] | None = None,
-    ) -> Encoded:
-        """As ``codec.encode.encode``."""
+    ) -> Encoded | None:
+        """As ``codec.encode.encode``; None: codes are under way, it is to be called again with the same arguments."""
 
     def decode(
         self,
@@ -91,9 +108,20 @@ class Coder(Protocol):
 class HostCoder:
     """numpy memory, coded by the compiled passes."""
 
+    ahead = False
     divisible = True
     bits: Collection[int] = BITS
     feedback = True
+
+    @staticmethod
+    def warm_up(x: Values, out: Values, shape: Shape, codings: Sequence[Coding]) -> None:
+        """The compiled passes are warm before the first op (``collective.warmup``)."""
+
+    @staticmethod
+    def begin(x: Values, shape: Shape, coding: Coding) -> Callable[[], bool]:
+        """There is nothing to wait for."""
+        return lambda: True
+
     measure = staticmethod(encoding.measure)
     encode = staticmethod(encoding.encode)
     decode = staticmethod(decoding.decode)

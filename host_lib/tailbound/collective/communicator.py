@@ -25,8 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import tailbound
+from tailbound.codec.balance import EVEN, ranges_of
 from tailbound.codec.halves import BFLOAT16, FLOAT16, FLOAT32, Floats
 from tailbound.codec.planes import check_bits
+from tailbound.codec.records import Coding
 from tailbound.codec.shape import GROUP_ROWS, NUMEL_MOST, Shape, layout_tag, shape_for
 from tailbound.codec.threads import cores_here, threads_for
 from tailbound.collective import balancing, comeback, fetch, jump, report
@@ -322,6 +324,9 @@ class Communicator:
         merged = done if len(chunks) == 1 else _Merge(len(chunks), done)
         kind = f"{dtype} {parts}" if parts else dtype
         mode = (2 if config.rotate == "auto" else int(config.rotate)) | bits << 2 | scaled << 7
+        if coder.ahead:
+            for size in {hi - lo for lo, hi in chunks}:
+                coder.warm_up(data, out, shape_for(size, width, bits), self._codings())
         with self._lock:
             if self._launched + len(chunks) > MAX_STEP_OPS:
                 raise ConfigError(
@@ -347,6 +352,12 @@ class Communicator:
                         lo,
                     )
                 )
+
+    def _codings(self) -> list[Coding]:
+        """One of each kind that this job's ops may have."""
+        rotations = (True, False) if self.config.rotate == "auto" else (self.config.rotate,)
+        ranges = (EVEN, ranges_of([1], [1])) if self.config.balance else (EVEN,)
+        return [Coding(0, rotate=rotate, ranges=each) for rotate in rotations for each in ranges]
 
     def ops(self, numel: int) -> int:
         """Into how many ops a bucket of ``numel`` entries is cut, with codes of ``config.bits``.

@@ -11,13 +11,23 @@ from tailbound.codec.hashing import seed_of
 from tailbound.codec.records import Coding
 from tailbound.codec.scale import cold_exponents, headroom_of
 from tailbound.codec.scratch import Scratch
-from tailbound.collective.actions import Abstain, Agree, Encode, Measure, StayOut
+from tailbound.collective.actions import Abstain, Agree, Collect, Encode, Measure, StayOut
 from tailbound.collective.aggregation import of
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
 from tailbound.collective.op import Launch, Op, Sending
 from tailbound.collective.tally import write_expect
 from tailbound.wire.schema import EXPONENT_NONE, op_slot
+
+
+def begin(job: Job, op: Op) -> None:
+    """Queues on a device what comes before measuring and coding, ahead of the op's turn to send; once."""
+    launch = op.launch
+    if launch is None or not launch.coder.ahead or op.begun or op.silent or op.encoded:
+        return
+    _prepared(op)
+    op.begun = job.now()
+    op.ready = launch.coder.begin(launch.data, op.place.layout.shape, coding_of(job, op))
 
 
 def abstain(job: Job, op: Op, action: Abstain) -> None:
@@ -71,6 +81,11 @@ def encode(job: Job, op: Op, action: Encode) -> None:
     _encode(job, op)
 
 
+def collect(job: Job, op: Op, action: Collect) -> None:
+    """Sends the codes that a device has made."""
+    _encode(job, op)
+
+
 def coding_of(job: Job, op: Op) -> Coding:
     """How this rank codes ``op``."""
     shape, balance = op.place.layout.shape, op.place.placement.owner_map.balance
@@ -91,15 +106,19 @@ def _prepared(op: Op) -> Launch:
 
 def _encode(job: Job, op: Op) -> None:
     assert op.launch is not None
-    op.spans.encoding = job.now()
+    op.spans.encoding = op.spans.encoding or job.now()
     b, place = op.buffers, op.place
     shape = place.layout.shape
     coder, data, coding = op.launch.coder, op.launch.data, coding_of(job, op)
 
-    def part(scratch: Scratch, groups: tuple[int, int]) -> Encoded:
+    def part(scratch: Scratch, groups: tuple[int, int]) -> Encoded | None:
         return coder.encode(data, shape, coding, b.contributions, b.scales, scratch, groups=groups)
 
-    parts = job.threads.each(shape.groups, part, divide=coder.divisible)
+    found = job.threads.each(shape.groups, part, divide=coder.divisible)
+    parts = [one for one in found if one is not None]
+    if len(parts) < len(found):
+        op.sending, op.begun = Sending.CODING, job.now()
+        return
     if not all(part.finite for part in parts):
         op.outcome.abstained = True
         job.counters["abstained"] += 1

@@ -21,6 +21,7 @@ from tailbound.collective.actions import (
     Agree,
     AskMarks,
     AskRows,
+    Collect,
     Encode,
     FetchRows,
     Finish,
@@ -33,7 +34,7 @@ from tailbound.collective.actions import (
 )
 from tailbound.collective.aggregation import of
 from tailbound.collective.announce import announce
-from tailbound.collective.contribute import abstain, agree, coding_of, encode, measure, stay_out
+from tailbound.collective.contribute import abstain, agree, coding_of, collect, encode, measure, stay_out
 from tailbound.collective.fetched import Fetch
 from tailbound.collective.job import Job
 from tailbound.collective.op import Op, Phase
@@ -274,6 +275,7 @@ _EXECUTE: dict[type[Action], Callable[[Job, Op, Any], None]] = {
     FetchRows: fetch_rows,
     Agree: agree,
     Encode: encode,
+    Collect: collect,
     Seal: seal,
     Finish: finish,
     Tell: _tell,

@@ -110,7 +110,8 @@ class Sending(IntEnum):
     FORESEEN = 0  #: others' packets have named the op, this rank has not launched it
     LAUNCHED = 1
     AGREEING = 2  #: the op is cold: this rank has told its scales and waits for those of the others
-    OVER = 3  #: the rows are in the send queue, or it is known that none will come
+    CODING = 3  #: a device makes the codes
+    OVER = 4  #: the rows are in the send queue, or it is known that none will come
 
 
 class Phase(IntEnum):
@@ -165,6 +166,9 @@ class Op:
     #: since when the own needs are known, and telling them again
     cold_since: int = 0
     agreeing: Backoff = field(default_factory=lambda: Backoff(AGREEING))
+    #: when a device was last given something to do for the own rows, and whether it is through; 0, None: it was not
+    begun: int = 0
+    ready: Callable[[], bool] | None = None
     #: the own rows are in the own sums, and since when
     own_present: bool = False
     own_in: int = 0

@@ -15,6 +15,7 @@ from tailbound.collective.actions import (
     Action,
     Agree,
     AskMarks,
+    Collect,
     Encode,
     FetchRows,
     Finish,
@@ -44,6 +45,9 @@ class Step(NamedTuple):
         return not MOVES.isdisjoint(map(type, self.actions))
 
 
+#: How long until a device is asked again whether it is through, ns: an eighth of the time that it has taken so far, so
+#: that a long backward pass costs few questions and a short one no delay; at least, and at most, so long.
+_POLL_FIRST, _POLL_LAST = 100_000, 1_000_000
 #: Nothing to do before something arrives.
 _NOTHING = Step()
 
@@ -136,6 +140,10 @@ def _sending(op: Op, view: View, now: int) -> Step:
     late = op.overtaken or (op.sealed and _over_for_all(op, view, now))
     if late and not of(op).late_rows_serve(view):
         return Step((StayOut(),))
+    if op.ready is not None and not op.ready():
+        return Step((), now + min(max((now - op.begun) // 8, _POLL_FIRST), _POLL_LAST))
+    if op.sending == Sending.CODING:
+        return Step((Collect(),))
     if op.sending == Sending.LAUNCHED:
         op.cold = not view.known_scales()
         return Step((Measure() if op.cold else Encode(late),))

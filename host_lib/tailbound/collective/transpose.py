@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from tailbound.collective.alerts import Unheard
 from tailbound.collective.announce import farewell
+from tailbound.collective.contribute import begin
 from tailbound.collective.execute import SAME_MODEL, move, remind
 from tailbound.collective.holding import Holding
 from tailbound.collective.inbox import Inbox
@@ -480,7 +481,10 @@ class Transpose:
             moved = op.start != begun and forgive(job, [(op.label, op.start)])
         if op.launch is not None and not op.finished:
             self._check_layout(op, view)
-        look, ended = move(job, op, view, may_send=self._may_send(op))
+        alone, sent, begun = self._before(op)
+        if alone and begun:
+            begin(job, op)
+        look, ended = move(job, op, view, may_send=alone and sent)
         self._window.advance_published()
         if op.finished:
             self._deliver(op)
@@ -488,16 +492,21 @@ class Transpose:
         self._window.running.looked(op, view, look)
         return look, moved or ended
 
-    def _may_send(self, op: Op) -> bool:
-        """Whether the op before has sent its rows; and the key's previous op is over, from which the scales follow."""
-        sending = True
+    def _before(self, op: Op) -> tuple[bool, bool, bool]:
+        """Whether the key's previous op is over, from which the scales follow; and how far the ops before are.
+
+        Returns:
+            That; whether the last of them has sent its rows; whether devices have all of them in hand, or have had.
+        """
+        sent = begun = True
         for other in self._ops.values():
             if other is op:
                 break
             if not other.finished and other.key == op.key:
-                return False
-            sending = other.encoded
-        return sending
+                return False, False, False
+            sent = other.encoded
+            begun = begun and (sent or other.begun > 0)
+        return True, sent, begun
 
     def _give_up(self, error: TransportError) -> None:
         """Lets what is launched end as it can, with ``error``, and refuses what comes after."""

@@ -87,7 +87,7 @@ class XdpDatapath:
         Args:
             width: W, codes of a full row; a multiple of 64.
             sum_rows, result_rows: rows of the rings; powers of two.
-            loader: ``auto``, ``bcc`` or ``clang``.
+            loader: ``auto``, ``object``, ``bcc`` or ``clang``.
 
         Raises:
             ConfigError: interface, port or sizes that cannot be.
@@ -111,9 +111,11 @@ class XdpDatapath:
         result_rows: int = 8192,
         loader: str = "auto",
         group: int = 0,
+        *,
+        replace: bool = False,
     ) -> None:
         """Attaches for good, for processes of ``group`` (a group id) to ``open``. Arguments and errors: ``attach``."""
-        maps, program, link = _attach(interface, port, width, sum_rows, result_rows, loader, "native")
+        maps, program, link = _attach(interface, port, width, sum_rows, result_rows, loader, "native", replace=replace)
         try:
             there = interfaces.xdp_on(interface)
             if there is None:
@@ -212,18 +214,29 @@ class XdpDatapath:
 
 
 def _attach(
-    interface: str, port: int, width: int, sum_rows: int, result_rows: int, loader: str, mode: str
+    interface: str,
+    port: int,
+    width: int,
+    sum_rows: int,
+    result_rows: int,
+    loader: str,
+    mode: str,
+    *,
+    replace: bool = False,
 ) -> tuple[Maps, int, int]:
     if not 0 < port < 65536:
         raise ConfigError(f"UDP port {port}: choose one of 1..65535")
     interfaces.index_of(interface)
-    attaching.refuse_occupied(interface)
+    if not (replace and pin.is_pinned(interface)):
+        attaching.refuse_occupied(interface)
     dims, node = shapes(width, sum_rows, result_rows), interfaces.numa_node(interface)
     maps = kernel_maps.create(WORKER_MAPS, dims, events=True, node=node)
     program = link = -1
     try:
         maps.arrays["control"]["address"] = _own_address(interface)
         program = load.load_worker(maps.fds, port=port, width=width, result_rows=result_rows, loader=loader)
+        if replace:  # only now, when the new program is known to load
+            pin.remove(interface)
         link = attaching.attach(program, interface, mode)
     except BaseException:
         _close(maps, program, link)
@@ -258,14 +271,20 @@ def attach(
     workers: int = 2,
     group: str | None = None,
     loader: str = "auto",
+    replace: bool = False,
 ) -> str:
     """Attaches for good, so that processes of ``group`` can train without privileges.
 
     Args:
+        interface: its name.
+        port: UDP port of the job.
         mtu: of the path, in bytes; None takes the interface's.
         ring_mib: result ring in MiB.
         workers: smallest world size to come; a job of more uses only as much of the sums ring as it needs.
         group: name or number; None leaves the maps to root.
+        loader: ``auto``, ``object``, ``bcc`` or ``clang``.
+        replace: what ``attach`` has attached before, of this version or another, gives way once the new program is
+            known to load. A job that runs there loses its rows from then on.
 
     Returns:
         One line that says what there is now.
@@ -282,7 +301,7 @@ def attach(
     sum_rows, result_rows = ring_rows(ring_mib, width, workers)
     number = _group(group)
     pin.sweep()
-    XdpDatapath.pin(interface, port, width, sum_rows, result_rows, loader, group=number)
+    XdpDatapath.pin(interface, port, width, sum_rows, result_rows, loader, group=number, replace=replace)
     try:
         Fanout.pin(interface, loader, number)
         results = "one send for all peers"

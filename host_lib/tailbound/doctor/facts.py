@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tailbound.errors import CapabilityError
-from tailbound.kernel import headers, interfaces, syscalls
+from tailbound.kernel import built, headers, interfaces, syscalls
 from tailbound.kernel.compile import LIBBPF, bcc_path, clang_path
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 #: Bits of the capabilities that matter here (linux/capability.h).
-CAPABILITY_BITS = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21, "CAP_SYS_RESOURCE": 24, "CAP_BPF": 39}
+CAPABILITY_BITS = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21, "CAP_SYS_RESOURCE": 24, "CAP_PERFMON": 38, "CAP_BPF": 39}
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Machine:
     bpffs: str | None  #: a mounted BPF file system
     cpus: int  #: CPUs this machine could have (per-CPU maps count them)
     rmem_max: int | None = None  #: net.core.rmem_max, bytes; None where it cannot be read
+    objects: tuple[int, ...] = ()  #: payload widths (codes) whose program came with the package, built ahead
 
 
 def machine() -> Machine:
@@ -69,6 +70,7 @@ def machine() -> Machine:
         bpffs=_bpffs(),
         cpus=interfaces.possible_cpus(),
         rmem_max=int(_read(Path("/proc/sys/net/core/rmem_max")) or 0) or None,
+        objects=built.widths(),
     )
 
 

@@ -183,6 +183,7 @@ def _machine_table(machine: facts.Machine) -> Table:
         "BTF": machine.btf,
         "BPF JIT": machine.jit,
         "bpf(2)": machine.bpf_error or "allowed",
+        "built ahead, codes a row": ", ".join(map(str, machine.objects)) or "none: programs are compiled here",
         "BCC": f"{machine.bcc_version} in {machine.bcc}" if machine.bcc else None,
         "kernel headers": machine.headers,
         "clang, libbpf": f"{_word(machine.clang)}, {_word(machine.libbpf)}",

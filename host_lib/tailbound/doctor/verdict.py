@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from tailbound.doctor.facts import Machine
 from tailbound.doctor.interfaces import Interface
+from tailbound.errors import ConfigError
 from tailbound.kernel.attach import OURS
 from tailbound.kernel.linear import remedy
 from tailbound.kernel.load import WORKER
+from tailbound.transport.config import row_width
 from tailbound.wire.schema import ETHERNET_BYTES
 
 __all__ = ["Verdict", "choose"]
@@ -77,7 +79,7 @@ def choose(
         why = f"`tailbound attach` has been done on {name}, and this user may open its maps"
         return Verdict("xdp", name, (why,), (), (*_notes(link, machine.cpus), ONE_RANK), trainer, judged)
     blocked = [*_interface_problems(link, judged), *_kernel_problems(machine)]
-    packages = _missing_packages(machine)
+    packages = [] if link and _width(link) in machine.objects else _missing_packages(machine)
     powerless = _missing_privileges(machine, link)
     reasons = [*blocked, *(f"{what} is missing" for what, _ in packages), *powerless]
     if not reasons:
@@ -153,6 +155,14 @@ def _kernel_problems(machine: Machine) -> list[str]:
     return problems
 
 
+def _width(link: Interface) -> int:
+    """Codes of a row, if the job takes what the interface's MTU gives; 0: it holds none."""
+    try:
+        return row_width(0, link.mtu, linear=link.linear or None)
+    except ConfigError:
+        return 0
+
+
 def _missing_packages(machine: Machine) -> list[tuple[str, str]]:
     """(what is missing, Debian package) for the compiler that lacks least: BCC with headers, clang with libbpf's."""
     if (machine.bcc and machine.headers) or (machine.clang and machine.libbpf):
@@ -169,13 +179,13 @@ _DEBIAN = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def _missing_privileges(machine: Machine, link: Interface | None) -> list[str]:
-    lacking = [n for n in ("CAP_BPF", "CAP_NET_ADMIN") if not machine.capabilities.get(n)]
-    if machine.capabilities.get("CAP_SYS_ADMIN") and lacking == ["CAP_BPF"]:
-        lacking = []
+    lacking = [n for n in ("CAP_BPF", "CAP_PERFMON", "CAP_NET_ADMIN") if not machine.capabilities.get(n)]
+    if machine.capabilities.get("CAP_SYS_ADMIN"):  # which stands for the first two
+        lacking = [n for n in lacking if n == "CAP_NET_ADMIN"]
     if lacking:
         who = f"this process (uid {machine.effective_uid})"
         free = ", and nothing is attached yet" if link and link.xdp_program is None else ""
-        return [f"{who} lacks {' and '.join(lacking)}{free}"]
+        return [f"{who} lacks {', '.join(lacking[:-1])}{' and ' if lacking[1:] else ''}{lacking[-1]}{free}"]
     if machine.bpf_error:
         return [f"the kernel refuses bpf(2) to this process ({machine.bpf_error}): a container without bpf?"]
     return []

@@ -17,11 +17,11 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tailbound.errors import CapabilityError, ConfigError
+from tailbound.errors import CapabilityError
 from tailbound.kernel import cache, headers, objects
 from tailbound.kernel.assets import assets
 
-LOADERS = ("bcc", "clang")
+COMPILERS = ("bcc", "clang")
 #: What clang 13 makes of bounds the verifier does not follow; up to the other one the programs have been tried.
 LEAST_CLANG, TRIED_CLANG = 14, 19
 _BCC = Path("/usr/lib/python3/dist-packages/bcc")
@@ -57,17 +57,12 @@ def _major(clang: str) -> int:
     return int(number[1]) if number else 0
 
 
-def candidates(loader: str) -> list[str]:
-    """Who is to compile, in order; for ``auto`` those that have what they need: BCC with headers, clang with libbpf's.
+def candidates() -> list[str]:
+    """Who can compile here, in order: BCC with headers, clang with libbpf's.
 
     Raises:
-        ConfigError: no such loader.
         CapabilityError: none is complete.
     """
-    if loader != "auto":
-        if loader not in LOADERS:
-            raise ConfigError(f"loader {loader!r}: choose auto, {' or '.join(LOADERS)}")
-        return [loader]
     found = []
     if bcc_path() and (os.environ.get("BCC_KERNEL_SOURCE") or headers.running() or headers.installed()):
         found.append("bcc")
@@ -86,7 +81,18 @@ def _sources() -> list[Path]:
     return sorted(p for part in ("ebpf", "xdp_programs") for p in assets(part).glob("*.[ch]"))
 
 
-def _flags(defines: Mapping[str, int]) -> list[str]:
+def signature() -> str:
+    """What the sources are, as text: other ones have another."""
+    return cache.key(p.read_bytes() for p in _sources())
+
+
+def fixed(defines: Mapping[str, int]) -> dict[str, int]:
+    """Those of ``defines`` that clang has to know; the others are put in at loading (``objects.NUMBERS``)."""
+    return {name: value for name, value in defines.items() if name not in objects.NUMBERS}
+
+
+def object_flags(defines: Mapping[str, int]) -> list[str]:
+    """What both compilers are told: where the headers are, and the macros."""
     include = [f"-I{assets(part)}" for part in ("ebpf", "xdp_programs")]
     return ["-fno-strict-aliasing", *include, *(f"-D{name}={value}" for name, value in sorted(defines.items()))]
 
@@ -117,11 +123,20 @@ def compile_program(
         CapabilityError: the compiler is missing or failed; the message has its output.
     """
     texts = [p.read_bytes() for p in _sources()]
-    flags = _flags(defines)
+    flags = object_flags(fixed(defines) if loader == "clang" else defines)
     name = cache.key([loader, _version(loader), source, function, " ".join(flags), " ".join(maps), *texts])
     if loader == "bcc":
         return cache.get(name, lambda: _with_bcc(source, function, flags, maps))
-    return cache.get(name, lambda: _with_clang(source, function, flags, maps, section))
+
+    def compiled() -> bytes:
+        try:
+            return objects.read_elf(compile_object(source, flags), section, maps)
+        except ValueError as error:
+            raise CapabilityError(
+                f"clang's object of {source} ({function}) cannot be used ({error}): use clang 14 or loader='bcc'"
+            ) from error
+
+    return cache.get(name, compiled)
 
 
 def _run(command: list[str], text: bytes, loader: str, environment: Mapping[str, str] | None = None) -> bytes:
@@ -155,19 +170,22 @@ def _with_bcc(source: str, function: str, flags: list[str], maps: Sequence[str])
     return _run([sys.executable, "-I", str(child)], json.dumps(job).encode(), "bcc", environment)
 
 
-def _with_clang(source: str, function: str, flags: list[str], maps: Sequence[str], section: str) -> bytes:
+def compile_object(source: str, flags: Sequence[str]) -> bytes:
+    """The object file of ``xdp_programs/source`` by clang.
+
+    Args:
+        flags: of ``object_flags``.
+
+    Raises:
+        CapabilityError: clang is missing or failed; the message has its output.
+    """
     clang = clang_path()
     if clang is None:
         raise CapabilityError("clang is missing: apt-get install clang-14 libbpf-dev")
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "program.o"
         include = f"-I/usr/include/{platform.machine()}-linux-gnu"
-        options = ["-O2", "-g", "-target", "bpf", "-mcpu=v3", "-Wall", "-Wextra", "-Werror", include, *flags]
+        options = ["-O2", "-target", "bpf", "-mcpu=v3", "-Wall", "-Wextra", "-Werror", include, *flags]
         path = assets("xdp_programs") / source
         _run([clang, *options, "-c", str(path), "-o", str(out)], b"", "clang")
-        try:
-            return objects.read_elf(out.read_bytes(), section, maps)
-        except ValueError as error:
-            raise CapabilityError(
-                f"clang's object of {source} ({function}) cannot be used ({error}): use clang 14 or loader='bcc'"
-            ) from error
+        return out.read_bytes()

@@ -26,13 +26,10 @@ from numpy.typing import NDArray
 from tailbound.errors import ConfigError
 from tailbound.forks import keep_from_children
 from tailbound.kernel import interfaces, load, maps, pin, tc
+from tailbound.kernel.built import FANOUT_COPIES
 from tailbound.kernel.maps import Maps, Shape
 from tailbound.wire.packets import DTYPES, layout, packed
 from tailbound.wire.schema import FANOUT_MAPS, MAX_RANKS
-
-#: Copies that a program can make. The verifier walks through all of them, which takes 150 ms for 256. Two sizes, since
-#: each is compiled once.
-_SIZES = (16, MAX_RANKS)
 
 
 class Peer(NamedTuple):
@@ -108,7 +105,7 @@ class Fanout:
         Args:
             port: first UDP source port of the sockets that bursts leave; no other traffic may use them.
             ports: how many ports there are from ``port`` on.
-            loader: ``auto``, ``bcc`` or ``clang``.
+            loader: ``auto``, ``object``, ``bcc`` or ``clang``.
             way: ``auto``, ``tcx`` or ``clsact``.
             peers: how many there will be at most; a program for few of them is loaded sooner.
 
@@ -118,7 +115,7 @@ class Fanout:
         """
         if not 0 < port < 65536:
             raise ConfigError(f"UDP port {port}: choose one of 1..65535")
-        most = next((size for size in _SIZES if peers - 1 <= size), MAX_RANKS)
+        most = next((size for size in FANOUT_COPIES if peers - 1 <= size), MAX_RANKS)
         made, program, link = _attach(interface, port, loader, way, most)
         try:
             return cls(made, interface, port, ports, program, link, most)

@@ -73,7 +73,7 @@ class FaultProgram:
     """The program with its maps; ``attach`` puts it on an interface of the present network namespace.
 
     Args:
-        loader: ``auto``, ``bcc`` or ``clang``.
+        loader: ``auto``, ``object``, ``bcc`` or ``clang``.
 
     Raises:
         CapabilityError: compiler, privilege or kernel feature missing.

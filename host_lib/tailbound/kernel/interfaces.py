@@ -83,6 +83,38 @@ def driver_of(interface: str) -> str:
         return ""
 
 
+def of_pci(identity: str, network: Path = Path("/sys/class/net")) -> list[str]:
+    """Names of the interfaces of a kind of PCI device, sorted.
+
+    Args:
+        identity: vendor and device in hexadecimal, as ``lspci -n`` shows them: ``15b3:101d``.
+        network: where the kernel lists interfaces; of this network namespace.
+
+    Raises:
+        ConfigError: not of that form, or there is none.
+    """
+    wanted = re.fullmatch(r"([0-9a-fA-F]{4}):([0-9a-fA-F]{4})", identity)
+    if wanted is None:
+        raise ConfigError(f"{identity!r} is no PCI device: give vendor:device as `lspci -n` shows them, 15b3:101d say")
+    found = {path.name: tuple(_hexadecimal(path / "device" / file) for file in ("vendor", "device"))
+             for path in network.glob("*")}  # fmt: skip
+    names = sorted(name for name, ids in found.items() if ids == tuple(int(part, 16) for part in wanted.groups()))
+    if not names:
+        there = ", ".join(f"{name} {ids[0]:04x}:{ids[1]:04x}" for name, ids in sorted(found.items()) if any(ids))
+        raise ConfigError(
+            f"no interface here is of a PCI device {identity}; there are: {there or 'none of PCI at all'}"
+        )
+    return names
+
+
+def _hexadecimal(path: Path) -> int:
+    """0 where there is no such file, as for an interface that is no PCI device's."""
+    try:
+        return int(path.read_text(), 16)
+    except (OSError, ValueError):
+        return 0
+
+
 def private_flags(interface: str) -> dict[str, bool]:
     """The driver's private flags by name; empty where it has none or does not say.
 

@@ -1,4 +1,4 @@
-"""Compiles, links and loads a program over maps that exist already."""
+"""Finds or compiles a program, links it and loads it over maps that exist already."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import itertools
 import logging
 from collections.abc import Mapping
 
-from tailbound.errors import CapabilityError
-from tailbound.kernel import objects, syscalls
-from tailbound.kernel.compile import candidates, compile_program
+from tailbound.errors import CapabilityError, ConfigError
+from tailbound.kernel import built, objects, syscalls
+from tailbound.kernel.compile import COMPILERS, candidates, compile_program
 from tailbound.kernel.maps import EVENTS
 from tailbound.wire.schema import FANOUT_MAPS, FAULT_MAPS, WORKER_MAPS
 
@@ -21,6 +21,8 @@ FANOUT = "tb_fanout"
 WORKER_MAP_NAMES = (*(m.name for m in WORKER_MAPS), EVENTS)
 FAULT_MAP_NAMES = (*(m.name for m in FAULT_MAPS), "fault_lock", "fault_ports")
 FANOUT_MAP_NAMES = tuple(m.name for m in FANOUT_MAPS)
+#: Where programs come from: ``object`` is one that was built ahead (``kernel.built``).
+LOADERS = ("object", *COMPILERS)
 #: Program and attach types by what clang's objects call them.
 _KINDS = {
     "xdp": (syscalls.PROG_TYPE_XDP, syscalls.ATTACH_XDP),
@@ -40,12 +42,15 @@ def load(
 ) -> int:
     """Loads ``function`` of ``xdp_programs/source``, of ``kind`` xdp, xdp/devmap or tc, and returns its descriptor.
 
-    With loader ``auto`` a compiler that fails, or whose program is refused, is followed by the other one.
+    With loader ``auto`` an object that was built ahead comes first, then what compilers there are. One that fails, or
+    whose program is refused, is followed by the next.
 
     Raises:
-        CapabilityError: compiler missing, or the kernel refused; the message ends with the verifier's last lines.
+        CapabilityError: no object and no compiler, or the kernel refused; the message ends with the verifier's last
+            lines.
+        ConfigError: no such loader.
     """
-    names = candidates(loader)
+    names = _sources(source, defines, maps, loader, kind)
     for name, following in itertools.pairwise(names):
         try:
             return _load(source, function, defines, maps, fds, name, kind)
@@ -54,6 +59,20 @@ def load(
         except CapabilityError as error:
             log.warning("%s by %s cannot be had, trying %s: %s", function, name, following, str(error).splitlines()[0])
     return _load(source, function, defines, maps, fds, names[-1], kind)
+
+
+def _sources(source: str, defines: Mapping[str, int], maps: tuple[str, ...], loader: str, kind: str) -> list[str]:
+    """Where the program may come from, in order."""
+    if loader not in ("auto", *LOADERS):
+        raise ConfigError(f"loader {loader!r}: choose auto, {', '.join(LOADERS[:-1])} or {LOADERS[-1]}")
+    if loader != "auto":
+        return [loader]
+    if built.find(source, kind, defines, maps) is None:
+        return candidates()
+    try:
+        return ["object", *candidates()]
+    except CapabilityError:
+        return ["object"]
 
 
 class _Powerless(CapabilityError):
@@ -69,14 +88,25 @@ def _load(
     loader: str,
     kind: str,
 ) -> int:
-    code = compile_program(source, function, defines, maps, loader, kind)
+    if loader != "object":
+        code = compile_program(source, function, defines, maps, loader, kind)
+    elif (found := built.find(source, kind, defines, maps)) is not None:
+        code = found
+    else:
+        raise built.missing(source, defines)
     try:
         type_, where = _KINDS[kind]
-        return syscalls.prog_load(objects.link(code, maps, fds), name=function, kind=type_, where=where)
+        return syscalls.prog_load(objects.link(code, maps, fds, defines), name=function, kind=type_, where=where)
     except syscalls.VerifierError as error:
         if error.errno == errno.EPERM and not error.log:
             raise _Powerless(
-                "loading a program needs CAP_BPF and CAP_NET_ADMIN: run as root, or let root run `tailbound attach`"
+                "loading a program needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN: run as root, or let root run "
+                "`tailbound attach`"
+            ) from error
+        if "pointer prohibited" in error.log:
+            raise _Powerless(
+                "the verifier allows the program's pointer arithmetic only with CAP_PERFMON, besides CAP_BPF and "
+                "CAP_NET_ADMIN: add it, run as root, or let root run `tailbound attach`"
             ) from error
         tail = "\n".join(error.log.splitlines()[-40:])
         raise CapabilityError(

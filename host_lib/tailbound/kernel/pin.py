@@ -244,6 +244,11 @@ def open_pins(interface: str, names: tuple[str, ...]) -> dict[str, int]:
     return fds
 
 
+def is_pinned(interface: str) -> bool:
+    """Whether pins of ``interface`` are there, of whatever version, attached or left over."""
+    return _pins(interface).is_dir()
+
+
 def remove(interface: str) -> bool:
     """Detaches and removes all pins of ``interface``, also the remains of an attach that did not finish.
 

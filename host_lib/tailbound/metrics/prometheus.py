@@ -7,7 +7,7 @@ own, ``TAILBOUND_PROMETHEUS_PORT`` (9464) plus its LOCAL_RANK, so a host of 8 ra
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 try:
@@ -18,6 +18,7 @@ except ImportError as error:
     raise ImportError("tailbound.metrics.prometheus needs a package: pip install 'tailbound[prometheus]'") from error
 
 from tailbound.errors import ConfigError
+from tailbound.metrics.flatten import Metric as Reading
 from tailbound.metrics.flatten import flatten
 from tailbound.settings.table import PROMETHEUS_PORT
 
@@ -29,11 +30,11 @@ class Source(Protocol):
         """Counters in plain types."""
 
 
-class StatsCollector(Collector):
-    """Metrics of ``source``, taken anew at every scrape; for a registry of your own."""
+class MetricsCollector(Collector):
+    """What ``read`` returns, taken anew at every scrape; for a registry of your own."""
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, read: Callable[[], Iterable[Reading]]) -> None:
+        self._read = read
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: names depend on what there is, and a registry need not know them before."""
@@ -42,7 +43,7 @@ class StatsCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """One family for each name."""
         families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
-        for metric in flatten(self._source.stats()):
+        for metric in self._read():
             family = families.get(metric.name)
             if family is None:
                 make = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
@@ -51,12 +52,23 @@ class StatsCollector(Collector):
         return families.values()
 
 
-class Endpoint:
-    """A running server; ``close`` ends it, as does the end of the process."""
+class StatsCollector(MetricsCollector):
+    """Metrics of ``source``, taken anew at every scrape; for a registry of your own."""
 
-    def __init__(self, source: Source, port: int, address: str) -> None:
+    def __init__(self, source: Source) -> None:
+        super().__init__(lambda: flatten(source.stats()))
+
+
+class Endpoint:
+    """A running server; ``close`` ends it, as does the end of the process.
+
+    Raises:
+        ConfigError: the port or the address cannot be had.
+    """
+
+    def __init__(self, collector: Collector, port: int, address: str) -> None:
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(StatsCollector(source))
+        registry.register(collector)
         try:
             self._server, self._thread = start_http_server(port, address, registry)
         except OSError as error:
@@ -96,4 +108,4 @@ def serve(source: Source, port: int | None = None, address: str = "0.0.0.0") -> 
         port = first and first + int(os.environ.get("LOCAL_RANK", "0"))
     if not 0 <= port <= 65535:
         raise ConfigError(f"port {port} for metrics is outside 0..65535: choose a smaller {PROMETHEUS_PORT.variable}")
-    return Endpoint(source, port, address)
+    return Endpoint(StatsCollector(source), port, address)

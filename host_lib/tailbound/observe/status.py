@@ -179,14 +179,23 @@ def read(where: Iterable[Path]) -> list[dict[str, Any]]:
     return found
 
 
-def sweep(where: Path) -> None:
-    """Takes away what dead processes of this user have left."""
+def sweep(where: Path, everybody: bool = False) -> list[Path]:
+    """Takes away what dead processes of this user have left, or with ``everybody`` those of all; returns the files."""
+    gone = []
     for path in _files(where):
         try:
-            if path.lstat().st_uid == os.geteuid() and (status := _load(path)) is not None and _dead(status):
+            own = everybody or path.lstat().st_uid == os.geteuid()
+            if own and (status := _load(path)) is not None and _dead(status):
                 path.unlink(missing_ok=True)
+                gone.append(path)
         except OSError as error:
             log.debug("a dead process's status stays: %s", error)
+    return gone
+
+
+def sweep_all() -> list[Path]:
+    """The same in all folders that ``folders`` names, by root for all users."""
+    return [path for place in folders() for path in sweep(place, everybody=os.geteuid() == 0)]
 
 
 def _files(where: Path) -> list[Path]:

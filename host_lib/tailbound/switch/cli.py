@@ -33,7 +33,9 @@ def switch() -> None:
 )
 @click.option("--mtu", type=int, help="MTU of the path; without it, the smallest of the ports.")
 @click.option(
-    "--loader", type=click.Choice(["auto", "bcc", "clang"]), help="What compiles the program.  [default: auto]"
+    "--loader",
+    type=click.Choice(["auto", "object", "bcc", "clang"]),
+    help="Where the programs come from: built ahead, or compiled here.  [default: auto]",
 )
 @click.option("--p4", is_flag=True, help="Run the P4 switch in bmv2 instead (see p4/README.md): no --mtu, no --loader.")
 @click.option(

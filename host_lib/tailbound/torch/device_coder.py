@@ -5,8 +5,10 @@ Works for any device that torch computes on; with tensors of the host it gives w
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any, NamedTuple
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,54 +17,114 @@ from numpy.typing import NDArray
 from tailbound.codec import staging
 from tailbound.codec.decode import MISSING
 from tailbound.codec.encode import Encoded
-from tailbound.codec.hashing import STAGE_CONTRIBUTION, STAGE_RESULT, rounding_seed
-from tailbound.codec.plan import Factors, Plan, plan
+from tailbound.codec.plan import Factors, plan
 from tailbound.codec.records import Coding, Packets, Received, Scales
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import Shape, shape_for
 from tailbound.torch.device_codec.balance import powers
-from tailbound.torch.device_codec.decode import restore, values_of_codes, values_of_sums
-from tailbound.torch.device_codec.encode import count_beyond, largest_bits, quantised, rotated
+from tailbound.torch.device_codec.choose import form_for
+from tailbound.torch.device_codec.form import By, Form, Rows
+from tailbound.torch.device_codec.plain import PLAIN
 from tailbound.torch.staging import Block, Blocks
 from tailbound.torch.streams import Stream
-from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES, WIDTH_STEP
+from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES, ROW_STEP, WIDTH_STEP
+
+log = logging.getLogger("tailbound")
 
 
 class Workspace:
-    """What all launches on one device share: its stream, and host memory for either direction.
+    """What all launches on one device share: its stream, how it codes, and host memory for either direction.
 
     Args:
         stream: of the device.
+        form: how the device codes; default: what ``form_for`` chooses.
     """
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, form: Form | None = None) -> None:
         self.stream = stream
+        self.form = form or form_for(stream.device)
         self.up, self.down = Blocks(stream), Blocks(stream)
+        #: kinds of ops that have been warmed up
+        self.warm: set[tuple[Any, ...]] = set()
 
 
-class _Ready(NamedTuple):
-    """Rotated values on the device, and on the host what they are coded by (``codec.plan``)."""
+@dataclass
+class _Coding:
+    """One op on its way: what the device has been given last, and where on the host its answer will be.
 
-    y: torch.Tensor
-    factors: torch.Tensor
-    limits: torch.Tensor
-    keys: torch.Tensor
+    Attributes:
+        done: the event behind it.
+        block: host memory of ``bits`` (i32[G], of the largest values), or of ``codes`` (u8[T, V]) and ``beyond`` (i64).
+    """
+
+    done: Any
+    block: Block
+    bits: torch.Tensor
+    codes: torch.Tensor | None = None
+    beyond: torch.Tensor | None = None
+
+    def ready(self) -> bool:
+        """Whether the device is through with it."""
+        return bool(self.done.query())
 
 
 class DeviceCoder:
-    """``collective.coder.Coder`` for tensors on a device, contiguous, of any float type.
+    """``collective.coder.Coder`` for tensors on a device, contiguous, of any float type. Nothing here waits for it.
 
     Args:
         workspace: of the device.
         mark: where the bucket is ready (``Stream.mark``).
     """
 
+    ahead = True
     divisible = False
     bits: Collection[int] = (8,)
     feedback = False
 
     def __init__(self, workspace: Workspace, mark: Any) -> None:
         self._space, self._mark = workspace, mark
+        self._ops: dict[int, _Coding] = {}  # by their seeds
+
+    def warm_up(self, x: torch.Tensor, out: torch.Tensor, shape: Shape, codings: Sequence[Coding]) -> None:
+        """Codes a few zeros in the same way, once for each kind of op: so all that is compiled is compiled here.
+
+        Where Triton cannot (it needs a C compiler, say), the plain form does from now on what it would have done.
+        """
+        space = self._space
+        for coding in codings:
+            kind = x.dtype, out.dtype, shape.group_rows, coding.rotate, len(coding.ranges.ends) > 0
+            if kind in space.warm:
+                continue
+            try:
+                self._rehearse(x, out, shape.group_rows, coding)
+            except Exception as error:
+                if space.form is PLAIN:
+                    raise
+                log.warning("buckets on %s are coded by operations of torch, since triton fails: %s", x.device, error)
+                space.form = PLAIN
+                self._rehearse(x, out, shape.group_rows, coding)
+            space.warm.add(kind)
+
+    def _rehearse(self, x: torch.Tensor, out: torch.Tensor, rows: int, coding: Coding) -> None:
+        space, device = self._space, x.device
+        small = Shape(rows * ROW_STEP, WIDTH_STEP, rows, 1, ROW_STEP)
+        with space.stream.use():
+            zeros, by_group = torch.zeros(small.numel, dtype=x.dtype, device=device), torch.zeros(1, device=device)
+            by_row, keys = (torch.zeros(rows, dtype=d, device=device) for d in (torch.float32, torch.int32))
+            space.form.largest(zeros, small, coding)
+            codes, _ = space.form.encode(zeros, small, coding, By(by_group, by_group, keys))
+            given = Rows(codes, by_row, keys, by_group, summed=False, failed=False)
+            space.form.decode(given, small, coding, zeros.to(out.dtype))
+
+    def begin(self, x: torch.Tensor, shape: Shape, coding: Coding) -> Callable[[], bool]:
+        """Queues the largest values of the groups, which decide how they are coded."""
+        stream = self._space.stream
+        with stream.use(self._mark):
+            block = self._space.down.take(_room(shape, groups=4))
+            bits = block.piece(shape.groups, dtype=torch.int32)
+            bits.copy_(self._space.form.largest(x, shape, coding), non_blocking=True)
+            op = self._ops[coding.seed] = _Coding(stream.event(), block, bits)
+        return op.ready
 
     def measure(
         self,
@@ -74,15 +136,13 @@ class DeviceCoder:
         *,
         groups: tuple[int, int] | None = None,
     ) -> bool:
-        """As ``codec.encode.measure``; ``scratch`` is not used."""
+        """As ``codec.encode.measure``, once it is ``ready``; ``scratch`` is not used."""
         _whole(shape, groups)
-        blocks, unknown = self._space.down, np.full(shape.groups, EXPONENT_NONE, np.int16)
+        unknown = np.full(shape.groups, EXPONENT_NONE, np.int16)
         scales = Scales(unknown, need, np.empty(shape.groups, np.uint8), np.empty(shape.groups, np.uint8))
-        with self._space.stream.use(self._mark):
-            block = blocks.take(_room(shape, rows=4, groups=16))
-            _, done = self._planned(block, x, shape, coding, scales)
-            blocks.give(block)
-        return done.finite
+        factors, limits = np.empty((2, shape.groups), np.float32)
+        by = Factors(factors, limits, np.empty(shape.rows, np.uint32))
+        return plan(self._begun(coding).bits.numpy().view(np.uint32), shape, coding, scales, by).finite
 
     def encode(
         self,
@@ -94,43 +154,56 @@ class DeviceCoder:
         scratch: Scratch,
         *,
         groups: tuple[int, int] | None = None,
-    ) -> Encoded:
-        """As ``codec.encode.encode``; ``scratch`` is not used."""
+    ) -> Encoded | None:
+        """As ``codec.encode.encode``, once it is ``ready``; ``scratch`` is not used.
+
+        None: the codes are being made. To be called again once it is ``ready``.
+        """
         _whole(shape, groups)
-        stream, blocks = self._space.stream, self._space.down
-        with stream.use(self._mark):
-            block = blocks.take(_room(shape, rows=shape.codes + 4, groups=16, more=8))
-            ready, done = self._planned(block, x, shape, coding, scales)
-            if not done.finite:
-                blocks.give(block)
+        op = self._begun(coding)
+        if op.codes is None:
+            if not self._code(op, x, shape, coding, scales):
+                self._end(coding)
                 return Encoded(False, 0)
-            factors, limits, keys = (part.to(x.device, non_blocking=True) for part in ready[1:])
-            clipped = block.piece(1, dtype=torch.int64)
-            clipped.zero_()
-            if done.beyond:
-                clipped.copy_(count_beyond(ready.y, limits), non_blocking=True)
-            codes = block.piece(shape.rows, shape.codes, dtype=torch.uint8)
-            rounding = rounding_seed(coding.seed, STAGE_CONTRIBUTION)
-            codes.copy_(quantised(ready.y, factors, keys, rounding), non_blocking=True)
-            stream.event().synchronize()
-            staging.pack(codes.numpy(), shape, scales.skipped, packets)
-            found = Encoded(True, int(clipped))
-            blocks.give(block)
+            if not op.ready():
+                return None
+        assert op.codes is not None
+        assert op.beyond is not None
+        staging.pack(op.codes.numpy(), shape, scales.skipped, packets)
+        found = Encoded(True, int(op.beyond))
+        self._end(coding)
         return found
 
-    def _planned(
-        self, block: Block, x: torch.Tensor, shape: Shape, coding: Coding, scales: Scales
-    ) -> tuple[_Ready, Plan]:
-        """Rotates on the device, waits for the largest values, and settles on the host how groups are coded."""
-        y = rotated(x, shape, coding.seed, rotate=coding.rotate, ranges=coding.ranges)
-        bits = block.piece(shape.groups, dtype=torch.int32)
-        bits.copy_(largest_bits(y), non_blocking=True)
-        factors, limits = (block.piece(shape.groups, dtype=torch.float32) for _ in range(2))
-        keys = block.piece(shape.rows, dtype=torch.int32)
-        self._space.stream.event().synchronize()
-        by = Factors(factors.numpy(), limits.numpy(), keys.numpy().view(np.uint32))
-        done = plan(bits.numpy().view(np.uint32), shape, coding, scales, by)
-        return _Ready(y, factors, limits, keys), done
+    def _begun(self, coding: Coding) -> _Coding:
+        op = self._ops.get(coding.seed)
+        if op is None or not op.ready():
+            raise RuntimeError("codes are asked for before a device is through: call begin(), and ask what it returns")
+        return op
+
+    def _code(self, op: _Coding, x: torch.Tensor, shape: Shape, coding: Coding, scales: Scales) -> bool:
+        """Settles on the host how groups are coded, and has the device do so; False: not all is finite."""
+        stream, form, blocks = self._space.stream, self._space.form, self._space.down
+        with stream.use(self._mark):
+            block = blocks.take(_room(shape, rows=shape.codes + 4, groups=8, more=8))
+            factors, limits = (block.piece(shape.groups, dtype=torch.float32) for _ in range(2))
+            keys = block.piece(shape.rows, dtype=torch.int32)
+            by = Factors(factors.numpy(), limits.numpy(), keys.numpy().view(np.uint32))
+            finite = plan(op.bits.numpy().view(np.uint32), shape, coding, scales, by).finite
+            blocks.give(op.block, op.done)
+            op.block = block
+            if finite:
+                op.codes = block.piece(shape.rows, shape.codes, dtype=torch.uint8)
+                op.beyond = block.piece(1, dtype=torch.int64)
+                there = By(*(part.to(x.device, non_blocking=True) for part in (factors, limits, keys)))
+                codes, beyond = form.encode(x, shape, coding, there)
+                op.codes.copy_(codes, non_blocking=True)
+                op.beyond.copy_(beyond, non_blocking=True)
+                op.done = stream.event()
+        return finite
+
+    def _end(self, coding: Coding) -> None:
+        op = self._ops.pop(coding.seed)
+        self._space.down.give(op.block, op.done)
 
     def decode(
         self,
@@ -158,16 +231,12 @@ class DeviceCoder:
                     codes.numpy(), factors.numpy(), zeros.numpy(), keys.numpy(), group_factors.numpy()
                 )
                 failed = staging.unpack(received, shape, coding.seed, block_of)
-                there, by_row, by_group = (t.to(device, non_blocking=True) for t in (codes, factors, group_factors))
-                if summed:
-                    values = values_of_sums(there, zeros.to(device, non_blocking=True), by_row)
-                else:
-                    rounding = rounding_seed(coding.seed, STAGE_RESULT)
-                    values = values_of_codes(there, keys.to(device, non_blocking=True), by_row, rounding)
-                rotate, ranges = coding.rotate, coding.ranges
-                restore(values, by_group, shape, coding.seed, out, rotate=rotate, failed=failed > 0, ranges=ranges)
+                given = codes, factors, zeros if summed else keys, group_factors
+                there, by_row, offsets, by_group = (part.to(device, non_blocking=True) for part in given)
+                rows = Rows(there, by_row, offsets, by_group, summed, failed > 0)
+                self._space.form.decode(rows, shape, coding, out)
             finally:
-                blocks.give(block)
+                blocks.give(block, stream.event())
         return failed
 
     def powers(self, average: torch.Tensor, shape: Shape, ends: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -90,6 +90,11 @@ class DevicePath:
         """The device's."""
         return DeviceCoder(self._workspace, mark)
 
+    @property
+    def form(self) -> str:
+        """How the device codes (``device_codec.form``)."""
+        return self._workspace.form.name
+
     def within(self, work: Callable[P, None], mark: Any = None) -> Callable[P, None]:
         """``work`` in the side stream."""
 
@@ -112,6 +117,10 @@ class Paths:
         self._paths: dict[torch.device, BucketPath] = {}
         if host_as_device or torch.cuda.is_available():
             warm_up()
+
+    def forms(self) -> dict[str, str]:
+        """How devices code, by their names; empty where all buckets lie on the host."""
+        return {str(device): path.form for device, path in self._paths.items() if isinstance(path, DevicePath)}
 
     def of(self, device: torch.device) -> BucketPath:
         """The path of ``device``, one of ``KINDS``."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tailbound.errors import ConfigError, TransportError
 from tailbound.torch.drift import BINS, add_to_bins
 from tailbound.torch.kept import Told, leaves, of_shape, rebuild, rebuild_setting, tell, tell_setting
+from tailbound.torch.streams import settle_thread
 from tailbound.wire.jit import compiled
 
 #: Most slices, and fewest bytes of parameters in one. At 64 slices one is a few per cent of a step to send, whatever
@@ -137,6 +138,8 @@ class Replica:
 
     def _settle(self) -> None:
         """Waits until devices have done what was queued before ``freeze``: other threads read from here on."""
+        for device in self._devices:
+            settle_thread(device)
         for mark in self._marks:
             mark.synchronize()
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from typing import Any
 
 import torch
 
 from tailbound.torch.streams import Stream
 
-#: One is filled while the device still reads the other.
-_MOST = 2
 _ALIGN = 64
 
 
@@ -34,6 +31,11 @@ class Block:
             self._memory = self._stream.host_memory(size)
         self._used = 0
 
+    def lacks(self, size: int) -> int:
+        """How far its memory is from ``size`` bytes: what it has too much, or, far worse, too little."""
+        more = self._memory.numel() - size
+        return more if more >= 0 else (1 << 62) - self._memory.numel()
+
     def piece(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         """The next ``shape`` entries of ``dtype``, contiguous, aligned to a cache line, not initialised."""
         count = dtype.itemsize
@@ -47,27 +49,28 @@ class Block:
 
 
 class Blocks:
-    """Blocks of one stream in one direction: a block comes back with the event after which it may be filled again."""
+    """Blocks of one stream in one direction: a block comes back with the event after which it may be filled again.
+
+    Nobody waits for one. There come to be as many as were ever under way at once.
+    """
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._free: deque[Block] = deque()
-        self._made = 0
+        self._free: list[Block] = []
         self._lock = threading.Lock()
 
     def take(self, size: int) -> Block:
         """A block with room for ``size`` bytes that nothing reads any more; within ``stream.use``."""
         with self._lock:
-            ready = self._free and (self._made >= _MOST or self._free[0].busy.query())
-            block = self._free.popleft() if ready else Block(self._stream)
-            self._made += not ready
-        if block.busy is not None:
-            block.busy.synchronize()
+            idle = [block for block in self._free if block.busy.query()]
+            block = min(idle, key=lambda block: block.lacks(size), default=None) or Block(self._stream)
+            if block in idle:
+                self._free.remove(block)
         block.reserve(size)
         return block
 
-    def give(self, block: Block) -> None:
-        """Takes ``block`` back; the device is through with it after what the stream has been given so far."""
-        block.busy = self._stream.event()
+    def give(self, block: Block, busy: Any) -> None:
+        """Takes ``block`` back; the device is through with it after the event ``busy``."""
+        block.busy = busy
         with self._lock:
             self._free.append(block)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tailbound.collective.coder import check_codes
 from tailbound.collective.communicator import Communicator, Handling, Training
 from tailbound.collective.op import Outcome
-from tailbound.errors import ConfigError, TailboundError
+from tailbound.errors import ConfigError, TailboundError, TransportError
 from tailbound.settings.table import from_environment, switch_of
 from tailbound.torch import interfaces, saved
 from tailbound.torch.complaints import Complaints
@@ -260,15 +260,26 @@ class TailboundState(Recovery):
                     result.copy_(decoded)
                 if self.schedule.at_once:
                     self._applied(outcome, last)
-            finally:  # a future that never completes would hang DDP
+            finally:
                 future.set_result(result)
+
+        def complete(outcome: Outcome) -> None:
+            # a future that never completes would hang DDP, and what a failed device refuses may be anything in here
+            try:
+                path.within(done)(outcome)
+            except Exception as error:
+                text = f"rank {self.rank}: the average of bucket {index} cannot be handed over on {tensor.device}"
+                errors.append(TransportError(f"{text}: {error}"))
+                if not future.done():
+                    future.set_exception(errors[0])  # type: ignore[arg-type]
+                raise
 
         self.communicator.launch(
             index,
             path.values(contribution.source),
             path.values(decoded),
             last=last,
-            done=path.within(done),
+            done=complete,
             prepare=path.within(prepare, mark) if prepare is not None else None,
             contribute=not self.abstaining,
             handling=Handling(
@@ -286,7 +297,7 @@ class TailboundState(Recovery):
             # raising here, after completion, reaches backward() with this message; set_exception would not
             if errors:
                 raise errors[0]
-            return completed.value()
+            return completed.value()  # or its own error
 
         pending.future = future.then(checked)
         return self.schedule.put_off(pending)
@@ -317,7 +328,8 @@ class TailboundState(Recovery):
         """Counters of this rank, in plain types (``tailbound.collective.report.snapshot``); empty for one rank.
 
         ``replica`` tells of re-synchronisation: whether this replica is sound (has missed no result since it was last
-        equal to the others), its estimated relative ``drift``, and what was taken and given.
+        equal to the others), its estimated relative ``drift``, and what was taken and given. ``device_codec``: what
+        codes buckets on devices, by device, ``triton`` or ``torch``.
         """
         if self.communicator is None:
             return {}
@@ -329,6 +341,8 @@ class TailboundState(Recovery):
         stats["carried"] = self.contributions.carried
         stats |= self.schedule.stats()
         stats["history"] = self.history
+        if forms := self.paths.forms():
+            stats["device_codec"] = forms
         return stats
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ whoever waits for it wait for that stream, on the device, while the host goes on
 
 from __future__ import annotations
 
+import threading
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -14,6 +15,21 @@ import torch
 
 #: Its streams and events carry no types.
 _cuda: Any = torch.cuda
+
+
+#: The device of each thread that has been given one.
+_thread = threading.local()
+
+
+def settle_thread(device: torch.device) -> None:
+    """Makes ``device`` that of the calling thread, if Tailbound has started it and it has none yet.
+
+    A new thread is on device 0, whatever its process trains on: on a host of several ranks all of them would make a
+    context there, which takes hundreds of MB each.
+    """
+    if threading.current_thread().name.startswith("tailbound") and not hasattr(_thread, "device"):
+        _cuda.set_device(device)
+        _thread.device = device
 
 
 class Stream(Protocol):
@@ -100,14 +116,15 @@ class CudaStream:
         return event
 
     def use(self, mark: Any = None) -> AbstractContextManager[Any]:
-        """Makes the side stream and its device current."""
+        """Makes the side stream and its device current; of a thread of Tailbound the device for good."""
+        settle_thread(self.device)
         if mark is not None:
             self._stream.wait_event(mark)
         context: AbstractContextManager[Any] = _cuda.stream(self._stream)
         return context
 
     def event(self) -> Any:
-        """An event on which a waiting thread sleeps instead of spinning, without the GIL."""
+        """An event that is polled; who waits for it all the same, at the end of a process say, sleeps."""
         event = _cuda.Event(blocking=True)
         event.record(self._stream)
         return event

@@ -11,11 +11,18 @@ from tailbound.codec.balance import Ranges
 
 def scale(values: torch.Tensor, factors: NDArray[np.float32], ranges: Ranges) -> None:
     """Multiplies ``values`` (f32[numel]) by the factor of each one's range: ``ranges.down`` or ``ranges.up``."""
+    powers = by_entry(factors, ranges, len(values), values.device)
+    if powers is not None:
+        values *= powers
+
+
+def by_entry(factors: NDArray[np.float32], ranges: Ranges, numel: int, device: torch.device) -> torch.Tensor | None:
+    """The factor of each of ``numel`` entries' ranges, f32[numel] on ``device``; None where all are 1."""
     if not len(ranges.ends):
-        return
-    sizes = _sizes(ranges.ends, len(values)).to(values.device, non_blocking=True)
-    powers = torch.from_numpy(factors).to(values.device, non_blocking=True)
-    values *= torch.repeat_interleave(powers, sizes, output_size=len(values))
+        return None
+    sizes = _sizes(ranges.ends, numel).to(device, non_blocking=True)
+    powers = torch.from_numpy(factors).to(device, non_blocking=True)
+    return torch.repeat_interleave(powers, sizes, output_size=numel)
 
 
 def powers(values: torch.Tensor, ends: NDArray[np.int64]) -> torch.Tensor:

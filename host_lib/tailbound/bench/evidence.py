@@ -1,0 +1,130 @@
+"""``tailbound bench evidence``: the benchmarks that docs/evidence.md rests on, and what they ran on.
+
+Beside the JSON of each benchmark lies ``measured.json``: command, commit, machine, load, how it ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from tailbound.bench.rivals import RIVALS
+from tailbound.bench.save import save
+from tailbound.errors import ConfigError, TransportError
+
+
+class Measurement(NamedTuple):
+    """``tailbound bench`` with ``arguments``; given up after ``minutes``."""
+
+    name: str
+    arguments: tuple[str, ...]
+    minutes: int
+
+
+_RIVALS = tuple(word for name in ("gloo", *RIVALS) for word in ("--vs", name))
+#: In the order in which they run: what is short first.
+MEASUREMENTS = (
+    Measurement("error", ("error",), 8),
+    Measurement("rivals", ("allreduce", "--rate", "1gbit", "--size", "25MiB", "--iters", "30", *_RIVALS), 8),
+    Measurement("rivals-bursts", ("allreduce", "--burst-loss", "0.01", "--size", "1MiB", "--iters", "30", *_RIVALS), 8),
+    Measurement("straggler", ("straggler",), 10),
+    Measurement("tail-small", ("tail", "--size", "1MiB", "--env", "loss1", "--seconds", "30"), 5),
+    Measurement("tail", ("tail", "--seconds", "45"), 20),
+    Measurement("late", ("late",), 30),
+    Measurement(
+        "accuracy",
+        ("train", "--scenario", "accuracy", "--variants", "gloo", "--variants", "quantised", "--variants", "tailbound"),
+        30,
+    ),
+)
+
+
+def run(
+    folder: Path,
+    only: Sequence[str] = (),
+    *,
+    measurements: Sequence[Measurement] = MEASUREMENTS,
+    console: Console | None = None,
+) -> list[dict[str, Any]]:
+    """Runs ``measurements``; one that fails or takes too long does not stop the others.
+
+    Args:
+        folder: where the JSON files go.
+        only: names; none: all.
+        measurements: what there is to run.
+        console: what the benchmarks say goes to standard output, and what is done goes here.
+
+    Returns:
+        The rows of ``measured.json``.
+
+    Raises:
+        ConfigError: a name that there is not.
+        TransportError: at the end, with the names of those that failed.
+    """
+    console = console or Console()
+    if wrong := set(only) - {each.name for each in measurements}:
+        raise ConfigError(f"{', '.join(sorted(wrong))}: choose from {', '.join(each.name for each in measurements)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    for each in measurements:
+        if only and each.name not in only:
+            continue
+        command = ("bench", *each.arguments, "--json", str(folder / f"{each.name}.json"))
+        console.print(f"tailbound {' '.join(command)}", highlight=False, soft_wrap=True)
+        rows.append({"name": each.name, "command": f"tailbound {' '.join(command)}", **_measured(each, command)})
+        save(rows, folder / "measured.json")
+        console.print(f"{each.name}: {rows[-1]['ended']} after {rows[-1]['seconds']:.0f} s", highlight=False)
+    if failed := [row["name"] for row in rows if row["ended"] != "well"]:
+        raise TransportError(f"{', '.join(failed)} did not end well: see the output above")
+    return rows
+
+
+def _measured(each: Measurement, command: Sequence[str]) -> dict[str, Any]:
+    """Runs one, in a process group of its own."""
+    about = {
+        "commit": commit(), "machine": f"{platform.platform()}, {os.cpu_count()} cores",
+        "begun": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "load_before": os.getloadavg()[0],
+    }  # fmt: skip
+    begin = time.monotonic()
+    process = subprocess.Popen([sys.executable, "-m", "tailbound", *command], process_group=0)
+    try:
+        status = process.wait(60 * each.minutes)
+        ended = "well" if status == 0 else f"with status {status}"
+    except subprocess.TimeoutExpired:
+        ended = f"given up after {each.minutes} minutes"
+    finally:
+        _end(process)
+    return about | {"seconds": time.monotonic() - begin, "load_after": os.getloadavg()[0], "ended": ended}
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """A lab removes itself when it is interrupted; what does not end is killed."""
+    if process.poll() is None:
+        for how, seconds in ((signal.SIGINT, 30), (signal.SIGKILL, None)):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, how)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(seconds)
+                return
+
+
+def commit() -> str | None:
+    """The commit that this package's sources are of, with ``-dirty`` where they differ; None without git."""
+    try:
+        said = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"],
+            capture_output=True, text=True, check=True, timeout=30,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return said.stdout.strip()

@@ -1,0 +1,133 @@
+"""Programs that were built ahead and came with the package: a node needs no compiler and no headers for them.
+
+    python -m tailbound.kernel.built [FOLDER]      # builds all of them, with clang: part of `make wheel`
+
+An object is for one payload width; ports, rings and maps are put in when it is loaded (``kernel.objects``). It names
+the sources that it is of, and is taken only beside these: a checkout whose sources have changed compiles them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tailbound.errors import CapabilityError
+from tailbound.kernel import compile as compiling
+from tailbound.kernel import objects
+from tailbound.wire.schema import MAX_RANKS
+
+#: Where a wheel has them.
+FOLDER = Path(__file__).resolve().parent.parent / "_objects"
+#: Payload widths (codes), and the MTU that each is for.
+WIDTHS = {
+    1152: 1280,  # the least of IPv6
+    1280: 1400,  # WireGuard (1420), several tunnels
+    1344: 1450,  # VXLAN, or a cloud with 1460
+    1408: 1500,
+    2944: 3072,  # Intel's drivers, whose frames lie in 3 KiB
+    3392: 3498,  # a page: ena, veth, mlx5 and others at MTU 9000, too
+    8896: 9000,
+}
+#: Copies that a program of fan-out can make. The verifier walks through all of them, which takes 150 ms for 256.
+FANOUT_COPIES = (16, MAX_RANKS)
+#: Rows of a switch lie in a page.
+_SWITCH_MOST = 3392
+_SECTION = "tailbound"
+
+
+def _all() -> Iterator[tuple[str, dict[str, int]]]:
+    """Source and macros of every object."""
+    for width in WIDTHS:
+        yield "worker.bpf.c", {"TB_WIDTH": width}
+        if width <= _SWITCH_MOST:
+            yield "switch.bpf.c", {"TB_WIDTH": width}
+            yield "switch_out.bpf.c", {"TB_WIDTH": width}
+    for copies in FANOUT_COPIES:
+        yield "fanout.bpf.c", {"TB_MOST_COPIES": copies}
+    yield "faults.bpf.c", {}
+
+
+def _name(source: str, defines: Mapping[str, int]) -> str:
+    """The file of an object."""
+    given = compiling.fixed(defines)
+    return "-".join([source.removesuffix(".bpf.c"), *(str(given[name]) for name in sorted(given))]) + ".bpf.o"
+
+
+def find(source: str, section: str, defines: Mapping[str, int], maps: Sequence[str]) -> bytes | None:
+    """Instructions of an object of these sources, as ``compile.compile_program`` gives them; None: there is none.
+
+    Args:
+        source: its file in ``xdp_programs``.
+        section: of the object, ``xdp``, ``xdp/devmap`` or ``tc``.
+        defines: macros; of those that are put in at loading the value does not matter.
+        maps: names of the maps that the program may use, in the order of their numbers.
+    """
+    try:
+        data = (FOLDER / _name(source, defines)).read_bytes()
+        if objects.section_text(data, _SECTION) == compiling.signature():
+            return objects.read_elf(data, section, maps)
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def widths() -> tuple[int, ...]:
+    """Payload widths, in codes, for which a worker's program is here."""
+    names = {width: FOLDER / _name("worker.bpf.c", {"TB_WIDTH": width}) for width in WIDTHS}
+    return tuple(width for width, path in names.items() if _fits(path))
+
+
+def _fits(path: Path) -> bool:
+    try:
+        return objects.section_text(path.read_bytes(), _SECTION) == compiling.signature()
+    except (OSError, ValueError):
+        return False
+
+
+def build(folder: Path) -> list[Path]:
+    """Builds all objects into ``folder``, which is made; others that lie there are removed.
+
+    Raises:
+        CapabilityError: clang is missing or fails.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.bpf.o"):
+        old.unlink()
+    made = []
+    signature = f'-DTB_SIGNATURE="{compiling.signature()}"'
+    for source, defines in _all():
+        path = folder / _name(source, defines)
+        path.write_bytes(compiling.compile_object(source, [*compiling.object_flags(defines), signature]))
+        made.append(path)
+    return made
+
+
+def missing(source: str, defines: Mapping[str, int]) -> CapabilityError:
+    """Says that there is no such object, and what helps."""
+    here = ", ".join(map(str, widths()))
+    if "TB_WIDTH" in defines and here:
+        return CapabilityError(
+            f"{source} for rows of {defines['TB_WIDTH']} codes did not come with this installation, those of {here} "
+            "did: give a smaller --mtu (rows of 1408 codes fit MTU 1500), or let a compiler build it (--loader auto)"
+        )
+    return CapabilityError(
+        f"{source} did not come with this installation as an object: install a wheel of `make wheel`, or let a "
+        "compiler build it (--loader auto)"
+    )
+
+
+def main() -> int:
+    """Entry point: builds into the folder that is named, or into the package."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
+    try:
+        made = build(folder)
+    except CapabilityError as error:
+        print(f"tailbound: {error}", file=sys.stderr)
+        return 1
+    print(f"{len(made)} objects in {folder}, {sum(p.stat().st_size for p in made) / 1024:.0f} KiB")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,58 @@
+"""Metrics of all ranks on this host, from the status files that they write anyway: a trainer needs no package for it.
+
+``tailbound metrics`` serves them to Prometheus (the extra ``prometheus``, in the environment of that command alone).
+Names are those of ``metrics.flatten``; what stands in ``stats()`` but not in a status (the ledger by stage, counters)
+is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tailbound.metrics.flatten import Metric, flatten
+from tailbound.observe import status
+
+#: What of ``stats()`` a status repeats for each peer.
+_SENT = {"packets": "sent_packets", "bytes": "sent_bytes"}
+#: Fates of a peer's rows in a status, both halves together.
+_FATES = ("taken", "late", "lost", "absent")
+
+
+def host_metrics(where: Callable[[], Iterable[Path]] = status.folders) -> list[Metric]:
+    """One reading.
+
+    Args:
+        where: gives the folders to read; asked anew in every reading, since users come and go.
+    """
+    return [metric for one in status.read(where()) for metric in _of(one)]
+
+
+def _of(one: Mapping[str, Any]) -> list[Metric]:
+    """A rank's metrics; none of a file that is no status of this version."""
+    try:
+        peers = one["peers"]
+        stats = {
+            "rank": one["rank"],
+            "ranks": one["ranks"],
+            "status": one,
+            "delivered": one["delivered"],
+            "sent": {peer: {to: p[of] for to, of in _SENT.items()} for peer, p in peers.items()},
+        }
+        metrics = flatten(stats)
+        labels = {"rank": str(one["rank"]), "job": str(one["cookie"])}
+        for peer, p in peers.items():
+            for fate in _FATES:
+                text = "What became of a peer's rows."
+                labelled = {**labels, "stage": "both", "peer": peer, "fate": fate}
+                metrics.append(Metric("tailbound_rows_total", "counter", p[fate], labelled, text))
+        for reason, packets in one["drops"].items():
+            text = "Packets refused by the datapath, by reason."
+            labelled = {**labels, "sender": "all", "reason": reason.lower()}
+            metrics.append(Metric("tailbound_packets_refused_total", "counter", packets, labelled, text))
+        text = "Seconds since the rank wrote its status: a process that is stopped writes none."
+        metrics.append(Metric("tailbound_status_age_seconds", "gauge", one["age"], labels, text))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return []
+    return metrics

@@ -1,0 +1,54 @@
+"""The two forms in which a device codes: operations of torch, or kernels of Triton. Their bits are the same.
+
+A form keeps nothing and waits for nothing. What it returns is queued on the current stream.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+
+from tailbound.codec.records import Coding
+from tailbound.codec.shape import Shape
+
+
+class By(NamedTuple):
+    """What codes are made by, on the device: ``codec.plan.Factors``, keys as i32[T]."""
+
+    factors: torch.Tensor
+    limits: torch.Tensor
+    keys: torch.Tensor
+
+
+class Rows(NamedTuple):
+    """What averages are made of, on the device: ``codec.staging.Unpacked``.
+
+    Attributes:
+        codes: u8[T, V], or u8[T, 2 V] if ``summed``.
+        offsets: i32[T], ``keys``, or ``zeros`` if ``summed``.
+        failed: whether there are groups of which nothing was received.
+    """
+
+    codes: torch.Tensor
+    factors: torch.Tensor
+    offsets: torch.Tensor
+    group_factors: torch.Tensor
+    summed: bool
+    failed: bool
+
+
+class Form(Protocol):
+    """How a device does its part."""
+
+    #: as ``stats()`` says it
+    name: str
+
+    def largest(self, x: torch.Tensor, shape: Shape, coding: Coding) -> torch.Tensor:
+        """Bits of the largest absolute value of each group of ``x`` (any float type, [numel]) once rotated: i32[G]."""
+
+    def encode(self, x: torch.Tensor, shape: Shape, coding: Coding, by: By) -> tuple[torch.Tensor, torch.Tensor]:
+        """Codes of ``x``, u8[T, V], and how many rotated values are beyond their limits, i64[1]."""
+
+    def decode(self, rows: Rows, shape: Shape, coding: Coding, out: torch.Tensor) -> None:
+        """The average of ``rows`` to ``out`` (any float type, [numel])."""

@@ -1,0 +1,71 @@
+"""Triton's form: one launch finds the largest values, one makes codes, one makes averages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tailbound.codec.hashing import COLUMN, STAGE_CONTRIBUTION, STAGE_RESULT, mix, rounding_seed
+from tailbound.codec.records import Coding
+from tailbound.codec.shape import Shape
+from tailbound.torch.device_codec import triton_kernels
+from tailbound.torch.device_codec.balance import by_entry
+from tailbound.torch.device_codec.form import By, Form, Rows
+from tailbound.torch.device_codec.hashing import signed
+
+#: Columns of a program, and its warps: one column a thread, so that all rows of it are in one thread's registers.
+BLOCK, WARPS = 128, 4
+#: How every kernel is launched. A fused multiply-add would round once where the host rounds twice.
+OPTIONS = {"num_warps": WARPS, "enable_fp_fusion": False}
+
+
+class _Fused:
+    name = "triton"
+
+    def largest(self, x: torch.Tensor, shape: Shape, coding: Coding) -> torch.Tensor:
+        bits = torch.zeros(shape.groups, dtype=torch.int32, device=x.device)
+        powers = by_entry(coding.ranges.down, coding.ranges, shape.numel, x.device)
+        place = shape.numel, shape.codes, signed(coding.seed)
+        triton_kernels.largest[_grid(shape)](x, _any(powers, x), bits, *place, **_how(shape, coding))
+        return bits
+
+    def encode(self, x: torch.Tensor, shape: Shape, coding: Coding, by: By) -> tuple[torch.Tensor, torch.Tensor]:
+        codes = torch.empty((shape.rows, shape.codes), dtype=torch.uint8, device=x.device)
+        beyond = torch.zeros(1, dtype=torch.int64, device=x.device)
+        powers = by_entry(coding.ranges.down, coding.ranges, shape.numel, x.device)
+        place = shape.numel, shape.codes, signed(coding.seed), _columns(coding, STAGE_CONTRIBUTION)
+        triton_kernels.encode[_grid(shape)](
+            x, _any(powers, x), *by, codes, beyond, *place, **_how(shape, coding)
+        )  # fmt: skip
+        return codes, beyond
+
+    def decode(self, rows: Rows, shape: Shape, coding: Coding, out: torch.Tensor) -> None:
+        powers = by_entry(coding.ranges.up, coding.ranges, shape.numel, out.device)
+        place = shape.numel, shape.codes, signed(coding.seed), _columns(coding, STAGE_RESULT)
+        triton_kernels.decode[_grid(shape)](
+            rows.codes, rows.factors, rows.offsets, rows.offsets, rows.group_factors, _any(powers, rows.factors), out,
+            *place, **_how(shape, coding), SUMMED=rows.summed,
+        )  # fmt: skip
+
+
+def _grid(shape: Shape) -> tuple[int, int]:
+    return shape.groups, -(-shape.codes // BLOCK)
+
+
+def _how(shape: Shape, coding: Coding) -> dict[str, Any]:
+    powers = len(coding.ranges.ends) > 0
+    return {"ROWS": shape.group_rows, "BLOCK": BLOCK, "ROTATE": coding.rotate, "POWERS": powers, **OPTIONS}
+
+
+def _columns(coding: Coding, stage: int) -> int:
+    """What the columns' parts in the rounding offsets begin with."""
+    return signed(mix(rounding_seed(coding.seed, stage) ^ COLUMN))
+
+
+def _any(given: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
+    """A kernel's argument that is not read where there is none."""
+    return other if given is None else given
+
+
+TRITON: Form = _Fused()

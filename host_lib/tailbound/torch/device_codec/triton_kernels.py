@@ -1,0 +1,163 @@
+"""The device form of the codec as Triton kernels: two for encoding, one for decoding (codec-3 to codec-7, codec-11).
+
+Bits are those of the plain torch form and of the host. For that, all of these have to hold, and tests look at each:
+
+- Butterflies are additions and subtractions in the host's order (8, 16, 32, 1, 2, 4), no matrix product.
+- A product and a sum after it are two operations. The compiler makes a fused one of them unless it is launched with
+  ``enable_fp_fusion=False``, which both LLVM and ptxas are then told.
+- Everything else is integers, or conversions that round to nearest.
+
+A program has BLOCK columns of one group, all R rows of them, and reads and writes memory once: butterflies stay in
+registers. Whether a kernel is compiled or interpreted is decided when this module, and triton, are imported.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _fmix(h):  # type: ignore[no-untyped-def]
+    """The upper 16 bits of the finaliser of MurmurHash3 of u32; the lower ones are not finished."""
+    h ^= h >> 16
+    h *= 0x85EBCA6B
+    h ^= h >> 13
+    return h * 0xC2B2AE35
+
+
+@triton.jit
+def _flip(values, at, seed):  # type: ignore[no-untyped-def]
+    """f32 times the signs of the entries ``at`` (i64) of the op."""
+    signs = _fmix(at.to(tl.uint32) + seed.to(tl.uint32)) & 0x80000000
+    return (values.to(tl.uint32, bitcast=True) ^ signs).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _parts(column, first):  # type: ignore[no-untyped-def]
+    """The parts of columns in rounding offsets: i32, 16 bits; ``first``: the mixed seed of the op's columns."""
+    return (_fmix(column.to(tl.uint32) + first.to(tl.uint32)) >> 16).to(tl.int32)
+
+
+@triton.jit
+def _to_bfloat16(values):  # type: ignore[no-untyped-def]
+    """f32 that are not NaN, rounded to nearest even: the interpreter's own conversion would cut off."""
+    bits = values.to(tl.uint32, bitcast=True)
+    bits += 0x7FFF + ((bits >> 16) & 1)
+    return (bits & 0xFFFF0000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _turn(values, STEP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One stage of butterflies, between rows STEP apart: f32[ROWS, BLOCK]."""
+    pairs = tl.permute(tl.reshape(values, (ROWS // (2 * STEP), 2, STEP, BLOCK)), (0, 2, 3, 1))
+    a, b = tl.split(pairs)
+    return tl.reshape(tl.permute(tl.join(a + b, a - b), (0, 3, 1, 2)), (ROWS, BLOCK))
+
+
+@triton.jit
+def _transform(values, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """H_R down the columns of f32[ROWS, BLOCK], not normalised."""
+    values = _turn(values, 8, ROWS, BLOCK)
+    if ROWS > 16:
+        values = _turn(values, 16, ROWS, BLOCK)
+    if ROWS > 32:
+        values = _turn(values, 32, ROWS, BLOCK)
+    values = _turn(values, 1, ROWS, BLOCK)
+    values = _turn(values, 2, ROWS, BLOCK)
+    return _turn(values, 4, ROWS, BLOCK)
+
+
+@triton.jit
+def _places(codes, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where this program works: its group, rows i32[ROWS] of the op, columns i32[BLOCK], entries i64[ROWS, BLOCK]."""
+    group = tl.program_id(0)
+    row = group * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    return group, row, column, row.to(tl.int64)[:, None] * codes + column[None, :]
+
+
+@triton.jit
+def _rotated(  # type: ignore[no-untyped-def]
+    x, powers, numel, codes, seed, at, there,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, ROTATE: tl.constexpr, POWERS: tl.constexpr,
+):  # fmt: skip
+    """Entries ``at`` of ``x``, times their powers and signs, transformed; zeros behind the end and where not ``there``.
+
+    Source: codec-3, codec-4, codec-18.
+    """
+    given = there & (at < numel)
+    values = tl.load(x + at, mask=given, other=0.0).to(tl.float32)
+    if POWERS:
+        values = values * tl.load(powers + at, mask=given, other=1.0)
+    if ROTATE:
+        values = _transform(_flip(values, at, seed), ROWS, BLOCK)
+    return values
+
+
+@triton.jit(do_not_specialize=["numel", "seed"])
+def largest(  # type: ignore[no-untyped-def]
+    x, powers, out, numel, codes, seed,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, ROTATE: tl.constexpr, POWERS: tl.constexpr,
+):  # fmt: skip
+    """Bits of the largest absolute value of each group: i32[G], zeros before."""
+    group, _, column, at = _places(codes, ROWS, BLOCK)
+    there = (column < codes)[None, :]
+    values = _rotated(x, powers, numel, codes, seed, at, there, ROWS, BLOCK, ROTATE, POWERS)
+    bits = tl.where(there, values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0)
+    tl.atomic_max(out + group, tl.max(tl.max(bits, 0), 0))
+
+
+@triton.jit(do_not_specialize=["numel", "seed", "first"])
+def encode(  # type: ignore[no-untyped-def]
+    x, powers, factors, limits, keys, out, beyond, numel, codes, seed, first,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, ROTATE: tl.constexpr, POWERS: tl.constexpr,
+):  # fmt: skip
+    """Codes u8[T, V] to ``out``, and how many entries are above the limits of their groups added to ``beyond`` i64[1].
+
+    clamp(floor(value * factor + (128 + u)), 1, 255), in this order. ``first``: the mixed seed of the columns' parts.
+    """
+    group, row, column, at = _places(codes, ROWS, BLOCK)
+    there = (column < codes)[None, :]
+    values = _rotated(x, powers, numel, codes, seed, at, there, ROWS, BLOCK, ROTATE, POWERS)
+    above = there & (tl.abs(values) > tl.load(limits + group))
+    tl.atomic_add(beyond, tl.sum(tl.sum(above.to(tl.int32), 0), 0).to(tl.int64))
+    u = (tl.load(keys + row)[:, None] + _parts(column, first)[None, :]) & 0xFFFF
+    offset = (u | 0x43000000).to(tl.float32, bitcast=True)  # the last place of 128 is 2^-16
+    value = values * tl.load(factors + group) + offset
+    tl.store(out + at, tl.minimum(tl.maximum(value, 1.0), 255.0).to(tl.uint8), mask=there)
+
+
+@triton.jit(do_not_specialize=["numel", "seed", "first"])
+def decode(  # type: ignore[no-untyped-def]
+    rows, factors, keys, zeros, group_factors, powers, out, numel, codes, seed, first,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, ROTATE: tl.constexpr, POWERS: tl.constexpr, SUMMED: tl.constexpr,
+):  # fmt: skip
+    """Averages to ``out`` (any float type, [numel]) from codes u8[T, V], or a switch's sums u8[T, 2 V] if ``SUMMED``.
+
+    The others are those of ``codec.staging.Unpacked``; of ``keys`` and ``zeros`` one is read.
+    """
+    group, row, column, at = _places(codes, ROWS, BLOCK)
+    there = (column < codes)[None, :]
+    factor = tl.load(factors + row)
+    if SUMMED:
+        high = tl.load(rows + 2 * at, mask=there, other=0).to(tl.int32)
+        low = tl.load(rows + 2 * at + 1, mask=there, other=0).to(tl.int32)
+        fixed = (high << 8) + low - tl.load(zeros + row)[:, None]
+    else:
+        code = tl.load(rows + at, mask=there, other=0).to(tl.int32)
+        key = tl.load(keys + row)
+        below = tl.where((key >= 0)[:, None], (key[:, None] - _parts(column, first)[None, :]) & 0xFFFF, 0)
+        fixed = ((code << 16) | below) - tl.where(key >= 0, 32767 + (128 << 16), 128 << 16)[:, None]
+        factor = factor * 0.0000152587890625  # 2^-16
+    values = fixed.to(tl.float32) * factor[:, None]
+    if ROTATE:
+        group_factor = tl.load(group_factors + group)
+        values = _flip(_transform(values, ROWS, BLOCK) * group_factor, at, seed)
+        values = tl.where(group_factor == 0.0, 0.0, values)  # and not minus zero
+    given = there & (at < numel)
+    if POWERS:
+        values = values * tl.load(powers + at, mask=given, other=1.0)
+    if out.dtype.element_ty == tl.bfloat16:
+        values = _to_bfloat16(values)
+    tl.store(out + at, values.to(out.dtype.element_ty), mask=given)

@@ -1,0 +1,139 @@
+"""What operators do: the least capabilities, another version in place of the old one, cards by their PCI device."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from tailbound.cli import cli
+from tailbound.datapath.xdp import XdpDatapath
+from tailbound.datapath.xdp import attach as attach_for_good
+from tailbound.errors import AttachError, CapabilityError, ConfigError
+from tailbound.kernel import interfaces, pin, syscalls
+
+#: In the unit, in the DaemonSet and in docs/deploy.md.
+LEAST = ("BPF", "CHOWN", "NET_ADMIN", "PERFMON")
+SMALL: dict[str, Any] = {"ring_mib": 1, "mtu": 400}
+COMMAND = [sys.executable, "-m", "tailbound", "attach", "tbx", "--ring", "1", "--mtu", "400", "--group", "12345"]
+
+needs_wire = pytest.mark.needs("netns", "bpf")
+
+
+def attach_with(*capabilities: str) -> subprocess.CompletedProcess[str]:
+    """By a root that has these capabilities and no others."""
+    bounds = ",".join(["-all", *(f"+{name.lower()}" for name in capabilities)])
+    command = ["setpriv", "--bounding-set", bounds, "--inh-caps", "-all", *COMMAND]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@needs_wire
+def test_the_least_capabilities_are_enough(wire: list[str]) -> None:
+    pin.mount()  # as the unit does
+    done = attach_with(*LEAST)
+    assert done.returncode == 0, done.stderr
+    found = pin.settings("tbx")
+    assert found is not None
+    assert os.stat(pin._pins("tbx") / "control").st_gid == 12345
+
+
+@needs_wire
+@pytest.mark.parametrize("missing", ["PERFMON", "NET_ADMIN", "BPF"])
+def test_one_less_is_refused_by_name(wire: list[str], missing: str) -> None:
+    pin.mount()
+    done = attach_with(*(name for name in LEAST if name != missing))
+    assert done.returncode == 1
+    assert f"CAP_{missing}" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert pin.settings("tbx") is None
+
+
+def test_unit_and_daemonset_ask_for_the_least_and_for_options_that_there_are(repository: Path) -> None:
+    unit = (repository / "deploy/tailbound@.service").read_text()
+    assert re.search(r"^CapabilityBoundingSet=(.*)$", unit, re.MULTILINE)[1].split() == [  # type: ignore[index]
+        f"CAP_{name}" for name in ("BPF", "NET_ADMIN", "PERFMON", "CHOWN")
+    ]
+    mount = (repository / "deploy/run-tailbound-bpf.mount").read_text()
+    assert f"Where={pin.bpffs()}\n" in mount
+    pod = yaml.safe_load((repository / "deploy/daemonset.yaml").read_text())["spec"]["template"]["spec"]
+    (attach,), (metrics,) = pod["initContainers"], pod["containers"]
+    assert sorted(attach["securityContext"]["capabilities"]["add"]) == sorted(LEAST)
+    assert metrics["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    for container in (attach, metrics):
+        verb, *words = container["args"]
+        command = cli.get_command(None, verb)  # type: ignore[arg-type]
+        assert command is not None
+        command.make_parser(command.make_context(verb, list(words), resilient_parsing=True)).parse_args(list(words))
+
+
+@needs_wire
+def test_another_version_gives_way_and_a_stranger_does_not(wire: list[str]) -> None:
+    attach_for_good("tbx", **SMALL)
+    old = interfaces.xdp_on("tbx")
+    with pytest.raises(AttachError, match="already carries Tailbound's tb_worker"):
+        attach_for_good("tbx", **SMALL)
+    file = pin._settings_file("tbx")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"abi": pin.ABI - 1}))
+    with pytest.raises(AttachError, match="another version"):
+        XdpDatapath.is_attached("tbx")
+    attach_for_good("tbx", **SMALL, replace=True)
+    new = interfaces.xdp_on("tbx")
+    assert old is not None
+    assert new is not None
+    assert new.prog_id != old.prog_id
+    assert XdpDatapath.is_attached("tbx")
+    pin.remove("tbx")
+    link = syscalls.link_create(
+        syscalls.prog_load(bytes.fromhex("b700000002000000 9500000000000000"), name="another"),
+        interfaces.index_of("tbx"),
+        syscalls.XDP_FLAGS_DRV_MODE,
+    )
+    try:
+        with pytest.raises(AttachError, match="which Tailbound never replaces"):
+            attach_for_good("tbx", **SMALL, replace=True)
+    finally:
+        os.close(link)
+
+
+@needs_wire
+def test_a_program_that_does_not_load_leaves_the_old_one(wire: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    attach_for_good("tbx", **SMALL)
+    old = interfaces.xdp_on("tbx")
+
+    def refused(*_: Any, **__: Any) -> int:
+        raise CapabilityError("the kernel refused it")
+
+    monkeypatch.setattr("tailbound.kernel.load.load_worker", refused)
+    with pytest.raises(CapabilityError, match="refused it"):
+        attach_for_good("tbx", **SMALL, replace=True)
+    assert interfaces.xdp_on("tbx") == old
+    assert XdpDatapath.is_attached("tbx")
+
+
+def test_cards_by_their_pci_device(tmp_path: Path) -> None:
+    for name, vendor, device in (("ens1", 0x15B3, 0x101D), ("ens2", 0x15B3, 0x101D), ("eno1", 0x8086, 0x1572)):
+        folder = tmp_path / name / "device"
+        folder.mkdir(parents=True)
+        (folder / "vendor").write_text(f"{vendor:#06x}\n")
+        (folder / "device").write_text(f"{device:#06x}\n")
+    (tmp_path / "lo").mkdir()
+    assert interfaces.of_pci("15b3:101D", tmp_path) == ["ens1", "ens2"]
+    with pytest.raises(ConfigError, match=r"15b3:1019; there are: eno1 8086:1572, ens1 15b3:101d"):
+        interfaces.of_pci("15b3:1019", tmp_path)
+    with pytest.raises(ConfigError, match="no PCI device: give vendor:device"):
+        interfaces.of_pci("mlx5", tmp_path)
+
+
+@pytest.mark.parametrize("words", [[], ["tbx", "--all-of-pci", "15b3:101d"]])
+def test_an_interface_or_a_kind_of_card(words: list[str]) -> None:
+    done = CliRunner().invoke(cli, ["attach", *words])
+    assert done.exit_code == 2
+    assert "give an interface, or --all-of-pci" in done.output

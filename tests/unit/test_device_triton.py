@@ -1,0 +1,257 @@
+"""Triton's kernels against the compiled passes of the host and the torch form, bit by bit.
+
+On the CPU they run in Triton's interpreter (tests/conftest.py). What the compiler makes of them for an NVIDIA device is
+looked at, too; they have never run on one (docs/torch/gpu.md). Rules: codec-3, codec-4, codec-7, codec-11.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from device_cases import Results, check, coder, finite_need, gaussian, measured, uneven
+from tailbound.codec import encode as host
+from tailbound.codec import reference
+from tailbound.codec.balance import EVEN
+from tailbound.codec.decode import MISSING
+from tailbound.codec.records import Coding
+from tailbound.codec.scale import cold_exponents
+from tailbound.codec.shape import Shape, shape_for
+from tailbound.wire.schema import EXPONENT_NONE
+
+pytestmark = pytest.mark.needs("torch", "triton")
+
+DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda:0"
+#: Entries and width: groups of 16, 32 and 64 rows, one block of columns and a begun second one, several groups.
+SHAPES = {"16 rows": (1000, 64), "32 rows": (30 * 64, 64), "64 rows": (64 * 144 - 5, 192), "3 groups": (9000, 64)}
+
+
+def triton_form() -> Any:
+    from tailbound.torch.device_codec.fused import TRITON
+
+    return TRITON
+
+
+def exponents_for(x: NDArray[np.float32], shape: Shape, rotate: bool, ranges: Any = EVEN) -> NDArray[np.int16]:
+    return cold_exponents(measured(host, x, shape, rotate, ranges)[None], 2)
+
+
+def test_the_shapes_are_what_they_are_named_after() -> None:
+    shapes = {name: shape_for(*given) for name, given in SHAPES.items()}
+    assert [shape.group_rows for shape in shapes.values()] == [16, 32, 64, 64]
+    assert [shape.groups for shape in shapes.values()] == [1, 1, 1, 3]
+    assert shapes["64 rows"].codes == 144
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_packets_are_those_of_the_host(name: str, kind: str) -> None:
+    """Codes, needs, shifts, clipped entries and checks; scales fit in one group, shift and clip in the others."""
+    import torch
+
+    shape = shape_for(*SHAPES[name])
+    tensor = torch.from_numpy(gaussian(shape.numel, 7, 1e-2)).to(getattr(torch, kind))
+    exponents = exponents_for(tensor.float().numpy(), shape, True)
+    exponents[1:] -= np.int16(31)
+    exponents[2:] = EXPONENT_NONE
+    out = check(tensor.to(DEVICE), shape, exponents, form=triton_form())
+    assert (out.done.clipped > 0) == (shape.groups > 1)
+
+
+@pytest.mark.parametrize("summed", [False, True], ids=["codes", "sums"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_averages_are_those_of_the_host(name: str, summed: bool) -> None:
+    """Rows in the ring, own ones and missing ones, scales with offsets and without, a group of which nothing came."""
+    results = Results(shape_for(*SHAPES[name]), 3, 0.1, summed=summed)
+    if results.shape.groups > 1:
+        results.source[64:128] = MISSING
+    assert results.check(device=DEVICE, form=triton_form()).any()
+
+
+@pytest.mark.parametrize("rotate", [True, False])
+def test_exponents_of_tensors_are_taken_off_and_put_on(rotate: bool) -> None:
+    """Rule: codec-18."""
+    import torch
+
+    form, shape = triton_form(), shape_for(*SHAPES["3 groups"])
+    x, ranges = gaussian(shape.numel, 1), uneven(shape.numel)
+    exponents = exponents_for(x, shape, rotate, ranges)
+    check(torch.from_numpy(x).to(DEVICE), shape, exponents, rotate, ranges, form=form)
+    Results(shape, 4, 0.1).check(rotate, DEVICE, ranges, form=form)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "float64"])
+def test_averages_of_other_types_are_rounded_once_at_the_end(kind: str) -> None:
+    """Rule: codec-12."""
+    import torch
+
+    results = Results(shape_for(*SHAPES["64 rows"]), 3, 0.1)
+    out = torch.full((results.shape.numel,), torch.nan, dtype=getattr(torch, kind), device=DEVICE)
+    by, plain = coder(DEVICE, triton_form()), out.clone()
+    results.decoded(by, out, True)
+    results.decoded(coder(DEVICE), plain, True)
+    by._space.stream.join()
+    bits = torch.int64 if kind == "float64" else torch.int16
+    assert torch.equal(out.view(bits), plain.view(bits))
+
+
+def test_half_way_between_two_values_of_bfloat16_the_even_one_is_taken() -> None:
+    """The one place where the kernels round by themselves; the interpreter, left to itself, would cut off."""
+    import torch
+
+    from tailbound.torch.device_codec.form import Rows
+    from tailbound.torch.device_codec.plain import PLAIN
+
+    shape, coding = shape_for(1024, 64), Coding(5, rotate=False)
+    codes = torch.arange(256, dtype=torch.uint8, device=DEVICE).repeat(4).view(16, 64)
+    ones, zeros = torch.ones(16, device=DEVICE), torch.full((16,), -1, dtype=torch.int32, device=DEVICE)
+    factors = ones * (1 + 2.0**-7 + 2.0**-8)
+    given = []
+    for form in (triton_form(), PLAIN):
+        out = torch.empty(1024, dtype=torch.bfloat16, device=DEVICE)
+        form.decode(Rows(codes, factors, zeros, ones[:1], False, False), shape, coding, out)
+        given.append(out.view(torch.int16))
+    assert torch.equal(*given)
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf, 3e38])
+def test_not_finite_is_seen(value: float) -> None:
+    import torch
+
+    shape = shape_for(*SHAPES["3 groups"])
+    x = gaussian(shape.numel)
+    x[-1] = value
+    tensor = torch.from_numpy(x).to(DEVICE)
+    with np.errstate(over="ignore", invalid="ignore"):  # the interpreter's own arithmetic
+        assert finite_need(coder(DEVICE, triton_form()), tensor, shape, Coding(1)) is None
+
+
+@pytest.mark.thorough
+@given(
+    st.integers(1, 20_000), st.integers(1, 4), st.integers(-30, 20),
+    st.sampled_from(["float32", "bfloat16", "float16", "float64"]), st.booleans(), st.integers(0, 100),
+)  # fmt: skip
+@settings(max_examples=40)
+def test_any_shape_type_and_scale(numel: int, width: int, power: int, kind: str, rotate: bool, seed: int) -> None:
+    import torch
+
+    shape = shape_for(numel, 64 * width)
+    x = gaussian(numel, seed, 10.0 ** min(power, 3 if kind == "float16" else 20))
+    tensor = torch.from_numpy(x).to(getattr(torch, kind))
+    exponents = exponents_for(tensor.float().numpy(), shape, rotate)
+    exponents[::2] -= np.int16(seed % 37)
+    exponents[3::5] = EXPONENT_NONE
+    check(tensor.to(DEVICE), shape, exponents, rotate, form=triton_form())
+    for summed in (False, True):
+        Results(shape, seed, 0.3, summed=summed).check(rotate, DEVICE, form=triton_form())
+
+
+def test_another_order_of_additions_is_told_apart() -> None:
+    """These tests would see it: a tenth of the values have other bits if stages are taken the other way round."""
+    shape = shape_for(*SHAPES["64 rows"])
+    y = np.zeros(shape.rows * shape.codes, np.float32)
+    y[: shape.numel] = gaussian(shape.numel, 7, 1e-2)
+    grouped = y.reshape(shape.groups, shape.group_rows, shape.codes)
+    wanted, other = reference.transform(grouped), grouped
+    for step in (1, 2, 4, 8, 16, 32):
+        pairs = other.reshape(-1, shape.group_rows // (2 * step), 2, step, shape.codes)
+        a, b = pairs[:, :, 0], pairs[:, :, 1]
+        other = np.stack((a + b, a - b), axis=2).reshape(grouped.shape)
+    assert np.allclose(wanted, other, atol=1e-6)
+    assert np.count_nonzero(wanted != other) > 0.1 * wanted.size
+
+
+def compiled(tmp_path: Path, *asked: tuple[str, int, bool]) -> list[dict[str, int]]:
+    """Instructions of kernels, by name, rows and whether the compiler may fuse."""
+    from tailbound.torch.device_codec import fused, triton_kernels
+
+    jobs = [(name, rows, fused.BLOCK, fused.OPTIONS | ({"enable_fp_fusion": True} if fuse else {}))
+            for name, rows, fuse in asked]  # fmt: skip
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}
+    script = Path(__file__).parents[1] / "jobs/triton_compiled.py"
+    done = subprocess.run(
+        [sys.executable, script, triton_kernels.__file__, json.dumps(jobs)],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, int]] = json.loads(done.stdout)
+    return found
+
+
+#: Butterflies of 16 rows in four stages, and of 64 in six; encoding adds an offset to each value.
+KERNELS = [("largest", 16, 64), ("encode", 16, 80), ("decode", 16, 64),
+           ("largest", 64, 384), ("encode", 64, 448), ("decode", 64, 384)]  # fmt: skip
+
+
+@pytest.mark.parametrize("kernels", [KERNELS[1:3], pytest.param(KERNELS, marks=pytest.mark.thorough)], ids=len)
+def test_compiled_for_a_device_nothing_is_fused_left_out_or_flushed(
+    kernels: list[tuple[str, int, int]], tmp_path: Path
+) -> None:
+    """In PTX and in machine code: as many additions as butterflies have, each rounded, and none by way of memory.
+
+    The compiler would fuse if it were let, and it would be seen here: the last one is compiled so.
+    """
+    asked = [(name, rows, False) for name, rows, _ in kernels]
+    *found, free = compiled(tmp_path, *asked, ("encode", 16, True))
+    for (name, rows, sums), one in zip(kernels, found, strict=True):
+        assert one["sums"] == one["FADD"] == sums, (name, rows, one)
+        assert one["products"] >= rows
+        assert one["fused"] == one["FFMA"] == one["loose"] == one["flushed"] == 0, (name, rows, one)
+        assert one["shared"] <= 16, (name, rows, one)
+    assert free["fused"] == free["FFMA"] == 16
+
+
+def test_every_launch_forbids_fusing(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from tailbound.torch.device_codec import triton_kernels
+
+    seen: list[dict[str, Any]] = []
+
+    class Kernel:
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda *_, **how: seen.append(how)
+
+    for name in ("largest", "encode", "decode"):
+        monkeypatch.setattr(triton_kernels, name, Kernel())
+    from tailbound.torch.device_codec.form import By, Rows
+
+    x, form, shape = torch.zeros(1000), triton_form(), shape_for(1000, 64)
+    form.largest(x, shape, Coding(1))
+    form.encode(x, shape, Coding(1), By(x, x, x))
+    form.decode(Rows(x, x, x, x, False, False), shape, Coding(1), x)
+    assert [how["enable_fp_fusion"] for how in seen] == [False] * 3
+
+
+def test_which_form_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from tailbound.errors import ConfigError
+    from tailbound.torch.device_codec import choose
+
+    cpu, cuda = torch.device("cpu"), torch.device("cuda:0")
+    names = {}
+    for asked in ("", "auto", "triton", "torch"):
+        monkeypatch.setenv("TAILBOUND_DEVICE_CODEC", asked)
+        names[asked] = choose.form_for(cpu).name, choose.form_for(cuda).name
+    by_itself = "torch", "triton"
+    assert names == {"": by_itself, "auto": by_itself, "triton": ("triton", "triton"), "torch": ("torch", "torch")}
+    monkeypatch.setattr(choose, "_triton", lambda: (None, "no module named triton"))
+    monkeypatch.setenv("TAILBOUND_DEVICE_CODEC", "auto")
+    assert choose.form_for(cuda).name == "torch"
+    monkeypatch.setenv("TAILBOUND_DEVICE_CODEC", "triton")
+    with pytest.raises(ConfigError, match="no module named triton"):
+        choose.form_for(cuda)
+    monkeypatch.setenv("TAILBOUND_DEVICE_CODEC", "cuda")
+    with pytest.raises(ConfigError, match="give one of auto, triton"):
+        choose.form_for(cuda)
