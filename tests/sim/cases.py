@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Self
 
 from sim.engine import Plan, Rank, World
-from sim.fabric import MS, S, Terms
+from tailbound.simulate.fabric import MS, S, Terms
 from tailbound.transport.pace import TimelyConfig
 
 COMPUTE = 100 * MS

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 
 from sim.cases import Case, crash, slow_link, stop
-from sim.fabric import MS, S
+from tailbound.simulate.fabric import MS, S
 
 CASES: dict[str, Callable[[int], Case]] = {
     "calm": lambda n: Case(n),

@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.engine import PORT, Rank, World, _Engine, _Wire, address
-from sim.fabric import MS, S, Terms
+from sim.engine import PORT, Engine, Rank, World, address
 from sim.switch import SimSwitch
 from support import Trouble
 from tailbound.collective import fetch, jump
@@ -26,6 +25,8 @@ from tailbound.collective.communicator import MAX_OP_ROWS, Communicator
 from tailbound.collective.op import Op, Outcome
 from tailbound.datapath.store import ring_rows
 from tailbound.errors import TransportError
+from tailbound.simulate.fabric import MS, S, Terms
+from tailbound.simulate.machine import Wire
 from tailbound.transport.rendezvous import Greeting
 from tailbound.transport.switch import Switch
 from tailbound.wire.schema import VERSION
@@ -84,13 +85,13 @@ class Member(Communicator):
 
     def trouble(self, trouble: Trouble | None) -> None:
         """Lets ``trouble`` have what this rank sends from now on; None: nothing has."""
-        wire: _Wire = self.job.datapath.socket  # type: ignore[attr-defined]
+        wire: Wire = self.job.datapath.socket  # type: ignore[attr-defined]
         if trouble is not None:
             trouble._random = random.Random(f"{trouble.seed}/{self.config.rank}")
         wire.trouble = trouble.meet if trouble is not None else None
 
 
-class _TeamEngine(_Engine):
+class _TeamEngine(Engine):
     """Takes a turn as soon as something is launched, and runs commands at once: nothing else runs meanwhile."""
 
     node: Rank
@@ -111,8 +112,8 @@ class _TeamEngine(_Engine):
 class _TeamWorld(World):
     engine = _TeamEngine
 
-    def _open(self, *arguments: Any) -> Rank:
-        node = super()._open(*arguments)
+    def open(self, *arguments: Any) -> Rank:
+        node = super().open(*arguments)
         node.engine.node = node  # type: ignore[attr-defined]
         return node
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from sim.fabric import MS
 from sim.team import Member, SimTeam, sim_team
 from support import Trouble, gradients, hasty, patient
 from tailbound.collective import alerts
+from tailbound.simulate.fabric import MS
 from tailbound.wire.schema import PacketType
 
 RANKS, WIDTH = 3, 64

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from sim.cases import Case, crash, slow_link, stop
-from sim.fabric import MS, S
+from tailbound.simulate.fabric import MS, S
 from tailbound.transport.deadline import LEAST
 from tailbound.transport.overtime import FIRST, SHARE
 

@@ -9,11 +9,11 @@ from typing import cast
 
 import numpy as np
 
-from sim.fabric import MS
 from sim.team import SimTeam, sim_team
 from support import gradients, hasty
 from tailbound.collective.comeback import WELCOME, ask_all
 from tailbound.errors import TransportError
+from tailbound.simulate.fabric import MS
 from tailbound.transport.reliable import Reliable
 
 RANKS, BACK, DEAF = 4, 3, 1

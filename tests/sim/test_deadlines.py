@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sim.fabric import MS
 from sim.team import sim_team
 from support import gradients
+from tailbound.simulate.fabric import MS
 from tailbound.transport.deadline import LEAST, WARM_UP_OPS
 
 RANKS, WIDTH = 3, 64

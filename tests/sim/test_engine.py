@@ -12,11 +12,11 @@ import pytest
 from numpy.typing import NDArray
 
 from sim.engine import Done, Plan, World
-from sim.fabric import MS, Terms
 from tailbound.collective import execute
 from tailbound.collective.job import Job
 from tailbound.collective.op import Op
 from tailbound.collective.view import View
+from tailbound.simulate.fabric import MS, Terms
 
 Make = Callable[..., World]
 

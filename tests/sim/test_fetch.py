@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from first_time import dropped, total
-from sim.fabric import MS
 from sim.team import FETCHING, SimTeam, sim_team
 from support import Trouble, gradients
+from tailbound.simulate.fabric import MS
 from tailbound.wire.schema import PacketType
 
 WIDTH, ROWS = 64, 8 * 64

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.fabric import MS
 from sim.team import SimTeam, sim_team
 from support import Trouble, exact_mean, gradients, nmse, patient
+from tailbound.simulate.fabric import MS
 from tailbound.wire.schema import PacketType
 
 WIDTH = 64

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from fault_rows import contributors
-from sim.fabric import MS
 from sim.team import Result, SimTeam, sim_team
 from support import Trouble, exact_mean, gradients, hasty, nmse, patient
 from tailbound.codec.owners import place, table
 from tailbound.codec.shape import shape_for
 from tailbound.collective.balancing import Balancing
+from tailbound.simulate.fabric import MS
 from tailbound.transport.agreement import Content, Kind, Message
 
 WIDTH, ROWS = 64, 256

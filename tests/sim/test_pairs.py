@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from fault_rows import contributors, same_bits
 from sim.engine import Done, Plan, Rank, World
-from sim.fabric import MS, Burst
 from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.shape import shape_for
+from tailbound.simulate.fabric import MS, Burst
 from tailbound.wire.schema import Verdict
 
 RANKS, WIDTH, ROWS = 4, 64, 128
@@ -160,8 +160,8 @@ class Job(World):
         trouble = self.troubles.get(node.rank, Trouble())
         return FIRST if trouble.early else SLOW if trouble.late else USUAL
 
-    def _deliver(self, burst: Burst) -> None:
-        super()._deliver(burst)
+    def take(self, burst: Burst) -> None:
+        super().take(burst)
         for rank, ready in list(self._pending.items()):
             if self.before and ready(self, rank):
                 del self._pending[rank]

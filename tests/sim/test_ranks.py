@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from fault_rows import contributors, same_bits
-from sim.fabric import MS
 from sim.team import Result, SimTeam, sim_team
 from support import Trouble, gradients, hasty, patient
 from tailbound.codec.owners import place
 from tailbound.codec.shape import shape_for
 from tailbound.errors import LayoutError, TransportError
+from tailbound.simulate.fabric import MS
 from tailbound.wire.schema import OP_INDEX_BITS
 
 WIDTH, ROWS = 64, 256

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from first_time import FirstTime, dropped, total
-from sim.fabric import MS
 from sim.team import SimTeam, sim_team
 from support import Trouble, exact_mean, gradients, nmse, patient
 from tailbound.collective.repair import WARM_UP_OPS, asked_most
+from tailbound.simulate.fabric import MS
 from tailbound.wire.schema import PacketType
 
 WIDTH, ROWS = 64, 8 * 64

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from sim.engine import World
-from sim.fabric import MS
 from sim.test_machine import Training
 from soak import machine, part
+from tailbound.simulate.fabric import MS
 
 
 class Planted(RuleBasedStateMachine):

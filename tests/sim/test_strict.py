@@ -7,10 +7,10 @@ import pytest
 from numpy.typing import NDArray
 
 from first_time import dropped
-from sim.fabric import MS, S
 from sim.team import Result, SimTeam, sim_team
 from support import Trouble, gradients
 from tailbound.collective.announce import farewell
+from tailbound.simulate.fabric import MS, S
 from tailbound.wire.schema import EXPONENT_NONE, PacketType
 
 WIDTH, ROWS = 64, 8 * 64

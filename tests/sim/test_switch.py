@@ -10,9 +10,9 @@ import pytest
 
 from fault_rows import contributors
 from reference_switch import shuffled
-from sim.fabric import MS
 from sim.team import Result, SimTeam, sim_switched_team
 from support import Trouble, gradients, hasty, patient
+from tailbound.simulate.fabric import MS
 from tailbound.transport.backoff import Policy
 from tailbound.wire.schema import Verdict
 

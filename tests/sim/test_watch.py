@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.fabric import MS
 from sim.team import SimTeam, sim_team
 from support import Trouble, balanced, exact_mean, gradients, nmse, patient
 from tailbound.errors import TransportError
+from tailbound.simulate.fabric import MS
 from tailbound.transport import safeguard
 from tailbound.transport.safeguard import Limits
 from tailbound.wire.schema import UNKNOWN_SENDER, PacketType, Verdict

@@ -18,7 +18,7 @@ from tailbound.errors import AttachError, ConfigError, TailboundError
 def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     words = capsys.readouterr().out.split()
-    assert {"attach", "bench", "demo", "detach", "doctor", "lab", "switch", "top"} <= set(words)
+    assert {"attach", "bench", "demo", "detach", "doctor", "lab", "simulate", "switch", "top"} <= set(words)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,7 @@ def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
         ["doctor"],
         ["lab"],
         ["lab", "run"],
+        ["simulate"],
         ["switch"],
         ["switch", "down"],
         ["switch", "job", "add"],

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from first_time import FirstTime, dropped, total
-from messages import read
 from support import MS, PATIENCE, Team, Trouble, exact_mean, gradients, nmse, patient, team
 from tailbound.collective import fetch, fetched
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.retransmit import answer
+from tailbound.simulate.messages import read
 from tailbound.transport.reliable import Refusal
 from tailbound.wire import packets
 from tailbound.wire.schema import PacketType

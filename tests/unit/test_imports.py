@@ -19,7 +19,7 @@ LAYERS = (
     {"codec", "kernel", "transport", "observe", "settings", "datapath"},
     {"collective"},
     {"torch"},
-    {"lab", "bench", "doctor", "demo", "switch", "top", "metrics", "cli"},
+    {"lab", "bench", "simulate", "doctor", "demo", "switch", "top", "metrics", "cli"},
     {"__main__"},
 )
 LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from messages import read
+from tailbound.simulate.messages import read
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sockets import Socket
 

@@ -21,13 +21,13 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from messages import read
 from tailbound.codec import reference
 from tailbound.codec.hashing import seed_of
 from tailbound.codec.scale import headroom_of, shift_cap_of
 from tailbound.codec.shape import shape_for
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.op import Outcome
+from tailbound.simulate.messages import read
 from tailbound.transport import rendezvous
 from tailbound.transport.config import Config
 from tailbound.transport.sockets import Socket

@@ -14,7 +14,7 @@ from tailbound.bench.train_plan import SCENARIOS, VARIANTS
 from tailbound.errors import ConfigError
 from tailbound.lab.cli import spec_from_options, spec_options
 
-__all__ = ["bench"]
+__all__ = ["SIZE", "bench"]
 
 _UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
@@ -39,6 +39,8 @@ class _Size(_IntegerType):
             self.fail(f"{value!r} is not a size of at least 4 bytes: write for example 25MiB or 64KiB", param, ctx)
         return size
 
+
+SIZE = _Size()
 
 _JSON = click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the rows to this file, too."
@@ -95,7 +97,7 @@ def error(quick: bool, json_file: Path | None) -> None:
 
 @bench.command()
 @click.option("--workers", "-n", type=click.IntRange(2), multiple=True, default=(2, 4, 8), help="One or more of these.")
-@click.option("--size", type=_Size(), default="25MiB", help="Bytes of float32 whose results are sent.")
+@click.option("--size", type=SIZE, default="25MiB", help="Bytes of float32 whose results are sent.")
 @_QUICK
 @_JSON
 def fanout(workers: tuple[int, ...], size: int, quick: bool, json_file: Path | None) -> None:
@@ -107,7 +109,7 @@ def fanout(workers: tuple[int, ...], size: int, quick: bool, json_file: Path | N
 
 @bench.command()
 @spec_options
-@click.option("--size", "sizes", type=_Size(), multiple=True, default=("25MiB", "1MiB"), help="Bytes of float32.")
+@click.option("--size", "sizes", type=SIZE, multiple=True, default=("25MiB", "1MiB"), help="Bytes of float32.")
 @click.option("--iters", type=click.IntRange(1), default=50, help="All-reduces of each size.")
 @click.option(
     "--vs", type=click.Choice(["gloo", *RIVALS, "transpose", "none"]), multiple=True, default=("gloo",),
@@ -133,7 +135,7 @@ def allreduce(sizes: tuple[int, ...], json_file: Path | None, **options: Any) ->
 
 @bench.command()
 @spec_options
-@click.option("--size", "sizes", type=_Size(), multiple=True, default=("1MiB", "25MiB"), help="Bytes of float32.")
+@click.option("--size", "sizes", type=SIZE, multiple=True, default=("1MiB", "25MiB"), help="Bytes of float32.")
 @click.option("--iters", type=click.IntRange(1), default=30, help="All-reduces of each size, with stamps and without.")
 @click.option("--datapath", type=click.Choice(["auto", "xdp", "udp"]), default="auto", help="How we receive.")
 @_JSON
@@ -146,7 +148,7 @@ def profile(sizes: tuple[int, ...], iters: int, datapath: str, json_file: Path |
 
 @bench.command()
 @click.option("--workers", "-n", type=click.IntRange(2), default=4, help="Workers, one namespace each.")
-@click.option("--size", type=_Size(), default="25MiB", help="Bytes of float32.")
+@click.option("--size", type=SIZE, default="25MiB", help="Bytes of float32.")
 @click.option("--rate", default="1gbit", help="Of every link, each way, where no packets are lost.")
 @click.option("--seconds", type=click.FloatRange(1), default=60.0, help="How long to measure in each environment.")
 @click.option(
@@ -169,7 +171,7 @@ def tail(rate: str, envs: tuple[str, ...], quick: bool, json_file: Path | None, 
 
 @bench.command()
 @spec_options
-@click.option("--size", type=_Size(), default="25MiB", help="Bytes of float32 of a step.")
+@click.option("--size", type=SIZE, default="25MiB", help="Bytes of float32 of a step.")
 @click.option("--delay", "delays", type=click.FloatRange(0, 500), multiple=True, help="Of the last rank, in ms.")
 @click.option("--iters", type=click.IntRange(2), default=20, help="Steps of each kind at every delay.")
 @click.option("--datapath", type=click.Choice(["auto", "xdp", "udp"]), default="auto", help="How we receive.")

@@ -33,7 +33,7 @@ __all__ = ["Sender", "schedule", "start", "stop"]
 
 #: RFC 863; nobody listens anyway.
 _PORT = 9
-_PACKET_BYTES = 1400
+PACKET_BYTES = 1400
 #: Headers on the wire, Ethernet's included: the rate is that of frames, as tbf counts it.
 _HEADER_BYTES = 42
 _MOST_PACKETS = 44  # one super-frame
@@ -64,7 +64,7 @@ class Sender:
     """
 
     def __init__(self, background: Background, seed: int, ranks: int) -> None:
-        frame = 8 * (_PACKET_BYTES + _HEADER_BYTES)
+        frame = 8 * (PACKET_BYTES + _HEADER_BYTES)
         self.packets = max(1, min(_MOST_PACKETS, int(background.rate * _CHUNK_SECONDS / frame)))
         self.interval = self.packets * frame / background.rate
         self._schedules = [schedule(background, seed, rank) for rank in range(ranks)]
@@ -127,7 +127,7 @@ def stop(process: subprocess.Popen[Any]) -> bool:
 def _open(address: str) -> socket.socket:
     made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     reserve(made, socket.SO_SNDBUF, 8 << 20)
-    made.setsockopt(_SOL_UDP, _UDP_SEGMENT, _PACKET_BYTES)
+    made.setsockopt(_SOL_UDP, _UDP_SEGMENT, PACKET_BYTES)
     made.setblocking(False)
     made.bind((address, 0))
     return made
@@ -140,7 +140,7 @@ def main(job: dict[str, Any]) -> None:
     sockets = [_open(address) for address in job["sources"]]
     targets = job["targets"]
     sender = Sender(Background(*job["background"]), job["seed"], len(targets))
-    chunk = bytes(sender.packets * _PACKET_BYTES)
+    chunk = bytes(sender.packets * PACKET_BYTES)
     begin = time.monotonic()
     while True:
         wait = begin + sender.due - time.monotonic()

@@ -20,14 +20,15 @@ _BAD_MOST = 100 * MS
 _LATE = 1 * MS
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Burst:
-    """Packets of ``stride`` bytes (the last may be shorter) from one rank to another."""
+    """Packets of ``stride`` bytes (the last may be shorter) from one rank of a job to another."""
 
     source: int
     to: int
     data: bytes
     stride: int
+    job: int = 0
 
     @property
     def count(self) -> int:
@@ -155,7 +156,7 @@ class Fabric:
     def at(self, when: int, what: Callable[[], None]) -> None:
         """Calls ``what`` at ``when``, ns; what is to happen at the same time happens in the order of the calls."""
         self._count += 1
-        heapq.heappush(self._events, (max(when, self.now), self._count, what))
+        heapq.heappush(self._events, (when if when > self.now else self.now, self._count, what))
 
     def run(self, over: Callable[[], bool], most: int) -> None:
         """Runs until ``over()``.
@@ -176,12 +177,12 @@ class Fabric:
         """What a clock shows to whoever works in this event, ns."""
         return self.now + self.spent
 
-    def has_room(self, rank: int) -> bool:
-        """Whether the sockets of ``rank`` take another burst."""
+    def has_room(self, rank: int, job: int = 0) -> bool:
+        """Whether the sockets of ``rank`` of a job take another burst."""
         return self.ends[rank].out.backlog < self.terms.room
 
-    def room_at(self, rank: int) -> int:
-        """When the sockets of ``rank`` may take another burst, ns; to be asked again then."""
+    def room_at(self, rank: int, job: int = 0) -> int:
+        """When the sockets of ``rank`` of a job may take another burst, ns; to be asked again then."""
         return self.ends[rank].out.falls_below(self.terms.room)
 
     def send(self, burst: Burst) -> None:

@@ -1,0 +1,198 @@
+"""``tailbound simulate``: ports, layouts, and the engine of a few ranks behind them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tailbound import cli
+from tailbound.errors import ConfigError
+from tailbound.lab.spec import Background
+from tailbound.simulate.layouts import arrange
+from tailbound.simulate.ports import Port, Switching
+from tailbound.simulate.run import Wanted, bound, simulate, summarise
+from tailbound.simulate.steps import Step, Team
+
+GBIT = 10**9
+ENTRIES = 1 << 16
+
+
+def steps_of(ranks: int, wanted: Wanted) -> tuple[list[Step], float]:
+    """The steps that count, and the seconds that one takes at least."""
+    steps: list[Step] = []
+    _, least = simulate(ranks, wanted, lambda step, counts: steps.append(step) if counts else None)
+    return steps, least
+
+
+def test_a_port_drops_what_does_not_fit_and_marks_above_its_threshold() -> None:
+    """A byte a ns; the packet that leaves counts as waiting."""
+    port = Port(1e9, buffer=3000, mark=1500)
+    assert [port.take(1000, 0) for _ in range(4)] == [1000, 2000, 3000, 0]
+    assert (port.marks, port.most, port.backlog(500)) == (2, 3000, 2500)
+    assert port.take(1000, 1500) == 4000
+    assert port.take(1000, 9000) == 10_000
+
+
+def test_a_port_makes_up_for_a_pause_by_its_credit_and_no_more() -> None:
+    port = Port(1e9, buffer=1e9, credit=1500)
+    assert [port.take(1000, 10_000) for _ in range(3)] == [10_000, 10_500, 11_500]
+
+
+def test_everybody_of_two_dimensions_is_in_a_group_and_in_a_job_across() -> None:
+    arranged = arrange("2d", 12, ENTRIES, group=4)
+    assert arranged.places[:3] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert arranged.places[3:] == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
+    for rank, parts in enumerate(arranged.parts):
+        assert [arranged.places[part.job][part.rank] for part in parts] == [rank, rank]
+    shards = sorted({(parts[1].begin, parts[1].entries) for parts in arranged.parts})
+    assert shards == [(k * ENTRIES // 4, ENTRIES // 4) for k in range(4)]
+    assert arranged.peers == 3 + 2
+
+
+@pytest.mark.parametrize(
+    ("layout", "ranks", "settings", "words"),
+    [
+        ("flat", 257, {}, "2 to 256 ranks"),
+        ("2d", 13, {}, "give --group a divisor"),
+        ("2d", 12, {"group": 5}, "give --group a divisor"),
+        ("2d", 1024, {"group": 2}, "give another --group"),
+        ("hosts", 12, {}, "multiple of --per-host"),
+        ("hosts", 4096, {}, "more ranks a host"),
+        ("ring", 4, {}, "none of flat"),
+    ],
+)
+def test_what_cannot_be_arranged_is_said(layout: str, ranks: int, settings: dict[str, int], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        arrange(layout, ranks, ENTRIES, **settings)
+
+
+def test_a_calm_step_takes_what_its_bytes_take_and_the_same_seed_gives_the_same() -> None:
+    """Headers are 8 % of a row of 1376 codes, and a few round trips and turns come on top."""
+    wanted = Wanted(size=4 * ENTRIES, switching=Switching(rate=GBIT // 4), steps=3, warm=2)
+    steps, least = steps_of(4, wanted)
+    assert least == pytest.approx(2 * 0.75 * ENTRIES * 8 / (GBIT // 4))
+    assert all(step.delivered == step.expected > 0 for step in steps)
+    assert all(1.08 * least < step.slowest / 1e9 < 1.25 * least for step in steps)
+    assert not any(step.dropped for step in steps)
+    assert steps_of(4, wanted)[0] == steps
+    assert steps_of(4, replace(wanted, seed=2))[0] != steps
+
+
+def test_the_mean_of_two_dimensions_is_that_of_all_ranks() -> None:
+    team = Team(arrange("2d", 4, ENTRIES), Switching(), seed=1)
+    try:
+        team.step()
+        exact = np.mean([team.data(rank, 0) for rank in range(4)], axis=0, dtype=np.float64)
+        for rank in range(4):
+            begin = team.arrangement.parts[rank][1].begin
+            wanted = exact[begin : begin + ENTRIES // 2]
+            error = team.result(rank) - wanted
+            assert error @ error < 3e-3 * (wanted @ wanted)  # coded twice
+    finally:
+        team.close()
+
+
+def test_small_buffers_lose_rows_where_senders_meet_and_repair_gets_them_back() -> None:
+    """Foreign bursts fill ports with room for a dozen packets."""
+    small = Switching(rate=GBIT, buffer=16 << 10, mark=8 << 10, background=Background(9 * GBIT // 10, 2.0, 4.0))
+    wanted = Wanted(size=4 * ENTRIES, switching=small, steps=6, warm=3)
+    steps, _ = steps_of(4, wanted)
+    assert sum(step.dropped.get("port", 0) for step in steps) > 0
+    assert sum(step.marks for step in steps) > 0
+    expected, delivered = (sum(getattr(step, name) for step in steps) for name in ("expected", "delivered"))
+    assert 0.98 * expected < delivered
+    large, _ = steps_of(4, replace(wanted, switching=replace(small, buffer=1 << 20)))
+    assert not any(step.dropped for step in large)
+
+
+def test_racks_that_share_uplinks_take_longer() -> None:
+    """Four of the seven others are in the other rack, behind a quarter of the rate."""
+    wanted = Wanted(size=4 * ENTRIES, switching=Switching(rate=GBIT, rack=4), steps=2, warm=2)
+    thin = replace(wanted, switching=replace(wanted.switching, oversubscription=4.0))
+    even, least = steps_of(8, wanted)
+    slow, _ = steps_of(8, thin)
+    assert max(step.slowest for step in even) < 1.5e9 * least
+    assert min(step.slowest for step in slow) > 4 * 4 / 7 * 1e9 * least
+
+
+def test_ranks_of_a_host_share_its_link() -> None:
+    wanted = Wanted("hosts", size=4 * ENTRIES, switching=Switching(rate=GBIT), steps=2, warm=2, per_host=4)
+    steps, least = steps_of(8, wanted)
+    codes, own = 2 * 0.5 * ENTRIES * 8 / GBIT, 2 * 4 * ENTRIES * 8 / 100e9
+    assert least == pytest.approx(codes + own)
+    assert all(step.slowest / 1e9 > least for step in steps)
+    assert bound(arrange("flat", 8, ENTRIES), 4 * ENTRIES, GBIT, 100e9) > 1.7 * codes
+
+
+def test_foreign_bursts_cost_who_waits_what_the_tail_says() -> None:
+    """A quarter of the steps are hit; who waits for every row is slower by the length of a burst."""
+    wanted = Wanted(size=2 * ENTRIES, switching=Switching(rate=GBIT // 4), tail=3.0, steps=30, warm=8, wait=True)
+    steps, least = steps_of(4, wanted)
+    row = summarise(4, wanted, steps, least, "flat")
+    assert 2.0 < row["p99_over_p50"] < 4.0
+    assert row["rows_lost_percent"] == 0
+
+
+def test_the_coarse_model_is_near_the_engine() -> None:
+    wanted = Wanted(size=4 * ENTRIES, switching=Switching(rate=GBIT // 4), steps=3, warm=2)
+    for layout in ("flat", "2d"):
+        exact, _ = steps_of(4, replace(wanted, layout=layout))
+        coarse, _ = steps_of(4, replace(wanted, layout=layout, flows=True))
+        for name in ("slowest", "bytes"):
+            assert getattr(coarse[-1], name) == pytest.approx(getattr(exact[-1], name), rel=0.1), (layout, name)
+
+
+def test_the_command_prints_a_table_and_writes_its_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "rows.json"
+    words = ["simulate", "-n", "2", "-n", "4", "--size", "64KiB", "--steps", "2", "--warm", "1", "--json", str(file)]
+    assert cli.main(words) == 0
+    assert "msgs" in capsys.readouterr().out
+    rows = json.loads(file.read_text())
+    assert [row["ranks"] for row in rows] == [2, 4]
+    assert all(len(row["about"]["step_ms"]) == 2 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--ranks", "5000"], "4096"),
+        (["--ranks", "300"], "take --layout 2d or hosts"),
+        (["--rate", "fast"], "write for example 1gbit"),
+        (["--port-buffer", "much"], "write for example"),
+        (["--tail", "0.5"], "x>=1"),
+        (["--tail", "3", "--background", "9gbit:1:10"], "give one of them"),
+        (["--oversubscription", "4"], "give --rack"),
+        (["--flows", "--wait"], "leave out --flows"),
+        (["--json", "/proc/no/file"], "cannot be written"),
+    ],
+)
+def test_wrong_arguments_are_said_before_anything_runs(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["simulate", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_ctrl_c_leaves_what_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Team.step
+    done: list[Step] = []
+
+    def step(team: Team) -> Step:
+        if len(done) == 5:
+            raise KeyboardInterrupt
+        done.append(whole(team))
+        return done[-1]
+
+    monkeypatch.setattr(Team, "step", step)
+    file = tmp_path / "rows.json"
+    words = ["simulate", "-n", "2", "-n", "3", "--size", "16KiB", "--steps", "2", "--warm", "1", "--json", str(file)]
+    assert cli.main(words) == 130
+    rows = json.loads(file.read_text())
+    assert [(row["ranks"], row["steps"], "interrupted" in row) for row in rows] == [(2, 2, False), (3, 1, True)]
+    assert "3 ranks have 1 of 2 steps" in capsys.readouterr().out
