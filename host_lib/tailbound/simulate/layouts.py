@@ -97,9 +97,9 @@ def arrange(layout: str, ranks: int, entries: int, *, group: int = 0, per_host: 
     return Arrangement([list(range(hosts))] * per_host, parts, f"{hosts}x{per_host} hosts", hosts - 1, entries)
 
 
-def _check(ranks: int, what: str, instead: str) -> None:
+def _check(ranks: int, what: str, advice: str) -> None:
     if not 2 <= ranks <= MAX_RANKS:
-        raise ConfigError(f"{what} has 2 to {MAX_RANKS} ranks, not {ranks}: {instead}")
+        raise ConfigError(f"{what} has 2 to {MAX_RANKS} ranks, not {ranks}: {advice}")
 
 
 def _root(ranks: int) -> int:

@@ -262,7 +262,8 @@ class TailboundState(Recovery):
                 path.within(done)(outcome)
             except Exception as error:
                 text = f"rank {self.rank}: the average of bucket {index} cannot be handed over on {tensor.device}"
-                errors.append(TransportError(f"{text}: {error}"))
+                advice = "look at what the device said first, then restart all ranks"
+                errors.append(TransportError(f"{text}: {error}; {advice}"))
                 if not future.done():
                     future.set_exception(errors[0])  # type: ignore[arg-type]
                 raise

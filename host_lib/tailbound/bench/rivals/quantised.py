@@ -31,6 +31,7 @@ from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES
 
 #: Codes of a row; what TCP makes packets of is another matter.
 WIDTH = 4096
+_NOT_FINITE = "a gradient is not finite, and its quantised average is not defined: train at a lower rate"
 _COOKIE = 1
 _CONTRIBUTION, _RESULT = 0, 1
 #: Before the codes of a contribution: need of the group and shift.
@@ -112,7 +113,7 @@ class Quantised:
             self._agree(x, coding)
         packets = Packets(self._packets, self._at.position, self._partials)
         if not encode(x, self._shape, coding, packets, self._scales, self._scratch).finite:
-            raise ConfigError("a gradient is not finite: quantised averages of it are not defined")
+            raise ConfigError(_NOT_FINITE)
         about = self._packets[:, : _ABOUT_CODES.itemsize].view(_ABOUT_CODES)[:, 0]
         about["need"], about["shift"] = self._scales.need[self._group_at], self._scales.shift[self._group_at]
         sent = [
@@ -141,7 +142,7 @@ class Quantised:
         """Scales of the first op: of the largest value of any rank."""
         need = np.zeros(self._shape.groups, np.int16)
         if not measure(x, self._shape, coding, need, self._scratch):
-            raise ConfigError("a gradient is not finite: quantised averages of it are not defined")
+            raise ConfigError(_NOT_FINITE)
         most = torch.from_numpy(need.astype(np.int32))
         dist.all_reduce(most, dist.ReduceOp.MAX, group=self._group)
         self._scales.exponents[:] = cold_exponents(most.numpy().astype(np.int16)[None], coding.headroom)
