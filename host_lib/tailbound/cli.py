@@ -18,7 +18,7 @@ from typing import Any, cast
 import click
 
 from tailbound import __version__
-from tailbound.errors import ConfigError, TailboundError
+from tailbound.errors import AttachError, CapabilityError, ConfigError, TailboundError
 from tailbound.transport.config import DEFAULT_PORT, Config
 
 __all__ = ["cli", "main"]
@@ -86,8 +86,17 @@ def attach(interface: str | None, all_of_pci: str | None, **options: Any) -> Non
 
     if (interface is None) == (all_of_pci is None):
         raise click.UsageError("give an interface, or --all-of-pci VENDOR:DEVICE")
-    for name in [interface] if interface is not None else of_pci(all_of_pci or ""):
-        click.echo(attach(name, **options))
+    if interface is not None:
+        click.echo(attach(interface, **options))
+        return
+    failed = []
+    for name in of_pci(all_of_pci or ""):
+        try:
+            click.echo(attach(name, **options))
+        except TailboundError as error:
+            failed.append(f"{name}: {error}")
+    if failed:
+        raise AttachError("not attached, see each one's reason:\n" + "\n".join(failed))
 
 
 @cli.command()
@@ -105,9 +114,15 @@ def gc() -> None:
     from tailbound.kernel import pin
     from tailbound.observe import status
 
-    for what, names in (("pins of", pin.sweep()), ("status", status.sweep_all())):
-        for name in names:
-            click.echo(f"removed {what} {name}")
+    for path in status.sweep_all():
+        click.echo(f"removed status {path}")
+    try:
+        for name in pin.sweep():
+            click.echo(f"removed pins of {name}")
+    except CapabilityError as error:
+        if os.geteuid() == 0:
+            raise
+        click.echo(f"pins were not looked at: {error}", err=True)
 
 
 @cli.command()

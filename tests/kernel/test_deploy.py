@@ -18,6 +18,7 @@ from tailbound.cli import cli
 from tailbound.datapath.xdp import XdpDatapath
 from tailbound.datapath.xdp import attach as attach_for_good
 from tailbound.errors import AttachError, CapabilityError, ConfigError
+from tailbound.kernel import compile as compile_
 from tailbound.kernel import interfaces, pin, syscalls
 
 #: In the unit, in the DaemonSet and in docs/deploy.md.
@@ -90,6 +91,10 @@ def test_another_version_gives_way_and_a_stranger_does_not(wire: list[str]) -> N
     assert new is not None
     assert new.prog_id != old.prog_id
     assert XdpDatapath.is_attached("tbx")
+    assert "nothing was done" in attach_for_good("tbx", **SMALL, replace=True)
+    assert interfaces.xdp_on("tbx") == new, "a pod that is made again takes the program off under a job"
+    attach_for_good("tbx", **SMALL | {"ring_mib": 2}, replace=True)
+    assert interfaces.xdp_on("tbx") != new
     pin.remove("tbx")
     link = syscalls.link_create(
         syscalls.prog_load(bytes.fromhex("b700000002000000 9500000000000000"), name="another"),
@@ -104,6 +109,15 @@ def test_another_version_gives_way_and_a_stranger_does_not(wire: list[str]) -> N
 
 
 @needs_wire
+def test_a_program_of_other_sources_is_refused(wire: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may know a packet's form by another rule, and add what it does not know."""
+    attach_for_good("tbx", **SMALL)
+    monkeypatch.setattr(compile_, "signature", lambda: "of today")
+    with pytest.raises(AttachError, match="may not know this one's packets"):
+        XdpDatapath.open("tbx")
+
+
+@needs_wire
 def test_a_program_that_does_not_load_leaves_the_old_one(wire: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     attach_for_good("tbx", **SMALL)
     old = interfaces.xdp_on("tbx")
@@ -113,7 +127,7 @@ def test_a_program_that_does_not_load_leaves_the_old_one(wire: list[str], monkey
 
     monkeypatch.setattr("tailbound.kernel.load.load_worker", refused)
     with pytest.raises(CapabilityError, match="refused it"):
-        attach_for_good("tbx", **SMALL, replace=True)
+        attach_for_good("tbx", **SMALL | {"ring_mib": 2}, replace=True)
     assert interfaces.xdp_on("tbx") == old
     assert XdpDatapath.is_attached("tbx")
 
@@ -130,6 +144,20 @@ def test_cards_by_their_pci_device(tmp_path: Path) -> None:
         interfaces.of_pci("15b3:1019", tmp_path)
     with pytest.raises(ConfigError, match="no PCI device: give vendor:device"):
         interfaces.of_pci("mlx5", tmp_path)
+
+
+def test_one_card_that_refuses_keeps_no_other_from_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    def attach(name: str, **_: Any) -> str:
+        if name == "ens1":
+            raise AttachError("lower its MTU")
+        return f"attached to {name}"
+
+    monkeypatch.setattr("tailbound.datapath.xdp.attach", attach)
+    monkeypatch.setattr(interfaces, "of_pci", lambda _: ["ens1", "ens2"])
+    done = CliRunner().invoke(cli, ["attach", "--all-of-pci", "15b3:101d"])
+    assert "attached to ens2" in done.output
+    assert isinstance(done.exception, AttachError)
+    assert "ens1: lower its MTU" in str(done.exception)
 
 
 @pytest.mark.parametrize("words", [[], ["tbx", "--all-of-pci", "15b3:101d"]])

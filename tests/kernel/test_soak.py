@@ -44,7 +44,7 @@ def hunt(loader: str, told: Told, tmp_path: Path) -> Iterator[packets.Hunt]:
 
 def test_lives_pass_and_packets_get_as_far_as_sums_and_results(hunt: packets.Hunt, told: Told) -> None:
     hunt.again()
-    for seed in range(3):
+    for seed in (5, 6, 7):  # jobs that are not active are drawn seldom
         hunt.one("worker", seed, lambda: False)
         hunt.one("switch", seed, lambda: False)
     assert told.found == []

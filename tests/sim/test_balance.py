@@ -7,13 +7,13 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.fabric import MS, Terms
 from sim.team import Result, SimTeam, sim_team
 from support import exact_mean, gradients, nmse, patient
 from tailbound.collective import execute
 from tailbound.collective.actions import Measure
 from tailbound.collective.job import Job
 from tailbound.collective.op import Op
+from tailbound.simulate.fabric import MS, Terms
 
 #: Three blocks of a bucket that is not named.
 NUMEL, RANKS = 40_001, 4

@@ -306,7 +306,9 @@ def test_what_cannot_be_summed_is_refused() -> None:
     assert len({number_of(bits) for bits in BITS}) == len(BITS)
     with pytest.raises(ConfigError, match="no bits"):
         bits_numbered(7)
-    for wrong in (6, (8, 4), (4, 4)):
+    assert both_ways([4, 8]) == both_ways((np.int64(4), 8)) == (4, 8)  # type: ignore[arg-type]
+    assert both_ways(np.int64(8)) == (8, 8)  # type: ignore[arg-type]
+    for wrong in (6, (8, 4), (4, 4), 8.0, "8"):
         with pytest.raises(ConfigError, match=re.escape(f"bits={wrong}: give one of 16, 8, 4, (4, 8)")):
             check_bits(wrong)
         with pytest.raises(ConfigError, match="give one of"):

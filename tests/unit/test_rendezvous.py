@@ -45,7 +45,7 @@ def test_all_greetings_by_rank() -> None:
     ("field", "value", "advice"),
     [
         ("wire", 2, "same version of tailbound"),
-        ("codec", 3, "same version of tailbound"),
+        ("codec", 4, "same version of tailbound"),
         ("width", 448, "same MTU"),
         ("model", "xyz", "same model"),
         ("options", {"bits": "4", "schedule": "delayed"}, "bits="),
@@ -84,7 +84,7 @@ def test_a_version_of_before_codecs_had_a_number_is_told() -> None:
     store, said = MemoryStore(), asdict(greeting(0))
     del said["codec"]
     store.set("job/greeting/0", json.dumps(said))
-    with pytest.raises(LayoutError, match=r"rank 1 .*codec 2.* rank 0 .*codec 1.*same version"):
+    with pytest.raises(LayoutError, match=r"rank 1 .*codec 3.* rank 0 .*codec 1.*same version"):
         exchange(store, greeting(1), "job", 10)
 
 

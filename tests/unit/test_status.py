@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from tailbound.cli import cli
+from tailbound.errors import CapabilityError
 from tailbound.observe import status
 from tailbound.top.cli import top
 from tailbound.top.rows import rows_of
@@ -52,11 +53,53 @@ def put(folder: Path, name: str, content: Any) -> Path:
 def test_gc_names_what_dead_processes_have_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAILBOUND_STATUS", str(tmp_path))
     monkeypatch.setattr("tailbound.kernel.pin.sweep", list)
+    monkeypatch.setattr(status, "_namespaces", lambda: {"pid:[1]"})
+    elsewhere = put(tmp_path, "c", report(pidns="pid:[1]", time=time.time() - 1000))
     alive, dead = put(tmp_path, "a", report()), put(tmp_path, "b", report(pid=DEAD_PID))
+    silent = put(tmp_path, "d", report(pidns="pid:[2]", time=time.time() - 10))
+    gone = put(tmp_path, "e", report(pidns="pid:[2]", time=time.time() - 1000))
     done = CliRunner().invoke(cli, ["gc"])
-    assert done.output == f"removed status {dead}\n"
-    assert alive.exists()
+    removed = {dead, gone} if os.geteuid() == 0 else {dead}
+    assert done.output.splitlines() == [f"removed status {path}" for path in sorted(removed)]
+    assert all(path.exists() for path in (alive, silent, elsewhere))
     assert not dead.exists()
+
+
+def test_who_may_not_look_at_pins_cleans_up_his_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> list[str]:
+        raise CapabilityError("cannot lock: run as root")
+
+    monkeypatch.setenv("TAILBOUND_STATUS", str(tmp_path))
+    monkeypatch.setattr("tailbound.kernel.pin.sweep", refused)
+    dead = put(tmp_path, "b", report(pid=DEAD_PID))
+    user = dead.stat().st_uid or 1000
+    os.chown(dead, user, -1)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    done = CliRunner().invoke(cli, ["gc"])
+    assert done.exit_code == 0
+    assert f"removed status {dead}" in done.output
+    assert "pins were not looked at: cannot lock" in done.output
+
+
+@pytest.mark.needs("root")
+def test_root_may_share_a_folder(tmp_path: Path) -> None:
+    """As deploy/tailbound.tmpfiles does; a folder that anybody could clear is refused still."""
+    code = "import sys, pathlib; from tailbound.observe.status import StatusFile as File; "
+    code += "File(pathlib.Path(sys.argv[1]), 'x').write({})"
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.geteuid() and folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | 0o011)
+
+    def write() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", code, str(tmp_path)]
+        return subprocess.run(command, user=12346, group=12346, capture_output=True, text=True)
+
+    tmp_path.chmod(0o777)
+    assert "nor one that root shares (1777)" in write().stderr
+    tmp_path.chmod(0o1777)
+    done = write()
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "x.status.json").stat().st_uid == 12346
 
 
 @pytest.mark.needs("prometheus")
@@ -68,6 +111,7 @@ def test_the_metrics_of_all_ranks_on_a_host(tmp_path: Path) -> None:
     put(tmp_path, "b", report(rank=1, ops=70))
     put(tmp_path, "c", "no json")
     put(tmp_path, "d", report(rank=2, peers=None))
+    put(tmp_path, "e", report(rank=3, time=time.time() - 100))
     done = CliRunner().invoke(cli, ["metrics", "--once", "--folder", str(tmp_path)])
     assert done.exit_code == 0, done.output
     values = {
@@ -79,6 +123,7 @@ def test_the_metrics_of_all_ranks_on_a_host(tmp_path: Path) -> None:
     assert values["tailbound_ops_total", job, ("rank", "0")] == 50
     assert values["tailbound_ops_total", job, ("rank", "1")] == 70
     assert ("tailbound_ops_total", job, ("rank", "2")) not in values
+    assert [name for name, *labels in values if ("rank", "3") in labels] == ["tailbound_status_age_seconds"]
     assert values["tailbound_delivered_ratio", job, ("rank", "0")] == 0.96
     where = (("fate", "lost"), job, ("peer", "1"), ("rank", "0"), ("stage", "both"))
     assert values["tailbound_rows_total", *where] == 2

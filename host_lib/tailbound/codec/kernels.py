@@ -94,7 +94,15 @@ spread2, spread4, spread8 = _spread_rows(2), _spread_rows(4), _spread_rows(8)
 def _finish_rows(turn: bool, quantise: bool) -> Any:
     @_kernel
     def finish(
-        typing: Any, work: Any, first: Any, pitch: Any, columns: Any, factor: Any, span: Any, keys: Any, targets: Any,
+        typing: Any,
+        work: Any,
+        first: Any,
+        pitch: Any,
+        columns: Any,
+        factor: Any,
+        span: Any,
+        keys: Any,
+        targets: Any,
         ahead: Any,
     ) -> Any:
         """8 neighbouring rows of ``work``: butterflies, largest bits (returned), codes to the addresses ``targets``.
@@ -363,9 +371,7 @@ def add_offsets(typing: Any, exact: Any, key: Any, sign: Any, parts: Any, masks:
 
 
 @_kernel
-def requantise(
-    typing: Any, exact: Any, factor: Any, span: Any, key: Any, parts: Any, columns: Any, target: Any
-) -> Any:
+def requantise(typing: Any, exact: Any, factor: Any, span: Any, key: Any, parts: Any, columns: Any, target: Any) -> Any:
     """i32 in lane order as codes at the address ``target``: floor(value * factor + 128 + u); ``parts`` likewise.
 
     Codes are 128 - ``span`` to 128 + ``span``.

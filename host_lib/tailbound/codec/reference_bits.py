@@ -45,9 +45,7 @@ def unpack(payload: NDArray[np.uint8], bits: int) -> NDArray[np.int64]:
     return data
 
 
-def sums_of(
-    payloads: NDArray[np.uint8], shifts: NDArray[np.uint8], bits: int, wide: bool = False
-) -> NDArray[np.uint8]:
+def sums_of(payloads: NDArray[np.uint8], shifts: NDArray[np.uint8], bits: int, wide: bool = False) -> NDArray[np.uint8]:
     """The bytes that a slot holds for u8[N, B] contributions, each shifted left by its entry of ``shifts``: u8[2 B].
 
     ``wide``: of codes of 4 bits in u16 lanes, u8[4 B].

@@ -19,6 +19,7 @@ from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.forks import keep_from_children
 from tailbound.kernel import attach as attaching
 from tailbound.kernel import barrier, interfaces, load, pin
+from tailbound.kernel import compile as compile_
 from tailbound.kernel import maps as kernel_maps
 from tailbound.kernel.events import EventRing
 from tailbound.kernel.fanout import Fanout
@@ -122,7 +123,9 @@ class XdpDatapath:
                 raise AttachError(
                     f"{interface} lost its program while it was pinned: did somebody remove it? Try again"
                 )
-            found = pin.Settings(interface, port, width, sum_rows, result_rows, there.prog_id)
+            found = pin.Settings(
+                interface, port, width, sum_rows, result_rows, there.prog_id, signature=compile_.signature()
+            )
             pin.pin(found, {name: maps.fds[name] for name in PINNED}, link, group)
         finally:
             _close(maps, program, link)
@@ -283,8 +286,8 @@ def attach(
         workers: smallest world size to come; a job of more uses only as much of the sums ring as it needs.
         group: name or number; None leaves the maps to root.
         loader: ``auto``, ``object``, ``bcc`` or ``clang``.
-        replace: what ``attach`` has attached before, of this version or another, gives way once the new program is
-            known to load. A job that runs there loses its rows from then on.
+        replace: what ``attach`` has attached before, of another version or with other settings, gives way once the new
+            program is known to load; a job that runs there loses its rows from then on. What is as asked stays.
 
     Returns:
         One line that says what there is now.
@@ -301,6 +304,8 @@ def attach(
     sum_rows, result_rows = ring_rows(ring_mib, width, workers)
     number = _group(group)
     pin.sweep()
+    if replace and pin.is_as_asked(interface, (port, width, sum_rows, result_rows), number):
+        return f"{interface} is attached already as asked, by this version: nothing was done"
     XdpDatapath.pin(interface, port, width, sum_rows, result_rows, loader, group=number, replace=replace)
     try:
         Fanout.pin(interface, loader, number)

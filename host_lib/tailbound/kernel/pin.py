@@ -24,12 +24,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tailbound.errors import AttachError, CapabilityError
+from tailbound.kernel import compile as compile_
 from tailbound.kernel import interfaces, syscalls
 from tailbound.kernel.command import as_root
 
 ROOT = Path("/run/tailbound")
 #: Raised whenever the maps of this version would be read wrongly by another, or its packets refused.
-ABI = 3
+ABI = 4
 _LINK = "link"
 #: What names of folders begin with that are no interface's, but a switch's.
 SWITCH = "switch@"
@@ -49,6 +50,8 @@ class Settings:
     result_rows: int
     prog_id: int
     abi: int = ABI
+    #: Of the sources of the program (``compile.signature``): what it does with a packet has to be what the host thinks.
+    signature: str = ""
 
 
 def bpffs() -> Path:
@@ -130,10 +133,10 @@ def settings(interface: str) -> Settings | None:
         return None
     if there is None or there.prog_id != values.get("prog_id"):
         return None
-    if values.get("abi") != ABI:
+    if (values.get("abi"), values.get("signature")) != (ABI, compile_.signature()):
         raise AttachError(
-            f"{interface} was attached by another version of Tailbound: run `tailbound detach {interface}` "
-            f"and `tailbound attach {interface}` again"
+            f"{interface} was attached by another version of Tailbound, whose program may not know this one's packets: "
+            f"run `tailbound attach {interface} --replace` with this one, between two jobs"
         )
     return Settings(**values)
 
@@ -247,6 +250,21 @@ def open_pins(interface: str, names: tuple[str, ...]) -> dict[str, int]:
 def is_pinned(interface: str) -> bool:
     """Whether pins of ``interface`` are there, of whatever version, attached or left over."""
     return _pins(interface).is_dir()
+
+
+def is_as_asked(interface: str, sizes: tuple[int, int, int, int], group: int) -> bool:
+    """Whether this version's program is attached and pinned there with these settings; by whom does not matter.
+
+    Args:
+        sizes: port, width, rows of the ring of sums, rows of the result ring.
+        group: id of the pins' group.
+    """
+    try:
+        found = settings(interface)
+        same = found is not None and (found.port, found.width, found.sum_rows, found.result_rows) == sizes
+        return same and os.stat(_pins(interface)).st_gid == group
+    except (AttachError, OSError):
+        return False
 
 
 def remove(interface: str) -> bool:

@@ -18,6 +18,8 @@ from tailbound.observe import status
 _SENT = {"packets": "sent_packets", "bytes": "sent_bytes"}
 #: Fates of a peer's rows in a status, both halves together.
 _FATES = ("taken", "late", "lost", "absent")
+#: Seconds after which nothing but its age is told of a status: what it says is no longer so.
+SILENT = 30.0
 
 
 def host_metrics(where: Callable[[], Iterable[Path]] = status.folders) -> list[Metric]:
@@ -31,6 +33,11 @@ def host_metrics(where: Callable[[], Iterable[Path]] = status.folders) -> list[M
 
 def _of(one: Mapping[str, Any]) -> list[Metric]:
     """A rank's metrics; none of a file that is no status of this version."""
+    labels = {"rank": str(one["rank"]), "job": str(one.get("cookie"))}
+    text = "Seconds since the rank wrote its status: a process that is stopped or was killed writes none."
+    age = Metric("tailbound_status_age_seconds", "gauge", one["age"], labels, text)
+    if one["age"] > SILENT:
+        return [age]
     try:
         peers = one["peers"]
         stats = {
@@ -41,7 +48,6 @@ def _of(one: Mapping[str, Any]) -> list[Metric]:
             "sent": {peer: {to: p[of] for to, of in _SENT.items()} for peer, p in peers.items()},
         }
         metrics = flatten(stats)
-        labels = {"rank": str(one["rank"]), "job": str(one["cookie"])}
         for peer, p in peers.items():
             for fate in _FATES:
                 text = "What became of a peer's rows."
@@ -51,8 +57,6 @@ def _of(one: Mapping[str, Any]) -> list[Metric]:
             text = "Packets refused by the datapath, by reason."
             labelled = {**labels, "sender": "all", "reason": reason.lower()}
             metrics.append(Metric("tailbound_packets_refused_total", "counter", packets, labelled, text))
-        text = "Seconds since the rank wrote its status: a process that is stopped writes none."
-        metrics.append(Metric("tailbound_status_age_seconds", "gauge", one["age"], labels, text))
     except (KeyError, TypeError, ValueError, AttributeError):
         return []
-    return metrics
+    return [*metrics, age]

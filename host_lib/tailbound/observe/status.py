@@ -8,6 +8,7 @@ of the same user starts.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -30,6 +31,8 @@ PERIOD = 0.3
 #: A status larger than this is not read, and of a folder no more than this many.
 LARGEST, MOST = 1 << 20, 4096
 _SUFFIX = ".status.json"
+#: Seconds after which a status that nobody replaces may be one of a container that is gone.
+_ORPHANED = 60.0
 #: Writes in a row that may fail before it is given up.
 _PATIENCE = 5
 
@@ -89,15 +92,18 @@ class StatusFile:
     """One rank's file; every method may raise OSError.
 
     Args:
-        where: the folder; made (0755) if it is missing, refused if it is another user's.
+        where: the folder; made (0755) if it is missing, refused if it is another user's, unless that is root and has
+            opened it for everybody as /tmp is (1777).
         name: of the file, without suffix.
     """
 
     def __init__(self, where: Path, name: str) -> None:
         where.mkdir(mode=0o755, parents=True, exist_ok=True)
         about = where.lstat()
-        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
-            raise PermissionError(f"{where} is not a folder that belongs to this user alone")
+        own = about.st_uid == os.geteuid() and not about.st_mode & 0o022
+        shared = about.st_uid == 0 and bool(about.st_mode & stat.S_ISVTX)  # nobody else can take a file away there
+        if not stat.S_ISDIR(about.st_mode) or not (own or shared):
+            raise PermissionError(f"{where} is neither a folder of this user alone nor one that root shares (1777)")
         self.path = where / f"{name}{_SUFFIX}"
         self._half = where / f".{name}.{os.getpid()}.part"
 
@@ -181,16 +187,30 @@ def read(where: Iterable[Path]) -> list[dict[str, Any]]:
 
 def sweep(where: Path, everybody: bool = False) -> list[Path]:
     """Takes away what dead processes of this user have left, or with ``everybody`` those of all; returns the files."""
-    gone = []
+    gone, here = [], _namespaces() if everybody else set()
     for path in _files(where):
         try:
             own = everybody or path.lstat().st_uid == os.geteuid()
-            if own and (status := _load(path)) is not None and _dead(status):
+            if own and (status := _load(path)) is not None and (_dead(status) or _orphaned(status, here)):
                 path.unlink(missing_ok=True)
                 gone.append(path)
         except OSError as error:
             log.debug("a dead process's status stays: %s", error)
     return gone
+
+
+def _namespaces() -> set[str]:
+    """PID namespaces in which something runs, as root sees them; empty for others."""
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/ns/pid"):
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(link))
+    return found
+
+
+def _orphaned(status: dict[str, Any], here: set[str]) -> bool:
+    """Whether it is of a container that is gone: silent for long, and nothing runs in its PID namespace."""
+    return bool(here) and status["age"] > _ORPHANED and status.get("pidns") not in here
 
 
 def sweep_all() -> list[Path]:

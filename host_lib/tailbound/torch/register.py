@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tailbound.collective.communicator import MAX_STEP_OPS
 from tailbound.errors import ConfigError
-from tailbound.settings.table import OPTIONS
+from tailbound.settings.table import OPTIONS, refuse_removed
 from tailbound.torch import elastic
 from tailbound.torch.also import Stateful, check
 from tailbound.torch.collectives import in_model, refuse_optimizer
@@ -64,6 +64,7 @@ def register(
         raise ConfigError(
             f"give register a torch.nn.parallel.DistributedDataParallel model, not {type(ddp_model).__name__}"
         )
+    refuse_removed(options)
     if optimizer is not None:
         refuse_optimizer(optimizer)
     _check_ignored(ddp_model)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
+from tailbound.codec.shape import wide_sums
 from tailbound.collective.coder import check_codes
 from tailbound.collective.communicator import Communicator, Handling, Training
 from tailbound.collective.op import Outcome
@@ -155,7 +156,8 @@ class TailboundState(Recovery):
             port=port,
             width=width_for_mtu(mtu) if mtu else 0,
             ring_mib=Config.ring_mib if ring_mib is None else ring_mib,
-            step=entries * down // 8 if ring_mib is None else 0,
+            # bytes of the ring that a step takes: rows whose 4 bits are summed in wide lanes fill half of theirs
+            step=entries * (8 if wide_sums(bits, self.ranks) else down) // 8 if ring_mib is None else 0,
             deadline_1=int(deadline_ms[0] * MS) if deadline_ms else 0,
             deadline_2=int(deadline_ms[1] * MS) if deadline_ms else 0,
             start_max=int(start_max * 1000 * MS),
@@ -245,16 +247,14 @@ class TailboundState(Recovery):
         def done(outcome: Outcome) -> None:
             if outcome.error is not None:
                 errors.append(outcome.error)
-            try:
-                pending.outcome = outcome
-                if scale != 1.0:
-                    decoded.mul_(scale)
-                if result is not decoded:
-                    result.copy_(decoded)
-                if self.schedule.at_once:
-                    self._applied(outcome, last)
-            finally:
-                future.set_result(result)
+            pending.outcome = outcome
+            if scale != 1.0:
+                decoded.mul_(scale)
+            if result is not decoded:
+                result.copy_(decoded)
+            if self.schedule.at_once:
+                self._applied(outcome, last)
+            future.set_result(result)
 
         def complete(outcome: Outcome) -> None:
             # a future that never completes would hang DDP, and what a failed device refuses may be anything in here
@@ -265,7 +265,10 @@ class TailboundState(Recovery):
                 advice = "look at what the device said first, then restart all ranks"
                 errors.append(TransportError(f"{text}: {error}; {advice}"))
                 if not future.done():
-                    future.set_exception(errors[0])  # type: ignore[arg-type]
+                    try:
+                        future.set_result(result)  # and ``checked`` raises: an error known before, not after it
+                    except Exception:
+                        future.set_exception(errors[0])  # type: ignore[arg-type]
                 raise
 
         self.communicator.launch(

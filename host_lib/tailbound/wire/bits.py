@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TypeAlias
 
 from tailbound.errors import ConfigError
@@ -17,9 +18,13 @@ def both_ways(bits: Bits) -> tuple[int, int]:
     Raises:
         ConfigError: ``bits`` are none of BITS.
     """
-    if bits not in BITS:
+    try:  # numbers of numpy, and lists, as YAML has them
+        plain = tuple(map(operator.index, bits)) if isinstance(bits, (tuple, list)) else operator.index(bits)
+    except TypeError:
+        plain = -1
+    if plain not in BITS:
         raise ConfigError(f"bits={bits}: give one of {', '.join(map(str, BITS))}")
-    return (bits, bits) if isinstance(bits, int) else bits
+    return (plain, plain) if isinstance(plain, int) else (plain[0], plain[1])
 
 
 def bits_text(bits: Bits) -> str:
