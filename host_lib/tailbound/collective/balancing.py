@@ -132,12 +132,12 @@ class Balancing:
         if not are_off(here, wish, ends):
             return None
         self._scratch = self._scratch or Scratch(job.store.width)
-        needs, exponents = np.zeros((2, shape.groups), np.int16), rounded(wish)
+        exponents = rounded(wish)
         ranges = job.tables.ranges(digest, key, shape.numel), ranges_of(ends, exponents)
-        for need, each in zip(needs, ranges, strict=True):
-            coding = Coding(seed_of(job.cookie, op.label), rotate=op.rotate, ranges=each)
-            if not launch.coder.measure(launch.out, shape, coding, need, self._scratch):
-                return None
+        codings = [Coding(seed_of(job.cookie, op.label), rotate=op.rotate, ranges=each) for each in ranges]
+        needs = launch.coder.needs(launch.out, shape, codings, self._scratch)
+        if needs is None:
+            return None
         bounds = changes((old[0], ends), (old[1], exponents), shape.group_rows * shape.entries)
         spare = 0 if job.switch is None else _SPARE
         return Entry(ends, exponents, op.balance, op.plain[3], moves((needs[0], needs[1]), bounds, spare))
