@@ -142,6 +142,8 @@ def test_the_coarse_model_is_near_the_engine() -> None:
     for layout in ("flat", "2d"):
         exact, _ = steps_of(4, replace(wanted, layout=layout))
         coarse, _ = steps_of(4, replace(wanted, layout=layout, flows=True))
+        assert coarse[-1].messages == 4 * 2 * {"flat": 3, "2d": 2}[layout]
+        assert coarse[-1].messages <= exact[-1].messages <= 1.5 * coarse[-1].messages
         for name in ("slowest", "bytes"):
             assert getattr(coarse[-1], name) == pytest.approx(getattr(exact[-1], name), rel=0.1), (layout, name)
 

@@ -14,6 +14,7 @@ from tailbound.codec.exponents import rounded, wanted
 from tailbound.codec.scale import NEED_LEAST
 from tailbound.collective.balancing import Balancing
 from tailbound.transport.config import MS
+from tailbound.transport.steps import STEP_MASK
 
 KEY, NUMEL = (0, 128, 0), 128
 ENDS = np.array([64, NUMEL])
@@ -119,10 +120,30 @@ def test_ops_of_large_models_take_turns(job: Any) -> None:
     assert sorted(itertools.chain(*seen[:11])) == list(range(11))
     job.sequence.op_rows = (100, 100)
     assert all(balancing._due(step, 1) for step in range(4))
+    balancing.look(NO_TABLE, 60)
     assert [balancing._due(60 + step, 1) for step in range(8)] == [True, False, False, False] * 2
-    balancing._wished, balancing._least = 60, 64
-    assert not any(balancing._due(step, 0) for step in range(61, 108))
-    assert balancing._due(108, 0)
+    balancing._least = 64
+
+    def due(step: int) -> bool:
+        balancing.look(NO_TABLE, step)
+        return balancing._due(step, 0)
+
+    assert not any(due(step) for step in range(61, 108))
+    assert due(108)
+
+
+@pytest.mark.parametrize("first_step", [0, 7, (1 << 21) - 70, (1 << 22) - 70])
+def test_a_job_is_young_once(job: Any, first_step: int) -> None:
+    """Numbers of steps wrap at 2^22, and distances change their sign at 2^21."""
+    job.config.first_step = first_step
+    balancing, looked = Balancing(job), []
+    for since in [*range(200), *range(200, 1 << 23, 997)]:
+        balancing.look(NO_TABLE, (first_step + since) & STEP_MASK)
+        looked.append(not balancing._old)
+    assert looked == [True] * 60 + [False] * (len(looked) - 60)
+    balancing._least = 512
+    see(balancing, 1e3)
+    assert balancing.look(NO_TABLE, (first_step + since) & STEP_MASK) != NO_TABLE  # ages without a wish are long enough
 
 
 def test_groups_without_values_are_no_jump(job: Any) -> None:

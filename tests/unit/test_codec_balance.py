@@ -23,6 +23,7 @@ from tailbound.codec.local import LocalJob, nmse
 from tailbound.codec.records import Coding, Packets, Scales
 from tailbound.codec.scale import cold_exponents
 from tailbound.codec.shape import Shape, shape_for
+from tailbound.collective.coder import HOST
 from tailbound.wire.bits import BITS, Bits, both_ways
 
 
@@ -194,6 +195,21 @@ def test_powers_on_a_device() -> None:
     parts = [x[a:b].astype(np.float64) for a, b in itertools.pairwise([0, *ranges.ends.tolist()])]
     found = coder().powers(torch.from_numpy(x), shape_for(100_000, 1408), ranges.ends)
     assert np.allclose(found, [np.square(part).mean() for part in parts], rtol=1e-4)  # sums are in float32
+
+
+@pytest.mark.needs("torch")
+def test_what_averages_need_is_the_same_on_a_device() -> None:
+    """Without ``begin``, under several exponents at once; what is not finite has none."""
+    import torch
+
+    x, shape = gaussian(100_000), shape_for(100_000, 1408)
+    codings = [Coding(7, rotate=rotate, ranges=each) for rotate in (True, False) for each in (EVEN, uneven(100_000))]
+    found = coder().needs(torch.from_numpy(x), shape, codings, SCRATCH)
+    np.testing.assert_array_equal(found, HOST.needs(x, shape, codings, SCRATCH))
+    assert len({need.tobytes() for need in found}) > 1
+    x[5] = np.inf
+    assert coder().needs(torch.from_numpy(x), shape, codings, SCRATCH) is None
+    assert HOST.needs(x, shape, codings, SCRATCH) is None
 
 
 def test_a_small_tensor_beside_a_large_one_keeps_its_precision() -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from device_cases import slow_stream, workspace
 from fault_rows import contributors
 from support import MS, PATIENCE, Reference, Team, Trouble, exact_mean, gradients, hasty, nmse, patient, team
+from tailbound.codec.balance_table import NO_TABLE
 from tailbound.collective.communicator import Communicator, Handling
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError
@@ -22,8 +23,10 @@ pytestmark = pytest.mark.needs("torch")
 Given = list[tuple[NDArray[np.float32], Outcome]]
 
 
-def allreduce(job: Team, inputs: list[NDArray[np.float32]], ranks: set[int], kind: str = "float32") -> Given:
-    """One all-reduce in which ``ranks`` bring tensors of type ``kind`` and all others arrays."""
+def allreduce(
+    job: Team, inputs: list[NDArray[np.float32]], ranks: set[int], kind: str = "float32", starts: tuple[int, ...] = ()
+) -> Given:
+    """One all-reduce in which ``ranks`` bring tensors of type ``kind``, all others arrays; ``starts``: of tensors."""
     import torch
 
     from tailbound.torch.device_coder import DeviceCoder, warm_up
@@ -35,11 +38,12 @@ def allreduce(job: Team, inputs: list[NDArray[np.float32]], ranks: set[int], kin
         done: Future[Outcome] = Future()
         data, out = inputs[rank], np.full_like(inputs[rank], np.nan)
         if rank not in ranks:
-            communicator.launch(0, data, out, last=True, done=done.set_result, handling=Handling(kind))
+            communicator.launch(0, data, out, last=True, done=done.set_result, handling=Handling(kind, starts=starts))
             return out, done.result(PATIENCE)
         x, average = torch.from_numpy(data).to(getattr(torch, kind)), torch.from_numpy(out).to(getattr(torch, kind))
         coder = DeviceCoder(workspace(), None)
-        communicator.launch(0, x, average, last=True, done=done.set_result, handling=Handling(kind, coder))
+        handling = Handling(kind, coder, starts=starts)
+        communicator.launch(0, x, average, last=True, done=done.set_result, handling=handling)
         outcome = done.result(PATIENCE)
         return average.float().numpy(), outcome
 
@@ -177,6 +181,47 @@ def test_a_device_that_takes_long_keeps_nobody_from_anything() -> None:
             assert all(one[index].result(PATIENCE).missed == 0 for one in done)
             np.testing.assert_array_equal(outs[0][index].view(np.uint32), outs[1][index].view(np.uint32))
     assert not any(event.waited for event in stream.events)
+
+
+def test_exponents_are_agreed_on_by_averages_on_a_device() -> None:
+    """Rule: codec-18. The leader measures averages, which nobody has begun to code."""
+    sizes = np.repeat(np.array([1.0, 1e-3], np.float32), [30_000, 7_000])
+    with team(2, patient(balance=True)) as job:
+        settled: set[int] = set()
+        for seed in range(24):
+            inputs = [x * sizes for x in gradients("U", 2, len(sizes), seed=seed)]
+            (a, first), (b, second) = allreduce(job, inputs, {0}, starts=(0, 30_000))
+            assert first.error is None
+            assert second.error is None
+            np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
+            settled = {c.job.sequence.map.balance for c in job.communicators}
+        assert len(settled) == 1
+        assert settled != {NO_TABLE}
+        assert nmse(a[30_000:], exact_mean(inputs)[30_000:]) < 0.02  # noise without
+        assert not any(c.job.events.counts["learning_failed"] for c in job.communicators)
+
+
+def test_an_average_that_cannot_be_looked_at_costs_no_future() -> None:
+    import torch
+
+    from tailbound.torch.device_coder import DeviceCoder
+
+    class Broken(DeviceCoder):
+        def powers(self, *_: Any) -> NDArray[np.float64]:
+            raise RuntimeError("the device is gone")
+
+    with team(2, patient(balance=True)) as job:
+
+        def one(communicator: Communicator) -> Outcome:
+            done: Future[Outcome] = Future()
+            x, handling = torch.ones(1000), Handling(coder=Broken(workspace(), None))
+            communicator.launch(0, x, torch.zeros(1000), last=True, done=done.set_result, handling=handling)
+            return done.result(PATIENCE)
+
+        for _ in range(3):
+            assert all(outcome.error is None for outcome in job.each(one))
+        assert [c.job.events.counts["learning_failed"] for c in job.communicators][1] == 0
+        assert job[0].job.events.counts["learning_failed"] >= 1
 
 
 def test_a_transport_that_fails_hands_the_bucket_back() -> None:

@@ -200,7 +200,7 @@ def _powers(x, ends, chunk, row, powers):  # type: ignore[no-untyped-def]
 
 
 def powers(values: Floats, shape: Shape, ends: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Mean squares of the ranges of ``values`` that end at ``ends``, f64[n]; of long ranges one in eight runs of 64.
+    """Mean squares of the ranges of ``values`` that end at ``ends``, f64[n]; of long ones only 64 of every 521 entries.
 
     Args:
         values: [numel], of a type of ``codec.halves``, C-contiguous.

@@ -60,7 +60,10 @@ class Balancing:
         self.leads = False
         #: digest of the table that it wants; None: that in force
         self.wish: int | None = None
-        self._first, self._wished = job.config.first_step, job.config.first_step
+        self._first = job.config.first_step
+        self._step: int | None = None  # the newest one that this was told of
+        self._old = False  # for good: numbers of steps wrap
+        self._waited = 0  # steps since the last wish
         self._least, self._since, self._pause = _LEAST, 0, 0
         self._present = NO_TABLE  # of the newest map
         self._known: dict[Key, tuple[NDArray[np.int64], NDArray[np.float64]]] = {}
@@ -72,6 +75,7 @@ class Balancing:
     def observe(self, op: Op) -> None:
         """Looks at the average of an op that is over, before anybody may change it."""
         job, launch, outcome = self._job, op.launch, op.outcome
+        self._pass(op.place.step)
         if not (self.leads and job.config.balance and job.sequence.stable and launch is not None):
             return
         jumped = self._jumped(op)
@@ -88,7 +92,7 @@ class Balancing:
             return
         seen, before = sizes_of(powers), self._known.get(key)
         if before is not None and np.array_equal(before[0], ends):
-            seen = merged(before[1], seen, 1.0 if jumped or self._young(op.place.step) else _SHARE)
+            seen = merged(before[1], seen, _SHARE if self._old and not jumped else 1.0)
         self._known[key] = ends, seen
         self._better.pop(key, None)
         better = self._improve(op, launch, ends, wanted(seen, ends))
@@ -99,11 +103,12 @@ class Balancing:
     def look(self, present: int, step: int) -> int:
         """Digest of the table that there should be, with ``present`` in force; ``step`` is the present one."""
         now, tables = self._job.now(), self._job.tables
+        self._pass(step)
         if self.wish is not None and now - self._since >= _PATIENCE:
             tables.forget(self.wish)
             self.wish, self._pause = None, now + _PAUSE
-        waits = 0 if self._young(step) else _LEAST if self._urgent else self._least
-        if self._better and self.wish is None and now >= self._pause and step_distance(step, self._wished) >= waits:
+        waits = 0 if not self._old else _LEAST if self._urgent else self._least
+        if self._better and self.wish is None and now >= self._pause and self._waited >= waits:
             ops = {layout.key[:3]: layout.shape.numel for layout in self._job.sequence.layouts}
             better = {
                 key: entry
@@ -113,8 +118,8 @@ class Balancing:
             table, self._better, self._urgent = tables.table(present), {}, False
             if better:
                 kept = {key: entry for key, entry in table.ops.items() if key in ops} if table is not None else {}
-                self.wish, self._wished, self._since = tables.add(Table(kept | better).encode()), step, now
-                self._least = self._least if self._young(step) else min(2 * self._least, _MOST)
+                self.wish, self._waited, self._since = tables.add(Table(kept | better).encode()), 0, now
+                self._least = min(2 * self._least, _MOST) if self._old else self._least
         return present if self.wish is None else self.wish
 
     def settled(self, present: int) -> None:
@@ -132,12 +137,12 @@ class Balancing:
         if not are_off(here, wish, ends):
             return None
         self._scratch = self._scratch or Scratch(job.store.width)
-        needs, exponents = np.zeros((2, shape.groups), np.int16), rounded(wish)
+        exponents = rounded(wish)
         ranges = job.tables.ranges(digest, key, shape.numel), ranges_of(ends, exponents)
-        for need, each in zip(needs, ranges, strict=True):
-            coding = Coding(seed_of(job.cookie, op.label), rotate=op.rotate, ranges=each)
-            if not launch.coder.measure(launch.out, shape, coding, need, self._scratch):
-                return None
+        codings = [Coding(seed_of(job.cookie, op.label), rotate=op.rotate, ranges=each) for each in ranges]
+        needs = launch.coder.needs(launch.out, shape, codings, self._scratch)
+        if needs is None:
+            return None
         bounds = changes((old[0], ends), (old[1], exponents), shape.group_rows * shape.entries)
         spare = 0 if job.switch is None else _SPARE
         return Entry(ends, exponents, op.balance, op.plain[3], moves((needs[0], needs[1]), bounds, spare))
@@ -154,17 +159,22 @@ class Balancing:
         rise = scales.astype(np.int32) - before
         return bool((rise[before > NEED_LEAST] >= _JUMP).any())  # not of groups that were zero, or lost
 
-    def _young(self, step: int) -> bool:
-        return step_distance(step, self._first) < _YOUNG
+    def _pass(self, step: int) -> None:
+        """Counts steps up to ``step``; one before those that are known (of an op that ends late) counts nothing."""
+        ahead = 0 if self._step is None else step_distance(step, self._step)
+        if self._step is None or ahead > 0:
+            self._step = step
+            self._waited += ahead
+            self._old |= not 0 <= step_distance(step, self._first) < _YOUNG
 
     def _due(self, step: int, index: int) -> bool:
         """Whether the op of this index is looked at in ``step``: ops take turns, so that no step has much to do."""
-        rows, young = self._job.sequence.op_rows, self._young(step)
+        rows = self._job.sequence.op_rows
         turn, turns = sum(rows[:index]) // _ROWS, -(-sum(rows) // _ROWS)
-        turns = max(turns, 1 if young else _EVERY)
-        if not young and step_distance(step, self._wished) < self._least - _LOOKS * turns:
+        turns = max(turns, _EVERY if self._old else 1)
+        if self._old and self._waited < self._least - _LOOKS * turns:
             return False
-        return step_distance(step, self._first) % turns == turn
+        return step % turns == turn
 
 
 def serve(reliable: Reliable, tables: Tables) -> None:

@@ -31,8 +31,8 @@ Values: TypeAlias = Any
 class Coder(Protocol):
     """Codes the ops of one launch; called in the transport thread.
 
-    Nothing here waits for a device. All that is on the host is finished when a function returns. An ``average`` on a
-    device may still be under way: whoever hands it on sees to what has to be waited for.
+    Nothing here waits for a device but ``powers`` and ``needs``. All that is on the host is finished when a function
+    returns. An ``average`` on a device may still be under way: whoever hands it on sees to what has to be waited for.
     """
 
     #: Whether ``begin`` is to be called as soon as the bucket may be read, also while ops before it are being sent.
@@ -99,6 +99,14 @@ class Coder(Protocol):
     def powers(self, average: Values, shape: Shape, ends: NDArray[np.int64]) -> NDArray[np.float64]:
         """As ``codec.balance.powers``."""
 
+    def needs(
+        self, average: Values, shape: Shape, codings: Sequence[Coding], scratch: Scratch
+    ) -> NDArray[np.int16] | None:
+        """What scales the groups of an average would need, coded by each of ``codings``: i16[len(codings), G].
+
+        None: not all of it is finite. ``measure`` is for what ``begin`` was called with, this for any average.
+        """
+
     def clear(self, average: Values) -> None:
         """Makes the average zero."""
 
@@ -127,6 +135,13 @@ class HostCoder:
     encode = staticmethod(encoding.encode)
     decode = staticmethod(decoding.decode)
     powers = staticmethod(balance.powers)
+
+    @staticmethod
+    def needs(average: Values, shape: Shape, codings: Sequence[Coding], scratch: Scratch) -> NDArray[np.int16] | None:
+        """As ``Coder.needs``."""
+        found = np.empty((len(codings), shape.groups), np.int16)
+        finite = [encoding.measure(average, shape, c, need, scratch) for c, need in zip(codings, found, strict=True)]
+        return found if all(finite) else None
 
     @staticmethod
     def clear(average: Values) -> None:

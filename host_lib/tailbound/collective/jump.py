@@ -1,8 +1,8 @@
 """Where a lost rank joins the others: asked of one of them over the reliable path, never of all (clock-20).
 
 A rank that was away for longer than the ring lasts cannot count the rows it has missed. A donor tells it where the next
-step begins, in labels and in everybody's rings, and which owner map holds there, with its exponents; scales are learned
-from the first results.
+step begins, in labels and in everybody's rings, and which owner map holds there, with its exponents. Old
+scales stay until the first results bring those of the others.
 """
 
 from __future__ import annotations

@@ -553,13 +553,21 @@ class Transpose:
         outcome.nanoseconds = job.now() - launch.launched
         job.accounts.delivered(op)
         job.overtime.ended(self._run_queue.waited())
-        self.maps.observe(op)
-        self.maps.balancing.observe(op)
+        self._learn(op)
         try:
             launch.done(outcome)
         except Exception:  # somebody else's code (a cancelled future, say) must not end the transport
             text = f"the callback of op {op.name} failed\n{traceback.format_exc()}"
             job.events.emit("callback_failed", text, level=logging.ERROR, op=op.name)
+
+    def _learn(self, op: Op) -> None:
+        """Lets maps and exponents learn from an op; whatever fails there must not cost its future."""
+        try:
+            self.maps.observe(op)
+            self.maps.balancing.observe(op)
+        except Exception:
+            text = f"nothing is learned from op {op.name}, since that failed: report it\n{traceback.format_exc()}"
+            self.job.events.emit("learning_failed", text, level=logging.ERROR, op=op.name)
 
     def _fail(self, error: BaseException) -> None:
         """Ends every launched op with its own data: a future always completes."""

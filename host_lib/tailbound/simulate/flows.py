@@ -107,7 +107,7 @@ class Flows:
 
     def __post_init__(self) -> None:
         self._random = np.random.default_rng(self.seed)
-        self._sent = self._dropped = 0
+        self._sent = self._messages = self._dropped = 0
         self._bytes = 0.0
 
     def begin_bursts(self, background: Background) -> None:
@@ -125,7 +125,10 @@ class Flows:
         """Nothing is open."""
 
     def step(self) -> Step:
-        """All ranks reduce one bucket; nothing is lost for good, since what is dropped comes once it is asked for."""
+        """All ranks reduce one bucket; nothing is lost for good, since what is dropped comes once it is asked for.
+
+        A message is what a rank has for another one in one half of an op; what is asked for again is not counted.
+        """
         ranks, random = len(self.arrangement.parts), self._random
         begun = random.uniform(0, APART, ranks)
         now = begun.copy()
@@ -135,7 +138,7 @@ class Flows:
             hit = random.random(ranks) < 2 * burst / (burst + pause)
             begins[hit] = random.uniform(-burst, burst, int(hit.sum()))
             ends[hit] = begins[hit] + burst * random.uniform(0.8, 1.2, int(hit.sum()))
-        sent, dropped, length = self._sent, self._dropped, self._bytes
+        sent, messages, dropped, length = self._sent, self._messages, self._dropped, self._bytes
         for phase in range(len(self.arrangement.parts[0])):
             after = now.copy()
             for job in dict.fromkeys(parts[phase].job for parts in self.arrangement.parts):
@@ -144,7 +147,8 @@ class Flows:
                 after[places] = self._op(now[places], part.entries, begins[places], ends[places])
             now = after
         dropped = self._dropped - dropped
-        step = Step((now - begun).astype(np.int64).tolist(), packets=self._sent - sent, messages=self._sent - sent)
+        step = Step((now - begun).astype(np.int64).tolist(), packets=self._sent - sent)
+        step.messages = self._messages - messages
         step.bytes = int(self._bytes - length)
         step.dropped = {"port": dropped} if dropped else {}
         return step
@@ -160,6 +164,7 @@ class Flows:
         sizes = np.where(packets > 0, packets * each, _READY)
         for by_sender in (False, True):
             self._bytes += (ranks - 1) * float(sizes.sum())
+            self._messages += (ranks - 1) * ranks
             done = np.zeros(ranks)
             sent, dropped = _half(
                 now, packets, each, float(_READY), by_sender, rate, float(switching.buffer), float(switching.latency),

@@ -70,7 +70,9 @@ class _Coding:
 
 
 class DeviceCoder:
-    """``collective.coder.Coder`` for tensors on a device, contiguous, of any float type. Nothing here waits for it.
+    """``collective.coder.Coder`` for tensors on a device, contiguous, of any float type.
+
+    Nothing here waits for the device but ``powers`` and ``needs``.
 
     Args:
         workspace: of the device.
@@ -139,11 +141,7 @@ class DeviceCoder:
     ) -> bool:
         """As ``codec.encode.measure``, once it is ``ready``; ``scratch`` is not used."""
         _whole(shape, groups)
-        unknown = np.full(shape.groups, EXPONENT_NONE, np.int16)
-        scales = Scales(unknown, need, np.empty(shape.groups, np.uint8), np.empty(shape.groups, np.uint8))
-        factors, limits = np.empty((2, shape.groups), np.float32)
-        by = Factors(factors, limits, np.empty(shape.rows, np.uint32))
-        return plan(self._begun(coding).bits.numpy().view(np.uint32), shape, coding, scales, by).finite
+        return _need(self._begun(coding).bits, shape, coding, need)
 
     def encode(
         self,
@@ -245,6 +243,16 @@ class DeviceCoder:
         with self._space.stream.use(self._mark):
             return powers(average, ends).double().cpu().numpy()
 
+    def needs(
+        self, average: torch.Tensor, shape: Shape, codings: Sequence[Coding], scratch: Scratch
+    ) -> NDArray[np.int16] | None:
+        """As ``Coder.needs``; waits for the device, ``scratch`` is not used."""
+        form, found = self._space.form, np.empty((len(codings), shape.groups), np.int16)
+        with self._space.stream.use(self._mark):
+            largest = torch.stack([form.largest(average, shape, coding) for coding in codings]).cpu()
+        finite = [_need(bits, shape, c, need) for bits, c, need in zip(largest, codings, found, strict=True)]
+        return found if all(finite) else None
+
     def clear(self, average: torch.Tensor) -> None:
         """Makes the average zero."""
         with self._space.stream.use(self._mark):
@@ -260,6 +268,15 @@ def _whole(shape: Shape, groups: tuple[int, int] | None) -> None:
     """A device shares out the work by itself."""
     if groups not in (None, (0, shape.groups)):
         raise ValueError(f"groups {groups} of {shape.groups}: a device codes all of an op at once")
+
+
+def _need(largest: torch.Tensor, shape: Shape, coding: Coding, need: NDArray[np.int16]) -> bool:
+    """What scales groups need, i16[G] to ``need``, by the bits of ``largest`` values, i32[G]; False: not finite."""
+    unknown = np.full(shape.groups, EXPONENT_NONE, np.int16)
+    scales = Scales(unknown, need, np.empty(shape.groups, np.uint8), np.empty(shape.groups, np.uint8))
+    factors, limits = np.empty((2, shape.groups), np.float32)
+    by = Factors(factors, limits, np.empty(shape.rows, np.uint32))
+    return plan(largest.numpy().view(np.uint32), shape, coding, scales, by).finite
 
 
 def _room(shape: Shape, *, rows: int = 0, groups: int = 0, more: int = 0) -> int:
