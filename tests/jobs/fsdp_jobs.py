@@ -107,7 +107,10 @@ def compared(
 
 
 def overlapping(rank: int) -> dict[str, list[str]]:
-    """What is launched and waited for in a pass: the first one, a usual one, and those in which gradients are used."""
+    """What is launched and waited for in a pass: the first one, a usual one, and those in which gradients are used.
+
+    Behind its first module one of them raises, as its average does later, and another one divides its gradient.
+    """
     mesh, events, told = grid(), list[str](), {}
     with trio(mesh) as (_, hsdp, ours, state):
         average = state._average
@@ -116,11 +119,14 @@ def overlapping(rank: int) -> dict[str, list[str]]:
             """A future that says when it is waited for."""
 
             def __init__(self, number: int, future: torch.futures.Future[torch.Tensor]) -> None:
-                self.number, self.future = number, future
+                self.number, self.future, self.what = number, future, what
 
             def wait(self) -> torch.Tensor:
                 events.append(f"wait {self.number}")
-                return self.future.wait()
+                value = self.future.wait()
+                if self.what == "raises":
+                    raise OSError("of a pass that nobody asks about any more")
+                return value
 
         def watched(number: int, shard: torch.Tensor, last: bool) -> Watched:
             events.append(f"launch {number}")
@@ -129,7 +135,24 @@ def overlapping(rank: int) -> dict[str, list[str]]:
         state._average = watched
         seen: list[torch.Tensor] = []
         weight = ours[2].weight
-        for what in ("first", "usual", "accumulating", "usual again", "a hook looks"):
+
+        def meddle(_: torch.Tensor) -> None:
+            if what == "raises":
+                raise OSError(what)
+            if what == "divides":
+                local(weight.grad).div_(2.0)
+
+        for net in (hsdp, ours):
+            net[1].register_forward_hook(lambda _, given, out: out.register_hook(meddle) and None)
+        order = ["first", "usual", "raises", "after it", "usual again", "divides", "after that", "usual once more"]
+        for what in (*order, "accumulating", "usual at last", "a hook looks"):
+            if what in ("raises", "divides"):
+                # FSDP adds what a broken pass leaves of the root's gradients to those of the next one
+                for net in (hsdp, ours) if what == "raises" else (ours,):
+                    said = broken_off(net, rank, len(told))
+                    assert ("module 2 are not averaged" if what == "divides" else what) in said, said
+                told[what], events[:] = list(events), []
+                continue
             if what == "a hook looks":
                 handle = weight.register_post_accumulate_grad_hook(lambda p: seen.append(local(p.grad).clone()))
             for net in (hsdp, ours):
@@ -143,6 +166,18 @@ def overlapping(rank: int) -> dict[str, list[str]]:
         assert torch.equal(seen[0], local(weight.grad))
         assert state.communicator.step == len(told)
     return told
+
+
+def broken_off(net: nn.Module, rank: int, step: int) -> str:
+    """What a backward pass has raised, and all behind it as FSDP wants it then."""
+    net.zero_grad()
+    said = "nothing"
+    try:
+        backward(net, rank, step)
+    except (OSError, ConfigError) as error:
+        said = str(error)
+    net.reset_iter_state()
+    return said
 
 
 class Fork(nn.Module):

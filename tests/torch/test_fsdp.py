@@ -42,8 +42,14 @@ def test_averages_are_awaited_at_the_end_of_backward_unless_somebody_sees_gradie
             assert told == {
                 "first": [*in_turn, "launch 3", "wait 3"],
                 "usual": together,
-                "accumulating": in_turn,
+                "raises": ["launch 2"],
+                "after it": ["launch 3", "wait 2", "wait 3", "launch 2", "wait 2", *together[1:3], "wait 0", "wait 1"],
                 "usual again": together,
+                "divides": together,
+                "after that": ["launch 2", "wait 2", "launch 0", "launch 1", "wait 0", "wait 1"],
+                "usual once more": together,
+                "accumulating": in_turn,
+                "usual at last": together,
                 "a hook looks": ["launch 2", "wait 2", "launch 0", "launch 1", "wait 0", "wait 1"],
             }
 

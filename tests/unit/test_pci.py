@@ -118,10 +118,40 @@ def test_ranks_take_them_by_their_places(monkeypatch: pytest.MonkeyPatch, tmp_pa
         interfaces.interface_for("pci", 3, 4, "xdp")
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert interfaces.own("pci") == "eth1"
+    assert interfaces.own("pci", "xdp") == ("eth1", "xdp")
+    assert interfaces.own("eth7, eth8", "xdp") == ("eth8", "xdp")
+    assert interfaces.own("eth7", "xdp") == ("eth7", "xdp")
     monkeypatch.delenv("LOCAL_RANK")
     with pytest.raises(ConfigError, match="interface=pci goes by LOCAL_RANK"):
-        interfaces.own("pci")
+        interfaces.own("pci", "auto")
+
+
+def test_a_job_takes_udp_where_its_ranks_share_an_interface(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """``TailboundState`` opens the datapath that ``own`` says."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from tailbound.torch import pci, state
+
+    class Opened(Exception):
+        pass
+
+    def communicator(*_: object, datapath: str, interface: str, **__: object) -> None:
+        raise Opened(interface, datapath)
+
+    sysfs = bus(monkeypatch, tmp_path, INTERFACES)
+    by_gpu = pci.by_gpu
+    monkeypatch.setattr(pci, "by_gpu", lambda places: by_gpu(places, sysfs))
+    monkeypatch.setattr(state, "Communicator", communicator)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=4)
+    try:
+        with pytest.raises(Opened) as opened:
+            state.TailboundState(interface="pci")
+    finally:
+        dist.destroy_process_group()
+    assert opened.value.args == ("eth2", "udp")
 
 
 def test_what_cannot_be_told_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -27,6 +27,17 @@ def test_a_pass_through_fewer_modules() -> None:
     assert ends([[2, 1, 0], [2, 1], [2, 1]])[1:] == [([False, False], True), ([False, True], False)]
 
 
+def test_a_pass_that_broke_off_is_a_step_and_the_next_one_is_like_the_one_before_it() -> None:
+    from tailbound.torch.step_ends import Passes
+
+    follower = Passes()
+    found = [
+        ([follower.call(module) for module in modules], follower.over(whole=len(modules) > 1))
+        for modules in ([2, 1, 0], [2], [2, 1, 0])
+    ]
+    assert found[1:] == [([False], True), ([False, False, True], False)]
+
+
 def test_a_pass_through_more_modules_is_two_steps_once() -> None:
     assert ends([[2, 1], [2, 1, 0], [2, 1, 0]])[1:] == [([False, True, False], True), ([False, False, True], False)]
 

@@ -8,6 +8,7 @@ place, while the backward pass goes on. Every place in a host is a job of its ow
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,15 +39,14 @@ class _Launch:
     Attributes:
         averaged: None: it is there.
         alone: there are no gradients that the shard is added to, and no hooks that see it.
-        version: of ``shard``, when the hook returned with its average; torch counts who writes to it. None: it returned
-            without.
+        version: of ``shard``, when the hook returned; torch counts who writes to it.
     """
 
     number: int
     shard: torch.Tensor
     averaged: torch.futures.Future[torch.Tensor] | None
     alone: bool = True
-    version: int | None = None
+    version: int = 0
 
     def finish(self) -> None:
         """Waits for the average, which takes the shard's place."""
@@ -72,7 +72,9 @@ class FsdpState(TailboundState):
         self.shards = shards
         self.together = _TOGETHER
         self._passes = Passes()
-        self._watching = False
+        #: torch's number of the backward pass that is under way, and the call that torch keeps for its end
+        self._pass: int | None = None
+        self._end: weakref.ref[Callable[[], None]] | None = None
         #: number of the op that only ends a step: behind those of all modules
         self._closing = 0
         #: by module: its parameters, and whether their gradients were, in the last pass, the shard that the hook had
@@ -104,37 +106,76 @@ class FsdpState(TailboundState):
     def _hook(self, number: int) -> Callable[[torch.Tensor], None]:
         def average_in_place(shard: torch.Tensor) -> None:
             check(number, shard)
-            if not self._watching:
-                self._watching = True
-                # as FSDP itself does it; there is no public way to be told of the end of a backward pass
-                torch.autograd.Variable._execution_engine.queue_callback(self._backward_is_over)
-                self.before_backward()
-            averaged, alone = self._average(number, shard, self._passes.call(number)), self._is_alone(number)
+            self._look_for_a_new_pass()
+            # data: torch counts what we write ourselves apart from what others write to the shard
+            averaged, alone = self._average(number, shard.data, self._passes.call(number)), self._is_alone(number)
             launch = _Launch(number, shard, averaged, alone)
             self._launched.append(launch)
             if not (alone and self._kept[number]):
                 for one in self._launched:
                     if one.number == number:  # what came before is what this one is added to
                         one.finish()
-                launch.version = shard._version
+            launch.version = shard._version
 
         return average_in_place
+
+    def _look_for_a_new_pass(self) -> None:
+        """At the first module of a backward pass: asks torch to tell its end, and ends the pass before.
+
+        Torch forgets to tell the end of a pass that has raised. The averages of such a pass are awaited here, so that
+        none is written into gradients of this one; what they raise is of no use to anybody.
+        """
+        number = torch._C._current_graph_task_id()
+        if number == self._pass:
+            return
+        if self._pass is not None:
+            try:
+                self._backward_is_over(whole=False)
+            except Exception:
+                # Torch still keeps its end: that pass goes on around this one (a checkpoint that is reentrant).
+                if self._end is not None and self._end() is not None:
+                    raise
+        end = self._backward_is_over
+        # as FSDP itself does it; there is no public way to be told of the end of a backward pass
+        torch.autograd.Variable._execution_engine.queue_callback(end)
+        self._pass, self._end = number, weakref.ref(end)
+        self.before_backward()
 
     def _is_alone(self, number: int) -> bool:
         return all(
             p.grad is None and not getattr(p, "_post_accumulate_grad_hooks", None) for p in self._parameters[number]
         )
 
-    def _backward_is_over(self) -> None:
-        self._watching = False
+    def _backward_is_over(self, whole: bool = True) -> None:
+        """Ends the step and waits for all averages.
+
+        Args:
+            whole: the pass went through all its modules, as far as is known.
+
+        Raises:
+            ConfigError: gradients that are not averaged, since something has changed them before.
+            TransportError, LayoutError: of an average. By then none is under way.
+        """
+        self._pass = None
         launched, self._launched = self._launched, []
+        errors: list[Exception] = []
         for launch in launched:
             if launch.alone:
-                self._kept[launch.number] = self._is_gradient(launch)
-        if self._passes.over():
+                kept = self._kept[launch.number] = self._is_gradient(launch)
+                if not kept and launch.averaged is not None:
+                    text = f"rank {self.rank}: the gradients of FSDP module {launch.number} are not averaged"
+                    why = "in this pass something divided, converted, moved or removed them before their average came"
+                    advice = "drop them (zero_grad) and do the pass again, in which the module waits for its average"
+                    errors.append(ConfigError(f"{text}: {why}, and did not in the pass before; {advice}"))
+        if self._passes.over(whole):
             launched.append(_Launch(self._closing, end := torch.zeros(1), self._average(self._closing, end, True)))
         for launch in launched:
-            launch.finish()
+            try:
+                launch.finish()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _is_gradient(self, launch: _Launch) -> bool:
         """Whether the module's gradients are the shard, as the hook has left it, neither converted nor divided.
@@ -144,7 +185,7 @@ class FsdpState(TailboundState):
         memory = launch.shard.untyped_storage().data_ptr()
         found = [local(p.grad) for p in self._parameters[launch.number] if p.grad is not None]
         alike = bool(found) and all(gradient.untyped_storage().data_ptr() == memory for gradient in found)
-        return alike and launch.version in (None, launch.shard._version)
+        return alike and launch.version == launch.shard._version
 
 
 def register(

@@ -34,20 +34,24 @@ def local_place(what: str, otherwise: str) -> tuple[int, int]:
         ) from error
 
 
-def own(given: str | None) -> str | None:
-    """The interface of this rank: of several names with commas between them, the one at LOCAL_RANK; or ``BY_GPU``.
+def own(given: str | None, datapath: str) -> tuple[str | None, str]:
+    """Interface and datapath of this rank.
+
+    Args:
+        given: an interface, several with commas between them (the one at LOCAL_RANK), ``BY_GPU``, or None.
+        datapath: what was asked for.
 
     Raises:
-        ConfigError: too few names, or nothing tells which of them is this rank's.
+        ConfigError: too few names, nothing tells which of them is this rank's, or ranks share one that takes one only.
     """
     if given == BY_GPU:
-        place, places = local_place("interface=pci", "name the interface")
-        return interface_for(given, place, places, "auto")[0]
-    if given is None or "," not in given:
-        return given
-    what = f"interface={given}: the first name is for local rank 0, and so on; this"
-    place, places = local_place(what, "give each rank the name of its own interface")
-    return interface_for(given, place, places, "auto")[0]
+        what, otherwise = "interface=pci", "name the interface"
+    elif given is not None and "," in given:
+        what = f"interface={given}: the first name is for local rank 0, and so on; this"
+        otherwise = "give each rank the name of its own interface"
+    else:
+        return given, datapath
+    return interface_for(given, *local_place(what, otherwise), datapath)
 
 
 def interface_for(given: str | Sequence[str] | None, place: int, places: int, datapath: str) -> tuple[str | None, str]:

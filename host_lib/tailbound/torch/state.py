@@ -193,11 +193,12 @@ class TailboundState(Recovery):
         self.complain, self.say = self._complaints.complain, self._complaints.say
         self.last = Outcome()
         if self.ranks > 1:
+            interface, datapath = interfaces.own(interface, datapath)
             self.communicator = Communicator(
                 dist.distributed_c10d._get_default_store(),
                 config,
                 datapath=datapath,
-                interface=interfaces.own(interface),
+                interface=interface,
                 name=name,
                 timeout=timeout,
                 training=Training(model, options, elastic=is_elastic(group)),

@@ -62,11 +62,15 @@ class Passes:
         self._open = tuple(self._calls) != self._plan
         return not self._open
 
-    def over(self) -> bool:
-        """The pass is over; returns whether its step has not ended yet, so that an empty op has to end it."""
-        if self._calls:
+    def over(self, whole: bool = True) -> bool:
+        """The pass is over; returns whether its step has not ended yet, so that an empty op has to end it.
+
+        Args:
+            whole: the next one is expected to be like it, not like the one before.
+        """
+        if self._calls and whole:
             self._plan = tuple(self._calls)
-            self._calls.clear()
+        self._calls.clear()
         unfinished, self._open = self._open, False
         return unfinished
 
