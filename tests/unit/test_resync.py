@@ -38,7 +38,7 @@ class World:
         self.ranks: list[Any] = []
         self.live = set(range(ranks))
         self.views: dict[int, set[int]] = {}  # of ranks that know of others than ``live``
-        self.step = -1
+        self.step, self.still = -1, True
         self._threads = ThreadPoolExecutor(ranks)
         settings = {"period": 0, "share": 1e6} | settings
         for rank, path in enumerate(self.paths):
@@ -52,16 +52,17 @@ class World:
     def __getitem__(self, rank: int) -> Any:
         return self.ranks[rank]
 
-    def run(self, steps: int, only: set[int] | None = None) -> None:
-        """All live ranks take ``steps`` steps."""
+    def run(self, steps: int, only: set[int] | None = None, passes: int = 1) -> None:
+        """All live ranks take ``steps`` steps; after the last one of every ``passes`` slices may be taken."""
         for _ in range(steps):
             self.step += 1
+            self.still = self.step % passes == passes - 1
             list(self._threads.map(self._one, sorted(self.live if only is None else only), timeout=PATIENCE))
 
     def _one(self, rank: int) -> None:
         self.ranks[rank].moment.disturb()
         self.models[rank].weight.data.add_(0.001)
-        self.ranks[rank].boundary(self.step)
+        self.ranks[rank].boundary(self.step, still=self.still)
 
     def damage(self, rank: int, by: float, entries: slice = slice(None)) -> None:
         """A result has been missed: other parameters than the others'."""
@@ -116,6 +117,18 @@ def test_one_damaged_rank_takes_a_slice_a_step_from_a_sound_one(ranks: int) -> N
         assert w[1].counters["slices_equal"] == 3
         assert w[1].counters["bytes_taken"] == 4 * SLICE
         assert not w[1].about_to_take
+
+
+@pytest.mark.parametrize("passes", [2, 4, 8])
+def test_with_several_averages_per_optimizer_step_all_slices_are_taken(passes: int) -> None:
+    """By the number of the step the same few slices came up again and again, and the rank never got sound."""
+    with world(2) as w:
+        w.run(passes)
+        w.damage(1, 0.5)
+        w.run(4 * passes, passes=passes)
+        assert w[1].sound
+        assert w.equal()
+        assert w.counts("slices_taken") == [0, 4]
 
 
 def test_ranks_that_are_damaged_at_once_take_from_the_one_that_is_not() -> None:

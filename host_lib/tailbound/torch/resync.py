@@ -5,7 +5,7 @@ rank that stood still, an owner that died. A rank that has missed nothing since 
 *sound*: it compares digests now and then (``digests``), and gives. A rank that is not has *stale* slices, all of them,
 and takes one a step from a sound rank:
 
-- In step s it is slice s mod Q, as it is after step s on both; Q is the number of slices. It is sent where it differs.
+- It is the next stale one after the one tried last, as it is after the same step on both. It is sent where it differs.
   The receiver waits for it for a small part of a step; what does not come is taken in the next turn of slices.
 - Who has taken all slices and has missed nothing meanwhile is sound. A result that is lost makes all of them stale.
 - Where no rank is sound, the lowest live one becomes the reference: it is sound because the others take its state. From
@@ -88,6 +88,7 @@ class Resync:
         self.counters: Counter[str] = Counter()
         self._stale: set[int] = set()  # replaced as a whole by whatever thread notes a loss
         self._lineage = self._following = _FIRST  # own, while sound; that of the slices that are not stale
+        self._tried = -1  # the slice that was asked for last
         self._donor = self._giver = -1  # who is asked at the next boundary, and who gave the last slice
         self._unsound_peers: set[int] = set()  # that have said so since a sound one was last heard of
         self._whole_at: int | None = None  # the step in which the whole state was last taken for its shapes
@@ -194,7 +195,10 @@ class Resync:
 
     def _refresh(self, step: int, donor: int) -> None:
         """Makes a slice equal to that of ``donor``, if it is sound; both stand after ``step``."""
-        which, replica, counters = step % self.replica.slices, self.replica, self.counters
+        replica, counters = self.replica, self.counters
+        # not by the step's number: nothing is taken in steps after which the optimizer does not step
+        which = min(self._stale, key=lambda one: (one - self._tried - 1) % replica.slices)
+        self._tried = which
         self.moment.disturb()
         try:
             wait = max(_LEAST_WAIT, self._share * self._stretch * self._step_time)
