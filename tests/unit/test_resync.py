@@ -189,6 +189,89 @@ def test_slices_of_two_states_do_not_make_a_replica() -> None:
         assert w[1].lineage == w[2].lineage != w[0].lineage
 
 
+def compare_lineages(w: World, steps: int) -> None:
+    """Steps, after each of which all answers are waited for."""
+    for _ in range(steps):
+        w.run(1)
+        for one in w.ranks:
+            if one._lineages.asking is not None:
+                one._lineages.asking.result(PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "damaged", "yielding"),
+    [(3, {0, 1}, {2}), (4, {1, 2, 3}, {0}), (5, {0, 1}, {0, 1}), (4, {0, 1}, {2, 3})],
+    ids=["one_was_away", "the_lowest_was_away", "most_were_away", "halves"],
+)
+def test_of_two_lineages_that_meet_again_one_gives_way(ranks: int, damaged: set[int], yielding: set[int]) -> None:
+    """All were sound, and different, for good: the one that fewer hold gives way, of equally many the older."""
+    with world(ranks) as w:
+        w.run(3)
+        others = w.live - damaged
+        w.views = {rank: damaged if rank in damaged else others for rank in w.live}
+        for rank in damaged:
+            w.damage(rank, 0.1 * (rank + 1))
+        w.run(12)
+        assert all(one.sound for one in w.ranks)
+        assert not w.equal()
+        w.views = {}
+        compare_lineages(w, 16)
+        assert w.equal()
+        assert all(one.sound for one in w.ranks)
+        assert len({one.lineage for one in w.ranks}) == 1
+        assert w.counts("gave_way") == [int(rank in yielding) for rank in range(ranks)]
+
+
+def test_who_was_stopped_learns_of_the_other_lineage_by_the_others_question() -> None:
+    """It has missed nobody, and knows of no lost result of its own."""
+    with world(3) as w:
+        w.run(3)
+        w.live = {0, 1}
+        w.views = {2: {0, 1, 2}}
+        for rank in (0, 1):
+            w.damage(rank, 0.1 * (rank + 1))
+        w.run(8)
+        w.live = {0, 1, 2}
+        compare_lineages(w, 40)
+        assert w.equal()
+        assert all(one.sound for one in w.ranks)
+        assert w.counts("gave_way") == [0, 0, 1]
+
+
+def test_digests_of_two_lineages_are_no_fault_of_memory(caplog: pytest.LogCaptureFixture) -> None:
+    """The ranks do not know of each other's absence; with a digest they learn that they follow two states."""
+    from tailbound.torch.digests import Check
+
+    with world(3) as w:
+        w.damage(2, 0.1)
+        w[2]._sound_again(5 << 16 | 2)
+        w.run(3)
+        checks = [Check(2, 1, (rank + 1) % 3, PATIENCE) for rank in range(3)]
+        assert list(w._threads.map(lambda rank: w[rank]._digests.compare(checks[rank]), range(3))) == [[], [], []]
+        compare_lineages(w, 16)
+        assert w.equal()
+        assert w.counts("gave_way") == [0, 0, 1]
+        assert "those of rank(s) [0, 1] hold for all" in caplog.text
+        assert "memory errors" not in caplog.text
+
+
+def test_lineages_are_compared_alike_by_all_and_not_while_they_change() -> None:
+    from tailbound.torch.lineages import gives_way
+
+    held = {0: 9, 1: 9, 2: 1, 3: 1, 4: 5}
+    assert [gives_way(held, rank) for rank in held] == [False, False, True, True, True]
+    with world(3) as w:
+        w.run(2)
+        w[2]._sound_again(5 << 16 | 2)
+        w[0]._meeting = True
+        w[2]._lineages.doubt([0, 1])
+        compare_lineages(w, 3)
+        assert w.counts("gave_way") == [0, 0, 0]
+        w[0]._meeting = False
+        compare_lineages(w, 3)
+        assert w.counts("gave_way") == [0, 0, 1]
+
+
 def test_damage_meanwhile_makes_all_slices_stale_again() -> None:
     with world(2) as w:
         w.run(4)

@@ -9,7 +9,8 @@ and takes one a step from a sound rank:
   The receiver waits for it for a small part of a step; what does not come is taken in the next turn of slices.
 - Who has taken all slices and has missed nothing meanwhile is sound. A result that is lost makes all of them stale.
 - Where no rank is sound, the lowest live one becomes the reference: it is sound because the others take its state. From
-  then on there is another *lineage*. Slices of two lineages do not make a replica.
+  then on there is another *lineage*. Slices of two lineages do not make a replica. Where sound ranks follow two, since
+  one was away meanwhile, one of them gives way (``lineages``).
 - A rank that was lost, or whose optimizer keeps things of other shapes, takes the whole state at once.
 - Nothing is collective, nobody waits for more than one peer, and every wait ends by itself.
 """
@@ -22,12 +23,12 @@ import statistics
 import struct
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tailbound.errors import ConfigError, TransportError
 from tailbound.torch.digests import Check, Digests
+from tailbound.torch.lineages import Lineages
 from tailbound.torch.meeting import DIGEST, Meetings, Standing, reference
 from tailbound.torch.moment import Moment
 from tailbound.torch.replica import Replica
@@ -49,8 +50,6 @@ _PATIENCE, _PATIENT_STEPS = 5.0, 4
 _LEAST_WAIT = 0.002
 #: After a slice that did not come the next one is waited for twice as long, up to so many times.
 _STRETCH_MOST = 4
-#: Seconds for a rank to say whether it is sound, and threads that ask.
-_SAY, _THREADS = 0.25, 64
 #: Rounds of a meeting: what one of them leaves unequal, the next takes.
 _ROUNDS = 8
 #: Lineages: of the beginning; others are ``step + 1`` and the rank that became the reference, or this for a meeting.
@@ -90,6 +89,7 @@ class Resync:
         self._lineage = self._following = _FIRST  # own, while sound; that of the slices that are not stale
         self._tried = -1  # the slice that was asked for last
         self._donor = self._giver = -1  # who is asked at the next boundary, and who gave the last slice
+        self._meeting = False  # in ``synchronise``, where ranks come to another lineage one by one
         self._unsound_peers: set[int] = set()  # that have said so since a sound one was last heard of
         self._whole_at: int | None = None  # the step in which the whole state was last taken for its shapes
         self._warned = -1  # the window of the last warning of other digests
@@ -99,8 +99,18 @@ class Resync:
         replica.warm_up()
         reliable.before_close(self.moment.close)
         self._meetings = Meetings(reliable, rank, live, self.moment)
-        self._digests = Digests(reliable, replica, self.moment, rank, ranks, live, lambda: self.sound, self._compared)
-        reliable.serve("sound", lambda _: [bytes([self.sound])])
+        self._lineages = Lineages(reliable, rank, live, lambda: self.lineage, lambda: self._meeting, self._give_way)
+        self._digests = Digests(
+            reliable,
+            replica,
+            self.moment,
+            rank,
+            ranks,
+            live,
+            lambda: self.lineage,
+            self._compared,
+            self._lineages.doubt,
+        )
         reliable.serve("slice", self._answer_slice)
         reliable.serve("whole", self._answer_whole)
 
@@ -127,6 +137,11 @@ class Resync:
     def unsound(self) -> None:
         """The state is not what the others have (after a jump, say)."""
         self._stale = set(range(self.replica.slices))
+
+    def _give_way(self) -> None:
+        """Others follow another lineage."""
+        self.counters["gave_way"] += 1
+        self.unsound()
 
     def _sound_again(self, lineage: int) -> None:
         self._lineage, self._stale = lineage, set()
@@ -156,6 +171,7 @@ class Resync:
         """
         self._reliable.close()
         self._digests.close(_PATIENCE)
+        self._lineages.close()
 
     def stats(self) -> dict[str, Any]:
         """Whether it is sound, slices, those of them that may differ from the others', and counters, in plain types."""
@@ -174,6 +190,7 @@ class Resync:
         peers = [(step + i) % self._ranks for i in range(self._ranks)]  # another one first in every step
         live = set(self._live()) - {self._rank}
         peers = [rank for rank in peers if rank in live]
+        self._lineages.look(live)
         if not peers:
             return
         if not self.sound:
@@ -249,25 +266,12 @@ class Resync:
         if self.sound or not live or min(live) < self._rank or not live <= self._unsound_peers:
             return
         self._unsound_peers.clear()
-        said = self._ask_sound(live)
+        said = self._lineages.ask(live)
         if any(said.get(rank, True) for rank in live):
             return
         self._sound_again((step + 1) << 16 | self._rank)
         self.counters["led"] += 1
         log.info("rank %d: no rank is sound after step %d; the others take the state of this one", self._rank, step)
-
-    def _ask_sound(self, ranks: Collection[int]) -> dict[int, bool]:
-        """Which of ``ranks`` say that they are sound, or that they are not; in ``_SAY`` seconds at most."""
-
-        def ask(rank: int) -> bool | None:
-            try:
-                return bool(self._reliable.pull(rank, "sound", b"", _SAY, 1)[0])
-            except (TransportError, IndexError):
-                return None
-
-        with ThreadPoolExecutor(max(1, min(len(ranks), _THREADS)), "tailbound-sound") as threads:
-            said = zip(ranks, threads.map(ask, ranks), strict=True)
-        return {rank: sound for rank, sound in said if sound is not None}
 
     # -- on demand, in the training thread
 
@@ -284,6 +288,13 @@ class Resync:
         step = self.moment.step
         if step is None:
             return not self._live()
+        self._meeting = True
+        try:
+            return self._synchronise(step, timeout)
+        finally:
+            self._meeting = False
+
+    def _synchronise(self, step: int, timeout: float) -> bool:
         self.replica.freeze()  # buffers as they are now, and a step that was not the end of anything
         self.moment.settle(step)
         begun = time.monotonic()
@@ -441,8 +452,8 @@ class Resync:
         """
         until = time.monotonic() + timeout
         live = sorted(set(self._live()) - {self._rank}, key=lambda rank: (rank - step) % self._ranks)
-        said = self._ask_sound(live)
-        for rank in sorted(live, key=lambda rank: not said.get(rank, False)):
+        said = self._lineages.ask(live)
+        for rank in sorted(live, key=lambda rank: not said.get(rank, 0)):
             left = until - time.monotonic()
             stands = self._adopt(rank, step, left, or_later=True) if left > 0 else None
             if stands is not None:
