@@ -458,6 +458,22 @@ def test_other_plain_values_are_taken_with_the_whole_state() -> None:
         assert w[1].counters["whole_taken"] == 1
 
 
+@pytest.mark.parametrize("unlike", [False, True])
+def test_what_has_changed_since_the_standings_is_no_error(unlike: bool) -> None:
+    """A slice that is equal by now comes without contents, and so does one of another layout: all is taken then."""
+    with world(2) as w:
+        w.run(2)
+        own, theirs = w[1].standing(), w[0].standing()
+        before = own._replace(slices=tuple(bytes(16) for _ in own.slices))
+        if unlike:
+            w[0].replica.layout = lambda which: bytes(8)
+        w[1]._take_all(0, 1, before, theirs, time.monotonic() + PATIENCE)
+        names = ("slices_equal", "slices_taken", "whole_taken", "whole_failed")
+        assert [w[1].counters[name] for name in names] == ([0, 0, 1, 0] if unlike else [4, 0, 0, 0])
+        assert w[1].sound
+        assert w.equal()
+
+
 def test_who_has_heard_a_standing_has_not_heard_the_next_one_even_if_it_is_the_same() -> None:
     """A late answer of the first round counted for the second, and a rank closed before another had asked it."""
     from tailbound.torch.meeting import _ASK, Meetings, Standing

@@ -364,25 +364,30 @@ class Resync:
             return
         self.unsound()  # until all of it is here
         self.moment.disturb()
-        lineage = 0
+        lineage, unlike = 0, False
         try:
             for which, (mine, other) in enumerate(zip(own.slices, theirs.slices, strict=True)):
                 if mine == other:
                     continue
                 left = max(0.05, until - time.monotonic())
-                lineage, _, body = self._pull_slice(rank, step, which, left, only_sound=False)
-                self.replica.write(which, body)
-                self.counters["slices_taken"] += 1
+                lineage, what, body = self._pull_slice(rank, step, which, left, only_sound=False)
+                if unlike := what == _UNLIKE:
+                    break
+                if what == _OTHER:  # else it has become equal
+                    self.replica.write(which, body)
+                self.counters["slices_taken" if what == _OTHER else "slices_equal"] += 1
                 self.counters["bytes_taken"] += len(body)
         except TransportError as error:
             log.info("rank %d: not synchronised: %s", self._rank, error)
             self.counters["whole_failed"] += 1
         else:
-            if theirs.sound and lineage:
+            if theirs.sound and lineage and not unlike:
                 self._sound_again(lineage)
         finally:
             self.replica.freeze()
             self.moment.settle(step)
+        if unlike:  # slices do not carry that
+            self._adopt(rank, step, until - time.monotonic())
 
     # -- the whole state, in the training thread
 
