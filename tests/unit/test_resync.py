@@ -312,6 +312,17 @@ def test_a_giver_that_stands_still_costs_a_wait_and_no_more() -> None:
         assert not w.equal()
 
 
+def test_who_stays_unsound_for_two_turns_of_slices_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    with world(2, share=1e-9) as w:
+        w.run(2)
+        w.damage(1, 0.5)
+        w.run(8, only={1})  # the first boundary chooses whom to ask
+        assert "resync_share" not in caplog.text
+        w.run(20, only={1})
+        assert caplog.text.count("of 8 slices that it asked for none came within 2.0 ms") == 1
+        assert caplog.text.count("give a larger resync_share") == 1
+
+
 def test_who_is_to_take_none_takes_none() -> None:
     with world(2, share=0.0) as w:
         w.damage(1, 0.5)

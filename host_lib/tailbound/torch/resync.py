@@ -50,6 +50,8 @@ _PATIENCE, _PATIENT_STEPS = 5.0, 4
 _LEAST_WAIT = 0.002
 #: After a slice that did not come the next one is waited for twice as long, up to so many times.
 _STRETCH_MOST = 4
+#: Turns of slices of which none came, after which a rank warns.
+_TURNS_MOST = 2
 #: Rounds of a meeting: what one of them leaves unequal, the next takes.
 _ROUNDS = 8
 #: Lineages: of the beginning; others are ``step + 1`` and the rank that became the reference, or this for a meeting.
@@ -94,6 +96,7 @@ class Resync:
         self._whole_at: int | None = None  # the step in which the whole state was last taken for its shapes
         self._warned = -1  # the window of the last warning of other digests
         self._stretch = 1
+        self._missed = 0  # slices since one came
         self._durations: deque[float] = deque(maxlen=32)
         self._boundary_at = 0.0
         replica.warm_up()
@@ -145,7 +148,7 @@ class Resync:
 
     def _sound_again(self, lineage: int) -> None:
         self._lineage, self._stale = lineage, set()
-        self._stretch = 1
+        self._stretch, self._missed = 1, 0
 
     def boundary(self, step: int, *, still: bool = True) -> None:
         """``step`` has ended: parameters stand still from now on until ``moment.disturb``. In the training thread.
@@ -216,9 +219,9 @@ class Resync:
         # not by the step's number: nothing is taken in steps after which the optimizer does not step
         which = min(self._stale, key=lambda one: (one - self._tried - 1) % replica.slices)
         self._tried = which
+        wait = max(_LEAST_WAIT, self._share * self._stretch * self._step_time)
         self.moment.disturb()
         try:
-            wait = max(_LEAST_WAIT, self._share * self._stretch * self._step_time)
             lineage, what, body = self._pull_slice(donor, step, which, wait, only_sound=True)
             if what == _OTHER:
                 replica.write(which, body)
@@ -226,12 +229,21 @@ class Resync:
             log.debug("%s", error)
             counters["slices_missed"] += 1
             self._giver, self._stretch = -1, min(2 * self._stretch, _STRETCH_MOST)
+            self._missed += 1
+            if self._missed == _TURNS_MOST * replica.slices:
+                log.warning(
+                    "rank %d: this replica has missed results and is still not equal to the others: of %d slices that "
+                    "it asked for none came within %.1f ms; give a larger resync_share, or call synchronise()",
+                    self._rank,
+                    self._missed,
+                    wait * 1000,
+                )
             return
         if what == _UNSOUND:
             self._giver = -1
             self._unsound_peers.add(donor)
             return
-        self._giver = donor
+        self._giver, self._missed = donor, 0
         self._unsound_peers.clear()
         if what == _UNLIKE:  # slices do not carry that
             counters["slices_unlike"] += 1
