@@ -70,6 +70,35 @@ def test_steps_whose_averages_were_gone_are_told_by_the_next_jump(monkeypatch: p
     assert one.jump() == 0
 
 
+def test_a_half_made_step_is_not_given_as_that_after_it() -> None:
+    """``hold`` and ``boundary`` leave it open; ``synchronise`` compares it, and leaves it open then."""
+    from tailbound.torch.moment import Moment
+    from tailbound.transport.reliable import Refusal
+
+    moment, held, met = Moment(), [], []
+    resync: Any = SimpleNamespace(
+        replica=SimpleNamespace(optimizers=[SimpleNamespace(state={})]),
+        boundary=lambda step, still: moment.settle(step),
+        synchronise=lambda timeout: bool(met.append(moment.step)) or True,
+        moment=moment,
+        sound=True,
+    )
+    one = lost(resync=resync, ended=3)
+    one.communicator.hold = held.append
+    moment.settle(2)
+    one.boundary()
+    with one.hold():
+        assert held == [True]
+    assert (one.ended, moment.step, held) == (3, 2, [True, False])
+    assert one.synchronise()
+    assert (one.ended, moment.step, met) == (3, 3, [3])
+    with pytest.raises(Refusal, match="step 3 is past here"), moment.reading(3, 0.0):
+        pass
+    one.stepped = True
+    with one.hold(), moment.reading(3, 0.0):
+        assert one.ended is None
+
+
 def test_a_lost_rank_joins_where_the_program_says_when_steps_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was left for the forward pass to end, and so it did not look."""
     one = lost()

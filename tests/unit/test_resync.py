@@ -38,7 +38,7 @@ class World:
         self.ranks: list[Any] = []
         self.live = set(range(ranks))
         self.views: dict[int, set[int]] = {}  # of ranks that know of others than ``live``
-        self.step = -1
+        self.step, self.still = -1, True
         self._threads = ThreadPoolExecutor(ranks)
         settings = {"period": 0, "share": 1e6} | settings
         for rank, path in enumerate(self.paths):
@@ -52,16 +52,17 @@ class World:
     def __getitem__(self, rank: int) -> Any:
         return self.ranks[rank]
 
-    def run(self, steps: int, only: set[int] | None = None) -> None:
-        """All live ranks take ``steps`` steps."""
+    def run(self, steps: int, only: set[int] | None = None, passes: int = 1) -> None:
+        """All live ranks take ``steps`` steps; after the last one of every ``passes`` slices may be taken."""
         for _ in range(steps):
             self.step += 1
+            self.still = self.step % passes == passes - 1
             list(self._threads.map(self._one, sorted(self.live if only is None else only), timeout=PATIENCE))
 
     def _one(self, rank: int) -> None:
         self.ranks[rank].moment.disturb()
         self.models[rank].weight.data.add_(0.001)
-        self.ranks[rank].boundary(self.step)
+        self.ranks[rank].boundary(self.step, still=self.still)
 
     def damage(self, rank: int, by: float, entries: slice = slice(None)) -> None:
         """A result has been missed: other parameters than the others'."""
@@ -116,6 +117,18 @@ def test_one_damaged_rank_takes_a_slice_a_step_from_a_sound_one(ranks: int) -> N
         assert w[1].counters["slices_equal"] == 3
         assert w[1].counters["bytes_taken"] == 4 * SLICE
         assert not w[1].about_to_take
+
+
+@pytest.mark.parametrize("passes", [2, 4, 8])
+def test_with_several_averages_per_optimizer_step_all_slices_are_taken(passes: int) -> None:
+    """By the number of the step the same few slices came up again and again, and the rank never got sound."""
+    with world(2) as w:
+        w.run(passes)
+        w.damage(1, 0.5)
+        w.run(4 * passes, passes=passes)
+        assert w[1].sound
+        assert w.equal()
+        assert w.counts("slices_taken") == [0, 4]
 
 
 def test_ranks_that_are_damaged_at_once_take_from_the_one_that_is_not() -> None:
@@ -176,6 +189,89 @@ def test_slices_of_two_states_do_not_make_a_replica() -> None:
         assert w[1].lineage == w[2].lineage != w[0].lineage
 
 
+def compare_lineages(w: World, steps: int) -> None:
+    """Steps, after each of which all answers are waited for."""
+    for _ in range(steps):
+        w.run(1)
+        for one in w.ranks:
+            if one._lineages.asking is not None:
+                one._lineages.asking.result(PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "damaged", "yielding"),
+    [(3, {0, 1}, {2}), (4, {1, 2, 3}, {0}), (5, {0, 1}, {0, 1}), (4, {0, 1}, {2, 3})],
+    ids=["one_was_away", "the_lowest_was_away", "most_were_away", "halves"],
+)
+def test_of_two_lineages_that_meet_again_one_gives_way(ranks: int, damaged: set[int], yielding: set[int]) -> None:
+    """All were sound, and different, for good: the one that fewer hold gives way, of equally many the older."""
+    with world(ranks) as w:
+        w.run(3)
+        others = w.live - damaged
+        w.views = {rank: damaged if rank in damaged else others for rank in w.live}
+        for rank in damaged:
+            w.damage(rank, 0.1 * (rank + 1))
+        w.run(12)
+        assert all(one.sound for one in w.ranks)
+        assert not w.equal()
+        w.views = {}
+        compare_lineages(w, 16)
+        assert w.equal()
+        assert all(one.sound for one in w.ranks)
+        assert len({one.lineage for one in w.ranks}) == 1
+        assert w.counts("gave_way") == [int(rank in yielding) for rank in range(ranks)]
+
+
+def test_who_was_stopped_learns_of_the_other_lineage_by_the_others_question() -> None:
+    """It has missed nobody, and knows of no lost result of its own."""
+    with world(3) as w:
+        w.run(3)
+        w.live = {0, 1}
+        w.views = {2: {0, 1, 2}}
+        for rank in (0, 1):
+            w.damage(rank, 0.1 * (rank + 1))
+        w.run(8)
+        w.live = {0, 1, 2}
+        compare_lineages(w, 40)
+        assert w.equal()
+        assert all(one.sound for one in w.ranks)
+        assert w.counts("gave_way") == [0, 0, 1]
+
+
+def test_digests_of_two_lineages_are_no_fault_of_memory(caplog: pytest.LogCaptureFixture) -> None:
+    """The ranks do not know of each other's absence; with a digest they learn that they follow two states."""
+    from tailbound.torch.digests import Check
+
+    with world(3) as w:
+        w.damage(2, 0.1)
+        w[2]._sound_again(5 << 16 | 2)
+        w.run(3)
+        checks = [Check(2, 1, (rank + 1) % 3, PATIENCE) for rank in range(3)]
+        assert list(w._threads.map(lambda rank: w[rank]._digests.compare(checks[rank]), range(3))) == [[], [], []]
+        compare_lineages(w, 16)
+        assert w.equal()
+        assert w.counts("gave_way") == [0, 0, 1]
+        assert "those of rank(s) [0, 1] hold for all" in caplog.text
+        assert "memory errors" not in caplog.text
+
+
+def test_lineages_are_compared_alike_by_all_and_not_while_they_change() -> None:
+    from tailbound.torch.lineages import gives_way
+
+    held = {0: 9, 1: 9, 2: 1, 3: 1, 4: 5}
+    assert [gives_way(held, rank) for rank in held] == [False, False, True, True, True]
+    with world(3) as w:
+        w.run(2)
+        w[2]._sound_again(5 << 16 | 2)
+        w[0]._meeting = True
+        w[2]._lineages.doubt([0, 1])
+        compare_lineages(w, 3)
+        assert w.counts("gave_way") == [0, 0, 0]
+        w[0]._meeting = False
+        compare_lineages(w, 3)
+        assert w.counts("gave_way") == [0, 0, 1]
+
+
 def test_damage_meanwhile_makes_all_slices_stale_again() -> None:
     with world(2) as w:
         w.run(4)
@@ -214,6 +310,17 @@ def test_a_giver_that_stands_still_costs_a_wait_and_no_more() -> None:
         assert w[1].counters["slices_missed"] == 5
         assert not w[1].sound
         assert not w.equal()
+
+
+def test_who_stays_unsound_for_two_turns_of_slices_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    with world(2, share=1e-9) as w:
+        w.run(2)
+        w.damage(1, 0.5)
+        w.run(8, only={1})  # the first boundary chooses whom to ask
+        assert "resync_share" not in caplog.text
+        w.run(20, only={1})
+        assert caplog.text.count("of 8 slices that it asked for none came within 2.0 ms") == 1
+        assert caplog.text.count("give a larger resync_share") == 1
 
 
 def test_who_is_to_take_none_takes_none() -> None:
@@ -360,6 +467,22 @@ def test_other_plain_values_are_taken_with_the_whole_state() -> None:
         assert w[1].sound
         assert optimizers[1].state[w.models[1].weight]["count"] == 3
         assert w[1].counters["whole_taken"] == 1
+
+
+@pytest.mark.parametrize("unlike", [False, True])
+def test_what_has_changed_since_the_standings_is_no_error(unlike: bool) -> None:
+    """A slice that is equal by now comes without contents, and so does one of another layout: all is taken then."""
+    with world(2) as w:
+        w.run(2)
+        own, theirs = w[1].standing(), w[0].standing()
+        before = own._replace(slices=tuple(bytes(16) for _ in own.slices))
+        if unlike:
+            w[0].replica.layout = lambda which: bytes(8)
+        w[1]._take_all(0, 1, before, theirs, time.monotonic() + PATIENCE)
+        names = ("slices_equal", "slices_taken", "whole_taken", "whole_failed")
+        assert [w[1].counters[name] for name in names] == ([0, 0, 1, 0] if unlike else [4, 0, 0, 0])
+        assert w[1].sound
+        assert w.equal()
 
 
 def test_who_has_heard_a_standing_has_not_heard_the_next_one_even_if_it_is_the_same() -> None:

@@ -2,7 +2,8 @@
 
 A bit that flips in memory, an optimizer that is not deterministic, a rank that changes a weight: the transport knows
 nothing of these. In the first of every so many steps each sound rank takes a digest of one slice a step, keeps it for a
-while, and asks one peer for its own. Where they differ it asks all others, and goes by what most of them hold.
+while, and asks one peer for its own. Where they differ it asks all others, and goes by what most of them hold. Ranks of
+two lineages are no fault of memory: ``lineages`` is told of them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import queue
 import struct
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from tailbound.errors import TransportError
@@ -24,6 +25,8 @@ log = logging.getLogger("tailbound")
 
 _NAME = "digest"
 _ASK = struct.Struct("!IH")
+#: The answer begins with the lineage.
+_LINEAGE = struct.Struct("!Q")
 #: Digests that are kept, and seconds that a rank waits for its own to be taken before it refuses, and for an answer.
 _KEPT, _WAIT, _ANSWER = 64, 2.0, 5.0
 
@@ -53,8 +56,9 @@ class Digests:
         moment: after which step it stands.
         rank, ranks: of the job.
         live: gives the peers that answer, as far as is known.
-        sound: whether this rank has missed no result, up to now.
+        lineage: of this rank; 0: it has missed a result.
         found: called in that thread with what was compared, and ``compare``'s answer.
+        doubt: called in it with ranks that hold something else and are of another lineage.
     """
 
     def __init__(
@@ -65,12 +69,14 @@ class Digests:
         rank: int,
         ranks: int,
         live: Callable[[], Sequence[int]],
-        sound: Callable[[], bool],
+        lineage: Callable[[], int],
         found: Callable[[Check, list[int] | None], None],
+        doubt: Callable[[Collection[int]], None],
     ) -> None:
         self._reliable, self._replica, self._moment = reliable, replica, moment
-        self._rank, self._ranks, self._live, self._sound, self._found = rank, ranks, live, sound, found
-        self._kept: dict[tuple[int, int], bytes] = {}
+        self._rank, self._ranks, self._live, self._lineage, self._found = rank, ranks, live, lineage, found
+        self._doubt = doubt
+        self._kept: dict[tuple[int, int], tuple[int, bytes]] = {}  # lineage and digest, by step and slice
         self._changed = threading.Condition()
         self._checks: queue.SimpleQueue[Check | None] = queue.SimpleQueue()
         reliable.serve(_NAME, self._answer)
@@ -101,37 +107,47 @@ class Digests:
         """Compares a slice with a peer, and with all others where they differ.
 
         Returns:
-            None if this rank is to take what the others hold; else the ranks that hold something else.
+            None if this rank is to take what the others hold; else the ranks of its lineage that hold something else.
 
         Raises:
             TransportError: the step is over, the peer does not answer, or this rank has missed a result meanwhile.
         """
         step, which, peer, patience = check
         with self._moment.reading(step, patience):
-            if not self._sound():  # asked before the step: a result of it was lost since, and that has its own remedy
+            lineage = self._lineage()
+            if not lineage:  # asked before the step: a result of it was lost since, and that has its own remedy
                 raise Refusal(f"a result was lost before the end of step {step}")
             # running statistics are every rank's own
             own = self._replica.layout(which) + self._replica.digest(which, buffers=False)
         with self._changed:
-            self._kept[step, which] = own
+            self._kept[step, which] = lineage, own
             for old in list(self._kept)[:-_KEPT]:
                 del self._kept[old]
             self._changed.notify_all()
-        held = {self._rank: own, peer: self._ask(peer, step, which)}
-        if held[peer] == own:
+        theirs, digest = self._ask(peer, step, which)
+        if digest == own:
             return []
+        if theirs != lineage:
+            self._doubt([peer])
+            return []
+        held = {self._rank: own, peer: digest}
         for other in self._live():
             if other not in held:
                 try:
-                    held[other] = self._ask(other, step, which)
+                    theirs, digest = self._ask(other, step, which)
                 except TransportError:  # not sound, or busy
                     continue
+                if theirs == lineage:
+                    held[other] = digest
         if differs(held, self._rank, step, self._ranks):
             return None
         return sorted(other for other in held if held[other] != own)
 
-    def _ask(self, rank: int, step: int, which: int) -> bytes:
-        return bytes(self._reliable.pull(rank, _NAME, _ASK.pack(step, which), _ANSWER, 1 << 10))
+    def _ask(self, rank: int, step: int, which: int) -> tuple[int, bytes]:
+        body = bytes(self._reliable.pull(rank, _NAME, _ASK.pack(step, which), _ANSWER, 1 << 10))
+        if len(body) < _LINEAGE.size:
+            raise TransportError(f"rank {rank} answers {len(body)} bytes for a digest: run one version on all ranks")
+        return _LINEAGE.unpack_from(body)[0], body[_LINEAGE.size :]
 
     def _answer(self, request: bytes) -> list[bytes]:
         if len(request) != _ASK.size:
@@ -140,4 +156,5 @@ class Digests:
         with self._changed:
             if not self._changed.wait_for(lambda: asked in self._kept, _WAIT):
                 raise Refusal("this rank compares nothing in that step")
-            return [self._kept[asked]]
+            lineage, digest = self._kept[asked]
+        return [_LINEAGE.pack(lineage), digest]

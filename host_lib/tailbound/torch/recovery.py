@@ -83,6 +83,7 @@ class Recovery:
         #: the step whose last bucket is over, until its boundary; and whether an optimizer has stepped since
         self.ended: int | None = None
         self.stepped = False
+        self._early = False  # a boundary before the optimizer has stepped has been told of
         self._named = False
         self._preparing = False  # holds the others until the first step is launched
         self._within = 0  # contexts of ``hold``
@@ -247,8 +248,24 @@ class Recovery:
 
     @torch.compiler.disable
     def boundary(self) -> None:
-        """Between two steps: the last one has been applied, the next one has not begun."""
-        self.end_step(still=True)
+        """Between two steps: the last one has been applied, the next one has not begun.
+
+        After ``optimizer.step()``. Where the optimizer is still to step, or has left a step out, the step stays open.
+        """
+        if not self._half_made:
+            self.end_step(still=True)
+        elif not self._early:
+            self._early = True
+            log.info(
+                "rank %d: boundary() before the optimizer has stepped does nothing: call it after optimizer.step()",
+                self.rank,
+            )
+
+    @property
+    def _half_made(self) -> bool:
+        """Whether the averages of a step have come, and the optimizer is still to step (or leaves the step out)."""
+        known = self.resync is not None and bool(self.resync.replica.optimizers)
+        return known and self.ended is not None and not self.stepped
 
     @torch.compiler.disable
     def _before_forward(self) -> None:
@@ -257,7 +274,7 @@ class Recovery:
         Not where the optimizer is still to step: a model may be called between ``backward`` and ``step``.
         """
         if self.ended is not None:
-            if self.resync is not None and self.resync.replica.optimizers and not self.stepped:
+            if self._half_made:
                 return
             self.end_step(still=True)
         if self._new_step:  # also where the program has called ``boundary`` by itself
@@ -272,6 +289,7 @@ class Recovery:
 
     def end_step(self, *, still: bool) -> None:
         """The step whose averages have come is over; ``still``: nothing uses the parameters now, so they may change."""
+        half_made = self._half_made
         step, self.ended = self.ended, None
         if step == _BY_ITSELF:
             if still:
@@ -283,7 +301,7 @@ class Recovery:
             self._name_what_stays()
             if self.abstaining and self.resync.sound:
                 self.abstaining = False
-        if still and self.entrance is not None and not self.outside:
+        if still and not half_made and self.entrance is not None and not self.outside:
             self.entrance.admit(held=self._preparing or self._within > 0)
 
     def _name_what_stays(self) -> None:
@@ -348,7 +366,8 @@ class Recovery:
     def synchronise(self, timeout: float = 30.0) -> bool:
         """Makes all replicas equal to the bit, between two steps: before a checkpoint, or at the end.
 
-        To be called on all ranks after the same step: each waits until the others have come, and all compare digests of
+        To be called on all ranks after the same step, and after ``optimizer.step()``: before that ranks are made equal
+        as they are there, and none comes in. Each waits until the others have come, and all compare digests of
         parameters, of what the optimizers keep, and of buffers. Who holds something else takes, point to point, what
         most of the ranks hold that have missed nothing. Training, or ``close``, may follow at once.
 
@@ -360,6 +379,9 @@ class Recovery:
             has gone on without synchronising; those that came are equal then, as far as time allowed. False for a rank
             that has come back and is still ``outside``.
         """
+        half_made, ended = self._half_made, self.ended
+        if half_made and self.outside:
+            return False
         self.end_step(still=True)
         if self.resync is None or self.communicator is None:
             return True
@@ -368,6 +390,9 @@ class Recovery:
         if self.resync.moment.step is None:  # as all have begun
             self.resync.moment.settle(self.communicator.step - 1 & STEP_MASK)
         well = self.resync.synchronise(timeout)
+        if half_made:  # nobody may take this for the state after the step
+            self.ended = ended
+            self.resync.moment.disturb()
         if self.resync.sound:
             self.abstaining = False
         return well
@@ -376,12 +401,14 @@ class Recovery:
     def hold(self) -> Iterator[None]:
         """Within the context the others wait for this rank (a checkpoint, an evaluation) and leave it out of nothing.
 
-        For as long as ``hold_max`` at most (clock-16).
+        For as long as ``hold_max`` at most (clock-16). Anywhere between two averages, also between ``backward`` and
+        ``optimizer.step()``: the step stays open then.
         """
         if self.communicator is None:
             yield
             return
-        self.end_step(still=True)
+        if not self._half_made:
+            self.end_step(still=True)
         self.communicator.hold(True)
         self._within += 1
         try:

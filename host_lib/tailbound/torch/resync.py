@@ -5,11 +5,12 @@ rank that stood still, an owner that died. A rank that has missed nothing since 
 *sound*: it compares digests now and then (``digests``), and gives. A rank that is not has *stale* slices, all of them,
 and takes one a step from a sound rank:
 
-- In step s it is slice s mod Q, as it is after step s on both; Q is the number of slices. It is sent where it differs.
+- It is the next stale one after the one tried last, as it is after the same step on both. It is sent where it differs.
   The receiver waits for it for a small part of a step; what does not come is taken in the next turn of slices.
 - Who has taken all slices and has missed nothing meanwhile is sound. A result that is lost makes all of them stale.
 - Where no rank is sound, the lowest live one becomes the reference: it is sound because the others take its state. From
-  then on there is another *lineage*. Slices of two lineages do not make a replica.
+  then on there is another *lineage*. Slices of two lineages do not make a replica. Where sound ranks follow two, since
+  one was away meanwhile, one of them gives way (``lineages``).
 - A rank that was lost, or whose optimizer keeps things of other shapes, takes the whole state at once.
 - Nothing is collective, nobody waits for more than one peer, and every wait ends by itself.
 """
@@ -22,12 +23,12 @@ import statistics
 import struct
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tailbound.errors import ConfigError, TransportError
 from tailbound.torch.digests import Check, Digests
+from tailbound.torch.lineages import Lineages
 from tailbound.torch.meeting import DIGEST, Meetings, Standing, reference
 from tailbound.torch.moment import Moment
 from tailbound.torch.replica import Replica
@@ -49,8 +50,8 @@ _PATIENCE, _PATIENT_STEPS = 5.0, 4
 _LEAST_WAIT = 0.002
 #: After a slice that did not come the next one is waited for twice as long, up to so many times.
 _STRETCH_MOST = 4
-#: Seconds for a rank to say whether it is sound, and threads that ask.
-_SAY, _THREADS = 0.25, 64
+#: Turns of slices of which none came, after which a rank warns.
+_TURNS_MOST = 2
 #: Rounds of a meeting: what one of them leaves unequal, the next takes.
 _ROUNDS = 8
 #: Lineages: of the beginning; others are ``step + 1`` and the rank that became the reference, or this for a meeting.
@@ -88,18 +89,31 @@ class Resync:
         self.counters: Counter[str] = Counter()
         self._stale: set[int] = set()  # replaced as a whole by whatever thread notes a loss
         self._lineage = self._following = _FIRST  # own, while sound; that of the slices that are not stale
+        self._tried = -1  # the slice that was asked for last
         self._donor = self._giver = -1  # who is asked at the next boundary, and who gave the last slice
+        self._meeting = False  # in ``synchronise``, where ranks come to another lineage one by one
         self._unsound_peers: set[int] = set()  # that have said so since a sound one was last heard of
         self._whole_at: int | None = None  # the step in which the whole state was last taken for its shapes
         self._warned = -1  # the window of the last warning of other digests
         self._stretch = 1
+        self._missed = 0  # slices since one came
         self._durations: deque[float] = deque(maxlen=32)
         self._boundary_at = 0.0
         replica.warm_up()
         reliable.before_close(self.moment.close)
         self._meetings = Meetings(reliable, rank, live, self.moment)
-        self._digests = Digests(reliable, replica, self.moment, rank, ranks, live, lambda: self.sound, self._compared)
-        reliable.serve("sound", lambda _: [bytes([self.sound])])
+        self._lineages = Lineages(reliable, rank, live, lambda: self.lineage, lambda: self._meeting, self._give_way)
+        self._digests = Digests(
+            reliable,
+            replica,
+            self.moment,
+            rank,
+            ranks,
+            live,
+            lambda: self.lineage,
+            self._compared,
+            self._lineages.doubt,
+        )
         reliable.serve("slice", self._answer_slice)
         reliable.serve("whole", self._answer_whole)
 
@@ -127,9 +141,14 @@ class Resync:
         """The state is not what the others have (after a jump, say)."""
         self._stale = set(range(self.replica.slices))
 
+    def _give_way(self) -> None:
+        """Others follow another lineage."""
+        self.counters["gave_way"] += 1
+        self.unsound()
+
     def _sound_again(self, lineage: int) -> None:
         self._lineage, self._stale = lineage, set()
-        self._stretch = 1
+        self._stretch, self._missed = 1, 0
 
     def boundary(self, step: int, *, still: bool = True) -> None:
         """``step`` has ended: parameters stand still from now on until ``moment.disturb``. In the training thread.
@@ -155,6 +174,7 @@ class Resync:
         """
         self._reliable.close()
         self._digests.close(_PATIENCE)
+        self._lineages.close()
 
     def stats(self) -> dict[str, Any]:
         """Whether it is sound, slices, those of them that may differ from the others', and counters, in plain types."""
@@ -173,6 +193,7 @@ class Resync:
         peers = [(step + i) % self._ranks for i in range(self._ranks)]  # another one first in every step
         live = set(self._live()) - {self._rank}
         peers = [rank for rank in peers if rank in live]
+        self._lineages.look(live)
         if not peers:
             return
         if not self.sound:
@@ -194,10 +215,13 @@ class Resync:
 
     def _refresh(self, step: int, donor: int) -> None:
         """Makes a slice equal to that of ``donor``, if it is sound; both stand after ``step``."""
-        which, replica, counters = step % self.replica.slices, self.replica, self.counters
+        replica, counters = self.replica, self.counters
+        # not by the step's number: nothing is taken in steps after which the optimizer does not step
+        which = min(self._stale, key=lambda one: (one - self._tried - 1) % replica.slices)
+        self._tried = which
+        wait = max(_LEAST_WAIT, self._share * self._stretch * self._step_time)
         self.moment.disturb()
         try:
-            wait = max(_LEAST_WAIT, self._share * self._stretch * self._step_time)
             lineage, what, body = self._pull_slice(donor, step, which, wait, only_sound=True)
             if what == _OTHER:
                 replica.write(which, body)
@@ -205,12 +229,21 @@ class Resync:
             log.debug("%s", error)
             counters["slices_missed"] += 1
             self._giver, self._stretch = -1, min(2 * self._stretch, _STRETCH_MOST)
+            self._missed += 1
+            if self._missed == _TURNS_MOST * replica.slices:
+                log.warning(
+                    "rank %d: this replica has missed results and is still not equal to the others: of %d slices that "
+                    "it asked for none came within %.1f ms; give a larger resync_share, or call synchronise()",
+                    self._rank,
+                    self._missed,
+                    wait * 1000,
+                )
             return
         if what == _UNSOUND:
             self._giver = -1
             self._unsound_peers.add(donor)
             return
-        self._giver = donor
+        self._giver, self._missed = donor, 0
         self._unsound_peers.clear()
         if what == _UNLIKE:  # slices do not carry that
             counters["slices_unlike"] += 1
@@ -245,25 +278,12 @@ class Resync:
         if self.sound or not live or min(live) < self._rank or not live <= self._unsound_peers:
             return
         self._unsound_peers.clear()
-        said = self._ask_sound(live)
+        said = self._lineages.ask(live)
         if any(said.get(rank, True) for rank in live):
             return
         self._sound_again((step + 1) << 16 | self._rank)
         self.counters["led"] += 1
         log.info("rank %d: no rank is sound after step %d; the others take the state of this one", self._rank, step)
-
-    def _ask_sound(self, ranks: Collection[int]) -> dict[int, bool]:
-        """Which of ``ranks`` say that they are sound, or that they are not; in ``_SAY`` seconds at most."""
-
-        def ask(rank: int) -> bool | None:
-            try:
-                return bool(self._reliable.pull(rank, "sound", b"", _SAY, 1)[0])
-            except (TransportError, IndexError):
-                return None
-
-        with ThreadPoolExecutor(max(1, min(len(ranks), _THREADS)), "tailbound-sound") as threads:
-            said = zip(ranks, threads.map(ask, ranks), strict=True)
-        return {rank: sound for rank, sound in said if sound is not None}
 
     # -- on demand, in the training thread
 
@@ -280,6 +300,13 @@ class Resync:
         step = self.moment.step
         if step is None:
             return not self._live()
+        self._meeting = True
+        try:
+            return self._synchronise(step, timeout)
+        finally:
+            self._meeting = False
+
+    def _synchronise(self, step: int, timeout: float) -> bool:
         self.replica.freeze()  # buffers as they are now, and a step that was not the end of anything
         self.moment.settle(step)
         begun = time.monotonic()
@@ -349,25 +376,30 @@ class Resync:
             return
         self.unsound()  # until all of it is here
         self.moment.disturb()
-        lineage = 0
+        lineage, unlike = 0, False
         try:
             for which, (mine, other) in enumerate(zip(own.slices, theirs.slices, strict=True)):
                 if mine == other:
                     continue
                 left = max(0.05, until - time.monotonic())
-                lineage, _, body = self._pull_slice(rank, step, which, left, only_sound=False)
-                self.replica.write(which, body)
-                self.counters["slices_taken"] += 1
+                lineage, what, body = self._pull_slice(rank, step, which, left, only_sound=False)
+                if unlike := what == _UNLIKE:
+                    break
+                if what == _OTHER:  # else it has become equal
+                    self.replica.write(which, body)
+                self.counters["slices_taken" if what == _OTHER else "slices_equal"] += 1
                 self.counters["bytes_taken"] += len(body)
         except TransportError as error:
             log.info("rank %d: not synchronised: %s", self._rank, error)
             self.counters["whole_failed"] += 1
         else:
-            if theirs.sound and lineage:
+            if theirs.sound and lineage and not unlike:
                 self._sound_again(lineage)
         finally:
             self.replica.freeze()
             self.moment.settle(step)
+        if unlike:  # slices do not carry that
+            self._adopt(rank, step, until - time.monotonic())
 
     # -- the whole state, in the training thread
 
@@ -437,8 +469,8 @@ class Resync:
         """
         until = time.monotonic() + timeout
         live = sorted(set(self._live()) - {self._rank}, key=lambda rank: (rank - step) % self._ranks)
-        said = self._ask_sound(live)
-        for rank in sorted(live, key=lambda rank: not said.get(rank, False)):
+        said = self._lineages.ask(live)
+        for rank in sorted(live, key=lambda rank: not said.get(rank, 0)):
             left = until - time.monotonic()
             stands = self._adopt(rank, step, left, or_later=True) if left > 0 else None
             if stands is not None:
