@@ -31,13 +31,15 @@ def test_replicas_forced_apart_come_together(tmp_path: Path, share: float, loser
     digests, sound = zip(*results[0]["apart"], strict=True)
     assert len(set(digests)) > 1
     assert not all(sound)
+    nobody = bool(share) and not any(sound)  # which rows get lost hangs on what leaves together: a rank may be spared
     assert all(result["synchronised"] for result in results)
     counts = [r["stats"]["replica"]["counters"] for r in results]
     took = [one.get("slices_taken", 0) + one.get("whole_taken", 0) for one in counts]
     assert any(took)
     assert not all(took) or len(losers) > 1  # who has missed nothing takes nothing
     led = [one.get("led", 0) for one in counts]
-    assert bool(led[0]) == bool(share and len(losers) == 3)
+    assert bool(led[0]) or not nobody
+    assert not any(led) or len(losers) == 3
     digests, sound = zip(*results[0]["together"], strict=True)
     assert len(set(digests)) == 1
     assert all(sound)
