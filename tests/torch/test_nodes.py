@@ -203,18 +203,18 @@ def test_each_rank_takes_its_own_interface(monkeypatch: pytest.MonkeyPatch) -> N
     from tailbound.errors import ConfigError
     from tailbound.torch import interfaces
 
-    assert interfaces.own("eth0") == "eth0"
+    assert interfaces.own("eth0", "xdp") == ("eth0", "xdp")
     for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
         with pytest.raises(ConfigError, match="eth0,eth1: the first name is for local rank 0"):
-            interfaces.own("eth0,eth1")
+            interfaces.own("eth0,eth1", "auto")
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert interfaces.own("eth0, eth1") == "eth1"
+    assert interfaces.own("eth0, eth1", "xdp") == ("eth1", "xdp")
     assert interfaces.interface_for("eth0,eth1", 0, 2, "auto") == ("eth0", "auto")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     with pytest.raises(ConfigError, match="eth0,eth1: give another one to each of the 3 ranks"):
-        interfaces.own("eth0,eth1")
+        interfaces.own("eth0,eth1", "auto")
 
 
 @pytest.mark.parametrize("places", [1, 2, 3, 8])
