@@ -24,7 +24,7 @@ from tailbound.codec.scale import cold_exponents, scales_of
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import RANKS_IN_BYTES, Shape, shape_for
 from tailbound.errors import ConfigError
-from tailbound.wire.bits import BITS, Bits, bits_numbered, both_ways, number_of
+from tailbound.wire.bits import BITS, Bits, as_bits, bits_numbered, both_ways, number_of
 from tailbound.wire.packets import DTYPES
 from tailbound.wire.schema import EXPONENT_NONE
 
@@ -306,6 +306,7 @@ def test_what_cannot_be_summed_is_refused() -> None:
     assert len({number_of(bits) for bits in BITS}) == len(BITS)
     with pytest.raises(ConfigError, match="no bits"):
         bits_numbered(7)
+    assert as_bits([4, 8]) == (4, 8)  # from JSON; what ranks and coders compare is a tuple
     assert both_ways([4, 8]) == both_ways((np.int64(4), 8)) == (4, 8)  # type: ignore[arg-type]
     assert both_ways(np.int64(8)) == (8, 8)  # type: ignore[arg-type]
     for wrong in (6, (8, 4), (4, 4), 8.0, "8"):

@@ -30,7 +30,7 @@ from tailbound.transport.choose import AskedResult
 from tailbound.transport.config import DEADLINE_MOST, MS, Config, width_for_mtu
 from tailbound.transport.safeguard import Limits
 from tailbound.transport.steps import step_of
-from tailbound.wire.bits import Bits, both_ways
+from tailbound.wire.bits import Bits, as_bits, both_ways
 
 log = logging.getLogger("tailbound")
 
@@ -144,12 +144,11 @@ class TailboundState(Recovery):
                 "torch.distributed.init_process_group"
             )
         super().__init__(dist.get_rank(group), dist.get_world_size(group), (resync_period, resync_share))
-        up, down = both_ways(bits)
+        self.bits = bits
+        up, down = both_ways(self.bits)
         feedback = up == 4 if error_feedback is None else error_feedback
         self.contributions = Contributions(feedback, copies=schedule != "synchronous")
         self.schedule = Schedule(schedule, self._applied, lambda: self.loss_scale)
-        #: of a code, from the next step on; the same on all ranks
-        self.bits = bits
         config = Config(
             rank=self.rank,
             ranks=self.ranks,
@@ -157,7 +156,7 @@ class TailboundState(Recovery):
             width=width_for_mtu(mtu) if mtu else 0,
             ring_mib=Config.ring_mib if ring_mib is None else ring_mib,
             # bytes of the ring that a step takes: rows whose 4 bits are summed in wide lanes fill half of theirs
-            step=entries * (8 if wide_sums(bits, self.ranks) else down) // 8 if ring_mib is None else 0,
+            step=entries * (8 if wide_sums(self.bits, self.ranks) else down) // 8 if ring_mib is None else 0,
             deadline_1=int(deadline_ms[0] * MS) if deadline_ms else 0,
             deadline_2=int(deadline_ms[1] * MS) if deadline_ms else 0,
             start_max=int(start_max * 1000 * MS),
@@ -173,7 +172,7 @@ class TailboundState(Recovery):
             source_ports=source_ports,
             group=multicast_group,
             switch=switch_of(switch) if switch and self.ranks > 1 else None,
-            bits=bits,
+            bits=self.bits,
             codec_threads=codec_threads,
         )
         options = {
@@ -222,6 +221,19 @@ class TailboundState(Recovery):
         if index == 0:
             self.before_backward()
         return self._average(index, tensor, last)
+
+    @property
+    def bits(self) -> Bits:
+        """Of a code, from the next step on; the same on all ranks.
+
+        Raises:
+            ConfigError: set to what codes cannot have.
+        """
+        return self._bits
+
+    @bits.setter
+    def bits(self, given: Bits) -> None:
+        self._bits = as_bits(given)
 
     def _average(self, index: int, tensor: torch.Tensor, last: bool) -> torch.futures.Future[torch.Tensor]:
         path = self.paths.of(tensor.device)

@@ -12,19 +12,30 @@ Bits: TypeAlias = int | tuple[int, int]
 BITS: tuple[Bits, ...] = (16, 8, 4, (4, 8))
 
 
+def as_bits(given: object) -> Bits:
+    """One of BITS: a number, numpy's too, or a pair, which JSON and YAML have as a list.
+
+    Raises:
+        ConfigError: ``given`` is none of them.
+    """
+    try:
+        plain = tuple(map(operator.index, given)) if isinstance(given, (tuple, list)) else operator.index(given)  # type: ignore[arg-type]
+    except TypeError:
+        plain = -1
+    for bits in BITS:
+        if bits == plain:
+            return bits
+    raise ConfigError(f"bits={given}: give one of {', '.join(map(str, BITS))}")
+
+
 def both_ways(bits: Bits) -> tuple[int, int]:
     """Bits of a contribution's code and of a result's.
 
     Raises:
         ConfigError: ``bits`` are none of BITS.
     """
-    try:  # numbers of numpy, and lists, as YAML has them
-        plain = tuple(map(operator.index, bits)) if isinstance(bits, (tuple, list)) else operator.index(bits)
-    except TypeError:
-        plain = -1
-    if plain not in BITS:
-        raise ConfigError(f"bits={bits}: give one of {', '.join(map(str, BITS))}")
-    return (plain, plain) if isinstance(plain, int) else (plain[0], plain[1])
+    plain = as_bits(bits)
+    return (plain, plain) if isinstance(plain, int) else plain
 
 
 def bits_text(bits: Bits) -> str:
