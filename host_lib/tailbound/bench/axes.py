@@ -31,6 +31,15 @@ def new_figure(width: float, height: float) -> Any:
     return figure
 
 
+def check() -> None:
+    """Whether a picture can be drawn.
+
+    Raises:
+        CapabilityError: matplotlib is missing.
+    """
+    new_figure(1, 1)
+
+
 def dress(axes: Any) -> None:
     """Takes away what is not needed, and colours the rest."""
     axes.spines[["top", "right"]].set_visible(False)

@@ -18,8 +18,9 @@ from rich.table import Table
 
 from tailbound.bench import figures
 from tailbound.bench.allreduce import conditions
+from tailbound.bench.axes import check
 from tailbound.bench.begin import prepared
-from tailbound.bench.late_plot import check, draw
+from tailbound.bench.late_plot import draw
 from tailbound.bench.places import datapath_at
 from tailbound.bench.save import save
 from tailbound.bench.start import StartLine

@@ -15,15 +15,6 @@ _LABELS = {
 _STYLES = {"gloo": (0, (1.5, 1.5)), "strict": (0, (5, 2))}
 
 
-def check() -> None:
-    """Whether a picture can be drawn.
-
-    Raises:
-        CapabilityError: matplotlib is missing.
-    """
-    new_figure(1, 1)
-
-
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Writes a picture in the format of ``path``'s suffix.
 

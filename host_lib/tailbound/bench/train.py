@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tailbound.bench.allreduce import conditions
+from tailbound.bench.axes import check
 from tailbound.bench.places import Loopback, Place, datapath_at, open_place
 from tailbound.bench.prepare import Preparation
 from tailbound.bench.save import save
@@ -26,7 +27,7 @@ from tailbound.bench.start import StartLine
 from tailbound.bench.tail import aims_table
 from tailbound.bench.team import Team
 from tailbound.bench.train_plan import Scenario
-from tailbound.bench.train_plot import check, draw
+from tailbound.bench.train_plot import draw
 from tailbound.bench.train_rows import Record, aims, row, table
 from tailbound.errors import CapabilityError, ConfigError
 from tailbound.lab.spec import LabSpec

@@ -22,15 +22,6 @@ _TICKS = [a * 10**b for b in range(5) for a in (1, 2, 5)]
 _ALONE = ("none", "noop")
 
 
-def check() -> None:
-    """Whether a picture can be drawn.
-
-    Raises:
-        CapabilityError: matplotlib is missing.
-    """
-    new_figure(1, 1)
-
-
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Writes a picture in the format of ``path``'s suffix.
 

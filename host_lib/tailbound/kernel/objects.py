@@ -38,7 +38,7 @@ def link(code: bytes, maps: Sequence[str], fds: Mapping[str, int], numbers: Mapp
     Raises:
         ValueError: the code names a map that is not in the list, or a constant that is not given.
     """
-    out = bytearray(code)
+    out, given = bytearray(code), numbers or {}
     offset = 0
     while offset < len(out):
         opcode, registers, _, number = struct.unpack_from("=BBhi", out, offset)
@@ -49,10 +49,10 @@ def link(code: bytes, maps: Sequence[str], fds: Mapping[str, int], numbers: Mapp
                 struct.pack_into("=i", out, offset + 4, fds[maps[number - 1]])
             elif registers >> 4 == _NUMBER:
                 name = NUMBERS[number - 1]
-                if name not in (numbers or {}):
+                if name not in given:
                     raise ValueError(f"instruction {offset // 8} asks for {name}, which is not given")
                 out[offset + 1] = registers & 0x0F
-                struct.pack_into("=I", out, offset + 4, (numbers or {})[name])
+                struct.pack_into("=I", out, offset + 4, given[name])
             offset += 8
         offset += 8
     return bytes(out)
