@@ -46,6 +46,7 @@
 #define TB_VERDICT_FRAGMENT 31
 #define TB_VERDICT_DUPLICATE_REPAIR 32
 #define TB_VERDICT_DUPLICATE_REPAIR_RESULT 33
+#define TB_VERDICT_FORGED 34
 
 #define TB_EVENT_OPENED 1
 #define TB_EVENT_MAJORITY 2
@@ -186,10 +187,12 @@ struct tb_control {
 	__u32 first_op; /* ops before this one are stale */
 	__u32 released; /* newest op over here: late rows may open its record; records reach OP_STEPS steps further */
 	__u32 sum_rows; /* sums ring in use, a power of two: pinned maps may have been made for fewer ranks */
+	__u32 tagged; /* 1: packets carry tags, and both keys are in force; 0: checks */
 	__u32 pad; /* 0 */
+	__u32 pad2; /* 0 */
 	__u64 live[4]; /* bitmap of live ranks other than this one */
 };
-_Static_assert(sizeof(struct tb_control) == 104, "tb_control");
+_Static_assert(sizeof(struct tb_control) == 112, "tb_control");
 
 /* How many result rows of an op are to come from peers; written by the host. */
 struct tb_expect_results {

@@ -27,6 +27,8 @@
 #endif
 
 #define TB_IPPROTO_UDP 17
+/* Number of the helper: BCC and libbpf declare it under different names. */
+#define TB_TAIL_CALL 12
 
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
 #define tb_be16(x) __builtin_bswap16(x)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The check of a row made in the pass that adds, stores or copies its codes: each word is loaded once for both, and what
+ * The check (or tag) of a row made in the pass that adds, stores or copies its codes: each word is loaded once for both, and what
  * one of them waits for (memory, a chain of additions) the other one fills.
  *
  * Only for rows whose number of rounds is known before: the register of a bound is wanted here.
@@ -13,16 +13,27 @@
 #include "abi.h"
 #include "check.h"
 #include "lanes.h"
+#include "tag.h"
 #include "wire.h"
 
 /* clang-format off */
-/* Eight codes into one lane of the check. RAW and LANES say what becomes of them besides; [q] is the round's start. */
+#ifdef TB_TAGGED
+#define TB_PASS_MIX(a, b, code) TB_TAG_MIX(code)
+#define TB_PASS_NEXT "%[k] += 64\n"
+#define TB_PASS_SUMS [h] "+r"(h), [k] "+r"(k), [v] "=&r"(v)
+#else
+#define TB_PASS_MIX(a, b, code) \
+	"%[" a "] += %[t]\n" \
+	"%[" b "] += %[" a "]\n"
+#define TB_PASS_NEXT ""
+#define TB_PASS_SUMS [a0] "+r"(a0), [b0] "+r"(b0), [a1] "+r"(a1), [b1] "+r"(b1)
+#endif
+/* Eight codes into one lane of the check, or into the tag's hash. RAW and LANES say what becomes of them besides; [q] is the round's start. */
 #define TB_PASS_WORD(a, b, code, RAW, LANES) \
 	"%[t] = *(u64 *)(%[q] + " code ")\n" \
 	RAW \
 	"%[t] = le64 %[t]\n" \
-	"%[" a "] += %[t]\n" \
-	"%[" b "] += %[" a "]\n" \
+	TB_PASS_MIX(a, b, code) \
 	LANES
 #define TB_PASS_ODD(code, SHIFT) \
 	"%[t] = *(u64 *)(%[q] + " code ")\n" \
@@ -59,11 +70,12 @@
 #define TB_PASS_ROUNDS(WORDS) \
 	asm volatile("tb_round_%=:\n" \
 		     WORDS \
+		     TB_PASS_NEXT \
 		     "%[q] += 64\n" \
 		     "%[n] += -1\n" \
 		     "if %[n] != 0 goto tb_round_%=\n" \
-		     : [q] "+r"(codes), [n] "+r"(n), [t] "=&r"(t), [a0] "+r"(a0), [b0] "+r"(b0), \
-		       [a1] "+r"(a1), [b1] "+r"(b1), [s] "+r"(to), [u] "=&r"(u) \
+		     : [q] "+r"(codes), [n] "+r"(n), [t] "=&r"(t), TB_PASS_SUMS, [s] "+r"(to), \
+		       [u] "=&r"(u) \
 		     : [m] "r"(mask) \
 		     : "memory")
 /* clang-format on */
@@ -74,7 +86,11 @@
  * Numbers of whole rounds that rows may have: those of an op are of one length, a few codes below the width. The verifier
  * goes through all that follows once for each.
  */
+#ifdef TB_TAGGED
+#define TB_PASS_LENGTHS (TB_WIDTH > 2048 ? 1 : 3)
+#else
 #define TB_PASS_LENGTHS (TB_WIDTH > 2048 ? 1 : 4)
+#endif
 
 #define TB_PASS_ADD 0
 #define TB_PASS_STORE 1
@@ -102,11 +118,18 @@ static __always_inline __u64 tb_pass_rounds(const void *codes, const void *end)
  * as the sums at to, kept there as they are, or only looked at, as what (a constant) says.
  */
 static __always_inline __u64 tb_pass(__u64 *to, const struct tb_header *head, const void *codes,
-				     const void *end, __u64 rounds, int what)
+				     const void *end, __u64 rounds, int what, const __u64 *key)
 {
-	__u64 a0 = 0, b0 = 0, a1 = 0, b1 = 0, mask = TB_LANES_MASK, n = rounds, t, u;
+#ifdef TB_TAGGED
+	__u64 h = tb_tag_head(head, (__u64)(end - codes), key), v;
+	const __u64 *k = key + TB_KEY_WORDS;
+#else
+	__u64 a0 = 0, b0 = 0, a1 = 0, b1 = 0;
+#endif
+	__u64 mask = TB_LANES_MASK, n = rounds, t, u;
 	int i, j;
 
+	(void)key;
 	if (what == TB_PASS_ADD)
 		TB_PASS_ROUNDS(TB_PASS_SUM(TB_LANES_ADD));
 	else if (what == TB_PASS_STORE)
@@ -132,13 +155,22 @@ static __always_inline __u64 tb_pass(__u64 *to, const struct tb_header *head, co
 				to[2 * j + 1] = t >> 8 & TB_LANES_MASK;
 			}
 		}
+#ifdef TB_TAGGED
+		h += tb_tag_word(tb_word(codes, 0), k[0]);
+		h += tb_tag_word(tb_word(codes, 1), k[1]);
+		k += TB_ROW_STEP / 8;
+#else
 		a0 += tb_word(codes, 0);
 		b0 += a0;
 		a1 += tb_word(codes, 1);
 		b1 += a1;
+#endif
 		codes += TB_ROW_STEP;
 		to += what == TB_PASS_KEEP ? TB_ROW_STEP / 8 : TB_ROW_STEP / 4;
 	}
+#ifdef TB_TAGGED
+	return tb_tag_close(h, head, key);
+#else
 #pragma unroll
 	for (i = 0; i < 6; i += 2) {
 		a0 += tb_word(head, i);
@@ -148,6 +180,7 @@ static __always_inline __u64 tb_pass(__u64 *to, const struct tb_header *head, co
 	}
 	a0 += tb_word(head, 6);
 	return tb_check_mix(a0, a1, b0 + a0, b1 + a1);
+#endif
 }
 
 static __always_inline void tb_pass_take(__u64 *to, const tb_u64 *word)

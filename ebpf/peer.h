@@ -26,14 +26,30 @@ static __always_inline void tb_marks_of(struct tb_marks *m, const struct tb_head
 	m->incast = head->incast;
 }
 
+/*
+ * Whether a packet is not to be believed about what may change both ways. In a job with a key somebody may record it and
+ * send it again later: then another op has been named since.
+ */
+static __always_inline int tb_peer_aged(const struct tb_peer_state *s, const struct tb_packet *p)
+{
+#ifdef TB_TAGGED
+	return s->cookie == p->cookie && tb_distance(p->op, s->newest) < 0;
+#else
+	(void)s;
+	(void)p;
+	return 0;
+#endif
+}
+
 static __always_inline int tb_peer_news(const struct tb_peer_state *s, const struct tb_packet *p,
 					const struct tb_marks *m)
 {
 	return TB_READ_ONCE(s->cookie) != p->cookie || tb_distance(p->op, s->newest) > 0 ||
 	       tb_distance(p->contributed, s->contributed) > 0 ||
 	       tb_distance(p->published, s->published) > 0 ||
-	       tb_distance(m->map_known, s->map_known) > 0 || m->deadline != s->deadline ||
-	       m->lateness != s->lateness || (m->incast && m->incast != s->incast);
+	       tb_distance(m->map_known, s->map_known) > 0 ||
+	       (!tb_peer_aged(s, p) && (m->deadline != s->deadline || m->lateness != s->lateness ||
+					(m->incast && m->incast != s->incast)));
 }
 
 static __always_inline __u32 tb_later(__u32 a, __u32 b)
@@ -45,6 +61,8 @@ static __always_inline __u32 tb_later(__u32 a, __u32 b)
 static __always_inline void tb_peer_take(struct tb_peer_state *s, const struct tb_packet *p,
 					 const struct tb_marks *m, __u64 now)
 {
+	int aged = tb_peer_aged(s, p);
+
 	if (s->cookie != p->cookie) {
 		s->contributed = p->contributed;
 		s->published = p->published;
@@ -55,13 +73,15 @@ static __always_inline void tb_peer_take(struct tb_peer_state *s, const struct t
 	} else {
 		s->contributed = tb_later(p->contributed, s->contributed);
 		s->published = tb_later(p->published, s->published);
-		s->newest = tb_later(p->op, s->newest);
 		s->map_known = tb_later(m->map_known, s->map_known);
-		if (m->incast)
+		if (m->incast && !aged)
 			s->incast = m->incast;
+		s->newest = tb_later(p->op, s->newest);
 	}
-	s->deadline = m->deadline;
-	s->lateness = m->lateness;
+	if (!aged) {
+		s->deadline = m->deadline;
+		s->lateness = m->lateness;
+	}
 	s->last_ns = now;
 }
 

@@ -1,21 +1,23 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Turns a probe round in place (kernel-18), as an echo to whoever sent it. Swapping addresses and ports leaves the IP
- * checksum as it was; the UDP checksum becomes 0 (absent), since on veth it was never made.
+ * checksum as it was; the UDP checksum becomes 0 (absent), since on veth it was never made. sum is that of the probe's
+ * own proof.
  */
 #ifndef TB_REFLECT_H
 #define TB_REFLECT_H
 
 #include "compat.h"
 
-#include "check.h"
+#include "proof.h"
 #include "parse.h"
 
-static __always_inline void tb_reflect(const struct tb_frame *f, __u32 rank)
+static __always_inline void tb_reflect(const struct tb_frame *f, __u32 rank, __u64 sum,
+				       const __u64 *key)
 {
 	__u16 *mac = (__u16 *)f->eth, half;
 	tb_u64 *words = (tb_u64 *)f->head;
-	__u64 word0 = tb_word(words, 0), word1 = tb_word(words, 1), check;
+	__u64 word0 = tb_word(words, 0), word1 = tb_word(words, 1);
 	__be32 address = f->ip->saddr;
 	__be16 port = f->udp->source;
 	int i;
@@ -34,8 +36,9 @@ static __always_inline void tb_reflect(const struct tb_frame *f, __u32 rank)
 	f->head->type = TB_TYPE_ECHO;
 	f->head->owner = f->head->sender;
 	f->head->sender = rank;
-	check = tb_check_moved(tb_be64(f->head->check), 0, tb_word(words, 0) - word0);
-	f->head->check = tb_be64(tb_check_moved(check, 1, tb_word(words, 1) - word1));
+	sum = tb_proof_moved(sum, 0, word0, tb_word(words, 0), key);
+	sum = tb_proof_moved(sum, 1, word1, tb_word(words, 1), key);
+	f->head->check = tb_be64(tb_proof(sum, f->head, key));
 }
 
 #endif /* TB_REFLECT_H */

@@ -11,6 +11,7 @@
 #define TB_OP_INDEX_BITS 10
 #define TB_EXPONENT_NONE (-32768)
 #define TB_TIME_UNIT_US 64
+#define TB_KEY_WORDS 11
 #define TB_CHECK_K1 0x9e3779b97f4a7c15ULL
 #define TB_CHECK_K2 0xc2b2ae3d27d4eb4fULL
 #define TB_CHECK_K3 0x2e8a5c3d4b7f9d62ULL
@@ -42,6 +43,7 @@
 #define TB_FLAG_SWITCHED 512
 #define TB_FLAG_NIBBLES 1024
 #define TB_FLAG_HALVES 2048
+#define TB_FLAG_EPOCH 4096
 
 /* Header of every Tailbound packet, after UDP, network byte order. */
 struct tb_header {
@@ -68,7 +70,7 @@ struct tb_header {
 	__be16 lateness; /* own lateness (launch minus majority arrival) in units of 64 us */
 	__be32 map_id; /* owner map of this op */
 	__be32 map_known; /* highest owner map id known in full */
-	__be64 check; /* check over payload and header (see tailbound.wire.check) */
+	__be64 check; /* check over payload and header (tailbound.wire.check), or with a key the tag (wire.tag) */
 };
 _Static_assert(sizeof(struct tb_header) == 64, "tb_header");
 

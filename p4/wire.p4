@@ -38,6 +38,7 @@ const bit<16> TB_FLAG_SUMS = 256;
 const bit<16> TB_FLAG_SWITCHED = 512;
 const bit<16> TB_FLAG_NIBBLES = 1024;
 const bit<16> TB_FLAG_HALVES = 2048;
+const bit<16> TB_FLAG_EPOCH = 4096;
 
 const bit<8> TB_VERDICT_STORED = 0;
 const bit<8> TB_VERDICT_ADDED = 1;
@@ -73,6 +74,7 @@ const bit<8> TB_VERDICT_INACTIVE = 30;
 const bit<8> TB_VERDICT_FRAGMENT = 31;
 const bit<8> TB_VERDICT_DUPLICATE_REPAIR = 32;
 const bit<8> TB_VERDICT_DUPLICATE_REPAIR_RESULT = 33;
+const bit<8> TB_VERDICT_FORGED = 34;
 
 /* Header of every Tailbound packet, after UDP, network byte order. */
 header tb_header_t {
@@ -99,7 +101,7 @@ header tb_header_t {
     bit<16> lateness; // own lateness (launch minus majority arrival) in units of 64 us
     bit<32> map_id; // owner map of this op
     bit<32> map_known; // highest owner map id known in full
-    bit<64> check; // check over payload and header (see tailbound.wire.check)
+    bit<64> check; // check over payload and header (tailbound.wire.check), or with a key the tag (wire.tag)
 }
 
 /* The header as one number, its check taken as zero. */

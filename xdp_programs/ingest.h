@@ -19,6 +19,7 @@
 #include "parse.h"
 #include "pass.h"
 #include "peer.h"
+#include "proof.h"
 #include "ranks.h"
 #include "reflect.h"
 #include "result.h"
@@ -55,7 +56,7 @@ static __always_inline __u32 tb_admit(const struct tb_control *control, const st
 
 /* kernel-18: probes are answered from here, and their echoes measured: neither touches an op. */
 static __always_inline __u32 tb_probe(const struct tb_control *control, const struct tb_frame *f,
-				      const struct tb_packet *p)
+				      const struct tb_packet *p, __u64 sum, const __u64 *key)
 {
 	struct tb_peer_state *state;
 	struct tb_lock *lock;
@@ -67,7 +68,7 @@ static __always_inline __u32 tb_probe(const struct tb_control *control, const st
 		/* The answer's source is the probe's destination, which must not be the group. */
 		if (f->ip->daddr != control->address)
 			return TB_VERDICT_WRONG_ADDRESS;
-		tb_reflect(f, control->rank);
+		tb_reflect(f, control->rank, sum, key);
 		return TB_VERDICT_REFLECTED;
 	}
 	if ((void *)f->codes + TB_ROW_STEP > f->end)
@@ -328,7 +329,7 @@ static __always_inline void tb_codes_store(__u64 *sums, const struct tb_packet *
  */
 static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb_control *control,
 					     const struct tb_packet *p, struct tb_op *op, int quiet,
-					     struct tb_abandoned *abandoned)
+					     const __u64 *key, struct tb_abandoned *abandoned)
 {
 	__u32 slot = p->seq & (control->sum_rows - 1), verdict, place, shift, done;
 	struct tb_slot_lock *lock = TB_LOOKUP(slot_locks, slot);
@@ -363,18 +364,20 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 	if (tb_likely(quiet)) {
 		if (tb_likely(verdict == TB_VERDICT_ADDED)) {
 			summed = 1;
-			if (!tb_likely(tb_pass(sums, f.head, f.codes, f.end, rounds, TB_PASS_ADD) ==
-				       check)) {
+			if (!tb_likely(tb_pass(sums, f.head, f.codes, f.end, rounds, TB_PASS_ADD,
+					       key) == check)) {
 				tb_pass_undo(sums, f.codes, f.end, rounds);
-				verdict = TB_VERDICT_CORRUPT;
+				verdict = TB_WRONG;
 			}
 		} else if (tb_likely(verdict == TB_VERDICT_STORED &&
 				     tb_pass_over(control, record->cookie, record->op))) {
 			summed = 1;
-			if (tb_pass(sums, f.head, f.codes, f.end, rounds, TB_PASS_STORE) != check)
-				verdict = TB_VERDICT_CORRUPT;
-		} else if (tb_pass(sums, f.head, f.codes, f.end, rounds, TB_PASS_LOOK) != check) {
-			verdict = TB_VERDICT_CORRUPT;
+			if (tb_pass(sums, f.head, f.codes, f.end, rounds, TB_PASS_STORE, key) !=
+			    check)
+				verdict = TB_WRONG;
+		} else if (tb_pass(sums, f.head, f.codes, f.end, rounds, TB_PASS_LOOK, key) !=
+			   check) {
+			verdict = TB_WRONG;
 		}
 	}
 	if (tb_likely(verdict == TB_VERDICT_ADDED)) {
@@ -425,7 +428,8 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 
 /* kernel-17: a result into its row. Of a quiet one the check is made here, in the pass that copies it where that may be. */
 static __always_inline __u32 tb_result(struct xdp_md *ctx, const struct tb_control *control,
-				       const struct tb_packet *p, struct tb_op *op, int quiet)
+				       const struct tb_packet *p, struct tb_op *op, int quiet,
+				       const __u64 *key)
 {
 	__u32 position = p->seq & (TB_RESULT_ROWS - 1), verdict, place, in;
 	struct tb_lock *lock = TB_LOOKUP(result_locks, position);
@@ -460,10 +464,12 @@ static __always_inline __u32 tb_result(struct xdp_md *ctx, const struct tb_contr
 		if (tb_likely(verdict == TB_VERDICT_RESULT_TAKEN &&
 			      tb_pass_over(control, record->cookie, record->op))) {
 			copied = 1;
-			if (tb_pass(codes, f.head, f.codes, f.end, rounds, TB_PASS_KEEP) != check)
-				verdict = TB_VERDICT_CORRUPT;
-		} else if (tb_pass(codes, f.head, f.codes, f.end, rounds, TB_PASS_LOOK) != check) {
-			verdict = TB_VERDICT_CORRUPT;
+			if (tb_pass(codes, f.head, f.codes, f.end, rounds, TB_PASS_KEEP, key) !=
+			    check)
+				verdict = TB_WRONG;
+		} else if (tb_pass(codes, f.head, f.codes, f.end, rounds, TB_PASS_LOOK, key) !=
+			   check) {
+			verdict = TB_WRONG;
 		}
 	}
 	if (tb_likely(verdict == TB_VERDICT_RESULT_TAKEN)) {
@@ -487,19 +493,20 @@ static __always_inline __u32 tb_result(struct xdp_md *ctx, const struct tb_contr
 /* kernel-9 to kernel-15, in their order; TB_GO_ON only for rows. *sender stays UNKNOWN until the check has passed. */
 static __always_inline __u32 tb_rules(struct xdp_md *ctx, const struct tb_control *control,
 				      struct tb_frame *f, const struct tb_packet *p,
-				      struct tb_op *op, __u32 *sender)
+				      struct tb_op *op, const __u64 *key, __u32 *sender)
 {
 	__u64 check = tb_be64(f->head->check); /* before the loop: see lanes.h */
+	__u64 sum = tb_proof_sum(f->head, f->codes, f->end, key);
 	__u32 verdict;
 	int live, row;
 
-	if (tb_check(f->head, f->codes, f->end) != check)
-		return TB_VERDICT_CORRUPT;
 	if (!tb_frame_of(ctx, f))
 		return TB_VERDICT_BAD_LENGTH;
+	if (tb_proof(sum, f->head, key) != check)
+		return TB_WRONG;
 	*sender = p->sender;
 	if (p->type == TB_TYPE_PROBE || p->type == TB_TYPE_ECHO)
-		return tb_probe(control, f, p);
+		return tb_probe(control, f, p, sum, key);
 
 	row = p->type == TB_TYPE_CONTRIBUTION || p->type == TB_TYPE_RESULT;
 	if (p->owner != (tb_to_all(control, p) ? p->sender : control->rank))
@@ -532,12 +539,17 @@ static __always_inline __u32 tb_judge(struct xdp_md *ctx, const struct tb_contro
 	struct tb_packet p;
 	struct tb_peer *peer;
 	struct tb_frame f;
+	const __u64 *key = 0;
 	struct tb_op *op;
 	__u32 verdict;
 	int quiet;
 
 	if (!TB_READ_ONCE(control->active))
 		return TB_VERDICT_INACTIVE;
+#ifndef TB_TAGGED
+	if (TB_READ_ONCE(control->tagged))
+		return TB_VERDICT_INACTIVE;
+#endif
 	if (!tb_frame_of(ctx, &f))
 		return TB_VERDICT_BAD_LENGTH;
 	peer = TB_LOOKUP(peers, f.head->sender);
@@ -552,17 +564,22 @@ static __always_inline __u32 tb_judge(struct xdp_md *ctx, const struct tb_contro
 	op = TB_LOOKUP(ops, tb_op_slot(p.op));
 	if (!op)
 		return TB_VERDICT_STALE_OP;
+#ifdef TB_TAGGED
+	key = TB_LOOKUP(keys, p.flags & TB_FLAG_EPOCH ? 1 : 0);
+	if (!key)
+		return TB_VERDICT_FORGED;
+#endif
 	quiet = tb_quiet(control, &f, &p, op);
 	if (!tb_likely(quiet)) {
-		verdict = tb_rules(ctx, control, &f, &p, op, sender);
+		verdict = tb_rules(ctx, control, &f, &p, op, key, sender);
 		if (verdict != TB_GO_ON)
 			return verdict;
 	}
 	if (p.type == TB_TYPE_CONTRIBUTION)
-		verdict = tb_contribution(ctx, control, &p, op, quiet, abandoned);
+		verdict = tb_contribution(ctx, control, &p, op, quiet, key, abandoned);
 	else
-		verdict = tb_result(ctx, control, &p, op, quiet);
-	if (verdict != TB_VERDICT_CORRUPT)
+		verdict = tb_result(ctx, control, &p, op, quiet, key);
+	if (verdict != TB_WRONG)
 		*sender = p.sender;
 	return verdict;
 }

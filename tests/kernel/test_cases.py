@@ -16,7 +16,9 @@ from udp_world import World
 ACTIONS = {Verdict.CONTROL_PASSED: PASS, Verdict.REFLECTED: TX}
 
 
-def prepare(world: KernelWorld, case: cases.Case) -> None:
+def prepare(world: KernelWorld, case: cases.Case, *, armed: bool = False) -> None:
+    if armed:
+        world.arm()
     for slot, (op, exponent) in case.expect.items():
         world.store.expect[slot] = (op, exponent, 1)
     if case.expect_results:
@@ -31,9 +33,11 @@ def prepare(world: KernelWorld, case: cases.Case) -> None:
     world.ring.drain()
 
 
-def udp_after(case: cases.Case) -> World:
+def udp_after(case: cases.Case, *, armed: bool = False) -> World:
     """The udp datapath after the same."""
     world = World(registered=case.registered)
+    if armed:
+        world.arm()
     for slot, (op, exponent) in case.expect.items():
         world.store.expect[slot] = (op, exponent, 1)
     if case.expect_results:
@@ -64,6 +68,19 @@ def test_case(make, case: cases.Case) -> None:
     if case.verdict != Verdict.REFLECTED:
         assert world.back == world.frame_of(case.packet, case.source)
     same_memory(world, udp_after(case))
+
+
+def test_cases_with_tags(make) -> None:
+    """All of them in a job with a key (auth-1, auth-2): the same verdicts, and FORGED for what is damaged."""
+    for case in map(cases.with_tags, cases.CASES):
+        world = make(registered=case.registered)
+        prepare(world, case, armed=True)
+        assert world.take(case.packet, case.source) == (case.verdict, case.sender), case.name
+        assert world.abandoned == case.abandoned, case.name
+        assert world.action == ACTIONS.get(case.verdict, DROP), case.name
+        same_memory(world, udp_after(case, armed=True))
+        if case.verdict == Verdict.REFLECTED:
+            assert packets.parse(world.back[HEADERS:], cases.KEYS) is not None
 
 
 def test_probe_comes_back_whole(make) -> None:
@@ -98,6 +115,6 @@ def test_not_linear(make) -> None:
 
 def test_every_verdict_of_a_frame_has_a_case() -> None:
     switches = {Verdict.ABANDONED, Verdict.ANSWERED, Verdict.FLUSHED}
-    elsewhere = {Verdict.NOT_LINEAR, Verdict.FRAGMENT} | switches
+    elsewhere = {Verdict.NOT_LINEAR, Verdict.FRAGMENT, Verdict.FORGED} | switches
     assert set(Verdict) - elsewhere == {case.verdict for case in cases.CASES}
     assert np.unique([case.verdict for case in cases.CASES]).size > 20

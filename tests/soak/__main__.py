@@ -14,7 +14,7 @@ import sys
 
 from soak.part import STRIDE, Part
 
-PARTS = ("machine", "packets", "training")
+PARTS = ("machine", "packets", "forged", "training")
 
 
 def main() -> int:

@@ -11,14 +11,17 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.wire import packets, schema
-from tailbound.wire.schema import HEADER_BYTES, UNKNOWN_SENDER, Flag, PacketType, Verdict, op_label
+from tailbound.wire.check import check_packet
+from tailbound.wire.proof import proof_of
+from tailbound.wire.schema import HEADER_BYTES, KEY_WORDS, UNKNOWN_SENDER, Flag, PacketType, Verdict, op_label
+from tailbound.wire.tag import key_of
 
 PORT = 45900
 WIDTH, SUM_ROWS, RESULT_ROWS = 256, 64, 128
@@ -107,6 +110,21 @@ def control_packet(kind: PacketType, body: bytes = bytes(16), **fields: Any) -> 
     return build(kind, body, **({"owner": RANK} | fields))
 
 
+#: Of even and odd epochs, in worlds with a key.
+KEYS = tuple(key_of(np.random.default_rng(epoch).bytes(8 * (KEY_WORDS - 1) + WIDTH), epoch) for epoch in range(2))
+
+
+def tagged(data: bytes, epoch: int = 0) -> bytes:
+    """``data`` as it is in a job with a key: a tag in the place of the check, and wrong where that is wrong."""
+    if len(data) < HEADER_BYTES or len(data) % 16 or len(data) > HEADER_BYTES + WIDTH:
+        return data
+    out = np.frombuffer(bytearray(data), np.uint8)
+    head = out[:HEADER_BYTES].view(packets.HEADER_DTYPE)
+    wrong = int(head["check"][0]) ^ int(check_packet(out))
+    head["check"] = int(proof_of(out, KEYS[epoch])) ^ wrong
+    return out.tobytes()
+
+
 def flipped(data: bytes, bit: int) -> bytes:
     """``data`` with one bit turned."""
     out = bytearray(data)
@@ -149,6 +167,16 @@ class Case:
     source: int | None = None
     abandoned: tuple[int, ...] = ()
     events: tuple[int, ...] | None = None
+
+
+def with_tags(case: Case) -> Case:
+    """The same case in a job with a key, packets of odd ranks in an odd epoch; what was damaged is forged then."""
+
+    def of_rank(data: bytes) -> bytes:
+        return tagged(data, data[14] & 1 if len(data) >= HEADER_BYTES else 0)
+
+    verdict = Verdict.FORGED if case.verdict == Verdict.CORRUPT else case.verdict
+    return replace(case, packet=of_rank(case.packet), before=tuple(map(of_rank, case.before)), verdict=verdict)
 
 
 _E = schema.Event

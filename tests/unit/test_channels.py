@@ -39,6 +39,7 @@ def job(bound: UdpSocket) -> Any:
         config=SimpleNamespace(result="auto"), counters=Counter(), told=told, cookie=7,
         sequence=SimpleNamespace(upcoming=100 << 10, op_rows=(100,)), store=SimpleNamespace(result_rows=1000),
         records=SimpleNamespace(peer_states=np.zeros(4, [("newest", np.uint32)])), marks=SimpleNamespace(contributed=5),
+        pack=packets.packet, unpack=packets.parse,
         now=lambda: 10, events=SimpleNamespace(emit=lambda *_, **fields: said.append(fields["result"])), said=said,
         header=lambda kind, label, layout, **fields: packets.header(type=kind, cookie=7, sender=0, op=label, **fields),
         tell=lambda rank, head, body=b"": told.append((rank, head, body)),

@@ -12,6 +12,7 @@ from tailbound.transport.headers import Contributions, Fields, add_flags, finali
 from tailbound.wire import packets
 from tailbound.wire.packets import HEADER_DTYPE, header
 from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES, Flag, PacketType
+from tailbound.wire.tag import NO_KEY
 
 TOTAL = 12
 FIXED = {
@@ -119,7 +120,7 @@ def test_headers_can_be_finalised_again(memory: Memory) -> None:
 def test_flags_are_added(memory: Memory) -> None:
     memory.contribute(slice(None), header(type=PacketType.CONTRIBUTION, **FIXED), 50, 0, 7)
     before = [memory.read(p) for p in range(TOTAL)]
-    add_flags(memory.packets[2:4], memory.states[2:4], int(Flag.FLUSH))
+    add_flags(memory.packets[2:4], memory.states[2:4], int(Flag.FLUSH), NO_KEY)
     for p in range(TOTAL):
         flags = Flag.REPEAT | Flag.FLUSH if p in (2, 3) else Flag.REPEAT
         assert memory.read(p) == before[p] | {"flags": flags}
@@ -163,7 +164,7 @@ def test_contributions_to_several_owners(memory: Memory) -> None:
     head = header(type=PacketType.CONTRIBUTION, contributed=76, **FIXED | {"owner": 0, "rows": 0})
     runs = np.array([[1, 4, 7, 0xFFFFFFFE], [5, 6, 255, 12], [11, 1, 0, 3], [0, 0, 9, 9]], np.int64)
     stamped = Contributions(memory.packets, memory.states, memory.places, groups)
-    finalise_contributions(stamped, head.view(np.uint8), runs, *of_groups, 77)
+    finalise_contributions(stamped, head.view(np.uint8), runs, *of_groups, 77, NO_KEY)
     for first, count, owner, seq in runs.tolist():
         for i in range(count):
             exponent, need, shift = (of[groups[first + i]] for of in of_groups)

@@ -24,6 +24,7 @@ def test_the_published_mark_of_an_op_rises_before_it_is_let_go() -> None:
     )  # fmt: skip
     control = {name: np.zeros(1, np.uint32) for name in ("released", "result_base", "sum_base", "first_op")}
     job: Any = SimpleNamespace(
+        keys=None,
         rank=0,
         sequence=SimpleNamespace(next_label=6),
         marks=SimpleNamespace(contributed=5, published=4),

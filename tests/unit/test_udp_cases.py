@@ -9,12 +9,16 @@ from tailbound.wire.schema import Verdict, op_slot
 from udp_world import World
 
 #: Only frames or switches can earn these.
-ELSEWHERE = {Verdict.NOT_LINEAR, Verdict.FRAGMENT, Verdict.ABANDONED, Verdict.ANSWERED, Verdict.FLUSHED}
+ELSEWHERE = {
+    Verdict.NOT_LINEAR, Verdict.FRAGMENT, Verdict.ABANDONED, Verdict.ANSWERED, Verdict.FLUSHED, Verdict.FORGED,
+}  # fmt: skip
 
 
-def prepared(case: cases.Case) -> World:
+def prepared(case: cases.Case, *, armed: bool = False) -> World:
     """The world right before the case's packet."""
     world = World(registered=case.registered)
+    if armed:
+        world.arm()
     for slot, (op, exponent) in case.expect.items():
         world.store.expect[slot] = (op, exponent, 1)
     if case.expect_results:
@@ -44,6 +48,14 @@ def test_case(case: cases.Case) -> None:
     passed = [case.packet] if case.verdict == Verdict.CONTROL_PASSED else []
     assert world.tables.take_controls() == passed
     assert world.reflected == (case.verdict == Verdict.REFLECTED)
+
+
+def test_cases_with_tags() -> None:
+    """All of them in a job with a key (auth-1, auth-2): the same verdicts, and FORGED for what is damaged."""
+    for case in map(cases.with_tags, cases.CASES):
+        world = prepared(case, armed=True)
+        assert world.take(case.packet, case.source) == (case.verdict, case.sender), case.name
+        assert world.abandoned == case.abandoned, case.name
 
 
 def test_every_verdict_has_a_case() -> None:

@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
+import cases
 from golden import Golden, golden_packets
 from tailbound.wire import packets
 from tailbound.wire.packets import HEADER_DTYPE
-from tailbound.wire.schema import PacketType
+from tailbound.wire.schema import Flag, PacketType
 
 pytestmark = pytest.mark.needs("scapy")
 PORT = 45999
@@ -36,6 +37,17 @@ def test_golden_packets_are_dissected(layer, golden: Golden) -> None:
 def test_golden_packets_are_built(layer, golden: Golden) -> None:
     fields = {n: v for n, v in golden.fields.items() if n != "check"}
     assert bytes(layer.Tailbound(**fields) / golden.payload) == golden.data
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_packets_with_tags_are_built(layer, monkeypatch: pytest.MonkeyPatch, epoch: int) -> None:
+    """Rule: auth-1."""
+    monkeypatch.setattr(layer.Tailbound, "keys", cases.KEYS)
+    data = cases.tagged(cases.contribution(), epoch)
+    found = layer.Tailbound(data)
+    assert found.flags == (Flag.EPOCH if epoch else 0)
+    fields = {n: getattr(found, n) for n in HEADER_DTYPE.names if n != "check"}
+    assert bytes(layer.Tailbound(**fields) / bytes(found.payload)) == data
 
 
 def test_a_frame_of_literal_bytes(layer) -> None:

@@ -15,6 +15,7 @@ from tailbound.datapath.xdp import shapes
 from tailbound.kernel import load, maps, syscalls
 from tailbound.kernel.events import EventRing
 from tailbound.kernel.frames import frame
+from tailbound.kernel.keys import put_key
 from tailbound.kernel.seal import Sealer
 from tailbound.wire.schema import HEADER_BYTES, WORKER_MAPS, Verdict
 
@@ -63,6 +64,8 @@ class KernelWorld:
         if source == "worker":
             del defines["TB_SUM_ROWS"]  # as it is loaded for a job: compiled once for both
         self.program = -1
+        self._loader, self._armed = loader, False
+        self._sizes = {"width": width, "result_rows": result_rows, "vlan": vlan}
         if source:
             names = load.WORKER_MAP_NAMES
             self.program = load.load(f"{source}.bpf.c", f"tb_{source}", defines, names, self.maps.fds, loader)
@@ -90,6 +93,15 @@ class KernelWorld:
         self.action = -1
         self.back = b""
         self.abandoned: tuple[int, ...] = ()
+
+    def arm(self) -> None:
+        """From now on packets carry tags by ``cases.KEYS``, and the program for these takes them."""
+        if not self._armed:
+            load.load_tagged(self.maps.fds, **self._sizes, port=cases.PORT, loader=self._loader)
+            self._armed = True
+        for epoch, key in enumerate(cases.KEYS):
+            put_key(self.maps.fds["keys"], epoch, key)
+        self.control(tagged=1)
 
     def close(self) -> None:
         self.ring.close()

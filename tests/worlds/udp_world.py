@@ -43,6 +43,12 @@ class World:
         for name, value in values.items():
             self.store.control[name][0] = value
 
+    def arm(self) -> None:
+        """From now on packets carry tags by ``cases.KEYS``."""
+        for epoch, key in enumerate(cases.KEYS):
+            self.tables.put_key(epoch, key)
+        self.control(tagged=1)
+
     def feed(self, data: bytes, source: int, segment: int = 0) -> NDArray[np.uint8]:
         """One received buffer from rank ``source``; returns the buffer as it is afterwards, reflections in it."""
         buffer = np.zeros(max(8, -(-len(data) // 8) * 8), np.uint8)

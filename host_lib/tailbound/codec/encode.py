@@ -1,7 +1,8 @@
 """From gradients to packets of u8 codes, one pass over the groups.
 
 A group is multiplied by its signs, rotated in cache, its largest value found, and its rows quantised into packet
-memory with stochastic rounding, while the check's partial state over each payload is taken. Nothing is allocated.
+memory with stochastic rounding, while the state of the check, or of the tag, over each payload is taken. Nothing is
+allocated.
 
 code = clamp(floor(y * 127 / (2^(e/4) 2^k) + 128 + u), 1, 255): zero is exactly 128, and 0 never occurs. ``128 + u``
 with a 16-bit u is exact in float32; 24 bits would not be. u is what everybody can compute (``codec.hashing``), so that
@@ -23,8 +24,8 @@ from tailbound.codec.records import Coding, Packets, Scales
 from tailbound.codec.scale import need_of, root_of, scale_of, shift_of
 from tailbound.codec.scratch import PITCH_EXTRA, Scratch, readonly
 from tailbound.codec.shape import Shape
-from tailbound.wire.check import partial
 from tailbound.wire.jit import compiled
+from tailbound.wire.proof import absorb
 from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES
 
 
@@ -41,6 +42,7 @@ class _Form(NamedTuple):
     shift_cap: int
     overflow: np.uint32  #: bits of a value that is not finite
     ranges: Ranges
+    key: NDArray[np.uint64]  #: of the check or tag
 
 
 class Encoded(NamedTuple):
@@ -177,7 +179,7 @@ def _finish(x, source, at, g, form, factor, packets, memory):  # type: ignore[no
                 planes.pack(made, out[row, HEADER_BYTES : HEADER_BYTES + codes // 2])
             state = packets.partials[row]
             state[:] = 0
-            partial(out[row, HEADER_BYTES : HEADER_BYTES + payload].view(np.uint64), state)
+            absorb(out[row, HEADER_BYTES : HEADER_BYTES + payload].view(np.uint64), state, form.key)
     return most
 
 
@@ -242,7 +244,9 @@ def _form(shape: Shape, coding: Coding) -> _Form:
     step, cap = np.uint32(hashing.step_of(coding.rank, coding.ranks)), coding.shift_cap if shape.bits > 4 else 0
     rows, ranges = shape.group_rows, coding.ranges
     overflow = overflow_of(ranges)
-    return _Form(rows, shape.entries, shape.bits, seed, rounding, step, coding.rotate, cap, overflow, ranges)
+    return _Form(
+        rows, shape.entries, shape.bits, seed, rounding, step, coding.rotate, cap, overflow, ranges, coding.key
+    )
 
 
 def _entries(x: Floats, shape: Shape, scratch: Scratch) -> Entries:

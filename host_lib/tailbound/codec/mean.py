@@ -26,6 +26,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tailbound.codec import hashing, kernels, planes
 from tailbound.codec.hashing import row_key, write_lanes
@@ -34,8 +35,8 @@ from tailbound.codec.scale import ZERO, scale_of
 from tailbound.codec.scratch import Scratch, readonly
 from tailbound.codec.shape import Shape
 from tailbound.codec.simd import LANES
-from tailbound.wire.check import partial
 from tailbound.wire.jit import compiled
+from tailbound.wire.proof import absorb
 from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES
 
 
@@ -55,6 +56,7 @@ class _Form(NamedTuple):
     ranks: int
     steps: int  #: of all ranks, in their offsets
     subtract: bool
+    key: NDArray[np.uint64]  #: of the check or tag
 
 
 class Means(NamedTuple):
@@ -242,7 +244,7 @@ def _mean_rows(sums, own, lo, hi, form, out, memory):  # type: ignore[no-untyped
         out.scale[i] = -scale if left and most > 0 else scale
         state = out.partials[i]
         state[:] = 0
-        partial(target.view(np.uint64), state)
+        absorb(target.view(np.uint64), state, form.key)
     return rows, kernel, own_only, missing, mismatched, contributions
 
 
@@ -295,5 +297,6 @@ def mean_rows(
     form = _Form(
         shape.group_rows, codes, shape.entries, shape.bits, made.bits, shape.wide, coding.headroom, contributed,
         rounding, coding.rank, coding.ranks, hashing.steps_of_all(coding.ranks), coding.rotate and shape.bits < 16,
+        coding.key,
     )  # fmt: skip
     return Means(*_mean_rows(sealed, own, lo, hi, form, out, scratch.memory))

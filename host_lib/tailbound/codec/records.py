@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tailbound.codec.balance import EVEN, Ranges
 from tailbound.wire.schema import HEADER_BYTES
+from tailbound.wire.tag import NO_KEY
 
 
 class Coding(NamedTuple):
@@ -25,6 +26,7 @@ class Coding(NamedTuple):
         rotate: whether groups are rotated; without it y is x.
         ranks: N of the job, live or not: the rounding offsets of the ranks are an N-th of a code apart.
         ranges: exponents of the entries, the same on all ranks.
+        key: what packets are tagged with (``wire.tag``); empty: they carry the check.
     """
 
     seed: int
@@ -34,6 +36,7 @@ class Coding(NamedTuple):
     rotate: bool = True
     ranks: int = 1
     ranges: Ranges = EVEN
+    key: NDArray[np.uint64] = NO_KEY
 
 
 class Packets(NamedTuple):
@@ -42,7 +45,7 @@ class Packets(NamedTuple):
     Attributes:
         memory: u8[T, 64 + V], C-contiguous; codes lie in columns 64 and up, headers are left alone.
         position: i32[T], packet position of row k (``Placement.position``).
-        partials: u64[T, 4], by packet position: ``wire.check`` state over the payload.
+        partials: u64[T, 4], by packet position: ``wire.proof`` state over the payload.
     """
 
     memory: NDArray[np.uint8]
@@ -108,7 +111,7 @@ class Results(NamedTuple):
 
     Attributes:
         packets: u8[n, 64 + V]: codes; headers are left alone.
-        partials: u64[n, 4]: ``wire.check`` state over the payload.
+        partials: u64[n, 4]: ``wire.proof`` state over the payload.
         scale: f32[n]: largest absolute value of the row; negative: whoever decodes subtracts the rounding offsets.
         contributors: u16[n]: how many ranks are in the row; 0: the row is missing and must not be sent.
         exponent_next: i16[n]: e of the row's group for the key's next op; EXPONENT_NONE: nothing known.

@@ -17,13 +17,14 @@ from tailbound.codec.records import Packets, Received
 from tailbound.codec.scale import SPAN, ZERO, root_of
 from tailbound.codec.scratch import readonly
 from tailbound.codec.shape import Shape
-from tailbound.wire.check import partial
 from tailbound.wire.jit import compiled
+from tailbound.wire.proof import absorb
 from tailbound.wire.schema import HEADER_BYTES
+from tailbound.wire.tag import NO_KEY
 
 
 @compiled
-def _pack(codes, position, rows, skipped, packets, partials):  # type: ignore[no-untyped-def]
+def _pack(codes, position, rows, skipped, packets, partials, key):  # type: ignore[no-untyped-def]
     for k in range(codes.shape[0]):
         if skipped[k // rows]:
             continue
@@ -33,10 +34,16 @@ def _pack(codes, position, rows, skipped, packets, partials):  # type: ignore[no
             target[i] = codes[k, i]
         state = partials[row]
         state[:] = 0
-        partial(target.view(np.uint64), state)
+        absorb(target.view(np.uint64), state, key)
 
 
-def pack(codes: NDArray[np.uint8], shape: Shape, skipped: NDArray[np.uint8], packets: Packets) -> None:
+def pack(
+    codes: NDArray[np.uint8],
+    shape: Shape,
+    skipped: NDArray[np.uint8],
+    packets: Packets,
+    key: NDArray[np.uint64] = NO_KEY,
+) -> None:
     """Puts coded rows into their packets, as ``codec.encode.encode`` leaves them.
 
     Args:
@@ -44,6 +51,7 @@ def pack(codes: NDArray[np.uint8], shape: Shape, skipped: NDArray[np.uint8], pac
         shape: of the op.
         skipped: u8[G]: groups whose packets stay as they are.
         packets: written, but for ``position``.
+        key: of the tag; empty: packets carry the check.
 
     Raises:
         ValueError: an array does not fit the shape.
@@ -51,7 +59,7 @@ def pack(codes: NDArray[np.uint8], shape: Shape, skipped: NDArray[np.uint8], pac
     memory, position, partials = packets
     if codes.shape != (shape.rows, shape.codes) or memory.shape != (shape.rows, HEADER_BYTES + shape.codes):
         raise ValueError(f"codes {codes.shape} or packets {memory.shape} do not fit {shape}")
-    _pack(readonly(codes), readonly(position), shape.group_rows, skipped, memory, partials)
+    _pack(readonly(codes), readonly(position), shape.group_rows, skipped, memory, partials, key)
 
 
 class Unpacked(NamedTuple):

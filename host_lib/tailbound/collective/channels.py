@@ -244,7 +244,7 @@ class Channels:
             return
         channel = self.channel("multicast")
         assert channel is not None
-        packet = packets.packet(self._header(job.rank, say.number), b"")
+        packet = job.pack(self._header(job.rank, say.number), b"")
         try:
             channel.sockets[0].sendto(packet, channel.target)
         except OSError:  # full, or refused: not heard, which is what counts
@@ -261,7 +261,7 @@ class Channels:
         """Takes what has come to the group: packets that try whether it reaches this rank."""
         job = self._job
         for data in self.member.packets() if self.member is not None else ():
-            parsed = packets.parse(data)
+            parsed = job.unpack(data)
             if parsed is None:
                 job.counters["control_refused"] += 1
                 continue

@@ -40,8 +40,9 @@ from tailbound.transport.sequence import Position
 
 #: Names of the requests on the reliable path: what part a rank has, and to take one in.
 PART, WELCOME = "part", "welcome"
-#: Of a welcome: who comes back, and the step that it begins with. Of an answer about the part: that, and a cookie.
-_WELCOME, _LIFE = struct.Struct("!HI"), struct.Struct("!BI")
+#: Of a welcome: who comes back, and the step that it begins with. Of an answer about the part: that, a cookie, and
+#: steps of the job.
+_WELCOME, _LIFE = struct.Struct("!HI"), struct.Struct("!BIQ")
 #: Seconds for a peer's engine to answer, and for the peer to; between two questions; threads that ask.
 _ENGINE, _PEER, _AGAIN, _THREADS = 2.0, 3.0, 0.2, 64
 #: How a peer that has not taken this rank in is asked again.
@@ -135,6 +136,7 @@ class Life(NamedTuple):
 
     part: Part
     cookie: int
+    steps: int = 0  #: of the job so far, where it has a key
 
 
 def tell(reliable: Reliable, life: Callable[[], Life]) -> None:
@@ -162,8 +164,8 @@ def find_part(
 
     def ask(peer: int) -> Life | None:
         try:
-            part, its = _LIFE.unpack(pull(peer, PART, b"", _PEER, _LIFE.size))
-            return Life(Part(part), its)
+            part, its, steps = _LIFE.unpack(pull(peer, PART, b"", _PEER, _LIFE.size))
+            return Life(Part(part), its, steps)
         except (TransportError, struct.error, ValueError):
             return None
 
@@ -179,7 +181,7 @@ def find_part(
                 lives[answers[answer]] = life
                 if life.part == Part.INSIDE:
                     threads.shutdown(wait=False, cancel_futures=True)
-                    return Life(Part.OUTSIDE, life.cookie)
+                    return Life(Part.OUTSIDE, life.cookie, life.steps)
         threads.shutdown()
         silent = [peer for peer in asked if peer not in lives]
         if not silent:

@@ -11,12 +11,13 @@ import dataclasses
 import json
 import logging
 import os
+import secrets
 import socket
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -46,7 +47,7 @@ from tailbound.errors import ConfigError, LayoutError
 from tailbound.observe.status import StatusWriter
 from tailbound.observe.trace import TRACE_VARIABLE
 from tailbound.settings.table import COOKIE, switch_of
-from tailbound.transport import rendezvous
+from tailbound.transport import keys, rendezvous
 from tailbound.transport.config import DEFAULT_PORT, Config
 from tailbound.transport.reliable import Reliable
 from tailbound.transport.rendezvous import Greeting, Store
@@ -171,15 +172,22 @@ class Communicator:
             #: requests to other ranks outside the data path (clock-20, clock-21)
             self.reliable = Reliable(path.endpoint[0], int(was.get("reliable", 0)))
             opened.callback(self.reliable.close)
-            self.greetings = self._meet(path, training, timeout, before)
+            master = _master(store, name, config, timeout)
+            self.greetings = self._meet(path, training, timeout, before, master)
+            secret = b"" if master is None else keys.session(master, self.greetings)
             first = self.greetings[0].cookie  # of the reliable path as long as the store lasts
             cookie = first if before is None else rendezvous.new_cookie()
-            comeback.tell(self.reliable, lambda: comeback.Life(self.part, cookie))
-            self.reliable.start(first, config.rank, [(g.address, g.reliable) for g in self.greetings])
+            self._ring: keys.KeyRing | None = None
+            comeback.tell(self.reliable, lambda: comeback.Life(self.part, cookie, self._ring.at if self._ring else 0))
+            reached = [(g.address, g.reliable) for g in self.greetings]
+            self.reliable.start(first, config.rank, reached, keys.path_key(secret) if secret else b"")
+            steps = config.first_step
             if before is not None:
                 peers = [rank for rank in range(config.ranks) if rank != config.rank]
                 found = comeback.find_part(config.rank, cookie, peers, self.reliable.pull, timeout)
-                cookie, self.part = found.cookie, found.part
+                cookie, self.part, steps = found.cookie, found.part, found.steps
+            if secret:
+                self._ring = keys.KeyRing(secret, cookie, config.width, steps)
             self.job, bulk = self._activate(path, cookie)
             opened.callback(self.job.threads.close)
             opened.callback(self.job.channels.close)
@@ -221,7 +229,9 @@ class Communicator:
         self._status = StatusWriter(f"{self.job.cookie:08x}-{config.rank}", lambda: report.status(self.job))
         _open.add(self)
 
-    def _meet(self, path: Datapath, training: Training, timeout: float, before: list[str] | None) -> list[Greeting]:
+    def _meet(
+        self, path: Datapath, training: Training, timeout: float, before: list[str] | None, master: bytes | None
+    ) -> list[Greeting]:
         config, cookie, (address, port) = self.config, 0, path.endpoint
         if config.rank == 0:
             cookie = (config.switch is not None and COOKIE.read()) or rendezvous.new_cookie()
@@ -242,9 +252,16 @@ class Communicator:
             reliable=self.reliable.port,
             switch=str(config.switch or ""),
         )
+        if master is None:
+            if before is not None:
+                return rendezvous.come_back(own, before)
+            return rendezvous.exchange(self._store, own, self._prefix, timeout)
+        own = dataclasses.replace(own, nonce=secrets.token_hex(16))
+        own = dataclasses.replace(own, proof=keys.prove(master, dataclasses.asdict(own)))
+        verify = partial(keys.verify, master)
         if before is not None:
-            return rendezvous.come_back(own, before)
-        return rendezvous.exchange(self._store, own, self._prefix, timeout)
+            return rendezvous.come_back(own, before, verify)
+        return rendezvous.exchange(self._store, own, self._prefix, timeout, verify)
 
     def _activate(self, path: Datapath, cookie: int) -> tuple[Job, Sequence[socket.socket]]:
         """Lets packets in; the job, and the sockets that its rows leave over."""
@@ -258,7 +275,7 @@ class Communicator:
         self.config = dataclasses.replace(self.config, codec_threads=threads)
         alone = bool(endpoints) and all(g.datapath != "udp" for g in self.greetings)
         sockets = path.sending(len(endpoints), self.config.source_ports) if endpoints else [path.socket]
-        job = Job(self.config, path, Sender(sockets, endpoints), cookie)
+        job = Job(self.config, path, Sender(sockets, endpoints), cookie, keys=self._ring)
         job.least_rings = min(g.rows for g in self.greetings), min(g.sum_rows for g in self.greetings)
         warm_up(job)
         job.activate([packed(host) for host, _ in everybody], packed(address))
@@ -503,6 +520,15 @@ class Communicator:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _master(store: Store, name: str, config: Config, timeout: float) -> bytes | None:
+    """The secret that the job's keys follow from; None: it has no key."""
+    if not config.keyed:
+        return None
+    if config.key_file:
+        return keys.read_key(config.key_file)
+    return keys.hand_over(store, name, config.rank, timeout)
 
 
 #: What entries of half precision are in numpy.

@@ -93,7 +93,7 @@ def coding_of(job: Job, op: Op) -> Coding:
     shape, balance = op.place.layout.shape, op.place.placement.owner_map.balance
     headroom, ranges = headroom_of(job.ranks, shape.bits), job.tables.ranges(balance, op.key[:3], shape.numel)
     seed, cap = seed_of(job.cookie, op.label), of(op).shift_cap(job)
-    op.coding = Coding(seed, job.rank, cap, headroom, op.rotate, job.ranks, ranges)
+    op.coding = Coding(seed, job.rank, cap, headroom, op.rotate, job.ranks, ranges, job.key_of(op.place.step))
     return op.coding
 
 

@@ -26,7 +26,6 @@ from tailbound.transport import rendezvous
 from tailbound.transport.backoff import Backoff, Policy
 from tailbound.transport.config import DEFAULT_PORT, MS
 from tailbound.transport.rendezvous import Greeting, Store
-from tailbound.wire import packets
 from tailbound.wire.schema import FIRST_DROP, HEADER_BYTES, IPV4_BYTES, UDP_BYTES, Flag, PacketType, Verdict
 
 #: How long a peer is tried, in ns: at a loss of one half each way, all tries fail once in 10^8.
@@ -186,7 +185,7 @@ class _Talk:
 
     def _take(self, data: bytes) -> None:
         job = self._job
-        parsed = packets.parse(data)
+        parsed = job.unpack(data)
         if parsed is None:
             return
         head, body = parsed[0][0], parsed[1]
@@ -207,10 +206,10 @@ class _Talk:
         head = job.header(
             PacketType.HELLO, job.marks.contributed, 0, owner=peer, seq=self.hello.heard[peer], flags=flags
         )
-        self._send(job.datapath.socket, peer, packets.packet(head, b""))
+        self._send(job.datapath.socket, peer, job.pack(head, b""))
         if ask or not self.hello.told[peer] & WIDE:
             self._tries += 1
-            wide = packets.packet(head, bytes(job.store.width))
+            wide = job.pack(head, bytes(job.store.width))
             self._send(self._bulk[(peer + self._tries) % len(self._bulk)], peer, wide)
 
     def _send(self, sock: socket.socket, peer: int, packet: bytes) -> None:

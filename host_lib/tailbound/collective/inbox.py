@@ -10,7 +10,6 @@ from tailbound.collective.maps import Maps
 from tailbound.collective.op import Op
 from tailbound.collective.repair import Request, decode_repair
 from tailbound.collective.speaker import Speaker
-from tailbound.wire import packets
 from tailbound.wire.schema import Flag, PacketType, serial_distance
 
 
@@ -24,7 +23,7 @@ class Inbox:
     def take(self, data: bytes, ops: dict[int, Op]) -> None:
         """Works on one control packet (UDP payload); the kernel has checked it, it is checked again here."""
         job = self._job
-        parsed = packets.parse(data)
+        parsed = job.unpack(data)
         if parsed is None:
             job.counters["control_refused"] += 1
             return
@@ -32,6 +31,9 @@ class Inbox:
         sender, label = int(head["sender"]), int(head["op"])
         if int(head["cookie"]) != job.cookie or sender not in job.sender.peers or int(head["owner"]) != job.rank:
             job.counters["control_refused"] += 1
+            return
+        if not job.fresh(head):
+            job.counters["control_replayed"] += 1
             return
         job.counters["control_taken"] += 1
         job.hear(sender, job.now())

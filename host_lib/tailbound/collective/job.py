@@ -15,6 +15,7 @@ from tailbound.collective.speaker import Speaker
 from tailbound.datapath.protocol import Datapath
 from tailbound.kernel.routes import speed_of
 from tailbound.transport.config import Config
+from tailbound.transport.keys import KeyRing
 from tailbound.transport.sender import Sender
 
 log = logging.getLogger("tailbound")
@@ -33,9 +34,12 @@ class Job(Speaker):
         sender: Sender,
         cookie: int,
         now: Callable[[], int] = time.monotonic_ns,
+        keys: KeyRing | None = None,
     ) -> None:
-        super().__init__(config, datapath.store, sender, cookie, now)
+        super().__init__(config, datapath.store, sender, cookie, now, keys)
         self.datapath = datapath
+        if keys is not None:
+            keys.install = datapath.put_key
         #: threads that share the codec's work, the transport thread among them
         self.threads = Threads(max(1, config.codec_threads), config.width)
         self.accounts = Accounts(self)
@@ -50,6 +54,8 @@ class Job(Speaker):
         control["active"] = 0
         first = self.sequence.next_label
         self.datapath.reset(first)
+        if self.keys is not None:
+            self.keys.begin()
         store.peers[:] = 0
         for rank, address in enumerate(addresses):
             if rank != self.rank:
@@ -62,6 +68,7 @@ class Job(Speaker):
             "ranks": self.world,
             "address": own_address,
             "group": 0,
+            "tagged": self.keys is not None,
             "map_id": self.sequence.map.id,
             "map_since": first,
             "map_before": self.sequence.map.id,

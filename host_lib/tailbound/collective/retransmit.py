@@ -15,6 +15,7 @@ from tailbound.collective.window import Window
 from tailbound.observe.ledger import Stage
 from tailbound.transport.batch import burst_packets
 from tailbound.transport.headers import add_flags
+from tailbound.transport.steps import step_of
 from tailbound.wire.schema import Flag, PacketType
 
 
@@ -78,7 +79,7 @@ def answer(job: Job, window: Window, now: int) -> int:
         request.holes |= len(there) < count
         request.sent |= len(there) > 0
         out = rows[there]
-        add_flags(out, states[there], int(Flag.REPEAT))
+        add_flags(out, states[there], int(Flag.REPEAT), job.key_of(step_of(request.label)))
         until = now + job.config.stage_max
         queue.submit(request.label, PacketType.RESULT, [(asker, out)], until, sent, now)
         repairs.requests.done(request, count)

@@ -17,18 +17,23 @@ from tailbound.collective.known import Known
 from tailbound.datapath.protocol import Store
 from tailbound.observe.events import Events
 from tailbound.transport.config import Config
+from tailbound.transport.keys import KeyRing, Stamps
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Sequence
 from tailbound.transport.stage import majority
 from tailbound.transport.steps import Steps
 from tailbound.wire import packets, schema
-from tailbound.wire.schema import PacketType
+from tailbound.wire.schema import Flag, PacketType
+from tailbound.wire.tag import NO_KEY
 
 _KIND, _OP_AT, _MARKS_AT = packets.offset_of("type"), packets.offset_of("op"), packets.offset_of("contributed")
 #: Neighbours in a header: op and layout, and both marks.
 _OP, _MARKS = struct.Struct(">IH"), struct.Struct(">II")
 assert packets.offset_of("layout") == _OP_AT + 4
 assert packets.offset_of("published") == _MARKS_AT + 4
+#: A control packet's stamp, in a job with a key: in the place of fields that only rows have.
+_STAMP_AT = packets.offset_of("exponent")
+assert packets.offset_of("count") == _STAMP_AT + 8
 #: So many ops back a rank remembers that it abstained.
 _ABSTAINED = 256
 
@@ -52,6 +57,7 @@ class Speaker(Known):
         store: of the datapath.
         sender: sends.
         cookie: of the job.
+        keys: of the job, where it has a key.
         now: CLOCK_MONOTONIC in ns, the clock that the kernel's stamps use too; a simulation brings its own.
     """
 
@@ -62,9 +68,13 @@ class Speaker(Known):
         sender: Sender,
         cookie: int,
         now: Callable[[], int] = time.monotonic_ns,
+        keys: KeyRing | None = None,
     ) -> None:
         super().__init__(config, cookie, store, now())
         self.now = now
+        #: of the job; None: packets carry checks
+        self.keys = keys
+        self._stamps = Stamps()
         self.sender = sender
         owners = tuple(range(self.ranks)) if self.switch is None else (self.switch,)
         self.sequence = Sequence(self.world, OwnerMap(0, owners, config.rotate is not False), config.first_step)
@@ -104,9 +114,33 @@ class Speaker(Known):
     def tell(self, rank: int, head: NDArray[Any], body: bytes = b"") -> bytes:
         """Sends one control packet to ``rank``, and returns it; ``head`` (see ``header``) may be used again."""
         head["owner"] = rank
-        data = packets.packet(head, body)
+        if self.keys is not None:
+            head.view(np.uint8)[_STAMP_AT : _STAMP_AT + 8] = np.frombuffer(
+                self.keys.stamp().to_bytes(8, "big"), np.uint8
+            )
+        data = self.pack(head, body)
         self.sender.send(rank, data)
         return data
+
+    def pack(self, head: NDArray[Any], body: bytes) -> bytes:
+        """Header and body with the check, or in a job with a key the tag."""
+        return packets.packet(head, body, None if self.keys is None else self.keys.now)
+
+    def unpack(self, data: bytes) -> tuple[NDArray[Any], bytes] | None:
+        """Header (shape ``[1]``) and body of a packet whose check or tag is right, else None."""
+        return packets.parse(data, () if self.keys is None else self.keys.both)
+
+    def fresh(self, head: np.void) -> bool:
+        """Whether a control packet, which is authentic, is none that was recorded and sent again (auth-5)."""
+        if self.keys is None:
+            return True
+        stamp = int.from_bytes(head.tobytes()[_STAMP_AT : _STAMP_AT + 8], "big")
+        repeated = head["type"] == PacketType.HOLD and not int(head["flags"]) & Flag.FLUSH
+        return self._stamps.take(int(head["sender"]), stamp, again=repeated)
+
+    def key_of(self, step: int) -> NDArray[np.uint64]:
+        """What packets of a step's ops are tagged with; empty: they carry checks."""
+        return NO_KEY if self.keys is None else self.keys.of(step)
 
     def advertise(self, **fields: int) -> None:
         """What every header says from now on."""

@@ -29,6 +29,7 @@ from tailbound.transport.headers import Fields, add_flags, finalise
 from tailbound.transport.overtime import LEAST_STEP
 from tailbound.transport.stage import Repair, Seen, Why
 from tailbound.wire.schema import Flag, PacketType
+from tailbound.wire.tag import NO_KEY
 
 _SWITCHED, _SUMS = int(Flag.SWITCHED), int(Flag.SUMS)
 
@@ -198,7 +199,7 @@ def repeat(job: Job, op: Op, action: Repeat) -> None:
     now = job.now()
     memory, _, partials = op.buffers.contributions
     rows = memory[action.places]
-    add_flags(rows, partials[action.places], int(Flag.REPEAT | (Flag.FLUSH if action.flush else Flag(0))))
+    add_flags(rows, partials[action.places], int(Flag.REPEAT | (Flag.FLUSH if action.flush else Flag(0))), NO_KEY)
     job.counters["rows_flushed" if action.flush else "rows_sent_again"] += len(rows)
     job.flow.queue.submit(op.label, PacketType.RESULT, [(job.switch, rows)], now + job.config.stage_max, None, now)
 

@@ -59,7 +59,7 @@ def warm_up(job: Job) -> None:
     head, fields = job.header(PacketType.CONTRIBUTION, 0, 0), Fields(b.scales.exponents[b.group])
     runs = np.array([[0, len(memory), 0, 0]], np.int64)
     stamps = b.scales.exponents, b.scales.need, b.scales.shift
-    finalise_contributions(b.stamped, head.view(np.uint8), runs, *stamps, 0)
+    finalise_contributions(b.stamped, head.view(np.uint8), runs, *stamps, 0, coding.key)
     finalise(memory, head, partials, fields, 0, b.place, 0)
     finalise(memory, head, partials, fields, 0, placement.row_at, 0)  # read-only places
     counts, nobody = np.zeros(job.world, np.int64), np.zeros(0, np.int64)
@@ -69,7 +69,7 @@ def warm_up(job: Job) -> None:
     sums = Sums(store.sums, store.slots, 0, 0, 1, b.unknown)
     mean_rows(sums, contributed, shape, coding, results, scratch)
     last_stamps(store.arrivals, np.zeros(4, np.uint64), nobody, nobody, 0, nobody, np.zeros(5, np.int64))
-    add_flags(results.packets[:1].copy(), results.partials[:1], 0)
+    add_flags(results.packets[:1].copy(), results.partials[:1], 0, coding.key)
     newest_op(job.records.peer_states, job.live_ranks, 0, 0)
     Running(job)
     expect = np.zeros(1, np.uint64)  # not the kernel's own

@@ -34,6 +34,7 @@ from tailbound.wire.jit import Scalar, compiled
 from tailbound.wire.packets import HEADER_DTYPE
 from tailbound.wire.schema import (
     HEADER_BYTES,
+    KEY_WORDS,
     ROW_STEP,
     UNKNOWN_SENDER,
     VERDICTS,
@@ -42,6 +43,7 @@ from tailbound.wire.schema import (
     PacketType,
     Verdict,
 )
+from tailbound.wire.tag import EPOCH_BIT, hashed, tag_of
 
 _TYPE, _SENDER, _OWNER, _CHECK = (HEADER_DTYPE.fields[n][1] for n in ("type", "sender", "owner", "check"))  # type: ignore[index]
 _LATE, _HALVES = int(Flag.LATE), int(Flag.HALVES)
@@ -87,6 +89,14 @@ def _checksum(words: NDArray[np.uint64]) -> Scalar:
 
 
 @compiled
+def _tag(t: Any, words: NDArray[np.uint64]) -> Scalar:
+    """The tag that a packet ought to carry, by the key of its epoch."""
+    key = u64_row(t.keys, (np.int64(words[0]) & EPOCH_BIT) != 0, t.key_words)
+    total = hashed(words[HEADER_BYTES // 8 :], key, np.uint64(KEY_WORDS))
+    return tag_of(words[: HEADER_BYTES // 8], total, np.uint64(8 * words.shape[0] - HEADER_BYTES), key)
+
+
+@compiled
 def _turned(word: Scalar) -> Scalar:
     """A u64 from network byte order to the host's, or back."""
     out = np.uint64(0)
@@ -115,6 +125,8 @@ def _trust(t: Any, words: NDArray[np.uint64], source: Scalar) -> Scalar:
         return Verdict.UNKNOWN_RANK
     if np.uint64(source) != np.uint64(peer_at(t.peers, sender).address):
         return Verdict.WRONG_ADDRESS
+    if c.tagged != 0:
+        return GO_ON if _tag(t, words) == h.check else Verdict.FORGED
     return GO_ON if _checksum(words) == h.check else Verdict.CORRUPT
 
 
@@ -128,7 +140,10 @@ def _mark(t: Any, h: Any, now: Scalar) -> None:
     published = fresh or serial(h.published, p.published) > 0
     map_known = fresh or serial(h.map_known, p.map_known) > 0
     incast = h.incast != p.incast and (fresh or h.incast != 0)
-    same = h.deadline == p.deadline and h.lateness == p.lateness
+    # a recorded packet says nothing new; without a key nothing is said against one that was overtaken
+    aged = control_at(t.control, 0).tagged != 0 and not fresh and serial(h.op, p.newest) < 0
+    incast = incast and not aged
+    same = aged or (h.deadline == p.deadline and h.lateness == p.lateness)
     if same and not (newest or contributed or published or map_known or incast):
         return
     if newest:
@@ -141,8 +156,9 @@ def _mark(t: Any, h: Any, now: Scalar) -> None:
         p.map_known = h.map_known
     if incast:
         p.incast = h.incast
-    p.deadline = h.deadline
-    p.lateness = h.lateness
+    if not aged:
+        p.deadline = h.deadline
+        p.lateness = h.lateness
     p.last_ns = now
     p.cookie = h.cookie
 
@@ -179,7 +195,7 @@ def _echo(t: Any, d: NDArray[np.uint8], words: NDArray[np.uint64], now: Scalar) 
         d[_TYPE] = PacketType.ECHO
         d[_OWNER] = h.sender
         d[_SENDER] = rank
-        words[_CHECK // 8] = _turned(_checksum(words))
+        words[_CHECK // 8] = _turned(_tag(t, words) if control_at(t.control, 0).tagged != 0 else _checksum(words))
         return Verdict.REFLECTED
     if d.shape[0] < HEADER_BYTES + 8:
         return Verdict.BAD_LENGTH

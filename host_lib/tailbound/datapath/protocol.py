@@ -91,6 +91,13 @@ class Datapath(Protocol):
         When it returns, nobody is adding to them for that op.
         """
 
+    def put_key(self, epoch: int, key: NDArray[np.uint64]) -> None:
+        """``key`` (``wire.tag``, for rows of the store's width) is in force, in the place of that two epochs before.
+
+        Raises:
+            CapabilityError: this datapath cannot take packets with tags.
+        """
+
     def fds(self) -> tuple[int, int]:
         """File descriptors that become readable when there are events, and when there are control packets."""
 

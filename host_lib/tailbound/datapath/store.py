@@ -18,7 +18,7 @@ from tailbound.datapath.protocol import Store
 from tailbound.errors import ConfigError
 from tailbound.wire import schema
 from tailbound.wire.packets import layout
-from tailbound.wire.schema import WORKER_MAPS
+from tailbound.wire.schema import WORKER_MAPS, key_bytes
 
 #: Arrays of a ``Store``; the maps of locks are not among them.
 STORE_NAMES = tuple(m.name for m in WORKER_MAPS if m.mmap)
@@ -87,7 +87,8 @@ def layouts(width: int, sum_rows: int, result_rows: int, cpus: int) -> dict[str,
     for name, rows in (("sum_rows", sum_rows), ("result_rows", result_rows)):
         if rows <= 0 or rows & (rows - 1):
             raise ConfigError(f"{name} is {rows}: use a power of two")
-    return {m.name: layout(m, width=width, sum_rows=sum_rows, result_rows=result_rows, cpus=cpus) for m in WORKER_MAPS}
+    sizes = {"width": width, "sum_rows": sum_rows, "result_rows": result_rows, "cpus": cpus}
+    return {m.name: layout(m, **sizes, key_bytes=key_bytes(width)) for m in WORKER_MAPS}
 
 
 def memory(sum_rows: int, result_rows: int, width: int, cpus: int) -> dict[str, int]:

@@ -37,11 +37,12 @@ def _bits(dtype: np.dtype[Any]) -> np.dtype[Any]:
 _HEAD = _bits(dtype_of(schema.HEADER))
 
 #: All worker maps but the locks that one mutex stands for, and what a datapath has besides.
-_MAPS = tuple(m.name for m in schema.WORKER_MAPS if m.mmap or m.name == "slot_locks")
+_MAPS = tuple(m.name for m in schema.WORKER_MAPS if m.mmap or m.name in ("slot_locks", "keys"))
 _OWN = ("head", "scratch", "events", "controls", "control_lengths", "state", "mutex", "queue_mutex")
 #: Addresses of all arrays, and the sizes that are not in the schema.
 CONTEXT_DTYPE = np.dtype(
-    [(name, "=u8") for name in (*_MAPS, *_OWN)] + [(name, "=i8") for name in ("width", "sum_rows", "result_rows")]
+    [(name, "=u8") for name in (*_MAPS, *_OWN)]
+    + [(name, "=i8") for name in ("width", "sum_rows", "result_rows", "key_words")]
 )
 
 
@@ -71,6 +72,7 @@ class Tables:
             self.context[name] = memory[name].ctypes.data
         self.context["width"], self.context["result_rows"] = width, result_rows
         self.context["sum_rows"] = arrays["sums"].shape[0]
+        self.context["key_words"] = arrays["keys"].shape[1] // 8
 
     def seal(self, op: int, seq: int, rows: int) -> None:
         """Seals ``rows`` slots from row sequence ``seq`` up to ``op``; when it returns, nobody is adding."""
@@ -80,6 +82,11 @@ class Tables:
         with self.mutex:
             sealed[first:end] = op
             sealed[: max(0, end - len(sealed))] = op
+
+    def put_key(self, epoch: int, key: NDArray[np.uint64]) -> None:
+        """``key`` (``wire.tag``) is in force from now on, in the place of the one two epochs before."""
+        with self.mutex:
+            self.arrays["keys"].view(np.uint64)[epoch % schema.KEY_EPOCHS, : len(key)] = key
 
     def take_events(self) -> list[tuple[int, int, int]]:
         """Queued events (kind, op, ns), oldest first; the queue is empty afterwards."""

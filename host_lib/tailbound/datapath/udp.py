@@ -275,6 +275,9 @@ class UdpDatapath:
         """Packets are taken in under the same mutex."""
         self._tables.seal(op, seq, rows)
 
+    def put_key(self, epoch: int, key: NDArray[np.uint64]) -> None:
+        self._tables.put_key(epoch, key)
+
     def fds(self) -> tuple[int, int]:
         return (self._events, self._controls)
 

@@ -8,10 +8,14 @@ and ``open`` the unprivileged one. ``attach`` and ``detach`` pin in the user's t
 from __future__ import annotations
 
 import grp
+import logging
 import os
 import socket
 import sys
 from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tailbound.datapath.protocol import EventRecord, Store
 from tailbound.datapath.store import layouts, memory, ring_rows, store_of, sum_ring
@@ -23,17 +27,20 @@ from tailbound.kernel import compile as compile_
 from tailbound.kernel import maps as kernel_maps
 from tailbound.kernel.events import EventRing
 from tailbound.kernel.fanout import Fanout
+from tailbound.kernel.keys import put_key
 from tailbound.kernel.linear import linear_of
-from tailbound.kernel.maps import EVENTS, Maps, Shape
+from tailbound.kernel.maps import EVENTS, PROGRAMS, Maps, Shape
 from tailbound.kernel.routes import interface as look_up
 from tailbound.kernel.seal import Sealer
 from tailbound.transport.config import DEFAULT_PORT, Config, row_width
 from tailbound.transport.sockets import SOCKETS, UdpSocket, bound_socket, ports_of, sending_sockets
 from tailbound.wire.schema import HEADER_BYTES, WORKER_MAPS
 
+log = logging.getLogger("tailbound")
+
 #: Arrays with an entry for each row of the sums ring.
 _BY_SUM_ROW = tuple(m.name for m in WORKER_MAPS if m.mmap and m.entries == ("sum_rows",))
-#: Maps that a trainer needs: what is mmapped, the seals and the events.
+#: Maps that a trainer needs: what is mmapped, the seals, the keys and the events.
 PINNED = (*(m.name for m in WORKER_MAPS if m.mmap or m.writer != "program"), EVENTS)
 
 
@@ -51,7 +58,10 @@ class XdpDatapath:
     #: what is lost before the program sees it the driver counts (``ethtool -S``)
     lost_on_arrival: Mapping[str, int] = {}
 
-    def __init__(self, maps: Maps, interface: str, port: int, program: int = -1, link: int = -1) -> None:
+    def __init__(
+        self, maps: Maps, interface: str, port: int, program: int = -1, link: int = -1, *, tagged: bool = True
+    ) -> None:
+        self._tagged = tagged
         self.interface = interface
         self.maps = maps
         self.store: Store = store_of(maps.arrays)
@@ -95,9 +105,9 @@ class XdpDatapath:
             CapabilityError: compiler, privilege or kernel feature missing.
             AttachError: the interface refuses, or a program is there.
         """
-        maps, program, link = _attach(interface, port, width, sum_rows, result_rows, loader, mode)
+        maps, program, link, tagged = _attach(interface, port, width, sum_rows, result_rows, loader, mode)
         try:
-            return cls(maps, interface, port, program, link)
+            return cls(maps, interface, port, program, link, tagged=tagged)
         except BaseException:
             _close(maps, program, link)
             raise
@@ -116,7 +126,9 @@ class XdpDatapath:
         replace: bool = False,
     ) -> None:
         """Attaches for good, for processes of ``group`` (a group id) to ``open``. Arguments and errors: ``attach``."""
-        maps, program, link = _attach(interface, port, width, sum_rows, result_rows, loader, "native", replace=replace)
+        maps, program, link, tagged = _attach(
+            interface, port, width, sum_rows, result_rows, loader, "native", replace=replace
+        )
         try:
             there = interfaces.xdp_below(interface)
             if there is None:
@@ -125,9 +137,9 @@ class XdpDatapath:
                 )
             vlan, signature = interfaces.device_of(interface).vlan, compile_.signature()
             found = pin.Settings(
-                interface, port, width, sum_rows, result_rows, there.prog_id, vlan, signature=signature
+                interface, port, width, sum_rows, result_rows, there.prog_id, vlan, signature=signature, tagged=tagged
             )
-            pin.pin(found, {name: maps.fds[name] for name in PINNED}, link, group)
+            pin.pin(found, {name: maps.fds[name] for name in (*PINNED, PROGRAMS)}, link, group)
         finally:
             _close(maps, program, link)
 
@@ -171,7 +183,7 @@ class XdpDatapath:
             rows = min(found.sum_rows, sum_ring(found.result_rows, workers))
             for name in _BY_SUM_ROW:
                 maps.arrays[name] = maps.arrays[name][:rows]
-            return cls(maps, interface, found.port)
+            return cls(maps, interface, found.port, tagged=found.tagged)
         except BaseException:
             maps.close()
             raise
@@ -183,6 +195,14 @@ class XdpDatapath:
 
     def seal(self, op: int, seq: int, rows: int) -> None:
         self._sealer.seal(op, seq, rows)
+
+    def put_key(self, epoch: int, key: NDArray[np.uint64]) -> None:
+        if not self._tagged:
+            raise CapabilityError(
+                f"the kernel refused the program for packets with tags when {self.interface} was attached: use the udp "
+                'datapath (datapath="udp"), a newer kernel, or authenticate="off"'
+            )
+        put_key(self.maps.fds["keys"], epoch, key)
 
     def fds(self) -> tuple[int, int]:
         return self.maps.fds[EVENTS], self.socket.fileno()
@@ -227,7 +247,7 @@ def _attach(
     mode: str,
     *,
     replace: bool = False,
-) -> tuple[Maps, int, int]:
+) -> tuple[Maps, int, int, bool]:
     if not 0 < port < 65536:
         raise ConfigError(f"UDP port {port}: choose one of 1..65535")
     device, vlan = interfaces.device_of(interface)
@@ -239,13 +259,24 @@ def _attach(
     try:
         maps.arrays["control"]["address"] = _own_address(interface)
         program = load.load_worker(maps.fds, port=port, width=width, result_rows=result_rows, vlan=vlan, loader=loader)
+        tagged = _load_tagged(maps, port, width, result_rows, vlan, loader)
         if replace:  # only now, when the new program is known to load
             pin.remove(interface)
         link = attaching.attach(program, device, mode)
     except BaseException:
         _close(maps, program, link)
         raise
-    return maps, program, link
+    return maps, program, link, tagged
+
+
+def _load_tagged(maps: Maps, port: int, width: int, result_rows: int, vlan: int, loader: str) -> bool:
+    """Whether jobs with a key can be had: a kernel that refuses that program serves all others."""
+    try:
+        load.load_tagged(maps.fds, port=port, width=width, result_rows=result_rows, vlan=vlan, loader=loader)
+    except CapabilityError as error:
+        log.warning("no job with a key can run here: %s", str(error).splitlines()[0])
+        return False
+    return True
 
 
 def _own_address(interface: str) -> int:

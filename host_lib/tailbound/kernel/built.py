@@ -40,6 +40,7 @@ def _all() -> Iterator[tuple[str, dict[str, int]]]:
     """Source and macros of every object."""
     for width in WIDTHS:
         yield "worker.bpf.c", {"TB_WIDTH": width}
+        yield "tagged.bpf.c", {"TB_WIDTH": width}
         if width <= _SWITCH_MOST:
             yield "switch.bpf.c", {"TB_WIDTH": width}
             yield "switch_out.bpf.c", {"TB_WIDTH": width}

@@ -5,20 +5,24 @@ from __future__ import annotations
 import errno
 import itertools
 import logging
+import os
+import struct
 from collections.abc import Mapping
 
 from tailbound.errors import CapabilityError, ConfigError
 from tailbound.kernel import built, objects, syscalls
 from tailbound.kernel.compile import COMPILERS, candidates, compile_program
-from tailbound.kernel.maps import EVENTS
+from tailbound.kernel.maps import EVENTS, PROGRAMS
 from tailbound.wire.schema import FANOUT_MAPS, FAULT_MAPS, WORKER_MAPS
 
 log = logging.getLogger("tailbound")
 WORKER = "tb_worker"
+#: Of jobs with a key.
+TAGGED = "tb_tagged"
 FAULTS = "tb_faults"
 FANOUT = "tb_fanout"
 #: Maps that each program may use, in the order of their numbers.
-WORKER_MAP_NAMES = (*(m.name for m in WORKER_MAPS), EVENTS)
+WORKER_MAP_NAMES = (*(m.name for m in WORKER_MAPS), EVENTS, PROGRAMS)
 FAULT_MAP_NAMES = (*(m.name for m in FAULT_MAPS), "fault_lock", "fault_ports")
 FANOUT_MAP_NAMES = tuple(m.name for m in FANOUT_MAPS)
 #: Where programs come from: ``object`` is one that was built ahead (``kernel.built``).
@@ -125,3 +129,21 @@ def load_worker(
     """
     defines = {"TB_PORT": port, "TB_WIDTH": width, "TB_RESULT_ROWS": result_rows, "TB_VLAN": vlan}
     return load("worker.bpf.c", WORKER, defines, WORKER_MAP_NAMES, fds, loader)
+
+
+def load_tagged(
+    fds: Mapping[str, int], *, port: int, width: int, result_rows: int, vlan: int = 0, loader: str = "auto"
+) -> None:
+    """Loads the program for packets with tags, to which the worker's hands over what a job with a key receives.
+
+    It goes with the last descriptor and pin of the array of programs.
+
+    Raises:
+        CapabilityError: see ``load``.
+    """
+    defines = {"TB_PORT": port, "TB_WIDTH": width, "TB_RESULT_ROWS": result_rows, "TB_VLAN": vlan}
+    program = load("tagged.bpf.c", TAGGED, defines, WORKER_MAP_NAMES, fds, loader)
+    try:
+        syscalls.map_update(fds[PROGRAMS], struct.pack("=I", 0), struct.pack("=I", program))
+    finally:
+        os.close(program)

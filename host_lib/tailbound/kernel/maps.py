@@ -22,8 +22,10 @@ from tailbound.kernel import btf, syscalls
 from tailbound.wire import schema
 from tailbound.wire.schema import Map
 
-#: Name of the event ring, the one map that is not an array.
+#: Name of the event ring.
 EVENTS = "events"
+#: And that of what a worker's program hands packets of a job with a key over to.
+PROGRAMS = "programs"
 #: Dtype and shape of a map's array: ``[entries]`` of a struct, or u8 ``[entries, bytes]``.
 Shape = tuple[np.dtype[Any], tuple[int, ...]]
 
@@ -97,6 +99,8 @@ def _create(map_: Map, shape: Shape, node: int) -> int:
         finally:
             os.close(blob)
     flags = syscalls.F_MMAPABLE if map_.mmap else 0
+    if map_.secret:
+        flags |= syscalls.F_WRONLY | syscalls.F_RDONLY_PROG
     fd = syscalls.map_create(syscalls.MAP_TYPE_ARRAY, 4, size, entries, name=f"tb_{map_.name}", flags=flags, node=node)
     if map_.mmap and map_.writer == "program":
         syscalls.map_freeze(fd)
@@ -104,7 +108,8 @@ def _create(map_: Map, shape: Shape, node: int) -> int:
 
 
 def create(maps: Iterable[Map], shapes: Mapping[str, Shape], *, events: bool, node: int = -1) -> Maps:
-    """Creates maps, zeroed, of the given shapes, on NUMA node ``node`` (-1: any), and the event ring where asked for.
+    """Creates maps, zeroed, of the given shapes, on NUMA node ``node`` (-1: any), and where asked for the event ring,
+    with the array of programs that belongs to it.
 
     Raises:
         CapabilityError: the kernel refuses; the message says which map and why.
@@ -125,6 +130,10 @@ def create(maps: Iterable[Map], shapes: Mapping[str, Shape], *, events: bool, no
                 )
             except OSError as error:
                 raise CapabilityError(_refused("the event ring", error)) from error
+            try:
+                made.fds[PROGRAMS] = syscalls.map_create(syscalls.MAP_TYPE_PROG_ARRAY, 4, 4, 1, name="tb_programs")
+            except OSError as error:
+                raise CapabilityError(_refused("the array of programs", error)) from error
     except BaseException:
         made.close()
         raise

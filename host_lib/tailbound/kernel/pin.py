@@ -28,10 +28,16 @@ from tailbound.errors import AttachError, CapabilityError
 from tailbound.kernel import compile as compile_
 from tailbound.kernel import interfaces, syscalls
 from tailbound.kernel.command import as_root
+from tailbound.kernel.maps import PROGRAMS
+from tailbound.wire.schema import WORKER_MAPS
 
 ROOT = Path("/run/tailbound")
 #: Raised whenever the maps of this version would be read wrongly by another, or its packets refused.
-ABI = 4
+ABI = 5
+#: Maps that a trainer writes and nobody reads (auth-2).
+SECRET = tuple(m.name for m in WORKER_MAPS if m.secret)
+#: Of pins, where it is not 0660: keys cannot be read back, and programs are put in by root alone.
+_MODES = dict.fromkeys(SECRET, 0o220) | {PROGRAMS: 0o600}
 _LINK = "link"
 #: What names of folders begin with that are no interface's, but a switch's.
 SWITCH = "switch@"
@@ -54,6 +60,8 @@ class Settings:
     abi: int = ABI
     #: Of the sources of the program (``compile.signature``): what it does with a packet has to be what the host thinks.
     signature: str = ""
+    #: Whether the program for jobs with a key was loaded, too.
+    tagged: bool = False
 
 
 def bpffs() -> Path:
@@ -227,7 +235,7 @@ def _pin_all(folder: Path, fds: Mapping[str, int], name: str, link: int, group: 
         path = folder / map_name
         syscalls.obj_pin(fd, str(path))
         os.chown(path, 0, group)
-        os.chmod(path, 0o660)
+        os.chmod(path, _MODES.get(map_name, 0o660))
     syscalls.obj_pin(link, str(folder / name))
     os.chmod(folder / name, 0o600)
 
@@ -242,7 +250,7 @@ def open_pins(interface: str, names: tuple[str, ...]) -> dict[str, int]:
     fds: dict[str, int] = {}
     try:
         for name in names:
-            fds[name] = syscalls.obj_get(str(_pins(interface) / name))
+            fds[name] = syscalls.obj_get(str(_pins(interface) / name), syscalls.F_WRONLY if name in SECRET else 0)
     except OSError as error:
         for fd in fds.values():
             os.close(fd)

@@ -19,8 +19,10 @@ _MAP_CREATE, _MAP_LOOKUP, _MAP_UPDATE, _MAP_DELETE, _PROG_LOAD, _OBJ_PIN, _OBJ_G
 _TEST_RUN, _PROG_BY_ID, _INFO_BY_FD, _BTF_LOAD, _MAP_FREEZE = 10, 13, 15, 18, 22
 _UPDATE_BATCH, _LINK_CREATE, _ENABLE_STATS, _LINK_DETACH = 26, 28, 32, 34
 
-MAP_TYPE_ARRAY, MAP_TYPE_ARRAY_OF_MAPS, MAP_TYPE_DEVMAP, MAP_TYPE_RINGBUF = 2, 12, 14, 27
+MAP_TYPE_ARRAY, MAP_TYPE_PROG_ARRAY, MAP_TYPE_ARRAY_OF_MAPS, MAP_TYPE_DEVMAP, MAP_TYPE_RINGBUF = 2, 3, 12, 14, 27
 F_LOCK, F_NUMA_NODE, F_MMAPABLE, _F_LIVE_FRAMES = 4, 4, 1 << 10, 1 << 1
+#: Of a map: this descriptor, or one opened with it, writes only; programs read only.
+F_WRONLY, F_RDONLY_PROG = 1 << 4, 1 << 7
 PROG_TYPE_TC, PROG_TYPE_XDP, _F_XDP_HAS_FRAGS = 3, 6, 1 << 5
 ATTACH_XDP_DEVMAP, ATTACH_XDP, ATTACH_TCX_EGRESS = 33, 37, 47
 #: How long the verifier is asked again when signals interrupt it, in seconds.
@@ -164,10 +166,10 @@ def obj_pin(fd: int, path: str) -> None:
     _bpf(_OBJ_PIN, struct.pack("=QII", _address(p), fd, 0))
 
 
-def obj_get(path: str) -> int:
-    """Opens what is pinned at ``path``, for reading and writing."""
+def obj_get(path: str, flags: int = 0) -> int:
+    """Opens what is pinned at ``path``, for reading and writing, or with ``F_WRONLY`` for writing only."""
     p = ctypes.create_string_buffer(os.fsencode(path))
-    return _bpf(_OBJ_GET, struct.pack("=QII", _address(p), 0, 0))[0]
+    return _bpf(_OBJ_GET, struct.pack("=QII", _address(p), 0, flags))[0]
 
 
 def link_create(program: int, ifindex: int, flags: int, where: int = ATTACH_XDP) -> int:

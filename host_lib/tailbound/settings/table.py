@@ -19,7 +19,7 @@ from tailbound.errors import ConfigError
 from tailbound.observe import status, trace
 from tailbound.settings.kinds import BITS_KIND, DEADLINES, GROUP, LIMITS, Kind, choice, integer, number, on_off, words
 from tailbound.transport import choose, switch
-from tailbound.transport.config import DEFAULT_PORT, PORTS, SOURCE_PORTS_MOST
+from tailbound.transport.config import AUTHENTICATE, DEFAULT_PORT, PORTS, SOURCE_PORTS_MOST
 from tailbound.wire.schema import WIDTH_STEP
 
 P = ParamSpec("P")
@@ -178,6 +178,16 @@ OPTIONS = (
     _option(
         "multicast_group", GROUP, "", "IPv4 group of the job, the same on all ranks",
         otherwise="follows from the job's cookie",
+    ),
+    _option(
+        "authenticate", choice(*AUTHENTICATE), "auto",
+        "refuse packets and requests that were not made with the job's key ([security](security.md)); `auto`: where "
+        "there is a key file",
+    ),
+    _option(
+        "key_file", words("the path of a file"), "",
+        "file with the job's key, the same on all ranks: 32 bytes, or as many in hexadecimal digits",
+        otherwise="with `authenticate=on` rank 0 draws one, and hands it over the store",
     ),
     _option(
         "codec_threads", integer(0), 0, "threads that code an op ([hook](torch/hook.md)); 0: one for each four cores",

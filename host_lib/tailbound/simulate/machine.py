@@ -10,6 +10,7 @@ from functools import cache
 from typing import ClassVar, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tailbound.datapath.ingest import ingest
 from tailbound.datapath.protocol import EventRecord, Store
@@ -92,6 +93,10 @@ class Datapath:
     def seal(self, op: int, seq: int, rows: int) -> None:
         """See ``Datapath``."""
         self.tables.seal(op, seq, rows)
+
+    def put_key(self, epoch: int, key: NDArray[np.uint64]) -> None:
+        """See ``Datapath``."""
+        self.tables.put_key(epoch, key)
 
     def fds(self) -> tuple[int, int]:
         """See ``Datapath``."""

@@ -25,9 +25,13 @@ from tailbound.simulate.engine import Done, Engine, Plan
 from tailbound.simulate.fabric import MS, US, Burst, Fabric, Terms
 from tailbound.simulate.machine import COOKIE, PORT, Datapath, Wire, address, word
 from tailbound.transport.config import Config
+from tailbound.transport.keys import MASTER, KeyRing
 from tailbound.transport.pace import Pacer, TimelyConfig
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Layout
+
+#: Steps of an epoch of keys: several epochs in a short run.
+EPOCH_STEPS = 8
 
 
 @dataclass
@@ -303,7 +307,14 @@ class World:
         wire = Wire(rank, self.fabric, self.number)
         datapath = self.datapath(rank, self.width, *self.rows, wire)
         node = self.node(self, rank, cast(Any, None), datapath)
-        job = Job(config, datapath, Sender([wire], self.peers_of(config)), COOKIE, lambda: self._clock() + node.ahead)
+        job = Job(
+            config,
+            datapath,
+            Sender([wire], self.peers_of(config)),
+            COOKIE,
+            lambda: self._clock() + node.ahead,
+            keys=self._keys(config),
+        )
         if self._limits is not None:
             job.flow.queue.pacer = Pacer(job.sender.peers, self._limits)
         if self._paced:
@@ -314,6 +325,12 @@ class World:
         node.engine = self.engine(job)
         node.engine.begin()
         return node
+
+    def _keys(self, config: Config) -> KeyRing | None:
+        """Those of a job that has some: made of a secret that is none, and of shorter epochs than in earnest."""
+        if not config.keyed:
+            return None
+        return KeyRing(bytes(MASTER), COOKIE, self.width, config.first_step, EPOCH_STEPS)
 
     def _clock(self) -> int:
         """The engine's clock: it looks at it all the time, and works in between."""

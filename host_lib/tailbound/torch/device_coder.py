@@ -168,7 +168,7 @@ class DeviceCoder:
                 return None
         assert op.codes is not None
         assert op.beyond is not None
-        staging.pack(op.codes.numpy(), shape, scales.skipped, packets)
+        staging.pack(op.codes.numpy(), shape, scales.skipped, packets, coding.key)
         found = Encoded(True, int(op.beyond))
         self._end(coding)
         return found

@@ -27,7 +27,7 @@ from tailbound.torch.options.schedule import Schedule
 from tailbound.torch.paths import Paths
 from tailbound.torch.recovery import Recovery
 from tailbound.transport.choose import AskedResult
-from tailbound.transport.config import DEADLINE_MOST, MS, Config, width_for_mtu
+from tailbound.transport.config import DEADLINE_MOST, MS, Authenticate, Config, width_for_mtu
 from tailbound.transport.safeguard import Limits
 from tailbound.transport.steps import step_of
 from tailbound.wire.bits import Bits, as_bits, both_ways
@@ -90,6 +90,10 @@ class TailboundState(Recovery):
         source_ports: UDP source ports of what is sent to one rank over xdp, so that its receive-side scaling spreads
             it; 0: by the number of ranks.
         multicast_group: IPv4 group of the job, the same on all ranks; empty: one that follows from its cookie.
+        authenticate: refuse packets and requests that were not made with the job's key; ``auto``: where there is a
+            ``key_file`` (docs/security.md).
+        key_file: file with the job's key, the same on all ranks: 32 bytes, or as many in hexadecimal digits. Without
+            one and with ``authenticate="on"`` rank 0 draws it and hands it over the store.
         codec_threads: threads that code an op, the transport's own included; 0: one for each four of this rank's cores,
             at most four.
 
@@ -129,6 +133,8 @@ class TailboundState(Recovery):
         result: AskedResult = "auto",
         source_ports: int = 0,
         multicast_group: str = "",
+        authenticate: Authenticate = "auto",
+        key_file: str = "",
         codec_threads: int = 0,
     ) -> None:
         if not dist.is_initialized():
@@ -173,6 +179,8 @@ class TailboundState(Recovery):
             group=multicast_group,
             switch=switch_of(switch) if switch and self.ranks > 1 else None,
             bits=self.bits,
+            authenticate=authenticate,
+            key_file=key_file,
             codec_threads=codec_threads,
         )
         options = {

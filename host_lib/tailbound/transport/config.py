@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from tailbound.errors import ConfigError
 from tailbound.transport.choose import AskedResult, check
@@ -69,6 +69,11 @@ def row_width(asked: int, mtu: int | None, *, linear: int | None = None) -> int:
     return min(asked or WIDTH_MOST, width_for_mtu(mtu))
 
 
+#: What may be asked for.
+Authenticate: TypeAlias = Literal["auto", "on", "off"]
+AUTHENTICATE: tuple[Authenticate, ...] = ("auto", "on", "off")
+
+
 @dataclass(frozen=True)
 class Config:
     """What one rank needs to know; every time in nanoseconds.
@@ -105,6 +110,9 @@ class Config:
         switch: the aggregating switch that owns the rows; None: ranks own them.
         codec_threads: threads of a rank that share the codec's work on an op, the transport's own included; 0: one for
             each four of its cores, at most four.
+        authenticate: whether packets and the reliable path are authenticated by the job's key; ``auto``: where there is
+            a ``key_file``.
+        key_file: file with the job's key; empty: rank 0 draws one and hands it over the store.
         bits: of a code: 16, 8 or 4, or 4 of contributions and 8 of results.
         first_step: step number the job starts with; only tests of wrap-around change it.
     """
@@ -135,6 +143,8 @@ class Config:
     source_ports: int = 0
     switch: Switch | None = None
     codec_threads: int = 0
+    authenticate: Authenticate = "auto"
+    key_file: str = ""
     bits: Bits = 8
     first_step: int = 0
 
@@ -155,6 +165,13 @@ class Config:
         check(self.result)
         if self.group:
             check_group(self.group)
+        if self.authenticate not in AUTHENTICATE:
+            raise ConfigError(f"authenticate is {self.authenticate!r}: give one of {', '.join(AUTHENTICATE)}")
+        if self.keyed and self.switch is not None:
+            raise ConfigError(
+                "a switch makes new rows and has no key, so nobody could tell its packets from forged ones: train "
+                'without the switch, or give authenticate="off" (TAILBOUND_AUTHENTICATE=off) and trust the network'
+            )
         if self.rotate not in (True, False, "auto"):
             raise ConfigError(f"rotate is {self.rotate!r}: give True, False or 'auto'")
         if not 0 <= self.source_ports <= SOURCE_PORTS_MOST:
@@ -191,12 +208,18 @@ class Config:
             rows >>= 1
         return max(self.ring_mib, rows * width / 2**20) if self.step else self.ring_mib
 
+    @property
+    def keyed(self) -> bool:
+        """Whether this job has a key."""
+        return self.authenticate == "on" or (self.authenticate == "auto" and bool(self.key_file))
+
     def common(self) -> dict[str, str]:
         """What must be equal on all ranks, by the name of the hook's option and in words: else they would diverge.
 
         Of ``result`` only whether it is multicast: who is not in the group would get no results.
         """
         return {
+            "authenticate": "on" if self.keyed else "off",
             "balance": "on" if self.balance else "off",
             "bits": bits_text(self.bits),
             "hadamard": "auto" if self.rotate == "auto" else "on" if self.rotate else "off",

@@ -1,9 +1,9 @@
 """Finalises the headers of packets whose payloads are already in place.
 
-The encode pass leaves codes in packet memory and, per packet, the partial state of the check (``wire.check.partial``).
-A header is made late, just before its burst leaves, since marks, deadlines and lateness change until then. So the
-headers of a run are copies of a template (a complete header in network byte order) in which only the fields that differ
-from packet to packet are replaced. One nogil call a run, no allocation, no branch on contents.
+The encode pass leaves codes in packet memory and, per packet, the state of the check or the tag
+(``wire.proof.absorb``). A header is made late, just before its burst leaves, since marks, deadlines and lateness change
+until then. So the headers of a run are copies of a template (a complete header in network byte order) in which only the
+fields that differ from packet to packet are replaced. One nogil call a run, no allocation, no branch on contents.
 
 Places of the fields come from the schema; a header is eight little-endian u64 words, and a field of one packet is one
 masked word.
@@ -17,10 +17,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from tailbound.wire.check import final
 from tailbound.wire.jit import Scalar, cached
 from tailbound.wire.packets import HEADER_DTYPE
+from tailbound.wire.proof import proven
 from tailbound.wire.schema import HEADER_BYTES, PacketType
+from tailbound.wire.tag import NO_KEY
 
 _WORDS = HEADER_BYTES // 8
 
@@ -101,6 +102,7 @@ def finalise(
     seq: int,
     places: NDArray[np.uint32] | NDArray[np.int32],
     mark: int,
+    key: NDArray[np.uint64] = NO_KEY,
 ) -> None:
     """Writes the headers of a run of contributions to a switch, or of results: all ``packets``, in sending order.
 
@@ -116,8 +118,9 @@ def finalise(
         seq: u32 row sequence of the first place.
         places: u32 or i32[T]; ``seq`` of packet p is ``seq + places[p]``.
         mark: u32, of the last packet: this op where it ends the run, else as in the template.
+        key: of the op, which ``states`` were made with; empty: packets carry the check.
     """
-    _finalise(packets, head.view(np.uint8), states, fields, seq, places, mark)
+    _finalise(packets, head.view(np.uint8), states, fields, seq, places, mark, key)
 
 
 @cached
@@ -130,6 +133,7 @@ def _finalise(
     seq: Scalar,
     places: NDArray[Any],
     mark: Scalar,
+    key: NDArray[np.uint64],
 ) -> None:
     words = packets.view(np.uint64)
     base = head.view(np.uint64)
@@ -150,7 +154,7 @@ def _finalise(
                 out[_CONTRIBUTED] = (out[_CONTRIBUTED] & _CONTRIBUTED_KEEP) | (new << _CONTRIBUTED_SHIFT)
             else:
                 out[_PUBLISHED] = (out[_PUBLISHED] & _PUBLISHED_KEEP) | (new << _PUBLISHED_SHIFT)
-        out[_CHECK] = _swap64(final(out, states[p]))
+        out[_CHECK] = _swap64(proven(out, states[p], key))
 
 
 class Contributions(NamedTuple):
@@ -179,6 +183,7 @@ def finalise_contributions(
     needs: NDArray[np.int16],
     shifts: NDArray[np.uint8],
     mark: Scalar,
+    key: NDArray[np.uint64],
 ) -> None:
     """Writes the headers of the contributions to ranks that own rows: a run for each, in sending order.
 
@@ -188,6 +193,7 @@ def finalise_contributions(
         runs: i64[n, 4]: first packet, packets, owner, and u32 row sequence of the owner's first place.
         exponents, needs, shifts: i16[G], i16[G] and u8[G], of every group.
         mark: u32, of the last packet of each run: this op.
+        key: of the op, which ``out.states`` were made with; empty: packets carry the check.
     """
     words = out.packets.view(np.uint64)
     base = head.view(np.uint64)
@@ -207,22 +213,23 @@ def finalise_contributions(
             line[_SHIFT] = (line[_SHIFT] & _SHIFT_KEEP) | (np.uint64(shifts[g]) << _SHIFT_SHIFT)
             if i == count - 1:
                 line[_CONTRIBUTED] = (line[_CONTRIBUTED] & _CONTRIBUTED_KEEP) | last
-            line[_CHECK] = _swap64(final(line, out.states[p]))
+            line[_CHECK] = _swap64(proven(line, out.states[p], key))
 
 
 @cached
 @njit(nogil=True, cache=True, boundscheck=False)
-def add_flags(packets: NDArray[np.uint8], states: NDArray[np.uint64], flags: int) -> None:
-    """Sets ``flags`` in finalised headers, and makes their checks anew.
+def add_flags(packets: NDArray[np.uint8], states: NDArray[np.uint64], flags: int, key: NDArray[np.uint64]) -> None:
+    """Sets ``flags`` in finalised headers, and makes their checks or tags anew.
 
     Args:
         packets: u8[T, stride], C-contiguous, stride a multiple of 16.
         states: u64[T, 4], partial checks of the payloads.
         flags: bits to set; the others stay.
+        key: of the op, as in ``finalise``.
     """
     words = packets.view(np.uint64)
     more = _swap16(np.uint64(np.uint16(flags))) << _FLAGS_SHIFT
     for p in range(words.shape[0]):
         out = words[p, :_WORDS]
         out[_FLAGS] |= more
-        out[_CHECK] = _swap64(final(out, states[p]))
+        out[_CHECK] = _swap64(proven(out, states[p], key))

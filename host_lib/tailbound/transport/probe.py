@@ -16,9 +16,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.transport.keys import KeyRing
 from tailbound.wire import packets
-from tailbound.wire.check import check_packet
+from tailbound.wire.proof import proof_of
 from tailbound.wire.schema import HEADER_BYTES, ROW_STEP, PacketType
+from tailbound.wire.tag import NO_KEY
 
 _WORD, _CHECK_AT = struct.Struct(">Q"), packets.offset_of("check")
 #: Bytes to a peer between two probes: a few bursts.
@@ -37,12 +39,20 @@ class Prober:
         cookie, rank: of the job and of this rank.
         peers: ranks to probe.
         states: ``peer_states`` of the datapath.
+        keys: of the job, where it has a key.
         by: who turns probes round and measures: the ``kernel`` (xdp) or a ``thread`` (udp).
     """
 
     def __init__(
-        self, cookie: int, rank: int, peers: Iterable[int], states: NDArray[Any], by: Literal["kernel", "thread"]
+        self,
+        cookie: int,
+        rank: int,
+        peers: Iterable[int],
+        states: NDArray[Any],
+        by: Literal["kernel", "thread"],
+        keys: KeyRing | None = None,
     ) -> None:
+        self._keys = keys
         self._by = by
         self.sent = self.echoes = self.lost = 0
         self._rtt = states["rtt_ns"]
@@ -79,7 +89,7 @@ class Prober:
         """The probe to send at once: u8[80]; it counts as on the way from here."""
         data = self._packets[peer]
         _WORD.pack_into(data.data, HEADER_BYTES, now)
-        _WORD.pack_into(data.data, _CHECK_AT, int(check_packet(data)))
+        _WORD.pack_into(data.data, _CHECK_AT, int(proof_of(data, NO_KEY if self._keys is None else self._keys.now)))
         self._waiting[peer] = now, int(self._rtt[peer]), self._bytes[peer]
         self._bytes[peer] = 0
         self.sent += 1

@@ -8,14 +8,22 @@ anything.
 Frames, network byte order. Request: magic u32, cookie u32, sender u16, length of name u16, length of request u32, name,
 request. Answer: magic u32, status u8 (0: well, 1: refused, with a text), length u64, body. One request a connection; it
 stays open without another word where the request is for just that (``lifeline``).
+
+In a job with a key (auth-6) the side that is asked begins, with 16 bytes that it has never said before; the request has
+16 such bytes of the asker's in front and a tag of 16 bytes behind. The head of the answer and every piece of its body,
+of 1 MiB at most, have a tag behind, too. Tags are keyed BLAKE2b, by the job's key, what both have said, who asks, and
+the number of the piece. What has no right tag is not looked at.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
+import hmac
 import logging
 import os
+import secrets
 import selectors
 import socket
 import struct
@@ -43,6 +51,9 @@ _SILENCE = 10.0
 _CHUNK = 1 << 20
 #: Who closes waits for so many seconds at most until the answers under way have been sent.
 _LINGER = 1.0
+
+#: Bytes of a number that is said once, and of a tag.
+_NONCE, _TAG = 16, 16
 
 #: Seconds after which a handshake is begun again, twice as many each time; from so many on the kernel does it.
 _DIAL, _DIAL_MOST = 0.05, 0.8
@@ -81,6 +92,9 @@ class Reliable:
         self._answered = threading.Condition(self._lock)
         self._before_close: list[Callable[[], None]] = []
         self._lifelines: Lifelines | None = None
+        self._key = b""
+        #: requests whose tag was wrong
+        self.forged = 0
         try:
             self._listener = socket.create_server((address, port), backlog=128)
         except OSError as error:
@@ -98,9 +112,9 @@ class Reliable:
         lines = self._lifelines.descriptors() if self._lifelines is not None else []
         return [sock.fileno() for sock in (self._listener, *self._asking) if sock.fileno() >= 0] + lines
 
-    def start(self, cookie: int, rank: int, peers: Sequence[tuple[str, int]]) -> None:
-        """Lets requests in; ``peers`` are (address, port) by rank, the own one included."""
-        self._cookie, self._rank, self._peers = cookie, rank, list(peers)
+    def start(self, cookie: int, rank: int, peers: Sequence[tuple[str, int]], key: bytes = b"") -> None:
+        """Lets requests in; ``peers`` are (address, port) by rank, the own one included; ``key`` is the job's."""
+        self._cookie, self._rank, self._peers, self._key = cookie, rank, list(peers), key
         for _ in range(8 + 2 * len(peers)):
             self._room.release()
         self._thread.start()
@@ -133,7 +147,7 @@ class Reliable:
             try:
                 sock = _dial(self._peers[rank], timeout, self._address)
                 opened.callback(sock.close)
-                self._exchange(sock, what, _LIFELINE, b"", time.monotonic() + timeout, 0)
+                self._exchange(sock, what, rank, _LIFELINE, b"", time.monotonic() + timeout, 0)
             except (OSError, EOFError) as error:
                 raise _unreachable(what, error) from error
             opened.pop_all()
@@ -152,21 +166,40 @@ class Reliable:
             raise TransportError(f"{what}: there is no such peer, or this rank has closed; ask while the job runs")
         try:
             with self._connect(rank, timeout) as sock:
-                return self._exchange(sock, what, name, request, until, most)
+                return self._exchange(sock, what, rank, name, request, until, most)
         except (OSError, EOFError) as error:
             raise _unreachable(what, error) from error
 
     def _exchange(
-        self, sock: socket.socket, what: str, name: str, request: bytes, until: float, most: int
+        self, sock: socket.socket, what: str, rank: int, name: str, request: bytes, until: float, most: int
     ) -> bytearray:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         title = name.encode()
         head = _REQUEST.pack(_MAGIC, self._cookie, self._rank, len(title), len(request))
-        sock.sendall(head + title + request)
-        magic, status, length = _ANSWER.unpack(_receive(sock, _ANSWER.size, until))
+        tags = None
+        if self._key:
+            theirs, own = bytes(_receive(sock, _NONCE, until)), secrets.token_bytes(_NONCE)
+            tags = _Tags(self._key, theirs, own, self._rank, rank)
+            sock.sendall(own + head + title + request + tags.next(head, title, request))
+        else:
+            sock.sendall(head + title + request)
+        answer = _receive(sock, _ANSWER.size, until)
+        if tags is not None and not tags.fits(_receive(sock, _TAG, until), answer):
+            raise TransportError(
+                f"{what}: the answer was not made with the job's key; is its TCP port another program's?"
+            )
+        magic, status, length = _ANSWER.unpack(answer)
         if magic != _MAGIC or length > (_TEXT_MOST if status else most):
             raise TransportError(f"{what}: the answer is not one ({length} bytes); is its TCP port another program's?")
-        body = _receive(sock, length, until)
+        body = bytearray()
+        if tags is None:
+            body = _receive(sock, length, until)
+        while len(body) < length:
+            piece = _receive(sock, min(_CHUNK, length - len(body)), until)
+            assert tags is not None
+            if not tags.fits(_receive(sock, _TAG, until), piece):
+                raise TransportError(f"{what}: the answer was changed on the way: check who else is on this network")
+            body += piece
         if status:
             raise Refusal(f"{what}: {body.decode(errors='replace')}")
         return body
@@ -233,7 +266,7 @@ class Reliable:
                     return
                 status, parts = 0, []
                 try:
-                    handler, request = found
+                    handler, request, tags = found
                     parts = [memoryview(part).cast("B") for part in handler(request)]
                 except Refusal as refusal:
                     status, parts = 1, [memoryview(str(refusal).encode())]
@@ -241,10 +274,18 @@ class Reliable:
                     log.exception("rank %d: answering over the reliable path", self._rank)
                     status, parts = 1, [memoryview(f"{type(error).__name__}: {error}".encode())]
                 sock.settimeout(_SILENCE)
-                sock.sendall(_ANSWER.pack(_MAGIC, status, sum(part.nbytes for part in parts)))
-                for part in parts:
-                    for at in range(0, part.nbytes, _CHUNK):  # the timeout is that of a call
-                        sock.sendall(part[at : at + _CHUNK])
+                head = _ANSWER.pack(_MAGIC, status, sum(part.nbytes for part in parts))
+                if tags is None:
+                    sock.sendall(head)
+                    for part in parts:
+                        for at in range(0, part.nbytes, _CHUNK):  # the timeout is that of a call
+                            sock.sendall(part[at : at + _CHUNK])
+                    return
+                sock.sendall(head + tags.next(head))
+                for pieces in _cut(parts, _CHUNK):
+                    for piece in pieces:
+                        sock.sendall(piece)
+                    sock.sendall(tags.next(*pieces))
         except (OSError, EOFError) as error:
             log.debug("rank %d: an answer over the reliable path did not get through: %s", self._rank, error)
         finally:
@@ -253,28 +294,86 @@ class Reliable:
                 self._answering -= 1
                 self._answered.notify_all()
 
-    def _take(self, sock: socket.socket) -> tuple[Handler, bytes] | None:
-        """The handler and the request; None for what is not of this job, which gets no answer."""
+    def _take(self, sock: socket.socket) -> tuple[Handler, bytes, _Tags | None] | None:
+        """The handler, the request and the answer's tags; None for what is not of this job, which gets no answer."""
         until = time.monotonic() + _SILENCE
-        magic, cookie, sender, title, length = _REQUEST.unpack(_receive(sock, _REQUEST.size, until))
+        own = theirs = b""
+        if self._key:
+            own = secrets.token_bytes(_NONCE)
+            sock.settimeout(_SILENCE)
+            sock.sendall(own)
+            theirs = bytes(_receive(sock, _NONCE, until))
+        head = _receive(sock, _REQUEST.size, until)
+        magic, cookie, sender, title, length = _REQUEST.unpack(head)
         if (magic, cookie) != (_MAGIC, self._cookie) or sender >= len(self._peers) or sender == self._rank:
             return None
         if title > _NAME_MOST or length > _REQUEST_MOST:
             return None
-        name = _receive(sock, title, until).decode(errors="replace")
+        called = _receive(sock, title, until)
+        request = bytes(_receive(sock, length, until))
+        tags = None
+        if self._key:
+            tags = _Tags(self._key, own, theirs, sender, self._rank)
+            if not tags.fits(_receive(sock, _TAG, until), head, called, request):
+                with self._lock:
+                    self.forged += 1
+                return None
+        name = called.decode(errors="replace")
         if name == _LIFELINE and self._lifelines is not None:
             line = socket.socket(fileno=sock.detach())
             self._lifelines.hold(sender, line)
-            line.send(_ANSWER.pack(_MAGIC, 0, 0))  # the first bytes of a connection do not wait for room
+            answer = _ANSWER.pack(_MAGIC, 0, 0)
+            line.send(answer + (tags.next(answer) if tags else b""))  # the first bytes do not wait for room
             return None
-        request = bytes(_receive(sock, length, until))
         handler = self._handlers.get(name)
         if handler is None:
 
             def handler(_: bytes) -> Iterable[Buffer]:
                 raise Refusal(f"nobody serves {name!r} here")
 
-        return handler, request
+        return handler, request, tags
+
+
+class _Tags:
+    """Of the pieces of one exchange, in their order.
+
+    Args:
+        key: of the job's reliable path.
+        asked, asker: what each side has said that it never said before.
+        asks, answers: their ranks.
+    """
+
+    def __init__(self, key: bytes, asked: bytes, asker: bytes, asks: int, answers: int) -> None:
+        said = asked + asker + struct.pack("!HH", asks, answers)
+        self._key = hashlib.blake2b(said, key=key, digest_size=32).digest()
+        self._pieces = 0
+
+    def next(self, *parts: Buffer) -> bytes:
+        """The tag of the next piece, which consists of ``parts``."""
+        tag = hashlib.blake2b(self._pieces.to_bytes(8, "big"), key=self._key, digest_size=_TAG)
+        for part in parts:
+            tag.update(part)
+        self._pieces += 1
+        return tag.digest()
+
+    def fits(self, tag: Buffer, *parts: Buffer) -> bool:
+        """Whether ``tag`` is that of the next piece."""
+        return hmac.compare_digest(self.next(*parts), bytes(tag))
+
+
+def _cut(parts: Iterable[memoryview], size: int) -> Iterator[list[memoryview]]:
+    """What ``parts`` (of bytes) hold, in pieces of ``size`` bytes; the last may be shorter. Nothing is copied."""
+    piece, left = list[memoryview](), size
+    for part in parts:
+        while part.nbytes:
+            piece.append(part[:left])
+            part = part[left:]
+            left -= piece[-1].nbytes
+            if not left:
+                yield piece
+                piece, left = [], size
+    if piece:
+        yield piece
 
 
 def _dial(peer: tuple[str, int], timeout: float, own: str) -> socket.socket:

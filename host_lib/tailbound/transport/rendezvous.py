@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from tailbound.codec.shape import CODEC_NUMBER
 from tailbound.errors import LayoutError, TransportError
@@ -24,6 +24,10 @@ _EQUAL = {
     "model": "train the same model (parameter shapes, order and types) on every rank",
     "switch": "name the same switch, with the same slots and form, on every rank",
 }
+
+
+#: Gets a rank and its greeting.
+Verify: TypeAlias = "Callable[[int, Mapping[str, Any]], None]"
 
 
 class Store(Protocol):
@@ -48,7 +52,8 @@ class Greeting:
 
     ``rows`` and ``sum_rows`` are its rings, ``options`` those that must be equal on all ranks, by name and in words,
     ``cookie`` counts on rank 0 only, ``reliable`` is a TCP port. ``codec`` is that of ``codec.shape``; versions before
-    it had a number say nothing of it.
+    it had a number say nothing of it. ``nonce`` was never said before, and ``proof`` shows that who says all this has
+    the job's key (``keys.prove``); both are empty in a job without one.
     """
 
     rank: int
@@ -67,6 +72,8 @@ class Greeting:
     reliable: int = 0
     switch: str = ""
     codec: int = CODEC_NUMBER
+    nonce: str = ""
+    proof: str = ""
 
 
 def host_of(store: Store) -> str:
@@ -83,8 +90,13 @@ def new_cookie() -> int:
     return secrets.randbelow(0xFFFFFFFF) + 1
 
 
-def exchange(store: Store, own: Greeting, prefix: str, timeout: float) -> list[Greeting]:
+def exchange(
+    store: Store, own: Greeting, prefix: str, timeout: float, verify: Verify = lambda rank, said: None
+) -> list[Greeting]:
     """Sets the own greeting and returns all of them by rank, checked.
+
+    Args:
+        verify: gets each rank's greeting as a mapping, and raises a LayoutError for one that is not that rank's.
 
     Raises:
         TransportError: a rank did not show up within ``timeout`` seconds.
@@ -95,8 +107,7 @@ def exchange(store: Store, own: Greeting, prefix: str, timeout: float) -> list[G
     for rank in range(own.ranks):
         key = f"{prefix}/greeting/{rank}"
         _wait(store, key, rank, own, timeout, "greet")
-        greetings.append(_parse(own, rank, store.get(key)))
-        compare(own, greetings[-1])  # at once: with another world size the next one might never come
+        greetings.append(_parse(own, rank, store.get(key), verify))
         if rank == own.rank and greetings[-1] != own:
             raise LayoutError(
                 f"two processes say they are rank {rank}: {own.address}:{own.port} and "
@@ -127,15 +138,13 @@ def under_way(store: Store, rank: int, ranks: int, prefix: str) -> list[str] | N
     return None
 
 
-def come_back(own: Greeting, texts: list[str]) -> list[Greeting]:
+def come_back(own: Greeting, texts: list[str], verify: Verify = lambda rank, said: None) -> list[Greeting]:
     """Takes the place of the process before in a job under way, whose greetings are ``texts``.
 
     Raises:
         LayoutError: another rank says something else that must be equal, or this rank was elsewhere before.
     """
-    greetings = [_parse(own, rank, text.encode()) for rank, text in enumerate(texts)]
-    for other in greetings:
-        compare(own, other)
+    greetings = [_parse(own, rank, text.encode(), verify) for rank, text in enumerate(texts)]
     before = greetings[own.rank]
     for name in ("address", "port", "reliable", "rows", "sum_rows", "datapath"):
         mine, was = getattr(own, name), getattr(before, name)
@@ -147,7 +156,7 @@ def come_back(own: Greeting, texts: list[str]) -> list[Greeting]:
     return greetings
 
 
-def _parse(own: Greeting, rank: int, text: bytes) -> Greeting:
+def _parse(own: Greeting, rank: int, text: bytes, verify: Verify) -> Greeting:
     """A greeting; another version may have other fields."""
     said = json.loads(text)
     if said.get("wire") != own.wire or set(said) != set(asdict(own)):
@@ -156,7 +165,12 @@ def _parse(own: Greeting, rank: int, text: bytes) -> Greeting:
             f"rank {rank} runs {said.get('version')} (wire format {said.get('wire')}, codec {said.get('codec', 1)}): "
             f"{_EQUAL['wire']}"
         )
-    return Greeting(**said)
+    found = Greeting(**said)
+    compare(own, found)  # at once: with another world size the next one might never come
+    if found.rank != rank:
+        raise LayoutError(f"the greeting of rank {rank} in the store is that of rank {found.rank}: use another store")
+    verify(rank, said)
+    return found
 
 
 def compare(own: Greeting, other: Greeting) -> None:

@@ -47,6 +47,7 @@ def wire_header() -> str:
         "TB_OP_INDEX_BITS": schema.OP_INDEX_BITS,
         "TB_EXPONENT_NONE": f"({schema.EXPONENT_NONE})",
         "TB_TIME_UNIT_US": schema.TIME_UNIT_US,
+        "TB_KEY_WORDS": schema.KEY_WORDS,
     }
     numbers |= {f"TB_CHECK_{k}": f"{getattr(check, k):#x}ULL" for k in ("K1", "K2", "K3", "K4")}
     body = "".join(f"#define {k} {v}\n" for k, v in numbers.items())

@@ -63,6 +63,22 @@ _CHECK = f"""\
 It finds damage. It is no protection against forgery. `check_reference` in `wire/check.py` is its definition in plain
 Python.
 """
+_TAG = f"""\
+In a job with a key ([security](security.md)) a tag stands in the place of the check. A key is that of an epoch; flag
+EPOCH is set in odd ones. It has two words of SipHash's, s[0] and s[1], and one for each word of header and payload,
+k[i].
+
+    w = the header's words 0 to 6, the payload's length in bytes, the payload's words
+    h = 0
+    for each word w[i]:
+        x = w[i] + k[i]                                      modulo 2^64
+        h += x * (x >> 32)                                   modulo 2^64
+    check = SipHash-2-4 by s[0], s[1] of 16 bytes: h, then op * 2^32 + seq, each as a little-endian word
+
+A control packet has a stamp in bytes 32 to 39, which rises with each that its sender makes. `tag_reference` in
+`wire/tag.py` is the definition in plain Python. A key there has {schema.KEY_WORDS} words before those of a row: between
+SipHash's and the header's stands one with the flag.
+"""
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
@@ -89,6 +105,7 @@ def wire_page() -> str:
         "Numbers": _table(("name", "value", "meaning"), _NUMBERS),
         "Payload": f"{_PAYLOAD}\n{_table(('codes', 'bytes', 'entry'), _CODES)}\n{_ORDER}",
         "Check": _CHECK,
+        "Tag": _TAG,
         "Packet types": _numbered(schema.PacketType),
         "Flags": _numbered(schema.Flag),
         "Verdicts": _numbered(schema.Verdict),

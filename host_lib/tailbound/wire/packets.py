@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import socket
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -103,25 +104,36 @@ def header(**values: Any) -> NDArray[Any]:
     return out
 
 
-def packet(head: NDArray[Any], payload: bytes) -> bytes:
-    """Header and payload with the check filled in; the payload is padded with zeros to a multiple of 16 bytes."""
+def packet(head: NDArray[Any], payload: bytes, key: NDArray[np.uint64] | None = None) -> bytes:
+    """Header and payload with the check filled in, or with a ``key`` (``wire.tag``) the tag and the flag of its epoch.
+
+    The payload is padded with zeros to a multiple of 16 bytes.
+    """
     # here, so that commands that only need the layout of a header or a map do not load numba
-    from tailbound.wire.check import check_packet
+    from tailbound.wire.proof import proof_of
+    from tailbound.wire.tag import NO_KEY
 
     body = payload + bytes(-len(payload) % schema.ROW_STEP)
     data = bytearray(head.tobytes() + body)
-    _CHECK.pack_into(data, _CHECK_AT, int(check_packet(np.frombuffer(data, np.uint8))))
+    _CHECK.pack_into(data, _CHECK_AT, int(proof_of(np.frombuffer(data, np.uint8), NO_KEY if key is None else key)))
     return bytes(data)
 
 
-def parse(data: bytes) -> tuple[NDArray[Any], bytes] | None:
-    """Header (shape ``[1]``) and payload of a packet that is well formed and whose check is right, else None."""
-    from tailbound.wire.check import check_packet
+def parse(data: bytes, keys: Sequence[NDArray[np.uint64]] = ()) -> tuple[NDArray[Any], bytes] | None:
+    """Header (shape ``[1]``) and payload of a packet that is well formed and whose check is right, else None.
+
+    With ``keys``, those of the even and the odd epoch in force, its tag is to be right.
+    """
+    from tailbound.wire.proof import proof_of
+    from tailbound.wire.tag import NO_KEY
 
     if len(data) < HEADER_BYTES or len(data) % schema.ROW_STEP:
         return None
-    raw = np.frombuffer(data, np.uint8)
+    raw = np.frombuffer(bytearray(data), np.uint8)
     head = raw[:HEADER_BYTES].view(HEADER_DTYPE)
-    if head["version"][0] != schema.VERSION or int(head["check"][0]) != int(check_packet(raw)):
+    key = keys[bool(int(head["flags"][0]) & schema.Flag.EPOCH)] if keys else NO_KEY
+    if len(key) and len(data) > HEADER_BYTES + 8 * (len(key) - schema.KEY_WORDS):
+        return None
+    if head["version"][0] != schema.VERSION or int(head["check"][0]) != int(proof_of(raw, key)):
         return None
     return head, data[HEADER_BYTES:]

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-_PARTS = "clock|codec|kernel"
+_PARTS = "clock|codec|kernel|auth"
 _RULE = re.compile(rf"^### ((?:{_PARTS})-\d+[a-z]?)\n\n\*\*(.+?)\*\*", re.MULTILINE | re.DOTALL)
 _NAME = rf"\b(?P<{{0}}part>{_PARTS})-(?P<{{0}}number>\d+)(?P<{{0}}letter>[a-z]?)\b(?!\.\d)"
 _CITATION = re.compile(rf"{_NAME.format('')}(?:\s+to\s+{_NAME.format('last_')})?")

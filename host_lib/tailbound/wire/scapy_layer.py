@@ -5,17 +5,23 @@
 >>> bind(45900)
 >>> IP(dst="198.18.0.2") / UDP() / Tailbound(type="BYE", cookie=7, sender=1)  # doctest: +SKIP
 
-``check`` is filled in when it is left out. Payloads are taken as they are: pad them to a multiple of 16 bytes, or do
-not, where a bad length is wanted.
+``check`` is filled in when it is left out; with ``Tailbound.keys`` it is the tag by the key that
+flag EPOCH names. Payloads are taken as they are: pad them to a multiple of 16 bytes, or do not, where a bad length is
+wanted.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tailbound.errors import CapabilityError
 from tailbound.wire.check import check_reference
 from tailbound.wire.schema import HEADER, HEADER_BYTES, ROW_STEP, VERSION, Field, Flag, PacketType
+from tailbound.wire.tag import tag_reference
 
 try:
     from scapy import fields
@@ -51,13 +57,17 @@ class Tailbound(Packet):
     """A Tailbound packet after UDP: the fields of ``schema.HEADER`` in their order, then codes or a control body."""
 
     name = "Tailbound"
+    #: of the even and the odd epoch (``wire.tag``): what is built has tags; none: checks
+    keys: ClassVar[Sequence[NDArray[np.uint64]]] = ()
     fields_desc = [_field(f) for f in HEADER.fields]  # noqa: RUF012  scapy's own convention
 
     def post_build(self, pkt: bytes, pay: bytes) -> bytes:
-        """Fills in the check, unless one was given; a payload of odd length counts as padded with zeros."""
+        """Fills in the check or the tag, unless one was given; a payload of odd length counts as padded with zeros."""
         if self.check is None:
             padded = pay + bytes(-len(pay) % ROW_STEP)
-            pkt = pkt[: HEADER_BYTES - 8] + check_reference(pkt, padded).to_bytes(8, "big")
+            odd = bool(int.from_bytes(pkt[2:4], "big") & Flag.EPOCH)
+            proof = tag_reference(pkt, padded, self.keys[odd]) if self.keys else check_reference(pkt, padded)
+            pkt = pkt[: HEADER_BYTES - 8] + proof.to_bytes(8, "big")
         return pkt + pay
 
 

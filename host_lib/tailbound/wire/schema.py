@@ -33,6 +33,10 @@ OP_INDEX_BITS = 10
 OP_STEPS = 4
 OP_PER_STEP = 256
 OP_RING = OP_STEPS * OP_PER_STEP
+#: Words of u64 of a key before those of a row: SipHash's two, the epoch's flag, one for each word of the header.
+KEY_WORDS = 2 + 1 + HEADER_BYTES // 8
+#: Keys in force at once, by the parity of their epochs.
+KEY_EPOCHS = 2
 #: A scale exponent that says "nothing known" (all zero, or never measured).
 EXPONENT_NONE = -32768
 #: Lateness and deadlines travel in units of this many microseconds (u16: up to 4.19 s).
@@ -77,6 +81,7 @@ class Flag(enum.IntFlag):
     SWITCHED = 512  #: result of a switch: mean codes, in the contributions' scale
     NIBBLES = 1024  #: contribution: two codes of 4 bits a byte, to be summed in u8 lanes
     HALVES = 2048  #: row: two codes of 4 bits a byte; those of a contribution are summed in u16 lanes
+    EPOCH = 4096  #: with a tag: which of the two keys in force it was made with
 
 
 class Verdict(enum.IntEnum):
@@ -116,6 +121,7 @@ class Verdict(enum.IntEnum):
     FRAGMENT = 31
     DUPLICATE_REPAIR = 32  # a contribution sent again on request, of which the first copy counts
     DUPLICATE_REPAIR_RESULT = 33
+    FORGED = 34  # with a key: the tag is wrong; who sent it lacks the key, or it was changed or damaged on the way
 
 
 #: Ledger columns per (cpu, sender); room for reasons to come.
@@ -163,9 +169,11 @@ class Map:
 
     Attributes:
         value: a struct's name, or ``u8``: then as many bytes as ``width`` says.
-        entries: knows ``sum_rows``, ``result_rows``, ``width`` and ``cpus``; a switch's also ``slots`` and ``ports``.
+        entries: knows ``sum_rows``, ``result_rows``, ``width``, ``key_bytes`` and ``cpus``; a switch's also
+            ``slots`` and ``ports``.
         writer: ``program`` (frozen at creation, so that the trainer can only read), ``host`` or ``both``.
         mmap: mapped into the process.
+        secret: programs can only read it, and processes only write it.
     """
 
     name: str
@@ -175,6 +183,7 @@ class Map:
     writer: str
     mmap: bool = True
     width: Product = ()
+    secret: bool = False
 
 
 #: Fields of the 64-byte header, network byte order.
@@ -214,7 +223,7 @@ HEADER = Struct(
         Field("lateness", "u16", "own lateness (launch minus majority arrival) in units of 64 us"),
         Field("map_id", "u32", "owner map of this op"),
         Field("map_known", "u32", "highest owner map id known in full"),
-        Field("check", "u64", "check over payload and header (see tailbound.wire.check)"),
+        Field("check", "u64", "check over payload and header (tailbound.wire.check), or with a key the tag (wire.tag)"),
     ),
 )
 
@@ -367,7 +376,9 @@ CONTROL = Struct(
             "newest op over here: late rows may open its record; records reach OP_STEPS steps further",
         ),
         Field("sum_rows", "u32", "sums ring in use, a power of two: pinned maps may have been made for fewer ranks"),
+        Field("tagged", "u32", "1: packets carry tags, and both keys are in force; 0: checks"),
         Field("pad", "u32", "0"),
+        Field("pad2", "u32", "0"),
         Field("live", "u64", "bitmap of live ranks other than this one", 4),
     ),
 )
@@ -570,6 +581,16 @@ WORKER_MAPS: tuple[Map, ...] = (
     Map("arrivals", "arrival times by op and rank", "tb_arrival", (OP_RING, MAX_RANKS), "program"),
     Map("peer_states", "marks of ranks", "tb_peer_state", (MAX_RANKS,), "program"),
     Map("ledger", "row cpu * (MAX_RANKS + 1) + sender: counters", "tb_ledger", ("cpus", MAX_RANKS + 1), "program"),
+    Map(
+        "keys",
+        "keys of even and odd epochs",
+        "u8",
+        (KEY_EPOCHS,),
+        "host",
+        mmap=False,
+        width=("key_bytes",),
+        secret=True,
+    ),
     Map("slot_locks", "locks and seals of sum slots", "tb_slot_lock", ("sum_rows",), "both", mmap=False),
     Map("result_locks", "locks of result rows", "tb_lock", ("result_rows",), "program", mmap=False),
     Map("op_locks", "locks of op records", "tb_lock", (OP_RING,), "program", mmap=False),
@@ -620,6 +641,11 @@ def op_label(step: int, index: int) -> int:
     if not 0 <= index < 1 << OP_INDEX_BITS:
         raise ValueError(f"op index {index} outside 0..{(1 << OP_INDEX_BITS) - 1}: use larger buckets")
     return (step << OP_INDEX_BITS | index) & 0xFFFFFFFF
+
+
+def key_bytes(width: int) -> int:
+    """Bytes of a key (``wire.tag``) for rows of ``width`` bytes."""
+    return 8 * KEY_WORDS + width
 
 
 def op_slot(op: int) -> int:

@@ -1,0 +1,229 @@
+"""Keys of a job: where they come from, and which are in force (auth-3, auth-4).
+
+One secret of 32 bytes, the *master*, is a file's, or drawn by rank 0 and handed over the store. What packets, greetings
+and the reliable path are authenticated with follows from it by HKDF-SHA256 (RFC 5869) and from the greetings of all
+ranks, each of which has a number that was never used before: a job has keys of its own, also where the file stays.
+
+Rows are tagged with the key of an *epoch* of ``EPOCH_STEPS`` steps. Two are in force at once, so that nobody waits when
+one gives way to the next: ranks are a few steps apart, and the key to come lies ready half an epoch before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import secrets
+import stat
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.errors import ConfigError, LayoutError, TransportError
+from tailbound.transport.rendezvous import Greeting, Store
+from tailbound.transport.steps import STEP_MASK, step_distance
+from tailbound.wire.schema import KEY_WORDS
+from tailbound.wire.tag import key_of
+
+log = logging.getLogger("tailbound")
+
+#: Bytes of a master, and of what is derived from it.
+MASTER = 32
+#: Steps of an epoch, a power of two. A rank that was stopped for half of them hears nobody afterwards.
+EPOCH_STEPS = 1 << 15
+#: Control packets of a rank that may overtake each other.
+_STAMPS = 1024
+
+
+def extract(salt: bytes, secret: bytes) -> bytes:
+    """HKDF-Extract of RFC 5869 with SHA-256."""
+    return hmac.digest(salt or bytes(32), secret, "sha256")
+
+
+def expand(secret: bytes, info: bytes, length: int) -> bytes:
+    """HKDF-Expand of RFC 5869 with SHA-256, of at most 8160 bytes."""
+    out, block = b"", b""
+    while len(out) < length:
+        block = hmac.digest(secret, block + info + bytes([len(out) // 32 + 1]), "sha256")
+        out += block
+    return out[:length]
+
+
+def read_key(path: str) -> bytes:
+    """The master in a file: 32 bytes, or as many in hexadecimal digits.
+
+    Raises:
+        ConfigError: there is no such file, or something else in it; the message has nothing of it.
+    """
+    try:
+        data, mode = Path(path).read_bytes(), Path(path).stat().st_mode
+    except OSError as error:
+        raise ConfigError(
+            f"key_file {path} cannot be read: {error.strerror}; make one on one host and copy it to all (head -c 32 "
+            "/dev/urandom > FILE, chmod 600 FILE)"
+        ) from error
+    if mode & stat.S_IROTH:
+        log.warning("key_file %s can be read by every user of this host: chmod 600 %s", path, path)
+    if len(data) == MASTER:
+        return data
+    try:
+        key = bytes.fromhex(data.decode())
+    except ValueError:
+        key = b""
+    if len(key) != MASTER:
+        raise ConfigError(f"key_file {path} has {len(data)} bytes: give {MASTER}, or as many in hexadecimal digits")
+    return key
+
+
+def hand_over(store: Store, prefix: str, rank: int, timeout: float) -> bytes:
+    """The master that rank 0 draws; whoever reads the store has it, too.
+
+    Raises:
+        TransportError: rank 0 did not draw one within ``timeout`` seconds.
+    """
+    name = f"{prefix}/key"
+    if rank == 0 and not store.check([name]):
+        store.set(name, secrets.token_hex(MASTER))
+    try:
+        store.wait([name], timedelta(seconds=timeout))
+    except Exception as error:
+        raise TransportError(f"rank {rank}: rank 0 handed over no key within {timeout:g} s: is it running?") from error
+    return bytes.fromhex(store.get(name).decode())
+
+
+def prove(master: bytes, said: Mapping[str, Any]) -> str:
+    """What shows that a greeting, as a mapping, is of somebody who has the master."""
+    text = json.dumps({name: value for name, value in said.items() if name != "proof"}, sort_keys=True)
+    return hmac.new(expand(extract(b"", master), b"tailbound greeting", 32), text.encode(), "sha256").hexdigest()
+
+
+def verify(master: bytes, rank: int, said: Mapping[str, Any]) -> None:
+    """Checks the greeting of the rank that is asked for.
+
+    Raises:
+        LayoutError: it is not of somebody who has the master.
+    """
+    if not hmac.compare_digest(prove(master, said).encode(), str(said.get("proof")).encode()):
+        raise LayoutError(
+            f"the greeting of rank {rank} was not made with this job's key: give every rank the same key_file; if they "
+            "have it, somebody else writes to the store"
+        )
+
+
+def session(master: bytes, greetings: Sequence[Greeting]) -> bytes:
+    """The secret of a job: of the master, and of all that its ranks said of themselves."""
+    said = "".join(greeting.proof for greeting in greetings)
+    return extract(hashlib.sha256(said.encode()).digest(), master)
+
+
+def path_key(of_session: bytes) -> bytes:
+    """The key of the reliable path."""
+    return expand(of_session, b"tailbound reliable path", 32)
+
+
+class KeyRing:
+    """The keys of one rank in one job.
+
+    Args:
+        secret: that of ``session``.
+        cookie: of the job.
+        width: bytes of a row at most.
+        at: steps of the job so far; unlike those of labels they never begin anew.
+        period: steps of an epoch, a power of two; fewer in tests.
+    """
+
+    def __init__(self, secret: bytes, cookie: int, width: int, at: int = 0, period: int = EPOCH_STEPS) -> None:
+        self._secret = expand(secret, b"tailbound rows" + cookie.to_bytes(4, "big"), 32)
+        self._width, self._period = width, period
+        self.at = at
+        self._known: dict[int, NDArray[np.uint64]] = {}
+        self._stamp = 0
+        #: puts the key of an epoch in force where packets come in
+        self.install: Callable[[int, NDArray[np.uint64]], None] = lambda epoch, key: None
+        self._epochs = self._wanted()
+
+    def __repr__(self) -> str:
+        return f"KeyRing(epochs={self._epochs})"  # and nothing that is secret
+
+    @property
+    def now(self) -> NDArray[np.uint64]:
+        """The key of this rank's present epoch."""
+        return self._key(self.at // self._period)
+
+    @property
+    def both(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """The keys in force: of the even epoch, and of the odd one."""
+        even, odd = sorted(self._epochs, key=lambda epoch: epoch & 1)
+        return self._key(even), self._key(odd)
+
+    def of(self, step: int) -> NDArray[np.uint64]:
+        """The key of the epoch of a step near the present one."""
+        return self._key(max(0, self.at + step_distance(step, self.at & STEP_MASK)) // self._period)
+
+    def turn(self, step: int) -> None:
+        """This rank has come as far as ``step``."""
+        further = step_distance(step, self.at & STEP_MASK)
+        if further <= 0:
+            return
+        self.at += further
+        wanted = self._wanted()
+        if wanted != self._epochs:
+            new = [epoch for epoch in wanted if epoch not in self._epochs]
+            self._epochs = wanted
+            for epoch in new:
+                self.install(epoch, self._key(epoch))
+
+    def begin(self) -> None:
+        """Puts both keys in force."""
+        for epoch in self._epochs:
+            self.install(epoch, self._key(epoch))
+
+    def stamp(self) -> int:
+        """A number for a control packet: above all before it, also those of the process before; u64."""
+        self._stamp = max(self._stamp + 1, time.time_ns())
+        return self._stamp
+
+    def _wanted(self) -> tuple[int, int]:
+        """The present epoch, and the nearest other one."""
+        epoch, into = divmod(self.at, self._period)
+        return epoch, epoch - 1 if epoch and 2 * into < self._period else epoch + 1
+
+    def _key(self, epoch: int) -> NDArray[np.uint64]:
+        found = self._known.get(epoch)
+        if found is None:
+            secret = expand(self._secret, b"epoch" + epoch.to_bytes(8, "big"), 32)
+            found = key_of(hashlib.shake_256(secret).digest(8 * (KEY_WORDS - 1) + self._width), epoch)
+            self._known = {e: key for e, key in self._known.items() if abs(e - epoch) < 3} | {epoch: found}
+        return found
+
+
+class Stamps:
+    """Which control packets of the others have been taken: each counts once."""
+
+    def __init__(self) -> None:
+        self._taken: dict[int, tuple[set[int], deque[int]]] = {}
+        self._floor: dict[int, int] = {}
+        self._newest: dict[int, int] = {}
+
+    def take(self, sender: int, stamp: int, *, again: bool = False) -> bool:
+        """Whether a packet may count; ``again``: one that its sender repeats may, as long as it said nothing since."""
+        taken, order = self._taken.setdefault(sender, (set(), deque()))
+        if stamp in taken:
+            return again and stamp == self._newest[sender]
+        if stamp <= self._floor.get(sender, 0):
+            return False
+        taken.add(stamp)
+        order.append(stamp)
+        self._newest[sender] = max(stamp, self._newest.get(sender, 0))
+        if len(order) > _STAMPS:
+            gone = order.popleft()
+            taken.discard(gone)
+            self._floor[sender] = max(gone, self._floor.get(sender, 0))
+        return True

@@ -1,0 +1,157 @@
+"""The 64-bit tag that takes the place of the check where a job has a key: who lacks the key can make none.
+
+A universal hash over header and payload (auth-1), closed by SipHash-2-4 (Aumasson and Bernstein, INDOCRYPT 2012) over
+the hash and the row's place. The hash is NH (Black et al., CRYPTO 1999, section 4) with one addition of 64 bits in the
+place of two of 32: with x = word + key modulo 2^64 it sums x * (x >> 32). Two messages of one length have hashes with a
+given difference for at most 2^-31 of all keys: where the lower halves of a word differ, the sum is linear in the upper
+half of its key, with two cases of carry and one solution at most in each; where only the upper halves differ, it is
+linear in the lower half.
+
+What the tag covers as its own length stands in the place of the field ``check``, the header's last word. A key is an
+array of words: SipHash's two, the header's bit of the key's epoch as it stands in the header's first word, one for each
+word of the header, and one for each word of a row. An empty one stands for no key: then packets carry the check.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.wire.jit import njit
+from tailbound.wire.schema import HEADER_BYTES, KEY_WORDS, Flag
+
+#: No key: packets carry the check.
+NO_KEY: NDArray[np.uint64] = np.zeros(0, np.uint64)
+#: Where the header's words and a row's begin in a key.
+HEAD_AT = KEY_WORDS - HEADER_BYTES // 8
+_MASK = (1 << 64) - 1
+#: The epoch's flag in the first word of a header, read as a little-endian word: flags are its bytes 2 and 3.
+EPOCH_BIT = int.from_bytes(bytes(2) + int(Flag.EPOCH).to_bytes(2, "big"), "little")
+
+
+def key_of(secret: bytes, epoch: int) -> NDArray[np.uint64]:
+    """The key that ``secret`` (16 bytes for SipHash, 64 for the header, the rest for rows) stands for.
+
+    Raises:
+        ValueError: not so many bytes.
+    """
+    if len(secret) < 8 * (KEY_WORDS - 1) or len(secret) % 8:
+        raise ValueError(f"a secret of {len(secret)} bytes: give 80 and a multiple of 8 for rows")
+    words = np.frombuffer(secret, "<u8")
+    return np.concatenate([words[:2], [np.uint64(EPOCH_BIT * (epoch & 1))], words[2:]]).astype(np.uint64)
+
+
+def siphash_reference(k0: int, k1: int, message: bytes) -> int:
+    """SipHash-2-4 in plain Python integers."""
+
+    def rotated(x: int, by: int) -> int:
+        return (x << by | x >> 64 - by) & _MASK
+
+    def mixed(v: list[int], rounds: int) -> None:
+        for _ in range(rounds):
+            v[0] = v[0] + v[1] & _MASK
+            v[1] = rotated(v[1], 13) ^ v[0]
+            v[0] = rotated(v[0], 32)
+            v[2] = v[2] + v[3] & _MASK
+            v[3] = rotated(v[3], 16) ^ v[2]
+            v[0] = v[0] + v[3] & _MASK
+            v[3] = rotated(v[3], 21) ^ v[0]
+            v[2] = v[2] + v[1] & _MASK
+            v[1] = rotated(v[1], 17) ^ v[2]
+            v[2] = rotated(v[2], 32)
+
+    v = [k0 ^ 0x736F6D6570736575, k1 ^ 0x646F72616E646F6D, k0 ^ 0x6C7967656E657261, k1 ^ 0x7465646279746573]
+    data = message + bytes(7 - len(message) % 8) + bytes([len(message) & 255])
+    for at in range(0, len(data), 8):
+        word = int.from_bytes(data[at : at + 8], "little")
+        v[3] ^= word
+        mixed(v, 2)
+        v[0] ^= word
+    v[2] ^= 255
+    mixed(v, 4)
+    return v[0] ^ v[1] ^ v[2] ^ v[3]
+
+
+def tag_reference(header: bytes, payload: bytes, key: NDArray[np.uint64]) -> int:
+    """The tag of a packet in plain Python integers: the definition that every other implementation is tested with.
+
+    Args:
+        header: 64 bytes, its flag of the epoch as it is sent; the last 8 (the check field) are not looked at.
+        payload: a multiple of 16 bytes.
+        key: of the epoch.
+
+    Raises:
+        ValueError: a length does not fit.
+    """
+    if len(header) != HEADER_BYTES or len(payload) % 16 or len(payload) > 8 * (len(key) - KEY_WORDS):
+        raise ValueError(f"header of {len(header)} bytes and payload of {len(payload)} do not fit a key of {len(key)}")
+    words = [int(word) for word in key.tolist()]
+    data = header[:56] + len(payload).to_bytes(8, "little") + payload
+    total = 0
+    for i in range(len(data) // 8):
+        x = int.from_bytes(data[8 * i : 8 * i + 8], "little") + words[HEAD_AT + i] & _MASK
+        total = total + x * (x >> 32) & _MASK
+    op, seq = int.from_bytes(header[8:12], "big"), int.from_bytes(header[16:20], "big")
+    return siphash_reference(words[0], words[1], total.to_bytes(8, "little") + (op << 32 | seq).to_bytes(8, "little"))
+
+
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def _swapped(x: np.uint64) -> np.uint64:
+    """The lower four bytes in the other order."""
+    x = ((x & np.uint64(0x00FF00FF)) << np.uint64(8)) | ((x >> np.uint64(8)) & np.uint64(0x00FF00FF))
+    return ((x & np.uint64(0xFFFF)) << np.uint64(16)) | ((x >> np.uint64(16)) & np.uint64(0xFFFF))
+
+
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def _round(a: np.uint64, b: np.uint64, c: np.uint64, d: np.uint64):  # type: ignore[no-untyped-def]
+    """One round of SipHash."""
+    a += b
+    b = ((b << np.uint64(13)) | (b >> np.uint64(51))) ^ a
+    a = (a << np.uint64(32)) | (a >> np.uint64(32))
+    c += d
+    d = ((d << np.uint64(16)) | (d >> np.uint64(48))) ^ c
+    a += d
+    d = ((d << np.uint64(21)) | (d >> np.uint64(43))) ^ a
+    c += b
+    b = ((b << np.uint64(17)) | (b >> np.uint64(47))) ^ c
+    c = (c << np.uint64(32)) | (c >> np.uint64(32))
+    return a, b, c, d
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def closed(total: np.uint64, place: np.uint64, key: NDArray[np.uint64]) -> np.uint64:
+    """SipHash-2-4 of the hash and of op and seq, ``op << 32 | seq``."""
+    a, b = key[0] ^ np.uint64(0x736F6D6570736575), key[1] ^ np.uint64(0x646F72616E646F6D)
+    c, d = key[0] ^ np.uint64(0x6C7967656E657261), key[1] ^ np.uint64(0x7465646279746573)
+    for word in (total, place, np.uint64(16 << 56)):
+        d ^= word
+        for _ in range(2):
+            a, b, c, d = _round(a, b, c, d)
+        a ^= word
+    c ^= np.uint64(255)
+    for _ in range(4):
+        a, b, c, d = _round(a, b, c, d)
+    return np.uint64(a ^ b ^ c ^ d)
+
+
+@njit(nogil=True, cache=True, boundscheck=False, inline="always")
+def hashed(words: NDArray[np.uint64], key: NDArray[np.uint64], at: np.uint64) -> np.uint64:
+    """The hash of ``words`` (u64[n], little endian) under the words of ``key`` from ``at`` on.
+
+    Unsigned indices: with signed ones numba asks for every word whether its index is negative.
+    """
+    total = np.uint64(0)
+    for i in range(np.uint64(words.shape[0])):
+        x = words[i] + key[np.uint64(at) + np.uint64(i)]
+        total += x * (x >> np.uint64(32))
+    return total
+
+
+@njit(nogil=True, cache=True, boundscheck=False)
+def tag_of(header: NDArray[np.uint64], total: np.uint64, size: np.uint64, key: NDArray[np.uint64]) -> np.uint64:
+    """The tag of a packet whose payload of ``size`` bytes has the hash ``total``; ``header`` is u64[8]."""
+    total += hashed(header[:7], key, np.uint64(HEAD_AT))
+    x = size + key[HEAD_AT + 7]
+    total += x * (x >> np.uint64(32))
+    place = (_swapped(header[1] & np.uint64(0xFFFFFFFF)) << np.uint64(32)) | _swapped(header[2] & np.uint64(0xFFFFFFFF))
+    return closed(total, place, key)

@@ -1,0 +1,66 @@
+"""Packets of somebody who has all but the key, and what a trainer may do with the keys. Rules: auth-1, auth-2."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import pytest
+
+import cases
+from kernel_world import KernelWorld
+from soak.forged import KINDS, Attack
+from tailbound.kernel import syscalls
+from tailbound.kernel.keys import put_key
+from tailbound.wire.schema import Verdict
+
+#: Reasons that packets have besides FORGED whose header was turned, joined or recorded.
+_REPLAYED = {Verdict.DUPLICATE, Verdict.DUPLICATE_RESULT}
+
+
+def test_nothing_is_taken_without_the_key(loader: str, request: pytest.FixtureRequest) -> None:
+    attack = Attack(loader, 7)
+    for _ in range(2000 if request.config.getoption("--thorough") else 3):
+        assert attack.batch() == ""
+    counts = attack.counts
+    attack.close()
+    forged, replayed, spliced, flipped = counts
+    assert (counts.sum(axis=1) > 2500).all(), dict(zip(KINDS, counts.sum(axis=1), strict=True))
+    assert forged[Verdict.FORGED] == forged.sum()
+    assert sum(replayed[verdict] for verdict in _REPLAYED) == replayed.sum()
+    assert spliced[Verdict.FORGED] + sum(spliced[verdict] for verdict in _REPLAYED) == spliced.sum()
+    assert flipped[Verdict.FORGED] > 0.9 * flipped.sum()
+
+
+def test_a_key_that_is_over_opens_nothing(make: Callable[..., KernelWorld]) -> None:
+    """Two epochs later its place is another key's."""
+    world = make()
+    world.arm()
+    recorded = cases.tagged(cases.contribution(1))
+    assert world.take(recorded)[0] == Verdict.STORED
+    assert world.take(cases.tagged(cases.contribution(2, seq=cases.SEQ + 1), 1))[0] == Verdict.STORED
+    put_key(world.maps.fds["keys"], 2, cases.KEYS[0][::-1].copy())
+    assert world.take(cases.tagged(cases.contribution(2))) == (Verdict.FORGED, 256)
+    assert world.take(cases.tagged(cases.contribution(2), 1))[0] == Verdict.ADDED
+
+
+def test_keys_cannot_be_read_back(make: Callable[..., KernelWorld]) -> None:
+    world = make()
+    world.arm()
+    fd = world.maps.fds["keys"]
+    with pytest.raises(PermissionError):
+        syscalls.map_lookup(fd, struct.pack("=I", 0), cases.KEYS[0].nbytes)
+
+
+@pytest.mark.needs("bpf", "clang", "libbpf")
+def test_without_the_program_nothing_is_taken() -> None:
+    """A job says that it has a key where that program is missing."""
+    world = KernelWorld("clang")
+    try:
+        for data in (cases.contribution(1), cases.tagged(cases.contribution(1))):
+            world.control(tagged=1)
+            assert world.take(data) == (Verdict.INACTIVE, 256)
+        world.control(tagged=0)
+        assert world.take(cases.contribution(1))[0] == Verdict.STORED
+    finally:
+        world.close()

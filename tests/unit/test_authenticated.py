@@ -1,0 +1,118 @@
+"""Whole jobs with a key, over udp in one process. Rules: auth-1, auth-3 to auth-6."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from support import MemoryStore, Team, await_that, gradients, patient, team
+from tailbound.collective.announce import hold
+from tailbound.collective.communicator import Communicator
+from tailbound.errors import LayoutError
+from tailbound.transport import keys
+from tailbound.transport.config import Config
+from tailbound.wire import packets
+from tailbound.wire.schema import Flag, Verdict
+
+NUMEL = 8 * 64 * 256
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> str:
+    path = tmp_path / "key"
+    path.write_bytes(bytes(range(7, 39)))
+    path.chmod(0o600)
+    return str(path)
+
+
+def averages(job: Team, ops: int = 4) -> list[bytes]:
+    found = []
+    for op in range(ops):
+        results = job.allreduce(gradients("U", len(job), NUMEL, seed=op))
+        assert all(o.delivered == o.expected and o.error is None and not o.missing for _, o in results)
+        assert len({out.tobytes() for out, _ in results}) == 1
+        found.append(results[0][0].tobytes())
+    return found
+
+
+def test_averages_and_what_is_told_of_a_job_with_a_key(key_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Epochs of four steps: three keys in a dozen steps, and nothing is lost at any turn."""
+    monkeypatch.setattr(keys.KeyRing.__init__, "__defaults__", (0, 4))
+    with team(3, patient(key_file=key_file)) as job:
+        averages(job, 12)
+        for member in job.communicators:
+            stats = json.dumps(member.stats())
+            ring = member.job.keys
+            assert ring is not None
+            assert ring.at >= 8
+            assert Verdict.FORGED.name not in stats
+            for secret in (bytes(range(7, 39)), member.reliable._key, ring._secret, ring.now.tobytes()[:32]):
+                assert secret.hex() not in stats
+                assert repr(secret) not in stats
+        flags = {int(each.job.keys.now[2]) for each in job.communicators if each.job.keys}
+        assert flags <= {0, packets.header(flags=Flag.EPOCH).view(np.uint64)[0] & np.uint64(0xFFFF0000)}
+
+
+def test_a_key_that_rank_0_draws_and_results_over_tcp() -> None:
+    with team(2, patient(authenticate="on", fetch=10**9)) as job:
+        averages(job)
+        one, other = job.communicators
+        one.reliable.serve("asked", lambda request: [request])
+        assert other.reliable.pull(0, "asked", b"well", 5) == b"well"
+        assert other.reliable._key == one.reliable._key
+        assert len(one.reliable._key) == 32
+
+
+def test_control_packets_of_others_and_of_yesterday_are_refused(key_file: str) -> None:
+    with team(2, patient(key_file=key_file)) as job:
+        averages(job, 2)
+        one, other = job.communicators
+        taken = other.job.counters["control_taken"]
+        sent = one._engine.ask(lambda: hold(one.job, over=True))[0]
+        await_that(lambda: other.job.counters["control_taken"] > taken, "the word is heard")
+        before = other.job.counters["control_taken"]
+
+        def take(data: bytes) -> None:
+            other._engine.ask(lambda: other._engine._inbox.take(data, {}))
+
+        for data in (sent, sent):
+            take(data)
+        assert other.job.counters["control_replayed"] == 2
+        bare = packets.packet(packets.header(type=8, cookie=other.job.cookie, sender=0, owner=1), b"")
+        take(bare)
+        assert other.job.counters["control_refused"] == 1
+        assert other.job.counters["control_taken"] == before
+
+
+def refused(*options: dict[str, object]) -> list[str]:
+    """What each of two ranks says that do not fit together."""
+    store, said = MemoryStore(), ["", ""]
+
+    def begin(rank: int) -> None:
+        config = Config(rank=rank, ranks=2, width=64, ring_mib=0.5, **options[rank])  # type: ignore[arg-type]
+        try:
+            Communicator(store, config, datapath="udp", interface="lo", timeout=5).close()
+        except LayoutError as error:
+            said[rank] = str(error)
+
+    threads = [threading.Thread(target=begin, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return said
+
+
+def test_ranks_without_the_key_are_named(key_file: str, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(bytes(32))
+    other.chmod(0o600)
+    for text in refused({"key_file": key_file}, {}):
+        assert "authenticate=" in text
+    for text in refused({"key_file": key_file}, {"key_file": str(other)}):
+        assert "was not made with this job's key" in text
+        assert "same key_file" in text

@@ -1,0 +1,196 @@
+"""Where keys come from, which are in force, and what is taken once. Rules: auth-3, auth-4, auth-5."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from support import MemoryStore
+from tailbound.errors import ConfigError, LayoutError
+from tailbound.transport import keys, rendezvous
+from tailbound.transport.config import Config
+from tailbound.transport.keys import KeyRing, Stamps
+from tailbound.transport.rendezvous import Greeting
+from tailbound.transport.steps import STEP_MASK
+from tailbound.transport.switch import Switch
+from tailbound.wire.tag import EPOCH_BIT
+
+MASTER = bytes(range(32))
+PERIOD = 16
+
+
+def greeting(rank: int, **more: object) -> Greeting:
+    fields = {
+        "rank": rank, "ranks": 2, "wire": 1, "version": "0", "address": f"198.18.0.{rank}", "port": 1, "width": 64,
+        "rows": 64, "sum_rows": 64, "datapath": "udp", "model": "", "options": {}, "nonce": "00" * 15 + f"{rank:02x}",
+    }  # fmt: skip
+    return Greeting(**(fields | more))  # type: ignore[arg-type]
+
+
+def proven(said: Greeting, master: bytes = MASTER) -> Greeting:
+    return dataclasses.replace(said, proof=keys.prove(master, dataclasses.asdict(said)))
+
+
+def test_hkdf_has_its_published_values() -> None:
+    """RFC 5869, A.1 and A.3."""
+    secret = keys.extract(bytes(range(13)), b"\x0b" * 22)
+    assert secret.hex() == "077709362c2e32df0ddc3f0dc47bba6390b6c73bb50f9c3122ec844ad7c2b3e5"
+    info = bytes(range(0xF0, 0xFA))
+    assert keys.expand(secret, info, 42).hex() == (
+        "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf34007208d5b887185865"
+    )
+    assert keys.expand(keys.extract(b"", b"\x0b" * 22), b"", 42).hex() == (
+        "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d9d201395faa4b61a96c8"
+    )
+
+
+def test_a_key_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "key"
+    for data in (MASTER, MASTER.hex().encode(), MASTER.hex().upper().encode() + b"\n"):
+        path.write_bytes(data)
+        path.chmod(0o600)
+        assert keys.read_key(str(path)) == MASTER
+    assert not caplog.records
+    path.chmod(0o644)
+    with caplog.at_level(logging.WARNING):
+        assert keys.read_key(str(path)) == MASTER
+    assert "chmod 600" in caplog.text
+    assert MASTER.hex() not in caplog.text
+    for data in (b"", MASTER[:31], MASTER + b"\n", b"secret of no use"):
+        path.write_bytes(data)
+        with pytest.raises(ConfigError, match="32") as error:
+            keys.read_key(str(path))
+        assert "secret" not in str(error.value)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        keys.read_key(str(tmp_path / "none"))
+
+
+def test_a_key_that_rank_0_draws() -> None:
+    store = MemoryStore()
+    drawn = keys.hand_over(store, "job", 0, 1.0)
+    assert len(drawn) == 32
+    assert keys.hand_over(store, "job", 1, 1.0) == drawn == keys.hand_over(store, "job", 0, 1.0)
+    assert keys.hand_over(store, "another", 0, 1.0) != drawn
+
+
+def test_greetings_of_others_are_refused() -> None:
+    own = proven(greeting(0))
+    verify = lambda rank, said: keys.verify(MASTER, rank, said)  # noqa: E731
+    told = {
+        name: json.dumps(dataclasses.asdict(proven(greeting(1), key)))
+        for name, key in (("ours", MASTER), ("other", bytes(32)))
+    }
+    store = MemoryStore()
+    store.set("ours/greeting/1", told["ours"])
+    assert [g.rank for g in rendezvous.exchange(store, own, "ours", 1.0, verify)] == [0, 1]
+    store.set("other/greeting/1", told["other"])
+    with pytest.raises(LayoutError, match="rank 1 was not made with this job's key"):
+        rendezvous.exchange(store, own, "other", 1.0, verify)
+    store.set("moved/greeting/1", told["ours"].replace("198.18.0.1", "198.18.0.9"))
+    with pytest.raises(LayoutError, match="not made with"):
+        rendezvous.exchange(store, own, "moved", 1.0, verify)
+    store.set("own/greeting/1", json.dumps(dataclasses.asdict(own)))
+    with pytest.raises(LayoutError, match="that of rank 0"):
+        rendezvous.exchange(store, own, "own", 1.0, verify)
+    store.set("none/greeting/1", json.dumps(dataclasses.asdict(greeting(1))))
+    with pytest.raises(LayoutError, match="not made with"):
+        rendezvous.exchange(store, own, "none", 1.0, verify)
+
+
+def test_every_job_has_secrets_of_its_own() -> None:
+    one, other = proven(greeting(0)), proven(greeting(1))
+    anew = proven(greeting(1, nonce="77" * 16))
+    first, second = keys.session(MASTER, [one, other]), keys.session(MASTER, [one, anew])
+    assert first != second
+    assert keys.path_key(first) not in (first, keys.path_key(second))
+    rings = [KeyRing(first, 7, 64), KeyRing(first, 8, 64), KeyRing(second, 7, 64)]
+    assert len({ring.now.tobytes() for ring in rings}) == 3
+    assert all("key" not in repr(ring).lower().replace("keyring", "") for ring in rings)
+
+
+def ring(at: int = 0) -> tuple[KeyRing, list[int]]:
+    made, installed = KeyRing(MASTER, 7, 64, at, PERIOD), list[int]()
+    made.install = lambda epoch, key: installed.append(epoch)
+    made.begin()
+    return made, installed
+
+
+def test_two_keys_are_in_force_and_the_next_lies_ready() -> None:
+    made, installed = ring()
+    for step in range(5 * PERIOD):
+        made.turn(step)
+        epoch = step // PERIOD
+        assert made.now is made.of(step)
+        assert made.now is made.both[epoch & 1]
+        assert made.now[2] == EPOCH_BIT * (epoch & 1)
+        for near in range(max(0, step - PERIOD // 2), step + PERIOD // 2):
+            assert made.of(near).tobytes() in [key.tobytes() for key in made.both], (step, near)
+    assert installed == [0, 1, 2, 3, 4, 5][: len(installed)]
+    assert len(installed) == 6
+    made.turn(3)  # a word of an older step changes nothing
+    assert made.at == 5 * PERIOD - 1
+
+
+def test_ranks_agree_wherever_they_begin_and_jump() -> None:
+    made, _ = ring()
+    for step in (3, 40, 41, 1000):
+        made.turn(step)
+    late, installed = ring(995)
+    assert installed == [62, 61]
+    assert np.array_equal(late.now, made.now) == (995 // PERIOD == 1000 // PERIOD)
+    late.turn(1000)
+    assert np.array_equal(late.now, made.now)
+
+
+def test_epochs_go_on_where_labels_begin_anew() -> None:
+    wrap = STEP_MASK + 1
+    made, _ = ring(wrap - 2)
+    before = made.now.tobytes()
+    for step in (STEP_MASK, 0, 1):
+        made.turn(step)
+    assert made.at == wrap + 1
+    first, _ = ring()
+    assert made.now.tobytes() not in (first.now.tobytes(), before)
+    assert made.of(STEP_MASK).tobytes() == before
+    assert {key.tobytes() for key in made.both} == {before, made.now.tobytes()}
+
+
+def test_stamps_rise_and_count_once() -> None:
+    made, _ = ring()
+    given = [made.stamp() for _ in range(100)]
+    assert given == sorted(set(given))
+    taken = Stamps()
+    assert all(taken.take(1, stamp) for stamp in (given[3], given[1], given[2]))
+    assert not any(taken.take(1, stamp) for stamp in given[1:4])
+    assert taken.take(2, given[1])
+    for stamp in range(given[-1], given[-1] + 2000):
+        assert taken.take(1, stamp)
+    assert not taken.take(1, given[50]), "older than all that may overtake each other"
+
+
+def test_a_hold_is_repeated_until_something_newer_is_said() -> None:
+    taken = Stamps()
+    assert taken.take(1, 10)
+    assert taken.take(1, 11)
+    assert taken.take(1, 11, again=True)
+    assert not taken.take(1, 10, again=True)
+    assert taken.take(1, 12)
+    assert not taken.take(1, 11, again=True)
+
+
+def test_settings_that_cannot_be() -> None:
+    assert not Config(rank=0, ranks=2).keyed
+    assert Config(rank=0, ranks=2, key_file="/a").keyed
+    assert Config(rank=0, ranks=2, authenticate="on").keyed
+    assert not Config(rank=0, ranks=2, key_file="/a", authenticate="off").keyed
+    with pytest.raises(ConfigError, match="auto, on, off"):
+        Config(rank=0, ranks=2, authenticate="yes")  # type: ignore[arg-type]
+    switched = Switch("198.18.0.9")
+    assert Config(rank=0, ranks=2, switch=switched, key_file="/a", authenticate="off").switch
+    with pytest.raises(ConfigError, match="a switch makes new rows and has no key"):
+        Config(rank=0, ranks=2, switch=switched, key_file="/a")
