@@ -99,7 +99,5 @@ def plan(
     keyed = rounding, np.uint32(hashing.step_of(coding.rank, coding.ranks))
     rows, overflow = shape.group_rows, overflow_of(coding.ranges)
     size, span, cap = rows * shape.entries, planes.zero_of(shape.bits) - 1, coding.shift_cap if shape.bits > 4 else 0
-    beyond = _plan(
-        readonly(bits), readonly(squares), size, span, overflow, rows, coding.rotate, cap, keyed, scales, by
-    )
+    beyond = _plan(readonly(bits), readonly(squares), size, span, overflow, rows, coding.rotate, cap, keyed, scales, by)
     return Plan(beyond >= 0, max(0, int(beyond)))

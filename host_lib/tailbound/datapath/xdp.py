@@ -64,7 +64,14 @@ class XdpDatapath:
         self.socket = bound_socket(*self.endpoint)
         self._sending: list[UdpSocket] = []
         self._closed = False
+        #: the pins that were opened; None: the program is this process's own
+        self._pins = pin.identity(interface) if program < 0 else None
         keep_from_children(self)
+
+    @property
+    def withdrawn(self) -> bool:
+        """Pins are gone, or others: ``tailbound detach``, ``attach --replace``. Nothing is written to these maps."""
+        return self._pins is not None and pin.identity(self.interface) != self._pins
 
     def descriptors(self) -> list[int]:
         if self._closed:

@@ -52,9 +52,7 @@ def count_beyond(y: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
     return (y.abs() > limits[:, None, None]).sum()
 
 
-def quantised(
-    y: torch.Tensor, factors: torch.Tensor, keys: torch.Tensor, rounding: int, bits: int = 8
-) -> torch.Tensor:
+def quantised(y: torch.Tensor, factors: torch.Tensor, keys: torch.Tensor, rounding: int, bits: int = 8) -> torch.Tensor:
     """clamp(floor(y * factor + 128 + u), 1, 255) of f32[G, R, V] (overwritten) and f32[G]: u8[T, V].
 
     Of 4 bits clamped to 121 and 135, less 120, two in a byte (``codec.planes``): u8[T, V / 2].
