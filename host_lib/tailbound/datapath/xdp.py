@@ -294,7 +294,7 @@ def attach(
         group: name or number; None leaves the maps to root.
         loader: ``auto``, ``object``, ``bcc`` or ``clang``.
         replace: what ``attach`` has attached before, of another version or with other settings, gives way once the new
-            program is known to load; a job that runs there loses its rows from then on. What is as asked stays.
+            program is known to load; a rank that trains there ends with an error. What is as asked stays.
 
     Returns:
         One line that says what there is now.
