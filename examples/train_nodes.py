@@ -36,7 +36,8 @@ def main() -> None:
     net = DistributedDataParallel(model())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 
-    # "auto": the ranks that torchrun has started on this host. All hosts must have as many.
+    # "auto": the ranks that torchrun has started on this host. All hosts must have as many. On several machines this is
+    # found by itself; asked for, it is also done where one machine plays several, and an error says why it cannot be.
     state = tailbound.torch.register(net, optimizer=optimizer, node_group="auto")
 
     for epoch in range(EPOCHS):
@@ -45,7 +46,7 @@ def main() -> None:
             optimizer.zero_grad()
             nn.functional.cross_entropy(net(points), labels).backward()
             optimizer.step()
-        with state.hold():  # on all ranks of a host
+        with state.hold():
             right = accuracy(net.module)
 
     state.synchronise()

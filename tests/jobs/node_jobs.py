@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import logging
 import os
@@ -22,8 +23,11 @@ from register_jobs import said
 from scaler_jobs import Step, train
 from tailbound.collective.op import Outcome
 from tailbound.errors import TransportError
-from tailbound.torch import GradScaler, batches, register
+from tailbound.torch import GradScaler, batches, node, node_shards, node_state, register
+from tailbound.torch import state as base
 from tailbound.torch.node_state import NodeState
+from tailbound.torch.paths import Paths
+from tailbound.torch.streams import HostStream
 from torch_jobs import (
     BOUND,
     PATIENT,
@@ -95,6 +99,69 @@ def parity(rank: int) -> list[dict[str, Any]]:
                     backward(net, rank, step)
                 assert nmse(gradient(ours), gradient(plain)) <= 3 * bound, (options, step)
                 assert same_everywhere(digest(ours)), (options, step)
+    return found
+
+
+def as_device(rank: int, cuda: bool = False) -> list[dict[str, Any]]:
+    """Gradients against plain DDP's, with buckets that go the way of a device; in which order its collectives come.
+
+    ``cuda``: on two of them. Else on host memory, with Gloo in the place of NCCL.
+    """
+    on_hosts(rank)
+    where = torch.device("cuda", rank % HERE) if cuda else torch.device("cpu")
+    called: list[str] = []
+
+    def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def note(*given: Any, **options: Any) -> Any:
+            if given[0].dtype != torch.int64:  # what ranks tell each other at the end
+                called.append(name)
+            return call(*given, **options)
+
+        return note
+
+    class Summed:
+        """As NCCL adds up; the work of Gloo's own reduce-scatter gives no future."""
+
+        def __init__(self, out: torch.Tensor, work: dist.Work, received: torch.Tensor) -> None:
+            self.future = work.get_future().then(lambda _: torch.sum(received.view(-1, out.numel()), 0, out=out))
+
+        def get_future(self) -> torch.futures.Future[torch.Tensor]:
+            return self.future
+
+    exchange = dist.all_to_all_single
+
+    def summed(out: torch.Tensor, whole: torch.Tensor, group: dist.ProcessGroup, async_op: bool) -> Summed:
+        received = torch.empty_like(whole)
+        return Summed(out, exchange(received, whole, group=group, async_op=async_op), received)
+
+    dist.all_to_all_single = noted("exchange", exchange)
+    node_shards._reduce_scatter = noted("scatter", node_shards._reduce_scatter if cuda else summed)
+    node_shards._all_gather = noted("gather", node_shards._all_gather)
+    if cuda:
+        torch.cuda.set_device(where)
+    else:
+        inside = node_shards.Inside("gloo", HostStream(), (torch.float32, torch.float64), one_order=True)
+        node_state.inside_of = lambda _: inside
+        base.Paths = functools.partial(Paths, host_as_device=True)
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        plain, ours = (DDP(model().to(where, dtype), bucket_cap_mb=0.05) for _ in range(2))
+        with register(ours, node_group="auto", **PATIENT) as state:
+            for step in range(3):
+                del called[:]
+                data, target = (values.to(where) for values in batch(rank, step, dtype))
+                for net in (plain, ours):
+                    net.zero_grad()
+                    nn.functional.cross_entropy(net(data).float(), target).backward()
+                assert nmse(gradient(ours), gradient(plain)) <= 3 * BOUND, step
+                assert same_everywhere(hashlib.sha256(gradient(ours).cpu().numpy().tobytes()).hexdigest())
+                half = len(called) // 2
+                ways = set(called[:half])
+                assert called[half:] == ["gather"] * half, called
+                assert half > 1 or step == 0
+            assert state.synchronise()
+            stats = {name: state.stats()[name] for name in ("ranks", "delivered")}
+            found.append(stats | {"way": ways.pop(), "on": list(state.stats()["device_codec"])})
     return found
 
 
@@ -255,6 +322,75 @@ def said_late(net: DDP) -> None:
     """A rank that wants no host, where others do: these name it, and it waits for them."""
     with pytest.raises(TransportError, match="did not"):
         register(net, **{**PATIENT, "timeout": 2.0}, node_group="off")
+
+
+def holding(rank: int) -> dict[str, Any]:
+    """Rank 0 alone evaluates for longer than others wait: no job of its host loses anything by it."""
+    on_hosts(rank)
+    net = DDP(model())
+    options = {**PATIENT, "deadline_ms": (100.0, 100.0), "start_max": 0.2, "stage_max": 0.2, "strict": 0.0}
+    with register(net, node_group="auto", **options) as state:
+        for step in range(4):
+            net.zero_grad()
+            if step == 3 and rank == 0:
+                with state.hold():
+                    time.sleep(1.5)  # what an evaluation takes
+            before = state.stats()["counters"]
+            backward(net, rank, step)
+        after = state.stats()["counters"]
+        dist.barrier()
+    return {name: after.get(name, 0) - before.get(name, 0) for name in ("rows_expected", "rows_delivered", "ops_late")}
+
+
+def found(rank: int) -> dict[str, Any]:
+    """What ``register`` makes of the ranks of two hosts where nobody says ``node_group``."""
+    on_hosts(rank)
+    messages, said_of = Messages(), dict[str, Any]()
+    logging.getLogger("tailbound").addHandler(messages)
+    logging.getLogger("tailbound").setLevel(logging.INFO)
+    name = node.socket.gethostname
+    node.socket.gethostname = lambda: f"host{rank // HERE}"
+    net = DDP(model())
+    with register(net, **PATIENT) as state:
+        said_of["found"] = type(state).__name__, state.ranks
+        timeouts = [group._get_backend(torch.device("cpu")).options._timeout for group in state._groups]
+        assert min(timeouts).total_seconds() >= 1800
+        backward(net, rank, 0)
+        said_of["too late"] = 'node_group="off"' in said(lambda: next(batches([1], state)))
+        assert same_everywhere(digest(net))
+        dist.barrier()
+    net = DDP(model())
+    optimizer = torch.optim.SGD(net.parameters(), 0.05)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**9)
+    with register(net, optimizer=optimizer, scaler=scaler, **PATIENT) as state:
+        state.load_state_dict({"format": 1, "rank": 0, "ranks": 9, "owed_batches": 0, "history": [{"ranks": 9}]})
+        said_of["scaled"] = type(state).__name__
+        for number in batches(range(6), state):
+            if not number:
+                said_of["let go of"] = type(state).__name__, state.ranks
+            optimizer.zero_grad()
+            data, target = batch(rank, number)
+            scaler.scale(nn.functional.cross_entropy(net(data), target)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        equal = state.synchronise()
+        said_of["goes on"] = type(state).__name__, state.history, state.communicator.step, equal, scaler.get_scale()
+        dist.barrier()
+    with register(DDP(model()), schedule="delayed", **PATIENT) as state:
+        said_of["delayed"] = type(state).__name__
+
+    def hosts(asked: str | None = None) -> bool:
+        dist.barrier()
+        return node.find(dist.group.WORLD, asked, 60.0) is not None
+
+    said_of["one says off"] = hosts("off" if rank == 3 else None)
+    node.socket.gethostname = name
+    said_of["one machine"] = hosts()
+    on_hosts(rank, 4)
+    said_of["one host"] = hosts()
+    on_hosts(rank, 1)
+    said_of["a rank a host"] = hosts()
+    return said_of | {"texts": messages.texts}
 
 
 def one_host(rank: int) -> dict[str, Any]:

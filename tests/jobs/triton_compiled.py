@@ -23,7 +23,7 @@ from triton.compiler import ASTSource
 
 FLOATS, INTEGERS = "*fp32", "*i32"
 POINTERS = {
-    "largest": {"x": FLOATS, "powers": FLOATS, "out": INTEGERS},
+    "largest": {"x": FLOATS, "powers": FLOATS, "out": INTEGERS, "squares": "*fp64"},
     "encode": {
         "x": FLOATS, "powers": FLOATS, "factors": FLOATS, "limits": FLOATS, "keys": INTEGERS, "out": "*u8",
         "beyond": "*i64",
@@ -48,10 +48,16 @@ def load(path: str) -> Any:
 
 
 def counts(kernels: Any, name: str, rows: int, block: int, options: dict[str, Any]) -> dict[str, int]:
-    """Instructions of a kernel: in PTX by their names, in machine code fused ones; shared memory in bytes."""
+    """Instructions of a kernel: in PTX by their names, in machine code fused ones; shared memory in bytes.
+
+    ``encode4`` is ``encode`` for codes of 4 bits, and so on.
+    """
+    constants = {"ROWS": rows, "BLOCK": block, "ROTATE": True, "POWERS": True}
+    bits = 4 if name.endswith("4") else 8
+    name = name.removesuffix("4")
     words = [word for word in ("numel", "codes", "seed", "first") if word != "first" or name != "largest"]
     signature = POINTERS[name] | dict.fromkeys(words, "i32")
-    constants = {"ROWS": rows, "BLOCK": block, "ROTATE": True, "POWERS": True}
+    constants |= {"SQUARES": bits == 4} if name == "largest" else {"BITS": bits}
     if name == "decode":
         constants["SUMMED"] = False
     done = triton.compile(ASTSource(getattr(kernels, name), signature, constants), target=HOPPER, options=options)

@@ -91,11 +91,19 @@ def test_another_version_gives_way_and_a_stranger_does_not(wire: list[str]) -> N
     assert new is not None
     assert new.prog_id != old.prog_id
     assert XdpDatapath.is_attached("tbx")
+    job = XdpDatapath.open("tbx")
     assert "nothing was done" in attach_for_good("tbx", **SMALL, replace=True)
     assert interfaces.xdp_on("tbx") == new, "a pod that is made again takes the program off under a job"
+    assert not job.withdrawn
     attach_for_good("tbx", **SMALL | {"ring_mib": 2}, replace=True)
     assert interfaces.xdp_on("tbx") != new
+    assert job.withdrawn, "a job that runs there is told"
+    job.close()
+    job = XdpDatapath.open("tbx")
+    assert not job.withdrawn
     pin.remove("tbx")
+    assert job.withdrawn
+    job.close()
     link = syscalls.link_create(
         syscalls.prog_load(bytes.fromhex("b700000002000000 9500000000000000"), name="another"),
         interfaces.index_of("tbx"),

@@ -175,8 +175,12 @@ class Results:
     def __init__(self, shape: Shape, seed: int, missing: float, *, summed: bool = False) -> None:
         rng = np.random.default_rng(seed)
         self.shape, self.counts = shape, None
-        codes = rng.integers(1, 256, (shape.rows, shape.codes), dtype=np.uint8)
-        codes[rng.random(codes.shape) < 0.2] = 128
+        self.whole, shape = shape, shape.results
+        least, zero, end = (1, 128, 256) if shape.bits == 8 else (0x11, 0x88, 256)
+        codes = rng.integers(least, end, (shape.rows, shape.codes), dtype=np.uint8)
+        if shape.bits == 4:  # no half is 0
+            codes |= np.uint8(0x11)
+        codes[rng.random(codes.shape) < 0.2] = zero
         self.ring = rng.integers(0, 256, (shape.rows + 5, 2 * 1408), dtype=np.uint8)
         self.own = np.zeros((shape.rows, 64 + shape.codes), np.uint8)
         self.own[:, 64:] = codes[::-1]
@@ -198,7 +202,7 @@ class Results:
 
     def decoded(self, by: Any, out: Any, rotate: bool, ranges: Ranges = EVEN) -> int:
         received = Received(self.ring, self.own, self.source, self.scale, self.counts)
-        return int(by.decode(received, self.shape, Coding(SEED, rotate=rotate, ranges=ranges), out, SCRATCH))
+        return int(by.decode(received, self.whole, Coding(SEED, rotate=rotate, ranges=ranges), out, SCRATCH))
 
     def check(
         self, rotate: bool = True, device: str = "cpu", ranges: Ranges = EVEN, form: Any = None

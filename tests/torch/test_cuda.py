@@ -134,3 +134,15 @@ def test_training_and_synchronising(tmp_path: Path, kind: str) -> None:
         for rank, result in enumerate(job.results()):
             assert sum(result["errors"]) / len(result["errors"]) <= 4e-3
             assert result["taken"] == rank
+
+
+@pytest.mark.needs("two CUDA devices")
+def test_ranks_of_a_host_share_buckets(tmp_path: Path) -> None:
+    """Two hosts of two ranks on two devices: NCCL within a host, Tailbound between them."""
+    import node_jobs
+    from processes import Job
+
+    with Job(node_jobs.as_device, 4, tmp_path, True) as job:
+        for rank, found in enumerate(job.results()):
+            well = {"ranks": 2, "delivered": 1.0, "on": [f"cuda:{rank % 2}"]}
+            assert found == [{**well, "way": "scatter"}, {**well, "way": "exchange"}]

@@ -69,6 +69,21 @@ def test_delayed_averages(tmp_path: Path, kind: str) -> None:
             assert max(errors) < 1.5e-3
 
 
+def test_codes_of_4_bits_and_error_feedback(tmp_path: Path) -> None:
+    """One rank coded by the host: both decode to the same bits."""
+    import device_jobs
+    from processes import Job
+
+    with Job(device_jobs.as_device, 2, tmp_path, "few_bits", {1}) as job:
+        for errors in job.results():
+            assert max(errors["8"]) < 8e-3
+            assert max(errors["4"]) < 0.4
+            assert sum(errors["4,8"]) < 0.7 * sum(errors["4"])
+    with Job(device_jobs.as_device, 2, tmp_path, "feedback", {0}) as job:
+        for found in job.results():
+            assert found["with"] < found["without"] / 4
+
+
 def test_a_device_that_fails_fails_the_backward_pass(tmp_path: Path) -> None:
     """It does not hang: futures complete, and the error says whose device it was."""
     import device_jobs

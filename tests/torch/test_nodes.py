@@ -19,6 +19,56 @@ def test_gradients_are_those_of_plain_ddp(tmp_path: Path) -> None:
             assert found == [{"ranks": 2, "delivered": 1.0, "steps": 4}] * 4
 
 
+def test_buckets_on_a_device_are_shared_as_those_in_host_memory_are(tmp_path: Path) -> None:
+    """The job of ``test_cuda``: reduce-scatter, one order of collectives, device coder; Gloo in the place of NCCL."""
+    import node_jobs
+    from processes import Job
+
+    with Job(node_jobs.as_device, 4, tmp_path) as job:
+        well = {"ranks": 2, "delivered": 1.0, "on": ["cpu"]}
+        assert job.results() == [[{**well, "way": "scatter"}, {**well, "way": "exchange"}]] * 4
+
+
+def test_hosts_are_found_where_nothing_speaks_against_it(tmp_path: Path) -> None:
+    import node_jobs
+    from processes import Job
+
+    with Job(node_jobs.found, 4, tmp_path) as job:
+        for rank, said in enumerate(job.results()):
+            texts = said.pop("texts")
+            assert said == {
+                "found": ("NodeState", 2),
+                "too late": True,
+                "scaled": "NodeState",
+                "let go of": ("TailboundState", 4),
+                "goes on": ("TailboundState", [{"ranks": 9}], 6, True, 2.0**9),
+                "delayed": "TailboundState",
+                "one says off": False,
+                "one machine": False,
+                "one host": False,
+                "a rank a host": False,
+            }
+            if rank == 0:
+                for words in (
+                    "2 hosts of 2 ranks: those of a host share every bucket",
+                    "each skips steps by itself",
+                    'has refused: schedule="delayed"',
+                    "rank 3 on host1 has no node_group",
+                    "2 hosts have 1 name(s) between them",
+                ):
+                    assert any(words in text for text in texts), (words, texts)
+
+
+def test_a_rank_that_holds_alone_holds_all_jobs_of_its_host(tmp_path: Path) -> None:
+    import node_jobs
+    from processes import Job
+
+    with Job(node_jobs.holding, 4, tmp_path) as job:
+        for step in job.results():
+            assert step["rows_delivered"] == step["rows_expected"] > 0
+            assert step["ops_late"] == 0
+
+
 def test_a_host_with_nan_stays_out_of_the_mean(tmp_path: Path) -> None:
     import node_jobs
     from processes import Job
@@ -132,7 +182,7 @@ def test_a_bucket_that_is_there_at_once_leaves_training_its_threads(monkeypatch:
     import torch
     import torch.distributed as dist
 
-    from tailbound.torch.node_shards import HostCollectives
+    from tailbound.torch.node_shards import HostCollectives, inside_of
 
     class Over:
         """A collective that was over before it was asked after."""
@@ -147,11 +197,11 @@ def test_a_bucket_that_is_there_at_once_leaves_training_its_threads(monkeypatch:
         return Over()
 
     monkeypatch.setattr(dist, "all_to_all_single", at_once)
-    threads = []
+    threads, inside = [], inside_of(torch.device("cpu"))
 
     def training() -> None:  # a thread of its own: the number is the thread's
         torch.set_num_threads(2)
-        here, tensor, done = HostCollectives(None, None, (0, 1), 0), torch.ones(32), []  # type: ignore[arg-type]
+        here, tensor, done = HostCollectives(inside, None, None, (0, 1), 0), torch.ones(32), []  # type: ignore[arg-type]
         buffers = here.buffers(0, tensor)
         here.reduce(tensor, buffers, done.append)
         assert done == [None]
@@ -166,16 +216,17 @@ def test_a_bucket_that_is_there_at_once_leaves_training_its_threads(monkeypatch:
 
 
 def test_who_waits_alone_at_a_boundary_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
     import torch.distributed as dist
 
     from tailbound.errors import TransportError
-    from tailbound.torch.node_shards import HostCollectives
+    from tailbound.torch.node_shards import HostCollectives, inside_of
 
     def nobody(*_: object) -> None:
         raise RuntimeError("Timed out waiting 60000ms for recv operation to complete")
 
     monkeypatch.setattr(dist, "broadcast_object_list", nobody)
-    here = HostCollectives(None, None, (4, 5), 1)  # type: ignore[arg-type]
+    here = HostCollectives(inside_of(torch.device("cpu")), None, None, (4, 5), 1)  # type: ignore[arg-type]
     with pytest.raises(TransportError, match=r"rank 5: .* not come .*, \[4\]: Timed out .*on ddp_model.module"):
         here.from_first(None)
 
@@ -232,10 +283,11 @@ def test_shards_are_of_one_size_and_hold_the_bucket(places: int, numel: int) -> 
 
 def test_what_is_ready_is_done_in_order() -> None:
     from tailbound.torch.node_shards import InOrder
+    from tailbound.torch.streams import HostStream
 
     done: list[int] = []
     raised: list[Exception] = []
-    order = InOrder()
+    order = InOrder(HostStream())
 
     def act(number: int) -> None:
         done.append(number)
@@ -248,3 +300,37 @@ def test_what_is_ready_is_done_in_order() -> None:
     order.ready(0, lambda: act(0), raised.append)
     assert done == [0, 1, 2, 3]
     assert [type(error) for error in raised] == [ValueError]
+
+
+def test_on_a_device_what_is_ready_is_done_behind_its_own_mark_and_after_the_step_is_reduced() -> None:
+    from contextlib import contextmanager
+    from typing import Any
+
+    from tailbound.torch.node_shards import InOrder
+
+    seen: list[Any] = []
+    marks = iter("abcd")
+
+    class Noted:
+        """Says behind which mark work is queued; the mark of the fourth fails."""
+
+        def mark(self) -> str:
+            if (found := next(marks)) == "d":
+                raise RuntimeError("the device is gone")
+            return found
+
+        @contextmanager
+        def use(self, mark: Any = None) -> Any:
+            seen.append(mark)
+            yield
+            seen.append("over")
+
+    order = InOrder(Noted(), 0)  # type: ignore[arg-type]
+    for number in (1, 0, 2, 3):
+        order.ready(number, lambda number=number: seen.append(number), lambda error: seen.append(str(error)))
+    assert seen == []
+    order.allow(2)
+    assert seen == ["b", 0, "over", "a", 1, "over"]
+    del seen[:]
+    order.allow(4)
+    assert seen == ["c", 2, "over", None, "the device is gone"]

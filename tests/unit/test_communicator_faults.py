@@ -305,3 +305,16 @@ def test_a_callback_that_fails_does_not_end_the_transport(caplog: pytest.LogCapt
             job[0].launch(0, data, data, last=True, done=broken)
             assert job[0].allreduce(data).result(PATIENCE).error is None
         assert "callback" in caplog.text
+
+
+def test_accounts_that_fail_cost_no_future() -> None:
+    def broken(_: Any) -> None:
+        raise RuntimeError("no room for this")
+
+    with team(2, patient()) as job:
+        warm_up(job, 1)
+        accounts = job[0].job.accounts
+        accounts.delivered = accounts.in_pieces = broken  # type: ignore[method-assign]
+        for _, outcome in job.allreduce(gradients("U", 2, NUMEL, seed=1)):
+            assert outcome.error is None
+        assert job[0].job.events.counts["learning_failed"] == 2

@@ -14,6 +14,7 @@ from device_cases import DTYPES, SCRATCH, SIZES, Results, coder
 from tailbound.codec.decode import MISSING, own_source
 from tailbound.codec.records import Coding
 from tailbound.codec.shape import shape_for
+from tailbound.wire.bits import Bits
 
 pytestmark = pytest.mark.needs("torch")
 
@@ -23,6 +24,14 @@ pytestmark = pytest.mark.needs("torch")
 def test_averages_are_those_of_the_compiled_pass(rotate: bool, summed: bool) -> None:
     for numel in SIZES:
         Results(shape_for(numel, 704), numel, 0.1, summed=summed).check(rotate)
+
+
+@pytest.mark.parametrize("bits", [4, (4, 8)])
+@pytest.mark.parametrize("rotate", [True, False])
+def test_averages_of_4_bits_are_those_of_the_compiled_pass(rotate: bool, bits: Bits) -> None:
+    """Rule: codec-12."""
+    for numel in SIZES:
+        Results(shape_for(numel, 704, bits, 3), numel, 0.1).check(rotate)
 
 
 @given(

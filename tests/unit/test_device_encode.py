@@ -1,6 +1,6 @@
 """Codes made by torch operations against the compiled pass, bit by bit, for every shape, type and scale.
 
-Rules: codec-3, codec-4, codec-7.
+Rules: codec-3, codec-4, codec-7, codec-12.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from device_cases import DTYPES, SEED, SIZES, check, coder, encoded, finite_need, gaussian, measured
+from device_cases import DTYPES, SCRATCH, SEED, SIZES, check, coder, encoded, finite_need, gaussian, measured, uneven
 from tailbound.codec import encode as host
-from tailbound.codec.records import Coding
+from tailbound.codec.balance import EVEN
+from tailbound.codec.records import Coding, Packets, Scales
 from tailbound.codec.scale import NEED_LEAST, cold_exponents
 from tailbound.codec.shape import shape_for
+from tailbound.wire.bits import Bits
 from tailbound.wire.schema import EXPONENT_NONE
 
 pytestmark = pytest.mark.needs("torch")
@@ -32,6 +34,20 @@ def test_packets_are_those_of_the_compiled_pass(rotate: bool) -> None:
         check(torch.from_numpy(x), shape, exponents, rotate)
 
 
+@pytest.mark.parametrize("bits", [4, (4, 8)])
+@pytest.mark.parametrize("rotate", [True, False])
+def test_packets_of_4_bits_are_those_of_the_compiled_pass(rotate: bool, bits: Bits) -> None:
+    """Rule: codec-12."""
+    import torch
+
+    for numel in SIZES:
+        shape, x = shape_for(numel, 1408, bits, 3), gaussian(numel, numel, 1e-3)
+        exponents = cold_exponents(measured(host, x, shape, rotate)[None], 0)
+        exponents[1::2] -= np.int16(3)
+        exponents[3::5] = EXPONENT_NONE
+        check(torch.from_numpy(x), shape, exponents, rotate, uneven(numel) if numel % 2 else EVEN)
+
+
 @given(
     st.integers(1, 200_000),
     st.integers(1, 22),
@@ -39,13 +55,16 @@ def test_packets_are_those_of_the_compiled_pass(rotate: bool) -> None:
     st.sampled_from(DTYPES),
     st.booleans(),
     st.integers(0, 100),
+    st.sampled_from([8, 4, (4, 8)]),
 )
 @settings(max_examples=40)
-def test_any_shape_type_and_scale(numel: int, width: int, power: int, kind: str, rotate: bool, off: int) -> None:
+def test_any_shape_type_and_scale(
+    numel: int, width: int, power: int, kind: str, rotate: bool, off: int, bits: Bits
+) -> None:
     """Scales that are too small (shifts, clipping), too large or not known; types are read as they are."""
     import torch
 
-    shape = shape_for(numel, 64 * width)
+    shape = shape_for(numel, 64 * width, bits)
     tensor = torch.from_numpy(gaussian(numel, off, 10.0 ** min(power, 3 if kind == "float16" else 20)))
     tensor = tensor.to(getattr(torch, kind))
     x = tensor.float().numpy()
@@ -113,3 +132,37 @@ def test_groups_below_the_least_need_are_coded_with_its_scale() -> None:
     exponents = cold_exponents(measured(host, x, shape)[None], 2)
     assert (exponents == NEED_LEAST + 2).all()
     check(torch.from_numpy(x), shape, exponents)
+
+
+@pytest.mark.parametrize("bits", [8, 4, (4, 8)])
+@pytest.mark.parametrize("rotate", [True, False])
+def test_what_codes_leave_unsaid_is_that_of_the_host(rotate: bool, bits: Bits) -> None:
+    """Error feedback; a group that is not coded, one that is shifted or clipped. Rule: codec-12."""
+    import torch
+
+    from tailbound.codec.feedback import read_back, write_residual
+
+    shape, x = shape_for(40_000 * 5, 704, bits, 3), gaussian(200_000, 3)
+    exponents = cold_exponents(measured(host, x, shape, rotate)[None], 0)
+    exponents[0] = EXPONENT_NONE
+    exponents[2] -= np.int16(9)
+    tensor, coding, told = torch.from_numpy(x), Coding(SEED, 1, 6, rotate=rotate, ranks=3), []
+    for by, data in (host, x), (coder(), tensor):
+        out = encoded(by, data, shape, exponents, rotate)
+        own = read_back(
+            Packets(out.packets, out.placement.position, out.partials),
+            np.empty(shape.rows, np.int64),
+            np.empty(shape.rows, np.float32),
+        )
+        scales = Scales(exponents, out.need, out.shift, out.skipped)
+        if by is host:
+            residual = np.full(shape.numel, np.nan, np.float32)
+            write_residual(x, own, scales, shape, coding, residual, SCRATCH)
+        else:
+            there = torch.full((shape.numel,), torch.nan)
+            by.write_residual(tensor, own, scales, shape, coding, there, SCRATCH)
+            residual = there.numpy()
+        told.append(residual)
+    assert np.array_equal(*(residual.view(np.uint32) for residual in told))
+    assert np.array_equal(told[0][:100], x[:100])
+    assert 0 < np.abs(told[0]).mean() < np.abs(x).mean()

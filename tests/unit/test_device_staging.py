@@ -7,8 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from device_cases import CAP, RANK, SCRATCH, SEED, Event, Outputs, Results, encoded, gaussian, measured, slow_stream
+from device_cases import (
+    CAP,
+    RANK,
+    SCRATCH,
+    SEED,
+    Event,
+    Outputs,
+    Results,
+    encoded,
+    gaussian,
+    measured,
+    slow_stream,
+)  # fmt: skip
 from tailbound.codec import encode as host
+from tailbound.codec.balance import ranges_of
 from tailbound.codec.records import Coding, Packets, Scales
 from tailbound.codec.scale import cold_exponents
 from tailbound.codec.shape import shape_for
@@ -133,6 +146,34 @@ def test_an_op_of_a_new_kind_is_warmed_up_once_by_who_launches_it() -> None:
         for rotate in (True, False)
         for what, kind in (("largest", half), ("encode", half), ("decode", whole))
     ]
+
+
+def test_what_chooses_exponents_and_keeps_residuals_is_warmed_up_too() -> None:
+    """The transport thread compiles nothing: neither for averages of another type, nor for the own codes' meaning."""
+    import torch
+
+    from tailbound.torch.device_codec.plain import PLAIN
+    from tailbound.torch.device_coder import DeviceCoder, Workspace
+
+    seen: set[tuple[Any, ...]] = set()
+
+    class Form:
+        name = "recorder"
+
+        def __getattr__(self, what: str) -> Any:
+            def note(x: Any, shape: Any, coding: Any, *more: Any) -> Any:
+                seen.add((what, (more[-1] if what == "decode" else x).dtype, shape.bits, len(coding.ranges.ends) > 0))
+                return getattr(PLAIN, what)(x, shape, coding, *more)
+
+            return note
+
+    coder = DeviceCoder(Workspace(slow_stream(), Form()), None)
+    x, out = torch.zeros(50_000), torch.zeros(50_000, dtype=torch.bfloat16)
+    codings = [Coding(0), Coding(0, ranges=ranges_of([1], [1]))]
+    coder.warm_up(x, out, shape_for(50_000, 1408, (4, 8)), codings)
+    for ranges in (False, True):
+        assert {("largest", torch.float32, 4, ranges), ("largest", torch.bfloat16, 4, ranges)} <= seen
+        assert {("decode", torch.bfloat16, 8, ranges), ("decode", torch.float32, 4, ranges)} <= seen
 
 
 def test_where_triton_fails_the_plain_form_does_its_part(caplog: pytest.LogCaptureFixture) -> None:

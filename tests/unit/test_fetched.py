@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import queue
+import threading
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -30,3 +35,46 @@ def test_only_rows_that_the_kernel_would_take_are_taken(wrong: dict[str, int], r
     fetch.arrived(place, 1, np.asarray(head).tobytes() + bytes(shape.codes))
     assert [places.tolist() for _, places, _ in fetch.came] == [rows]
     assert not fetch.waiting
+
+
+@pytest.mark.parametrize("rows", [2, 20_000])
+def test_who_does_not_answer_is_asked_a_second_time_where_little_is_asked_for(rows: int) -> None:
+    """The first request is lost: nothing of it comes until TCP sends it again. Rule: clock-35."""
+    from tailbound.collective import fetch
+
+    lost, asked, taken = threading.Event(), queue.SimpleQueue[int](), queue.SimpleQueue[Any]()
+
+    class Path:
+        def __init__(self) -> None:
+            self.ends: list[Any] = []
+
+        def before_close(self, action: Any) -> None:
+            self.ends.append(action)
+
+        def pull(self, owner: int, *_: Any) -> bytes:
+            asked.put(owner)
+            if not lost.is_set():
+                lost.set()
+                released.wait(60)
+                return b"late"
+            return b"at once"
+
+    def call(command: Any) -> None:
+        taken.put(command.args[2])
+        command()
+
+    shape, released, path = shape_for(64 * 64, 64), threading.Event(), Path()
+    place, _ = Sequence(3, OwnerMap(256, (0, 1, 2), True)).assign(Layout((0, 64 * 64, 0, 1), shape, 7, True))
+    op = SimpleNamespace(place=place, finished=False, fetch=Fetch("deadline", 0, 1, {1: np.arange(rows)}))
+    job = SimpleNamespace(ranks=3, rank=0, config=SimpleNamespace(fetch=1))
+    ask = fetch.over(path, SimpleNamespace(job=job, call=call))  # type: ignore[arg-type]
+    ask(op, 1, b"?", 60_000_000_000)  # type: ignore[arg-type]
+    assert asked.get(timeout=60) == 1
+    if rows == 2:
+        assert taken.get(timeout=60) == b"at once"
+        assert not op.fetch.waiting
+    released.set()
+    assert taken.get(timeout=60) == b"late"
+    for end in path.ends:
+        end()
+    assert asked.qsize() == (rows == 2)

@@ -238,6 +238,18 @@ def test_who_was_stopped_learns_of_the_other_lineage_by_the_others_question() ->
         assert w.counts("gave_way") == [0, 0, 1]
 
 
+def test_who_misses_a_synchronise_learns_of_the_new_lineage_without_digests() -> None:
+    with world(3) as w:
+        w.run(3)
+        said = w._threads.map(lambda rank: w[rank].synchronise(0.4), (0, 1))
+        assert not any(said)
+        assert w[0].lineage == w[1].lineage != w[2].lineage
+        compare_lineages(w, 8)
+        assert len({one.lineage for one in w.ranks}) == 1
+        assert all(one.sound for one in w.ranks)
+        assert w.counts("gave_way") == [0, 0, 1]
+
+
 def test_digests_of_two_lineages_are_no_fault_of_memory(caplog: pytest.LogCaptureFixture) -> None:
     """The ranks do not know of each other's absence; with a digest they learn that they follow two states."""
     from tailbound.torch.digests import Check

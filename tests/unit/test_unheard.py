@@ -47,3 +47,19 @@ def test_who_said_goodbye_or_was_heard_once_is_no_error() -> None:
         unheard = Unheard(kind, kind.sequence, 1 * S)
         kind.sequence.next_label += 1
         assert [unheard.look(second * S) for second in range(1, 9)] == [None] * 8
+
+
+def test_a_program_that_is_taken_away_is_an_error_once() -> None:
+    from types import SimpleNamespace
+
+    from tailbound.collective.alerts import Withdrawn
+
+    path = SimpleNamespace(interface="eth0", withdrawn=False)
+    withdrawn = Withdrawn(path, 3)  # type: ignore[arg-type]
+    assert withdrawn.look(1) is None
+    path.withdrawn = True
+    assert withdrawn.look(2) is None  # not asked again so soon
+    error = withdrawn.look(100 * S)
+    assert error is not None
+    assert "rank 3: the program on eth0 was detached or replaced" in str(error)
+    assert withdrawn.look(200 * S) is None

@@ -109,7 +109,7 @@ def work(job: dict[str, Any], channel: Channel) -> None:
         if node is None or len(node.peers) < 2:
             raise ConfigError("--per-host compares several hosts of several ranks: give 2 workers and 2 ranks at least")
         with (
-            NodeState(world, node, timeout=120.0, datapath="udp") as nodes,
+            NodeState(world, node, device=torch.device("cpu"), timeout=120.0, datapath="udp") as nodes,
             TailboundState(world, datapath="udp") as flat,
         ):
             meter = Meter(kernel=dist.get_rank() == 0)

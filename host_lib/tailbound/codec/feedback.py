@@ -81,6 +81,16 @@ def write_residual(
         ValueError: an array does not fit the shape.
     """
     lo, hi = groups or (0, shape.groups)
+    mark_own(own, scales, shape, coding, (lo, hi))
+    decode(own, shape, coding, residual, scratch, groups=(lo, hi), stage=STAGE_CONTRIBUTION)
+    size = shape.group_rows * shape.entries
+    entries = slice(lo * size, hi * size)
+    np.subtract(data[entries], residual[entries], out=residual[entries])
+
+
+def mark_own(own: Received, scales: Scales, shape: Shape, coding: Coding, groups: tuple[int, int]) -> None:
+    """Writes what the own rows of ``groups`` mean: their scales, and which were not coded."""
+    lo, hi = groups
     part = slice(lo, hi)
     skipped = scales.skipped[part]
     own.source.reshape(shape.groups, shape.group_rows)[part][skipped.astype(bool)] = MISSING
@@ -89,7 +99,3 @@ def write_residual(
     rows, codes, bits = shape.group_rows, shape.codes, shape.bits
     if coding.rotate and bits < 16:
         _mark(own._replace(counts=_NO_COUNTS), scales.shift, rows, codes, bits, lo * rows, hi * rows)
-    decode(own, shape, coding, residual, scratch, groups=(lo, hi), stage=STAGE_CONTRIBUTION)
-    size = shape.group_rows * shape.entries
-    entries = slice(lo * size, hi * size)
-    np.subtract(data[entries], residual[entries], out=residual[entries])

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec import hashing
+from tailbound.codec import hashing, planes
 from tailbound.codec.balance import overflow_of
 from tailbound.codec.encode import normalised
 from tailbound.codec.hashing import row_key
 from tailbound.codec.records import Coding, Scales
-from tailbound.codec.scale import SPAN, need_of, root_of, scale_of, shift_of
+from tailbound.codec.scale import need_of, root_of, scale_of, shift_of
 from tailbound.codec.scratch import readonly
 from tailbound.codec.shape import Shape
 from tailbound.wire.jit import compiled
@@ -44,14 +44,20 @@ class Factors(NamedTuple):
     keys: NDArray[np.uint32]
 
 
+_NO_SQUARES = readonly(np.zeros(0))
+
+
 @compiled
-def _plan(bits, overflow, rows, rotate, cap, keyed, scales, by):  # type: ignore[no-untyped-def]
+def _plan(bits, squares, size, span, overflow, rows, rotate, cap, keyed, scales, by):  # type: ignore[no-untyped-def]
     beyond = 0
     root = root_of(rows) if rotate else 1.0
     for g in range(bits.shape[0]):
         if bits[g] >= overflow:
             return -1
-        want = need_of(normalised(bits[g], rows, rotate))
+        most = normalised(bits[g], rows, rotate)
+        if squares.shape[0] > 0:
+            most = planes.within(most, squares[g], size)
+        want = need_of(most)
         e = np.int64(scales.exponents[g])
         scales.need[g] = want
         scales.shift[g] = 0
@@ -63,7 +69,7 @@ def _plan(bits, overflow, rows, rotate, cap, keyed, scales, by):  # type: ignore
         k = shift_of(want, e, cap)
         scales.shift[g] = k
         scale = scale_of(e + 4 * k) * root
-        by.factors[g] = np.float32(SPAN / scale)
+        by.factors[g] = np.float32(span / scale)
         if want > e + 4 * k:
             by.limits[g] = np.float32(scale)
             beyond += 1
@@ -73,16 +79,25 @@ def _plan(bits, overflow, rows, rotate, cap, keyed, scales, by):  # type: ignore
     return beyond
 
 
-def plan(bits: NDArray[np.uint32], shape: Shape, coding: Coding, scales: Scales, by: Factors) -> Plan:
+def plan(
+    bits: NDArray[np.uint32],
+    shape: Shape,
+    coding: Coding,
+    scales: Scales,
+    by: Factors,
+    squares: NDArray[np.float64] = _NO_SQUARES,
+) -> Plan:
     """Settles need, shift and scale of every group (codec-4 to codec-7), and the keys of the rounding offsets.
 
     Args:
         bits: u32[G], of the largest absolute value of the group, rotated but not normalised.
         shape, coding, scales: as of ``codec.encode.encode``.
         by: written.
+        squares: f64[G], sum of squares of the group before rotation; with codes of 4 bits only (codec-12).
     """
     rounding = np.uint32(hashing.rounding_seed(coding.seed, hashing.STAGE_CONTRIBUTION))
     keyed = rounding, np.uint32(hashing.step_of(coding.rank, coding.ranks))
     rows, overflow = shape.group_rows, overflow_of(coding.ranges)
-    beyond = _plan(readonly(bits), overflow, rows, coding.rotate, coding.shift_cap, keyed, scales, by)
+    size, span, cap = rows * shape.entries, planes.zero_of(shape.bits) - 1, coding.shift_cap if shape.bits > 4 else 0
+    beyond = _plan(readonly(bits), readonly(squares), size, span, overflow, rows, coding.rotate, cap, keyed, scales, by)
     return Plan(beyond >= 0, max(0, int(beyond)))

@@ -75,6 +75,17 @@ def energy(x, at, size):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def within(most, total, size):  # type: ignore[no-untyped-def]
+    """Bits of the value that codes of 4 bits are to reach, from those of the largest one and the sum of squares."""
+    if most == 0:
+        return most
+    limit = REACH * np.sqrt(total / size)
+    if limit < np.float64(float_of(most)):
+        return bits_of(np.float32(limit))
+    return most
+
+
+@compiled
 def reach(most, bits, source, at, size):  # type: ignore[no-untyped-def]
     """Bits of the value that a group's codes are to reach, from those of its largest one.
 
@@ -82,10 +93,7 @@ def reach(most, bits, source, at, size):  # type: ignore[no-untyped-def]
     """
     if bits != 4 or most == 0:
         return most
-    limit = REACH * np.sqrt(energy(source, at, size) / size)
-    if limit < np.float64(float_of(most)):
-        return bits_of(np.float32(limit))
-    return most
+    return within(most, energy(source, at, size), size)
 
 
 @compiled

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.decode import MISSING, key_of
-from tailbound.codec.hashing import STAGE_RESULT, rounding_seed
-from tailbound.codec.records import Packets, Received
-from tailbound.codec.scale import SPAN, ZERO, root_of
+from tailbound.codec.hashing import STAGE_CONTRIBUTION, STAGE_RESULT, rounding_seed, step_of
+from tailbound.codec.planes import zero_of
+from tailbound.codec.records import Coding, Packets, Received
+from tailbound.codec.scale import ZERO, root_of
 from tailbound.codec.scratch import readonly
 from tailbound.codec.shape import Shape
 from tailbound.wire.jit import compiled
@@ -47,7 +48,7 @@ def pack(
     """Puts coded rows into their packets, as ``codec.encode.encode`` leaves them.
 
     Args:
-        codes: u8[T, V], row order.
+        codes: u8[T, V], bytes of codes, row order.
         shape: of the op.
         skipped: u8[G]: groups whose packets stay as they are.
         packets: written, but for ``position``.
@@ -81,8 +82,9 @@ class Unpacked(NamedTuple):
 
 
 @compiled
-def _unpack(received, rows, root, blank, rounding, out):  # type: ignore[no-untyped-def]
+def _unpack(received, rows, root, blank, span, keyed, out):  # type: ignore[no-untyped-def]
     ring, own, source, scale, counts = received
+    rounding, step = keyed
     failed = 0
     summed = counts.shape[0] > 0
     width = out.codes.shape[1]
@@ -101,11 +103,11 @@ def _unpack(received, rows, root, blank, rounding, out):  # type: ignore[no-unty
                 out.codes[k, i] = blank[i & 1]
         else:
             here += 1
-            out.factors[k] = np.float32(np.float64(abs(scale[k])) / SPAN)
+            out.factors[k] = np.float32(np.float64(abs(scale[k])) / span)
             if scale[k] < 0:
-                out.keys[k] = key_of(rounding, np.uint32(0), k) & np.uint32(0xFFFF)
+                out.keys[k] = key_of(rounding, step, k) & np.uint32(0xFFFF)
             if summed:
-                out.factors[k] = np.float32(np.float64(scale[k]) / (SPAN * np.int64(counts[k])))
+                out.factors[k] = np.float32(np.float64(scale[k]) / (span * np.int64(counts[k])))
                 out.zeros[k] = ZERO * np.int32(counts[k])
             row = ring[at] if at >= 0 else own[-at - 2, HEADER_BYTES:]
             for i in range(width):
@@ -117,18 +119,20 @@ def _unpack(received, rows, root, blank, rounding, out):  # type: ignore[no-unty
 
 
 _NO_COUNTS = np.zeros(0, np.uint16)
-#: A row of zeros, two bytes of it: as codes, and as big-endian sums of one contributor.
-_BLANK_CODES, _BLANK_SUMS = np.array([ZERO, ZERO], np.uint8), np.array([0, ZERO], np.uint8)
+#: A row of zeros, two bytes of it: as codes, by their bits, and as big-endian sums of one contributor.
+_BLANKS = {8: np.array([ZERO, ZERO], np.uint8), 4: np.array([0x88, 0x88], np.uint8)}
+_BLANK_SUMS = np.array([0, ZERO], np.uint8)
 
 
-def unpack(received: Received, shape: Shape, seed: int, out: Unpacked) -> int:
-    """Collects an op's result rows in one block, missing ones as rows of zeros.
+def unpack(received: Received, shape: Shape, coding: Coding, out: Unpacked, stage: int = STAGE_RESULT) -> int:
+    """Collects an op's rows in one block, missing ones as rows of zeros.
 
     Args:
         received: as of ``codec.decode.decode``.
-        shape: of the op.
-        seed: ``hashing.seed_of(cookie, op)``.
+        shape: of the rows, results or contributions.
+        coding: of the op.
         out: written.
+        stage: whose rounding offsets the codes have.
 
     Returns:
         Groups of which nothing was received.
@@ -143,9 +147,11 @@ def unpack(received: Received, shape: Shape, seed: int, out: Unpacked) -> int:
     rows = Received(
         readonly(ring), readonly(own), readonly(source), readonly(scale), _NO_COUNTS if counts is None else counts
     )
-    blank = _BLANK_CODES if counts is None else _BLANK_SUMS
-    rounding = np.uint32(rounding_seed(seed, STAGE_RESULT))
-    failed = _unpack(rows, shape.group_rows, root_of(shape.group_rows), blank, rounding, out)
+    blank = _BLANKS[shape.bits] if counts is None else _BLANK_SUMS
+    step = step_of(coding.rank, coding.ranks) if stage == STAGE_CONTRIBUTION else 0
+    keyed = np.uint32(rounding_seed(coding.seed, stage)), np.uint32(step)
+    span = zero_of(shape.bits) - 1
+    failed = _unpack(rows, shape.group_rows, root_of(shape.group_rows), blank, span, keyed, out)
     if failed < 0:
         raise ValueError(f"a source lies outside the ring of {ring.shape[0]} rows or the {own.shape[0]} own rows")
     return int(failed)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from tailbound.collective.known import Known
+from tailbound.datapath.protocol import Datapath
 from tailbound.errors import TransportError
 from tailbound.observe.events import Events
 from tailbound.observe.ledger import Ledger
@@ -268,3 +269,29 @@ class Unheard:
     def _heard(self, peer: int) -> bool:
         state = self._known.records.peer_states[peer]
         return bool(state["cookie"] == self._known.cookie and serial_distance(int(state["newest"]), self._first) >= 0)
+
+
+class Withdrawn:
+    """The program that receives here was detached or replaced while the job runs: an error, not losses for ever.
+
+    Args:
+        datapath: of the job.
+        rank: the own one.
+    """
+
+    def __init__(self, datapath: Datapath, rank: int) -> None:
+        self._datapath, self._rank = datapath, rank
+        self._again, self._said = 0, False
+
+    def look(self, now: int) -> TransportError | None:
+        """The error, once; to be called now and then."""
+        if self._said or now < self._again:
+            return None
+        self._again, self._said = now + _UNHEARD_EVERY, self._datapath.withdrawn
+        if not self._said:
+            return None
+        return TransportError(
+            f"rank {self._rank}: the program on {self._datapath.interface} was detached or replaced while this job "
+            "runs (`tailbound detach`, `attach --replace`), so that nothing can be received any more: start this rank "
+            "again; attach between two jobs"
+        )

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec import balance
+from tailbound.codec import balance, feedback
 from tailbound.codec import decode as decoding
 from tailbound.codec import encode as encoding
 from tailbound.codec.encode import Encoded
@@ -42,8 +42,6 @@ class Coder(Protocol):
     divisible: bool
     #: Bits that a code may have.
     bits: Collection[Bits]
-    #: Whether what the codes leave unsaid can be had (``codec.feedback``).
-    feedback: bool
 
     def warm_up(self, x: Values, out: Values, shape: Shape, codings: Sequence[Coding]) -> None:
         """Compiles what such an op takes, which may last seconds; in the thread that launches it.
@@ -96,6 +94,20 @@ class Coder(Protocol):
     ) -> int:
         """As ``codec.decode.decode``."""
 
+    def write_residual(
+        self,
+        data: Values,
+        own: Received,
+        scales: Scales,
+        shape: Shape,
+        coding: Coding,
+        residual: Values,
+        scratch: Scratch,
+        *,
+        groups: tuple[int, int] | None = None,
+    ) -> None:
+        """As ``codec.feedback.write_residual``."""
+
     def powers(self, average: Values, shape: Shape, ends: NDArray[np.int64]) -> NDArray[np.float64]:
         """As ``codec.balance.powers``."""
 
@@ -120,7 +132,6 @@ class HostCoder:
     ahead = False
     divisible = True
     bits: Collection[Bits] = BITS
-    feedback = True
 
     @staticmethod
     def warm_up(x: Values, out: Values, shape: Shape, codings: Sequence[Coding]) -> None:
@@ -134,6 +145,7 @@ class HostCoder:
     measure = staticmethod(encoding.measure)
     encode = staticmethod(encoding.encode)
     decode = staticmethod(decoding.decode)
+    write_residual = staticmethod(feedback.write_residual)
     powers = staticmethod(balance.powers)
 
     @staticmethod
@@ -157,15 +169,12 @@ class HostCoder:
 HOST = HostCoder()
 
 
-def check_codes(coder: Coder, bits: Bits, *, feedback: bool) -> None:
+def check_codes(coder: Coder, bits: Bits) -> None:
     """Refuses what ``coder`` cannot do.
 
     Raises:
-        ConfigError: codes of ``bits``, or error feedback, on a device that has no pass for them.
+        ConfigError: codes of ``bits`` on a device that has no pass for them.
     """
     if bits not in coder.bits:
-        raise ConfigError(
-            f"bits={bits}: on a device codes have {', '.join(map(str, coder.bits))} bits; use these, or CPU tensors"
-        )
-    if feedback and not coder.feedback:
-        raise ConfigError("error_feedback is for CPU tensors: give error_feedback=False for those on a device")
+        known = ", ".join(map(str, coder.bits))
+        raise ConfigError(f"bits={bits}: on a device codes have {known} bits; use these, or CPU tensors")

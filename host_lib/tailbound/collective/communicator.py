@@ -84,7 +84,7 @@ class Handling(NamedTuple):
 
     dtype: str = "float32"
     coder: Coder = HOST
-    residual: NDArray[np.float32] | None = None
+    residual: Values | None = None
     bits: Bits = 0
     scaled: bool = False
     starts: tuple[int, ...] = ()
@@ -332,12 +332,12 @@ class Communicator:
             half = _HALVES.get(dtype)
             _check(data, "data", numel, half)
             _check(out, "out", numel, half)
-        if residual is not None:
-            _check(residual, "residual", numel)
+            if residual is not None:
+                _check(residual, "residual", numel)
         config, width = self.config, self._row_width
         bits = bits or config.bits
         check_bits(bits, switched=config.switch is not None)
-        check_codes(coder, bits, feedback=residual is not None)
+        check_codes(coder, bits)
         chunks = self._cut(numel, bits)
         merged = done if len(chunks) == 1 else _Merge(len(chunks), done)
         kind = f"{dtype} {parts}" if parts else dtype

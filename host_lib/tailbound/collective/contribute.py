@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tailbound.codec.encode import Encoded
-from tailbound.codec.feedback import read_back, write_residual
+from tailbound.codec.feedback import read_back
 from tailbound.codec.hashing import seed_of
 from tailbound.codec.records import Coding
 from tailbound.codec.scale import cold_exponents, headroom_of
@@ -14,6 +13,7 @@ from tailbound.codec.scratch import Scratch
 from tailbound.collective.actions import Abstain, Agree, Collect, Encode, Measure, StayOut
 from tailbound.collective.aggregation import of
 from tailbound.collective.announce import announce
+from tailbound.collective.coder import Values
 from tailbound.collective.job import Job
 from tailbound.collective.op import Launch, Op, Sending
 from tailbound.collective.tally import write_expect
@@ -139,16 +139,16 @@ def _encode(job: Job, op: Op) -> None:
         _keep_residual(job, op, op.launch.residual, coding)
 
 
-def _keep_residual(job: Job, op: Op, residual: NDArray[np.float32], coding: Coding) -> None:
-    """What the own codes leave unsaid, once they are on their way; ``check_codes`` lets only the host's come here."""
+def _keep_residual(job: Job, op: Op, residual: Values, coding: Coding) -> None:
+    """What the own codes leave unsaid, once they are on their way."""
     assert op.launch is not None
-    b, data = op.buffers, op.launch.data
+    b, data, coder = op.buffers, op.launch.data, op.launch.coder
     shape, own = op.place.layout.shape, read_back(b.contributions, b.source, b.row_scale)
 
     def part(scratch: Scratch, groups: tuple[int, int]) -> None:
-        write_residual(data, own, b.scales, shape, coding, residual, scratch, groups=groups)
+        coder.write_residual(data, own, b.scales, shape, coding, residual, scratch, groups=groups)
 
-    job.threads.each(shape.groups, part)
+    job.threads.each(shape.groups, part, divide=coder.divisible)
 
 
 def _expect(job: Job, op: Op) -> None:

@@ -1,7 +1,7 @@
 """Results that were lost are fetched from their owner over the reliable path before an op is decoded (clock-35).
 
 What repair has not brought leaves a rank with another average than the others'. The owner still has it. So a rank whose
-second half ends without rows that an owner has published asks for them over TCP, once, and decodes as soon as they are
+second half ends without rows that an owner has published asks for them over TCP, and decodes as soon as they are
 there, or when ``config.fetch`` has passed. The transport thread waits for nobody: a thread of its own asks, and what
 comes is put into the op between two turns.
 """
@@ -31,16 +31,20 @@ log = logging.getLogger("tailbound")
 REQUEST = "results"
 #: Threads that ask; what they have no time for in an op's time is left.
 _THREADS = 8
+#: Seconds after which who has not answered is asked a second time, over another connection: TCP takes 200 ms or more to
+#: send again what was lost. Not where so many bytes are on their way that they may take as long by themselves.
+_AGAIN, _FEW = 0.05, 1 << 16
 #: Seconds for the own engine to find what is asked for.
 _ENGINE = 2.0
 
 
 class _Question(NamedTuple):
-    """What ``owner`` is asked for, for ``op``, until the time ``until``."""
+    """What ``owner`` is asked for, for ``op``, from the time ``asked`` to ``until``."""
 
     op: Op
     owner: int
     request: bytes
+    asked: float
     until: float
 
 
@@ -87,12 +91,19 @@ def take(op: Op, owner: int, body: bytes | bytearray | None) -> None:
 def over(reliable: Reliable, engine: Transpose) -> Callable[[Op, int, bytes, int], None]:
     """Asks over ``reliable``, in threads that end with it; see ``Job.fetch``."""
     questions = queue.SimpleQueue[_Question | None]()
+    later = queue.SimpleQueue[_Question | None]()
+
+    def unanswered(question: _Question) -> bool:
+        op = question.op
+        return not op.finished and op.fetch is not None and question.owner in op.fetch.waiting
+
+    def stride(op: Op) -> int:
+        return op.place.layout.shape.results.codes + HEADER_BYTES
 
     def pull(question: _Question) -> bytes | bytearray | None:
-        op, owner, request, until = question
-        left = until - time.monotonic()
-        most = op.place.placement.shares[owner] * (op.place.layout.shape.results.codes + HEADER_BYTES)
-        if left <= 0 or op.finished:
+        op, owner, request, _, until = question
+        left, most = until - time.monotonic(), op.place.placement.shares[owner] * stride(op)
+        if left <= 0 or not unanswered(question):
             return None
         try:
             return reliable.pull(owner, REQUEST, request, left, most)
@@ -109,11 +120,23 @@ def over(reliable: Reliable, engine: Transpose) -> Callable[[Op, int, bytes, int
                 log.debug("rank %d: closed before rank %d answered", engine.job.rank, question.owner)
         questions.put(None)  # for the next thread
 
+    def run_again() -> None:
+        while (question := later.get()) is not None:
+            time.sleep(max(0.0, question.asked + _AGAIN - time.monotonic()))  # all wait equally long: in their order
+            if unanswered(question):
+                questions.put(question)
+
     def ask(op: Op, owner: int, request: bytes, length: int) -> None:
-        questions.put(_Question(op, owner, request, time.monotonic() + length / 1e9))
+        now = time.monotonic()
+        question = _Question(op, owner, request, now, now + length / 1e9)
+        questions.put(question)
+        if op.fetch is not None and len(op.fetch.asked[owner]) * stride(op) <= _FEW:
+            later.put(question)
 
     # begun now: to begin a thread takes the engine's a while where others have the interpreter
-    for _ in range(min(_THREADS, engine.job.ranks - 1) if engine.job.config.fetch else 0):
-        threading.Thread(target=run, name="tailbound-fetch", daemon=True).start()
-    reliable.before_close(partial(questions.put, None))
+    threads = [run] * min(_THREADS, engine.job.ranks) + [run_again] if engine.job.config.fetch else []
+    for body in threads:
+        threading.Thread(target=body, name="tailbound-fetch", daemon=True).start()
+    for each in (questions, later):
+        reliable.before_close(partial(each.put, None))
     return ask

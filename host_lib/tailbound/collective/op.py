@@ -99,7 +99,7 @@ class Launch:
     #: reads ``data`` and writes ``out``
     coder: Coder = HOST
     #: f32[numel], written when the own rows are coded: what they leave unsaid of ``data`` (``codec.feedback``)
-    residual: NDArray[np.float32] | None = None
+    residual: Values | None = None
     #: where the tensors of its bucket begin, and where in the bucket ``data`` does (``codec.exponents``)
     starts: tuple[int, ...] = ()
     first: int = 0

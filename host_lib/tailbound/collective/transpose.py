@@ -23,7 +23,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.collective.alerts import Unheard
+from tailbound.collective.alerts import Unheard, Withdrawn
 from tailbound.collective.announce import farewell
 from tailbound.collective.contribute import begin
 from tailbound.collective.execute import SAME_MODEL, move, remind
@@ -90,7 +90,7 @@ class Transpose:
         self.job = job
         self.maps = Maps(job, job.accounts, job.flow.queue, share_most, outside=outside)
         self._inbox = Inbox(job, self.maps, job.channels)
-        self._unheard = Unheard(job, job.sequence, patience)
+        self._watching = Unheard(job, job.sequence, patience), Withdrawn(job.datapath, job.rank)
         self._window = Window(job, job.flow.queue, self._inbox.adopt, Running(job))
         self._ops = self._window.ops
         self._new: deque[Launch] = deque()
@@ -435,8 +435,9 @@ class Transpose:
         looks.append(job.channels.turn(now))
         looks.append(self.maps.turn(now, self._window))
         self._admit()
-        if (error := self._unheard.look(now)) is not None:
-            self._give_up(error)
+        for watching in self._watching:
+            if (error := watching.look(now)) is not None:
+                self._give_up(error)
         job.steps = self.standing()
         job.flow.turn(now)
         holding = self._holding.again or job.membership.holding(now)
@@ -546,25 +547,24 @@ class Transpose:
             return
         op.second.phase = Phase.DONE
         job, outcome = self.job, op.outcome
-        job.accounts.in_pieces(op)
+        self._note(op, job.accounts.in_pieces)
         if outcome.error is not None and self._error is None:
             log.error("%s", outcome.error)
             self._error = outcome.error
         outcome.nanoseconds = job.now() - launch.launched
-        job.accounts.delivered(op)
         job.overtime.ended(self._run_queue.waited())
-        self._learn(op)
+        for entry in (job.accounts.delivered, self.maps.observe, self.maps.balancing.observe):
+            self._note(op, entry)
         try:
             launch.done(outcome)
         except Exception:  # somebody else's code (a cancelled future, say) must not end the transport
             text = f"the callback of op {op.name} failed\n{traceback.format_exc()}"
             job.events.emit("callback_failed", text, level=logging.ERROR, op=op.name)
 
-    def _learn(self, op: Op) -> None:
-        """Lets maps and exponents learn from an op; whatever fails there must not cost its future."""
+    def _note(self, op: Op, entry: Callable[[Op], object]) -> None:
+        """Enters an op in what is counted or learned; whatever fails there must not cost its future."""
         try:
-            self.maps.observe(op)
-            self.maps.balancing.observe(op)
+            entry(op)
         except Exception:
             text = f"nothing is learned from op {op.name}, since that failed: report it\n{traceback.format_exc()}"
             self.job.events.emit("learning_failed", text, level=logging.ERROR, op=op.name)

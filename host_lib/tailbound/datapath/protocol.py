@@ -82,6 +82,10 @@ class Datapath(Protocol):
     def lost_on_arrival(self) -> Mapping[str, int]:
         """Packets that this host lost before any rule saw them, by place, as far as this datapath knows."""
 
+    @property
+    def withdrawn(self) -> bool:
+        """Whether somebody has taken away what receives here, so that nothing comes any more; cheap to ask."""
+
     def reset(self, first_op: int) -> None:
         """Waits for packets let in while ``control.active`` was 1, then seals every slot below ``first_op``."""
 

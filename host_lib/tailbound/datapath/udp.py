@@ -261,6 +261,11 @@ class UdpDatapath:
         return 0 if self.receive_buffer >= _AMPLE_BUFFER else _GAP
 
     @property
+    def withdrawn(self) -> bool:
+        """Sockets are this process's own."""
+        return False
+
+    @property
     def lost_on_arrival(self) -> Mapping[str, int]:
         """``receive_buffer``: the full socket buffer; a GRO super-packet counts once, and is known at the next packet.
         ``control_queue``: control packets, because nobody fetched the ones before.

@@ -74,7 +74,14 @@ class XdpDatapath:
         self.socket = bound_socket(*self.endpoint)
         self._sending: list[UdpSocket] = []
         self._closed = False
+        #: the pins that were opened; None: the program is this process's own
+        self._pins = pin.identity(interface) if program < 0 else None
         keep_from_children(self)
+
+    @property
+    def withdrawn(self) -> bool:
+        """Pins are gone, or others: ``tailbound detach``, ``attach --replace``. Nothing is written to these maps."""
+        return self._pins is not None and pin.identity(self.interface) != self._pins
 
     def descriptors(self) -> list[int]:
         if self._closed:
@@ -319,7 +326,7 @@ def attach(
         group: name or number; None leaves the maps to root.
         loader: ``auto``, ``object``, ``bcc`` or ``clang``.
         replace: what ``attach`` has attached before, of another version or with other settings, gives way once the new
-            program is known to load; a job that runs there loses its rows from then on. What is as asked stays.
+            program is known to load; a rank that trains there ends with an error. What is as asked stays.
 
     Returns:
         One line that says what there is now.

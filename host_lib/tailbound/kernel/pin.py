@@ -268,6 +268,15 @@ def is_pinned(interface: str) -> bool:
     return _pins(interface).is_dir()
 
 
+def identity(interface: str) -> tuple[int, int] | None:
+    """Which pins there are, another value after each attach; None: none."""
+    try:
+        found = os.stat(_pins(interface))
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def is_as_asked(interface: str, sizes: tuple[int, int, int, int], group: int) -> bool:
     """Whether this version's program is attached and pinned there with these settings; by whom does not matter.
 

@@ -63,6 +63,7 @@ class Datapath:
     interface = ""
     gap = 0
     lost_on_arrival: ClassVar[dict[str, int]] = {}
+    withdrawn = False
 
     def __init__(self, rank: int, width: int, rows: int, result_rows: int, wire: Wire) -> None:
         self.tables = Tables(allocate(width, rows, result_rows))

@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 from tailbound.codec import staging
 from tailbound.codec.decode import MISSING
 from tailbound.codec.encode import Encoded
+from tailbound.codec.feedback import mark_own
+from tailbound.codec.hashing import STAGE_CONTRIBUTION, STAGE_RESULT
 from tailbound.codec.plan import Factors, plan
 from tailbound.codec.records import Coding, Packets, Received, Scales
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import Shape, shape_for
 from tailbound.torch.device_codec.balance import powers
 from tailbound.torch.device_codec.choose import form_for
-from tailbound.torch.device_codec.form import By, Form, Rows
+from tailbound.torch.device_codec.form import By, Form, Largest, Rows
 from tailbound.torch.device_codec.plain import PLAIN
 from tailbound.torch.staging import Block, Blocks
 from tailbound.torch.streams import Stream
@@ -55,12 +57,12 @@ class _Coding:
 
     Attributes:
         done: the event behind it.
-        block: host memory of ``bits`` (i32[G], of the largest values), or of ``codes`` (u8[T, V]) and ``beyond`` (i64).
+        block: host memory of ``found``, or of ``codes`` (u8[T, bytes of a row]) and ``beyond`` (i64).
     """
 
     done: Any
     block: Block
-    bits: torch.Tensor
+    found: Largest
     codes: torch.Tensor | None = None
     beyond: torch.Tensor | None = None
 
@@ -81,8 +83,7 @@ class DeviceCoder:
 
     ahead = True
     divisible = False
-    bits: Collection[Bits] = (8,)
-    feedback = False
+    bits: Collection[Bits] = (8, 4, (4, 8))
 
     def __init__(self, workspace: Workspace, mark: Any) -> None:
         self._space, self._mark = workspace, mark
@@ -93,40 +94,48 @@ class DeviceCoder:
 
         Where Triton cannot (it needs a C compiler, say), the plain form does from now on what it would have done.
         """
-        space = self._space
+        space, balanced = self._space, any(len(coding.ranges.ends) for coding in codings)
         for coding in codings:
-            kind = x.dtype, out.dtype, shape.group_rows, coding.rotate, len(coding.ranges.ends) > 0
+            how = shape.group_rows, shape.bits, shape.down, coding.rotate, len(coding.ranges.ends) > 0
+            kind = x.dtype, out.dtype, balanced, *how
             if kind in space.warm:
                 continue
             try:
-                self._rehearse(x, out, shape.group_rows, coding)
+                self._rehearse(x, out, shape, coding, balanced=balanced)
             except Exception as error:
                 if space.form is PLAIN:
                     raise
                 log.warning("buckets on %s are coded by operations of torch, since triton fails: %s", x.device, error)
                 space.form = PLAIN
-                self._rehearse(x, out, shape.group_rows, coding)
+                self._rehearse(x, out, shape, coding, balanced=balanced)
             space.warm.add(kind)
 
-    def _rehearse(self, x: torch.Tensor, out: torch.Tensor, rows: int, coding: Coding) -> None:
-        space, device = self._space, x.device
-        small = Shape(rows * ROW_STEP, WIDTH_STEP, rows, 1, ROW_STEP)
+    def _rehearse(self, x: torch.Tensor, out: torch.Tensor, shape: Shape, coding: Coding, *, balanced: bool) -> None:
+        space, device, rows = self._space, x.device, shape.group_rows
+        entries = ROW_STEP * 8 // shape.bits
+        small = Shape(rows * entries, WIDTH_STEP, rows, 1, ROW_STEP, shape.bits, shape.down, shape.wide)
         with space.stream.use():
             zeros, by_group = torch.zeros(small.numel, dtype=x.dtype, device=device), torch.zeros(1, device=device)
             by_row, keys = (torch.zeros(rows, dtype=d, device=device) for d in (torch.float32, torch.int32))
-            space.form.largest(zeros, small, coding)
-            codes, _ = space.form.encode(zeros, small, coding, By(by_group, by_group, keys))
-            given = Rows(codes, by_row, keys, by_group, summed=False, failed=False)
-            space.form.decode(given, small, coding, zeros.to(out.dtype))
+            for dtype in {x.dtype, out.dtype} if balanced else {x.dtype}:  # exponents are chosen from averages
+                space.form.largest(zeros.to(dtype), small, coding)
+            space.form.encode(zeros, small, coding, By(by_group, by_group, keys))
+            told = {(small.results, out.dtype)}
+            if x.dtype == torch.float32:  # it may have error feedback, which asks what contributions say
+                told.add((small if small.bits == 4 else small.results, torch.float32))
+            for each, dtype in told:
+                codes = torch.zeros((rows, each.codes), dtype=torch.uint8, device=device)
+                given = Rows(codes, by_row, keys, by_group, summed=False, failed=False)
+                space.form.decode(given, each, coding, zeros.to(dtype))
 
     def begin(self, x: torch.Tensor, shape: Shape, coding: Coding) -> Callable[[], bool]:
         """Queues the largest values of the groups, which decide how they are coded."""
         stream = self._space.stream
         with stream.use(self._mark):
-            block = self._space.down.take(_room(shape, groups=4))
-            bits = block.piece(shape.groups, dtype=torch.int32)
-            bits.copy_(self._space.form.largest(x, shape, coding), non_blocking=True)
-            op = self._ops[coding.seed] = _Coding(stream.event(), block, bits)
+            block = self._space.down.take(_room(shape, groups=12))
+            there = self._space.form.largest(x, shape, coding)
+            found = Largest(*(None if part is None else _across(part, block) for part in there))  # type: ignore[arg-type]
+            op = self._ops[coding.seed] = _Coding(stream.event(), block, found)
         return op.ready
 
     def measure(
@@ -141,7 +150,7 @@ class DeviceCoder:
     ) -> bool:
         """As ``codec.encode.measure``, once it is ``ready``; ``scratch`` is not used."""
         _whole(shape, groups)
-        return _need(self._begun(coding).bits, shape, coding, need)
+        return _need(self._begun(coding).found, shape, coding, need)
 
     def encode(
         self,
@@ -187,7 +196,7 @@ class DeviceCoder:
             factors, limits = (block.piece(shape.groups, dtype=torch.float32) for _ in range(2))
             keys = block.piece(shape.rows, dtype=torch.int32)
             by = Factors(factors.numpy(), limits.numpy(), keys.numpy().view(np.uint32))
-            finite = plan(op.bits.numpy().view(np.uint32), shape, coding, scales, by).finite
+            finite = plan(*_words(op.found, shape, coding, scales, by)).finite
             blocks.give(op.block, op.done)
             op.block = block
             if finite:
@@ -213,9 +222,11 @@ class DeviceCoder:
         scratch: Scratch,
         *,
         groups: tuple[int, int] | None = None,
+        stage: int = STAGE_RESULT,
     ) -> int:
         """As ``codec.decode.decode``, but ``out`` is there only when the stream is; ``scratch`` is not used."""
         _whole(shape, groups)
+        shape = shape.results if stage == STAGE_RESULT else shape
         stream, blocks, device = self._space.stream, self._space.up, out.device
         summed = received.counts is not None
         width = shape.codes * (2 if summed else 1)
@@ -229,14 +240,36 @@ class DeviceCoder:
                 block_of = staging.Unpacked(
                     codes.numpy(), factors.numpy(), zeros.numpy(), keys.numpy(), group_factors.numpy()
                 )
-                failed = staging.unpack(received, shape, coding.seed, block_of)
+                failed = staging.unpack(received, shape, coding, block_of, stage)
                 given = codes, factors, zeros if summed else keys, group_factors
                 there, by_row, offsets, by_group = (part.to(device, non_blocking=True) for part in given)
-                rows = Rows(there, by_row, offsets, by_group, summed, failed > 0)
+                rows = Rows(there, by_row, offsets, by_group, summed, failed > 0, stage)
                 self._space.form.decode(rows, shape, coding, out)
             finally:
                 blocks.give(block, stream.event())
         return failed
+
+    def write_residual(
+        self,
+        data: torch.Tensor,
+        own: Received,
+        scales: Scales,
+        shape: Shape,
+        coding: Coding,
+        residual: torch.Tensor,
+        scratch: Scratch,
+        *,
+        groups: tuple[int, int] | None = None,
+    ) -> None:
+        """As ``codec.feedback.write_residual``, but ``residual`` is there only when the stream is.
+
+        The own codes go back to the device.
+        """
+        _whole(shape, groups)
+        mark_own(own, scales, shape, coding, (0, shape.groups))
+        self.decode(own, shape, coding, residual, scratch, stage=STAGE_CONTRIBUTION)
+        with self._space.stream.use(self._mark):
+            torch.sub(data, residual, out=residual)
 
     def powers(self, average: torch.Tensor, shape: Shape, ends: NDArray[np.int64]) -> NDArray[np.float64]:
         """As ``codec.balance.powers``, of all entries; waits for the device."""
@@ -249,8 +282,9 @@ class DeviceCoder:
         """As ``Coder.needs``; waits for the device, ``scratch`` is not used."""
         form, found = self._space.form, np.empty((len(codings), shape.groups), np.int16)
         with self._space.stream.use(self._mark):
-            largest = torch.stack([form.largest(average, shape, coding) for coding in codings]).cpu()
-        finite = [_need(bits, shape, c, need) for bits, c, need in zip(largest, codings, found, strict=True)]
+            there = [form.largest(average, shape, coding) for coding in codings]
+            largest = [Largest(*(None if part is None else part.cpu() for part in each)) for each in there]  # type: ignore[arg-type]
+        finite = [_need(each, shape, c, need) for each, c, need in zip(largest, codings, found, strict=True)]
         return found if all(finite) else None
 
     def clear(self, average: torch.Tensor) -> None:
@@ -270,13 +304,24 @@ def _whole(shape: Shape, groups: tuple[int, int] | None) -> None:
         raise ValueError(f"groups {groups} of {shape.groups}: a device codes all of an op at once")
 
 
-def _need(largest: torch.Tensor, shape: Shape, coding: Coding, need: NDArray[np.int16]) -> bool:
-    """What scales groups need, i16[G] to ``need``, by the bits of ``largest`` values, i32[G]; False: not finite."""
+def _across(part: torch.Tensor, block: Block) -> torch.Tensor:
+    """Has the device copy ``part`` to the next piece of ``block``."""
+    return block.piece(*part.shape, dtype=part.dtype).copy_(part, non_blocking=True)
+
+
+def _words(found: Largest, shape: Shape, coding: Coding, scales: Scales, by: Factors) -> tuple[Any, ...]:
+    """Arguments of ``plan``."""
+    given: tuple[Any, ...] = found.bits.numpy().view(np.uint32), shape, coding, scales, by
+    return given if found.squares is None else (*given, found.squares.numpy())
+
+
+def _need(largest: Largest, shape: Shape, coding: Coding, need: NDArray[np.int16]) -> bool:
+    """What scales groups need, i16[G] to ``need``; False: not finite."""
     unknown = np.full(shape.groups, EXPONENT_NONE, np.int16)
     scales = Scales(unknown, need, np.empty(shape.groups, np.uint8), np.empty(shape.groups, np.uint8))
     factors, limits = np.empty((2, shape.groups), np.float32)
     by = Factors(factors, limits, np.empty(shape.rows, np.uint32))
-    return plan(largest.numpy().view(np.uint32), shape, coding, scales, by).finite
+    return plan(*_words(largest, shape, coding, scales, by)).finite
 
 
 def _room(shape: Shape, *, rows: int = 0, groups: int = 0, more: int = 0) -> int:
@@ -300,4 +345,4 @@ def warm_up() -> None:
     received = Received(codes, packets, np.full(shape.rows, MISSING), of_rows)
     of_each = np.zeros(shape.rows, np.int32)
     out = staging.Unpacked(codes.copy(), of_rows.copy(), of_each, of_each.copy(), factors)
-    staging.unpack(received, shape, 0, out)
+    staging.unpack(received, shape, Coding(0), out)

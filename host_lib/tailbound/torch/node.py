@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -11,11 +13,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
 from tailbound.errors import ConfigError, TransportError
 from tailbound.settings.table import NODE_GROUP
 from tailbound.torch.interfaces import local_place
 from tailbound.transport import rendezvous
+
+log = logging.getLogger("tailbound")
 
 #: Models registered so far by members of a group: all of them agree on the number.
 _registered: Counter[str] = Counter()
@@ -29,11 +34,13 @@ class Node:
         hosts: the ranks of every host.
         members: ranks of this host.
         place: of this rank on its host.
+        asked: somebody has asked for it; else it was found.
     """
 
     hosts: tuple[tuple[int, ...], ...]
     members: tuple[int, ...]
     place: int
+    asked: bool = True
 
     @property
     def peers(self) -> tuple[int, ...]:
@@ -45,12 +52,13 @@ class Node:
         """Whether all ranks of the default group are on these hosts."""
         return sum(map(len, self.hosts)) == dist.get_world_size()
 
-    def group(self, *, of_peers: bool, timeout: float) -> dist.ProcessGroup:
-        """A new Gloo group of this host's ranks, or of this rank's peers; to be called on all ranks of all hosts.
+    def group(self, *, of_peers: bool, timeout: float, backend: str = "gloo") -> dist.ProcessGroup:
+        """A new group of this host's ranks, or of this rank's peers; to be called on all ranks of all hosts.
 
         Args:
             of_peers: which of both.
             timeout: seconds to wait for the others, now and in each of its collectives.
+            backend: of the group.
 
         Raises:
             TransportError: a rank did not come.
@@ -67,16 +75,18 @@ class Node:
                     made = dist.new_group(
                         list(ranks),
                         timedelta(seconds=timeout),
-                        backend="gloo",
+                        backend=backend,
                         use_local_synchronization=not everybody,
                     )
                 except RuntimeError as error:
                     raise TransportError(
-                        f"rank {own}: no Gloo group of {_words(ranks)} within {timeout:g} s: {error}. Has one of them "
-                        "ended? What it has said last tells why"
+                        f"rank {own}: no {backend} group of {_words(ranks)} within {timeout:g} s: {error}. Has one of "
+                        "them ended? What it has said last tells why"
                     ) from error
                 found = made if own in ranks else found
         assert found is not None
+        if not self.asked:  # from here on nobody is to wait less than under DDP alone
+            dist.distributed_c10d._set_pg_timeout(max(timedelta(seconds=timeout), default_pg_timeout), found)
         return found
 
     def end(self, group: dist.ProcessGroup) -> None:
@@ -94,20 +104,22 @@ def find(
     group: dist.ProcessGroup,
     asked: dist.ProcessGroup | str | None,
     timeout: float,
-    check: Callable[[int, int], object] = lambda place, places: None,
+    check: Callable[[int, int, bool], object] = lambda *_: None,
 ) -> Node | None:
     """The host of this rank, or None where every rank is to stand for itself.
 
     To be called on all ranks of ``group``. Every rank says which ranks it takes for its host's, or why it cannot take
-    part, and all must agree: what one of them refuses is refused on all.
+    part, and all must agree: what one of them refuses is refused on all. Where nobody has asked for hosts they are
+    found if torchrun has started several ranks on each of several, and nothing speaks against it; then nothing is
+    refused, and the log says why they stand for themselves.
 
     Args:
         group: of the model.
         asked: the ranks of this host, as a group; ``auto``: those that torchrun has started here; ``off``: no host;
-            None: what ``TAILBOUND_NODE_GROUP`` says.
+            None: what ``TAILBOUND_NODE_GROUP`` says, and where that says nothing, hosts are found.
         timeout: seconds to wait for the others.
-        check: gets this rank's place and the number of ranks on a host of several; raises a ``ConfigError`` if it
-            cannot be one of them.
+        check: gets this rank's place, the number of ranks on a host of several, and whether they were asked for; raises
+            a ``ConfigError`` if it cannot be one of them.
 
     Raises:
         ConfigError: ranks differ, hosts have different numbers of ranks, it is no group of this rank, or a rank's
@@ -120,14 +132,18 @@ def find(
     store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank(group)
     members: list[int] | None = None
     refusal: ConfigError | None = None
+    must = True
     try:
-        members = _members(ranks, asked)
+        asked = NODE_GROUP.read() if asked is None else asked
+        must = asked is not None
+        members = _members(ranks, asked) if must else _found(ranks)
         if members is not None and len(members) > 1:
-            check(members.index(dist.get_rank()), len(members))
+            check(members.index(dist.get_rank()), len(members), must)
     except ConfigError as error:
         refusal = error
-    text = json.dumps([socket.gethostname(), members, str(refusal or "")])
-    if members is None and refusal is None:
+    none = members is None and refusal is None
+    text = json.dumps([socket.gethostname(), members, str(refusal or ""), must and not none])
+    if none:
         store.set(f"{prefix}/hosts/{rank}", text)  # for those who have asked for hosts: they name this rank
         return None
     try:
@@ -136,12 +152,31 @@ def find(
         if refusal is not None:
             raise refusal from None
         raise
-    if refusal is not None:
+    said = [json.loads(words) for words in shared]
+    musts = any(must for *_, must in said)
+    told = [(name, theirs, why) for name, theirs, why, _ in said]
+    if refusal is not None and musts:
         raise refusal
-    hosts = agreed(ranks, [json.loads(words) for words in shared])
+    try:
+        hosts = agreed(ranks, told)
+        if not musts:
+            _look_at_names(ranks, told, hosts)
+    except ConfigError as error:
+        if musts:
+            raise
+        if rank == 0:
+            log.info('ranks of a host do not share buckets, as if by node_group="off": %s', error)
+        return None
     if members is None or len(members) == 1:
         return None
-    return Node(tuple(hosts), tuple(members), members.index(dist.get_rank()))
+    if rank == 0 and not musts:
+        log.info(
+            "%d hosts of %d ranks: those of a host share every bucket, and each averages a part of it with other hosts "
+            '(node_group="off": every rank for itself)',
+            len(hosts),
+            len(members),
+        )
+    return Node(tuple(hosts), tuple(members), members.index(dist.get_rank()), musts)
 
 
 def agreed(ranks: Sequence[int], said: Sequence[tuple[str, list[int] | None, str]]) -> list[tuple[int, ...]]:
@@ -181,15 +216,44 @@ def agreed(ranks: Sequence[int], said: Sequence[tuple[str, list[int] | None, str
         if len(host) != len(first):
             raise ConfigError(
                 f"{names[first[0]]} has {_words(first)}, and {names[host[0]]} has {_words(host)}: every host cuts a "
-                "bucket into as many shards as it has ranks, so start as many on each host, or leave out node_group"
+                "bucket into as many shards as it has ranks, so start as many on each host, or pass node_group='off'"
             )
     return found
+
+
+def _found(ranks: Sequence[int]) -> list[int] | None:
+    """The ranks of ``ranks`` that torchrun has started on this host; None: nothing is to be gained here.
+
+    That is where it has started one, or all of them, or nobody says.
+    """
+    if not {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} <= os.environ.keys():
+        return None
+    members = _members(ranks, "auto")
+    return members if members is not None and 1 < len(members) < len(ranks) else None
+
+
+def _look_at_names(
+    ranks: Sequence[int], said: Sequence[tuple[str, list[int] | None, str]], hosts: Sequence[tuple[int, ...]]
+) -> None:
+    """Raises a ``ConfigError`` where hosts are not as many machines."""
+    names = {rank: name for rank, (name, *_) in zip(ranks, said, strict=True)}
+    machines = [{names[rank] for rank in host} for host in hosts]
+    for host, on in zip(hosts, machines, strict=True):
+        if len(on) > 1:
+            raise ConfigError(
+                f"{_words(host)} are on {', '.join(sorted(on))}, and LOCAL_RANK and LOCAL_WORLD_SIZE have them on one "
+                "host: give each rank the group of its host"
+            )
+    if len(set.union(*machines)) < len(hosts):
+        raise ConfigError(
+            f'{len(hosts)} hosts have {len(set.union(*machines))} name(s) between them: pass node_group="auto" if they '
+            "are different machines"
+        )
 
 
 def _members(ranks: Sequence[int], asked: dist.ProcessGroup | str | None) -> list[int] | None:
     """The ranks of ``ranks`` on this host; None: the caller wants none."""
     own = dist.get_rank()
-    asked = NODE_GROUP.read() if asked is None else asked
     if isinstance(asked, str):
         asked = NODE_GROUP.parse(asked, "node_group=")
     if not isinstance(asked, str):

@@ -7,7 +7,8 @@ first rank keeps it equal to those of other hosts, and hands on what it takes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,12 +18,17 @@ from tailbound.errors import ConfigError, TailboundError, TransportError
 from tailbound.torch.loss_scale import Epoch
 from tailbound.torch.memory import check
 from tailbound.torch.node import Node
-from tailbound.torch.node_shards import HostCollectives, InOrder
+from tailbound.torch.node_hold import Holds
+from tailbound.torch.node_shards import HostCollectives, InOrder, Told, inside_of
+from tailbound.torch.recovery import Recovery
 from tailbound.torch.replica import Replica
 from tailbound.torch.resync import Resync
 from tailbound.torch.state import TailboundState
 
-_NONE_ALONE = "the ranks of a host put their buckets together; leave out tailbound.torch.batches, or node_group"
+_NONE_ALONE = (
+    "the ranks of a host put their buckets together; leave out tailbound.torch.batches, or give register "
+    'node_group="off" (TAILBOUND_NODE_GROUP=off), so that every rank stands for itself'
+)
 #: What a rank changed in its replica: how optimizers are arranged, and slices with their bytes.
 _Changes = tuple[bytes | None, list[tuple[int, bytes]]]
 
@@ -32,19 +38,20 @@ def refuse_schedule(schedule: str) -> None:
     if schedule != "synchronous":
         raise ConfigError(
             f'schedule="{schedule}": the ranks of a host put their buckets together in the step that they are of; '
-            'use schedule="synchronous", or leave out node_group'
+            'use schedule="synchronous", or node_group="off"'
         )
 
 
 class NodeState(TailboundState):
     """What ``register`` returns with a ``node_group``: see ``TailboundState`` for its options and methods.
 
-    ``rank`` and ``ranks`` are those of the job: the number of this host, and of all hosts. ``hold`` and ``synchronise``
-    are to be called on all ranks of a host.
+    ``rank`` and ``ranks`` are those of the job: the number of this host, and of all hosts. ``synchronise`` is to be
+    called on all ranks of a host. Where one holds, all its jobs do.
 
     Args:
         group: of the model.
         node: this rank's host.
+        device: on which the model's buckets lie.
         timeout: seconds to wait for the other ranks at the start, and for those of this host ever after.
         **options: of ``TailboundState``.
 
@@ -55,33 +62,63 @@ class NodeState(TailboundState):
 
     shares_scale = True
 
-    def __init__(self, group: dist.ProcessGroup, node: Node, *, timeout: float, **options: Any) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, node: Node, *, device: torch.device, timeout: float, **options: Any
+    ) -> None:
         refuse_schedule(options.get("schedule", "synchronous"))
         self._node, self._groups = node, list[dist.ProcessGroup]()
         self._compares = node.place == 0  # it alone hears what the host has missed, and hands on what it takes
+        inside = inside_of(device)
         try:
-            for of_peers in (False, False, True):
-                self._groups.append(node.group(of_peers=of_peers, timeout=timeout))
+            for of_peers, backend in (False, inside.backend), (False, "gloo"), (True, "gloo"):
+                self._groups.append(node.group(of_peers=of_peers, timeout=timeout, backend=backend))
             inward, outward, peers = self._groups
-            self._collectives = HostCollectives(inward, outward, node.members, node.place)
+            self._collectives = HostCollectives(inside, inward, outward, node.members, node.place)
+            self._collectives.warm_up()
             super().__init__(peers, timeout=timeout, **options)
+            self._holds = self._meet_holds()
         except BaseException:
+            if self.communicator is not None:
+                self.communicator.close()
             self._end_groups()
             raise
         self.everyone, self.shards, self.together = group, len(node.members), _NONE_ALONE
-        self._launches, self._gathers, self._number = InOrder(), InOrder(), 0
+        self._stream, self._number = inside.stream, 0
+        self._launches = InOrder(inside.stream)
+        self._gathers = InOrder(inside.stream, 0 if inside.one_order else None)
         self._missed = 0  # rows of this step, here
         self._takes = False  # the first rank of the host may change its replica at the next boundary
         self._between = True  # no bucket of the next step has come
         self._failure: TailboundError | None = None
         self._told = False  # all ranks of the host know of it, as far as they can be reached
+        #: somebody has asked for hosts; else they were found
+        self.asked = node.asked
+        #: makes this a state of a rank for itself, as long as no step has begun; None: nothing does
+        self.stand_alone: Callable[[], None] | None = None
+        #: what a checkpoint has said
+        self.loaded: Mapping[str, Any] | None = None
 
     def close(self) -> None:
         """As in ``TailboundState``; the host's groups end, too."""
         try:
+            if (holds := self.__dict__.pop("_holds", None)) is not None:
+                holds.close()
             super().close()
         finally:
             self._end_groups()
+
+    def _meet_holds(self) -> Holds | None:
+        """Where one rank of this host holds, all its jobs do."""
+        if self.communicator is None:
+            return None
+        name = self._collectives.from_first(f"tailbound-hold/{uuid.uuid4()}")
+        holds = Holds(name, self._node.place, len(self._node.members), self.communicator.hold)
+        self._endings.insert(0, holds.close)
+        return holds
+
+    def _hold(self, on: bool) -> None:
+        if self._holds is not None:
+            self._holds.set(on)
 
     def _end_groups(self) -> None:
         while self._groups:
@@ -107,7 +144,7 @@ class NodeState(TailboundState):
                 self._fail(error)
         number, self._number = self._number, self._number + 1
         buffers = self._collectives.buffers(index, tensor)
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future = self._stream.future()
         errors: list[Exception] = []
 
         def complete(error: Exception | None = None) -> None:
@@ -115,8 +152,13 @@ class NodeState(TailboundState):
                 self._fail(error)
                 self._told = True
                 errors.append(error)
-            if not future.done():
-                future.set_result(buffers.gathered[: tensor.numel()])  # one that never completes would hang DDP
+            if future.done():
+                return
+            try:
+                future.set_result(buffers.gathered[: tensor.numel()])
+            except Exception as failed:  # of the device; a future that never completes would hang DDP
+                self._fail(failed)
+                future.set_exception(failed)  # type: ignore[arg-type]
 
         def reduced(error: Exception | None) -> None:
             self._launches.ready(number, lambda: launch(error), give_up)
@@ -157,6 +199,8 @@ class NodeState(TailboundState):
             return completed.value()
 
         self._collectives.reduce(tensor, buffers, reduced)
+        if last:
+            self._gathers.allow(self._number)
         return future.then(checked)
 
     def _ending(self, complete: Callable[[Exception | None], None]) -> Callable[[Exception | None], None]:
@@ -188,9 +232,26 @@ class NodeState(TailboundState):
             overflow, scale = self.overflow.told(), self.scaler.newest if self.scaler is not None else None
             epoch = scale.words() if scale is not None else [-1, 0, 0]
             words = [missed, takes, self._failure is not None, overflow.own, overflow.void, *epoch]
-            self._collectives.tell(words, told)
+            self._collectives.tell(words, self._behind(told))
 
         return gathered
+
+    def _behind(self, told: Told) -> Told:
+        """``told``, called by whatever thread, in a stream behind what is queued here on the device."""
+        try:
+            mark = self._stream.mark()
+        except Exception as error:
+            self._fail(error)
+            return told
+
+        def within(heard: list[list[int]], error: Exception | None) -> None:
+            try:
+                with self._stream.use(mark):
+                    told(heard, error)
+            except Exception as failed:
+                told(heard, error or failed)
+
+        return within
 
     def _share_overflows(self, heard: Sequence[Sequence[int]]) -> None:
         """Takes in what the ranks of the host say of overflows, and the highest epoch of the loss scale among them."""
@@ -208,6 +269,17 @@ class NodeState(TailboundState):
             super().rejoin()
         except TailboundError as error:
             self._fail(error)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """As in ``TailboundState``."""
+        super().load_state_dict(state_dict)
+        self.loaded = state_dict
+
+    def _may_skip(self) -> None:
+        """Who would skip steps says so before the first one, on all ranks: then hosts that were found are let go of."""
+        if self.stand_alone is not None and not self._number and not self._within:
+            self.stand_alone()
+        Recovery._may_skip(self)
 
     def _fail(self, error: Exception) -> None:
         """Averaging is over here; the first cause is the one that is raised."""

@@ -170,7 +170,7 @@ class Recovery:
         """Until its first step is launched a rank holds the others: its first pass may compile for a minute."""
         if self.communicator is not None and on != self._preparing:
             self._preparing = on
-            self.communicator.hold(on)
+            self._hold(on)
 
     @property
     def outside(self) -> bool:
@@ -409,14 +409,19 @@ class Recovery:
             return
         if not self._half_made:
             self.end_step(still=True)
-        self.communicator.hold(True)
+        self._hold(True)
         self._within += 1
         try:
             yield
         finally:
             self._within -= 1
             if not self._preparing and not self._within:
-                self.communicator.hold(False)
+                self._hold(False)
+
+    def _hold(self, on: bool) -> None:
+        """Tells the others that this rank holds, or no longer."""
+        if self.communicator is not None:
+            self.communicator.hold(on)
 
     @property
     def behind(self) -> int:

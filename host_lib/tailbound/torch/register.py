@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -23,6 +25,8 @@ from tailbound.torch.node import find
 from tailbound.torch.node_state import NodeState, refuse_schedule
 from tailbound.torch.scaler import adopt
 from tailbound.torch.state import TailboundState, model_digest
+
+log = logging.getLogger("tailbound")
 
 #: Name of the option that turns buffer broadcasts off: newer PyTorch has split it.
 _SYNC_OPTION = (
@@ -52,7 +56,8 @@ def register(
             place in the data. A rank that has come back takes their states, too (``docs/torch/cluster.md``).
         node_group: the ranks of this rank's host, of which each then averages a part of every bucket with other hosts
             (``docs/torch/nodes.md``): a group, ``"auto"`` for those that torchrun has started there, or ``"off"``, so
-            that every rank stands for itself. Default: the variable ``TAILBOUND_NODE_GROUP``, else ``"off"``.
+            that every rank stands for itself. Default: the variable ``TAILBOUND_NODE_GROUP``, else as ``"auto"`` where
+            torchrun has started several ranks on each of several hosts and nothing speaks against it.
         **options: of ``TailboundState``.
 
     Raises:
@@ -83,11 +88,15 @@ def register(
     for barrier in barriers:
         warnings.warn(barrier.warning, stacklevel=2)
     state = _state(ddp_model, group, node_group, options)
-    try:
+
+    def join() -> None:
         _check_buckets(state, ddp_model)
         if barriers and dist.get_world_size(state.everyone) > 1:
             state.together = barriers[0].refusal
         state.attach(ddp_model, optimizer, also)
+
+    try:
+        join()
         if scaler is not None:
             adopt(state, scaler)
         state.begin(_known("timeout", options))
@@ -95,7 +104,37 @@ def register(
     except BaseException:
         state.close()
         raise
+    if isinstance(state, NodeState) and not state.asked and not barriers:
+        state.stand_alone = functools.partial(_stand_alone, state, ddp_model, group, options, join)
     return state
+
+
+def _stand_alone(
+    state: NodeState,
+    ddp_model: DistributedDataParallel,
+    group: dist.ProcessGroup,
+    options: dict[str, Any],
+    join: Callable[[], None],
+) -> None:
+    """Before the first step, on all ranks: makes ``state`` that of a rank for itself, for those who hold it."""
+    if dist.get_rank(group) == 0:
+        log.info('ranks of a host do not share buckets, as if by node_group="off": each skips steps by itself')
+    scaler, loaded, options = state.scaler, state.loaded, options | {"bits": state.bits}
+    state.close()
+    state.__dict__.clear()
+    state.__class__ = TailboundState  # type: ignore[assignment]
+    TailboundState.__init__(state, group, **_of_model(ddp_model), **options)
+    join()
+    if scaler is not None:
+        scaler._join(state)
+    if loaded is not None:
+        state.load_state_dict(loaded)
+
+
+def _of_model(ddp_model: DistributedDataParallel) -> dict[str, Any]:
+    """What a job has to know of the model."""
+    entries = sum(p.numel() for p in ddp_model.parameters() if p.requires_grad)
+    return {"model": model_digest(ddp_model.module), "entries": entries}
 
 
 def _check_ignored(ddp_model: DistributedDataParallel) -> None:
@@ -146,10 +185,9 @@ def _state(
     node_group: dist.ProcessGroup | str | None,
     options: dict[str, Any],
 ) -> TailboundState:
-    model, timeout = model_digest(ddp_model.module), _known("timeout", options)
-    entries = sum(p.numel() for p in ddp_model.parameters() if p.requires_grad)
+    timeout = _known("timeout", options)
 
-    def of_place(place: int, places: int) -> dict[str, Any]:
+    def of_place(place: int, places: int, asked: bool) -> dict[str, Any]:
         """Options of the rank at ``place``; what several ranks of a host cannot have is refused."""
         schedule, datapath = _known("schedule", options), _known("datapath", options)
         refuse_schedule(schedule)
@@ -157,15 +195,39 @@ def _state(
             raise ConfigError(
                 f"a switch serves one job, and {places} ranks on a host are {places} jobs: give no switch"
             )
-        if any(parameter.is_cuda for parameter in ddp_model.parameters()):
-            raise ConfigError("node_group takes buckets in host memory only: give none where parameters are on a GPU")
+        if _device_of(ddp_model).type == "cuda" and not asked:
+            raise ConfigError(
+                'parameters are on a GPU, where this has not been tried yet: node_group="auto" asks for it'
+            )
         interface, datapath = interface_for(_known("interface", options), place, places, datapath)
         return {"timeout": timeout, "schedule": schedule, "interface": interface, "datapath": datapath}
 
     node = find(group, node_group, timeout, of_place) if not elastic.is_elastic(group) else None
+    known = _of_model(ddp_model)
     if node is None:
-        return TailboundState(group, model=model, entries=entries, **options)
+        return TailboundState(group, **known, **options)
     places = len(node.members)
-    options = {**options, **of_place(node.place, places)}
-    what = f"{model} on hosts of {places} ranks"
-    return NodeState(group, node, model=what, entries=-(-entries // places), **options)
+    known = {"model": f"{known['model']} on hosts of {places} ranks", "entries": -(-known["entries"] // places)}
+    options = {**options, **of_place(node.place, places, node.asked), **known}
+    return NodeState(group, node, device=_device_of(ddp_model), **options)
+
+
+def _device_of(ddp_model: DistributedDataParallel) -> torch.device:
+    """Where buckets lie that the ranks of a host can share.
+
+    Raises:
+        ConfigError: there is no such place.
+    """
+    devices = sorted({str(p.device) for p in ddp_model.parameters() if p.requires_grad})
+    if len(devices) > 1:
+        raise ConfigError(f"node_group takes models on one device, and this one is on {', '.join(devices)}")
+    device = torch.device(devices[0])
+    if device.type == "cuda":
+        if not dist.is_nccl_available():
+            raise ConfigError("node_group takes buckets on a GPU through the host by NCCL, and torch has none here")
+        if ddp_model.find_unused_parameters:
+            raise ConfigError(
+                "node_group on a GPU and find_unused_parameters=True: DDP's own collective might stand in the way of "
+                'those of the host: let every parameter get a gradient, or pass node_group="off"'
+            )
+    return device

@@ -332,6 +332,7 @@ class Resync:
         self._meetings.leave()
         if alike and (everybody or any(standing.sound for standing in standings.values())):
             self._sound_again((step + 1) << 16 | _MET)
+            self._lineages.doubt(set(self._live()) - members - {self._rank})  # who did not come follows an older one
         self.counters["meetings"] += 1
         self.counters["meetings_alike"] += alike and everybody
         if not (alike and everybody):

@@ -254,7 +254,7 @@ class TailboundState(Recovery):
             if last:
                 self.rehearsed()
             return future
-        check_codes(path.coder(None), self.bits, feedback=self.contributions.feedback)
+        check_codes(path.coder(None), self.bits)
         bucket, scale = self.memory_of(index, tensor.numel(), tensor.dtype, tensor.device), self.loss_scale
         decoded, result = bucket.targets(tensor.detach() if self.schedule.at_once else None)
         contribution = self.contributions.begin(index, tensor, last, bucket, 1 / scale)

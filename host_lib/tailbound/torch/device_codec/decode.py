@@ -10,24 +10,30 @@ from __future__ import annotations
 import torch
 
 from tailbound.codec.balance import EVEN, Ranges
-from tailbound.codec.scale import ZERO
+from tailbound.codec.planes import zero_of
 from tailbound.codec.shape import Shape
 from tailbound.torch.device_codec.balance import scale
 from tailbound.torch.device_codec.hashing import columns, flip_signs, left_below
 from tailbound.torch.device_codec.rotation import transform
 
 
-def values_of_codes(codes: torch.Tensor, keys: torch.Tensor, factors: torch.Tensor, rounding: int) -> torch.Tensor:
-    """(code - 128) * factor of u8[T, V] and f32[T], less rounding offsets where there is a key: f32[T, V].
+def values_of_codes(
+    codes: torch.Tensor, keys: torch.Tensor, factors: torch.Tensor, rounding: int, bits: int = 8
+) -> torch.Tensor:
+    """(code - zero) * factor of u8[T, V] and f32[T], less rounding offsets where there is a key: f32[T, V].
 
     Args:
-        codes: of the rows of an op.
+        codes: of the rows of an op; of 4 bits two in a byte, u8[T, V / 2].
         keys, factors: i32[T] and f32[T] of ``codec.staging.Unpacked``.
-        rounding: ``hashing.rounding_seed`` of the op's results.
+        rounding: ``hashing.rounding_seed`` of the op's results, or contributions.
+        bits: of a code, 8 or 4.
     """
+    if bits == 4:
+        eights = codes.view(len(codes), -1, 8)
+        codes = torch.stack((eights & 15, eights >> 4), 2).flatten(1)
     parts = columns(rounding, codes.shape[1], codes.device)
     fixed = codes.int().bitwise_left_shift_(16).bitwise_or_(left_below(keys, parts))
-    fixed -= ((keys >= 0).int() * 32767 + (ZERO << 16))[:, None]
+    fixed -= ((keys >= 0).int() * 32767 + (zero_of(bits) << 16))[:, None]
     values = fixed.float()
     values *= (factors * 2.0**-16)[:, None]
     return values
@@ -65,7 +71,7 @@ def restore(
         failed: whether there are groups of which nothing was received.
         ranges: whose exponents are put on again.
     """
-    y = values.view(shape.groups, shape.group_rows, shape.codes)
+    y = values.view(shape.groups, shape.group_rows, shape.entries)
     if rotate:
         y = transform(y)
         y *= group_factors[:, None, None]

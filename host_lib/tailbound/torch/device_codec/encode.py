@@ -16,20 +16,30 @@ from tailbound.torch.device_codec.hashing import columns, flip_signs, offsets
 from tailbound.torch.device_codec.rotation import transform
 
 
-def rotated(x: torch.Tensor, shape: Shape, seed: int, *, rotate: bool = True, ranges: Ranges = EVEN) -> torch.Tensor:
-    """H_R (s * x) of ``x`` (any float type, [numel]), padded with zeros, not normalised: f32[G, R, V].
-
-    Without ``rotate``, ``x`` itself in that form. Exponents of ``ranges`` are taken off before.
-    """
-    y = torch.empty((shape.groups, shape.group_rows, shape.codes), dtype=torch.float32, device=x.device)
+def padded(x: torch.Tensor, shape: Shape, ranges: Ranges = EVEN) -> torch.Tensor:
+    """``x`` (any float type, [numel]) with zeros behind it and exponents of ``ranges`` taken off: f32[G, R, V]."""
+    y = torch.empty((shape.groups, shape.group_rows, shape.entries), dtype=torch.float32, device=x.device)
     flat = y.view(-1)
     flat[: shape.numel].copy_(x)
     scale(flat[: shape.numel], ranges.down, ranges)
     flat[shape.numel :].zero_()
-    if not rotate:
-        return y
+    return y
+
+
+def rotated(y: torch.Tensor, seed: int) -> torch.Tensor:
+    """H_R (s * y) of f32[G, R, V], which is overwritten; not normalised."""
     flip_signs(y, seed)
     return transform(y)
+
+
+def squares(y: torch.Tensor) -> torch.Tensor:
+    """Sum of squares of each group of f32[G, R, V], taken in float64: f64[G].
+
+    The last bits depend on the order of additions. They decide nothing but what scale this rank asks for, and only
+    where 2.4 standard deviations are a quarter power of two to 15 digits.
+    """
+    norms: torch.Tensor = torch.linalg.vector_norm(y.flatten(1), dim=1, dtype=torch.float64)
+    return norms.square_()
 
 
 def largest_bits(y: torch.Tensor) -> torch.Tensor:
@@ -42,17 +52,23 @@ def count_beyond(y: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
     return (y.abs() > limits[:, None, None]).sum()
 
 
-def quantised(y: torch.Tensor, factors: torch.Tensor, keys: torch.Tensor, rounding: int) -> torch.Tensor:
+def quantised(y: torch.Tensor, factors: torch.Tensor, keys: torch.Tensor, rounding: int, bits: int = 8) -> torch.Tensor:
     """clamp(floor(y * factor + 128 + u), 1, 255) of f32[G, R, V] (overwritten) and f32[G]: u8[T, V].
+
+    Of 4 bits clamped to 121 and 135, less 120, two in a byte (``codec.planes``): u8[T, V / 2].
 
     Args:
         y: rotated values, finite.
         factors: by group.
         keys: i32[T], of the rounding offsets (``codec.plan``).
         rounding: ``hashing.rounding_seed`` of the op's contributions.
+        bits: of a code, 8 or 4.
     """
     groups, rows, codes = y.shape
     y *= factors[:, None, None]
     values = y.view(groups * rows, codes)
     values += offsets(keys, columns(rounding, codes, y.device))
-    return values.clamp_(1.0, 255.0).to(torch.uint8)
+    if bits == 8:
+        return values.clamp_(1.0, 255.0).to(torch.uint8)
+    lower, upper = (values.clamp_(121.0, 135.0).to(torch.uint8) - 120).view(len(values), -1, 2, 8).unbind(2)
+    return (lower | upper << 4).flatten(1)

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from tailbound.codec.hashing import STAGE_RESULT
 from tailbound.codec.records import Coding
 from tailbound.codec.shape import Shape
 
@@ -21,13 +22,23 @@ class By(NamedTuple):
     keys: torch.Tensor
 
 
+class Largest(NamedTuple):
+    """What decides how groups are coded: bits of their largest values, i32[G], and for codes of 4 bits the sums of
+    squares before rotation, f64[G].
+    """
+
+    bits: torch.Tensor
+    squares: torch.Tensor | None = None
+
+
 class Rows(NamedTuple):
     """What averages are made of, on the device: ``codec.staging.Unpacked``.
 
     Attributes:
-        codes: u8[T, V], or u8[T, 2 V] if ``summed``.
+        codes: u8[T, bytes of a row], twice as many if ``summed``.
         offsets: i32[T], ``keys``, or ``zeros`` if ``summed``.
         failed: whether there are groups of which nothing was received.
+        stage: whose rounding offsets the codes have.
     """
 
     codes: torch.Tensor
@@ -36,6 +47,7 @@ class Rows(NamedTuple):
     group_factors: torch.Tensor
     summed: bool
     failed: bool
+    stage: int = STAGE_RESULT
 
 
 class Form(Protocol):
@@ -44,11 +56,11 @@ class Form(Protocol):
     #: as ``stats()`` says it
     name: str
 
-    def largest(self, x: torch.Tensor, shape: Shape, coding: Coding) -> torch.Tensor:
-        """Bits of the largest absolute value of each group of ``x`` (any float type, [numel]) once rotated: i32[G]."""
+    def largest(self, x: torch.Tensor, shape: Shape, coding: Coding) -> Largest:
+        """Of each group of ``x`` (any float type, [numel]) once rotated."""
 
     def encode(self, x: torch.Tensor, shape: Shape, coding: Coding, by: By) -> tuple[torch.Tensor, torch.Tensor]:
-        """Codes of ``x``, u8[T, V], and how many rotated values are beyond their limits, i64[1]."""
+        """Bytes of codes of ``x``, u8[T, bytes of a row], and how many rotated values are beyond limits, i64[1]."""
 
     def decode(self, rows: Rows, shape: Shape, coding: Coding, out: torch.Tensor) -> None:
-        """The average of ``rows`` to ``out`` (any float type, [numel])."""
+        """What ``rows``, of ``shape``, say to ``out`` (any float type, [numel])."""

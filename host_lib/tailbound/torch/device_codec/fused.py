@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from tailbound.codec.hashing import COLUMN, STAGE_CONTRIBUTION, STAGE_RESULT, mix, rounding_seed
+from tailbound.codec.hashing import COLUMN, STAGE_CONTRIBUTION, mix, rounding_seed
 from tailbound.codec.records import Coding
 from tailbound.codec.shape import Shape
 from tailbound.torch.device_codec import triton_kernels
 from tailbound.torch.device_codec.balance import by_entry
-from tailbound.torch.device_codec.form import By, Form, Rows
+from tailbound.torch.device_codec.form import By, Form, Largest, Rows
 from tailbound.torch.device_codec.hashing import signed
 
 #: Columns of a program, and its warps: one column a thread, so that all rows of it are in one thread's registers.
@@ -23,34 +23,37 @@ OPTIONS = {"num_warps": WARPS, "enable_fp_fusion": False}
 class _Fused:
     name = "triton"
 
-    def largest(self, x: torch.Tensor, shape: Shape, coding: Coding) -> torch.Tensor:
+    def largest(self, x: torch.Tensor, shape: Shape, coding: Coding) -> Largest:
         bits = torch.zeros(shape.groups, dtype=torch.int32, device=x.device)
+        squares = torch.empty(_grid(shape), dtype=torch.float64, device=x.device) if shape.bits == 4 else None
         powers = by_entry(coding.ranges.down, coding.ranges, shape.numel, x.device)
-        place = shape.numel, shape.codes, signed(coding.seed)
-        triton_kernels.largest[_grid(shape)](x, _any(powers, x), bits, *place, **_how(shape, coding))
-        return bits
+        place = shape.numel, shape.entries, signed(coding.seed)
+        triton_kernels.largest[_grid(shape)](
+            x, _any(powers, x), bits, _any(squares, x), *place, **_how(shape, coding), SQUARES=squares is not None
+        )
+        return Largest(bits, None if squares is None else squares.sum(1))
 
     def encode(self, x: torch.Tensor, shape: Shape, coding: Coding, by: By) -> tuple[torch.Tensor, torch.Tensor]:
         codes = torch.empty((shape.rows, shape.codes), dtype=torch.uint8, device=x.device)
         beyond = torch.zeros(1, dtype=torch.int64, device=x.device)
         powers = by_entry(coding.ranges.down, coding.ranges, shape.numel, x.device)
-        place = shape.numel, shape.codes, signed(coding.seed), _columns(coding, STAGE_CONTRIBUTION)
+        place = shape.numel, shape.entries, signed(coding.seed), _columns(coding, STAGE_CONTRIBUTION)
         triton_kernels.encode[_grid(shape)](
-            x, _any(powers, x), *by, codes, beyond, *place, **_how(shape, coding)
+            x, _any(powers, x), *by, codes, beyond, *place, **_how(shape, coding), BITS=shape.bits
         )  # fmt: skip
         return codes, beyond
 
     def decode(self, rows: Rows, shape: Shape, coding: Coding, out: torch.Tensor) -> None:
         powers = by_entry(coding.ranges.up, coding.ranges, shape.numel, out.device)
-        place = shape.numel, shape.codes, signed(coding.seed), _columns(coding, STAGE_RESULT)
+        place = shape.numel, shape.entries, signed(coding.seed), _columns(coding, rows.stage)
         triton_kernels.decode[_grid(shape)](
             rows.codes, rows.factors, rows.offsets, rows.offsets, rows.group_factors, _any(powers, rows.factors), out,
-            *place, **_how(shape, coding), SUMMED=rows.summed,
+            *place, **_how(shape, coding), SUMMED=rows.summed, BITS=shape.bits,
         )  # fmt: skip
 
 
 def _grid(shape: Shape) -> tuple[int, int]:
-    return shape.groups, -(-shape.codes // BLOCK)
+    return shape.groups, -(-shape.entries // BLOCK)
 
 
 def _how(shape: Shape, coding: Coding) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The device form of the codec as Triton kernels: two for encoding, one for decoding (codec-3 to codec-7, codec-11).
+"""The device form of the codec as Triton kernels: two for encoding, one for decoding (codec-3 to -7, -11, -12).
 
 Bits are those of the plain torch form and of the host. For that, all of these have to hold, and tests look at each:
 
@@ -70,7 +70,10 @@ def _transform(values, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore
 
 @triton.jit
 def _places(codes, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where this program works: its group, rows i32[ROWS] of the op, columns i32[BLOCK], entries i64[ROWS, BLOCK]."""
+    """Where this program works: its group, rows i32[ROWS] of the op, columns i32[BLOCK], entries i64[ROWS, BLOCK].
+
+    ``codes``: entries of a row.
+    """
     group = tl.program_id(0)
     row = group * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -78,32 +81,36 @@ def _places(codes, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-
 
 
 @triton.jit
-def _rotated(  # type: ignore[no-untyped-def]
-    x, powers, numel, codes, seed, at, there,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, ROTATE: tl.constexpr, POWERS: tl.constexpr,
-):  # fmt: skip
-    """Entries ``at`` of ``x``, times their powers and signs, transformed; zeros behind the end and where not ``there``.
+def _values(x, powers, numel, at, there, POWERS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Entries ``at`` of ``x``, times their powers, as f32; zeros behind the end and where not ``there``.
 
-    Source: codec-3, codec-4, codec-18.
+    Source: codec-4, codec-18.
     """
     given = there & (at < numel)
     values = tl.load(x + at, mask=given, other=0.0).to(tl.float32)
     if POWERS:
         values = values * tl.load(powers + at, mask=given, other=1.0)
-    if ROTATE:
-        values = _transform(_flip(values, at, seed), ROWS, BLOCK)
     return values
 
 
 @triton.jit(do_not_specialize=["numel", "seed"])
 def largest(  # type: ignore[no-untyped-def]
-    x, powers, out, numel, codes, seed,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, ROTATE: tl.constexpr, POWERS: tl.constexpr,
+    x, powers, out, squares, numel, codes, seed,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, ROTATE: tl.constexpr, POWERS: tl.constexpr, SQUARES: tl.constexpr,
 ):  # fmt: skip
-    """Bits of the largest absolute value of each group: i32[G], zeros before."""
+    """Bits of the largest absolute value of each group: i32[G], zeros before.
+
+    If ``SQUARES``, also the sum of squares of this program's values before rotation: f64[G, programs of a group].
+    """
     group, _, column, at = _places(codes, ROWS, BLOCK)
     there = (column < codes)[None, :]
-    values = _rotated(x, powers, numel, codes, seed, at, there, ROWS, BLOCK, ROTATE, POWERS)
+    values = _values(x, powers, numel, at, there, POWERS)
+    if SQUARES:
+        wide = values.to(tl.float64)
+        total = tl.sum(tl.sum(wide * wide, 0), 0)
+        tl.store(squares + group * tl.num_programs(1) + tl.program_id(1), total)
+    if ROTATE:
+        values = _transform(_flip(values, at, seed), ROWS, BLOCK)
     bits = tl.where(there, values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0)
     tl.atomic_max(out + group, tl.max(tl.max(bits, 0), 0))
 
@@ -111,29 +118,45 @@ def largest(  # type: ignore[no-untyped-def]
 @triton.jit(do_not_specialize=["numel", "seed", "first"])
 def encode(  # type: ignore[no-untyped-def]
     x, powers, factors, limits, keys, out, beyond, numel, codes, seed, first,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, ROTATE: tl.constexpr, POWERS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, ROTATE: tl.constexpr, POWERS: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     """Codes u8[T, V] to ``out``, and how many entries are above the limits of their groups added to ``beyond`` i64[1].
 
-    clamp(floor(value * factor + (128 + u)), 1, 255), in this order. ``first``: the mixed seed of the columns' parts.
+    clamp(floor(value * factor + (128 + u)), 1, 255), in this order. Of 4 bits clamped to 121 and 135, less 120, two in
+    a byte: u8[T, V / 2], of sixteen entries the first eight in lower halves. ``first``: the mixed seed of the columns'
+    parts.
     """
     group, row, column, at = _places(codes, ROWS, BLOCK)
     there = (column < codes)[None, :]
-    values = _rotated(x, powers, numel, codes, seed, at, there, ROWS, BLOCK, ROTATE, POWERS)
+    values = _values(x, powers, numel, at, there, POWERS)
+    if ROTATE:
+        values = _transform(_flip(values, at, seed), ROWS, BLOCK)
     above = there & (tl.abs(values) > tl.load(limits + group))
     tl.atomic_add(beyond, tl.sum(tl.sum(above.to(tl.int32), 0), 0).to(tl.int64))
     u = (tl.load(keys + row)[:, None] + _parts(column, first)[None, :]) & 0xFFFF
     offset = (u | 0x43000000).to(tl.float32, bitcast=True)  # the last place of 128 is 2^-16
     value = values * tl.load(factors + group) + offset
-    tl.store(out + at, tl.minimum(tl.maximum(value, 1.0), 255.0).to(tl.uint8), mask=there)
+    if BITS == 8:
+        tl.store(out + at, tl.minimum(tl.maximum(value, 1.0), 255.0).to(tl.uint8), mask=there)
+    else:
+        code = tl.minimum(tl.maximum(value, 121.0), 135.0).to(tl.int32) - 120
+        halves = tl.permute(tl.reshape(code, (ROWS, BLOCK // 16, 2, 8)), (0, 1, 3, 2))
+        lower, upper = tl.split(halves)
+        octet = tl.program_id(1) * (BLOCK // 2) + tl.arange(0, BLOCK // 2)
+        to = row.to(tl.int64)[:, None] * (codes // 2) + octet[None, :]
+        both = tl.reshape(lower | (upper << 4), (ROWS, BLOCK // 2))
+        tl.store(out + to, both.to(tl.uint8), mask=(octet < codes // 2)[None, :])
 
 
 @triton.jit(do_not_specialize=["numel", "seed", "first"])
 def decode(  # type: ignore[no-untyped-def]
     rows, factors, keys, zeros, group_factors, powers, out, numel, codes, seed, first,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, ROTATE: tl.constexpr, POWERS: tl.constexpr, SUMMED: tl.constexpr,
+    BITS: tl.constexpr,
 ):  # fmt: skip
     """Averages to ``out`` (any float type, [numel]) from codes u8[T, V], or a switch's sums u8[T, 2 V] if ``SUMMED``.
+
+    Of 4 bits from u8[T, V / 2], as ``encode`` leaves them.
 
     The others are those of ``codec.staging.Unpacked``; of ``keys`` and ``zeros`` one is read.
     """
@@ -145,10 +168,16 @@ def decode(  # type: ignore[no-untyped-def]
         low = tl.load(rows + 2 * at + 1, mask=there, other=0).to(tl.int32)
         fixed = (high << 8) + low - tl.load(zeros + row)[:, None]
     else:
-        code = tl.load(rows + at, mask=there, other=0).to(tl.int32)
+        if BITS == 8:
+            code = tl.load(rows + at, mask=there, other=0).to(tl.int32)
+        else:
+            octet = (column // 16 * 8 + column % 8)[None, :]
+            both = tl.load(rows + row.to(tl.int64)[:, None] * (codes // 2) + octet, mask=there, other=0).to(tl.int32)
+            code = (both >> (column // 8 % 2 * 4)[None, :]) & 15
+        zero = (128 if BITS == 8 else 8) << 16
         key = tl.load(keys + row)
         below = tl.where((key >= 0)[:, None], (key[:, None] - _parts(column, first)[None, :]) & 0xFFFF, 0)
-        fixed = ((code << 16) | below) - tl.where(key >= 0, 32767 + (128 << 16), 128 << 16)[:, None]
+        fixed = ((code << 16) | below) - tl.where(key >= 0, 32767 + zero, zero)[:, None]
         factor = factor * 0.0000152587890625  # 2^-16
     values = fixed.to(tl.float32) * factor[:, None]
     if ROTATE:
