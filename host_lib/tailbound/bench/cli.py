@@ -271,6 +271,27 @@ def train(
 
 
 @bench.command()
+@click.option("--model", "models", type=click.Choice(["conv", "gpt"]), multiple=True, default=("conv", "gpt"))
+@click.option(
+    "--share", "shares", metavar="P", multiple=True, default=("1%", "5%", "10%", "20%"), help="Of all packets."
+)
+@click.option("--seeds", type=click.IntRange(1), default=2, help="How many; each has data, weights and losses.")
+@click.option("--steps", type=click.IntRange(1), help="Of every training, in place of the model's own number.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="The picture; default beside the JSON.")
+@_QUICK
+@_JSON
+def drops(shares: tuple[str, ...], seeds: int, steps: int | None, quick: bool, **settings: Any) -> None:
+    """What lost packets do to training, by share, pattern and rotation, and what cutting the tail gains."""
+    from tailbound.bench.drops import run
+    from tailbound.lab.spec import parse_probability
+
+    parsed = tuple(parse_probability(share, "share") for share in shares)
+    if quick:
+        parsed, seeds, steps = parsed[-1:], 1, steps or 24
+    run(shares=parsed, seeds=seeds, steps=steps or 0, **settings)
+
+
+@bench.command()
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="out/evidence", help="JSON files.")
 @click.option("--only", metavar="NAME", multiple=True, help="Only these; all by default.", show_default=False)
 def evidence(out: Path, only: tuple[str, ...]) -> None:
