@@ -158,6 +158,7 @@ def test_a_small_gpt_learns_does_not_look_ahead_and_is_left_alone_while_frozen()
     torch.set_num_threads(1)
     data = text.load(1)
     inputs, labels = torch.from_numpy(data.train_inputs), torch.from_numpy(data.train_labels)
+    assert not list(NETS["small gpt"](1).buffers())
     trainee = Trainee(NETS["small gpt"](1), lambda net, _: (net, None), rate=3e-3, momentum=None)
     ahead = inputs[:1].clone()
     ahead[0, 20:] = 65

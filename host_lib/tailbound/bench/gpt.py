@@ -37,7 +37,8 @@ class GPT(nn.Module):
         for p in self.parameters():
             if p.dim() > 1:  # the layers are copies of one
                 nn.init.normal_(p, std=0.02)
-        self.register_buffer("_later", nn.Transformer.generate_square_subsequent_mask(LENGTH), persistent=False)
+        # no buffer: DDP would broadcast it before every forward pass, and all ranks would wait for that
+        self._later = nn.Transformer.generate_square_subsequent_mask(LENGTH)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         """What follows every character of ``text``, i64[batch, LENGTH]: f32[batch, CHARACTERS, LENGTH]."""

@@ -126,7 +126,7 @@ _RACERS = ("gloo", "fp16", "powersgd", "quantised", "tailbound")
 #: Time to a loss under foreign bursts; only where asked for, since they take longer than all others together.
 TAILED = {
     "tails-gpt": Scenario(
-        "tails-gpt", "gpt", batch=2, steps=120, turn=4, look=120, losses=(0.0,), seeds=(1, 2, 3), variants=_RACERS,
+        "tails-gpt", "gpt", batch=2, steps=100, turn=4, look=100, losses=(0.0,), seeds=(1, 2, 3), variants=_RACERS,
         learning_rate=5e-4, momentum=None, powersgd_share=0.1, rate=10**9, data="text", tails=(1.5, 3.0),
     ),
     "tails-conv": Scenario(
