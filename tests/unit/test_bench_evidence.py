@@ -12,13 +12,16 @@ from rich.console import Console
 from tailbound.bench.cli import bench
 from tailbound.bench.evidence import MEASUREMENTS, Measurement, run
 from tailbound.errors import ConfigError, TransportError
+from tailbound.simulate.cli import simulate
 
 
 @pytest.mark.parametrize("measurement", MEASUREMENTS, ids=lambda each: each.name)
 def test_every_command_can_be_given(measurement: Measurement, tmp_path: Path) -> None:
-    name, *arguments = measurement.arguments
-    command = bench.commands[name]
-    command.make_context(name, [*arguments, "--json", str(tmp_path / "rows.json")])
+    verb, *arguments = measurement.arguments
+    command = {"bench": bench, "simulate": simulate}[verb]
+    if verb == "bench":
+        command = bench.commands[arguments.pop(0)]
+    command.make_context(verb, [*arguments, "--json", str(tmp_path / "rows.json")])
 
 
 def test_all_of_it_takes_less_than_two_hours() -> None:
@@ -27,7 +30,7 @@ def test_all_of_it_takes_less_than_two_hours() -> None:
 
 
 def test_one_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
-    wrong, right = Measurement("wrong", ("nothing",), 1), Measurement("right", ("kernel", "--help"), 1)
+    wrong, right = Measurement("wrong", ("bench", "nothing"), 1), Measurement("right", ("bench", "kernel", "--help"), 1)
     said = io.StringIO()
     with pytest.raises(TransportError, match="wrong did not end well"):
         run(tmp_path, measurements=(wrong, right), console=Console(file=said, width=200))
@@ -40,8 +43,9 @@ def test_one_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
 
 
 def test_one_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
+    slow = Measurement("slow", ("bench", "kernel", "--help"), 0)
     with pytest.raises(TransportError, match="slow did not end well"):
-        run(tmp_path, measurements=(Measurement("slow", ("kernel", "--help"), 0),), console=Console(file=io.StringIO()))
+        run(tmp_path, measurements=(slow,), console=Console(file=io.StringIO()))
     assert "given up" in (tmp_path / "measured.json").read_text()
 
 

@@ -91,7 +91,8 @@ def test_options_are_values_or_words() -> None:
 
 
 def report(steps: list[list[float]], **values: Any) -> dict[str, Any]:
-    return {"steps": steps, "wall": sum(map(sum, steps)), "busy": 0.4, "accuracy": None} | values
+    found = {"steps": steps, "wall": sum(map(sum, steps)), "busy": 0.4, "losses": [2.0] * len(steps), "accuracy": None}
+    return found | values
 
 
 def record() -> Record:
@@ -113,7 +114,7 @@ def test_a_record_adds_up_the_slowest_rank_and_looks_at_the_worst_replica() -> N
     assert found.busy == pytest.approx(1.2)
 
 
-SETTINGS = {"loss": 0.0, "rate": 10**9, "lab": True, "wire": False, "cpus": 2}
+SETTINGS = {"loss": 0.0, "rate": 10**9, "lab": True, "wire": False, "cpus": 2, "tail": None}
 END = {
     "gradient_bytes": 8_000_000, "expected": 100, "delivered": 99, "deadline_hits": 1, "datapath": "xdp",
     "spent": [["tailbound", 0.9, 0.3, 3], ["gloo", 0.6, None, 3]],
@@ -136,6 +137,7 @@ def test_a_row_has_what_was_asked_for() -> None:
     assert (found["accuracy"], found["seed"], found["datapath"], found["complete"]) == (0.96, 7, "xdp", True)
     assert (found["delivered"], found["deadline_hits"]) == (0.99, 2)
     assert found["busy"] == pytest.approx(1.2 / 1.1 / 2)
+    assert found["step_loss"] == [2.0, 2.0, 2.0]
     assert found["backward_ms"] == pytest.approx(500 / 3)
     assert (found["cpu_ms"], found["kernel_ms"]) == (pytest.approx(400), pytest.approx(100))
     theirs = row("gloo", record(), [THEIR_END] * 2, scenario(), 7, SETTINGS)

@@ -142,9 +142,9 @@ def test_the_digits_are_split_and_shuffled_by_the_seed() -> None:
     from tailbound.bench import digits
 
     data = digits.load(7)
-    assert data.train_images.shape == (1437, 1, 8, 8)
-    assert data.test_images.shape == (360, 1, 8, 8)
-    assert (data.train_images.min(), data.train_images.max()) == (0, 1)
+    assert data.train_inputs.shape == (1437, 1, 8, 8)
+    assert data.test_inputs.shape == (360, 1, 8, 8)
+    assert (data.train_inputs.min(), data.train_inputs.max()) == (0, 1)
     assert np.bincount(data.train_labels).min() > 100
     again, other = digits.load(7), digits.load(8)
     assert (again.test_labels == data.test_labels).all()

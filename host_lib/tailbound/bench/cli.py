@@ -10,7 +10,7 @@ import click
 
 from tailbound.bench.rivals import RIVALS
 from tailbound.bench.table import show
-from tailbound.bench.train_plan import SCENARIOS, VARIANTS
+from tailbound.bench.train_plan import SCENARIOS, TAILED, VARIANTS
 from tailbound.errors import ConfigError
 from tailbound.lab.cli import spec_from_options, spec_options
 
@@ -217,17 +217,18 @@ def late(
 
 @bench.command()
 @click.option(
-    "--scenario", "scenarios", type=click.Choice(list(SCENARIOS)), multiple=True,
-    help="Only these; all by default.", show_default=False,
+    "--scenario", "scenarios", type=click.Choice([*SCENARIOS, *TAILED]), multiple=True,
+    help=f"Only these; {', '.join(SCENARIOS)} by default.", show_default=False,
 )  # fmt: skip
 @click.option("--workers", "-n", type=click.IntRange(2), help="Workers, one namespace each  [default: 4]")
 @click.option("--rate", metavar="RATE", help="Of every link, each way; 'none': no limit  [default: the scenario's]")
 @click.option("--loss", "losses", metavar="P", multiple=True, help="Packets lost, one or more of these.")
+@click.option("--tail", "tails", type=float, multiple=True, help="P99/P50 of Gloo by foreign bursts, one or more.")
 @click.option("--seeds", type=click.IntRange(1), help="How many; each has data, weights and losses of its own.")
 @click.option("--seed", "first_seed", type=click.IntRange(0), default=1, help="The first of them.")
 @click.option("--steps", type=click.IntRange(1), help="Of every variant.")
 @click.option("--epochs", type=click.IntRange(1), help="Instead of --steps.")
-@click.option("--batch", type=click.IntRange(1), help="Images a worker and step.")
+@click.option("--batch", type=click.IntRange(1), help="Images, or pieces of text, a worker and step.")
 @click.option(
     "--seconds", type=click.FloatRange(min=0, min_open=True), help="Of training, after which a variant stops."
 )
@@ -242,7 +243,8 @@ def late(
 @_QUICK
 @_JSON
 def train(
-    scenarios: tuple[str, ...], rate: str | None, losses: tuple[str, ...], seeds: int | None, first_seed: int,
+    scenarios: tuple[str, ...], rate: str | None, losses: tuple[str, ...], tails: tuple[float, ...],
+    seeds: int | None, first_seed: int,
     variants: tuple[str, ...], datapath: str, options: tuple[str, ...], plot: Path | None, json_file: Path | None,
     **changes: Any,
 ) -> None:  # fmt: skip
@@ -259,12 +261,34 @@ def train(
             losses=tuple(parse_probability(loss, "loss") for loss in losses) or None,
             seeds=None if seeds is None and first_seed == 1 else tuple(range(first_seed, first_seed + (seeds or 1))),
             variants=variants or None,
+            tails=tails or None,
             **changes,
         )
         given = parse_options(options)
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
     run(chosen, datapath=datapath, options=given, lab_only=asked, json_file=json_file, plot=plot)
+
+
+@bench.command()
+@click.option("--model", "models", type=click.Choice(["conv", "gpt"]), multiple=True, default=("conv", "gpt"))
+@click.option(
+    "--share", "shares", metavar="P", multiple=True, default=("1%", "5%", "10%", "20%"), help="Of all packets."
+)
+@click.option("--seeds", type=click.IntRange(1), default=2, help="How many; each has data, weights and losses.")
+@click.option("--steps", type=click.IntRange(1), help="Of every training, in place of the model's own number.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="The picture; default beside the JSON.")
+@_QUICK
+@_JSON
+def drops(shares: tuple[str, ...], seeds: int, steps: int | None, quick: bool, **settings: Any) -> None:
+    """What lost packets do to training, by share, pattern and rotation, and what cutting the tail gains."""
+    from tailbound.bench.drops import run
+    from tailbound.lab.spec import parse_probability
+
+    parsed = tuple(parse_probability(share, "share") for share in shares)
+    if quick:
+        parsed, seeds, steps = parsed[-1:], 1, steps or 24
+    run(shares=parsed, seeds=seeds, steps=steps or 0, **settings)
 
 
 @bench.command()

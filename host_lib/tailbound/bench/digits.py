@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,16 +23,16 @@ _HIDDEN = 1024
 BUCKET_MIB = 2
 
 
-class Digits(NamedTuple):
-    """Images f32[n, 1, 8, 8] in 0..1 and labels i64[n]."""
+class Examples(NamedTuple):
+    """What a model is shown and what it is to say: of the digits images f32[n, 1, 8, 8] in 0..1 and labels i64[n]."""
 
-    train_images: NDArray[np.float32]
+    train_inputs: NDArray[Any]
     train_labels: NDArray[np.int64]
-    test_images: NDArray[np.float32]
+    test_inputs: NDArray[Any]
     test_labels: NDArray[np.int64]
 
 
-def load(seed: int) -> Digits:
+def load(seed: int) -> Examples:
     """The digits, shuffled by ``seed`` and split.
 
     Raises:
@@ -47,18 +47,18 @@ def load(seed: int) -> Digits:
     images = (images[order] / 16).astype(np.float32).reshape(-1, 1, 8, 8)
     labels = labels[order].astype(np.int64)
     test = np.arange(len(labels)) % _TEST_EVERY == 0
-    return Digits(images[~test], labels[~test], images[test], labels[test])
+    return Examples(images[~test], labels[~test], images[test], labels[test])
 
 
-def save(digits: Digits, path: Path) -> None:
+def save(examples: Examples, path: Path) -> None:
     """Writes them for the workers, who need not import scikit-learn then."""
-    np.savez(path, **digits._asdict())
+    np.savez(path, **examples._asdict())
 
 
-def restore(path: Path) -> Digits:
+def restore(path: Path) -> Examples:
     """Reads what ``save`` wrote."""
     with np.load(path) as arrays:
-        return Digits(**{name: arrays[name] for name in Digits._fields})
+        return Examples(**{name: arrays[name] for name in Examples._fields})
 
 
 def batches(count: int, ranks: int, per_rank: int, epoch: int, seed: int) -> Iterator[NDArray[np.int64]]:

@@ -24,7 +24,7 @@ from tailbound.errors import ConfigError, TransportError
 
 
 class Measurement(NamedTuple):
-    """``tailbound bench`` with ``arguments``; given up after ``minutes``."""
+    """``tailbound`` with ``arguments``; given up after ``minutes``."""
 
     name: str
     arguments: tuple[str, ...]
@@ -32,20 +32,21 @@ class Measurement(NamedTuple):
 
 
 _RIVALS = tuple(word for name in ("gloo", *RIVALS) for word in ("--vs", name))
+_ACCURACY = tuple(word for name in ("gloo", "quantised", "tailbound") for word in ("--variants", name))
+_BURSTS = ("--burst-loss", "0.01", "--size", "1MiB", "--iters", "150", "--vs", "gloo", "--vs", "quantised")
 #: In the order in which they run: what is short first.
 MEASUREMENTS = (
-    Measurement("error", ("error",), 8),
-    Measurement("rivals", ("allreduce", "--rate", "1gbit", "--size", "25MiB", "--iters", "30", *_RIVALS), 8),
-    Measurement("rivals-bursts", ("allreduce", "--burst-loss", "0.01", "--size", "1MiB", "--iters", "30", *_RIVALS), 8),
-    Measurement("straggler", ("straggler",), 10),
-    Measurement("tail-small", ("tail", "--size", "1MiB", "--env", "loss1", "--seconds", "30"), 5),
-    Measurement("tail", ("tail", "--seconds", "45"), 20),
-    Measurement("late", ("late",), 30),
-    Measurement(
-        "accuracy",
-        ("train", "--scenario", "accuracy", "--variants", "gloo", "--variants", "quantised", "--variants", "tailbound"),
-        30,
-    ),
+    Measurement("error", ("bench", "error"), 4),
+    Measurement("rivals", ("bench", "allreduce", "--rate", "1gbit", "--size", "25MiB", "--iters", "30", *_RIVALS), 5),
+    Measurement("rivals-bursts", ("bench", "allreduce", *_BURSTS), 4),
+    Measurement("tail-small", ("bench", "tail", "--size", "1MiB", "--env", "loss1", "--seconds", "30"), 3),
+    Measurement("straggler", ("bench", "straggler"), 6),
+    Measurement("confirm", ("simulate", "--confirm"), 8),
+    Measurement("accuracy", ("bench", "train", "--scenario", "accuracy", *_ACCURACY), 8),
+    Measurement("drops", ("bench", "drops"), 10),
+    Measurement("late", ("bench", "late", "--iters", "8"), 13),
+    Measurement("tail", ("bench", "tail", "--seconds", "45"), 13),
+    Measurement("tails", ("bench", "train", "--scenario", "tails-gpt", "--scenario", "tails-conv"), 44),
 )
 
 
@@ -79,7 +80,7 @@ def run(
     for each in measurements:
         if only and each.name not in only:
             continue
-        command = ("bench", *each.arguments, "--json", str(folder / f"{each.name}.json"))
+        command = (*each.arguments, "--json", str(folder / f"{each.name}.json"))
         console.print(f"tailbound {' '.join(command)}", highlight=False, soft_wrap=True)
         rows.append({"name": each.name, "command": f"tailbound {' '.join(command)}", **_measured(each, command)})
         save(rows, folder / "measured.json")

@@ -36,7 +36,7 @@ _TAILS = {"tail1.5": 1.5, "tail3": 3.0}
 _LOSSES = {"loss0.1": 0.001, "loss1": 0.01}
 BOTH = (OURS, THEIRS)
 #: A lab is built with a namespace for the background only if it has one; this one is replaced before anything runs.
-_PLACEHOLDER = Background(1_000_000, 1.0, 3_600_000)
+PLACEHOLDER = Background(1_000_000, 1.0, 3_600_000)
 _STOP_AT, _STOP_SECONDS, _BLOCK_SECONDS = 1.0, 1.0, 4.0
 #: Where Gloo's iterations are so long that few of ours fit between them, ours go on alone up to this many.
 _ENOUGH = 120
@@ -88,14 +88,14 @@ def run(
         console.print("preparing: compiling what is not compiled yet", highlight=False)
         preparation.wait()
         labs = (
-            LabSpec(workers, rate=rate, seed=seed, background=_PLACEHOLDER),
+            LabSpec(workers, rate=rate, seed=seed, background=PLACEHOLDER),
             LabSpec(workers, cables=True, seed=seed),
         )
         for spec in labs:
             chosen = [env for env in ENVS if env in envs and (env in _LOSSES) == spec.cables]
             if not chosen:
                 continue
-            with _crew(spec, size, datapath, folder, console) as (lab, crew):
+            with crew_in_lab(spec, size, datapath, folder, console) as (lab, crew):
                 for env in chosen:
                     console.print(f"{env}: measuring for about {seconds:.0f} s", highlight=False)
                     if env in _TAILS:
@@ -109,7 +109,10 @@ def run(
 
 
 @contextmanager
-def _crew(spec: LabSpec, size: int, datapath: str, folder: Path, console: Console) -> Iterator[tuple[Cluster, Crew]]:
+def crew_in_lab(
+    spec: LabSpec, size: int, datapath: str, folder: Path, console: Console
+) -> Iterator[tuple[Cluster, Crew]]:
+    """A lab whose background is silent, and its workers."""
     with Cluster(spec) as lab:
         if spec.background is not None:
             lab.set_background(None)
@@ -138,9 +141,11 @@ def _plain(env: str, lab: Cluster, crew: Crew, size: int, seconds: float) -> lis
     return summarize(env, phase, size, about)
 
 
-def _tail(env: str, lab: Cluster, crew: Crew, size: int, seconds: float, console: Console) -> list[dict[str, Any]]:
-    """Calibrates on Gloo alone, then measures both; once more with a correction, if Gloo's ratio is not the target."""
-    target = _TAILS[env]
+def calibrated(
+    target: float, lab: Cluster, crew: Crew, seconds: float, console: Console
+) -> tuple[Background, list[tuple[float, float]]]:
+    """Bursts that give Gloo's all-reduces a P99/P50 of ``target``, measured on Gloo alone; and what was tried."""
+    lab.set_background(None)
     calm = crew.phase([THEIRS], rounds=20, seconds=seconds / 4).slowest(THEIRS)
     assert lab.spec.rate is not None
     first = calibrate.guess(target, figures.percentile(calm, 50), lab.spec.workers, lab.spec.rate, seconds)
@@ -149,10 +154,17 @@ def _tail(env: str, lab: Cluster, crew: Crew, size: int, seconds: float, console
         lab.set_background(background)
         times = crew.phase([THEIRS], seconds=seconds / 2).slowest(THEIRS)
         ratio = calibrate.tail(times)
-        console.print(f"{env}: bursts of {background.on_ms:.0f} ms make Gloo's ratio {ratio:.2f}", highlight=False)
+        told = f"tail {target:g}: bursts of {background.on_ms:.0f} ms make Gloo's ratio {ratio:.2f}"
+        console.print(told, highlight=False)
         return times
 
-    background, tried = calibrate.search(target, first, probe)
+    return calibrate.search(target, first, probe)
+
+
+def _tail(env: str, lab: Cluster, crew: Crew, size: int, seconds: float, console: Console) -> list[dict[str, Any]]:
+    """Calibrates on Gloo alone, then measures both; once more with a correction, if Gloo's ratio is not the target."""
+    target = _TAILS[env]
+    background, tried = calibrated(target, lab, crew, seconds, console)
     attempts: list[tuple[float, Background, Phase]] = []
     while True:
         lab.set_background(background)

@@ -2,7 +2,8 @@
 
 Scenarios (``train_plan``): ``compute``, where backward takes longer than communication, against steps that do not
 communicate; ``communication``, where 101 MB of gradients cross cables of 1 Gbit/s; ``accuracy``, the demo's model after
-equal epochs under losses. All variants train in the same processes on the same batches from the same weights.
+equal epochs under losses; ``tails-gpt`` and ``tails-conv``, time to the loss of plain DDP (``to_loss``) under foreign
+bursts. All variants train in the same processes on the same batches from the same weights.
 """
 
 from __future__ import annotations
@@ -12,30 +13,34 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from tailbound.bench import to_loss
 from tailbound.bench.allreduce import conditions
 from tailbound.bench.axes import check
 from tailbound.bench.places import Loopback, Place, datapath_at, open_place
 from tailbound.bench.prepare import Preparation
 from tailbound.bench.save import save
 from tailbound.bench.start import StartLine
-from tailbound.bench.tail import aims_table
+from tailbound.bench.tail import PLACEHOLDER, aims_table, calibrated, crew_in_lab
 from tailbound.bench.team import Team
 from tailbound.bench.train_plan import Scenario
 from tailbound.bench.train_plot import draw
 from tailbound.bench.train_rows import Record, aims, row, table
 from tailbound.errors import CapabilityError, ConfigError
-from tailbound.lab.spec import LabSpec
+from tailbound.lab.spec import Background, LabSpec
 
 _WORKER = "tailbound.bench.train_worker"
 #: Seconds that a rank waits for another one at the start of a turn, and the whole run for any report: under losses a
 #: step over TCP takes as long as its retransmission timer wants.
 _PATIENCE, _SILENCE = 170.0, 200.0
+#: Bytes of the all-reduces of Gloo whose tail the bursts set: a bucket of DDP.
+_CALIBRATED_ON = 25 << 20
 
 
 def run(
@@ -67,7 +72,7 @@ def run(
     if not scenarios:
         raise ConfigError("give at least one scenario")
     try:
-        from tailbound.bench import digits
+        from tailbound.bench import digits, text
         from tailbound.bench.trainee import MALLOC
     except ModuleNotFoundError as error:
         raise CapabilityError(f"training needs {error.name}: pip install 'tailbound[demo]'") from error
@@ -76,15 +81,20 @@ def run(
     with tempfile.TemporaryDirectory(prefix="tailbound-bench-") as name, Preparation() as preparation:
         folder = Path(name)
         console.print("preparing: the data, and machine code that is not in the cache yet", highlight=False)
-        for seed in {seed for scenario in scenarios for seed in scenario.seeds}:
-            digits.save(digits.load(seed), folder / f"digits{seed}.npz")
+        sources = {"digits": digits.load, "text": text.load}
+        for data, seed in {(scenario.data, seed) for scenario in scenarios for seed in scenario.seeds}:
+            digits.save(sources[data](seed), folder / f"{data}{seed}.npz")
         preparation.wait()
+        bursts = _bursts(scenarios, folder, console)
         for scenario in scenarios:
-            for loss in scenario.losses:
-                with _place(scenario, loss, datapath, lab_only, console) as (place, why_not):
+            for loss, tail in product(scenario.losses, scenario.tails):
+                background = bursts[scenario.workers, scenario.rate, tail]
+                with _place(scenario, loss, background, datapath, lab_only, console) as (place, why_not):
                     if place is None:
                         continue
-                    settings = conditions(place.spec, why_not is None) | {"cpus": os.cpu_count() or 1}
+                    settings = conditions(place.spec, why_not is None) | {
+                        "cpus": os.cpu_count() or 1, "tail": tail, "background": background and str(background),
+                    }  # fmt: skip
                     StartLine.create(folder / "start", scenario.workers)
                     job = dataclasses.asdict(scenario) | {
                         "folder": name, "variants": scenario.variants_at(loss), "patience": _PATIENCE,
@@ -96,7 +106,10 @@ def run(
                             console.print(table(new))
                             save(rows, json_file)
                         team.finish()
-    if found := aims(rows):
+    arrivals = to_loss.arrivals(rows)
+    if arrivals:
+        console.print(to_loss.table(arrivals))
+    if found := aims(rows) + to_loss.aims(arrivals):
         console.print(aims_table(found))
     if plot is not None:
         plot.parent.mkdir(parents=True, exist_ok=True)
@@ -122,22 +135,47 @@ def _where(plot: Path | None, json_file: Path | None, console: Console) -> Path 
     return plot or (json_file.with_suffix(".png") if json_file is not None else None)
 
 
+def _bursts(
+    scenarios: Sequence[Scenario], folder: Path, console: Console
+) -> dict[tuple[int, int | None, float | None], Background | None]:
+    """Foreign bursts by ranks, rate and tail; those of a network are found once for all scenarios.
+
+    Raises:
+        CapabilityError: there can be no lab.
+    """
+    found: dict[tuple[int, int | None, float | None], Background | None] = {}
+    for scenario in scenarios:
+        network = scenario.workers, scenario.rate
+        for tail in scenario.tails:
+            if tail is None:
+                found[(*network, tail)] = None
+        missing = [tail for tail in scenario.tails if (*network, tail) not in found]
+        if missing:
+            console.print("bursts: set by Gloo's all-reduces of 25 MiB", highlight=False)
+            spec = LabSpec(scenario.workers, rate=scenario.rate, seed=scenario.seeds[0], background=PLACEHOLDER)
+            with crew_in_lab(spec, _CALIBRATED_ON, "udp", folder, console) as (lab, crew):
+                for tail in missing:
+                    assert tail is not None
+                    found[(*network, tail)] = calibrated(tail, lab, crew, scenario.calibration, console)[0]
+    return found
+
+
 @contextmanager
 def _place(
-    scenario: Scenario, loss: float, datapath: str, lab_only: bool, console: Console
+    scenario: Scenario, loss: float, background: Background | None, datapath: str, lab_only: bool, console: Console
 ) -> Iterator[tuple[Place | None, str | None]]:
     """Where to train, and why it is not a lab (None: it is); no place where losses cannot be had.
 
     Raises:
         CapabilityError: there can be no lab, and nothing else will do.
     """
-    spec = LabSpec(scenario.workers, rate=scenario.rate, loss=loss, seed=scenario.seeds[0])
+    spec = LabSpec(scenario.workers, rate=scenario.rate, loss=loss, seed=scenario.seeds[0], background=background)
     with ExitStack() as stack:
         place: Place | None = None
         try:
             place, why_not = stack.enter_context(open_place(spec, datapath))
         except CapabilityError as error:
-            if lab_only or datapath == "xdp":
+            if lab_only or datapath == "xdp" or background is not None:
                 raise
             why_not = str(error)
             if loss:
@@ -162,7 +200,8 @@ def _follow(
         records = {name: Record() for name in variants}
         turns: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
         ends: dict[int, dict[str, Any]] = {}
-        where = f"{scenario.name}, loss {settings['loss']:.1%}, seed {seed}"
+        trouble = f"tail {settings['tail']:g}" if settings["tail"] else f"loss {settings['loss']:.1%}"
+        where = f"{scenario.name}, {trouble}, seed {seed}"
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
             tasks = {name: progress.add_task(f"{name:>9}", total=scenario.steps) for name in variants}
             if not console.is_terminal:

@@ -30,21 +30,24 @@ class Scenario:
     """Trainings of one model in one network.
 
     Attributes:
-        name: ``compute``, ``communication`` or ``accuracy``.
+        name: of ``SCENARIOS`` or ``TAILED``.
         model: of ``tailbound.bench.nets.NETS``.
-        batch: images a rank and step.
+        batch: images or pieces of text a rank and step.
         steps: of every variant, with every seed.
         turn: steps in a row of one variant.
         look: turns between looks at the accuracy.
         losses: probabilities with which packets are lost; each gets a lab of its own.
         seeds: of data, weights and losses.
         variants: who is trained.
-        learning_rate, momentum: of SGD.
+        learning_rate, momentum: of SGD; no momentum (None): of AdamW.
         powersgd_share: share of the steps before PowerSGD compresses (torch advises a tenth for accuracy).
         rate: of every link in bit/s; None: as fast as the machine.
         workers: ranks.
         seconds: of training after which a variant stops, with every seed.
         lossy_tcp: train what goes over TCP at losses, too.
+        data: ``digits`` or ``text``.
+        tails: P99/P50 that foreign bursts give Gloo's all-reduces of 25 MiB; None: there are no bursts.
+        calibration: seconds for which the bursts of a tail are measured; three times as long at most.
     """
 
     name: str
@@ -57,12 +60,15 @@ class Scenario:
     seeds: tuple[int, ...]
     variants: tuple[str, ...]
     learning_rate: float
-    momentum: float
+    momentum: float | None
     powersgd_share: float
     rate: int | None
     workers: int = 4
     seconds: float = 600.0
     lossy_tcp: bool = False
+    data: str = "digits"
+    tails: tuple[float | None, ...] = (None,)
+    calibration: float = 60.0
 
     def __post_init__(self) -> None:
         if self.workers < 2 or self.batch < 1 or self.workers * self.batch > IMAGES:
@@ -83,6 +89,11 @@ class Scenario:
             raise ConfigError(f"halving-doubling of {self.workers} workers: give a power of two")
         for loss in self.losses:
             LabSpec(self.workers, rate=self.rate, loss=loss)
+        tails = [tail for tail in self.tails if tail is not None]
+        if not self.tails or len(set(self.tails)) < len(self.tails) or any(tail <= 1 for tail in tails):
+            raise ConfigError("a tail is P99 over P50: give each once, and above 1")
+        if tails and self.rate is None:
+            raise ConfigError("foreign bursts fill links that have a rate: give --rate")
 
     def variants_at(self, loss: float) -> tuple[str, ...]:
         """Who is trained where packets are lost with this probability.
@@ -111,8 +122,22 @@ SCENARIOS = {
         learning_rate=0.01, momentum=0.9, powersgd_share=0.1, rate=None,
     ),
 }  # fmt: skip
+_RACERS = ("gloo", "fp16", "powersgd", "quantised", "tailbound")
+#: Time to a loss under foreign bursts; only where asked for, since they take longer than all others together.
+TAILED = {
+    "tails-gpt": Scenario(
+        "tails-gpt", "gpt", batch=2, steps=100, turn=4, look=100, losses=(0.0,), seeds=(1, 2, 3), variants=_RACERS,
+        learning_rate=5e-4, momentum=None, powersgd_share=0.1, rate=10**9, data="text", tails=(1.5, 3.0),
+    ),
+    "tails-conv": Scenario(
+        "tails-conv", "digits", batch=16, steps=6 * (IMAGES // 64), turn=11, look=1, losses=(0.0,), seeds=(1, 2, 3),
+        variants=_RACERS, learning_rate=0.01, momentum=0.9, powersgd_share=0.1, rate=10**9, tails=(1.5, 3.0),
+    ),
+}  # fmt: skip
 #: Most steps of a quick run.
-_QUICK_STEPS = {"compute": 6, "communication": 8, "accuracy": 2 * (IMAGES // 64)}
+_QUICK_STEPS = {
+    "compute": 6, "communication": 8, "accuracy": 2 * (IMAGES // 64), "tails-gpt": 12, "tails-conv": IMAGES // 64,
+}  # fmt: skip
 
 
 def plan(
@@ -121,7 +146,7 @@ def plan(
     """The scenarios to run, in their order.
 
     Args:
-        names: of ``SCENARIOS``; none: all.
+        names: of ``SCENARIOS`` and ``TAILED``; none: all of ``SCENARIOS``.
         quick: fewer steps, one seed.
         epochs: instead of ``steps``.
         **changes: fields of ``Scenario`` for all of them; None: as they are; a ``rate`` of 0: as fast as the machine.
@@ -129,9 +154,10 @@ def plan(
     Raises:
         ConfigError: what cannot be.
     """
-    wanted = list(names)
-    if wrong := [name for name in wanted if name not in SCENARIOS]:
-        raise ConfigError(f"{', '.join(wrong)}: choose from {', '.join(SCENARIOS)}")
+    known = SCENARIOS | TAILED
+    wanted = set(names) or set(SCENARIOS)
+    if wrong := sorted(wanted - set(known)):
+        raise ConfigError(f"{', '.join(wrong)}: choose from {', '.join(known)}")
     given = {name: value for name, value in changes.items() if value is not None}
     if given.get("rate") == 0:
         given["rate"] = None
@@ -140,13 +166,15 @@ def plan(
             raise ConfigError("give either steps or epochs")
         if epochs < 1:
             raise ConfigError(f"{epochs} epochs: give at least one")
+        if any(known[name].data != "digits" for name in wanted):
+            raise ConfigError("epochs are those of the digits: give steps")
     chosen = []
-    for scenario in SCENARIOS.values():
-        if wanted and scenario.name not in wanted:
+    for scenario in known.values():
+        if scenario.name not in wanted:
             continue
         if quick:
             few = min(scenario.steps, _QUICK_STEPS[scenario.name])
-            scenario = dataclasses.replace(scenario, steps=few, seeds=scenario.seeds[:1])
+            scenario = dataclasses.replace(scenario, steps=few, seeds=scenario.seeds[:1], calibration=10.0)
         scenario = dataclasses.replace(scenario, **given)
         if epochs is not None:
             per_epoch = IMAGES // (scenario.workers * scenario.batch)

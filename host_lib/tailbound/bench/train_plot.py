@@ -1,4 +1,7 @@
-"""The picture of ``tailbound bench train``: a line of two panels for every scenario, drawn from the rows alone."""
+"""The picture of ``tailbound bench train``: a line of two panels for every scenario, drawn from the rows alone.
+
+Of a scenario under bursts, the panels are those of its first and its last tail.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tailbound.bench.axes import COLOURS, FAINT, GREY, INK, dress, new_figure
+from tailbound.bench.to_loss_plot import panel
 
 _LABELS = {
     "tailbound": "Tailbound", "gloo": "Gloo float32", "fp16": "Gloo fp16", "powersgd": "PowerSGD rank 4",
@@ -43,6 +47,10 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         losses = sorted({row["loss"] for row in chosen})
         for axes in (left, right):
             dress(axes)
+        if tails := sorted({row["tail"] for row in chosen if row["tail"] is not None}):
+            for axes, tail in zip((left, right), tails[:1] + tails[1:][-1:], strict=False):
+                panel(axes, [row for row in chosen if row["tail"] == tail], _LABELS)
+            continue
         left.set_title(_words(chosen), loc="left", fontsize=10.5, color=INK)
         _accuracy(left, chosen, losses)
         _steps(right, chosen, losses)

@@ -28,20 +28,23 @@ class Record:
         wall: seconds of its turns, from the common start to the end of the last rank.
         busy: seconds of processor time of the whole machine in these.
         parts: seconds of every step's parts, the mean of the ranks.
+        losses: of every step's batch, the mean of the ranks.
     """
 
     curve: Curve = field(default_factory=Curve)
     wall: float = 0.0
     busy: float = 0.0
     parts: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
+    losses: list[float] = field(default_factory=list)
 
     def add(self, reports: Sequence[Mapping[str, Any]]) -> None:
-        """Takes in one turn as every rank reported it: ``steps`` (seconds of each part), ``wall``, ``accuracy`` ..."""
+        """Takes in one turn as every rank reported it: ``steps`` (seconds of each part), ``losses``, ``wall`` ..."""
         self.wall += max(report["wall"] for report in reports)
         self.busy += reports[0]["busy"]
         for number in range(len(reports[0]["steps"])):
             for at, part in enumerate(PARTS):
                 self.parts[part].append(fmean(report["steps"][number][at] for report in reports))
+        self.losses += [fmean(losses) for losses in zip(*(report["losses"] for report in reports), strict=True)]
         times = [[sum(step) for step in report["steps"]] for report in reports]
         if any(report["accuracy"] is None for report in reports):
             self.curve.iterations += [max(step) for step in zip(*times, strict=True)]
@@ -98,6 +101,7 @@ def row(
         "datapath": _path(name, ends),
         "curve": {"seconds": [s for s, _ in points], "accuracy": [a for _, a in points]},
         "step_ms": ms,
+        "step_loss": record.losses,
     }  # fmt: skip
 
 
@@ -112,9 +116,10 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The rows of one training, narrow enough for 80 columns; times are those of a step, CPU that of a rank."""
     first = rows[0]
     rate = f", {first['rate'] / 1e6:g} Mbit/s" if first["rate"] else ""
+    trouble = f"tail {first['tail']:g}" if first.get("tail") else f"loss {first['loss']:.1%}"
     title = (
         f"{first['scenario']}: {first['workers']} workers, {first['gradient_bytes'] / 1e6:.1f} MB of gradients"
-        f"{rate}, loss {first['loss']:.1%}, seed {first['seed']}"
+        f"{rate}, {trouble}, seed {first['seed']}"
     )
     result = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0, pad_edge=False)
     result.add_column("\nwho", no_wrap=True)

@@ -36,9 +36,9 @@ class Course:
     def __init__(self, job: Mapping[str, Any], seed: int, line: StartLine, meter: Meter, channel: Channel) -> None:
         self._job, self._seed, self._line, self._meter, self._channel = job, seed, line, meter, channel
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        data = digits.restore(Path(job["folder"], f"digits{seed}.npz"))
-        self._train = torch.from_numpy(data.train_images), torch.from_numpy(data.train_labels)
-        self._test = torch.from_numpy(data.test_images), torch.from_numpy(data.test_labels)
+        data = digits.restore(Path(job["folder"], f"{job['data']}{seed}.npz"))
+        self._train = torch.from_numpy(data.train_inputs), torch.from_numpy(data.train_labels)
+        self._test = torch.from_numpy(data.test_inputs), torch.from_numpy(data.test_labels)
         self.trainees = {name: self._trainee(name) for name in job["variants"]}
         self._spent = dict.fromkeys(self.trainees, 0.0)
         self._gone: set[str] = set()
@@ -56,7 +56,7 @@ class Course:
         )
 
     def _steps(self) -> list[NDArray[np.int64]]:
-        """Indices into the images of every step, i64[ranks, batch] each; epoch after epoch."""
+        """Indices into the inputs of every step, i64[ranks, batch] each; epoch after epoch."""
         found: list[NDArray[np.int64]] = []
         epoch = 0
         while len(found) < self._job["steps"]:
@@ -66,16 +66,18 @@ class Course:
 
     def _turn(self, name: str, steps: list[NDArray[np.int64]]) -> dict[str, Any]:
         """Steps of one trainee in a row, all ranks starting together; what they took."""
-        images, labels = self._train
+        inputs, labels = self._train
         mine = [torch.from_numpy(step[self.rank]) for step in steps]
         trainee = self.trainees[name]
-        busy, begin, times = busy_seconds(), time.perf_counter(), []
+        busy, begin = busy_seconds(), time.perf_counter()
+        times, losses = [], []
         for chosen in mine:
             with self._meter.op():
-                times.append(trainee.step(images[chosen], labels[chosen]))
+                times.append(trainee.step(inputs[chosen], labels[chosen]))
+            losses.append(trainee.loss)
         wall = time.perf_counter() - begin
         self._spent[name] += wall
-        return {"steps": times, "wall": wall, "busy": busy_seconds() - busy}
+        return {"steps": times, "wall": wall, "busy": busy_seconds() - busy, "losses": losses}
 
     def warm_up(self) -> None:
         """Steps without effect: connections, DDP's buckets, scales, deadlines."""
@@ -91,7 +93,7 @@ class Course:
         """Turns until all steps are done; rank 0 sees to it that who is out of time stops on all ranks."""
         steps, turn, look = self._steps(), self._job["turn"], self._job["look"]
         for name, trainee in self.trainees.items():
-            self._report(name, -1, {"steps": [], "wall": 0.0, "busy": 0.0}, trainee, look=True)
+            self._report(name, -1, {"steps": [], "wall": 0.0, "busy": 0.0, "losses": []}, trainee, look=True)
         names = list(self.trainees)
         for number, first in enumerate(range(0, len(steps), turn)):
             part = steps[first : first + turn]

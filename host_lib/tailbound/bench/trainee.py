@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,22 +37,35 @@ class StepTime(NamedTuple):
         return self.forward + self.backward + self.update
 
 
+def optimizer_of(net: nn.Module, rate: float, momentum: float | None) -> torch.optim.Optimizer:
+    """SGD with ``momentum``, or AdamW where that is None."""
+    if momentum is None:
+        return torch.optim.AdamW(net.parameters(), lr=rate, fused=True)
+    return torch.optim.SGD(net.parameters(), lr=rate, momentum=momentum, fused=True)
+
+
 class Trainee:
-    """A replica in training by SGD.
+    """A replica in training by SGD or AdamW.
 
     Args:
-        net: the model, with the same weights on all ranks.
+        net: the model, with the same weights on all ranks; its output has classes in dimension 1.
         wrap: puts a variant under it.
         rate: learning rate.
-        momentum: of SGD.
+        momentum: of SGD; None: AdamW (Loshchilov and Hutter, 2019) with torch's own settings.
         delay: seconds that this rank computes longer in every step.
+
+    Attributes:
+        loss: of this rank's batch in the last step, before it.
     """
 
-    def __init__(self, net: nn.Module, wrap: Wrap, *, rate: float, momentum: float = 0.9, delay: float = 0.0) -> None:
+    def __init__(
+        self, net: nn.Module, wrap: Wrap, *, rate: float, momentum: float | None = 0.9, delay: float = 0.0
+    ) -> None:
         self.net, self._delay = net, delay
-        self._optimizer = torch.optim.SGD(net.parameters(), lr=rate, momentum=momentum, fused=True)
+        self._optimizer = optimizer_of(net, rate, momentum)
         self._model, self.state = wrap(net, self._optimizer)
         self._loss = nn.CrossEntropyLoss()
+        self.loss = math.nan
 
     def step(self, images: torch.Tensor, labels: torch.Tensor) -> StepTime:
         """One training step; its times."""
@@ -64,7 +78,9 @@ class Trainee:
         loss.backward()
         backward = time.perf_counter()
         self._optimizer.step()
-        return StepTime(forward - begin, backward - forward, time.perf_counter() - backward)
+        taken = StepTime(forward - begin, backward - forward, time.perf_counter() - backward)
+        self.loss = loss.item()
+        return taken
 
     @contextmanager
     def frozen(self) -> Iterator[None]:

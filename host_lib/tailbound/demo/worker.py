@@ -42,8 +42,8 @@ class Pair:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self._line = StartLine(Path(job["line"]), self.rank, self.ranks)
         data = digits.restore(Path(job["data"]))
-        self._train = torch.from_numpy(data.train_images), torch.from_numpy(data.train_labels)
-        self._test = torch.from_numpy(data.test_images), torch.from_numpy(data.test_labels)
+        self._train = torch.from_numpy(data.train_inputs), torch.from_numpy(data.train_labels)
+        self._test = torch.from_numpy(data.test_inputs), torch.from_numpy(data.test_labels)
         self.trainees = {name: self._trainee(name) for name in NAMES}
 
     def _trainee(self, name: str) -> Trainee:

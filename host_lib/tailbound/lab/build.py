@@ -40,6 +40,8 @@ _BURST_BYTES = 66_000
 #: was slower than the three workers that sent to it together, and its buffer overflowed.
 _HOST_BURST_SECONDS, _BURST_SECONDS = 0.001, 0.005
 _PORTS_UP_SECONDS = 10.0
+#: A connection keeps its window while it rests, and a new one takes over nothing from those before it.
+_TUNED_TCP = {"tcp_slow_start_after_idle": 0, "tcp_no_metrics_save": 1}
 
 
 class RateLimit:
@@ -145,8 +147,10 @@ def _cable(worker: Worker, mtu: int, queues: int) -> None:
 
 
 def _worker(topology: Topology, worker: Worker, queues: int, queued: bool) -> None:
-    """Addresses and permanent neighbours, so that no ARP is ever lost or late."""
+    """Addresses and permanent neighbours, so that no ARP is ever lost or late; TCP as on a tuned cluster."""
     _quiet()
+    for key, value in _TUNED_TCP.items():
+        namespaces.write_sysctl(f"net/ipv4/{key}", value)
     with IPRoute() as ip:
         for link in LINKS:
             index = if_nametoindex(link.interface)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from tailbound.bench.cli import SIZE
 from tailbound.simulate.layouts import LAYOUTS
@@ -38,10 +39,27 @@ __all__ = ["simulate"]
 @click.option("--warm", type=click.IntRange(1), default=12, help="Before them, without foreign bursts.")
 @click.option("--seed", type=int, default=1, help="Of everything.")
 @click.option(
+    "--confirm", is_flag=True,
+    help="4 and 8 ranks here and in the lab, at 100 Mbit/s; only --ranks, --steps, --seed and --json count.",
+)  # fmt: skip
+@click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the rows to this file, too."
 )
-def simulate(ranks: tuple[int, ...], json_file: Path | None, **options: Any) -> None:
+@click.pass_context
+def simulate(
+    ctx: click.Context, /, ranks: tuple[int, ...], confirm: bool, json_file: Path | None, **options: Any
+) -> None:
     """Run the engine of many ranks in a simulated network of switches."""
+    if confirm:
+        from tailbound.simulate import confirm as beside
+
+        asked = {
+            name: ctx.params[name]
+            for name in ("ranks", "steps", "seed")
+            if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
+        }
+        beside.run(json_file=json_file, **asked)
+        return
     from tailbound.errors import ConfigError
     from tailbound.lab.spec import parse_background, parse_probability, parse_rate
     from tailbound.simulate.ports import Switching

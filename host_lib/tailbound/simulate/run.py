@@ -56,7 +56,7 @@ class Wanted:
         wait: every rank waits for every row, so long that no deadline matters: what a reliable transport would do.
         flows: the coarse model (``flows``) in place of the engine.
         group, per_host: see ``layouts.arrange``.
-        local_rate: see ``Team``.
+        local_rate, rest: see ``Team``; the coarse model has no rest.
     """
 
     layout: str = "flat"
@@ -71,6 +71,7 @@ class Wanted:
     group: int = 0
     per_host: int = 8
     local_rate: float = 100e9
+    rest: int = 0
 
 
 def as_in_the_lab(switching: Switching) -> Switching:
@@ -120,7 +121,7 @@ def simulate(ranks: int, wanted: Wanted, told: Callable[[Step, bool], None]) -> 
         team = Flows(arrangement, switching, wanted.seed)
     else:
         settings = {"strict": 30 * S} if wanted.wait else {}
-        team = Team(arrangement, switching, wanted.seed, local_rate=wanted.local_rate, **settings)
+        team = Team(arrangement, switching, wanted.seed, local_rate=wanted.local_rate, rest=wanted.rest, **settings)
     try:
         calm = []
         for _ in range(wanted.warm):

@@ -67,6 +67,7 @@ class Team:
         switching: of the network.
         seed: of everything.
         local_rate: bit/s at which the ranks of a host reduce and gather among themselves.
+        rest: ns before every step.
         settings: of ``transport.config.Config``.
     """
 
@@ -77,10 +78,12 @@ class Team:
         seed: int,
         *,
         local_rate: float = 100e9,
+        rest: int = 0,
         **settings: Any,
     ) -> None:
         self.arrangement = arrangement
         self.network = network = Network(arrangement.places, seed, switching)
+        self._rest = rest
         self._local = int(arrangement.local * 4 * 8 / local_rate * S)
         most = {part.job: part.entries for parts in arrangement.parts for part in parts}
         self.worlds = []
@@ -116,7 +119,7 @@ class Team:
             done.took[rank] = network.clock - began
 
         for rank in range(self._ranks):
-            at = network.now + network.random.randrange(APART)
+            at = network.now + self._rest + network.random.randrange(APART)
             network.at(at, partial(self._begin, rank, done, over))
         network.run(lambda: not left, _NEVER)
         for world in self.worlds:
