@@ -606,11 +606,14 @@ static __always_inline void tb_abandon(const struct tb_abandoned *abandoned, __u
 #ifndef TB_TAGGED
 /*
  * auth-2: in a job with a key the program of tagged.bpf.c takes a packet in, and this returns only where there is none.
- * Nothing is taken in then.
+ * Nothing is taken in then (tb_judge).
  */
 static __always_inline void tb_hand_over(struct xdp_md *ctx)
 {
-	((long (*)(void *, void *, __u32))(long)TB_TAIL_CALL)(ctx, TB_MAP(programs), 0);
+	const struct tb_control *control = TB_LOOKUP(control, 0);
+
+	if (control && TB_READ_ONCE(control->tagged))
+		((long (*)(void *, void *, __u32))(long)TB_TAIL_CALL)(ctx, TB_MAP(programs), 0);
 }
 #endif
 
@@ -624,10 +627,6 @@ static __always_inline int tb_ingest(struct xdp_md *ctx)
 
 	if (!control)
 		return XDP_PASS;
-#ifndef TB_TAGGED
-	if (TB_READ_ONCE(control->tagged))
-		tb_hand_over(ctx);
-#endif
 	verdict = tb_parse(ctx, TB_PORT, control->address, control->group, TB_WIDTH, &codes);
 	if (verdict == TB_FOREIGN)
 		return XDP_PASS;

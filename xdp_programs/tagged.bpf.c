@@ -6,11 +6,11 @@
  */
 #define TB_TAGGED 1
 
-#include "ingest.h"
+#include "receive.h"
 
 TB_PROGRAM tb_tagged(struct xdp_md *ctx)
 {
-	return tb_ingest(ctx);
+	return tb_receive(ctx);
 }
 
 #ifndef TB_BCC

@@ -27,7 +27,7 @@ def test_worker(make, width: int) -> None:
 @pytest.mark.parametrize("width", [1408, WIDTH_OF_PAGE, WIDTH_MOST])
 def test_worker_with_tags(make, loader: str, width: int) -> None:
     world: KernelWorld = make(width=width)
-    defines = {"TB_PORT": cases.PORT, "TB_WIDTH": width, "TB_RESULT_ROWS": cases.RESULT_ROWS}
+    defines = {"TB_PORT": cases.PORT, "TB_WIDTH": width, "TB_RESULT_ROWS": cases.RESULT_ROWS, "TB_VLAN": 0}
     program = load.load("tagged.bpf.c", load.TAGGED, defines, load.WORKER_MAP_NAMES, world.maps.fds, loader)
     found = syscalls.prog_info(program).verified_insns
     os.close(program)

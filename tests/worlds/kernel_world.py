@@ -27,6 +27,7 @@ DEFINES = {
     "TB_PORT": cases.PORT,
     "TB_WIDTH": cases.WIDTH,
     "TB_RESULT_ROWS": cases.RESULT_ROWS,
+    "TB_VLAN": 0,
 }
 
 
@@ -55,15 +56,16 @@ class KernelWorld:
         source: str = "worker",
         sum_rows: int = cases.SUM_ROWS,
         result_rows: int = cases.RESULT_ROWS,
+        vlan: int = 0,
     ) -> None:
         sizes = {"width": width, "sum_rows": sum_rows, "result_rows": result_rows}
         self.maps = maps.create((replace(m, writer="both") for m in WORKER_MAPS), shapes(**sizes), events=True)
-        defines = DEFINES | {f"TB_{name.upper()}": value for name, value in sizes.items()}
+        defines = DEFINES | {f"TB_{name.upper()}": value for name, value in sizes.items()} | {"TB_VLAN": vlan}
         if source == "worker":
             del defines["TB_SUM_ROWS"]  # as it is loaded for a job: compiled once for both
         self.program = -1
         self._loader, self._armed = loader, False
-        self._sizes = {"width": width, "result_rows": result_rows}
+        self._sizes = {"width": width, "result_rows": result_rows, "vlan": vlan}
         if source:
             names = load.WORKER_MAP_NAMES
             self.program = load.load(f"{source}.bpf.c", f"tb_{source}", defines, names, self.maps.fds, loader)

@@ -130,15 +130,15 @@ class XdpDatapath:
             interface, port, width, sum_rows, result_rows, loader, "native", replace=replace
         )
         try:
-            there = interfaces.xdp_on(interface)
+            there = interfaces.xdp_below(interface)
             if there is None:
                 raise AttachError(
                     f"{interface} lost its program while it was pinned: did somebody remove it? Try again"
                 )
+            vlan, signature = interfaces.device_of(interface).vlan, compile_.signature()
             found = pin.Settings(
-                interface, port, width, sum_rows, result_rows, there.prog_id, signature=compile_.signature(),
-                tagged=tagged,
-            )  # fmt: skip
+                interface, port, width, sum_rows, result_rows, there.prog_id, vlan, signature=signature, tagged=tagged
+            )
             pin.pin(found, {name: maps.fds[name] for name in (*PINNED, PROGRAMS)}, link, group)
         finally:
             _close(maps, program, link)
@@ -157,7 +157,7 @@ class XdpDatapath:
     @classmethod
     def is_ours(cls, interface: str) -> bool:
         """Whether a program of Tailbound's is on ``interface``, as far as this user may know."""
-        there = interfaces.xdp_on(interface)
+        there = interfaces.xdp_below(interface)
         return there is not None and attaching.program_name(there.prog_id) in attaching.OURS
 
     @classmethod
@@ -250,29 +250,29 @@ def _attach(
 ) -> tuple[Maps, int, int, bool]:
     if not 0 < port < 65536:
         raise ConfigError(f"UDP port {port}: choose one of 1..65535")
-    interfaces.index_of(interface)
+    device, vlan = interfaces.device_of(interface)
     if not (replace and pin.is_pinned(interface)):
-        attaching.refuse_occupied(interface)
-    dims, node = shapes(width, sum_rows, result_rows), interfaces.numa_node(interface)
+        attaching.refuse_occupied(device)
+    dims, node = shapes(width, sum_rows, result_rows), interfaces.numa_node(device)
     maps = kernel_maps.create(WORKER_MAPS, dims, events=True, node=node)
     program = link = -1
     try:
         maps.arrays["control"]["address"] = _own_address(interface)
-        program = load.load_worker(maps.fds, port=port, width=width, result_rows=result_rows, loader=loader)
-        tagged = _load_tagged(maps, port, width, result_rows, loader)
+        program = load.load_worker(maps.fds, port=port, width=width, result_rows=result_rows, vlan=vlan, loader=loader)
+        tagged = _load_tagged(maps, port, width, result_rows, vlan, loader)
         if replace:  # only now, when the new program is known to load
             pin.remove(interface)
-        link = attaching.attach(program, interface, mode)
+        link = attaching.attach(program, device, mode)
     except BaseException:
         _close(maps, program, link)
         raise
     return maps, program, link, tagged
 
 
-def _load_tagged(maps: Maps, port: int, width: int, result_rows: int, loader: str) -> bool:
+def _load_tagged(maps: Maps, port: int, width: int, result_rows: int, vlan: int, loader: str) -> bool:
     """Whether jobs with a key can be had: a kernel that refuses that program serves all others."""
     try:
-        load.load_tagged(maps.fds, port=port, width=width, result_rows=result_rows, loader=loader)
+        load.load_tagged(maps.fds, port=port, width=width, result_rows=result_rows, vlan=vlan, loader=loader)
     except CapabilityError as error:
         log.warning("no job with a key can run here: %s", str(error).splitlines()[0])
         return False
