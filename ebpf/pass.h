@@ -123,13 +123,18 @@ static __always_inline __u64 tb_pass(__u64 *to, const struct tb_header *head, co
 #ifdef TB_TAGGED
 	__u64 h = tb_tag_head(head, (__u64)(end - codes), key), v;
 	const __u64 *k = key + TB_KEY_WORDS;
+	struct tb_tag_state state;
 #else
 	__u64 a0 = 0, b0 = 0, a1 = 0, b1 = 0;
 #endif
 	__u64 mask = TB_LANES_MASK, n = rounds, t, u;
 	int i, j;
 
+#ifdef TB_TAGGED
+	tb_tag_open(&state, head, key);
+#else
 	(void)key;
+#endif
 	if (what == TB_PASS_ADD)
 		TB_PASS_ROUNDS(TB_PASS_SUM(TB_LANES_ADD));
 	else if (what == TB_PASS_STORE)
@@ -169,7 +174,7 @@ static __always_inline __u64 tb_pass(__u64 *to, const struct tb_header *head, co
 		to += what == TB_PASS_KEEP ? TB_ROW_STEP / 8 : TB_ROW_STEP / 4;
 	}
 #ifdef TB_TAGGED
-	return tb_tag_close(h, head, key);
+	return tb_tag_close(&state, h);
 #else
 #pragma unroll
 	for (i = 0; i < 6; i += 2) {

@@ -23,7 +23,10 @@ static __always_inline __u64 tb_proof_sum(const struct tb_header *head, const vo
 
 static __always_inline __u64 tb_proof(__u64 sum, const struct tb_header *head, const __u64 *key)
 {
-	return tb_tag_close(sum, head, key);
+	struct tb_tag_state state;
+
+	tb_tag_open(&state, head, key);
+	return tb_tag_close(&state, sum);
 }
 
 static __always_inline __u64 tb_proof_moved(__u64 sum, int i, __u64 before, __u64 now,

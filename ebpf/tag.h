@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The 64-bit tag over payload and header (auth-1): the sum of x * (x >> 32) over all words, x being a word plus its word
- * of the key, closed by SipHash-2-4 over that and the row's place. Defined by host_lib/tailbound/wire/tag.py, whose
+ * of the key, closed by SipHash-2-4 over the row's place and that. Defined by host_lib/tailbound/wire/tag.py, whose
  * reference it is tested against.
  *
  * A key is that of an epoch: SipHash's two words, one that only the host uses, one for each word of the header and, from
@@ -47,16 +47,31 @@ static __always_inline __u64 tb_tag_word(__u64 word, __u64 key)
 		v0 ^= (word); \
 	} while (0)
 
-/* SipHash-2-4 of a hash and of the header's op and seq. */
-static __always_inline __u64 tb_tag_close(__u64 hash, const struct tb_header *head,
-					  const __u64 *key)
+/* SipHash's state after a row's place: it can be had before the hash is known, and what follows is the shorter. */
+struct tb_tag_state {
+	__u64 v0, v1, v2, v3;
+};
+
+static __always_inline void tb_tag_open(struct tb_tag_state *s, const struct tb_header *head,
+					const __u64 *key)
 {
 	__u64 place = (__u64)tb_be32(head->op) << 32 | tb_be32(head->seq);
 	__u64 v0 = key[0] ^ 0x736f6d6570736575ULL, v1 = key[1] ^ 0x646f72616e646f6dULL;
 	__u64 v2 = key[0] ^ 0x6c7967656e657261ULL, v3 = key[1] ^ 0x7465646279746573ULL;
 
-	TB_SIP_TAKE(hash);
 	TB_SIP_TAKE(place);
+	s->v0 = v0;
+	s->v1 = v1;
+	s->v2 = v2;
+	s->v3 = v3;
+}
+
+/* SipHash-2-4 of op, seq and a hash. */
+static __always_inline __u64 tb_tag_close(const struct tb_tag_state *s, __u64 hash)
+{
+	__u64 v0 = s->v0, v1 = s->v1, v2 = s->v2, v3 = s->v3;
+
+	TB_SIP_TAKE(hash);
 	TB_SIP_TAKE(16ULL << 56);
 	v2 ^= 0xff;
 	TB_SIP_ROUND;

@@ -1,24 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The way into both of the worker's programs, and out of them: which of the two takes a packet, and tags of a VLAN. */
+/* From a frame as it comes to a packet and back: a job may be on a VLAN, whose tags no rule knows of. */
 #ifndef TB_RECEIVE_H
 #define TB_RECEIVE_H
 
 #include "ingest.h"
 #include "vlan.h"
-
-#ifndef TB_TAGGED
-/*
- * auth-2: in a job with a key the program of tagged.bpf.c takes a packet in, as it came, and this returns only where there
- * is none. Nothing is taken in then.
- */
-static __always_inline void tb_hand_over(struct xdp_md *ctx)
-{
-	const struct tb_control *control = TB_LOOKUP(control, 0);
-
-	if (control && TB_READ_ONCE(control->tagged))
-		((long (*)(void *, void *, __u32))(long)TB_TAIL_CALL)(ctx, TB_MAP(programs), 0);
-}
-#endif
 
 static __always_inline int tb_receive(struct xdp_md *ctx)
 {
@@ -26,9 +12,6 @@ static __always_inline int tb_receive(struct xdp_md *ctx)
 	__u32 tag = 0;
 	int action;
 
-#ifndef TB_TAGGED
-	tb_hand_over(ctx);
-#endif
 	if (vlan)
 		tag = tb_tag_off(ctx, vlan);
 	action = tb_ingest(ctx);

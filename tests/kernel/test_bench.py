@@ -12,9 +12,13 @@ from tailbound.errors import TailboundError
 from tailbound.wire.schema import PacketType, Verdict
 
 MUST = {"store", "add", "add-shifted", "refused", "result", "contended", "reflect"}
+MUST |= {"again", "again-tagged", "refused-tagged", "corrupt", "forged"}
 MUST |= {"switch-store", "switch-add", "switch-flush", "switch-answer", "switch-broadcast-8", "switch-copy"}
 #: Rows in which every packet is summed.
-SUMMING = ("store", "contended", "add", "switch-store", "switch-add", "switch-row", "switch-flush", "switch-broadcast")
+SUMMING = (
+    "store", "contended", "add", "again",
+    "switch-store", "switch-add", "switch-row", "switch-flush", "switch-broadcast",
+)  # fmt: skip
 
 
 def test_rows(loader: str, tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
+import cases
 from kernel_world import KernelWorld
 from switch_world import SwitchWorld
-from tailbound.kernel import syscalls
+from tailbound.kernel import load, syscalls
 from tailbound.transport.config import WIDTH_MOST
 
 #: Of a million.
@@ -19,6 +22,16 @@ WIDTH_OF_PAGE = 3392
 def test_worker(make, width: int) -> None:
     world: KernelWorld = make(width=width)
     assert 0 < syscalls.prog_info(world.program).verified_insns <= MOST
+
+
+@pytest.mark.parametrize("width", [1408, WIDTH_OF_PAGE, WIDTH_MOST])
+def test_worker_with_tags(make, loader: str, width: int) -> None:
+    world: KernelWorld = make(width=width)
+    defines = {"TB_PORT": cases.PORT, "TB_WIDTH": width, "TB_RESULT_ROWS": cases.RESULT_ROWS, "TB_VLAN": 0}
+    program = load.load("tagged.bpf.c", load.TAGGED, defines, load.WORKER_MAP_NAMES, world.maps.fds, loader)
+    found = syscalls.prog_info(program).verified_insns
+    os.close(program)
+    assert 0 < found <= MOST
 
 
 @pytest.mark.parametrize("width", [1408, WIDTH_OF_PAGE])

@@ -102,3 +102,13 @@ def test_verifier(make, width: int) -> None:
     tagged, plain = (syscalls.prog_info(make(width=width, vlan=vlan).program).verified_insns for vlan in (VLAN, 0))
     assert 0 < tagged < 400_000
     assert plain < tagged
+
+
+def test_a_job_with_a_key(world: KernelWorld) -> None:
+    """The program for tags of keys takes those of VLANs off and puts them back, too (auth-2)."""
+    world.arm()
+    assert world.judge(frame(cases.tagged(cases.contribution()), VLAN)) == (Verdict.STORED, 1)
+    assert world.judge(frame(cases.contribution(), VLAN)) == (Verdict.FORGED, 256)
+    data = frame(cases.tagged(cases.ready(seq=7)), VLAN, priority=6)
+    assert world.judge(data) == (Verdict.CONTROL_PASSED, 1)
+    assert (world.action, world.back) == (PASS, data)

@@ -22,8 +22,9 @@ STORY = """
 import json, os, sys
 from tailbound import cli
 from tailbound.datapath.xdp import XdpDatapath
-from tailbound.kernel import interfaces
+from tailbound.kernel import interfaces, pin, syscalls
 from tailbound.kernel.fanout import Fanout, Peer
+from tailbound.wire.tag import key_of
 
 name = sys.argv[1]
 told = {}
@@ -41,6 +42,13 @@ if pid == 0:
         assert not path.store.sums.flags.writeable and not path.store.slots.flags.writeable
         assert path.endpoint[1] == 7411 and path.store.width == 1408
         path.reset(1)
+        path.put_key(3, key_of(bytes(80 + 1408), 3))
+        for flags in (0, 1 << 3):  # to read and write, to read
+            try:
+                syscalls.obj_get(str(pin._pins(name) / "keys"), flags)
+            except PermissionError:
+                continue
+            raise AssertionError("keys can be read")
         path.close()
         fanout = Fanout.open(name, 40000)
         fanout.set_peers(3, [Peer(0, "198.18.0.9", 7411, bytes(6))])

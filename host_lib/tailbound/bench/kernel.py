@@ -24,9 +24,11 @@ from tailbound.datapath.xdp import shapes
 from tailbound.errors import TailboundError
 from tailbound.kernel import load, maps, syscalls
 from tailbound.kernel.frames import frame
+from tailbound.kernel.keys import put_key
 from tailbound.wire import schema
 from tailbound.wire.packets import header, packed, packet
-from tailbound.wire.schema import MAX_RANKS, WORKER_MAPS, PacketType, Verdict
+from tailbound.wire.schema import MAX_RANKS, WORKER_MAPS, PacketType, Verdict, key_bytes
+from tailbound.wire.tag import key_of
 
 PORT, WIDTH, ROWS = 7000, 1408, 64
 _OWN, _PEER, _COOKIE = "198.18.0.1", "198.18.0.2", 0x7A11
@@ -46,6 +48,8 @@ class Case:
     ranks: int = MAX_RANKS
     cpus: int = 1
     port: int = PORT
+    tagged: bool = False  #: a job with a key
+    forged: bool = False  #: its tag or check is wrong
 
 
 _SUMMED = (Verdict.STORED, Verdict.ADDED)
@@ -60,6 +64,12 @@ CASES = (
     Case("result", PacketType.RESULT, _ROW, (Verdict.RESULT_TAKEN,)),
     Case("contended", PacketType.CONTRIBUTION, _FORGET, _SUMMED, cpus=2),
     Case("reflect", PacketType.PROBE, _NOT, (Verdict.REFLECTED,), codes=16),
+    # by the same rank again and again, since the turntable has no key
+    Case("again", PacketType.CONTRIBUTION, _FORGET, _SUMMED),
+    Case("again-tagged", PacketType.CONTRIBUTION, _FORGET, _SUMMED, tagged=True),
+    Case("refused-tagged", PacketType.CONTRIBUTION, _NOT, (Verdict.DUPLICATE,), tagged=True),
+    Case("corrupt", PacketType.CONTRIBUTION, _NOT, (Verdict.CORRUPT,), forged=True),
+    Case("forged", PacketType.CONTRIBUTION, _NOT, (Verdict.FORGED,), tagged=True, forged=True),
 )
 
 
@@ -72,6 +82,10 @@ class Bench:
         self.maps = maps.create(WORKER_MAPS, shapes(**sizes), events=True)
         defines = {"TB_PORT": PORT, "TB_WIDTH": WIDTH, "TB_SUM_ROWS": rows, "TB_RESULT_ROWS": rows}
         self.program = load.load("bench.bpf.c", "tb_bench", defines, load.WORKER_MAP_NAMES, self.maps.fds, loader)
+        load.load_tagged(self.maps.fds, port=PORT, width=WIDTH, result_rows=rows, loader=loader)
+        self._key = key_of(np.random.default_rng(3).bytes(key_bytes(WIDTH) - 8), 0)
+        for epoch in range(schema.KEY_EPOCHS):
+            put_key(self.maps.fds["keys"], epoch, self._key)
         peers, control = self.maps.arrays["peers"], self.maps.arrays["control"][0]
         peers["address"] = packed(_PEER)
         control["cookie"], control["address"] = _COOKIE, packed(_OWN)
@@ -98,8 +112,9 @@ class Bench:
         self.maps.arrays["control"]["ranks"], self.maps.arrays["control"]["rank"] = case.ranks, case.ranks - 1
         self._op += 1 << schema.OP_INDEX_BITS  # far from where the last case ended
         self.maps.arrays["control"]["released"] = self._op - 1
+        self.maps.arrays["control"]["tagged"] = case.tagged
         frames = [self._frame(case, sender) for sender in (0, 64)[: case.cpus]]
-        if case.turn in (_NOT, _FORGET) and case.type is PacketType.CONTRIBUTION:
+        if case.turn in (_NOT, _FORGET) and case.type is PacketType.CONTRIBUTION and not case.forged:
             for data in frames:  # the first is stored, or makes the others duplicates
                 syscalls.run_xdp(self.program, data, 1)
         before = self.counted()
@@ -144,7 +159,10 @@ class Bench:
             published=self._op - 1,
         )
         payload = np.random.default_rng(7).integers(1, 256, case.codes, np.uint8).tobytes()
-        return frame(packet(head, payload), _PEER, _OWN, case.turn, case.port)
+        data = packet(head, payload, self._key if case.tagged else None)
+        if case.forged:
+            data = data[:-1] + bytes([data[-1] ^ 1])
+        return frame(data, _PEER, _OWN, case.turn, case.port)
 
     def _repeat(self, cpu: int, data: bytes, repeats: int, durations: list[int]) -> None:
         os.sched_setaffinity(0, {cpu})

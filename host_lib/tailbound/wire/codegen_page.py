@@ -73,7 +73,7 @@ k[i].
     for each word w[i]:
         x = w[i] + k[i]                                      modulo 2^64
         h += x * (x >> 32)                                   modulo 2^64
-    check = SipHash-2-4 by s[0], s[1] of 16 bytes: h, then op * 2^32 + seq, each as a little-endian word
+    check = SipHash-2-4 by s[0], s[1] of 16 bytes: op * 2^32 + seq, then h, each as a little-endian word
 
 A control packet has a stamp in bytes 32 to 39, which rises with each that its sender makes. `tag_reference` in
 `wire/tag.py` is the definition in plain Python. A key there has {schema.KEY_WORDS} words before those of a row: between

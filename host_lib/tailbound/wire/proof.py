@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.wire import check
-from tailbound.wire.jit import Scalar, njit
+from tailbound.wire.jit import Scalar, cached, njit
 from tailbound.wire.schema import KEY_WORDS
 from tailbound.wire.tag import EPOCH_BIT, hashed, tag_of
 
@@ -42,6 +42,7 @@ def proven(line: NDArray[np.uint64], state: NDArray[np.uint64], key: NDArray[np.
     return _final(line, state)
 
 
+@cached
 @njit(nogil=True, cache=True, boundscheck=False)
 def proof_of(packet: NDArray[np.uint8], key: NDArray[np.uint64]) -> Scalar:
     """What ``packet`` (u8[64 + payload], C-contiguous) ought to carry, as the integer in its last field.

@@ -1,7 +1,7 @@
 """The 64-bit tag that takes the place of the check where a job has a key: who lacks the key can make none.
 
 A universal hash over header and payload (auth-1), closed by SipHash-2-4 (Aumasson and Bernstein, INDOCRYPT 2012) over
-the hash and the row's place. The hash is NH (Black et al., CRYPTO 1999, section 4) with one addition of 64 bits in the
+the row's place and the hash. The hash is NH (Black et al., CRYPTO 1999, section 4) with one addition of 64 bits in the
 place of two of 32: with x = word + key modulo 2^64 it sums x * (x >> 32). Two messages of one length have hashes with a
 given difference for at most 2^-31 of all keys: where the lower halves of a word differ, the sum is linear in the upper
 half of its key, with two cases of carry and one solution at most in each; where only the upper halves differ, it is
@@ -92,7 +92,7 @@ def tag_reference(header: bytes, payload: bytes, key: NDArray[np.uint64]) -> int
         x = int.from_bytes(data[8 * i : 8 * i + 8], "little") + words[HEAD_AT + i] & _MASK
         total = total + x * (x >> 32) & _MASK
     op, seq = int.from_bytes(header[8:12], "big"), int.from_bytes(header[16:20], "big")
-    return siphash_reference(words[0], words[1], total.to_bytes(8, "little") + (op << 32 | seq).to_bytes(8, "little"))
+    return siphash_reference(words[0], words[1], (op << 32 | seq).to_bytes(8, "little") + total.to_bytes(8, "little"))
 
 
 @njit(nogil=True, cache=True, boundscheck=False, inline="always")
@@ -120,10 +120,10 @@ def _round(a: np.uint64, b: np.uint64, c: np.uint64, d: np.uint64):  # type: ign
 
 @njit(nogil=True, cache=True, boundscheck=False)
 def closed(total: np.uint64, place: np.uint64, key: NDArray[np.uint64]) -> np.uint64:
-    """SipHash-2-4 of the hash and of op and seq, ``op << 32 | seq``."""
+    """SipHash-2-4 of op and seq, ``op << 32 | seq``, and of the hash: it comes last, since it is known last."""
     a, b = key[0] ^ np.uint64(0x736F6D6570736575), key[1] ^ np.uint64(0x646F72616E646F6D)
     c, d = key[0] ^ np.uint64(0x6C7967656E657261), key[1] ^ np.uint64(0x7465646279746573)
-    for word in (total, place, np.uint64(16 << 56)):
+    for word in (place, total, np.uint64(16 << 56)):
         d ^= word
         for _ in range(2):
             a, b, c, d = _round(a, b, c, d)

@@ -1,0 +1,59 @@
+"""Jobs with a key over XDP between namespaces: bits of a job without one, and what a cable damages (auth-1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lab_team import lab_team
+from support import gradients, patient
+from tailbound.lab.cluster import Cluster
+
+pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
+
+Make = Callable[..., Cluster]
+STRAY = {"STALE_RESULT"}
+RANKS, OPS = 3, 6
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> str:
+    path = tmp_path / "key"
+    path.write_bytes(bytes(range(32)))
+    path.chmod(0o600)
+    return str(path)
+
+
+@pytest.mark.parametrize("mtu", [1500, 9000])
+def test_the_bits_of_a_job_without_a_key(tailbound_lab: Make, key_file: str, mtu: int) -> None:
+    """Bits of results depend on nothing of the key; the same programs serve one job after the other."""
+    lab, found = tailbound_lab(workers=RANKS, mtu=mtu), list[list[np.ndarray]]()
+    for more in ({"key_file": key_file}, {}):
+        with lab_team(lab, patient(width=0, ring_mib=8.0, fetch=10**9, **more), cookie=0xBEEF) as job:
+            numel = 100 * job[0].config.width + 13
+            outs = []
+            for op in range(OPS):
+                results = job.allreduce(gradients("U", RANKS, numel, seed=op))
+                assert all(outcome.delivered == outcome.expected for _, outcome in results)
+                outs.append(results[0][0])
+            found.append(outs)
+            assert {int(member.job.store.control["tagged"][0]) for member in job.communicators} == {int(bool(more))}
+            for member in job.communicators:
+                assert set(member.stats()["drops"]) <= STRAY
+                assert member.stats()["probes"]["by"] == "kernel" or mtu == 9000
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one.view(np.uint32), other.view(np.uint32))
+
+
+def test_what_a_cable_damages_is_forged(tailbound_lab: Make, key_file: str) -> None:
+    lab = tailbound_lab(workers=RANKS, faults={"corrupt": 0.01})
+    with lab_team(lab, patient(width=1408, ring_mib=8.0, key_file=key_file)) as job:
+        for op in range(OPS):
+            for _, outcome in job.allreduce(gradients("U", RANKS, 8 * 64 * 1408, seed=op)):
+                assert outcome.error is None
+        drops = [member.stats()["drops"] for member in job.communicators]
+    assert sum(drop.get("FORGED", 0) for drop in drops) > 50
+    assert not any("CORRUPT" in drop for drop in drops)
