@@ -1,6 +1,6 @@
 """The picture of ``tailbound bench train``: a line of two panels for every scenario, drawn from the rows alone.
 
-Of a scenario under bursts, the panels are those of its first and its last tail.
+Of a scenario under bursts, the panels are those of its first and its last tail, if there is more than one.
 """
 
 from __future__ import annotations
@@ -48,8 +48,11 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         for axes in (left, right):
             dress(axes)
         if tails := sorted({row["tail"] for row in chosen if row["tail"] is not None}):
-            for axes, tail in zip((left, right), tails[:1] + tails[1:][-1:], strict=False):
-                panel(axes, [row for row in chosen if row["tail"] == tail], _LABELS)
+            panel(left, [row for row in chosen if row["tail"] == tails[0]], _LABELS)
+            if len(tails) > 1:
+                panel(right, [row for row in chosen if row["tail"] == tails[-1]], _LABELS)
+            else:
+                _steps(right, chosen, losses)
             continue
         left.set_title(_words(chosen), loc="left", fontsize=10.5, color=INK)
         _accuracy(left, chosen, losses)

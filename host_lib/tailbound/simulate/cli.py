@@ -40,7 +40,7 @@ __all__ = ["simulate"]
 @click.option("--seed", type=int, default=1, help="Of everything.")
 @click.option(
     "--confirm", is_flag=True,
-    help="4 and 8 ranks here and in the lab, at 100 Mbit/s; only --ranks, --steps, --seed and --json count.",
+    help="4 and 8 ranks here and in the lab, at 200 Mbit/s; only --ranks, --steps, --seed and --json count.",
 )  # fmt: skip
 @click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the rows to this file, too."

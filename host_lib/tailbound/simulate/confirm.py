@@ -24,8 +24,9 @@ from tailbound.simulate.run import Wanted, as_in_the_lab, simulate, summarise
 from tailbound.simulate.steps import Step
 
 RANKS = (4, 8)
-#: Of every link, bit/s; bytes of float32. An op takes 63 ms, and token buckets hold 5 ms.
-_RATE, _SIZE = 10**8, 2 << 20
+#: Of every link, bit/s; bytes of float32. An op takes 32 ms, and token buckets hold 5 ms. At 100 Mbit/s a burst of 45
+#: packets alone takes longer than the round trip from which on senders slow down (``transport.pace``).
+_RATE, _SIZE = 2 * 10**8, 2 << 20
 #: Steps before those that count, and ns of rest before each: token buckets are full then, as mostly in the lab.
 _WARM, _REST = 10, 6_000_000
 #: Relative difference of times, and factor between shares of rows that stayed lost, that count as the same.
@@ -45,7 +46,7 @@ class Trouble(NamedTuple):
 TROUBLES = (
     Trouble("calm"),
     Trouble("1 % lost", loss=0.01),
-    Trouble("bursts", background=Background(_RATE * 9 // 10, 100, 2000)),
+    Trouble("bursts", background=Background(_RATE * 9 // 10, 50, 1000)),
 )
 
 
