@@ -106,6 +106,7 @@ class Config:
         codec_threads: threads of a rank that share the codec's work on an op, the transport's own included; 0: one for
             each four of its cores, at most four.
         bits: of a code: 16, 8 or 4, or 4 of contributions and 8 of results.
+        fine_steps: the first so many steps of a job have codes of 16 bits (codec-12).
         first_step: step number the job starts with; only tests of wrap-around change it.
     """
 
@@ -136,6 +137,7 @@ class Config:
     switch: Switch | None = None
     codec_threads: int = 0
     bits: Bits = 8
+    fine_steps: int = 0
     first_step: int = 0
 
     def __post_init__(self) -> None:
@@ -163,6 +165,8 @@ class Config:
             raise ConfigError(f"ring of {self.ring_mib} MiB: give a size above 0")
         if self.strict < 0:
             raise ConfigError(f"strict is {self.strict} ns: give 0 or more; 0 waits for no row past its deadline")
+        if self.fine_steps < 0 or (self.fine_steps and self.switch is not None):
+            raise ConfigError(f"{self.fine_steps} steps of 16 bits: give 0 or more, and none where a switch sums")
         if self.fetch < 0:
             raise ConfigError(f"fetch is {self.fetch} ns: give 0 or more; 0 fetches nothing")
         for name in ("deadline_1", "deadline_2", "quiet"):
@@ -199,6 +203,7 @@ class Config:
         return {
             "balance": "on" if self.balance else "off",
             "bits": bits_text(self.bits),
+            "fine_steps": str(self.fine_steps),
             "hadamard": "auto" if self.rotate == "auto" else "on" if self.rotate else "off",
             "multicast_group": (self.group or "by cookie") if self.result == "multicast" else "not needed",
             "result": "multicast" if self.result == "multicast" else "any but multicast",
