@@ -63,16 +63,6 @@ def test_probes_are_turned_round_into_the_vlan(world: KernelWorld, tags: tuple[i
     assert found[0]["type"] == PacketType.ECHO
 
 
-def test_a_job_with_a_key(world: KernelWorld) -> None:
-    """The program for packets with tags of their own kind (auth-2) takes those of VLANs off, and puts them back."""
-    world.arm()
-    assert world.judge(frame(cases.tagged(cases.contribution()), VLAN)) == (Verdict.STORED, 1)
-    data = frame(cases.tagged(cases.ready()), VLAN, priority=6)
-    assert world.judge(data) == (Verdict.CONTROL_PASSED, 1)
-    assert world.back == data
-    assert world.judge(frame(cases.contribution(), VLAN))[0] is Verdict.FORGED
-
-
 def test_others_pass_untouched(world: KernelWorld) -> None:
     """Other VLANs, tags in tags, what is not for the job's port, and frames that end too early."""
     body = cases.contribution()

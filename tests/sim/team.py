@@ -8,7 +8,6 @@ one is held to its bound without slack (clock-12).
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from sim.engine import PORT, Engine, Rank, World, address
 from sim.switch import SimSwitch
 from support import Trouble
 from tailbound.collective import fetch, jump
-from tailbound.collective.communicator import MAX_OP_ROWS, Communicator
+from tailbound.collective.communicator import Communicator
 from tailbound.collective.op import Op, Outcome
 from tailbound.datapath.store import ring_rows
 from tailbound.errors import TransportError
@@ -54,13 +53,12 @@ class Member(Communicator):
         if (switch := self.config.switch) is not None:
             self._row_width = switch.width(self.config.width)
             rings.append(switch.rows // 2)
-        self._rows_most = min([MAX_OP_ROWS, *rings])
-        self._lock, self._launched = threading.Lock(), 0
+        self._number(*rings)
         self.job.fetch = self._fetch
 
     def jump(self) -> int:
         """As ``Communicator.jump``, with the donor asked at once."""
-        return jump.jump(self._engine, self._pull) if self.lost else 0
+        return self._skip(jump.jump(self._engine, self._pull)) if self.lost else 0
 
     def _pull(self, donor: int, *_: object) -> bytes:
         if self._others[donor].node.dead:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from sim.team import Result, SimTeam, sim_team
@@ -34,41 +33,28 @@ def step(job: SimTeam, seed: int, small: float) -> list[Result]:
     return results
 
 
-def connected(job: SimTeam) -> SimTeam:
-    """``job``, with tables that come at once."""
-    for member in job.communicators:
-        tables = member.job.tables
-
-        def fetch(rank: int, digests: set[int], add: Callable[[bytes], int] = tables.add) -> None:
-            for data in map(job[rank].job.tables.encoded, digests):
-                if data is not None:
-                    add(data)
-
-        member._engine.maps.fetch = fetch
-    return job
-
-
 def changes(job: SimTeam) -> list[int]:
     return [member.job.counters["exponents_settled"] for member in job.communicators]
 
 
-def measured(found: list[int], of: Callable[[Job, Op, Measure], None]) -> Callable[[Job, Op, Measure], None]:
-    """Notes whose op is cold."""
+def cold_ops(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Ranks that have a cold op, one more time for each."""
+    found: list[int] = []
+    of = execute._EXECUTE[Measure]
 
     def measure(job: Job, op: Op, action: Measure) -> None:
         found.append(job.rank)
         of(job, op, action)
 
-    return measure
+    monkeypatch.setitem(execute._EXECUTE, Measure, measure)
+    return found
 
 
-def test_scales_stay_the_same_on_all_ranks_though_rows_are_lost(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_scales_stay_the_same_on_all_ranks_though_rows_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """No op is cold after the first one, nothing is refused, and whole averages have the same bits."""
-    cold: list[int] = []
-    monkeypatch.setitem(execute._EXECUTE, Measure, measured(cold, execute._EXECUTE[Measure]))
+    cold = cold_ops(monkeypatch)
     terms = Terms(loss=0.02, burst=5)
     with sim_team(RANKS, patient(**SETTINGS), terms=terms) as job:
-        connected(job)
         for seed in range(36):
             results = step(job, seed, 1e-2 if seed // 12 % 2 else 1e-1)
             whole = [out for out, outcome in results if not outcome.missed]
@@ -83,7 +69,6 @@ def test_scales_stay_the_same_on_all_ranks_though_rows_are_lost(monkeypatch) -> 
 def test_a_rank_that_knows_no_scales_is_in_again_after_an_op() -> None:
     """As one that has jumped over a change: the others have moved theirs, and it learns them from their results."""
     with sim_team(RANKS, patient(**SETTINGS)) as job:
-        connected(job)
         seed = 0
         while not min(changes(job)):
             step(job, seed := seed + 1, 1e-2)

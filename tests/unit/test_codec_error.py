@@ -166,10 +166,11 @@ def test_ten_times_up_is_taken_by_the_shift(ranks: int, groups: int) -> None:
     job = LocalJob(ranks, entries)
     job.step(0, independent(ranks, 0, entries), receivers=[])
     gradients = [10 * x for x in independent(ranks, 1, entries)]
-    step = job.step(1, gradients, receivers=[0])
-    assert nmse(step.outputs[0], gradients) <= 6e-4
-    assert step.shifted == ranks * groups
-    assert job.step(2, gradients, receivers=[0]).shifted == 0
+    steps = [job.step(op, gradients, receivers=[0]) for op in range(1, 6)]
+    assert all(nmse(step.outputs[0], gradients) <= 6e-4 for step in steps)
+    assert steps[0].shifted == ranks * groups
+    assert steps[1].shifted == (ranks * groups if ranks < 64 else 0)  # scales double from op to op where shifts will do
+    assert steps[-1].shifted == 0
 
 
 def test_ten_times_down_is_coarse_once() -> None:
@@ -180,6 +181,14 @@ def test_ten_times_down_is_coarse_once() -> None:
     assert lossless("U", 4) * 3 < nmse(step.outputs[0], gradients) <= 0.15
     step = job.step(2, gradients, receivers=[0])
     assert nmse(step.outputs[0], gradients) <= 6e-4
+
+
+def test_one_large_op_is_hardly_seen_in_the_next() -> None:
+    """Scales rise by one doubling where shifts hold the rest. Rule: codec-10."""
+    job, gradients = LocalJob(4, N8), independent(4, 2)
+    job.step(0, independent(4, 0), receivers=[])
+    job.step(1, [16 * x for x in independent(4, 1)], receivers=[])
+    assert nmse(job.step(2, gradients, receivers=[0]).outputs[0], gradients) <= 4.5 * lossless("U", 4)
 
 
 @pytest.mark.parametrize(("case", "most"), [("one entry", 1e-3), ("one column", 1e-3), ("64 values x 100", 2.5e-3)])

@@ -56,8 +56,8 @@ def test_a_tensor_gets_half_of_its_distance_and_all_that_is_far() -> None:
 def test_a_tensor_of_few_entries_far_below_the_mean_is_lifted_above_it() -> None:
     """To four times the mean: 2^(h - d) is what it is after."""
     few = np.array([10**9, 10**9 + 4096, 10**9 + 4096 + 64])
-    assert wanted(np.array([0.0, -6.0, -6.0]), few) == pytest.approx([0, -6, -8], abs=1e-3)
-    assert wanted(np.array([0.0, -2.0, -2.0]), few) == pytest.approx([0, -1.5, -2.5], abs=1e-3)
+    assert wanted(np.array([0.0, -8.0, -8.0]), few) == pytest.approx([0, -8, -10], abs=1e-3)
+    assert wanted(np.array([0.0, -4.0, -4.0]), few) == pytest.approx([0, -3.5, -4.5], abs=1e-3)
     assert wanted(np.array([0.0, 2.0, 2.0]), few) == pytest.approx([0, 1, 1], abs=1e-3)
 
 

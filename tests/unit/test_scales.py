@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tailbound.codec.scale import NEED_LEAST, cold_exponents, headroom_of, warm_exponents
+from tailbound.codec.scale import NEED_LEAST, cold_exponents, headroom_of, next_exponent, shift_cap_of, warm_exponents
 from tailbound.wire.schema import EXPONENT_NONE
 
 
@@ -33,3 +33,25 @@ def test_warm_is_the_largest_of_the_rows_that_came() -> None:
     none = EXPONENT_NONE
     rows = np.array([4, none, 6, none, none, none, none, none, -9, none, none, -11], np.int16)
     np.testing.assert_array_equal(warm_exponents(rows, 3), [6, none, -9])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "e", "need", "after"),
+    [
+        (4, 0, -40, -38),  # falls at once
+        (4, 0, -2, 0),
+        (4, 0, 1, 3),
+        (4, 0, 10, 4),  # rises by a doubling
+        (4, 0, 40, 26),  # leaves two of the six shifts
+        (32, 0, 10, 8),
+        (64, 0, 10, 12),  # two shifts are all there are
+        (4, EXPONENT_NONE, 10, 12),
+        (4, NEED_LEAST + 2, 10, 12),  # nothing but zeros before
+        (4, 7, EXPONENT_NONE, 7),
+    ],
+)
+def test_scales_rise_by_a_doubling_where_shifts_will_do(ranks: int, e: int, need: int, after: int) -> None:
+    """Rule: codec-10."""
+    found = next_exponent(e, need, headroom_of(ranks), shift_cap_of(ranks))
+    assert found == after
+    assert need == EXPONENT_NONE or need <= found + 4 * shift_cap_of(ranks)

@@ -351,5 +351,7 @@ class Reference:
             units = sum(1 << int(c.shift[g]) for c in coded)
             row = reference.Row(k, int(e[g]), units, range(self.ranks))
             codes[k], scale[k] = reference.mean(lanes, row, seed, self.ranks)
-        self.exponents = np.where(need == EXPONENT_NONE, e, need + headroom).astype(np.int16)
+        fits = need.astype(np.int32) + headroom
+        rises = np.maximum(np.minimum(fits, e + 4), fits - 4 * (cap - 2)) if cap > 2 else fits  # codec-10
+        self.exponents = np.where(need == EXPONENT_NONE, e, rises).astype(np.int16)
         return reference.decode(codes, scale, np.ones(shape.rows, bool), shape, seed)

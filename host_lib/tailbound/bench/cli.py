@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +81,28 @@ def codec(threads: int, quick: bool, json_file: Path | None) -> None:
     from tailbound.bench.codec import run
 
     show("Codec", run(json_file, threads, quick=quick))
+
+
+@bench.command()
+@click.option("--ranks", type=click.IntRange(2), default=4, help="Of a job in one process.")
+@click.option("--steps", type=click.IntRange(1), default=200, help="Of training.")
+@click.option("--seed", "seeds", type=click.IntRange(0), multiple=True, default=(0,), help="One or more of these.")
+@click.option("--fine-steps", type=click.IntRange(1), default=20, help="First steps with 16 bits, in one of the ways.")
+@_JSON
+def tensors(ranks: int, steps: int, seeds: tuple[int, ...], fine_steps: int, json_file: Path | None) -> None:
+    """Error of every tensor while a small GPT is trained, with exponents of tensors and without."""
+    how = import_module("tailbound.simulate.tensors")  # it builds on benchmarks, which must not import it
+    rows = how.run(json_file, how.ways(fine_steps), ranks=ranks, steps=steps, seeds=seeds)
+    show("Error of the mean, worst tensor / all", how.table(rows))
+
+
+@bench.command("bytes")
+@click.option("--ranks", type=click.IntRange(2), default=4, help="Of a job in one process.")
+@_JSON
+def bytes_(ranks: int, json_file: Path | None) -> None:
+    """Bytes that a rank sends for an all-reduce, by bits of codes, counted in a simulated network."""
+    how = import_module("tailbound.simulate.bytes_sent")
+    show("Bytes of a rank and op, headers included", how.table(how.run(json_file, ranks=ranks)))
 
 
 @bench.command()

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from tailbound.bench.start import StartLine
 from tailbound.collective.communicator import Communicator
-from tailbound.settings.table import BITS, PORT, RESULT
+from tailbound.settings.table import BALANCE, BITS, PORT, RESULT
 from tailbound.transport.config import Config
 
 
@@ -37,6 +37,7 @@ def communicator(
         port=PORT.read(),
         result=RESULT.read(),
         bits=BITS.read(),
+        balance=BALANCE.read(),
         **settings,
     )
     store = dist.distributed_c10d._get_default_store()

@@ -38,7 +38,7 @@ _LEFT = 1.0
 _FARTHEST = 11.0
 #: Tensors of so many entries are lifted to the mean, smaller ones higher, as far as they are below it: the root of the
 #: ratio, at most by ``_LIFTED`` powers of two, in full from ``_BELOW`` on.
-_FEW, _LIFTED, _BELOW = 4096, 2.0, 4.0
+_FEW, _LIFTED, _BELOW = 4096, 2.0, 8.0
 #: Exponents that are off by more than this are worth an agreement.
 _OFF = 1.0
 

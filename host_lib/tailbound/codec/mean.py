@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from tailbound.codec import hashing, kernels, planes
 from tailbound.codec.hashing import row_key, write_lanes
 from tailbound.codec.records import Coding, Own, Results, Sums
-from tailbound.codec.scale import ZERO, scale_of
+from tailbound.codec.scale import ZERO, next_exponent, scale_of
 from tailbound.codec.scratch import Scratch, readonly
 from tailbound.codec.shape import Shape
 from tailbound.codec.simd import LANES
@@ -50,6 +50,7 @@ class _Form(NamedTuple):
     down: int  #: of a result's
     wide: bool  #: sums have u16 lanes, whatever the codes
     headroom: int
+    shift_cap: int  #: of contributions
     contributed: np.uint32  #: seed of the rounding offsets of contributions
     rounding: np.uint32  #: of results
     rank: int
@@ -205,7 +206,7 @@ def _mean_rows(sums, own, lo, hi, form, out, memory):  # type: ignore[no-untyped
             own_only += n == 0
             n += 1
             units += np.int64(1) << np.int64(scales.shift[g])
-        out.exponent_next[i] = e if own.most[g] == EXPONENT_NONE else own.most[g] + form.headroom
+        out.exponent_next[i] = next_exponent(e, own.most[g], form.headroom, form.shift_cap)
         out.contributors[i] = n
         out.usable[i] = n > 0
         if n == 0:
@@ -265,7 +266,7 @@ def mean_rows(
     Args:
         sums: read. Of codes of 4 bits they are u8 lanes, unless ``shape.wide``.
         own: read, but for the working memory.
-        coding: how the ranks code; ``shift_cap`` is not looked at.
+        coding: how the ranks code.
         out: written.
         places: only the rows of this half-open range of places (``exponent_next`` still looks at all records).
 
@@ -295,8 +296,8 @@ def mean_rows(
     )
     own = Own(readonly(own.rows.view(np.int32)), own.packets, own.present, own.scales, own.most)
     form = _Form(
-        shape.group_rows, codes, shape.entries, shape.bits, made.bits, shape.wide, coding.headroom, contributed,
-        rounding, coding.rank, coding.ranks, hashing.steps_of_all(coding.ranks), coding.rotate and shape.bits < 16,
-        coding.key,
+        shape.group_rows, codes, shape.entries, shape.bits, made.bits, shape.wide, coding.headroom,
+        0 if shape.bits == 4 else coding.shift_cap, contributed, rounding, coding.rank, coding.ranks,
+        hashing.steps_of_all(coding.ranks), coding.rotate and shape.bits < 16, coding.key,
     )  # fmt: skip
     return Means(*_mean_rows(sealed, own, lo, hi, form, out, scratch.memory))

@@ -25,6 +25,10 @@ NEED_LEAST = -300
 #: Rotated values of 2^120 or more count as not finite: their sums could overflow float32 on the way back.
 OVERFLOW_BITS = (120 + 127) << 23
 
+#: Doublings by which a scale rises from one op to the next as long as shifts take up the rest, and those that are left
+#: for what comes on top.
+_RISE, _SPARE = 1, 2
+
 _Q1 = int(np.float32(2.0**0.25).view(np.uint32)) & 0x7FFFFF
 _Q2 = int(np.float32(2.0**0.5).view(np.uint32)) & 0x7FFFFF
 _Q3 = int(np.float32(2.0**0.75).view(np.uint32)) & 0x7FFFFF
@@ -82,6 +86,39 @@ def warm_exponents(row_exponents: NDArray[np.int16], groups: int) -> NDArray[np.
     """
     largest: NDArray[np.int16] = row_exponents.reshape(groups, -1).max(axis=1)
     return largest
+
+
+def regrouped(of_groups: NDArray[np.int16], sizes: tuple[int, int], numel: int) -> NDArray[np.int16]:
+    """What groups of another size take over from those of an op: the largest of all that they share entries with.
+
+    Args:
+        of_groups: i16[G]; EXPONENT_NONE is less than any other.
+        sizes: entries of a group, before and after.
+        numel: of the op.
+    """
+    before, after = sizes
+    begins = np.arange(0, numel, after)
+    first, last = begins // before, (np.minimum(begins + after, numel) - 1) // before
+    found = [of_groups[a : b + 1].max() for a, b in zip(first, last, strict=True)]
+    return np.array(found, np.int16)
+
+
+@compiled
+def next_exponent(e: Any, need: Any, headroom: Any, cap: Any) -> int:
+    """e of a group for the key's next op, from what the largest need in this op was (codec-10).
+
+    Args:
+        e: of this op; EXPONENT_NONE: not known.
+        need: EXPONENT_NONE: nobody had anything.
+        headroom: h.
+        cap: kcap; 0 where contributions cannot be shifted.
+    """
+    if need == EXPONENT_NONE:
+        return int(e)
+    found: int = need + headroom
+    if cap > _SPARE and e > NEED_LEAST + headroom:  # else unknown, or the scale of zeros
+        found = max(min(found, e + 4 * _RISE), found - 4 * (cap - _SPARE))
+    return found
 
 
 @compiled

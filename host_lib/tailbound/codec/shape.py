@@ -72,6 +72,11 @@ class Shape:
         return self.codes * 8 // self.bits
 
     @property
+    def group_entries(self) -> int:
+        """R * V."""
+        return self.group_rows * self.entries
+
+    @property
     def rows(self) -> int:
         """T = G * R."""
         return self.groups * self.group_rows

@@ -26,7 +26,7 @@ from tailbound.collective.speaker import Speaker
 from tailbound.errors import TransportError
 from tailbound.transport.config import MS
 from tailbound.transport.reliable import Refusal, Reliable
-from tailbound.transport.steps import step_distance
+from tailbound.transport.steps import Young, step_distance
 
 #: Name of the request on the reliable path: the table of a digest.
 REQUEST = "exponents"
@@ -60,9 +60,9 @@ class Balancing:
         self.leads = False
         #: digest of the table that it wants; None: that in force
         self.wish: int | None = None
-        self._first = job.config.first_step
+        self._young = Young(job.config.first_step, _YOUNG)
         self._step: int | None = None  # the newest one that this was told of
-        self._old = False  # for good: numbers of steps wrap
+        self._old = False
         self._waited = 0  # steps since the last wish
         self._least, self._since, self._pause = _LEAST, 0, 0
         self._present = NO_TABLE  # of the newest map
@@ -143,7 +143,7 @@ class Balancing:
         needs = launch.coder.needs(launch.out, shape, codings, self._scratch)
         if needs is None:
             return None
-        bounds = changes((old[0], ends), (old[1], exponents), shape.group_rows * shape.entries)
+        bounds = changes((old[0], ends), (old[1], exponents), shape.group_entries)
         spare = 0 if job.switch is None else _SPARE
         return Entry(ends, exponents, op.balance, op.plain[3], moves((needs[0], needs[1]), bounds, spare))
 
@@ -165,7 +165,7 @@ class Balancing:
         if self._step is None or ahead > 0:
             self._step = step
             self._waited += ahead
-            self._old |= not 0 <= step_distance(step, self._first) < _YOUNG
+            self._old = not self._young.at(step)
 
     def _due(self, step: int, index: int) -> bool:
         """Whether the op of this index is looked at in ``step``: ops take turns, so that no step has much to do."""

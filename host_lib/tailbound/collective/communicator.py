@@ -53,7 +53,7 @@ from tailbound.transport.reliable import Reliable
 from tailbound.transport.rendezvous import Greeting, Store
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Layout
-from tailbound.transport.steps import step_of
+from tailbound.transport.steps import STEP_MASK, Young, step_of
 from tailbound.wire.bits import Bits, bits_numbered, number_of
 from tailbound.wire.packets import packed
 from tailbound.wire.schema import OP_INDEX_BITS, VERSION
@@ -211,10 +211,8 @@ class Communicator:
         rings = [results // 2, sums * config.ranks // 2]
         if config.switch is not None:
             rings.append(config.switch.rows // 2)
-        self._rows_most = min([MAX_OP_ROWS, needs_fit, *rings])
-        self._lock = threading.Lock()
-        self._launched = 0  # ops of the present step
-        share_most, outside = sums / self._rows_most, self.part == Part.OUTSIDE
+        finer = self._number(needs_fit, *rings)
+        share_most, outside = sums / (finer * self._rows_most), self.part == Part.OUTSIDE
         self._engine = Transpose(
             self.job, on_thread, early, int(timeout * 1e9), share_most=share_most, outside=outside
         ).start()
@@ -228,6 +226,22 @@ class Communicator:
             comeback.watch(self.reliable, self._engine)
         self._status = StatusWriter(f"{self.job.cookie:08x}-{config.rank}", lambda: report.status(self.job))
         _open.add(self)
+
+    def _number(self, *rows: int) -> int:
+        """Begins to number what is launched; an op has at most ``rows``, and as many entries with codes of any bits.
+
+        Returns:
+            How many times as many rows an op may have as one of ``config.bits``.
+        """
+        config = self.config
+        self._fine = Young(config.first_step, config.fine_steps)
+        finer = 1
+        if config.fine_steps:
+            finer = row_entries(self._row_width, config.bits, config.ranks) // row_entries(self._row_width, 16, 1)
+        self._rows_most = min(MAX_OP_ROWS, *(most // finer for most in rows))
+        self._lock = threading.Lock()
+        self._step, self._launched = config.first_step, 0  # the present one, and its ops
+        return finer
 
     def _meet(
         self, path: Datapath, training: Training, timeout: float, before: list[str] | None, master: bytes | None
@@ -335,10 +349,10 @@ class Communicator:
             if residual is not None:
                 _check(residual, "residual", numel)
         config, width = self.config, self._row_width
-        bits = bits or config.bits
+        chunks = self._cut(numel, bits or config.bits)
+        bits = 16 if self._fine.at(self._step) else bits or config.bits
         check_bits(bits, switched=config.switch is not None)
         check_codes(coder, bits)
-        chunks = self._cut(numel, bits)
         merged = done if len(chunks) == 1 else _Merge(len(chunks), done)
         kind = f"{dtype} {parts}" if parts else dtype
         mode = (2 if config.rotate == "auto" else int(config.rotate)) | number_of(bits) << 2 | scaled << 7
@@ -352,6 +366,7 @@ class Communicator:
                     f"{MAX_STEP_OPS} that a step can have: make buckets (DDP's bucket_cap_mb) or the ring larger"
                 )
             self._launched = 0 if last else self._launched + len(chunks)
+            self._step = self._step + last & STEP_MASK
             for index, (lo, hi) in enumerate(chunks):
                 ends = last and index == len(chunks) - 1
                 key = bucket, numel, index, mode
@@ -392,7 +407,10 @@ class Communicator:
         return Rings(rows, store.result_rows, store.results.nbytes + store.sums.nbytes)
 
     def _cut(self, numel: int, bits: Bits) -> list[tuple[int, int]]:
-        return cut(numel, row_entries(self._row_width, bits, self.config.ranks), self._rows_most)
+        config = self.config
+        # ops are the same in all steps, so that they carry on scales and exponents
+        bits = config.bits if config.fine_steps else bits
+        return cut(numel, row_entries(self._row_width, bits, config.ranks), self._rows_most)
 
     def _groups(self, key: Scales) -> int:
         """Groups of the op whose scales are known by ``key``.
@@ -442,7 +460,12 @@ class Communicator:
         """
         if not self.lost:
             return 0
-        return jump.jump(self._engine, self.reliable.pull)
+        return self._skip(jump.jump(self._engine, self.reliable.pull))
+
+    def _skip(self, steps: int) -> int:
+        """So many steps are left behind."""
+        self._step = self._step + steps & STEP_MASK
+        return steps
 
     def entrance(self) -> bytes:
         """Where the job goes on after this rank's last step, for a rank that is outside: what its ``enter`` takes."""
@@ -466,6 +489,7 @@ class Communicator:
                 "anew since: start this rank again"
             )
         engine.ask(lambda: engine.enter(found.position, found.agreed, found.exponents, found.tables))
+        self._step = found.position.step
         here = comeback.ask_all(engine, self.reliable, found.position.step)
         self.part = Part.INSIDE
         return here

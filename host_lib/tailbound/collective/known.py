@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from tailbound.codec.balance_table import Tables
 from tailbound.codec.exponents import moved
 from tailbound.codec.owners import OwnerMap
-from tailbound.codec.scale import shift_cap_of
+from tailbound.codec.scale import regrouped, shift_cap_of
 from tailbound.codec.scratch import readonly
+from tailbound.codec.shape import Shape, shape_for
 from tailbound.collective.op import Op, Pending
 from tailbound.collective.repair import Repairs
 from tailbound.datapath.protocol import Store
@@ -29,6 +30,7 @@ from tailbound.transport.membership import Membership
 from tailbound.transport.overtime import Overtime
 from tailbound.transport.steps import Steps, step_distance, step_of
 from tailbound.wire import schema
+from tailbound.wire.bits import with_bits
 from tailbound.wire.schema import Verdict, op_slot
 
 #: Peers that have not been heard for more steps do not count for the median (clock-6).
@@ -181,17 +183,37 @@ class Known(Session):
     def scales(self, op: Op) -> NDArray[np.int16] | None:
         """Scales by which ``op`` is coded, i16[G]: of the op before, or what new exponents make of them (codec-18).
 
-        None: nothing is known, so that they have to be agreed on.
+        Codes of 8 bits take those of 16 where there are no others. None: nothing is known, so that scales have to be
+        agreed on.
         """
-        known = self.exponents.get(op.key)
-        if known is not None or not op.balance:
+        shape, mode = op.place.layout.shape, op.plain[3]
+        known = self._scales(op, mode, shape)
+        if known is not None or (shape.bits, shape.results.bits) != (8, 8):
             return known
-        bucket, numel, chunk, mode = op.plain
-        entry = self.tables.entry(op.place.placement.owner_map.balance, op.plain[:3], op.place.layout.shape.numel)
-        if entry is None or entry.mode != mode:
+        return self._scales(op, *self._fine(op))
+
+    def _fine(self, op: Op) -> tuple[int, Shape]:
+        """Mode and shape that ``op`` would have with codes of 16 bits."""
+        shape, mode = op.place.layout.shape, op.plain[3]
+        return with_bits(mode, 16), shape_for(shape.numel, shape.width, 16, self.ranks)
+
+    def _scales(self, op: Op, mode: int, shape: Shape) -> NDArray[np.int16] | None:
+        """Scales for ``op`` from those of ``mode`` and ``shape``."""
+        plain, balance, own = op.plain[:3], op.place.placement.owner_map.balance, op.place.layout.shape
+        known = self.exponents.get((*plain, mode | op.balance << 8))
+        entry = self.tables.entry(balance, plain, own.numel) if known is None and op.balance else None
+        if entry is not None:
+            moves = entry.moves
+            if entry.mode != mode:
+                fine_mode, fine = self._fine(op)
+                if entry.mode != fine_mode or len(moves) != fine.groups:
+                    return None
+                moves = regrouped(moves, (fine.group_entries, shape.group_entries), own.numel)
+            known = self.exponents.get((*plain, mode | entry.before << 8))
+            known = moved(known, moves) if known is not None and len(known) == len(moves) else None
+        if known is None or len(known) != shape.groups:
             return None
-        known = self.exponents.get((bucket, numel, chunk, mode | entry.before << 8))
-        return moved(known, entry.moves) if known is not None and len(known) == len(entry.moves) else None
+        return known if shape is own else regrouped(known, (shape.group_entries, own.group_entries), own.numel)
 
     @property
     def self_late(self) -> bool:

@@ -508,7 +508,7 @@ class Transpose:
         for other in self._ops.values():
             if other is op:
                 break
-            if not other.finished and other.plain == op.plain:  # with other exponents, too
+            if not other.finished and other.plain[:3] == op.plain[:3]:  # with other exponents or bits, too
                 return False, False, False
             sent = other.encoded
             begun = begun and (sent or other.begun > 0)

@@ -91,6 +91,11 @@ BITS = _option(
     "bits", BITS_KIND, 8,
     "bits of a code on the wire; 4,8: of contributions and of results ([options](torch/options.md))",
 )  # fmt: skip
+BALANCE = _option(
+    "balance", on_off(), False,
+    "small tensors keep their precision beside large ones: powers of two by tensor, by agreement "
+    "([options](torch/options.md))",
+)  # fmt: skip
 #: Port of rank 0's metrics on a host; local rank k takes the k-th after it.
 PROMETHEUS_PORT = Setting(
     "TAILBOUND_PROMETHEUS_PORT", integer(0, 65535),
@@ -151,12 +156,11 @@ OPTIONS = (
         "seconds for which the others wait for a rank within `hold()`, and for its first step",
     ),
     _option("share_rows", on_off(), True, "stragglers and slow links own fewer rows or none, by agreement"),
-    _option(
-        "balance", on_off(), False,
-        "small tensors keep their precision beside large ones: powers of two by tensor, by agreement "
-        "([options](torch/options.md))",
-    ),
+    BALANCE,
     BITS,
+    _option(
+        "fine_steps", integer(0), 0, "the first so many steps have codes of 16 bits ([options](torch/options.md))"
+    ),
     _option(
         "error_feedback", on_off(), None, "what rounding and clipping kept back comes with the next gradient",
         otherwise="with contributions of 4 bits",

@@ -10,7 +10,7 @@ lost asks another engine, not the reliable path.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
@@ -29,6 +29,7 @@ from tailbound.transport.keys import MASTER, KeyRing
 from tailbound.transport.pace import Pacer, TimelyConfig
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Layout
+from tailbound.wire.bits import Bits, number_of
 
 #: Steps of an epoch of keys: several epochs in a short run.
 EPOCH_STEPS = 8
@@ -178,7 +179,7 @@ class Rank:
             self.done(done, out)
 
         try:
-            self.submit(bucket, data, out, done, last=last)
+            self.submit(bucket, data, out, done, last=last, bits=world.bits_of(step), starts=world.starts)
         except TailboundError as error:  # its training ends
             world.failed(self.rank, error)
             self.dead = True
@@ -192,6 +193,8 @@ class Rank:
         done: Callable[[Done], None],
         *,
         last: bool = True,
+        bits: Bits = 8,
+        starts: tuple[int, ...] = (),
     ) -> None:
         """Launches an all-reduce; ``done`` is called at its end.
 
@@ -201,15 +204,17 @@ class Rank:
             out: f32[numel], for the mean.
             done: gets what became of it.
             last: of its step.
+            bits: of a code.
+            starts: where tensors begin in it, rising; empty: it is one.
 
         Raises:
             TailboundError: the engine takes no more.
         """
         world, numel = self.world, len(data)
         launched = world.fabric.clock + self.ahead
-        shape = shape_for(numel, world.width, 8)
+        shape, mode = shape_for(numel, world.width, bits, world.ranks), number_of(bits) << 2
         tag = layout_tag(
-            bucket=bucket, numel=numel, dtype="float32", chunk=0, world_size=world.ranks, width=world.width, mode=0
+            bucket=bucket, numel=numel, dtype="float32", chunk=0, world_size=world.ranks, width=world.width, mode=mode
         )
 
         def over(outcome: Outcome) -> None:
@@ -220,8 +225,9 @@ class Rank:
             except BaseException as error:  # the engine would log it and go on
                 world.error = world.error or error
 
-        layout = Layout((bucket, numel, 0, 0), shape, tag, last)
-        self.engine.launch(Launch(layout, data, out, over, launched, contribute=not self._behind))
+        layout = Layout((bucket, numel, 0, mode), shape, tag, last)
+        contribute = not self._behind
+        self.engine.launch(Launch(layout, data, out, over, launched, contribute=contribute, starts=starts))
         self.poke()
 
     def done(self, done: Done, out: NDArray[np.float32]) -> None:
@@ -257,6 +263,8 @@ class World:
     engine = Engine
     node = Rank
     datapath = Datapath
+    #: where the tensors of a bucket begin, rising; empty: it is one
+    starts: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -324,7 +332,14 @@ class World:
         job.activate([word(r) for r in range(job.world)], word(rank))
         node.engine = self.engine(job)
         node.engine.begin()
+        node.engine.maps.fetch = lambda peer, digests: self._fetch(node, peer, digests)
         return node
+
+    def _fetch(self, node: Rank, peer: int, digests: Iterable[int]) -> None:
+        """In place of the reliable path: tables of exponents (codec-18) come at once."""
+        for data in map(self.nodes[peer].engine.job.tables.encoded, digests):
+            if data is not None:
+                node.engine.job.tables.add(data)
 
     def _keys(self, config: Config) -> KeyRing | None:
         """Those of a job that has some: made of a secret that is none, and of shorter epochs than in earnest."""
@@ -353,6 +368,10 @@ class World:
     def buckets_of(self, node: Rank) -> list[tuple[int, int]]:
         """(index, entries) of the buckets of the step that ``node`` begins."""
         return list(enumerate(self.plan.buckets))
+
+    def bits_of(self, step: int) -> Bits:
+        """Of a code in ``step``."""
+        return 8
 
     def compute_of(self, node: Rank) -> int:
         """For how long it computes before the first of them, ns."""

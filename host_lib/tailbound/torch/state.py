@@ -77,6 +77,7 @@ class TailboundState(Recovery):
             are then no noise beside large ones; agreed on from the averages of earlier steps (codec-18).
         bits: of a code on the wire, 16, 8 or 4, or (4, 8): 4 of contributions and 8 of results. ``state.bits`` may be
             set between two steps, on all ranks alike.
+        fine_steps: in the first so many steps codes have 16 bits, whatever ``bits`` are; for tensors in host memory.
         error_feedback: add what rounding and clipping kept back of a contribution to the next one; default: with
             contributions of 4 bits only.
         schedule: when an average is applied: in its own step (``synchronous``), or in the next one (``delayed``), while
@@ -126,6 +127,7 @@ class TailboundState(Recovery):
         share_rows: bool = True,
         balance: bool = False,
         bits: Bits = 8,
+        fine_steps: int = 0,
         error_feedback: bool | None = None,
         schedule: str = "synchronous",
         resync_period: int = 200,
@@ -179,6 +181,7 @@ class TailboundState(Recovery):
             group=multicast_group,
             switch=switch_of(switch) if switch and self.ranks > 1 else None,
             bits=self.bits,
+            fine_steps=fine_steps,
             authenticate=authenticate,
             key_file=key_file,
             codec_threads=codec_threads,

@@ -114,6 +114,7 @@ class Config:
             a ``key_file``.
         key_file: file with the job's key; empty: rank 0 draws one and hands it over the store.
         bits: of a code: 16, 8 or 4, or 4 of contributions and 8 of results.
+        fine_steps: the first so many steps of a job have codes of 16 bits (codec-12).
         first_step: step number the job starts with; only tests of wrap-around change it.
     """
 
@@ -146,6 +147,7 @@ class Config:
     authenticate: Authenticate = "auto"
     key_file: str = ""
     bits: Bits = 8
+    fine_steps: int = 0
     first_step: int = 0
 
     def __post_init__(self) -> None:
@@ -180,6 +182,8 @@ class Config:
             raise ConfigError(f"ring of {self.ring_mib} MiB: give a size above 0")
         if self.strict < 0:
             raise ConfigError(f"strict is {self.strict} ns: give 0 or more; 0 waits for no row past its deadline")
+        if self.fine_steps < 0 or (self.fine_steps and self.switch is not None):
+            raise ConfigError(f"{self.fine_steps} steps of 16 bits: give 0 or more, and none where a switch sums")
         if self.fetch < 0:
             raise ConfigError(f"fetch is {self.fetch} ns: give 0 or more; 0 fetches nothing")
         for name in ("deadline_1", "deadline_2", "quiet"):
@@ -222,6 +226,7 @@ class Config:
             "authenticate": "on" if self.keyed else "off",
             "balance": "on" if self.balance else "off",
             "bits": bits_text(self.bits),
+            "fine_steps": str(self.fine_steps),
             "hadamard": "auto" if self.rotate == "auto" else "on" if self.rotate else "off",
             "multicast_group": (self.group or "by cookie") if self.result == "multicast" else "not needed",
             "result": "multicast" if self.result == "multicast" else "any but multicast",
