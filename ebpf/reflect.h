@@ -2,6 +2,9 @@
 /*
  * Turns a probe round in place (kernel-18), as an echo to whoever sent it. Swapping addresses and ports leaves the IP
  * checksum as it was; the UDP checksum becomes 0 (absent), since on veth it was never made.
+ *
+ * The echo says how many packets of the prober came with CE. The probe's own mark does not go back with it: it would
+ * count for the other direction.
  */
 #ifndef TB_REFLECT_H
 #define TB_REFLECT_H
@@ -11,11 +14,12 @@
 #include "check.h"
 #include "parse.h"
 
-static __always_inline void tb_reflect(const struct tb_frame *f, __u32 rank)
+static __always_inline void tb_reflect(const struct tb_frame *f, __u32 rank, __u32 marked)
 {
 	__u16 *mac = (__u16 *)f->eth, half;
 	tb_u64 *words = (tb_u64 *)f->head;
-	__u64 word0 = tb_word(words, 0), word1 = tb_word(words, 1), check;
+	__u64 word0 = tb_word(words, 0), word1 = tb_word(words, 1), word2 = tb_word(words, 2),
+	      check;
 	__be32 address = f->ip->saddr;
 	__be16 port = f->udp->source;
 	int i;
@@ -26,6 +30,7 @@ static __always_inline void tb_reflect(const struct tb_frame *f, __u32 rank)
 		mac[i] = mac[i + 3];
 		mac[i + 3] = half;
 	}
+	tb_unmark(f->ip);
 	f->ip->saddr = f->ip->daddr;
 	f->ip->daddr = address;
 	f->udp->source = f->udp->dest;
@@ -34,8 +39,10 @@ static __always_inline void tb_reflect(const struct tb_frame *f, __u32 rank)
 	f->head->type = TB_TYPE_ECHO;
 	f->head->owner = f->head->sender;
 	f->head->sender = rank;
+	f->head->seq = tb_be32(marked);
 	check = tb_check_moved(tb_be64(f->head->check), 0, tb_word(words, 0) - word0);
-	f->head->check = tb_be64(tb_check_moved(check, 1, tb_word(words, 1) - word1));
+	check = tb_check_moved(check, 1, tb_word(words, 1) - word1);
+	f->head->check = tb_be64(tb_check_moved(check, 2, tb_word(words, 2) - word2));
 }
 
 #endif /* TB_REFLECT_H */
