@@ -165,8 +165,10 @@ struct tb_peer_state {
 	__u32 lateness; /* advertised lateness, units of 64 us */
 	__u32 map_known; /* highest map id the rank knows */
 	__u32 incast; /* advertised incast */
+	__u32 marked; /* packets of the rank that came with CE (congestion experienced), its echoes apart */
+	__u32 told; /* own packets that came to the rank with CE, as its last echo said */
 };
-_Static_assert(sizeof(struct tb_peer_state) == 48, "tb_peer_state");
+_Static_assert(sizeof(struct tb_peer_state) == 56, "tb_peer_state");
 
 /* One context; written by the host, mmapped. `active` is written last. */
 struct tb_control {
@@ -229,8 +231,12 @@ struct tb_faults {
 	__u32 reorder; /* let others pass it, or pass others (UDP only) */
 	__u32 pad; /* 0 */
 	__u64 last; /* CLOCK_MONOTONIC of the newest packet that faults could hit */
+	__u64 rate; /* bytes per second of the port that packets wait before; 0: none is modelled */
+	__u64 free; /* CLOCK_MONOTONIC at which it has sent all that came */
+	__u32 queue; /* bytes that wait before it at most */
+	__u32 mark; /* bytes above which what may be marked is (CE); 0: nothing is */
 };
-_Static_assert(sizeof(struct tb_faults) == 56, "tb_faults");
+_Static_assert(sizeof(struct tb_faults) == 80, "tb_faults");
 
 /* What the fault program did, per cpu. */
 struct tb_fault_counts {
@@ -241,9 +247,10 @@ struct tb_fault_counts {
 	__u64 passed; /* packets outside the filter */
 	__u64 reordered; /* sent past the queue */
 	__u64 lost_other; /* of the lost, those that are not UDP */
-	__u64 pad; /* 0 */
+	__u64 overflowed; /* dropped because the port's queue was full */
+	__u64 marked; /* marked (CE) */
 };
-_Static_assert(sizeof(struct tb_fault_counts) == 64, "tb_fault_counts");
+_Static_assert(sizeof(struct tb_fault_counts) == 72, "tb_fault_counts");
 
 /* Which bursts leave for all live peers; written by the host, mmapped. `active` is written last. */
 struct tb_fanout {

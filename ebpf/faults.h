@@ -9,6 +9,7 @@
 #include "compat.h"
 
 #include "abi.h"
+#include "parse.h"
 
 struct tb_fate {
 	__u32 lost;
@@ -64,6 +65,43 @@ static __always_inline void tb_fate_draw(struct tb_faults *f, __u64 now, struct 
 	fate->reordered = !fate->lost && tb_hit(reorder, f->reorder);
 	if (tb_hit(move, f->bad ? f->to_good : f->to_bad))
 		f->bad = !f->bad;
+}
+
+/* What becomes of a packet at a port. */
+#define TB_PORT_TAKES 0
+#define TB_PORT_MARKS 1
+#define TB_PORT_FULL 2
+
+/*
+ * A port with a finite queue, first in, first out: what of the bytes that came it has not sent by now waits. Under the
+ * lock of the faults. The packets themselves wait behind it, in the cable's tbf, whose buffer is larger: its timer comes
+ * late on a busy machine, and this does not.
+ */
+static __always_inline __u32 tb_port_take(struct tb_faults *f, __u64 now, __u32 size)
+{
+	__u64 free = f->free, waiting;
+
+	if (free < now)
+		free = now;
+	waiting = (free - now) * f->rate / 1000000000ULL + size;
+	if (waiting > f->queue)
+		return TB_PORT_FULL;
+	f->free = free + size * 1000000000ULL / f->rate;
+	return f->mark && waiting > f->mark ? TB_PORT_MARKS : TB_PORT_TAKES;
+}
+
+/* CE, where the sender's transport knows what that is; false where it does not. */
+static __always_inline int tb_mark(struct iphdr *ip)
+{
+	__u8 before = ip->tos & TB_ECN_MASK;
+	__u32 sum;
+
+	if (!before)
+		return 0;
+	ip->tos |= TB_ECN_CE;
+	sum = (__u16)~tb_be16(ip->check) + (TB_ECN_CE - before);
+	ip->check = tb_be16((__u16) ~(sum + (sum >> 16)));
+	return 1;
 }
 
 #endif /* TB_FAULTS_H */

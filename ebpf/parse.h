@@ -47,6 +47,23 @@ static __always_inline int tb_frame_of(struct xdp_md *ctx, struct tb_frame *f)
 	return data + TB_CODES_OFFSET <= f->end;
 }
 
+/* The last two bits of an IP header's tos (RFC 3168), and the one by which CE differs from ECT(0). */
+#define TB_ECN_MASK 3
+#define TB_ECN_CE 3
+#define TB_ECN_LAST 1
+
+/* CE becomes ECT(0) again. That lowers a word of the header by one, so its checksum, in one's complement, rises by one. */
+static __always_inline void tb_unmark(struct iphdr *ip)
+{
+	__u32 sum;
+
+	if ((ip->tos & TB_ECN_MASK) != TB_ECN_CE)
+		return;
+	ip->tos &= ~TB_ECN_LAST;
+	sum = tb_be16(ip->check) + 1;
+	ip->check = tb_be16((__u16)(sum + (sum >> 16)));
+}
+
 /*
  * Whether a frame is for us: UDP over IPv4 without options or fragments, to our port and our address or group. Other
  * addresses are those of somebody behind this interface (a bridge, a guest), or what a switch has flooded.

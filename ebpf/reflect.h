@@ -3,6 +3,9 @@
  * Turns a probe round in place (kernel-18), as an echo to whoever sent it. Swapping addresses and ports leaves the IP
  * checksum as it was; the UDP checksum becomes 0 (absent), since on veth it was never made. sum is that of the probe's
  * own proof.
+ *
+ * The echo says how many packets of the prober came with CE. The probe's own mark does not go back with it: it would
+ * count for the other direction.
  */
 #ifndef TB_REFLECT_H
 #define TB_REFLECT_H
@@ -12,12 +15,12 @@
 #include "proof.h"
 #include "parse.h"
 
-static __always_inline void tb_reflect(const struct tb_frame *f, __u32 rank, __u64 sum,
-				       const __u64 *key)
+static __always_inline void tb_reflect(const struct tb_frame *f, __u32 rank, __u32 marked,
+				       __u64 sum, const __u64 *key)
 {
 	__u16 *mac = (__u16 *)f->eth, half;
 	tb_u64 *words = (tb_u64 *)f->head;
-	__u64 word0 = tb_word(words, 0), word1 = tb_word(words, 1);
+	__u64 word0 = tb_word(words, 0), word1 = tb_word(words, 1), word2 = tb_word(words, 2);
 	__be32 address = f->ip->saddr;
 	__be16 port = f->udp->source;
 	int i;
@@ -28,6 +31,7 @@ static __always_inline void tb_reflect(const struct tb_frame *f, __u32 rank, __u
 		mac[i] = mac[i + 3];
 		mac[i + 3] = half;
 	}
+	tb_unmark(f->ip);
 	f->ip->saddr = f->ip->daddr;
 	f->ip->daddr = address;
 	f->udp->source = f->udp->dest;
@@ -36,8 +40,10 @@ static __always_inline void tb_reflect(const struct tb_frame *f, __u32 rank, __u
 	f->head->type = TB_TYPE_ECHO;
 	f->head->owner = f->head->sender;
 	f->head->sender = rank;
+	f->head->seq = tb_be32(marked);
 	sum = tb_proof_moved(sum, 0, word0, tb_word(words, 0), key);
 	sum = tb_proof_moved(sum, 1, word1, tb_word(words, 1), key);
+	sum = tb_proof_moved(sum, 2, word2, tb_word(words, 2), key);
 	f->head->check = tb_be64(tb_proof(sum, f->head, key));
 }
 

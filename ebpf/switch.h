@@ -152,6 +152,7 @@ static __always_inline void tb_switch_from(const struct tb_frame *f,
 					   const struct tb_switch_job *job)
 {
 	tb_mac_copy(f->eth->h_source, job->mac);
+	tb_unmark(f->ip); /* the contribution's mark is not the result's */
 	f->ip->saddr = job->address;
 	f->udp->source = job->port;
 	f->udp->dest = job->port;

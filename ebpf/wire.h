@@ -55,7 +55,7 @@ struct tb_header {
 	__be16 layout; /* hash of (bucket index, numel, dtype, chunk, world size) */
 	__u8 sender; /* rank that sent this packet */
 	__u8 owner; /* contribution: the rank it is for; result: the owner that made it */
-	__be32 seq; /* row sequence: ring position = seq mod ring (sums ring or result ring) */
+	__be32 seq; /* row sequence: ring position = seq mod ring (sums ring or result ring); echo: packets of the prober that came with CE */
 	__be16 row; /* place of the packet in its sender's order; result: and of the row in its owner's list */
 	__be16 rows; /* rows of this owner in this op */
 	__be32 contributed; /* highest op whose contributions the sender has fully sent to this peer */

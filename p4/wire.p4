@@ -86,7 +86,7 @@ header tb_header_t {
     bit<16> layout; // hash of (bucket index, numel, dtype, chunk, world size)
     bit<8> sender; // rank that sent this packet
     bit<8> owner; // contribution: the rank it is for; result: the owner that made it
-    bit<32> seq; // row sequence: ring position = seq mod ring (sums ring or result ring)
+    bit<32> seq; // row sequence: ring position = seq mod ring (sums ring or result ring); echo: packets of the prober that came with CE
     bit<16> row; // place of the packet in its sender's order; result: and of the row in its owner's list
     bit<16> rows; // rows of this owner in this op
     bit<32> contributed; // highest op whose contributions the sender has fully sent to this peer

@@ -172,7 +172,7 @@ static __always_inline __u32 tb_relay_judge(struct xdp_md *ctx, const struct tb_
 	if (p.owner != job->ranks)
 		return TB_VERDICT_NOT_FOR_THIS_RANK;
 	if (p.type == TB_TYPE_PROBE) {
-		tb_reflect(&f, job->ranks, check, 0);
+		tb_reflect(&f, job->ranks, 0, check, 0);
 		f.eth->h_dest[0] = found->job;
 		*leave = TB_LEAVE_BACK;
 		return TB_VERDICT_REFLECTED;

@@ -21,7 +21,7 @@ static __always_inline void tb_turn_back(const struct tb_frame *f)
 {
 	__u64 word;
 
-	tb_reflect(f, f->head->owner, tb_be64(f->head->check), 0);
+	tb_reflect(f, f->head->owner, 0, tb_be64(f->head->check), 0);
 	word = tb_word(f->head, 0);
 	f->head->type = TB_TYPE_PROBE;
 	f->head->check =

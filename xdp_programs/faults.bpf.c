@@ -10,6 +10,9 @@
  * A packet that is put out of order takes the same way once: it leaves before what waits in the port's qdisc, and
  * after what came with it in one poll.
  *
+ * Before all of that stands a port with a finite queue, if the lab has one: what does not fit is dropped, what comes
+ * above a threshold is marked.
+ *
  * State and settings lie in one record, changed under a lock, so that a seed gives the same faults for the
  * same order of packets, on however many CPUs they come.
  */
@@ -82,6 +85,7 @@ TB_PROGRAM tb_faults(struct xdp_md *ctx)
 	struct tb_faults *faults = TB_LOOKUP(faults, 0);
 	struct tb_lock *lock = TB_LOOKUP(fault_lock, 0);
 	__u64 now = bpf_ktime_get_ns();
+	__u32 port = TB_PORT_TAKES;
 	struct tb_fate fate;
 
 	if (!counts || !faults || !lock)
@@ -92,8 +96,16 @@ TB_PROGRAM tb_faults(struct xdp_md *ctx)
 	}
 	counts->seen++;
 	bpf_spin_lock(&lock->lock);
+	if (faults->rate)
+		port = tb_port_take(faults, now, end - data);
 	tb_fate_draw(faults, now, &fate);
 	bpf_spin_unlock(&lock->lock);
+	if (port == TB_PORT_FULL) {
+		counts->overflowed++;
+		return XDP_DROP;
+	}
+	if (port == TB_PORT_MARKS && data + TB_HEAD_OFFSET <= end && tb_mark(data + TB_IP_OFFSET))
+		counts->marked++;
 	if (fate.lost) {
 		counts->lost++;
 		if (data + TB_HEAD_OFFSET <= end && !tb_udp(data + TB_IP_OFFSET))

@@ -60,6 +60,7 @@ static __always_inline __u32 tb_probe(const struct tb_control *control, const st
 {
 	struct tb_peer_state *state;
 	struct tb_lock *lock;
+	__u32 told;
 	__u64 now;
 
 	if (p->owner != control->rank)
@@ -68,7 +69,10 @@ static __always_inline __u32 tb_probe(const struct tb_control *control, const st
 		/* The answer's source is the probe's destination, which must not be the group. */
 		if (f->ip->daddr != control->address)
 			return TB_VERDICT_WRONG_ADDRESS;
-		tb_reflect(f, control->rank, sum, key);
+		state = TB_LOOKUP(peer_states, p->sender);
+		if (!state)
+			return TB_VERDICT_UNKNOWN_RANK;
+		tb_reflect(f, control->rank, TB_READ_ONCE(state->marked), sum, key);
 		return TB_VERDICT_REFLECTED;
 	}
 	if ((void *)f->codes + TB_ROW_STEP > f->end)
@@ -78,7 +82,9 @@ static __always_inline __u32 tb_probe(const struct tb_control *control, const st
 	lock = TB_LOOKUP(peer_locks, p->sender);
 	if (!state || !lock)
 		return TB_VERDICT_UNKNOWN_RANK;
+	told = tb_be32(f->head->seq);
 	bpf_spin_lock(&lock->lock);
+	state->told = told; /* before the round trip, which says that there is something new */
 	state->rtt_ns = now;
 	bpf_spin_unlock(&lock->lock);
 	return TB_VERDICT_ECHO_TAKEN;
@@ -617,11 +623,26 @@ static __always_inline void tb_hand_over(struct xdp_md *ctx)
 }
 #endif
 
+/*
+ * kernel-26: packets of a rank that came with CE, whatever became of them. Echoes apart: they are answers of the peer's
+ * kernel, which no rate of the rank slows.
+ */
+static __always_inline void tb_count_mark(__u32 sender, __u32 verdict)
+{
+	struct tb_peer_state *state;
+
+	if (sender >= TB_MAX_RANKS || verdict == TB_VERDICT_ECHO_TAKEN)
+		return;
+	state = TB_LOOKUP(peer_states, sender);
+	if (state)
+		__sync_fetch_and_add(&state->marked, 1);
+}
+
 /* kernel-21, the one way out: every packet of ours is counted once, and its verdict says what the kernel does. */
 static __always_inline int tb_ingest(struct xdp_md *ctx)
 {
 	const struct tb_control *control = TB_LOOKUP(control, 0);
-	__u32 sender = TB_UNKNOWN_SENDER, codes = 0, verdict, cpu;
+	__u32 sender = TB_UNKNOWN_SENDER, codes = 0, tos = 0, verdict, cpu;
 	struct tb_abandoned abandoned = { .none = 1 };
 	struct tb_ledger *row;
 
@@ -630,8 +651,15 @@ static __always_inline int tb_ingest(struct xdp_md *ctx)
 	verdict = tb_parse(ctx, TB_PORT, control->address, control->group, TB_WIDTH, &codes);
 	if (verdict == TB_FOREIGN)
 		return XDP_PASS;
-	if (verdict == TB_GO_ON)
+	if (verdict == TB_GO_ON) {
+		struct tb_frame f;
+
+		if (tb_frame_of(ctx, &f))
+			tos = f.ip->tos;
 		verdict = tb_judge(ctx, control, codes, &sender, &abandoned);
+	}
+	if (!tb_likely((tos & TB_ECN_MASK) != TB_ECN_CE))
+		tb_count_mark(sender, verdict);
 	cpu = bpf_get_smp_processor_id();
 	row = TB_LOOKUP(ledger, tb_ledger_row(cpu, sender));
 	if (row)

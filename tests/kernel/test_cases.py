@@ -105,6 +105,36 @@ def test_probe_comes_back_whole(make) -> None:
     assert payload == bytes(range(16))
 
 
+def _marked(data: bytes) -> bytes:
+    """The frame as a router leaves it that marks: CE, and the IP checksum made for it."""
+    head = bytearray(data[14:34])
+    head[1] |= 3
+    head[10:12] = b"\0\0"
+    total = sum(int.from_bytes(head[i : i + 2], "big") for i in range(0, 20, 2))
+    total = (total & 0xFFFF) + (total >> 16)
+    head[10:12] = (~((total & 0xFFFF) + (total >> 16)) & 0xFFFF).to_bytes(2, "big")
+    return data[:14] + bytes(head) + data[34:]
+
+
+def test_marks_are_counted_by_sender_and_told_by_echoes(make) -> None:
+    """Rule: kernel-26."""
+    world = make()
+    row = cases.contribution(1)
+    assert world.judge(_marked(world.frame_of(row))) == (Verdict.STORED, 1)
+    assert world.judge(_marked(world.frame_of(row))) == (Verdict.DUPLICATE, 1)
+    assert world.judge(world.frame_of(cases.contribution(2))) == (Verdict.ADDED, 2)
+    world.judge(_marked(world.frame_of(cases.control_packet(PacketType.ECHO, bytes(16), seq=9))))
+    world.judge(_marked(world.frame_of(b"\0" + row[1:])))
+    assert world.store.peer_states["marked"].tolist()[:3] == [0, 2, 0]
+    assert world.store.peer_states["told"][1] == 9
+    world.judge(_marked(world.frame_of(cases.control_packet(PacketType.PROBE, bytes(16)))))
+    head, _ = packets.parse(world.back[HEADERS:])
+    assert (head["type"][0], head["seq"][0]) == (PacketType.ECHO, 2)
+    assert world.back[15] & 3 == 2  # the mark stays here
+    assert sum(int.from_bytes(world.back[i : i + 2], "big") for i in range(14, 34, 2)) % 0xFFFF == 0
+    assert world.store.peer_states["marked"][1] == 3
+
+
 def test_not_linear(make) -> None:
     """A frame that does not lie in one piece is none of ours to sum: counted under its own reason (kernel-2)."""
     world = make(width=WIDTH_MOST)

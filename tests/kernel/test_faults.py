@@ -81,7 +81,7 @@ def test_as_the_model(program: FaultProgram, settings: FaultSettings) -> None:
             want[HEADERS + bit // 8] ^= 1 << bit % 8
         assert result.data == bytes(want), i
         lost, corrupted = lost + gone, corrupted + (bit is not None)
-    others = {"duplicated": 0, "passed": 0, "reordered": 0, "lost_other": 0}
+    others = dict.fromkeys(("duplicated", "passed", "reordered", "lost_other", "overflowed", "marked"), 0)
     assert program.counts() == {"seen": 4000, "lost": lost, "corrupted": corrupted} | others
     expected = settings.loss_good or 0
     if settings.to_bad:
@@ -167,3 +167,20 @@ def test_duplicates_on_a_cable(program: FaultProgram) -> None:
                 assert [receiver.recv(200)[0] for _ in range(2)] == [i, i]
         counts = program.counts()
         assert (counts["seen"], counts["duplicated"], counts["lost"]) == (50, 50, 0)
+
+
+def test_a_port_of_a_slow_link_marks_and_then_drops(program: FaultProgram) -> None:
+    """At a byte a millisecond nothing leaves meanwhile: ten frames fit, and from the fifth on they are marked."""
+    program.set(FaultSettings(rate=1000, queue=10 * len(FRAME), mark=4 * len(FRAME)))
+    ect = bytearray(FRAME)
+    ect[15] = 0x2E  # class 11, ECT(0)
+    ect[24:26] = (int.from_bytes(ect[24:26], "big") - 0x2E).to_bytes(2, "big")
+    results = [syscalls.run_xdp(program.program, bytes(ect)) for _ in range(12)]
+    assert [result.action for result in results] == [PASS] * 10 + [DROP] * 2
+    assert [result.data[15] for result in results[:10]] == [0x2E] * 4 + [0x2F] * 6
+    for result in results:
+        assert sum(int.from_bytes(result.data[i : i + 2], "big") for i in range(14, 34, 2)) % 0xFFFF == 0
+    assert program.counts()["overflowed"] == 2
+    assert program.counts()["marked"] == 6
+    program.set(FaultSettings(rate=1000, queue=10 * len(FRAME), mark=1))
+    assert syscalls.run_xdp(program.program, FRAME).data == FRAME  # its sender knows of no marks

@@ -7,15 +7,15 @@ from typing import Self
 
 from sim.engine import Plan, Rank, World
 from tailbound.simulate.fabric import MS, S, Terms
-from tailbound.transport.pace import TimelyConfig
+from tailbound.transport.pace import PaceConfig
 
 COMPUTE = 100 * MS
 #: A two-hundredth of 25 MiB of float32: 512 rows of 64 codes, half of whose packets are header.
 BUCKET = 64 * 512
-#: A hundredth of 10 Gb/s, and of the rates of ``pace.TimelyConfig``. Packets are an eighth of real ones and no less, so
+#: A hundredth of 10 Gb/s, and of the rates of ``pace.PaceConfig``. Packets are an eighth of real ones and no less, so
 #: that a quantum is twice as long: at a twentieth of the rate it is a burst still, not a packet or two.
 NETWORK = Terms(rate=1.25e7, queue=1 << 20, room=64 << 10)
-LIMITS = TimelyConfig(step=2.5e3, first=1.5e6, floor=1e4, free=2.5e7, quantum=1_000_000)
+LIMITS = PaceConfig(step=2.5e3, first=1.5e6, floor=1e4, speed=2.5e7, quantum=1_000_000)
 #: Of virtual time, ns.
 _LONGEST = 120 * S
 

@@ -238,7 +238,7 @@ def feed(
             return n, 1, -1, -1
         for i in range(length):
             buffer[i] = data[i]
-        echoed = ingest(context, buffer, length, 0, words[sources[n]], clock + 1000 * n, echoes)
+        echoed = ingest(context, buffer, length, 0, words[sources[n]], clock + 1000 * n, False, echoes)
         ours = gained(ledger, known, cases.RANKS, named)
         theirs = gained(udp_ledger, udp_known, cases.RANKS, named)
         if ours[0] != 1:

@@ -66,8 +66,8 @@ def test_results_leave_once_for_all_who_are_there(job: Any) -> None:
     assert [rank for rank, _ in job.channels.runs(ROWS)] == [1]
 
 
-def test_receivers_that_take_few_at_once_are_sent_to_in_turns(job: Any) -> None:
-    job.queue.limit = 2
+def test_receivers_that_take_few_at_once_are_sent_to_bit_by_bit(job: Any) -> None:
+    job.queue.pacer.grant(2, 2 / 3)
     assert [rank for rank, _ in job.channels.runs(ROWS)] == [1, 2, 3]
     assert job.counters["results_apart"] == 1
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tailbound.transport.incast import Incast, allowed
+from tailbound.transport.incast import Incast, granted
 
 
 def feed(incast: Incast, ops: int, loss: float, rows: int = 1000) -> None:
@@ -157,9 +157,24 @@ def test_a_single_sender_is_no_incast_and_an_op_without_rows_no_sample() -> None
     assert incast.taken == 3
 
 
-def test_senders_obey_the_smallest() -> None:
-    assert allowed([0, 0, 0], 3) == 3
-    assert allowed([0, 2, 5], 3) == 2
-    assert allowed([], 3) == 3
-    assert allowed([200], 3) == 3
-    assert allowed([], 0) == 1
+def test_a_number_is_a_share_of_the_link() -> None:
+    assert [granted(number, 4) for number in (0, 1, 2, 4, 200)] == [1.0, 0.25, 0.5, 1.0, 1.0]
+
+
+def test_marks_make_it_fall_at_once_and_it_comes_back() -> None:
+    incast, taken = Incast(63), []
+    for _ in range(20):
+        incast.observe(63, 0, 0.8)
+        taken.append(incast.taken)
+    assert taken[0] <= 57
+    assert taken[-1] == incast.advertised == 1
+    assert taken == sorted(taken, reverse=True)
+    feed(incast, 8 * 4 * 25, 0.0)
+    assert (incast.taken, incast.advertised) == (63, 0)
+
+
+def test_few_marks_are_for_the_senders() -> None:
+    incast = Incast(63)
+    for _ in range(100):
+        incast.observe(63, 0, 0.1)
+    assert (incast.taken, incast.falls) == (63, 0)

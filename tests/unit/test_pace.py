@@ -6,28 +6,28 @@ import random
 
 import pytest
 
-from tailbound.transport.pace import UNLIMITED, Pacer, Timely, TimelyConfig
+from tailbound.transport.pace import PaceConfig, Pacer, Path
 
 MS = 1_000_000
 SECOND = 1_000_000_000
-L = TimelyConfig()
+L = PaceConfig()
 
 
-class Path(Timely):
-    """A ``Timely`` whose round trips come ``step`` ns apart."""
+class Steady(Path):
+    """A ``Path`` whose echoes come ``step`` ns apart."""
 
-    def __init__(self, step: int = 5 * MS) -> None:
-        super().__init__(L)
+    def __init__(self, step: int = 5 * MS, speed: float = L.speed, peers: int = 1) -> None:
+        super().__init__(L, speed, peers)
         self._now, self._step = 0, step
 
-    def take(self, rtt: int, sent: int = 0) -> float:
+    def take(self, rtt: int, sent: int = 0, marked: float = 0.0) -> float:
         self._now += self._step
-        self.observe(rtt, sent, self._now)
+        self.observe(rtt, sent, marked, self._now)
         return self.rate
 
 
-def limited(rate: float = 2e8, step: int = 5 * MS) -> Path:
-    path = Path(step)
+def limited(rate: float = 2e8, step: int = 5 * MS) -> Steady:
+    path = Steady(step)
     for _ in range(L.sure):
         path.take(10 * MS, int(rate * 10 * MS / SECOND))
     assert path.rate == pytest.approx(rate)
@@ -35,15 +35,15 @@ def limited(rate: float = 2e8, step: int = 5 * MS) -> Path:
 
 
 def test_nothing_is_limited_until_three_round_trips_are_long() -> None:
-    path = Path()
+    path = Steady()
     for rtt in (50_000, 7 * MS, L.t_high, 30 * MS, 20 * MS, 50_000, 30 * MS, 30 * MS, 1 * MS, 20 * MS, 20 * MS):
-        assert path.take(rtt, 1 << 22) == UNLIMITED
+        assert path.take(rtt, 1 << 22) == L.speed
     assert path.take(20 * MS, 1 << 22) == pytest.approx((1 << 22) / 0.020)  # what drained
 
 
 def test_the_first_limit_has_bounds() -> None:
-    for sent, rate in ((0, L.first), (1 << 40, L.free)):
-        path = Path()
+    for sent, rate in ((0, L.first), (1 << 40, L.speed)):
+        path = Steady()
         assert [path.take(20 * MS, sent) for _ in range(3)][-1] == rate
 
 
@@ -105,24 +105,24 @@ def test_a_rate_that_is_no_limit_is_dropped() -> None:
     path = limited()
     for _ in range(40):
         path.take(50_000)
-    assert path.rate == UNLIMITED
+    assert path.rate == L.speed
 
 
 def test_the_bucket_holds_one_quantum() -> None:
     pacer = Pacer([1, 2])
-    assert pacer.grant(1, 1000, 5) == (1 << 30, 0)
+    assert pacer.room(1, 1000, 5) == (1 << 30, 0)
     for _ in range(3):
-        pacer.observe(1, 10 * MS, 2_000_000, 0)  # 2e8 bytes a second
+        pacer.observe(1, 10 * MS, 2_000_000, 0.0, 0)  # 2e8 bytes a second
     assert pacer.limited == {1}
     assert pacer.burst(1, 1000, 44) == 44
     assert pacer.burst(1, 20_000, 44) == 5
     now = SECOND
-    assert pacer.grant(1, 20_000, now) == (5, 0)
+    assert pacer.room(1, 20_000, now) == (5, 0)
     pacer.spend(1, 100_000, now)
-    assert pacer.grant(1, 20_000, now) == (1, 0)  # one more, then a wait for it
+    assert pacer.room(1, 20_000, now) == (1, 0)  # one more, then a wait for it
     pacer.spend(1, 20_000, now)
-    assert pacer.grant(1, 20_000, now) == (0, now + 100_000)
-    assert pacer.grant(2, 10_000, now) == (1 << 30, 0)
+    assert pacer.room(1, 20_000, now) == (0, now + 100_000)
+    assert pacer.room(2, 10_000, now) == (1 << 30, 0)
 
 
 class Link:
@@ -152,12 +152,12 @@ class Link:
             for s, pacer in enumerate(self.pacers):
                 echo = self._echo[s]
                 if echo is not None and now >= echo[0]:
-                    pacer.observe(0, echo[1], echo[2], now)
+                    pacer.observe(0, echo[1], echo[2], 0.0, now)
                     self._echo[s] = None
                 credit[s] = min(credit[s] + offered * step / SECOND, 4 * burst)
                 while credit[s] >= burst:
                     size = 1472 * pacer.burst(0, 1472, burst // 1472)
-                    if not pacer.grant(0, size, now)[0]:
+                    if not pacer.room(0, size, now)[0]:
                         break
                     credit[s] -= size
                     pacer.spend(0, size, now)
@@ -198,3 +198,68 @@ def test_a_link_that_falls_to_a_twentieth_and_comes_back(senders: int) -> None:
     link.rate = 1.25e9
     link.run(3 * SECOND // 2, 0.5, 1.0e9 / senders)
     assert link.run(2 * SECOND, 0.25, 1.0e9 / senders) >= 0.75  # as much as is offered
+
+
+SPEED, PEERS = 1.25e8, 4
+
+
+def test_the_first_mark_counts_in_full_and_later_ones_are_smoothed() -> None:
+    path = Steady(speed=SPEED, peers=PEERS)
+    assert path.rate == SPEED
+    assert path.take(MS, 1 << 20, 0.4) == pytest.approx(SPEED * 0.8)
+    assert path.marked == 0.4
+    assert path.take(MS, 1 << 20, 0.8) == pytest.approx(SPEED * 0.8 * (1 - 0.5 / 2))
+
+
+def test_marks_never_take_a_rate_below_half_of_an_equal_share() -> None:
+    path = Steady(speed=SPEED, peers=PEERS)
+    for _ in range(50):
+        path.take(5 * MS, 1 << 16, 1.0)
+    assert path.rate == SPEED / PEERS / 2
+    path.rate = 1e6  # round trips may
+    assert path.take(5 * MS, 1 << 16, 1.0) == 1e6
+
+
+def test_while_marks_come_every_rate_rises_by_the_same() -> None:
+    raised = []
+    for rate in (2e7, 8e7):
+        path = Steady(speed=SPEED, peers=PEERS)
+        path.take(MS, 1 << 20, 0.4)
+        path.rate = rate
+        raised.append(path.take(MS) - rate)
+    assert raised == [L.share * SPEED / PEERS] * 2
+
+
+def test_who_shares_a_queue_that_marks_gets_an_equal_rate() -> None:
+    """Fluid: two paths whose sum above the link's rate makes a queue, marked in proportion to the excess."""
+    paths = [Steady(speed=SPEED) for _ in range(2)]
+    chance, sums = random.Random(1), [0.0, 0.0]
+    for i, path in enumerate(paths):
+        path.take(MS, 1 << 20, 0.5)
+        path.rate = (0.1, 0.9)[i] * SPEED
+    for turn in range(2000):
+        excess = max(0.0, sum(p.rate for p in paths) / SPEED - 1)
+        for i, path in enumerate(paths):
+            path.take(MS, 1 << 17, min(1.0, 4 * excess) if chance.random() < 0.9 else 0.0)
+            sums[i] += path.rate * (turn >= 1000)
+    assert sum(sums) ** 2 / (2 * sum(x * x for x in sums)) > 0.99
+    assert sum(sums) / 1000 > 0.85 * SPEED
+
+
+def test_a_grant_is_a_part_of_the_link_and_ends() -> None:
+    pacer = Pacer([1, 2, 3], speed=SPEED)
+    assert not pacer.limited
+    pacer.grant(2, 1 / 3)
+    assert (pacer.rate(2), pacer.limited, pacer.granted) == (SPEED / 3, {2}, True)
+    assert pacer.limit(1) == 0
+    pacer.follow(SPEED / 2)
+    assert pacer.rate(2) == SPEED / 6
+    assert pacer.limited == {2}
+    pacer.grant(2, 1.0)
+    assert (pacer.rate(2), pacer.limited, pacer.granted) == (SPEED / 2, set(), False)
+
+
+def test_bursts_are_no_longer_than_a_quantum_of_a_slow_link() -> None:
+    assert Pacer([1]).largest(1472) == 44
+    assert Pacer([1], speed=1.25e7).largest(1472) == 4
+    assert Pacer([1], speed=1e5).largest(1472) == 1

@@ -31,18 +31,18 @@ def test_one_is_on_the_way_and_the_next_follows_after_some_bytes() -> None:
     prober, states = make()
     assert prober.due(3, 0, False)
     prober.packet(3, 0)
-    prober.count(3, 10 * EVERY)
+    prober.count(3, 10 * EVERY, 1300)
     assert not prober.due(3, MS, False)
     assert prober.due(0, MS, False)
     assert prober.take(MS) == []
     states["rtt_ns"][3] = 400_000
-    assert prober.take(MS) == [(3, 400_000, EVERY)]
+    assert prober.take(MS) == [(3, 400_000, EVERY, 0.0)]
     assert prober.take(MS) == []
     assert prober.due(3, 2 * MS, False)
     prober.packet(3, 2 * MS)
     states["rtt_ns"][3] = 500_000
-    assert prober.take(3 * MS) == [(3, 500_000, 10 * EVERY)]
-    prober.count(3, EVERY - 1)
+    assert prober.take(3 * MS) == [(3, 500_000, 10 * EVERY, 0.0)]
+    prober.count(3, EVERY - 1, 130)
     assert not prober.due(3, 4 * MS, False)
     assert prober.due(3, 4 * MS, True)
     assert prober.by == "kernel"
@@ -51,7 +51,7 @@ def test_one_is_on_the_way_and_the_next_follows_after_some_bytes() -> None:
 def test_a_lost_one_is_given_up_and_its_late_echo_is_not_taken_for_the_next() -> None:
     prober, states = make()
     prober.packet(3, 0)
-    prober.count(3, EVERY)
+    prober.count(3, EVERY, 130)
     assert not prober.due(3, LOST - 1, False)
     assert prober.due(3, LOST, False)
     assert prober.lost == 1
@@ -59,17 +59,32 @@ def test_a_lost_one_is_given_up_and_its_late_echo_is_not_taken_for_the_next() ->
     states["rtt_ns"][3] = LOST + MS  # of the first
     assert prober.take(LOST + MS) == []
     states["rtt_ns"][3] = 2 * MS
-    assert prober.take(LOST + 2 * MS) == [(3, 2 * MS, EVERY)]
+    assert prober.take(LOST + 2 * MS) == [(3, 2 * MS, EVERY, 0.0)]
 
 
 def test_where_no_echo_ever_comes_probes_become_rare() -> None:
     prober, _ = make()
     now, sent = 0, 0
     for _ in range(100 * MUTE):
-        prober.count(3, EVERY)
+        prober.count(3, EVERY, 130)
         if prober.due(3, now, False):
             prober.packet(3, now)
             sent += 1
         now += LOST
     assert MUTE < sent < 2.1 * MUTE
     assert prober.by == "nobody"
+
+
+def test_an_echo_says_how_many_packets_were_marked() -> None:
+    prober, states = make()
+    shares = []
+    for told, count in ((0xFFFFFFF0, 99), (0xFFFFFFF0, 99), (4, 99), (1000, 99), (1000, 0)):
+        now = (1 + len(shares)) * 10 * MS
+        prober.count(3, EVERY, count)
+        assert prober.due(3, now, False)
+        prober.packet(3, now)
+        states["told"][3], states["rtt_ns"][3] = told, MS + len(shares)
+        ((_, _, _, share),) = prober.take(now + 2 * MS)
+        shares.append(share)
+    assert shares == [0.0, 0.0, 0.2, 1.0, 0.0]  # the first says where its count begins
+    assert prober.marked == 20 + 996

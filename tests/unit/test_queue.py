@@ -150,18 +150,24 @@ def test_cancelled_memory_is_never_read_again(faked: tuple[SendQueue, Kernel]) -
     assert kernel.taken == [(1, 4)]
 
 
-def test_only_so_many_destinations_are_open(faked: tuple[SendQueue, Kernel]) -> None:
+def test_what_a_receiver_grants_is_obeyed_for_it_alone(faked: tuple[SendQueue, Kernel]) -> None:
     queue, kernel = faked
-    queue.limit = 1
-    queue.submit(7, C, [(2, memory(130)), (3, memory(130)), (1, memory(1))], LATER, None, 0)
-    assert [rank for rank, _ in kernel.taken] == [2, 2, 2, 3, 3, 3, 1]
-    assert queue.empty
+    queue.pacer.grant(2, 0.002)
+    now = 1000 * MS
+    queue.submit(7, C, [(2, memory(1300)), (1, memory(130))], LATER, None, now)
+    assert sum(n for rank, n in kernel.taken if rank == 1) == 130
+    first = sum(n for rank, n in kernel.taken if rank == 2)
+    assert 0 < first * STRIDE <= 2.1 * 0.002 * queue.pacer.limits.speed * queue.pacer.limits.quantum / 1e9
+    while not queue.empty:
+        now = queue.again
+        queue.pump(now)
+    assert (now - 1000 * MS) / 1e9 == pytest.approx(1300 * STRIDE / (0.002 * queue.pacer.limits.speed), rel=0.25)
 
 
 def test_a_slow_rank_does_not_hold_the_others(faked: tuple[SendQueue, Kernel]) -> None:
     queue, kernel = faked
     for _ in range(3):
-        queue.pacer.observe(2, 20 * MS, 4_000_000, 0)
+        queue.pacer.observe(2, 20 * MS, 4_000_000, 0.0, 0)
     rate = queue.pacer.rate(2)
     now, done = 1000 * MS, []
     queue.submit(7, C, [(2, memory(6400)), (1, memory(640))], LATER, done.append, now)

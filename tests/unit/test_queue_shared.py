@@ -8,7 +8,7 @@ import pytest
 
 from queue_world import ADDRESS, STRIDE, Kernel, memory
 from tailbound.errors import ConfigError
-from tailbound.transport.pace import Pacer, TimelyConfig
+from tailbound.transport.pace import PaceConfig, Pacer
 from tailbound.transport.probe import EVERY
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import SHARED_MOST, Sender, Shared
@@ -108,7 +108,7 @@ def test_what_comes_later_for_one_rank_waits_for_it(faked: tuple[SendQueue, Kern
 
 
 def test_it_goes_as_slowly_as_its_slowest_rank_and_all_pay(bound: UdpSocket, shared: Shared) -> None:
-    pacer = Pacer((1, 2, 3), TimelyConfig(quantum=1 * MS))
+    pacer = Pacer((1, 2, 3), PaceConfig(quantum=1 * MS))
     queue = SendQueue(Sender([bound], dict.fromkeys((1, 2, 3), (ADDRESS, 9))), pacer)
     queue._sender.share(shared)
     kernel = Kernel(queue)
@@ -123,8 +123,8 @@ def test_it_goes_as_slowly_as_its_slowest_rank_and_all_pay(bound: UdpSocket, sha
     assert sum(n for _, n in kernel.taken) == 640
     assert now - 100 * MS >= 8 * MS  # a quantum may leave at once, and one before it is used up
     assert queue.held > 0
-    assert pacer.grant(1, STRIDE, now)[0] <= 64
-    assert pacer.grant(3, STRIDE, now)[0] > 64
+    assert pacer.room(1, STRIDE, now)[0] <= 64
+    assert pacer.room(3, STRIDE, now)[0] > 64
 
 
 def test_a_burst_that_is_cloned_here_costs_as_many(faked: tuple[SendQueue, Kernel], shared: Shared) -> None:
@@ -177,13 +177,13 @@ def test_stale_rows_are_lost_for_everybody(faked: tuple[SendQueue, Kernel]) -> N
 def test_probes_follow_for_every_rank(faked: tuple[SendQueue, Kernel]) -> None:
     class Probes:
         def __init__(self) -> None:
-            self.counted: list[tuple[int, int]] = []
+            self.counted: list[tuple[int, int, int]] = []
 
-        def take(self, now: int) -> list[tuple[int, int, int]]:
+        def take(self, now: int) -> list[tuple[int, int, int, float]]:
             return []
 
-        def count(self, rank: int, size: int) -> None:
-            self.counted.append((rank, size))
+        def count(self, rank: int, size: int, packets: int) -> None:
+            self.counted.append((rank, size, packets))
 
         def due(self, rank: int, now: int, is_limited: bool) -> bool:
             return False
@@ -192,7 +192,7 @@ def test_probes_follow_for_every_rank(faked: tuple[SendQueue, Kernel]) -> None:
     probes = Probes()
     queue.prober = probes  # type: ignore[assignment]
     queue.submit(7, R, [(ALL, memory(64))], LATER, None, 0)
-    assert probes.counted == [(rank, 64 * STRIDE) for rank in (2, 3, 1)]
+    assert probes.counted == [(rank, 64 * STRIDE, 64) for rank in (2, 3, 1)]
     assert 64 * STRIDE < EVERY
 
 

@@ -39,7 +39,7 @@ def report(rank: int = 0, **changes: Any) -> dict[str, Any]:
         "overtime_ms": {"waited": 12.0, "left": 900.0, "answer": 7.0, "late": 3.0, "lack": 5.0, "lacked": 70.0},
         "map": {"id": 4, "owners": [0, 1], "rotate": True}, "behind": 0, "sent_bytes": 2000, "drops": {"LATE": 3},
         "gone": [], "peers": {str(p): dict(peer) for p in range(3) if p != rank},
-        "incast": {"own": 3, "obeyed": 2}, "queued": 0, "stale": 0,
+        "incast": {"own": 3, "obeyed": 0.5}, "marked": {"came": 0, "there": 0}, "queued": 0, "stale": 0,
         "events": [{"monotonic": 99.0, "event": "suspect", "suspect": 2}],
     } | changes  # fmt: skip
 

@@ -233,13 +233,13 @@ def test_marks_only_rise_and_advertisements_follow(world: World) -> None:
     state = world.store.peer_states[1]
     world.take(cases.ready(contributed=OP - 1, published=OP - 2, map_known=9, incast=4, deadline=100, lateness=5))
     assert state.tolist()[:6] == (COOKIE, OP - 1, OP - 2, OP, world.clock, 0)
-    assert state.tolist()[6:] == (100, 5, 9, 4)
+    assert state.tolist()[6:10] == (100, 5, 9, 4)
     noted = world.clock
     world.take(cases.ready(contributed=OP - 1, published=OP - 2, map_known=9, incast=4, deadline=100, lateness=5))
     assert state["last_ns"] == noted  # nothing new
     world.take(cases.ready(op=OP - 1, contributed=OP - 5, published=OP - 5, map_known=3, deadline=90, lateness=0))
     assert state.tolist()[:4] == (COOKIE, OP - 1, OP - 2, OP)
-    assert (state["last_ns"], *state.tolist()[6:]) == (world.clock, 90, 0, 9, 4)  # incast 0 says nothing
+    assert (state["last_ns"], *state.tolist()[6:10]) == (world.clock, 90, 0, 9, 4)  # incast 0 says nothing
     world.control(cookie=COOKIE + 1)
     world.take(cases.ready(cookie=COOKIE + 1, op=OP - 1, contributed=OP - 6))
     assert state.tolist()[:4] == (COOKIE + 1, OP - 6, 0, OP - 1)
@@ -264,8 +264,21 @@ def test_a_probe_comes_back_as_an_echo_with_its_check_right(world: World) -> Non
 def test_an_echo_gives_the_round_trip(world: World) -> None:
     """Rule: kernel-18."""
     sent = world.clock + 1000 - 123_456
-    world.take(cases.control_packet(PacketType.ECHO, sent.to_bytes(8, "big") + bytes(8)))
+    world.take(cases.control_packet(PacketType.ECHO, sent.to_bytes(8, "big") + bytes(8), seq=7))
     assert world.store.peer_states[1]["rtt_ns"] == 123_456
+    assert world.store.peer_states[1]["told"] == 7
+
+
+def test_marks_are_counted_by_sender_and_told_by_echoes(world: World) -> None:
+    """Rule: kernel-26."""
+    row = cases.contribution(1)
+    world.feed(row + row, 1, segment=len(row), marked=True)  # the second is a duplicate, and came all the same
+    world.feed(cases.contribution(2), 2)
+    world.feed(cases.control_packet(PacketType.ECHO, bytes(16)), 1, marked=True)
+    world.feed(b"\0" + row[1:], 1, marked=True)  # of another version: nobody's
+    assert world.store.peer_states["marked"].tolist()[:3] == [0, 2, 0]
+    head, _ = packets.parse(world.feed(cases.control_packet(PacketType.PROBE, bytes(16)), 1).tobytes())
+    assert (head["type"][0], head["seq"][0]) == (PacketType.ECHO, 2)
 
 
 # --- queues and received buffers --------------------------------------------------------------------------------

@@ -49,13 +49,13 @@ class World:
             self.tables.put_key(epoch, key)
         self.control(tagged=1)
 
-    def feed(self, data: bytes, source: int, segment: int = 0) -> NDArray[np.uint8]:
+    def feed(self, data: bytes, source: int, segment: int = 0, marked: bool = False) -> NDArray[np.uint8]:
         """One received buffer from rank ``source``; returns the buffer as it is afterwards, reflections in it."""
         buffer = np.zeros(max(8, -(-len(data) // 8) * 8), np.uint8)
         buffer[: len(data)] = np.frombuffer(data, np.uint8)
         self.clock += 1000
         self.reflected = ingest(
-            self.tables.context, buffer, len(data), segment, self.words[source], self.clock, self.echoes
+            self.tables.context, buffer, len(data), segment, self.words[source], self.clock, marked, self.echoes
         )
         return buffer
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +13,9 @@ from tailbound.bench.table import show
 from tailbound.bench.train_plan import SCENARIOS, TAILED, VARIANTS
 from tailbound.errors import ConfigError
 from tailbound.lab.cli import spec_from_options, spec_options
+from tailbound.lab.spec import parse_size
 
 __all__ = ["SIZE", "bench"]
-
-_UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 
 if TYPE_CHECKING:
@@ -34,11 +32,10 @@ class _Size(_IntegerType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?b)?", str(value).strip().lower())
-        size = int(float(match[1]) * _UNITS[match[2] or ""]) if match else 0
-        if size < 4:
-            self.fail(f"{value!r} is not a size of at least 4 bytes: write for example 25MiB or 64KiB", param, ctx)
-        return size
+        try:
+            return parse_size(str(value))
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
 
 
 SIZE = _Size()
@@ -128,6 +125,23 @@ def fanout(workers: tuple[int, ...], size: int, quick: bool, json_file: Path | N
     from tailbound.bench.fanout import run
 
     show("Fan-out of results", run(json_file, workers=workers, size=size, quick=quick))
+
+
+@bench.command()
+@click.option("--ranks", type=click.IntRange(2, 256), default=64, help="Of the incast.")
+@click.option("--few", type=click.IntRange(2, 256), default=4, help="Ranks of each job that has neighbours.")
+@click.option("--size", type=SIZE, default="1MiB", help="Bytes of float32 of an op.")
+@click.option("--rate", default="100mbit", help="Of every link, each way.")
+@click.option("--port-buffer", type=SIZE, default="64KiB", help="What waits before a host's link at most.")
+@click.option("--seconds", type=click.FloatRange(0.1), default=4.0, help="Simulated, that count; the incast has one.")
+@click.option("--seed", type=int, default=1, help="Of everything.")
+@_JSON
+def neighbours(size: int, rate: str, port_buffer: int, json_file: Path | None, **options: Any) -> None:
+    """Incast, two jobs on one network, and a job beside TCP, in the simulator; each with marks and without."""
+    from tailbound.bench.neighbours import run
+    from tailbound.lab.spec import parse_rate
+
+    run(size=size, rate=parse_rate(rate), buffer=port_buffer, json_file=json_file, **options)
 
 
 @bench.command()

@@ -167,9 +167,9 @@ class Channels:
         number = self.number()
         if number is not None:
             channel = job.sender.shared[number]
-            # receivers that take few senders at once are to be sent to in turns, and one behind a slow link by itself:
+            # receivers that take few senders at once are to be sent to bit by bit, one behind a slow link by itself:
             # a burst to all is as slow as the slowest
-            together = queue.limit >= len(channel.ranks) >= 2
+            together = len(channel.ranks) >= 2 and not queue.pacer.granted
             together &= self.wanted != "auto" or queue.pacer.even(channel.ranks)
             if together and not channel.broken:
                 job.counters["results_at_once"] += 1

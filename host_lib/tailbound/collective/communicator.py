@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,7 @@ from tailbound.transport.reliable import Reliable
 from tailbound.transport.rendezvous import Greeting, Store
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Layout
+from tailbound.transport.sockets import classify
 from tailbound.transport.steps import STEP_MASK, Young, step_of
 from tailbound.wire.bits import Bits, bits_numbered, number_of
 from tailbound.wire.packets import packed
@@ -294,6 +295,8 @@ class Communicator:
         warm_up(job)
         job.activate([packed(host) for host, _ in everybody], packed(address))
         job.channels.open(address, {rank: endpoints[rank] for rank in job.peers}, alone=alone)
+        for sock in job.sender.sockets:
+            classify(cast(socket.socket, sock), self.config.dscp)
         return job, sockets[1:] or sockets
 
     @property

@@ -12,7 +12,7 @@ from tailbound.collective.announce import announce
 from tailbound.collective.op import Op, Phase
 from tailbound.collective.speaker import Speaker
 from tailbound.datapath.protocol import Datapath
-from tailbound.transport.incast import Incast, allowed
+from tailbound.transport.incast import Incast, granted
 from tailbound.transport.pace import Pacer
 from tailbound.transport.probe import Prober
 from tailbound.transport.queue import SendQueue
@@ -29,7 +29,7 @@ class FlowControl:
 
     Args:
         job: of the rank.
-        datapath: tells round trips (``peer_states.rtt_ns``) and what peers advertise.
+        datapath: tells round trips (``peer_states.rtt_ns``), marks, and what peers advertise.
         link: bytes per second of this rank's link; 0: not known.
     """
 
@@ -39,9 +39,10 @@ class FlowControl:
         peers = list(job.sender.peers)
         by: Literal["kernel", "thread"] = "kernel" if datapath.name == "xdp" else "thread"
         prober = Prober(job.cookie, job.rank, peers, self._states, by, job.keys) if peers else None
-        self.queue = SendQueue(job.sender, Pacer(peers, gap=datapath.gap), prober, job.now)
+        self.queue = SendQueue(job.sender, Pacer(peers, gap=datapath.gap, speed=link), prober, job.now)
         self.incast = Incast(len(peers))
         self._again = 0
+        self._marked = int(self._states["marked"].sum())  # packets of peers that came with CE, as of the last op
         self._tip: int | None = None  # newest op up to which all results have been queued; None: none yet
 
     def turn(self, now: int) -> None:
@@ -49,7 +50,12 @@ class FlowControl:
         peers = len(self._job.sender.peers)
         if peers > 1 and now >= self._again:
             self._again = now + _LOOK_EVERY
-            self.queue.limit = allowed(self._states["incast"][self._job.membership.live].tolist(), peers)
+            live, pacer = self._job.membership.live, self.queue.pacer
+            pacer.follow(self.pace if self.queue.drained else self._link)
+            advertised = self._states["incast"][live].tolist()
+            if any(advertised) or pacer.limited:
+                for rank, number in zip(live, advertised, strict=True):
+                    pacer.grant(rank, granted(number, peers))
         if not self.queue.empty:
             self.queue.pump(now)
 
@@ -109,8 +115,22 @@ class FlowControl:
         through = [p for p in job.membership.live if p not in op.abstainers and job.records.contributed(p, op.label)]
         asked = op.first.repair.asked if op.first.repair is not None and not job.repairs.warming(op.plain) else {}
         lost = sum(max(own - summed[p], len(asked.get(p, ()))) for p in through if summed[p] > 0)
-        self.incast.observe(own * len(through), lost)
+        self.incast.observe(own * len(through), lost, self._marked_share(op))
         job.advertise(incast=self.incast.advertised)
+
+    def _marked_share(self, op: Op) -> float:
+        """Share of the packets since the last op that came with CE: both halves of one op."""
+        marked = int(self._states["marked"].sum())
+        new, self._marked = (marked - self._marked) & 0xFFFFFFFF, marked
+        shares = op.place.placement.shares
+        own = shares[self._job.rank]
+        came = own * len(self._job.membership.live) + sum(shares) - own
+        return min(1.0, new / came) if came else 0.0
+
+    @property
+    def marked(self) -> int:
+        """Packets of peers that came with CE."""
+        return int(self._states["marked"].sum())
 
     @property
     def pace(self) -> float:
@@ -122,7 +142,7 @@ class FlowControl:
         return min((pace for pace in (self._link, self.queue.drained) if pace), default=_PACE_UNKNOWN)
 
     def snapshot(self) -> dict[str, Any]:
-        """Counters in plain types; rates in bytes per second (0: unlimited), round trips in microseconds."""
+        """Counters in plain types; rates in bytes per second (0: that of the link), round trips in microseconds."""
         queue, prober, incast = self.queue, self.queue.prober, self.incast
         return {
             "queued": queue.packets,
@@ -130,12 +150,14 @@ class FlowControl:
             "socket_full": queue.waits,
             "held_by_rate": queue.held,
             "pace": int(self.pace),
-            "rates": {str(rank): int(path.rate) for rank, path in queue.pacer.paths.items()},
+            "rates": {str(rank): int(queue.pacer.limit(rank)) for rank in queue.pacer.paths},
+            "grants": {str(rank): path.granted for rank, path in queue.pacer.paths.items()},
             "rtt_us": {str(rank): path.rtt / 1000 for rank, path in queue.pacer.paths.items()},
             "rtt_by": prober.by if prober else "none",
             "probes": prober.sent if prober else 0,
             "echoes": prober.echoes if prober else 0,
-            "open_limit": queue.limit,
+            "marked": self.marked,
+            "marked_there": prober.marked if prober else 0,
             "incast": incast.taken,
             "incast_floor": incast.floor,
             "incast_falls": incast.falls,

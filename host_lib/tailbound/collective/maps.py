@@ -128,8 +128,8 @@ class Maps:
         self._lateness.observe(launch.launched, began)
         job.advertise(lateness=min(0xFFFF, self._lateness.value // _TIME_UNIT))
         rows = int(op.place.placement.counts[job.rank])
-        # flows that wait for each other (incast) say nothing about links
-        if rows and self._queue.limit >= len(job.peers):
+        # flows that receivers slow down (incast) say nothing about links
+        if rows and not self._queue.pacer.granted:
             self._speeds.observe({p: 1000 * max(1, done[p] - row[p]) for p in here if done[p] and row[p]}, rows)
         self._paces.append(job.now() - max(launch.launched, op.start))
 

@@ -64,7 +64,7 @@ def answer(job: Job, window: Window, now: int) -> int:
             continue
         rows, states, exists, at = found
         stride = rows.shape[1]
-        asker, rate = request.asker, queue.pacer.rate(request.asker)
+        asker, rate = request.asker, queue.pacer.limit(request.asker)
         burst = min(len(request.places), burst_packets(stride))
         granted = repairs.take(asker, len(request.places) * stride, now, pace, rate)
         count = granted // stride

@@ -45,7 +45,7 @@ from tailbound.wire.schema import (
 )
 from tailbound.wire.tag import EPOCH_BIT, hashed, tag_of
 
-_TYPE, _SENDER, _OWNER, _CHECK = (HEADER_DTYPE.fields[n][1] for n in ("type", "sender", "owner", "check"))  # type: ignore[index]
+_TYPE, _SENDER, _OWNER, _SEQ, _CHECK = (HEADER_DTYPE.fields[n][1] for n in ("type", "sender", "owner", "seq", "check"))  # type: ignore[index]
 _LATE, _HALVES = int(Flag.LATE), int(Flag.HALVES)
 _FIRST_TYPE, _LAST_TYPE = int(min(PacketType)), int(max(PacketType))
 assert {int(t) for t in PacketType} == set(range(_FIRST_TYPE, _LAST_TYPE + 1))  # one comparison decides BAD_TYPE
@@ -195,12 +195,17 @@ def _echo(t: Any, d: NDArray[np.uint8], words: NDArray[np.uint64], now: Scalar) 
         d[_TYPE] = PacketType.ECHO
         d[_OWNER] = h.sender
         d[_SENDER] = rank
+        marked = peer_state_at(t.peer_states, np.int64(h.sender)).marked
+        for i in range(4):
+            d[_SEQ + i] = (marked >> (24 - 8 * i)) & 0xFF
         words[_CHECK // 8] = _turned(_tag(t, words) if control_at(t.control, 0).tagged != 0 else _checksum(words))
         return Verdict.REFLECTED
     if d.shape[0] < HEADER_BYTES + 8:
         return Verdict.BAD_LENGTH
     sent = _turned(words[HEADER_BYTES // 8])
-    peer_state_at(t.peer_states, np.int64(h.sender)).rtt_ns = np.uint64(now) - sent
+    p = peer_state_at(t.peer_states, np.int64(h.sender))
+    p.told = h.seq  # before the round trip, which says that there is something new
+    p.rtt_ns = np.uint64(now) - sent
     return Verdict.ECHO_TAKEN
 
 
@@ -247,8 +252,13 @@ def _take(t: Any, d: NDArray[np.uint8], words: NDArray[np.uint64], now: Scalar) 
 
 
 @compiled
-def _ingest_packet(t: Any, d: NDArray[np.uint8], words: NDArray[np.uint64], source: Scalar, now: Scalar) -> Scalar:
-    """Takes in one packet, ``d`` and ``words`` being the same memory, and counts its verdict, which it returns."""
+def _ingest_packet(
+    t: Any, d: NDArray[np.uint8], words: NDArray[np.uint64], source: Scalar, now: Scalar, marked: Scalar
+) -> Scalar:
+    """Takes in one packet, ``d`` and ``words`` being the same memory, and counts its verdict, which it returns.
+
+    Marks (kernel-26) are counted whatever becomes of the packet; echoes apart, which no rate of their rank slows.
+    """
     sender: Scalar = UNKNOWN_SENDER
     length = d.shape[0]
     if length < HEADER_BYTES or length % ROW_STEP or length - HEADER_BYTES > t.width:
@@ -259,6 +269,8 @@ def _ingest_packet(t: Any, d: NDArray[np.uint8], words: NDArray[np.uint64], sour
         if verdict == GO_ON:
             sender = np.int64(head_at(t.head, 0).sender)
             verdict = _take(t, d, words, now)
+            if marked and verdict != Verdict.ECHO_TAKEN:
+                peer_state_at(t.peer_states, sender).marked += np.uint32(1)
     u64_row(t.ledger, sender, VERDICTS)[verdict] += np.uint64(1)
     return verdict
 
@@ -271,6 +283,7 @@ def ingest(
     segment: Scalar,
     source: Scalar,
     now: Scalar,
+    marked: Scalar,
     echoes: NDArray[np.int64],
 ) -> Scalar:
     """Takes in a received buffer: packets of ``segment`` bytes, the last perhaps shorter.
@@ -282,6 +295,7 @@ def ingest(
         segment: GRO segment size in bytes; 0: the buffer is one packet.
         source: IPv4 address of the sender as the maps hold it (network byte order).
         now: CLOCK_MONOTONIC, ns.
+        marked: whether it came with CE, all packets alike: GRO joins none that differ in that.
         echoes: i64[n, 2], out: (offset, length) of reflected probes, at most n of them.
 
     Returns:
@@ -299,10 +313,10 @@ def ingest(
         if start & 7 and size <= spare.shape[0] * 8:  # GRO of an odd size: only its last segment can be a packet
             aligned = spare.view(np.uint8)[:size]
             _copy(aligned, packet)
-            verdict = _ingest_packet(t, aligned, spare[: size >> 3], source, now)
+            verdict = _ingest_packet(t, aligned, spare[: size >> 3], source, now, marked)
             _copy(packet, aligned)
         else:
-            verdict = _ingest_packet(t, packet, all_words[start >> 3 : (start + size) >> 3], source, now)
+            verdict = _ingest_packet(t, packet, all_words[start >> 3 : (start + size) >> 3], source, now, marked)
         if verdict == Verdict.REFLECTED and reflected < echoes.shape[0]:
             echoes[reflected, 0] = start
             echoes[reflected, 1] = size

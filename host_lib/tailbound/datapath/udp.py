@@ -56,15 +56,18 @@ _BATCH, _BUFFER_BYTES = 8, 65536
 UDP_GRO, _SO_RXQ_OVFL = 104, 40
 _GRO = np.uint64(17 | UDP_GRO << 32)  # cmsg level (SOL_UDP) and type as one word
 _OVERFLOW = np.uint64(1 | _SO_RXQ_OVFL << 32)  # SOL_SOCKET
+_TOS = np.uint64(socket.IPPROTO_IP | socket.IP_TOS << 32)
+_CE = np.uint64(3)  # the last two bits of a tos, congestion experienced
 _MSG_DONTWAIT = int(socket.MSG_DONTWAIT)
 _CONTROL_BYTES = 128
 _LOW = np.uint64(0xFFFFFFFF)
 
 
 @compiled
-def _options(s: NDArray[np.int64], control: NDArray[np.uint64], length: Scalar) -> Scalar:
-    """Reads the control messages of one receive: notes kernel drops, returns the GRO segment size or 0."""
+def _options(s: NDArray[np.int64], control: NDArray[np.uint64], length: Scalar) -> tuple[Scalar, Scalar]:
+    """Reads the control messages of one receive: notes kernel drops, returns the GRO segment size or 0, and CE."""
     segment: Scalar = 0
+    marked: Scalar = False
     at: Scalar = 0
     while at + 2 < length >> 3:
         size = np.int64(control[at])
@@ -74,8 +77,10 @@ def _options(s: NDArray[np.int64], control: NDArray[np.uint64], length: Scalar) 
             segment = np.int64(control[at + 2] & _LOW)
         elif control[at + 1] == _OVERFLOW:
             s[KERNEL_DROPS] = np.int64(control[at + 2] & _LOW)
+        elif control[at + 1] == _TOS:
+            marked = control[at + 2] & _CE == _CE
         at += (size + 7) >> 3
-    return segment
+    return segment, marked
 
 
 @cached
@@ -119,9 +124,9 @@ def _receive(
             length = np.int64(messages[i, 7] & _LOW)
             source = np.int64(names[i, 0] >> np.uint64(32))  # the address alone: peers use several ports
             lock(t.mutex)
-            segment = _options(s, controls[i], np.int64(messages[i, 5]))
+            segment, marked = _options(s, controls[i], np.int64(messages[i, 5]))
             s[RECEIVED] += 1
-            reflected = ingest(context, buffers[i], length, segment, source, now, echoes)
+            reflected = ingest(context, buffers[i], length, segment, source, now, marked, echoes)
             unlock(t.mutex)
             for k in range(reflected):
                 at = buffers[i].ctypes.data + echoes[k, 0]
@@ -230,6 +235,7 @@ class UdpDatapath:
         reserve(sock, socket.SO_RCVBUF, receive_buffer)
         reserve(sock, socket.SO_SNDBUF, 4 << 20)
         sock.setsockopt(socket.SOL_SOCKET, _SO_RXQ_OVFL, 1)
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_RECVTOS, 1)
         with contextlib.suppress(OSError):  # before Linux 5.0: one packet a receive, slower
             sock.setsockopt(socket.IPPROTO_UDP, UDP_GRO, 1)
         sock.setblocking(False)

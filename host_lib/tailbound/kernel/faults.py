@@ -20,7 +20,7 @@ from tailbound.wire.schema import FAULT_MAPS, Map
 #: A lock for settings and state, in a map of its own, since user space reads and writes those without it.
 _LOCK = Map("fault_lock", "lock of settings and state", "tb_lock", (1,), "program", mmap=False)
 _PORTS = "fault_ports"
-_COUNTS = ("seen", "lost", "duplicated", "corrupted", "passed", "reordered", "lost_other")
+_COUNTS = ("seen", "lost", "duplicated", "corrupted", "passed", "reordered", "lost_other", "overflowed", "marked")
 
 
 def probability(value: float, name: str = "probability") -> int:
@@ -51,6 +51,9 @@ class FaultSettings:
     corrupt: float = 0.0
     reorder: float = 0.0
     port: int = 0  #: only UDP to or from this port; 0: every IPv4 packet
+    rate: int = 0  #: bytes per second of a port that packets wait before; 0: there is none
+    queue: int = 0  #: bytes that wait there at most
+    mark: int = 0  #: bytes above which packets are marked; 0: none are
 
     def record(self) -> bytes:
         """``tb_faults`` in its first state.
@@ -65,7 +68,8 @@ class FaultSettings:
         out["state"] = (self.seed * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) % 2**64 or 1
         for name in ("loss_good", "loss_bad", "to_bad", "to_good", "duplicate", "corrupt", "reorder"):
             out[name] = probability(getattr(self, name), name)
-        out["port"] = self.port
+        for name in ("port", "rate", "queue", "mark"):
+            out[name] = getattr(self, name)
         return out.tobytes()
 
 

@@ -36,6 +36,8 @@ _HOST_BYTES = 64 << 20
 _QUEUE_FRAMES = 1000
 #: Bytes that may leave at once. One super-frame, so that tbf does not cut it up.
 _BURST_BYTES = 66_000
+#: ... or three frames, so that it does.
+_SMOOTH_BYTES = 4_600
 #: ... and what a port may make up for, since its timer comes late on a busy machine: with 1 ms, as for a host, a port
 #: was slower than the three workers that sent to it together, and its buffer overflowed.
 _HOST_BURST_SECONDS, _BURST_SECONDS = 0.001, 0.005
@@ -50,11 +52,13 @@ class RateLimit:
     Args:
         rate: bit/s.
         host: on a worker's own interface, and not on a port of the network.
+        smooth: super-frames are cut up: what leaves at once would fill the finite queue of a port.
     """
 
-    def __init__(self, rate: int, *, host: bool = False) -> None:
+    def __init__(self, rate: int, *, host: bool = False, smooth: bool = False) -> None:
         self.rate = rate // 8
-        self.burst = max(_BURST_BYTES, int(self.rate * (_HOST_BURST_SECONDS if host else _BURST_SECONDS)))
+        least = _SMOOTH_BYTES if smooth else _BURST_BYTES
+        self.burst = max(least, int(self.rate * (_HOST_BURST_SECONDS if host else _BURST_SECONDS)))
         self.limit = _HOST_BYTES if host else max(_BUFFER_BYTES, int(self.rate * _BUFFER_SECONDS))
 
 
@@ -251,10 +255,10 @@ def build(topology: Topology, *, mtu: int, queues: int, flood: bool, wire: bool)
     inside(topology.switch, partial(_wait_forwarding, ports))
 
 
-def set_rate(interface: str, rate: int | None, *, host: bool = False) -> None:
+def set_rate(interface: str, rate: int | None, *, host: bool = False, smooth: bool = False) -> None:
     """Limit what leaves ``interface`` (of the calling thread's namespace) to ``rate`` bit/s; None: no limit.
 
-    ``host``: see ``RateLimit``.
+    ``host``, ``smooth``: see ``RateLimit``.
     """
     with IPRoute() as ip:
         index = if_nametoindex(interface)
@@ -266,7 +270,7 @@ def set_rate(interface: str, rate: int | None, *, host: bool = False) -> None:
         if rate is None:
             _queue(ip, index, ethtool.channels(interface).tx)
             return
-        tbf = RateLimit(rate, host=host)
+        tbf = RateLimit(rate, host=host, smooth=smooth)
         ip.tc("replace", kind, index=index, root=True, handle="1:", rate=tbf.rate, burst=tbf.burst, limit=tbf.limit)
 
 

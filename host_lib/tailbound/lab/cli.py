@@ -22,6 +22,7 @@ from tailbound.lab.spec import (
     parse_burst,
     parse_probability,
     parse_rate,
+    parse_size,
     parse_straggler,
 )
 
@@ -51,6 +52,8 @@ def spec_options(command: F) -> F:
     options = (
         click.option("--workers", "-n", type=int, default=4, show_default=True, help="Workers, one namespace each."),
         _parsed("--rate", "RATE", parse_rate, "Rate of every worker's links, each way: 1gbit, 500mbit."),
+        _parsed("--queue", "SIZE", parse_size, "Bytes that wait before a worker's link at most, with --rate: 64KiB."),
+        click.option("--ecn", is_flag=True, help="Packets are marked (CE) when a quarter of --queue waits."),
         _probability("loss", "Independent losses, on the way from worker to worker."),
         _parsed("--burst-loss", "P[:LEN]", parse_burst, "Losses in bursts of LEN packets on average (default 5)."),
         _probability("duplicate", "UDP packets that arrive twice."),
@@ -87,7 +90,7 @@ def spec_from_options(options: dict[str, Any]) -> LabSpec:
     """
     names = (
         "workers", "rate", "loss", "duplicate", "corrupt", "reorder", "background", "straggler", "wire", "switch",
-        "seed", "mtu", "port",
+        "seed", "mtu", "port", "queue", "ecn",
     )  # fmt: skip
     values = {name: options.pop(name) for name in names}
     return LabSpec(burst=options.pop("burst_loss"), **values)

@@ -97,16 +97,16 @@ class Cluster:
                 self._force_wire_size()
             if self.spec.switch:
                 self._switch = SummingSwitch(self.topology, self.spec)
-            if self.spec.rate is not None:
-                for worker in self.workers:
-                    self.set_rate(worker.rank, self.spec.rate)
             if self.spec.has_fault_programs:
                 if self.xdp:
-                    self._faults = Injector(self.topology, self._fault, self.spec.seed)
+                    self._faults = Injector(self.topology, self._fault, self.spec.seed, self.spec.queued)
                 else:
                     self._faults = LossFilters(self.topology, self._fault)
                 if self._fault.needs_checksums:
                     self._finish_checksums(LINKS)
+            if self.spec.rate is not None:
+                for worker in self.workers:
+                    self.set_rate(worker.rank, self.spec.rate)
             if self.spec.background is not None:
                 self.set_background(self.spec.background)
         except BaseException:
@@ -237,10 +237,12 @@ class Cluster:
             ConfigError: the lab has no cables.
         """
         cable = self._cable(rank)
-        own = partial(build.set_rate, host=True)
+        own = partial(build.set_rate, host=True, smooth=self.spec.queue is not None)
         for each in LINKS if link is None else (link,):
             namespaces.call(self.workers[rank].namespace, own, each.interface, rate, patient=True)
             namespaces.call(cable, build.set_rate, each.worker_port, rate, patient=True)
+            if isinstance(self._faults, Injector):
+                self._faults.set_rate(rank, each, rate)
 
     def set_faults(
         self, fault: Fault, rank: int | None = None, link: Link | None = None, way: Way | None = None
@@ -321,6 +323,7 @@ class Cluster:
             refused = f", and a user namespace of its own is refused here: {why}" if why else ""
             raise CapabilityError(f"the lab makes network namespaces and needs root: run it with sudo{refused}")
         missing = [*self._fault.beyond_loss, *(["a switch that sums"] if self.spec.switch else [])]
+        missing += ["finite queues"] if self.spec.queue is not None else []
         if missing and not self.xdp:
             raise CapabilityError(
                 f"{', '.join(missing)}: done by XDP programs, which need root: run it with sudo, or without these "

@@ -85,6 +85,8 @@ class FaultCounts:
         passed: packets outside the filter.
         reordered: sent past the queue.
         lost_other: of the lost, those that are not UDP.
+        overflowed: dropped because a port's queue was full.
+        marked: marked in a queue (CE).
     """
 
     seen: int = 0
@@ -94,14 +96,18 @@ class FaultCounts:
     passed: int = 0
     reordered: int = 0
     lost_other: int = 0
+    overflowed: int = 0
+    marked: int = 0
 
     def __str__(self) -> str:
         """A sentence for people."""
         share = f" ({100 * self.lost / self.seen:.2f} %)" if self.seen else ""
         other = f", {self.lost_other} of them not UDP" if self.lost_other else ""
+        queues = f", {self.overflowed} dropped by full queues, {self.marked} marked"
         return (
             f"of {self.seen} packets {self.lost} lost{share}{other}; {self.duplicated} duplicated, "
             f"{self.corrupted} corrupted, {self.reordered} reordered"
+            f"{queues if self.overflowed or self.marked else ''}"
         )
 
     def __add__(self, other: FaultCounts) -> FaultCounts:
@@ -113,6 +119,8 @@ class FaultCounts:
             self.passed + other.passed,
             self.reordered + other.reordered,
             self.lost_other + other.lost_other,
+            self.overflowed + other.overflowed,
+            self.marked + other.marked,
         )
 
 

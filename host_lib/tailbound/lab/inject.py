@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
-from tailbound.kernel.faults import FaultProgram
+from tailbound.kernel.faults import FaultProgram, FaultSettings
 from tailbound.lab import namespaces
 from tailbound.lab.faults import Fault, FaultCounts, Way, end_settings
 from tailbound.lab.topology import LINKS, Link, Topology
@@ -29,14 +30,18 @@ class Injector:
         topology: with cables.
         fault: what they do at first.
         seed: of all their generators.
+        queue: bytes that wait before every worker's link at most, and above how many of them packets are marked (0:
+            none are), once ``set_rate`` says how fast it is; None: as many as the cable takes.
 
     Raises:
         CapabilityError: compiler, privilege or kernel feature missing.
         AttachError: an interface refuses; nothing stays attached.
     """
 
-    def __init__(self, topology: Topology, fault: Fault, seed: int) -> None:
-        self._seed = seed
+    def __init__(self, topology: Topology, fault: Fault, seed: int, queue: tuple[int, int] | None = None) -> None:
+        self._seed, self._queue = seed, queue
+        self._rates: dict[tuple[int, Link], int] = {}  # bytes per second, by worker and link
+        self._settings: dict[_End, FaultSettings] = {}
         self._ends: list[_End] = []
         try:
             for cable in topology.cables:
@@ -68,7 +73,20 @@ class Injector:
         for end in self._select(rank, link):
             if way is None or end.number == way.value:
                 seed = (self._seed, LINKS.index(end.link), end.rank, end.number)
-                end.program.set(end_settings(fault, *seed, alone=way is not None))
+                self._settings[end] = end_settings(fault, *seed, alone=way is not None)
+                self._tell(end)
+
+    def set_rate(self, rank: int, link: Link, rate: int | None) -> None:
+        """A worker's link now has ``rate`` bit/s; its queue is empty. None: no limit, and no queue."""
+        self._rates[rank, link] = (rate or 0) // 8
+        for end in self._select(rank, link):
+            self._tell(end)
+
+    def _tell(self, end: _End) -> None:
+        settings, rate = self._settings[end], self._rates.get((end.rank, end.link), 0)
+        if self._queue is not None and end.number == Way.TO_WORKER.value:
+            settings = replace(settings, rate=rate, queue=self._queue[0], mark=self._queue[1])
+        end.program.set(settings)
 
     def counts(self, rank: int | None = None, link: Link | None = None) -> FaultCounts:
         """Sum over one worker's cable or all, one link or both, from building on."""

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 
 from tailbound.errors import ConfigError
+from tailbound.settings.kinds import parse_rate
 from tailbound.transport.config import DEFAULT_PORT
 from tailbound.wire.schema import MAX_RANKS
 
@@ -24,6 +25,7 @@ __all__ = [
     "parse_burst",
     "parse_probability",
     "parse_rate",
+    "parse_size",
     "parse_straggler",
 ]
 
@@ -31,23 +33,20 @@ DEFAULT_MTU = 1500
 #: Mean burst length in packets where ``--burst-loss`` names none.
 DEFAULT_BURST = 5.0
 
-_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)bit(?:/s)?", re.IGNORECASE)
-_RATE_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 
-def parse_rate(text: str) -> int:
-    """Bits per second of ``1gbit``, ``500mbit``, ``2.5gbit``, ``800kbit`` (powers of 1000, as tc has it).
+def parse_size(text: str) -> int:
+    """Bytes of ``25MiB``, ``64KiB`` or ``1000000``.
 
     Raises:
-        ConfigError: anything else, or below 8 kbit or above 400 gbit.
+        ConfigError: anything else, or less than 4.
     """
-    match = _RATE.fullmatch(text.strip())
-    if match is None:
-        raise ConfigError(f"rate {text!r} is not a rate: write for example 1gbit, 500mbit or 2.5gbit")
-    rate = int(float(match[1]) * _RATE_FACTORS[match[2].lower()])
-    if not 8_000 <= rate <= 400 * 10**9:
-        raise ConfigError(f"rate {text!r} is outside 8kbit..400gbit")
-    return rate
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?b)?", text.strip().lower())
+    size = int(float(match[1]) * _UNITS[match[2] or ""]) if match else 0
+    if size < 4:
+        raise ConfigError(f"{text!r} is not a size of at least 4 bytes: write for example 25MiB or 64KiB")
+    return size
 
 
 def parse_probability(text: str, option: str = "probability") -> float:
@@ -210,6 +209,9 @@ class LabSpec:
         port: UDP port of the job (``TAILBOUND_PORT``).
         switch: the switch sums for the job of all workers (``TAILBOUND_SWITCH``). Implies wire size.
         switch_rows: slots of that job, a power of two.
+        queue: bytes that wait before a worker's link at most, in the network; None: 25 ms at its rate. Implies wire
+            size.
+        ecn: packets that come when a quarter of that waits are marked (CE) if their sender knows of that.
     """
 
     workers: int
@@ -230,6 +232,8 @@ class LabSpec:
     background: Background | None = None
     switch: bool = False
     switch_rows: int = 1 << 14
+    queue: int | None = None
+    ecn: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= MAX_RANKS:
@@ -241,6 +245,10 @@ class LabSpec:
             raise ConfigError(f"burst loss {self.burst} needs 0 <= loss < 1 and a length of at least 1")
         if self.rate is not None and self.rate < 8_000:
             raise ConfigError(f"rate {self.rate} bit/s is below 8000: give at least 8kbit")
+        if self.queue is not None and (self.rate is None or self.queue < 4 * self.mtu):
+            raise ConfigError(f"a queue of {self.queue} bytes: give a rate, too, and four packets at least")
+        if self.ecn and self.queue is None:
+            raise ConfigError("ecn marks packets that wait in a queue of known size: give queue, too")
         if not 576 <= self.mtu <= 9000:
             raise ConfigError(f"MTU {self.mtu} is outside 576..9000")
         if self.queues is not None and not 1 <= self.queues <= 1024:
@@ -266,7 +274,12 @@ class LabSpec:
     @property
     def has_fault_programs(self) -> bool:
         """Whether the cables carry fault programs, idle ones included."""
-        return self.cables or self.has_faults
+        return self.cables or self.has_faults or self.queue is not None
+
+    @property
+    def queued(self) -> tuple[int, int] | None:
+        """Bytes that wait before a link at most, and above how many of them packets are marked (0: none are)."""
+        return None if self.queue is None else (self.queue, self.queue // 4 if self.ecn else 0)
 
     @property
     def wire_size(self) -> bool:

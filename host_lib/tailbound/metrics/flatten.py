@@ -160,7 +160,10 @@ def _traffic(sheet: _Sheet, stats: Mapping[str, Any]) -> None:
     sheet.count("stale_packets", traffic.get("stale"), "Packets dropped before sending: nobody takes them any more.")
     sheet.count("socket_full", traffic.get("socket_full"), "Waits for room in a socket.")
     sheet.count("held_by_rate", traffic.get("held_by_rate"), "Bursts held back by pacing.")
-    sheet.gauge("incast_limit", traffic.get("open_limit"), "Destinations sent to at once.")
+    for peer, share in (traffic.get("grants") or {}).items():
+        sheet.gauge("granted_ratio", share, "Part of the link's speed that a rank grants a sender.", peer=peer)
+    sheet.count("packets_marked", traffic.get("marked"), "Packets of others that came with CE (a queue on the way).")
+    sheet.count("own_packets_marked", traffic.get("marked_there"), "Own packets that came to other ranks with CE.")
     sheet.gauge("incast_advertised", traffic.get("incast"), "Senders taken at once.")
     clones = stats.get("choice", {}).get("clones_failed", {})
     for peer, packets in clones.items():

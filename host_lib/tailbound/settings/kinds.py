@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
+from tailbound.errors import ConfigError
 from tailbound.transport.multicast import check_group
 from tailbound.transport.safeguard import Limits
 from tailbound.wire.bits import BITS, Bits, bits_text
@@ -126,7 +128,27 @@ def _bits(text: str) -> Bits:
     return named[word]
 
 
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)bit(?:/s)?", re.IGNORECASE)
+_RATE_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+def parse_rate(text: str) -> int:
+    """Bits per second of ``1gbit``, ``500mbit``, ``2.5gbit``, ``800kbit`` (powers of 1000, as tc has it).
+
+    Raises:
+        ConfigError: anything else, or below 8 kbit or above 400 gbit.
+    """
+    match = _RATE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"rate {text!r} is not a rate: write for example 1gbit, 500mbit or 2.5gbit")
+    rate = int(float(match[1]) * _RATE_FACTORS[match[2].lower()])
+    if not 8_000 <= rate <= 400 * 10**9:
+        raise ConfigError(f"rate {text!r} is outside 8kbit..400gbit")
+    return rate
+
+
 GROUP = Kind("an IPv4 address of 224.0.1.0..239.255.255.255", _group)
 BITS_KIND = Kind("one of " + " or ".join(map(bits_text, BITS)), _bits)
 DEADLINES = Kind("two numbers of milliseconds above 0, as in 20,40, or learned", _deadlines)
+RATE = Kind("a rate as in 25gbit or 500mbit", parse_rate)
 LIMITS = Kind("NAME=VALUE,... of " + ", ".join(field.name for field in fields(Limits)), _limits)

@@ -17,9 +17,21 @@ from typing import Any, ParamSpec, TypeVar
 
 from tailbound.errors import ConfigError
 from tailbound.observe import status, trace
-from tailbound.settings.kinds import BITS_KIND, DEADLINES, GROUP, LIMITS, Kind, choice, integer, number, on_off, words
+from tailbound.settings.kinds import (
+    BITS_KIND,
+    DEADLINES,
+    GROUP,
+    LIMITS,
+    RATE,
+    Kind,
+    choice,
+    integer,
+    number,
+    on_off,
+    words,
+)
 from tailbound.transport import choose, switch
-from tailbound.transport.config import AUTHENTICATE, DEFAULT_PORT, PORTS, SOURCE_PORTS_MOST
+from tailbound.transport.config import AUTHENTICATE, DEFAULT_PORT, DSCP_MOST, PORTS, SOURCE_PORTS_MOST
 from tailbound.wire.schema import WIDTH_STEP
 
 P = ParamSpec("P")
@@ -179,6 +191,11 @@ OPTIONS = (
         "source_ports", integer(0, SOURCE_PORTS_MOST), 0,
         "source ports of what is sent to one rank, `xdp` only ([transport](transport.md)); 0: by the number of ranks",
     ),
+    _option(
+        "rate", RATE, 0, "speed of this rank's link, where sending to a rank begins ([transport](transport.md))",
+        otherwise="what its driver says",
+    ),
+    _option("dscp", integer(0, DSCP_MOST), 0, "class of the job's packets, for switches that keep one apart"),
     _option(
         "multicast_group", GROUP, "", "IPv4 group of the job, the same on all ranks",
         otherwise="follows from the job's cookie",

@@ -23,7 +23,7 @@ __all__ = ["simulate"]
 @click.option("--size", type=SIZE, default="1MiB", help="Bytes of float32 of a rank and step.")
 @click.option("--rate", default="10gbit", help="Of every host's link, each way.")
 @click.option("--port-buffer", type=SIZE, default="256KiB", help="What waits before a host's link at most.")
-@click.option("--ecn", type=SIZE, help="Backlog above which a port marks packets (counted; nothing reads them).")
+@click.option("--ecn", type=SIZE, help="Backlog above which a port marks packets.")
 @click.option("--latency", type=click.FloatRange(0), default=10.0, help="One way, without queues, in microseconds.")
 @click.option("--rack", type=click.IntRange(2), help="Hosts of a rack; without it, all are in one.")
 @click.option(

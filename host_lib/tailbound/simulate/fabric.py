@@ -22,13 +22,14 @@ _LATE = 1 * MS
 
 @dataclass(slots=True)
 class Burst:
-    """Packets of ``stride`` bytes (the last may be shorter) from one rank of a job to another."""
+    """Packets of ``stride`` bytes (the last may be shorter) between ranks of a job; all marked (CE) or none."""
 
     source: int
     to: int
     data: bytes
     stride: int
     job: int = 0
+    marked: bool = False
 
     @property
     def count(self) -> int:

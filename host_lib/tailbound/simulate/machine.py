@@ -80,7 +80,7 @@ class Datapath:
         buffer[:size] = np.frombuffer(burst.data, np.uint8)
         buffer[size : size + 8] = 0
         segment = burst.stride if size > burst.stride else 0
-        count = ingest(self.tables.context, buffer, size, segment, word(burst.source), now, self._echoes)
+        count = ingest(self.tables.context, buffer, size, segment, word(burst.source), now, burst.marked, self._echoes)
         self.taken += burst.count
         if not count:
             return []

@@ -61,6 +61,7 @@ class Port:
 
     Attributes:
         most: largest backlog there was, bytes.
+        marks: packets that were marked.
     """
 
     def __init__(self, rate: float, buffer: float, mark: int = 0, credit: int = 0) -> None:
@@ -167,22 +168,29 @@ class Network(Fabric):
             else:
                 self.at(left + self.switching.latency // 2, partial(self._up, packet, source, to, size))
 
+    def _take(self, port: Port, packet: Burst, size: int) -> int:
+        """See ``Port.take``; a packet may be marked there."""
+        before = port.marks
+        left = port.take(size, self.now)
+        packet.marked |= port.marks != before
+        return left
+
     def _up(self, packet: Burst, source: int, to: int, size: int) -> None:
-        left = self.uplinks[self._rack[source]].take(size, self.now)
+        left = self._take(self.uplinks[self._rack[source]], packet, size)
         if left:
             self.at(left, partial(self._down, packet, to, size))
         else:
             self.dropped["spine"] += 1
 
     def _down(self, packet: Burst, to: int, size: int) -> None:
-        left = self.downlinks[self._rack[to]].take(size, self.now)
+        left = self._take(self.downlinks[self._rack[to]], packet, size)
         if left:
             self.at(left + self.switching.latency // 2, partial(self._arrive_at_last, packet, to, size))
         else:
             self.dropped["spine"] += 1
 
     def _arrive_at_last(self, packet: Burst, to: int, size: int) -> None:
-        left = self.last_hops[to].take(size, self.now)
+        left = self._take(self.last_hops[to], packet, size)
         if not left:
             self.dropped["port"] += 1
         elif self.switching.loss and self.random.random() < self.switching.loss:

@@ -26,7 +26,7 @@ from tailbound.simulate.fabric import MS, US, Burst, Fabric, Terms
 from tailbound.simulate.machine import COOKIE, PORT, Datapath, Wire, address, word
 from tailbound.transport.config import Config
 from tailbound.transport.keys import MASTER, KeyRing
-from tailbound.transport.pace import Pacer, TimelyConfig
+from tailbound.transport.pace import PaceConfig, Pacer
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Layout
 from tailbound.wire.bits import Bits, number_of
@@ -274,7 +274,7 @@ class World:
         plan: Plan | None = None,
         steps: int = 30,
         paced: float = 0.0,
-        limits: TimelyConfig | None = None,
+        limits: PaceConfig | None = None,
         width: int = 64,
         rows: tuple[int, int] = (1024, 4096),
         fabric: Fabric | None = None,

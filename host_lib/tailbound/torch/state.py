@@ -90,6 +90,8 @@ class TailboundState(Recovery):
             (``fanout``) or the network (``multicast``) multiplies, or ``auto``, the best of what can be had.
         source_ports: UDP source ports of what is sent to one rank over xdp, so that its receive-side scaling spreads
             it; 0: by the number of ranks.
+        rate: bit/s of this rank's link, where sending to a rank begins; 0: what its driver says.
+        dscp: class of the packets of this job (DSCP, 0 to 63), for switches that keep one apart.
         multicast_group: IPv4 group of the job, the same on all ranks; empty: one that follows from its cookie.
         authenticate: refuse packets and requests that were not made with the job's key; ``auto``: where there is a
             ``key_file`` (docs/security.md).
@@ -134,6 +136,8 @@ class TailboundState(Recovery):
         resync_share: float = 0.05,
         result: AskedResult = "auto",
         source_ports: int = 0,
+        rate: int = 0,
+        dscp: int = 0,
         multicast_group: str = "",
         authenticate: Authenticate = "auto",
         key_file: str = "",
@@ -178,6 +182,8 @@ class TailboundState(Recovery):
             balance=balance,
             result=result,
             source_ports=source_ports,
+            rate=rate / 8,
+            dscp=dscp,
             group=multicast_group,
             switch=switch_of(switch) if switch and self.ranks > 1 else None,
             bits=self.bits,

@@ -35,6 +35,8 @@ WIDTH_LOOPBACK = 1408
 PORTS = 64
 #: More source ports for one peer spread its packets no better.
 SOURCE_PORTS_MOST = 16
+#: Classes of packets are numbered up to this (RFC 2474).
+DSCP_MOST = 63
 #: Longest D1 in ns that a header can say; a longer one counts as this one.
 DEADLINE_MOST = 0xFFFF * TIME_UNIT_US * 1000
 
@@ -108,6 +110,8 @@ class Config:
         group: IPv4 multicast group of the job, the same on all ranks; empty: one that follows from its cookie.
         source_ports: UDP source ports of the bursts to one peer, xdp only; 0: as many as are useful.
         switch: the aggregating switch that owns the rows; None: ranks own them.
+        rate: bytes per second of this rank's link, where sending to a rank begins; 0: what its driver says.
+        dscp: class of what is sent (DSCP, 0 to 63).
         codec_threads: threads of a rank that share the codec's work on an op, the transport's own included; 0: one for
             each four of its cores, at most four.
         authenticate: whether packets and the reliable path are authenticated by the job's key; ``auto``: where there is
@@ -142,6 +146,8 @@ class Config:
     result: AskedResult = "auto"
     group: str = ""
     source_ports: int = 0
+    rate: float = 0.0
+    dscp: int = 0
     switch: Switch | None = None
     codec_threads: int = 0
     authenticate: Authenticate = "auto"
@@ -178,6 +184,10 @@ class Config:
             raise ConfigError(f"rotate is {self.rotate!r}: give True, False or 'auto'")
         if not 0 <= self.source_ports <= SOURCE_PORTS_MOST:
             raise ConfigError(f"{self.source_ports} source ports: give 0..{SOURCE_PORTS_MOST}")
+        if self.rate < 0:
+            raise ConfigError(f"rate of {self.rate} bytes per second: give 0 or more; 0 is what the link's driver says")
+        if not 0 <= self.dscp <= DSCP_MOST:
+            raise ConfigError(f"dscp is {self.dscp}: give 0 to {DSCP_MOST}")
         if not self.ring_mib > 0:
             raise ConfigError(f"ring of {self.ring_mib} MiB: give a size above 0")
         if self.strict < 0:

@@ -1,12 +1,17 @@
 """How many senders a receiver takes at once (OptiReduce's dynamic incast, NSDI'25 section 3.2, and clock-24).
 
-A receiver advertises a number in every header; a sender keeps at most as many destinations open as the smallest of the
-live receivers takes. Pure state, fed with one sample an op.
+A receiver advertises a number in every header. It is a grant: k of n senders at once is k / n of the link's speed for
+each of them, so that one at once is an equal share, and all together are as fast as the link. Pure state, fed with one
+sample an op.
 
-Only loss counts, never lateness: rows that are missing although their sender has said that it is through. Loss that is
-always there (a bad cable) is not for this: it is the long-run floor. Loss in a few ops only (foreign bursts) is not
-either: too many senders at once are too many in every op. A fall that did not lower the loss was for nothing, so what
-is lost then belongs to the floor, and the number goes back.
+Marks and loss count, never lateness. **Marks** (CE) show a queue before it overflows: where a tenth of an op's packets
+carry one, the number falls at once, by half of their smoothed share, as a window does in DCTCP. Fewer are for the
+senders, who hear of them sooner (``transport.pace``).
+
+**Loss** is what is missing although its sender has said that it is through. Loss that is always there (a bad cable) is
+not for this: it is the long-run floor. Loss in a few ops only (foreign bursts) is not either: too many senders at once
+are too many in every op. A fall that did not lower the loss was for nothing, so what is lost then belongs to the floor,
+and the number goes back.
 """
 
 from __future__ import annotations
@@ -17,6 +22,8 @@ _TOLERATED = 1e-3
 _TRIAL, _PATIENCE = 8, 4
 #: A fall helped if no more than this part of the loss is left.
 _HELPED = 0.7
+#: Marked share of an op's packets that makes a number fall, and weight of an op in the smoothed share.
+_MARKED, _WEIGHT = 0.1, 0.25
 #: Weight of an op in the long-run floor.
 _SLOW = 1 / 256
 
@@ -26,6 +33,12 @@ class Incast:
 
     Args:
         senders: peers in all; the number starts there and never exceeds it.
+
+    Attributes:
+        taken: the number.
+        floor: loss that is always there.
+        falls: times that the number fell.
+        marked: smoothed share of packets that came with CE.
     """
 
     def __init__(self, senders: int) -> None:
@@ -33,6 +46,8 @@ class Incast:
         self.taken = senders
         self.floor = 0.0
         self.falls = 0
+        self.marked = 0.0
+        self._crowded = False  # an op of this trial had too many marks
         self._expected = self._lost = self._ops = self._hit = 0
         self._good = 0
         self._before: tuple[int, float] | None = None  # number and loss before the fall that is on trial
@@ -42,10 +57,13 @@ class Incast:
         """For the header: 0 says nothing (all may send)."""
         return 0 if self.taken >= self.senders else min(255, self.taken)
 
-    def observe(self, expected: int, lost: int) -> None:
-        """One op: rows expected of senders that are through with it, and those of them that did not arrive."""
+    def observe(self, expected: int, lost: int, marked: float = 0.0) -> None:
+        """One op: rows expected of senders that are through with it, those of them that did not arrive, and the share
+        of packets that came with CE.
+        """
         if expected <= 0 or self.senders < 2:
             return
+        self._heed(marked)
         self._expected += expected
         self._lost += lost
         self._ops += 1
@@ -53,6 +71,15 @@ class Incast:
         if self._ops >= _TRIAL:
             self._decide(self._lost / self._expected, often=2 * self._hit > self._ops)
             self._expected = self._lost = self._ops = self._hit = 0
+
+    def _heed(self, marked: float) -> None:
+        self.marked += _WEIGHT * (marked - self.marked)
+        if marked <= _MARKED:
+            return
+        self._crowded = True
+        fewer = max(1, int(self.taken * (1 - max(self.marked, _MARKED) / 2)))
+        self.falls += fewer < self.taken
+        self.taken = fewer
 
     @property
     def _tolerated(self) -> float:
@@ -74,12 +101,13 @@ class Incast:
             return
         if loss <= self._tolerated:
             self.floor += _TRIAL * _SLOW * (loss - self.floor)
-        self._good += 1
+        self._good = 0 if self._crowded else self._good + 1
+        self._crowded = False
         if self._good >= _PATIENCE and self.taken < self.senders:
-            self.taken += 1
+            self.taken = min(self.senders, self.taken + max(1, self.taken // 4))
             self._good = 0
 
 
-def allowed(advertised: list[int], senders: int) -> int:
-    """Destinations that may be open at once, by what live receivers advertise (0: nothing said)."""
-    return max(1, min([a for a in advertised if a] + [senders]))
+def granted(advertised: int, senders: int) -> float:
+    """Share of the link's speed that each of ``senders`` may send to who advertises this (0: nothing said)."""
+    return min(1.0, advertised / senders) if advertised else 1.0

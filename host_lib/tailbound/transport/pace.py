@@ -1,21 +1,34 @@
-"""How fast to send to each rank: TIMELY (SIGCOMM'15, section 4) on round trips that the peers' kernels reflect.
+"""How fast to send to each rank: by what receivers grant, by marks, and by round trips (clock-24).
 
-Pure state with the time passed in. A destination starts without a limit, so that nothing is slower where nothing is
-wrong, and gets one when round trips say that a queue stands. Departures from the paper, each because of what is
-measured here:
+Pure state with the time passed in. A path begins at the speed of the link, which the link itself sees to: nothing is
+slower where nothing is wrong. Three things lower its rate:
 
-- The first limit is what drained: bytes on the way divided by the round trip. An unlimited sender has no rate to lower.
-- One round trip is in flight at a time, so a decrease is never repeated for packets that were queued before it.
-- The addend is a part of the rate (5 %) and a little, not 10 Mb/s, so that a link that comes back is used within tens
-  of ops; and there is a pause between two raises, or short round trips would make it an explosion.
-- Above T_high nothing is lowered while round trips fall: the queue drains already.
-- Between the bounds a fall of round trips gives back what an equal rise has taken, so that a queue that others keep
-  standing does not lower a rate for ever.
-- The gradient is taken relative to ``t_low``, not to the smallest round trip, which on one host is scheduling noise.
-- One long round trip after a short one changes nothing, and the first limit takes three: hosts that share cores make
-  such without any queue.
+- **Grants.** A receiver at which senders meet tells how many it takes at once (``transport.incast``), in headers that
+  travel anyway. Each may then send that part of the link's speed; one of all senders is an equal share.
+- **Marks** (CE, RFC 3168), the share of the packets between two probes that came with one: DCTCP (SIGCOMM'10, section
+  3.1), with a rate in place of a window. Departures from the paper, each because of what is here:
 
-Loss does not lower a rate (clock-24).
+  - Once an echo and not once a round trip; there is one probe on the way, so these are the same.
+  - The first mark counts in full: a path that has no rate yet has no history either.
+  - Marks never take a rate below half of an equal share of the link. Whoever fills a queue without heeding marks (TCP
+    without ECN) marks all packets of others; a sender that went on halving would be gone. What is lost lowers a
+    grant besides.
+  - While marks come, what is added is the same for all, which is what makes shares equal.
+
+- **Round trips** that the peers' kernels reflect: TIMELY (SIGCOMM'15, section 4). Departures:
+
+  - The first limit is what drained: bytes on the way divided by the round trip.
+  - One round trip is in flight at a time, so a decrease is never repeated for packets that were queued before it.
+  - The addend is a part of the rate (5 %) and a little, not 10 Mb/s, so that a link that comes back is used within tens
+    of ops; and there is a pause between two raises, or short round trips would make it an explosion.
+  - Above T_high nothing is lowered while round trips fall: the queue drains already.
+  - Between the bounds a fall of round trips gives back what an equal rise has taken, so that a queue that others keep
+    standing does not lower a rate for ever.
+  - The gradient is taken relative to ``t_low``, not to the smallest round trip, which on one host is scheduling noise.
+  - One long round trip after a short one changes nothing, and the first limit takes three: hosts that share cores make
+    such without any queue.
+
+Loss lowers no rate by itself; at the receiver it lowers the grant.
 """
 
 from __future__ import annotations
@@ -23,17 +36,21 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-#: No limit.
-UNLIMITED = 0.0
+from tailbound.transport.batch import burst_packets
+
 _SECOND = 1_000_000_000
 #: A queue whose round trips fall by this part of ``t_low`` is being drained already: what was done is enough.
 _FALLING = 0.1
 #: Rates that differ by more than this are those of different links, not of one queue.
 _UNEVEN = 2.0
+#: Speeds of a link that differ by less are the same.
+_MOVED = 0.1
+#: Bursts that may leave where there is no limit.
+_ANY = 1 << 30
 
 
 @dataclass(frozen=True)
-class TimelyConfig:
+class PaceConfig:
     """Settings of the control of a rate; times in ns, rates in bytes per second.
 
     Attributes:
@@ -48,8 +65,11 @@ class TimelyConfig:
         sure: long round trips running that make a first limit (two make a decrease).
         first: no first limit is lower: what little was sent says nothing about the path.
         floor: no rate is lower.
-        free: a rate above this is no limit any more.
+        speed: of a link of which nobody says how fast it is.
         quantum: ns of sending that may leave at once.
+        weight: of a new share of marked packets in the smoothed one (DCTCP's g).
+        share: of an equal part of the link, that is added while marks come; marks take no rate below half of that part.
+        marked: smoothed share of marked packets above which marks count as coming.
     """
 
     t_low: int = 2_000_000
@@ -64,41 +84,80 @@ class TimelyConfig:
     sure: int = 3
     first: float = 1.5e8
     floor: float = 1e6
-    free: float = 2.5e9
+    speed: float = 2.5e9
     quantum: int = 500_000
+    weight: float = 0.25
+    share: float = 0.05
+    marked: float = 0.01
 
 
-class Timely:
+class Path:
     """Rate towards one rank.
 
+    Args:
+        limits: settings.
+        speed: of the link, where the rate begins; never more.
+        peers: ranks that share it.
+
     Attributes:
-        rate: bytes per second; 0: unlimited.
+        rate: bytes per second.
         rtt: the last round trip in ns; 0: none yet.
+        marked: smoothed share of packets that came with CE.
+        granted: share of the link that the receiver grants each sender.
     """
 
-    def __init__(self, limits: TimelyConfig) -> None:
+    def __init__(self, limits: PaceConfig, speed: float, peers: int = 1) -> None:
         self._limits = limits
-        self.rate = UNLIMITED
+        self.speed, self._peers = speed, max(1, peers)
+        self.rate = speed
         self.rtt = 0
+        self.marked = 0.0
+        self.granted = 1.0
         self._difference = 0.0
         self._good = 0
         self._long = 0
         self._raised = 0
 
-    def observe(self, rtt: int, sent: int, now: int) -> None:
-        """Takes one round trip in ns; ``sent``: bytes that left for this rank since the probe before this one."""
+    @property
+    def limited(self) -> bool:
+        """Whether it may not be sent to as fast as the link is."""
+        return self.rate < self.speed or self.granted < 1
+
+    @property
+    def allowed(self) -> float:
+        """Bytes per second: the rate, within the grant."""
+        return min(self.rate, max(self._limits.floor, self.granted * self.speed))
+
+    def follow(self, speed: float) -> None:
+        """The link has this speed now, in bytes per second."""
+        self.rate = speed if self.rate >= self.speed else min(self.rate, speed)
+        self.speed = speed
+
+    def observe(self, rtt: int, sent: int, marked: float, now: int) -> None:
+        """Takes one echo.
+
+        Args:
+            rtt: its round trip, ns.
+            sent: bytes that left for this rank between this probe and the one before.
+            marked: share of their packets that came with CE.
+            now: ns.
+        """
         limits, before = self._limits, self.rtt
         self.rtt = rtt
         change = rtt - before if before else 0
         self._difference += limits.alpha * (change - self._difference)
         self._long = self._long + 1 if rtt > limits.t_high else 0
-        if self.rate == UNLIMITED:
+        if marked:
+            self._heed(rtt, sent, marked, now)
+            return
+        self.marked *= 1 - limits.weight
+        if self.rate >= self.speed:
             if self._long >= limits.sure:
-                self._set(min(limits.free, max(limits.first, sent * _SECOND / rtt)))
+                self._set(self._drained(rtt, sent))
                 self._raised, self._good = now, 0
             return
         gradient = self._difference / limits.t_low
-        if rtt < limits.t_low:
+        if rtt < limits.t_low or self.marked > limits.marked:
             self._raise(now)
         elif rtt > limits.t_high:
             self._good = 0
@@ -113,17 +172,34 @@ class Timely:
         elif before <= limits.t_high:
             self._set(self.rate / (1 - limits.gentle * min(1.0, -gradient)))
 
+    def _heed(self, rtt: int, sent: int, marked: float, now: int) -> None:
+        """Some packets came with CE."""
+        limits, free = self._limits, self.rate >= self.speed
+        self.marked += (1.0 if free and self.marked < limits.marked else limits.weight) * (marked - self.marked)
+        least = self.speed / self._peers / 2
+        rate = min(self.rate, self._drained(rtt, sent)) if free else self.rate
+        if rate > least:
+            self._set(max(least, rate * (1 - self.marked / 2)))
+        self._raised, self._good = now, 0
+
+    def _drained(self, rtt: int, sent: int) -> float:
+        """What a first limit is."""
+        return max(min(self._limits.first, self.speed / 2), sent * _SECOND / rtt)
+
     def _raise(self, now: int) -> None:
         limits = self._limits
         if now - self._raised < limits.pause:
             return
         self._raised = now
         self._good += 1
+        if self.marked > limits.marked:
+            self._set(self.rate + limits.share * self.speed / self._peers)
+            return
         times = 5 if self._good >= limits.hai else 1
         self._set(self.rate + times * (limits.addend * self.rate + limits.step))
 
     def _set(self, rate: float) -> None:
-        self.rate = UNLIMITED if rate > self._limits.free else max(self._limits.floor, rate)
+        self.rate = min(self.speed, max(self._limits.floor, rate))
 
 
 class Pacer:
@@ -133,62 +209,95 @@ class Pacer:
         ranks: destinations.
         limits: settings.
         gap: ns from one burst to the next, whomever they are for; 0: none. For receivers with room for few bursts.
+        speed: bytes per second of the link, where every path begins; 0: nobody knows, ``limits.speed``.
     """
 
-    def __init__(self, ranks: Iterable[int], limits: TimelyConfig | None = None, gap: int = 0) -> None:
-        self.limits = limits or TimelyConfig()
+    def __init__(
+        self, ranks: Iterable[int], limits: PaceConfig | None = None, gap: int = 0, speed: float = 0.0
+    ) -> None:
+        self.limits = limits or PaceConfig()
         self._gap = gap
         #: when the next burst may leave, as far as gaps go, ns
         self.opens = 0
-        self.paths = {rank: Timely(self.limits) for rank in ranks}
+        ranks = list(ranks)
+        self._speed = speed = speed or self.limits.speed
+        self.paths = {rank: Path(self.limits, speed, len(ranks)) for rank in ranks}
         self._next = dict.fromkeys(self.paths, 0)
-        #: ranks with a limit; empty as a rule
+        #: ranks that may not be sent to as fast as the link is; empty as a rule
         self.limited: set[int] = set()
 
-    def observe(self, rank: int, rtt: int, sent: int, now: int) -> None:
-        """A round trip to ``rank`` of ``rtt`` ns; ``sent`` as in ``Timely.observe``."""
+    def observe(self, rank: int, rtt: int, sent: int, marked: float, now: int) -> None:
+        """An echo of ``rank``; see ``Path.observe``."""
+        self.paths[rank].observe(rtt, sent, marked, now)
+        self._note(rank)
+
+    def grant(self, rank: int, share: float) -> None:
+        """``rank`` grants each of its senders this share of the link; 1: all of it."""
         path = self.paths[rank]
-        path.observe(rtt, sent, now)
-        if path.rate == UNLIMITED:
-            self.limited.discard(rank)
-        else:
+        if share != path.granted:
+            path.granted = share
+            self._note(rank)
+
+    def follow(self, speed: float) -> None:
+        """The link turned out to have this speed, in bytes per second; 0: nobody knows."""
+        speed = speed or self.limits.speed
+        if abs(speed - self._speed) <= _MOVED * self._speed:
+            return
+        self._speed = speed
+        for rank, path in self.paths.items():
+            path.follow(speed)
+            self._note(rank)
+
+    def _note(self, rank: int) -> None:
+        if self.paths[rank].limited:
             self.limited.add(rank)
+        else:
+            self.limited.discard(rank)
+
+    @property
+    def granted(self) -> bool:
+        """Whether somebody grants less than the link's speed."""
+        return any(self.paths[rank].granted < 1 for rank in self.limited)
 
     def rate(self, rank: int) -> float:
-        """Bytes per second towards ``rank``; 0: unlimited."""
-        return self.paths[rank].rate
+        """Bytes per second towards ``rank``."""
+        return self.paths[rank].allowed
+
+    def limit(self, rank: int) -> float:
+        """Bytes per second towards ``rank``; 0: as fast as the link is."""
+        return self.rate(rank) if rank in self.limited else 0.0
+
+    def largest(self, stride: int) -> int:
+        """Packets of ``stride`` bytes in a burst at most: what GSO takes, and a quantum's worth at the link's speed."""
+        return max(1, min(burst_packets(stride), int(self._speed * self.limits.quantum / _SECOND / stride)))
 
     def burst(self, rank: int, stride: int, most: int) -> int:
-        """Packets of ``stride`` bytes in a burst: at most ``most``, and at most a quantum's worth for a slow rank."""
-        rate = self.paths[rank].rate
-        if rate == UNLIMITED:
-            return most
-        return max(1, min(most, int(rate * self.limits.quantum / _SECOND / stride)))
+        """Packets of ``stride`` bytes in a burst: at most ``most``, and at most a quantum's worth."""
+        return max(1, min(most, int(self.rate(rank) * self.limits.quantum / _SECOND / stride)))
 
-    def grant(self, rank: int, size: int, now: int) -> tuple[int, int]:
+    def room(self, rank: int, size: int, now: int) -> tuple[int, int]:
         """How many bursts of ``size`` bytes may leave now, and if none, when the next one may."""
-        rate = self.paths[rank].rate
-        if rate == UNLIMITED:
-            return 1 << 30, 0
+        if rank not in self.limited:
+            return _ANY, 0
         begin = max(self._next[rank], now - self.limits.quantum)
         if begin > now:
             return 0, begin
-        return max(1, int((now - begin) * rate / _SECOND / size)), 0
+        return max(1, int((now - begin) * self.rate(rank) / _SECOND / size)), 0
 
     def slowest(self, ranks: Collection[int], stride: int, most: int, now: int) -> tuple[int, int, int]:
         """Bursts to all of ``ranks`` at once: packets of one, how many may leave now, and if none, when the next may.
 
-        All of it is that of the slowest rank. Arguments: ``burst`` and ``grant``.
+        All of it is that of the slowest rank. Arguments: ``burst`` and ``room``.
         """
         size = min((self.burst(rank, stride, most) for rank in ranks), default=most)
-        grants = [self.grant(rank, size * stride, now) for rank in ranks] or [(1 << 30, 0)]
-        return size, min(allowed for allowed, _ in grants), max(again for _, again in grants)
+        rooms = [self.room(rank, size * stride, now) for rank in ranks] or [(_ANY, 0)]
+        return size, min(allowed for allowed, _ in rooms), max(again for _, again in rooms)
 
     def even(self, ranks: Collection[int]) -> bool:
         """Whether nobody among ``ranks`` is more than ``_UNEVEN`` times slower than another."""
         if self.limited.isdisjoint(ranks):
             return True
-        rates = [self.paths[rank].rate or float("inf") for rank in ranks]
+        rates = [self.rate(rank) for rank in ranks]
         return max(rates) <= _UNEVEN * min(rates)
 
     def bursts(self, most: int, now: int) -> int:
@@ -204,7 +313,6 @@ class Pacer:
 
     def spend(self, rank: int, size: int, now: int) -> None:
         """``size`` bytes have left for ``rank``."""
-        rate = self.paths[rank].rate
-        if rate != UNLIMITED:
+        if rank in self.limited:
             begin = max(self._next[rank], now - self.limits.quantum)
-            self._next[rank] = begin + int(size * _SECOND / rate)
+            self._next[rank] = begin + int(size * _SECOND / self.rate(rank))

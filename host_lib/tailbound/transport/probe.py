@@ -4,7 +4,9 @@ The time of sending travels in the packet, and the program that receives the ech
 (``peer_states.rtt_ns``), so no process needs to be awake at either end. On the udp datapath the receiving threads do
 both: the round trip then contains two wake-ups of threads, and ``by`` says so.
 
-One probe per peer is on the way at a time: what it measures is the queue behind the decisions made so far.
+One probe per peer is on the way at a time: what it measures is the queue behind the decisions made so far. Its echo
+also says how many of our packets have come there with CE (congestion experienced, RFC 3168): the receiver counts, and
+the sender knows what share that is.
 """
 
 from __future__ import annotations
@@ -54,24 +56,28 @@ class Prober:
     ) -> None:
         self._keys = keys
         self._by = by
-        self.sent = self.echoes = self.lost = 0
-        self._rtt = states["rtt_ns"]
+        self.sent = self.echoes = self.lost = self.marked = 0
+        self._rtt, self._told = states["rtt_ns"], states["told"]
         self._packets: dict[int, NDArray[np.uint8]] = {}
         for peer in peers:
             head = packets.header(type=PacketType.PROBE, cookie=cookie, sender=rank, owner=peer)
             self._packets[peer] = np.frombuffer(packets.packet(head, bytes(ROW_STEP)), np.uint8).copy()
         self._bytes = dict.fromkeys(self._packets, EVERY)  # since the last probe
-        #: by peer on whose echo we wait: time of sending, value in ``rtt_ns`` before, bytes since the probe before
-        self._waiting: dict[int, tuple[int, int, int]] = {}
+        self._count = dict.fromkeys(self._packets, 0)  # packets, likewise
+        #: by peer on whose echo we wait: time of sending, value in ``rtt_ns`` before, and bytes and packets since the
+        #: probe before
+        self._waiting: dict[int, tuple[int, int, int, int]] = {}
+        self._marks: dict[int, int] = {}  # by peer: own packets that came there with CE, by its last echo
 
     @property
     def by(self) -> str:
         """Who measures round trips: ``kernel``, ``thread``, or ``nobody`` as long as no probe has come back."""
         return self._by if self.echoes else "nobody"
 
-    def count(self, peer: int, size: int) -> None:
-        """``size`` bytes have left for ``peer``."""
+    def count(self, peer: int, size: int, packets: int) -> None:
+        """``packets`` of ``size`` bytes together have left for ``peer``."""
         self._bytes[peer] += size
+        self._count[peer] += packets
 
     def due(self, peer: int, now: int, limited: bool) -> bool:
         """Whether ``peer`` is to be probed behind the burst that has just left for it; a limited one always is."""
@@ -90,19 +96,32 @@ class Prober:
         data = self._packets[peer]
         _WORD.pack_into(data.data, HEADER_BYTES, now)
         _WORD.pack_into(data.data, _CHECK_AT, int(proof_of(data, NO_KEY if self._keys is None else self._keys.now)))
-        self._waiting[peer] = now, int(self._rtt[peer]), self._bytes[peer]
-        self._bytes[peer] = 0
+        self._waiting[peer] = now, int(self._rtt[peer]), self._bytes[peer], self._count[peer]
+        self._bytes[peer] = self._count[peer] = 0
         self.sent += 1
         return data
 
-    def take(self, now: int) -> list[tuple[int, int, int]]:
-        """Echoes since the last call: (peer, round trip in ns, bytes sent between this probe and the one before)."""
+    def take(self, now: int) -> list[tuple[int, int, int, float]]:
+        """Echoes since the last call.
+
+        Returns:
+            (peer, round trip in ns, bytes sent between this probe and the one before, share of their packets that came
+            with CE).
+        """
         found = []
-        for peer, (sent, before, size) in self._waiting.items():
+        for peer, (sent, before, size, count) in self._waiting.items():
             rtt = int(self._rtt[peer])
             if rtt != before and 0 < rtt <= now - sent:  # a longer one is that of a probe given up before
-                found.append((peer, rtt, size))
-        for peer, _, _ in found:
+                found.append((peer, rtt, size, self._marked(peer, count)))
+        for peer, *_ in found:
             del self._waiting[peer]
         self.echoes += len(found)
         return found
+
+    def _marked(self, peer: int, count: int) -> float:
+        """Share of ``count`` packets, and the probe behind them, that were marked; 0 with the first echo."""
+        told = int(self._told[peer])
+        marks = (told - self._marks.get(peer, told)) & 0xFFFFFFFF
+        self._marks[peer] = told
+        self.marked += marks
+        return min(1.0, marks / (count + 1))

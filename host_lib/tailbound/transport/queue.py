@@ -1,7 +1,7 @@
 """What waits to be sent: op by op, nothing that is stale, never a sleep (clock-17).
 
 The transport thread submits runs of packets and pumps once a turn. As a rule everything leaves within ``submit``: the
-queue holds what a full socket, a rate (``pace``) or the incast limit (``incast``) keeps back. Per destination the order
+queue holds what a full socket or a rate (``pace``) keeps back. Per destination the order
 of submission is kept within results and within contributions, since the last packet of a run says that all before it
 has been sent.
 
@@ -33,7 +33,6 @@ from tailbound.transport.batch import (
     SIZE,
     TOTAL,
     Batch,
-    burst_packets,
     flows_of,
 )
 from tailbound.transport.pace import Pacer
@@ -76,11 +75,12 @@ class _Item:
         done: Callable[[int], None] | None,
         over: Callable[[int], bool] | None,
         channels: Mapping[int, int],
+        pacer: Pacer,
     ) -> None:
         self.label, self.kind, self.until, self.done, self.over = label, kind, until, done, over
         self.memory = [run for run in runs if len(run[1])]
         self.stride = self.memory[0][1].shape[1] if self.memory else 0
-        self.flows = flows_of(self.memory, burst_packets(self.stride) if self.memory else 1, channels)
+        self.flows = flows_of(self.memory, pacer.largest(self.stride) if self.memory else 1, channels)
         self.channels = list(dict.fromkeys([channels[rank] for rank, _ in self.memory]))
         self.left = sum([len(packets) for _, packets in self.memory])
         self.packets = 0  # handed to the kernel; copies count
@@ -98,7 +98,6 @@ class SendQueue:
         clock: CLOCK_MONOTONIC in ns, for ``drained``.
 
     Attributes:
-        limit: destinations that may be open at once (``incast.allowed``).
         stale: rows dropped because their time was up or nobody takes them any more.
         waits: times a socket or a device queue was full.
         held: times a rate kept something back.
@@ -118,7 +117,6 @@ class SendQueue:
         self._sender = sender
         self.pacer = pacer or Pacer(sender.peers)
         self.prober = prober
-        self.limit = len(sender.peers)
         self.stale = self.waits = self.held = 0
         self.drained = 0.0
         self._clock = clock
@@ -162,7 +160,7 @@ class SendQueue:
             now: CLOCK_MONOTONIC in ns.
             over: asked about a rank before rows that had to wait are sent: whether that rank has no use for them now.
         """
-        item = _Item(label, kind, runs, until, done, over, self._sender.channel)
+        item = _Item(label, kind, runs, until, done, over, self._sender.channel, self.pacer)
         self._queues[kind == PacketType.CONTRIBUTION].append(item)
         self.pump(now, fresh=item)
 
@@ -196,8 +194,8 @@ class SendQueue:
     def pump(self, now: int, fresh: _Item | None = None) -> None:
         """Sends what may leave now."""
         if self.prober is not None:
-            for rank, rtt, sent in self.prober.take(now):
-                self.pacer.observe(rank, rtt, sent, now)
+            for rank, rtt, sent, marked in self.prober.take(now):
+                self.pacer.observe(rank, rtt, sent, marked, now)
         if self._pumping:  # a callback of ours has submitted more
             self._look(now)
             return
@@ -234,12 +232,11 @@ class SendQueue:
     def _round(self, now: int, fresh: _Item | None) -> None:
         budget = _BURSTS
         behind: set[int] = set()  # ranks for which something older waits
-        opened: set[int] = set()
         for item in self._in_order():
             if item is not fresh:
                 self._expire(item, now)
             if item.left:
-                budget = self._drain(item, budget, behind, opened, now)
+                budget = self._drain(item, budget, behind, now)
             if item.left:
                 if budget <= 0:
                     self._look(now)
@@ -262,11 +259,11 @@ class SendQueue:
 
         return sorted([*results, *contributions], key=turn)
 
-    def _drain(self, item: _Item, budget: int, behind: set[int], opened: set[int], now: int) -> int:
+    def _drain(self, item: _Item, budget: int, behind: set[int], now: int) -> int:
         """Sends of one item what may leave; returns what is left of ``budget`` bursts."""
-        free = not (behind or self.pacer.limited or self._sender.plain) and self.limit >= len(self._sender.peers)
+        free = not (behind or self.pacer.limited or self._sender.plain)
         if free and item.constrained:
-            item.flows[:, ALLOWED], item.flows[:, SIZE] = ANY, burst_packets(item.stride)
+            item.flows[:, ALLOWED], item.flows[:, SIZE] = ANY, self.pacer.largest(item.stride)
         item.constrained = not free
         batch, cost = self._batches(), 1
         for rank in item.shared:
@@ -283,7 +280,7 @@ class SendQueue:
                 if port < 0 or budget <= 0:
                     continue
                 if not free:
-                    self._allow(item, behind, opened, now)
+                    self._allow(item, behind, now)
                 most = max(_TURN, BATCH // len(ports)) if alone else _TURN
                 most = self.pacer.bursts(max(1, min(budget // cost, most)), now)
                 if not most:
@@ -305,28 +302,22 @@ class SendQueue:
             return ports[turn]
         return next((port for port in (*ports[turn:], *ports[:turn]) if port not in blocked), -1)
 
-    def _allow(self, item: _Item, behind: set[int], opened: set[int], now: int) -> None:
-        """Bursts and their size by flow: what is older goes first, then incast, then rates."""
-        most, pacer = burst_packets(item.stride), self.pacer
+    def _allow(self, item: _Item, behind: set[int], now: int) -> None:
+        """Bursts and their size by flow: what is older goes first, then rates."""
+        most, pacer = self.pacer.largest(item.stride), self.pacer
         for flow in item.flows:
             rank = int(flow[RANK])
             flow[ALLOWED] = 0
             if flow[NEXT] >= flow[TOTAL]:
-                opened.discard(rank)
                 continue
             ranks = self._sender.ranks_of(rank)
             if not behind.isdisjoint(ranks):
-                continue
-            limited = not pacer.limited.isdisjoint(ranks)
-            if not limited and rank not in opened and len(opened) >= self.limit:
                 continue
             size, allowed, again = pacer.slowest(ranks, item.stride, 1 if rank in self._sender.plain else most, now)
             flow[SIZE], flow[ALLOWED] = size, allowed
             if again:
                 self.held += 1
                 self._look(again)
-            if not limited:
-                opened.add(rank)
 
     def _batches(self) -> Batch:
         if self._batch is None:
@@ -363,7 +354,7 @@ class SendQueue:
             if limited:
                 self.pacer.spend(each, size, now)
             if prober is not None:
-                prober.count(each, size)
+                prober.count(each, size, packets)
                 if prober.due(each, now, limited):
                     sender.send(each, prober.packet(each, now).tobytes())
 

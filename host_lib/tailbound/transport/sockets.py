@@ -90,6 +90,15 @@ def reserve(sock: socket.socket, which: int, size: int) -> None:
         sock.setsockopt(socket.SOL_SOCKET, which, size)
 
 
+#: ECT(0): routers may mark what leaves in place of dropping it (RFC 3168).
+_ECT = 2
+
+
+def classify(sock: socket.socket, dscp: int) -> None:
+    """Packets of ``sock`` leave in class ``dscp`` (0 to 63), and may be marked where queues build up."""
+    sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, dscp << 2 | _ECT)
+
+
 def bound_socket(address: str, port: int) -> UdpSocket:
     """The UDP socket at ``address``: it takes control packets, and keeps peers from seeing ECONNREFUSED.
 

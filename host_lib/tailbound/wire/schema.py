@@ -199,7 +199,12 @@ HEADER = Struct(
         Field("layout", "u16", "hash of (bucket index, numel, dtype, chunk, world size)"),
         Field("sender", "u8", "rank that sent this packet"),
         Field("owner", "u8", "contribution: the rank it is for; result: the owner that made it"),
-        Field("seq", "u32", "row sequence: ring position = seq mod ring (sums ring or result ring)"),
+        Field(
+            "seq",
+            "u32",
+            "row sequence: ring position = seq mod ring (sums ring or result ring); echo: packets of the prober that "
+            "came with CE",
+        ),
         Field("row", "u16", "place of the packet in its sender's order; result: and of the row in its owner's list"),
         Field("rows", "u16", "rows of this owner in this op"),
         Field("contributed", "u32", "highest op whose contributions the sender has fully sent to this peer"),
@@ -348,6 +353,8 @@ PEER_STATE = Struct(
         Field("lateness", "u32", "advertised lateness, units of 64 us"),
         Field("map_known", "u32", "highest map id the rank knows"),
         Field("incast", "u32", "advertised incast"),
+        Field("marked", "u32", "packets of the rank that came with CE (congestion experienced), its echoes apart"),
+        Field("told", "u32", "own packets that came to the rank with CE, as its last echo said"),
     ),
 )
 
@@ -417,6 +424,10 @@ FAULTS = Struct(
         Field("reorder", "u32", "let others pass it, or pass others (UDP only)"),
         Field("pad", "u32", "0"),
         Field("last", "u64", "CLOCK_MONOTONIC of the newest packet that faults could hit"),
+        Field("rate", "u64", "bytes per second of the port that packets wait before; 0: none is modelled"),
+        Field("free", "u64", "CLOCK_MONOTONIC at which it has sent all that came"),
+        Field("queue", "u32", "bytes that wait before it at most"),
+        Field("mark", "u32", "bytes above which what may be marked is (CE); 0: nothing is"),
     ),
 )
 
@@ -431,7 +442,8 @@ FAULT_COUNTS = Struct(
         Field("passed", "u64", "packets outside the filter"),
         Field("reordered", "u64", "sent past the queue"),
         Field("lost_other", "u64", "of the lost, those that are not UDP"),
-        Field("pad", "u64", "0"),
+        Field("overflowed", "u64", "dropped because the port's queue was full"),
+        Field("marked", "u64", "marked (CE)"),
     ),
 )
 

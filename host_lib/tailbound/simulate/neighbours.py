@@ -1,0 +1,192 @@
+"""Jobs that reduce all the time, and flows of TCP, over one simulated network: what each of them gets.
+
+A job's ranks launch their next op as soon as the one before is over. A flow of TCP is one bulk transfer to a host:
+slow start, additive increase, and half a window less once a round trip for what was lost or, if it knows of ECN, marked
+(RFC 5681, RFC 3168). It is a stranger's control law, so it is the classic one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+from tailbound.simulate.engine import Done
+from tailbound.simulate.fabric import MS, US, S
+from tailbound.simulate.layouts import arrange
+from tailbound.simulate.ports import HEADERS, Network, Port, Switching
+from tailbound.simulate.steps import Team
+
+_SEGMENT = 1448 + 12 + HEADERS
+#: A lost segment is noticed by those behind it, or after this, ns.
+_TIMEOUT = 200 * MS
+
+
+class Tcp:
+    """A flow from a host of its own to ``host``, from now on.
+
+    Args:
+        network: the network.
+        host: where it goes.
+        ecn: it knows of marks.
+
+    Attributes:
+        delivered: bytes on the wire that have come.
+    """
+
+    def __init__(self, network: Network, host: int, *, ecn: bool) -> None:
+        self._network, self._port, self._ecn = network, network.last_hops[host], ecn
+        self._out = Port(network.switching.rate / 8, float("inf"))
+        self._window, self._threshold = 10.0, float("inf")
+        self._flying = 0
+        self._lowered = 0  # when the window last was; segments that left before are of that round trip
+        self.delivered = 0
+        network.at(network.now, self._send)
+
+    def _send(self) -> None:
+        network = self._network
+        while self._flying < int(self._window):
+            self._flying += 1
+            left = self._out.take(_SEGMENT, network.now)
+            network.at(left + network.switching.latency, partial(self._arrive, network.now))
+
+    def _arrive(self, sent: int) -> None:
+        network, marks = self._network, self._port.marks
+        left = self._port.take(_SEGMENT, network.now)
+        back = network.switching.latency
+        if not left:
+            late = _TIMEOUT if self._flying < 4 else back + int(8 * self._port.backlog(network.now) * S)
+            network.at(network.now + min(_TIMEOUT, late), partial(self._lost, sent))
+            return
+        network.at(left + back, partial(self._acknowledged, sent, self._ecn and self._port.marks != marks))
+
+    def _acknowledged(self, sent: int, marked: bool) -> None:
+        self._flying -= 1
+        self.delivered += _SEGMENT
+        if marked:
+            self._lower(sent)
+        elif self._window < self._threshold:
+            self._window += 1
+        else:
+            self._window += 1 / self._window
+        self._send()
+
+    def _lost(self, sent: int) -> None:
+        self._flying -= 1
+        self._lower(sent)
+        self._send()
+
+    def _lower(self, sent: int) -> None:
+        if sent < self._lowered:
+            return
+        self._lowered = self._network.now
+        self._window = self._threshold = max(2.0, self._window / 2)
+
+
+@dataclass
+class Shares:
+    """What neighbours got in the time that counts.
+
+    Attributes:
+        ops: a second, by job.
+        took: ms of an op, by job: the median of all ranks'.
+        tcp: share of the link, by flow.
+        expected, delivered: rows of all jobs.
+        packets, dropped, marked: of all jobs and flows.
+    """
+
+    ops: list[float]
+    took: list[float]
+    tcp: list[float]
+    expected: int = 0
+    delivered: int = 0
+    packets: int = 0
+    dropped: int = 0
+    marked: int = 0
+
+    @property
+    def jain(self) -> float:
+        """Jain's index of the jobs' ops a second: 1 where all have the same."""
+        return sum(self.ops) ** 2 / (len(self.ops) * sum(x * x for x in self.ops))
+
+
+def share(
+    ranks: int,
+    size: int,
+    switching: Switching,
+    *,
+    jobs: int = 1,
+    tcp: int = 0,
+    ecn: bool = True,
+    apart: int = 0,
+    warm: float = 1.0,
+    seconds: float = 2.0,
+    seed: int = 1,
+    known: bool = True,
+) -> Shares:
+    """Runs ``jobs`` of ``ranks`` on the same hosts, each with all-reduces of ``size`` bytes of float32.
+
+    Args:
+        ranks: of each job, one a host.
+        size: bytes.
+        switching: of the network.
+        jobs: how many.
+        tcp: flows of TCP, to host 0.
+        ecn: they know of marks.
+        apart: ranks pause for up to so many ns before each op, each for itself.
+        warm: simulated seconds before those that count.
+        seconds: simulated seconds that count.
+        seed: of everything.
+        known: ranks know how fast their links are.
+    """
+    layout = "hosts" if jobs > 1 else "flat"
+    whole = arrange(layout, ranks * jobs, size // 4 * jobs, per_host=jobs)
+    rate = switching.rate / 8 if known else 0.0
+    team = Team(replace(whole, local=0), switching, seed, rate=rate)
+    network = team.network
+    counted = Shares([0.0] * jobs, [], [])
+    took: list[list[int]] = [[] for _ in range(jobs)]
+    begin = network.now + int(warm * S)
+    over = begin + int(seconds * S)
+
+    def launch(rank: int) -> None:
+        part, began = team.arrangement.parts[rank][0], network.clock
+
+        def done(one: Done) -> None:
+            if network.clock >= begin:
+                counted.ops[part.job] += 1 / ranks / seconds
+                counted.expected += one.outcome.expected
+                counted.delivered += one.outcome.delivered
+                took[part.job].append(network.clock - began)
+            again(rank)
+
+        team.node(part).submit(0, team.data(rank, 0), team.result(rank), done)
+
+    def again(rank: int) -> None:
+        network.at(network.clock + US + network.random.randrange(apart + 1), partial(launch, rank))
+
+    def counts() -> tuple[int, int, int]:
+        return network.packets, sum(network.dropped.values()), network.marks
+
+    for rank in range(len(team.arrangement.parts)):
+        again(rank)
+    flows = [Tcp(network, 0, ecn=ecn) for _ in range(tcp)]
+    before: list[int] = []
+
+    def start() -> None:
+        before[:] = [flow.delivered for flow in flows]
+        counted.packets, counted.dropped, counted.marked = (-value for value in counts())
+
+    network.at(begin, start)
+    network.run(lambda: network.now >= over, int((warm + seconds + 60) * S))
+    for world in team.worlds:
+        if world.error is not None:
+            raise world.error
+    packets, dropped, marked = counts()
+    counted.packets += packets
+    counted.dropped += dropped
+    counted.marked += marked
+    link = switching.rate / 8 * seconds
+    counted.tcp = [(flow.delivered - was) / link for flow, was in zip(flows, before, strict=True)]
+    counted.took = [sorted(times)[len(times) // 2] / MS if times else float("inf") for times in took]
+    team.close()
+    return counted
