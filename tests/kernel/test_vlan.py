@@ -99,6 +99,6 @@ def test_a_job_with_a_key(world: KernelWorld) -> None:
     world.arm()
     assert world.judge(frame(cases.tagged(cases.contribution()), VLAN)) == (Verdict.STORED, 1)
     assert world.judge(frame(cases.contribution(), VLAN)) == (Verdict.FORGED, 256)
-    data = frame(cases.tagged(cases.ready(seq=7)), VLAN, priority=6)
+    data = frame(cases.tagged(cases.ready()), VLAN, priority=6)
     assert world.judge(data) == (Verdict.CONTROL_PASSED, 1)
     assert (world.action, world.back) == (PASS, data)

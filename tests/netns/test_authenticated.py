@@ -43,7 +43,6 @@ def test_the_bits_of_a_job_without_a_key(tailbound_lab: Make, key_file: str, mtu
             assert {int(member.job.store.control["tagged"][0]) for member in job.communicators} == {int(bool(more))}
             for member in job.communicators:
                 assert set(member.stats()["drops"]) <= STRAY
-                assert member.stats()["probes"]["by"] == "kernel" or mtu == 9000
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one.view(np.uint32), other.view(np.uint32))
 

@@ -29,6 +29,8 @@ from udp_world import World
 
 #: What an attacker does, in the order of ``_attack``.
 KINDS = ("forged", "replayed", "spliced", "flipped")
+#: Seconds before the end in which what was still to come is taken, and counts are told.
+CLOSING = 3.0
 #: Packets between two looks at all memory.
 BATCH = 4096
 _FIRST_DROP, _CHECK = int(FIRST_DROP), HEADER_BYTES - 8
@@ -226,7 +228,7 @@ def work(number: int, seed: int, until: float, tell: Tell) -> None:
     """Attacks until it is told to end."""
     names = loaders()
     attack = Attack(names[number % len(names)], seed)
-    while time.monotonic() < until:
+    while time.monotonic() < until - CLOSING:
         wrong = attack.batch()
         tell("packets", BATCH)
         if wrong:
