@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,13 +10,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tailbound.codec import reference
-from tailbound.codec.mean import Means, mean_rows
+from tailbound.codec import mean, reference
+from tailbound.codec.mean import Means, mean_by, mean_rows
 from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.records import Coding, Own, Scales, Sums, results
 from tailbound.codec.scale import scale_of
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import shape_for
+from tailbound.codec.threads import Threads
 from tailbound.wire.check import check_packet, final
 from tailbound.wire.packets import DTYPES
 from tailbound.wire.schema import EXPONENT_NONE
@@ -26,12 +28,12 @@ SCRATCH = Scratch(1408)
 class Owner:
     """Sums ring and outputs of one owner whose rows are those of rank 0 in a job of 4."""
 
-    def __init__(self, numel: int = 100000, seed: int = 0) -> None:
+    def __init__(self, numel: int = 100000, seed: int = 0, ring: int = 64) -> None:
         self.shape = shape_for(numel, 1408)
         self.placement = place(self.shape, OwnerMap(1, (0, 1, 2, 3)), 4)
         self.rows = int(self.placement.counts[0])
         self.groups, self.k = self.placement.groups_of(0), self.placement.rows_of(0)
-        self.ring, self.seq0 = 64, 0xFFFFFFF0
+        self.ring, self.seq0 = ring, 0xFFFFFFF0
         self.slots = np.zeros(self.ring, DTYPES["tb_slot"])
         self.at = (self.seq0 + np.arange(self.rows)) % self.ring
         rng = np.random.default_rng(seed)
@@ -56,13 +58,20 @@ class Owner:
         self.slots["ranks"][:, 0] = 0b1110
         self.ranks, self.rotate = 4, True
 
-    def mean(self, own: bool = True, expected: NDArray[np.int16] | None = None, **options: Any) -> Means:
+    def mean(
+        self,
+        own: bool = True,
+        expected: NDArray[np.int16] | None = None,
+        threads: Threads | None = None,
+        **options: Any,
+    ) -> Means:
         sums = Sums(self.sums, self.slots, self.seq0, 9, 3, self.exponents if expected is None else expected)
         scales, groups = Scales(self.exponents, self.need, self.shift, self.shift), self.shape.groups
         mine = Own(self.k, self.own, own, scales, np.zeros(groups, np.int16))
-        return mean_rows(
-            sums, mine, self.shape, Coding(12345, 0, 0, 2, self.rotate, self.ranks), self.made, SCRATCH, **options
-        )
+        coding = Coding(12345, 0, 0, 2, self.rotate, self.ranks)
+        if threads is not None:
+            return mean_by(threads, sums, mine, self.shape, coding, self.made)
+        return mean_rows(sums, mine, self.shape, coding, self.made, SCRATCH, **options)
 
     def check(self, row: int, lanes: NDArray[np.uint16], units: int, members: Sequence[int], e: int) -> None:
         expected = reference.mean(
@@ -212,6 +221,25 @@ def test_ranges_of_places_make_the_same_rows() -> None:
     assert np.array_equal(whole.out, parts.out)
     assert np.array_equal(whole.e_next, parts.e_next)
     assert np.array_equal(whole.scale, parts.scale)
+
+
+def test_threads_that_share_the_rows_make_the_same_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In two pieces, the last block of rows a short one; the need of a row in one piece counts in the other, too."""
+    whole, shared = (Owner(4 * 1408 * 64 * 16 + 9, ring=2048) for _ in range(2))
+    for owner in (whole, shared):
+        owner.slots["need"][owner.at[-1]] = 11
+    expected, pieces = whole.mean(), []
+
+    def noted(*args: Any, places: tuple[int, int]) -> Means:
+        pieces.append(places)
+        return mean_rows(*args, places=places)
+
+    monkeypatch.setattr(mean, "mean_rows", noted)
+    with contextlib.closing(Threads(2, 1408)) as threads:
+        assert shared.mean(threads=threads) == expected
+    assert sorted(pieces) == [(0, 512), (512, shared.rows)]
+    for ours, theirs in zip(shared.made, whole.made, strict=True):
+        assert np.array_equal(ours, theirs)
 
 
 def test_mean_of_cancelling_rows_is_exactly_zero() -> None:

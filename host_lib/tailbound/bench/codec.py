@@ -20,7 +20,7 @@ from tailbound.codec.decode import decode, own_source
 from tailbound.codec.encode import encode, measure
 from tailbound.codec.hashing import seed_of
 from tailbound.codec.local import LocalJob, nmse
-from tailbound.codec.mean import mean_rows
+from tailbound.codec.mean import mean_by
 from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.records import Coding, Own, Packets, Received, Scales, Sums, results
 from tailbound.codec.scale import cold_exponents, headroom_of, shift_cap_of
@@ -167,7 +167,7 @@ def _passes(numel: int) -> Passes:
             shared(shape.groups, lambda s, part: encode(x, shape, coding, packets, scales, s, groups=part)),
         ),
         "measure": (4 * numel, shared(shape.groups, lambda s, part: measure(x, shape, coding, need, s, groups=part))),
-        "mean": (4 * own * codes, lambda threads: mean_rows(sealed, contributed, shape, coding, made, threads.scratch)),
+        "mean": (4 * own * codes, lambda threads: mean_by(threads, sealed, contributed, shape, coding, made)),
         "decode": (
             4 * numel,
             shared(shape.groups, lambda s, part: decode(received, shape, coding, decoded, s, groups=part)),

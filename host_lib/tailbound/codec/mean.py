@@ -33,8 +33,9 @@ from tailbound.codec.hashing import row_key, write_lanes
 from tailbound.codec.records import Coding, Own, Results, Sums
 from tailbound.codec.scale import ZERO, next_exponent, scale_of
 from tailbound.codec.scratch import Scratch, readonly
-from tailbound.codec.shape import Shape
+from tailbound.codec.shape import GROUP_ROWS, Shape
 from tailbound.codec.simd import LANES
+from tailbound.codec.threads import Threads
 from tailbound.wire.jit import compiled
 from tailbound.wire.proof import absorb
 from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES
@@ -301,3 +302,21 @@ def mean_rows(
         hashing.steps_of_all(coding.ranks), coding.rotate and shape.bits < 16, coding.key,
     )  # fmt: skip
     return Means(*_mean_rows(sealed, own, lo, hi, form, out, scratch.memory))
+
+
+def mean_by(threads: Threads, sums: Sums, own: Own, shape: Shape, coding: Coding, out: Results) -> Means:
+    """``mean_rows`` of all rows, shared by ``threads`` in blocks of as many rows as a group has; the same bits.
+
+    Raises:
+        ValueError: an array does not fit.
+    """
+    rows = own.rows.shape[0]
+    if len(threads) == 1:
+        return mean_rows(sums, own, shape, coding, out, threads.scratch)
+
+    def part(scratch: Scratch, blocks: tuple[int, int]) -> Means:
+        places = blocks[0] * GROUP_ROWS, min(blocks[1] * GROUP_ROWS, rows)
+        apart = own._replace(most=own.most.copy())  # every part looks at all records anew
+        return mean_rows(sums, apart, shape, coding, out, scratch, places=places)
+
+    return Means(*map(sum, zip(*threads.each(-(-rows // GROUP_ROWS), part), strict=True)))

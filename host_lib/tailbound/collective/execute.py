@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tailbound.codec.mean import mean_rows
+from tailbound.codec.mean import mean_by
 from tailbound.codec.records import Own, Received, Sums
 from tailbound.codec.scale import warm_exponents
 from tailbound.codec.scratch import Scratch
@@ -135,7 +135,7 @@ def seal(job: Job, op: Op, action: Seal) -> None:
     records, expected = job.records, b.scales.exponents if op.own_present else b.unknown
     sums = Sums(records.sums, records.slots, seq, job.cookie, op.label, expected)
     mine = Own(b.own_rows, b.rows_for[job.rank], op.own_present, b.scales, b.need_work)
-    means = mean_rows(sums, mine, place.layout.shape, coding_of(job, op), b.results, job.threads.scratch)
+    means = mean_by(job.threads, sums, mine, place.layout.shape, coding_of(job, op), b.results)
     job.counters["rows_discarded"] += means.mismatched
     job.counters["rows_without_contributor"] += means.missing
     _publish(job, op, own, means.missing)
