@@ -128,23 +128,6 @@ def fanout(workers: tuple[int, ...], size: int, quick: bool, json_file: Path | N
 
 
 @bench.command()
-@click.option("--ranks", type=click.IntRange(2, 256), default=64, help="Of the incast.")
-@click.option("--few", type=click.IntRange(2, 256), default=4, help="Ranks of each job that has neighbours.")
-@click.option("--size", type=SIZE, default="1MiB", help="Bytes of float32 of an op.")
-@click.option("--rate", default="100mbit", help="Of every link, each way.")
-@click.option("--port-buffer", type=SIZE, default="64KiB", help="What waits before a host's link at most.")
-@click.option("--seconds", type=click.FloatRange(0.1), default=4.0, help="Simulated, that count; the incast has one.")
-@click.option("--seed", type=int, default=1, help="Of everything.")
-@_JSON
-def neighbours(size: int, rate: str, port_buffer: int, json_file: Path | None, **options: Any) -> None:
-    """Incast, two jobs on one network, and a job beside TCP, in the simulator; each with marks and without."""
-    from tailbound.bench.neighbours import run
-    from tailbound.lab.spec import parse_rate
-
-    run(size=size, rate=parse_rate(rate), buffer=port_buffer, json_file=json_file, **options)
-
-
-@bench.command()
 @spec_options
 @click.option("--size", "sizes", type=SIZE, multiple=True, default=("25MiB", "1MiB"), help="Bytes of float32.")
 @click.option("--iters", type=click.IntRange(1), default=50, help="All-reduces of each size.")

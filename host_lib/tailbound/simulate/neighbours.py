@@ -133,7 +133,7 @@ def share(
         tcp: flows of TCP, to host 0.
         ecn: they know of marks.
         apart: ranks pause for up to so many ns before each op, each for itself.
-        warm: simulated seconds before those that count.
+        warm: simulated seconds before those that count; flows begin after half of them.
         seconds: simulated seconds that count.
         seed: of everything.
         known: ranks know how fast their links are.
@@ -169,7 +169,9 @@ def share(
 
     for rank in range(len(team.arrangement.parts)):
         again(rank)
-    flows = [Tcp(network, 0, ecn=ecn) for _ in range(tcp)]
+    flows: list[Tcp] = []
+    # jobs know by then how long their ops take: the first ones wait two seconds for whatever is lost
+    network.at(begin - int(warm * S) // 2, lambda: flows.extend(Tcp(network, 0, ecn=ecn) for _ in range(tcp)))
     before: list[int] = []
 
     def start() -> None:

@@ -1,4 +1,4 @@
-"""``tailbound bench neighbours``: incast of many ranks, two jobs on one network, a job beside TCP. In the simulator.
+"""``tailbound neighbours``: incast of many ranks, two jobs on one network, a job beside TCP. In the simulator.
 
 Each case runs twice: with marks and the speed of the links known, and without, which is how senders behave where no
 switch marks and no driver tells a speed: bursts of whole super-frames, and a rate that follows round trips alone.

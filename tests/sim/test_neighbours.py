@@ -1,0 +1,36 @@
+"""Jobs beside each other and beside TCP, at shallow queues that mark (clock-24)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tailbound.simulate.neighbours import share
+from tailbound.simulate.ports import Switching
+
+MARKING = Switching(rate=100_000_000, buffer=64 << 10, mark=16 << 10)
+SIZE = 256 << 10
+
+
+def test_a_flow_of_tcp_and_a_job_leave_each_other_half() -> None:
+    """A fair share is half of the link: TCP keeps half of that at least, and the job its own, but for a tenth."""
+    alone = share(3, SIZE, MARKING, warm=0.1, seconds=0.2)
+    beside = share(3, SIZE, MARKING, tcp=1, ecn=True, warm=0.4, seconds=0.5)
+    assert beside.tcp[0] >= 0.25
+    assert beside.ops[0] >= 0.45 * alone.ops[0]
+    assert beside.dropped <= 0.001 * beside.packets
+
+
+@pytest.mark.thorough
+def test_incast_of_ranks_out_of_step_loses_next_to_nothing() -> None:
+    settings = {"apart": 10_000_000, "warm": 0.5, "seconds": 1.0}
+    marked = share(16, 4 * SIZE, MARKING, **settings)
+    blind = share(16, 4 * SIZE, replace(MARKING, mark=0), known=False, **settings)
+    assert marked.dropped <= 0.001 * marked.packets
+    assert blind.dropped > 10 * marked.dropped
+    assert marked.delivered >= 0.999 * marked.expected
+
+
+def test_two_jobs_get_equal_parts() -> None:
+    assert share(3, SIZE, MARKING, jobs=2, warm=0.2, seconds=0.4).jain >= 0.95
