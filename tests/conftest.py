@@ -2,7 +2,7 @@
 
 ``@pytest.mark.needs("root", "bcc")`` says what a test cannot do without. With ``TAILBOUND_REQUIRE_ALL=1`` (continuous
 integration) every skip, of whatever origin, is a failure. Exceptions are the tools of the P4 switch, which are in no
-package registry (``IN_NO_REGISTRY``), devices (``DEVICES``), and what Debian 12's own kernel lacks (``NEWER_KERNELS``).
+package registry (``IN_NO_REGISTRY``), devices (``DEVICES``), and what Debian 12's own kernel lacks (``KERNELS``).
 Where these are there, their tests run and must pass.
 
 ``pytest -n 2``, as ``make test`` does, runs tests in two processes, those in real time one after the other
@@ -129,6 +129,7 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
     "bpf": (lambda: facts.bpf_error() is None, "a kernel and privileges that let this process use bpf(2)"),
     "tcx": (_tcx, "Linux 6.6: programs at tc egress by BPF link"),
     "veth backpressure": (_linux(6, 16), "Linux 6.16: a veth whose queue waits while its ring is full"),
+    "8021q": (Path("/proc/net/vlan").exists, "a kernel with interfaces of VLANs: modprobe 8021q"),
     "bcc": (lambda: facts.bcc_path() is not None, "apt-get install python3-bpfcc"),
     "headers": (lambda: facts.kernel_headers() is not None, "apt-get install linux-headers-amd64"),
     "clang": (lambda: facts.clang_path() is not None, "apt-get install clang-14"),
@@ -153,8 +154,8 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
 }
 #: What the machine has in it or not.
 DEVICES = ("CUDA device",)
-#: What Debian 12's kernel 6.1, on which everything works, does not know yet.
-NEWER_KERNELS = ("tcx", "veth backpressure")
+#: What Debian 12's kernel 6.1, on which everything works, does not know yet, and what a kernel may be built without.
+KERNELS = ("tcx", "veth backpressure", "8021q")
 #: The P4 tools are in no package registry, so continuous integration may lack them, and with them what only they need.
 IN_NO_REGISTRY = ("p4c", "bmv2", "thrift")
 
@@ -263,7 +264,7 @@ def _no_skips(report):
     """A skip as a failure, where none is allowed; expected failures are not skips."""
     if REQUIRE_ALL and report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        if reason in {f"Skipped: {missing(name)}" for name in IN_NO_REGISTRY + DEVICES + NEWER_KERNELS}:
+        if reason in {f"Skipped: {missing(name)}" for name in IN_NO_REGISTRY + DEVICES + KERNELS}:
             return report
         report.outcome = "failed"
         report.longrepr = f"skipped although TAILBOUND_REQUIRE_ALL=1: {reason}"

@@ -32,6 +32,7 @@
 #define TB_RESULT_ROWS TB_NUMBER(TB_RESULT_ROWS)
 #define TB_PORTS TB_NUMBER(TB_PORTS)
 #define TB_SUM_ROWS TB_NUMBER(TB_SUM_ROWS)
+#define TB_VLAN TB_NUMBER(TB_VLAN)
 
 /* Objects that are built ahead name the sources that they are of (kernel/built.py). */
 #ifdef TB_SIGNATURE

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -374,6 +375,39 @@ def test_probe_through_the_stack(wire: list[str]) -> None:
             out.sendto(cases.control_packet(PacketType.PROBE), (cases.ip_of(0), cases.PORT))
             echo = out.recv(4096)
         assert (echo[1], echo[14], echo[15]) == (PacketType.ECHO, 0, 1)
+    finally:
+        veths.go(wire[0])
+        os.close(link)
+        os.close(passes)
+        path.close()
+
+
+def test_a_vlan_through_the_wire(wire: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames with the tag of the program's VLAN are summed and answered with it, others are left alone (kernel-1)."""
+    scapy = pytest.importorskip("scapy.all", reason="missing capability 'scapy': pip install 'tailbound[test]'")
+    monkeypatch.setattr(interfaces, "device_of", lambda name: interfaces.Device(name, 5))
+    own = scapy.str2mac(interfaces.mac_of("tbx"))
+
+    def frame(vlan: int, body: bytes) -> Any:
+        packet = scapy.IP(src=cases.ip_of(1), dst=cases.ip_of(0)) / scapy.UDP(sport=cases.PORT, dport=cases.PORT)
+        return scapy.Ether(dst=own) / scapy.Dot1Q(vlan=vlan) / packet / body
+
+    path = XdpDatapath.attach("tbx", cases.PORT, **SIZES)
+    passes = syscalls.prog_load(PASS_ALL, name="passes")
+    veths.go(wire[1])
+    link = attach.attach(passes, "tbx")  # XDP_TX over veth needs a program at the other end
+    try:
+        activate(path)
+        with scapy.conf.L2socket(iface="tbx") as out:
+            for vlan in (5, 6):
+                out.send(frame(vlan, cases.contribution()))
+            out.send(frame(5, cases.control_packet(PacketType.PROBE)))
+            while True:
+                echo = out.recv()
+                if echo is not None and echo.src == own and scapy.Dot1Q in echo:
+                    break
+        assert (echo[scapy.Dot1Q].vlan, bytes(echo[scapy.UDP].payload)[1]) == (5, PacketType.ECHO)
+        assert counted(path) == {Verdict.STORED: 1, Verdict.REFLECTED: 1}
     finally:
         veths.go(wire[0])
         os.close(link)

@@ -39,6 +39,7 @@ MACHINE = facts.Machine(
 )
 LINK = interfaces.Interface(
     name="eno1",
+    device="eno1",
     up=True,
     mtu=1500,
     driver="mlx5_core",

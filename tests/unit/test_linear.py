@@ -38,6 +38,7 @@ def test_a_striding_queue_hands_over_nothing_at_large_mtus() -> None:
 
 @pytest.mark.parametrize("flags", [{}, {"rx_striding_rq": True}])
 def test_the_error_names_what_helps(flags: dict[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interfaces, "device_of", lambda name: interfaces.Device("eno1", 5 if "." in name else 0))
     monkeypatch.setattr(interfaces, "driver_of", lambda name: "mlx5_core")
     monkeypatch.setattr(interfaces, "mtu_of", lambda name: 9000)
     monkeypatch.setattr(interfaces, "private_flags", lambda name: flags)
@@ -45,6 +46,7 @@ def test_the_error_names_what_helps(flags: dict[str, bool], monkeypatch: pytest.
         linear_of("eno1")
     flags["rx_striding_rq"] = False
     assert linear_of("eno1") == linear.PAGE
+    assert linear_of("eno1.5") == linear.PAGE - 4  # its tag
 
 
 def test_an_interface_without_private_flags() -> None:

@@ -26,6 +26,7 @@ DEFINES = {
     "TB_PORT": cases.PORT,
     "TB_WIDTH": cases.WIDTH,
     "TB_RESULT_ROWS": cases.RESULT_ROWS,
+    "TB_VLAN": 0,
 }
 
 
@@ -54,10 +55,11 @@ class KernelWorld:
         source: str = "worker",
         sum_rows: int = cases.SUM_ROWS,
         result_rows: int = cases.RESULT_ROWS,
+        vlan: int = 0,
     ) -> None:
         sizes = {"width": width, "sum_rows": sum_rows, "result_rows": result_rows}
         self.maps = maps.create((replace(m, writer="both") for m in WORKER_MAPS), shapes(**sizes), events=True)
-        defines = DEFINES | {f"TB_{name.upper()}": value for name, value in sizes.items()}
+        defines = DEFINES | {f"TB_{name.upper()}": value for name, value in sizes.items()} | {"TB_VLAN": vlan}
         if source == "worker":
             del defines["TB_SUM_ROWS"]  # as it is loaded for a job: compiled once for both
         self.program = -1

@@ -59,7 +59,7 @@ def _program_of(ours: Communicator) -> int:
     """Descriptor of the XDP program on this rank's interface."""
     datapath = ours.job.datapath
     assert isinstance(datapath, XdpDatapath)
-    there = interfaces.xdp_on(datapath.interface)
+    there = interfaces.xdp_below(datapath.interface)
     assert there is not None
     return syscalls.prog_by_id(there.prog_id)
 

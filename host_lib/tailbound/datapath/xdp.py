@@ -118,13 +118,14 @@ class XdpDatapath:
         """Attaches for good, for processes of ``group`` (a group id) to ``open``. Arguments and errors: ``attach``."""
         maps, program, link = _attach(interface, port, width, sum_rows, result_rows, loader, "native", replace=replace)
         try:
-            there = interfaces.xdp_on(interface)
+            there = interfaces.xdp_below(interface)
             if there is None:
                 raise AttachError(
                     f"{interface} lost its program while it was pinned: did somebody remove it? Try again"
                 )
+            vlan, signature = interfaces.device_of(interface).vlan, compile_.signature()
             found = pin.Settings(
-                interface, port, width, sum_rows, result_rows, there.prog_id, signature=compile_.signature()
+                interface, port, width, sum_rows, result_rows, there.prog_id, vlan, signature=signature
             )
             pin.pin(found, {name: maps.fds[name] for name in PINNED}, link, group)
         finally:
@@ -144,7 +145,7 @@ class XdpDatapath:
     @classmethod
     def is_ours(cls, interface: str) -> bool:
         """Whether a program of Tailbound's is on ``interface``, as far as this user may know."""
-        there = interfaces.xdp_on(interface)
+        there = interfaces.xdp_below(interface)
         return there is not None and attaching.program_name(there.prog_id) in attaching.OURS
 
     @classmethod
@@ -229,18 +230,18 @@ def _attach(
 ) -> tuple[Maps, int, int]:
     if not 0 < port < 65536:
         raise ConfigError(f"UDP port {port}: choose one of 1..65535")
-    interfaces.index_of(interface)
+    device, vlan = interfaces.device_of(interface)
     if not (replace and pin.is_pinned(interface)):
-        attaching.refuse_occupied(interface)
-    dims, node = shapes(width, sum_rows, result_rows), interfaces.numa_node(interface)
+        attaching.refuse_occupied(device)
+    dims, node = shapes(width, sum_rows, result_rows), interfaces.numa_node(device)
     maps = kernel_maps.create(WORKER_MAPS, dims, events=True, node=node)
     program = link = -1
     try:
         maps.arrays["control"]["address"] = _own_address(interface)
-        program = load.load_worker(maps.fds, port=port, width=width, result_rows=result_rows, loader=loader)
+        program = load.load_worker(maps.fds, port=port, width=width, result_rows=result_rows, vlan=vlan, loader=loader)
         if replace:  # only now, when the new program is known to load
             pin.remove(interface)
-        link = attaching.attach(program, interface, mode)
+        link = attaching.attach(program, device, mode)
     except BaseException:
         _close(maps, program, link)
         raise

@@ -12,7 +12,7 @@ from tailbound.errors import AttachError, CapabilityError
 from tailbound.kernel import ethtool, pin
 from tailbound.kernel import interfaces as kernel_interfaces
 from tailbound.kernel.attach import program_name
-from tailbound.kernel.linear import STRIDING, linear_bytes
+from tailbound.kernel.linear import PAGE, linear_of
 from tailbound.kernel.load import WORKER
 from tailbound.kernel.routes import ELSEWHERE, interface_towards, resolves
 
@@ -36,6 +36,9 @@ class Interface:
     """One network interface."""
 
     name: str
+    device: (
+        str  #: carries its frames: another one for an interface of a VLAN, whose facts these are but for MTU and state
+    )
     up: bool
     mtu: int
     driver: str | None
@@ -44,7 +47,9 @@ class Interface:
     tx_queues: int
     tx_most: int | None  #: most queues for sending that there can be; None where the driver does not say
     lro: bool | None  #: large receive offload on (it would hide packet borders)
-    vlan_stripping: bool | None  #: tags are taken off before the program sees the frame
+    vlan_stripping: (
+        bool | None
+    )  #: tags are taken off before the program sees the frame; false for a VLAN's, where that is right
     linear: int  #: bytes of a frame that the driver hands over in one piece (``kernel.linear``); 0: none
     hashes_udp_ports: bool | None  #: receive-side scaling looks at UDP ports; None where the driver does not say
     xdp_program: int | None  #: id of the XDP program that is attached
@@ -96,28 +101,33 @@ def interface(name: str) -> Interface:
     Raises:
         ConfigError: there is no such interface here.
     """
-    index = kernel_interfaces.index_of(name)
-    attributes, flags = _link(index)
-    driver = kernel_interfaces.driver_of(name) or None
-    xdp = kernel_interfaces.xdp_on(name)
-    queues = _asked(ethtool.channels, name)
+    own, flags = _link(kernel_interfaces.index_of(name))
+    try:
+        device, vlan = kernel_interfaces.device_of(name)
+    except AttachError:  # the kernel says of such an interface that it takes no programs
+        device, vlan = name, 0
+    index = kernel_interfaces.index_of(device)
+    attributes, _ = _link(index)
+    driver = kernel_interfaces.driver_of(device) or None
+    xdp = kernel_interfaces.xdp_on(device)
+    queues = _asked(ethtool.channels, device)
     rx, tx = attributes.get("IFLA_NUM_RX_QUEUES", 1), attributes.get("IFLA_NUM_TX_QUEUES", 1)
     if queues is not None:
         rx, tx = queues.rx + queues.combined, queues.tx + queues.combined
-    mtu = int(attributes.get("IFLA_MTU", 0))
     return Interface(
         name=name,
+        device=device,
         up=bool(flags & 1),
-        mtu=mtu,
+        mtu=int(own.get("IFLA_MTU", 0)),
         driver=driver,
         native_xdp=_native(index, driver),
         rx_queues=int(rx),
         tx_queues=int(tx),
         tx_most=None if queues is None else queues.tx_most + queues.combined_most,
-        lro=_flag(name, ethtool.LRO),
-        vlan_stripping=_flag(name, ethtool.RXVLAN),
-        linear=_linear(driver, name, mtu),
-        hashes_udp_ports=_hashes_udp_ports(name),
+        lro=_flag(device, ethtool.LRO),
+        vlan_stripping=not vlan and _flag(device, ethtool.RXVLAN),
+        linear=_linear(name, device),
+        hashes_udp_ports=_hashes_udp_ports(device),
         xdp_program=xdp.prog_id if xdp else None,
         xdp_name=_whose(name, xdp.prog_id) if xdp else None,
     )
@@ -180,9 +190,11 @@ def _hashes_udp_ports(name: str) -> bool | None:
     return None if found is None else found & ethtool.HASHES_PORTS == ethtool.HASHES_PORTS
 
 
-def _linear(driver: str | None, name: str, mtu: int) -> int:
-    striding = kernel_interfaces.private_flags(name).get(STRIDING, True) if driver == "mlx5_core" else True
-    return linear_bytes(driver, mtu, striding=striding)
+def _linear(name: str, device: str) -> int:
+    try:
+        return linear_of(name)
+    except AttachError:
+        return 0 if kernel_interfaces.driver_of(device) == "mlx5_core" else PAGE
 
 
 def _whose(name: str, prog_id: int) -> str | None:

@@ -111,29 +111,29 @@ def _interface_problems(link: Interface | None, judged: str) -> list[str]:
         problems.append(f"{link.name} is down (ip link set {link.name} up)")
     if link.native_xdp is False:
         problems.append(
-            f"driver {link.driver or 'unknown'} of {link.name} has no native XDP; generic mode is not used, "
+            f"driver {link.driver or 'unknown'} of {link.device} has no native XDP; generic mode is not used, "
             "since it may be handed super-frames"
         )
     if link.xdp_program is not None:
         problems.append(_occupied(link))
     if not link.linear:
-        problems.append(remedy(link.name, link.mtu))
+        problems.append(remedy(link.device, link.mtu))
     most = MTU_MOST.get(link.driver or "")
     if most and link.mtu > most:
         problems.append(
-            f"driver {link.driver} of {link.name} takes XDP programs up to MTU {most}, not {link.mtu}: "
-            f"ip link set dev {link.name} mtu {most} (on all ranks)"
+            f"driver {link.driver} of {link.device} takes XDP programs up to MTU {most}, not {link.mtu}: "
+            f"ip link set dev {link.device} mtu {most} (on all ranks)"
         )
     if link.driver in QUEUE_FOR_QUEUE and link.tx_most is not None and link.tx_queues + link.rx_queues > link.tx_most:
         problems.append(
-            f"driver {link.driver} of {link.name} needs a spare transmit queue for each of its "
-            f"{link.rx_queues} receive queues: ethtool -L {link.name} combined {max(1, link.tx_most // 2)}"
+            f"driver {link.driver} of {link.device} needs a spare transmit queue for each of its "
+            f"{link.rx_queues} receive queues: ethtool -L {link.device} combined {max(1, link.tx_most // 2)}"
         )
     return problems
 
 
 def _occupied(link: Interface) -> str:
-    what = f"program {link.xdp_program} on {link.name}"
+    what = f"program {link.xdp_program} on {link.device}"
     if link.xdp_name in OURS:
         if link.xdp_name == WORKER:
             return (
@@ -142,7 +142,7 @@ def _occupied(link: Interface) -> str:
             )
         return f"{what} is Tailbound's {link.xdp_name}: `{OURS[link.xdp_name].format(link.name)}` removes it"
     named = f" ({link.xdp_name})" if link.xdp_name else ""
-    return f"{what}{named} is somebody else's, which Tailbound never replaces: ip link set dev {link.name} xdp off"
+    return f"{what}{named} is somebody else's, which Tailbound never replaces: ip link set dev {link.device} xdp off"
 
 
 def _kernel_problems(machine: Machine) -> list[str]:
@@ -196,11 +196,11 @@ def _notes(link: Interface | None, cpus: int) -> Sequence[str]:
     if link is None:
         return notes
     if link.lro:
-        notes.append(f"large receive offload joins packets: ethtool -K {link.name} lro off")
+        notes.append(f"large receive offload joins packets: ethtool -K {link.device} lro off")
     if link.vlan_stripping:
         notes.append(
             "tags of VLANs are taken off before the program sees a frame, so that a VLAN's packets to the job's port "
-            f"look like the job's own: ethtool -K {link.name} rxvlan off"
+            f"look like the job's own: ethtool -K {link.device} rxvlan off"
         )
     if link.driver == "virtio_net" and link.tx_most is not None and link.tx_queues + cpus > link.tx_most:
         notes.append(
@@ -213,7 +213,7 @@ def _notes(link: Interface | None, cpus: int) -> Sequence[str]:
             f"not fill MTU {link.mtu}"
         )
     if link.rx_queues > 1 and link.hashes_udp_ports is False:
-        notes.append(f"one queue gets all of a peer's packets: ethtool -N {link.name} rx-flow-hash udp4 sdfn")
+        notes.append(f"one queue gets all of a peer's packets: ethtool -N {link.device} rx-flow-hash udp4 sdfn")
     if link.native_xdp is None:
         notes.append(f"whether driver {link.driver or 'unknown'} has native XDP is not known: attaching will tell")
     return notes

@@ -44,7 +44,7 @@ def refuse_occupied(interface: str) -> None:
     if name in OURS:
         raise AttachError(
             f"{interface} already carries Tailbound's {name} (program {there.prog_id}): one program an interface; "
-            f"end the other one or run `{OURS[name].format(interface)}`"
+            f"end the other one or run `{OURS[name].format(interface)}`, with the VLAN's interface where it is for one"
         )
     raise AttachError(
         f"{interface} already carries the XDP program {name or '(unnamed)'} (id {there.prog_id}, {there.mode} mode), "

@@ -10,14 +10,17 @@ import socket
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from tailbound.errors import ConfigError
+from tailbound.errors import AttachError, ConfigError
 from tailbound.kernel import ethtool
 from tailbound.kernel.rtnetlink import attributes
 
 _SIOCGIFFLAGS, _SIOCGIFADDR, _SIOCGIFMTU, _SIOCGIFHWADDR, _IFF_LOOPBACK = 0x8913, 0x8915, 0x8921, 0x8927, 8
 _RTM_NEWLINK, _RTM_GETLINK, _NLM_F_REQUEST, _NLMSG_ERROR = 16, 18, 1, 2
 _IFLA_XDP, _IFLA_XDP_ATTACHED, _IFLA_XDP_PROG_ID = 43, 2, 4
+_IFLA_LINK, _IFLA_LINKINFO, _IFLA_LINK_NETNSID, _IFLA_INFO_KIND, _IFLA_INFO_DATA = 5, 18, 37, 1, 2
+_IFLA_VLAN_ID, _IFLA_VLAN_PROTOCOL, _ETH_P_8021Q = 1, 5, 0x8100
 _MODES = {1: "native", 2: "generic", 3: "offloaded", 4: "several"}
 
 
@@ -37,6 +40,58 @@ def index_of(interface: str) -> int:
 def _ioctl(interface: str, request: int) -> bytes:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         return fcntl.ioctl(s, request, interface.encode()[:15].ljust(40, b"\0"))
+
+
+def _attributes_of(interface: str) -> dict[int, bytes]:
+    """Attributes of a link, by rtnetlink; needs no privilege."""
+    index = index_of(interface)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as s:
+        message = struct.pack("=BxHiII", 0, 0, index, 0, 0)
+        s.send(struct.pack("=IHHII", 16 + len(message), _RTM_GETLINK, _NLM_F_REQUEST, 1, 0) + message)
+        reply = s.recv(1 << 17)
+    kind = struct.unpack_from("=H", reply, 4)[0]
+    if kind == _NLMSG_ERROR:
+        code = -struct.unpack_from("=i", reply, 16)[0]
+        raise OSError(code, os.strerror(code))
+    if kind != _RTM_NEWLINK:
+        raise OSError(errno.EPROTO, f"rtnetlink answered with message {kind}")
+    return attributes(reply[32:])
+
+
+class Device(NamedTuple):
+    """What carries the frames of an interface, and where XDP programs are: itself, or the device below a VLAN's."""
+
+    name: str
+    vlan: int  #: of the tags that frames have there; 0: none
+
+
+def device_of(interface: str) -> Device:
+    """The device that carries an interface's frames.
+
+    Raises:
+        ConfigError: no such interface.
+        AttachError: one of a VLAN whose device is in another network namespace, or whose tags are not those of IEEE
+            802.1Q alone.
+    """
+    found = _attributes_of(interface)
+    info = attributes(found.get(_IFLA_LINKINFO, b""))
+    if info.get(_IFLA_INFO_KIND, b"").rstrip(b"\0") != b"vlan":
+        return Device(interface, 0)
+    data = attributes(info.get(_IFLA_INFO_DATA, b""))
+    (vlan,) = struct.unpack_from("=H", data[_IFLA_VLAN_ID])
+    (protocol,) = struct.unpack_from("!H", data[_IFLA_VLAN_PROTOCOL])
+    if _IFLA_LINK_NETNSID in found:
+        raise AttachError(
+            f"the device below {interface}, an interface of VLAN {vlan}, is in another network namespace, where alone "
+            "a program can be attached: use the udp datapath"
+        )
+    below = socket.if_indextoname(struct.unpack_from("=I", found[_IFLA_LINK])[0])
+    if protocol != _ETH_P_8021Q or device_of(below).vlan:
+        raise AttachError(
+            f"packets of {interface} have tags in tags, or service tags, which the program does not take off: use the "
+            "udp datapath"
+        )
+    return Device(below, vlan)
 
 
 def address_of(interface: str) -> str:
@@ -73,7 +128,7 @@ def mac_of(interface: str) -> bytes:
 
 
 def driver_of(interface: str) -> str:
-    """Name of the driver; ``loopback`` for lo, empty where none is known."""
+    """Name of the driver of a device; ``loopback`` for lo, empty where none is known."""
     index_of(interface)
     if struct.unpack_from("=H", _ioctl(interface, _SIOCGIFFLAGS), 16)[0] & _IFF_LOOPBACK:
         return "loopback"
@@ -142,23 +197,24 @@ def xdp_on(interface: str) -> Attached | None:
     Raises:
         ConfigError: no such interface.
     """
-    index = index_of(interface)
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as s:
-        message = struct.pack("=BxHiII", 0, 0, index, 0, 0)
-        s.send(struct.pack("=IHHII", 16 + len(message), _RTM_GETLINK, _NLM_F_REQUEST, 1, 0) + message)
-        reply = s.recv(1 << 17)
-    kind = struct.unpack_from("=H", reply, 4)[0]
-    if kind == _NLMSG_ERROR:
-        code = -struct.unpack_from("=i", reply, 16)[0]
-        raise OSError(code, os.strerror(code))
-    if kind != _RTM_NEWLINK:
-        raise OSError(errno.EPROTO, f"rtnetlink answered with message {kind}")
-    xdp = attributes(attributes(reply[32:]).get(_IFLA_XDP, b""))
+    xdp = attributes(_attributes_of(interface).get(_IFLA_XDP, b""))
     mode = xdp.get(_IFLA_XDP_ATTACHED, b"\0")[0]
     if not mode:
         return None
     prog_id = struct.unpack_from("=I", xdp.get(_IFLA_XDP_PROG_ID, bytes(4)))[0]
     return Attached(_MODES.get(mode, f"mode {mode}"), prog_id)
+
+
+def xdp_below(interface: str) -> Attached | None:
+    """The XDP program on the device of ``interface``; None also where that can have none.
+
+    Raises:
+        ConfigError: no such interface.
+    """
+    try:
+        return xdp_on(device_of(interface).name)
+    except AttachError:
+        return None
 
 
 def possible_cpus() -> int:

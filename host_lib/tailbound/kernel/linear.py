@@ -30,6 +30,8 @@ DRIVERS = {
 }
 #: MTU of mlx5 up to which frames of a striding queue are linear; above it the linear part is empty.
 _MLX5_MTU = PAGE - 22
+#: Of a VLAN.
+_TAG_BYTES = 4
 #: Private flag of mlx5.
 STRIDING = "rx_striding_rq"
 
@@ -47,18 +49,20 @@ def linear_bytes(driver: str | None, mtu: int, *, striding: bool = True) -> int:
 
 
 def linear_of(interface: str) -> int:
-    """``linear_bytes`` of an interface as it is now.
+    """``linear_bytes`` of an interface as it is now, less the tag of its VLAN if it has one.
 
     Raises:
         ConfigError: no such interface.
-        AttachError: the driver hands over nothing in one piece; the message says what changes that.
+        AttachError: the driver hands over nothing in one piece, and the message says what changes that; or its device
+            cannot have a program.
     """
-    driver, mtu = interfaces.driver_of(interface), interfaces.mtu_of(interface)
-    striding = driver == "mlx5_core" and interfaces.private_flags(interface).get(STRIDING, True)
+    device, vlan = interfaces.device_of(interface)
+    driver, mtu = interfaces.driver_of(device), interfaces.mtu_of(device)
+    striding = driver == "mlx5_core" and interfaces.private_flags(device).get(STRIDING, True)
     found = linear_bytes(driver, mtu, striding=striding)
     if not found:
-        raise AttachError(remedy(interface, mtu))
-    return found
+        raise AttachError(remedy(device, mtu))
+    return found - (_TAG_BYTES if vlan else 0)
 
 
 def remedy(interface: str, mtu: int) -> str:

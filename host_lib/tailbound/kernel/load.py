@@ -115,11 +115,13 @@ def _load(
         ) from error
 
 
-def load_worker(fds: Mapping[str, int], *, port: int, width: int, result_rows: int, loader: str = "auto") -> int:
-    """Loads the worker's program for one UDP port, payload width (codes) and size of the result ring (rows).
+def load_worker(
+    fds: Mapping[str, int], *, port: int, width: int, result_rows: int, vlan: int = 0, loader: str = "auto"
+) -> int:
+    """Loads the worker's program for a UDP port, payload width (codes), size of the result ring (rows), and VLAN or 0.
 
     Raises:
         CapabilityError: see ``load``.
     """
-    defines = {"TB_PORT": port, "TB_WIDTH": width, "TB_RESULT_ROWS": result_rows}
+    defines = {"TB_PORT": port, "TB_WIDTH": width, "TB_RESULT_ROWS": result_rows, "TB_VLAN": vlan}
     return load("worker.bpf.c", WORKER, defines, WORKER_MAP_NAMES, fds, loader)

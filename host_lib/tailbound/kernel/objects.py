@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 #: Constants of the sources that are put in when a program is loaded (``xdp_programs/maps.h``).
-NUMBERS = ("TB_PORT", "TB_PORTS", "TB_RESULT_ROWS", "TB_SUM_ROWS")
+NUMBERS = ("TB_PORT", "TB_PORTS", "TB_RESULT_ROWS", "TB_SUM_ROWS", "TB_VLAN")
 _LD_IMM64, _PSEUDO_MAP_FD = 0x18, 1
 _NUMBER = 15  #: marks a constant, where the kernel's own marks of ld_imm64 stand; never seen by the kernel
 _SHT_SYMTAB, _SHT_REL = 2, 9

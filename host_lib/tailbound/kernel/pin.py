@@ -18,6 +18,7 @@ import grp
 import json
 import os
 import shutil
+import socket
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -49,6 +50,7 @@ class Settings:
     sum_rows: int
     result_rows: int
     prog_id: int
+    vlan: int = 0
     abi: int = ABI
     #: Of the sources of the program (``compile.signature``): what it does with a packet has to be what the host thinks.
     signature: str = ""
@@ -117,10 +119,10 @@ def settings(interface: str) -> Settings | None:
 
     Raises:
         ConfigError: no such interface.
-        AttachError: pinned by another version of Tailbound.
+        AttachError: pinned by another version of Tailbound, or for another VLAN.
         CapabilityError: pinned for a group that this process is not in.
     """
-    there = interfaces.xdp_on(interface)
+    there = interfaces.xdp_below(interface)
     try:
         values = json.loads(_settings_file(interface).read_text())
     except PermissionError as error:
@@ -138,7 +140,13 @@ def settings(interface: str) -> Settings | None:
             f"{interface} was attached by another version of Tailbound, whose program may not know this one's packets: "
             f"run `tailbound attach {interface} --replace` with this one, between two jobs"
         )
-    return Settings(**values)
+    found = Settings(**values)
+    if found.vlan != (vlan := interfaces.device_of(interface).vlan):
+        raise AttachError(
+            f"{interface} was attached as an interface of VLAN {found.vlan}, and is one of {vlan or 'none'} now: run "
+            f"`tailbound attach {interface} --replace`"
+        )
+    return found
 
 
 def _hidden(interface: str) -> str:
@@ -324,6 +332,18 @@ def _defunct(link: Path) -> bool:
         os.close(fd)
 
 
+def _without_vlan(name: str) -> bool:
+    """Whether these pins are of a VLAN's interface that this network namespace had, whose device is still there."""
+    try:
+        values = json.loads((ROOT / f"{name}.json").read_text())
+        interface = str(values["interface"])
+        if not values["vlan"] or _pins(interface).name != name:
+            return False
+    except (OSError, ValueError, KeyError):
+        return False
+    return interface not in {each for _, each in socket.if_nameindex()}
+
+
 def sweep() -> list[str]:
     """Removes pins whose interface or namespace is gone; returns their names.
 
@@ -334,7 +354,7 @@ def sweep() -> list[str]:
         return []
     with _alone():
         names = {f.stem for end in ("json", "new") for f in ROOT.glob(f"*.{end}") if not f.name.startswith(SWITCH)}
-        gone = sorted(name for name in names if _defunct(bpffs() / name / _LINK))
+        gone = sorted(name for name in names if _defunct(bpffs() / name / _LINK) or _without_vlan(name))
         for name in gone:
             _remove(bpffs() / name, ROOT / f"{name}.json")
     return gone
