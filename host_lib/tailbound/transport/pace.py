@@ -220,7 +220,7 @@ class Pacer:
         #: when the next burst may leave, as far as gaps go, ns
         self.opens = 0
         ranks = list(ranks)
-        self._speed = speed = speed or self.limits.speed
+        self._speed = self._stated = speed = speed or self.limits.speed
         self.paths = {rank: Path(self.limits, speed, len(ranks)) for rank in ranks}
         self._next = dict.fromkeys(self.paths, 0)
         #: ranks that may not be sent to as fast as the link is; empty as a rule
@@ -268,8 +268,11 @@ class Pacer:
         return self.rate(rank) if rank in self.limited else 0.0
 
     def largest(self, stride: int) -> int:
-        """Packets of ``stride`` bytes in a burst at most: what GSO takes, and a quantum's worth at the link's speed."""
-        return max(1, min(burst_packets(stride), int(self._speed * self.limits.quantum / _SECOND / stride)))
+        """Packets of ``stride`` bytes in a burst at most: what GSO takes, and a quantum's worth at the link's speed.
+
+        That is the speed at which paths begin: what left while sockets were full is less on a busy host, too.
+        """
+        return max(1, min(burst_packets(stride), int(self._stated * self.limits.quantum / _SECOND / stride)))
 
     def burst(self, rank: int, stride: int, most: int) -> int:
         """Packets of ``stride`` bytes in a burst: at most ``most``, and at most a quantum's worth."""
