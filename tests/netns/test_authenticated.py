@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lab_team import lab_team
-from support import gradients, patient
+from support import MS, gradients, patient
 from tailbound.lab.cluster import Cluster
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
@@ -48,11 +48,11 @@ def test_the_bits_of_a_job_without_a_key(tailbound_lab: Make, key_file: str, mtu
 
 
 def test_what_a_cable_damages_is_forged(tailbound_lab: Make, key_file: str) -> None:
-    lab = tailbound_lab(workers=RANKS, faults={"corrupt": 0.01})
-    with lab_team(lab, patient(width=1408, ring_mib=8.0, key_file=key_file)) as job:
+    lab = tailbound_lab(workers=RANKS, seed=3, corrupt=0.01)
+    with lab_team(lab, patient(width=1408, ring_mib=8.0, quiet=50 * MS, key_file=key_file)) as job:
         for op in range(OPS):
             for _, outcome in job.allreduce(gradients("U", RANKS, 8 * 64 * 1408, seed=op)):
                 assert outcome.error is None
         drops = [member.stats()["drops"] for member in job.communicators]
-    assert sum(drop.get("FORGED", 0) for drop in drops) > 50
+    assert sum(drop.get("FORGED", 0) for drop in drops) > 20
     assert not any("CORRUPT" in drop for drop in drops)
