@@ -197,7 +197,7 @@ def _state(
             )
         if _device_of(ddp_model).type == "cuda" and not asked:
             raise ConfigError(
-                'parameters are on a GPU, where this has not been tried yet: node_group="auto" asks for it'
+                'parameters are on a GPU, where this has not been tried yet: give node_group="auto" to try it'
             )
         interface, datapath = interface_for(_known("interface", options), place, places, datapath)
         return {"timeout": timeout, "schedule": schedule, "interface": interface, "datapath": datapath}
@@ -220,11 +220,16 @@ def _device_of(ddp_model: DistributedDataParallel) -> torch.device:
     """
     devices = sorted({str(p.device) for p in ddp_model.parameters() if p.requires_grad})
     if len(devices) > 1:
-        raise ConfigError(f"node_group takes models on one device, and this one is on {', '.join(devices)}")
+        raise ConfigError(
+            f'node_group takes models on one device, and this one is on {", ".join(devices)}: give node_group="off"'
+        )
     device = torch.device(devices[0])
     if device.type == "cuda":
         if not dist.is_nccl_available():
-            raise ConfigError("node_group takes buckets on a GPU through the host by NCCL, and torch has none here")
+            raise ConfigError(
+                "node_group takes buckets on a GPU through the host by NCCL, which torch lacks here: install a build "
+                'that has it, or give node_group="off"'
+            )
         if ddp_model.find_unused_parameters:
             raise ConfigError(
                 "node_group on a GPU and find_unused_parameters=True: DDP's own collective might stand in the way of "
