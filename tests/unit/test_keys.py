@@ -14,7 +14,7 @@ from support import MemoryStore
 from tailbound.errors import ConfigError, LayoutError
 from tailbound.transport import keys, rendezvous
 from tailbound.transport.config import Config
-from tailbound.transport.keys import KeyRing, Stamps
+from tailbound.transport.keys import KeyRing, Stamps, Word
 from tailbound.transport.rendezvous import Greeting
 from tailbound.transport.steps import STEP_MASK
 from tailbound.transport.switch import Switch
@@ -177,10 +177,19 @@ def test_a_hold_is_repeated_until_something_newer_is_said() -> None:
     taken = Stamps()
     assert taken.take(1, 10)
     assert taken.take(1, 11)
-    assert taken.take(1, 11, again=True)
+    assert taken.take(1, 11, again=True) == Word.AGAIN
     assert not taken.take(1, 10, again=True)
     assert taken.take(1, 12)
     assert not taken.take(1, 11, again=True)
+
+
+@pytest.mark.parametrize("how", ["last", "again"])
+def test_a_hold_and_its_end_and_a_goodbye_count_only_as_the_last_word(how: str) -> None:
+    taken = Stamps()
+    assert taken.take(1, 6)
+    assert taken.take(1, 5, **{how: True}) == Word.OLD  # type: ignore[arg-type]
+    assert taken.take(1, 4) == Word.NEW, "other words may overtake each other"
+    assert taken.take(1, 7, **{how: True}) == Word.NEW  # type: ignore[arg-type]
 
 
 def test_settings_that_cannot_be() -> None:

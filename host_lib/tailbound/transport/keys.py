@@ -10,6 +10,7 @@ one gives way to the next: ranks are a few steps apart, and the key to come lies
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import hmac
 import json
@@ -204,6 +205,14 @@ class KeyRing:
         return found
 
 
+class Word(enum.IntEnum):
+    """What a control packet is by its stamp."""
+
+    OLD = 0  #: it does not count
+    NEW = 1
+    AGAIN = 2  #: its sender repeats what it said last, or somebody else does
+
+
 class Stamps:
     """Which control packets of the others have been taken: each counts once."""
 
@@ -212,18 +221,26 @@ class Stamps:
         self._floor: dict[int, int] = {}
         self._newest: dict[int, int] = {}
 
-    def take(self, sender: int, stamp: int, *, again: bool = False) -> bool:
-        """Whether a packet may count; ``again``: one that its sender repeats may, as long as it said nothing since."""
+    def take(self, sender: int, stamp: int, *, last: bool = False, again: bool = False) -> Word:
+        """Takes a packet, if it may count.
+
+        Args:
+            last: one that counts only where its sender has said nothing newer.
+            again: ``last``, and its sender repeats it.
+        """
         taken, order = self._taken.setdefault(sender, (set(), deque()))
+        newest = self._newest.get(sender, 0)
+        if (last or again) and stamp < newest:
+            return Word.OLD
         if stamp in taken:
-            return again and stamp == self._newest[sender]
+            return Word.AGAIN if again else Word.OLD
         if stamp <= self._floor.get(sender, 0):
-            return False
+            return Word.OLD
         taken.add(stamp)
         order.append(stamp)
-        self._newest[sender] = max(stamp, self._newest.get(sender, 0))
+        self._newest[sender] = max(stamp, newest)
         if len(order) > _STAMPS:
             gone = order.popleft()
             taken.discard(gone)
             self._floor[sender] = max(gone, self._floor.get(sender, 0))
-        return True
+        return Word.NEW
