@@ -165,7 +165,8 @@ def test_a_job_that_begins_anew_has_another_cookie_and_a_rank_that_comes_back_in
     ranks, store, training = 3, MemoryStore(), Training(elastic=True)
 
     def live(rank: int) -> Communicator:
-        return Communicator(store, Config(rank, ranks, width=64), datapath="udp", timeout=PATIENCE, training=training)
+        config = Config(rank, ranks, width=64, authenticate="on")
+        return Communicator(store, config, datapath="udp", timeout=PATIENCE, training=training)
 
     with ThreadPoolExecutor(ranks) as threads:
         cookies, life = [], []
@@ -185,7 +186,12 @@ def test_a_job_that_begins_anew_has_another_cookie_and_a_rank_that_comes_back_in
         entrance = json.loads(life[1].entrance()) | {"cookie": cookies[0]}
         with pytest.raises(LayoutError, match="rank 0 came back into a run of the job that has ended"):
             life[0].enter(json.dumps(entrance).encode())
+        members = life[0].job.membership
+        members.bye(1, (members._before.get(1, 0) + 1) & 0xFFFFFFFF)  # recorded of the process before, and sent again
+        members.hold(2, life[0].job.now())
         assert life[0].enter(life[1].entrance()) == {1, 2}
+        assert life[0]._engine.ask(lambda: (members.here, members.holding(life[0].job.now()))) == ([1, 2], 0)
+        assert all(life[0].job._stamps._floor[rank] for rank in (1, 2))
         for one in life:
             one.close()
 

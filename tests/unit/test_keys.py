@@ -192,6 +192,16 @@ def test_a_hold_and_its_end_and_a_goodbye_count_only_as_the_last_word(how: str) 
     assert taken.take(1, 7, **{how: True}) == Word.NEW  # type: ignore[arg-type]
 
 
+def test_what_was_said_before_a_process_came_back_does_not_count_there() -> None:
+    taken = Stamps()
+    assert taken.take(1, 10, again=True), "recorded, and sent to the new process before it knows better"
+    assert taken.begin(1, 20)
+    for stamp in (10, 15, 20):
+        assert taken.take(1, stamp, again=True) == Word.OLD
+    assert taken.take(1, 21)
+    assert not taken.begin(1, 20), "it has said something since"
+
+
 def test_settings_that_cannot_be() -> None:
     assert not Config(rank=0, ranks=2).keyed
     assert Config(rank=0, ranks=2, key_file="/a").keyed

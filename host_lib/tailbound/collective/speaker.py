@@ -139,6 +139,12 @@ class Speaker(Known):
         repeated = head["type"] == PacketType.HOLD and not int(head["flags"]) & Flag.FLUSH
         return self._stamps.take(int(head["sender"]), stamp, last=last, again=repeated)
 
+    def present(self, rank: int, stamp: int) -> None:
+        """``rank``, which made ``stamp`` just now, is there: what it said before, or its process before, is void."""
+        if self.keys is not None and self._stamps.begin(rank, stamp):
+            self.membership.present(rank)
+            self.publish_live()
+
     def key_of(self, step: int) -> NDArray[np.uint64]:
         """What packets of a step's ops are tagged with; empty: they carry checks."""
         return NO_KEY if self.keys is None else self.keys.of(step)

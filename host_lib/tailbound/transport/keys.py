@@ -221,6 +221,11 @@ class Stamps:
         self._floor: dict[int, int] = {}
         self._newest: dict[int, int] = {}
 
+    def begin(self, sender: int, stamp: int) -> bool:
+        """Nothing that ``sender`` said up to ``stamp`` counts any more; returns whether it has said nothing since."""
+        self._floor[sender] = max(stamp, self._floor.get(sender, 0))
+        return self._newest.get(sender, 0) <= stamp
+
     def take(self, sender: int, stamp: int, *, last: bool = False, again: bool = False) -> Word:
         """Takes a packet, if it may count.
 
@@ -232,10 +237,10 @@ class Stamps:
         newest = self._newest.get(sender, 0)
         if (last or again) and stamp < newest:
             return Word.OLD
-        if stamp in taken:
-            return Word.AGAIN if again else Word.OLD
         if stamp <= self._floor.get(sender, 0):
             return Word.OLD
+        if stamp in taken:
+            return Word.AGAIN if again else Word.OLD
         taken.add(stamp)
         order.append(stamp)
         self._newest[sender] = max(stamp, newest)

@@ -189,6 +189,14 @@ class Membership:
         self._heard_step[rank] = step
         self._before[rank] = (op_label(step, 0) - 1) & 0xFFFFFFFF
 
+    def present(self, rank: int) -> None:
+        """``rank`` has just answered: it has not said goodbye, nor does it hold, whatever was heard of it."""
+        self._holds.pop(rank, None)
+        if rank in self.gone:
+            self.gone.discard(rank)
+            self.changes += 1
+            self._sort()
+
     def woke(self, step: int) -> None:
         """This process did not run for a while: it suspects nobody in ``step`` (clock-14)."""
         self._blind_step = step
