@@ -161,6 +161,7 @@ struct tb_peer_state {
 	__u32 newest; /* newest op seen, future ones included */
 	__u64 last_ns; /* time of the last change here */
 	__u64 rtt_ns; /* last round trip measured by probe */
+	__u64 echoed; /* time at which the newest own probe was sent that has come back, ns */
 	__u32 deadline; /* advertised D1, units of 64 us */
 	__u32 lateness; /* advertised lateness, units of 64 us */
 	__u32 map_known; /* highest map id the rank knows */
@@ -168,7 +169,7 @@ struct tb_peer_state {
 	__u32 marked; /* packets of the rank that came with CE (congestion experienced), its echoes apart */
 	__u32 told; /* own packets that came to the rank with CE, as its last echo said */
 };
-_Static_assert(sizeof(struct tb_peer_state) == 56, "tb_peer_state");
+_Static_assert(sizeof(struct tb_peer_state) == 64, "tb_peer_state");
 
 /* One context; written by the host, mmapped. `active` is written last. */
 struct tb_control {

@@ -26,6 +26,16 @@ static __always_inline void tb_marks_of(struct tb_marks *m, const struct tb_head
 	m->incast = head->incast;
 }
 
+/* Whether a packet says what no packet of the rank has said before. One sign for four: the verifier follows branches. */
+static __always_inline int tb_peer_rises(const struct tb_peer_state *s, const struct tb_packet *p,
+					 const struct tb_marks *m)
+{
+	__u32 over = (s->newest - p->op) | (s->contributed - p->contributed) |
+		     (s->published - p->published) | (s->map_known - m->map_known);
+
+	return TB_READ_ONCE(s->cookie) != p->cookie || (__s32)over < 0;
+}
+
 /*
  * Whether a packet is not to be believed about what may change both ways. In a job with a key somebody may record it and
  * send it again later: then another op has been named since.
@@ -41,15 +51,16 @@ static __always_inline int tb_peer_aged(const struct tb_peer_state *s, const str
 #endif
 }
 
+/* With a key a packet in which nothing rises is no news, whatever else it says: it may be a recorded one. */
 static __always_inline int tb_peer_news(const struct tb_peer_state *s, const struct tb_packet *p,
 					const struct tb_marks *m)
 {
-	return TB_READ_ONCE(s->cookie) != p->cookie || tb_distance(p->op, s->newest) > 0 ||
-	       tb_distance(p->contributed, s->contributed) > 0 ||
-	       tb_distance(p->published, s->published) > 0 ||
-	       tb_distance(m->map_known, s->map_known) > 0 ||
-	       (!tb_peer_aged(s, p) && (m->deadline != s->deadline || m->lateness != s->lateness ||
-					(m->incast && m->incast != s->incast)));
+#ifdef TB_TAGGED
+	return tb_peer_rises(s, p, m);
+#else
+	return tb_peer_rises(s, p, m) || m->deadline != s->deadline || m->lateness != s->lateness ||
+	       (m->incast && m->incast != s->incast);
+#endif
 }
 
 static __always_inline __u32 tb_later(__u32 a, __u32 b)

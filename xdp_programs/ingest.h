@@ -61,7 +61,7 @@ static __always_inline __u32 tb_probe(const struct tb_control *control, const st
 	struct tb_peer_state *state;
 	struct tb_lock *lock;
 	__u32 told;
-	__u64 now;
+	__u64 now, sent;
 
 	if (p->owner != control->rank)
 		return TB_VERDICT_NOT_FOR_THIS_RANK;
@@ -77,15 +77,20 @@ static __always_inline __u32 tb_probe(const struct tb_control *control, const st
 	}
 	if ((void *)f->codes + TB_ROW_STEP > f->end)
 		return TB_VERDICT_BAD_LENGTH;
-	now = bpf_ktime_get_ns() - tb_be64(*(__be64 *)f->codes);
+	now = bpf_ktime_get_ns();
+	sent = tb_be64(*(__be64 *)f->codes);
 	state = TB_LOOKUP(peer_states, p->sender);
 	lock = TB_LOOKUP(peer_locks, p->sender);
 	if (!state || !lock)
 		return TB_VERDICT_UNKNOWN_RANK;
 	told = tb_be32(f->head->seq);
 	bpf_spin_lock(&lock->lock);
-	state->told = told; /* before the round trip, which says that there is something new */
-	state->rtt_ns = now;
+	if (sent > state->echoed && sent <= now) { /* else it is of a probe given up, or recorded */
+		state->echoed = sent;
+		state->told =
+			told; /* before the round trip, which says that there is something new */
+		state->rtt_ns = now - sent;
+	}
 	bpf_spin_unlock(&lock->lock);
 	return TB_VERDICT_ECHO_TAKEN;
 }

@@ -124,7 +124,7 @@ def test_marks_are_counted_by_sender_and_told_by_echoes(make) -> None:
     assert world.judge(_marked(world.frame_of(row))) == (Verdict.STORED, 1)
     assert world.judge(_marked(world.frame_of(row))) == (Verdict.DUPLICATE, 1)
     assert world.judge(world.frame_of(cases.contribution(2))) == (Verdict.ADDED, 2)
-    world.judge(_marked(world.frame_of(cases.control_packet(PacketType.ECHO, bytes(16), seq=9))))
+    world.judge(_marked(world.frame_of(cases.control_packet(PacketType.ECHO, bytes(7) + b"\1" + bytes(8), seq=9))))
     world.judge(_marked(world.frame_of(b"\0" + row[1:])))
     assert world.store.peer_states["marked"].tolist()[:3] == [0, 2, 0]
     assert world.store.peer_states["told"][1] == 9

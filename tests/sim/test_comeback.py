@@ -39,9 +39,9 @@ class _Path:
             self.listen.wait(30)
         assert name == WELCOME
         engine = self._job[rank]._engine
-        engine.ask(lambda: engine.welcome(BACK, self._job[BACK].step))
+        stamp = engine.ask(lambda: engine.welcome(BACK, self._job[BACK].step))
         self.answered.put(rank)
-        return b""
+        return stamp.to_bytes(8, "big")
 
     def before_close(self, action: Callable[[], None]) -> None:
         self.closing.append(action)

@@ -139,7 +139,7 @@ def _feed(program: Any, kernel: Any, udp: Any, packets: Any, words: Any, clock: 
             return n, -1, -1
         for i in range(length):
             buffer[i] = frames[n, HEADERS + i]
-        ingest(context, buffer, length, 0, words[sources[n]], clock + 1000 * n, echoes)
+        ingest(context, buffer, length, 0, words[sources[n]], clock + 1000 * n, False, echoes)
         ours = gained(ledger, known, cases.RANKS, named)
         theirs = gained(udp_ledger, udp_known, cases.RANKS, named)
         verdict = ours[1] % VERDICTS

@@ -9,7 +9,7 @@ import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -25,6 +25,7 @@ from tailbound.errors import LayoutError, TransportError
 from tailbound.transport import rendezvous
 from tailbound.transport.agreement import Agreed, Content
 from tailbound.transport.config import Config
+from tailbound.transport.keys import KeyRing
 from tailbound.transport.lifeline import Lifelines
 from tailbound.transport.membership import Membership
 from tailbound.transport.reliable import Reliable
@@ -165,7 +166,8 @@ def test_a_job_that_begins_anew_has_another_cookie_and_a_rank_that_comes_back_in
     ranks, store, training = 3, MemoryStore(), Training(elastic=True)
 
     def live(rank: int) -> Communicator:
-        return Communicator(store, Config(rank, ranks, width=64), datapath="udp", timeout=PATIENCE, training=training)
+        config = Config(rank, ranks, width=64, authenticate="on", first_step=5)
+        return Communicator(store, config, datapath="udp", timeout=PATIENCE, training=training)
 
     with ThreadPoolExecutor(ranks) as threads:
         cookies, life = [], []
@@ -174,6 +176,7 @@ def test_a_job_that_begins_anew_has_another_cookie_and_a_rank_that_comes_back_in
                 one.close()
             life = list(threads.map(live, range(ranks)))
             assert {one.part for one in life} == {Part.BEGINS}
+            assert {cast(KeyRing, one._ring).at for one in life} == {5}
             (cookie,) = {one.job.cookie for one in life}
             cookies.append(cookie)
         assert len(set(cookies)) == 3
@@ -185,7 +188,12 @@ def test_a_job_that_begins_anew_has_another_cookie_and_a_rank_that_comes_back_in
         entrance = json.loads(life[1].entrance()) | {"cookie": cookies[0]}
         with pytest.raises(LayoutError, match="rank 0 came back into a run of the job that has ended"):
             life[0].enter(json.dumps(entrance).encode())
+        members = life[0].job.membership
+        members.bye(1, (members._before.get(1, 0) + 1) & 0xFFFFFFFF)  # recorded of the process before, and sent again
+        members.hold(2, life[0].job.now())
         assert life[0].enter(life[1].entrance()) == {1, 2}
+        assert life[0]._engine.ask(lambda: (members.here, members.holding(life[0].job.now()))) == ([1, 2], 0)
+        assert all(life[0].job._stamps._floor[rank] for rank in (1, 2))
         for one in life:
             one.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from support import MemoryStore
 from tailbound.errors import ConfigError, LayoutError
 from tailbound.transport import keys, rendezvous
 from tailbound.transport.config import Config
-from tailbound.transport.keys import KeyRing, Stamps
+from tailbound.transport.keys import KeyRing, Stamps, Word
 from tailbound.transport.rendezvous import Greeting
 from tailbound.transport.steps import STEP_MASK
 from tailbound.transport.switch import Switch
@@ -61,6 +62,21 @@ def test_a_key_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         assert keys.read_key(str(path)) == MASTER
     assert "chmod 600" in caplog.text
     assert MASTER.hex() not in caplog.text
+    for mode in (0o620, 0o602):
+        caplog.clear()
+        path.chmod(mode)
+        assert keys.read_key(str(path)) == MASTER
+        assert "written by other users" in caplog.text
+    if os.geteuid() == 0:
+        caplog.clear()
+        path.chmod(0o600)
+        os.chown(path, 4321, -1)
+        assert keys.read_key(str(path)) == MASTER
+        assert "is of user 4321" in caplog.text
+    for zeros in (bytes(32), b"0" * 64):
+        path.write_bytes(zeros)
+        with pytest.raises(ConfigError, match="zeros only"):
+            keys.read_key(str(path))
     for data in (b"", MASTER[:31], MASTER + b"\n", b"secret of no use"):
         path.write_bytes(data)
         with pytest.raises(ConfigError, match="32") as error:
@@ -72,10 +88,23 @@ def test_a_key_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_key_that_rank_0_draws() -> None:
     store = MemoryStore()
-    drawn = keys.hand_over(store, "job", 0, 1.0)
+    drawn = keys.agree(store, "job", 0, 1.0, "drawn")
+    assert drawn is not None
     assert len(drawn) == 32
-    assert keys.hand_over(store, "job", 1, 1.0) == drawn == keys.hand_over(store, "job", 0, 1.0)
-    assert keys.hand_over(store, "another", 0, 1.0) != drawn
+    assert keys.agree(store, "job", 1, 1.0, "drawn") == drawn == keys.agree(store, "job", 0, 1.0, "drawn")
+    assert keys.agree(store, "another", 0, 1.0, "drawn") != drawn
+
+
+@pytest.mark.parametrize(("mode", "words"), [("off", "authenticate='off'"), ("file", "key_file")])
+def test_who_waits_for_a_key_that_rank_0_does_not_draw_is_refused_at_once(
+    tmp_path: Path, mode: str, words: str
+) -> None:
+    path, store = tmp_path / "key", MemoryStore()
+    path.write_bytes(MASTER)
+    path.chmod(0o600)
+    assert keys.agree(store, "job", 0, 1.0, mode, str(path)) == (MASTER if mode == "file" else None)
+    with pytest.raises(LayoutError, match=f"rank 1 has .* rank 0 .*{words}"):
+        keys.agree(store, "job", 1, 0.0, "drawn")
 
 
 def test_greetings_of_others_are_refused() -> None:
@@ -177,10 +206,29 @@ def test_a_hold_is_repeated_until_something_newer_is_said() -> None:
     taken = Stamps()
     assert taken.take(1, 10)
     assert taken.take(1, 11)
-    assert taken.take(1, 11, again=True)
+    assert taken.take(1, 11, again=True) == Word.AGAIN
     assert not taken.take(1, 10, again=True)
     assert taken.take(1, 12)
     assert not taken.take(1, 11, again=True)
+
+
+@pytest.mark.parametrize("how", ["last", "again"])
+def test_a_hold_and_its_end_and_a_goodbye_count_only_as_the_last_word(how: str) -> None:
+    taken = Stamps()
+    assert taken.take(1, 6)
+    assert taken.take(1, 5, **{how: True}) == Word.OLD  # type: ignore[arg-type]
+    assert taken.take(1, 4) == Word.NEW, "other words may overtake each other"
+    assert taken.take(1, 7, **{how: True}) == Word.NEW  # type: ignore[arg-type]
+
+
+def test_what_was_said_before_a_process_came_back_does_not_count_there() -> None:
+    taken = Stamps()
+    assert taken.take(1, 10, again=True), "recorded, and sent to the new process before it knows better"
+    assert taken.begin(1, 20)
+    for stamp in (10, 15, 20):
+        assert taken.take(1, stamp, again=True) == Word.OLD
+    assert taken.take(1, 21)
+    assert not taken.begin(1, 20), "it has said something since"
 
 
 def test_settings_that_cannot_be() -> None:

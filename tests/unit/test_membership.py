@@ -151,7 +151,35 @@ def test_a_hold_is_respected_for_hold_max_at_most() -> None:
         now += HOLD_SILENCE // 4
         if not ended and not who.holding(now):
             ended = now
+        assert bool(ended) == (who.holding(now) == 0), "the same hold does not begin anew"
     assert HOLD_MAX <= ended <= HOLD_MAX + HOLD_SILENCE
+    who.hold(2, now + HOLD_SILENCE + 1)
+    assert who.holding(now + HOLD_SILENCE + 1), "another hold, after a silence"
+
+
+def test_a_word_that_is_repeated_prolongs_a_hold_and_begins_none() -> None:
+    who = membership()
+    who.hold(2, 1, again=True)
+    assert who.holding(2) == 0
+    who.hold(2, 1)
+    for now in range(1, 3 * HOLD_MAX, 2 * HOLD_SILENCE):  # with a silence between any two
+        who.hold(2, now, again=True)
+        assert bool(who.holding(now)) == (now < 1 + HOLD_MAX)
+    who.hold(2, now + 2 * HOLD_SILENCE)
+    assert who.holding(now + 2 * HOLD_SILENCE)
+
+
+def test_nobody_waits_for_the_hold_of_a_rank_that_has_died() -> None:
+    who = membership()
+    who.hold(2, 100)
+    assert who.died(2, 0)
+    assert who.holding(101) == 0
+    who.hold(2, 200)  # recorded, and sent again
+    assert who.holding(201) == 0
+    who.back(2, 5)
+    assert who.holding(202) == 0
+    who.hold(2, 300)
+    assert who.holding(301)
 
 
 def test_a_hold_is_the_same_one_where_a_word_comes_as_it_ends() -> None:

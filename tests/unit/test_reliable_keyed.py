@@ -165,3 +165,17 @@ def test_bytes_at_random_reach_no_handler() -> None:
                 assert stranger.recv(64) == b"", nonce
         assert not asked
         assert one.forged > 20
+
+
+def test_who_has_not_shown_the_key_holds_a_place_for_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every place of the path is taken by connections that say nothing. The bound is shorter here."""
+    monkeypatch.setattr("tailbound.transport.reliable._PROOF", 0.05)
+    with pair() as (one, other), contextlib.ExitStack() as held:
+        one.serve("state", lambda _: [b"well"])
+        for _ in range(8 + 2 * 2):
+            stranger = held.enter_context(socket.create_connection(("127.0.0.1", one.port)))
+            stranger.settimeout(5)
+            assert len(stranger.recv(16)) == 16
+            stranger.sendall(bytes(7))
+        assert stranger.recv(1) == b"", "its time is over"
+        assert other.pull(0, "state", b"", 5) == b"well"

@@ -233,13 +233,13 @@ def test_marks_only_rise_and_advertisements_follow(world: World) -> None:
     state = world.store.peer_states[1]
     world.take(cases.ready(contributed=OP - 1, published=OP - 2, map_known=9, incast=4, deadline=100, lateness=5))
     assert state.tolist()[:6] == (COOKIE, OP - 1, OP - 2, OP, world.clock, 0)
-    assert state.tolist()[6:10] == (100, 5, 9, 4)
+    assert state.tolist()[7:11] == (100, 5, 9, 4)
     noted = world.clock
     world.take(cases.ready(contributed=OP - 1, published=OP - 2, map_known=9, incast=4, deadline=100, lateness=5))
     assert state["last_ns"] == noted  # nothing new
     world.take(cases.ready(op=OP - 1, contributed=OP - 5, published=OP - 5, map_known=3, deadline=90, lateness=0))
     assert state.tolist()[:4] == (COOKIE, OP - 1, OP - 2, OP)
-    assert (state["last_ns"], *state.tolist()[6:10]) == (world.clock, 90, 0, 9, 4)  # incast 0 says nothing
+    assert (state["last_ns"], *state.tolist()[7:11]) == (world.clock, 90, 0, 9, 4)  # incast 0 says nothing
     world.control(cookie=COOKIE + 1)
     world.take(cases.ready(cookie=COOKIE + 1, op=OP - 1, contributed=OP - 6))
     assert state.tolist()[:4] == (COOKIE + 1, OP - 6, 0, OP - 1)
@@ -267,6 +267,31 @@ def test_an_echo_gives_the_round_trip(world: World) -> None:
     world.take(cases.control_packet(PacketType.ECHO, sent.to_bytes(8, "big") + bytes(8), seq=7))
     assert world.store.peer_states[1]["rtt_ns"] == 123_456
     assert world.store.peer_states[1]["told"] == 7
+
+
+def test_an_echo_counts_once_and_none_before_it(world: World) -> None:
+    """Rule: kernel-18."""
+    state = world.store.peer_states[1]
+    told = [(world.clock - 10, 7), (world.clock - 10, 8), (world.clock - 500, 9), (world.clock + 10**9, 9)]
+    for sent, seq in told:
+        world.take(cases.control_packet(PacketType.ECHO, sent.to_bytes(8, "big") + bytes(8), seq=seq))
+        assert (state["rtt_ns"], state["told"]) == (1010, 7)
+
+
+def test_recorded_packets_do_not_say_that_their_rank_lives(world: World) -> None:
+    """Rules: auth-5, kernel-12."""
+    world.arm()
+    state = world.store.peer_states[1]
+    recorded = [
+        cases.tagged(cases.ready(contributed=OP - 1, deadline=100 + i, lateness=i, incast=1 + i)) for i in (0, 1)
+    ]
+    world.take(recorded[0])
+    noted = state.tolist()
+    for i in range(4):
+        world.take(recorded[i & 1])
+        assert state.tolist() == noted
+    world.take(cases.tagged(cases.ready(contributed=OP, deadline=200, incast=9)))
+    assert (state["last_ns"], state["deadline"], state["incast"]) == (world.clock, 200, 9)
 
 
 def test_marks_are_counted_by_sender_and_told_by_echoes(world: World) -> None:

@@ -40,9 +40,9 @@ from tailbound.transport.sequence import Position
 
 #: Names of the requests on the reliable path: what part a rank has, and to take one in.
 PART, WELCOME = "part", "welcome"
-#: Of a welcome: who comes back, and the step that it begins with. Of an answer about the part: that, a cookie, and
-#: steps of the job.
-_WELCOME, _LIFE = struct.Struct("!HI"), struct.Struct("!BIQ")
+#: Of a welcome: who comes back, and the step that it begins with; of its answer: the present stamp of who answers, 0
+#: without a key. Of an answer about the part: that, a cookie, and steps of the job.
+_WELCOME, _STAMP, _LIFE = struct.Struct("!HI"), struct.Struct("!Q"), struct.Struct("!BIQ")
 #: Seconds for a peer's engine to answer, and for the peer to; between two questions; threads that ask.
 _ENGINE, _PEER, _AGAIN, _THREADS = 2.0, 3.0, 0.2, 64
 #: How a peer that has not taken this rank in is asked again.
@@ -206,10 +206,10 @@ def serve(reliable: Reliable, engine: Transpose) -> None:
         if rank not in engine.job.membership.peers:
             raise Refusal(f"rank {rank} is none of this job's other ranks")
         try:
-            engine.ask(lambda: engine.welcome(rank, step), _ENGINE)
+            stamp = engine.ask(lambda: engine.welcome(rank, step), _ENGINE)
         except TransportError as error:
             raise Refusal(f"cannot take rank {rank} in: {error}") from error
-        return []
+        return [_STAMP.pack(stamp)]
 
     reliable.serve(WELCOME, answer)
 
@@ -231,8 +231,9 @@ def ask_all(engine: Transpose, reliable: Reliable, step: int) -> set[int]:
             if rank not in kept:
                 reliable.keep(rank, _PEER)  # first: from now on the end of the process before says nothing
                 kept.add(rank)
-            reliable.pull(rank, WELCOME, request, _PEER, 0)
-        except TransportError as error:
+            (stamp,) = _STAMP.unpack(reliable.pull(rank, WELCOME, request, _PEER, _STAMP.size))
+            engine.call(lambda: engine.welcomed(rank, stamp))
+        except (TransportError, struct.error) as error:
             log.info("rank %d: %s", job.rank, error)
             return False
         return True

@@ -173,7 +173,8 @@ class Communicator:
             #: requests to other ranks outside the data path (clock-20, clock-21)
             self.reliable = Reliable(path.endpoint[0], int(was.get("reliable", 0)))
             opened.callback(self.reliable.close)
-            master = _master(store, name, config, timeout)
+            mode = "off" if not config.keyed else "file" if config.key_file else "drawn"
+            master = keys.agree(store, name, config.rank, timeout, mode, config.key_file)
             self.greetings = self._meet(path, training, timeout, before, master)
             secret = b"" if master is None else keys.session(master, self.greetings)
             first = self.greetings[0].cookie  # of the reliable path as long as the store lasts
@@ -186,7 +187,9 @@ class Communicator:
             if before is not None:
                 peers = [rank for rank in range(config.ranks) if rank != config.rank]
                 found = comeback.find_part(config.rank, cookie, peers, self.reliable.pull, timeout)
-                cookie, self.part, steps = found.cookie, found.part, found.steps
+                cookie, self.part = found.cookie, found.part
+                if self.part == Part.OUTSIDE:
+                    steps = found.steps
             if secret:
                 self._ring = keys.KeyRing(secret, cookie, config.width, steps)
             self.job, bulk = self._activate(path, cookie)
@@ -547,15 +550,6 @@ class Communicator:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _master(store: Store, name: str, config: Config, timeout: float) -> bytes | None:
-    """The secret that the job's keys follow from; None: it has no key."""
-    if not config.keyed:
-        return None
-    if config.key_file:
-        return keys.read_key(config.key_file)
-    return keys.hand_over(store, name, config.rank, timeout)
 
 
 #: What entries of half precision are in numpy.

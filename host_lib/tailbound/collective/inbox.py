@@ -10,6 +10,7 @@ from tailbound.collective.maps import Maps
 from tailbound.collective.op import Op
 from tailbound.collective.repair import Request, decode_repair
 from tailbound.collective.speaker import Speaker
+from tailbound.transport.keys import Word
 from tailbound.wire.schema import Flag, PacketType, serial_distance
 
 
@@ -32,7 +33,8 @@ class Inbox:
         if int(head["cookie"]) != job.cookie or sender not in job.sender.peers or int(head["owner"]) != job.rank:
             job.counters["control_refused"] += 1
             return
-        if not job.fresh(head):
+        word = job.fresh(head)
+        if word == Word.OLD:
             job.counters["control_replayed"] += 1
             return
         job.counters["control_taken"] += 1
@@ -49,7 +51,7 @@ class Inbox:
             if flags & Flag.FLUSH:
                 job.membership.unhold(sender)
             else:
-                job.membership.hold(sender, job.now())
+                job.membership.hold(sender, job.now(), again=word == Word.AGAIN)
         elif head["type"] == PacketType.GROUP:
             self._channels.take(head, body)
         elif head["type"] == PacketType.READY:

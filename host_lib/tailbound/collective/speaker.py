@@ -17,7 +17,7 @@ from tailbound.collective.known import Known
 from tailbound.datapath.protocol import Store
 from tailbound.observe.events import Events
 from tailbound.transport.config import Config
-from tailbound.transport.keys import KeyRing, Stamps
+from tailbound.transport.keys import KeyRing, Stamps, Word
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Sequence
 from tailbound.transport.stage import majority
@@ -130,13 +130,20 @@ class Speaker(Known):
         """Header (shape ``[1]``) and body of a packet whose check or tag is right, else None."""
         return packets.parse(data, () if self.keys is None else self.keys.both)
 
-    def fresh(self, head: np.void) -> bool:
+    def fresh(self, head: np.void) -> Word:
         """Whether a control packet, which is authentic, is none that was recorded and sent again (auth-5)."""
         if self.keys is None:
-            return True
+            return Word.NEW
         stamp = int.from_bytes(head.tobytes()[_STAMP_AT : _STAMP_AT + 8], "big")
+        last = head["type"] in (PacketType.HOLD, PacketType.BYE)
         repeated = head["type"] == PacketType.HOLD and not int(head["flags"]) & Flag.FLUSH
-        return self._stamps.take(int(head["sender"]), stamp, again=repeated)
+        return self._stamps.take(int(head["sender"]), stamp, last=last, again=repeated)
+
+    def present(self, rank: int, stamp: int) -> None:
+        """``rank``, which made ``stamp`` just now, is there: what it said before, or its process before, is void."""
+        if self.keys is not None and self._stamps.begin(rank, stamp):
+            self.membership.present(rank)
+            self.publish_live()
 
     def key_of(self, step: int) -> NDArray[np.uint64]:
         """What packets of a step's ops are tagged with; empty: they carry checks."""

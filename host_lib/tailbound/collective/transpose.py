@@ -260,8 +260,8 @@ class Transpose:
         self.job.publish_live()
         self._unsettled = True
 
-    def welcome(self, rank: int, step: int) -> None:
-        """``rank`` is back and takes part from ``step`` on; for ``call``."""
+    def welcome(self, rank: int, step: int) -> int:
+        """``rank`` is back and takes part from ``step`` on; for ``call``. Returns the present stamp (auth-5), or 0."""
         job = self.job
         job.membership.back(rank, step)
         job.hear(rank, job.now())
@@ -270,6 +270,12 @@ class Transpose:
         job.counters["ranks_back"] += 1
         text = f"rank {rank} has come back and takes part from step {step} on"
         job.events.emit("rank_back", text, level=logging.INFO, back=rank, step=step)
+        return 0 if job.keys is None else job.keys.stamp()
+
+    def welcomed(self, rank: int, stamp: int) -> None:
+        """``rank`` has taken this one in, and all that it says from now on has a later stamp; for ``call``."""
+        self.job.present(rank, stamp)
+        self._unsettled = True
 
     @property
     def window(self) -> Window:

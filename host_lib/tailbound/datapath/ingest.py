@@ -140,11 +140,12 @@ def _mark(t: Any, h: Any, now: Scalar) -> None:
     published = fresh or serial(h.published, p.published) > 0
     map_known = fresh or serial(h.map_known, p.map_known) > 0
     incast = h.incast != p.incast and (fresh or h.incast != 0)
-    # a recorded packet says nothing new; without a key nothing is said against one that was overtaken
-    aged = control_at(t.control, 0).tagged != 0 and not fresh and serial(h.op, p.newest) < 0
+    rises = newest or contributed or published or map_known
+    # nothing rises in a recorded packet; without a key nothing is said against one that was overtaken
+    aged = control_at(t.control, 0).tagged != 0 and not fresh and (not rises or serial(h.op, p.newest) < 0)
     incast = incast and not aged
     same = aged or (h.deadline == p.deadline and h.lateness == p.lateness)
-    if same and not (newest or contributed or published or map_known or incast):
+    if same and not (rises or incast):
         return
     if newest:
         p.newest = h.op
@@ -204,8 +205,10 @@ def _echo(t: Any, d: NDArray[np.uint8], words: NDArray[np.uint64], now: Scalar) 
         return Verdict.BAD_LENGTH
     sent = _turned(words[HEADER_BYTES // 8])
     p = peer_state_at(t.peer_states, np.int64(h.sender))
-    p.told = h.seq  # before the round trip, which says that there is something new
-    p.rtt_ns = np.uint64(now) - sent
+    if p.echoed < sent <= np.uint64(now):  # else it is of a probe given up, or recorded
+        p.echoed = sent
+        p.told = h.seq  # before the round trip, which says that there is something new
+        p.rtt_ns = np.uint64(now) - sent
     return Verdict.ECHO_TAKEN
 
 

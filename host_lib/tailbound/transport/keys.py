@@ -10,10 +10,12 @@ one gives way to the next: ranks are a few steps apart, and the key to come lies
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import hmac
 import json
 import logging
+import os
 import secrets
 import stat
 import time
@@ -60,42 +62,71 @@ def read_key(path: str) -> bytes:
     """The master in a file: 32 bytes, or as many in hexadecimal digits.
 
     Raises:
-        ConfigError: there is no such file, or something else in it; the message has nothing of it.
+        ConfigError: there is no such file, or something else in it, zeros among that; the message has nothing of it.
     """
     try:
-        data, mode = Path(path).read_bytes(), Path(path).stat().st_mode
+        data, about = Path(path).read_bytes(), Path(path).stat()
     except OSError as error:
         raise ConfigError(
             f"key_file {path} cannot be read: {error.strerror}; make one on one host and copy it to all (head -c 32 "
             "/dev/urandom > FILE, chmod 600 FILE)"
         ) from error
-    if mode & stat.S_IROTH:
-        log.warning("key_file %s can be read by every user of this host: chmod 600 %s", path, path)
-    if len(data) == MASTER:
-        return data
-    try:
-        key = bytes.fromhex(data.decode())
-    except ValueError:
-        key = b""
+    if about.st_mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
+        can = "read" if about.st_mode & stat.S_IROTH else "written"
+        log.warning("key_file %s can be %s by other users of this host: chmod 600 %s", path, can, path)
+    if about.st_uid not in (0, os.geteuid()):
+        log.warning("key_file %s is of user %d, who can read and change it: chown it", path, about.st_uid)
+    key = data
+    if len(data) != MASTER:
+        try:
+            key = bytes.fromhex(data.decode())
+        except ValueError:
+            key = b""
+    if key == bytes(MASTER):
+        raise ConfigError(f"key_file {path} has zeros only: make one with head -c 32 /dev/urandom > {path}")
     if len(key) != MASTER:
         raise ConfigError(f"key_file {path} has {len(data)} bytes: give {MASTER}, or as many in hexadecimal digits")
     return key
 
 
-def hand_over(store: Store, prefix: str, rank: int, timeout: float) -> bytes:
-    """The master that rank 0 draws; whoever reads the store has it, too.
+def agree(store: Store, prefix: str, rank: int, timeout: float, mode: str, path: str = "") -> bytes | None:
+    """The master of the job; None: it has no key.
+
+    Rank 0 says what it has, so that nobody waits for a key that it does not draw. A drawn one is what it says: whoever
+    reads the store has it, too.
+
+    Args:
+        mode: of this rank: ``off``, ``file`` or ``drawn``.
+        path: of the file.
 
     Raises:
-        TransportError: rank 0 did not draw one within ``timeout`` seconds.
+        ConfigError: there is no key in the file.
+        LayoutError: rank 0 draws none.
+        TransportError: rank 0 said nothing within ``timeout`` seconds.
     """
-    name = f"{prefix}/key"
-    if rank == 0 and not store.check([name]):
-        store.set(name, secrets.token_hex(MASTER))
+    name, known = f"{prefix}/key", ""
+    if rank == 0:
+        known = store.get(name).decode() if store.check([name]) else ""
+        if mode != "drawn":
+            known = mode
+        elif not known.startswith(mode):
+            known = f"{mode} {secrets.token_hex(MASTER)}"
+        store.set(name, known)
+    if mode == "off":
+        return None
+    if mode == "file":
+        return read_key(path)
     try:
         store.wait([name], timedelta(seconds=timeout))
     except Exception as error:
         raise TransportError(f"rank {rank}: rank 0 handed over no key within {timeout:g} s: is it running?") from error
-    return bytes.fromhex(store.get(name).decode())
+    said, _, key = (known or store.get(name).decode()).partition(" ")
+    if said != mode:
+        has = "has authenticate='off'" if said == "off" else "has a key_file"
+        raise LayoutError(
+            f"rank {rank} has authenticate='on' without a key_file, and rank 0 {has}: give all ranks the same settings"
+        )
+    return bytes.fromhex(key)
 
 
 def prove(master: bytes, said: Mapping[str, Any]) -> str:
@@ -204,6 +235,14 @@ class KeyRing:
         return found
 
 
+class Word(enum.IntEnum):
+    """What a control packet is by its stamp."""
+
+    OLD = 0  #: it does not count
+    NEW = 1
+    AGAIN = 2  #: its sender repeats what it said last, or somebody else does
+
+
 class Stamps:
     """Which control packets of the others have been taken: each counts once."""
 
@@ -212,18 +251,31 @@ class Stamps:
         self._floor: dict[int, int] = {}
         self._newest: dict[int, int] = {}
 
-    def take(self, sender: int, stamp: int, *, again: bool = False) -> bool:
-        """Whether a packet may count; ``again``: one that its sender repeats may, as long as it said nothing since."""
+    def begin(self, sender: int, stamp: int) -> bool:
+        """Nothing that ``sender`` said up to ``stamp`` counts any more; returns whether it has said nothing since."""
+        self._floor[sender] = max(stamp, self._floor.get(sender, 0))
+        return self._newest.get(sender, 0) <= stamp
+
+    def take(self, sender: int, stamp: int, *, last: bool = False, again: bool = False) -> Word:
+        """Takes a packet, if it may count.
+
+        Args:
+            last: one that counts only where its sender has said nothing newer.
+            again: ``last``, and its sender repeats it.
+        """
         taken, order = self._taken.setdefault(sender, (set(), deque()))
-        if stamp in taken:
-            return again and stamp == self._newest[sender]
+        newest = self._newest.get(sender, 0)
+        if (last or again) and stamp < newest:
+            return Word.OLD
         if stamp <= self._floor.get(sender, 0):
-            return False
+            return Word.OLD
+        if stamp in taken:
+            return Word.AGAIN if again else Word.OLD
         taken.add(stamp)
         order.append(stamp)
-        self._newest[sender] = max(stamp, self._newest.get(sender, 0))
+        self._newest[sender] = max(stamp, newest)
         if len(order) > _STAMPS:
             gone = order.popleft()
             taken.discard(gone)
             self._floor[sender] = max(gone, self._floor.get(sender, 0))
-        return True
+        return Word.NEW

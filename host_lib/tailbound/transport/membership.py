@@ -130,7 +130,7 @@ class Membership:
         self._hold_max = hold_max
         self._heard_step: dict[int, int] = {}
         self._before: dict[int, int] = {}  # the op before the first one of a rank's process, if it has come back
-        self._holds: dict[int, tuple[int, int]] = {}  # rank: since, until
+        self._holds: dict[int, tuple[int, int]] = {}  # rank: since when, and when it said so last
         self._blind_step: int | None = None
         self.here: list[int] = []
         self._sort()
@@ -163,6 +163,7 @@ class Membership:
         Rows that it had sent ahead may still come, and must not bring it back: those count that are of two steps later
         than all it has named.
         """
+        self._holds.pop(rank, None)
         step = step_of(op)
         last = max((step, self._heard_step.get(rank, step)), key=lambda one: step_distance(one, step))
         from_ = op_label(last + _DEAD_AFTER & STEP_MASK, 0)
@@ -188,6 +189,14 @@ class Membership:
         self._heard_step[rank] = step
         self._before[rank] = (op_label(step, 0) - 1) & 0xFFFFFFFF
 
+    def present(self, rank: int) -> None:
+        """``rank`` has just answered: it has not said goodbye, nor does it hold, whatever was heard of it."""
+        self._holds.pop(rank, None)
+        if rank in self.gone:
+            self.gone.discard(rank)
+            self.changes += 1
+            self._sort()
+
     def woke(self, step: int) -> None:
         """This process did not run for a while: it suspects nobody in ``step`` (clock-14)."""
         self._blind_step = step
@@ -202,20 +211,27 @@ class Membership:
             self._blind_step = None
         return half.observe(absent, op)
 
-    def hold(self, rank: int, now: int) -> None:
-        """``rank`` is alive and between steps: it is waited for, ``hold_max`` in all (clock-16)."""
-        since, until = self._holds.get(rank, (now, now))
-        if until < now:
+    def hold(self, rank: int, now: int, *, again: bool = False) -> None:
+        """``rank`` is alive and between steps: it is waited for, ``hold_max`` in all (clock-16).
+
+        Args:
+            again: the same word came before; it prolongs a hold and begins none, since anybody may have repeated it.
+        """
+        since, last = self._holds.get(rank, (now, now))
+        if again and rank not in self._holds:
+            return
+        if not again and now - last > HOLD_SILENCE:
             since = now
-        self._holds[rank] = (since, min(now + HOLD_SILENCE, since + self._hold_max))
+        self._holds[rank] = since, now
 
     def unhold(self, rank: int) -> None:
         """``rank`` goes on."""
         self._holds.pop(rank, None)
 
     def holding(self, now: int) -> int:
-        """Until when a live rank's hold lasts; 0 if nobody holds."""
-        if not self._holds:
-            return 0
-        last = max((until for rank, (_, until) in self._holds.items() if rank not in self.gone), default=0)
-        return last if last > now else 0
+        """Until when the hold of a rank lasts that is waited for; 0 if none of them holds."""
+        until = 0
+        for rank, (since, last) in self._holds.items():
+            if rank not in self.gone and rank not in self.suspects:
+                until = max(until, min(last + HOLD_SILENCE, since + self._hold_max))
+        return until if until > now else 0

@@ -48,6 +48,8 @@ _ANSWER = struct.Struct("!IBQ")
 _NAME_MOST, _REQUEST_MOST, _TEXT_MOST = 255, 1 << 16, 1 << 16
 #: Seconds that a peer may be silent in the middle of a frame.
 _SILENCE = 10.0
+#: Seconds in which a request has to be there with its tag, in a job with a key: until then anybody may have sent it.
+_PROOF = 1.0
 _CHUNK = 1 << 20
 #: Who closes waits for so many seconds at most until the answers under way have been sent.
 _LINGER = 1.0
@@ -296,11 +298,12 @@ class Reliable:
 
     def _take(self, sock: socket.socket) -> tuple[Handler, bytes, _Tags | None] | None:
         """The handler, the request and the answer's tags; None for what is not of this job, which gets no answer."""
-        until = time.monotonic() + _SILENCE
+        patience = _PROOF if self._key else _SILENCE
+        until = time.monotonic() + patience
         own = theirs = b""
         if self._key:
             own = secrets.token_bytes(_NONCE)
-            sock.settimeout(_SILENCE)
+            sock.settimeout(patience)
             sock.sendall(own)
             theirs = bytes(_receive(sock, _NONCE, until))
         head = _receive(sock, _REQUEST.size, until)

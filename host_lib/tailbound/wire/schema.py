@@ -349,6 +349,7 @@ PEER_STATE = Struct(
         Field("newest", "u32", "newest op seen, future ones included"),
         Field("last_ns", "u64", "time of the last change here"),
         Field("rtt_ns", "u64", "last round trip measured by probe"),
+        Field("echoed", "u64", "time at which the newest own probe was sent that has come back, ns"),
         Field("deadline", "u32", "advertised D1, units of 64 us"),
         Field("lateness", "u32", "advertised lateness, units of 64 us"),
         Field("map_known", "u32", "highest map id the rank knows"),
