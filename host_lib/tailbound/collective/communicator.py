@@ -519,7 +519,7 @@ class Communicator:
     def stats(self) -> dict[str, Any]:
         """Counters of this rank, in plain types (see ``report.snapshot``)."""
         found = report.snapshot(self.job, self.greetings)
-        if self._ring is not None:
+        if self.job.keys is not None:
             found["counters"]["requests_forged"] = self.reliable.forged
         return found
 
