@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
 from support import MemoryStore, Team, await_that, gradients, patient, team
+from tailbound.collective.alerts import Alerts, Disarmed
 from tailbound.collective.announce import hold
 from tailbound.collective.communicator import Communicator
+from tailbound.collective.known import Known
 from tailbound.errors import LayoutError
 from tailbound.transport import keys
 from tailbound.transport.config import Config
 from tailbound.wire import packets
-from tailbound.wire.schema import Flag, Verdict
+from tailbound.wire.schema import UNKNOWN_SENDER, Flag, Verdict
 
 NUMEL = 8 * 64 * 256
 
@@ -67,6 +71,33 @@ def test_a_key_that_rank_0_draws_and_results_over_tcp() -> None:
         assert len(one.reliable._key) == 32
 
 
+def test_forged_packets_are_said_and_counted(key_file: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Rule: auth-1."""
+    with team(2, patient(key_file=key_file)) as job:
+        one = job.communicators[0]
+        assert one.stats()["counters"]["requests_forged"] == 0
+        alerts = Alerts(one.job, None, one.job.events)  # type: ignore[arg-type]
+        one.job.store.ledger["verdict"][UNKNOWN_SENDER, Verdict.FORGED] += 3
+        for now in (1, 2):
+            alerts._look_for_forged(7, now)
+        assert [r.getMessage() for r in caplog.records if "3 packets came without a right tag" in r.getMessage()]
+        assert one.job.events.counts["forged"] == 1
+        one.job.store.ledger["verdict"][UNKNOWN_SENDER, Verdict.FORGED] -= 3
+
+
+def test_a_check_of_tags_that_is_switched_off_ends_the_job() -> None:
+    """Rule: auth-2."""
+    control = {"tagged": [1]}
+    known = cast(Known, SimpleNamespace(rank=0, store=SimpleNamespace(control=control)))
+    watching = Disarmed(known, armed=True)
+    assert watching.look(1) is None
+    control["tagged"][0] = 0
+    assert Disarmed(known, armed=False).look(1) is None
+    assert watching.look(2) is None, "it looks once a second"
+    assert "switched the check of tags off" in str(watching.look(2_000_000_000))
+    assert watching.look(4_000_000_000) is None
+
+
 def test_control_packets_of_others_and_of_yesterday_are_refused(key_file: str) -> None:
     with team(2, patient(key_file=key_file)) as job:
         averages(job, 2)
@@ -74,14 +105,14 @@ def test_control_packets_of_others_and_of_yesterday_are_refused(key_file: str) -
         taken = other.job.counters["control_taken"]
         sent = one._engine.ask(lambda: hold(one.job, over=True))[0]
         await_that(lambda: other.job.counters["control_taken"] > taken, "the word is heard")
-        before = other.job.counters["control_taken"]
+        before, replayed = other.job.counters["control_taken"], other.job.counters["control_replayed"]
 
         def take(data: bytes) -> None:
             other._engine.ask(lambda: other._engine._inbox.take(data, {}))
 
         for data in (sent, sent):
             take(data)
-        assert other.job.counters["control_replayed"] == 2
+        assert other.job.counters["control_replayed"] == replayed + 2
         bare = packets.packet(packets.header(type=8, cookie=other.job.cookie, sender=0, owner=1), b"")
         take(bare)
         assert other.job.counters["control_refused"] == 1
@@ -109,7 +140,7 @@ def refused(*options: dict[str, object]) -> list[str]:
 
 def test_ranks_without_the_key_are_named(key_file: str, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    other.write_bytes(bytes(32))
+    other.write_bytes(bytes(range(32)))
     other.chmod(0o600)
     for text in refused({"key_file": key_file}, {}):
         assert "authenticate=" in text

@@ -23,7 +23,7 @@ from tailbound.transport.config import MS
 from tailbound.transport.sequence import Sequence
 from tailbound.transport.shares import late_limit
 from tailbound.transport.steps import step_distance
-from tailbound.wire.schema import serial_distance
+from tailbound.wire.schema import UNKNOWN_SENDER, Verdict, serial_distance
 
 Turn = Literal["begins", "lasts", "over"]
 
@@ -47,6 +47,7 @@ class Alerts:
         self._late = Episodes(_LATE, _IN_TIME)
         self._losses = Losses(WINDOW)
         self._suspects: frozenset[int] = frozenset()
+        self._forged, self._forgeries = 0, Backoff(REMINDERS)
 
     def look(self, step: int, lateness: Mapping[int, int], pace: int, now: int) -> None:
         """Looks at everybody.
@@ -71,6 +72,21 @@ class Alerts:
         self._suspects = suspects
         for loss in self._losses.observe(self._totals(), now):
             self._say_loss(loss, step)
+        if self._known.config.keyed:
+            self._look_for_forged(step, now)
+
+    def _look_for_forged(self, step: int, now: int) -> None:
+        """Each forged packet is a guess at a key: that there are some is said, ever more rarely."""
+        count = int(self._known.records.verdicts([UNKNOWN_SENDER])[0, Verdict.FORGED])
+        if count <= self._forged or now < self._forgeries.due:
+            return
+        new, self._forged = count - self._forged, count
+        self._forgeries.ask(now)
+        text = (
+            f"{new} packets came without a right tag (step {step}), {count} in this job: they were changed, damaged or "
+            "forged on the way, or a rank slept for long. Look for who else sends on this network; docs/security.md"
+        )
+        self._events.emit("forged", text, packets=new, all=count, step=step)
 
     def _totals(self) -> dict[int, tuple[int, int]]:
         """Rows of every peer: expected, and lost on the way, those repaired later among them."""
@@ -294,4 +310,30 @@ class Withdrawn:
             f"rank {self._rank}: the program on {self._datapath.interface} was detached or replaced while this job "
             "runs (`tailbound detach`, `attach --replace`), so that nothing can be received any more: start this rank "
             "again; attach between two jobs"
+        )
+
+
+class Disarmed:
+    """Somebody told the program that receives here that this job has no key: an error, not packets that anybody makes.
+
+    Args:
+        known: of this rank.
+        armed: whether the job has a key.
+    """
+
+    def __init__(self, known: Known, *, armed: bool) -> None:
+        self._known = known
+        self._again, self._said = 0, not armed
+
+    def look(self, now: int) -> TransportError | None:
+        """The error, once; to be called now and then."""
+        if self._said or now < self._again:
+            return None
+        self._again = now + _UNHEARD_EVERY
+        self._said = not self._known.store.control["tagged"][0]
+        if not self._said:
+            return None
+        return TransportError(
+            f"rank {self._known.rank}: another process has switched the check of tags off while this job runs, so that "
+            "packets without the key may have counted: look who may open its maps (docs/security.md)"
         )

@@ -518,7 +518,10 @@ class Communicator:
 
     def stats(self) -> dict[str, Any]:
         """Counters of this rank, in plain types (see ``report.snapshot``)."""
-        return report.snapshot(self.job, self.greetings)
+        found = report.snapshot(self.job, self.greetings)
+        if self.job.keys is not None:
+            found["counters"]["requests_forged"] = self.reliable.forged
+        return found
 
     def trace(self, path: str | Path) -> Path:
         """Writes a timeline of the last ops for chrome://tracing or ui.perfetto.dev (``observe.trace``).

@@ -23,7 +23,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.collective.alerts import Unheard, Withdrawn
+from tailbound.collective.alerts import Disarmed, Unheard, Withdrawn
 from tailbound.collective.announce import farewell
 from tailbound.collective.contribute import begin
 from tailbound.collective.execute import SAME_MODEL, move, remind
@@ -90,7 +90,8 @@ class Transpose:
         self.job = job
         self.maps = Maps(job, job.accounts, job.flow.queue, share_most, outside=outside)
         self._inbox = Inbox(job, self.maps, job.channels)
-        self._watching = Unheard(job, job.sequence, patience), Withdrawn(job.datapath, job.rank)
+        disarmed = Disarmed(job, armed=job.keys is not None)
+        self._watching = Unheard(job, job.sequence, patience), Withdrawn(job.datapath, job.rank), disarmed
         self._window = Window(job, job.flow.queue, self._inbox.adopt, Running(job))
         self._ops = self._window.ops
         self._new: deque[Launch] = deque()

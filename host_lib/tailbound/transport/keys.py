@@ -250,6 +250,7 @@ class Stamps:
         self._taken: dict[int, tuple[set[int], deque[int]]] = {}
         self._floor: dict[int, int] = {}
         self._newest: dict[int, int] = {}
+        self._last: dict[int, int] = {}
 
     def begin(self, sender: int, stamp: int) -> bool:
         """Nothing that ``sender`` said up to ``stamp`` counts any more; returns whether it has said nothing since."""
@@ -260,12 +261,12 @@ class Stamps:
         """Takes a packet, if it may count.
 
         Args:
-            last: one that counts only where its sender has said nothing newer.
-            again: ``last``, and its sender repeats it.
+            last: one of those of which only the newest counts; other packets may overtake it.
+            again: one that its sender repeats, and that counts only where that has said nothing newer at all.
         """
         taken, order = self._taken.setdefault(sender, (set(), deque()))
         newest = self._newest.get(sender, 0)
-        if (last or again) and stamp < newest:
+        if (again and stamp < newest) or (last and stamp < self._last.get(sender, 0)):
             return Word.OLD
         if stamp <= self._floor.get(sender, 0):
             return Word.OLD
@@ -274,6 +275,8 @@ class Stamps:
         taken.add(stamp)
         order.append(stamp)
         self._newest[sender] = max(stamp, newest)
+        if last:
+            self._last[sender] = stamp
         if len(order) > _STAMPS:
             gone = order.popleft()
             taken.discard(gone)
