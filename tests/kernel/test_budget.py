@@ -12,8 +12,10 @@ from switch_world import SwitchWorld
 from tailbound.kernel import load, syscalls
 from tailbound.transport.config import WIDTH_MOST
 
-#: Of a million.
+#: Of a million. Linux 6.1 looked at 1.35 times as many as 6.18 does (docs/xdp.md).
 MOST = 300_000
+#: The same for a program that few jobs need, with a key or on a VLAN: two forms of each frame, or a tag's hash.
+MOST_OF_FEW = 450_000
 #: Rows of a switch lie in a page.
 WIDTH_OF_PAGE = 3392
 
@@ -31,7 +33,7 @@ def test_worker_with_tags(make, loader: str, width: int) -> None:
     program = load.load("tagged.bpf.c", load.TAGGED, defines, load.WORKER_MAP_NAMES, world.maps.fds, loader)
     found = syscalls.prog_info(program).verified_insns
     os.close(program)
-    assert 0 < found <= MOST
+    assert 0 < found <= MOST_OF_FEW
 
 
 @pytest.mark.parametrize("width", [1408, WIDTH_OF_PAGE])
