@@ -25,7 +25,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(built, "FANOUT_COPIES", (16,))
         out = tmp_path_factory.mktemp("objects")
         assert {path.name for path in built.build(out)} == {
-            f"worker-{cases.WIDTH}.bpf.o", f"switch-{cases.WIDTH}.bpf.o", f"switch_out-{cases.WIDTH}.bpf.o",
+            f"worker-{cases.WIDTH}.bpf.o", f"tagged-{cases.WIDTH}.bpf.o", f"switch-{cases.WIDTH}.bpf.o",
+            f"switch_out-{cases.WIDTH}.bpf.o",
             "fanout-16.bpf.o", "faults.bpf.o",
         }  # fmt: skip
     return out

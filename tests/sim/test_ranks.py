@@ -306,7 +306,7 @@ def test_a_lost_rank_gets_zeros_at_once_and_jumps() -> None:
 def test_a_rank_of_which_nothing_arrives_is_an_error_of_the_others() -> None:
     """One that only never steps still answers questions: it is suspected, and no error."""
     with sim_team(2, settings(hasty())) as job:
-        job[0]._engine._unheard._patience = 10_000 * MS
+        job[0]._engine._watching[0]._patience = 10_000 * MS
         job[1].trouble(Trouble(seed=1, loss=1.0))
         inputs = inputs_of(job, 1)
         begun, error = job.now, None

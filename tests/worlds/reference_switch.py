@@ -97,6 +97,7 @@ class Rules:
         if kind == PacketType.PROBE:
             echo = raw[:HEADER_BYTES].view(packets.HEADER_DTYPE).copy()
             echo["type"], echo["owner"], echo["sender"] = PacketType.ECHO, sender, self.ranks
+            echo["seq"] = 0  # a switch counts no marks
             return Verdict.REFLECTED, packets.packet(echo, body.tobytes()), False
         for wrong, verdict in (
             (kind != PacketType.CONTRIBUTION, Verdict.BAD_TYPE),
