@@ -72,7 +72,7 @@ def test_after_the_warm_up_contributions_are_repaired_too() -> None:
         seen: list[tuple[int, int]] = []
         for member in job.communicators:
             incast = member.job.flow.incast
-            incast.observe = lambda expected, lost, marked: seen.append((expected, lost))  # type: ignore[method-assign]
+            incast.observe = lambda expected, lost, *_: seen.append((expected, lost))  # type: ignore[method-assign]
         troubles = lossy(job, 0.05, PacketType.CONTRIBUTION)
         for _, outcome in job.allreduce(gradients("U", ranks, NUMEL, seed=1)):
             assert outcome.delivered == outcome.expected

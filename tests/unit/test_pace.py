@@ -206,7 +206,7 @@ SPEED, PEERS = 1.25e8, 4
 def test_the_first_mark_counts_in_full_and_later_ones_are_smoothed() -> None:
     path = Steady(speed=SPEED, peers=PEERS)
     assert path.rate == SPEED
-    assert path.take(MS, 1 << 20, 0.4) == pytest.approx(SPEED * 0.8)
+    assert path.take(MS, 1 << 10, 0.4) == pytest.approx(SPEED * 0.8)
     assert path.marked == 0.4
     assert path.take(MS, 1 << 20, 0.8) == pytest.approx(SPEED * 0.8 * (1 - 0.5 / 2))
 
@@ -263,3 +263,92 @@ def test_bursts_are_no_longer_than_a_quantum_of_a_slow_link() -> None:
     assert Pacer([1]).largest(1472) == 44
     assert Pacer([1], speed=1.25e7).largest(1472) == 4
     assert Pacer([1], speed=1e5).largest(1472) == 1
+
+
+@pytest.mark.parametrize("speed", [3.125e9, 0.0])
+@pytest.mark.parametrize("peers", [2, 10, 63])
+def test_a_fast_link_whose_packets_are_all_marked_slows_down(speed: float, peers: int) -> None:
+    """It stayed at 3125 MB/s: the first limit was below the least that marks leave."""
+    pacer = Pacer(range(1, peers + 1), speed=speed)
+    for i in range(300):
+        pacer.observe(1, 20 * MS, 192 << 10, 1.0, i * 20 * MS)
+    timed = Pacer(range(1, peers + 1), speed=speed)
+    for i in range(300):
+        timed.observe(1, 20 * MS, 192 << 10, 0.0, i * 20 * MS)
+    assert pacer.limited == timed.limited == {1}
+    assert pacer.rate(1) == timed.rate(1) <= 2e6  # marks do not switch round trips off
+
+
+def test_marks_at_short_round_trips_halve_the_rate_down_to_half_of_a_share() -> None:
+    path = Steady(speed=3.125e9, peers=10)
+    assert path.take(MS // 2, 192 << 10, 1.0) == 3.125e9 / 2
+    assert [path.take(MS // 2, 192 << 10, 1.0) for _ in range(9)][-1] == 3.125e9 / 20
+
+
+def test_of_marks_and_round_trips_the_lower_rate_holds() -> None:
+    only, both = limited(), limited()
+    assert both.take(40 * MS, 0, 0.01) == only.take(40 * MS)
+    only, both = limited(), limited()
+    assert both.take(40 * MS, 0, 1.0) <= only.take(40 * MS)
+
+
+def test_three_long_round_trips_make_a_first_limit_though_a_mark_came_before() -> None:
+    path = Steady(speed=3.125e9, peers=10)
+    path.take(MS, 1 << 20, 0.01)
+    assert [path.take(20 * MS, 1 << 22) for _ in range(3)][-1] == pytest.approx((1 << 22) / 0.020)
+
+
+def test_one_mark_at_a_short_round_trip_costs_next_to_nothing() -> None:
+    """Bytes over 0.3 ms are a burst, not what the path takes: 653 MB/s were left of 3125."""
+    path = Steady(speed=3.125e9, peers=10)
+    assert path.take(300_000, 192 << 10, 1 / 140) == pytest.approx(3.125e9 * (1 - 1 / 280))
+
+
+def test_a_limit_stays_when_the_link_is_taken_to_be_slower() -> None:
+    pacer = Pacer([1, 2], speed=3.125e9)
+    for i in range(3):
+        pacer.observe(1, 10 * MS, 3_000_000, 0.0, i)
+    pacer.follow(1e8)
+    assert (pacer.limited, pacer.rate(1), pacer.rate(2)) == ({1}, 1e8, 1e8)
+    pacer.follow(3.125e9)
+    assert (pacer.limited, pacer.rate(1), pacer.rate(2)) == ({1}, 1e8, 3.125e9)
+
+
+def test_no_floor_is_above_half_of_an_equal_share() -> None:
+    path = Steady(speed=1.25e7, peers=64)
+    for _ in range(200):
+        path.take(50 * MS, 1 << 16, 1.0)
+    assert path.rate == 1.25e7 / 64 / 2
+    assert Steady(peers=64).floor == L.floor
+
+
+def test_where_nobody_knows_the_speed_a_grant_is_a_part_of_what_drained() -> None:
+    pacer = Pacer([1, 2, 3], L)
+    pacer.grant(1, 1 / 3)
+    assert pacer.rate(1) == L.first / 3  # a third of 20 Gbit/s said nothing
+    pacer.observe(1, 5 * MS, 3_000_000, 0.0, 0)
+    assert pacer.rate(1) == 6e8 / 3
+    pacer.follow(9e7)
+    assert pacer.rate(1) == 3e7
+
+
+def test_a_rate_without_echoes_rises_again() -> None:
+    pacer, now = Pacer([1, 2], speed=SPEED), 0
+    for i in range(50):
+        pacer.observe(1, 50 * MS, 1 << 16, 1.0, i)
+    low = pacer.rate(1)
+    for lost in range(1, 8):
+        pacer.unheard(1, lost, lost * 100 * MS)
+    assert pacer.rate(1) == low
+    for lost in range(8, 200):
+        now = lost * 100 * MS
+        pacer.unheard(1, lost, now)
+    assert (pacer.rate(1), pacer.limited) == (SPEED, set())
+
+
+def test_ranks_that_are_gone_have_no_share() -> None:
+    pacer = Pacer([1, 2, 3, 4], speed=SPEED)
+    pacer.among(2)
+    for i in range(50):
+        pacer.observe(1, MS, 1 << 16, 1.0, i)
+    assert pacer.rate(1) == SPEED / 2 / 2

@@ -43,6 +43,59 @@ def test_what_was_measured_if_that_is_less(bound: UdpSocket) -> None:
         assert found.pace == pace
 
 
+def live(flow: FlowControl, *ranks: int) -> FlowControl:
+    flow._job.membership = SimpleNamespace(live=list(ranks))  # type: ignore[assignment]
+    return flow
+
+
+def test_a_driver_that_says_10_mbit_s_is_not_believed(bound: UdpSocket) -> None:
+    """Every burst was one packet then."""
+    assert traffic(bound, 1.25e6).queue.pacer.largest(1472) == 44
+    assert traffic(bound, 1.25e7).queue.pacer.largest(1472) == 4
+    states = np.zeros(4, DTYPES["tb_peer_state"])
+    datapath: Any = SimpleNamespace(name="udp", gap=0, store=SimpleNamespace(peer_states=states))
+    assert FlowControl(traffic(bound, 0.0)._job, datapath, 1.25e6, given=True).queue.pacer.largest(1472) == 1
+
+
+def test_a_grant_is_a_share_among_live_ranks_and_ends_with_the_number_of_all(bound: UdpSocket) -> None:
+    flow = live(traffic(bound, 1.25e8), 1, 2)
+    flow._states["incast"][[1, 2]] = 1, 2
+    flow.turn(1)
+    assert (flow.queue.pacer.rate(1), flow.queue.pacer.limited) == (1.25e8 / 2, {1})
+    live(flow, 1)
+    flow.turn(10 * MS)
+    assert flow.queue.pacer.limited == set()
+
+
+def test_that_nobody_knows_the_speed_is_said_once(bound: UdpSocket, caplog: pytest.LogCaptureFixture) -> None:
+    flow = live(traffic(bound, 0.0), 1, 2)
+    flow.turn(1)
+    assert not caplog.records
+    flow._states["incast"][1] = 1
+    for i in range(1, 4):
+        flow.turn(10 * i * MS)
+    assert ["link's speed" in record.message for record in caplog.records] == [True]
+
+
+def test_marks_are_counted_from_the_op_before_though_that_was_cold(bound: UdpSocket) -> None:
+    flow, seen = live(traffic(bound, 1.25e8), 1, 2), []
+    flow.incast.observe = lambda *counts: seen.append(counts)  # type: ignore[method-assign]
+    flow._job.records = SimpleNamespace(contributed=lambda *_: True)  # type: ignore[assignment]
+    flow._job.advertise = lambda **_: None  # type: ignore[method-assign]
+    flow._job.repairs = SimpleNamespace(warming=lambda _: False)  # type: ignore[attr-defined]
+    placement = SimpleNamespace(shares=[10, 20, 30])
+    op: Any = SimpleNamespace(cold=True, place=SimpleNamespace(placement=placement), abstainers=(), label=1)
+    op.first = SimpleNamespace(repair=None)
+    flow._states["marked"][1] = 500
+    flow.observe(op, [0, 10, 10])
+    op.cold = False
+    flow._states["marked"][2] = 7
+    flow.observe(op, [0, 10, 10])
+    flow._states["marked"][1] = 0  # begun anew
+    flow.observe(op, [0, 10, 10])
+    assert seen == [(20, 0, 7, 70), (20, 0, 0, 70)]
+
+
 def full_then_not(queue: SendQueue, kernel: Kernel, clock: list[int], rows: int, took: int) -> None:
     """A run over a socket that is full at once and takes all ``took`` ns later."""
     kernel.script = [errno.EAGAIN]

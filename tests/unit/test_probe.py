@@ -88,3 +88,31 @@ def test_an_echo_says_how_many_packets_were_marked() -> None:
         shares.append(share)
     assert shares == [0.0, 0.0, 0.2, 1.0, 0.0]  # the first says where its count begins
     assert prober.marked == 20 + 996
+
+
+def test_a_count_that_began_anew_is_no_share() -> None:
+    """A peer that comes back counts from 0: 0 after 500 was taken for four billion marks."""
+    prober, states = make()
+    for i, told in enumerate((500, 0, 30)):
+        now = (1 + i) * 10 * MS
+        prober.count(3, EVERY, 99)
+        prober.packet(3, now)
+        states["told"][3], states["rtt_ns"][3] = told, MS + i
+        ((_, _, _, share),) = prober.take(now + 2 * MS)
+        assert share == (0.3 if told == 30 else 0.0)
+    assert prober.marked == 30
+
+
+def test_after_a_lost_probe_marks_are_those_of_both_intervals() -> None:
+    prober, states = make()
+    prober.packet(3, 0)
+    states["rtt_ns"][3] = MS
+    prober.take(2 * MS)
+    for now in (10 * MS, 10 * MS + LOST):
+        prober.count(3, EVERY, 99)
+        assert prober.due(3, now, False)
+        prober.packet(3, now)
+    assert prober.missed[3] == 1
+    states["told"][3], states["rtt_ns"][3] = 100, 2 * MS
+    assert prober.take(20 * MS + LOST) == [(3, 2 * MS, EVERY, 0.5)]
+    assert prober.missed[3] == 0

@@ -152,6 +152,7 @@ def test_cancelled_memory_is_never_read_again(faked: tuple[SendQueue, Kernel]) -
 
 def test_what_a_receiver_grants_is_obeyed_for_it_alone(faked: tuple[SendQueue, Kernel]) -> None:
     queue, kernel = faked
+    queue.pacer.follow(queue.pacer.limits.speed)
     queue.pacer.grant(2, 0.002)
     now = 1000 * MS
     queue.submit(7, C, [(2, memory(1300)), (1, memory(130))], LATER, None, now)

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 import cases
 from cases import COOKIE, EXPONENT, LAYOUT, NEED, OP, RESULT_BASE, RESULT_ROWS, ROWS, SUM_BASE, SUM_ROWS, WIDTH
 from tailbound.datapath.tables import CONTROL_QUEUE, CONTROLS_LOST, EVENT_QUEUE, EVENTS_LOST
+from tailbound.transport.incast import Incast, granted
+from tailbound.transport.pace import Pacer
 from tailbound.wire import packets
 from tailbound.wire.packets import HEADER_DTYPE
 from tailbound.wire.schema import (
@@ -243,6 +245,23 @@ def test_marks_only_rise_and_advertisements_follow(world: World) -> None:
     world.control(cookie=COOKIE + 1)
     world.take(cases.ready(cookie=COOKIE + 1, op=OP - 1, contributed=OP - 6))
     assert state.tolist()[:4] == (COOKIE + 1, OP - 6, 0, OP - 1)
+
+
+def test_a_grant_ends_when_its_receiver_has_recovered(world: World) -> None:
+    """Rules: clock-24, kernel-12. A receiver that takes all again said 0, which changes nothing within a job."""
+    incast, pacer = Incast(7), Pacer(range(1, 8), speed=1.25e8)
+
+    def said() -> set[int]:
+        world.take(cases.ready(contributed=OP, incast=incast.advertised))
+        pacer.grant(1, granted(int(world.store.peer_states[1]["incast"]), 7))
+        return pacer.limited
+
+    for _ in range(8):
+        incast.observe(1000, 100)
+    assert said() == {1}
+    for _ in range(500):
+        incast.observe(1000, 0)
+    assert said() == set()
 
 
 def test_the_newest_op_is_known_even_beyond_the_window(world: World) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -14,14 +15,18 @@ from tailbound.collective.speaker import Speaker
 from tailbound.datapath.protocol import Datapath
 from tailbound.transport.incast import Incast, granted
 from tailbound.transport.pace import Pacer
-from tailbound.transport.probe import Prober
+from tailbound.transport.probe import Prober, risen
 from tailbound.transport.queue import SendQueue
 from tailbound.wire.schema import PacketType, serial_distance
+
+log = logging.getLogger("tailbound")
 
 #: What receivers advertise changes over tens of ops.
 _LOOK_EVERY = 2_000_000
 #: Bytes per second that are assumed where neither a driver nor experience says how fast a link is: 1 Gbit/s.
 _PACE_UNKNOWN = 1.25e8
+#: Bytes per second below which a driver is not believed about rates and bursts: old tun devices say 10 Mbit/s.
+_BELIEVED = 1.25e7
 
 
 class FlowControl:
@@ -31,15 +36,19 @@ class FlowControl:
         job: of the rank.
         datapath: tells round trips (``peer_states.rtt_ns``), marks, and what peers advertise.
         link: bytes per second of this rank's link; 0: not known.
+        given: the user says so, and not a driver.
     """
 
-    def __init__(self, job: Speaker, datapath: Datapath, link: float) -> None:
+    def __init__(self, job: Speaker, datapath: Datapath, link: float, *, given: bool = False) -> None:
         self._job, self._link = job, link
+        self._believed = link if given or link >= _BELIEVED else 0.0
+        self._heard: list[tuple[int, int]] = []  # what live ranks advertise
+        self._said = False  # that grants are shares of a guess
         self._states = datapath.store.peer_states
         peers = list(job.sender.peers)
         by: Literal["kernel", "thread"] = "kernel" if datapath.name == "xdp" else "thread"
         prober = Prober(job.cookie, job.rank, peers, self._states, by, job.keys) if peers else None
-        self.queue = SendQueue(job.sender, Pacer(peers, gap=datapath.gap, speed=link), prober, job.now)
+        self.queue = SendQueue(job.sender, Pacer(peers, gap=datapath.gap, speed=self._believed), prober, job.now)
         self.incast = Incast(len(peers))
         self._again = 0
         self._marked = int(self._states["marked"].sum())  # packets of peers that came with CE, as of the last op
@@ -51,13 +60,25 @@ class FlowControl:
         if peers > 1 and now >= self._again:
             self._again = now + _LOOK_EVERY
             live, pacer = self._job.membership.live, self.queue.pacer
-            pacer.follow(self.pace if self.queue.drained else self._link)
-            advertised = self._states["incast"][live].tolist()
-            if any(advertised) or pacer.limited:
-                for rank, number in zip(live, advertised, strict=True):
-                    pacer.grant(rank, granted(number, peers))
+            pacer.follow(min((speed for speed in (self._believed, self.queue.drained) if speed), default=0.0))
+            pacer.among(len(live))
+            heard = list(zip(live, self._states["incast"][live].tolist(), strict=True))
+            if heard != self._heard:
+                self._heard = heard
+                for rank, number in heard:
+                    pacer.grant(rank, granted(number, len(live)))
+            if pacer.granted and not (pacer.known or self._said):
+                self._say()
         if not self.queue.empty:
             self.queue.pump(now)
+
+    def _say(self) -> None:
+        """Once: a receiver takes fewer senders, and nobody knows what a part of the link is."""
+        self._said = True
+        log.warning(
+            "a receiver asks for a part of the link's speed, which nobody knows: it is taken of what has drained; "
+            "rate= or TAILBOUND_RATE would say"
+        )
 
     def contributions(self, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -> None:
         """Queues the own rows of ``op`` (none: says in its turn that there are none); then its mark rises.
@@ -109,23 +130,24 @@ class FlowControl:
 
         What repair has brought was lost all the same; but in warm-up, where all is repaired until deadlines are known.
         """
+        marks, packets = self._came(op)
         if op.cold:  # ranks that settle on other scales are refused, not lost
             return
         job, own = self._job, op.place.placement.shares[self._job.rank]
         through = [p for p in job.membership.live if p not in op.abstainers and job.records.contributed(p, op.label)]
         asked = op.first.repair.asked if op.first.repair is not None and not job.repairs.warming(op.plain) else {}
         lost = sum(max(own - summed[p], len(asked.get(p, ()))) for p in through if summed[p] > 0)
-        self.incast.observe(own * len(through), lost, self._marked_share(op))
+        self.incast.follow(len(job.membership.live))
+        self.incast.observe(own * len(through), lost, marks, packets)
         job.advertise(incast=self.incast.advertised)
 
-    def _marked_share(self, op: Op) -> float:
-        """Share of the packets since the last op that came with CE: both halves of one op."""
-        marked = int(self._states["marked"].sum())
-        new, self._marked = (marked - self._marked) & 0xFFFFFFFF, marked
+    def _came(self, op: Op) -> tuple[int, int]:
+        """Packets that came with CE since the last op, and packets of both halves of this one."""
+        marked = self.marked
+        new, self._marked = risen(self._marked, marked), marked
         shares = op.place.placement.shares
         own = shares[self._job.rank]
-        came = own * len(self._job.membership.live) + sum(shares) - own
-        return min(1.0, new / came) if came else 0.0
+        return new, own * len(self._job.membership.live) + sum(shares) - own
 
     @property
     def marked(self) -> int:
@@ -158,7 +180,7 @@ class FlowControl:
             "echoes": prober.echoes if prober else 0,
             "marked": self.marked,
             "marked_there": prober.marked if prober else 0,
-            "incast": incast.taken,
+            "incast": incast.advertised,
             "incast_floor": incast.floor,
             "incast_falls": incast.falls,
         }

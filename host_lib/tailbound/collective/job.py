@@ -43,7 +43,8 @@ class Job(Speaker):
         #: threads that share the codec's work, the transport thread among them
         self.threads = Threads(max(1, config.codec_threads), config.width)
         self.accounts = Accounts(self)
-        self.flow = FlowControl(self, datapath, config.rate or speed_of(datapath.endpoint[0]))
+        link = config.rate or speed_of(datapath.endpoint[0])
+        self.flow = FlowControl(self, datapath, link, given=bool(config.rate))
         #: asks a rank what an op misses of its results (request), within so many ns; None: there is no reliable path
         self.fetch: Callable[[Op, int, bytes, int], None] | None = None
         self.channels = Channels(self, self.flow.queue, datapath)

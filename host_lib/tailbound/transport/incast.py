@@ -4,9 +4,13 @@ A receiver advertises a number in every header. It is a grant: k of n senders at
 each of them, so that one at once is an equal share, and all together are as fast as the link. Pure state, fed with one
 sample an op.
 
-Marks and loss count, never lateness. **Marks** (CE) show a queue before it overflows: where a tenth of an op's packets
-carry one, the number falls at once, by half of their smoothed share, as a window does in DCTCP. Fewer are for the
-senders, who hear of them sooner (``transport.pace``).
+What it advertises is always the number, also when all may send: 0 is what a receiver says that has none, and changes
+nothing.
+
+Marks and loss count, never lateness. **Marks** (CE) show a queue before it overflows: where more than a tenth of the
+packets of a trial of eight ops carry one, the number falls by half of their share, as a window does in DCTCP. Of one op
+nobody could tell: ops overlap, and marks of the next one come before this one is over. Fewer are for the senders, who
+hear of them sooner (``transport.pace``).
 
 **Loss** is what is missing although its sender has said that it is through. Loss that is always there (a bad cable) is
 not for this: it is the long-run floor. Loss in a few ops only (foreign bursts) is not either: too many senders at once
@@ -22,8 +26,8 @@ _TOLERATED = 1e-3
 _TRIAL, _PATIENCE = 8, 4
 #: A fall helped if no more than this part of the loss is left.
 _HELPED = 0.7
-#: Marked share of an op's packets that makes a number fall, and weight of an op in the smoothed share.
-_MARKED, _WEIGHT = 0.1, 0.25
+#: Marked share of a trial's packets that makes a number fall.
+_MARKED = 0.1
 #: Weight of an op in the long-run floor.
 _SLOW = 1 / 256
 
@@ -35,49 +39,60 @@ class Incast:
         senders: peers in all; the number starts there and never exceeds it.
 
     Attributes:
-        taken: the number.
+        taken: the number, with a fraction: of small falls several make one sender less.
         floor: loss that is always there.
         falls: times that the number fell.
-        marked: smoothed share of packets that came with CE.
+        marked: share of the last trial's packets that came with CE.
     """
 
     def __init__(self, senders: int) -> None:
         self.senders = senders
-        self.taken = senders
+        self.taken = float(senders)
         self.floor = 0.0
         self.falls = 0
         self.marked = 0.0
-        self._crowded = False  # an op of this trial had too many marks
-        self._expected = self._lost = self._ops = self._hit = 0
-        self._good = 0
-        self._before: tuple[int, float] | None = None  # number and loss before the fall that is on trial
+        self._expected = self._lost = self._ops = self._hit = self._packets = self._marks = 0
+        self._good = 0.0  # good trials; one with marks halves them
+        self._before: tuple[float, float] | None = None  # number and loss before the fall that is on trial
 
     @property
     def advertised(self) -> int:
-        """For the header: 0 says nothing (all may send)."""
-        return 0 if self.taken >= self.senders else min(255, self.taken)
+        """For the header."""
+        return min(255, round(self.taken))
 
-    def observe(self, expected: int, lost: int, marked: float = 0.0) -> None:
-        """One op: rows expected of senders that are through with it, those of them that did not arrive, and the share
-        of packets that came with CE.
+    def follow(self, senders: int) -> None:
+        """So many senders are there now."""
+        if senders != self.senders and senders > 0:
+            self.taken = float(senders) if self.taken >= self.senders else min(self.taken, float(senders))
+            self.senders = senders
+
+    def observe(self, expected: int, lost: int, marks: int = 0, packets: int = 0) -> None:
+        """One op.
+
+        Args:
+            expected: rows of senders that are through with it.
+            lost: those of them that did not arrive.
+            marks: packets that have come with CE since the op before.
+            packets: of this op.
         """
         if expected <= 0 or self.senders < 2:
             return
-        self._heed(marked)
+        self._marks += marks
+        self._packets += packets
         self._expected += expected
         self._lost += lost
         self._ops += 1
         self._hit += lost > self._tolerated * expected
         if self._ops >= _TRIAL:
             self._decide(self._lost / self._expected, often=2 * self._hit > self._ops)
-            self._expected = self._lost = self._ops = self._hit = 0
+            self._heed()
+            self._expected = self._lost = self._ops = self._hit = self._packets = self._marks = 0
 
-    def _heed(self, marked: float) -> None:
-        self.marked += _WEIGHT * (marked - self.marked)
-        if marked <= _MARKED:
+    def _heed(self) -> None:
+        self.marked = min(1.0, self._marks / self._packets) if self._packets else 0.0
+        if self.marked <= _MARKED:
             return
-        self._crowded = True
-        fewer = max(1, int(self.taken * (1 - max(self.marked, _MARKED) / 2)))
+        fewer = max(1.0, self.taken * (1 - self.marked / 2))
         self.falls += fewer < self.taken
         self.taken = fewer
 
@@ -90,22 +105,22 @@ class Incast:
             taken, before = self._before
             self._before = None
             if loss > _HELPED * before:
-                self.taken, self.floor, self._good = taken, max(self.floor, loss), 0
+                self.taken, self.floor, self._good = min(taken, float(self.senders)), max(self.floor, loss), 0.0
                 return
         if loss > self._tolerated and often:
-            self._good = 0
-            if self.taken > 1:
+            self._good = 0.0
+            if self.advertised > 1:
                 self._before = self.taken, loss
-                self.taken = self.taken // 2
+                self.taken = max(1.0, self.taken // 2)
                 self.falls += 1
             return
         if loss <= self._tolerated:
             self.floor += _TRIAL * _SLOW * (loss - self.floor)
-        self._good = 0 if self._crowded else self._good + 1
-        self._crowded = False
+        crowded = self._marks > _MARKED * self._packets
+        self._good = self._good / 2 if crowded else self._good + 1
         if self._good >= _PATIENCE and self.taken < self.senders:
-            self.taken = min(self.senders, self.taken + max(1, self.taken // 4))
-            self._good = 0
+            self.taken = min(float(self.senders), self.taken + max(1.0, self.taken // 4))
+            self._good = 0.0
 
 
 def granted(advertised: int, senders: int) -> float:

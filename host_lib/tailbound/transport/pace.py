@@ -9,6 +9,8 @@ slower where nothing is wrong. Three things lower its rate:
   3.1), with a rate in place of a window. Departures from the paper, each because of what is here:
 
   - Once an echo and not once a round trip; there is one probe on the way, so these are the same.
+  - Marks do not replace round trips: an echo with marks counts for both, and the lower rate holds. Only between
+    the bounds, where round trips tell no more than which way a queue goes, marks alone decide while they come.
   - The first mark counts in full: a path that has no rate yet has no history either.
   - Marks never take a rate below half of an equal share of the link. Whoever fills a queue without heeding marks (TCP
     without ECN) marks all packets of others; a sender that went on halving would be gone. What is lost lowers a
@@ -28,7 +30,7 @@ slower where nothing is wrong. Three things lower its rate:
   - One long round trip after a short one changes nothing, and the first limit takes three: hosts that share cores make
     such without any queue.
 
-Loss lowers no rate by itself; at the receiver it lowers the grant.
+Loss lowers no rate by itself; at the receiver it lowers the grant. A rate whose echoes stay away for good rises again.
 """
 
 from __future__ import annotations
@@ -47,6 +49,8 @@ _UNEVEN = 2.0
 _MOVED = 0.1
 #: Bursts that may leave where there is no limit.
 _ANY = 1 << 30
+#: Probes lost running after which a rate rises: so long there is nothing to go by.
+_SILENT = 8
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class PaceConfig:
         pause: ns between two raises.
         sure: long round trips running that make a first limit (two make a decrease).
         first: no first limit is lower: what little was sent says nothing about the path.
-        floor: no rate is lower.
+        floor: no rate is lower, or than half of an equal share of the link if that is less.
         speed: of a link of which nobody says how fast it is.
         quantum: ns of sending that may leave at once.
         weight: of a new share of marked packets in the smoothed one (DCTCP's g).
@@ -98,18 +102,23 @@ class Path:
         limits: settings.
         speed: of the link, where the rate begins; never more.
         peers: ranks that share it.
+        known: somebody says so; otherwise the speed is an assumption, and no grant is a part of it.
 
     Attributes:
         rate: bytes per second.
+        free: the rate is no limit. One that equals the speed may be one: the link may turn out to be faster.
+        peers: as above.
+        known: as above.
         rtt: the last round trip in ns; 0: none yet.
         marked: smoothed share of packets that came with CE.
         granted: share of the link that the receiver grants each sender.
     """
 
-    def __init__(self, limits: PaceConfig, speed: float, peers: int = 1) -> None:
+    def __init__(self, limits: PaceConfig, speed: float, peers: int = 1, *, known: bool = True) -> None:
         self._limits = limits
-        self.speed, self._peers = speed, max(1, peers)
+        self.speed, self.peers, self.known = speed, max(1, peers), known
         self.rate = speed
+        self.free = True
         self.rtt = 0
         self.marked = 0.0
         self.granted = 1.0
@@ -117,21 +126,36 @@ class Path:
         self._good = 0
         self._long = 0
         self._raised = 0
+        self._fresh = True  # round trips have made no first limit since it was free
+        self._seen = 0.0  # bytes per second that drained when last there was a queue
+
+    @property
+    def least(self) -> float:
+        """Half of an equal share of the link: marks take no rate below that."""
+        return self.speed / self.peers / 2
+
+    @property
+    def floor(self) -> float:
+        """No rate is lower."""
+        return min(self._limits.floor, self.least)
 
     @property
     def limited(self) -> bool:
         """Whether it may not be sent to as fast as the link is."""
-        return self.rate < self.speed or self.granted < 1
+        return not self.free or self.granted < 1
 
     @property
     def allowed(self) -> float:
         """Bytes per second: the rate, within the grant."""
-        return min(self.rate, max(self._limits.floor, self.granted * self.speed))
+        if self.granted >= 1:
+            return self.rate
+        whole = self.speed if self.known else min(self.speed, max(self._seen, self._first))
+        return min(self.rate, max(self.floor, self.granted * whole))
 
-    def follow(self, speed: float) -> None:
+    def follow(self, speed: float, *, known: bool = True) -> None:
         """The link has this speed now, in bytes per second."""
-        self.rate = speed if self.rate >= self.speed else min(self.rate, speed)
-        self.speed = speed
+        self.rate = speed if self.free else min(self.rate, speed)
+        self.speed, self.known = speed, known
 
     def observe(self, rtt: int, sent: int, marked: float, now: int) -> None:
         """Takes one echo.
@@ -147,17 +171,34 @@ class Path:
         change = rtt - before if before else 0
         self._difference += limits.alpha * (change - self._difference)
         self._long = self._long + 1 if rtt > limits.t_high else 0
+        if rtt > limits.t_low:
+            self._seen = sent * _SECOND / rtt
+        free, rate = self.free, self.rate
+        at_once = free and self.marked < limits.marked
+        self.marked += (1.0 if marked and at_once else limits.weight) * (marked - self.marked)
+        self._time(before, sent, marked, now)
         if marked:
-            self._heed(rtt, sent, marked, now)
+            if free and rtt > limits.t_low:  # shorter ones measure the burst, not the path
+                rate = min(rate, self._drained(rtt, sent))
+            self._set(min(self.rate, max(self.least, rate * (1 - self.marked / 2))))
+            self.free = False
+            self._raised, self._good = now, 0
+
+    def _time(self, before: int, sent: int, marked: float, now: int) -> None:
+        """What the round trip says, with the one ``before``."""
+        limits, rtt = self._limits, self.rtt
+        if self._fresh and self._long >= limits.sure:
+            self._set(min(self.rate, self._drained(rtt, sent)))
+            self.free = self._fresh = False
+            self._raised, self._good = now, 0
             return
-        self.marked *= 1 - limits.weight
-        if self.rate >= self.speed:
-            if self._long >= limits.sure:
-                self._set(self._drained(rtt, sent))
-                self._raised, self._good = now, 0
+        if self.free:
             return
         gradient = self._difference / limits.t_low
-        if rtt < limits.t_low or self.marked > limits.marked:
+        if limits.t_low <= rtt <= limits.t_high and self.marked > limits.marked:
+            if not marked:
+                self._raise(now)
+        elif rtt < limits.t_low:
             self._raise(now)
         elif rtt > limits.t_high:
             self._good = 0
@@ -172,19 +213,20 @@ class Path:
         elif before <= limits.t_high:
             self._set(self.rate / (1 - limits.gentle * min(1.0, -gradient)))
 
-    def _heed(self, rtt: int, sent: int, marked: float, now: int) -> None:
-        """Some packets came with CE."""
-        limits, free = self._limits, self.rate >= self.speed
-        self.marked += (1.0 if free and self.marked < limits.marked else limits.weight) * (marked - self.marked)
-        least = self.speed / self._peers / 2
-        rate = min(self.rate, self._drained(rtt, sent)) if free else self.rate
-        if rate > least:
-            self._set(max(least, rate * (1 - self.marked / 2)))
-        self._raised, self._good = now, 0
+    def unheard(self, now: int) -> None:
+        """Echoes have stayed away for long: nothing says that the rate is right."""
+        if not self.free:
+            self.marked, self._good = 0.0, 0
+            self._raise(now)
+
+    @property
+    def _first(self) -> float:
+        """No first limit is lower."""
+        return min(self._limits.first, self.speed / 2)
 
     def _drained(self, rtt: int, sent: int) -> float:
         """What a first limit is."""
-        return max(min(self._limits.first, self.speed / 2), sent * _SECOND / rtt)
+        return max(self._first, sent * _SECOND / rtt)
 
     def _raise(self, now: int) -> None:
         limits = self._limits
@@ -193,13 +235,16 @@ class Path:
         self._raised = now
         self._good += 1
         if self.marked > limits.marked:
-            self._set(self.rate + limits.share * self.speed / self._peers)
+            self._set(self.rate + limits.share * self.speed / self.peers)
             return
         times = 5 if self._good >= limits.hai else 1
         self._set(self.rate + times * (limits.addend * self.rate + limits.step))
 
     def _set(self, rate: float) -> None:
-        self.rate = min(self.speed, max(self._limits.floor, rate))
+        """Sets the rate; one above the speed is no limit any more."""
+        if rate > self.speed:
+            self.free = self._fresh = True
+        self.rate = min(self.speed, max(self.floor, rate))
 
 
 class Pacer:
@@ -220,8 +265,11 @@ class Pacer:
         #: when the next burst may leave, as far as gaps go, ns
         self.opens = 0
         ranks = list(ranks)
-        self._speed = self._stated = speed = speed or self.limits.speed
-        self.paths = {rank: Path(self.limits, speed, len(ranks)) for rank in ranks}
+        known, speed = speed > 0, speed or self.limits.speed
+        self._speed = self._stated = speed
+        self.known = known  #: whether anybody says how fast the link is
+        self._peers = len(ranks)
+        self.paths = {rank: Path(self.limits, speed, len(ranks), known=known) for rank in ranks}
         self._next = dict.fromkeys(self.paths, 0)
         #: ranks that may not be sent to as fast as the link is; empty as a rule
         self.limited: set[int] = set()
@@ -240,12 +288,25 @@ class Pacer:
 
     def follow(self, speed: float) -> None:
         """The link turned out to have this speed, in bytes per second; 0: nobody knows."""
-        speed = speed or self.limits.speed
-        if abs(speed - self._speed) <= _MOVED * self._speed:
+        known, speed = speed > 0, speed or self.limits.speed
+        if known == self.known and abs(speed - self._speed) <= _MOVED * self._speed:
             return
-        self._speed = speed
+        self._speed, self.known = speed, known
         for rank, path in self.paths.items():
-            path.follow(speed)
+            path.follow(speed, known=known)
+            self._note(rank)
+
+    def among(self, peers: int) -> None:
+        """So many ranks share the link now."""
+        if peers != self._peers:
+            self._peers = peers
+            for path in self.paths.values():
+                path.peers = max(1, peers)
+
+    def unheard(self, rank: int, lost: int, now: int) -> None:
+        """``lost`` probes to ``rank`` running have brought no echo."""
+        if lost >= _SILENT:
+            self.paths[rank].unheard(now)
             self._note(rank)
 
     def _note(self, rank: int) -> None:

@@ -34,6 +34,12 @@ LOST = 100_000_000
 MUTE = 100
 
 
+def risen(before: int, now: int) -> int:
+    """By how much a count of 32 bits has risen; 0 if it has fallen, since then it was begun anew."""
+    difference = (now - before) & 0xFFFFFFFF
+    return difference if difference < 1 << 31 else 0
+
+
 class Prober:
     """When to probe which peer, the probe packets, and what came back.
 
@@ -64,9 +70,10 @@ class Prober:
             self._packets[peer] = np.frombuffer(packets.packet(head, bytes(ROW_STEP)), np.uint8).copy()
         self._bytes = dict.fromkeys(self._packets, EVERY)  # since the last probe
         self._count = dict.fromkeys(self._packets, 0)  # packets, likewise
-        #: by peer on whose echo we wait: time of sending, value in ``rtt_ns`` before, and bytes and packets since the
-        #: probe before
+        #: by peer on whose echo we wait: time of sending, value in ``rtt_ns`` before, bytes since the probe before, and
+        #: packets since the last one that has come back
         self._waiting: dict[int, tuple[int, int, int, int]] = {}
+        self.missed = dict.fromkeys(self._packets, 0)  #: by peer: probes lost running
         self._marks: dict[int, int] = {}  # by peer: own packets that came there with CE, by its last echo
 
     @property
@@ -89,6 +96,7 @@ class Prober:
         if now - waiting[0] < (LOST if self.echoes or self.lost < MUTE else MUTE * LOST):
             return False
         self.lost += 1
+        self.missed[peer] += 1
         return True
 
     def packet(self, peer: int, now: int) -> NDArray[np.uint8]:
@@ -96,7 +104,9 @@ class Prober:
         data = self._packets[peer]
         _WORD.pack_into(data.data, HEADER_BYTES, now)
         _WORD.pack_into(data.data, _CHECK_AT, int(proof_of(data, NO_KEY if self._keys is None else self._keys.now)))
-        self._waiting[peer] = now, int(self._rtt[peer]), self._bytes[peer], self._count[peer]
+        given_up = self._waiting.get(peer)  # the next echo tells the marks of its packets, too
+        count = self._count[peer] + (given_up[3] + 1 if given_up is not None else 0)
+        self._waiting[peer] = now, int(self._rtt[peer]), self._bytes[peer], count
         self._bytes[peer] = self._count[peer] = 0
         self.sent += 1
         return data
@@ -115,13 +125,14 @@ class Prober:
                 found.append((peer, rtt, size, self._marked(peer, count)))
         for peer, *_ in found:
             del self._waiting[peer]
+            self.missed[peer] = 0
         self.echoes += len(found)
         return found
 
     def _marked(self, peer: int, count: int) -> float:
         """Share of ``count`` packets, and the probe behind them, that were marked; 0 with the first echo."""
         told = int(self._told[peer])
-        marks = (told - self._marks.get(peer, told)) & 0xFFFFFFFF
+        marks = risen(self._marks.get(peer, told), told)
         self._marks[peer] = told
         self.marked += marks
         return min(1.0, marks / (count + 1))

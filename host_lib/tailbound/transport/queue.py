@@ -356,6 +356,8 @@ class SendQueue:
             if prober is not None:
                 prober.count(each, size, packets)
                 if prober.due(each, now, limited):
+                    if prober.missed[each]:
+                        self.pacer.unheard(each, prober.missed[each], now)
                     sender.send(each, prober.packet(each, now).tobytes())
 
     def _failed(self, item: _Item, port: int, number: int, now: int) -> None:
