@@ -29,34 +29,36 @@ def test_buckets_on_a_device_are_shared_as_those_in_host_memory_are(tmp_path: Pa
         assert job.results() == [[{**well, "way": "scatter"}, {**well, "way": "exchange"}]] * 4
 
 
-def test_hosts_are_found_where_nothing_speaks_against_it(tmp_path: Path) -> None:
+def test_ranks_stand_for_themselves_where_nobody_says_anything_and_the_log_says_what_could_be(tmp_path: Path) -> None:
     import node_jobs
     from processes import Job
 
-    with Job(node_jobs.found, 4, tmp_path) as job:
-        for rank, said in enumerate(job.results()):
-            texts = said.pop("texts")
-            assert said == {
-                "found": ("NodeState", 2),
-                "too late": True,
-                "scaled": "NodeState",
-                "let go of": ("TailboundState", 4),
-                "goes on": ("TailboundState", [{"ranks": 9}], 6, True, 2.0**9),
-                "delayed": "TailboundState",
-                "one says off": False,
-                "one machine": False,
-                "one host": False,
-                "a rank a host": False,
-            }
-            if rank == 0:
-                for words in (
-                    "2 hosts of 2 ranks: those of a host share every bucket",
-                    "each skips steps by itself",
-                    'has refused: schedule="delayed"',
-                    "rank 3 on host1 has no node_group",
-                    "2 hosts have 1 name(s) between them",
-                ):
-                    assert any(words in text for text in texts), (words, texts)
+    with Job(node_jobs.alone, 4, tmp_path) as job:
+        for rank, found in enumerate(job.results()):
+            assert found == {"kind": ("TailboundState", 4), "said": int(rank == 0), "later": 0}
+
+
+def test_join_is_refused_before_anybody_waits(tmp_path: Path) -> None:
+    import node_jobs
+    from processes import Job
+
+    with Job(node_jobs.joined, 4, tmp_path) as job:
+        for rank, found in enumerate(job.results()):
+            assert len(found) == 2
+            for text in found:
+                assert text.startswith(f"rank {rank}: the ranks of a host make every forward pass together")
+                assert 'node_group="off"' in text
+
+
+def test_a_rank_that_holds_alone_leaves_what_is_due_to_the_next_forward_pass(tmp_path: Path) -> None:
+    """It gave its host a slice before it held, while its neighbours sat in a barrier."""
+    import node_jobs
+    from processes import Job
+
+    with Job(node_jobs.held_at_a_boundary, 4, tmp_path) as job:
+        for found in job.results():
+            assert found["taken"][:1] == [0]
+            assert found["equal"]
 
 
 def test_a_rank_that_holds_alone_holds_all_jobs_of_its_host(tmp_path: Path) -> None:
