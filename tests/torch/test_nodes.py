@@ -50,6 +50,32 @@ def test_join_is_refused_before_anybody_waits(tmp_path: Path) -> None:
                 assert 'node_group="off"' in text
 
 
+def test_stray_datagrams_neither_hold_nor_end_the_thread() -> None:
+    import os
+    import socket
+    import time
+
+    from tailbound.torch.node_hold import Holds
+
+    name, heard = f"tailbound-test/{os.getpid()}", list[bool]()
+    here = Holds(name, 0, 2, heard.append)
+    there = Holds(name, 1, 2, lambda _: None)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stray:
+        for words in (b"", b"\1", b"\1\1\1", bytes([200, 1]), bytes([0, 1]), bytes([1, 7])):
+            stray.sendto(words, f"\0{name}/0")
+    for on in (True, False):
+        there.set(on)
+        until = time.monotonic() + 20
+        while heard[-1:] != [on] and time.monotonic() < until:
+            time.sleep(0.01)
+    assert heard == [True, False]
+    begun = time.monotonic()
+    for each in (here, there):
+        each.close()
+        assert not each._thread.is_alive()
+    assert time.monotonic() - begun < 0.9  # woken, not given up
+
+
 def test_a_rank_that_holds_alone_leaves_what_is_due_to_the_next_forward_pass(tmp_path: Path) -> None:
     """It gave its host a slice before it held, while its neighbours sat in a barrier."""
     import node_jobs
