@@ -32,7 +32,7 @@ _NONE_ALONE = (
 )
 _NO_JOIN = (
     "the ranks of a host make every forward pass together, and DDP's join() lets one go on without: leave join() out "
-    'and give all ranks as many batches, or give register node_group="off" (TAILBOUND_NODE_GROUP=off)'
+    "and give all ranks as many batches"
 )
 #: What a rank changed in its replica: how optimizers are arranged, and slices with their bytes.
 _Changes = tuple[bytes | None, list[tuple[int, bytes]]]
@@ -282,14 +282,19 @@ class NodeState(TailboundState):
             ConfigError: they would wait for a forward pass that this rank no longer makes.
         """
         if self.resync is not None:
-            error = ConfigError(f"rank {self._own}: {_NO_JOIN}")
+            error = self._no_join()
             self._fail(error)
             raise error
 
     def _refuse_join(self, ddp_model: torch.nn.Module, _: object) -> None:
         """Before a forward pass: all ranks are told before one of them has run out of data."""
         if getattr(getattr(ddp_model, "_join_config", None), "enable", False):
-            raise ConfigError(f"rank {self._own}: {_NO_JOIN}")
+            raise self._no_join()
+
+    def _no_join(self) -> ConfigError:
+        return ConfigError(
+            f'rank {self._own}: {_NO_JOIN}, or give register node_group="off" (TAILBOUND_NODE_GROUP=off)'
+        )
 
     def hold(self) -> AbstractContextManager[None]:
         """As in ``TailboundState``, on one rank of the host or on all.
