@@ -36,8 +36,8 @@ def main() -> None:
     net = DistributedDataParallel(model())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 
-    # "auto": the ranks that torchrun has started on this host. All hosts must have as many. On several machines this is
-    # found by itself; asked for, it is also done where one machine plays several, and an error says why it cannot be.
+    # "auto": the ranks that torchrun has started on this host. All hosts must have as many; where that cannot be,
+    # an error says why.
     state = tailbound.torch.register(net, optimizer=optimizer, node_group="auto")
 
     for epoch in range(EPOCHS):

@@ -22,8 +22,8 @@ from hook_jobs import Words
 from register_jobs import said
 from scaler_jobs import Step, train
 from tailbound.collective.op import Outcome
-from tailbound.errors import TransportError
-from tailbound.torch import GradScaler, batches, node, node_shards, node_state, register
+from tailbound.errors import ConfigError, TransportError
+from tailbound.torch import GradScaler, batches, node_shards, node_state, register
 from tailbound.torch import state as base
 from tailbound.torch.node_state import NodeState
 from tailbound.torch.paths import Paths
@@ -55,7 +55,7 @@ def on_hosts(rank: int, here: int = HERE) -> None:
 
 @contextlib.contextmanager
 def shared(rank: int, **options: Any) -> Iterator[tuple[DDP, NodeState]]:
-    """A model under Tailbound, with its host found by itself."""
+    """A model under Tailbound, with its host that torchrun names."""
     on_hosts(rank)
     ours = DDP(model())
     with register(ours, node_group="auto", **PATIENT, **options) as state:
@@ -342,55 +342,63 @@ def holding(rank: int) -> dict[str, Any]:
     return {name: after.get(name, 0) - before.get(name, 0) for name in ("rows_expected", "rows_delivered", "ops_late")}
 
 
-def found(rank: int) -> dict[str, Any]:
+def alone(rank: int) -> dict[str, Any]:
     """What ``register`` makes of the ranks of two hosts where nobody says ``node_group``."""
     on_hosts(rank)
-    messages, said_of = Messages(), dict[str, Any]()
+    messages = Messages()
     logging.getLogger("tailbound").addHandler(messages)
     logging.getLogger("tailbound").setLevel(logging.INFO)
-    name = node.socket.gethostname
-    node.socket.gethostname = lambda: f"host{rank // HERE}"
     net = DDP(model())
     with register(net, **PATIENT) as state:
-        said_of["found"] = type(state).__name__, state.ranks
-        timeouts = [group._get_backend(torch.device("cpu")).options._timeout for group in state._groups]
-        assert min(timeouts).total_seconds() >= 1800
         backward(net, rank, 0)
-        said_of["too late"] = 'node_group="off"' in said(lambda: next(batches([1], state)))
-        assert same_everywhere(digest(net))
+        kind = type(state).__name__, state.ranks
         dist.barrier()
-    net = DDP(model())
-    optimizer = torch.optim.SGD(net.parameters(), 0.05)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**9)
-    with register(net, optimizer=optimizer, scaler=scaler, **PATIENT) as state:
-        state.load_state_dict({"format": 1, "rank": 0, "ranks": 9, "owed_batches": 0, "history": [{"ranks": 9}]})
-        said_of["scaled"] = type(state).__name__
-        for number in batches(range(6), state):
-            if not number:
-                said_of["let go of"] = type(state).__name__, state.ranks
+    told = 'with node_group="auto" those of a host send a part'
+    said = sum(told in text for text in messages.texts)
+    with register(DDP(model()), node_group="off", **PATIENT):
+        dist.barrier()
+    for here in (4, 1):
+        on_hosts(rank, here)
+        with register(DDP(model()), **PATIENT):
+            dist.barrier()
+    return {"kind": kind, "said": said, "later": sum(told in text for text in messages.texts) - said}
+
+
+def joined(rank: int) -> list[str]:
+    """DDP's ``join()``, where host 1 has less data: every rank is told so at once, or when one has run out."""
+    found = []
+    for early in (True, False):
+        with shared(rank) as (ours, state):
+            try:
+                if not early:
+                    state.ran_out()
+                with ours.join():
+                    backward(ours, rank, 0)
+            except ConfigError as error:
+                found.append(str(error))
+            dist.barrier()
+    return found
+
+
+def held_at_a_boundary(rank: int) -> dict[str, Any]:
+    """Rank 0 alone holds, and then all meet, while its host is about to take a slice."""
+    with shared(rank, resync_period=16) as (ours, state):
+        optimizer = torch.optim.SGD(ours.parameters(), 0.05)
+        taken, hand_on = [], state._hand_on
+        state._hand_on = lambda replica: (taken.append(state._within), hand_on(replica))[1]
+        for step in range(4):
             optimizer.zero_grad()
-            data, target = batch(rank, number)
-            scaler.scale(nn.functional.cross_entropy(net(data), target)).backward()
-            scaler.step(optimizer)
-            scaler.update()
+            backward(ours, rank, step)
+            optimizer.step()
+            if step == 2:
+                state._takes = True  # as the host's first rank says where a slice is due
+                if rank == 0:
+                    with state.hold():
+                        time.sleep(0.2)
+                dist.barrier()
         equal = state.synchronise()
-        said_of["goes on"] = type(state).__name__, state.history, state.communicator.step, equal, scaler.get_scale()
         dist.barrier()
-    with register(DDP(model()), schedule="delayed", **PATIENT) as state:
-        said_of["delayed"] = type(state).__name__
-
-    def hosts(asked: str | None = None) -> bool:
-        dist.barrier()
-        return node.find(dist.group.WORLD, asked, 60.0) is not None
-
-    said_of["one says off"] = hosts("off" if rank == 3 else None)
-    node.socket.gethostname = name
-    said_of["one machine"] = hosts()
-    on_hosts(rank, 4)
-    said_of["one host"] = hosts()
-    on_hosts(rank, 1)
-    said_of["a rank a host"] = hosts()
-    return said_of | {"texts": messages.texts}
+        return {"taken": taken, "equal": equal and same_everywhere(held(ours))}
 
 
 def one_host(rank: int) -> dict[str, Any]:

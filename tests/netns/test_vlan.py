@@ -58,7 +58,13 @@ told["doctor"] = [seen.device, seen.driver, seen.vlan_stripping, seen.xdp_name, 
 told["replace"] = attach("data0.5", "--port", "7412", "--replace"), pin.settings("data0.5").port
 told["detach"] = cli.main(["detach", "data0.5"]), interfaces.xdp_on("data0") is None
 told["attach6"] = attach("data0.6")
-remove("data0.6")
+told["owner"] = facts.interface("data0.5").xdp_owner, facts.interface("data0").xdp_owner
+with IPRoute() as route:
+    (index,) = route.link_lookup(ifname="data0.6")
+    route.link("set", index=index, state="down")
+    route.link("set", index=index, ifname="other")
+told["renamed"] = len(pin.sweep()), interfaces.xdp_on("data0") is None
+remove("other")
 told["swept"] = len(pin.sweep()), interfaces.xdp_on("data0") is None
 print(json.dumps(told))
 """
@@ -80,6 +86,8 @@ def test_attached_by_the_name_of_its_interface(tailbound_lab: Callable[..., Clus
         "replace": [0, 7412],
         "detach": [0, True],
         "attach6": 0,
+        "owner": ["data0.6", "data0.6"],
+        "renamed": [0, False],
         "swept": [1, True],
     }
 

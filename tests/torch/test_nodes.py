@@ -29,34 +29,62 @@ def test_buckets_on_a_device_are_shared_as_those_in_host_memory_are(tmp_path: Pa
         assert job.results() == [[{**well, "way": "scatter"}, {**well, "way": "exchange"}]] * 4
 
 
-def test_hosts_are_found_where_nothing_speaks_against_it(tmp_path: Path) -> None:
+def test_ranks_stand_for_themselves_where_nobody_says_anything_and_the_log_says_what_could_be(tmp_path: Path) -> None:
     import node_jobs
     from processes import Job
 
-    with Job(node_jobs.found, 4, tmp_path) as job:
-        for rank, said in enumerate(job.results()):
-            texts = said.pop("texts")
-            assert said == {
-                "found": ("NodeState", 2),
-                "too late": True,
-                "scaled": "NodeState",
-                "let go of": ("TailboundState", 4),
-                "goes on": ("TailboundState", [{"ranks": 9}], 6, True, 2.0**9),
-                "delayed": "TailboundState",
-                "one says off": False,
-                "one machine": False,
-                "one host": False,
-                "a rank a host": False,
-            }
-            if rank == 0:
-                for words in (
-                    "2 hosts of 2 ranks: those of a host share every bucket",
-                    "each skips steps by itself",
-                    'has refused: schedule="delayed"',
-                    "rank 3 on host1 has no node_group",
-                    "2 hosts have 1 name(s) between them",
-                ):
-                    assert any(words in text for text in texts), (words, texts)
+    with Job(node_jobs.alone, 4, tmp_path) as job:
+        for rank, found in enumerate(job.results()):
+            assert found == {"kind": ("TailboundState", 4), "said": int(rank == 0), "later": 0}
+
+
+def test_join_is_refused_before_anybody_waits(tmp_path: Path) -> None:
+    import node_jobs
+    from processes import Job
+
+    with Job(node_jobs.joined, 4, tmp_path) as job:
+        for rank, found in enumerate(job.results()):
+            assert len(found) == 2
+            for text in found:
+                assert text.startswith(f"rank {rank}: the ranks of a host make every forward pass together")
+                assert 'node_group="off"' in text
+
+
+def test_stray_datagrams_neither_hold_nor_end_the_thread() -> None:
+    import os
+    import socket
+    import time
+
+    from tailbound.torch.node_hold import Holds
+
+    name, heard = f"tailbound-test/{os.getpid()}", list[bool]()
+    here = Holds(name, 0, 2, heard.append)
+    there = Holds(name, 1, 2, lambda _: None)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stray:
+        for words in (b"", b"\1", b"\1\1\1", bytes([200, 1]), bytes([0, 1]), bytes([1, 7])):
+            stray.sendto(words, f"\0{name}/0")
+    for on in (True, False):
+        there.set(on)
+        until = time.monotonic() + 20
+        while heard[-1:] != [on] and time.monotonic() < until:
+            time.sleep(0.01)
+    assert heard == [True, False]
+    begun = time.monotonic()
+    for each in (here, there):
+        each.close()
+        assert not each._thread.is_alive()
+    assert time.monotonic() - begun < 0.9  # woken, not given up
+
+
+def test_a_rank_that_holds_alone_leaves_what_is_due_to_the_next_forward_pass(tmp_path: Path) -> None:
+    """It gave its host a slice before it held, while its neighbours sat in a barrier."""
+    import node_jobs
+    from processes import Job
+
+    with Job(node_jobs.held_at_a_boundary, 4, tmp_path) as job:
+        for found in job.results():
+            assert found["taken"][:1] == [0]
+            assert found["equal"]
 
 
 def test_a_rank_that_holds_alone_holds_all_jobs_of_its_host(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ class Interface:
     hashes_udp_ports: bool | None  #: receive-side scaling looks at UDP ports; None where the driver does not say
     xdp_program: int | None  #: id of the XDP program that is attached
     xdp_name: str | None  #: its name; None where this process may not know
+    xdp_owner: str | None = None  #: the interface that it was attached for, of those that share the device
 
 
 def interfaces() -> list[Interface]:
@@ -104,12 +105,14 @@ def interface(name: str) -> Interface:
     own, flags = _link(kernel_interfaces.index_of(name))
     try:
         device, vlan = kernel_interfaces.device_of(name)
+        device_known = True
     except AttachError:  # the kernel says of such an interface that it takes no programs
-        device, vlan = name, 0
+        device, vlan, device_known = name, 0, False
     index = kernel_interfaces.index_of(device)
     attributes, _ = _link(index)
     driver = kernel_interfaces.driver_of(device) or None
     xdp = kernel_interfaces.xdp_on(device)
+    owner = pin.owner(name, xdp.prog_id) if xdp and device_known else None
     queues = _asked(ethtool.channels, device)
     rx, tx = attributes.get("IFLA_NUM_RX_QUEUES", 1), attributes.get("IFLA_NUM_TX_QUEUES", 1)
     if queues is not None:
@@ -129,7 +132,8 @@ def interface(name: str) -> Interface:
         linear=_linear(name, device),
         hashes_udp_ports=_hashes_udp_ports(device),
         xdp_program=xdp.prog_id if xdp else None,
-        xdp_name=_whose(name, xdp.prog_id) if xdp else None,
+        xdp_name=_whose(name, xdp.prog_id, owner) if xdp else None,
+        xdp_owner=owner,
     )
 
 
@@ -197,11 +201,11 @@ def _linear(name: str, device: str) -> int:
         return 0 if kernel_interfaces.driver_of(device) == "mlx5_core" else PAGE
 
 
-def _whose(name: str, prog_id: int) -> str | None:
+def _whose(name: str, prog_id: int, owner: str | None) -> str | None:
     """Name of the program there; what is pinned is Tailbound's, if this process may not look at programs."""
     found = program_name(prog_id)
-    if found:
-        return found
+    if found or owner is not None:
+        return found or WORKER
     try:
         return None if pin.settings(name) is None else WORKER
     except (AttachError, CapabilityError):

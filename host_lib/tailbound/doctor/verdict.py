@@ -135,6 +135,11 @@ def _interface_problems(link: Interface | None, judged: str) -> list[str]:
 def _occupied(link: Interface) -> str:
     what = f"program {link.xdp_program} on {link.device}"
     if link.xdp_name in OURS:
+        if link.xdp_name == WORKER and link.xdp_owner not in (None, link.name):
+            return (
+                f"{what} is Tailbound's own, attached for {link.xdp_owner}; a device takes one: use that interface, "
+                f"or, once no job runs on it, `tailbound detach {link.xdp_owner}`"
+            )
         if link.xdp_name == WORKER:
             return (
                 f"{what} is Tailbound's own, of a job that runs, or attached for a group that this user is not in: "

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tailbound.errors import AttachError, CapabilityError
+from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel import compile as compile_
 from tailbound.kernel import interfaces, syscalls
 from tailbound.kernel.command import as_root
@@ -74,7 +74,7 @@ def _key(interface: str) -> str:
 
 
 def _pins(interface: str) -> Path:
-    return bpffs() / _key(interface).replace(".", "_")
+    return bpffs() / _key(interface).replace(".", ":")  # bpffs takes no dots, and names of interfaces no colons
 
 
 def _settings_file(interface: str) -> Path:
@@ -155,6 +155,33 @@ def settings(interface: str) -> Settings | None:
             f"`tailbound attach {interface} --replace`"
         )
     return found
+
+
+def owner(interface: str, prog_id: int) -> str | None:
+    """The interface for which the program below ``interface`` was attached and pinned; None: none, as far as is known.
+
+    Several share a device where there are VLANs. Settings that this user may not read are taken for those of a program
+    that is there, if nothing readable says whose it is.
+    """
+    device, hidden = interfaces.device_of(interface).name, None
+    for _, name in sorted(socket.if_nameindex(), key=lambda pair: pair[1] != interface):
+        try:
+            if interfaces.device_of(name).name != device:
+                continue
+            if json.loads(_settings_file(name).read_text())["prog_id"] == prog_id:
+                return name
+        except PermissionError:
+            hidden = hidden or (name if _is_there(_settings_file(name)) else None)
+        except (AttachError, ConfigError, OSError, ValueError, KeyError):
+            continue
+    return hidden
+
+
+def _is_there(file: Path) -> bool:
+    try:
+        return file.exists()
+    except OSError:
+        return False
 
 
 def _hidden(interface: str) -> str:
@@ -339,18 +366,26 @@ def detach(link: Path) -> None:
 
 def _defunct(link: Path) -> bool:
     """Whether the pinned link has lost its interface (struct bpf_link_info: xdp.ifindex at 16), or is missing."""
+    return _index_of(link) == 0
+
+
+def _index_of(link: Path) -> int:
+    """Index of the device of a pinned link; 0: it has none any more, or is missing."""
     try:
         fd = syscalls.obj_get(str(link))
     except OSError:
-        return True
+        return 0
     try:
-        return bool(struct.unpack_from("=I", syscalls.link_info(fd), 16)[0] == 0)
+        return int(struct.unpack_from("=I", syscalls.link_info(fd), 16)[0])
     finally:
         os.close(fd)
 
 
 def _without_vlan(name: str) -> bool:
-    """Whether these pins are of a VLAN's interface that this network namespace had, whose device is still there."""
+    """Whether these pins are of a VLAN's interface that this network namespace had, whose device is still there.
+
+    Not where it has another name now: its job goes on.
+    """
     try:
         values = json.loads((ROOT / f"{name}.json").read_text())
         interface = str(values["interface"])
@@ -358,7 +393,18 @@ def _without_vlan(name: str) -> bool:
             return False
     except (OSError, ValueError, KeyError):
         return False
-    return interface not in {each for _, each in socket.if_nameindex()}
+    names = [each for _, each in socket.if_nameindex()]
+    index = _index_of(bpffs() / name / _LINK)
+    return interface not in names and not any(_carries(each, index, values["vlan"]) for each in names)
+
+
+def _carries(interface: str, index: int, vlan: int) -> bool:
+    """Whether ``interface`` is that of ``vlan`` on the device ``index``."""
+    try:
+        device = interfaces.device_of(interface)
+        return device.vlan == vlan and interfaces.index_of(device.name) == index
+    except (AttachError, ConfigError, OSError):
+        return False
 
 
 def sweep() -> list[str]:

@@ -218,8 +218,7 @@ OPTIONS = (
 NODE_GROUP = Setting(
     "TAILBOUND_NODE_GROUP", choice("auto", "off"),
     "ranks of a host share a bucket and send a part of it each ([several ranks a host](torch/nodes.md)); `auto`: those "
-    "that torchrun has started there",
-    otherwise="`auto` where torchrun has started several ranks on each of several hosts and nothing speaks against it",
+    "that torchrun has started there", "off",
 )  # fmt: skip
 DEVICE_CODEC = Setting(
     "TAILBOUND_DEVICE_CODEC", choice("auto", "triton", "torch"),

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch.distributed.constants import default_pg_timeout
 
 from tailbound.errors import ConfigError, TransportError
 from tailbound.settings.table import NODE_GROUP
@@ -34,13 +33,11 @@ class Node:
         hosts: the ranks of every host.
         members: ranks of this host.
         place: of this rank on its host.
-        asked: somebody has asked for it; else it was found.
     """
 
     hosts: tuple[tuple[int, ...], ...]
     members: tuple[int, ...]
     place: int
-    asked: bool = True
 
     @property
     def peers(self) -> tuple[int, ...]:
@@ -85,8 +82,6 @@ class Node:
                     ) from error
                 found = made if own in ranks else found
         assert found is not None
-        if not self.asked:  # from here on nobody is to wait less than under DDP alone
-            dist.distributed_c10d._set_pg_timeout(max(timedelta(seconds=timeout), default_pg_timeout), found)
         return found
 
     def end(self, group: dist.ProcessGroup) -> None:
@@ -104,22 +99,20 @@ def find(
     group: dist.ProcessGroup,
     asked: dist.ProcessGroup | str | None,
     timeout: float,
-    check: Callable[[int, int, bool], object] = lambda *_: None,
+    check: Callable[[int, int], object] = lambda *_: None,
 ) -> Node | None:
     """The host of this rank, or None where every rank is to stand for itself.
 
     To be called on all ranks of ``group``. Every rank says which ranks it takes for its host's, or why it cannot take
-    part, and all must agree: what one of them refuses is refused on all. Where nobody has asked for hosts they are
-    found if torchrun has started several ranks on each of several, and nothing speaks against it; then nothing is
-    refused, and the log says why they stand for themselves.
+    part, and all must agree: what one of them refuses is refused on all.
 
     Args:
         group: of the model.
         asked: the ranks of this host, as a group; ``auto``: those that torchrun has started here; ``off``: no host;
-            None: what ``TAILBOUND_NODE_GROUP`` says, and where that says nothing, hosts are found.
+            None: what ``TAILBOUND_NODE_GROUP`` says.
         timeout: seconds to wait for the others.
-        check: gets this rank's place, the number of ranks on a host of several, and whether they were asked for; raises
-            a ``ConfigError`` if it cannot be one of them.
+        check: gets this rank's place and the number of ranks on a host of several; raises a ``ConfigError`` if it
+            cannot be one of them.
 
     Raises:
         ConfigError: ranks differ, hosts have different numbers of ranks, it is no group of this rank, or a rank's
@@ -132,19 +125,17 @@ def find(
     store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank(group)
     members: list[int] | None = None
     refusal: ConfigError | None = None
-    must = True
     try:
-        asked = NODE_GROUP.read() if asked is None else asked
-        must = asked is not None
-        members = _members(ranks, asked) if must else _found(ranks)
+        members = _members(ranks, asked)
         if members is not None and len(members) > 1:
-            check(members.index(dist.get_rank()), len(members), must)
+            check(members.index(dist.get_rank()), len(members))
     except ConfigError as error:
         refusal = error
-    none = members is None and refusal is None
-    text = json.dumps([socket.gethostname(), members, str(refusal or ""), must and not none])
-    if none:
+    text = json.dumps([socket.gethostname(), members, str(refusal or "")])
+    if members is None and refusal is None:
         store.set(f"{prefix}/hosts/{rank}", text)  # for those who have asked for hosts: they name this rank
+        if rank == 0 and asked is None:
+            _tell_what_could_be(len(ranks))
         return None
     try:
         shared = rendezvous.share(store, "hosts", text, rank, len(ranks), prefix, timeout)
@@ -152,31 +143,12 @@ def find(
         if refusal is not None:
             raise refusal from None
         raise
-    said = [json.loads(words) for words in shared]
-    musts = any(must for *_, must in said)
-    told = [(name, theirs, why) for name, theirs, why, _ in said]
-    if refusal is not None and musts:
+    if refusal is not None:
         raise refusal
-    try:
-        hosts = agreed(ranks, told)
-        if not musts:
-            _look_at_names(ranks, told, hosts)
-    except ConfigError as error:
-        if musts:
-            raise
-        if rank == 0:
-            log.info('ranks of a host do not share buckets, as if by node_group="off": %s', error)
-        return None
+    hosts = agreed(ranks, [json.loads(words) for words in shared])
     if members is None or len(members) == 1:
         return None
-    if rank == 0 and not musts:
-        log.info(
-            "%d hosts of %d ranks: those of a host share every bucket, and each averages a part of it with other hosts "
-            '(node_group="off": every rank for itself)',
-            len(hosts),
-            len(members),
-        )
-    return Node(tuple(hosts), tuple(members), members.index(dist.get_rank()), musts)
+    return Node(tuple(hosts), tuple(members), members.index(dist.get_rank()))
 
 
 def agreed(ranks: Sequence[int], said: Sequence[tuple[str, list[int] | None, str]]) -> list[tuple[int, ...]]:
@@ -221,39 +193,22 @@ def agreed(ranks: Sequence[int], said: Sequence[tuple[str, list[int] | None, str
     return found
 
 
-def _found(ranks: Sequence[int]) -> list[int] | None:
-    """The ranks of ``ranks`` that torchrun has started on this host; None: nothing is to be gained here.
-
-    That is where it has started one, or all of them, or nobody says.
-    """
-    if not {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} <= os.environ.keys():
-        return None
-    members = _members(ranks, "auto")
-    return members if members is not None and 1 < len(members) < len(ranks) else None
-
-
-def _look_at_names(
-    ranks: Sequence[int], said: Sequence[tuple[str, list[int] | None, str]], hosts: Sequence[tuple[int, ...]]
-) -> None:
-    """Raises a ``ConfigError`` where hosts are not as many machines."""
-    names = {rank: name for rank, (name, *_) in zip(ranks, said, strict=True)}
-    machines = [{names[rank] for rank in host} for host in hosts]
-    for host, on in zip(hosts, machines, strict=True):
-        if len(on) > 1:
-            raise ConfigError(
-                f"{_words(host)} are on {', '.join(sorted(on))}, and LOCAL_RANK and LOCAL_WORLD_SIZE have them on one "
-                "host: give each rank the group of its host"
-            )
-    if len(set.union(*machines)) < len(hosts):
-        raise ConfigError(
-            f'{len(hosts)} hosts have {len(set.union(*machines))} name(s) between them: pass node_group="auto" if they '
-            "are different machines"
+def _tell_what_could_be(ranks: int) -> None:
+    """Where torchrun has started several of ``ranks`` on each of several hosts, and nobody says anything of hosts."""
+    here = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if not os.environ.get(NODE_GROUP.variable, "").strip() and here.isdecimal() and 1 < int(here) < ranks:
+        log.info(
+            'torchrun has started %s of %d ranks here, and each stands for itself: with node_group="auto" those of a '
+            "host send a part of the bytes each, and wait for each other (docs/torch/nodes.md)",
+            here,
+            ranks,
         )
 
 
 def _members(ranks: Sequence[int], asked: dist.ProcessGroup | str | None) -> list[int] | None:
     """The ranks of ``ranks`` on this host; None: the caller wants none."""
     own = dist.get_rank()
+    asked = NODE_GROUP.read() if asked is None else asked
     if isinstance(asked, str):
         asked = NODE_GROUP.parse(asked, "node_group=")
     if not isinstance(asked, str):

@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 #: Seconds for a datagram to a neighbour: its thread does nothing else than read them.
 _PATIENCE = 1.0
-_END = b""
+#: Of a datagram: a place, and whether it holds.
+_BYTES = 2
 
 
 class Holds:
@@ -32,6 +33,7 @@ class Holds:
         self._addresses = [f"\0{name}/{other}" for other in range(places)]
         self._holding, self._lock, self._told = set[int](), threading.Lock(), False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._closed = False
         self._socket.bind(self._addresses[place])
         self._thread = threading.Thread(target=self._hear, name="tailbound-hold", daemon=True)
         self._thread.start()
@@ -45,8 +47,9 @@ class Holds:
 
     def close(self) -> None:
         """Ends the thread."""
-        self._send(_END, self._addresses[self._place])
-        self._thread.join()
+        self._closed = True
+        self._socket.shutdown(socket.SHUT_RDWR)  # wakes it
+        self._thread.join(_PATIENCE)
         self._socket.close()
 
     def _send(self, words: bytes, address: str) -> None:
@@ -55,9 +58,16 @@ class Holds:
             out.sendto(words, address)
 
     def _hear(self) -> None:
-        while words := self._socket.recv(2):
-            place, on = words
-            self._note(place, bool(on))
+        while True:
+            try:
+                words = self._socket.recv(_BYTES + 1)
+            except OSError:  # closed
+                return
+            if self._closed:
+                return
+            # any process of the machine can send here: what no neighbour sends is nothing
+            if len(words) == _BYTES and words[0] != self._place and words[0] < len(self._addresses) and words[1] <= 1:
+                self._note(words[0], bool(words[1]))
 
     def _note(self, place: int, on: bool) -> None:
         with self._lock:

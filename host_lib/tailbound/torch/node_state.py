@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from tailbound.errors import ConfigError, TailboundError, TransportError
+from tailbound.torch.also import Stateful
 from tailbound.torch.loss_scale import Epoch
 from tailbound.torch.memory import check
 from tailbound.torch.node import Node
 from tailbound.torch.node_hold import Holds
 from tailbound.torch.node_shards import HostCollectives, InOrder, Told, inside_of
-from tailbound.torch.recovery import Recovery
 from tailbound.torch.replica import Replica
 from tailbound.torch.resync import Resync
 from tailbound.torch.state import TailboundState
@@ -28,6 +29,10 @@ from tailbound.torch.state import TailboundState
 _NONE_ALONE = (
     "the ranks of a host put their buckets together; leave out tailbound.torch.batches, or give register "
     'node_group="off" (TAILBOUND_NODE_GROUP=off), so that every rank stands for itself'
+)
+_NO_JOIN = (
+    "the ranks of a host make every forward pass together, and DDP's join() lets one go on without: leave join() out "
+    "and give all ranks as many batches"
 )
 #: What a rank changed in its replica: how optimizers are arranged, and slices with their bytes.
 _Changes = tuple[bytes | None, list[tuple[int, bytes]]]
@@ -45,8 +50,10 @@ def refuse_schedule(schedule: str) -> None:
 class NodeState(TailboundState):
     """What ``register`` returns with a ``node_group``: see ``TailboundState`` for its options and methods.
 
-    ``rank`` and ``ranks`` are those of the job: the number of this host, and of all hosts. ``synchronise`` is to be
-    called on all ranks of a host. Where one holds, all its jobs do.
+    ``rank`` and ``ranks`` are those of the job: the number of this host among the hosts, the same on all of its ranks,
+    and the number of hosts. Who writes a file on one rank alone asks ``torch.distributed.get_rank()``.
+    ``synchronise`` is to be called on all ranks of a host. Where one holds, all its jobs do. DDP's ``join()`` is
+    refused at the first forward pass.
 
     Args:
         group: of the model.
@@ -91,12 +98,6 @@ class NodeState(TailboundState):
         self._between = True  # no bucket of the next step has come
         self._failure: TailboundError | None = None
         self._told = False  # all ranks of the host know of it, as far as they can be reached
-        #: somebody has asked for hosts; else they were found
-        self.asked = node.asked
-        #: makes this a state of a rank for itself, as long as no step has begun; None: nothing does
-        self.stand_alone: Callable[[], None] | None = None
-        #: what a checkpoint has said
-        self.loaded: Mapping[str, Any] | None = None
 
     def close(self) -> None:
         """As in ``TailboundState``; the host's groups end, too."""
@@ -263,23 +264,52 @@ class NodeState(TailboundState):
                 highest = epoch if epoch.beats(highest) else highest
             self.scaler.agree(highest)
 
+    def attach(
+        self,
+        ddp_model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        also: Mapping[str, Stateful] | None = None,
+    ) -> None:
+        """As in ``TailboundState``; from then on a forward pass within DDP's ``join()`` is refused."""
+        super().attach(ddp_model, optimizer, also)
+        if self.resync is not None:
+            self._handles.append(ddp_model.register_forward_pre_hook(self._refuse_join, prepend=True))
+
+    def ran_out(self) -> None:
+        """What DDP's ``join()`` does for a rank without data is refused, where neighbours wait at boundaries.
+
+        Raises:
+            ConfigError: they would wait for a forward pass that this rank no longer makes.
+        """
+        if self.resync is not None:
+            error = self._no_join()
+            self._fail(error)
+            raise error
+
+    def _refuse_join(self, ddp_model: torch.nn.Module, _: object) -> None:
+        """Before a forward pass: all ranks are told before one of them has run out of data."""
+        if getattr(getattr(ddp_model, "_join_config", None), "enable", False):
+            raise self._no_join()
+
+    def _no_join(self) -> ConfigError:
+        return ConfigError(
+            f'rank {self._own}: {_NO_JOIN}, or give register node_group="off" (TAILBOUND_NODE_GROUP=off)'
+        )
+
+    def hold(self) -> AbstractContextManager[None]:
+        """As in ``TailboundState``, on one rank of the host or on all.
+
+        Where the host's first rank is about to change replicas, the step stays open until the next forward pass, which
+        all make: neighbours of a rank that holds alone may wait for it elsewhere.
+        """
+        return self._holding(ends_step=not self._takes)
+
     def rejoin(self) -> None:
         """As in ``TailboundState``; what it raises is raised at the end of the next step, on all ranks of the host."""
         try:
             super().rejoin()
         except TailboundError as error:
             self._fail(error)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As in ``TailboundState``."""
-        super().load_state_dict(state_dict)
-        self.loaded = state_dict
-
-    def _may_skip(self) -> None:
-        """Who would skip steps says so before the first one, on all ranks: then hosts that were found are let go of."""
-        if self.stand_alone is not None and not self._number and not self._within:
-            self.stand_alone()
-        Recovery._may_skip(self)
 
     def _fail(self, error: Exception) -> None:
         """Averaging is over here; the first cause is the one that is raised."""

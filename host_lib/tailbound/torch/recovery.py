@@ -6,7 +6,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -397,17 +397,20 @@ class Recovery:
             self.abstaining = False
         return well
 
-    @contextmanager
-    def hold(self) -> Iterator[None]:
+    def hold(self) -> AbstractContextManager[None]:
         """Within the context the others wait for this rank (a checkpoint, an evaluation) and leave it out of nothing.
 
         For as long as ``hold_max`` at most (clock-16). Anywhere between two averages, also between ``backward`` and
         ``optimizer.step()``: the step stays open then.
         """
+        return self._holding(ends_step=True)
+
+    @contextmanager
+    def _holding(self, *, ends_step: bool) -> Iterator[None]:
         if self.communicator is None:
             yield
             return
-        if not self._half_made:
+        if ends_step and not self._half_made:
             self.end_step(still=True)
         self._hold(True)
         self._within += 1

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -56,8 +55,7 @@ def register(
             place in the data. A rank that has come back takes their states, too (``docs/torch/cluster.md``).
         node_group: the ranks of this rank's host, of which each then averages a part of every bucket with other hosts
             (``docs/torch/nodes.md``): a group, ``"auto"`` for those that torchrun has started there, or ``"off"``, so
-            that every rank stands for itself. Default: the variable ``TAILBOUND_NODE_GROUP``, else as ``"auto"`` where
-            torchrun has started several ranks on each of several hosts and nothing speaks against it.
+            that every rank stands for itself. Default: the variable ``TAILBOUND_NODE_GROUP``, else ``"off"``.
         **options: of ``TailboundState``.
 
     Raises:
@@ -88,15 +86,11 @@ def register(
     for barrier in barriers:
         warnings.warn(barrier.warning, stacklevel=2)
     state = _state(ddp_model, group, node_group, options)
-
-    def join() -> None:
+    try:
         _check_buckets(state, ddp_model)
         if barriers and dist.get_world_size(state.everyone) > 1:
             state.together = barriers[0].refusal
         state.attach(ddp_model, optimizer, also)
-
-    try:
-        join()
         if scaler is not None:
             adopt(state, scaler)
         state.begin(_known("timeout", options))
@@ -104,31 +98,7 @@ def register(
     except BaseException:
         state.close()
         raise
-    if isinstance(state, NodeState) and not state.asked and not barriers:
-        state.stand_alone = functools.partial(_stand_alone, state, ddp_model, group, options, join)
     return state
-
-
-def _stand_alone(
-    state: NodeState,
-    ddp_model: DistributedDataParallel,
-    group: dist.ProcessGroup,
-    options: dict[str, Any],
-    join: Callable[[], None],
-) -> None:
-    """Before the first step, on all ranks: makes ``state`` that of a rank for itself, for those who hold it."""
-    if dist.get_rank(group) == 0:
-        log.info('ranks of a host do not share buckets, as if by node_group="off": each skips steps by itself')
-    scaler, loaded, options = state.scaler, state.loaded, options | {"bits": state.bits}
-    state.close()
-    state.__dict__.clear()
-    state.__class__ = TailboundState  # type: ignore[assignment]
-    TailboundState.__init__(state, group, **_of_model(ddp_model), **options)
-    join()
-    if scaler is not None:
-        scaler._join(state)
-    if loaded is not None:
-        state.load_state_dict(loaded)
 
 
 def _of_model(ddp_model: DistributedDataParallel) -> dict[str, Any]:
@@ -187,7 +157,7 @@ def _state(
 ) -> TailboundState:
     timeout = _known("timeout", options)
 
-    def of_place(place: int, places: int, asked: bool) -> dict[str, Any]:
+    def of_place(place: int, places: int) -> dict[str, Any]:
         """Options of the rank at ``place``; what several ranks of a host cannot have is refused."""
         schedule, datapath = _known("schedule", options), _known("datapath", options)
         refuse_schedule(schedule)
@@ -195,10 +165,7 @@ def _state(
             raise ConfigError(
                 f"a switch serves one job, and {places} ranks on a host are {places} jobs: give no switch"
             )
-        if _device_of(ddp_model).type == "cuda" and not asked:
-            raise ConfigError(
-                'parameters are on a GPU, where this has not been tried yet: give node_group="auto" to try it'
-            )
+        _device_of(ddp_model)
         interface, datapath = interface_for(_known("interface", options), place, places, datapath)
         return {"timeout": timeout, "schedule": schedule, "interface": interface, "datapath": datapath}
 
@@ -208,7 +175,7 @@ def _state(
         return TailboundState(group, **known, **options)
     places = len(node.members)
     known = {"model": f"{known['model']} on hosts of {places} ranks", "entries": -(-known["entries"] // places)}
-    options = {**options, **of_place(node.place, places, node.asked), **known}
+    options = {**options, **of_place(node.place, places), **known}
     return NodeState(group, node, device=_device_of(ddp_model), **options)
 
 
