@@ -7,11 +7,11 @@ import errno
 import os
 import select
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +29,8 @@ from tailbound.wire.schema import HEADER_BYTES, Event, PacketType, Verdict
 
 pytestmark = pytest.mark.needs("netns")
 SIZES = {"width": cases.WIDTH, "sum_rows": cases.SUM_ROWS, "result_rows": cases.RESULT_ROWS}
+#: <linux/if_ether.h>, <linux/if_packet.h>
+_ALL, _SOL_PACKET, _AUXDATA = 0x0003, 263, 8
 PASS_ALL = bytes.fromhex("b700000002000000 9500000000000000")
 
 
@@ -386,11 +388,11 @@ def test_a_vlan_through_the_wire(wire: list[str], monkeypatch: pytest.MonkeyPatc
     """Frames with the tag of the program's VLAN are summed and answered with it, others are left alone (kernel-1)."""
     scapy = pytest.importorskip("scapy.all", reason="missing capability 'scapy': pip install 'tailbound[test]'")
     monkeypatch.setattr(interfaces, "device_of", lambda name: interfaces.Device(name, 5))
-    own = scapy.str2mac(interfaces.mac_of("tbx"))
+    own, other = scapy.str2mac(interfaces.mac_of("tbx")), "02:7b:00:00:00:01"
 
-    def frame(vlan: int, body: bytes) -> Any:
+    def frame(vlan: int, body: bytes) -> bytes:
         packet = scapy.IP(src=cases.ip_of(1), dst=cases.ip_of(0)) / scapy.UDP(sport=cases.PORT, dport=cases.PORT)
-        return scapy.Ether(dst=own) / scapy.Dot1Q(vlan=vlan) / packet / body
+        return bytes(scapy.Ether(src=other, dst=own) / scapy.Dot1Q(vlan=vlan) / packet / body)
 
     path = XdpDatapath.attach("tbx", cases.PORT, **SIZES)
     passes = syscalls.prog_load(PASS_ALL, name="passes")
@@ -398,15 +400,19 @@ def test_a_vlan_through_the_wire(wire: list[str], monkeypatch: pytest.MonkeyPatc
     link = attach.attach(passes, "tbx")  # XDP_TX over veth needs a program at the other end
     try:
         activate(path)
-        with scapy.conf.L2socket(iface="tbx") as out:
+        with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL)) as out:
+            out.bind(("tbx", 0))
+            out.setsockopt(_SOL_PACKET, _AUXDATA, 1)  # where the kernel puts the tags of what comes in
+            out.settimeout(20)
             for vlan in (5, 6):
                 out.send(frame(vlan, cases.contribution()))
             out.send(frame(5, cases.control_packet(PacketType.PROBE)))
             while True:
-                echo = out.recv()
-                if echo is not None and echo.src == own and scapy.Dot1Q in echo:
+                echo, told, _, _ = out.recvmsg(4096, 64)
+                if scapy.str2mac(echo[6:12]) == own and told:
                     break
-        assert (echo[scapy.Dot1Q].vlan, bytes(echo[scapy.UDP].payload)[1]) == (5, PacketType.ECHO)
+        (tag,) = struct.unpack_from("=H", told[0][2], 16)
+        assert (tag, scapy.str2mac(echo[:6]), echo[42 + 1]) == (5, other, PacketType.ECHO)
         assert counted(path) == {Verdict.STORED: 1, Verdict.REFLECTED: 1}
     finally:
         veths.go(wire[0])

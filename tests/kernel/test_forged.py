@@ -20,10 +20,12 @@ _REPLAYED = {Verdict.DUPLICATE, Verdict.DUPLICATE_RESULT}
 
 def test_nothing_is_taken_without_the_key(loader: str, request: pytest.FixtureRequest) -> None:
     attack = Attack(loader, 7)
-    for _ in range(2000 if request.config.getoption("--thorough") else 3):
-        assert attack.batch() == ""
-    counts = attack.counts
-    attack.close()
+    try:
+        for _ in range(2000 if request.config.getoption("--thorough") else 3):
+            assert attack.batch() == ""
+        counts = attack.counts
+    finally:
+        attack.close()
     forged, replayed, spliced, flipped = counts
     assert (counts.sum(axis=1) > 2500).all(), dict(zip(KINDS, counts.sum(axis=1), strict=True))
     assert forged[Verdict.FORGED] == forged.sum()

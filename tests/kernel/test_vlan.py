@@ -71,8 +71,8 @@ def test_others_pass_untouched(world: KernelWorld) -> None:
         "two tags": frame(body, VLAN, VLAN),
         "the VLAN inside another": frame(body, VLAN + 1, VLAN),
         "another port": frame(body, VLAN, port=cases.PORT + 1, priority=7),
-        "a service tag": bytes(scapy.Ether(type=0x88A8) / scapy.Raw(frame(body, VLAN)[14:])),
-        "ARP": bytes(scapy.Ether() / scapy.Dot1Q(vlan=VLAN) / scapy.ARP(pdst=IP["dst"])),
+        "a service tag": bytes(scapy.Ether(src=SOURCE, dst=OWN, type=0x88A8) / scapy.Raw(frame(body, VLAN)[14:])),
+        "ARP": bytes(scapy.Ether(src=SOURCE, dst=OWN) / scapy.Dot1Q(vlan=VLAN) / scapy.ARP(pdst=IP["dst"])),
         **{f"{size} bytes": frame(body, VLAN)[:size] for size in (14, 17, 18, 30, 45)},
     }
     for name, data in others.items():

@@ -7,6 +7,7 @@ change anything that is remembered; each is counted once, by its reason, and ali
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from typing import Any
@@ -162,6 +163,7 @@ class Attack:
         self._state = np.array([seed], np.uint64)
         self._pools = [pool_of(packets) for packets in (self.taken, self.to_come)]
         self._heads = heads_of([cases.ip_of(r) for r in range(cases.RANKS + 1)], cases.ip_of(cases.RANK), cases.PORT)
+        self._cpus = os.sched_getaffinity(0)
         self._runner = Runner(self.kernel.program)
         self._words = np.array([cases.address_of(rank) for rank in range(cases.RANKS + 1)])
         self._mine = self.kernel.store.ledger["verdict"].reshape(-1, UNKNOWN_SENDER + 1, VERDICTS)[self._runner.cpu]
@@ -218,6 +220,7 @@ class Attack:
             self._take(self.to_come)
         finally:
             self.kernel.close()
+            os.sched_setaffinity(0, self._cpus)
         found: Counter[str] = Counter()
         for kind, row in zip(KINDS, self.counts, strict=True):
             found.update({f"{kind} {Verdict(verdict).name}": int(n) for verdict, n in enumerate(row) if n})
