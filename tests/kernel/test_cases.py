@@ -73,8 +73,9 @@ def test_case(make, case: cases.Case) -> None:
 def test_cases_with_tags(make, request: pytest.FixtureRequest) -> None:
     """They hold in a job with a key (auth-1, auth-2), with FORGED for what is damaged; as a rule a third is tried."""
     some = cases.CASES if request.config.getoption("--thorough") else cases.CASES[::3]
+    world = make()
     for case in map(cases.with_tags, some):
-        world = make(registered=case.registered)
+        world.begin(registered=case.registered)
         prepare(world, case, armed=True)
         assert world.take(case.packet, case.source) == (case.verdict, case.sender), case.name
         assert world.abandoned == case.abandoned, case.name
