@@ -18,8 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from tailbound.bench import cut
-from tailbound.bench.axes import check
+from tailbound.bench import cut, picture
 from tailbound.bench.drops_plan import MODELS, SHARES, Case, means, plan
 from tailbound.bench.drops_plot import draw
 from tailbound.bench.save import save
@@ -71,12 +70,7 @@ def run(
         from tailbound.bench import digits  # noqa: F401
     except ModuleNotFoundError as error:
         raise CapabilityError(f"training needs {error.name}: pip install 'tailbound[demo]'") from error
-    try:
-        check()
-        plot = plot or (json_file.with_suffix(".png") if json_file is not None else None)
-    except CapabilityError:
-        if plot is not None:
-            raise
+    plot = picture.where(plot, json_file, console)
     rows = list(_trained(cases, steps, console))
     for model in models:
         console.print(table([row for row in rows if row["model"] == model]))
@@ -84,10 +78,7 @@ def run(
     console.print(gains_table(gains))
     rows += gains
     save(rows, json_file)
-    if plot is not None:
-        plot.parent.mkdir(parents=True, exist_ok=True)
-        draw(rows, plot)
-        console.print(str(plot), highlight=False, soft_wrap=True)
+    picture.write(draw, rows, plot, console)
     return rows
 
 

@@ -16,16 +16,15 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from tailbound.bench import figures
+from tailbound.bench import figures, picture
 from tailbound.bench.allreduce import conditions
-from tailbound.bench.axes import check
 from tailbound.bench.begin import prepared
 from tailbound.bench.late_plot import draw
 from tailbound.bench.places import datapath_at
 from tailbound.bench.save import save
 from tailbound.bench.start import StartLine
 from tailbound.bench.team import Team
-from tailbound.errors import CapabilityError, ConfigError
+from tailbound.errors import ConfigError
 from tailbound.lab.spec import LabSpec
 
 STRICT, BOUNDED = "strict", "bounded"
@@ -85,12 +84,7 @@ def run(
         )
     if iters < 2 or size < 4096 * max(workers):
         raise ConfigError("give two iterations or more, and 4 KiB for every worker")
-    try:
-        check()
-        plot = plot or (json_file.with_suffix(".png") if json_file is not None else None)
-    except CapabilityError:
-        if plot is not None:
-            raise
+    plot = picture.where(plot, json_file, console)
     size -= size % 4
     rows: list[dict[str, Any]] = []
     for count in workers:
@@ -112,10 +106,7 @@ def run(
         console.print(table([row for row in rows if row["workers"] == count]))
         save(rows, json_file)
     console.print(breaks_table(breaks(rows)))
-    if plot is not None:
-        plot.parent.mkdir(parents=True, exist_ok=True)
-        draw(rows, plot)
-        console.print(str(plot), highlight=False, soft_wrap=True)
+    picture.write(draw, rows, plot, console)
     return rows
 
 

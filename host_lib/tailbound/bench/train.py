@@ -20,9 +20,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tailbound.bench import to_loss
+from tailbound.bench import picture, to_loss
 from tailbound.bench.allreduce import conditions
-from tailbound.bench.axes import check
 from tailbound.bench.places import Loopback, Place, datapath_at, open_place
 from tailbound.bench.prepare import Preparation
 from tailbound.bench.save import save
@@ -76,7 +75,7 @@ def run(
         from tailbound.bench.trainee import MALLOC
     except ModuleNotFoundError as error:
         raise CapabilityError(f"training needs {error.name}: pip install 'tailbound[demo]'") from error
-    plot = _where(plot, json_file, console)
+    plot = picture.where(plot, json_file, console)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="tailbound-bench-") as name, Preparation() as preparation:
         folder = Path(name)
@@ -111,28 +110,8 @@ def run(
         console.print(to_loss.table(arrivals))
     if found := aims(rows) + to_loss.aims(arrivals):
         console.print(aims_table(found))
-    if plot is not None:
-        plot.parent.mkdir(parents=True, exist_ok=True)
-        draw(rows, plot)
-        console.print(str(plot), highlight=False, soft_wrap=True)
+    picture.write(draw, rows, plot, console)
     return rows
-
-
-def _where(plot: Path | None, json_file: Path | None, console: Console) -> Path | None:
-    """Where the picture goes; found out now and not after minutes of training.
-
-    Raises:
-        CapabilityError: it is asked for and cannot be drawn.
-    """
-    try:
-        check()
-    except CapabilityError as error:
-        if plot is not None:
-            raise
-        if json_file is not None:
-            console.print(f"no picture beside the JSON file: {error}", highlight=False, soft_wrap=True)
-        return None
-    return plot or (json_file.with_suffix(".png") if json_file is not None else None)
 
 
 def _bursts(
