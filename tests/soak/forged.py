@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 import cases
 from kernel_world import HEADERS, KernelWorld
 from soak.fed import Runner, compiled, gained, run
-from soak.forge import MOST, _draw, framed, heads_of, pool_of
+from soak.forge import MOST, ROOM, _draw, _mend, framed, heads_of, pool_of
 from soak.packets import lacking as lacking
 from soak.packets import loaders
 from soak.part import Tell
 from tailbound.datapath.ingest import ingest
-from tailbound.wire.check import final
 from tailbound.wire.jit import Scalar
 from tailbound.wire.schema import FIRST_DROP, HEADER_BYTES, UNKNOWN_SENDER, VERDICTS, Verdict
 from udp_world import World
@@ -53,21 +52,6 @@ def genuine(rows: range) -> list[bytes]:
 
 
 @compiled
-def _checked(data: NDArray[np.uint8], length: Scalar) -> None:
-    """Puts the check, which needs no key, in its place."""
-    words = data.view(np.uint64)
-    a0, b0, a1, b1 = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
-    for i in range(HEADER_BYTES // 8, length // 8, 2):
-        a0 += words[i]
-        b0 += a0
-        a1 += words[i + 1]
-        b1 += a1
-    check = final(words[: HEADER_BYTES // 8], (a0, b0, a1, b1))
-    for k in range(8):
-        data[_CHECK + k] = np.uint8((check >> np.uint64(56 - 8 * k)) & np.uint64(255))
-
-
-@compiled
 def _attack(
     state: NDArray[np.uint64],
     pools: Any,
@@ -76,10 +60,12 @@ def _attack(
     sizes: NDArray[np.int64],
     sources: NDArray[np.int64],
     kinds: NDArray[np.int64],
+    words: NDArray[np.uint64],
 ) -> None:
     """Fills ``payloads`` u8[n, MOST], ``sizes``, ``sources`` and ``kinds`` i64[n].
 
-    ``pools`` are packets that have been taken, and those that are still to come; ``lengths`` theirs.
+    ``pools`` are packets that have been taken, and those that are still to come; ``lengths`` theirs; ``words``: room,
+    u64[ROOM].
     """
     for n in range(payloads.shape[0]):
         kind = _draw(state, 4)
@@ -94,7 +80,7 @@ def _attack(
                 data[i] = np.uint8(1 + _draw(state, 255))
             how = _draw(state, 3)
             if how == 0:
-                _checked(data, length)
+                _mend(data, length, words)  # the check needs no key
             elif how == 1:
                 for i in range(_CHECK, HEADER_BYTES):
                     data[i] = np.uint8(_draw(state, 256))
@@ -160,7 +146,7 @@ class Attack:
         self.taken, self.to_come = genuine(_BEFORE), genuine(_TO_COME)
         self._take(self.taken)
         self.counts = np.zeros((len(KINDS), VERDICTS), np.int64)
-        self._state = np.array([seed], np.uint64)
+        self._state, self._room = np.array([seed], np.uint64), np.zeros(ROOM, np.uint64)
         self._pools = [pool_of(packets) for packets in (self.taken, self.to_come)]
         self._heads = heads_of([cases.ip_of(r) for r in range(cases.RANKS + 1)], cases.ip_of(cases.RANK), cases.PORT)
         self._cpus = os.sched_getaffinity(0)
@@ -191,7 +177,7 @@ class Attack:
         sizes, sources, kinds = np.zeros((3, size), np.int64)
         frames = np.zeros((size, HEADERS + MOST), np.uint8)
         (one, its), (other, others) = self._pools
-        _attack(self._state, (one, other), (its, others), payloads, sizes, sources, kinds)
+        _attack(self._state, (one, other), (its, others), payloads, sizes, sources, kinds, self._room)
         sources[sources > cases.RANKS] = cases.RANKS
         framed(self._heads, payloads, sizes, sources, frames)
         before, known = self._memory(), (self._mine.copy(), self.udp.ledger())
