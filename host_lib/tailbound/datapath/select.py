@@ -58,7 +58,8 @@ def open_datapath(name: str, interface_name: str | None, config: Config, towards
             try:
                 width = row_width(config.width, found.mtu, linear=linear_of(found.name))
                 rows = ring_rows(config.ring(width), width, config.ranks)
-                return XdpDatapath.attach(found.name, config.port or DEFAULT_PORT, width, *rows)
+                port = config.port or DEFAULT_PORT
+                return XdpDatapath.attach(found.name, port, width, *rows, keyed=config.keyed)
             except (CapabilityError, AttachError) as error:
                 if name == "xdp" or XdpDatapath.is_ours(found.name):
                     raise

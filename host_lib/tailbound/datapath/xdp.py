@@ -99,6 +99,8 @@ class XdpDatapath:
         result_rows: int = 8192,
         loader: str = "auto",
         mode: str = "native",
+        *,
+        keyed: bool = False,
     ) -> XdpDatapath:
         """Makes maps, loads and attaches the program; all of it goes when this process ends.
 
@@ -106,13 +108,14 @@ class XdpDatapath:
             width: W, codes of a full row; a multiple of 64.
             sum_rows, result_rows: rows of the rings; powers of two.
             loader: ``auto``, ``object``, ``bcc`` or ``clang``.
+            keyed: for a job with a key, which takes a second program; others need not wait for it.
 
         Raises:
             ConfigError: interface, port or sizes that cannot be.
             CapabilityError: compiler, privilege or kernel feature missing.
             AttachError: the interface refuses, or a program is there.
         """
-        maps, program, link, tagged = _attach(interface, port, width, sum_rows, result_rows, loader, mode)
+        maps, program, link, tagged = _attach(interface, port, width, sum_rows, result_rows, loader, mode, keyed=keyed)
         try:
             return cls(maps, interface, port, program, link, tagged=tagged)
         except BaseException:
@@ -134,7 +137,7 @@ class XdpDatapath:
     ) -> None:
         """Attaches for good, for processes of ``group`` (a group id) to ``open``. Arguments and errors: ``attach``."""
         maps, program, link, tagged = _attach(
-            interface, port, width, sum_rows, result_rows, loader, "native", replace=replace
+            interface, port, width, sum_rows, result_rows, loader, "native", keyed=True, replace=replace
         )
         try:
             there = interfaces.xdp_below(interface)
@@ -253,6 +256,7 @@ def _attach(
     loader: str,
     mode: str,
     *,
+    keyed: bool,
     replace: bool = False,
 ) -> tuple[Maps, int, int, bool]:
     if not 0 < port < 65536:
@@ -266,7 +270,7 @@ def _attach(
     try:
         maps.arrays["control"]["address"] = _own_address(interface)
         program = load.load_worker(maps.fds, port=port, width=width, result_rows=result_rows, vlan=vlan, loader=loader)
-        tagged = _load_tagged(maps, port, width, result_rows, vlan, loader)
+        tagged = keyed and _load_tagged(maps, port, width, result_rows, vlan, loader)
         if replace:  # only now, when the new program is known to load
             pin.remove(interface)
         link = attaching.attach(program, device, mode)

@@ -127,8 +127,7 @@ def load_worker(
     Raises:
         CapabilityError: see ``load``.
     """
-    defines = {"TB_PORT": port, "TB_WIDTH": width, "TB_RESULT_ROWS": result_rows, "TB_VLAN": vlan}
-    return load("worker.bpf.c", WORKER, defines, WORKER_MAP_NAMES, fds, loader)
+    return _load_receiver("worker.bpf.c", WORKER, fds, port, width, result_rows, vlan, loader)
 
 
 def load_tagged(
@@ -141,9 +140,15 @@ def load_tagged(
     Raises:
         CapabilityError: see ``load``.
     """
-    defines = {"TB_PORT": port, "TB_WIDTH": width, "TB_RESULT_ROWS": result_rows, "TB_VLAN": vlan}
-    program = load("tagged.bpf.c", TAGGED, defines, WORKER_MAP_NAMES, fds, loader)
+    program = _load_receiver("tagged.bpf.c", TAGGED, fds, port, width, result_rows, vlan, loader)
     try:
         syscalls.map_update(fds[PROGRAMS], struct.pack("=I", 0), struct.pack("=I", program))
     finally:
         os.close(program)
+
+
+def _load_receiver(
+    source: str, function: str, fds: Mapping[str, int], port: int, width: int, result_rows: int, vlan: int, loader: str
+) -> int:
+    defines = {"TB_PORT": port, "TB_WIDTH": width, "TB_RESULT_ROWS": result_rows, "TB_VLAN": vlan}
+    return load(source, function, defines, WORKER_MAP_NAMES, fds, loader)
