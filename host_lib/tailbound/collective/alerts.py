@@ -287,7 +287,26 @@ class Unheard:
         return bool(state["cookie"] == self._known.cookie and serial_distance(int(state["newest"]), self._first) >= 0)
 
 
-class Withdrawn:
+class _Watch:
+    """Looks now and then whether something is wrong with the program that receives here, and says so once."""
+
+    def __init__(self) -> None:
+        self._again, self._said = 0, False
+
+    def look(self, now: int) -> TransportError | None:
+        """The error, once; to be called now and then."""
+        if self._said or now < self._again:
+            return None
+        self._again = now + _UNHEARD_EVERY
+        wrong = self._wrong()
+        self._said = wrong is not None
+        return TransportError(wrong) if wrong is not None else None
+
+    def _wrong(self) -> str | None:
+        raise NotImplementedError
+
+
+class Withdrawn(_Watch):
     """The program that receives here was detached or replaced while the job runs: an error, not losses for ever.
 
     Args:
@@ -296,24 +315,20 @@ class Withdrawn:
     """
 
     def __init__(self, datapath: Datapath, rank: int) -> None:
+        super().__init__()
         self._datapath, self._rank = datapath, rank
-        self._again, self._said = 0, False
 
-    def look(self, now: int) -> TransportError | None:
-        """The error, once; to be called now and then."""
-        if self._said or now < self._again:
+    def _wrong(self) -> str | None:
+        if not self._datapath.withdrawn:
             return None
-        self._again, self._said = now + _UNHEARD_EVERY, self._datapath.withdrawn
-        if not self._said:
-            return None
-        return TransportError(
+        return (
             f"rank {self._rank}: the program on {self._datapath.interface} was detached or replaced while this job "
             "runs (`tailbound detach`, `attach --replace`), so that nothing can be received any more: start this rank "
             "again; attach between two jobs"
         )
 
 
-class Disarmed:
+class Disarmed(_Watch):
     """Somebody told the program that receives here that this job has no key: an error, not packets that anybody makes.
 
     Args:
@@ -322,18 +337,13 @@ class Disarmed:
     """
 
     def __init__(self, known: Known, *, armed: bool) -> None:
-        self._known = known
-        self._again, self._said = 0, not armed
+        super().__init__()
+        self._known, self._armed = known, armed
 
-    def look(self, now: int) -> TransportError | None:
-        """The error, once; to be called now and then."""
-        if self._said or now < self._again:
+    def _wrong(self) -> str | None:
+        if not self._armed or self._known.store.control["tagged"][0]:
             return None
-        self._again = now + _UNHEARD_EVERY
-        self._said = not self._known.store.control["tagged"][0]
-        if not self._said:
-            return None
-        return TransportError(
+        return (
             f"rank {self._known.rank}: another process has switched the check of tags off while this job runs, so that "
             "packets without the key may have counted: look who may open its maps (docs/security.md)"
         )
