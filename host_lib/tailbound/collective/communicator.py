@@ -270,13 +270,11 @@ class Communicator:
             reliable=self.reliable.port,
             switch=str(config.switch or ""),
         )
-        if master is None:
-            if before is not None:
-                return rendezvous.come_back(own, before)
-            return rendezvous.exchange(self._store, own, self._prefix, timeout)
-        own = dataclasses.replace(own, nonce=secrets.token_hex(16))
-        own = dataclasses.replace(own, proof=keys.prove(master, dataclasses.asdict(own)))
-        verify = partial(keys.verify, master)
+        verify = rendezvous.unproven
+        if master is not None:
+            own = dataclasses.replace(own, nonce=secrets.token_hex(16))
+            own = dataclasses.replace(own, proof=keys.prove(master, dataclasses.asdict(own)))
+            verify = partial(keys.verify, master)
         if before is not None:
             return rendezvous.come_back(own, before, verify)
         return rendezvous.exchange(self._store, own, self._prefix, timeout, verify)

@@ -51,7 +51,7 @@ class FlowControl:
         self.queue = SendQueue(job.sender, Pacer(peers, gap=datapath.gap, speed=self._believed), prober, job.now)
         self.incast = Incast(len(peers))
         self._again = 0
-        self._marked = int(self._states["marked"].sum())  # packets of peers that came with CE, as of the last op
+        self._marked = self.marked  # packets of peers that came with CE, as of the last op
         self._tip: int | None = None  # newest op up to which all results have been queued; None: none yet
 
     def turn(self, now: int) -> None:

@@ -277,17 +277,12 @@ class Reliable:
                     status, parts = 1, [memoryview(f"{type(error).__name__}: {error}".encode())]
                 sock.settimeout(_SILENCE)
                 head = _ANSWER.pack(_MAGIC, status, sum(part.nbytes for part in parts))
-                if tags is None:
-                    sock.sendall(head)
-                    for part in parts:
-                        for at in range(0, part.nbytes, _CHUNK):  # the timeout is that of a call
-                            sock.sendall(part[at : at + _CHUNK])
-                    return
-                sock.sendall(head + tags.next(head))
+                sock.sendall(head + (tags.next(head) if tags else b""))
                 for pieces in _cut(parts, _CHUNK):
-                    for piece in pieces:
+                    for piece in pieces:  # the timeout is that of a call
                         sock.sendall(piece)
-                    sock.sendall(tags.next(*pieces))
+                    if tags is not None:
+                        sock.sendall(tags.next(*pieces))
         except (OSError, EOFError) as error:
             log.debug("rank %d: an answer over the reliable path did not get through: %s", self._rank, error)
         finally:

@@ -30,6 +30,10 @@ _EQUAL = {
 Verify: TypeAlias = "Callable[[int, Mapping[str, Any]], None]"
 
 
+def unproven(rank: int, said: Mapping[str, Any]) -> None:
+    """The greeting of a job without a key: nothing shows whose it is."""
+
+
 class Store(Protocol):
     """The part of ``torch.distributed.Store`` that is used here."""
 
@@ -90,9 +94,7 @@ def new_cookie() -> int:
     return secrets.randbelow(0xFFFFFFFF) + 1
 
 
-def exchange(
-    store: Store, own: Greeting, prefix: str, timeout: float, verify: Verify = lambda rank, said: None
-) -> list[Greeting]:
+def exchange(store: Store, own: Greeting, prefix: str, timeout: float, verify: Verify = unproven) -> list[Greeting]:
     """Sets the own greeting and returns all of them by rank, checked.
 
     Args:
@@ -138,7 +140,7 @@ def under_way(store: Store, rank: int, ranks: int, prefix: str) -> list[str] | N
     return None
 
 
-def come_back(own: Greeting, texts: list[str], verify: Verify = lambda rank, said: None) -> list[Greeting]:
+def come_back(own: Greeting, texts: list[str], verify: Verify = unproven) -> list[Greeting]:
     """Takes the place of the process before in a job under way, whose greetings are ``texts``.
 
     Raises:
