@@ -11,8 +11,8 @@
 
 #include "compat.h"
 
-#define TB_TAG_BYTES 4
-#define TB_TAG_ID 0x0fff
+#define TB_VLAN_BYTES 4
+#define TB_VLAN_ID 0x0fff
 
 /* Both Ethernet addresses, which move when a tag comes or goes. */
 struct tb_macs {
@@ -20,7 +20,7 @@ struct tb_macs {
 };
 
 /* An Ethernet header with a tag in it. */
-struct tb_tagged {
+struct tb_vlan_frame {
 	struct tb_macs macs;
 	__be16 protocol;
 	__be16 tag;
@@ -28,9 +28,9 @@ struct tb_tagged {
 };
 
 /* Takes off the tag of VLAN id. The tag with its priority, in network byte order; 0 where there is none of that VLAN. */
-static __always_inline __u32 tb_tag_off(struct xdp_md *ctx, __u16 id)
+static __always_inline __u32 tb_vlan_off(struct xdp_md *ctx, __u16 id)
 {
-	struct tb_tagged *frame = (void *)(long)ctx->data;
+	struct tb_vlan_frame *frame = (void *)(long)ctx->data;
 	struct tb_macs macs;
 	__be16 tag;
 
@@ -38,10 +38,10 @@ static __always_inline __u32 tb_tag_off(struct xdp_md *ctx, __u16 id)
 	    frame->protocol != tb_be16(ETH_P_8021Q))
 		return 0;
 	tag = frame->tag;
-	if ((tb_be16(tag) & TB_TAG_ID) != id)
+	if ((tb_be16(tag) & TB_VLAN_ID) != id)
 		return 0;
 	macs = frame->macs;
-	if (bpf_xdp_adjust_head(ctx, TB_TAG_BYTES))
+	if (bpf_xdp_adjust_head(ctx, TB_VLAN_BYTES))
 		return 0;
 	frame = (void *)(long)ctx->data;
 	if ((void *)frame + ETH_HLEN > (void *)(long)ctx->data_end)
@@ -51,17 +51,17 @@ static __always_inline __u32 tb_tag_off(struct xdp_md *ctx, __u16 id)
 }
 
 /* Puts a tag on; false where there is no room in front of the frame. */
-static __always_inline int tb_tag_on(struct xdp_md *ctx, __be16 tag)
+static __always_inline int tb_vlan_on(struct xdp_md *ctx, __be16 tag)
 {
 	struct tb_macs macs;
-	struct tb_tagged *frame;
+	struct tb_vlan_frame *frame;
 
-	if (bpf_xdp_adjust_head(ctx, -TB_TAG_BYTES))
+	if (bpf_xdp_adjust_head(ctx, -TB_VLAN_BYTES))
 		return 0;
 	frame = (void *)(long)ctx->data;
 	if ((void *)(frame + 1) > (void *)(long)ctx->data_end)
 		return 0;
-	macs = *(struct tb_macs *)((void *)frame + TB_TAG_BYTES);
+	macs = *(struct tb_macs *)((void *)frame + TB_VLAN_BYTES);
 	frame->macs = macs;
 	frame->protocol = tb_be16(ETH_P_8021Q);
 	frame->tag = tag;

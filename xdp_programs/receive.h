@@ -13,11 +13,11 @@ static __always_inline int tb_receive(struct xdp_md *ctx)
 	int action;
 
 	if (vlan)
-		tag = tb_tag_off(ctx, vlan);
+		tag = tb_vlan_off(ctx, vlan);
 	action = tb_ingest(ctx);
 	if (vlan && action == XDP_TX && !tag)
 		tag = tb_be16(vlan);
-	if (vlan && tag && action != XDP_DROP && !tb_tag_on(ctx, tag))
+	if (vlan && tag && action != XDP_DROP && !tb_vlan_on(ctx, tag))
 		return XDP_ABORTED;
 	return action;
 }
