@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -363,25 +364,31 @@ def test_port_taken(wire: list[str]) -> None:
     assert interfaces.xdp_on("tbx") is None
 
 
-def test_probe_through_the_stack(wire: list[str]) -> None:
-    """A probe is answered by XDP_TX, past the sleeping host."""
+@contextlib.contextmanager
+def answered(wire: list[str]) -> Iterator[XdpDatapath]:
+    """Rank 0 with a job, whose XDP_TX arrives: over veth it needs a program at the other end. The test is there."""
     path = XdpDatapath.attach("tbx", cases.PORT, **SIZES)
     passes = syscalls.prog_load(PASS_ALL, name="passes")
     veths.go(wire[1])
-    link = attach.attach(passes, "tbx")  # XDP_TX over veth needs a program at the other end
+    link = attach.attach(passes, "tbx")
     try:
         activate(path)
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
-            out.bind((cases.ip_of(1), cases.PORT))
-            out.settimeout(20)
-            out.sendto(cases.control_packet(PacketType.PROBE), (cases.ip_of(0), cases.PORT))
-            echo = out.recv(4096)
-        assert (echo[1], echo[14], echo[15]) == (PacketType.ECHO, 0, 1)
+        yield path
     finally:
         veths.go(wire[0])
         os.close(link)
         os.close(passes)
         path.close()
+
+
+def test_probe_through_the_stack(wire: list[str]) -> None:
+    """A probe is answered by XDP_TX, past the sleeping host."""
+    with answered(wire), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
+        out.bind((cases.ip_of(1), cases.PORT))
+        out.settimeout(20)
+        out.sendto(cases.control_packet(PacketType.PROBE), (cases.ip_of(0), cases.PORT))
+        echo = out.recv(4096)
+    assert (echo[1], echo[14], echo[15]) == (PacketType.ECHO, 0, 1)
 
 
 def test_a_vlan_through_the_wire(wire: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,12 +401,7 @@ def test_a_vlan_through_the_wire(wire: list[str], monkeypatch: pytest.MonkeyPatc
         packet = scapy.IP(src=cases.ip_of(1), dst=cases.ip_of(0)) / scapy.UDP(sport=cases.PORT, dport=cases.PORT)
         return bytes(scapy.Ether(src=other, dst=own) / scapy.Dot1Q(vlan=vlan) / packet / body)
 
-    path = XdpDatapath.attach("tbx", cases.PORT, **SIZES)
-    passes = syscalls.prog_load(PASS_ALL, name="passes")
-    veths.go(wire[1])
-    link = attach.attach(passes, "tbx")  # XDP_TX over veth needs a program at the other end
-    try:
-        activate(path)
+    with answered(wire) as path:
         with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL)) as out:
             out.bind(("tbx", 0))
             out.setsockopt(_SOL_PACKET, _AUXDATA, 1)  # where the kernel puts the tags of what comes in
@@ -414,11 +416,6 @@ def test_a_vlan_through_the_wire(wire: list[str], monkeypatch: pytest.MonkeyPatc
         (tag,) = struct.unpack_from("=H", told[0][2], 16)
         assert (tag, scapy.str2mac(echo[:6]), echo[42 + 1]) == (5, other, PacketType.ECHO)
         assert counted(path) == {Verdict.STORED: 1, Verdict.REFLECTED: 1}
-    finally:
-        veths.go(wire[0])
-        os.close(link)
-        os.close(passes)
-        path.close()
 
 
 def test_no_privilege(wire: list[str]) -> None:
