@@ -33,12 +33,10 @@ _TELLS = "TAILBOUND_INTERFACE=NAME tells it, or MASTER_ADDR=HOST with the name o
 
 @dataclass(frozen=True)
 class Interface:
-    """One network interface."""
+    """One network interface. Of a VLAN's all but name, state and MTU is that of the device below."""
 
     name: str
-    device: (
-        str  #: carries its frames: another one for an interface of a VLAN, whose facts these are but for MTU and state
-    )
+    device: str  #: carries its frames: itself, but for a VLAN's
     up: bool
     mtu: int
     driver: str | None
@@ -47,9 +45,7 @@ class Interface:
     tx_queues: int
     tx_most: int | None  #: most queues for sending that there can be; None where the driver does not say
     lro: bool | None  #: large receive offload on (it would hide packet borders)
-    vlan_stripping: (
-        bool | None
-    )  #: tags are taken off before the program sees the frame; false for a VLAN's, where that is right
+    vlan_stripping: bool | None  #: tags go before the program sees the frame; false for a VLAN's, where that is right
     linear: int  #: bytes of a frame that the driver hands over in one piece (``kernel.linear``); 0: none
     hashes_udp_ports: bool | None  #: receive-side scaling looks at UDP ports; None where the driver does not say
     xdp_program: int | None  #: id of the XDP program that is attached
