@@ -300,9 +300,9 @@ class _Watch:
         self._again = now + _UNHEARD_EVERY
         wrong = self._wrong()
         self._said = wrong is not None
-        return TransportError(wrong) if wrong is not None else None
+        return wrong
 
-    def _wrong(self) -> str | None:
+    def _wrong(self) -> TransportError | None:
         raise NotImplementedError
 
 
@@ -318,10 +318,10 @@ class Withdrawn(_Watch):
         super().__init__()
         self._datapath, self._rank = datapath, rank
 
-    def _wrong(self) -> str | None:
+    def _wrong(self) -> TransportError | None:
         if not self._datapath.withdrawn:
             return None
-        return (
+        return TransportError(
             f"rank {self._rank}: the program on {self._datapath.interface} was detached or replaced while this job "
             "runs (`tailbound detach`, `attach --replace`), so that nothing can be received any more: start this rank "
             "again; attach between two jobs"
@@ -340,10 +340,10 @@ class Disarmed(_Watch):
         super().__init__()
         self._known, self._armed = known, armed
 
-    def _wrong(self) -> str | None:
+    def _wrong(self) -> TransportError | None:
         if not self._armed or self._known.store.control["tagged"][0]:
             return None
-        return (
+        return TransportError(
             f"rank {self._known.rank}: another process has switched the check of tags off while this job runs, so that "
             "packets without the key may have counted: look who may open its maps (docs/security.md)"
         )
