@@ -147,6 +147,14 @@ def test_who_is_hardly_late_stays(lateness: dict[int, int]) -> None:
         assert shares.observe(seen(lateness))[1]
 
 
+def test_of_two_ranks_none_goes_for_being_late() -> None:
+    """All rows with one rank would double what it has to do, and send as many bytes one after the other."""
+    shares = Shares(2)
+    for _ in range(50):
+        assert shares.observe(seen({0: 500}, pace=400)) == (1, 1)
+    assert steps_until(shares, seen({}, absent={0}), (0, 1)) == 1
+
+
 def test_lateness_is_measured_against_the_pace_of_an_op() -> None:
     slow, fast, just = Shares(4), Shares(4), Shares(4)
     for _ in range(50):

@@ -277,7 +277,7 @@ class PeerOwned:
             late = [p for p in job.membership.owners if not job.records.published(p, op.label)]
             flows = [(int(by_owner[p]), counts[p]) for p in late]
             ended = op.fetch.begun if op.fetch is not None else op.spans.decoding
-            cut_off(job, op, op.second, ended - op.spans.sealed, flows)
+            cut_off(job, op, op.second, ended - (op.spans.sealed or op.start), flows)
 
 
 def _nobody_had_any(known: Known, op: Op) -> bool:

@@ -142,7 +142,7 @@ def note(job: Speaker, op: Op, why: str, now: int) -> None:
         job.deadlines.step(op.place.step, op.launch.launched, now, last=op.place.layout.last, cut=cut)
     pending = job.pending
     crowded = bool(pending) and op.start - pending[-1].start < _APART and job.deadlines.warm(op.flow_bytes)
-    if in_step and op.start and job.sequence.stable and not op.cold and not op.outcome.skipped and not crowded:
+    if in_step and op.start and job.sequence.stable and not op.cold and not crowded:
         if len(pending) >= _PENDING_MOST:
             pending.popleft()
         record, counts = job.records.of(op.label), op.place.placement.shares
@@ -154,7 +154,8 @@ def note(job: Speaker, op: Op, why: str, now: int) -> None:
                 flow_bytes=op.flow_bytes,
                 start=op.start,
                 waited=op.start - op.admitted if op.admitted <= op.start else None,
-                sealed=op.spans.sealed or now,
+                # who owns nothing has sealed nothing: for it results are on their way from the start
+                sealed=op.spans.sealed or (now if op.switched else op.start),
                 own=0 if job.self_late or not op.own_present else op.own_in,
                 waited_for=tuple(p for p in job.membership.live if p not in op.abstainers) if waits else (),
                 suspects=tuple(job.membership.contribution.suspects - job.membership.gone) if waits else (),

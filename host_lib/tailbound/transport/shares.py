@@ -2,7 +2,7 @@
 
 A rank that is late with its gradient holds up only its own rows' share of the work if it owns nothing: after it has
 come, its contributions go out while results come in, about one buffer's time instead of 2 (N - 1) / N of it
-(StragglAR's gain, for any number of ranks and several stragglers at once). clock-22.
+(StragglAR's gain, for any number of ranks from three on, and several stragglers at once). clock-22.
 
 Every change costs an agreement, so nothing follows a single observation: going and coming back need several alike, and
 coming back needs more of them each time that a rank has to go again.
@@ -10,6 +10,7 @@ coming back needs more of them each time that a rank has to go again.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Collection, Mapping
@@ -125,7 +126,9 @@ class Shares:
     def observe(self, seen: Observation) -> tuple[int, ...]:
         """Takes one observation; returns the weights that the next map should have, by rank."""
         slow = levels(seen.speeds, len(self._ranks))
-        limit = late_limit(seen.lateness.values(), seen.pace)
+        limit: float = late_limit(seen.lateness.values(), seen.pace)
+        if len(self._ranks) == 2:
+            limit = math.inf  # half of a buffer out and half in, or a whole one either way: nothing to gain
         for rank, state in enumerate(self._ranks):
             lateness = seen.lateness.get(rank, 0)
             if rank in seen.absent:
