@@ -351,10 +351,8 @@ class Transpose:
         self._silence = 0
         until = job.now() + min(_LINGER, config.deadline_1 + config.deadline_2 or _LINGER)
         while job.membership.owners and (now := job.now()) < until:
-            for data in job.datapath.control_packets():
-                self._inbox.take(data, self._ops)
             job.flow.turn(now)
-            again = answer(job, self._window, now)
+            again = self._serve(now)
             self._sleep(min(again, until) if again else until)
 
     def _closed(self) -> TransportError:
@@ -407,6 +405,12 @@ class Transpose:
     def _first(self, end: int, now: int) -> int:
         """When to wake up first, before the next turn at ``end``."""
         return min(self._silence or end, self.job.flow.queue.again or end, end, now + _LONGEST_SLEEP)
+
+    def _serve(self, now: int) -> int:
+        """Takes in what others ask for, and answers; returns when to go on with that, ns (0: nothing left)."""
+        for data in self.job.datapath.control_packets():
+            self._inbox.take(data, self._ops)
+        return answer(self.job, self._window, now)
 
     def _listen(self, now: int) -> None:
         """Asks for marks where nothing comes any more, and notes when to look again."""
@@ -465,6 +469,8 @@ class Transpose:
                 look, moved = self._look(op, now, holds=bool(holding))
                 looks.append(look)
                 everything |= moved  # others may stand otherwise by it
+                if moved:  # coding a large op takes tens of milliseconds, and others wait for answers meanwhile
+                    self._serve(job.now())
         self._unsettled = running.changed()  # by one op: those before it have not been looked at since
         self._listen(job.now())
         looks.append(answer(job, window, job.now()))
