@@ -6,7 +6,7 @@ import pytest
 
 from sim.team import sim_team
 from support import gradients
-from tailbound.simulate.fabric import MS
+from tailbound.simulate.fabric import MS, Terms
 from tailbound.transport.deadline import LEAST, WARM_UP_OPS
 
 RANKS, WIDTH = 3, 64
@@ -56,3 +56,18 @@ def test_given_deadlines_are_advertised_from_the_start() -> None:
         job.allreduce(gradients("U", 2, NUMEL, seed=1))
         for c in job.communicators:
             assert int(c.job.store.peer_states[c.job.peers[0]]["deadline"]) == 10_000
+
+
+def test_where_some_rows_are_always_lost_a_deadline_leaves_time_to_ask_for_them() -> None:
+    """An answer takes a round trip of 30 ms, and all rows that are not lost come within 3. Rule: clock-5."""
+    terms = Terms(latency=15 * MS, loss=0.03)
+    with sim_team(RANKS, LEARNED | {"share_rows": False}, terms=terms) as job:
+        inputs = gradients("U", RANKS, NUMEL, seed=1)
+        for _ in range(60):
+            job.allreduce(inputs)
+        expected = delivered = 0
+        for _ in range(60):
+            for _, outcome in job.allreduce(inputs):
+                expected, delivered = expected + outcome.expected, delivered + outcome.delivered
+        assert delivered > 0.9995 * expected
+        assert all(c.job.deadlines.advertised < 500 * MS for c in job.communicators)

@@ -135,7 +135,7 @@ class FlowControl:
             return
         job, own = self._job, op.place.placement.shares[self._job.rank]
         through = [p for p in job.membership.live if p not in op.abstainers and job.records.contributed(p, op.label)]
-        asked = op.first.repair.asked if op.first.repair is not None and not job.repairs.warming(op.plain) else {}
+        asked = op.first.asked if not job.repairs.warming(op.plain) else {}
         lost = sum(max(own - summed[p], len(asked.get(p, ()))) for p in through if summed[p] > 0)
         self.incast.follow(len(job.membership.live))
         self.incast.observe(own * len(through), lost, marks, packets)

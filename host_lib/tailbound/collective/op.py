@@ -6,13 +6,14 @@ for the results of all rows. Where a switch owns the rows, the first half has no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.codec.owners import Places
 from tailbound.codec.records import Coding
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.coder import HOST, Coder, Values
@@ -141,6 +142,11 @@ class Half:
     #: what its deadline cut off (``stage.cut``): how long the slowest flow would have taken, ns, and the share of rows
     cut: int | None = None
     lost: float = 0.0
+
+    @property
+    def asked(self) -> Mapping[int, Places]:
+        """Rows that were asked for again, by the rank that was asked."""
+        return self.repair.asked if self.repair is not None else {}
 
 
 @dataclass(slots=True)
@@ -275,6 +281,7 @@ class Pending:
         waited: from the own launch to ``start``, ns; None: it was launched later.
         sealed: when the own rows were sealed, or the switch was first asked to release rows.
         own: when the own rows were summed; 0: they did not take part.
+        mended: when the last of the rows that were asked for again was in; 0: there were none, or they did not come.
         waited_for, suspects: ranks whose contributions were waited for, and those that were not since they are suspect.
         owners: ranks whose results were waited for.
         complete: when the last result was in, as far as this rank has noticed.
@@ -293,6 +300,7 @@ class Pending:
     waited: int | None
     sealed: int
     own: int
+    mended: int
     waited_for: tuple[int, ...]
     suspects: tuple[int, ...]
     owners: tuple[int, ...]

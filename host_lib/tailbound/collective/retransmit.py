@@ -21,10 +21,9 @@ from tailbound.wire.schema import Flag, PacketType
 
 def settle_contributions(job: Job, view: View) -> None:
     """Counts, at the seal, what repair has brought."""
-    if view.op.first.repair is not None:
-        for rank, places in view.op.first.repair.asked.items():
-            lost = np.intersect1d(places, view.unsummed(rank), assume_unique=True)
-            _count(job, Stage.CONTRIBUTIONS, rank, len(places), len(places) - len(lost))
+    for rank, places in view.op.first.asked.items():
+        lost = np.intersect1d(places, view.unsummed(rank), assume_unique=True)
+        _count(job, Stage.CONTRIBUTIONS, rank, len(places), len(places) - len(lost))
 
 
 def settle_results(job: Job, op: Op) -> None:

@@ -157,6 +157,7 @@ def note(job: Speaker, op: Op, why: str, now: int) -> None:
                 # who owns nothing has sealed nothing: for it results are on their way from the start
                 sealed=op.spans.sealed or (now if op.switched else op.start),
                 own=0 if job.self_late or not op.own_present else op.own_in,
+                mended=op.spans.sealed if op.first.why == "complete" and op.first.asked else 0,
                 waited_for=tuple(p for p in job.membership.live if p not in op.abstainers) if waits else (),
                 suspects=tuple(job.membership.contribution.suspects - job.membership.gone) if waits else (),
                 owners=tuple(p for p in job.membership.owners if counts[p]),
@@ -212,6 +213,8 @@ def _of_peers(job: Speaker, one: Pending, record: np.void) -> Sample:
     transfers = [transfer * 1000] if transfer >= 0 else []
     if open_rows and one.transfer_cut is not None:  # its last row never came
         transfers.append(one.transfer_cut)
+    if one.mended and late_by is not None:  # the last row that was sent came before those that were sent again
+        transfers.append(max(0, one.mended - one.start - late_by))
     last = max(opened + results * 1000 if results else 0, one.complete)
     ends = [max(0, last - one.sealed)] if last else []
     if open_results and one.results_cut is not None:
