@@ -148,10 +148,12 @@ _Static_assert(sizeof(struct tb_arrival) == 16, "tb_arrival");
 
 /* A registered rank; written by the host. */
 struct tb_peer {
-	__u32 address; /* IPv4 address, network byte order; 0: not registered */
+	__u32 address; /* IPv4 address, or the last 32 bits of an IPv6 one; network byte order */
 	__u32 live; /* 1: counted for completion, tail and majority */
+	__u32 prefix[3]; /* the first 96 bits of an IPv6 address; 0, and address too: not registered */
+	__u32 pad; /* 0 */
 };
-_Static_assert(sizeof(struct tb_peer) == 8, "tb_peer");
+_Static_assert(sizeof(struct tb_peer) == 24, "tb_peer");
 
 /* Latest marks of one rank; written by the program under the peer's lock, only when they rise. */
 struct tb_peer_state {
@@ -177,7 +179,7 @@ struct tb_control {
 	__u32 cookie; /* job */
 	__u32 rank; /* own rank */
 	__u32 ranks; /* world size */
-	__u32 address; /* own IPv4 address, network byte order; kept between jobs; what is for others passes */
+	__u32 address; /* own address, as in tb_peer; kept between jobs; what is for others passes */
 	__u32 group; /* the job's multicast group, network byte order, or 0 */
 	__u32 map_id; /* owner map in force */
 	__u32 map_since; /* first op of map_id; older ops are taken under map_before */
@@ -191,11 +193,11 @@ struct tb_control {
 	__u32 released; /* newest op over here: late rows may open its record; records reach OP_STEPS steps further */
 	__u32 sum_rows; /* sums ring in use, a power of two: pinned maps may have been made for fewer ranks */
 	__u32 tagged; /* 1: packets carry tags, and both keys are in force; 0: checks */
+	__u32 prefix[3]; /* what is before address in an own IPv6 address; 0 for IPv4 */
 	__u32 pad; /* 0 */
-	__u32 pad2; /* 0 */
 	__u64 live[4]; /* bitmap of live ranks other than this one */
 };
-_Static_assert(sizeof(struct tb_control) == 112, "tb_control");
+_Static_assert(sizeof(struct tb_control) == 120, "tb_control");
 
 /* How many result rows of an op are to come from peers; written by the host. */
 struct tb_expect_results {
@@ -256,23 +258,25 @@ _Static_assert(sizeof(struct tb_fault_counts) == 72, "tb_fault_counts");
 /* Which bursts leave for all live peers; written by the host, mmapped. `active` is written last. */
 struct tb_fanout {
 	__u32 active; /* 0: nothing is cloned */
-	__u32 address; /* source of the bursts: own IPv4 address, network byte order */
+	__u32 address; /* source of the bursts: own address, as in tb_peer */
 	__u16 port; /* source of the bursts: the first of their UDP ports, host byte order */
 	__u16 lead; /* the rank that bursts are addressed to; what goes to others is left alone */
 	__u16 copies; /* entries of order */
 	__u16 ports; /* so many source ports from port on */
+	__u32 prefix[3]; /* what is before address in an own IPv6 address */
+	__u32 pad; /* 0 */
 	__u8 order[256]; /* live ranks other than the lead, in the order in which copies leave */
 };
-_Static_assert(sizeof(struct tb_fanout) == 272, "tb_fanout");
+_Static_assert(sizeof(struct tb_fanout) == 288, "tb_fanout");
 
 /* Where copies for one rank go; written by the host. */
 struct tb_fanout_peer {
-	__u32 address; /* IPv4 address, network byte order; 0: not known */
-	__u16 port; /* UDP port, network byte order */
+	__u32 address; /* as in tb_peer */
+	__u16 port; /* UDP port, network byte order; 0: not known */
 	__u8 mac[6]; /* Ethernet address of the next hop */
-	__u32 pad; /* 0 */
+	__u32 prefix[3]; /* as in tb_peer */
 };
-_Static_assert(sizeof(struct tb_fanout_peer) == 16, "tb_fanout_peer");
+_Static_assert(sizeof(struct tb_fanout_peer) == 24, "tb_fanout_peer");
 
 /* What left for one rank, per cpu. */
 struct tb_fanout_counts {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * From a frame to a Tailbound packet, with every bound checked. What is not ours (other protocols, VLAN,
- * IP options, fragments, other ports and addresses) is told apart before anything of it is judged.
+ * IP options, fragments, other ports and addresses, and of IP the other family) is told apart before anything of it is
+ * judged.
  *
  * The frame must end where the IP packet ends: then data_end is the end of the codes, and the loops over
  * them need no second bound. (Ethernet pads frames only below 60 bytes; ours have at least 106.)
@@ -12,21 +13,22 @@
 #include "compat.h"
 
 #include "abi.h"
+#include "ip.h"
 #include "wire.h"
 
 /* Answers besides the verdicts of abi.h. */
 #define TB_FOREIGN 0x100 /* not ours: pass it, count nothing */
 #define TB_GO_ON 0x101 /* no verdict yet */
 
-/* Offsets in a frame of ours: Ethernet, IPv4 without options, UDP, header, codes. */
+/* Offsets in a frame of ours: Ethernet, IP without options, UDP, header, codes. */
 #define TB_IP_OFFSET 14
-#define TB_UDP_OFFSET 34
-#define TB_HEAD_OFFSET 42
-#define TB_CODES_OFFSET 106
+#define TB_UDP_OFFSET (TB_IP_OFFSET + TB_IP_BYTES)
+#define TB_HEAD_OFFSET (TB_UDP_OFFSET + 8)
+#define TB_CODES_OFFSET (TB_HEAD_OFFSET + TB_HEADER_BYTES)
 
 struct tb_frame {
 	struct ethhdr *eth;
-	struct iphdr *ip;
+	tb_ip_header *ip;
 	struct udphdr *udp;
 	struct tb_header *head;
 	__u8 *codes;
@@ -47,35 +49,16 @@ static __always_inline int tb_frame_of(struct xdp_md *ctx, struct tb_frame *f)
 	return data + TB_CODES_OFFSET <= f->end;
 }
 
-/* The last two bits of an IP header's tos (RFC 3168), and the one by which CE differs from ECT(0). */
-#define TB_ECN_MASK 3
-#define TB_ECN_CE 3
-#define TB_ECN_LAST 1
-
-/* CE becomes ECT(0) again. That lowers a word of the header by one, so its checksum, in one's complement, rises by one. */
-static __always_inline void tb_unmark(struct iphdr *ip)
-{
-	__u32 sum;
-
-	if ((ip->tos & TB_ECN_MASK) != TB_ECN_CE)
-		return;
-	ip->tos &= ~TB_ECN_LAST;
-	sum = tb_be16(ip->check) + 1;
-	ip->check = tb_be16((__u16)(sum + (sum >> 16)));
-}
-
 /*
- * Whether a frame is for us: UDP over IPv4 without options or fragments, to our port and our address or group. Other
- * addresses are those of somebody behind this interface (a bridge, a guest), or what a switch has flooded.
+ * Whether a frame is for us: UDP over our family of IP, to our port and our address or group (of IPv4). Other addresses
+ * are those of somebody behind this interface (a bridge, a guest), or what a switch has flooded.
  */
-static __always_inline int tb_names_us(const struct ethhdr *eth, const struct iphdr *ip,
+static __always_inline int tb_names_us(const struct ethhdr *eth, const tb_ip_header *ip,
 				       const struct udphdr *udp, __u16 port, __be32 address,
-				       __be32 group)
+				       const __be32 *prefix, __be32 group)
 {
-	return eth->h_proto == tb_be16(ETH_P_IP) && *(const __u8 *)ip == 0x45 &&
-	       ip->protocol == TB_IPPROTO_UDP && !(ip->frag_off & tb_be16(0x3fff)) &&
-	       udp->dest == tb_be16(port) &&
-	       (ip->daddr == address || (group && ip->daddr == group));
+	return tb_ip_plain(eth, ip) && udp->dest == tb_be16(port) &&
+	       (tb_ip_to(ip, address, prefix) || (group && tb_ip_to_group(ip, group)));
 }
 
 /*
@@ -83,11 +66,11 @@ static __always_inline int tb_names_us(const struct ethhdr *eth, const struct ip
  * empty (mlx5 with a striding queue). They are brought together here, only to see whose such a frame is.
  */
 struct tb_pieces {
-	/* two bytes of room, then Ethernet, IPv4 and UDP, so that addresses are aligned */
-	__u64 words[6];
+	/* two bytes of room, then Ethernet, IP and UDP, so that addresses are aligned */
+	__u64 words[(2 + TB_HEAD_OFFSET + 7) / 8];
 };
 
-/* Ethernet, with IPv4 and UDP behind it; NULL where the frame has fewer bytes. */
+/* Ethernet, with IP and UDP behind it; NULL where the frame has fewer bytes. */
 static __always_inline void *tb_headers_of(struct xdp_md *ctx, struct tb_pieces *p)
 {
 	void *start = (void *)p->words + 2;
@@ -99,16 +82,16 @@ static __always_inline void *tb_headers_of(struct xdp_md *ctx, struct tb_pieces 
  * kernel-1 to kernel-4: TB_GO_ON for a well-formed packet of ours, with its number of codes; TB_FOREIGN; or the
  * reason to drop.
  *
- * address and group (0: none) are those that packets for this host may have. A frame whose linear part ends
- * elsewhere than its IP packet is either not linear or not honest.
+ * address with prefix, and group (0: none), are those that packets for this host may have. A frame whose linear part
+ * ends elsewhere than its IP packet is either not linear or not honest.
  */
-static __always_inline __u32 tb_parse(struct xdp_md *ctx, __u16 port, __be32 address, __be32 group,
-				      __u32 width, __u32 *codes)
+static __always_inline __u32 tb_parse(struct xdp_md *ctx, __u16 port, __be32 address,
+				      const __be32 *prefix, __be32 group, __u32 width, __u32 *codes)
 {
 	void *data = (void *)(long)ctx->data;
 	void *end = (void *)(long)ctx->data_end;
 	struct ethhdr *eth = data;
-	struct iphdr *ip = data + TB_IP_OFFSET;
+	tb_ip_header *ip = data + TB_IP_OFFSET;
 	struct udphdr *udp = data + TB_UDP_OFFSET;
 	struct tb_header *head = data + TB_HEAD_OFFSET;
 	__u32 total, length;
@@ -118,14 +101,14 @@ static __always_inline __u32 tb_parse(struct xdp_md *ctx, __u16 port, __be32 add
 		void *start = tb_headers_of(ctx, &p);
 
 		if (start && tb_names_us(start, start + TB_IP_OFFSET, start + TB_UDP_OFFSET, port,
-					 address, group))
+					 address, prefix, group))
 			return TB_VERDICT_NOT_LINEAR;
 		return TB_FOREIGN;
 	}
-	if (!tb_names_us(eth, ip, udp, port, address, group))
+	if (!tb_names_us(eth, ip, udp, port, address, prefix, group))
 		return TB_FOREIGN;
 
-	total = tb_be16(ip->tot_len);
+	total = tb_ip_total(ip);
 	if (end - data != total + TB_IP_OFFSET) {
 		if (bpf_xdp_get_buff_len(ctx) > (__u64)(end - data))
 			return TB_VERDICT_NOT_LINEAR;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Turns a probe round in place (kernel-18), as an echo to whoever sent it. Swapping addresses and ports leaves the IP
- * checksum as it was; the UDP checksum becomes 0 (absent), since on veth it was never made. sum is that of the probe's
- * own proof.
+ * Turns a probe round in place (kernel-18), as an echo to whoever sent it, with the checksum that its family asks for
+ * (ip.h). sum is that of the probe's own proof.
  *
  * The echo says how many packets of the prober came with CE. The probe's own mark does not go back with it: it would
  * count for the other direction.
@@ -21,7 +20,6 @@ static __always_inline void tb_reflect(const struct tb_frame *f, __u32 rank, __u
 	__u16 *mac = (__u16 *)f->eth, half;
 	tb_u64 *words = (tb_u64 *)f->head;
 	__u64 word0 = tb_word(words, 0), word1 = tb_word(words, 1), word2 = tb_word(words, 2);
-	__be32 address = f->ip->saddr;
 	__be16 port = f->udp->source;
 	int i;
 
@@ -32,11 +30,9 @@ static __always_inline void tb_reflect(const struct tb_frame *f, __u32 rank, __u
 		mac[i + 3] = half;
 	}
 	tb_unmark(f->ip);
-	f->ip->saddr = f->ip->daddr;
-	f->ip->daddr = address;
+	tb_ip_turn(f->ip);
 	f->udp->source = f->udp->dest;
 	f->udp->dest = port;
-	f->udp->check = 0;
 	f->head->type = TB_TYPE_ECHO;
 	f->head->owner = f->head->sender;
 	f->head->sender = rank;
@@ -45,6 +41,7 @@ static __always_inline void tb_reflect(const struct tb_frame *f, __u32 rank, __u
 	sum = tb_proof_moved(sum, 1, word1, tb_word(words, 1), key);
 	sum = tb_proof_moved(sum, 2, word2, tb_word(words, 2), key);
 	f->head->check = tb_be64(tb_proof(sum, f->head, key));
+	tb_udp_checksum(f->ip, f->udp, 8 + TB_HEADER_BYTES + TB_ROW_STEP);
 }
 
 #endif /* TB_REFLECT_H */

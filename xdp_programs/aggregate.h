@@ -214,7 +214,7 @@ static __always_inline int tb_relay(struct xdp_md *ctx)
 
 	tb_find(ctx, &found);
 	if (found.known)
-		verdict = tb_parse(ctx, tb_be16((__u16)found.port), found.address, 0, TB_WIDTH,
+		verdict = tb_parse(ctx, tb_be16((__u16)found.port), found.address, 0, 0, TB_WIDTH,
 				   &codes);
 	if (!port)
 		return XDP_PASS;

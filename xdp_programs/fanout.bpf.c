@@ -33,7 +33,7 @@ static __always_inline void tb_fanout_copy(struct __sk_buff *skb, const struct t
 
 	if (!peer || !counts)
 		return;
-	if (peer->address && tb_fanout_readdress(skb, o, peer) &&
+	if (peer->port && tb_fanout_readdress(skb, o, peer) &&
 	    !bpf_clone_redirect(skb, skb->ifindex, 0)) {
 		counts->clones++;
 		counts->packets += packets;

@@ -47,9 +47,10 @@ static __always_inline __u32 tb_admit(const struct tb_control *control, const st
 
 	if (tb_be32(f->head->cookie) != control->cookie)
 		return TB_VERDICT_WRONG_COOKIE;
-	if (sender == control->rank || sender >= control->ranks || !peer->address)
+	if (sender == control->rank || sender >= control->ranks ||
+	    !tb_registered(peer->address, peer->prefix))
 		return TB_VERDICT_UNKNOWN_RANK;
-	if (f->ip->saddr != peer->address)
+	if (!tb_ip_from(f->ip, peer->address, peer->prefix))
 		return TB_VERDICT_WRONG_ADDRESS;
 	return TB_GO_ON;
 }
@@ -67,8 +68,13 @@ static __always_inline __u32 tb_probe(const struct tb_control *control, const st
 		return TB_VERDICT_NOT_FOR_THIS_RANK;
 	if (p->type == TB_TYPE_PROBE) {
 		/* The answer's source is the probe's destination, which must not be the group. */
-		if (f->ip->daddr != control->address)
+		if (!tb_ip_to(f->ip, control->address, control->prefix))
 			return TB_VERDICT_WRONG_ADDRESS;
+#ifdef TB_IPV6
+		/* What the checksum of the echo is made over. */
+		if (p->codes != TB_ROW_STEP || (void *)f->codes + TB_ROW_STEP > f->end)
+			return TB_VERDICT_BAD_LENGTH;
+#endif
 		state = TB_LOOKUP(peer_states, p->sender);
 		if (!state)
 			return TB_VERDICT_UNKNOWN_RANK;
@@ -653,14 +659,15 @@ static __always_inline int tb_ingest(struct xdp_md *ctx)
 
 	if (!control)
 		return XDP_PASS;
-	verdict = tb_parse(ctx, TB_PORT, control->address, control->group, TB_WIDTH, &codes);
+	verdict = tb_parse(ctx, TB_PORT, control->address, control->prefix, control->group,
+			   TB_WIDTH, &codes);
 	if (verdict == TB_FOREIGN)
 		return XDP_PASS;
 	if (verdict == TB_GO_ON) {
 		struct tb_frame f;
 
 		if (tb_frame_of(ctx, &f))
-			tos = f.ip->tos;
+			tos = tb_ip_tos(f.ip);
 		verdict = tb_judge(ctx, control, codes, &sender, &abandoned);
 	}
 	if (!tb_likely((tos & TB_ECN_MASK) != TB_ECN_CE))

@@ -70,6 +70,7 @@ def cli() -> None:
 @click.option("--all-of-pci", metavar="VENDOR:DEVICE", help="Every interface of this kind of PCI device (`lspci -n`).")
 @click.option("--replace", is_flag=True, help="Take off what was attached before, of another version too.")
 @click.option("--port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, help="UDP port of the job.")
+@click.option("--ipv6", is_flag=True, help="For jobs over IPv6, where IFACE has an address of IPv4, too.")
 @click.option("--mtu", type=int, help="MTU of the path; without it, that of IFACE.")
 @click.option("--ring", "ring_mib", type=float, default=Config.ring_mib, metavar="MIB", help="Size of the result ring.")
 @click.option("--workers", type=int, default=2, help="Smallest world size to come: more workers, smaller sums ring.")

@@ -175,8 +175,8 @@ class Explored:
         buffer = self._buffers.get(action.name)
         if buffer is None:
             buffer = self._buffers[action.name] = np.frombuffer(bytearray(action.packet), np.uint8)
-        word = self.world.words[action.sender]
-        self._ingest(self.world.tables.context, buffer, len(action.packet), 0, word, NOW, False, self._echoes)
+        source = self.world.sources[action.sender]
+        self._ingest(self.world.tables.context, buffer, len(action.packet), 0, source, NOW, False, self._echoes)
         flat = self._ledger[: cases.RANKS]
         gained = tuple(
             (int(at) >> 6, int(at) & 63) for at in np.flatnonzero(flat) for _ in range(int(flat[at >> 6, at & 63]))

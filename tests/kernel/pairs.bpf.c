@@ -84,7 +84,8 @@ static __always_inline void tb_pair_packet(struct xdp_md *ctx, __u32 *verdict, _
 
 	if (!control)
 		return;
-	*verdict = tb_parse(ctx, TB_PORT, control->address, control->group, TB_WIDTH, &codes);
+	*verdict = tb_parse(ctx, TB_PORT, control->address, control->prefix, control->group, TB_WIDTH,
+			    &codes);
 	if (*verdict == TB_GO_ON)
 		*verdict = tb_judge(ctx, control, codes, &sender, &abandoned);
 	*ranks = abandoned.none ? 0 : abandoned.ranks[0];

@@ -38,7 +38,7 @@ PASS_ALL = bytes.fromhex("b700000002000000 9500000000000000")
 def activate(path: XdpDatapath) -> None:
     """Rank 0 of four, in the state of the cases."""
     path.reset(cases.FIRST_OP)
-    path.store.peers[1] = (cases.address_of(1), 1)
+    path.store.peers[1] = (cases.address_of(1), 1, 0, 0)
     for name, value in cases.control_values().items():
         path.store.control[name][0] = value
 

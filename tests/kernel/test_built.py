@@ -22,12 +22,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `make wheel` puts into a wheel, for rows of the tables of cases."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(built, "WIDTHS", {cases.WIDTH: 0})
+        patch.setattr(built, "WIDTHS_IPV6", {cases.WIDTH: 0})
         patch.setattr(built, "FANOUT_COPIES", (16,))
         out = tmp_path_factory.mktemp("objects")
         assert {path.name for path in built.build(out)} == {
             f"worker-{cases.WIDTH}.bpf.o", f"tagged-{cases.WIDTH}.bpf.o", f"switch-{cases.WIDTH}.bpf.o",
             f"switch_out-{cases.WIDTH}.bpf.o",
-            "fanout-16.bpf.o", "faults.bpf.o",
+            f"worker-ipv6-{cases.WIDTH}.bpf.o", f"tagged-ipv6-{cases.WIDTH}.bpf.o",
+            "fanout-16.bpf.o", "fanout-ipv6-16.bpf.o", "faults.bpf.o",
         }  # fmt: skip
     return out
 
@@ -37,6 +39,7 @@ def node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node with these objects and without any compiler."""
     monkeypatch.setattr(built, "FOLDER", folder)
     monkeypatch.setattr(built, "WIDTHS", {cases.WIDTH: 0})
+    monkeypatch.setattr(built, "WIDTHS_IPV6", {cases.WIDTH: 0})
     monkeypatch.setattr(compiling, "bcc_path", lambda: None)
     monkeypatch.setattr(compiling, "clang_path", lambda: None)
 
@@ -52,6 +55,16 @@ def test_one_object_for_every_ring(node: None, rows: int) -> None:
     finally:
         world.close()
     assert built.widths() == (cases.WIDTH,)
+
+
+def test_an_object_is_for_one_family(node: None) -> None:
+    for ipv6 in (False, True):
+        world = KernelWorld("object", ipv6=ipv6)
+        try:
+            assert world.take(cases.contribution()) == (Verdict.STORED, 1)
+        finally:
+            world.close()
+        assert built.widths(ipv6=ipv6) == (cases.WIDTH,)
 
 
 def test_an_object_takes_packets_of_its_port_alone(node: None) -> None:

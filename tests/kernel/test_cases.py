@@ -6,51 +6,12 @@ import numpy as np
 import pytest
 
 import cases
-from kernel_world import DROP, HEADERS, PASS, TX, KernelWorld, same_memory
+from case_worlds import ACTIONS, prepare, udp_after
+from kernel_world import DROP, HEADERS, same_memory
 from tailbound.kernel.frames import frame
 from tailbound.transport.config import WIDTH_MOST
 from tailbound.wire import packets
-from tailbound.wire.schema import PacketType, Verdict, op_slot
-from udp_world import World
-
-ACTIONS = {Verdict.CONTROL_PASSED: PASS, Verdict.REFLECTED: TX}
-
-
-def prepare(world: KernelWorld, case: cases.Case, *, armed: bool = False) -> None:
-    if armed:
-        world.arm()
-    for slot, (op, exponent) in case.expect.items():
-        world.store.expect[slot] = (op, exponent, 1)
-    if case.expect_results:
-        world.store.expect_results[op_slot(case.expect_results[0])] = case.expect_results
-    for packet in case.before:
-        world.take(packet)
-    if case.sealed:
-        world.sealer.seal(*case.sealed)
-    for slot, (op, exponent) in case.told.items():
-        world.store.expect[slot] = (op, exponent, 1)
-    world.control(**case.control)
-    world.ring.drain()
-
-
-def udp_after(case: cases.Case, *, armed: bool = False) -> World:
-    """The udp datapath after the same."""
-    world = World(registered=case.registered)
-    if armed:
-        world.arm()
-    for slot, (op, exponent) in case.expect.items():
-        world.store.expect[slot] = (op, exponent, 1)
-    if case.expect_results:
-        world.store.expect_results[op_slot(case.expect_results[0])] = case.expect_results
-    for packet in case.before:
-        world.take(packet)
-    if case.sealed:
-        world.tables.seal(*case.sealed)
-    for slot, (op, exponent) in case.told.items():
-        world.store.expect[slot] = (op, exponent, 1)
-    world.control(**case.control)
-    world.take(case.packet, case.source)
-    return world
+from tailbound.wire.schema import PacketType, Verdict
 
 
 @pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)

@@ -15,6 +15,7 @@ import warm_start as warm
 from left_behind import nothing_left_behind as nothing_left_behind
 from tailbound.lab.cluster import Cluster
 from tailbound.lab.topology import Link
+from tailbound.wire.address import family_of
 
 #: Long enough for a loaded machine; only a failing test ever waits for it.
 PATIENCE = 20.0
@@ -27,9 +28,10 @@ def datagram_socket() -> Iterator[Callable[..., socket.socket]]:
 
     def make(lab: Cluster, rank: int, link: Link = Link.DATA, port: int = 0) -> socket.socket:
         def inside() -> socket.socket:
-            made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            address = lab.workers[rank].address_on(link)
+            made = socket.socket(family_of(address), socket.SOCK_DGRAM)
             made.settimeout(PATIENCE)
-            made.bind((lab.workers[rank].address_on(link), port))
+            made.bind((address, port))
             return made
 
         sockets.append(lab.run(rank, inside))

@@ -7,6 +7,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -65,10 +66,10 @@ class Team:
 
 
 def _bad_checksums() -> int:
-    names, values = (
-        line.split() for line in Path("/proc/thread-self/net/snmp").read_text().splitlines() if "Udp:" in line
-    )
-    return int(values[names.index("InCsumErrors")])
+    here = Path("/proc/thread-self/net")
+    names, values = (line.split() for line in (here / "snmp").read_text().splitlines() if "Udp:" in line)
+    ipv6 = dict(line.split() for line in (here / "snmp6").read_text().splitlines())
+    return int(values[names.index("InCsumErrors")]) + int(ipv6["Udp6InCsumErrors"])
 
 
 def pieces(payload: bytes, segment: int) -> list[bytes]:
@@ -101,7 +102,8 @@ def make_team(tailbound_lab: Make, datagram_socket: SocketOf) -> Iterator[Callab
             places = {rank: (lab.workers[rank].address, PORT + rank) for rank in ranks}
             # the program of a small job, and once that of all jobs
             most = 255 if way == "clsact" else WORKERS - 1
-            fanout = lab.run(OWN, Fanout.attach, interface, out.getsockname()[1], "auto", way, 1, most)
+            attach = partial(Fanout.attach, ipv6=lab.spec.ipv6)
+            fanout = lab.run(OWN, attach, interface, out.getsockname()[1], "auto", way, 1, most)
             stack.callback(fanout.close)
             hops = lab.run(OWN, next_hops, interface, [address for address, _ in places.values()])
             fanout.set_peers(OWN, [Peer(rank, *places[rank], hops[places[rank][0]]) for rank in ranks])
@@ -145,6 +147,25 @@ def test_every_peer_gets_every_segment(make_team: Callable[..., Team], way: str,
     assert team.bad_checksums() == 0
     counts = team.fanout.counts()
     assert counts == {0: (7, 0, 0, 0, 0)} | {rank: (0, 7, 0, len(sent), 0) for rank in (2, 3, 4)}
+
+
+def test_every_peer_gets_every_segment_over_ipv6(make_team: Callable[..., Team]) -> None:
+    """Where a checksum of 0 is none at all, and a stack that gets one drops the packet."""
+    team, sent = make_team(ipv6=True), []
+    for seed, checksums in enumerate(("promised", "switch", "sender")):  # each on top of those before
+        finish(team, checksums)
+        for length, segment in ((44 * 1452 - 700, 1452), (65487, 1000), (333, 0), (1, 0)):
+            payload = noise(length, seed)
+            team.send(payload, segment=segment)
+            sent += pieces(payload, segment or length)
+        words = np.arange(0, 1 << 16, 7, dtype=">u2").tobytes()  # some of whose sums are 0
+        for at in range(0, len(words), 80):
+            team.send(words[at : at + 80], segment=4)
+            sent += pieces(words[at : at + 80], 4)
+    for rank in team.peers:
+        assert team.heard(rank) == sent, rank
+    assert team.bad_checksums() == 0
+    assert {rank: counts.failed for rank, counts in team.fanout.counts().items()} == dict.fromkeys(team.peers, 0)
 
 
 def test_checksums_are_really_checked(make_team: Callable[..., Team]) -> None:
@@ -275,10 +296,10 @@ def _queue(interface: str, limit: int) -> None:
         ip.tc("replace", "pfifo", ip.link_lookup(ifname=interface)[0], root=True, handle="1:", limit=limit)
 
 
-def test_a_peer_without_address_is_counted(make_team: Callable[..., Team]) -> None:
+def test_a_peer_without_a_place_is_counted(make_team: Callable[..., Team]) -> None:
     """What the host took out of the table under the program's feet is a failed copy, and harms nobody else."""
     team = make_team()
-    team.fanout.maps.arrays["fanout_peers"]["address"][3] = 0
+    team.fanout.maps.arrays["fanout_peers"]["port"][3] = 0
     team.send(noise(2000), segment=1000)
     assert {rank: len(team.heard(rank)) for rank in team.peers} == {0: 2, 2: 2, 3: 0, 4: 2}
     assert team.fanout.counts()[3] == (0, 0, 1, 0, 2)

@@ -11,7 +11,7 @@ import switch_cases
 from switch_cases import JOB, Step, contribution, ip_of, mac_of
 from switch_world import entry_of, mac_bytes
 from tailbound.errors import AttachError, ConfigError
-from tailbound.kernel.frames import frame, ipv4_checksum
+from tailbound.kernel.frames import frame, internet_checksum
 from tailbound.wire import packets
 from tailbound.wire.schema import HEADER_BYTES, PacketType, Verdict
 
@@ -183,7 +183,7 @@ def test_what_is_sent_to_the_switch_is_routed(world: p4_world.World) -> None:
     ((routed,),) = world.feed(0, data).values()
     assert routed[:12] == to + source
     assert routed[22] == data[22] - 1
-    assert ipv4_checksum(routed[14:24] + bytes(2) + routed[26:34]) == int.from_bytes(routed[24:26], "big")
+    assert internet_checksum(routed[14:24] + bytes(2) + routed[26:34]) == int.from_bytes(routed[24:26], "big")
     assert routed[34:] == data[34:]
 
 

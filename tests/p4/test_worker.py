@@ -26,7 +26,7 @@ def test_sums_are_taken(world: p4_world.World, codes: int) -> None:
     kernel = KernelWorld("bcc")
     kernel.begin(JOB.ranks + 1)
     try:
-        kernel.store.peers[JOB.ranks] = (packed(switch_cases.ADDRESS), 1)
+        kernel.store.peers[JOB.ranks] = (packed(switch_cases.ADDRESS), 1, 0, 0)
         assert kernel.judge(data) == (Verdict.RESULT_TAKEN, JOB.ranks)
         assert kernel.judge(data) == (Verdict.DUPLICATE_RESULT, JOB.ranks)
         head, body = parse(data[p4_world.HEADERS :])

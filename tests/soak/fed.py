@@ -208,7 +208,7 @@ def strayed(kernel: Any) -> Scalar:
 
 @compiled
 def feed(
-    program: Any, kernel: Any, udp: Any, packets: Any, words: NDArray[np.int64], clock: Scalar, counts: Any
+    program: Any, kernel: Any, udp: Any, packets: Any, words: NDArray[np.uint32], clock: Scalar, counts: Any
 ) -> Any:
     """Feeds packets to both datapaths until one of them is wrong.
 
@@ -218,7 +218,7 @@ def feed(
             then (cookie, op) of slots, the same of results, cookie of the job, and its newest op that is over.
         udp: (context, ledger, ledger as known, sums, results, buffer u8[MOST], echoes).
         packets: (frames, sizes of their payloads, sources).
-        words: addresses by source, i64[sources].
+        words: addresses by source, u32[sources, 4].
         clock: ns, before the first packet.
         counts: i64[VERDICTS], raised.
 

@@ -151,7 +151,7 @@ class Attack:
         self._heads = heads_of([cases.ip_of(r) for r in range(cases.RANKS + 1)], cases.ip_of(cases.RANK), cases.PORT)
         self._cpus = os.sched_getaffinity(0)
         self._runner = Runner(self.kernel.program)
-        self._words = np.array([cases.address_of(rank) for rank in range(cases.RANKS + 1)])
+        self._words = np.array([(0, 0, 0, cases.address_of(rank)) for rank in range(cases.RANKS + 1)], np.uint32)
         self._mine = self.kernel.store.ledger["verdict"].reshape(-1, UNKNOWN_SENDER + 1, VERDICTS)[self._runner.cpu]
 
     def _take(self, packets: list[bytes]) -> None:

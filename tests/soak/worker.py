@@ -25,7 +25,7 @@ from udp_world import World
 
 #: Addresses: those of the ranks, and one that is nobody's.
 ADDRESSES = [ip_of(rank) for rank in range(cases.RANKS)] + ["198.18.9.9"]
-WORDS = np.array([address_of(rank) for rank in range(cases.RANKS)] + [0x0909_12C6])
+WORDS = np.array([(0, 0, 0, word) for word in (*map(address_of, range(cases.RANKS)), 0x0909_12C6)], np.uint32)
 HEADS = heads_of(ADDRESSES, ip_of(cases.RANK), cases.PORT)
 
 

@@ -41,9 +41,9 @@ LAYOUT = 0xBEEF
 EXPONENT, NEED = -37, -39
 
 
-def ip_of(rank: int) -> str:
-    """The IPv4 address of a rank."""
-    return f"198.18.0.{1 + rank}"
+def ip_of(rank: int, *, ipv6: bool = False) -> str:
+    """The address of a rank; those of IPv6 differ in their first half."""
+    return f"fd7b:0:0:{rank:x}::1:0:0" if ipv6 else f"198.18.0.{1 + rank}"
 
 
 def address_of(rank: int) -> int:

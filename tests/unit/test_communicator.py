@@ -32,6 +32,7 @@ from tailbound.collective.communicator import Communicator, cut
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TransportError
 from tailbound.transport.config import Config
+from tailbound.wire.address import words_of
 from tailbound.wire.packets import parse
 from tailbound.wire.schema import PacketType, Verdict, op_label
 
@@ -499,5 +500,5 @@ def test_the_ledger_of_an_earlier_job_is_not_ours() -> None:
         job = members[0].job
         job.store.ledger["verdict"][1, Verdict.LAYOUT_MISMATCH] += np.uint64(5)
         assert job.records.verdicts()[1][Verdict.LAYOUT_MISMATCH] == 5
-        job.activate([int(a) for a in job.store.peers["address"][:2]], int(job.store.control["address"][0]))
+        job.activate([words_of("127.0.0.1")] * 2, words_of("127.0.0.1"))
         assert not job.records.verdicts().any()

@@ -47,7 +47,7 @@ class Rank:
             self.path.store.control[name][0] = value
         for r in others:
             address = int.from_bytes(socket.inet_aton(endpoints[r][0]), "little")
-            self.path.store.peers[r] = (address, 1)
+            self.path.store.peers[r] = (address, 1, 0, 0)
         self.path.store.control["active"] = 1
         self.sender = Sender([self.path.socket], {r: endpoints[r] for r in others})
         self.queue = SendQueue(self.sender)

@@ -17,11 +17,12 @@ from tailbound.kernel.events import EventRing
 from tailbound.kernel.frames import frame
 from tailbound.kernel.keys import put_key
 from tailbound.kernel.seal import Sealer
+from tailbound.wire.address import words_of
 from tailbound.wire.schema import HEADER_BYTES, WORKER_MAPS, Verdict
 
 DROP, PASS, TX = 1, 2, 3
-#: Ethernet, IPv4 and UDP before the payload.
-HEADERS = 42
+#: Ethernet, IP and UDP before the payload.
+HEADERS, HEADERS_IPV6 = 42, 62
 #: Of the program of a world that is made without sizes; what else is compiled takes them, too, and it is done once.
 DEFINES = {
     "TB_PORT": cases.PORT,
@@ -31,14 +32,14 @@ DEFINES = {
 }
 
 
-def ip_of(rank: int) -> str:
+def ip_of(rank: int, *, ipv6: bool = False) -> str:
     """As in the udp world: ``cases.ip_of`` as far as that goes."""
-    return cases.ip_of(rank) if rank < 250 else f"198.19.0.{rank - 249}"
+    return cases.ip_of(rank, ipv6=ipv6) if rank < 250 or ipv6 else f"198.19.0.{rank - 249}"
 
 
 def address_of(rank: int) -> int:
-    """The same as the maps hold it."""
-    return int.from_bytes(bytes(int(part) for part in ip_of(rank).split(".")), "little")
+    """The same as the maps hold it, for IPv4."""
+    return words_of(ip_of(rank)).address
 
 
 class KernelWorld:
@@ -57,15 +58,18 @@ class KernelWorld:
         sum_rows: int = cases.SUM_ROWS,
         result_rows: int = cases.RESULT_ROWS,
         vlan: int = 0,
+        ipv6: bool = False,
     ) -> None:
         sizes = {"width": width, "sum_rows": sum_rows, "result_rows": result_rows}
         self.maps = maps.create((replace(m, writer="both") for m in WORKER_MAPS), shapes(**sizes), events=True)
         defines = DEFINES | {f"TB_{name.upper()}": value for name, value in sizes.items()} | {"TB_VLAN": vlan}
+        defines |= load.of_family(ipv6=ipv6)
         if source == "worker":
             del defines["TB_SUM_ROWS"]  # as it is loaded for a job: compiled once for both
         self.program = -1
         self._loader, self._armed = loader, False
-        self._sizes = {"width": width, "result_rows": result_rows, "vlan": vlan}
+        self._sizes = {"width": width, "result_rows": result_rows, "vlan": vlan, "ipv6": ipv6}
+        self.ipv6 = ipv6
         if source:
             names = load.WORKER_MAP_NAMES
             self.program = load.load(f"{source}.bpf.c", f"tb_{source}", defines, names, self.maps.fds, loader)
@@ -88,8 +92,10 @@ class KernelWorld:
         self.ranks = ranks
         for rank in range(ranks):
             if rank != cases.RANK and (registered is None or rank in registered):
-                self.store.peers[rank] = (address_of(rank), 1)
-        self.control(**cases.control_values(ranks) | {"sum_rows": self.sum_rows})
+                address, prefix = words_of(ip_of(rank, ipv6=self.ipv6))
+                self.store.peers[rank] = (address, 1, prefix, 0)
+        own = words_of(ip_of(cases.RANK, ipv6=self.ipv6))._asdict()
+        self.control(**cases.control_values(ranks) | {"sum_rows": self.sum_rows} | own)
         self.action = -1
         self.back = b""
         self.abandoned: tuple[int, ...] = ()
@@ -119,7 +125,7 @@ class KernelWorld:
         if source is None:
             named = data[14] if len(data) >= HEADER_BYTES else 1
             source = named if 0 < named < self.ranks else 1
-        return frame(data, ip_of(source), ip_of(cases.RANK), cases.PORT, port)
+        return frame(data, ip_of(source, ipv6=self.ipv6), ip_of(cases.RANK, ipv6=self.ipv6), cases.PORT, port)
 
     def run(self, data: bytes, repeat: int = 1, linear: int | None = None) -> int:
         """One frame; returns and keeps the action, and keeps the frame as it is afterwards."""

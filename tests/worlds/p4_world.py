@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 import switch_cases
 import veths
 from switch_world import entry_of, mac_bytes
-from tailbound.kernel.frames import frame, ipv4_checksum
+from tailbound.kernel.frames import frame, internet_checksum
 from tailbound.lab import namespaces
 from tailbound.switch.p4.compile import Sizes
 from tailbound.switch.p4.switch import P4Switch
@@ -97,7 +97,7 @@ def results(frames: dict[int, list[bytes]], job: switch_cases.Job) -> dict[int, 
         to, ip, udp = switch_cases.ip_of(port), data[14:34], data[34:42]
         assert data[:14] == mac_bytes(switch_cases.mac_of(port)) + mac_bytes(switch_cases.MAC) + b"\x08\x00"
         assert (socket.inet_ntoa(ip[12:16]), socket.inet_ntoa(ip[16:20])) == (job.address, to)
-        assert ipv4_checksum(ip[:10] + bytes(2) + ip[12:]) == int.from_bytes(ip[10:12], "big")
+        assert internet_checksum(ip[:10] + bytes(2) + ip[12:]) == int.from_bytes(ip[10:12], "big")
         assert int.from_bytes(ip[2:4], "big") == len(data) - 14
         lengths = (job.port, job.port, len(data) - 34, 0)
         assert tuple(int.from_bytes(udp[i : i + 2], "big") for i in range(0, 8, 2)) == lengths

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import cases
 from tailbound.datapath.ingest import ingest
 from tailbound.datapath.store import allocate, store_of
 from tailbound.datapath.tables import Tables
+from tailbound.wire.address import words_of
 from tailbound.wire.schema import HEADER_BYTES, UNKNOWN_SENDER, Verdict
 
 
@@ -22,16 +22,23 @@ class World:
     """
 
     def __init__(
-        self, ranks: int = cases.RANKS, width: int = cases.WIDTH, registered: Any = None, allocated: Any = None
+        self,
+        ranks: int = cases.RANKS,
+        width: int = cases.WIDTH,
+        registered: Any = None,
+        allocated: Any = None,
+        *,
+        ipv6: bool = False,
     ) -> None:
         self.tables = Tables(allocated or allocate(width, cases.SUM_ROWS, cases.RESULT_ROWS))
         self.store = store_of(self.tables.arrays)
-        places = [cases.ip_of(r) if r < 250 else f"198.19.0.{r - 249}" for r in range(ranks)]
-        self.words = [int.from_bytes(socket.inet_aton(place), "little") for place in places]
+        places = [cases.ip_of(r, ipv6=ipv6) if r < 250 or ipv6 else f"198.19.0.{r - 249}" for r in range(ranks)]
+        addresses = [words_of(place) for place in places]
+        self.sources = [np.array([*words.prefix, words.address], np.uint32) for words in addresses]
         self.tables.seal(cases.FIRST_OP - 1, 0, cases.SUM_ROWS)
         for rank in range(ranks):
             if rank != cases.RANK and (registered is None or rank in registered):
-                self.store.peers[rank]["address"] = self.words[rank]
+                self.store.peers[rank]["address"], self.store.peers[rank]["prefix"] = addresses[rank]
                 self.store.peers[rank]["live"] = 1
         self.control(**cases.control_values(ranks))
         self.clock = 1_000_000_000
@@ -55,7 +62,7 @@ class World:
         buffer[: len(data)] = np.frombuffer(data, np.uint8)
         self.clock += 1000
         self.reflected = ingest(
-            self.tables.context, buffer, len(data), segment, self.words[source], self.clock, marked, self.echoes
+            self.tables.context, buffer, len(data), segment, self.sources[source], self.clock, marked, self.echoes
         )
         return buffer
 
@@ -66,7 +73,7 @@ class World:
         """
         if source is None:
             named = data[14] if len(data) >= HEADER_BYTES else 1
-            source = named if 0 < named < len(self.words) else 1
+            source = named if 0 < named < len(self.sources) else 1
         before = self.ledger()
         self.feed(data, source)
         verdict, sender, self.abandoned = cases.judged(self.ledger() - before)

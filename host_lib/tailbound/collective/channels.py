@@ -29,6 +29,7 @@ from tailbound.transport.sender import Shared
 from tailbound.transport.sockets import neighbouring_sockets, ports_of, room_of, sending_socket
 from tailbound.transport.steps import step_of
 from tailbound.wire import packets
+from tailbound.wire.address import is_ipv6
 from tailbound.wire.schema import Flag, PacketType
 
 #: What an answer says: a bitmap of 64 packets, made up to a whole step of bytes.
@@ -77,8 +78,8 @@ class Channels:
         """Opens those that the job may use; called once, before its thread starts.
 
         Args:
-            address: own IPv4 address.
-            endpoints: (IPv4 address, UDP port) of the peers by rank.
+            address: own IP address.
+            endpoints: (IP address, UDP port) of the peers by rank.
             alone: no rank is on the udp datapath.
         """
         job = self._job
@@ -110,7 +111,7 @@ class Channels:
         socks = tuple(neighbouring_sockets(address, ports, room_of(len(endpoints) * ports)))
         for sock in socks:
             opened.callback(sock.close)
-        fanout = _attach(interface, socks[0].getsockname()[1], len(socks), len(endpoints))
+        fanout = _attach(interface, socks[0].getsockname()[1], len(socks), len(endpoints), ipv6=is_ipv6(address))
         opened.callback(fanout.close)
         macs = next_hops(interface, [host for host, _ in endpoints.values()])
         fanout.set_peers(job.rank, [Peer(r, host, port, macs[host]) for r, (host, port) in endpoints.items()])
@@ -121,6 +122,8 @@ class Channels:
         self, address: str, endpoints: Mapping[int, tuple[str, int]], opened: contextlib.ExitStack
     ) -> None:
         job, port = self._job, self._datapath.endpoint[1]
+        if is_ipv6(address):
+            raise CapabilityError("groups are of IPv4, and this job talks over IPv6: use result='fanout' or 'peers'")
         group = group_of(job.cookie, job.config.group)
         ports = ports_of(len(endpoints), job.config.source_ports)
         socks = tuple(sending_socket(address, _GROUP_ROOM // ports) for _ in range(ports))
@@ -333,12 +336,12 @@ class Channels:
         }
 
 
-def _attach(interface: str, port: int, ports: int, peers: int) -> Fanout:
+def _attach(interface: str, port: int, ports: int, peers: int, *, ipv6: bool) -> Fanout:
     """The program of this process, or the one that ``tailbound attach`` has left for processes without privileges."""
     try:
-        return Fanout.attach(interface, port, ports=ports, peers=peers)
+        return Fanout.attach(interface, port, ports=ports, peers=peers, ipv6=ipv6)
     except CapabilityError as error:
         try:
-            return Fanout.open(interface, port, ports)
+            return Fanout.open(interface, port, ports, ipv6=ipv6)
         except (AttachError, CapabilityError):
             raise error from None

@@ -55,8 +55,8 @@ from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Layout
 from tailbound.transport.sockets import classify
 from tailbound.transport.steps import STEP_MASK, Young, step_of
+from tailbound.wire.address import words_of
 from tailbound.wire.bits import Bits, bits_numbered, number_of
-from tailbound.wire.packets import packed
 from tailbound.wire.schema import OP_INDEX_BITS, VERSION
 
 log = logging.getLogger("tailbound")
@@ -294,7 +294,7 @@ class Communicator:
         job = Job(self.config, path, Sender(sockets, endpoints), cookie, keys=self._ring)
         job.least_rings = min(g.rows for g in self.greetings), min(g.sum_rows for g in self.greetings)
         warm_up(job)
-        job.activate([packed(host) for host, _ in everybody], packed(address))
+        job.activate([words_of(host) for host, _ in everybody], words_of(address))
         job.channels.open(address, {rank: endpoints[rank] for rank in job.peers}, alone=alone)
         for sock in job.sender.sockets:
             classify(cast(socket.socket, sock), self.config.dscp)

@@ -26,7 +26,8 @@ from tailbound.transport import rendezvous
 from tailbound.transport.backoff import Backoff, Policy
 from tailbound.transport.config import DEFAULT_PORT, MS
 from tailbound.transport.rendezvous import Greeting, Store
-from tailbound.wire.schema import FIRST_DROP, HEADER_BYTES, IPV4_BYTES, UDP_BYTES, Flag, PacketType, Verdict
+from tailbound.wire.address import ip_bytes
+from tailbound.wire.schema import FIRST_DROP, HEADER_BYTES, UDP_BYTES, Flag, PacketType, Verdict
 
 #: How long a peer is tried, in ns: at a loss of one half each way, all tries fail once in 10^8.
 LIMIT = 10_000 * MS
@@ -34,8 +35,9 @@ LIMIT = 10_000 * MS
 TRIES = Policy(20 * MS, 320 * MS)
 #: What can be heard of a peer, as bits.
 SMALL, WIDE = 1, 2
-#: ``<linux/in.h>``: never fragment, whatever is known of the path. Rows that arrive in fragments are not summed.
-_IP_MTU_DISCOVER, _IP_PMTUDISC_PROBE = 10, 3
+#: ``<linux/in.h>``, ``<linux/in6.h>``: never fragment, whatever is known of the path. Rows that arrive in fragments are
+#: not summed.
+_DISCOVER, _DISCOVER_6, _PMTUDISC_PROBE = (socket.IPPROTO_IP, 10), (socket.IPPROTO_IPV6, 23), 3
 #: Lines of a refusal at most.
 _LINES = 8
 
@@ -166,9 +168,10 @@ class _Talk:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         for fd in (job.datapath.fds()[1], self._wake):
             self._poll.register(fd, select.POLLIN)
-        self._modes = [(s, s.getsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER)) for s in bulk]
+        self._option = _DISCOVER_6 if bulk and bulk[0].family == socket.AF_INET6 else _DISCOVER
+        self._modes = [(s, s.getsockopt(*self._option)) for s in bulk]
         for sock, _ in self._modes:
-            sock.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _IP_PMTUDISC_PROBE)
+            sock.setsockopt(*self._option, _PMTUDISC_PROBE)
         self.stopped = False
         self.others: list[bytes] = []
         self.hello = Hello(job.peers, job.now())
@@ -244,15 +247,15 @@ class _Talk:
     def end(self) -> None:
         """Lets the sockets fragment as they did."""
         for sock, mode in self._modes:
-            sock.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, mode)
+            sock.setsockopt(*self._option, mode)
 
 
 def complaints(greetings: Sequence[Greeting], reports: Sequence[Report], width: int) -> list[str]:
     """One line for each rank that lacks others, with what to do; ``width`` codes are a full row."""
     lines = []
-    size = IPV4_BYTES + UDP_BYTES + HEADER_BYTES + width
     for rank, report in enumerate(reports):
         at = greetings[rank]
+        size = ip_bytes(at.address) + UDP_BYTES + HEADER_BYTES + width
         if report.deaf:
             them = _some(greetings[p].address for p in report.deaf)
             lines.append(

@@ -100,7 +100,7 @@ def _repeat(
         fd: bound UDP socket.
         stop_fd: eventfd.
         packets: u8[peers, bytes], one for each peer; may be written meanwhile (a torn one fails its check).
-        names: u8[peers, 16], ``sockaddr_in``.
+        names: u8[peers, ``SOCKADDR_BYTES``], ``sockets.sockaddr``.
         said: i64[1], ns of CLOCK_MONOTONIC at which the transport thread sent them last.
         sent: i64[peers], packets that left for each peer; only grows.
         every: ns.
@@ -128,7 +128,7 @@ class Heartbeat:
 
     Args:
         sock: bound UDP socket, of the caller, open for as long as this one runs.
-        peers: (IPv4 address, UDP port).
+        peers: (IP address, UDP port).
         size: bytes of a packet.
         every: ns.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tailbound.codec.threads import Threads
 from tailbound.collective.accounting import Accounts
@@ -17,6 +17,7 @@ from tailbound.kernel.routes import speed_of
 from tailbound.transport.config import Config
 from tailbound.transport.keys import KeyRing
 from tailbound.transport.sender import Sender
+from tailbound.wire.address import Words
 
 log = logging.getLogger("tailbound")
 
@@ -49,8 +50,8 @@ class Job(Speaker):
         self.fetch: Callable[[Op, int, bytes, int], None] | None = None
         self.channels = Channels(self, self.flow.queue, datapath)
 
-    def activate(self, addresses: list[int], own_address: int) -> None:
-        """Fills control and peers and lets packets in; addresses as u32 in network byte order, by rank, switch last."""
+    def activate(self, addresses: Sequence[Words], own: Words) -> None:
+        """Fills control and peers and lets packets in; addresses by rank, that of a switch last."""
         control, store = self.store.control, self.store
         control["active"] = 0
         first = self.sequence.next_label
@@ -58,16 +59,17 @@ class Job(Speaker):
         if self.keys is not None:
             self.keys.begin()
         store.peers[:] = 0
-        for rank, address in enumerate(addresses):
+        for rank, words in enumerate(addresses):
             if rank != self.rank:
-                store.peers[rank]["address"] = address
+                store.peers[rank]["address"], store.peers[rank]["prefix"] = words
         store.expect[:] = 0
         store.expect_results[:] = 0
         for name, value in {
             "cookie": self.cookie,
             "rank": self.rank,
             "ranks": self.world,
-            "address": own_address,
+            "address": own.address,
+            "prefix": own.prefix,
             "group": 0,
             "tagged": self.keys is not None,
             "map_id": self.sequence.map.id,

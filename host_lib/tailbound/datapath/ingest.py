@@ -106,7 +106,7 @@ def _turned(word: Scalar) -> Scalar:
 
 
 @compiled
-def _trust(t: Any, words: NDArray[np.uint64], source: Scalar) -> Scalar:
+def _trust(t: Any, words: NDArray[np.uint64], source: NDArray[np.uint32]) -> Scalar:
     """kernel-2 to kernel-9: ``GO_ON`` if the packet is whole and its sender is who it says, else why not."""
     h = head_at(t.head, 0)
     if words.shape[0] == HEADER_BYTES // 8 and (h.type == PacketType.CONTRIBUTION or h.type == PacketType.RESULT):
@@ -121,10 +121,14 @@ def _trust(t: Any, words: NDArray[np.uint64], source: Scalar) -> Scalar:
     if h.cookie != c.cookie:
         return Verdict.WRONG_COOKIE
     sender = np.int64(h.sender)
-    if sender == c.rank or sender >= c.ranks or peer_at(t.peers, sender).address == 0:
+    peer = peer_at(t.peers, sender)
+    if sender == c.rank or sender >= c.ranks or (peer.address == 0 and peer.prefix[0] == 0):
         return Verdict.UNKNOWN_RANK
-    if np.uint64(source) != np.uint64(peer_at(t.peers, sender).address):
+    if source[3] != peer.address:
         return Verdict.WRONG_ADDRESS
+    for i in range(3):
+        if source[i] != peer.prefix[i]:
+            return Verdict.WRONG_ADDRESS
     if c.tagged != 0:
         return GO_ON if _tag(t, words) == h.check else Verdict.FORGED
     return GO_ON if _checksum(words) == h.check else Verdict.CORRUPT
@@ -256,7 +260,7 @@ def _take(t: Any, d: NDArray[np.uint8], words: NDArray[np.uint64], now: Scalar) 
 
 @compiled
 def _ingest_packet(
-    t: Any, d: NDArray[np.uint8], words: NDArray[np.uint64], source: Scalar, now: Scalar, marked: Scalar
+    t: Any, d: NDArray[np.uint8], words: NDArray[np.uint64], source: NDArray[np.uint32], now: Scalar, marked: Scalar
 ) -> Scalar:
     """Takes in one packet, ``d`` and ``words`` being the same memory, and counts its verdict, which it returns.
 
@@ -284,7 +288,7 @@ def ingest(
     data: NDArray[np.uint8],
     length: Scalar,
     segment: Scalar,
-    source: Scalar,
+    source: NDArray[np.uint32],
     now: Scalar,
     marked: Scalar,
     echoes: NDArray[np.int64],
@@ -296,7 +300,7 @@ def ingest(
         data: u8[size], size a multiple of 8, 8-byte aligned; ``length`` bytes of it were received.
         length: bytes.
         segment: GRO segment size in bytes; 0: the buffer is one packet.
-        source: IPv4 address of the sender as the maps hold it (network byte order).
+        source: u32[4], address of the sender in network byte order; an IPv4 address is the last of them, behind 0.
         now: CLOCK_MONOTONIC, ns.
         marked: whether it came with CE, all packets alike: GRO joins none that differ in that.
         echoes: i64[n, 2], out: (offset, length) of reflected probes, at most n of them.

@@ -64,7 +64,7 @@ class Datapath(Protocol):
 
     @property
     def endpoint(self) -> tuple[str, int]:
-        """IPv4 address and UDP port at which peers reach this rank."""
+        """IP address and UDP port at which peers reach this rank."""
 
     def sending(self, peers: int, ports: int = 0) -> list[UdpSocket]:
         """Sockets for the sender (``transport.sender.Sender``), ``socket`` first; ``close`` closes them.

@@ -13,6 +13,7 @@ from tailbound.kernel import pin
 from tailbound.kernel.linear import linear_of
 from tailbound.kernel.routes import Interface, interface, interface_towards
 from tailbound.transport.config import DEFAULT_PORT, PORTS, Config, row_width
+from tailbound.wire.address import ip_bytes, is_ipv6, is_loopback
 
 log = logging.getLogger("tailbound")
 NAMES = ("auto", "xdp", "udp")
@@ -37,7 +38,7 @@ def open_datapath(name: str, interface_name: str | None, config: Config, towards
     """
     if name not in NAMES:
         raise ConfigError(f"datapath {name!r}: choose one of {', '.join(NAMES)}")
-    found = interface(interface_name) if interface_name else interface_towards(towards)
+    found = interface(interface_name, towards) if interface_name else interface_towards(towards)
     if found is None:
         if name == "xdp":
             raise ConfigError(
@@ -45,6 +46,11 @@ def open_datapath(name: str, interface_name: str | None, config: Config, towards
                 "interface= or set TAILBOUND_INTERFACE"
             )
         return _udp(found, config, only)
+    if config.switch is not None and is_ipv6(found.address):
+        raise ConfigError(
+            f"the switch sums packets of IPv4, and {found.name} talks over IPv6 ({found.address}): give the interface "
+            "an IPv4 address and MASTER_ADDR too, or train without the switch"
+        )
     if name == "auto" and not interface_name and (ranks := int(os.environ.get("LOCAL_WORLD_SIZE") or 1)) > 1:
         log.info("%d ranks on this host share %s: udp, since xdp takes one rank an interface", ranks, found.name)
         name = "udp"
@@ -56,10 +62,11 @@ def open_datapath(name: str, interface_name: str | None, config: Config, towards
             return XdpDatapath.open(found.name, config.ranks)
         if interface_name or name == "xdp":
             try:
-                width = row_width(config.width, found.mtu, linear=linear_of(found.name))
+                ip = ip_bytes(found.address)
+                width = row_width(config.width, _mtu(found, config), linear=linear_of(found.name), ip=ip)
                 rows = ring_rows(config.ring(width), width, config.ranks)
-                port = config.port or DEFAULT_PORT
-                return XdpDatapath.attach(found.name, port, width, *rows, keyed=config.keyed)
+                port, ipv6 = config.port or DEFAULT_PORT, is_ipv6(found.address)
+                return XdpDatapath.attach(found.name, port, width, *rows, keyed=config.keyed, ipv6=ipv6)
             except (CapabilityError, AttachError) as error:
                 if name == "xdp" or XdpDatapath.is_ours(found.name):
                     raise
@@ -71,9 +78,15 @@ def _udp(found: Interface | None, config: Config, only: int) -> Datapath:
     from tailbound.datapath.udp import UdpDatapath
 
     address = found.address if found else "127.0.0.1"
-    width = row_width(config.width, found.mtu if found and not address.startswith("127.") else None)
+    mtu = _mtu(found, config) if found and not is_loopback(address) else config.mtu or None
+    width = row_width(config.width, mtu, ip=ip_bytes(address))
     ports = [only] if only else _ports(config, found)
     return UdpDatapath(address, ports, width, *ring_rows(config.ring(width), width, config.ranks))
+
+
+def _mtu(found: Interface, config: Config) -> int:
+    """Of the path, in bytes."""
+    return min(found.mtu, config.mtu or found.mtu)
 
 
 def _ports(config: Config, found: Interface | None) -> list[int]:
@@ -81,7 +94,7 @@ def _ports(config: Config, found: Interface | None) -> list[int]:
 
     A switch sends results to the job's port on every rank, so that there must be exactly this one.
     """
-    if config.switch is not None and found is not None and not found.address.startswith("127."):
+    if config.switch is not None and found is not None and not is_loopback(found.address):
         return [config.switch.port or config.port or DEFAULT_PORT]
     if not config.port:
         return [0]

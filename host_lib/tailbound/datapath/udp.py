@@ -45,6 +45,7 @@ from tailbound.datapath.tables import (
 from tailbound.errors import CapabilityError, ConfigError
 from tailbound.forks import keep_from_children
 from tailbound.transport.sockets import SOCKADDR_BYTES, UdpSocket, reserve
+from tailbound.wire.address import endpoint, family_of
 from tailbound.wire.jit import Scalar, cached, compiled
 
 #: Below this many bytes of receive buffer (three or four super-packets fit into 208 KiB) senders must leave gaps.
@@ -57,6 +58,9 @@ UDP_GRO, _SO_RXQ_OVFL = 104, 40
 _GRO = np.uint64(17 | UDP_GRO << 32)  # cmsg level (SOL_UDP) and type as one word
 _OVERFLOW = np.uint64(1 | _SO_RXQ_OVFL << 32)  # SOL_SOCKET
 _TOS = np.uint64(socket.IPPROTO_IP | socket.IP_TOS << 32)
+_TCLASS = np.uint64(socket.IPPROTO_IPV6 | socket.IPV6_TCLASS << 32)
+_AF_INET6 = np.uint32(socket.AF_INET6)
+_FAMILY = np.uint32(0xFFFF)  # of the first word of an address of a socket
 _CE = np.uint64(3)  # the last two bits of a tos, congestion experienced
 _MSG_DONTWAIT = int(socket.MSG_DONTWAIT)
 _CONTROL_BYTES = 128
@@ -77,7 +81,7 @@ def _options(s: NDArray[np.int64], control: NDArray[np.uint64], length: Scalar) 
             segment = np.int64(control[at + 2] & _LOW)
         elif control[at + 1] == _OVERFLOW:
             s[KERNEL_DROPS] = np.int64(control[at + 2] & _LOW)
-        elif control[at + 1] == _TOS:
+        elif control[at + 1] == _TOS or control[at + 1] == _TCLASS:
             marked = control[at + 2] & _CE == _CE
         at += (size + 7) >> 3
     return segment, marked
@@ -89,7 +93,7 @@ def _receive(
     context: NDArray[Any],
     fds: tuple[int, int, int, int],
     messages: NDArray[np.uint64],
-    names: NDArray[np.uint64],
+    names: NDArray[np.uint32],
     controls: NDArray[np.uint64],
     buffers: NDArray[np.uint8],
 ) -> None:
@@ -106,6 +110,7 @@ def _receive(
     clock = np.zeros(2, np.int64)
     echoes = np.zeros((64, 2), np.int64)
     one = np.ones(1, np.uint64)
+    source = np.zeros(4, np.uint32)
     while s[STOP] == 0:
         for i in range(batch):
             messages[i, 1] = np.uint64(SOCKADDR_BYTES)
@@ -122,7 +127,10 @@ def _receive(
             clock_gettime(CLOCK_MONOTONIC, clock.ctypes.data)
             now = clock[0] * 1_000_000_000 + clock[1]
             length = np.int64(messages[i, 7] & _LOW)
-            source = np.int64(names[i, 0] >> np.uint64(32))  # the address alone: peers use several ports
+            # the address alone: peers use several ports
+            first = 2 if names[i, 0] & _FAMILY == _AF_INET6 else -2
+            for k in range(4):
+                source[k] = names[i, first + k] if first + k > 0 else np.uint32(0)
             lock(t.mutex)
             segment, marked = _options(s, controls[i], np.int64(messages[i, 5]))
             s[RECEIVED] += 1
@@ -138,12 +146,12 @@ def _receive(
 
 
 def _messages(batch: int, size: int) -> tuple[NDArray[Any], ...]:
-    """Memory for ``recvmmsg``: (messages u64[batch, 8], iovecs u64[batch, 2], names u64[batch, 2], controls
+    """Memory for ``recvmmsg``: (messages u64[batch, 8], iovecs u64[batch, 2], names u32[batch, 8], controls
     u64[batch, 16], buffers u8[batch, size]), the pointers among them set. Lengths are set before every call.
     """
     messages_ = np.zeros((batch, 8), np.uint64)  # name, namelen, iov, iovlen, control, controllen, flags, msg_len
     iovecs = np.zeros((batch, 2), np.uint64)
-    names = np.zeros((batch, 2), np.uint64)  # sockaddr_in
+    names = np.zeros((batch, SOCKADDR_BYTES // 4), np.uint32)  # sockaddr_in or sockaddr_in6
     controls = np.zeros((batch, 16), np.uint64)
     buffers = np.zeros((batch, size), np.uint8)
     for i in range(batch):
@@ -164,7 +172,9 @@ def _bind(sock: socket.socket, address: str, ports: Sequence[int]) -> None:
             return
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise ConfigError(f"cannot bind {address}:{port}, {error.strerror}: give a local address") from error
+                raise ConfigError(
+                    f"cannot bind {endpoint(address, port)}, {error.strerror}: give a local address"
+                ) from error
     which = f"port {ports[0]}" if len(ports) == 1 else f"ports {ports[0]} to {ports[-1]}"
     are = "is" if len(ports) == 1 else "are"
     raise ConfigError(f"UDP {which} on {address} {are} taken: choose another, or 0 for any (port=, TAILBOUND_PORT)")
@@ -174,7 +184,7 @@ class UdpDatapath:
     """See ``protocol.Datapath``: receives on ``address``:``port`` and sums in user space.
 
     Args:
-        address: own IPv4 address.
+        address: own IP address.
         port: own UDP port, or several, of which the first free one is taken; 0: any.
         width: codes of a row at most, a multiple of 64.
         sum_rows: rows of the sums ring, a power of two.
@@ -226,7 +236,7 @@ class UdpDatapath:
         return thread
 
     def _open(self, address: str, port: int | Sequence[int], receive_buffer: int) -> UdpSocket:
-        sock = UdpSocket()
+        sock = UdpSocket(family_of(address))
         try:
             _bind(sock, address, [port] if isinstance(port, int) else port)
         except BaseException:
@@ -235,7 +245,10 @@ class UdpDatapath:
         reserve(sock, socket.SO_RCVBUF, receive_buffer)
         reserve(sock, socket.SO_SNDBUF, 4 << 20)
         sock.setsockopt(socket.SOL_SOCKET, _SO_RXQ_OVFL, 1)
-        sock.setsockopt(socket.IPPROTO_IP, socket.IP_RECVTOS, 1)
+        if sock.family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVTCLASS, 1)
+        else:
+            sock.setsockopt(socket.IPPROTO_IP, socket.IP_RECVTOS, 1)
         with contextlib.suppress(OSError):  # before Linux 5.0: one packet a receive, slower
             sock.setsockopt(socket.IPPROTO_UDP, UDP_GRO, 1)
         sock.setblocking(False)
@@ -250,8 +263,8 @@ class UdpDatapath:
 
     @property
     def endpoint(self) -> tuple[str, int]:
-        """Own (IPv4 address, port) as bound."""
-        host, port = self.socket.getsockname()
+        """Own (IP address, port) as bound."""
+        host, port, *_ = self.socket.getsockname()
         return host, port
 
     @property

@@ -10,9 +10,8 @@ from __future__ import annotations
 import grp
 import logging
 import os
-import socket
-import sys
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +33,7 @@ from tailbound.kernel.routes import interface as look_up
 from tailbound.kernel.seal import Sealer
 from tailbound.transport.config import DEFAULT_PORT, Config, row_width
 from tailbound.transport.sockets import SOCKETS, UdpSocket, bound_socket, ports_of, sending_sockets
+from tailbound.wire.address import Words, family_name, ip_bytes, is_ipv6, words_of
 from tailbound.wire.schema import HEADER_BYTES, WORKER_MAPS
 
 log = logging.getLogger("tailbound")
@@ -59,14 +59,22 @@ class XdpDatapath:
     lost_on_arrival: Mapping[str, int] = {}
 
     def __init__(
-        self, maps: Maps, interface: str, port: int, program: int = -1, link: int = -1, *, tagged: bool = True
+        self,
+        maps: Maps,
+        interface: str,
+        port: int,
+        program: int = -1,
+        link: int = -1,
+        *,
+        tagged: bool = True,
+        ipv6: bool = False,
     ) -> None:
         self._tagged = tagged
         self.interface = interface
         self.maps = maps
         self.store: Store = store_of(maps.arrays)
         self.program = program
-        self.endpoint = (interfaces.address_of(interface), port)
+        self.endpoint = (interfaces.address_of(interface, ipv6=ipv6), port)
         self._link = link
         self._sealer = Sealer(maps.fds["slot_locks"], self.store.sum_rows)
         self._ring = EventRing(maps.fds[EVENTS])
@@ -101,6 +109,7 @@ class XdpDatapath:
         mode: str = "native",
         *,
         keyed: bool = False,
+        ipv6: bool = False,
     ) -> XdpDatapath:
         """Makes maps, loads and attaches the program; all of it goes when this process ends.
 
@@ -109,15 +118,18 @@ class XdpDatapath:
             sum_rows, result_rows: rows of the rings; powers of two.
             loader: ``auto``, ``object``, ``bcc`` or ``clang``.
             keyed: for a job with a key, which takes a second program; others need not wait for it.
+            ipv6: packets are of IPv6, to the interface's address; else of IPv4.
 
         Raises:
             ConfigError: interface, port or sizes that cannot be.
             CapabilityError: compiler, privilege or kernel feature missing.
             AttachError: the interface refuses, or a program is there.
         """
-        maps, program, link, tagged = _attach(interface, port, width, sum_rows, result_rows, loader, mode, keyed=keyed)
+        maps, program, link, tagged = _attach(
+            interface, port, width, sum_rows, result_rows, loader, mode, keyed=keyed, ipv6=ipv6
+        )
         try:
-            return cls(maps, interface, port, program, link, tagged=tagged)
+            return cls(maps, interface, port, program, link, tagged=tagged, ipv6=ipv6)
         except BaseException:
             _close(maps, program, link)
             raise
@@ -134,10 +146,11 @@ class XdpDatapath:
         group: int = 0,
         *,
         replace: bool = False,
+        ipv6: bool = False,
     ) -> None:
         """Attaches for good, for processes of ``group`` (a group id) to ``open``. Arguments and errors: ``attach``."""
         maps, program, link, tagged = _attach(
-            interface, port, width, sum_rows, result_rows, loader, "native", keyed=True, replace=replace
+            interface, port, width, sum_rows, result_rows, loader, "native", keyed=True, replace=replace, ipv6=ipv6
         )
         try:
             there = interfaces.xdp_below(interface)
@@ -146,9 +159,8 @@ class XdpDatapath:
                     f"{interface} lost its program while it was pinned: did somebody remove it? Try again"
                 )
             vlan, signature = interfaces.device_of(interface).vlan, compile_.signature()
-            found = pin.Settings(
-                interface, port, width, sum_rows, result_rows, there.prog_id, vlan, signature=signature, tagged=tagged
-            )
+            sizes = port, width, sum_rows, result_rows
+            found = pin.Settings(interface, *sizes, there.prog_id, vlan, signature=signature, tagged=tagged, ipv6=ipv6)
             pin.pin(found, {name: maps.fds[name] for name in (*PINNED, PROGRAMS)}, link, group)
         finally:
             _close(maps, program, link)
@@ -193,7 +205,7 @@ class XdpDatapath:
             rows = min(found.sum_rows, sum_ring(found.result_rows, workers))
             for name in _BY_SUM_ROW:
                 maps.arrays[name] = maps.arrays[name][:rows]
-            return cls(maps, interface, found.port, tagged=found.tagged)
+            return cls(maps, interface, found.port, tagged=found.tagged, ipv6=found.ipv6)
         except BaseException:
             maps.close()
             raise
@@ -258,6 +270,7 @@ def _attach(
     *,
     keyed: bool,
     replace: bool = False,
+    ipv6: bool = False,
 ) -> tuple[Maps, int, int, bool]:
     if not 0 < port < 65536:
         raise ConfigError(f"UDP port {port}: choose one of 1..65535")
@@ -268,9 +281,11 @@ def _attach(
     maps = kernel_maps.create(WORKER_MAPS, dims, events=True, node=node)
     program = link = -1
     try:
-        maps.arrays["control"]["address"] = _own_address(interface)
-        program = load.load_worker(maps.fds, port=port, width=width, result_rows=result_rows, vlan=vlan, loader=loader)
-        tagged = keyed and _load_tagged(maps, port, width, result_rows, vlan, loader)
+        control = maps.arrays["control"]
+        control["address"], control["prefix"] = _own_address(interface, ipv6=ipv6)
+        given: dict[str, Any] = {"port": port, "width": width, "result_rows": result_rows, "vlan": vlan, "ipv6": ipv6}
+        program = load.load_worker(maps.fds, **given, loader=loader)
+        tagged = keyed and _load_tagged(maps, loader, **given)
         if replace:  # only now, when the new program is known to load
             pin.remove(interface)
         link = attaching.attach(program, device, mode)
@@ -280,25 +295,25 @@ def _attach(
     return maps, program, link, tagged
 
 
-def _load_tagged(maps: Maps, port: int, width: int, result_rows: int, vlan: int, loader: str) -> bool:
+def _load_tagged(maps: Maps, loader: str, **given: Any) -> bool:
     """Whether jobs with a key can be had: a kernel that refuses that program serves all others."""
     try:
-        load.load_tagged(maps.fds, port=port, width=width, result_rows=result_rows, vlan=vlan, loader=loader)
+        load.load_tagged(maps.fds, **given, loader=loader)
     except CapabilityError as error:
         log.warning("no job with a key can run here: %s", str(error).splitlines()[0])
         return False
     return True
 
 
-def _own_address(interface: str) -> int:
+def _own_address(interface: str, *, ipv6: bool) -> Words:
     """What the program takes for this host's address until a job tells it: packets to others on our port pass it.
 
     0 where the interface has none yet: then they all do.
     """
     try:
-        return int.from_bytes(socket.inet_aton(interfaces.address_of(interface)), sys.byteorder)
+        return words_of(interfaces.address_of(interface, ipv6=ipv6))
     except ConfigError:
-        return 0
+        return Words(0)
 
 
 def _close(maps: Maps, program: int, link: int) -> None:
@@ -318,6 +333,7 @@ def attach(
     group: str | None = None,
     loader: str = "auto",
     replace: bool = False,
+    ipv6: bool = False,
 ) -> str:
     """Attaches for good, so that processes of ``group`` can train without privileges.
 
@@ -329,6 +345,7 @@ def attach(
         workers: smallest world size to come; a job of more uses only as much of the sums ring as it needs.
         group: name or number; None leaves the maps to root.
         loader: ``auto``, ``object``, ``bcc`` or ``clang``.
+        ipv6: for jobs over IPv6; an interface without an address of IPv4 needs no word.
         replace: what ``attach`` has attached before, of another version or with other settings, gives way once the new
             program is known to load; a rank that trains there ends with an error. What is as asked stays.
 
@@ -340,25 +357,27 @@ def attach(
         CapabilityError: compiler, privilege or kernel feature missing.
         AttachError: the interface refuses, or a program is there.
     """
-    found = look_up(interface)
+    found = look_up(interface, ipv6=True if ipv6 else None)
+    ipv6 = is_ipv6(found.address)
     if mtu is not None and mtu > found.mtu:
         raise ConfigError(f"MTU {mtu} is above that of {interface}, {found.mtu}: give at most that")
-    width = row_width(0, found.mtu if mtu is None else mtu, linear=linear_of(interface))
+    width = row_width(0, found.mtu if mtu is None else mtu, linear=linear_of(interface), ip=ip_bytes(found.address))
     sum_rows, result_rows = ring_rows(ring_mib, width, workers)
     number = _group(group)
     pin.sweep()
-    if replace and pin.is_as_asked(interface, (port, width, sum_rows, result_rows), number):
+    if replace and pin.is_as_asked(interface, (port, width, sum_rows, result_rows), number, ipv6=ipv6):
         return f"{interface} is attached already as asked, by this version: nothing was done"
-    XdpDatapath.pin(interface, port, width, sum_rows, result_rows, loader, group=number, replace=replace)
+    XdpDatapath.pin(interface, port, width, sum_rows, result_rows, loader, number, replace=replace, ipv6=ipv6)
     try:
-        Fanout.pin(interface, loader, number)
+        Fanout.pin(interface, loader, number, ipv6=ipv6)
         results = "one send for all peers"
     except CapabilityError as error:  # training does without: older kernels cannot pin it
         results = f"a send for every peer ({str(error).splitlines()[0]})"
     total = sum(memory(sum_rows, result_rows, width, interfaces.possible_cpus()).values())
     return (
-        f"attached to {interface}, UDP port {port}: rows of {width} codes, {sum_rows} sum rows, {result_rows} result "
-        f"rows, {total / 2**20:.1f} MiB; results: {results}; for {'root' if group is None else f'group {group}'}"
+        f"attached to {interface}, UDP port {port} of {family_name(found.address)}: rows of {width} codes, "
+        f"{sum_rows} sum rows, {result_rows} result rows, {total / 2**20:.1f} MiB; results: {results}; "
+        f"for {'root' if group is None else f'group {group}'}"
     )
 
 

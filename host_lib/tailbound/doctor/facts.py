@@ -49,6 +49,7 @@ class Machine:
     cpus: int  #: CPUs this machine could have (per-CPU maps count them)
     rmem_max: int | None = None  #: net.core.rmem_max, bytes; None where it cannot be read
     objects: tuple[int, ...] = ()  #: payload widths (codes) whose program came with the package, built ahead
+    objects_ipv6: tuple[int, ...] = ()  #: the same for IPv6
 
 
 def machine() -> Machine:
@@ -71,6 +72,7 @@ def machine() -> Machine:
         cpus=interfaces.possible_cpus(),
         rmem_max=int(_read(Path("/proc/sys/net/core/rmem_max")) or 0) or None,
         objects=built.widths(),
+        objects_ipv6=built.widths(ipv6=True),
     )
 
 

@@ -11,10 +11,12 @@ from typing import Any, TypeVar
 from tailbound.errors import AttachError, CapabilityError
 from tailbound.kernel import ethtool, pin
 from tailbound.kernel import interfaces as kernel_interfaces
+from tailbound.kernel import routes as kernel_routes
 from tailbound.kernel.attach import program_name
 from tailbound.kernel.linear import PAGE, linear_of
 from tailbound.kernel.load import WORKER
-from tailbound.kernel.routes import ELSEWHERE, interface_towards, resolves
+from tailbound.kernel.routes import ELSEWHERE, ELSEWHERE_IPV6, interface_towards, resolves
+from tailbound.wire.schema import IPV4_BYTES, IPV6_BYTES
 
 T = TypeVar("T")
 __all__ = ["NATIVE_DRIVERS", "Interface", "interface", "interfaces", "leads_to_peers"]
@@ -51,6 +53,12 @@ class Interface:
     xdp_program: int | None  #: id of the XDP program that is attached
     xdp_name: str | None  #: its name; None where this process may not know
     xdp_owner: str | None = None  #: the interface that it was attached for, of those that share the device
+    ipv6: bool = False  #: it has addresses of IPv6 alone, and so has a job over it
+
+    @property
+    def ip_bytes(self) -> int:
+        """Of an IP header of a job over it."""
+        return IPV6_BYTES if self.ipv6 else IPV4_BYTES
 
 
 def interfaces() -> list[Interface]:
@@ -79,17 +87,22 @@ def leads_to_peers(named: str | None = None) -> tuple[str | None, str]:
         return found.name, f"it is the way to MASTER_ADDR={master}"
     if master and not resolves(master):
         return None, f"MASTER_ADDR={master} is no name that this host knows: {_TELLS}"
-    if master and (found := interface_towards(ELSEWHERE)):
+    if master and (found := _elsewhere()):
         return found.name, f"MASTER_ADDR={master} is this host, and it is the way to other networks"
     if master:
         return None, f"MASTER_ADDR={master} is this host, and no other network can be reached: {_TELLS}"
     guessed = f"a guess, {_TELLS}"
-    if found := interface_towards(ELSEWHERE):
+    if found := _elsewhere():
         return found.name, f"it is the way to other networks ({guessed})"
     up = [name for _, name in socket.if_nameindex() if name != "lo" and _link(kernel_interfaces.index_of(name))[1] & 1]
     if len(up) == 1:
         return up[0], f"it alone is up ({guessed})"
     return None, f"which interface leads to the peers is not known: {_TELLS}"
+
+
+def _elsewhere() -> kernel_routes.Interface | None:
+    """The interface that leads to other networks, by IPv4 or else by IPv6."""
+    return interface_towards(ELSEWHERE) or interface_towards(ELSEWHERE_IPV6)
 
 
 def interface(name: str) -> Interface:
@@ -130,6 +143,7 @@ def interface(name: str) -> Interface:
         xdp_program=xdp.prog_id if xdp else None,
         xdp_name=_whose(name, xdp.prog_id, owner) if xdp else None,
         xdp_owner=owner,
+        ipv6=kernel_interfaces.families_of(name) == {True},
     )
 
 

@@ -111,7 +111,7 @@ def _options(ring_mib: float | None, workers: int) -> str:
 
 
 def _memory(ring_mib: float, workers: int, link: Interface | None, cpus: int) -> Memory:
-    width = row_width(0, link.mtu, linear=link.linear or PAGE) if link else row_width(0, 1500)
+    width = row_width(0, link.mtu, linear=link.linear or PAGE, ip=link.ip_bytes) if link else row_width(0, 1500)
     rows = ring_rows(ring_mib, width, workers)
     maps = memory(*rows, width, cpus)
     return Memory(ring_mib, workers, width, *rows, maps, sum(maps.values()))
@@ -184,6 +184,7 @@ def _machine_table(machine: facts.Machine) -> Table:
         "BPF JIT": machine.jit,
         "bpf(2)": machine.bpf_error or "allowed",
         "built ahead, codes a row": ", ".join(map(str, machine.objects)) or "none: programs are compiled here",
+        "the same for IPv6": ", ".join(map(str, machine.objects_ipv6)) or "none",
         "BCC": f"{machine.bcc_version} in {machine.bcc}" if machine.bcc else None,
         "kernel headers": machine.headers,
         "clang, libbpf": f"{_word(machine.clang)}, {_word(machine.libbpf)}",
@@ -200,7 +201,8 @@ def _interface_table(report: Report) -> Table:
     table = _table("Interfaces", *columns)
     for i in report.interfaces:
         try:
-            width = str(row_width(0, i.mtu, linear=i.linear or PAGE if i.native_xdp is not False else None))
+            linear = i.linear or PAGE if i.native_xdp is not False else None
+            width = str(row_width(0, i.mtu, linear=linear, ip=i.ip_bytes))
         except ConfigError:
             width = "-"
         queues = f"{i.rx_queues}/{i.tx_queues}"

@@ -79,7 +79,8 @@ def choose(
         why = f"`tailbound attach` has been done on {name}, and this user may open its maps"
         return Verdict("xdp", name, (why,), (), (*_notes(link, machine.cpus), ONE_RANK), trainer, judged)
     blocked = [*_interface_problems(link, judged), *_kernel_problems(machine)]
-    packages = [] if link and _width(link) in machine.objects else _missing_packages(machine)
+    objects = machine.objects_ipv6 if link and link.ipv6 else machine.objects
+    packages = [] if link and _width(link) in objects else _missing_packages(machine)
     powerless = _missing_privileges(machine, link)
     reasons = [*blocked, *(f"{what} is missing" for what, _ in packages), *powerless]
     if not reasons:
@@ -163,7 +164,7 @@ def _kernel_problems(machine: Machine) -> list[str]:
 def _width(link: Interface) -> int:
     """Codes of a row, if the job takes what the interface's MTU gives; 0: it holds none."""
     try:
-        return row_width(0, link.mtu, linear=link.linear or None)
+        return row_width(0, link.mtu, linear=link.linear or None, ip=link.ip_bytes)
     except ConfigError:
         return 0
 

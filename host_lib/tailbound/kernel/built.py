@@ -29,6 +29,8 @@ WIDTHS = {
     3392: 3498,  # a page: ena, veth, mlx5 and others at MTU 9000, too
     8896: 9000,
 }
+#: The same for IPv6, whose header is 20 bytes longer.
+WIDTHS_IPV6 = {1152: 1280, 1280: 1400, 1344: 1500, 2944: 3072, 3328: 3498, 3392: 3506, 8832: 9000}
 #: Copies that a program of fan-out can make. The verifier walks through all of them, which takes 150 ms for 256.
 FANOUT_COPIES = (16, MAX_RANKS)
 #: Rows of a switch lie in a page.
@@ -44,15 +46,20 @@ def _all() -> Iterator[tuple[str, dict[str, int]]]:
         if width <= _SWITCH_MOST:
             yield "switch.bpf.c", {"TB_WIDTH": width}
             yield "switch_out.bpf.c", {"TB_WIDTH": width}
+    for width in WIDTHS_IPV6:
+        yield "worker.bpf.c", {"TB_WIDTH": width, "TB_IPV6": 1}
+        yield "tagged.bpf.c", {"TB_WIDTH": width, "TB_IPV6": 1}
     for copies in FANOUT_COPIES:
         yield "fanout.bpf.c", {"TB_MOST_COPIES": copies}
+        yield "fanout.bpf.c", {"TB_MOST_COPIES": copies, "TB_IPV6": 1}
     yield "faults.bpf.c", {}
 
 
 def _name(source: str, defines: Mapping[str, int]) -> str:
     """The file of an object."""
     given = compiling.fixed(defines)
-    return "-".join([source.removesuffix(".bpf.c"), *(str(given[name]) for name in sorted(given))]) + ".bpf.o"
+    family = ["ipv6"] if given.pop("TB_IPV6", 0) else []
+    return "-".join([source.removesuffix(".bpf.c"), *family, *(str(given[name]) for name in sorted(given))]) + ".bpf.o"
 
 
 def find(source: str, section: str, defines: Mapping[str, int], maps: Sequence[str]) -> bytes | None:
@@ -73,9 +80,13 @@ def find(source: str, section: str, defines: Mapping[str, int], maps: Sequence[s
     return None
 
 
-def widths() -> tuple[int, ...]:
-    """Payload widths, in codes, for which a worker's program is here."""
-    names = {width: FOLDER / _name("worker.bpf.c", {"TB_WIDTH": width}) for width in WIDTHS}
+def widths(*, ipv6: bool = False) -> tuple[int, ...]:
+    """Payload widths, in codes, for which a worker's program of a family of IP is here."""
+    family = {"TB_IPV6": 1} if ipv6 else {}
+    names = {
+        width: FOLDER / _name("worker.bpf.c", {"TB_WIDTH": width} | family)
+        for width in (WIDTHS_IPV6 if ipv6 else WIDTHS)
+    }
     return tuple(width for width, path in names.items() if _fits(path))
 
 
@@ -106,11 +117,13 @@ def build(folder: Path) -> list[Path]:
 
 def missing(source: str, defines: Mapping[str, int]) -> CapabilityError:
     """Says that there is no such object, and what helps."""
-    here = ", ".join(map(str, widths()))
+    ipv6 = "TB_IPV6" in defines
+    here = ", ".join(map(str, widths(ipv6=ipv6)))
     if "TB_WIDTH" in defines and here:
         return CapabilityError(
             f"{source} for rows of {defines['TB_WIDTH']} codes did not come with this installation, those of {here} "
-            "did: give a smaller --mtu (rows of 1408 codes fit MTU 1500), or let a compiler build it (--loader auto)"
+            f"did: give a smaller --mtu (rows of {1344 if ipv6 else 1408} codes fit MTU 1500), or let a compiler build "
+            "it (--loader auto)"
         )
     return CapabilityError(
         f"{source} did not come with this installation as an object: install a wheel of `make wheel`, or let a "

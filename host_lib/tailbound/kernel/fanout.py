@@ -28,7 +28,8 @@ from tailbound.forks import keep_from_children
 from tailbound.kernel import interfaces, load, maps, pin, tc
 from tailbound.kernel.built import FANOUT_COPIES
 from tailbound.kernel.maps import Maps, Shape
-from tailbound.wire.packets import DTYPES, layout, packed
+from tailbound.wire.address import Words, endpoint, words_of
+from tailbound.wire.packets import DTYPES, layout
 from tailbound.wire.schema import FANOUT_MAPS, MAX_RANKS
 
 
@@ -36,7 +37,7 @@ class Peer(NamedTuple):
     """Where packets for a rank go."""
 
     rank: int
-    address: str  #: IPv4, dotted
+    address: str  #: IP, of the family that the program is for
     port: int  #: UDP
     mac: bytes  #: Ethernet address of the next hop, 6 bytes
 
@@ -71,9 +72,11 @@ class Fanout:
         program: int = -1,
         link: tc.Attached | None = None,
         most: int = MAX_RANKS,
+        *,
+        ipv6: bool = False,
     ) -> None:
         self.interface = interface
-        self.address = interfaces.address_of(interface)
+        self.address = interfaces.address_of(interface, ipv6=ipv6)
         self.port = port
         self.maps = made
         self.program = program
@@ -83,7 +86,7 @@ class Fanout:
         self._most = most
         self._settings = made.arrays["fanout"]
         self._settings["active"] = 0
-        self._settings["address"] = _word(self.address)
+        self._settings["address"], self._settings["prefix"] = _words(self.address)
         self._settings["port"], self._settings["ports"] = port, ports
         self._before = self._sums()
         self._own = 0
@@ -99,6 +102,8 @@ class Fanout:
         way: str = "auto",
         ports: int = 1,
         peers: int = MAX_RANKS - 1,
+        *,
+        ipv6: bool = False,
     ) -> Fanout:
         """Loads and attaches the program; it goes with this process.
 
@@ -108,30 +113,31 @@ class Fanout:
             loader: ``auto``, ``object``, ``bcc`` or ``clang``.
             way: ``auto``, ``tcx`` or ``clsact``.
             peers: how many there will be at most; a program for few of them is loaded sooner.
+            ipv6: what is sent is of IPv6; else of IPv4.
 
         Raises:
-            ConfigError: no such interface, it has no IPv4 address, or an invalid port.
+            ConfigError: no such interface, it has no address of that family, or an invalid port.
             CapabilityError: compiler, privilege or kernel feature missing: every peer gets a send of its own.
         """
         if not 0 < port < 65536:
             raise ConfigError(f"UDP port {port}: choose one of 1..65535")
         most = next((size for size in FANOUT_COPIES if peers - 1 <= size), MAX_RANKS)
-        made, program, link = _attach(interface, port, loader, way, most)
+        made, program, link = _attach(interface, port, loader, way, most, ipv6=ipv6)
         try:
-            return cls(made, interface, port, ports, program, link, most)
+            return cls(made, interface, port, ports, program, link, most, ipv6=ipv6)
         except BaseException:
             _close(made, program, link)
             raise
 
     @classmethod
-    def pin(cls, interface: str, loader: str = "auto", group: int = 0) -> None:
+    def pin(cls, interface: str, loader: str = "auto", group: int = 0, *, ipv6: bool = False) -> None:
         """Attaches for good, beside what is pinned for ``interface``, for processes of ``group`` to ``open``.
 
         Raises:
-            ConfigError: no such interface, or it has no IPv4 address.
+            ConfigError: no such interface, or it has no address of the family.
             CapabilityError: compiler, privilege or kernel feature missing; only a TCX link (Linux 6.6) can be pinned.
         """
-        made, program, link = _attach(interface, 0, loader, "tcx", MAX_RANKS)
+        made, program, link = _attach(interface, 0, loader, "tcx", MAX_RANKS, ipv6=ipv6)
         assert isinstance(link, tc.TcxLink)
         try:
             pin.add(interface, load.FANOUT, made.fds, link.fd, group)
@@ -139,7 +145,7 @@ class Fanout:
             _close(made, program, link)
 
     @classmethod
-    def open(cls, interface: str, port: int, ports: int = 1) -> Fanout:
+    def open(cls, interface: str, port: int, ports: int = 1, *, ipv6: bool = False) -> Fanout:
         """Takes over the program that ``tailbound attach`` has pinned; needs no privilege but the files' group.
 
         Raises:
@@ -150,7 +156,7 @@ class Fanout:
         try:
             for map_ in FANOUT_MAPS:
                 made.map_array(map_, shapes()[map_.name])
-            return cls(made, interface, port, ports)
+            return cls(made, interface, port, ports, ipv6=ipv6)
         except BaseException:
             made.close()
             raise
@@ -176,7 +182,8 @@ class Fanout:
                     f"rank {peer.rank} cannot be at UDP port {peer.port}, next hop {peer.mac.hex(':')}: give a port of "
                     "1..65535 and an Ethernet address"
                 )
-            table[peer.rank] = (_word(peer.address), socket.htons(peer.port), tuple(peer.mac), 0)
+            address, prefix = _words(peer.address)
+            table[peer.rank] = (address, socket.htons(peer.port), tuple(peer.mac), prefix)
         self._settings["active"] = 0
         self.maps.arrays["fanout_peers"][:] = table
         self._own = own
@@ -190,7 +197,7 @@ class Fanout:
         """
         order = rotated(self._own, ranks)
         table = self.maps.arrays["fanout_peers"]
-        if unknown := [rank for rank in order if not 0 <= rank < MAX_RANKS or not table["address"][rank]]:
+        if unknown := [rank for rank in order if not 0 <= rank < MAX_RANKS or not table["port"][rank]]:
             raise ConfigError(f"ranks {unknown} are live, but nothing says where they are: call set_peers")
         if len(order) - 1 > self._most:
             raise ConfigError(f"{len(order)} peers are live, the program makes {self._most} copies: attach it for more")
@@ -232,24 +239,26 @@ def rotated(own: int, ranks: Iterable[int]) -> Sequence[int]:
     return sorted(set(ranks) - {own}, key=lambda rank: (rank < own, rank))
 
 
-def _word(address: str) -> int:
-    """An IPv4 address as the maps hold it.
+def _words(address: str) -> Words:
+    """An address as the maps hold it.
 
     Raises:
         ConfigError: not an address.
     """
     try:
-        return packed(address)
+        return words_of(address)
     except OSError as error:
-        raise ConfigError(f"{address!r} is no IPv4 address: give a dotted one") from error
+        raise ConfigError(f"{address!r} is no IP address: give one in numbers") from error
 
 
-def _attach(interface: str, port: int, loader: str, way: str, most: int) -> tuple[Maps, int, tc.Attached]:
-    name = f"{load.FANOUT} {interfaces.address_of(interface)}:{port}"
+def _attach(
+    interface: str, port: int, loader: str, way: str, most: int, *, ipv6: bool
+) -> tuple[Maps, int, tc.Attached]:
+    name = f"{load.FANOUT} {endpoint(interfaces.address_of(interface, ipv6=ipv6), port)}"
     made = maps.create(FANOUT_MAPS, shapes(), events=False)
     program = -1
     try:
-        defines = {"TB_MOST_COPIES": most}
+        defines = {"TB_MOST_COPIES": most} | load.of_family(ipv6=ipv6)
         program = load.load("fanout.bpf.c", load.FANOUT, defines, load.FANOUT_MAP_NAMES, made.fds, loader, "tc")
         return made, program, tc.attach(program, interface, name, way)
     except BaseException:

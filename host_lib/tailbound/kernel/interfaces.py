@@ -20,6 +20,10 @@ _SIOCGIFFLAGS, _SIOCGIFADDR, _SIOCGIFMTU, _SIOCGIFHWADDR, _IFF_LOOPBACK = 0x8913
 _RTM_NEWLINK, _RTM_GETLINK, _NLM_F_REQUEST, _NLMSG_ERROR = 16, 18, 1, 2
 _IFLA_XDP, _IFLA_XDP_ATTACHED, _IFLA_XDP_PROG_ID = 43, 2, 4
 _IFLA_LINK, _IFLA_LINKINFO, _IFLA_LINK_NETNSID, _IFLA_INFO_KIND, _IFLA_INFO_DATA = 5, 18, 37, 1, 2
+#: Scopes of IPv6 addresses in ``if_inet6``: global (unique local ones, too), and loopback's.
+_REACHED = ("00", "10")
+#: IFA_F_TEMPORARY, DADFAILED, DEPRECATED and TENTATIVE (<linux/if_addr.h>).
+_PASSING = 0x01 | 0x08 | 0x20 | 0x40
 _IFLA_VLAN_ID, _IFLA_VLAN_PROTOCOL, _ETH_P_8021Q = 1, 5, 0x8100
 _MODES = {1: "native", 2: "generic", 3: "offloaded", 4: "several"}
 
@@ -94,17 +98,54 @@ def device_of(interface: str) -> Device:
     return Device(below, vlan)
 
 
-def address_of(interface: str) -> str:
-    """First IPv4 address.
+def address_of(interface: str, *, ipv6: bool = False) -> str:
+    """First IPv4 address; or first IPv6 address that other hosts reach without naming an interface.
 
     Raises:
         ConfigError: no such interface, or it has none.
     """
     index_of(interface)
+    found = _ipv6_of(interface) if ipv6 else _ipv4_of(interface)
+    if found:
+        return found[0]
+    if ipv6:
+        raise ConfigError(
+            f"interface {interface} has no global or unique local IPv6 address (link-local ones, and ones that are "
+            f"still tentative, will not do): give it one, `ip address add fd00::1/64 dev {interface}` say"
+        )
+    more = ", and of IPv6 a link-local one at most" if not _ipv6_of(interface) else ""
+    raise ConfigError(f"interface {interface} has no IPv4 address{more}: give it one")
+
+
+def families_of(interface: str) -> set[bool]:
+    """Of which families ``interface`` has an address for ``address_of``: False for IPv4, True for IPv6.
+
+    Raises:
+        ConfigError: no such interface.
+    """
+    index_of(interface)
+    return {ipv6 for ipv6, found in ((False, _ipv4_of(interface)), (True, _ipv6_of(interface))) if found}
+
+
+def _ipv4_of(interface: str) -> list[str]:
     try:
-        return socket.inet_ntoa(_ioctl(interface, _SIOCGIFADDR)[20:24])
-    except OSError as error:
-        raise ConfigError(f"interface {interface} has no IPv4 address: give it one") from error
+        return [socket.inet_ntoa(_ioctl(interface, _SIOCGIFADDR)[20:24])]
+    except OSError:
+        return []
+
+
+def _ipv6_of(interface: str) -> list[str]:
+    """Global and unique local addresses; neither those that will change soon nor those that are still being tried."""
+    try:
+        lines = Path("/proc/thread-self/net/if_inet6").read_text().splitlines()
+    except OSError:  # a kernel without IPv6
+        return []
+    found = []
+    for line in lines:  # address, index, length of prefix, scope, flags, name
+        address, _, _, scope, flags, name = line.split()
+        if name == interface and scope in _REACHED and not int(flags, 16) & _PASSING:
+            found.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(address)))
+    return found
 
 
 def mtu_of(interface: str) -> int:

@@ -120,18 +120,33 @@ def _load(
 
 
 def load_worker(
-    fds: Mapping[str, int], *, port: int, width: int, result_rows: int, vlan: int = 0, loader: str = "auto"
+    fds: Mapping[str, int],
+    *,
+    port: int,
+    width: int,
+    result_rows: int,
+    vlan: int = 0,
+    ipv6: bool = False,
+    loader: str = "auto",
 ) -> int:
-    """Loads the worker's program for a UDP port, payload width (codes), size of the result ring (rows), and VLAN or 0.
+    """Loads the worker's program for a UDP port, payload width (codes), result ring (rows), VLAN or 0, and family.
 
     Raises:
         CapabilityError: see ``load``.
     """
-    return _load_receiver("worker.bpf.c", WORKER, fds, port, width, result_rows, vlan, loader)
+    defines = receiver_defines(port, width, result_rows, vlan, ipv6=ipv6)
+    return load("worker.bpf.c", WORKER, defines, WORKER_MAP_NAMES, fds, loader)
 
 
 def load_tagged(
-    fds: Mapping[str, int], *, port: int, width: int, result_rows: int, vlan: int = 0, loader: str = "auto"
+    fds: Mapping[str, int],
+    *,
+    port: int,
+    width: int,
+    result_rows: int,
+    vlan: int = 0,
+    ipv6: bool = False,
+    loader: str = "auto",
 ) -> None:
     """Loads the program for packets with tags, to which the worker's hands over what a job with a key receives.
 
@@ -140,15 +155,20 @@ def load_tagged(
     Raises:
         CapabilityError: see ``load``.
     """
-    program = _load_receiver("tagged.bpf.c", TAGGED, fds, port, width, result_rows, vlan, loader)
+    defines = receiver_defines(port, width, result_rows, vlan, ipv6=ipv6)
+    program = load("tagged.bpf.c", TAGGED, defines, WORKER_MAP_NAMES, fds, loader)
     try:
         syscalls.map_update(fds[PROGRAMS], struct.pack("=I", 0), struct.pack("=I", program))
     finally:
         os.close(program)
 
 
-def _load_receiver(
-    source: str, function: str, fds: Mapping[str, int], port: int, width: int, result_rows: int, vlan: int, loader: str
-) -> int:
+def receiver_defines(port: int, width: int, result_rows: int, vlan: int, *, ipv6: bool) -> dict[str, int]:
+    """Macros of the programs that receive. Each of them is for one family of IP, so that IPv4 pays nothing for IPv6."""
     defines = {"TB_PORT": port, "TB_WIDTH": width, "TB_RESULT_ROWS": result_rows, "TB_VLAN": vlan}
-    return load(source, function, defines, WORKER_MAP_NAMES, fds, loader)
+    return defines | of_family(ipv6=ipv6)
+
+
+def of_family(*, ipv6: bool) -> dict[str, int]:
+    """Macros that choose the family of IP."""
+    return {"TB_IPV6": 1} if ipv6 else {}

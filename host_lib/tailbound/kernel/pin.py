@@ -33,7 +33,7 @@ from tailbound.wire.schema import WORKER_MAPS
 
 ROOT = Path("/run/tailbound")
 #: Raised whenever the maps of this version would be read wrongly by another, or its packets refused.
-ABI = 5
+ABI = 6
 #: Maps that a trainer writes and nobody reads (auth-2).
 SECRET = tuple(m.name for m in WORKER_MAPS if m.secret)
 #: Of pins, where it is not 0660: keys cannot be read back, and programs are put in by root alone.
@@ -62,6 +62,8 @@ class Settings:
     signature: str = ""
     #: Whether the program for jobs with a key was loaded, too.
     tagged: bool = False
+    #: Of which family of IP it takes packets.
+    ipv6: bool = False
 
 
 def bpffs() -> Path:
@@ -304,17 +306,19 @@ def identity(interface: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def is_as_asked(interface: str, sizes: tuple[int, int, int, int], group: int) -> bool:
+def is_as_asked(interface: str, sizes: tuple[int, int, int, int], group: int, *, ipv6: bool = False) -> bool:
     """Whether this version's program is attached and pinned there with these settings; by whom does not matter.
 
     Args:
         sizes: port, width, rows of the ring of sums, rows of the result ring.
         group: id of the pins' group.
+        ipv6: of which family packets are.
     """
     try:
         found = settings(interface)
-        same = found is not None and (found.port, found.width, found.sum_rows, found.result_rows) == sizes
-        return same and os.stat(_pins(interface)).st_gid == group
+        if found is None or (found.port, found.width, found.sum_rows, found.result_rows) != sizes:
+            return False
+        return found.ipv6 == ipv6 and os.stat(_pins(interface)).st_gid == group
     except (AttachError, OSError):
         return False
 

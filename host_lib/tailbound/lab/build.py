@@ -17,7 +17,8 @@ from pyroute2 import IPRoute
 from tailbound.errors import CapabilityError
 from tailbound.kernel import ethtool
 from tailbound.lab import namespaces, portstate
-from tailbound.lab.topology import LINKS, Link, Topology, Worker
+from tailbound.lab.topology import IPV6_NETWORK, LINKS, Link, Topology, Worker
+from tailbound.wire.address import is_ipv6
 
 __all__ = ["RateLimit", "build", "send_single_frames", "set_rate"]
 
@@ -42,6 +43,8 @@ _SMOOTH_BYTES = 4_600
 #: was slower than the three workers that sent to it together, and its buffer overflowed.
 _HOST_BURST_SECONDS, _BURST_SECONDS = 0.001, 0.005
 _PORTS_UP_SECONDS = 10.0
+#: An address is used at once, without asking whether somebody has it.
+_IFA_F_NODAD = 0x02
 #: A connection keeps its window while it rests, and a new one takes over nothing from those before it.
 _TUNED_TCP = {"tcp_slow_start_after_idle": 0, "tcp_no_metrics_save": 1}
 
@@ -151,27 +154,39 @@ def _cable(worker: Worker, mtu: int, queues: int) -> None:
 
 
 def _worker(topology: Topology, worker: Worker, queues: int, queued: bool) -> None:
-    """Addresses and permanent neighbours, so that no ARP is ever lost or late; TCP as on a tuned cluster."""
+    """Addresses and permanent neighbours, so that no question for one is ever lost; TCP as on a tuned cluster."""
     _quiet()
     for key, value in _TUNED_TCP.items():
         namespaces.write_sysctl(f"net/ipv4/{key}", value)
     with IPRoute() as ip:
         for link in LINKS:
             index = if_nametoindex(link.interface)
-            ip.addr(
-                "add", index=index, address=link.address(worker.rank), prefixlen=link.network.prefixlen,
-                broadcast=str(link.network.broadcast_address),
-            )  # fmt: skip
+            address = worker.address_on(link)
+            if is_ipv6(address):
+                _allow_ipv6(link.interface)
+                ip.addr("add", index=index, address=address, prefixlen=IPV6_NETWORK.prefixlen, flags=_IFA_F_NODAD)
+            else:
+                ip.addr(
+                    "add", index=index, address=address, prefixlen=link.network.prefixlen,
+                    broadcast=str(link.network.broadcast_address),
+                )  # fmt: skip
             ip.link("set", index=index, state="up")
             if queued:
                 _queue(ip, index, queues)
             for other in topology.workers:
                 if other.rank != worker.rank:
                     ip.neigh(
-                        "add", ifindex=index, dst=link.address(other.rank), lladdr=link.mac(other.rank),
+                        "add", ifindex=index, dst=other.address_on(link), lladdr=link.mac(other.rank),
                         state="permanent",
                     )  # fmt: skip
-            ip.neigh("add", ifindex=index, dst=link.switch_address, lladdr=link.switch_mac, state="permanent")
+            if not is_ipv6(address):
+                ip.neigh("add", ifindex=index, dst=link.switch_address, lladdr=link.switch_mac, state="permanent")
+
+
+def _allow_ipv6(interface: str) -> None:
+    """With nothing of what IPv6 sends by itself: no router is asked for, no address made or tried."""
+    for key, value in {"accept_ra": 0, "router_solicitations": 0, "addr_gen_mode": 1, "disable_ipv6": 0}.items():
+        namespaces.write_sysctl(f"net/ipv6/conf/{interface}/{key}", value)
 
 
 def _background_ports(topology: Topology, name: str, mtu: int) -> None:

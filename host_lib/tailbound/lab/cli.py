@@ -71,6 +71,7 @@ def spec_options(command: F) -> F:
             parse_straggler,
             "Stop RANK for MS, every EVERY ms on average (default 4 x MS); EVERY 'step': it sleeps by itself.",
         ),
+        click.option("--ipv6", is_flag=True, help="Workers have IPv6 on the data link, and no IPv4."),
         click.option("--wire", is_flag=True, help="Packets of wire size on both links, as XDP forces."),
         click.option("--switch", is_flag=True, help="The switch sums gradients (TAILBOUND_SWITCH); implies --wire."),
         click.option("--seed", type=int, default=1, show_default=True, help="Of losses, stops and the background."),
@@ -90,7 +91,7 @@ def spec_from_options(options: dict[str, Any]) -> LabSpec:
     """
     names = (
         "workers", "rate", "loss", "duplicate", "corrupt", "reorder", "background", "straggler", "wire", "switch",
-        "seed", "mtu", "port", "queue", "ecn",
+        "seed", "mtu", "port", "queue", "ecn", "ipv6",
     )  # fmt: skip
     values = {name: options.pop(name) for name in names}
     return LabSpec(burst=options.pop("burst_loss"), **values)

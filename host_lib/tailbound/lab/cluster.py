@@ -332,7 +332,8 @@ class Cluster:
 
     def _describe(self, prefix: str) -> Topology:
         spec = self.spec
-        return describe(prefix, spec.workers, cables=spec.has_cables, background=spec.background is not None)
+        background = spec.background is not None
+        return describe(prefix, spec.workers, cables=spec.has_cables, background=background, ipv6=spec.ipv6)
 
     def _worker(self, rank: int) -> Worker:
         if not 0 <= rank < self.spec.workers:

@@ -212,6 +212,7 @@ class LabSpec:
         queue: bytes that wait before a worker's link at most, in the network; None: 25 ms at its rate. Implies wire
             size.
         ecn: packets that come when a quarter of that waits are marked (CE) if their sender knows of that.
+        ipv6: workers have addresses of IPv6 on the data link, and none of IPv4.
     """
 
     workers: int
@@ -234,6 +235,7 @@ class LabSpec:
     switch_rows: int = 1 << 14
     queue: int | None = None
     ecn: bool = False
+    ipv6: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= MAX_RANKS:
@@ -262,6 +264,9 @@ class LabSpec:
                 f"a switch for {self.workers} workers with {self.switch_rows} rows: it takes up to {MAX_RANKS - 1} "
                 "workers, and a power of two of rows"
             )
+        if self.ipv6 and (self.switch or self.has_fault_programs):
+            what = "a switch that sums" if self.switch else "faults, and queues of known size,"
+            raise ConfigError(f"{what} are for packets of IPv4 alone: give ipv6 without them")
         if self.straggler is not None and self.straggler.rank >= self.workers:
             raise ConfigError(f"straggler rank {self.straggler.rank} does not exist: ranks are 0..{self.workers - 1}")
 

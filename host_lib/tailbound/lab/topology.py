@@ -8,7 +8,8 @@
 
 ``==`` is a veth pair. Where neither rate nor faults are asked for there is no cable and the worker's
 veth ends at the switch. The data link is the one whose worker end may carry Tailbound's XDP program;
-the plain link is for peers that are measured against it. 198.18.0.0/15 is kept for benchmarks (RFC 2544,
+the plain link is for peers that are measured against it. Workers of a lab with IPv6 have fd7b::R+1 on the data
+link, and no address of IPv4 there. 198.18.0.0/15 is kept for benchmarks (RFC 2544,
 RFC 6890), and no namespace of a lab has a link or a route to anything else.
 """
 
@@ -18,7 +19,13 @@ import enum
 import ipaddress
 from dataclasses import dataclass
 
+from tailbound.wire.address import is_ipv6
+
 __all__ = ["LINKS", "Cable", "Link", "Topology", "Worker", "describe"]
+
+
+#: Of the data link of a lab with IPv6: unique local addresses (RFC 4193).
+IPV6_NETWORK = ipaddress.IPv6Network("fd7b::/64")
 
 
 class Link(enum.Enum):
@@ -37,9 +44,10 @@ class Link(enum.Enum):
         """Name of its interface in a worker."""
         return f"{self.value}0"
 
-    def address(self, rank: int) -> str:
-        """IPv4 address of ``rank``: network + 1 + rank."""
-        return str(self.network.network_address + 1 + rank)
+    def address(self, rank: int, *, ipv6: bool = False) -> str:
+        """Address of ``rank``: network + 1 + rank; the plain link has those of IPv4 alone."""
+        network = IPV6_NETWORK if ipv6 and self is Link.DATA else self.network
+        return str(network.network_address + 1 + rank)
 
     def mac(self, rank: int) -> str:
         """MAC of ``rank``'s end: locally administered, unicast."""
@@ -112,7 +120,7 @@ class Worker:
     plain_mac: str
 
     def address_on(self, link: Link) -> str:
-        """IPv4 address on ``link``."""
+        """IP address on ``link``."""
         return self.address if link is Link.DATA else self.plain_address
 
     def interface_on(self, link: Link) -> str:
@@ -155,7 +163,7 @@ class Topology:
         return "\n".join(
             line for w in self.workers
             for address, name in ((w.plain_address, f"worker{w.rank}"), (w.address, f"worker{w.rank}-data"))
-            for line in (f"{address} {name}", f"::ffff:{address} {name}")
+            for line in (f"{address} {name}", *(() if is_ipv6(address) else (f"::ffff:{address} {name}",)))
         )  # fmt: skip
 
     def far_end(self, rank: int, link: Link) -> tuple[str, str]:
@@ -173,7 +181,7 @@ class Topology:
         return [(self.switch, link.port(worker.rank)) for worker in self.workers]
 
 
-def describe(prefix: str, workers: int, *, cables: bool, background: bool = False) -> Topology:
+def describe(prefix: str, workers: int, *, cables: bool, background: bool = False, ipv6: bool = False) -> Topology:
     """The topology of a lab whose namespaces begin with ``prefix``.
 
     Args:
@@ -181,6 +189,7 @@ def describe(prefix: str, workers: int, *, cables: bool, background: bool = Fals
         workers: how many, 1..256.
         cables: with cable namespaces.
         background: with a namespace for foreign traffic.
+        ipv6: workers have addresses of IPv6 on the data link.
     """
     return Topology(
         workers=tuple(
@@ -188,7 +197,7 @@ def describe(prefix: str, workers: int, *, cables: bool, background: bool = Fals
                 rank=rank,
                 namespace=f"{prefix}-w{rank}",
                 interface=Link.DATA.interface,
-                address=Link.DATA.address(rank),
+                address=Link.DATA.address(rank, ipv6=ipv6),
                 mac=Link.DATA.mac(rank),
                 plain_interface=Link.PLAIN.interface,
                 plain_address=Link.PLAIN.address(rank),

@@ -21,7 +21,7 @@ ranks, the option and both values. `process_group`, `model` and `optimizer` are 
 """
 
 #: Heading, rows and what is below of the section on ports.
-_PORTS_HEAD = "## Ports and firewalls\n\nAll ranks talk to all others, both ways, over IPv4.\n"
+_PORTS_HEAD = "## Ports and firewalls\n\nAll ranks talk to all others, both ways, over IPv4 or over IPv6.\n"
 _PORTS = (
     (
         "rows, `udp`",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +18,7 @@ from tailbound.datapath.tables import CONTROL_HEAD, CONTROL_TAIL, EVENT_HEAD, EV
 from tailbound.simulate.fabric import Burst, Fabric
 from tailbound.simulate.messages import read
 from tailbound.transport.sockets import UdpSocket
+from tailbound.wire.address import words_of
 
 PORT = 5515
 COOKIE = 0x5EED
@@ -37,9 +37,10 @@ def address(rank: int) -> str:
 
 
 @cache
-def word(rank: int) -> int:
-    """``address`` as u32 in network byte order."""
-    return int.from_bytes(socket.inet_aton(address(rank)), "little")
+def source(rank: int) -> NDArray[np.uint32]:
+    """``address`` as ``ingest`` takes it."""
+    words = words_of(address(rank))
+    return np.array([*words.prefix, words.address], np.uint32)
 
 
 @cache
@@ -80,7 +81,8 @@ class Datapath:
         buffer[:size] = np.frombuffer(burst.data, np.uint8)
         buffer[size : size + 8] = 0
         segment = burst.stride if size > burst.stride else 0
-        count = ingest(self.tables.context, buffer, size, segment, word(burst.source), now, burst.marked, self._echoes)
+        words = source(burst.source)
+        count = ingest(self.tables.context, buffer, size, segment, words, now, burst.marked, self._echoes)
         self.taken += burst.count
         if not count:
             return []

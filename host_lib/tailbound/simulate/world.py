@@ -23,12 +23,13 @@ from tailbound.collective.op import Launch, Outcome
 from tailbound.errors import TailboundError, TransportError
 from tailbound.simulate.engine import Done, Engine, Plan
 from tailbound.simulate.fabric import MS, US, Burst, Fabric, Terms
-from tailbound.simulate.machine import COOKIE, PORT, Datapath, Wire, address, word
+from tailbound.simulate.machine import COOKIE, PORT, Datapath, Wire, address
 from tailbound.transport.config import Config
 from tailbound.transport.keys import MASTER, KeyRing
 from tailbound.transport.pace import PaceConfig, Pacer
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Layout
+from tailbound.wire.address import words_of
 from tailbound.wire.bits import Bits, number_of
 
 #: Steps of an epoch of keys: several epochs in a short run.
@@ -329,7 +330,7 @@ class World:
             for peer, path in job.flow.queue.pacer.paths.items():
                 path.rate = self._paced
                 job.flow.queue.pacer.limited.add(peer)
-        job.activate([word(r) for r in range(job.world)], word(rank))
+        job.activate([words_of(address(r)) for r in range(job.world)], words_of(address(rank)))
         node.engine = self.engine(job)
         node.engine.begin()
         node.engine.maps.fetch = lambda peer, digests: self._fetch(node, peer, digests)

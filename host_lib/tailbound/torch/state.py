@@ -27,7 +27,7 @@ from tailbound.torch.options.schedule import Schedule
 from tailbound.torch.paths import Paths
 from tailbound.torch.recovery import Recovery
 from tailbound.transport.choose import AskedResult
-from tailbound.transport.config import DEADLINE_MOST, MS, Authenticate, Config, width_for_mtu
+from tailbound.transport.config import DEADLINE_MOST, MS, Authenticate, Config
 from tailbound.transport.safeguard import Limits
 from tailbound.transport.steps import step_of
 from tailbound.wire.bits import Bits, as_bits, both_ways
@@ -165,7 +165,7 @@ class TailboundState(Recovery):
             rank=self.rank,
             ranks=self.ranks,
             port=port,
-            width=width_for_mtu(mtu) if mtu else 0,
+            mtu=mtu or 0,
             ring_mib=Config.ring_mib if ring_mib is None else ring_mib,
             # bytes of the ring that a step takes: rows whose 4 bits are summed in wide lanes fill half of theirs
             step=entries * (8 if wide_sums(self.bits, self.ranks) else down) // 8 if ring_mib is None else 0,

@@ -76,7 +76,7 @@ def fill(
         flows: i64[F, 8], see the columns.
         most: messages at most.
         channel: only flows of this channel.
-        names: u64[destinations], addresses of each rank's ``sockaddr_in``; 0: not a peer.
+        names: u64[destinations], addresses of each rank's ``sockets.sockaddr``; 0: not a peer.
         control: u64[3], ``struct cmsghdr`` and the segment size, which is the bytes of a packet.
         messages: u64[BATCH, 8], ``struct mmsghdr``; the iovec pointers are in place.
         iovecs: u64[BATCH, 2].
@@ -143,11 +143,11 @@ class Batch:
     """Memory for the messages of one call, and the call. Layouts are those of 64-bit little-endian Linux.
 
     Args:
-        peers: (IPv4 address, UDP port) by rank.
+        peers: (IP address, UDP port) by rank.
     """
 
     def __init__(self, peers: Mapping[int, tuple[str, int]]) -> None:
-        self._names = np.zeros((DESTINATIONS, 2), np.uint64)
+        self._names = np.zeros((DESTINATIONS, SOCKADDR_BYTES // 8), np.uint64)
         self._pointers = np.zeros(len(self._names), np.uint64)
         self._targets: dict[int, tuple[str, int]] = {}
         for rank, target in peers.items():
@@ -163,7 +163,7 @@ class Batch:
         self._controls: dict[int, NDArray[np.uint64]] = {}
 
     def point(self, rank: int, target: tuple[str, int]) -> None:
-        """Bursts for ``rank``, or a shared channel of that number, go to ``target`` (IPv4 address, UDP port)."""
+        """Bursts for ``rank``, or a shared channel of that number, go to ``target`` (IP address, UDP port)."""
         if self._targets.get(rank) == target:
             return
         self._targets[rank] = target

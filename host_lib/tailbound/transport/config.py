@@ -26,7 +26,6 @@ MS = 1_000_000
 #: MiB of a ring at most that follows a model. With two ranks the rings take twice as much, for `xdp` all of it at once
 #: and of the kernel, which cannot swap it: more is for the user to ask for.
 RING_MOST = 512
-_OVERHEAD = IPV4_BYTES + UDP_BYTES + HEADER_BYTES
 #: Widest row: what a jumbo frame of 9000 bytes takes.
 WIDTH_MOST = 8896
 #: Width of rows on loopback, whose MTU says nothing about a network.
@@ -41,25 +40,27 @@ DSCP_MOST = 63
 DEADLINE_MOST = 0xFFFF * TIME_UNIT_US * 1000
 
 
-def width_for_mtu(mtu: int) -> int:
-    """Payload width W in codes for a path MTU in bytes (1408 at 1500; codec-1).
+def width_for_mtu(mtu: int, ip: int = IPV4_BYTES) -> int:
+    """Payload width W in codes for a path MTU and an IP header, both in bytes (1408 at 1500; codec-1).
 
     Raises:
         ConfigError: the MTU holds no row.
     """
-    width = (mtu - _OVERHEAD) // WIDTH_STEP * WIDTH_STEP
+    overhead = ip + UDP_BYTES + HEADER_BYTES
+    width = (mtu - overhead) // WIDTH_STEP * WIDTH_STEP
     if width < WIDTH_STEP:
-        raise ConfigError(f"MTU {mtu} is too small: at least {_OVERHEAD + WIDTH_STEP} bytes are needed for one row")
+        raise ConfigError(f"MTU {mtu} is too small: at least {overhead + WIDTH_STEP} bytes are needed for one row")
     return min(width, WIDTH_MOST)
 
 
-def row_width(asked: int, mtu: int | None, *, linear: int | None = None) -> int:
+def row_width(asked: int, mtu: int | None, *, linear: int | None = None, ip: int = IPV4_BYTES) -> int:
     """Payload width W of a job in codes.
 
     Args:
         asked: the most that is wanted; 0: as wide as the path takes.
         mtu: of the path, in bytes; None: loopback.
         linear: for the xdp datapath, bytes of a frame that the driver hands over in one piece (``kernel.linear``).
+        ip: bytes of an IP header.
 
     Raises:
         ConfigError: the MTU holds no row.
@@ -68,7 +69,7 @@ def row_width(asked: int, mtu: int | None, *, linear: int | None = None) -> int:
         return asked or WIDTH_LOOPBACK
     if linear is not None:
         mtu = min(mtu, linear - ETHERNET_BYTES)
-    return min(asked or WIDTH_MOST, width_for_mtu(mtu))
+    return min(asked or WIDTH_MOST, width_for_mtu(mtu, ip))
 
 
 #: What may be asked for.
@@ -88,6 +89,7 @@ class Config:
         port: UDP port. ``udp``: the first free one of ``PORTS`` from this one on; 0: any. ``xdp``: that of the program,
             which is fixed when it is attached; 0: ``DEFAULT_PORT``.
         width: most codes of a row; 0: as many as the path's MTU takes.
+        mtu: of the path, in bytes, where it is below that of the interface; 0: that of the interface.
         ring_mib: MiB of the result ring; the least where ``step`` is known.
         step: bytes of codes that a step averages; the ring follows them (``ring``). 0: ``ring_mib`` is its size.
         deadline_1, deadline_2: D1 and D2 of clock-4 and clock-11; 0: learned.
@@ -126,6 +128,7 @@ class Config:
     ranks: int
     port: int = 0
     width: int = 0
+    mtu: int = 0
     ring_mib: float = 64.0
     step: int = 0
     deadline_1: int = 0
@@ -170,6 +173,8 @@ class Config:
             raise ConfigError(f"UDP port {self.port} is outside 0..65535")
         if not 0 <= self.width <= WIDTH_MOST or self.width % WIDTH_STEP:
             raise ConfigError(f"payload width {self.width}: give a multiple of {WIDTH_STEP} up to {WIDTH_MOST}")
+        if self.mtu:
+            width_for_mtu(self.mtu)
         check(self.result)
         if self.group:
             check_group(self.group)

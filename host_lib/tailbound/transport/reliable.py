@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from tailbound.errors import TransportError
 from tailbound.forks import keep_from_children
 from tailbound.transport.lifeline import Lifelines
+from tailbound.wire.address import endpoint, family_of
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -74,7 +75,7 @@ class Reliable:
     """Serves requests of the job's other ranks, and asks them.
 
     Args:
-        address: IPv4 address to listen at; peers know ``port`` from the greeting.
+        address: IP address to listen at; peers know ``port`` from the greeting.
         port: TCP port; 0: any.
 
     Raises:
@@ -98,11 +99,11 @@ class Reliable:
         #: requests whose tag was wrong
         self.forged = 0
         try:
-            self._listener = socket.create_server((address, port), backlog=128)
+            self._listener = socket.create_server((address, port), family=family_of(address), backlog=128)
         except OSError as error:
             advice = "end the process that has this port" if port else "choose another interface"
             raise TransportError(
-                f"cannot listen for the reliable path at {address}:{port} ({error}): {advice}"
+                f"cannot listen for the reliable path at {endpoint(address, port)} ({error}): {advice}"
             ) from error
         #: TCP port, for the greeting
         self.port: int = self._listener.getsockname()[1]
@@ -248,7 +249,7 @@ class Reliable:
         known = {address for address, _ in self._peers}
         while not self._over.is_set():
             try:
-                sock, (address, _) = self._listener.accept()
+                sock, (address, *_) = self._listener.accept()
             except OSError:
                 self._over.wait(0.05)  # out of descriptors, say: not a reason to spin
                 continue
@@ -388,7 +389,7 @@ def _dial(peer: tuple[str, int], timeout: float, own: str) -> socket.socket:
         try:
             while (left := until - time.monotonic()) > 0:
                 if pause <= _DIAL_MOST:
-                    sock = socket.socket()
+                    sock = socket.socket(family_of(own))
                     opened.append(sock)
                     sock.setblocking(False)
                     sock.bind((own, 0))

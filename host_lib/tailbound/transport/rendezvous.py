@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias
 
 from tailbound.codec.shape import CODEC_NUMBER
 from tailbound.errors import LayoutError, TransportError
+from tailbound.wire.address import endpoint, is_ipv6, is_loopback
 
 #: Fields that must be equal on all ranks, with what to do when they are not.
 _EQUAL = {
@@ -112,8 +113,8 @@ def exchange(store: Store, own: Greeting, prefix: str, timeout: float, verify: V
         greetings.append(_parse(own, rank, store.get(key), verify))
         if rank == own.rank and greetings[-1] != own:
             raise LayoutError(
-                f"two processes say they are rank {rank}: {own.address}:{own.port} and "
-                f"{greetings[-1].address}:{greetings[-1].port}; give every process a rank of its own"
+                f"two processes say they are rank {rank}: {endpoint(own.address, own.port)} and "
+                f"{endpoint(greetings[-1].address, greetings[-1].port)}; give every process a rank of its own"
             )
     check(greetings)
     return greetings
@@ -200,7 +201,15 @@ def check(greetings: list[Greeting]) -> None:
     Raises:
         LayoutError: naming both ranks, both values and what to do.
     """
-    local = {other.address.startswith("127."): other for other in greetings}
+    families = {is_ipv6(other.address): other for other in greetings}
+    if len(families) == 2:
+        old, new = families[False], families[True]
+        raise LayoutError(
+            f"rank {old.rank} is at {old.address} and rank {new.rank} at {new.address}: all ranks of a job talk over "
+            "IPv4, or all over IPv6; give MASTER_ADDR an address of the family that is meant, and the interfaces of "
+            "all ranks one, too (with xdp: `tailbound attach` with or without --ipv6 on every host)"
+        )
+    local = {is_loopback(other.address): other for other in greetings}
     if len(local) == 2:
         raise LayoutError(
             f"rank {local[True].rank} is at {local[True].address} and rank {local[False].rank} at "
@@ -212,9 +221,9 @@ def check(greetings: list[Greeting]) -> None:
         twin = seen.setdefault(other.address, other)
         if twin is not other and (twin.port == other.port or "xdp" in (twin.datapath, other.datapath)):
             raise LayoutError(
-                f"ranks {twin.rank} and {other.rank} are {twin.address}:{twin.port} ({twin.datapath}) and "
-                f"{other.address}:{other.port} ({other.datapath}), and packets between ranks of one address pass no "
-                "interface: the xdp datapath takes one rank per interface; use datapath='udp' "
+                f"ranks {twin.rank} and {other.rank} are {endpoint(twin.address, twin.port)} ({twin.datapath}) and "
+                f"{endpoint(other.address, other.port)} ({other.datapath}), and packets between ranks of one address "
+                "pass no interface: the xdp datapath takes one rank per interface; use datapath='udp' "
                 "(TAILBOUND_DATAPATH=udp) for several ranks on a host"
             )
 
@@ -252,4 +261,4 @@ def _wait(store: Store, key: str, rank: int, own: Greeting | None, timeout: floa
 
 def describe(greetings: list[Greeting]) -> Mapping[str, Any]:
     """Endpoints and datapaths by rank, for logs and statistics."""
-    return {str(g.rank): f"{g.address}:{g.port} ({g.datapath})" for g in greetings}
+    return {str(g.rank): f"{endpoint(g.address, g.port)} ({g.datapath})" for g in greetings}

@@ -50,7 +50,7 @@ class Shared:
     Attributes:
         name: what it is called in events and counters.
         sockets: bound; nothing else leaves over them. Bursts take them in turn.
-        target: (IPv4 address, UDP port) that bursts are addressed to; may change between two bursts.
+        target: (IP address, UDP port) that bursts are addressed to; may change between two bursts.
         ranks: who gets a copy of what leaves from now on.
         local: whether this host makes the copies: a burst then costs it as much as one for every rank.
         counts: of the bursts themselves; what their copies were is counted by rank.
@@ -110,7 +110,7 @@ class Sender:
         sockets: bound UDP sockets. Single packets leave over the first one. With more, bursts leave over the others,
             as many for each peer as there are, at least one as far as they last: what waits in front of a slow peer
             then takes no room from the rest, and a peer's receive-side scaling sees several source ports.
-        peers: (IPv4 address, UDP port) by rank.
+        peers: (IP address, UDP port) by rank.
 
     Raises:
         ConfigError: no socket.

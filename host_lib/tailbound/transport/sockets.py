@@ -17,6 +17,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from tailbound.errors import ConfigError
+from tailbound.wire.address import family_of
 
 _sendmmsg = ctypes.CDLL(None, use_errno=True).sendmmsg
 _sendmmsg.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int)
@@ -30,7 +31,7 @@ class Socket(Protocol):
         """Descriptor to wait on until there is room again."""
 
     def send_one(self, packet: bytes, target: tuple[str, int]) -> int:
-        """Sends one packet to ``target`` (IPv4 address, UDP port); returns 0, or the errno of what refused it."""
+        """Sends one packet to ``target`` (IP address, UDP port); returns 0, or the errno of what refused it."""
 
     def send_many(self, messages: int, count: int) -> tuple[int, int]:
         """Sends ``count`` messages; returns how many were taken, and the errno if none was.
@@ -42,10 +43,10 @@ class Socket(Protocol):
 
 
 class UdpSocket(socket.socket):
-    """An IPv4 UDP socket of the system; a ``Socket``."""
+    """A UDP socket of the system, for IPv4 unless told otherwise; a ``Socket``."""
 
-    def __init__(self) -> None:
-        super().__init__(socket.AF_INET, socket.SOCK_DGRAM)
+    def __init__(self, family: socket.AddressFamily = socket.AF_INET) -> None:
+        super().__init__(family, socket.SOCK_DGRAM)
 
     def send_one(self, packet: bytes, target: tuple[str, int]) -> int:
         """See ``Socket``."""
@@ -61,14 +62,17 @@ class UdpSocket(socket.socket):
         return (taken, 0) if taken >= 0 else (0, ctypes.get_errno())
 
 
-#: Bytes of a ``struct sockaddr_in``.
-SOCKADDR_BYTES = 16
+#: Bytes that hold a ``struct sockaddr_in`` or ``sockaddr_in6``; the kernel takes either with more behind it.
+SOCKADDR_BYTES = 32
 
 
 def sockaddr(target: tuple[str, int]) -> bytes:
-    """``struct sockaddr_in`` of ``target`` (IPv4 address, UDP port)."""
+    """``struct sockaddr_in`` or ``sockaddr_in6`` of ``target`` (IP address, UDP port), ``SOCKADDR_BYTES`` long."""
     host, port = target
-    return socket.AF_INET.to_bytes(2, "little") + port.to_bytes(2, "big") + socket.inet_aton(host) + bytes(8)
+    family = family_of(host)
+    flow = bytes(4) if family == socket.AF_INET6 else b""
+    head = family.to_bytes(2, "little") + port.to_bytes(2, "big")
+    return (head + flow + socket.inet_pton(family, host)).ljust(SOCKADDR_BYTES, b"\0")
 
 
 #: ``<asm-generic/socket.h>``: past the system's limits, for who has CAP_NET_ADMIN.
@@ -96,7 +100,10 @@ _ECT = 2
 
 def classify(sock: socket.socket, dscp: int) -> None:
     """Packets of ``sock`` leave in class ``dscp`` (0 to 63), and may be marked where queues build up."""
-    sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, dscp << 2 | _ECT)
+    if sock.family == socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, dscp << 2 | _ECT)
+    else:
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, dscp << 2 | _ECT)
 
 
 def bound_socket(address: str, port: int) -> UdpSocket:
@@ -105,7 +112,7 @@ def bound_socket(address: str, port: int) -> UdpSocket:
     Raises:
         ConfigError: the port is taken.
     """
-    out = UdpSocket()
+    out = UdpSocket(family_of(address))
     try:
         out.setblocking(False)
         reserve(out, socket.SO_RCVBUF, _RECEIVE_BYTES)
@@ -151,7 +158,7 @@ def sending_socket(address: str, room: int, port: int = 0) -> UdpSocket:
     Raises:
         OSError: the port is taken.
     """
-    sock = UdpSocket()
+    sock = UdpSocket(family_of(address))
     sock.setblocking(False)
     try:
         sock.bind((address, port))

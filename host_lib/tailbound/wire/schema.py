@@ -18,8 +18,8 @@ VERSION = 1
 DEFAULT_PORT = 5515
 #: First byte after the UDP header is the version; a magic in the cookie would only repeat the cookie check.
 HEADER_BYTES = 64
-#: Ethernet + IPv4 without options + UDP, in bytes.
-ETHERNET_BYTES, IPV4_BYTES, UDP_BYTES = 14, 20, 8
+#: Ethernet, IPv4 without options, IPv6 without extension headers, and UDP, in bytes.
+ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES, UDP_BYTES = 14, 20, 40, 8
 #: Ranks in a job at most: 257 x 255 = 65535 would allow one more, the bitmaps hold 256.
 MAX_RANKS = 256
 #: Sender under which packets are counted whose sender cannot be trusted yet.
@@ -334,8 +334,10 @@ PEER = Struct(
     "tb_peer",
     "A registered rank; written by the host.",
     (
-        Field("address", "u32", "IPv4 address, network byte order; 0: not registered"),
+        Field("address", "u32", "IPv4 address, or the last 32 bits of an IPv6 one; network byte order"),
         Field("live", "u32", "1: counted for completion, tail and majority"),
+        Field("prefix", "u32", "the first 96 bits of an IPv6 address; 0, and address too: not registered", 3),
+        Field("pad", "u32", "0"),
     ),
 )
 
@@ -367,7 +369,7 @@ CONTROL = Struct(
         Field("cookie", "u32", "job"),
         Field("rank", "u32", "own rank"),
         Field("ranks", "u32", "world size"),
-        Field("address", "u32", "own IPv4 address, network byte order; kept between jobs; what is for others passes"),
+        Field("address", "u32", "own address, as in tb_peer; kept between jobs; what is for others passes"),
         Field("group", "u32", "the job's multicast group, network byte order, or 0"),
         Field("map_id", "u32", "owner map in force"),
         Field("map_since", "u32", "first op of map_id; older ops are taken under map_before"),
@@ -385,8 +387,8 @@ CONTROL = Struct(
         ),
         Field("sum_rows", "u32", "sums ring in use, a power of two: pinned maps may have been made for fewer ranks"),
         Field("tagged", "u32", "1: packets carry tags, and both keys are in force; 0: checks"),
+        Field("prefix", "u32", "what is before address in an own IPv6 address; 0 for IPv4", 3),
         Field("pad", "u32", "0"),
-        Field("pad2", "u32", "0"),
         Field("live", "u64", "bitmap of live ranks other than this one", 4),
     ),
 )
@@ -453,11 +455,13 @@ FANOUT = Struct(
     "Which bursts leave for all live peers; written by the host, mmapped. `active` is written last.",
     (
         Field("active", "u32", "0: nothing is cloned"),
-        Field("address", "u32", "source of the bursts: own IPv4 address, network byte order"),
+        Field("address", "u32", "source of the bursts: own address, as in tb_peer"),
         Field("port", "u16", "source of the bursts: the first of their UDP ports, host byte order"),
         Field("lead", "u16", "the rank that bursts are addressed to; what goes to others is left alone"),
         Field("copies", "u16", "entries of order"),
         Field("ports", "u16", "so many source ports from port on"),
+        Field("prefix", "u32", "what is before address in an own IPv6 address", 3),
+        Field("pad", "u32", "0"),
         Field("order", "u8", "live ranks other than the lead, in the order in which copies leave", MAX_RANKS),
     ),
 )
@@ -466,10 +470,10 @@ FANOUT_PEER = Struct(
     "tb_fanout_peer",
     "Where copies for one rank go; written by the host.",
     (
-        Field("address", "u32", "IPv4 address, network byte order; 0: not known"),
-        Field("port", "u16", "UDP port, network byte order"),
+        Field("address", "u32", "as in tb_peer"),
+        Field("port", "u16", "UDP port, network byte order; 0: not known"),
         Field("mac", "u8", "Ethernet address of the next hop", 6),
-        Field("pad", "u32", "0"),
+        Field("prefix", "u32", "as in tb_peer", 3),
     ),
 )
 
