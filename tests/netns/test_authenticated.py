@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from lab_team import lab_team
-from support import MS, gradients, patient
+from support import MS, exact_mean, gradients, nmse, patient
 from tailbound.lab.cluster import Cluster
+from tailbound.settings.table import switch_of
+from tailbound.wire.schema import Tagging
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 
@@ -45,6 +47,27 @@ def test_the_bits_of_a_job_without_a_key(tailbound_lab: Make, key_file: str, mtu
                 assert set(member.stats()["drops"]) <= STRAY
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one.view(np.uint32), other.view(np.uint32))
+
+
+def test_a_switch_that_has_no_key(tailbound_lab: Make, key_file: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Rule: auth-7."""
+    lab = tailbound_lab(workers=RANKS, switch=True)
+    where = switch_of(None, lab.switch.environment)
+    settings = patient(width=1408, ring_mib=8.0, switch=where, key_file=key_file, authenticate="workers")
+    with lab_team(lab, settings, cookie=lab.switch.entry.cookie) as job:
+        for op in range(3):
+            inputs = gradients("U", RANKS, 64 * 1408, seed=op)
+            results = job.allreduce(inputs)
+            assert all(outcome.delivered == outcome.expected for _, outcome in results)
+            assert len({out.tobytes() for out, _ in results}) == 1
+            assert nmse(results[0][0], exact_mean(inputs)) <= 5e-3
+        for member in job.communicators:
+            stats = member.stats()
+            assert stats["authenticated"] == "workers"
+            assert set(stats["drops"]) <= STRAY
+            assert stats["event_counts"]["switch_unchecked"] == 1
+            assert member.job.store.control["tagged"][0] & Tagging.ON
+    assert f"{where.address} carry no tag" in caplog.text
 
 
 def test_what_a_cable_damages_is_forged(tailbound_lab: Make, key_file: str) -> None:

@@ -20,7 +20,7 @@ from tailbound.errors import LayoutError
 from tailbound.transport import keys
 from tailbound.transport.config import Config
 from tailbound.wire import packets
-from tailbound.wire.schema import UNKNOWN_SENDER, Flag, Verdict
+from tailbound.wire.schema import UNKNOWN_SENDER, Flag, Tagging, Verdict
 
 NUMEL = 8 * 64 * 256
 
@@ -88,11 +88,12 @@ def test_forged_packets_are_said_and_counted(key_file: str, caplog: pytest.LogCa
 def test_a_check_of_tags_that_is_switched_off_ends_the_job() -> None:
     """Rule: auth-2."""
     control = {"tagged": [1]}
-    known = cast(Known, SimpleNamespace(rank=0, store=SimpleNamespace(control=control)))
-    watching = Disarmed(known, armed=True)
+    known = cast(Known, SimpleNamespace(rank=0, store=SimpleNamespace(control=control), armed=Tagging.ON))
+    watching = Disarmed(known)
     assert watching.look(1) is None
+    control["tagged"][0] |= Tagging.BARE
+    assert Disarmed(known).look(1) is not None, "or for a switch that there is not"
     control["tagged"][0] = 0
-    assert Disarmed(known, armed=False).look(1) is None
     assert watching.look(2) is None, "it looks once a second"
     assert "switched the check of tags off" in str(watching.look(2_000_000_000))
     assert watching.look(4_000_000_000) is None

@@ -333,15 +333,14 @@ class Disarmed(_Watch):
 
     Args:
         known: of this rank.
-        armed: whether the job has a key.
     """
 
-    def __init__(self, known: Known, *, armed: bool) -> None:
+    def __init__(self, known: Known) -> None:
         super().__init__()
-        self._known, self._armed = known, armed
+        self._known = known
 
     def _wrong(self) -> TransportError | None:
-        if not self._armed or self._known.store.control["tagged"][0]:
+        if not self._known.armed or self._known.store.control["tagged"][0] == self._known.armed:
             return None
         return TransportError(
             f"rank {self._known.rank}: another process has switched the check of tags off while this job runs, so that "

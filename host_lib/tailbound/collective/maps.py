@@ -288,9 +288,11 @@ class Maps:
         since, control = op_label(agreed[after].since, 0), job.store.control
         if int(control["map_id"][0]) == agreed[after].id and int(control["map_since"][0]) == since:
             return
+        job.arm(before=False, since=False)  # no label is in the meantime taken to be of a switch's op that is not
         control["map_before"] = agreed[after - 1].id
         control["map_since"] = since
         control["map_id"] = agreed[after].id
+        job.arm(*(job.switched(each.owner_map) for each in agreed[after - 1 : after + 1]))
 
     def _realign(self, ops: Mapping[int, Op]) -> None:
         """While ops are in flight that were placed by a map that others have left, the window is where it should be."""

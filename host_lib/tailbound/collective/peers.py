@@ -257,7 +257,9 @@ class PeerOwned:
         settle_results(job, op)
         job.datapath.fence()
         records, label = job.records.results, op.label
-        outcome.overwritten = int(read_records(records, b.source, label, b.row_scale, b.row_exponent, -1, 0, None))
+        outcome.overwritten = int(
+            read_records(records, b.source, label, b.row_scale, b.row_exponent, 0, job.ranks, None)
+        )
         if outcome.overwritten:
             job.counters["results_overwritten"] += outcome.overwritten
         fetched = 0
