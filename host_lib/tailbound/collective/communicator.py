@@ -527,7 +527,7 @@ class Communicator:
         """Counters of this rank, in plain types (see ``report.snapshot``)."""
         found = report.snapshot(self.job, self.greetings)
         if self.job.keys is not None:
-            found["counters"]["requests_forged"] = self.reliable.forged
+            found["counters"] |= self.reliable.counts()
         return found
 
     def trace(self, path: str | Path) -> Path:
