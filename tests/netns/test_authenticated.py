@@ -12,6 +12,7 @@ from lab_team import lab_team
 from support import MS, exact_mean, gradients, nmse, patient
 from tailbound.lab.cluster import Cluster
 from tailbound.settings.table import switch_of
+from tailbound.transport import keys
 from tailbound.wire.schema import Tagging
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
@@ -70,12 +71,24 @@ def test_a_switch_that_has_no_key(tailbound_lab: Make, key_file: str, caplog: py
     assert f"{where.address} carry no tag" in caplog.text
 
 
-def test_what_a_cable_damages_is_forged(tailbound_lab: Make, key_file: str) -> None:
+def test_what_a_cable_damages_is_forged_and_too_much_of_it_turns_keys(
+    tailbound_lab: Make, key_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rules: auth-1, auth-8."""
+    monkeypatch.setattr("tailbound.transport.forgeries.MOST", 10)
+    monkeypatch.setattr(keys.KeyRing.__init__, "__defaults__", (0, 4096, 0))
     lab = tailbound_lab(workers=RANKS, seed=3, corrupt=0.01)
-    with lab_team(lab, patient(width=1408, ring_mib=8.0, quiet=50 * MS, key_file=key_file)) as job:
+    with lab_team(lab, patient(width=1408, ring_mib=8.0, quiet=50 * MS, key_file=key_file, first_step=1000)) as job:
         for op in range(OPS):
             for _, outcome in job.allreduce(gradients("U", RANKS, 8 * 64 * 1408, seed=op)):
                 assert outcome.error is None
+        for _ in range(100):
+            if all(member.job.keys and member.job.keys.turns for member in job.communicators):
+                break
+            job.allreduce(gradients("U", RANKS, 64 * 1408, seed=1))
+        else:
+            pytest.fail("no key gave way")
         drops = [member.stats()["drops"] for member in job.communicators]
+        assert any(member.stats()["event_counts"].get("keys_tried") for member in job.communicators)
     assert sum(drop.get("FORGED", 0) for drop in drops) > 20
     assert not any("CORRUPT" in drop for drop in drops)

@@ -180,18 +180,21 @@ class Communicator:
             first = self.greetings[0].cookie  # of the reliable path as long as the store lasts
             cookie = first if before is None else rendezvous.new_cookie()
             self._ring: keys.KeyRing | None = None
-            comeback.tell(self.reliable, lambda: comeback.Life(self.part, cookie, self._ring.at if self._ring else 0))
+            comeback.tell(
+                self.reliable,
+                lambda: comeback.Life(self.part, cookie, *((self._ring.at, self._ring.turns) if self._ring else ())),
+            )
             reached = [(g.address, g.reliable) for g in self.greetings]
             self.reliable.start(first, config.rank, reached, keys.path_key(secret) if secret else b"")
-            steps = config.first_step
+            steps, turns = config.first_step, 0
             if before is not None:
                 peers = [rank for rank in range(config.ranks) if rank != config.rank]
                 found = comeback.find_part(config.rank, cookie, peers, self.reliable.pull, timeout)
                 cookie, self.part = found.cookie, found.part
                 if self.part == Part.OUTSIDE:
-                    steps = found.steps
+                    steps, turns = found.steps, found.turns
             if secret:
-                self._ring = keys.KeyRing(secret, cookie, config.width, steps)
+                self._ring = keys.KeyRing(secret, cookie, config.width, steps, turns=turns)
             self.job, bulk = self._activate(path, cookie)
             opened.callback(self.job.threads.close)
             opened.callback(self.job.channels.close)

@@ -238,7 +238,7 @@ class PeerOwned:
         starts = placement.starts
         to = np.array([(starts[p], placement.shares[p], p, place.sum_seqs[p]) for p in takers], np.int64).reshape(-1, 4)
         finalise_contributions(
-            b.stamped, head, to, scales.exponents, scales.need, scales.shift, label, job.key_of(place.step)
+            b.stamped, head, to, scales.exponents, scales.need, scales.shift, label, job.key_of(place)
         )
         runs = [(peer, b.rows_for[peer]) for peer in takers]
         if op.outcome.skipped_groups:

@@ -19,7 +19,7 @@ from tailbound.observe.events import Events
 from tailbound.transport.config import Config
 from tailbound.transport.keys import KeyRing, Stamps, Word
 from tailbound.transport.sender import Sender
-from tailbound.transport.sequence import Sequence
+from tailbound.transport.sequence import Place, Sequence
 from tailbound.transport.stage import majority
 from tailbound.transport.steps import Steps
 from tailbound.wire import packets, schema
@@ -145,9 +145,14 @@ class Speaker(Known):
             self.membership.present(rank)
             self.publish_live()
 
-    def key_of(self, step: int) -> NDArray[np.uint64]:
-        """What packets of a step's ops are tagged with; empty: they carry checks."""
-        return NO_KEY if self.keys is None else self.keys.of(step)
+    def key_of(self, place: Place) -> NDArray[np.uint64]:
+        """What packets of an op are tagged with; empty: they carry checks."""
+        return NO_KEY if self.keys is None else self.keys.of(place.step, place.placement.owner_map.turns)
+
+    def turn_keys(self, step: int, turns: int) -> None:
+        """This rank has come as far as ``step``, under an owner map with so many turns of keys (auth-4, auth-8)."""
+        if self.keys is not None:
+            self.counters["keys_turned_early"] += self.keys.turn(step, turns)
 
     def advertise(self, **fields: int) -> None:
         """What every header says from now on."""
