@@ -9,6 +9,7 @@
 #ifndef TB_INGEST_H
 #define TB_INGEST_H
 
+#include "bare.h"
 #include "check.h"
 #include "lanes.h"
 #include "ledger.h"
@@ -560,15 +561,21 @@ static __always_inline __u32 tb_judge(struct xdp_md *ctx, const struct tb_contro
 	struct tb_op *op;
 	__u32 verdict;
 	int quiet;
+#ifndef TB_TAGGED
+	int bare;
+#endif
 
 	if (!TB_READ_ONCE(control->active))
 		return TB_VERDICT_INACTIVE;
 #ifndef TB_TAGGED
-	if (TB_READ_ONCE(control->tagged))
-		return TB_VERDICT_INACTIVE;
+	bare = !TB_READ_ONCE(control->tagged);
 #endif
 	if (!tb_frame_of(ctx, &f))
 		return TB_VERDICT_BAD_LENGTH;
+#ifndef TB_TAGGED
+	if (!tb_likely(bare) && !tb_bare(control, f.head))
+		return TB_VERDICT_INACTIVE;
+#endif
 	peer = TB_LOOKUP(peers, f.head->sender);
 	if (!peer)
 		return TB_VERDICT_UNKNOWN_RANK;
@@ -622,14 +629,14 @@ static __always_inline void tb_abandon(const struct tb_abandoned *abandoned, __u
 
 #ifndef TB_TAGGED
 /*
- * auth-2: in a job with a key the program of tagged.bpf.c takes a packet in, and this returns only where there is none.
- * Nothing is taken in then (tb_judge).
+ * auth-2: in a job with a key the program of tagged.bpf.c takes a packet in. This returns only for what carries a check
+ * all the same (auth-7), and where there is no such program: then nothing is taken in (tb_judge).
  */
 static __always_inline void tb_hand_over(struct xdp_md *ctx)
 {
 	const struct tb_control *control = TB_LOOKUP(control, 0);
 
-	if (control && TB_READ_ONCE(control->tagged))
+	if (control && TB_READ_ONCE(control->tagged) && !tb_looks_bare(ctx, control, TB_VLAN))
 		((long (*)(void *, void *, __u32))(long)TB_TAIL_CALL)(ctx, TB_MAP(programs), 0);
 }
 #endif

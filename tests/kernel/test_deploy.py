@@ -66,10 +66,69 @@ def test_unit_and_daemonset_ask_for_the_least_and_for_options_that_there_are(rep
     assert f"Where={pin.bpffs()}\n" in mount
     pod = yaml.safe_load((repository / "deploy/daemonset.yaml").read_text())["spec"]["template"]["spec"]
     (attach,), (metrics,) = pod["initContainers"], pod["containers"]
+    _check_daemonset(yaml.safe_load((repository / "deploy/daemonset.yaml").read_text()))
     assert sorted(attach["securityContext"]["capabilities"]["add"]) == sorted(LEAST)
     assert metrics["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     for container in (attach, metrics):
         verb, *words = container["args"]
+        command = cli.get_command(None, verb)  # type: ignore[arg-type]
+        assert command is not None
+        command.make_parser(command.make_context(verb, list(words), resilient_parsing=True)).parse_args(list(words))
+
+
+#: Fields of Kubernetes' API (apps/v1, v1) that the file may have: a misspelt one is ignored or refused by a cluster.
+_POD = {"hostNetwork", "hostPID", "automountServiceAccountToken", "initContainers", "containers", "volumes"}
+_CONTAINER = {
+    "name",
+    "image",
+    "imagePullPolicy",
+    "args",
+    "env",
+    "ports",
+    "volumeMounts",
+    "securityContext",
+    "resources",
+}
+_CONTEXT = {"allowPrivilegeEscalation", "readOnlyRootFilesystem", "capabilities", "runAsNonRoot", "runAsUser"}
+_MOUNT = {"name", "mountPath", "mountPropagation", "readOnly"}
+
+
+def _check_daemonset(found: dict[str, Any]) -> None:
+    """What a cluster would check of the DaemonSet, as far as it can be checked without one."""
+    assert (found["apiVersion"], found["kind"]) == ("apps/v1", "DaemonSet")
+    assert set(found) == {"apiVersion", "kind", "metadata", "spec"}
+    spec = found["spec"]
+    assert set(spec) == {"selector", "updateStrategy", "template"}
+    assert spec["updateStrategy"] == {"type": "OnDelete"}, "an update would end jobs"
+    template = spec["template"]
+    assert spec["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    assert all(isinstance(value, str) for value in template["metadata"]["annotations"].values())
+    pod = template["spec"]
+    assert set(pod) <= _POD
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    used = set()
+    for container in (*pod["initContainers"], *pod["containers"]):
+        assert set(container) <= _CONTAINER | {"readinessProbe"}
+        assert all(isinstance(word, str) for word in container["args"])
+        assert set(container["securityContext"]) <= _CONTEXT
+        assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
+        for mount in container["volumeMounts"]:
+            assert set(mount) <= _MOUNT
+            used.add(mount["name"])
+    assert used == set(volumes)
+    (metrics,) = pod["containers"]
+    assert metrics["readinessProbe"]["httpGet"]["port"] in {port["name"] for port in metrics["ports"]}
+    port = template["metadata"]["annotations"]["prometheus.io/port"]
+    assert [each["containerPort"] for each in metrics["ports"]] == [int(port)]
+
+
+@pytest.mark.parametrize("name", ["tailbound@.service", "tailbound-metrics.service"])
+def test_units_call_commands_and_options_that_there_are(repository: Path, name: str) -> None:
+    unit = (repository / "deploy" / name).read_text()
+    called = re.findall(r"^Exec\w+=/usr/local/bin/tailbound (.*)$", unit, re.MULTILINE)
+    assert called
+    for line in called:
+        verb, *words = line.replace("%i", "eth0").replace("${GROUP}", "training").replace("$OPTIONS", "").split()
         command = cli.get_command(None, verb)  # type: ignore[arg-type]
         assert command is not None
         command.make_parser(command.make_context(verb, list(words), resilient_parsing=True)).parse_args(list(words))

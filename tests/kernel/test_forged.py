@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+import bare_cases
 import cases
 from kernel_world import KernelWorld
 from soak.forged import KINDS, Attack
@@ -74,6 +75,13 @@ def test_an_echo_counts_once_and_none_before_it(make: Callable[..., KernelWorld]
     for sent in (2, 1, 1 << 63):
         world.take(cases.control_packet(PacketType.ECHO, struct.pack(">QQ", sent, 0), seq=8))
         assert state[1].tolist() == noted
+
+
+def test_a_switch_has_no_key_and_nobody_else_lacks_it(make: Callable[..., KernelWorld]) -> None:
+    """Rule: auth-7."""
+    world = make()
+    world.arm()
+    assert bare_cases.wrong(world) == {}
 
 
 def test_keys_cannot_be_read_back(make: Callable[..., KernelWorld]) -> None:

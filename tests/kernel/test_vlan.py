@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+import bare_cases
 import cases
 from kernel_world import DROP, PASS, TX, KernelWorld
 from tailbound.kernel import syscalls
 from tailbound.transport.config import WIDTH_MOST
 from tailbound.wire.packets import parse
-from tailbound.wire.schema import PacketType, Verdict
+from tailbound.wire.schema import Flag, PacketType, Tagging, Verdict
 
 scapy = pytest.importorskip("scapy.all", reason="missing capability 'scapy': pip install 'tailbound[test]'")
 
@@ -18,12 +19,14 @@ SOURCE, OWN = "02:7b:00:00:00:01", "02:7b:00:00:00:02"
 IP = {"src": cases.ip_of(1), "dst": cases.ip_of(cases.RANK)}
 
 
-def frame(body: bytes, *tags: int, priority: int = 0, port: int = cases.PORT) -> bytes:
-    """A frame from rank 1 with ``tags`` of VLANs, the outermost first."""
+def frame(body: bytes, *tags: int, priority: int = 0, port: int = cases.PORT, sender: int = 1) -> bytes:
+    """A frame from a rank with ``tags`` of VLANs, the outermost first."""
     packet = scapy.Ether(src=SOURCE, dst=OWN)
     for tag in tags:
         packet /= scapy.Dot1Q(vlan=tag, prio=priority)
-    return bytes(packet / scapy.IP(**IP) / scapy.UDP(sport=cases.PORT, dport=port) / body)
+    return bytes(
+        packet / scapy.IP(src=cases.ip_of(sender), dst=IP["dst"]) / scapy.UDP(sport=cases.PORT, dport=port) / body
+    )
 
 
 @pytest.fixture
@@ -99,6 +102,10 @@ def test_a_job_with_a_key(world: KernelWorld) -> None:
     world.arm()
     assert world.judge(frame(cases.tagged(cases.contribution()), VLAN)) == (Verdict.STORED, 1)
     assert world.judge(frame(cases.contribution(), VLAN)) == (Verdict.FORGED, 256)
+    world.control(tagged=int(Tagging.ON | Tagging.BARE))
+    for seq, tags in enumerate(((VLAN,), ())):
+        row = cases.result(bare_cases.SWITCH, flags=Flag.SWITCHED, seq=cases.RESULT_SEQ + seq)
+        assert world.judge(frame(row, *tags, sender=bare_cases.SWITCH)) == (Verdict.RESULT_TAKEN, bare_cases.SWITCH)
     data = frame(cases.tagged(cases.ready()), VLAN, priority=6)
     assert world.judge(data) == (Verdict.CONTROL_PASSED, 1)
     assert (world.action, world.back) == (PASS, data)

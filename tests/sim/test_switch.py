@@ -14,7 +14,7 @@ from sim.team import Result, SimTeam, sim_switched_team
 from support import Trouble, gradients, hasty, patient
 from tailbound.simulate.fabric import MS
 from tailbound.transport.backoff import Policy
-from tailbound.wire.schema import Verdict
+from tailbound.wire.schema import Tagging, Verdict
 
 RANKS, WIDTH = 3, 128
 NUMEL = 2 * 64 * WIDTH
@@ -163,11 +163,13 @@ def test_a_switch_that_is_loaded_anew_goes_on(when: int) -> None:
         everybody(job, 9)
 
 
+@pytest.mark.parametrize("authenticate", ["off", "workers"])
 def test_a_silent_switch_is_named_left_and_tried_again(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, authenticate: str
 ) -> None:
+    """With a key, rows that go from rank to rank meanwhile have tags, and those of the switch checks. Rule: auth-7."""
     monkeypatch.setattr("tailbound.transport.switch.RESTS", Policy(1500 * MS))
-    short = hasty(deadline_1=300 * MS, deadline_2=150 * MS, stage_max=900 * MS)
+    short = hasty(authenticate=authenticate, deadline_1=300 * MS, deadline_2=150 * MS, stage_max=900 * MS)
     with sim_switched_team(RANKS, settings(short)) as (job, switch):
         warm_up(job)
         seeds = itertools.count()
@@ -201,3 +203,8 @@ def test_a_silent_switch_is_named_left_and_tried_again(
         for _ in range(2):
             job.allreduce(inputs_of(next(seeds)))
         everybody(job, 51)
+        for member in job.communicators:
+            counts = member.job.records.verdicts().sum(axis=0)
+            assert counts[Verdict.FORGED] == counts[Verdict.CORRUPT] == 0
+            assert member.job.armed == member.job.store.control["tagged"][0]
+            assert bool(member.job.armed & Tagging.BARE) == (authenticate == "workers")

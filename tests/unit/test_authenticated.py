@@ -17,10 +17,10 @@ from tailbound.collective.announce import hold
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.known import Known
 from tailbound.errors import LayoutError
-from tailbound.transport import keys
+from tailbound.transport import forgeries, keys
 from tailbound.transport.config import Config
 from tailbound.wire import packets
-from tailbound.wire.schema import UNKNOWN_SENDER, Flag, Verdict
+from tailbound.wire.schema import UNKNOWN_SENDER, Flag, Tagging, Verdict
 
 NUMEL = 8 * 64 * 256
 
@@ -45,7 +45,7 @@ def averages(job: Team, ops: int = 4) -> list[bytes]:
 
 def test_averages_and_what_is_told_of_a_job_with_a_key(key_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Epochs of four steps: three keys in a dozen steps, and nothing is lost at any turn."""
-    monkeypatch.setattr(keys.KeyRing.__init__, "__defaults__", (0, 4))
+    monkeypatch.setattr(keys.KeyRing.__init__, "__defaults__", (0, 4, 0))
     with team(3, patient(key_file=key_file)) as job:
         averages(job, 12)
         for member in job.communicators:
@@ -79,20 +79,26 @@ def test_forged_packets_are_said_and_counted(key_file: str, caplog: pytest.LogCa
         alerts = Alerts(one.job, None, one.job.events)  # type: ignore[arg-type]
         one.job.store.ledger["verdict"][UNKNOWN_SENDER, Verdict.FORGED] += 3
         for now in (1, 2):
-            alerts._look_for_forged(7, now)
+            alerts.look_for_forged(7, 0, now)
         assert [r.getMessage() for r in caplog.records if "3 packets came without a right tag" in r.getMessage()]
         assert one.job.events.counts["forged"] == 1
-        one.job.store.ledger["verdict"][UNKNOWN_SENDER, Verdict.FORGED] -= 3
+        one.job.store.ledger["verdict"][UNKNOWN_SENDER, Verdict.FORGED] += forgeries.MOST
+        for now in (3, 4):
+            alerts.look_for_forged(7, 0, now)
+        assert one.job.events.counts["keys_tried"] == 1
+        assert "somebody may be trying keys" in caplog.text
+        one.job.store.ledger["verdict"][UNKNOWN_SENDER, Verdict.FORGED] -= forgeries.MOST + 3
 
 
 def test_a_check_of_tags_that_is_switched_off_ends_the_job() -> None:
     """Rule: auth-2."""
     control = {"tagged": [1]}
-    known = cast(Known, SimpleNamespace(rank=0, store=SimpleNamespace(control=control)))
-    watching = Disarmed(known, armed=True)
+    known = cast(Known, SimpleNamespace(rank=0, store=SimpleNamespace(control=control), armed=Tagging.ON))
+    watching = Disarmed(known)
     assert watching.look(1) is None
+    control["tagged"][0] |= Tagging.BARE
+    assert Disarmed(known).look(1) is not None, "or for a switch that there is not"
     control["tagged"][0] = 0
-    assert Disarmed(known, armed=False).look(1) is None
     assert watching.look(2) is None, "it looks once a second"
     assert "switched the check of tags off" in str(watching.look(2_000_000_000))
     assert watching.look(4_000_000_000) is None

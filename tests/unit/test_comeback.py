@@ -112,13 +112,13 @@ def _find(lives: dict[int, Life | None], rank: int = 0, cookie: int = 10) -> Lif
         life = lives[rank]
         if life is None:
             raise TransportError("nobody is there: start it")
-        return struct.pack("!BIQ", *life)
+        return struct.pack("!BIQH", *life)
 
     return find_part(rank, cookie, lives, pull, 0)
 
 
 def test_a_new_process_finds_its_part() -> None:
-    assert _find({1: None, 2: Life(Part.INSIDE, 7, 1 << 40)}) == Life(Part.OUTSIDE, 7, 1 << 40)
+    assert _find({1: None, 2: Life(Part.INSIDE, 7, 1 << 40, 3)}) == Life(Part.OUTSIDE, 7, 1 << 40, 3)
     with pytest.raises(TransportError, match=r"\[1\] do not answer"):
         _find({1: None, 2: Life(Part.OUTSIDE, 7)})
 

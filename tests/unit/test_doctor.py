@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import grp
 import inspect
 import json
 import os
 import platform
+import struct
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from tailbound.datapath.xdp import attach
 from tailbound.doctor import examine, facts, interfaces, report
 from tailbound.doctor.verdict import ONE_RANK, choose
 from tailbound.errors import ConfigError
+from tailbound.kernel import ethtool
 from tailbound.kernel.routes import ELSEWHERE
 from tailbound.kernel.routes import Interface as Way
 from tailbound.transport.config import Config
@@ -162,6 +165,9 @@ def test_an_object_of_this_width_stands_in_for_compilers() -> None:
         ({}, {"linear": 0, "mtu": 9000}, "ip link set dev eno1 mtu 3498"),
         ({}, {"driver": "ena", "mtu": 9000}, "up to MTU 3498, not 9000"),
         ({}, {"driver": "ena", "tx_queues": 8, "tx_most": 8}, "ethtool -L eno1 combined 4"),
+        ({}, {"driver": "gve", "mtu": 8896}, "up to MTU 2032, not 8896"),
+        ({}, {"driver": "hv_netvsc", "lro": True}, "ethtool -K eno1 lro off"),
+        ({}, {"lro": True, "gro_hw": True}, "ethtool -K eno1 lro off rx-gro-hw off"),
         ({"btf": False}, {}, "no BTF"),
         ({"kernel": "5.10.0-21-amd64"}, {}, "older than 5.19"),
         ({"kernel": "4.19.0"}, {}, "older than 5.19"),
@@ -235,7 +241,7 @@ def test_which_interface_was_judged_is_said(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_notes_are_commands_to_type() -> None:
-    notes = choose(MACHINE, link(lro=True, hashes_udp_ports=False, native_xdp=None)).notes
+    notes = choose(MACHINE, link(driver="ice", lro=True, hashes_udp_ports=False, native_xdp=None)).notes
     assert [n.rpartition(": ")[2] for n in notes[:2]] == [
         "ethtool -K eno1 lro off",
         "ethtool -N eno1 rx-flow-hash udp4 sdfn",
@@ -248,6 +254,8 @@ def test_notes_are_commands_to_type() -> None:
     [
         ({"vlan_stripping": True}, "ethtool -K eno1 rxvlan off"),
         ({"driver": "virtio_net", "tx_queues": 4, "tx_most": 8}, "no spare transmit queue for each of 8 CPUs"),
+        ({"driver": "bnxt_en", "gro_hw": True}, "ethtool -K eno1 rx-gro-hw off"),
+        ({"rx_queues": 1, "rx_most": 16}, "ethtool -L eno1 combined 8 (or rx 8)"),
         ({"driver": "ice", "mtu": 9000, "linear": 3072}, "ice hands over 3072 bytes of a frame in one piece"),
     ],
 )
@@ -260,6 +268,8 @@ def test_what_is_no_obstacle_is_a_note(changed: dict, words: str) -> None:
 
 def test_what_is_there_is_no_note() -> None:
     assert choose(MACHINE, link(driver="virtio_net", tx_queues=4, tx_most=12)).notes == (ONE_RANK,)
+    assert choose(MACHINE, link(rx_queues=1, rx_most=1)).notes == (ONE_RANK,)
+    assert choose(machine(cpus=1), link(rx_queues=1, rx_most=16)).notes == (ONE_RANK,)
     assert choose(MACHINE, link(driver="ena", tx_queues=4, rx_queues=4, tx_most=8)).datapath == "xdp"
 
 
@@ -287,6 +297,61 @@ def test_facts_of_this_machine() -> None:
     assert here.effective_uid == os.geteuid()
     assert here.cpus >= (os.cpu_count() or 1)
     assert set(here.capabilities) == set(facts.CAPABILITY_BITS)
+
+
+class Nic:
+    """A driver's answers to ethtool's ioctls, laid out as in ``linux/ethtool.h``; what is not asked for it refuses."""
+
+    FEATURES = ("tx-scatter-gather", "", *(f"feature-{i}" for i in range(34)), "rx-gro-hw", "rx-lro")
+
+    def __init__(self, *on: str, queues: tuple[int, ...] = (0, 0, 0, 16, 0, 0, 0, 4), flags: int = 0) -> None:
+        self.on, self.queues, self.flags = on, queues, flags
+
+    def ask(self, interface: str, request: bytes) -> bytes:
+        (command,) = struct.unpack_from("=I", request)
+        if command == 0x37:  # ETHTOOL_GSSET_INFO, of features
+            return struct.pack("=2IQI", command, 0, 1 << 4, len(self.FEATURES))
+        if command == 0x1B:  # ETHTOOL_GSTRINGS
+            assert struct.unpack_from("=2I", request, 4) == (4, len(self.FEATURES))
+            return request[:12] + b"".join(name.encode().ljust(32, b"\0") for name in self.FEATURES)
+        if command == 0x3A:  # ETHTOOL_GFEATURES
+            assert struct.unpack_from("=I", request, 4) == (2,)
+            words = [
+                sum(1 << i % 32 for i, n in enumerate(self.FEATURES) if n in self.on and i // 32 == b) for b in (0, 1)
+            ]
+            return request[:8] + b"".join(struct.pack("=4I", 0xFFFFFFFF, 0xFFFFFFFF, word, 0) for word in words)
+        if command == 0x3C:  # ETHTOOL_GCHANNELS
+            return struct.pack("=9I", command, *self.queues)
+        if command == 0x25:  # ETHTOOL_GFLAGS
+            return struct.pack("=2I", command, self.flags)
+        if command == 0x29:  # ETHTOOL_GRXFH, of UDP over IPv4: addresses alone
+            return request[:8] + struct.pack("=Q", 3 << 4) + request[16:]
+        raise OSError(errno.EOPNOTSUPP, "not supported")
+
+
+def test_what_a_driver_says_of_queues_and_of_joining_packets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ethtool, "_ask", Nic("rx-gro-hw", "tx-scatter-gather", flags=ethtool.LRO).ask)
+    found = interfaces.interface("lo")
+    assert (found.rx_queues, found.rx_most, found.tx_queues, found.tx_most) == (4, 16, 4, 16)
+    assert (found.lro, found.gro_hw, found.vlan_stripping, found.hashes_udp_ports) == (True, True, False, False)
+    assert sum(ethtool.features("lo").values()) == 2
+    monkeypatch.setattr(ethtool, "_ask", Nic(queues=(4, 4, 0, 0, 2, 1, 0, 0)).ask)
+    found = interfaces.interface("lo")
+    assert (found.rx_queues, found.rx_most, found.tx_queues, found.gro_hw, found.lro) == (2, 4, 1, False, False)
+
+    def refuse(interface: str, request: bytes) -> bytes:
+        raise OSError(errno.EOPNOTSUPP, "not supported")
+
+    monkeypatch.setattr(ethtool, "_ask", refuse)
+    found = interfaces.interface("lo")
+    assert (found.rx_most, found.tx_most, found.lro, found.gro_hw, found.hashes_udp_ports) == (None,) * 5
+
+
+def test_offloads_of_loopback_are_read() -> None:
+    """What the kernel itself answers."""
+    found = ethtool.features("lo")
+    assert found["loopback"]
+    assert found.get("rx-gro-hw") is False
 
 
 def test_interfaces_of_this_machine() -> None:

@@ -238,9 +238,12 @@ def test_settings_that_cannot_be() -> None:
     assert Config(rank=0, ranks=2, key_file="/a").keyed
     assert Config(rank=0, ranks=2, authenticate="on").keyed
     assert not Config(rank=0, ranks=2, key_file="/a", authenticate="off").keyed
-    with pytest.raises(ConfigError, match="auto, on, off"):
+    with pytest.raises(ConfigError, match="auto, on, workers, off"):
         Config(rank=0, ranks=2, authenticate="yes")  # type: ignore[arg-type]
     switched = Switch("198.18.0.9")
     assert Config(rank=0, ranks=2, switch=switched, key_file="/a", authenticate="off").switch
-    with pytest.raises(ConfigError, match="a switch makes new rows and has no key"):
+    with pytest.raises(ConfigError, match=r'no key.*authenticate="workers"'):
         Config(rank=0, ranks=2, switch=switched, key_file="/a")
+    allowed = Config(rank=0, ranks=2, switch=switched, key_file="/a", authenticate="workers")
+    assert (allowed.keyed, allowed.authenticated) == (True, "workers")
+    assert Config(rank=0, ranks=2, authenticate="workers").authenticated == "on"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import random
 import select
 import socket
@@ -11,7 +12,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from support import await_that
 from tailbound.errors import TransportError
+from tailbound.transport.places import Places
 from tailbound.transport.reliable import _REQUEST, Refusal, Reliable
 
 COOKIE, KEY = 0xC00C1E, bytes(range(32))
@@ -165,6 +168,126 @@ def test_bytes_at_random_reach_no_handler() -> None:
                 assert stranger.recv(64) == b"", nonce
         assert not asked
         assert one.forged > 20
+
+
+def connected(one: Reliable, other: Reliable) -> tuple[queue.Queue[int], queue.Queue[int]]:
+    """Both watch a connection that the second one made: who is told lost, by each."""
+    said: tuple[queue.Queue[int], queue.Queue[int]] = queue.Queue(), queue.Queue()
+    for each, to in zip((one, other), said, strict=True):
+        each.watch(to.put)
+    other.keep(0, 5)
+    return said
+
+
+def line_of(one: Reliable) -> socket.socket:
+    """The newest connection to the other rank that it watches."""
+    assert one._lifelines is not None
+    (found,) = one._lifelines._newest.values()
+    return found
+
+
+@pytest.mark.parametrize("how", ["an end", "a byte"])
+def test_a_connection_that_ends_is_no_death_where_the_rank_answers(how: str) -> None:
+    """Rule: auth-6."""
+    with pair() as (one, other):
+        said = connected(one, other)
+        before = line_of(one)
+        if how == "a byte":
+            line_of(other).send(b".")
+        else:
+            line_of(other).shutdown(socket.SHUT_WR)
+        await_that(lambda: one.counts()["lifelines_renewed"] > 0, "the rank is asked")
+        await_that(lambda: line_of(one) is not before and line_of(one).fileno() >= 0, "there is another connection")
+        assert said[0].empty()
+        assert said[1].empty()
+
+
+def test_a_death_is_told_and_a_farewell_is_none() -> None:
+    """Rule: auth-6."""
+    with pair() as (one, other):
+        said = connected(one, other)
+        other.close()
+        line = line_of(one)
+        await_that(lambda: line.fileno() < 0, "the farewell has come")
+        assert said[0].empty()
+        assert one.revived == 0
+    with pair() as (one, other):
+        said = connected(one, other)
+        other._listener.shutdown(socket.SHUT_RDWR)  # as if its process were killed: nobody listens, no farewell
+        other._listener.close()
+        line_of(other).shutdown(socket.SHUT_RDWR)
+        assert said[0].get(timeout=30) == 1
+
+
+def test_who_ends_connections_makes_one_look_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule: auth-6."""
+    monkeypatch.setattr("tailbound.transport.reliable._LOOK_EVERY", 1000.0)
+    with pair() as (one, other):
+        connected(one, other)
+        looks = []
+        monkeypatch.setattr(Reliable, "_look_for", lambda self, rank, pause, lost: looks.append(round(pause, -1)))
+        assert one._lifelines is not None
+        for _ in range(50):
+            one._lifelines._lost(1)
+        await_that(lambda: len(looks) == 2, "one at once, and one that waits")
+        assert sorted(looks) == [0, 1000]
+
+
+def test_strangers_give_way_and_who_has_shown_the_key_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user of a rank's host connects all the time, and keeps what it gets. Rule: auth-6."""
+    monkeypatch.setattr("tailbound.transport.reliable._PROOF", 30.0)
+    with pair() as (one, other), contextlib.ExitStack() as held:
+        begun, go_on = threading.Event(), threading.Event()
+
+        def slow(_: bytes) -> list[bytes]:
+            begun.set()
+            go_on.wait(30)
+            return [b"slow"]
+
+        one.serve("slow", slow)
+        one.serve("state", lambda _: [b"well"])
+        found: list[bytes] = []
+        asking = threading.Thread(target=lambda: found.append(bytes(other.pull(0, "slow", b"", 30))))
+        asking.start()
+        assert begun.wait(20)
+        for turn in range(40):
+            stranger = held.enter_context(socket.create_connection(("127.0.0.1", one.port)))
+            stranger.settimeout(20)
+            assert len(stranger.recv(16)) == 16, "there is a place for everybody, for a while"
+            if turn % 10 == 9:
+                assert other.pull(0, "state", b"", 20) == b"well"
+        assert one._places.evicted >= 40 - (8 + 2 * 2)
+        go_on.set()
+        asking.join(20)
+        assert found == [b"slow"]
+
+
+def test_places() -> None:
+    """An address cannot take those of another, and nobody those of whom has shown the key."""
+    places = Places(["a", "a", "b"])
+    ends = [socket.socketpair() for _ in range(40)]
+    socks = iter([end for end, _ in ends])
+    try:
+        proven = [next(socks) for _ in range(3)]
+        for sock in proven:
+            assert places.enter(sock, "b", keyed=True)
+            assert places.prove(sock)
+        assert not places.enter(next(socks), "elsewhere", keyed=True)
+        of_b = next(socks)
+        assert places.enter(of_b, "b", keyed=True)
+        of_a = [next(socks) for _ in range(20)]
+        for sock in of_a:
+            assert places.enter(sock, "a", keyed=True)
+        assert places.prove(of_b)
+        assert [places.prove(sock) for sock in of_a] == [False] * 8 + [True] * 10 + [False] * 2, "14 have room in all"
+        for sock in proven:
+            places.leave(sock)
+        assert places.enter(next(socks), "a", keyed=False)
+        assert not places.enter(next(socks), "elsewhere", keyed=False)
+    finally:
+        for pair_ in ends:
+            for end in pair_:
+                end.close()
 
 
 def test_who_has_not_shown_the_key_holds_a_place_for_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:

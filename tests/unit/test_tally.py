@@ -44,12 +44,13 @@ def test_read_records_takes_out_what_was_overwritten() -> None:
     records[0]["op"], records[0]["count"], records[0]["scale"], records[0]["exponent"] = OP, 3, np.float32(0.5), -12
     records[1]["op"], records[1]["count"] = OP + 1024, 3  # the ring came round
     records[2]["op"], records[2]["count"] = OP, 0
+    records[3]["op"], records[3]["count"], records[3]["flags"] = OP, 3, Flag.SWITCHED
     scale_dtype = records["scale"].dtype
-    source = np.array([0, 1, 2, -1, -2], np.int64)
-    scale, exponent = np.full(5, 7, np.float32), np.full(5, 42, np.int16)
-    assert read_records(records, source, OP, scale, exponent, -1, 0, None) == 2
-    np.testing.assert_array_equal(source, [0, -1, -1, -1, -2])
-    np.testing.assert_array_equal(exponent, [-12, EXPONENT_NONE, EXPONENT_NONE, EXPONENT_NONE, 42])
+    source = np.array([0, 1, 2, -1, -2, 3], np.int64)
+    scale, exponent = np.full(6, 7, np.float32), np.full(6, 42, np.int16)
+    assert read_records(records, source, OP, scale, exponent, 0, 4, None) == 3
+    np.testing.assert_array_equal(source, [0, -1, -1, -1, -2, -1])
+    np.testing.assert_array_equal(exponent, [-12, EXPONENT_NONE, EXPONENT_NONE, EXPONENT_NONE, 42, EXPONENT_NONE])
     assert scale_dtype == np.float32
     assert scale[0] == np.float32(0.5)
     assert scale[4] == 7

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import bare_cases
 import cases
 from cases import COOKIE, EXPONENT, LAYOUT, NEED, OP, RESULT_BASE, RESULT_ROWS, ROWS, SUM_BASE, SUM_ROWS, WIDTH
 from tailbound.datapath.tables import CONTROL_QUEUE, CONTROLS_LOST, EVENT_QUEUE, EVENTS_LOST
@@ -311,6 +312,12 @@ def test_recorded_packets_do_not_say_that_their_rank_lives(world: World) -> None
         assert state.tolist() == noted
     world.take(cases.tagged(cases.ready(contributed=OP, deadline=200, incast=9)))
     assert (state["last_ns"], state["deadline"], state["incast"]) == (world.clock, 200, 9)
+
+
+def test_a_switch_has_no_key_and_nobody_else_lacks_it(world: World) -> None:
+    """Rule: auth-7."""
+    world.arm()
+    assert bare_cases.wrong(world) == {}
 
 
 def test_marks_are_counted_by_sender_and_told_by_echoes(world: World) -> None:

@@ -20,6 +20,7 @@ from tailbound.observe.events import Events
 from tailbound.observe.ledger import Ledger
 from tailbound.transport.backoff import Backoff, Policy
 from tailbound.transport.config import MS
+from tailbound.transport.forgeries import MOST, Forgeries
 from tailbound.transport.sequence import Sequence
 from tailbound.transport.shares import late_limit
 from tailbound.transport.steps import step_distance
@@ -47,7 +48,9 @@ class Alerts:
         self._late = Episodes(_LATE, _IN_TIME)
         self._losses = Losses(WINDOW)
         self._suspects: frozenset[int] = frozenset()
-        self._forged, self._forgeries = 0, Backoff(REMINDERS)
+        self._forged, self._said = 0, Backoff(REMINDERS)
+        #: tries at the keys in force
+        self.forgeries = Forgeries()
 
     def look(self, step: int, lateness: Mapping[int, int], pace: int, now: int) -> None:
         """Looks at everybody.
@@ -72,16 +75,22 @@ class Alerts:
         self._suspects = suspects
         for loss in self._losses.observe(self._totals(), now):
             self._say_loss(loss, step)
-        if self._known.config.keyed:
-            self._look_for_forged(step, now)
 
-    def _look_for_forged(self, step: int, now: int) -> None:
-        """Each forged packet is a guess at a key: that there are some is said, ever more rarely."""
+    def look_for_forged(self, step: int, epoch: int, now: int) -> None:
+        """Each forged packet is a try at a key: says that there are some, ever more rarely, and when it is too many."""
         count = int(self._known.records.verdicts([UNKNOWN_SENDER])[0, Verdict.FORGED])
-        if count <= self._forged or now < self._forgeries.due:
+        tries = self.forgeries
+        if tries.observe(count, epoch):
+            text = (
+                f"{tries.tried} packets without a right tag came while one key was in force (step {step}), more than "
+                f"{MOST}: somebody may be trying keys. The next key is asked for before its time; find out who sends "
+                "here: docs/security.md"
+            )
+            self._events.emit("keys_tried", text, level=logging.ERROR, packets=tries.tried, epoch=epoch, step=step)
+        if count <= self._forged or now < self._said.due:
             return
         new, self._forged = count - self._forged, count
-        self._forgeries.ask(now)
+        self._said.ask(now)
         text = (
             f"{new} packets came without a right tag (step {step}), {count} in this job: they were changed, damaged or "
             "forged on the way, or a rank slept for long. Look for who else sends on this network; docs/security.md"
@@ -333,15 +342,14 @@ class Disarmed(_Watch):
 
     Args:
         known: of this rank.
-        armed: whether the job has a key.
     """
 
-    def __init__(self, known: Known, *, armed: bool) -> None:
+    def __init__(self, known: Known) -> None:
         super().__init__()
-        self._known, self._armed = known, armed
+        self._known = known
 
     def _wrong(self) -> TransportError | None:
-        if not self._armed or self._known.store.control["tagged"][0]:
+        if not self._known.armed or self._known.store.control["tagged"][0] == self._known.armed:
             return None
         return TransportError(
             f"rank {self._known.rank}: another process has switched the check of tags off while this job runs, so that "

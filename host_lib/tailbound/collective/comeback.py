@@ -42,7 +42,7 @@ from tailbound.transport.sequence import Position
 PART, WELCOME = "part", "welcome"
 #: Of a welcome: who comes back, and the step that it begins with; of its answer: the present stamp of who answers, 0
 #: without a key. Of an answer about the part: that, a cookie, and steps of the job.
-_WELCOME, _STAMP, _LIFE = struct.Struct("!HI"), struct.Struct("!Q"), struct.Struct("!BIQ")
+_WELCOME, _STAMP, _LIFE = struct.Struct("!HI"), struct.Struct("!Q"), struct.Struct("!BIQH")
 #: Seconds for a peer's engine to answer, and for the peer to; between two questions; threads that ask.
 _ENGINE, _PEER, _AGAIN, _THREADS = 2.0, 3.0, 0.2, 64
 #: How a peer that has not taken this rank in is asked again.
@@ -137,6 +137,7 @@ class Life(NamedTuple):
     part: Part
     cookie: int
     steps: int = 0  #: of the job so far, where it has a key
+    turns: int = 0  #: of keys that came before their time
 
 
 def tell(reliable: Reliable, life: Callable[[], Life]) -> None:
@@ -164,8 +165,8 @@ def find_part(
 
     def ask(peer: int) -> Life | None:
         try:
-            part, its, steps = _LIFE.unpack(pull(peer, PART, b"", _PEER, _LIFE.size))
-            return Life(Part(part), its, steps)
+            part, its, steps, turns = _LIFE.unpack(pull(peer, PART, b"", _PEER, _LIFE.size))
+            return Life(Part(part), its, steps, turns)
         except (TransportError, struct.error, ValueError):
             return None
 
@@ -181,7 +182,7 @@ def find_part(
                 lives[answers[answer]] = life
                 if life.part == Part.INSIDE:
                     threads.shutdown(wait=False, cancel_futures=True)
-                    return Life(Part.OUTSIDE, life.cookie, life.steps)
+                    return Life(Part.OUTSIDE, life.cookie, life.steps, life.turns)
         threads.shutdown()
         silent = [peer for peer in asked if peer not in lives]
         if not silent:

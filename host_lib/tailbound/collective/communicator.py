@@ -180,18 +180,21 @@ class Communicator:
             first = self.greetings[0].cookie  # of the reliable path as long as the store lasts
             cookie = first if before is None else rendezvous.new_cookie()
             self._ring: keys.KeyRing | None = None
-            comeback.tell(self.reliable, lambda: comeback.Life(self.part, cookie, self._ring.at if self._ring else 0))
+            comeback.tell(
+                self.reliable,
+                lambda: comeback.Life(self.part, cookie, *((self._ring.at, self._ring.turns) if self._ring else ())),
+            )
             reached = [(g.address, g.reliable) for g in self.greetings]
             self.reliable.start(first, config.rank, reached, keys.path_key(secret) if secret else b"")
-            steps = config.first_step
+            steps, turns = config.first_step, 0
             if before is not None:
                 peers = [rank for rank in range(config.ranks) if rank != config.rank]
                 found = comeback.find_part(config.rank, cookie, peers, self.reliable.pull, timeout)
                 cookie, self.part = found.cookie, found.part
                 if self.part == Part.OUTSIDE:
-                    steps = found.steps
+                    steps, turns = found.steps, found.turns
             if secret:
-                self._ring = keys.KeyRing(secret, cookie, config.width, steps)
+                self._ring = keys.KeyRing(secret, cookie, config.width, steps, turns=turns)
             self.job, bulk = self._activate(path, cookie)
             opened.callback(self.job.threads.close)
             opened.callback(self.job.channels.close)
@@ -295,6 +298,15 @@ class Communicator:
         job.least_rings = min(g.rows for g in self.greetings), min(g.sum_rows for g in self.greetings)
         warm_up(job)
         job.activate([words_of(host) for host, _ in everybody], words_of(address))
+        if self.config.authenticated == "workers":
+            assert switch is not None
+            job.events.emit(
+                "switch_unchecked",
+                f"packets to and from the switch at {switch.address} carry no tag, since it has no key: who can send "
+                "on this network with its address or a worker's can change averages; all else is authenticated "
+                '(authenticate="workers", docs/security.md)',
+                level=logging.WARNING if job.rank == 0 else logging.INFO, address=switch.address,
+            )  # fmt: skip
         job.channels.open(address, {rank: endpoints[rank] for rank in job.peers}, alone=alone)
         for sock in job.sender.sockets:
             classify(cast(socket.socket, sock), self.config.dscp)
@@ -518,7 +530,7 @@ class Communicator:
         """Counters of this rank, in plain types (see ``report.snapshot``)."""
         found = report.snapshot(self.job, self.greetings)
         if self.job.keys is not None:
-            found["counters"]["requests_forged"] = self.reliable.forged
+            found["counters"] |= self.reliable.counts()
         return found
 
     def trace(self, path: str | Path) -> Path:

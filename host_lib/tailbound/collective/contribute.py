@@ -18,6 +18,7 @@ from tailbound.collective.job import Job
 from tailbound.collective.op import Launch, Op, Sending
 from tailbound.collective.tally import write_expect
 from tailbound.wire.schema import EXPONENT_NONE, op_slot
+from tailbound.wire.tag import NO_KEY
 
 
 def begin(job: Job, op: Op) -> None:
@@ -93,7 +94,8 @@ def coding_of(job: Job, op: Op) -> Coding:
     shape, balance = op.place.layout.shape, op.place.placement.owner_map.balance
     headroom, ranges = headroom_of(job.ranks, shape.bits), job.tables.ranges(balance, op.key[:3], shape.numel)
     seed, cap = seed_of(job.cookie, op.label), of(op).shift_cap(job)
-    op.coding = Coding(seed, job.rank, cap, headroom, op.rotate, job.ranks, ranges, job.key_of(op.place.step))
+    key = NO_KEY if op.switched else job.key_of(op.place)  # a switch has none (auth-7)
+    op.coding = Coding(seed, job.rank, cap, headroom, op.rotate, job.ranks, ranges, key)
     return op.coding
 
 

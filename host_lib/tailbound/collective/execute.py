@@ -191,9 +191,7 @@ def _publish(job: Job, op: Op, own: int, empty: int) -> None:
         head["map_id"] = place.placement.owner_map.id
         fields = Fields(results.exponent_next, scale=results.scale, counted=results.contributors)
         mark = job.flow.published_by(op)
-        finalise(
-            results.packets, head, results.partials, fields, place.result_seq, b.own_rows, mark, job.key_of(place.step)
-        )
+        finalise(results.packets, head, results.partials, fields, place.result_seq, b.own_rows, mark, job.key_of(place))
         rows = results.packets if not empty else results.packets[results.usable.astype(bool)]
         job.flow.results(op, job.channels.runs(rows))
     else:

@@ -74,7 +74,7 @@ def look_up(engine: Transpose, request: bytes) -> bytes:
     found = None if asked is None else find(engine.window, asked)
     if asked is None or found is None:
         raise TransportError("they are not kept here; call synchronise() to make replicas equal at once")
-    packets, _, exists, at = found
+    packets, _, exists, at, _ = found
     there = at[asked.places]
     there = there[exists[there]]
     engine.job.counters["rows_given"] += len(there)

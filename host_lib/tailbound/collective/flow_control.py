@@ -47,7 +47,7 @@ class FlowControl:
         self._states = datapath.store.peer_states
         peers = list(job.sender.peers)
         by: Literal["kernel", "thread"] = "kernel" if datapath.name == "xdp" else "thread"
-        prober = Prober(job.cookie, job.rank, peers, self._states, by, job.keys) if peers else None
+        prober = Prober(job.cookie, job.rank, peers, self._states, by, job.keys, job.switch) if peers else None
         self.queue = SendQueue(job.sender, Pacer(peers, gap=datapath.gap, speed=self._believed), prober, job.now)
         self.incast = Incast(len(peers))
         self._again = 0

@@ -71,7 +71,6 @@ class Job(Speaker):
             "address": own.address,
             "prefix": own.prefix,
             "group": 0,
-            "tagged": self.keys is not None,
             "map_id": self.sequence.map.id,
             "map_since": first,
             "map_before": self.sequence.map.id,
@@ -83,6 +82,8 @@ class Job(Speaker):
             "released": (first - 1) & 0xFFFFFFFF,
         }.items():
             control[name] = value
+        switched = self.switched(self.sequence.map)
+        self.arm(switched, switched)
         self._live = None
         self.records.begin()
         self.publish_live()

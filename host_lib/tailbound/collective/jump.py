@@ -83,13 +83,14 @@ def decode(data: bytes, ranks: int) -> Position:
         sums, owners = [int(s) for s in found["sum_seqs"]], [int(o) for o in found["owners"]]
         numbers = [int(found[name]) for name in ("step", "result_seq", "map_id")]
         right = len(sums) == ranks and 1 <= len(owners) <= 16 * MAX_RANKS
-        balance = int(found["balance"])
-        right = right and 0 <= balance < 1 << 64
+        balance, turns = int(found["balance"]), int(found["turns"])
+        right = right and 0 <= balance < 1 << 64 and 0 <= turns < 1 << 16
         right = right and all(0 <= n < 1 << 32 for n in [*numbers, *sums]) and all(0 <= o < ranks for o in owners)
         step, result_seq, map_id = numbers
         if not right or step > STEP_MASK:
             raise ValueError("numbers out of range")
-        return Position(step, result_seq, tuple(sums), map_id, tuple(owners), bool(found["rotate"]), balance)
+        rotate = bool(found["rotate"])
+        return Position(step, result_seq, tuple(sums), map_id, tuple(owners), rotate, balance, turns)
     except NOISE as error:
         raise TransportError(
             f"the answer is no position ({error}): run the same version of Tailbound on all ranks"

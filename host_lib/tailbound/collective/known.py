@@ -31,7 +31,7 @@ from tailbound.transport.overtime import Overtime
 from tailbound.transport.steps import Steps, step_distance, step_of
 from tailbound.wire import schema
 from tailbound.wire.bits import with_bits
-from tailbound.wire.schema import Verdict, op_slot
+from tailbound.wire.schema import Tagging, Verdict, op_slot
 
 #: Peers that have not been heard for more steps do not count for the median (clock-6).
 _HEARD_WITHIN = 2
@@ -176,6 +176,8 @@ class Known(Session):
         self.least_rings = store.result_rows, store.sum_rows
         #: finished ops whose arrival stamps are still to be read
         self.pending: deque[Pending] = deque()
+        #: whose packets carry tags, as the kernel was told (auth-2, auth-7)
+        self.armed = Tagging(0)
         #: ops running of which the switch has sent nothing
         self.silent_ops = 0
         self._spoke = [0] * self.world  # when a word of each rank was last read, ns

@@ -30,6 +30,7 @@ from tailbound.transport.agreement import (
     speeds_to_wire,
 )
 from tailbound.transport.config import MS
+from tailbound.transport.forgeries import WORDS_APART
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.shares import FAST_ENOUGH, Lateness, Observation, Shares, Speeds
 from tailbound.transport.steps import step_distance, step_of
@@ -45,6 +46,8 @@ _APART = 20 * MS
 _NOTICE, _LEAD_MOST = 50 * MS, 64
 #: Speeds are told to the others again after so many steps, while one rank is slow.
 _TELL_SPEEDS = 16
+#: Turns of keys before their time that a map can say: after so many an epoch lasts as long as it lasts.
+_TURNS_MOST = 1 << 16
 
 
 class Maps:
@@ -77,6 +80,7 @@ class Maps:
         self._known = 0
         self._in_force = job.sequence.map  # in the last step
         self._alerts = Alerts(job, accounts.ledger, job.events)
+        self._turn_asked = 0  # turns of keys that another rank has asked for
         self._outside = outside
         self.fallback = Fallback(job.config.suspect_after)
         self.balancing = Balancing(job)
@@ -98,6 +102,8 @@ class Maps:
         message = decode_map(body, job.world)
         if message is None:
             job.counters["control_refused"] += 1
+        elif message.kind == Kind.TURN:
+            self._turn_asked = message.ref
         elif message.kind == Kind.SPEEDS:
             self._told[sender] = {r: v / 255 for r, v in enumerate(message.speeds) if v}
         elif missing := {m.content.balance for m in message.maps if not job.tables.knows(m.content.balance)}:
@@ -105,6 +111,7 @@ class Maps:
                 self.fetch(sender, missing)
         else:
             self.agreement.take(message, sender, self._alive(), job.now())
+            self._foresee(max((each.content.turns for each in message.maps), default=0))
         self._again = 0
 
     def observe(self, op: Op) -> None:
@@ -148,8 +155,10 @@ class Maps:
                 self._wished = now
                 lateness = self._lateness_of_all()
                 self._alerts.look(step, lateness, self._pace(), now)
-                config = job.config
-                if config.share_rows or config.rotate == "auto" or job.switch is not None or config.balance:
+                config, keyed = job.config, job.keys is not None
+                if job.keys is not None:
+                    self._alerts.look_for_forged(step, job.keys.epoch, now)
+                if config.share_rows or config.rotate == "auto" or job.switch is not None or config.balance or keyed:
                     self._wish(step, lateness, now)
             self._show(ops)
         if self._misplaced:
@@ -207,13 +216,37 @@ class Maps:
                 self.agreement.withdraw(now)
             elif config.balance:
                 balance = self.balancing.look(present.balance, step)
-            if job.steps.in_step and self.agreement.propose(Content(weights, bool(rotate), balance), step, now):
+            content = Content(weights, bool(rotate), balance, self._turns(present.turns, now))
+            if job.steps.in_step and self.agreement.propose(content, step, now):
+                self._foresee(content.turns)
                 job.events.emit(
                     "map_proposed", level=logging.INFO, weights=list(weights), rotate=bool(rotate), step=step,
                     exponents=f"{balance:016x}",
                 )  # fmt: skip
-        elif self._steps % _TELL_SPEEDS == 0 and min(self._speeds.values().values(), default=1.0) < FAST_ENOUGH:
+            return
+        if self._tried() and self._alerts.forgeries.ask(now, WORDS_APART):
+            self._send(min(alive), Message(Kind.TURN, present.turns + 1))
+        if self._steps % _TELL_SPEEDS == 0 and min(self._speeds.values().values(), default=1.0) < FAST_ENOUGH:
             self._send(min(alive), Message(Kind.SPEEDS, speeds=speeds_to_wire(self._speeds.values(), job.world)))
+
+    def _tried(self) -> bool:
+        """Whether the keys in force have been tried too often here, and can be left now."""
+        keys = self._job.keys
+        return keys is not None and self._alerts.forgeries.passed and keys.may_turn
+
+    def _turns(self, turns: int, now: int) -> int:
+        """Turns of keys that the next map is to have (auth-8): one more where it is asked for and all are there."""
+        job = self._job
+        if job.keys is None or job.membership.suspects or not job.steps.in_step or turns + 1 >= _TURNS_MOST:
+            return turns
+        asked = self._tried() or (self._turn_asked == turns + 1 and job.keys.may_turn)
+        if asked and not self.agreement.busy(self._step, now) and self._alerts.forgeries.ask(now):
+            return turns + 1
+        return turns
+
+    def _foresee(self, turns: int) -> None:
+        if self._job.keys is not None:
+            self._job.keys.foresee(turns)
 
     def _stands_still(self) -> bool:
         """Whether a suspect may go on with what is kept for it: results under another map its kernel would refuse."""
@@ -255,6 +288,7 @@ class Maps:
         self._keep_tables({each.balance for each in used})
         job.counters["maps_settled"] += 1
         newest = agreed[-1]
+        self._foresee(newest.content.turns)
         job.events.emit(
             "map_settled", level=logging.INFO, id=newest.id, since=newest.since, weights=list(newest.content.weights),
             rotate=newest.content.rotate, exponents=f"{newest.content.balance:016x}",
@@ -288,9 +322,11 @@ class Maps:
         since, control = op_label(agreed[after].since, 0), job.store.control
         if int(control["map_id"][0]) == agreed[after].id and int(control["map_since"][0]) == since:
             return
+        job.arm(before=False, since=False)  # no label is in the meantime taken to be of a switch's op that is not
         control["map_before"] = agreed[after - 1].id
         control["map_since"] = since
         control["map_id"] = agreed[after].id
+        job.arm(*(job.switched(each.owner_map) for each in agreed[after - 1 : after + 1]))
 
     def _realign(self, ops: Mapping[int, Op]) -> None:
         """While ops are in flight that were placed by a map that others have left, the window is where it should be."""

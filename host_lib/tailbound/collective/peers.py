@@ -238,7 +238,7 @@ class PeerOwned:
         starts = placement.starts
         to = np.array([(starts[p], placement.shares[p], p, place.sum_seqs[p]) for p in takers], np.int64).reshape(-1, 4)
         finalise_contributions(
-            b.stamped, head, to, scales.exponents, scales.need, scales.shift, label, job.key_of(place.step)
+            b.stamped, head, to, scales.exponents, scales.need, scales.shift, label, job.key_of(place)
         )
         runs = [(peer, b.rows_for[peer]) for peer in takers]
         if op.outcome.skipped_groups:
@@ -257,7 +257,9 @@ class PeerOwned:
         settle_results(job, op)
         job.datapath.fence()
         records, label = job.records.results, op.label
-        outcome.overwritten = int(read_records(records, b.source, label, b.row_scale, b.row_exponent, -1, 0, None))
+        outcome.overwritten = int(
+            read_records(records, b.source, label, b.row_scale, b.row_exponent, 0, job.ranks, None)
+        )
         if outcome.overwritten:
             job.counters["results_overwritten"] += outcome.overwritten
         fetched = 0

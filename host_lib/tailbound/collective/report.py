@@ -26,7 +26,9 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
     ``verdicts`` counts packets by what became of them here; ``drops`` is the part of it that was refused, by reason;
     ``drops_by_sender`` the same by rank (``unknown``: not yet trusted). ``delivered`` is the fraction of expected rows
     (contributions to own rows, and results) that came in time. ``sent`` counts packets handed to the kernel.
-    ``choice`` tells how all-reduces and results go, and why (``transport.choose``).
+    ``authenticated``: what has to be made with the job's key: ``on`` everything, ``workers`` all but what goes to and
+    comes from the switch, ``off`` nothing. ``choice`` tells how all-reduces and results go, and why
+    (``transport.choose``).
     ``ledger`` says of every peer what became of the rows that it should have brought, by stage: ``contributions`` to
     the own rows, and ``results`` (``observe.ledger``). ``lost_on_arrival``: packets that this host lost before any
     rule saw them, by place (``udp``: where socket buffers are small). ``status`` is what ``tailbound top`` shows.
@@ -37,6 +39,7 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
         "rank": job.rank,
         "ranks": job.ranks,
         "datapath": job.datapath.name,
+        "authenticated": job.config.authenticated,
         "peers": dict(describe(greetings)),
         "counters": {name: int(value) for name, value in sorted(job.counters.items())},
         "delivered": _delivered(job),

@@ -15,7 +15,7 @@ from tailbound.collective.window import Window
 from tailbound.observe.ledger import Stage
 from tailbound.transport.batch import burst_packets
 from tailbound.transport.headers import add_flags
-from tailbound.transport.steps import step_of
+from tailbound.transport.sequence import Place
 from tailbound.wire.schema import Flag, PacketType
 
 
@@ -61,7 +61,7 @@ def answer(job: Job, window: Window, now: int) -> int:
             repairs.requests.done(request, len(request.places))
             _gone(job, request)
             continue
-        rows, states, exists, at = found
+        rows, states, exists, at, place = found
         stride = rows.shape[1]
         asker, rate = request.asker, queue.pacer.limit(request.asker)
         burst = min(len(request.places), burst_packets(stride))
@@ -78,7 +78,7 @@ def answer(job: Job, window: Window, now: int) -> int:
         request.holes |= len(there) < count
         request.sent |= len(there) > 0
         out = rows[there]
-        add_flags(out, states[there], int(Flag.REPEAT), job.key_of(step_of(request.label)))
+        add_flags(out, states[there], int(Flag.REPEAT), job.key_of(place))
         until = now + job.config.stage_max
         queue.submit(request.label, PacketType.RESULT, [(asker, out)], until, sent, now)
         repairs.requests.done(request, count)
@@ -89,9 +89,9 @@ def answer(job: Job, window: Window, now: int) -> int:
 
 def find(
     window: Window, request: Request
-) -> tuple[NDArray[np.uint8], NDArray[np.uint64], NDArray[np.bool_], Places] | None:
-    """The list that is asked for: packets, partial checks, and which of them exist, in memory's order; and where in it
-    every place is. None if it is not kept.
+) -> tuple[NDArray[np.uint8], NDArray[np.uint64], NDArray[np.bool_], Places, Place] | None:
+    """The list that is asked for: packets, partial checks, and which of them exist, in memory's order; where in it
+    every place is; and the op's place. None if it is not kept.
     """
     op, asker, first = window.ops.get(request.label), request.asker, 0
     if request.first_half:
@@ -109,7 +109,7 @@ def find(
         rows, states, exists = results.packets, results.partials, results.usable.astype(bool)
     if place.layout.tag != request.layout or int(request.places[-1]) >= len(rows):
         return None
-    return rows, states, exists, (np.arange(len(rows)) - first) % len(rows)
+    return rows, states, exists, (np.arange(len(rows)) - first) % len(rows), place
 
 
 def _gone(job: Job, request: Request) -> None:

@@ -19,11 +19,11 @@ from tailbound.observe.events import Events
 from tailbound.transport.config import Config
 from tailbound.transport.keys import KeyRing, Stamps, Word
 from tailbound.transport.sender import Sender
-from tailbound.transport.sequence import Sequence
+from tailbound.transport.sequence import Place, Sequence
 from tailbound.transport.stage import majority
 from tailbound.transport.steps import Steps
 from tailbound.wire import packets, schema
-from tailbound.wire.schema import Flag, PacketType
+from tailbound.wire.schema import Flag, PacketType, Tagging
 from tailbound.wire.tag import NO_KEY
 
 _KIND, _OP_AT, _MARKS_AT = packets.offset_of("type"), packets.offset_of("op"), packets.offset_of("contributed")
@@ -145,9 +145,14 @@ class Speaker(Known):
             self.membership.present(rank)
             self.publish_live()
 
-    def key_of(self, step: int) -> NDArray[np.uint64]:
-        """What packets of a step's ops are tagged with; empty: they carry checks."""
-        return NO_KEY if self.keys is None else self.keys.of(step)
+    def key_of(self, place: Place) -> NDArray[np.uint64]:
+        """What packets of an op are tagged with; empty: they carry checks."""
+        return NO_KEY if self.keys is None else self.keys.of(place.step, place.placement.owner_map.turns)
+
+    def turn_keys(self, step: int, turns: int) -> None:
+        """This rank has come as far as ``step``, under an owner map with so many turns of keys (auth-4, auth-8)."""
+        if self.keys is not None:
+            self.counters["keys_turned_early"] += self.keys.turn(step, turns)
 
     def advertise(self, **fields: int) -> None:
         """What every header says from now on."""
@@ -175,3 +180,16 @@ class Speaker(Known):
         control["live"][0] = words
         control["live_peers"] = len(live)
         control["need"] = majority(len(live) + 1)
+
+    def arm(self, before: bool, since: bool) -> None:
+        """Tells the kernel whose packets carry tags (auth-2).
+
+        Args:
+            before, since: whether a switch owns the rows of ops before ``control.map_since``, and of those from there
+                on: then its packets of these carry checks (auth-7).
+        """
+        if self.keys is None:
+            self.armed = Tagging(0)
+        else:
+            self.armed = Tagging.ON | before * Tagging.BARE_BEFORE | since * Tagging.BARE
+        self.store.control["tagged"] = int(self.armed)

@@ -75,8 +75,8 @@ def read_records(
     A record whose op is another one was overwritten before use: its row is taken out (-1).
 
     Args:
-        form: of a switch, ``Flag.SWITCHED`` or ``Flag.SUMS``: which one all rows must have; -1: no switch.
-        most: of a switch, contributors at most.
+        form: of a switch, ``Flag.SWITCHED`` or ``Flag.SUMS``: which one all rows must have; 0: of ranks, none of them.
+        most: contributors at most.
         count: of a switch, written: contributors of every row; None: no switch.
 
     Returns:
@@ -93,7 +93,7 @@ def read_records(
         if position < 0:
             continue
         record = records[position]
-        other = form >= 0 and (record.count > most or np.int64(record.flags) & _FORMS != form)
+        other = record.count > most or np.int64(record.flags) & _FORMS != form
         if record.op != op or record.count == 0 or other:
             source[k] = -1
             lost += 1

@@ -90,7 +90,7 @@ class Transpose:
         self.job = job
         self.maps = Maps(job, job.accounts, job.flow.queue, share_most, outside=outside)
         self._inbox = Inbox(job, self.maps, job.channels)
-        disarmed = Disarmed(job, armed=job.keys is not None)
+        disarmed = Disarmed(job)
         self._watching = Unheard(job, job.sequence, patience), Withdrawn(job.datapath, job.rank), disarmed
         self._window = Window(job, job.flow.queue, self._inbox.adopt, Running(job))
         self._ops = self._window.ops

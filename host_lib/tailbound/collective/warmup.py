@@ -77,7 +77,7 @@ def warm_up(job: Job) -> None:
     source[:] = -1
     point_own(b.own_rows, results, source, b.row_scale, b.row_exponent)
     gather_results(job.records.presence, 0, 0, 1, placement.owner, rank, source, counts)
-    read_records(job.records.results, source, 1, b.row_scale, b.row_exponent, -1, 0, None)
+    read_records(job.records.results, source, 1, b.row_scale, b.row_exponent, 0, 0, None)
     gather_flags(job.records.results, source, 1)
     read_records(job.records.results, source, 1, b.row_scale, b.row_exponent, 0, 0, b.row_count)
     job.flow.queue.warm_up()

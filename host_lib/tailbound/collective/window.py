@@ -169,8 +169,7 @@ class Window:
             return False
         own = int(moved.placement.counts[job.rank])
         control = job.store.control
-        if job.keys is not None:
-            job.keys.turn(moved.step)
+        job.turn_keys(moved.step, moved.placement.owner_map.turns)
         control["released"] = moved.label
         control["result_base"] = (moved.result_seq + moved.layout.shape.rows) & 0xFFFFFFFF
         control["sum_base"] = (moved.sum_seqs[job.rank] + own) & 0xFFFFFFFF
@@ -189,8 +188,7 @@ class Window:
         before = (op_label(to.step, 0) - 1) & 0xFFFFFFFF
         job.marks.contributed = job.marks.published = self._named = before
         control = job.store.control
-        if job.keys is not None:
-            job.keys.turn(to.step)
+        job.turn_keys(to.step, to.turns)
         control["result_base"], control["sum_base"] = to.result_seq, to.sum_seqs[job.rank]
         control["released"] = before
         if serial_distance(before, int(control["first_op"][0])) > 2 * _FIRST_OP_LAG:

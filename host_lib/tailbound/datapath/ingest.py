@@ -41,12 +41,14 @@ from tailbound.wire.schema import (
     VERSION,
     Flag,
     PacketType,
+    Tagging,
     Verdict,
 )
 from tailbound.wire.tag import EPOCH_BIT, hashed, tag_of
 
 _TYPE, _SENDER, _OWNER, _SEQ, _CHECK = (HEADER_DTYPE.fields[n][1] for n in ("type", "sender", "owner", "seq", "check"))  # type: ignore[index]
 _LATE, _HALVES = int(Flag.LATE), int(Flag.HALVES)
+_BARE, _BARE_BEFORE, _OF_SWITCH = int(Tagging.BARE), int(Tagging.BARE_BEFORE), int(Flag.SWITCHED | Flag.SUMS)
 _FIRST_TYPE, _LAST_TYPE = int(min(PacketType)), int(max(PacketType))
 assert {int(t) for t in PacketType} == set(range(_FIRST_TYPE, _LAST_TYPE + 1))  # one comparison decides BAD_TYPE
 
@@ -106,6 +108,19 @@ def _turned(word: Scalar) -> Scalar:
 
 
 @compiled
+def _bare(h: Any, c: Any) -> bool:
+    """auth-7: whether a packet is a switch's, and carries a check although the job has a key."""
+    if c.tagged & (_BARE | _BARE_BEFORE) == 0 or np.int64(h.sender) + 1 != c.ranks:
+        return False
+    if h.type == PacketType.ECHO:
+        return True
+    if h.type != PacketType.RESULT or h.flags & _OF_SWITCH == 0:
+        return False
+    bit = _BARE if serial(h.op, c.map_since) >= 0 else _BARE_BEFORE
+    return bool(c.tagged & bit)
+
+
+@compiled
 def _trust(t: Any, words: NDArray[np.uint64], source: NDArray[np.uint32]) -> Scalar:
     """kernel-2 to kernel-9: ``GO_ON`` if the packet is whole and its sender is who it says, else why not."""
     h = head_at(t.head, 0)
@@ -129,7 +144,7 @@ def _trust(t: Any, words: NDArray[np.uint64], source: NDArray[np.uint32]) -> Sca
     for i in range(3):
         if source[i] != peer.prefix[i]:
             return Verdict.WRONG_ADDRESS
-    if c.tagged != 0:
+    if c.tagged != 0 and not _bare(h, c):
         return GO_ON if _tag(t, words) == h.check else Verdict.FORGED
     return GO_ON if _checksum(words) == h.check else Verdict.CORRUPT
 

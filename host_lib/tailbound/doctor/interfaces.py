@@ -52,6 +52,8 @@ class Interface:
     hashes_udp_ports: bool | None  #: receive-side scaling looks at UDP ports; None where the driver does not say
     xdp_program: int | None  #: id of the XDP program that is attached
     xdp_name: str | None  #: its name; None where this process may not know
+    rx_most: int | None = None  #: most queues for receiving that there can be; None where the driver does not say
+    gro_hw: bool | None = None  #: the device joins packets, and says how they were
     xdp_owner: str | None = None  #: the interface that it was attached for, of those that share the device
     ipv6: bool = False  #: it has addresses of IPv6 alone, and so has a job over it
 
@@ -136,6 +138,8 @@ def interface(name: str) -> Interface:
         rx_queues=int(rx),
         tx_queues=int(tx),
         tx_most=None if queues is None else queues.tx_most + queues.combined_most,
+        rx_most=None if queues is None else queues.rx_most + queues.combined_most,
+        gro_hw=_feature(device, ethtool.GRO_HW),
         lro=_flag(device, ethtool.LRO),
         vlan_stripping=not vlan and _flag(device, ethtool.RXVLAN),
         linear=_linear(name, device),
@@ -197,6 +201,11 @@ def _asked(question: Callable[[str], T], name: str) -> T | None:
 def _flag(name: str, bit: int) -> bool | None:
     found = _asked(ethtool.flags, name)
     return None if found is None else bool(found & bit)
+
+
+def _feature(name: str, feature: str) -> bool | None:
+    found = _asked(ethtool.features, name)
+    return None if found is None else found.get(feature)
 
 
 def _hashes_udp_ports(name: str) -> bool | None:

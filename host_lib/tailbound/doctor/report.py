@@ -197,8 +197,19 @@ def _machine_table(machine: facts.Machine) -> Table:
 
 
 def _interface_table(report: Report) -> Table:
-    columns = ("name", "up", "driver", "native XDP", "MTU", "codes a row", "queues rx/tx", "LRO", "XDP program")
-    table = _table("Interfaces", *columns)
+    columns = (
+        "name",
+        "up",
+        "driver",
+        "native XDP",
+        "MTU",
+        "codes a row",
+        "queues rx/tx",
+        "LRO",
+        "GRO-HW",
+        "XDP program",
+    )
+    table = _table("Interfaces; what is known of each driver: docs/nics.md", *columns)
     for i in report.interfaces:
         try:
             linear = i.linear or PAGE if i.native_xdp is not False else None
@@ -206,7 +217,7 @@ def _interface_table(report: Report) -> Table:
         except ConfigError:
             width = "-"
         queues = f"{i.rx_queues}/{i.tx_queues}"
-        cells = (i.up, i.driver, i.native_xdp, i.mtu, width, queues, i.lro, i.xdp_program)
+        cells = (i.up, i.driver, i.native_xdp, i.mtu, width, queues, i.lro, i.gro_hw, i.xdp_program)
         table.add_row(i.name, *map(_word, cells), style="bold" if i.name == report.verdict.interface else None)
     return table
 

@@ -23,7 +23,7 @@ _RECEIVE_BYTES = 16 << 20
 LEAST_KERNEL = (5, 19)
 #: MTU up to which drivers take an XDP program, where they have a limit of their own that is known; others say it when
 #: the program is attached.
-MTU_MOST = {"ena": 3498, "igc": 1500, "ixgbe": 3050}
+MTU_MOST = {"ena": 3498, "gve": 2032, "hv_netvsc": 3506, "igc": 1500, "ixgbe": 3050, "mana": 3506}
 #: For whom the verdict ``xdp`` does not hold.
 ONE_RANK = (
     "xdp takes one rank an interface: a job with several ranks on this host (LOCAL_WORLD_SIZE above 1) takes udp; "
@@ -31,6 +31,8 @@ ONE_RANK = (
 )
 #: Drivers that refuse a program unless there is a spare queue for sending for each for receiving.
 QUEUE_FOR_QUEUE = frozenset({"bnxt_en", "ena", "gve"})
+#: Drivers that refuse a program while the device joins packets, by LRO or by hardware GRO (docs/nics.md).
+JOINS_NOTHING = {"gve": ("lro",), "hv_netvsc": ("lro",), "mlx5_core": ("lro", "rx-gro-hw")}
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,18 @@ def _interface_problems(link: Interface | None, judged: str) -> list[str]:
             f"driver {link.driver} of {link.device} needs a spare transmit queue for each of its "
             f"{link.rx_queues} receive queues: ethtool -L {link.device} combined {max(1, link.tx_most // 2)}"
         )
+    if refused := _refused(link):
+        problems.append(
+            f"driver {link.driver} of {link.device} takes no program while the device joins packets: "
+            f"ethtool -K {link.device} {' '.join(f'{what} off' for what in refused)}"
+        )
     return problems
+
+
+def _refused(link: Interface) -> list[str]:
+    """Offloads that are on, with which the driver takes no program."""
+    on = {"lro": link.lro, "rx-gro-hw": link.gro_hw}
+    return [what for what in JOINS_NOTHING.get(link.driver or "", ()) if on[what]]
 
 
 def _occupied(link: Interface) -> str:
@@ -201,8 +214,11 @@ def _notes(link: Interface | None, cpus: int) -> Sequence[str]:
     notes: list[str] = []
     if link is None:
         return notes
-    if link.lro:
+    refused = _refused(link)
+    if link.lro and "lro" not in refused:
         notes.append(f"large receive offload joins packets: ethtool -K {link.device} lro off")
+    if link.gro_hw and "rx-gro-hw" not in refused:
+        notes.append(f"the device joins packets (hardware GRO): ethtool -K {link.device} rx-gro-hw off")
     if link.vlan_stripping:
         notes.append(
             "tags of VLANs are taken off before the program sees a frame, so that a VLAN's packets to the job's port "
@@ -217,6 +233,11 @@ def _notes(link: Interface | None, cpus: int) -> Sequence[str]:
         notes.append(
             f"{link.driver or 'the driver'} hands over {link.linear} bytes of a frame in one piece, so that rows do "
             f"not fill MTU {link.mtu}"
+        )
+    if link.rx_queues == 1 and cpus > 1 and (link.rx_most or 0) > 1:
+        most = min(cpus, link.rx_most or 1)
+        notes.append(
+            f"one queue, and so one core, takes in all packets: ethtool -L {link.device} combined {most} (or rx {most})"
         )
     if link.rx_queues > 1 and link.hashes_udp_ports is False:
         notes.append(f"one queue gets all of a peer's packets: ethtool -N {link.device} rx-flow-hash udp4 sdfn")

@@ -18,14 +18,16 @@ from tailbound.errors import CapabilityError
 _SIOCETHTOOL = 0x8946
 _GSET, _GDRVINFO, _GTXCSUM, _STXCSUM, _GSTRINGS, _GSTATS, _STSO = 0x01, 0x03, 0x16, 0x17, 0x1B, 0x1D, 0x1F
 _SGSO, _GFLAGS, _SFLAGS, _GPFLAGS, _GRXFH, _SGRO = 0x24, 0x25, 0x26, 0x27, 0x29, 0x2C
-_GSSET_INFO, _GCHANNELS, _SCHANNELS = 0x37, 0x3C, 0x3D
-_SS_STATS, _SS_PRIV_FLAGS = 1, 2
+_GSSET_INFO, _GFEATURES, _GCHANNELS, _SCHANNELS = 0x37, 0x3A, 0x3C, 0x3D
+_SS_STATS, _SS_PRIV_FLAGS, _SS_FEATURES = 1, 2, 4
 _NAME_BYTES, _COMMAND_BYTES, _DRVINFO_BYTES, _PRIVATE_AT, _RXNFC_BYTES = 32, 44, 196, 176, 192
 _UDP_V4_FLOW = 0x02
 #: cmd, max rx, max tx, max other, max combined, rx, tx, other, combined
 _CHANNELS = struct.Struct("=9I")
 #: Bits of ``flags``: VLAN tags are taken off on receipt; large receive offload.
 RXVLAN, LRO = 1 << 8, 1 << 15
+#: Names of ``features``: the device joins received packets, so that they could be taken apart again.
+GRO_HW = "rx-gro-hw"
 #: Bits of ``udp_hash``: source and destination port.
 HASHES_PORTS = 1 << 6 | 1 << 7
 
@@ -98,6 +100,27 @@ def private_flags(interface: str) -> dict[str, bool]:
     count = struct.unpack_from("=I", _driver_info(interface), _PRIVATE_AT)[0]
     names, bits = _names(interface, _SS_PRIV_FLAGS, count), _word(interface, _GPFLAGS)
     return {name: bool(bits >> i & 1) for i, name in enumerate(names)}
+
+
+def _strings(interface: str, kind: int) -> int:
+    """How many strings of a kind an interface has."""
+    info = _ask(interface, struct.pack("=2IQI", _GSSET_INFO, 0, 1 << kind, 0))
+    mask, count = struct.unpack_from("=QI", info, 8)
+    return int(count) if mask else 0
+
+
+def features(interface: str) -> dict[str, bool]:
+    """Offloads that are on, by the names that ``ethtool -k`` takes apart (``rx-gro-hw``).
+
+    Raises:
+        OSError: no such interface.
+    """
+    count = _strings(interface, _SS_FEATURES)
+    blocks = -(-count // 32)  # of each: available, asked for, on, never changed
+    answer = _ask(interface, struct.pack("=2I", _GFEATURES, blocks) + bytes(16 * blocks))
+    on = [struct.unpack_from("=I", answer, 8 + 16 * block + 8)[0] for block in range(blocks)]
+    names = _names(interface, _SS_FEATURES, count)
+    return {name: bool(on[i // 32] >> i % 32 & 1) for i, name in enumerate(names) if name}
 
 
 def flags(interface: str) -> int:
@@ -203,13 +226,12 @@ def statistics(interface: str) -> dict[str, int]:
         OSError: no such interface.
     """
     try:
-        info = _ask(interface, struct.pack("=2IQI", _GSSET_INFO, 0, 1 << _SS_STATS, 0))
+        count = _strings(interface, _SS_STATS)
     except OSError as error:
         if error.errno == errno.EOPNOTSUPP:
             return {}
         raise
-    mask, count = struct.unpack_from("=QI", info, 8)
-    if not mask or not count:
+    if not count:
         return {}
     values = _ask(interface, struct.pack("=2I", _GSTATS, count) + bytes(count * 8))
     return dict(zip(_names(interface, _SS_STATS, count), struct.unpack_from(f"={count}Q", values, 8), strict=True))

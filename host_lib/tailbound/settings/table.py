@@ -203,7 +203,7 @@ OPTIONS = (
     _option(
         "authenticate", choice(*AUTHENTICATE), "auto",
         "refuse packets and requests that were not made with the job's key ([security](security.md)); `auto`: where "
-        "there is a key file",
+        "there is a key file; `workers`: all but those to and from the switch, which has none",
     ),
     _option(
         "key_file", words("the path of a file"), "",

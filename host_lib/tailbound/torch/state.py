@@ -94,7 +94,8 @@ class TailboundState(Recovery):
         dscp: class of the packets of this job (DSCP, 0 to 63), for switches that keep one apart.
         multicast_group: IPv4 group of the job, the same on all ranks; empty: one that follows from its cookie.
         authenticate: refuse packets and requests that were not made with the job's key; ``auto``: where there is a
-            ``key_file`` (docs/security.md).
+            ``key_file``; ``workers``: but for what goes to and comes from the switch, which has none
+            (docs/security.md).
         key_file: file with the job's key, the same on all ranks: 32 bytes, or as many in hexadecimal digits. Without
             one and with ``authenticate="on"`` rank 0 draws it and hands it over the store.
         codec_threads: threads that code an op, the transport's own included; 0: one for each four of this rank's cores,

@@ -38,7 +38,7 @@ _PATIENCE = 20 * MS
 _LAPSE = 300 * MS
 _PROPOSALS = Policy(_LAPSE, 5_000 * MS)
 
-_HEAD, _ENTRY = struct.Struct(">BBHI"), struct.Struct(">IIBQ")
+_HEAD, _ENTRY = struct.Struct(">BBHI"), struct.Struct(">IIBHQ")
 
 
 class Kind(enum.IntEnum):
@@ -48,16 +48,19 @@ class Kind(enum.IntEnum):
     ACKNOWLEDGE = 2  #: ``ref``: the id proposed, or the higher one promised to somebody else, or the one known
     SETTLED = 3  #: the newest maps with their beginnings, oldest first
     SPEEDS = 4  #: how fast every rank's rows come in here, as u8[ranks]: 255 as fast as the median, 0 unknown
+    TURN = 5  #: keys have been tried too often here; ``ref``: the turns that the next map should have (auth-8)
 
 
 @dataclass(frozen=True)
 class Content:
     """What is agreed on: weights of the owners by rank (0..255, not all 0), whether ops are rotated, and by which
-    exponents entries are divided before: ``balance`` is the digest of their table (codec-18), 0: by none."""
+    exponents entries are divided before: ``balance`` is the digest of their table (codec-18), 0: by none; and how many
+    ``turns`` of keys came before their time (auth-8)."""
 
     weights: tuple[int, ...]
     rotate: bool = True
     balance: int = 0
+    turns: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,8 @@ class Agreed:
     @property
     def owner_map(self) -> OwnerMap:
         """As the codec takes it."""
-        return OwnerMap(self.id, table(self.content.weights), self.content.rotate, self.content.balance)
+        content = self.content
+        return OwnerMap(self.id, table(content.weights), content.rotate, content.balance, content.turns)
 
 
 class Message(NamedTuple):
@@ -88,7 +92,8 @@ def encode_map(message: Message, ranks: int) -> bytes:
     parts = [_HEAD.pack(message.kind, len(message.maps), ranks, message.ref)]
     for each in message.maps:
         content = each.content
-        parts += [_ENTRY.pack(each.id, each.since, content.rotate, content.balance), bytes(content.weights)]
+        entry = _ENTRY.pack(each.id, each.since, content.rotate, content.turns & 0xFFFF, content.balance)
+        parts += [entry, bytes(content.weights)]
     return b"".join([*parts, bytes(message.speeds)])
 
 
@@ -106,11 +111,11 @@ def decode_map(body: bytes, ranks: int) -> Message | None:
         end = at + _ENTRY.size + ranks
         if end > len(body):
             return None
-        ident, since, rotate, balance = _ENTRY.unpack_from(body, at)
+        ident, since, rotate, turns, balance = _ENTRY.unpack_from(body, at)
         weights = tuple(body[at + _ENTRY.size : end])
         if not any(weights) or rotate > 1 or since > STEP_MASK or ident & 0xFF >= ranks:
             return None
-        maps.append(Agreed(ident, since, Content(weights, bool(rotate), balance)))
+        maps.append(Agreed(ident, since, Content(weights, bool(rotate), balance, turns)))
         at = end
     if any(
         serial_distance(b.id, a.id) <= 0 or step_distance(b.since, a.since) <= 0 for a, b in itertools.pairwise(maps)

@@ -73,8 +73,8 @@ def row_width(asked: int, mtu: int | None, *, linear: int | None = None, ip: int
 
 
 #: What may be asked for.
-Authenticate: TypeAlias = Literal["auto", "on", "off"]
-AUTHENTICATE: tuple[Authenticate, ...] = ("auto", "on", "off")
+Authenticate: TypeAlias = Literal["auto", "on", "workers", "off"]
+AUTHENTICATE: tuple[Authenticate, ...] = ("auto", "on", "workers", "off")
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Config:
         codec_threads: threads of a rank that share the codec's work on an op, the transport's own included; 0: one for
             each four of its cores, at most four.
         authenticate: whether packets and the reliable path are authenticated by the job's key; ``auto``: where there is
-            a ``key_file``.
+            a ``key_file``; ``workers``: but not those to and from the switch, which has no key (auth-7).
         key_file: file with the job's key; empty: rank 0 draws one and hands it over the store.
         bits: of a code: 16, 8 or 4, or 4 of contributions and 8 of results.
         fine_steps: the first so many steps of a job have codes of 16 bits (codec-12).
@@ -180,10 +180,11 @@ class Config:
             check_group(self.group)
         if self.authenticate not in AUTHENTICATE:
             raise ConfigError(f"authenticate is {self.authenticate!r}: give one of {', '.join(AUTHENTICATE)}")
-        if self.keyed and self.switch is not None:
+        if self.keyed and self.switch is not None and self.authenticate != "workers":
             raise ConfigError(
                 "a switch makes new rows and has no key, so nobody could tell its packets from forged ones: train "
-                'without the switch, or give authenticate="off" (TAILBOUND_AUTHENTICATE=off) and trust the network'
+                'without the switch, or give authenticate="workers" (TAILBOUND_AUTHENTICATE=workers), which leaves the '
+                "packets to and from the switch unchecked and all others not (docs/security.md)"
             )
         if self.rotate not in (True, False, "auto"):
             raise ConfigError(f"rotate is {self.rotate!r}: give True, False or 'auto'")
@@ -230,7 +231,12 @@ class Config:
     @property
     def keyed(self) -> bool:
         """Whether this job has a key."""
-        return self.authenticate == "on" or (self.authenticate == "auto" and bool(self.key_file))
+        return self.authenticate in ("on", "workers") or (self.authenticate == "auto" and bool(self.key_file))
+
+    @property
+    def authenticated(self) -> str:
+        """What has to be made with the job's key: ``on`` all, ``workers`` not what the switch sends, ``off``."""
+        return ("workers" if self.switch is not None else "on") if self.keyed else "off"
 
     def common(self) -> dict[str, str]:
         """What must be equal on all ranks, by the name of the hook's option and in words: else they would diverge.
@@ -238,7 +244,7 @@ class Config:
         Of ``result`` only whether it is multicast: who is not in the group would get no results.
         """
         return {
-            "authenticate": "on" if self.keyed else "off",
+            "authenticate": self.authenticated,
             "balance": "on" if self.balance else "off",
             "bits": bits_text(self.bits),
             "fine_steps": str(self.fine_steps),

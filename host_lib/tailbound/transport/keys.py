@@ -5,7 +5,9 @@ and the reliable path are authenticated with follows from it by HKDF-SHA256 (RFC
 ranks, each of which has a number that was never used before: a job has keys of its own, also where the file stays.
 
 Rows are tagged with the key of an *epoch* of ``EPOCH_STEPS`` steps. Two are in force at once, so that nobody waits when
-one gives way to the next: ranks are a few steps apart, and the key to come lies ready half an epoch before.
+one gives way to the next: ranks are a few steps apart, and the key to come lies ready half an epoch before. Where
+somebody tries keys (``forgeries``) ranks agree on an owner map with one *turn* more: from its first step on all epochs
+are one later.
 """
 
 from __future__ import annotations
@@ -168,12 +170,17 @@ class KeyRing:
         width: bytes of a row at most.
         at: steps of the job so far; unlike those of labels they never begin anew.
         period: steps of an epoch, a power of two; fewer in tests.
+        turns: that had come before their time until then.
     """
 
-    def __init__(self, secret: bytes, cookie: int, width: int, at: int = 0, period: int = EPOCH_STEPS) -> None:
+    def __init__(
+        self, secret: bytes, cookie: int, width: int, at: int = 0, period: int = EPOCH_STEPS, turns: int = 0
+    ) -> None:
         self._secret = expand(secret, b"tailbound rows" + cookie.to_bytes(4, "big"), 32)
         self._width, self._period = width, period
-        self.at = at
+        self.at, self.turns = at, turns
+        self._turned = at - period  # where the last turn was
+        self._foreseen, self._foreseen_at = turns, at
         self._known: dict[int, NDArray[np.uint64]] = {}
         self._stamp = 0
         #: puts the key of an epoch in force where packets come in
@@ -186,7 +193,18 @@ class KeyRing:
     @property
     def now(self) -> NDArray[np.uint64]:
         """The key of this rank's present epoch."""
-        return self._key(self.at // self._period)
+        return self._key(self.epoch)
+
+    @property
+    def epoch(self) -> int:
+        """The present one."""
+        return self.at // self._period + self.turns
+
+    @property
+    def may_turn(self) -> bool:
+        """Whether a turn can come now: only two keys are in force, so no other change may be near."""
+        into, apart = self.at % self._period, self._period // 32
+        return apart <= into < self._period - apart and self.at - self._turned >= apart
 
     @property
     def both(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
@@ -194,16 +212,29 @@ class KeyRing:
         even, odd = sorted(self._epochs, key=lambda epoch: epoch & 1)
         return self._key(even), self._key(odd)
 
-    def of(self, step: int) -> NDArray[np.uint64]:
-        """The key of the epoch of a step near the present one."""
-        return self._key(max(0, self.at + step_distance(step, self.at & STEP_MASK)) // self._period)
+    def of(self, step: int, turns: int = 0) -> NDArray[np.uint64]:
+        """The key of the epoch of a step near the present one, whose owner map has so many ``turns``."""
+        return self._key(max(0, self.at + step_distance(step, self.at & STEP_MASK)) // self._period + turns)
 
-    def turn(self, step: int) -> None:
-        """This rank has come as far as ``step``."""
+    def turn(self, step: int, turns: int = 0) -> bool:
+        """This rank has come as far as ``step``, under an owner map with so many turns; whether that has one more."""
         further = step_distance(step, self.at & STEP_MASK)
         if further <= 0:
-            return
+            return False
         self.at += further
+        more = turns > self.turns
+        if turns != self.turns:
+            self.turns, self._turned = turns, self.at
+        self._renew()
+        return more
+
+    def foresee(self, turns: int) -> None:
+        """An owner map with so many turns may begin soon: the key that it brings is in force before."""
+        if turns > self.turns:
+            self._foreseen, self._foreseen_at = turns, self.at
+            self._renew()
+
+    def _renew(self) -> None:
         wanted = self._wanted()
         if wanted != self._epochs:
             new = [epoch for epoch in wanted if epoch not in self._epochs]
@@ -223,8 +254,11 @@ class KeyRing:
 
     def _wanted(self) -> tuple[int, int]:
         """The present epoch, and the nearest other one."""
-        epoch, into = divmod(self.at, self._period)
-        return epoch, epoch - 1 if epoch and 2 * into < self._period else epoch + 1
+        epoch, into, near = self.epoch, self.at % self._period, self._period // 64
+        if self._foreseen > self.turns and self.at - self._foreseen_at <= near:
+            return epoch, epoch + 1
+        before = 2 * into < self._period or self.at - self._turned < near
+        return epoch, epoch - 1 if epoch and before else epoch + 1
 
     def _key(self, epoch: int) -> NDArray[np.uint64]:
         found = self._known.get(epoch)

@@ -48,6 +48,7 @@ class Prober:
         peers: ranks to probe.
         states: ``peer_states`` of the datapath.
         keys: of the job, where it has a key.
+        bare: the rank among ``peers`` that has no key all the same (a switch, auth-7).
         by: who turns probes round and measures: the ``kernel`` (xdp) or a ``thread`` (udp).
     """
 
@@ -59,8 +60,9 @@ class Prober:
         states: NDArray[Any],
         by: Literal["kernel", "thread"],
         keys: KeyRing | None = None,
+        bare: int | None = None,
     ) -> None:
-        self._keys = keys
+        self._keys, self._bare = keys, bare
         self._by = by
         self.sent = self.echoes = self.lost = self.marked = 0
         self._rtt, self._told = states["rtt_ns"], states["told"]
@@ -103,7 +105,8 @@ class Prober:
         """The probe to send at once: u8[80]; it counts as on the way from here."""
         data = self._packets[peer]
         _WORD.pack_into(data.data, HEADER_BYTES, now)
-        _WORD.pack_into(data.data, _CHECK_AT, int(proof_of(data, NO_KEY if self._keys is None else self._keys.now)))
+        key = NO_KEY if self._keys is None or peer == self._bare else self._keys.now
+        _WORD.pack_into(data.data, _CHECK_AT, int(proof_of(data, key)))
         given_up = self._waiting.get(peer)  # the next echo tells the marks of its packets, too
         count = self._count[peer] + (given_up[3] + 1 if given_up is not None else 0)
         self._waiting[peer] = now, int(self._rtt[peer]), self._bytes[peer], count

@@ -12,7 +12,8 @@ stays open without another word where the request is for just that (``lifeline``
 In a job with a key (auth-6) the side that is asked begins, with 16 bytes that it has never said before; the request has
 16 such bytes of the asker's in front and a tag of 16 bytes behind. The head of the answer and every piece of its body,
 of 1 MiB at most, have a tag behind, too. Tags are keyed BLAKE2b, by the job's key, what both have said, who asks, and
-the number of the piece. What has no right tag is not looked at.
+the number of the piece. What has no right tag is not looked at. The tags of two more pieces, which are empty, are the
+farewells of a connection that stays open, the asker's and the other one's.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from tailbound.errors import TransportError
 from tailbound.forks import keep_from_children
-from tailbound.transport.lifeline import Lifelines
+from tailbound.transport.lifeline import PLAIN, Farewell, Lifelines
+from tailbound.transport.places import Places
 from tailbound.wire.address import endpoint, family_of
 
 if TYPE_CHECKING:
@@ -60,6 +62,11 @@ _NONCE, _TAG = 16, 16
 
 #: Seconds after which a handshake is begun again, twice as many each time; from so many on the kernel does it.
 _DIAL, _DIAL_MOST = 0.05, 0.8
+
+#: A rank whose connection has ended is asked so often, after these pauses in seconds; it may take so long each time.
+_ASK_AFTER, _ASK = (0.0, 0.02, 0.06), 0.5
+#: Seconds from one such look for a rank to the next at least: whoever ends connections makes no more work than that.
+_LOOK_EVERY = 1.0
 
 #: Name of the request that keeps its connection.
 _LIFELINE = "lifeline"
@@ -90,7 +97,8 @@ class Reliable:
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._asking: set[socket.socket] = set()
-        self._room = threading.Semaphore(0)
+        self._places = Places(())
+        self._looked: dict[int, float] = {}  # by rank: when it is looked for, or was last (monotonic seconds)
         self._answering = 0
         self._answered = threading.Condition(self._lock)
         self._before_close: list[Callable[[], None]] = []
@@ -98,6 +106,8 @@ class Reliable:
         self._key = b""
         #: requests whose tag was wrong
         self.forged = 0
+        #: ranks that answered although their connection had ended
+        self.revived = 0
         try:
             self._listener = socket.create_server((address, port), family=family_of(address), backlog=128)
         except OSError as error:
@@ -118,8 +128,7 @@ class Reliable:
     def start(self, cookie: int, rank: int, peers: Sequence[tuple[str, int]], key: bytes = b"") -> None:
         """Lets requests in; ``peers`` are (address, port) by rank, the own one included; ``key`` is the job's."""
         self._cookie, self._rank, self._peers, self._key = cookie, rank, list(peers), key
-        for _ in range(8 + 2 * len(peers)):
-            self._room.release()
+        self._places = Places(address for address, _ in peers)
         self._thread.start()
 
     def serve(self, name: str, handler: Handler) -> None:
@@ -132,9 +141,40 @@ class Reliable:
     def watch(self, lost: Callable[[int], None]) -> None:
         """From now on ``lost(rank)`` is called when the process of a peer has ended without closing (``lifeline``).
 
-        It watches connections that were made by ``keep``, here or by the peer.
+        It watches connections that were made by ``keep``, here or by the peer. Their ends anybody can make who sees the
+        connection: in a job with a key the peer is asked, and who answers with the key is not lost.
         """
-        self._lifelines = Lifelines(lost)
+
+        def ended(rank: int) -> None:
+            with self._lock:
+                due = self._looked.get(rank, 0.0) + _LOOK_EVERY
+                now = time.monotonic()
+                if due > now + _LOOK_EVERY:
+                    return  # it waits already
+                self._looked[rank] = max(now, due)
+            threading.Thread(target=self._look_for, args=(rank, max(0.0, due - now), lost), daemon=True).start()
+
+        self._lifelines = Lifelines(ended if self._key else lost)
+
+    def _look_for(self, rank: int, pause: float, lost: Callable[[int], None]) -> None:
+        """Asks a rank whose connection has ended whether it lives, and keeps the new one; else it is ``lost``."""
+        for wait in _ASK_AFTER:
+            if self._over.wait(pause + wait):
+                return
+            pause = 0.0
+            with contextlib.suppress(TransportError):
+                self.keep(rank, _ASK)
+                with self._lock:
+                    self.revived += 1
+                return
+        if not self._over.is_set():
+            lost(rank)
+
+    def counts(self) -> dict[str, int]:
+        """What strangers have tried, in a job with a key: requests with a wrong tag, connections that had to give way
+        before they showed the key, and ends of connections to ranks that then answered."""
+        evicted = self._places.evicted
+        return {"requests_forged": self.forged, "strangers_evicted": evicted, "lifelines_renewed": self.revived}
 
     def keep(self, rank: int, timeout: float) -> None:
         """Connects to ``rank`` and keeps the connection, for both to ``watch``; both do when this returns.
@@ -150,11 +190,11 @@ class Reliable:
             try:
                 sock = _dial(self._peers[rank], timeout, self._address)
                 opened.callback(sock.close)
-                self._exchange(sock, what, rank, _LIFELINE, b"", time.monotonic() + timeout, 0)
+                _, tags = self._exchange(sock, what, rank, _LIFELINE, b"", time.monotonic() + timeout, 0)
             except (OSError, EOFError) as error:
                 raise _unreachable(what, error) from error
             opened.pop_all()
-        self._lifelines.hold(rank, sock)
+        self._lifelines.hold(rank, sock, PLAIN if tags is None else Farewell(*tags.farewells()))
 
     def pull(self, rank: int, name: str, request: bytes, timeout: float, most: int = 1 << 34) -> bytearray:
         """Asks ``rank`` and returns its answer, of at most ``most`` bytes; takes ``timeout`` seconds at most.
@@ -169,13 +209,13 @@ class Reliable:
             raise TransportError(f"{what}: there is no such peer, or this rank has closed; ask while the job runs")
         try:
             with self._connect(rank, timeout) as sock:
-                return self._exchange(sock, what, rank, name, request, until, most)
+                return self._exchange(sock, what, rank, name, request, until, most)[0]
         except (OSError, EOFError) as error:
             raise _unreachable(what, error) from error
 
     def _exchange(
         self, sock: socket.socket, what: str, rank: int, name: str, request: bytes, until: float, most: int
-    ) -> bytearray:
+    ) -> tuple[bytearray, _Tags | None]:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         title = name.encode()
         head = _REQUEST.pack(_MAGIC, self._cookie, self._rank, len(title), len(request))
@@ -205,7 +245,7 @@ class Reliable:
             body += piece
         if status:
             raise Refusal(f"{what}: {body.decode(errors='replace')}")
-        return body
+        return body, tags
 
     @contextmanager
     def _connect(self, rank: int, timeout: float) -> Iterator[socket.socket]:
@@ -246,14 +286,13 @@ class Reliable:
             self._answered.wait_for(lambda: self._answering == 0, _LINGER)
 
     def _accept(self) -> None:
-        known = {address for address, _ in self._peers}
         while not self._over.is_set():
             try:
                 sock, (address, *_) = self._listener.accept()
             except OSError:
                 self._over.wait(0.05)  # out of descriptors, say: not a reason to spin
                 continue
-            if address not in known or not self._room.acquire(blocking=False):
+            if not self._places.enter(sock, address, keyed=bool(self._key)):
                 sock.close()
                 continue
             with self._lock:
@@ -287,7 +326,7 @@ class Reliable:
         except (OSError, EOFError) as error:
             log.debug("rank %d: an answer over the reliable path did not get through: %s", self._rank, error)
         finally:
-            self._room.release()
+            self._places.leave(sock)
             with self._answered:
                 self._answering -= 1
                 self._answered.notify_all()
@@ -317,12 +356,18 @@ class Reliable:
                 with self._lock:
                     self.forged += 1
                 return None
+            if not self._places.prove(sock):
+                return None
         name = called.decode(errors="replace")
         if name == _LIFELINE and self._lifelines is not None:
             line = socket.socket(fileno=sock.detach())
-            self._lifelines.hold(sender, line)
-            answer = _ANSWER.pack(_MAGIC, 0, 0)
-            line.send(answer + (tags.next(answer) if tags else b""))  # the first bytes do not wait for room
+            answer, farewell = _ANSWER.pack(_MAGIC, 0, 0), PLAIN
+            if tags is not None:
+                answer += tags.next(answer)
+                theirs, own = tags.farewells()
+                farewell = Farewell(own, theirs)
+            self._lifelines.hold(sender, line, farewell)
+            line.send(answer)  # the first bytes do not wait for room
             return None
         handler = self._handlers.get(name)
         if handler is None:
@@ -354,6 +399,10 @@ class _Tags:
             tag.update(part)
         self._pieces += 1
         return tag.digest()
+
+    def farewells(self) -> tuple[bytes, bytes]:
+        """What the side that asked says before it closes a connection that was kept, and what the other one says."""
+        return self.next(), self.next()
 
     def fits(self, tag: Buffer, *parts: Buffer) -> bool:
         """Whether ``tag`` is that of the next piece."""

@@ -65,6 +65,7 @@ class Position:
     owners: tuple[int, ...]
     rotate: bool
     balance: int = 0
+    turns: int = 0
 
 
 @dataclass
@@ -81,7 +82,7 @@ def _advance(sums: tuple[int, ...], placement: Placement) -> tuple[int, ...]:
 
 
 def _position(step: int, result_seq: int, sums: tuple[int, ...], by: OwnerMap) -> Position:
-    return Position(step, result_seq, sums, by.id, by.owners, by.rotate, by.balance)
+    return Position(step, result_seq, sums, by.id, by.owners, by.rotate, by.balance, by.turns)
 
 
 class Sequence:
@@ -231,7 +232,7 @@ class Sequence:
         self._begun.clear()
         self.adrift = False
         if self.map.id != to.map_id:  # else it is known already, and so is what is to follow
-            self._maps = [(to.step, OwnerMap(to.map_id, to.owners, to.rotate, to.balance))]
+            self._maps = [(to.step, OwnerMap(to.map_id, to.owners, to.rotate, to.balance, to.turns))]
 
     def predict(self) -> Place | None:
         """The op after the last one placed, if the layout has been the same for two steps; it stays to be launched."""

@@ -71,6 +71,7 @@ def abi_header() -> str:
     }
     body = "".join(f"#define {k} {v}\n" for k, v in numbers.items())
     body += "\n" + _enum("TB_VERDICT", schema.Verdict) + "\n" + _enum("TB_EVENT", schema.Event) + "\n"
+    body += _enum("TB_TAGGING", schema.Tagging) + "\n"
     body += "".join(_struct(s, _C) for s in schema.STRUCTS)
     return f"{_LICENSE}{_NOTE}#ifndef TB_ABI_H\n#define TB_ABI_H\n\n{body}#endif /* TB_ABI_H */\n"
 

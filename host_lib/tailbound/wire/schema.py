@@ -84,6 +84,14 @@ class Flag(enum.IntFlag):
     EPOCH = 4096  #: with a tag: which of the two keys in force it was made with
 
 
+class Tagging(enum.IntFlag):
+    """Bits of ``tb_control.tagged``; none: packets carry checks."""
+
+    ON = 1  #: packets carry tags, and both keys are in force
+    BARE = 2  #: but for a switch's, of ops from map_since on (auth-7)
+    BARE_BEFORE = 4  #: the same of ops before map_since
+
+
 class Verdict(enum.IntEnum):
     """Ledger columns: what became of a packet of ours. From ``BAD_LENGTH`` on they are drop reasons."""
 
@@ -386,7 +394,7 @@ CONTROL = Struct(
             "newest op over here: late rows may open its record; records reach OP_STEPS steps further",
         ),
         Field("sum_rows", "u32", "sums ring in use, a power of two: pinned maps may have been made for fewer ranks"),
-        Field("tagged", "u32", "1: packets carry tags, and both keys are in force; 0: checks"),
+        Field("tagged", "u32", "Tagging: whose packets carry tags; 0: all carry checks"),
         Field("prefix", "u32", "what is before address in an own IPv6 address; 0 for IPv4", 3),
         Field("pad", "u32", "0"),
         Field("live", "u64", "bitmap of live ranks other than this one", 4),
