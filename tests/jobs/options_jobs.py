@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from tailbound.errors import ConfigError
 from tailbound.torch import GradScaler, TailboundState, register
-from tailbound.torch.options.delayed import SETTLING
+from tailbound.torch.options.schedule import SETTLING
 from tailbound.torch.sparse import average_sparse
 from tailbound.wire.bits import Bits
 from torch_jobs import PATIENT, backward, batch, digest, gradient, model, nmse, same_everywhere

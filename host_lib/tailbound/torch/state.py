@@ -21,8 +21,7 @@ from tailbound.torch.complaints import Complaints
 from tailbound.torch.elastic import is_elastic
 from tailbound.torch.memory import Bucket, Memory, check
 from tailbound.torch.options.contribution import Contributions
-from tailbound.torch.options.delayed import Pending
-from tailbound.torch.options.schedule import Schedule
+from tailbound.torch.options.schedule import Pending, Schedule
 from tailbound.torch.paths import Paths
 from tailbound.torch.recovery import Recovery
 from tailbound.transport.choose import AskedResult
