@@ -26,9 +26,8 @@ JOBS: dict[str, Callable[..., Any]] = {
         torch_jobs.alone,
         resync_jobs.stopped,
         options_jobs.delayed,
-        options_jobs.few_bits,
+        options_jobs.any_bits,
         options_jobs.feedback,
-        options_jobs.refused,
     )
 }
 

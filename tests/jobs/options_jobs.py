@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from tailbound.errors import ConfigError
 from tailbound.torch import GradScaler, TailboundState, register
-from tailbound.torch.options.delayed import SETTLING
+from tailbound.torch.options.schedule import SETTLING
 from tailbound.torch.sparse import average_sparse
 from tailbound.wire.bits import Bits
 from torch_jobs import PATIENT, backward, batch, digest, gradient, model, nmse, same_everywhere
@@ -35,22 +35,14 @@ def _gradients(bits: Bits, steps: range, **options: Any) -> list[float]:
     return errors
 
 
-def parity(rank: int) -> dict[str, list[float]]:
-    """The average at every number of bits, with and without error feedback."""
+def any_bits(rank: int) -> dict[str, list[float]]:
+    """The average at every number of bits, with and without error feedback; and with 16 bits in the first two steps."""
     return {
         "16": _gradients(16, range(4)),
+        "fine": _gradients(8, range(4), fine_steps=2, balance=True, error_feedback=True),
         "8": _gradients(8, range(4), error_feedback=True),
         "4": _gradients(4, range(4), error_feedback=False),
         "4,8": _gradients((4, 8), range(4), error_feedback=False),
-    }
-
-
-def few_bits(rank: int) -> dict[str, list[float]]:
-    """Numbers of bits that a device has, with error feedback and without."""
-    return {
-        "8": _gradients(8, range(4), error_feedback=True),
-        "4": _gradients(4, range(4), error_feedback=False),
-        "4,8": _gradients((4, 8), range(4)),
     }
 
 
@@ -170,7 +162,10 @@ def schedules(rank: int, steps: int) -> dict[str, Any]:
 
 
 def delayed(rank: int, kind: str) -> list[float]:
-    """Averages as they are handed out, under loss scales that change: NMSE against those of the steps they are of."""
+    """Averages as they are handed out, under loss scales that change: NMSE against those of the steps they are of.
+
+    Sparse ones are refused.
+    """
     numel, dtype, scales, errors = 50_000, getattr(torch, kind), (8.0, 8.0, 4.0, 4.0, 4.0, 2.0, 1.0, 8.0), []
     ranks, before = dist.get_world_size(), torch.zeros(numel, dtype=torch.float64)
 
@@ -190,6 +185,8 @@ def delayed(rank: int, kind: str) -> list[float]:
             else:
                 errors.append(nmse(out.double() / scale, before))
             before = exact
+        with pytest.raises(ConfigError, match="sparse=False"):
+            average_sparse(state, 0, torch.eye(4).to_sparse(), True)
         dist.barrier()
     return errors
 
@@ -217,11 +214,3 @@ def in_place(rank: int, kind: str) -> None:
                     exact = sum(data(r, step).double() for r in giving) / len(giving)
                     assert nmse(out.double() / scale, exact) < 1e-2, (step, options)
             dist.barrier()
-
-
-def refused(rank: int) -> None:
-    """Codes that a device has no pass for; at the first step, and on the ranks that have one."""
-    with TailboundState(bits=16, **PATIENT) as state, pytest.raises(ConfigError, match="bits=16: on a device"):
-        state.average(0, torch.ones(1000), True)
-    with TailboundState(schedule="delayed", **PATIENT) as state, pytest.raises(ConfigError, match="sparse=False"):
-        average_sparse(state, 0, torch.eye(4).to_sparse(), True)

@@ -50,11 +50,10 @@ def load(path: str) -> Any:
 def counts(kernels: Any, name: str, rows: int, block: int, options: dict[str, Any]) -> dict[str, int]:
     """Instructions of a kernel: in PTX by their names, in machine code fused ones; shared memory in bytes.
 
-    ``encode4`` is ``encode`` for codes of 4 bits, and so on.
+    ``encode4`` is ``encode`` for codes of 4 bits, and so on; without a number they are of 8.
     """
     constants = {"ROWS": rows, "BLOCK": block, "ROTATE": True, "POWERS": True}
-    bits = 4 if name.endswith("4") else 8
-    name = name.removesuffix("4")
+    name, bits = (plain := name.rstrip("0123456789")), int(name.removeprefix(plain) or 8)
     words = [word for word in ("numel", "codes", "seed", "first") if word != "first" or name != "largest"]
     signature = POINTERS[name] | dict.fromkeys(words, "i32")
     constants |= {"SQUARES": bits == 4} if name == "largest" else {"BITS": bits}

@@ -176,7 +176,7 @@ class Results:
         rng = np.random.default_rng(seed)
         self.shape, self.counts = shape, None
         self.whole, shape = shape, shape.results
-        least, zero, end = (1, 128, 256) if shape.bits == 8 else (0x11, 0x88, 256)
+        least, zero, end = (0x11, 0x88, 256) if shape.bits == 4 else (1, 128, 256)
         codes = rng.integers(least, end, (shape.rows, shape.codes), dtype=np.uint8)
         if shape.bits == 4:  # no half is 0
             codes |= np.uint8(0x11)
@@ -185,7 +185,7 @@ class Results:
         self.own = np.zeros((shape.rows, 64 + shape.codes), np.uint8)
         self.own[:, 64:] = codes[::-1]
         self.scale = rng.uniform(1e-4, 1e-3, shape.rows).astype(np.float32)
-        if not summed:
+        if not summed and shape.bits < 16:
             self.scale *= rng.choice(np.array([-1, 1], np.float32), shape.rows)
         k = np.arange(shape.rows)
         self.source = k + 5

@@ -36,12 +36,13 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any
     return chosen
 
 
+@pytest.mark.parametrize("bits", [16, 8, 4])
 @pytest.mark.parametrize("kind", DTYPES)
 @pytest.mark.parametrize("numel", SIZES)
-def test_packets_are_those_of_the_host(numel: int, kind: str, form: Any) -> None:
+def test_packets_are_those_of_the_host(numel: int, kind: str, bits: int, form: Any) -> None:
     import torch
 
-    shape = shape_for(numel, 1408)
+    shape = shape_for(numel, 1408, bits)
     tensor = torch.from_numpy(gaussian(numel, numel, 1e-3)).to(getattr(torch, kind))
     x = tensor.float().numpy()
     for rotate in (True, False):
@@ -62,11 +63,11 @@ def test_not_finite_is_seen(value: float, form: Any) -> None:
     assert (out.packets == 7).all()
 
 
-@pytest.mark.parametrize("summed", [False, True], ids=["codes", "sums"])
+@pytest.mark.parametrize(("bits", "summed"), [(16, False), (8, False), (8, True), (4, False)])
 @pytest.mark.parametrize("rotate", [True, False])
 @pytest.mark.parametrize("numel", SIZES)
-def test_averages_are_those_of_the_host(numel: int, rotate: bool, summed: bool, form: Any) -> None:
-    results = Results(shape_for(numel, 704), numel, 0.1, summed=summed)
+def test_averages_are_those_of_the_host(numel: int, rotate: bool, bits: int, summed: bool, form: Any) -> None:
+    results = Results(shape_for(numel, 704, bits), numel, 0.1, summed=summed)
     results.check(rotate, DEVICE, form=form)
     results.source[:] = MISSING
     results.check(rotate, DEVICE, form=form)

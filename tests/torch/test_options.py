@@ -14,9 +14,10 @@ def test_averages_at_every_number_of_bits(tmp_path: Path) -> None:
     import options_jobs
     from processes import Job
 
-    with Job(options_jobs.parity, 2, tmp_path) as job:
+    with Job(options_jobs.any_bits, 2, tmp_path) as job:
         for errors in job.results():
             assert np.mean(errors["16"]) < 1e-6
+            assert max(errors["fine"][:2]) < 1e-6 < min(errors["fine"][2:])
             assert 1e-5 < np.mean(errors["8"]) < 4e-3
             assert 1e-2 < np.mean(errors["4"]) < 0.3
             assert np.mean(errors["4,8"]) < 0.7 * np.mean(errors["4"])

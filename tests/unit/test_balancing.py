@@ -146,6 +146,37 @@ def test_a_job_is_young_once(job: Any, first_step: int) -> None:
     assert balancing.look(NO_TABLE, (first_step + since) & STEP_MASK) != NO_TABLE  # ages without a wish are long enough
 
 
+def test_a_step_counts_the_less_the_older_a_model_is(job: Any) -> None:
+    """One that jumps counts alone once the model is older; ops that take turns count with all steps of theirs."""
+    job.config.first_step = 7
+    balancing = Balancing(job)
+    for age, share in ((1, 1.0), (10, 1.0), (20, 0.5), (25, 0.4), (40, 0.25), (60, 0.25), (61, 0.5)):
+        balancing.look(NO_TABLE, 6 + age)
+        assert balancing._share(False) == pytest.approx(share)
+    assert balancing._share(True) == 1.0
+    job.sequence.op_rows, balancing = (8000,) * 2, Balancing(job)
+    balancing.look(NO_TABLE, 26)
+    assert balancing._share(False) == 0.75
+
+
+def test_sizes_are_noted_while_other_exponents_are_on_their_way(job: Any) -> None:
+    job.exponents[(*KEY, 33)] = np.array([0], np.int16)
+    balancing, powers = Balancing(job), np.array([1.0, 1e-6])
+    balancing.leads = True
+    see(balancing, 1e3)
+    assert balancing.look(NO_TABLE, 0) != NO_TABLE
+    whole = SimpleNamespace(failed_groups=0, void=False, skipped=False, error=None)
+    launch = SimpleNamespace(starts=(0, 64), first=0, out=None, coder=SimpleNamespace(powers=lambda *_: powers))
+    layout = SimpleNamespace(shape=SimpleNamespace(numel=NUMEL))
+    for step in range(3):
+        place = SimpleNamespace(step=step, index=0, layout=layout)
+        balancing.observe(
+            SimpleNamespace(place=place, launch=launch, outcome=whole, key=(*KEY, 33), balance=NO_TABLE)  # type: ignore[arg-type]
+        )
+    assert balancing._known[KEY][1].tolist() == np.log2([1.0, 1e-3]).tolist()
+    assert not balancing._better
+
+
 def test_groups_without_values_are_no_jump(job: Any) -> None:
     balancing = Balancing(job)
     op: Any = SimpleNamespace(key=(*KEY, 0))

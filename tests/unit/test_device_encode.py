@@ -34,9 +34,9 @@ def test_packets_are_those_of_the_compiled_pass(rotate: bool) -> None:
         check(torch.from_numpy(x), shape, exponents, rotate)
 
 
-@pytest.mark.parametrize("bits", [4, (4, 8)])
+@pytest.mark.parametrize("bits", [16, 4, (4, 8)])
 @pytest.mark.parametrize("rotate", [True, False])
-def test_packets_of_4_bits_are_those_of_the_compiled_pass(rotate: bool, bits: Bits) -> None:
+def test_packets_of_other_bits_are_those_of_the_compiled_pass(rotate: bool, bits: Bits) -> None:
     """Rule: codec-12."""
     import torch
 
@@ -55,7 +55,7 @@ def test_packets_of_4_bits_are_those_of_the_compiled_pass(rotate: bool, bits: Bi
     st.sampled_from(DTYPES),
     st.booleans(),
     st.integers(0, 100),
-    st.sampled_from([8, 4, (4, 8)]),
+    st.sampled_from([16, 8, 4, (4, 8)]),
 )
 @settings(max_examples=40)
 def test_any_shape_type_and_scale(
@@ -134,7 +134,7 @@ def test_groups_below_the_least_need_are_coded_with_its_scale() -> None:
     check(torch.from_numpy(x), shape, exponents)
 
 
-@pytest.mark.parametrize("bits", [8, 4, (4, 8)])
+@pytest.mark.parametrize("bits", [16, 8, 4, (4, 8)])
 @pytest.mark.parametrize("rotate", [True, False])
 def test_what_codes_leave_unsaid_is_that_of_the_host(rotate: bool, bits: Bits) -> None:
     """Error feedback; a group that is not coded, one that is shifted or clipped. Rule: codec-12."""

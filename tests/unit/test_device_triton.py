@@ -79,17 +79,17 @@ def test_averages_are_those_of_the_host(name: str, summed: bool) -> None:
     assert results.check(device=DEVICE, form=triton_form()).any()
 
 
-@pytest.mark.parametrize("bits", [4, (4, 8)])
+@pytest.mark.parametrize("bits", [16, 4, (4, 8)])
 @pytest.mark.parametrize("name", SHAPES)
-def test_codes_of_4_bits_are_those_of_the_host(name: str, bits: Bits) -> None:
-    """Packets and averages; a begun second block of columns. Rule: codec-12."""
+def test_codes_of_other_bits_are_those_of_the_host(name: str, bits: Bits) -> None:
+    """Packets and averages; a begun second block of columns; scales that shift or clip. Rule: codec-12."""
     import torch
 
     numel, width = SHAPES[name]
-    form, shape = triton_form(), shape_for(numel * 2, width, bits, 3)
+    form, shape = triton_form(), shape_for(numel // 2 if bits == 16 else numel * 2, width, bits, 3)
     x, ranges = gaussian(shape.numel, 7, 1e-2), uneven(shape.numel) if name == "3 groups" else EVEN
     exponents = cold_exponents(measured(host, x, shape, True, ranges)[None], 0)
-    exponents[1:] -= np.int16(4)
+    exponents[1:] -= np.int16(31 if bits == 16 else 4)
     out = check(torch.from_numpy(x).to(DEVICE), shape, exponents, True, ranges, form=form)
     assert (out.done.clipped > 0) == (shape.groups > 1)
     assert Results(shape, 3, 0.1).check(device=DEVICE, form=form).any()
@@ -208,7 +208,8 @@ def compiled(tmp_path: Path, *asked: tuple[str, int, bool]) -> list[dict[str, in
 #: Butterflies of 16 rows in four stages, and of 64 in six; encoding adds an offset to each value.
 KERNELS = [("largest", 16, 64), ("encode", 16, 80), ("decode", 16, 64),
            ("largest", 64, 384), ("encode", 64, 448), ("decode", 64, 384),
-           ("encode4", 16, 80), ("decode4", 16, 64), ("encode4", 64, 448), ("decode4", 64, 384)]  # fmt: skip
+           ("encode4", 16, 80), ("decode4", 16, 64), ("encode4", 64, 448), ("decode4", 64, 384),
+           ("encode16", 16, 80), ("decode16", 16, 64), ("encode16", 64, 448), ("decode16", 64, 384)]  # fmt: skip
 
 
 @pytest.mark.parametrize("kernels", [KERNELS[1:3], pytest.param(KERNELS, marks=pytest.mark.thorough)], ids=len)

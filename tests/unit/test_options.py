@@ -101,19 +101,19 @@ def test_what_is_kept_has_no_loss_scale(kind: str, copies: bool) -> None:
 
 
 class _Steps:
-    """Averages of numbered steps, applied through ``Delay``; bucket b of step s has the value 10 s + b."""
+    """Averages of numbered steps, applied through ``Schedule``; bucket b of step s has the value 10 s + b."""
 
     def __init__(self) -> None:
-        from tailbound.torch.options.delayed import Delay
+        from tailbound.torch.options.schedule import Schedule
 
         self.applied: list[tuple[int, bool]] = []
-        self.delay = Delay(lambda outcome, last: self.applied.append((outcome.label, last)))
+        self.delay = Schedule("delayed", lambda outcome, last: self.applied.append((outcome.label, last)))
         self.step = 0
 
     def run(self, sizes: tuple[int, ...] = (4, 4)) -> list[float]:
         import torch
 
-        from tailbound.torch.options.delayed import Pending
+        from tailbound.torch.options.schedule import Pending
 
         out = []
         for index, size in enumerate(sizes):
@@ -121,7 +121,7 @@ class _Steps:
             label = 10 * self.step + index
             value = torch.full((size,), float(label))
             pending = Pending(index, value, index == len(sizes) - 1, future, Outcome(label=label))
-            got = self.delay.exchange(pending)
+            got = self.delay.put_off(pending)
             future.set_result(value)
             assert got.wait().shape == (size,)
             out.append(float(got.wait()[0]))
@@ -133,8 +133,8 @@ def test_an_average_is_applied_one_step_later() -> None:
     steps = _Steps()
     assert [steps.run() for _ in range(7)] == [[0, 1], [10, 11], [20, 21], [0, 0], [30, 31], [40, 41], [50, 51]]
     assert steps.applied == [(10 * s + b, b == 1) for s in (0, 1, 2, 3, 4, 5) for b in (0, 1)]
-    assert steps.delay.bubbles == 2
-    assert [float(f.wait()[0]) for f in steps.delay.take()] == [60, 61]
+    assert steps.delay.stats() == {"bubbles": 2}
+    assert [float(average[0]) for average in steps.delay.take()] == [60, 61]
     assert steps.applied[-1] == (61, True)
     assert steps.run() == [0, 0]
 
@@ -142,14 +142,14 @@ def test_an_average_is_applied_one_step_later() -> None:
 def test_a_delayed_average_has_the_loss_scale_of_the_step_that_applies_it() -> None:
     import torch
 
-    from tailbound.torch.options.delayed import SETTLING, Delay, Pending, ready
+    from tailbound.torch.options.schedule import SETTLING, Pending, Schedule, ready
 
     scale = [8.0]
-    delay = Delay(lambda outcome, last: None, lambda: scale[0])
+    delay = Schedule("delayed", lambda outcome, last: None, lambda: scale[0])
     for now, applied in [(8.0, 8.0)] * SETTLING + [(8.0, 0.0), (4.0, 4.0), (4.0, 4.0), (8.0, 8.0)]:
         scale[0] = now
         value = torch.full((4,), now)  # an average of ones
-        got = delay.exchange(Pending(0, value, True, ready(value), Outcome(), now))
+        got = delay.put_off(Pending(0, value, True, ready(value), Outcome(), now))
         assert got.wait().tolist() == [applied] * 4
 
 
@@ -164,8 +164,8 @@ def test_averages_of_other_buckets_are_not_applied() -> None:
 
 def test_memory_of_two_steps_is_apart() -> None:
     steps = _Steps()
-    parities = []
+    turns = []
     for _ in range(6):
-        parities.append(steps.delay.parity)
+        turns.append(steps.delay.turn)
         steps.run()
-    assert parities == [0, 1, 0, 1, 0, 1]
+    assert turns == [0, 1, 0, 1, 0, 1]

@@ -83,8 +83,9 @@ class Unpacked(NamedTuple):
 
 @compiled
 def _unpack(received, rows, root, blank, span, keyed, out):  # type: ignore[no-untyped-def]
+    """``blank``: a row of zeros; ``keyed``: (whether offsets may be taken off, their seed, the step of a rank)."""
     ring, own, source, scale, counts = received
-    rounding, step = keyed
+    dithered, rounding, step = keyed
     failed = 0
     summed = counts.shape[0] > 0
     width = out.codes.shape[1]
@@ -100,11 +101,11 @@ def _unpack(received, rows, root, blank, span, keyed, out):  # type: ignore[no-u
             out.factors[k] = np.float32(0.0)
             out.zeros[k] = ZERO
             for i in range(width):
-                out.codes[k, i] = blank[i & 1]
+                out.codes[k, i] = blank[i]
         else:
             here += 1
-            out.factors[k] = np.float32(np.float64(abs(scale[k])) / span)
-            if scale[k] < 0:
+            out.factors[k] = np.float32(np.float64(abs(scale[k]) if dithered else scale[k]) / span)
+            if dithered and scale[k] < 0:
                 out.keys[k] = key_of(rounding, step, k) & np.uint32(0xFFFF)
             if summed:
                 out.factors[k] = np.float32(np.float64(scale[k]) / (span * np.int64(counts[k])))
@@ -119,9 +120,15 @@ def _unpack(received, rows, root, blank, span, keyed, out):  # type: ignore[no-u
 
 
 _NO_COUNTS = np.zeros(0, np.uint16)
-#: A row of zeros, two bytes of it: as codes, by their bits, and as big-endian sums of one contributor.
-_BLANKS = {8: np.array([ZERO, ZERO], np.uint8), 4: np.array([0x88, 0x88], np.uint8)}
-_BLANK_SUMS = np.array([0, ZERO], np.uint8)
+
+def _blank(width: int, bits: int, *, summed: bool) -> NDArray[np.uint8]:
+    """A row of zeros, u8[width]: codes of ``bits``, or big-endian sums of one contributor."""
+    blank = np.full(width, 0x88 if bits == 4 else ZERO, np.uint8)
+    if summed:
+        blank[::2] = 0
+    elif bits == 16:
+        blank[width // 2 :] = 0
+    return blank
 
 
 def unpack(received: Received, shape: Shape, coding: Coding, out: Unpacked, stage: int = STAGE_RESULT) -> int:
@@ -147,9 +154,9 @@ def unpack(received: Received, shape: Shape, coding: Coding, out: Unpacked, stag
     rows = Received(
         readonly(ring), readonly(own), readonly(source), readonly(scale), _NO_COUNTS if counts is None else counts
     )
-    blank = _BLANKS[shape.bits] if counts is None else _BLANK_SUMS
+    blank = _blank(width, shape.bits, summed=counts is not None)
     step = step_of(coding.rank, coding.ranks) if stage == STAGE_CONTRIBUTION else 0
-    keyed = np.uint32(rounding_seed(coding.seed, stage)), np.uint32(step)
+    keyed = shape.bits < 16, np.uint32(rounding_seed(coding.seed, stage)), np.uint32(step)
     span = zero_of(shape.bits) - 1
     failed = _unpack(rows, shape.group_rows, root_of(shape.group_rows), blank, span, keyed, out)
     if failed < 0:

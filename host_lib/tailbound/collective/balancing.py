@@ -33,9 +33,12 @@ REQUEST = "exponents"
 _DIGEST = struct.Struct("!Q")
 #: Seconds that a peer has to answer.
 _PEER = 3.0
-#: In its first steps a model changes fast: averages are looked at in each of them, the last one counts alone, and
-#: exponents may change as soon as the change before is in force.
+#: In its first steps a model changes fast: averages are looked at in each of them, and exponents may change as soon as
+#: the change before is in force.
 _YOUNG = 60
+#: There a step counts with ``_NEWEST`` over the number of the step, ``_RECENT`` at least: sizes drift the faster the
+#: younger a model is, and later on they go up and down by much more than they drift.
+_NEWEST, _RECENT = 10, 0.25
 #: Later on each op some times before each change that may come: every fourth step, which counts as much as all before.
 #: Exponents stay for some steps at least, for twice as many after every change.
 _EVERY, _SHARE, _LOOKS = 4, 0.5, 4
@@ -84,16 +87,16 @@ class Balancing:
         if outcome.failed_groups or outcome.void or outcome.skipped or outcome.error is not None:
             return  # not all of it is there
         key, shape = op.key[:3], op.place.layout.shape
-        if self.wish is not None or job.tables.mark(self._present, key, shape.numel) != op.balance:
-            return  # others are on their way
         ends = ends_of(launch.starts, launch.first, shape.numel)
         powers = launch.coder.powers(launch.out, shape, ends)
         if not np.isfinite(powers).all():
             return
         seen, before = sizes_of(powers), self._known.get(key)
         if before is not None and np.array_equal(before[0], ends):
-            seen = merged(before[1], seen, _SHARE if self._old and not jumped else 1.0)
+            seen = merged(before[1], seen, self._share(jumped))
         self._known[key] = ends, seen
+        if self.wish is not None or job.tables.mark(self._present, key, shape.numel) != op.balance:
+            return  # others are on their way
         self._better.pop(key, None)
         better = self._improve(op, launch, ends, wanted(seen, ends))
         if better is not None:
@@ -167,11 +170,21 @@ class Balancing:
             self._waited += ahead
             self._old = not self._young.at(step)
 
+    @property
+    def _turns(self) -> int:
+        """Steps from one look at an op to the next."""
+        return max(-(-sum(self._job.sequence.op_rows) // _ROWS), _EVERY if self._old else 1)
+
+    def _share(self, jumped: bool) -> float:
+        """With how much sizes that were just seen count, beside all that were seen before."""
+        if self._old or self._step is None:
+            return 1.0 if jumped else _SHARE
+        age = step_distance(self._step, self._job.config.first_step) + 1
+        return float(1 - (1 - min(1.0, max(_NEWEST / age, _RECENT))) ** self._turns)
+
     def _due(self, step: int, index: int) -> bool:
         """Whether the op of this index is looked at in ``step``: ops take turns, so that no step has much to do."""
-        rows = self._job.sequence.op_rows
-        turn, turns = sum(rows[:index]) // _ROWS, -(-sum(rows) // _ROWS)
-        turns = max(turns, _EVERY if self._old else 1)
+        turn, turns = sum(self._job.sequence.op_rows[:index]) // _ROWS, self._turns
         if self._old and self._waited < self._least - _LOOKS * turns:
             return False
         return step % turns == turn

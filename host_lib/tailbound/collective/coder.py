@@ -7,7 +7,7 @@ its codes in packets; its average from the rows that came. ``Coder`` is these th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -21,8 +21,6 @@ from tailbound.codec.halves import convert
 from tailbound.codec.records import Coding, Packets, Received, Scales
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import Shape
-from tailbound.errors import ConfigError
-from tailbound.wire.bits import BITS, Bits
 
 #: One-dimensional memory that a coder reads or writes: of ``codec.halves`` for the host, a tensor for a device.
 Values: TypeAlias = Any
@@ -40,8 +38,6 @@ class Coder(Protocol):
 
     #: Whether threads may share an op's groups; otherwise ``groups`` is None or all of them.
     divisible: bool
-    #: Bits that a code may have.
-    bits: Collection[Bits]
 
     def warm_up(self, x: Values, out: Values, shape: Shape, codings: Sequence[Coding]) -> None:
         """Compiles what such an op takes, which may last seconds; in the thread that launches it.
@@ -131,7 +127,6 @@ class HostCoder:
 
     ahead = False
     divisible = True
-    bits: Collection[Bits] = BITS
 
     @staticmethod
     def warm_up(x: Values, out: Values, shape: Shape, codings: Sequence[Coding]) -> None:
@@ -167,14 +162,3 @@ class HostCoder:
 
 
 HOST = HostCoder()
-
-
-def check_codes(coder: Coder, bits: Bits) -> None:
-    """Refuses what ``coder`` cannot do.
-
-    Raises:
-        ConfigError: codes of ``bits`` on a device that has no pass for them.
-    """
-    if bits not in coder.bits:
-        known = ", ".join(map(str, coder.bits))
-        raise ConfigError(f"bits={bits}: on a device codes have {known} bits; use these, or CPU tensors")

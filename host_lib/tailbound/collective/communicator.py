@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import lru_cache, partial
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
@@ -34,7 +35,7 @@ from tailbound.codec.shape import GROUP_ROWS, NUMEL_MOST, Shape, layout_tag, row
 from tailbound.codec.threads import cores_here, threads_for
 from tailbound.collective import balancing, comeback, fetch, jump, report
 from tailbound.collective.announce import READY_BYTES
-from tailbound.collective.coder import HOST, Coder, Values, check_codes
+from tailbound.collective.coder import HOST, Coder, Values
 from tailbound.collective.comeback import Part
 from tailbound.collective.hello import prove
 from tailbound.collective.job import Job
@@ -365,16 +366,15 @@ class Communicator:
             if residual is not None:
                 _check(residual, "residual", numel)
         config, width = self.config, self._row_width
-        chunks = self._cut(numel, bits or config.bits)
-        bits = 16 if self._fine.at(self._step) else bits or config.bits
+        later = bits or config.bits
+        chunks, bits = self._cut(numel, later), 16 if self._fine.at(self._step) else later
         check_bits(bits, switched=config.switch is not None)
-        check_codes(coder, bits)
         merged = done if len(chunks) == 1 else _Merge(len(chunks), done)
         kind = f"{dtype} {parts}" if parts else dtype
         mode = (2 if config.rotate == "auto" else int(config.rotate)) | number_of(bits) << 2 | scaled << 7
         if coder.ahead:
-            for size in {hi - lo for lo, hi in chunks}:
-                coder.warm_up(data, out, shape_for(size, width, bits), self._codings())
+            for size, each in product({hi - lo for lo, hi in chunks}, {bits, later}):  # none compiles behind fine steps
+                coder.warm_up(data, out, shape_for(size, width, each, config.ranks), self._codings())
         with self._lock:
             if self._launched + len(chunks) > MAX_STEP_OPS:
                 raise ConfigError(

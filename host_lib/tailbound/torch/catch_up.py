@@ -149,7 +149,7 @@ def take_state(state: State, communicator: Communicator, until: float) -> int:
         state.say("no state", "nobody gave a state to go on from; this rank abstains until one does")
         return 0
     state.forget()  # what waited to be applied is in the state that was taken
-    if state.schedule.kind == "delayed":
+    if not state.schedule.at_once:
         state.resync.unsound()  # the next step has nothing to apply here, and zeros move what has momentum
     dropped, memory = 0, Memory()
     while (buckets := state.layout.step()) and step_distance(stands, communicator.step) >= 0:

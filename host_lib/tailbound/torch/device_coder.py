@@ -6,7 +6,7 @@ Works for any device that torch computes on; with tensors of the host it gives w
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,6 @@ from tailbound.torch.device_codec.form import By, Form, Largest, Rows
 from tailbound.torch.device_codec.plain import PLAIN
 from tailbound.torch.staging import Block, Blocks
 from tailbound.torch.streams import Stream
-from tailbound.wire.bits import Bits
 from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES, ROW_STEP, WIDTH_STEP
 
 log = logging.getLogger("tailbound")
@@ -83,7 +82,6 @@ class DeviceCoder:
 
     ahead = True
     divisible = False
-    bits: Collection[Bits] = (8, 4, (4, 8))
 
     def __init__(self, workspace: Workspace, mark: Any) -> None:
         self._space, self._mark = workspace, mark

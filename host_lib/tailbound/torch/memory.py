@@ -74,7 +74,7 @@ class Memory:
             dtype: its type.
             device: where it lies; default: on the host.
             native: it is coded and decoded in its own type, without copies in float32.
-            turn: 0 or 1, where two steps use memory of their own (``options.delayed``).
+            turn: 0 or 1, where two steps use memory of their own (``options.schedule``).
         """
         made = Bucket(numel, dtype, device or torch.device("cpu"), dtype if native else torch.float32)
         found = self._buckets.get((index, turn))

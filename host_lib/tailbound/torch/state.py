@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 from tailbound.codec.shape import wide_sums
-from tailbound.collective.coder import check_codes
 from tailbound.collective.communicator import Communicator, Handling, Training
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TailboundError, TransportError
@@ -22,8 +21,7 @@ from tailbound.torch.complaints import Complaints
 from tailbound.torch.elastic import is_elastic
 from tailbound.torch.memory import Bucket, Memory, check
 from tailbound.torch.options.contribution import Contributions
-from tailbound.torch.options.delayed import Pending
-from tailbound.torch.options.schedule import Schedule
+from tailbound.torch.options.schedule import Pending, Schedule
 from tailbound.torch.paths import Paths
 from tailbound.torch.recovery import Recovery
 from tailbound.transport.choose import AskedResult
@@ -77,7 +75,7 @@ class TailboundState(Recovery):
             are then no noise beside large ones; agreed on from the averages of earlier steps (codec-18).
         bits: of a code on the wire, 16, 8 or 4, or (4, 8): 4 of contributions and 8 of results. ``state.bits`` may be
             set between two steps, on all ranks alike.
-        fine_steps: in the first so many steps codes have 16 bits, whatever ``bits`` are; for tensors in host memory.
+        fine_steps: in the first so many steps codes have 16 bits, whatever ``bits`` are.
         error_feedback: add what rounding and clipping kept back of a contribution to the next one; default: with
             contributions of 4 bits only.
         schedule: when an average is applied: in its own step (``synchronous``), or in the next one (``delayed``), while
@@ -264,7 +262,6 @@ class TailboundState(Recovery):
             if last:
                 self.rehearsed()
             return future
-        check_codes(path.coder(None), self.bits)
         bucket, scale = self.memory_of(index, tensor.numel(), tensor.dtype, tensor.device), self.loss_scale
         decoded, result = bucket.targets(tensor.detach() if self.schedule.at_once else None)
         contribution = self.contributions.begin(index, tensor, last, bucket, 1 / scale)

@@ -22,12 +22,18 @@ def values_of_codes(
 ) -> torch.Tensor:
     """(code - zero) * factor of u8[T, V] and f32[T], less rounding offsets where there is a key: f32[T, V].
 
+    Codes of 16 bits have no offsets taken off.
+
     Args:
-        codes: of the rows of an op; of 4 bits two in a byte, u8[T, V / 2].
+        codes: of the rows of an op; of 4 bits two in a byte, u8[T, V / 2], of 16 bits in two bytes, u8[T, 2 V].
         keys, factors: i32[T] and f32[T] of ``codec.staging.Unpacked``.
         rounding: ``hashing.rounding_seed`` of the op's results, or contributions.
-        bits: of a code, 8 or 4.
+        bits: of a code.
     """
+    if bits == 16:
+        upper, lower = codes.int().view(len(codes), 2, -1).unbind(1)
+        exact: torch.Tensor = ((upper << 8) + lower - zero_of(bits)).float()
+        return exact.mul_(factors[:, None])
     if bits == 4:
         eights = codes.view(len(codes), -1, 8)
         codes = torch.stack((eights & 15, eights >> 4), 2).flatten(1)

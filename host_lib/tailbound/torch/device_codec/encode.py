@@ -1,4 +1,4 @@
-"""From gradients on a device to u8 codes on the same device (codec-3, codec-4 and codec-7).
+"""From gradients on a device to bytes of codes on the same device (codec-3, codec-4 and codec-7).
 
 Every operation is one that IEEE 754 defines and is done in the order of ``codec.encode``, so that the codes are those
 of the host to the bit, whatever the device; what is decided by group is decided on the host (``codec.plan``). Nothing
@@ -55,20 +55,24 @@ def count_beyond(y: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
 def quantised(y: torch.Tensor, factors: torch.Tensor, keys: torch.Tensor, rounding: int, bits: int = 8) -> torch.Tensor:
     """clamp(floor(y * factor + 128 + u), 1, 255) of f32[G, R, V] (overwritten) and f32[G]: u8[T, V].
 
-    Of 4 bits clamped to 121 and 135, less 120, two in a byte (``codec.planes``): u8[T, V / 2].
+    Of 4 bits clamped to 121 and 135, less 120, two in a byte: u8[T, V / 2]. Of 16 bits with 32768 and 65535 in
+    the place of 128 and 255, first all upper bytes of a row: u8[T, 2 V] (``codec.planes``).
 
     Args:
         y: rotated values, finite.
         factors: by group.
         keys: i32[T], of the rounding offsets (``codec.plan``).
         rounding: ``hashing.rounding_seed`` of the op's contributions.
-        bits: of a code, 8 or 4.
+        bits: of a code.
     """
     groups, rows, codes = y.shape
     y *= factors[:, None, None]
     values = y.view(groups * rows, codes)
-    values += offsets(keys, columns(rounding, codes, y.device))
+    values += offsets(keys, columns(rounding, codes, y.device), bits)
     if bits == 8:
         return values.clamp_(1.0, 255.0).to(torch.uint8)
+    if bits == 16:
+        words = values.clamp_(1.0, 65535.0).int()
+        return torch.cat((words >> 8, words & 255), 1).to(torch.uint8)
     lower, upper = (values.clamp_(121.0, 135.0).to(torch.uint8) - 120).view(len(values), -1, 2, 8).unbind(2)
     return (lower | upper << 4).flatten(1)

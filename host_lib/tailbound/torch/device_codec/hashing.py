@@ -12,8 +12,8 @@ from tailbound.codec.hashing import COLUMN, mix
 
 #: Sign bit of a float32, as i32.
 SIGN = -(1 << 31)
-#: 128 as float32 has a unit of 2^-16 in its last place: 16 bits put there make 128 + u.
-_OFFSET_BITS = 0x43000000
+#: 128 as float32 has a unit of 2^-16 in its last place, 32768 one of 2^-8: bits put there make zero + u.
+_OFFSET_BITS, _OFFSET_BITS_16 = 0x43000000, 0x47000000
 
 
 def signed(word: int) -> int:
@@ -51,15 +51,18 @@ def columns(rounding: int, codes: int, device: torch.device) -> torch.Tensor:
     return (fmix(h, top_only=True) >> 16).bitwise_and_(0xFFFF)
 
 
-def offsets(keys: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
-    """128 + u for every entry of a contribution: f32[T, V] (codec-7).
+def offsets(keys: torch.Tensor, parts: torch.Tensor, bits: int = 8) -> torch.Tensor:
+    """128 + u for every entry of a contribution, 32768 + u with codes of 16 ``bits``: f32[T, V] (codec-7, codec-12).
 
     Args:
         keys: i32[T], of the rows (``codec.plan``).
         parts: i32[V], of the columns.
+        bits: of a code.
     """
-    bits = (keys[:, None] + parts).bitwise_and_(0xFFFF)
-    return bits.bitwise_or_(_OFFSET_BITS).view(torch.float32)
+    u = (keys[:, None] + parts).bitwise_and_(0xFFFF)
+    if bits == 16:
+        return (u >> 8).bitwise_or_(_OFFSET_BITS_16).view(torch.float32)
+    return u.bitwise_or_(_OFFSET_BITS).view(torch.float32)
 
 
 def left_below(keys: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:

@@ -123,8 +123,8 @@ def encode(  # type: ignore[no-untyped-def]
     """Codes u8[T, V] to ``out``, and how many entries are above the limits of their groups added to ``beyond`` i64[1].
 
     clamp(floor(value * factor + (128 + u)), 1, 255), in this order. Of 4 bits clamped to 121 and 135, less 120, two in
-    a byte: u8[T, V / 2], of sixteen entries the first eight in lower halves. ``first``: the mixed seed of the columns'
-    parts.
+    a byte: u8[T, V / 2], of sixteen entries the first eight in lower halves. Of 16 bits with 32768 and 65535 in the
+    place of 128 and 255: u8[T, 2 V], upper bytes first. ``first``: the mixed seed of the columns' parts.
     """
     group, row, column, at = _places(codes, ROWS, BLOCK)
     there = (column < codes)[None, :]
@@ -134,10 +134,18 @@ def encode(  # type: ignore[no-untyped-def]
     above = there & (tl.abs(values) > tl.load(limits + group))
     tl.atomic_add(beyond, tl.sum(tl.sum(above.to(tl.int32), 0), 0).to(tl.int64))
     u = (tl.load(keys + row)[:, None] + _parts(column, first)[None, :]) & 0xFFFF
-    offset = (u | 0x43000000).to(tl.float32, bitcast=True)  # the last place of 128 is 2^-16
+    if BITS == 16:
+        offset = ((u >> 8) | 0x47000000).to(tl.float32, bitcast=True)  # the last place of 32768 is 2^-8
+    else:
+        offset = (u | 0x43000000).to(tl.float32, bitcast=True)  # the last place of 128 is 2^-16
     value = values * tl.load(factors + group) + offset
     if BITS == 8:
         tl.store(out + at, tl.minimum(tl.maximum(value, 1.0), 255.0).to(tl.uint8), mask=there)
+    elif BITS == 16:
+        word = tl.minimum(tl.maximum(value, 1.0), 65535.0).to(tl.int32)
+        to = at + row.to(tl.int64)[:, None] * codes
+        tl.store(out + to, (word >> 8).to(tl.uint8), mask=there)
+        tl.store(out + to + codes, (word & 255).to(tl.uint8), mask=there)
     else:
         code = tl.minimum(tl.maximum(value, 121.0), 135.0).to(tl.int32) - 120
         halves = tl.permute(tl.reshape(code, (ROWS, BLOCK // 16, 2, 8)), (0, 1, 3, 2))
@@ -156,7 +164,7 @@ def decode(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Averages to ``out`` (any float type, [numel]) from codes u8[T, V], or a switch's sums u8[T, 2 V] if ``SUMMED``.
 
-    Of 4 bits from u8[T, V / 2], as ``encode`` leaves them.
+    Of 4 bits from u8[T, V / 2], of 16 from u8[T, 2 V], as ``encode`` leaves them.
 
     The others are those of ``codec.staging.Unpacked``; of ``keys`` and ``zeros`` one is read.
     """
@@ -167,6 +175,11 @@ def decode(  # type: ignore[no-untyped-def]
         high = tl.load(rows + 2 * at, mask=there, other=0).to(tl.int32)
         low = tl.load(rows + 2 * at + 1, mask=there, other=0).to(tl.int32)
         fixed = (high << 8) + low - tl.load(zeros + row)[:, None]
+    elif BITS == 16:
+        octet = at + row.to(tl.int64)[:, None] * codes
+        high = tl.load(rows + octet, mask=there, other=0).to(tl.int32)
+        low = tl.load(rows + octet + codes, mask=there, other=0).to(tl.int32)
+        fixed = (high << 8) + low - 32768
     else:
         if BITS == 8:
             code = tl.load(rows + at, mask=there, other=0).to(tl.int32)
