@@ -54,7 +54,6 @@ class _Verbs(click.Group):
         "bench": ("tailbound.bench.cli", "bench", "Measure the kernel path, the codec, whole all-reduces."),
         "lab": ("tailbound.lab.cli", "lab", "Build a cluster of network namespaces and run a command in it."),
         "metrics": ("tailbound.metrics.cli", "metrics", "Serve the metrics of all ranks on this host to Prometheus."),
-        "neighbours": ("tailbound.simulate.cli", "neighbours", "Simulate jobs beside each other and beside TCP."),
         "simulate": ("tailbound.simulate.cli", "simulate", "Run the engine of many ranks in a simulated network."),
         "switch": ("tailbound.switch.cli", "switch", "Sum gradients on the ports of this Linux box."),
         "top": ("tailbound.top.cli", "top", "Show the ranks on this host live: pace, deadlines, late and lost rows."),
@@ -171,7 +170,7 @@ def demo(out: Path, quick: bool, datapath: str, workers: int) -> None:
 
 
 #: Verbs of ``bench`` that need no network, or XDP, which there is not in a user namespace.
-_ALL_OR_NOTHING = {"kernel", "codec", "fanout"}
+_ALL_OR_NOTHING = {"kernel", "codec", "fanout", "neighbours"}
 
 
 def builds_a_lab(words: Sequence[str]) -> bool:

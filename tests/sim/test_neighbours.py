@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from tailbound import cli
 from tailbound.simulate.neighbours import share
 from tailbound.simulate.ports import Switching
 
@@ -34,3 +37,17 @@ def test_incast_of_ranks_out_of_step_loses_next_to_nothing() -> None:
 
 def test_two_jobs_get_equal_parts() -> None:
     assert share(3, SIZE, MARKING, jobs=2, warm=0.2, seconds=0.4).jain >= 0.95
+
+
+def test_the_command_has_a_row_for_each_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "rows.json"
+    words = "--simulated --ranks 3 --few 2 --size 16KiB --rate 5mbit --seconds 0.2 --marks --json"
+    assert cli.main(["bench", "neighbours", *words.split(), str(file)]) == 0
+    assert "simulated" in capsys.readouterr().out
+    rows = json.loads(file.read_text())
+    assert [(row["case"], row["tcp"]) for row in rows] == [
+        ("incast", None), ("job", None), ("job, TCP", "reno ECN"), ("job, TCP", "reno"), ("two jobs", None),
+    ]  # fmt: skip
+    assert rows[0]["ranks"] == 3
+    assert rows[-1]["jain"] > 0.9
+    assert 0 < rows[3]["tcp_share"] <= 1

@@ -147,6 +147,16 @@ def test_questions_are_answered_with_what_was_heard(job: Any) -> None:
     job.channels.take({"sender": 2, "seq": 7, "flags": 0}, b"short")  # no answer: refused in silence
 
 
+def test_a_question_that_has_overtaken_what_it_is_about_is_answered_with_that(job: Any) -> None:
+    """They come by two sockets, and a busy rank looks at that of questions first."""
+    head = packets.header(type=PacketType.GROUP, cookie=7, sender=2, owner=2, seq=7)
+    waiting = [packets.packet(head, b"")]
+    job.channels.member = SimpleNamespace(packets=lambda: [waiting.pop()] if waiting else [])
+    job.channels.take({"sender": 2, "seq": 7, "flags": int(Flag.REPEAT)}, b"")
+    ((_, _, body),) = job.told
+    assert _ANSWER.unpack(body) == (1, 0)
+
+
 def test_failed_clones_are_taken_off_once(job: Any) -> None:
     job.channels.follow(0)
     number = job.channels.number()

@@ -10,6 +10,7 @@ import pytest
 
 from tailbound.errors import CapabilityError, ConfigError
 from tailbound.transport.multicast import RANGE, GroupMember, check_group, group_of, prepare
+from tailbound.transport.reach import ROUND
 
 ADDRESS = "127.0.0.1"
 
@@ -47,3 +48,19 @@ def test_a_member_hears_the_group_and_nothing_once_it_is_closed() -> None:
     member.close()
     member.close()
     assert member.packets() == []
+
+
+@pytest.mark.needs("root")
+def test_a_member_that_is_busy_loses_none_of_the_trials_of_64_ranks() -> None:
+    trials = [bytes([number >> 8, number & 255]) * 32 for number in range(63 * ROUND)]
+    member = GroupMember(group_of(10), 0, ADDRESS)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        prepare(sender, ADDRESS)
+        sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 1)
+        for trial in trials:
+            sender.sendto(trial, (member.group, member.socket.getsockname()[1]))
+    heard: list[bytes] = []
+    while len(heard) < len(trials) and select.select([member.socket], [], [], 5)[0]:
+        heard += member.packets()
+    member.close()
+    assert heard == trials

@@ -11,6 +11,7 @@ from tailbound.transport.config import MS
 from tailbound.transport.reach import (
     BAD,
     ENOUGH,
+    FEW,
     GAP,
     GOOD,
     QUESTIONS,
@@ -73,6 +74,17 @@ def test_a_fabric_that_delivers_is_found_in_one_round() -> None:
     assert (fabric.tries, fabric.questions) == (ROUND, len(PEERS))
     assert fabric.now < 2 * ROUND * MS
     assert fabric.reach.look - fabric.now == GOOD
+
+
+def test_a_rank_of_many_hears_no_more_a_second() -> None:
+    reach, now, peers = Reach(range(1, 8 * FEW + 1)), 0, range(1, 8 * FEW + 1)
+    while not reach.decided:
+        for say in reach.turn(now, peers):
+            if say.kind == "question":
+                reach.answer(say.rank, say.number, (1 << ROUND) - 1, now)
+        now = max(now, reach.look)
+    assert reach.missing(peers) == []
+    assert reach.look - GAP * ROUND < 8 * GOOD <= reach.look
 
 
 @pytest.mark.parametrize("loss", [0.01, 0.05])

@@ -312,6 +312,40 @@ def drops(shares: tuple[str, ...], seeds: int, steps: int | None, quick: bool, *
 
 
 @bench.command()
+@click.option("--simulated", is_flag=True, help="In the simulator and not in a lab; no privileges are needed.")
+@click.option(
+    "--case", "cases", type=click.Choice(["incast", "tcp", "jobs"]), multiple=True,
+    help="Only these; all by default.", show_default=False,
+)  # fmt: skip
+@click.option(
+    "--marks/--no-marks", default=None, help="Only with marks and a known speed, or only without both; else in turn."
+)
+@click.option("--ranks", type=click.IntRange(2, 256), default=64, help="Of the incast.")
+@click.option("--few", type=click.IntRange(2, 256), default=4, help="Ranks of each job that has neighbours.")
+@click.option("--size", type=SIZE, default="1MiB", help="Bytes of float32 of an op.")
+@click.option("--rate", default="100mbit", help="Of every link, each way.")
+@click.option("--queue", type=SIZE, default="64KiB", help="What waits before a worker's link at most.")
+@click.option("--apart", "apart_ms", type=click.FloatRange(0), default=10.0, help="Pause before ops, at most, in ms.")
+@click.option("--seconds", type=click.FloatRange(0.1), default=10.0, help="That count, of each row.")
+@click.option(
+    "--congestion", metavar="NAME", multiple=True, default=("reno", "cubic"),
+    help="Of TCP, as the kernel calls it; one or more. The simulator has reno.",
+)  # fmt: skip
+@click.option("--seed", type=int, default=1, help="Of everything.")
+@_JSON
+def neighbours(
+    simulated: bool, cases: tuple[str, ...], marks: bool | None, rate: str, json_file: Path | None, **settings: Any
+) -> None:
+    """Incast of many ranks, a job beside TCP, two jobs on one network: what is lost, and who gets what."""
+    from tailbound.bench.neighbours import CASES, Wanted, run
+    from tailbound.lab.spec import parse_rate
+
+    wanted = Wanted(rate=parse_rate(rate), **settings)
+    how = import_module("tailbound.simulate.beside").run if simulated else run  # it builds on benchmarks
+    how(wanted, cases=cases or CASES, marks=(True, False) if marks is None else (marks,), json_file=json_file)
+
+
+@bench.command()
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="out/evidence", help="JSON files.")
 @click.option("--only", metavar="NAME", multiple=True, help="Only these; all by default.", show_default=False)
 def evidence(out: Path, only: tuple[str, ...]) -> None:

@@ -48,3 +48,8 @@ def nmse(value: NDArray[np.float32], exact: NDArray[np.float64]) -> float:
     """Squared error over squared length of what is exact (both [n])."""
     error = value - exact
     return float(error @ error / (exact @ exact))
+
+
+def jain(shares: Sequence[float]) -> float:
+    """Jain's index: 1 where all have the same, 1 / n where one has all (Jain, Chiu and Hawe, DEC-TR-301, 1984)."""
+    return sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares))

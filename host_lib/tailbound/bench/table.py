@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -12,16 +13,21 @@ __all__ = ["show"]
 
 
 def show(title: str, rows: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
-    """Prints ``rows``, which all have the keys of the first, numbers to the right."""
-    table = Table(title=title, title_justify="left")
-    for name, value in rows[0].items() if rows else ():
-        table.add_column(name, justify="right" if isinstance(value, int | float) else "left")
+    """Prints ``rows``, which all have the keys of the first, numbers to the right; None: nothing to say."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in rows[0] if rows else ():
+        words = any(isinstance(row[name], str) for row in rows)
+        table.add_column(name, justify="left" if words else "right")
     for row in rows:
         table.add_row(*map(_cell, row.values()))
     (console or Console()).print(table)
 
 
 def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -281,6 +281,7 @@ class Channels:
         """Takes a GROUP packet that came to this rank alone: a question about the sender's trials, or an answer."""
         sender, number = int(head["sender"]), int(head["seq"])
         if int(head["flags"]) & Flag.REPEAT:
+            self.listen()  # the question comes by another socket: what it is about may still wait in the group's
             answer = _ANSWER.pack(self.ears.answer(sender, number), 0)
             self._job.tell(sender, self._header(sender, number), answer)
         elif len(body) >= _ANSWER.size and self.reach is not None:

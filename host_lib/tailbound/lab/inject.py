@@ -88,11 +88,12 @@ class Injector:
             settings = replace(settings, rate=rate, queue=self._queue[0], mark=self._queue[1])
         end.program.set(settings)
 
-    def counts(self, rank: int | None = None, link: Link | None = None) -> FaultCounts:
-        """Sum over one worker's cable or all, one link or both, from building on."""
+    def counts(self, rank: int | None = None, link: Link | None = None, way: Way | None = None) -> FaultCounts:
+        """Sum over one worker's cable or all, one link or both, one direction or both, from building on."""
         total = FaultCounts()
         for end in self._select(rank, link):
-            total += FaultCounts(**end.program.counts())
+            if way is None or end.number == way.value:
+                total += FaultCounts(**end.program.counts())
         return total
 
     def close(self) -> None:

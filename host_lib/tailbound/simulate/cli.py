@@ -1,4 +1,4 @@
-"""``tailbound simulate`` and ``tailbound neighbours``: the verbs only."""
+"""``tailbound simulate``: the verb only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from click.core import ParameterSource
 from tailbound.bench.cli import SIZE
 from tailbound.simulate.layouts import LAYOUTS
 
-__all__ = ["neighbours", "simulate"]
+__all__ = ["simulate"]
 
 
 @click.command(context_settings={"show_default": True})
@@ -89,22 +89,3 @@ def simulate(
         },
     )
     run(ranks, wanted, json_file=json_file)
-
-
-@click.command(context_settings={"show_default": True})
-@click.option("--ranks", type=click.IntRange(2, 256), default=64, help="Of the incast.")
-@click.option("--few", type=click.IntRange(2, 256), default=4, help="Ranks of each job that has neighbours.")
-@click.option("--size", type=SIZE, default="1MiB", help="Bytes of float32 of an op.")
-@click.option("--rate", default="100mbit", help="Of every link, each way.")
-@click.option("--port-buffer", type=SIZE, default="64KiB", help="What waits before a host's link at most.")
-@click.option("--seconds", type=click.FloatRange(0.1), default=4.0, help="Simulated, that count; the incast has one.")
-@click.option("--seed", type=int, default=1, help="Of everything.")
-@click.option(
-    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the rows to this file, too."
-)
-def neighbours(size: int, rate: str, port_buffer: int, json_file: Path | None, **options: Any) -> None:
-    """Incast, two jobs on one network, and a job beside TCP, in the simulator; each with marks and without."""
-    from tailbound.lab.spec import parse_rate
-    from tailbound.simulate.beside import run
-
-    run(size=size, rate=parse_rate(rate), buffer=port_buffer, json_file=json_file, **options)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
+from tailbound.bench.figures import jain
 from tailbound.simulate.engine import Done
 from tailbound.simulate.fabric import MS, US, S
 from tailbound.simulate.layouts import arrange
@@ -105,8 +106,8 @@ class Shares:
 
     @property
     def jain(self) -> float:
-        """Jain's index of the jobs' ops a second: 1 where all have the same."""
-        return sum(self.ops) ** 2 / (len(self.ops) * sum(x * x for x in self.ops))
+        """Jain's index of the jobs' ops a second."""
+        return jain(self.ops)
 
 
 def share(

@@ -26,7 +26,9 @@ from tailbound.wire.schema import serial_distance
 ROUND, ENOUGH, VOLLEY, GAP = 16, 12, 4, 4 * MS
 #: Questions to a peer in a round.
 QUESTIONS = Policy(50 * MS, 50 * MS, times=6)
-#: ns from one good round to the next, and how rounds are repeated that were bad.
+#: ns from one good round to the next with up to so many peers, and in proportion with more, since a rank hears the
+#: packets of all; and how rounds are repeated that were bad.
+FEW = 8
 GOOD, BAD = 5_000 * MS, Policy(250 * MS, 60_000 * MS)
 #: Bad rounds running that take a peer off.
 SURE = 2
@@ -151,7 +153,7 @@ class Reach:
         elif self.missing(self._of):
             self._next.ask(now)
         else:
-            self._next = Backoff(BAD, now + GOOD)
+            self._next = Backoff(BAD, now + GOOD * max(FEW, len(self._of)) // FEW)
 
 
 class Ears:

@@ -1,0 +1,110 @@
+"""One rank of ``tailbound bench neighbours``: all-reduces one after the other for as long as it is told.
+
+With several ranks on a worker each is of another job: the k-th of every worker are the k-th job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch._C._distributed_c10d import TCPStore
+
+from tailbound.bench.channel import Channel, serve
+from tailbound.bench.worker import gradient
+from tailbound.collective.communicator import Communicator
+from tailbound.settings.table import PORT
+from tailbound.transport.config import Config
+
+#: What rows that are missing are, as the ledger has it (``observe.ledger``).
+MISSING = ("late", "lost", "refused", "absent")
+#: Of a rank's result ring: many ranks share one machine's memory, and ops are small.
+_RING_MIB = 8.0
+#: Ops after the present one when a phase ends: no rank is further than the next.
+_AHEAD = 2
+
+
+class _Rank:
+    """What a rank keeps from phase to phase.
+
+    Args:
+        job: of ``bench.neighbours``.
+        ours: the communicator.
+        last: u64[1] in memory that the job's ranks share: how many ops there are at the end of the phase; 0: not known.
+    """
+
+    def __init__(self, job: dict[str, Any], ours: Communicator, last: NDArray[np.uint64]) -> None:
+        self._ours, self._last, self._apart = ours, last, job["apart_ms"] / 1e3
+        self._data = gradient(job["size"], ours.config.rank)
+        self._out = np.zeros_like(self._data)
+        self._random = random.Random(f"neighbours/{job['seed']}/{ours.config.rank}")
+        self._ops = 0
+
+    def phase(self, what: dict[str, Any]) -> dict[str, Any]:
+        """Ops until ``ops`` are done or ``seconds`` are over (said by rank 0); what became of them."""
+        before, begin, cpu = self._missing(), time.monotonic(), time.process_time()
+        counts: Counter[str] = Counter()
+        took = []
+        for done in range(what["ops"] or sys.maxsize):
+            if not what["ops"]:
+                if self._ours.config.rank == 0 and not self._last[0] and time.monotonic() - begin > what["seconds"]:
+                    self._last[0] = self._ops + _AHEAD
+                if 0 < self._last[0] <= self._ops and done:
+                    break
+            time.sleep(self._random.uniform(0, self._apart))
+            launched = time.monotonic()
+            outcome = self._ours.allreduce(self._data, self._out).result()
+            if outcome.error is not None:
+                raise outcome.error
+            took.append(time.monotonic() - launched)
+            self._ops += 1
+            counts += Counter(expected=outcome.expected, delivered=outcome.delivered, cut=outcome.deadline_hits)
+        self._ours.drain()
+        after = self._missing()
+        return {
+            "took": took,
+            "seconds": time.monotonic() - begin,
+            "cpu_seconds": time.process_time() - cpu,
+            **{name: counts[name] for name in ("expected", "delivered", "cut")},
+            **{name: after[name] - before[name] for name in (*MISSING, "repaired", "on_arrival")},
+        }
+
+    def _missing(self) -> Counter[str]:
+        """Rows that were missing, by why, since the start; and packets that this host lost itself."""
+        stats = self._ours.stats()
+        entries = [entry for by_peer in stats["ledger"].values() for entry in by_peer.values()]
+        found = Counter({name: sum(entry[name] for entry in entries) for name in (*MISSING, "repaired")})
+        found["on_arrival"] = sum(stats["lost_on_arrival"].values())
+        return found
+
+
+def work(job: dict[str, Any], channel: Channel) -> None:
+    """Everything this rank does."""
+    number = int(os.environ["LOCAL_RANK"])
+    rank, begin = int(os.environ["RANK"]) // job["jobs"], time.process_time()
+    store = TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + number, job["ranks"], rank == 0,
+        timedelta(seconds=300), wait_for_workers=False,
+    )  # fmt: skip
+    last = np.memmap(Path(job["folder"], f"last-{number}"), np.uint64, "r+", shape=(1,))
+    config = Config(rank=rank, ranks=job["ranks"], port=PORT.read(), rate=job["known"], ring_mib=_RING_MIB)
+    with Communicator(store, config, datapath=job["datapath"]) as ours:
+        one = _Rank(job, ours, last)
+        spent = time.process_time() - begin
+        channel.report("ready", datapath=ours.datapath, result=ours.stats()["choice"]["result"], cpu_seconds=spent)
+        while (order := channel.order()) and order != "end":
+            channel.report("phase", **one.phase(json.loads(order)))
+        ours.meet("measured")
+
+
+if __name__ == "__main__":
+    sys.exit(serve(work))
