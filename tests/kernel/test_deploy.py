@@ -89,7 +89,8 @@ _CONTAINER = {
     "securityContext",
     "resources",
 }
-_CONTEXT = {"allowPrivilegeEscalation", "readOnlyRootFilesystem", "capabilities", "runAsNonRoot", "runAsUser"}
+_RUN = {"runAsNonRoot", "runAsUser", "seccompProfile"}
+_CONTEXT = {"allowPrivilegeEscalation", "readOnlyRootFilesystem", "capabilities"} | _RUN
 _MOUNT = {"name", "mountPath", "mountPropagation", "readOnly"}
 
 
