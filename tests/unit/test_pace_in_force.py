@@ -26,7 +26,7 @@ def traffic(bound: UdpSocket, link: float) -> FlowControl:
     states = np.zeros(4, DTYPES["tb_peer_state"])
     datapath: Any = SimpleNamespace(name="udp", gap=0, store=SimpleNamespace(peer_states=states))
     sender = Sender([bound], dict.fromkeys((1, 2), (ADDRESS, 9)))
-    job: Any = SimpleNamespace(sender=sender, cookie=1, rank=0, now=time.monotonic_ns, keys=None)
+    job: Any = SimpleNamespace(sender=sender, cookie=1, rank=0, now=time.monotonic_ns, keys=None, switch=None)
     return FlowControl(job, datapath, link)
 
 

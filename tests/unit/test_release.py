@@ -19,12 +19,12 @@ def test_the_published_mark_of_an_op_rises_before_it_is_let_go() -> None:
     """
     shape = SimpleNamespace(rows=4)
     place = SimpleNamespace(
-        label=5, placement=SimpleNamespace(counts=np.array([2, 2])), result_seq=8, sum_seqs=[4, 4],
+        label=5, placement=SimpleNamespace(counts=np.array([2, 2]), owner_map=SimpleNamespace(turns=0)), result_seq=8, sum_seqs=[4, 4],
         layout=SimpleNamespace(shape=shape),
     )  # fmt: skip
     control = {name: np.zeros(1, np.uint32) for name in ("released", "result_base", "sum_base", "first_op")}
     job: Any = SimpleNamespace(
-        keys=None,
+        turn_keys=lambda step, turns: None,
         rank=0,
         sequence=SimpleNamespace(next_label=6),
         marks=SimpleNamespace(contributed=5, published=4),

@@ -14,7 +14,7 @@ PREFIX = "tailbound_"
 _MS, _US = 1e-3, 1e-6
 #: Parts of ``stats()`` that say again what others say, that are words, or that are exported under another name.
 LEFT_OUT = frozenset({
-    "rank", "ranks", "datapath", "peers", "verdicts", "drops", "events",
+    "rank", "ranks", "datapath", "authenticated", "peers", "verdicts", "drops", "events",
 })  # fmt: skip
 #: Columns of the ledger that are fates of a row; the others are sums of these.
 _FATES = ("taken", "late", "lost", "refused", "absent")
