@@ -630,13 +630,13 @@ static __always_inline void tb_abandon(const struct tb_abandoned *abandoned, __u
 #ifndef TB_TAGGED
 /*
  * auth-2: in a job with a key the program of tagged.bpf.c takes a packet in. This returns only for what carries a check
- * all the same (auth-7), and where there is no such program: then nothing is taken in (tb_judge).
+ * all the same (auth-7), and where there is no such program: then nothing is taken in (tb_judge). vlan: as in receive.h.
  */
-static __always_inline void tb_hand_over(struct xdp_md *ctx)
+static __always_inline void tb_hand_over(struct xdp_md *ctx, __u32 vlan)
 {
 	const struct tb_control *control = TB_LOOKUP(control, 0);
 
-	if (control && TB_READ_ONCE(control->tagged) && !tb_looks_bare(ctx, control, TB_VLAN))
+	if (control && TB_READ_ONCE(control->tagged) && !tb_looks_bare(ctx, control, vlan))
 		((long (*)(void *, void *, __u32))(long)TB_TAIL_CALL)(ctx, TB_MAP(programs), 0);
 }
 #endif

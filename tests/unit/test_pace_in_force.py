@@ -84,8 +84,8 @@ def test_marks_are_counted_from_the_op_before_though_that_was_cold(bound: UdpSoc
     flow._job.advertise = lambda **_: None  # type: ignore[method-assign]
     flow._job.repairs = SimpleNamespace(warming=lambda _: False)  # type: ignore[attr-defined]
     placement = SimpleNamespace(shares=[10, 20, 30])
-    op: Any = SimpleNamespace(cold=True, place=SimpleNamespace(placement=placement), abstainers=(), label=1)
-    op.first = SimpleNamespace(repair=None)
+    op: Any = SimpleNamespace(cold=True, place=SimpleNamespace(placement=placement), abstainers=(), label=1, plain=())
+    op.first = SimpleNamespace(asked={})
     flow._states["marked"][1] = 500
     flow.observe(op, [0, 10, 10])
     op.cold = False

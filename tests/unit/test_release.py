@@ -19,7 +19,8 @@ def test_the_published_mark_of_an_op_rises_before_it_is_let_go() -> None:
     """
     shape = SimpleNamespace(rows=4)
     place = SimpleNamespace(
-        label=5, placement=SimpleNamespace(counts=np.array([2, 2]), owner_map=SimpleNamespace(turns=0)), result_seq=8, sum_seqs=[4, 4],
+        label=5, step=0, result_seq=8, sum_seqs=[4, 4],
+        placement=SimpleNamespace(counts=np.array([2, 2]), owner_map=SimpleNamespace(turns=0)),
         layout=SimpleNamespace(shape=shape),
     )  # fmt: skip
     control = {name: np.zeros(1, np.uint32) for name in ("released", "result_base", "sum_base", "first_op")}
