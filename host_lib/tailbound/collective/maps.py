@@ -110,8 +110,8 @@ class Maps:
             if self.fetch is not None:  # it is told again, by then they are there
                 self.fetch(sender, missing)
         else:
+            self._foresee(max((each.content.turns for each in message.maps), default=0))  # before it is acknowledged
             self.agreement.take(message, sender, self._alive(), job.now())
-            self._foresee(max((each.content.turns for each in message.maps), default=0))
         self._again = 0
 
     def observe(self, op: Op) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tailbound.transport.config import MS
 
-#: Tries of one epoch at most: one of them passes with a chance of 2^-10.
+#: Tries that one rank lets pass in one epoch of its own: one of them passes with a chance of 2^-10.
 MOST = 1 << 21
 #: ns between two keys that come before their time, at least: whoever sends noise makes no more work than that.
 APART = 10_000 * MS

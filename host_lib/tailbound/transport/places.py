@@ -1,7 +1,9 @@
-"""Who has a place on the reliable path: in a job with a key strangers cannot keep those who have it out.
+"""Who has a place on the reliable path: in a job with a key strangers cannot hold the places of those who have it.
 
 Before its request has come with its tag a connection may be anybody's, also another user's on the host of a rank. Such
 ones give way to new ones, the oldest first, and an address has only so many of them; one that has shown the key stays.
+Who opens more connections than that from a rank's own address in the time that a greeting takes may still push out that
+rank's next one, which then tries again; other addresses do not notice.
 """
 
 from __future__ import annotations
