@@ -77,11 +77,11 @@ def test_unit_and_daemonset_ask_for_the_least_and_for_options_that_there_are(rep
 
 
 #: Fields of Kubernetes' API (apps/v1, v1) that the file may have: a misspelt one is ignored or refused by a cluster.
-_POD = {"hostNetwork", "hostPID", "automountServiceAccountToken", "initContainers", "containers", "volumes"}
+_PLACE = {"hostNetwork", "hostPID", "nodeSelector", "tolerations"}
+_POD = {"automountServiceAccountToken", "initContainers", "containers", "volumes"} | _PLACE
 _CONTAINER = {
     "name",
     "image",
-    "imagePullPolicy",
     "args",
     "env",
     "ports",
@@ -106,10 +106,15 @@ def _check_daemonset(found: dict[str, Any]) -> None:
     assert all(isinstance(value, str) for value in template["metadata"]["annotations"].values())
     pod = template["spec"]
     assert set(pod) <= _POD
+    assert all(isinstance(value, str) for value in pod["nodeSelector"].values()), "a bare yes is a boolean"
+    assert [taint["key"] for taint in pod["tolerations"]] == ["nvidia.com/gpu", "amd.com/gpu"]
+    for taint in pod["tolerations"]:
+        assert (taint["operator"], taint["effect"], len(taint)) == ("Exists", "NoSchedule", 3)
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     used = set()
     for container in (*pod["initContainers"], *pod["containers"]):
         assert set(container) <= _CONTAINER | {"readinessProbe"}
+        assert container["image"] == "REGISTRY/tailbound:VERSION", "without a tag nodes would keep an older image"
         assert all(isinstance(word, str) for word in container["args"])
         assert set(container["securityContext"]) <= _CONTEXT
         assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]

@@ -20,7 +20,7 @@ from tailbound.doctor import examine, facts, interfaces, report
 from tailbound.doctor.verdict import ONE_RANK, choose
 from tailbound.errors import ConfigError
 from tailbound.kernel import ethtool
-from tailbound.kernel.routes import ELSEWHERE
+from tailbound.kernel.routes import ELSEWHERE, ELSEWHERE_IPV6
 from tailbound.kernel.routes import Interface as Way
 from tailbound.transport.config import Config
 
@@ -232,6 +232,23 @@ def test_which_interface_leads_to_the_peers(
     assert interfaces.leads_to_peers("lo") == ("lo", "it was named")
 
 
+def test_a_way_over_a_link_local_address_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Doctor ended with an error about an address that nobody had given."""
+
+    def towards(host: str = "") -> Way | None:
+        if host == ELSEWHERE_IPV6:
+            raise ConfigError("the way leads over a link-local address")
+        return None
+
+    for variable in ("TAILBOUND_INTERFACE", "MASTER_ADDR"):
+        monkeypatch.setenv(variable, "")
+    monkeypatch.setattr(interfaces, "interface_towards", towards)
+    monkeypatch.setattr(interfaces.socket, "if_nameindex", lambda: [(1, "lo")])
+    found, why = interfaces.leads_to_peers()
+    assert found is None
+    assert "is not known: TAILBOUND_INTERFACE=NAME tells it" in why
+
+
 def test_which_interface_was_judged_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     report.show(dataclasses.replace(examine("lo"), verdict=choose(MACHINE, LINK, judged="it is the way to there")))
     assert capsys.readouterr().out.splitlines()[:2] == [
@@ -247,6 +264,7 @@ def test_notes_are_commands_to_type() -> None:
         "ethtool -N eno1 rx-flow-hash udp4 sdfn",
     ]
     assert "attaching will tell" in notes[2]
+    assert "rx-flow-hash udp6 sdfn" in choose(MACHINE, link(ipv6=True, hashes_udp_ports=False)).notes[0]
 
 
 @pytest.mark.parametrize(
@@ -254,7 +272,8 @@ def test_notes_are_commands_to_type() -> None:
     [
         ({"vlan_stripping": True}, "ethtool -K eno1 rxvlan off"),
         ({"driver": "virtio_net", "tx_queues": 4, "tx_most": 8}, "no spare transmit queue for each of 8 CPUs"),
-        ({"driver": "bnxt_en", "gro_hw": True}, "ethtool -K eno1 rx-gro-hw off"),
+        ({"driver": "ice", "gro_hw": True}, "ethtool -K eno1 rx-gro-hw off"),
+        ({"driver": "bnxt_en", "gro_hw": True, "mtu": 9000, "linear": 9100}, "ethtool -K eno1 rx-gro-hw off"),
         ({"rx_queues": 1, "rx_most": 16}, "ethtool -L eno1 combined 8 (or rx 8)"),
         ({"driver": "ice", "mtu": 9000, "linear": 3072}, "ice hands over 3072 bytes of a frame in one piece"),
     ],
@@ -268,6 +287,8 @@ def test_what_is_no_obstacle_is_a_note(changed: dict, words: str) -> None:
 
 def test_what_is_there_is_no_note() -> None:
     assert choose(MACHINE, link(driver="virtio_net", tx_queues=4, tx_most=12)).notes == (ONE_RANK,)
+    assert choose(MACHINE, link(driver="virtio_net", gro_hw=True)).notes == (ONE_RANK,)
+    assert choose(MACHINE, link(driver="bnxt_en", gro_hw=True, lro=True)).notes == (ONE_RANK,)
     assert choose(MACHINE, link(rx_queues=1, rx_most=1)).notes == (ONE_RANK,)
     assert choose(machine(cpus=1), link(rx_queues=1, rx_most=16)).notes == (ONE_RANK,)
     assert choose(MACHINE, link(driver="ena", tx_queues=4, rx_queues=4, tx_most=8)).datapath == "xdp"
@@ -324,8 +345,9 @@ class Nic:
             return struct.pack("=9I", command, *self.queues)
         if command == 0x25:  # ETHTOOL_GFLAGS
             return struct.pack("=2I", command, self.flags)
-        if command == 0x29:  # ETHTOOL_GRXFH, of UDP over IPv4: addresses alone
-            return request[:8] + struct.pack("=Q", 3 << 4) + request[16:]
+        if command == 0x29:  # ETHTOOL_GRXFH, of UDP over IPv4: addresses alone; over IPv6: ports, too
+            (flow,) = struct.unpack_from("=I", request, 4)
+            return request[:8] + struct.pack("=Q", {2: 3 << 4, 6: 15 << 4}[flow]) + request[16:]
         raise OSError(errno.EOPNOTSUPP, "not supported")
 
 
@@ -335,6 +357,9 @@ def test_what_a_driver_says_of_queues_and_of_joining_packets(monkeypatch: pytest
     assert (found.rx_queues, found.rx_most, found.tx_queues, found.tx_most) == (4, 16, 4, 16)
     assert (found.lro, found.gro_hw, found.vlan_stripping, found.hashes_udp_ports) == (True, True, False, False)
     assert sum(ethtool.features("lo").values()) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(interfaces.kernel_interfaces, "families_of", lambda _: {True})
+        assert interfaces.interface("lo").hashes_udp_ports is True
     monkeypatch.setattr(ethtool, "_ask", Nic(queues=(4, 4, 0, 0, 2, 1, 0, 0)).ask)
     found = interfaces.interface("lo")
     assert (found.rx_queues, found.rx_most, found.tx_queues, found.gro_hw, found.lro) == (2, 4, 1, False, False)

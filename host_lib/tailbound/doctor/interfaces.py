@@ -6,9 +6,10 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
-from tailbound.errors import AttachError, CapabilityError
+from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel import ethtool, pin
 from tailbound.kernel import interfaces as kernel_interfaces
 from tailbound.kernel import routes as kernel_routes
@@ -49,7 +50,7 @@ class Interface:
     lro: bool | None  #: large receive offload on (it would hide packet borders)
     vlan_stripping: bool | None  #: tags go before the program sees the frame; false for a VLAN's, where that is right
     linear: int  #: bytes of a frame that the driver hands over in one piece (``kernel.linear``); 0: none
-    hashes_udp_ports: bool | None  #: receive-side scaling looks at UDP ports; None where the driver does not say
+    hashes_udp_ports: bool | None  #: receive-side scaling looks at UDP ports, in the job's family; None: not known
     xdp_program: int | None  #: id of the XDP program that is attached
     xdp_name: str | None  #: its name; None where this process may not know
     rx_most: int | None = None  #: most queues for receiving that there can be; None where the driver does not say
@@ -103,8 +104,14 @@ def leads_to_peers(named: str | None = None) -> tuple[str | None, str]:
 
 
 def _elsewhere() -> kernel_routes.Interface | None:
-    """The interface that leads to other networks, by IPv4 or else by IPv6."""
-    return interface_towards(ELSEWHERE) or interface_towards(ELSEWHERE_IPV6)
+    """The interface that leads to other networks, by IPv4 or else by IPv6.
+
+    None, too, where the only way there leads over a link-local address of IPv6: no job can use it.
+    """
+    try:
+        return interface_towards(ELSEWHERE) or interface_towards(ELSEWHERE_IPV6)
+    except ConfigError:
+        return None
 
 
 def interface(name: str) -> Interface:
@@ -125,6 +132,7 @@ def interface(name: str) -> Interface:
     xdp = kernel_interfaces.xdp_on(device)
     owner = pin.owner(name, xdp.prog_id) if xdp and device_known else None
     queues = _asked(ethtool.channels, device)
+    ipv6 = kernel_interfaces.families_of(name) == {True}
     rx, tx = attributes.get("IFLA_NUM_RX_QUEUES", 1), attributes.get("IFLA_NUM_TX_QUEUES", 1)
     if queues is not None:
         rx, tx = queues.rx + queues.combined, queues.tx + queues.combined
@@ -143,11 +151,11 @@ def interface(name: str) -> Interface:
         lro=_flag(device, ethtool.LRO),
         vlan_stripping=not vlan and _flag(device, ethtool.RXVLAN),
         linear=_linear(name, device),
-        hashes_udp_ports=_hashes_udp_ports(device),
+        hashes_udp_ports=_hashes_udp_ports(device, ipv6=ipv6),
         xdp_program=xdp.prog_id if xdp else None,
         xdp_name=_whose(name, xdp.prog_id, owner) if xdp else None,
         xdp_owner=owner,
-        ipv6=kernel_interfaces.families_of(name) == {True},
+        ipv6=ipv6,
     )
 
 
@@ -208,8 +216,8 @@ def _feature(name: str, feature: str) -> bool | None:
     return None if found is None else found.get(feature)
 
 
-def _hashes_udp_ports(name: str) -> bool | None:
-    found = _asked(ethtool.udp_hash, name)
+def _hashes_udp_ports(name: str, *, ipv6: bool) -> bool | None:
+    found = _asked(partial(ethtool.udp_hash, ipv6=ipv6), name)
     return None if found is None else found & ethtool.HASHES_PORTS == ethtool.HASHES_PORTS
 
 

@@ -33,6 +33,9 @@ ONE_RANK = (
 QUEUE_FOR_QUEUE = frozenset({"bnxt_en", "ena", "gve"})
 #: Drivers that refuse a program while the device joins packets, by LRO or by hardware GRO (docs/nics.md).
 JOINS_NOTHING = {"gve": ("lro",), "hv_netvsc": ("lro",), "mlx5_core": ("lro", "rx-gro-hw")}
+#: MTU up to which drivers stop the device from joining packets themselves, when a program is attached (docs/nics.md).
+#: Above it ``bnxt_en`` keeps its aggregation rings. ``virtio_net`` tells the host, and its flag says "on" as before.
+STOPS_JOINING = {"bnxt_en": 3500, "virtio_net": 65535}
 
 
 @dataclass(frozen=True)
@@ -215,9 +218,10 @@ def _notes(link: Interface | None, cpus: int) -> Sequence[str]:
     if link is None:
         return notes
     refused = _refused(link)
-    if link.lro and "lro" not in refused:
+    joins = link.mtu > STOPS_JOINING.get(link.driver or "", 0)
+    if joins and link.lro and "lro" not in refused:
         notes.append(f"large receive offload joins packets: ethtool -K {link.device} lro off")
-    if link.gro_hw and "rx-gro-hw" not in refused:
+    if joins and link.gro_hw and "rx-gro-hw" not in refused:
         notes.append(f"the device joins packets (hardware GRO): ethtool -K {link.device} rx-gro-hw off")
     if link.vlan_stripping:
         notes.append(
@@ -240,7 +244,8 @@ def _notes(link: Interface | None, cpus: int) -> Sequence[str]:
             f"one queue, and so one core, takes in all packets: ethtool -L {link.device} combined {most} (or rx {most})"
         )
     if link.rx_queues > 1 and link.hashes_udp_ports is False:
-        notes.append(f"one queue gets all of a peer's packets: ethtool -N {link.device} rx-flow-hash udp4 sdfn")
+        flow = "udp6" if link.ipv6 else "udp4"
+        notes.append(f"one queue gets all of a peer's packets: ethtool -N {link.device} rx-flow-hash {flow} sdfn")
     if link.native_xdp is None:
         notes.append(f"whether driver {link.driver or 'unknown'} has native XDP is not known: attaching will tell")
     return notes

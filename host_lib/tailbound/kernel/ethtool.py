@@ -21,7 +21,7 @@ _SGSO, _GFLAGS, _SFLAGS, _GPFLAGS, _GRXFH, _SGRO = 0x24, 0x25, 0x26, 0x27, 0x29,
 _GSSET_INFO, _GFEATURES, _GCHANNELS, _SCHANNELS = 0x37, 0x3A, 0x3C, 0x3D
 _SS_STATS, _SS_PRIV_FLAGS, _SS_FEATURES = 1, 2, 4
 _NAME_BYTES, _COMMAND_BYTES, _DRVINFO_BYTES, _PRIVATE_AT, _RXNFC_BYTES = 32, 44, 196, 176, 192
-_UDP_V4_FLOW = 0x02
+_UDP_V4_FLOW, _UDP_V6_FLOW = 0x02, 0x06
 #: cmd, max rx, max tx, max other, max combined, rx, tx, other, combined
 _CHANNELS = struct.Struct("=9I")
 #: Bits of ``flags``: VLAN tags are taken off on receipt; large receive offload.
@@ -141,13 +141,13 @@ def set_flags(interface: str, value: int) -> None:
     _ask(interface, struct.pack("=2I", _SFLAGS, value))
 
 
-def udp_hash(interface: str) -> int:
-    """What receive-side scaling looks at in UDP over IPv4; see ``HASHES_PORTS``.
+def udp_hash(interface: str, *, ipv6: bool = False) -> int:
+    """What receive-side scaling looks at in UDP over IPv4, or over IPv6; see ``HASHES_PORTS``.
 
     Raises:
         OSError: no such interface, or its driver cannot say.
     """
-    request = struct.pack("=2I", _GRXFH, _UDP_V4_FLOW).ljust(_RXNFC_BYTES, b"\0")
+    request = struct.pack("=2I", _GRXFH, _UDP_V6_FLOW if ipv6 else _UDP_V4_FLOW).ljust(_RXNFC_BYTES, b"\0")
     return int(struct.unpack_from("=Q", _ask(interface, request), 8)[0])
 
 
