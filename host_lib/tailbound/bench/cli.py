@@ -312,7 +312,10 @@ def drops(shares: tuple[str, ...], seeds: int, steps: int | None, quick: bool, *
 
 
 @bench.command()
-@click.option("--simulated", is_flag=True, help="In the simulator and not in a lab; no privileges are needed.")
+@click.option(
+    "--simulated", is_flag=True,
+    help="In the simulator and not in a lab; no privileges are needed. The incast counts for 1 s at most.",
+)  # fmt: skip
 @click.option(
     "--case", "cases", type=click.Choice(["incast", "tcp", "jobs"]), multiple=True,
     help="Only these; all by default.", show_default=False,
@@ -322,14 +325,14 @@ def drops(shares: tuple[str, ...], seeds: int, steps: int | None, quick: bool, *
 )
 @click.option("--ranks", type=click.IntRange(2, 256), default=64, help="Of the incast.")
 @click.option("--few", type=click.IntRange(2, 256), default=4, help="Ranks of each job that has neighbours.")
-@click.option("--size", type=SIZE, default="1MiB", help="Bytes of float32 of an op.")
+@click.option("--size", type=SIZE, default="512KiB", help="Bytes of float32 of an op.")
 @click.option("--rate", default="100mbit", help="Of every link, each way.")
 @click.option("--queue", type=SIZE, default="64KiB", help="What waits before a worker's link at most.")
 @click.option("--apart", "apart_ms", type=click.FloatRange(0), default=10.0, help="Pause before ops, at most, in ms.")
 @click.option("--seconds", type=click.FloatRange(0.1), default=10.0, help="That count, of each row.")
 @click.option(
-    "--congestion", metavar="NAME", multiple=True, default=("reno", "cubic"),
-    help="Of TCP, as the kernel calls it; one or more. The simulator has reno.",
+    "--congestion", metavar="NAME", multiple=True, show_default=False,
+    help="Of TCP, as the kernel calls it; one or more. By default reno and cubic; the simulator has reno alone.",
 )  # fmt: skip
 @click.option("--seed", type=int, default=1, help="Of everything.")
 @_JSON

@@ -26,7 +26,7 @@ from rich.console import Console
 from tailbound.bench import cpu, figures
 from tailbound.bench.save import save
 from tailbound.bench.table import show
-from tailbound.bench.tcp import Flow
+from tailbound.bench.tcp import Flow, check_congestion
 from tailbound.bench.team import Team
 from tailbound.lab.cluster import Cluster
 from tailbound.lab.counters import read
@@ -34,8 +34,12 @@ from tailbound.lab.spec import LabSpec
 from tailbound.lab.topology import Link
 
 CASES = ("incast", "tcp", "jobs")
-#: Ops of each job before those that count: scales, deadlines (clock-26), rates.
-_WARM_UP = 25
+#: Ops of each job before those that count: scales, deadlines (clock-26), rates. Ranks report after every few of them.
+_WARM_UP, _A_FEW = 25, 5
+#: Seconds without a report, beside those that a phase lasts, after which the run is given up.
+_SILENCE = 180.0
+#: Congestion controls of TCP where none is named.
+_CONGESTION = ("reno", "cubic")
 #: Seconds between the beginning of a flow and what counts.
 _RAMP = 2.0
 _WORKER = "tailbound.bench.neighbours_worker"
@@ -57,18 +61,18 @@ class Wanted:
         queue: bytes that wait before it at most.
         apart_ms: ranks pause for up to so long before each op of the incast and of two jobs, each for itself.
         seconds: that count, of each row.
-        congestion: congestion controls of TCP, as the kernel names them.
+        congestion: congestion controls of TCP, as the kernel names them; none: Reno, and in a lab Cubic, too.
         seed: of pauses and of the lab.
     """
 
     ranks: int = 64
     few: int = 4
-    size: int = 1 << 20
+    size: int = 512 << 10
     rate: int = 10**8
     queue: int = 64 << 10
     apart_ms: float = 10.0
     seconds: float = 10.0
-    congestion: tuple[str, ...] = ("reno", "cubic")
+    congestion: tuple[str, ...] = ()
     seed: int = 1
 
 
@@ -97,13 +101,15 @@ def run(
     from tailbound.bench.prepare import compile_all
 
     console = console or Console()
+    if "tcp" in cases:
+        check_congestion(wanted.congestion)
     console.print("preparing: loading, and compiling what is not compiled yet", highlight=False)
     compile_all()
     rows: list[dict[str, Any]] = []
     runs = {"incast": _incast, "tcp": _tcp, "jobs": _jobs}
     for case in cases:
-        alone: float | None = None
         for marked in marks:
+            alone: float | None = None
             for row in runs[case](wanted, marked, console):
                 if row["case"] == "job":
                     alone = alone or row["ops"][0]
@@ -161,7 +167,8 @@ class _Bench:
             "result": ready[0]["result"],
             "start_cpu_ms": 1e3 * sum(message["cpu_seconds"] for message in ready) / len(ready),
         }
-        self.phase(ops=_WARM_UP)
+        for done in range(0, _WARM_UP, _A_FEW):
+            self.phase(ops=min(_A_FEW, _WARM_UP - done))
         self._how["warm_up_busy_seconds"] = cpu.busy_seconds() - began
 
     def phase(self, *, ops: int = 0, seconds: float = 0.0) -> list[dict[str, Any]]:
@@ -254,7 +261,10 @@ def _bench(
             "apart_ms": wanted.apart_ms if apart else 0.0, "known": wanted.rate / 8 if marked else 0.0,
             "datapath": "udp" if jobs > 1 else "auto",  # an interface has one XDP program
         }  # fmt: skip
-        team = stack.enter_context(Team(lab, _WORKER, orders, console, per_host=jobs, hosts=ranks, forked=True))
+        silence = _SILENCE + wanted.seconds
+        team = stack.enter_context(
+            Team(lab, _WORKER, orders, console, silence=silence, per_host=jobs, hosts=ranks, forked=True)
+        )
         yield _Bench(lab, team, wanted, jobs, ranks, marked, folder)
         team.tell("end")
         team.finish()
@@ -269,7 +279,7 @@ def _tcp(wanted: Wanted, marked: bool, console: Console) -> Iterator[dict[str, A
     """A job alone, and beside each kind of TCP, from a worker of its own to that of rank 0."""
     with _bench(wanted, marked, console, wanted.few, strangers=1, apart=False) as bench:
         yield bench.row("job")
-        for congestion in wanted.congestion:
+        for congestion in wanted.congestion or _CONGESTION:
             for ecn in (True, False) if marked else (False,):
                 with Flow(bench.lab, wanted.few, 0, congestion=congestion, ecn=ecn) as flow:
                     yield bench.row("TCP", flow, idle=True)

@@ -24,30 +24,31 @@ from tailbound.bench.worker import gradient
 from tailbound.collective.communicator import Communicator
 from tailbound.settings.table import PORT
 from tailbound.transport.config import Config
+from tailbound.transport.steps import STEP_MASK, step_distance
 
 #: What rows that are missing are, as the ledger has it (``observe.ledger``).
 MISSING = ("late", "lost", "refused", "absent")
 #: Of a rank's result ring: many ranks share one machine's memory, and ops are small.
 _RING_MIB = 8.0
-#: Ops after the present one when a phase ends: no rank is further than the next.
+#: Steps from the newest one that rank 0 has heard of to the end of a phase: others may have begun one more meanwhile.
 _AHEAD = 2
 
 
 class _Rank:
-    """What a rank keeps from phase to phase.
+    """What a rank keeps from phase to phase. An op is a step.
 
     Args:
         job: of ``bench.neighbours``.
+        number: of the job: each has pauses and data of its own.
         ours: the communicator.
-        last: u64[1] in memory that the job's ranks share: how many ops there are at the end of the phase; 0: not known.
+        last: u64[1] in memory that the job's ranks share: the step before which the phase ends; 0: not known.
     """
 
-    def __init__(self, job: dict[str, Any], ours: Communicator, last: NDArray[np.uint64]) -> None:
+    def __init__(self, job: dict[str, Any], number: int, ours: Communicator, last: NDArray[np.uint64]) -> None:
         self._ours, self._last, self._apart = ours, last, job["apart_ms"] / 1e3
-        self._data = gradient(job["size"], ours.config.rank)
+        self._data = gradient(job["size"], number * job["ranks"] + ours.config.rank)
         self._out = np.zeros_like(self._data)
-        self._random = random.Random(f"neighbours/{job['seed']}/{ours.config.rank}")
-        self._ops = 0
+        self._random = random.Random(f"neighbours/{job['seed']}/{number}/{ours.config.rank}")
 
     def phase(self, what: dict[str, Any]) -> dict[str, Any]:
         """Ops until ``ops`` are done or ``seconds`` are over (said by rank 0); what became of them."""
@@ -55,18 +56,14 @@ class _Rank:
         counts: Counter[str] = Counter()
         took = []
         for done in range(what["ops"] or sys.maxsize):
-            if not what["ops"]:
-                if self._ours.config.rank == 0 and not self._last[0] and time.monotonic() - begin > what["seconds"]:
-                    self._last[0] = self._ops + _AHEAD
-                if 0 < self._last[0] <= self._ops and done:
-                    break
+            if not what["ops"] and self._over(time.monotonic() - begin > what["seconds"]) and done:
+                break
             time.sleep(self._random.uniform(0, self._apart))
             launched = time.monotonic()
             outcome = self._ours.allreduce(self._data, self._out).result()
             if outcome.error is not None:
                 raise outcome.error
             took.append(time.monotonic() - launched)
-            self._ops += 1
             counts += Counter(expected=outcome.expected, delivered=outcome.delivered, cut=outcome.deadline_hits)
         self._ours.drain()
         after = self._missing()
@@ -77,6 +74,16 @@ class _Rank:
             **{name: counts[name] for name in ("expected", "delivered", "cut")},
             **{name: after[name] - before[name] for name in (*MISSING, "repaired", "on_arrival")},
         }
+
+    def _over(self, late: bool) -> bool:
+        """Whether the phase ends before the next op; ``late``: its time is over, which rank 0 says to the others.
+
+        An op ends without a rank that is slow, so that others may be many steps ahead of rank 0. They end at once, and
+        rank 0 goes on to where they are.
+        """
+        if self._ours.config.rank == 0 and late and not self._last[0]:
+            self._last[0] = self._ours.step + self._ours.behind + _AHEAD & STEP_MASK
+        return bool(self._last[0]) and step_distance(self._ours.step, int(self._last[0])) >= 0
 
     def _missing(self) -> Counter[str]:
         """Rows that were missing, by why, since the start; and packets that this host lost itself."""
@@ -98,7 +105,7 @@ def work(job: dict[str, Any], channel: Channel) -> None:
     last = np.memmap(Path(job["folder"], f"last-{number}"), np.uint64, "r+", shape=(1,))
     config = Config(rank=rank, ranks=job["ranks"], port=PORT.read(), rate=job["known"], ring_mib=_RING_MIB)
     with Communicator(store, config, datapath=job["datapath"]) as ours:
-        one = _Rank(job, ours, last)
+        one = _Rank(job, number, ours, last)
         spent = time.process_time() - begin
         channel.report("ready", datapath=ours.datapath, result=ours.stats()["choice"]["result"], cpu_seconds=spent)
         while (order := channel.order()) and order != "end":

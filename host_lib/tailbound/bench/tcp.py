@@ -6,7 +6,10 @@ import contextlib
 import socket
 import struct
 import threading
+from collections.abc import Sequence
+from pathlib import Path
 
+from tailbound.errors import ConfigError
 from tailbound.lab.cluster import Cluster
 from tailbound.lab.namespaces import write_sysctl
 
@@ -16,6 +19,24 @@ _CHUNK = 1 << 16
 #: ``struct tcp_info``: where the smoothed round trip is, in us, and how many segments were sent again.
 _RTT_AT, _RETRANSMITTED_AT = 68, 100
 _LISTEN_SECONDS = 10.0
+_AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+
+
+def check_congestion(names: Sequence[str]) -> None:
+    """Tries each on a socket, which loads its module where there is one.
+
+    Raises:
+        ConfigError: this kernel has no such congestion control, or does not let this process use it.
+    """
+    for name in names:
+        with socket.socket() as probe:
+            try:
+                probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+            except OSError as error:
+                there = ", ".join(_AVAILABLE.read_text().split())
+                raise ConfigError(
+                    f"TCP cannot use the congestion control {name!r} here ({error.strerror}): take one of {there}"
+                ) from error
 
 
 class Flow:

@@ -60,6 +60,9 @@ class Forked:
         env: all of its variables.
         keep: descriptors that it keeps.
         parent: process to die with; None: nobody.
+
+    Raises:
+        OSError: no more descriptors or processes; nothing is left behind.
     """
 
     def __init__(
@@ -73,15 +76,24 @@ class Forked:
         parent: int | None = None,
     ) -> None:
         self.returncode: int | None = None
-        (read_in, write_in), (read_out, write_out), (read_err, write_err) = os.pipe(), os.pipe(), os.pipe()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # a signal that comes before the child has handlers of its own waits, or it would do there what it does here
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-        self.pid = os.fork()
-        if self.pid == 0:
-            self._run(namespace, hosts, main, env, (read_in, write_out, write_err), keep, parent)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with contextlib.ExitStack() as opened:
+            pipes = []
+            for _ in range(3):
+                pipes.append(os.pipe())
+                for fd in pipes[-1]:
+                    opened.callback(os.close, fd)
+            (read_in, write_in), (read_out, write_out), (read_err, write_err) = pipes
+            sys.stdout.flush()
+            sys.stderr.flush()
+            # a signal that comes before the child has handlers of its own waits, or it would do there what it does here
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+            try:
+                self.pid = os.fork()
+                if self.pid == 0:
+                    self._run(namespace, hosts, main, env, (read_in, write_out, write_err), keep, parent)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            opened.pop_all()
         with contextlib.suppress(OSError):  # it does so itself, too: whoever is first
             os.setpgid(self.pid, self.pid)
         for fd in (read_in, write_out, write_err):

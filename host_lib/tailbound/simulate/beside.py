@@ -15,6 +15,7 @@ from rich.console import Console
 from tailbound.bench.neighbours import CASES, Wanted, conditions, table
 from tailbound.bench.save import save
 from tailbound.bench.table import show
+from tailbound.errors import ConfigError
 from tailbound.simulate.neighbours import Shares, share
 from tailbound.simulate.ports import Switching
 
@@ -57,30 +58,36 @@ def run(
         marks: with marks and a known speed, without, or both.
         json_file: for the rows.
         console: for the table.
+
+    Raises:
+        ConfigError: another congestion control of TCP is asked for.
     """
+    if set(wanted.congestion) - {"reno"}:
+        raise ConfigError("the simulator's TCP is reno: run without --congestion, or without --simulated")
     marking = Switching(rate=wanted.rate, buffer=wanted.queue, mark=wanted.queue // _MARKED)
     rows: list[dict[str, Any]] = []
-    alone: float | None = None
+    alone: dict[bool, float] = {}
     for case in (one for one in _cases(wanted) if one.of in cases):
         for marked in marks:
             switching = marking if marked else replace(marking, mark=0)
             settings = {"seconds": wanted.seconds, "known": marked, "seed": wanted.seed} | case.settings
             got = share(case.ranks, wanted.size, switching, **settings)
             if case.name == "job":
-                alone = alone or got.ops[0]
-            rows.append(_row(case, got, marked, alone))
+                alone[marked] = got.ops[0]
+            rows.append(_row(case, got, marked, alone.get(marked)))
             save(rows, json_file)
     show(f"{wanted.size / 1024:g} KiB, {conditions(wanted.rate, wanted.queue)}, simulated", table(rows), console)
     return rows
 
 
 def _row(case: _Case, got: Shares, marked: bool, alone: float | None) -> dict[str, Any]:
+    took = [one for one in got.took if one is not None]
     return {
         "case": case.name,
         "tcp": ("reno ECN" if case.settings["ecn"] else "reno") if got.tcp else None,
         "ranks": case.ranks,
         "marks": marked,
-        "p50_ms": max(got.took),
+        "p50_ms": max(took) if len(took) == len(got.ops) else None,
         "ops": got.ops,
         "job_share": got.ops[0] / alone if alone and got.tcp else None,
         "tcp_share": got.tcp[0] if got.tcp else None,

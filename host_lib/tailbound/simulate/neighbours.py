@@ -89,14 +89,14 @@ class Shares:
 
     Attributes:
         ops: a second, by job.
-        took: ms of an op, by job: the median of all ranks'.
+        took: ms of an op, by job: the median of all ranks'; None where no op ended.
         tcp: share of the link, by flow.
         expected, delivered: rows of all jobs.
         packets, dropped, marked: of all jobs and flows.
     """
 
     ops: list[float]
-    took: list[float]
+    took: list[float | None]
     tcp: list[float]
     expected: int = 0
     delivered: int = 0
@@ -105,8 +105,8 @@ class Shares:
     marked: int = 0
 
     @property
-    def jain(self) -> float:
-        """Jain's index of the jobs' ops a second."""
+    def jain(self) -> float | None:
+        """Jain's index of the jobs' ops a second; None where no op ended."""
         return jain(self.ops)
 
 
@@ -190,6 +190,6 @@ def share(
     counted.marked += marked
     link = switching.rate / 8 * seconds
     counted.tcp = [(flow.delivered - was) / link for flow, was in zip(flows, before, strict=True)]
-    counted.took = [sorted(times)[len(times) // 2] / MS if times else float("inf") for times in took]
+    counted.took = [sorted(times)[len(times) // 2] / MS if times else None for times in took]
     team.close()
     return counted
