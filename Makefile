@@ -4,7 +4,7 @@
 # make thorough   make test, and what it leaves out: all of long series, pairs of faults over XDP, examples, benchmarks
 # make mutants break pure modules in one small place at a time, a test must notice each; MODULES=transport.stage
 # make soak    tries at random for MINUTES=10: sequences of faults, hostile packets, training whose ranks come and go
-# make evidence   the benchmarks that docs/evidence.md rests on, into out/evidence, about two hours
+# make evidence   the benchmarks that docs/evidence.md rests on, into out/evidence, under two hours
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
