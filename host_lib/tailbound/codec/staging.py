@@ -121,6 +121,7 @@ def _unpack(received, rows, root, blank, span, keyed, out):  # type: ignore[no-u
 
 _NO_COUNTS = np.zeros(0, np.uint16)
 
+
 def _blank(width: int, bits: int, *, summed: bool) -> NDArray[np.uint8]:
     """A row of zeros, u8[width]: codes of ``bits``, or big-endian sums of one contributor."""
     blank = np.full(width, 0x88 if bits == 4 else ZERO, np.uint8)
