@@ -90,9 +90,9 @@ def test_a_switch(node: None) -> None:
 
 def test_other_widths_are_refused_by_name(node: None) -> None:
     with pytest.raises(CapabilityError, match=rf"rows of 1408 codes did not come .*, those of {cases.WIDTH} did"):
-        load.load_worker({}, port=1, width=1408, result_rows=64, loader="object")
+        load.load_worker({}, load.receiver_defines(1, 1408, 64), "object")
     with pytest.raises(CapabilityError, match="neither BCC nor clang"):
-        load.load_worker({}, port=1, width=1408, result_rows=64)
+        load.load_worker({}, load.receiver_defines(1, 1408, 64))
 
 
 def test_objects_of_other_sources_are_not_taken(node: None, monkeypatch: pytest.MonkeyPatch) -> None:

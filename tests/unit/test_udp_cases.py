@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import cases
-from tailbound.wire.schema import Verdict, op_slot
+from case_worlds import udp_before
+from tailbound.wire.schema import Verdict
 from udp_world import World
 
 #: Only frames or switches can earn these.
@@ -16,20 +17,7 @@ ELSEWHERE = {
 
 def prepared(case: cases.Case, *, armed: bool = False) -> World:
     """The world right before the case's packet."""
-    world = World(registered=case.registered)
-    if armed:
-        world.arm()
-    for slot, (op, exponent) in case.expect.items():
-        world.store.expect[slot] = (op, exponent, 1)
-    if case.expect_results:
-        world.store.expect_results[op_slot(case.expect_results[0])] = case.expect_results
-    for packet in case.before:
-        world.take(packet)
-    if case.sealed:
-        world.tables.seal(*case.sealed)
-    for slot, (op, exponent) in case.told.items():
-        world.store.expect[slot] = (op, exponent, 1)
-    world.control(**case.control)
+    world = udp_before(case, armed=armed)
     world.tables.take_events()
     world.tables.take_controls()
     return world

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import cases
 from kernel_world import PASS, TX, KernelWorld
 from tailbound.wire.schema import Verdict, op_slot
@@ -11,7 +13,10 @@ from udp_world import World
 ACTIONS = {Verdict.CONTROL_PASSED: PASS, Verdict.REFLECTED: TX}
 
 
-def prepare(world: KernelWorld, case: cases.Case, *, armed: bool = False) -> None:
+def _replay(
+    world: KernelWorld | World, seal: Callable[[int, int, int], object], case: cases.Case, *, armed: bool
+) -> None:
+    """All that a case has before its packet."""
     if armed:
         world.arm()
     for slot, (op, exponent) in case.expect.items():
@@ -21,28 +26,27 @@ def prepare(world: KernelWorld, case: cases.Case, *, armed: bool = False) -> Non
     for packet in case.before:
         world.take(packet)
     if case.sealed:
-        world.sealer.seal(*case.sealed)
+        seal(*case.sealed)
     for slot, (op, exponent) in case.told.items():
         world.store.expect[slot] = (op, exponent, 1)
     world.control(**case.control)
+
+
+def prepare(world: KernelWorld, case: cases.Case, *, armed: bool = False) -> None:
+    """Brings the kernel's world to right before the case's packet."""
+    _replay(world, world.sealer.seal, case, armed=armed)
     world.ring.drain()
 
 
-def udp_after(case: cases.Case, *, armed: bool = False, ipv6: bool = False) -> World:
-    """The udp datapath after the same."""
+def udp_before(case: cases.Case, *, armed: bool = False, ipv6: bool = False) -> World:
+    """The udp datapath right before the case's packet, with the events of what came before."""
     world = World(registered=case.registered, ipv6=ipv6)
-    if armed:
-        world.arm()
-    for slot, (op, exponent) in case.expect.items():
-        world.store.expect[slot] = (op, exponent, 1)
-    if case.expect_results:
-        world.store.expect_results[op_slot(case.expect_results[0])] = case.expect_results
-    for packet in case.before:
-        world.take(packet)
-    if case.sealed:
-        world.tables.seal(*case.sealed)
-    for slot, (op, exponent) in case.told.items():
-        world.store.expect[slot] = (op, exponent, 1)
-    world.control(**case.control)
+    _replay(world, world.tables.seal, case, armed=armed)
+    return world
+
+
+def udp_after(case: cases.Case, *, armed: bool = False, ipv6: bool = False) -> World:
+    """The udp datapath right after it."""
+    world = udp_before(case, armed=armed, ipv6=ipv6)
     world.take(case.packet, case.source)
     return world

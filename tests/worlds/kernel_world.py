@@ -68,7 +68,7 @@ class KernelWorld:
             del defines["TB_SUM_ROWS"]  # as it is loaded for a job: compiled once for both
         self.program = -1
         self._loader, self._armed = loader, False
-        self._sizes = {"width": width, "result_rows": result_rows, "vlan": vlan, "ipv6": ipv6}
+        self._receiver = load.receiver_defines(cases.PORT, width, result_rows, vlan, ipv6=ipv6)
         self.ipv6 = ipv6
         if source:
             names = load.WORKER_MAP_NAMES
@@ -103,7 +103,7 @@ class KernelWorld:
     def arm(self) -> None:
         """From now on packets carry tags by ``cases.KEYS``, and the program for these takes them."""
         if not self._armed:
-            load.load_tagged(self.maps.fds, **self._sizes, port=cases.PORT, loader=self._loader)
+            load.load_tagged(self.maps.fds, self._receiver, self._loader)
             self._armed = True
         for epoch, key in enumerate(cases.KEYS):
             put_key(self.maps.fds["keys"], epoch, key)

@@ -82,7 +82,7 @@ class Bench:
         self.maps = maps.create(WORKER_MAPS, shapes(**sizes), events=True)
         defines = {"TB_PORT": PORT, "TB_WIDTH": WIDTH, "TB_SUM_ROWS": rows, "TB_RESULT_ROWS": rows}
         self.program = load.load("bench.bpf.c", "tb_bench", defines, load.WORKER_MAP_NAMES, self.maps.fds, loader)
-        load.load_tagged(self.maps.fds, port=PORT, width=WIDTH, result_rows=rows, loader=loader)
+        load.load_tagged(self.maps.fds, load.receiver_defines(PORT, WIDTH, rows), loader)
         self._key = key_of(np.random.default_rng(3).bytes(key_bytes(WIDTH) - 8), 0)
         for epoch in range(schema.KEY_EPOCHS):
             put_key(self.maps.fds["keys"], epoch, self._key)

@@ -11,7 +11,6 @@ import grp
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -283,9 +282,9 @@ def _attach(
     try:
         control = maps.arrays["control"]
         control["address"], control["prefix"] = _own_address(interface, ipv6=ipv6)
-        given: dict[str, Any] = {"port": port, "width": width, "result_rows": result_rows, "vlan": vlan, "ipv6": ipv6}
-        program = load.load_worker(maps.fds, **given, loader=loader)
-        tagged = keyed and _load_tagged(maps, loader, **given)
+        defines = load.receiver_defines(port, width, result_rows, vlan, ipv6=ipv6)
+        program = load.load_worker(maps.fds, defines, loader)
+        tagged = keyed and _load_tagged(maps, defines, loader)
         if replace:  # only now, when the new program is known to load
             pin.remove(interface)
         link = attaching.attach(program, device, mode)
@@ -295,10 +294,10 @@ def _attach(
     return maps, program, link, tagged
 
 
-def _load_tagged(maps: Maps, loader: str, **given: Any) -> bool:
+def _load_tagged(maps: Maps, defines: Mapping[str, int], loader: str) -> bool:
     """Whether jobs with a key can be had: a kernel that refuses that program serves all others."""
     try:
-        load.load_tagged(maps.fds, **given, loader=loader)
+        load.load_tagged(maps.fds, defines, loader)
     except CapabilityError as error:
         log.warning("no job with a key can run here: %s", str(error).splitlines()[0])
         return False

@@ -119,43 +119,23 @@ def _load(
         ) from error
 
 
-def load_worker(
-    fds: Mapping[str, int],
-    *,
-    port: int,
-    width: int,
-    result_rows: int,
-    vlan: int = 0,
-    ipv6: bool = False,
-    loader: str = "auto",
-) -> int:
-    """Loads the worker's program for a UDP port, payload width (codes), result ring (rows), VLAN or 0, and family.
+def load_worker(fds: Mapping[str, int], defines: Mapping[str, int], loader: str = "auto") -> int:
+    """Loads the worker's program; ``defines`` as ``receiver_defines`` makes them.
 
     Raises:
         CapabilityError: see ``load``.
     """
-    defines = receiver_defines(port, width, result_rows, vlan, ipv6=ipv6)
     return load("worker.bpf.c", WORKER, defines, WORKER_MAP_NAMES, fds, loader)
 
 
-def load_tagged(
-    fds: Mapping[str, int],
-    *,
-    port: int,
-    width: int,
-    result_rows: int,
-    vlan: int = 0,
-    ipv6: bool = False,
-    loader: str = "auto",
-) -> None:
+def load_tagged(fds: Mapping[str, int], defines: Mapping[str, int], loader: str = "auto") -> None:
     """Loads the program for packets with tags, to which the worker's hands over what a job with a key receives.
 
-    It goes with the last descriptor and pin of the array of programs.
+    ``defines`` are the worker's. It goes with the last descriptor and pin of the array of programs.
 
     Raises:
         CapabilityError: see ``load``.
     """
-    defines = receiver_defines(port, width, result_rows, vlan, ipv6=ipv6)
     program = load("tagged.bpf.c", TAGGED, defines, WORKER_MAP_NAMES, fds, loader)
     try:
         syscalls.map_update(fds[PROGRAMS], struct.pack("=I", 0), struct.pack("=I", program))
@@ -163,8 +143,11 @@ def load_tagged(
         os.close(program)
 
 
-def receiver_defines(port: int, width: int, result_rows: int, vlan: int, *, ipv6: bool) -> dict[str, int]:
-    """Macros of the programs that receive. Each of them is for one family of IP, so that IPv4 pays nothing for IPv6."""
+def receiver_defines(port: int, width: int, result_rows: int, vlan: int = 0, *, ipv6: bool = False) -> dict[str, int]:
+    """Macros of the programs that receive, for a UDP port, payload width (codes), result ring (rows), and VLAN or 0.
+
+    Each program is for one family of IP, so that IPv4 pays nothing for IPv6.
+    """
     defines = {"TB_PORT": port, "TB_WIDTH": width, "TB_RESULT_ROWS": result_rows, "TB_VLAN": vlan}
     return defines | of_family(ipv6=ipv6)
 
