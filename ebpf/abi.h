@@ -295,10 +295,11 @@ _Static_assert(sizeof(struct tb_fanout_counts) == 40, "tb_fanout_counts");
 /* The jobs of a switch as packets name them; written by the host, cookies last. */
 struct tb_switch_directory {
 	__u32 cookie[8]; /* job; 0: none */
-	__u32 address[8]; /* IPv4 address of the switch in it, network byte order */
+	__u32 address[8]; /* of the switch in it, as in tb_peer */
 	__u32 port[8]; /* its UDP port, network byte order */
+	__u32 prefix[24]; /* as in tb_peer, three words of each job */
 };
-_Static_assert(sizeof(struct tb_switch_directory) == 96, "tb_switch_directory");
+_Static_assert(sizeof(struct tb_switch_directory) == 192, "tb_switch_directory");
 
 /* A job of a switch; written by the host. */
 struct tb_switch_job {
@@ -306,21 +307,23 @@ struct tb_switch_job {
 	__u32 base; /* first slot */
 	__u32 mask; /* slots - 1, a power of two less one */
 	__u32 headroom; /* e of the next op: largest need plus this */
-	__u32 address; /* IPv4 address of the switch, network byte order */
+	__u32 address; /* of the switch, as in tb_peer */
 	__u8 mac[6]; /* Ethernet address of the switch */
 	__u16 port; /* UDP port, network byte order */
-	__u32 pad; /* 0 */
+	__u32 prefix[3]; /* as in tb_peer */
 };
-_Static_assert(sizeof(struct tb_switch_job) == 32, "tb_switch_job");
+_Static_assert(sizeof(struct tb_switch_job) == 40, "tb_switch_job");
 
 /* A worker of a job, by rank (who may send) or by port (where a copy goes); written by the host. */
 struct tb_switch_rank {
-	__u32 address; /* IPv4 address, network byte order; 0: nobody */
+	__u32 address; /* as in tb_peer; 0, and prefix too: nobody */
 	__u32 ifindex; /* the port towards it */
 	__u8 mac[6]; /* its Ethernet address */
 	__u16 rank; /* which */
+	__u32 prefix[3]; /* as in tb_peer */
+	__u32 pad; /* 0 */
 };
-_Static_assert(sizeof(struct tb_switch_rank) == 16, "tb_switch_rank");
+_Static_assert(sizeof(struct tb_switch_rank) == 32, "tb_switch_rank");
 
 /* Record of one row in a switch; written by the program only, under the slot's lock. */
 struct tb_switch_slot {

@@ -104,4 +104,13 @@ static __always_inline int tb_mark(struct iphdr *ip)
 	return 1;
 }
 
+/* The same of IPv6, whose class lies across the first two bytes, and which has no checksum. */
+static __always_inline int tb_mark_ipv6(struct ipv6hdr *ip)
+{
+	if (!(ip->flow_lbl[0] & TB_ECN_MASK << 4))
+		return 0;
+	ip->flow_lbl[0] |= TB_ECN_CE << 4;
+	return 1;
+}
+
 #endif /* TB_FAULTS_H */

@@ -27,7 +27,7 @@ typedef struct iphdr tb_ip_header;
 #define TB_ECN_CE 3
 #define TB_ECN_LAST 1
 
-/* A one's complement sum of up to 64 words of 32 bits as 16 bits; 0 only where all terms are. */
+/* A one's complement sum of up to 2^15 words of 32 bits as 16 bits; 0 only where all terms are. */
 static __always_inline __u16 tb_fold(__u64 sum)
 {
 	sum = (sum & 0xffff) + (sum >> 16);
@@ -117,11 +117,17 @@ static __always_inline void tb_ip_turn(tb_ip_header *ip)
 	ip->daddr = address;
 }
 
-/* Makes the checksum of a datagram of so many bytes, a constant and a multiple of four, which are there. */
-static __always_inline void tb_udp_checksum(const tb_ip_header *ip, struct udphdr *udp, __u32 bytes)
+/* Of a sum over all that UDP's checksum covers, that checksum. */
+static __always_inline __sum16 tb_udp_check(__u16 sum)
+{
+	return sum == 0xffff ? 0xffff : (__u16)~sum; /* 0 would say that there is none */
+}
+
+/* Sums what UDP's checksum covers of a datagram's beginning, a constant number of bytes and a multiple of four. */
+static __always_inline __u64 tb_udp_sum(const tb_ip_header *ip, struct udphdr *udp, __u32 bytes)
 {
 	const __be32 *words = ip->saddr.in6_u.u6_addr32; /* and those of daddr behind them */
-	__u64 sum = tb_be16(TB_IPPROTO_UDP) + (__u64)tb_be16((__u16)bytes);
+	__u64 sum = tb_be16(TB_IPPROTO_UDP) + (__u64)udp->len;
 	__u32 i;
 
 	udp->check = 0;
@@ -131,14 +137,86 @@ static __always_inline void tb_udp_checksum(const tb_ip_header *ip, struct udphd
 #pragma unroll
 	for (i = 0; i < bytes / 4; i++)
 		sum += ((const __be32 *)udp)[i];
-	udp->check = ~tb_fold(sum);
-	if (!udp->check)
-		udp->check = 0xffff; /* 0 says that there is none */
+	return sum;
+}
+
+/* Makes the checksum of a datagram of so many bytes, a constant and a multiple of four, which are there. */
+static __always_inline void tb_udp_checksum(const tb_ip_header *ip, struct udphdr *udp, __u32 bytes)
+{
+	udp->check = tb_udp_check(tb_fold(tb_udp_sum(ip, udp, bytes)));
+}
+
+/*
+ * The same of a whole frame's datagram, whose first bytes are constant; behind them are up to so many more, in sixteens.
+ * Pointers into the packet are to be taken anew after it, as they are here: at each exit of the loop the verifier knows
+ * another length of the frame, and would carry them on.
+ */
+static __always_inline void tb_udp_checksum_to(struct xdp_md *ctx, const tb_ip_header *ip,
+					       struct udphdr *udp, __u32 bytes, __u32 most)
+{
+	const void *at = (const void *)udp + bytes, *end = (void *)(long)ctx->data_end;
+	__u64 sum = tb_udp_sum(ip, udp, bytes);
+	__u32 i;
+
+#pragma clang loop unroll(disable)
+	for (i = 0; i < most / 16; i++) {
+		const __be32 *words = at;
+
+		if (at + 16 > end)
+			break;
+		sum += (__u64)words[0] + words[1] + words[2] + words[3];
+		at += 16;
+	}
+	asm volatile("" ::: "memory");
+	udp = (void *)(long)ctx->data + ETH_HLEN + TB_IP_BYTES;
+	if ((void *)(udp + 1) <= (void *)(long)ctx->data_end)
+		udp->check = tb_udp_check(tb_fold(sum));
+}
+
+static __always_inline void tb_ip_set_source(tb_ip_header *ip, __be32 address, const __be32 *prefix)
+{
+	__be32 *words = ip->saddr.in6_u.u6_addr32;
+
+	words[0] = prefix[0];
+	words[1] = prefix[1];
+	words[2] = prefix[2];
+	words[3] = address;
+}
+
+/* Readdresses a datagram whose checksum is right. */
+static __always_inline void tb_ip_send_to(tb_ip_header *ip, struct udphdr *udp, __be32 address,
+					  const __be32 *prefix)
+{
+	__be32 *words = ip->daddr.in6_u.u6_addr32;
+	__u16 sum = ~udp->check;
+
+	sum = tb_sum_moved(sum, words[0], prefix[0]);
+	sum = tb_sum_moved(sum, words[1], prefix[1]);
+	sum = tb_sum_moved(sum, words[2], prefix[2]);
+	sum = tb_sum_moved(sum, words[3], address);
+	udp->check = tb_udp_check(sum);
+	words[0] = prefix[0];
+	words[1] = prefix[1];
+	words[2] = prefix[2];
+	words[3] = address;
 }
 
 static __always_inline void tb_ip_place_of(struct tb_ip_place *place, const tb_ip_header *ip)
 {
 	__builtin_memcpy(place->words, &ip->daddr, sizeof(place->words));
+}
+
+/* Whether a place is at an address of the maps; and the word of it that they call the address. */
+static __always_inline int tb_ip_at(const struct tb_ip_place *place, __be32 address,
+				    const __be32 *prefix)
+{
+	return !((place->words[3] ^ address) | (place->words[0] ^ prefix[0]) |
+		 (place->words[1] ^ prefix[1]) | (place->words[2] ^ prefix[2]));
+}
+
+static __always_inline __be32 tb_ip_last(const struct tb_ip_place *place)
+{
+	return place->words[3];
 }
 
 static __always_inline void tb_ip_put(tb_ip_header *ip, const struct tb_ip_place *place)
@@ -230,10 +308,55 @@ static __always_inline void tb_udp_checksum(const tb_ip_header *ip, struct udphd
 	(void)bytes;
 	udp->check = 0;
 }
+
+static __always_inline void tb_udp_checksum_to(struct xdp_md *ctx, const tb_ip_header *ip,
+					       struct udphdr *udp, __u32 bytes, __u32 most)
+{
+	(void)ctx;
+	(void)most;
+	tb_udp_checksum(ip, udp, bytes);
+}
+
+static __always_inline void tb_ip_set_source(tb_ip_header *ip, __be32 address, const __be32 *prefix)
+{
+	(void)prefix;
+	ip->saddr = address;
+}
+
+/* Internet checksum (RFC 1071) of a header without options, whose checksum field is zero. */
+static __always_inline __u16 tb_ip_checksum(const struct iphdr *ip)
+{
+	const __u32 *word = (const __u32 *)ip;
+
+	return ~tb_fold((__u64)word[0] + word[1] + word[2] + word[3] + word[4]);
+}
+
+static __always_inline void tb_ip_send_to(tb_ip_header *ip, struct udphdr *udp, __be32 address,
+					  const __be32 *prefix)
+{
+	(void)udp;
+	(void)prefix;
+	ip->daddr = address;
+	ip->check = 0;
+	ip->check = tb_ip_checksum(ip);
+}
+
 static __always_inline void tb_ip_place_of(struct tb_ip_place *place, const tb_ip_header *ip)
 {
 	place->words[0] = ip->daddr;
 	place->check = ip->check;
+}
+
+static __always_inline int tb_ip_at(const struct tb_ip_place *place, __be32 address,
+				    const __be32 *prefix)
+{
+	(void)prefix;
+	return place->words[0] == address;
+}
+
+static __always_inline __be32 tb_ip_last(const struct tb_ip_place *place)
+{
+	return place->words[0];
 }
 
 static __always_inline void tb_ip_put(tb_ip_header *ip, const struct tb_ip_place *place)

@@ -124,19 +124,6 @@ static __always_inline void tb_switch_head(struct tb_header *head, const struct 
 	head->lateness = 0;
 }
 
-/* Internet checksum (RFC 1071) of a header without options, whose checksum field is zero. */
-static __always_inline __u16 tb_ip_checksum(const struct iphdr *ip)
-{
-	const __u32 *word = (const __u32 *)ip;
-	__u64 sum = (__u64)word[0] + word[1] + word[2] + word[3] + word[4];
-
-	sum = (sum & 0xffffffff) + (sum >> 32);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return ~sum;
-}
-
 static __always_inline void tb_mac_copy(__u8 *to, const __u8 *from)
 {
 	__u16 *half = (__u16 *)to;
@@ -147,25 +134,26 @@ static __always_inline void tb_mac_copy(__u8 *to, const __u8 *from)
 		half[i] = ((const __u16 *)from)[i];
 }
 
-/* From the switch; whereto is written later, once for each copy. XDP sees no checksum of UDP, so there is none. */
-static __always_inline void tb_switch_from(const struct tb_frame *f,
+/*
+ * From the switch; whereto is written later, once for each copy. IPv4 can do without a checksum of UDP, which XDP does not
+ * see; IPv6 gets one over the whole row, and with it the frame is to be looked at anew (ip.h).
+ */
+static __always_inline void tb_switch_from(struct xdp_md *ctx, const struct tb_frame *f,
 					   const struct tb_switch_job *job)
 {
 	tb_mac_copy(f->eth->h_source, job->mac);
 	tb_unmark(f->ip); /* the contribution's mark is not the result's */
-	f->ip->saddr = job->address;
+	tb_ip_set_source(f->ip, job->address, job->prefix);
 	f->udp->source = job->port;
 	f->udp->dest = job->port;
-	f->udp->check = 0;
+	tb_udp_checksum_to(ctx, f->ip, f->udp, sizeof(struct udphdr) + TB_HEADER_BYTES, TB_WIDTH);
 }
 
-static __always_inline void tb_switch_to(struct ethhdr *eth, struct iphdr *ip,
+static __always_inline void tb_switch_to(struct ethhdr *eth, tb_ip_header *ip, struct udphdr *udp,
 					 const struct tb_switch_rank *rank)
 {
 	tb_mac_copy(eth->h_dest, rank->mac);
-	ip->daddr = rank->address;
-	ip->check = 0;
-	ip->check = tb_ip_checksum(ip);
+	tb_ip_send_to(ip, udp, rank->address, rank->prefix);
 }
 
 #endif /* TB_SWITCH_H */

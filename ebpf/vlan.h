@@ -27,27 +27,42 @@ struct tb_vlan_frame {
 	__be16 inner;
 };
 
-/* Takes off the tag of VLAN id. The tag with its priority, in network byte order; 0 where there is none of that VLAN. */
-static __always_inline __u32 tb_vlan_off(struct xdp_md *ctx, __u16 id)
+/*
+ * What stands where a tag would. It is copied by the kernel, in every frame: so the verifier knows nothing of it, and looks
+ * at all that follows once. Of a tag in a variable it knows where that is 0; Linux 5.19 then looked three times, at more
+ * than the million instructions that it allows.
+ */
+struct tb_vlan_seen {
+	__be16 protocol;
+	__be16 tag;
+};
+
+static __always_inline void tb_vlan_look(struct xdp_md *ctx, struct tb_vlan_seen *seen)
+{
+	bpf_xdp_load_bytes(ctx, sizeof(struct tb_macs), seen, sizeof(*seen)); /* or leaves zeros */
+}
+
+/* Whether that is a tag of VLAN id. */
+static __always_inline int tb_vlan_is(const struct tb_vlan_seen *seen, __u16 id)
+{
+	return seen->protocol == tb_be16(ETH_P_8021Q) && (tb_be16(seen->tag) & TB_VLAN_ID) == id;
+}
+
+/*
+ * Takes the tag off; false where the linear part is too short for what is behind it. The addresses move first, so that
+ * nothing of them is on the stack, where the verifier would remember which frames had a tag. There is room for the frame
+ * to get shorter, by the bytes looked at.
+ */
+static __always_inline int tb_vlan_off(struct xdp_md *ctx)
 {
 	struct tb_vlan_frame *frame = (void *)(long)ctx->data;
 	struct tb_macs macs;
-	__be16 tag;
 
-	if ((void *)(frame + 1) > (void *)(long)ctx->data_end ||
-	    frame->protocol != tb_be16(ETH_P_8021Q))
-		return 0;
-	tag = frame->tag;
-	if ((tb_be16(tag) & TB_VLAN_ID) != id)
+	if ((void *)(frame + 1) > (void *)(long)ctx->data_end)
 		return 0;
 	macs = frame->macs;
-	if (bpf_xdp_adjust_head(ctx, TB_VLAN_BYTES))
-		return 0;
-	frame = (void *)(long)ctx->data;
-	if ((void *)frame + ETH_HLEN > (void *)(long)ctx->data_end)
-		return 0; /* it had this and a tag, but the verifier has forgotten */
-	frame->macs = macs;
-	return tag;
+	*(struct tb_macs *)((void *)frame + TB_VLAN_BYTES) = macs;
+	return !bpf_xdp_adjust_head(ctx, TB_VLAN_BYTES);
 }
 
 /* Puts a tag on; false where there is no room in front of the frame. */

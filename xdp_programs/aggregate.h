@@ -32,7 +32,8 @@ struct tb_found {
 	__u32 known; /* a job has this address and port */
 	__u32 named; /* one of them has this cookie too */
 	__u32 job; /* that one, or else the first */
-	__u32 address, port; /* destination, network byte order */
+	struct tb_ip_place to; /* destination */
+	__u32 port; /* network byte order */
 };
 
 static __always_inline struct tb_switch_port *tb_port_of(__u32 ifindex)
@@ -42,7 +43,7 @@ static __always_inline struct tb_switch_port *tb_port_of(__u32 ifindex)
 }
 
 /*
- * Whose packet it is. What is no IPv4 or UDP at all is told apart later: its bytes are no address of ours but by chance.
+ * Whose packet it is. What is no IP or UDP at all is told apart later: its bytes are no address of ours but by chance.
  * A frame in pieces has its headers brought together for that.
  */
 static __always_inline void tb_find(struct xdp_md *ctx, struct tb_found *found)
@@ -50,14 +51,14 @@ static __always_inline void tb_find(struct xdp_md *ctx, struct tb_found *found)
 	const struct tb_switch_directory *jobs = TB_LOOKUP(switch_directory, 0);
 	void *data = (void *)(long)ctx->data;
 	void *end = (void *)(long)ctx->data_end;
-	__u32 cookie = 0, address, port;
+	__u32 cookie = 0, port;
 	struct tb_pieces pieces;
 	int i;
 
 	if (!jobs)
 		return;
 	if (data + TB_HEAD_OFFSET <= end) {
-		address = ((struct iphdr *)(data + TB_IP_OFFSET))->daddr;
+		tb_ip_place_of(&found->to, data + TB_IP_OFFSET);
 		port = ((struct udphdr *)(data + TB_UDP_OFFSET))->dest;
 		if (data + TB_CODES_OFFSET <= end)
 			cookie = tb_be32(((struct tb_header *)(data + TB_HEAD_OFFSET))->cookie);
@@ -66,14 +67,14 @@ static __always_inline void tb_find(struct xdp_md *ctx, struct tb_found *found)
 
 		if (!start)
 			return;
-		address = ((struct iphdr *)(start + TB_IP_OFFSET))->daddr;
+		tb_ip_place_of(&found->to, start + TB_IP_OFFSET);
 		port = ((struct udphdr *)(start + TB_UDP_OFFSET))->dest;
 	}
-	found->address = address;
 	found->port = port;
 #pragma unroll
 	for (i = 0; i < TB_SWITCH_JOBS; i++) {
-		if (!jobs->cookie[i] || jobs->address[i] != address || jobs->port[i] != port)
+		if (!jobs->cookie[i] || jobs->port[i] != port ||
+		    !tb_ip_at(&found->to, jobs->address[i], &jobs->prefix[3 * i]))
 			continue;
 		if (!found->known)
 			found->job = i;
@@ -158,9 +159,9 @@ static __always_inline __u32 tb_relay_judge(struct xdp_md *ctx, const struct tb_
 	if (!tb_frame_of(ctx, &f))
 		return TB_VERDICT_BAD_LENGTH;
 	rank = tb_rank_of(found->job, f.head->sender);
-	if (!rank || f.head->sender >= job->ranks || !rank->address)
+	if (!rank || f.head->sender >= job->ranks || !tb_registered(rank->address, rank->prefix))
 		return TB_VERDICT_UNKNOWN_RANK;
-	if (f.ip->saddr != rank->address)
+	if (!tb_ip_from(f.ip, rank->address, rank->prefix))
 		return TB_VERDICT_WRONG_ADDRESS;
 	check = tb_be64(f.head->check); /* before the loop: see lanes.h */
 	if (tb_check(f.head, f.codes, f.end) != check)
@@ -172,6 +173,11 @@ static __always_inline __u32 tb_relay_judge(struct xdp_md *ctx, const struct tb_
 	if (p.owner != job->ranks)
 		return TB_VERDICT_NOT_FOR_THIS_RANK;
 	if (p.type == TB_TYPE_PROBE) {
+#ifdef TB_IPV6
+		/* What the checksum of the echo is made over. */
+		if (p.codes != TB_ROW_STEP || (void *)f.codes + TB_ROW_STEP > f.end)
+			return TB_VERDICT_BAD_LENGTH;
+#endif
 		tb_reflect(&f, job->ranks, 0, check, 0);
 		f.eth->h_dest[0] = found->job;
 		*leave = TB_LEAVE_BACK;
@@ -197,8 +203,8 @@ static __always_inline __u32 tb_relay_judge(struct xdp_md *ctx, const struct tb_
 		*leave = TB_LEAVE_NOT;
 		return verdict;
 	}
-	tb_switch_from(&f, job);
 	f.eth->h_dest[0] = found->job;
+	tb_switch_from(ctx, &f, job);
 	return verdict;
 }
 
@@ -214,8 +220,8 @@ static __always_inline int tb_relay(struct xdp_md *ctx)
 
 	tb_find(ctx, &found);
 	if (found.known)
-		verdict = tb_parse(ctx, tb_be16((__u16)found.port), found.address, 0, 0, TB_WIDTH,
-				   &codes);
+		verdict = tb_parse(ctx, tb_be16((__u16)found.port), tb_ip_last(&found.to),
+				   found.to.words, 0, TB_WIDTH, &codes);
 	if (!port)
 		return XDP_PASS;
 	if (verdict == TB_FOREIGN) {

@@ -13,6 +13,8 @@
  * Before all of that stands a port with a finite queue, if the lab has one: what does not fit is dropped, what comes
  * above a threshold is marked.
  *
+ * A link of the lab may carry both families of IP, so this program knows both.
+ *
  * State and settings lie in one record, changed under a lock, so that a seed gives the same faults for the
  * same order of packets, on however many CPUs they come.
  */
@@ -20,60 +22,78 @@
 #include "maps.h"
 #include "parse.h"
 
-/* UDP behind an IPv4 header without options, first fragments included. */
-static __always_inline int tb_udp(const struct iphdr *ip)
-{
-	return *(__u8 *)ip == 0x45 && ip->protocol == TB_IPPROTO_UDP &&
-	       !(ip->frag_off & tb_be16(0x1fff));
-}
+#define TB_IPPROTO_TCP 6
+/* Where UDP begins, behind an IP header without options. */
+#define TB_UDP_OF_IPV4 (TB_IP_OFFSET + sizeof(struct iphdr))
+#define TB_UDP_OF_IPV6 (TB_IP_OFFSET + sizeof(struct ipv6hdr))
 
-/* Whether faults may hit the packet: any IPv4, or UDP to or from a port. */
-static __always_inline int tb_exposed(void *data, void *end, __u32 port)
+/*
+ * Where a packet's UDP header is, or would be, if faults may hit it; 0 if they may not. They may hit all of IPv4, and of
+ * IPv6 what has UDP or TCP right behind its header: neighbour discovery (ARP's part in IPv6) and whatever has extension
+ * headers passes. *udp: it is UDP, first fragments of IPv4 included.
+ */
+static __always_inline __u32 tb_transport(void *data, void *end, int *udp)
 {
 	struct ethhdr *eth = data;
 	struct iphdr *ip = data + TB_IP_OFFSET;
-	struct udphdr *udp = data + TB_UDP_OFFSET;
+	struct ipv6hdr *ip6 = data + TB_IP_OFFSET;
 
-	if (data + TB_HEAD_OFFSET > end || eth->h_proto != tb_be16(ETH_P_IP))
+	*udp = 0;
+	if (data + TB_UDP_OF_IPV4 + sizeof(struct udphdr) > end)
 		return 0;
-	if (!port)
-		return 1;
-	return tb_udp(ip) &&
+	if (eth->h_proto == tb_be16(ETH_P_IP)) {
+		*udp = *(__u8 *)ip == 0x45 && ip->protocol == TB_IPPROTO_UDP &&
+		       !(ip->frag_off & tb_be16(0x1fff));
+		return TB_UDP_OF_IPV4;
+	}
+	if (eth->h_proto != tb_be16(ETH_P_IPV6) || *(__u8 *)ip6 >> 4 != 6 ||
+	    data + TB_UDP_OF_IPV6 + sizeof(struct udphdr) > end)
+		return 0;
+	*udp = ip6->nexthdr == TB_IPPROTO_UDP;
+	return *udp || ip6->nexthdr == TB_IPPROTO_TCP ? TB_UDP_OF_IPV6 : 0;
+}
+
+/* Whether UDP is to or from a port. */
+static __always_inline int tb_has_port(void *data, void *end, __u32 at, __u32 port)
+{
+	struct udphdr *udp = data + at;
+
+	return (void *)(udp + 1) <= end &&
 	       (udp->dest == tb_be16((__u16)port) || udp->source == tb_be16((__u16)port));
 }
 
 /*
- * Makes a packet fit for redirection: on a veth its UDP checksum was only promised, a redirected frame no
- * longer says so, and the receiver's stack would drop it; 0 means that there is none. Only for UDP, then.
+ * Makes UDP fit for redirection: on a veth its checksum was only promised, a redirected frame no longer says so, and the
+ * receiver's stack would drop it; 0 means that there is none. IPv6 must have one, which the sender's stack has made
+ * already (lab: tx off).
  */
-static __always_inline int tb_unpromise(struct xdp_md *ctx)
+static __always_inline void tb_unpromise(struct xdp_md *ctx)
 {
 	void *data = (void *)(long)ctx->data;
 	void *end = (void *)(long)ctx->data_end;
-	struct udphdr *udp = data + TB_UDP_OFFSET;
+	struct udphdr *udp = data + TB_UDP_OF_IPV4;
 
-	if (data + TB_HEAD_OFFSET > end || !tb_udp(data + TB_IP_OFFSET))
-		return 0;
-	udp->check = 0;
-	return 1;
+	if ((void *)(udp + 1) <= end)
+		udp->check = 0;
 }
 
-/* Flips a bit behind the UDP header; false if there is none. The mask tells the verifier a bound. */
-static __always_inline int tb_flip(struct xdp_md *ctx, __u32 where)
+/* Flips a bit behind the UDP header at an offset; false if there is none. The mask tells the verifier a bound. */
+static __always_inline int tb_flip(struct xdp_md *ctx, __u32 at, __u32 where)
 {
 	void *data = (void *)(long)ctx->data;
 	void *end = (void *)(long)ctx->data_end;
 	__u64 bits, bit;
-	__u8 *at;
+	__u8 *byte;
 
-	if (data + TB_HEAD_OFFSET >= end)
+	at += sizeof(struct udphdr);
+	if (data + at >= end)
 		return 0;
-	bits = (end - data - TB_HEAD_OFFSET) * 8;
+	bits = (end - data - at) * 8;
 	bit = (__u64)where * bits >> 32;
-	at = data + TB_HEAD_OFFSET + (bit >> 3 & 0x3fff);
-	if ((void *)(at + 1) > end)
+	byte = data + at + (bit >> 3 & 0x3fff);
+	if ((void *)(byte + 1) > end)
 		return 0;
-	*at ^= 1 << (bit & 7);
+	*byte ^= 1 << (bit & 7);
 	return 1;
 }
 
@@ -85,12 +105,14 @@ TB_PROGRAM tb_faults(struct xdp_md *ctx)
 	struct tb_faults *faults = TB_LOOKUP(faults, 0);
 	struct tb_lock *lock = TB_LOOKUP(fault_lock, 0);
 	__u64 now = bpf_ktime_get_ns();
-	__u32 port = TB_PORT_TAKES;
+	__u32 port = TB_PORT_TAKES, at;
 	struct tb_fate fate;
+	int udp;
 
 	if (!counts || !faults || !lock)
 		return XDP_PASS;
-	if (!tb_exposed(data, end, faults->port)) {
+	at = tb_transport(data, end, &udp);
+	if (!at || (faults->port && !(udp && tb_has_port(data, end, at, faults->port)))) {
 		counts->passed++;
 		return XDP_PASS;
 	}
@@ -104,18 +126,22 @@ TB_PROGRAM tb_faults(struct xdp_md *ctx)
 		counts->overflowed++;
 		return XDP_DROP;
 	}
-	if (port == TB_PORT_MARKS && data + TB_HEAD_OFFSET <= end && tb_mark(data + TB_IP_OFFSET))
+	if (port == TB_PORT_MARKS && data + TB_UDP_OF_IPV4 <= end &&
+	    (at == TB_UDP_OF_IPV6 ? tb_mark_ipv6(data + TB_IP_OFFSET)
+				  : tb_mark(data + TB_IP_OFFSET)))
 		counts->marked++;
 	if (fate.lost) {
 		counts->lost++;
-		if (data + TB_HEAD_OFFSET <= end && !tb_udp(data + TB_IP_OFFSET))
+		if (!udp)
 			counts->lost_other++;
 		return XDP_DROP;
 	}
-	if (fate.corrupted && tb_flip(ctx, fate.where))
+	if (fate.corrupted && tb_flip(ctx, at, fate.where))
 		counts->corrupted++;
-	if (!(fate.duplicated || fate.reordered) || !tb_unpromise(ctx))
+	if (!(fate.duplicated || fate.reordered) || !udp)
 		return XDP_PASS;
+	if (at == TB_UDP_OF_IPV4)
+		tb_unpromise(ctx);
 	if (!fate.duplicated) {
 		counts->reordered++;
 		return bpf_redirect_map(TB_MAP(fault_ports), 0, 0);

@@ -9,17 +9,23 @@
 static __always_inline int tb_receive(struct xdp_md *ctx)
 {
 	__u16 vlan = TB_VLAN;
-	__u32 tag = 0;
+	struct tb_vlan_seen seen = {};
 	int action;
 
-	if (vlan)
-		tag = tb_vlan_off(ctx, vlan);
+	if (vlan) {
+		tb_vlan_look(ctx, &seen);
+		if (tb_vlan_is(&seen, vlan) && !tb_vlan_off(ctx))
+			return XDP_PASS;
+	}
 	action = tb_ingest(ctx);
-	if (vlan && action == XDP_TX && !tag)
-		tag = tb_be16(vlan);
-	if (vlan && tag && action != XDP_DROP && !tb_vlan_on(ctx, tag))
-		return XDP_ABORTED;
-	return action;
+	if (!vlan || action == XDP_DROP)
+		return action;
+	if (!tb_vlan_is(&seen, vlan)) {
+		if (action != XDP_TX)
+			return action;
+		seen.tag = tb_be16(vlan);
+	}
+	return tb_vlan_on(ctx, seen.tag) ? action : XDP_ABORTED;
 }
 
 #endif /* TB_RECEIVE_H */

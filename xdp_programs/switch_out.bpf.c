@@ -19,9 +19,9 @@ TB_DEVMAP_PROGRAM tb_switch_out(struct xdp_md *ctx)
 	if (data + TB_HEAD_OFFSET > end)
 		return XDP_DROP;
 	rank = TB_LOOKUP(switch_out, (eth->h_dest[0] & (TB_SWITCH_JOBS - 1)) * TB_PORTS + place);
-	if (!rank || rank->ifindex != ifindex || !rank->address)
+	if (!rank || rank->ifindex != ifindex || !tb_registered(rank->address, rank->prefix))
 		return XDP_DROP;
-	tb_switch_to(eth, data + TB_IP_OFFSET, rank);
+	tb_switch_to(eth, data + TB_IP_OFFSET, data + TB_UDP_OFFSET, rank);
 	port = TB_LOOKUP(switch_ports, bpf_get_smp_processor_id() * TB_PORTS + place);
 	if (port)
 		port->results++;

@@ -36,7 +36,8 @@ def test_worker_with_tags(make, loader: str, width: int) -> None:
     assert 0 < found <= MOST_OF_FEW
 
 
-@pytest.mark.parametrize("width", [1408, WIDTH_OF_PAGE])
-def test_switch(make_switch, width: int) -> None:
-    world: SwitchWorld = make_switch(width=width)
+@pytest.mark.parametrize(("width", "ipv6"), [(1408, False), (WIDTH_OF_PAGE, False), (WIDTH_OF_PAGE, True)])
+def test_switch(make_switch, width: int, ipv6: bool) -> None:
+    """Over IPv6 with UDP's checksum."""
+    world: SwitchWorld = make_switch(width=width, ipv6=ipv6)
     assert 0 < syscalls.prog_info(world.switch.program).verified_insns <= MOST

@@ -29,6 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             f"worker-{cases.WIDTH}.bpf.o", f"tagged-{cases.WIDTH}.bpf.o", f"switch-{cases.WIDTH}.bpf.o",
             f"switch_out-{cases.WIDTH}.bpf.o",
             f"worker-ipv6-{cases.WIDTH}.bpf.o", f"tagged-ipv6-{cases.WIDTH}.bpf.o",
+            f"switch-ipv6-{cases.WIDTH}.bpf.o", f"switch_out-ipv6-{cases.WIDTH}.bpf.o",
             "fanout-16.bpf.o", "fanout-ipv6-16.bpf.o", "faults.bpf.o",
         }  # fmt: skip
     return out
@@ -79,8 +80,9 @@ def test_an_object_takes_packets_of_its_port_alone(node: None) -> None:
         world.close()
 
 
-def test_a_switch(node: None) -> None:
-    world = SwitchWorld("object")
+@pytest.mark.parametrize("ipv6", [False, True])
+def test_a_switch(node: None, ipv6: bool) -> None:
+    world = SwitchWorld("object", ipv6=ipv6)
     try:
         assert world.switch.program >= 0
         assert world.switch.out >= 0

@@ -12,7 +12,7 @@ import pytest
 
 import cases
 import veths
-from kernel_world import DROP, HEADERS, PASS
+from kernel_world import DROP, HEADERS, HEADERS_IPV6, PASS
 from tailbound.errors import AttachError, ConfigError
 from tailbound.kernel import syscalls
 from tailbound.kernel.faults import FaultProgram, FaultSettings, probability
@@ -20,6 +20,9 @@ from tailbound.kernel.frames import frame
 from tailbound.wire.packets import DTYPES
 
 FRAME = frame(bytes(200), cases.ip_of(1), cases.ip_of(0), 9, cases.PORT)
+FRAME_IPV6 = frame(bytes(200), cases.ip_of(1, ipv6=True), cases.ip_of(0, ipv6=True), 9, cases.PORT)
+#: Ethernet and the IPv6 header.
+_UDP_IPV6 = 54
 
 
 class Model:
@@ -60,6 +63,25 @@ def program(loader: str) -> Iterator[FaultProgram]:
     made.close()
 
 
+def as_the_model(
+    program: FaultProgram, settings: FaultSettings, times: int, data: bytes, headers: int
+) -> tuple[int, int]:
+    """Gives ``program`` the frame ``data`` so often, and has each fate compared; how many were lost and damaged."""
+    program.set(settings)
+    model = Model(settings)
+    lost = corrupted = 0
+    for i in range(times):
+        result = syscalls.run_xdp(program.program, data)
+        gone, bit = model.fate(len(data) - headers)
+        assert result.action == (DROP if gone else PASS), i
+        want = bytearray(data)
+        if bit is not None:
+            want[headers + bit // 8] ^= 1 << bit % 8
+        assert result.data == bytes(want), i
+        lost, corrupted = lost + gone, corrupted + (bit is not None)
+    return lost, corrupted
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -69,18 +91,7 @@ def program(loader: str) -> Iterator[FaultProgram]:
     ids=["bernoulli", "gilbert-elliott"],
 )
 def test_as_the_model(program: FaultProgram, settings: FaultSettings) -> None:
-    program.set(settings)
-    model = Model(settings)
-    lost = corrupted = 0
-    for i in range(4000):
-        result = syscalls.run_xdp(program.program, FRAME)
-        gone, bit = model.fate(len(FRAME) - HEADERS)
-        assert result.action == (DROP if gone else PASS), i
-        want = bytearray(FRAME)
-        if bit is not None:
-            want[HEADERS + bit // 8] ^= 1 << bit % 8
-        assert result.data == bytes(want), i
-        lost, corrupted = lost + gone, corrupted + (bit is not None)
+    lost, corrupted = as_the_model(program, settings, 4000, FRAME, HEADERS)
     others = dict.fromkeys(("duplicated", "passed", "reordered", "lost_other", "overflowed", "marked"), 0)
     assert program.counts() == {"seen": 4000, "lost": lost, "corrupted": corrupted} | others
     expected = settings.loss_good or 0
@@ -184,3 +195,56 @@ def test_a_port_of_a_slow_link_marks_and_then_drops(program: FaultProgram) -> No
     assert program.counts()["marked"] == 6
     program.set(FaultSettings(rate=1000, queue=10 * len(FRAME), mark=1))
     assert syscalls.run_xdp(program.program, FRAME).data == FRAME  # its sender knows of no marks
+
+
+def test_the_same_fates_over_ipv6(program: FaultProgram) -> None:
+    """The generator steps alike, a flipped bit is one of the datagram's, and what is lost is UDP."""
+    settings = FaultSettings(seed=3, loss_good=0.2, corrupt=0.5, port=cases.PORT)
+    _, corrupted = as_the_model(program, settings, 300, FRAME_IPV6, HEADERS_IPV6)
+    counts = program.counts()
+    assert (counts["seen"], counts["corrupted"], counts["lost_other"], counts["passed"]) == (300, corrupted, 0, 0)
+    assert counts["lost"] > 0
+
+
+def test_marks_of_ipv6_stand_in_the_traffic_class(program: FaultProgram) -> None:
+    """From ECT(0) and ECT(1) to CE; class and flow label stay, and what is not ECT."""
+    program.set(FaultSettings(rate=1000, queue=1 << 20, mark=1))
+    for before, after in ((0x2E, 0x2F), (0x01, 0x03), (0xFF, 0xFF), (0xB8, 0xB8)):
+        data = bytearray(FRAME_IPV6)
+        data[14:18] = (6 << 28 | before << 20 | 0xABCDE).to_bytes(4, "big")
+        want = bytes(data[:14]) + (6 << 28 | after << 20 | 0xABCDE).to_bytes(4, "big") + bytes(data[18:])
+        result = syscalls.run_xdp(program.program, bytes(data))
+        assert (result.action, result.data) == (PASS, want)
+    assert program.counts()["marked"] == 3
+
+
+def test_what_of_ipv6_faults_never_hit(program: FaultProgram) -> None:
+    """Neighbour discovery, extension headers and what is no IPv6 pass untouched; TCP is lost, and counted apart."""
+    scapy = pytest.importorskip("scapy.all", reason="missing capability 'scapy': pip install 'tailbound[test]'")
+    ip = scapy.Ether(src="02:7b:00:00:00:01", dst="02:7b:00:00:00:02") / scapy.IPv6(src="fd7b::1", dst="fd7b::2")
+    udp, body = scapy.UDP(sport=9, dport=cases.PORT), bytes(64)
+    options = (scapy.IPv6ExtHdrHopByHop(), scapy.IPv6ExtHdrDestOpt(), scapy.IPv6ExtHdrRouting())
+    passing = [
+        *(bytes(ip / header / udp / body) for header in options),
+        bytes(ip / scapy.IPv6ExtHdrFragment(m=1) / udp / body),
+        bytes(ip / scapy.IPv6ExtHdrFragment(offset=10) / body),
+        bytes(ip / scapy.ICMPv6ND_NS(tgt="fd7b::2")),
+        bytes(ip / scapy.ICMPv6EchoRequest(data=body)),
+        bytes(ip / scapy.IPv6(src="fd7b::1", dst="fd7b::2") / udp / body),  # a tunnel
+        FRAME_IPV6[:14] + b"\x45" + FRAME_IPV6[15:],  # says that it is IPv6, and is not
+        *(FRAME_IPV6[:size] for size in range(14, _UDP_IPV6 + 8)),
+    ]
+    program.set(FaultSettings(loss_good=1.0, corrupt=1.0, rate=1000, queue=1 << 20, mark=1))
+    for data in passing:
+        result = syscalls.run_xdp(program.program, data)
+        assert (result.action, result.data) == (PASS, data), data.hex()
+    assert {name: n for name, n in program.counts().items() if n} == {"passed": len(passing)}
+    for data in (bytes(ip / udp), bytes(ip / scapy.TCP(dport=cases.PORT)), bytes(ip / udp / body)):
+        assert syscalls.run_xdp(program.program, data).action == DROP
+    assert {name: n for name, n in program.counts().items() if n} == {
+        "passed": len(passing), "seen": 3, "lost": 3, "lost_other": 1,
+    }  # fmt: skip
+    program.set(FaultSettings(loss_good=1.0, port=cases.PORT))
+    assert syscalls.run_xdp(program.program, bytes(ip / scapy.TCP(dport=cases.PORT))).action == PASS
+    assert syscalls.run_xdp(program.program, bytes(ip / scapy.UDP(dport=9, sport=9))).action == PASS
+    assert syscalls.run_xdp(program.program, FRAME_IPV6).action == DROP

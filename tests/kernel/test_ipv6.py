@@ -15,6 +15,7 @@ import pytest
 import cases
 from case_worlds import ACTIONS, prepare, udp_after
 from kernel_world import DROP, HEADERS_IPV6, PASS, TX, KernelWorld, ip_of, same_memory
+from loaders import loader as loader
 from tailbound.kernel import syscalls
 from tailbound.kernel.frames import frame, internet_checksum
 from tailbound.wire import packets
@@ -33,17 +34,6 @@ _IP, _UDP, _SIX, _NEXT_UDP = 14, 54, 6, 17
 
 def ours(**fields: object) -> scapy.IPv6:
     return scapy.IPv6(**({"src": PEER, "dst": OWN} | fields))
-
-
-@pytest.fixture(
-    params=[
-        pytest.param("clang", marks=pytest.mark.needs("bpf", "clang", "libbpf")),
-        pytest.param("bcc", marks=[pytest.mark.needs("bpf", "bcc", "headers"), pytest.mark.thorough]),
-    ]
-)
-def loader(request: pytest.FixtureRequest) -> str:
-    """Who compiles the program; jobs between namespaces (``tests/netns/test_ipv6.py``) take BCC's first."""
-    return str(request.param)
 
 
 @pytest.fixture

@@ -91,10 +91,9 @@ def test_lengths_are_those_of_the_frame_without_its_tag(world: KernelWorld) -> N
 
 @pytest.mark.parametrize("width", [1408, WIDTH_MOST])
 def test_verifier(make, width: int) -> None:
-    """It follows the program once for frames with a tag and once for those without."""
+    """It follows the program once for frames with a tag and those without: Linux 5.19 has no room for twice."""
     tagged, plain = (syscalls.prog_info(make(width=width, vlan=vlan).program).verified_insns for vlan in (VLAN, 0))
-    assert 0 < tagged < 450_000
-    assert plain < tagged
+    assert 0 < tagged < 1.5 * plain
 
 
 def test_a_job_with_a_key(world: KernelWorld) -> None:

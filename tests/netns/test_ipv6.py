@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,15 +13,21 @@ import numpy as np
 import pytest
 
 from lab_team import lab_team
-from support import Reference, gradients, patient
+from support import MS, Reference, exact_mean, gradients, nmse, patient
 from tailbound.errors import ConfigError
 from tailbound.lab.cluster import Cluster
-from tailbound.lab.spec import LabSpec
+from tailbound.lab.faults import Fault
+from tailbound.lab.topology import Link
+from tailbound.settings.table import switch_of
+from tailbound.switch.job import JobSpec, RankSpec
+from tailbound.switch.p4.box import open_p4
+from tailbound.transport.switch import Switch
 from tailbound.wire.schema import op_label
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 
 RANKS, COOKIE, WIDTH = 3, 0xBEEF, 1344
+MBIT = 10**6
 #: A question after an op may cross its end, and is stale then.
 STRAY = {"STALE_RESULT"}
 
@@ -110,7 +117,7 @@ def test_the_family_is_that_of_the_way_to_the_peers(tailbound_lab: Callable[...,
     assert told["udp"] == ["udp", "fd7b::1", 1344]
     assert told["named"] == ["udp", "fd7b::1", 1152]  # 1300 bytes hold 1188 codes
     assert told["switch"][0] == "ConfigError"
-    assert "give the interface an IPv4 address" in told["switch"][1]
+    assert "sums packets of IPv4, and this rank talks over IPv6" in told["switch"][1]
     assert told["towards both"] == ["fd7b::1", "198.18.0.1"]
     assert told["by name"] == ["fd7b::1", "198.18.0.1", "fd7b::1"]
     assert told["xdp"] == [["xdp", "fd7b::1", 1344]] * 2  # as it was attached
@@ -118,7 +125,89 @@ def test_the_family_is_that_of_the_way_to_the_peers(tailbound_lab: Callable[...,
     assert "attached already as asked" in out
 
 
-def test_a_lab_refuses_what_is_for_ipv4() -> None:
-    for options in ({"loss": 0.1}, {"switch": True}, {"rate": 10**8, "queue": 1 << 16}):
-        with pytest.raises(ConfigError, match="are for packets of IPv4 alone: give ipv6 without them"):
-            LabSpec(2, ipv6=True, **options)
+def test_losses_and_marks(tailbound_lab: Callable[..., Cluster]) -> None:
+    """What the network loses is asked for again until ops are whole, and marks of a queue are counted by sender."""
+    lab = tailbound_lab(workers=RANKS, ipv6=True, loss=0.01, rate=100 * MBIT, queue=64 << 10, ecn=True)
+    settings = patient(width=0, ring_mib=8.0, quiet=20 * MS, rate=100 * MBIT / 8)
+    with lab_team(lab, settings, datapath="xdp") as job:
+        whole = seen = 0
+        for op in range(6):
+            inputs = gradients("U", RANKS, 96 * WIDTH, seed=op)
+            results = job.allreduce(inputs)
+            if all(outcome.delivered == outcome.expected for _, outcome in results):
+                whole += 1
+                for out, _ in results:
+                    np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
+        assert whole >= 5
+        assert min(member.job.counters["rows_repaired"] for member in job.communicators) > 0
+        seen = sum(member.job.flow.snapshot()["marked"] for member in job.communicators)
+        counts = lab.fault_counts(link=Link.DATA)
+        assert counts.lost > 0
+        assert counts.marked >= seen > 0
+
+
+def test_duplicates_damage_and_disorder(tailbound_lab: Callable[..., Cluster]) -> None:
+    """Copies arrive, since the workers' stacks make the checksums; a stack refuses what is damaged, by the same."""
+    lab = tailbound_lab(workers=2, ipv6=True, cables=True)
+    lab.set_faults(Fault(duplicate=0.3, corrupt=0.2, reorder=0.2), link=Link.DATA)
+
+    def bound() -> socket.socket:
+        made = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+        made.bind(("::", 9))
+        made.settimeout(20)
+        made.setsockopt(socket.SOL_SOCKET, 33, 32 << 20)  # SO_RCVBUFFORCE
+        return made
+
+    sender, receiver = lab.run(0, bound), lab.run(1, bound)
+    with sender, receiver:
+        for i in range(400):
+            sender.sendto(i.to_bytes(4) + bytes(60), (lab.workers[1].address, 9))
+        lab.set_faults(Fault(), link=Link.DATA)
+        sender.sendto(b"end", (lab.workers[1].address, 9))
+        came = []
+        while (data := receiver.recv(100)) != b"end":
+            assert data[4:] == bytes(60)
+            came.append(int.from_bytes(data[:4]))
+    counts = lab.fault_counts(link=Link.DATA)
+    assert min(counts.duplicated, counts.corrupted, counts.reordered) > 0
+    assert 400 - counts.corrupted <= len(set(came)) < 400
+    assert len(came) > len(set(came))
+
+
+def test_the_switch_sums_over_ipv6(tailbound_lab: Callable[..., Cluster]) -> None:
+    """Over both datapaths, of which sockets look at UDP's checksum; and with losses rows come by asking again."""
+    lab = tailbound_lab(workers=RANKS, ipv6=True, switch=True, cables=True)
+    assert lab.switch.environment["TAILBOUND_SWITCH"] == "fd7b::fc01"
+    for datapath in ("xdp", "udp"):
+        lab.switch.renew()
+        where = switch_of(None, lab.switch.environment)
+        settings = patient(width=0, ring_mib=8.0, switch=where)
+        with lab_team(lab, settings, datapath=datapath, cookie=lab.switch.entry.cookie) as job:
+            assert {member.datapath for member in job.communicators} == {f"switch-{datapath}"}
+            assert job[0].config.width == WIDTH
+            inputs = gradients("U", RANKS, 60 * WIDTH, seed=1)
+            results = job.allreduce(inputs)
+            for out, outcome in results:
+                assert outcome.delivered == outcome.expected
+                np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
+                assert nmse(out, exact_mean(inputs)) <= 5e-3
+            if datapath == "udp":
+                continue
+            lab.set_faults(Fault(loss=0.02), link=Link.DATA)
+            whole = [
+                all(outcome.delivered == outcome.expected for _, outcome in job.allreduce(inputs)) for _ in range(3)
+            ]
+            lab.set_faults(Fault(), link=Link.DATA)
+            assert sum(whole) >= 2
+            assert lab.fault_counts(link=Link.DATA).lost > 0
+
+
+def test_a_switch_and_its_workers_are_of_one_family(tailbound_lab: Callable[..., Cluster]) -> None:
+    lab = tailbound_lab(workers=2, ipv6=True, switch=True)
+    mixed = (RankSpec("fd7b::1", "02:7b:00:00:00:00", "data0"), RankSpec("198.18.0.2", "02:7b:00:00:00:01", "data1"))
+    with pytest.raises(ConfigError, match=r"rank 1 has an address of IPv4 .*sums packets of IPv6"):
+        lab.switch.add(JobSpec(mixed, 7, rows=64))
+    with pytest.raises(ConfigError, match=r"address fd7b::fc01: the P4 switch sums packets of IPv4"):
+        open_p4(["data0"], "fd7b::fc01")
+    with pytest.raises(ConfigError, match="that one is for IPv4"):
+        Switch("fd7b::fc01", form="sums")

@@ -27,7 +27,7 @@ from tailbound.wire.schema import Flag
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 
 Sockets = Callable[..., socket.socket]
-ADDRESS = Link.DATA.switch_address
+ADDRESS = Link.DATA.switch_address()
 
 
 class Rank:

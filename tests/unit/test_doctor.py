@@ -272,6 +272,9 @@ def test_notes_are_commands_to_type() -> None:
     [
         ({"vlan_stripping": True}, "ethtool -K eno1 rxvlan off"),
         ({"driver": "virtio_net", "tx_queues": 4, "tx_most": 8}, "no spare transmit queue for each of 8 CPUs"),
+        ({"driver": "ice", "tx_queues": 4, "tx_most": 16}, "ethtool -L eno1 combined 8"),
+        ({"driver": "veth", "echoes": False}, "GRO on; else probes have no echo"),
+        ({"driver": "veth"}, "GRO on, which cannot be seen from here"),
         ({"driver": "ice", "gro_hw": True}, "ethtool -K eno1 rx-gro-hw off"),
         ({"driver": "bnxt_en", "gro_hw": True, "mtu": 9000, "linear": 9100}, "ethtool -K eno1 rx-gro-hw off"),
         ({"rx_queues": 1, "rx_most": 16}, "ethtool -L eno1 combined 8 (or rx 8)"),

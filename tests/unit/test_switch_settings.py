@@ -17,6 +17,8 @@ def test_the_environment_says_where_it_is() -> None:
     assert switch_of(None, environment) == Switch("198.18.252.1", 0, 1024, "sums")
     assert switch_of("10.0.0.1:77", environment) == Switch("10.0.0.1", 77, 1024, "sums")
     assert switch_of("10.0.0.1", {}) == Switch("10.0.0.1")
+    assert switch_of("fd00::1", {}) == switch_of("[fd00::1]", {}) == Switch("fd00::1")
+    assert switch_of("[fd00::1]:77", {}) == Switch("fd00::1", 77)
 
 
 def test_the_control_plane_draws_the_cookie() -> None:
@@ -31,8 +33,10 @@ def test_the_control_plane_draws_the_cookie() -> None:
     ("address", "environment", "words"),
     [
         (None, {}, "TAILBOUND_SWITCH"),
-        ("switch.example", {}, "dotted IPv4"),
+        ("switch.example", {}, "IP address in numbers"),
         ("10.0.0.1:door", {}, "port of the switch"),
+        ("[fd00::1]door", {}, "port of the switch"),
+        ("fd00::1", {"TAILBOUND_SWITCH_FORM": "sums"}, "that one is for IPv4"),
         ("10.0.0.1:70000", {}, "70000"),
         ("10.0.0.1", {"TAILBOUND_SWITCH_ROWS": "1000"}, "power of two"),
         ("10.0.0.1", {"TAILBOUND_SWITCH_FORM": "median"}, "mean, sums"),

@@ -18,8 +18,8 @@ from tailbound.kernel.switch import Entry, Member, Sizes, Switch
 from tailbound.wire.schema import SWITCH_JOBS, UNKNOWN_SENDER, VERDICTS, Verdict
 
 DROP, PASS, REDIRECT = 1, 2, 4
-#: Ethernet, IPv4 and UDP before the payload.
-HEADERS = 42
+#: Ethernet, IP and UDP before the payload.
+HEADERS, HEADERS_IPV6 = 42, 62
 _LO = 1
 
 
@@ -28,12 +28,13 @@ def mac_bytes(text: str) -> bytes:
     return bytes.fromhex(text.replace(":", ""))
 
 
-def entry_of(job: Job, ifindices: Sequence[int] | None = None) -> Entry:
+def entry_of(job: Job, ifindices: Sequence[int] | None = None, *, ipv6: bool = False) -> Entry:
     """The job entry of a job; every rank behind the loopback interface unless told otherwise."""
+    at = switch_cases.in_ipv6 if ipv6 else str
     there = range(job.ranks) if job.registered is None else job.registered
     members = tuple(
         Member(
-            switch_cases.ip_of(rank),
+            at(switch_cases.ip_of(rank)),
             mac_bytes(switch_cases.mac_of(rank)),
             _LO if ifindices is None else ifindices[rank],
         )
@@ -42,7 +43,7 @@ def entry_of(job: Job, ifindices: Sequence[int] | None = None) -> Entry:
         for rank in range(job.ranks)
     )
     mac = mac_bytes(switch_cases.MAC)
-    return Entry(job.cookie, job.address, mac, job.port, job.base, job.rows, job.headroom, members)
+    return Entry(job.cookie, at(job.address), mac, job.port, job.base, job.rows, job.headroom, members)
 
 
 class SwitchWorld:
@@ -51,10 +52,11 @@ class SwitchWorld:
     The program's own maps are not frozen, since they are zeroed from here, and a test may write what is in them.
     """
 
-    def __init__(self, loader: str, width: int = switch_cases.WIDTH, slots: int = 64) -> None:
+    def __init__(self, loader: str, width: int = switch_cases.WIDTH, slots: int = 64, *, ipv6: bool = False) -> None:
+        self.ipv6 = ipv6
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(switch, "SWITCH_MAPS", tuple(replace(m, writer="both") for m in switch.SWITCH_MAPS))
-            self.switch = Switch.make(Sizes(width, slots, 64), loader)
+            self.switch = Switch.make(Sizes(width, slots, 64), loader, ipv6=ipv6)
         arrays = self.switch.maps.arrays
         self._host = {m.name: arrays[m.name] for m in switch.SWITCH_MAPS if m.writer == "host" and m.name in arrays}
         self._jobs: tuple[Job, ...] = ()
@@ -79,7 +81,7 @@ class SwitchWorld:
                 self._host[name][...] = entries
         else:
             for place, job in enumerate(jobs):
-                self.switch.put(place, entry_of(job))
+                self.switch.put(place, entry_of(job, ipv6=self.ipv6))
             self._jobs, self._entries = tuple(jobs), {name: array.copy() for name, array in self._host.items()}
         self.answers = 0
         self.action = -1
@@ -90,7 +92,8 @@ class SwitchWorld:
 
     def frame_of(self, step: Step) -> bytes:
         """The frame that a step feeds."""
-        return frame(step.packet, step.source_address, step.destination, step.port, step.port)
+        at = switch_cases.in_ipv6 if self.ipv6 else str
+        return frame(step.packet, at(step.source_address), at(step.destination), step.port, step.port)
 
     def run(self, data: bytes, repeat: int = 1) -> int:
         """One frame; returns and keeps the action, and keeps the frame as it is afterwards."""

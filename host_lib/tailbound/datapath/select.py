@@ -13,14 +13,14 @@ from tailbound.kernel import pin
 from tailbound.kernel.linear import linear_of
 from tailbound.kernel.routes import Interface, interface, interface_towards
 from tailbound.transport.config import DEFAULT_PORT, PORTS, Config, row_width
-from tailbound.wire.address import ip_bytes, is_ipv6, is_loopback
+from tailbound.wire.address import family_name, ip_bytes, is_ipv6, is_loopback
 
 log = logging.getLogger("tailbound")
 NAMES = ("auto", "xdp", "udp")
 
 
 def open_datapath(name: str, interface_name: str | None, config: Config, towards: str = "", only: int = 0) -> Datapath:
-    """Opens a datapath; peers reach it at its ``endpoint``.
+    """Opens a datapath of the switch's family, if there is one; peers reach it at its ``endpoint``.
 
     Args:
         name: ``auto``: ``xdp`` on an interface that is named, or that ``tailbound attach`` has been run for; where it
@@ -36,6 +36,19 @@ def open_datapath(name: str, interface_name: str | None, config: Config, towards
         CapabilityError, AttachError: ``xdp`` was asked for by name and cannot be had, or Tailbound's program is on the
             interface and this rank may not use it.
     """
+    path = _choose(name, interface_name, config, towards, only)
+    address = path.endpoint[0]
+    if config.switch is not None and is_ipv6(config.switch.address) != is_ipv6(address):
+        path.close()
+        raise ConfigError(
+            f"the switch at {config.switch.address} sums packets of {family_name(config.switch.address)}, and this "
+            f"rank talks over {family_name(address)} ({address}): give the interface, MASTER_ADDR and a program that "
+            "is attached the switch's family, or train without the switch"
+        )
+    return path
+
+
+def _choose(name: str, interface_name: str | None, config: Config, towards: str, only: int) -> Datapath:
     if name not in NAMES:
         raise ConfigError(f"datapath {name!r}: choose one of {', '.join(NAMES)}")
     found = interface(interface_name, towards) if interface_name else interface_towards(towards)
@@ -46,11 +59,6 @@ def open_datapath(name: str, interface_name: str | None, config: Config, towards
                 "interface= or set TAILBOUND_INTERFACE"
             )
         return _udp(found, config, only)
-    if config.switch is not None and is_ipv6(found.address):
-        raise ConfigError(
-            f"the switch sums packets of IPv4, and {found.name} talks over IPv6 ({found.address}): give the interface "
-            "an IPv4 address and MASTER_ADDR too, or train without the switch"
-        )
     if name == "auto" and not interface_name and (ranks := int(os.environ.get("LOCAL_WORLD_SIZE") or 1)) > 1:
         log.info("%d ranks on this host share %s: udp, since xdp takes one rank an interface", ranks, found.name)
         name = "udp"

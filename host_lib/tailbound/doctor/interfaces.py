@@ -56,6 +56,7 @@ class Interface:
     rx_most: int | None = None  #: most queues for receiving that there can be; None where the driver does not say
     gro_hw: bool | None = None  #: the device joins packets, and says how they were
     xdp_owner: str | None = None  #: the interface that it was attached for, of those that share the device
+    echoes: bool | None = None  #: of a veth: what XDP sends reaches the other end; None: that is not to be seen here
     ipv6: bool = False  #: it has addresses of IPv6 alone, and so has a job over it
 
     @property
@@ -155,6 +156,7 @@ def interface(name: str) -> Interface:
         xdp_program=xdp.prog_id if xdp else None,
         xdp_name=_whose(name, xdp.prog_id, owner) if xdp else None,
         xdp_owner=owner,
+        echoes=_echoes(attributes) if driver == "veth" else None,
         ipv6=ipv6,
     )
 
@@ -219,6 +221,14 @@ def _feature(name: str, feature: str) -> bool | None:
 def _hashes_udp_ports(name: str, *, ipv6: bool) -> bool | None:
     found = _asked(partial(ethtool.udp_hash, ipv6=ipv6), name)
     return None if found is None else found & ethtool.HASHES_PORTS == ethtool.HASHES_PORTS
+
+
+def _echoes(attributes: dict[str, Any]) -> bool | None:
+    """Whether a veth's other end takes what XDP sends: it has a program, or GRO on (Linux 5.13)."""
+    if "IFLA_LINK_NETNSID" in attributes or "IFLA_LINK" not in attributes:  # in another namespace
+        return None
+    other = socket.if_indextoname(attributes["IFLA_LINK"])
+    return kernel_interfaces.xdp_on(other) is not None or _feature(other, ethtool.GRO)
 
 
 def _linear(name: str, device: str) -> int:

@@ -12,6 +12,7 @@ from tailbound.errors import CapabilityError
 
 _NUMBERS = {"x86_64": 324, "aarch64": 283, "riscv64": 283, "loongarch64": 283, "s390x": 356, "ppc64le": 365}
 _GLOBAL, _PRIVATE_EXPEDITED, _REGISTER = 1, 1 << 3, 1 << 4
+_NUMBER = _NUMBERS.get(platform.machine())
 #: More seconds than a program takes for a packet.
 _LONG = 0.05
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -19,7 +20,9 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def _membarrier(command: int) -> None:
-    if _libc.syscall(_NUMBERS[platform.machine()], command, 0, 0) < 0:
+    if _NUMBER is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if _libc.syscall(_NUMBER, command, 0, 0) < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
@@ -31,7 +34,7 @@ def register() -> None:
     """
     try:
         _membarrier(_REGISTER)
-    except (OSError, KeyError) as error:
+    except OSError as error:
         raise CapabilityError(f"membarrier(2) is not to be had ({error}): use the udp datapath") from error
 
 

@@ -49,6 +49,9 @@ def _all() -> Iterator[tuple[str, dict[str, int]]]:
     for width in WIDTHS_IPV6:
         yield "worker.bpf.c", {"TB_WIDTH": width, "TB_IPV6": 1}
         yield "tagged.bpf.c", {"TB_WIDTH": width, "TB_IPV6": 1}
+        if width <= _SWITCH_MOST:
+            yield "switch.bpf.c", {"TB_WIDTH": width, "TB_IPV6": 1}
+            yield "switch_out.bpf.c", {"TB_WIDTH": width, "TB_IPV6": 1}
     for copies in FANOUT_COPIES:
         yield "fanout.bpf.c", {"TB_MOST_COPIES": copies}
         yield "fanout.bpf.c", {"TB_MOST_COPIES": copies, "TB_IPV6": 1}

@@ -26,8 +26,8 @@ _UDP_V4_FLOW, _UDP_V6_FLOW = 0x02, 0x06
 _CHANNELS = struct.Struct("=9I")
 #: Bits of ``flags``: VLAN tags are taken off on receipt; large receive offload.
 RXVLAN, LRO = 1 << 8, 1 << 15
-#: Names of ``features``: the device joins received packets, so that they could be taken apart again.
-GRO_HW = "rx-gro-hw"
+#: Names of ``features``: the device joins received packets, so that they could be taken apart again; the kernel does.
+GRO_HW, GRO = "rx-gro-hw", "rx-gro"
 #: Bits of ``udp_hash``: source and destination port.
 HASHES_PORTS = 1 << 6 | 1 << 7
 

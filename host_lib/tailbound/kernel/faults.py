@@ -50,7 +50,7 @@ class FaultSettings:
     duplicate: float = 0.0
     corrupt: float = 0.0
     reorder: float = 0.0
-    port: int = 0  #: only UDP to or from this port; 0: every IPv4 packet
+    port: int = 0  #: only UDP to or from this port; 0: all of IPv4, and UDP and TCP over IPv6
     rate: int = 0  #: bytes per second of a port that packets wait before; 0: there is none
     queue: int = 0  #: bytes that wait there at most
     mark: int = 0  #: bytes above which packets are marked; 0: none are

@@ -18,7 +18,8 @@ import numpy as np
 
 from tailbound.errors import ConfigError
 from tailbound.kernel import interfaces, load, maps, syscalls
-from tailbound.wire.packets import layout, packed
+from tailbound.wire.address import Words, text_of, words_of
+from tailbound.wire.packets import layout
 from tailbound.wire.schema import MAX_RANKS, SWITCH_JOBS, SWITCH_MAPS, UNKNOWN_SENDER, VERDICTS
 
 SWITCH, SWITCH_OUT = "tb_switch", "tb_switch_out"
@@ -68,7 +69,7 @@ def port_table(indices: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class Member:
-    """A rank of a job entry: IPv4 address, Ethernet address (6 bytes), index of the port towards it."""
+    """A rank of a job entry: IP address, Ethernet address (6 bytes), index of the port towards it."""
 
     address: str
     mac: bytes
@@ -89,9 +90,10 @@ class Entry:
     members: tuple[Member | None, ...]
 
 
-def unpacked(address: int) -> str:
-    """The other way."""
-    return socket.inet_ntoa(np.uint32(address).tobytes())
+def _text_of(record: Any) -> str:
+    """The address in a record, in text; empty: nobody is registered."""
+    words = Words(int(record["address"]), tuple(record["prefix"].tolist()))
+    return text_of(words) if words != Words(0) else ""
 
 
 class Switch:
@@ -128,8 +130,8 @@ class Switch:
         return True
 
     @classmethod
-    def make(cls, sizes: Sizes, loader: str = "auto") -> Switch:
-        """Makes maps and loads the programs.
+    def make(cls, sizes: Sizes, loader: str = "auto", *, ipv6: bool = False) -> Switch:
+        """Makes maps and loads the programs, for jobs over IPv6 or over IPv4.
 
         Raises:
             CapabilityError: compiler, privilege or kernel feature missing.
@@ -143,7 +145,7 @@ class Switch:
                 )
             finally:
                 os.close(inner)
-            defines = {"TB_WIDTH": sizes.width, "TB_PORTS": sizes.ports}
+            defines = {"TB_WIDTH": sizes.width, "TB_PORTS": sizes.ports} | load.of_family(ipv6=ipv6)
             made.program = load.load("switch.bpf.c", SWITCH, defines, MAP_NAMES, made.maps.fds, loader)
             made.out = load.load(
                 "switch_out.bpf.c", SWITCH_OUT, defines, MAP_NAMES, made.maps.fds, loader, "xdp/devmap"
@@ -175,12 +177,14 @@ class Switch:
         out = arrays["switch_out"][place * self.sizes.ports : (place + 1) * self.sizes.ports]
         for rank, member in enumerate(entry.members):
             if member is not None:
-                value = (packed(member.address), member.ifindex, np.frombuffer(member.mac, np.uint8), rank)
+                address, prefix = words_of(member.address)
+                value = (address, member.ifindex, np.frombuffer(member.mac, np.uint8), rank, prefix, 0)
                 ranks[rank] = value
                 out[member.ifindex % self.sizes.ports] = value
         job = arrays["switch_jobs"][place]
         job["ranks"], job["base"], job["mask"] = len(entry.members), entry.base, entry.rows - 1
-        job["headroom"], job["address"], job["port"] = entry.headroom, packed(entry.address), socket.htons(entry.port)
+        job["headroom"], job["port"] = entry.headroom, socket.htons(entry.port)
+        job["address"], job["prefix"] = words_of(entry.address)
         job["mac"] = np.frombuffer(entry.mac, np.uint8)
         devices = device_map(len(entry.members))
         try:
@@ -193,6 +197,7 @@ class Switch:
             os.close(devices)
         directory = arrays["switch_directory"][0]
         directory["address"][place], directory["port"][place] = job["address"], job["port"]
+        directory["prefix"][3 * place : 3 * place + 3] = job["prefix"]
         directory["cookie"][place] = entry.cookie
 
     def drop(self, place: int) -> None:
@@ -205,6 +210,7 @@ class Switch:
         with contextlib.suppress(FileNotFoundError):
             syscalls.map_delete(self.maps.fds[DEVICES], struct.pack("=I", place))
         arrays["switch_directory"]["address"][0, place] = 0
+        arrays["switch_directory"]["prefix"][0, 3 * place : 3 * place + 3] = 0
         arrays["switch_ranks"][place * MAX_RANKS : (place + 1) * MAX_RANKS] = 0
         arrays["switch_out"][place * self.sizes.ports : (place + 1) * self.sizes.ports] = 0
 
@@ -218,12 +224,12 @@ class Switch:
             job = arrays["switch_jobs"][place]
             ranks = arrays["switch_ranks"][place * MAX_RANKS : place * MAX_RANKS + int(job["ranks"])]
             members = tuple(
-                Member(unpacked(r["address"]), r["mac"].tobytes(), int(r["ifindex"])) if r["address"] else None
+                Member(address, r["mac"].tobytes(), int(r["ifindex"])) if (address := _text_of(r)) else None
                 for r in ranks
             )
             found[place] = Entry(
                 cookie=cookie,
-                address=unpacked(job["address"]),
+                address=_text_of(job),
                 mac=job["mac"].tobytes(),
                 port=socket.ntohs(int(job["port"])),
                 base=int(job["base"]),

@@ -228,13 +228,14 @@ class ProgInfo:
     name: str
     jited_bytes: int
     run_ns: int  #: time of its runs, as long as somebody wants that counted (``count_run_time``)
+    runs: int  #: how many these were
     verified_insns: int  #: instructions the verifier looked at; a million is the most
 
 
 def prog_info(fd: int) -> ProgInfo:
     """Describes a program.
 
-    Layout of struct bpf_prog_info: type, id, tag[8], jited, xlated, ..., name at 64, run time at 192.
+    Layout of struct bpf_prog_info: type, id, tag[8], jited, xlated, ..., name at 64, run time at 192, runs at 200.
     """
     raw = _info(fd, 224)
     return ProgInfo(
@@ -242,6 +243,7 @@ def prog_info(fd: int) -> ProgInfo:
         jited_bytes=struct.unpack_from("=I", raw, 16)[0],
         name=raw[64:80].split(b"\0")[0].decode(),
         run_ns=struct.unpack_from("=Q", raw, 192)[0],
+        runs=struct.unpack_from("=Q", raw, 200)[0],
         verified_insns=struct.unpack_from("=I", raw, 216)[0],
     )
 

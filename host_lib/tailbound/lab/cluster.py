@@ -259,10 +259,11 @@ class Cluster:
             ConfigError: the lab has no cables.
         """
         cable = self._cable(rank)
-        own = partial(build.set_rate, host=True, smooth=self.spec.queue is not None)
+        smooth = self.spec.queue is not None
+        own = partial(build.set_rate, host=True, smooth=smooth)
         for each in LINKS if link is None else (link,):
             namespaces.call(self.workers[rank].namespace, own, each.interface, rate, patient=True)
-            namespaces.call(cable, build.set_rate, each.worker_port, rate, patient=True)
+            namespaces.call(cable, partial(build.set_rate, each.worker_port, rate, smooth=smooth), patient=True)
             if isinstance(self._faults, Injector):
                 self._faults.set_rate(rank, each, rate)
 

@@ -25,19 +25,25 @@ _ETH_P_ALL, _PRIORITY, _HANDLE = 3, 1, 1
 
 _LDH, _LDB, _LD, _JEQ, _JGE, _RET = 0x28, 0x30, 0x20, 0x15, 0x35, 0x06
 _RANDOM = 0xFFFFF000 + 56  # SKF_AD_OFF + SKF_AD_RANDOM
-_ETHERTYPE_AT, _IPV4, _PROTOCOL_AT, _UDP = 12, 0x0800, 23, 17
+_ETHERTYPE_AT, _IPV4, _IPV6, _PROTOCOL_AT, _NEXT_HEADER_AT, _TCP, _UDP = 12, 0x0800, 0x86DD, 23, 20, 6, 17
 _NEXT, _DROP = 0xFFFFFFFF, 2  # TC_ACT_UNSPEC, TC_ACT_SHOT
 
 
 def program(probability: float, *, udp: bool) -> bytes:
-    """Instructions that drop IPv4 packets with ``probability``: those of UDP, or all the others."""
+    """Instructions that drop packets with ``probability``: those of UDP, or all the others.
+
+    Of IPv6 the others are those of TCP, as for the fault program: neighbour discovery and extension headers pass.
+    """
     threshold = min(round(probability * 2**32), 2**32 - 1)
-    # jumps count from the next instruction; 7 lets the packet pass
+    # jumps count from the next instruction; 10 lets the packet pass
     steps = (
         (_LDH, 0, 0, _ETHERTYPE_AT),
-        (_JEQ, 0, 5, _IPV4),
+        (_JEQ, 3, 0, _IPV6),
+        (_JEQ, 0, 7, _IPV4),
         (_LDB, 0, 0, _PROTOCOL_AT),
-        (_JEQ, 0, 3, _UDP) if udp else (_JEQ, 3, 0, _UDP),
+        (_JEQ, 2, 5, _UDP) if udp else (_JEQ, 5, 2, _UDP),
+        (_LDB, 0, 0, _NEXT_HEADER_AT),
+        (_JEQ, 0, 3, _UDP if udp else _TCP),
         (_LD, 0, 0, _RANDOM),
         (_JGE, 1, 0, threshold),
         (_RET, 0, 0, _DROP),

@@ -264,9 +264,6 @@ class LabSpec:
                 f"a switch for {self.workers} workers with {self.switch_rows} rows: it takes up to {MAX_RANKS - 1} "
                 "workers, and a power of two of rows"
             )
-        if self.ipv6 and (self.switch or self.has_fault_programs):
-            what = "a switch that sums" if self.switch else "faults, and queues of known size,"
-            raise ConfigError(f"{what} are for packets of IPv4 alone: give ipv6 without them")
         if self.straggler is not None and self.straggler.rank >= self.workers:
             raise ConfigError(f"straggler rank {self.straggler.rank} does not exist: ranks are 0..{self.workers - 1}")
 

@@ -34,6 +34,7 @@ class SummingSwitch:
 
     def __init__(self, topology: Topology, spec: LabSpec) -> None:
         self._namespace = topology.switch
+        self._address = Link.DATA.switch_address(ipv6=spec.ipv6)
         self._ports = [Link.DATA.port(worker.rank) for worker in topology.workers]
         self._slots = 2 * spec.switch_rows
         workers = (RankSpec(w.address, w.mac, Link.DATA.port(w.rank)) for w in topology.workers)
@@ -43,7 +44,7 @@ class SummingSwitch:
 
     def _open(self) -> Box[Switch]:
         def inside() -> Box[Switch]:
-            return open_xdp(self._ports, Link.DATA.switch_address, mac=Link.DATA.switch_mac, slots=self._slots)
+            return open_xdp(self._ports, self._address, mac=Link.DATA.switch_mac, slots=self._slots)
 
         return namespaces.call(self._namespace, inside, patient=True)
 

@@ -83,10 +83,9 @@ class Link(enum.Enum):
         """MAC of the background's source."""
         return f"02:7b:{0 if self is Link.DATA else 1:02x}:01:00:00"
 
-    @property
-    def switch_address(self) -> str:
-        """IPv4 address of the switch, where it sums."""
-        return str(self.network.network_address + (252 << 8) + 1)
+    def switch_address(self, *, ipv6: bool = False) -> str:
+        """Address of the switch, where it sums; the plain link has those of IPv4 alone."""
+        return self.address(252 << 8, ipv6=ipv6)
 
     @property
     def switch_mac(self) -> str:

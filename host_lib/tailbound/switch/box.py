@@ -15,10 +15,11 @@ from tailbound.kernel import interfaces
 from tailbound.kernel.linear import linear_of
 from tailbound.kernel.switch import Entry, Member, Sizes, Switch, port_table
 from tailbound.settings.table import PORT
-from tailbound.switch.job import JobSpec, mac_bytes, place
+from tailbound.switch.job import JobSpec, ip_text, mac_bytes, place
 from tailbound.transport.config import row_width
 from tailbound.transport.rendezvous import new_cookie
 from tailbound.transport.switch import ADDRESS, CODES, COOKIE, FORM, ROWS
+from tailbound.wire.address import family_name, ip_bytes, is_ipv6
 
 __all__ = ["DEFAULT_SLOTS", "Aggregator", "Box", "Port", "check_ports", "open_xdp"]
 
@@ -123,6 +124,12 @@ class Box(Generic[A]):
                     f"rank {rank} is behind {worker.port}, which is no port of this switch; there are: "
                     f"{', '.join(by_name)}"
                 )
+        for rank, worker in enumerate(spec.ranks):
+            if is_ipv6(worker.address) != is_ipv6(self.address):
+                raise ConfigError(
+                    f"rank {rank} has an address of {family_name(worker.address)} ({worker.address}), and this switch "
+                    f"sums packets of {family_name(self.address)} ({self.address}): give addresses of one family"
+                )
         members = tuple(Member(w.address, mac_bytes(w.mac), by_name[w.port]) for w in spec.ranks)
         entry = Entry(
             spec.cookie, self.address, self.mac, spec.port, base, spec.rows, spec.headroom, members
@@ -144,8 +151,9 @@ class Box(Generic[A]):
             ROWS: str(entry.rows),
             COOKIE: f"{entry.cookie:#010x}",
             PORT.variable: str(entry.port),
+            CODES: str(self.switch.width),
         }
-        return said if self.switch.form == "mean" else said | {FORM: self.switch.form, CODES: str(self.switch.width)}
+        return said if self.switch.form == "mean" else said | {FORM: self.switch.form}
 
     def remove(self, cookie: int) -> bool:
         """Takes a job out; its slots are free at once.
@@ -197,7 +205,7 @@ def open_xdp(
     """Attaches XDP programs to ports; closing the box detaches.
 
     Args:
-        address: IPv4 address of the switch.
+        address: IP address of the switch; jobs are of its family.
         mac: its Ethernet address; None: that of the first port.
         slots: of all jobs together.
         mtu: of the path, in bytes; None: the smallest of the ports.
@@ -208,6 +216,7 @@ def open_xdp(
         AttachError: a port refuses, or carries a program; nothing stays attached.
     """
     check_ports(ports)
+    address = ip_text(address)
     if slots < 1:
         raise ConfigError(f"{slots} slots: give at least one")
     found = [Port(name, interfaces.index_of(name)) for name in ports]
@@ -218,8 +227,10 @@ def open_xdp(
         attaching.refuse_occupied(port.name)
     own = mac_bytes(mac) if mac is not None else interfaces.mac_of(ports[0])
     linear = min(linear_of(name) for name in ports)
-    width = row_width(0, least if mtu is None else mtu, linear=linear)
-    made = Box(Switch.make(Sizes(width, slots, port_table([p.ifindex for p in found])), loader), found, address, own)
+    ipv6 = is_ipv6(address)
+    width = row_width(0, least if mtu is None else mtu, linear=linear, ip=ip_bytes(address))
+    sizes = Sizes(width, slots, port_table([p.ifindex for p in found]))
+    made = Box(Switch.make(sizes, loader, ipv6=ipv6), found, address, own)
     try:
         for port in found:
             made.links.append(attaching.attach(made.switch.program, port.name, mode))

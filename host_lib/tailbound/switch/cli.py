@@ -24,9 +24,7 @@ def switch() -> None:
 
 @switch.command(context_settings={"show_default": True})
 @click.argument("ports", metavar="PORT...", nargs=-1, required=True)
-@click.option(
-    "--address", required=True, help="IPv4 address that workers send to; this box's own, on the same network."
-)
+@click.option("--address", required=True, help="IP address that workers send to; this box's own, on the same network.")
 @click.option("--mac", help="Ethernet address of that address; without it, that of the first PORT.")
 @click.option(
     "--slots", type=click.IntRange(1), help=f"Rows summed at once, of all jobs.  [default: {DEFAULT_SLOTS}; P4: 4096]"

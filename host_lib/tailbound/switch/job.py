@@ -20,6 +20,7 @@ __all__ = [
     "DEFAULT_ROWS",
     "JobSpec",
     "RankSpec",
+    "ip_text",
     "mac_bytes",
     "parse_rank",
     "parse_station",
@@ -47,23 +48,36 @@ def mac_bytes(text: str) -> bytes:
     return found
 
 
-def _ipv4(text: str) -> str:
+def ip_text(text: str) -> str:
+    """An IP address as it is written shortest.
+
+    Raises:
+        ConfigError: none, or one that no rank has: of a group, of nobody, of one link alone, or of IPv6 one that begins
+            with four bytes of 0 (``ebpf/ip.h``).
+    """
     try:
-        return str(ipaddress.IPv4Address(text))
+        found = ipaddress.ip_address(text)
     except ValueError:
-        raise ConfigError(f"address {text!r} is no IPv4 address: write for example 10.0.0.1") from None
+        raise ConfigError(f"address {text!r} is no IP address: write for example 10.0.0.1 or fd00::1") from None
+    if (
+        found.is_multicast
+        or found.is_unspecified
+        or (found.version == 6 and (found.scope_id or found.is_link_local or found.packed[:4] == bytes(4)))
+    ):
+        raise ConfigError(f"address {text!r} is none that other hosts reach: write for example fd00::1")
+    return str(found)
 
 
 @dataclass(frozen=True)
 class RankSpec:
-    """A worker: IPv4 address, Ethernet address, and the name of the port towards it."""
+    """A worker: IP address, Ethernet address, and the name of the port towards it."""
 
     address: str
     mac: str
     port: str
 
     def __post_init__(self) -> None:
-        _ipv4(self.address)
+        object.__setattr__(self, "address", ip_text(self.address))
         mac_bytes(self.mac)
 
 
@@ -76,7 +90,7 @@ def parse_rank(text: str) -> RankSpec:
     parts = text.split(",")
     if len(parts) != 3:
         raise ConfigError(f"rank {text!r} is not ADDRESS,MAC,PORT: write for example 10.0.0.1,02:7b:00:00:00:01,eth1")
-    return RankSpec(parts[0].strip(), parts[1].strip().lower(), parts[2].strip())
+    return RankSpec(ip_text(parts[0].strip()), parts[1].strip().lower(), parts[2].strip())
 
 
 def parse_station(text: str) -> tuple[str, str]:

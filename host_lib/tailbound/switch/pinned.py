@@ -22,7 +22,7 @@ from tailbound.wire.schema import SWITCH_MAPS
 __all__ = ["down", "find", "is_up", "up"]
 
 #: Raised whenever the maps of this version would be read wrongly by another.
-ABI = 1
+ABI = 2
 _PROGRAM, _OUT, _LINK = "program", "out", "link-"
 _HELD = (*(m.name for m in SWITCH_MAPS), DEVICES)
 

@@ -7,11 +7,11 @@ doubles each time that this was too early. So a switch that is gone for good cos
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass
 
 from tailbound.errors import ConfigError
 from tailbound.transport.backoff import Backoff, Policy
+from tailbound.wire.address import is_ipv6, words_of
 from tailbound.wire.schema import WIDTH_STEP, Flag
 
 #: Set by the lab, or printed by `tailbound switch job add`; see ``Switch``. The cookie is drawn by the control plane,
@@ -28,7 +28,7 @@ class Switch:
     """A job's switch; it takes part as one more rank, which owns every row and contributes none.
 
     Attributes:
-        address: IPv4 address that contributions go to and results come from.
+        address: IP address that contributions go to and results come from.
         port: its UDP port; 0: that of the job.
         rows: slots of the job in the switch, a power of two.
         form: ``mean``: results are mean codes (an XDP switch); ``sums``: u16 sums (P4), rows then hold half the codes.
@@ -46,15 +46,20 @@ class Switch:
 
     def __post_init__(self) -> None:
         try:
-            socket.inet_aton(self.address)
+            words_of(self.address)
         except OSError:
-            raise ConfigError(f"switch {self.address!r}: give a dotted IPv4 address (switch=, {ADDRESS})") from None
+            raise ConfigError(f"switch {self.address!r}: give an IP address in numbers (switch=, {ADDRESS})") from None
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"switch port {self.port} is outside 0..65535")
         if self.rows < _ROWS_LEAST or self.rows & (self.rows - 1):
             raise ConfigError(f"{self.rows} slots in the switch: {ROWS} is a power of two of at least {_ROWS_LEAST}")
         if self.form not in FORMS:
             raise ConfigError(f"form {self.form!r} of a switch's results: {FORM} is one of {', '.join(FORMS)}")
+        if self.form == "sums" and is_ipv6(self.address):
+            raise ConfigError(
+                f"the switch at {self.address} sends sums, as the P4 switch does, and that one is for IPv4: give it an "
+                "address of IPv4, or take an XDP switch"
+            )
         if self.codes < 0 or self.codes % WIDTH_STEP:
             raise ConfigError(f"rows of {self.codes} codes in the switch: {CODES} is a multiple of {WIDTH_STEP}")
 

@@ -45,6 +45,12 @@ def endpoint(address: str, port: int) -> str:
     return f"[{address}]:{port}" if is_ipv6(address) else f"{address}:{port}"
 
 
+def text_of(words: Words) -> str:
+    """The other way; whose prefix is 0 is of IPv4, since no rank's address of IPv6 begins with four bytes of 0."""
+    raw = b"".join(word.to_bytes(4, "little") for word in (*words.prefix, words.address))
+    return socket.inet_ntop(socket.AF_INET6, raw) if any(words.prefix) else socket.inet_ntop(socket.AF_INET, raw[12:])
+
+
 def words_of(address: str) -> Words:
     """``address`` as ``tb_control`` and ``tb_peer`` have it.
 

@@ -502,8 +502,9 @@ SWITCH_DIRECTORY = Struct(
     "The jobs of a switch as packets name them; written by the host, cookies last.",
     (
         Field("cookie", "u32", "job; 0: none", SWITCH_JOBS),
-        Field("address", "u32", "IPv4 address of the switch in it, network byte order", SWITCH_JOBS),
+        Field("address", "u32", "of the switch in it, as in tb_peer", SWITCH_JOBS),
         Field("port", "u32", "its UDP port, network byte order", SWITCH_JOBS),
+        Field("prefix", "u32", "as in tb_peer, three words of each job", 3 * SWITCH_JOBS),
     ),
 )
 
@@ -515,10 +516,10 @@ SWITCH_JOB = Struct(
         Field("base", "u32", "first slot"),
         Field("mask", "u32", "slots - 1, a power of two less one"),
         Field("headroom", "u32", "e of the next op: largest need plus this"),
-        Field("address", "u32", "IPv4 address of the switch, network byte order"),
+        Field("address", "u32", "of the switch, as in tb_peer"),
         Field("mac", "u8", "Ethernet address of the switch", 6),
         Field("port", "u16", "UDP port, network byte order"),
-        Field("pad", "u32", "0"),
+        Field("prefix", "u32", "as in tb_peer", 3),
     ),
 )
 
@@ -526,10 +527,12 @@ SWITCH_RANK = Struct(
     "tb_switch_rank",
     "A worker of a job, by rank (who may send) or by port (where a copy goes); written by the host.",
     (
-        Field("address", "u32", "IPv4 address, network byte order; 0: nobody"),
+        Field("address", "u32", "as in tb_peer; 0, and prefix too: nobody"),
         Field("ifindex", "u32", "the port towards it"),
         Field("mac", "u8", "its Ethernet address", 6),
         Field("rank", "u16", "which"),
+        Field("prefix", "u32", "as in tb_peer", 3),
+        Field("pad", "u32", "0"),
     ),
 )
 
@@ -675,8 +678,7 @@ def key_bytes(width: int) -> int:
 
 def op_slot(op: int) -> int:
     """Position of an op's record in the op ring."""
-    step, index = op >> OP_INDEX_BITS, op & ((1 << OP_INDEX_BITS) - 1)
-    return (step % OP_STEPS) * OP_PER_STEP + index % OP_PER_STEP
+    return (op >> OP_INDEX_BITS) % OP_STEPS * OP_PER_STEP + op % OP_PER_STEP  # that divides the number of indices
 
 
 def serial_distance(a: int, b: int) -> int:

@@ -8,11 +8,12 @@ from pathlib import Path
 from tailbound.errors import ConfigError
 from tailbound.kernel import ethtool, interfaces
 from tailbound.switch.box import Box, Port, check_ports
-from tailbound.switch.job import mac_bytes
+from tailbound.switch.job import ip_text, mac_bytes
 from tailbound.switch.p4.compile import Sizes
 from tailbound.switch.p4.process import THRIFT_PORT
 from tailbound.switch.p4.switch import P4Switch
 from tailbound.switch.p4.tools import COMPILER, SWITCH, runtime_command, tool
+from tailbound.wire.address import is_ipv6
 
 __all__ = ["open_p4"]
 
@@ -46,6 +47,11 @@ def open_p4(
         AttachError: the switch does not start.
     """
     check_ports(ports)
+    if is_ipv6(ip_text(address)):
+        raise ConfigError(
+            f"address {address}: the P4 switch sums packets of IPv4; give it an IPv4 address, or run an XDP switch, "
+            "without --p4"
+        )
     numbers = {name: number for number, name in enumerate(ports)}
     for name in ports:
         interfaces.index_of(name)
