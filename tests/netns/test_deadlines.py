@@ -9,7 +9,8 @@ import pytest
 from lab_team import lab_team
 from support import MS, gradients
 from tailbound.lab.cluster import Cluster
-from tailbound.transport.deadline import LEAST, WARM_UP_OPS
+from tailbound.transport.config import FLOOR
+from tailbound.transport.deadline import WARM_UP_OPS
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 
@@ -25,8 +26,8 @@ def test_a_rank_that_stays_away_costs_what_was_learned(tailbound_lab: Callable[.
             job.allreduce(inputs)
         for communicator in job.communicators:
             deadlines = communicator.job.deadlines
-            assert LEAST <= deadlines.advertised < STAGE_MAX / 4
-            assert LEAST <= deadlines.stage_two(deadlines.largest) < STAGE_MAX / 4
+            assert FLOOR <= deadlines.advertised < STAGE_MAX / 4
+            assert FLOOR <= deadlines.stage_two(deadlines.largest) < STAGE_MAX / 4
         for op in range(4):
             for _, outcome in job.allreduce(inputs, ranks=[0, 1]):
                 assert outcome.nanoseconds < STAGE_MAX / 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from lab_team import lab_team
 from support import Team, gradients, patient
 from tailbound.lab.cluster import Cluster
+from tailbound.transport.pace import PaceConfig
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 
@@ -39,6 +41,21 @@ def until(job: Team, found: Callable[[], bool], most: int = 60) -> None:
             return
         ops(job, 1, op)
     raise AssertionError(f"not within {most} ops")
+
+
+@pytest.mark.parametrize("datapath", ["xdp", "udp"])
+def test_the_first_op_is_no_faster_than_the_rate_that_was_given(tailbound_lab: Make, datapath: str) -> None:
+    """Its interfaces take gigabits. A busy machine makes it slower, and nothing makes it faster."""
+    rate = 12.5e6
+    with lab_team(
+        tailbound_lab(workers=2), patient(width=1408, ring_mib=16.0, rate=rate), datapath=datapath
+    ) as job:  # fmt: skip
+        begin = time.monotonic_ns()
+        expected, delivered = ops(job, 1, 0)
+        took = time.monotonic_ns() - begin
+        assert delivered == expected
+        assert took >= NUMEL / rate * 1e9 - PaceConfig.ahead  # a rank sends a half to be summed, and a half of the sums
+        assert all(traffic(job, rank)["held_by_rate"] for rank in range(2))
 
 
 def test_a_link_that_falls_to_a_twentieth_and_comes_back(tailbound_lab: Make) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from sim.cases import Case, crash, slow_link, stop
 from tailbound.simulate.fabric import MS, S
-from tailbound.transport.deadline import LEAST
+from tailbound.transport.config import FLOOR
 from tailbound.transport.overtime import FIRST, SHARE
 
 SETTLED = 15
@@ -44,7 +44,7 @@ class Seen:
     def without_trouble(self) -> None:
         """Nobody has been suspected, and deadlines are short."""
         assert self.suspected == 0
-        assert all(LEAST <= deadline <= 30 * MS for deadline in self.advertised)
+        assert all(FLOOR <= deadline <= 30 * MS for deadline in self.advertised)
 
 
 @pytest.fixture(scope="module", params=[2, 3, 4, pytest.param(8, marks=pytest.mark.thorough)])

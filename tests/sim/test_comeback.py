@@ -46,6 +46,9 @@ class _Path:
     def before_close(self, action: Callable[[], None]) -> None:
         self.closing.append(action)
 
+    def runs(self, body: Callable[[], None], name: str) -> None:
+        threading.Thread(target=body, name=name, daemon=True).start()
+
 
 def test_a_peer_that_misses_the_welcome_is_asked_again_and_its_rows_bring_it_in() -> None:
     """It has heard a goodbye of the process before: until it is told, it waits for no row of the new one."""

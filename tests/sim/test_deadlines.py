@@ -7,7 +7,8 @@ import pytest
 from sim.team import sim_team
 from support import gradients
 from tailbound.simulate.fabric import MS, Terms
-from tailbound.transport.deadline import LEAST, WARM_UP_OPS
+from tailbound.transport.config import FLOOR
+from tailbound.transport.deadline import WARM_UP_OPS
 
 RANKS, WIDTH = 3, 64
 NUMEL = 4 * 64 * WIDTH
@@ -35,8 +36,8 @@ def test_deadlines_are_learned_advertised_and_applied() -> None:
         for c in job.communicators:
             deadlines = c.job.deadlines
             assert deadlines.warm(deadlines.largest)
-            assert LEAST <= deadlines.advertised < 200 * MS
-            assert LEAST <= deadlines.stage_two(deadlines.largest) < 200 * MS
+            assert FLOOR <= deadlines.advertised < 200 * MS
+            assert FLOOR <= deadlines.stage_two(deadlines.largest) < 200 * MS
             for peer in c.job.peers:  # what it was in the last op, in units of the header
                 told = int(c.job.store.peer_states[peer]["deadline"]) * 64_000
                 assert told == pytest.approx(job[peer].job.deadlines.advertised, rel=0.5)

@@ -6,6 +6,7 @@ Nothing is rotated, so that every row of a result is the mean of exactly those w
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from sim.team import Result, SimTeam, sim_team
 from support import Trouble, gradients, hasty, patient
 from tailbound.codec.owners import place
 from tailbound.codec.shape import shape_for
+from tailbound.collective.alerts import LOOK_EVERY
 from tailbound.errors import LayoutError, TransportError
 from tailbound.simulate.fabric import MS
 from tailbound.wire.schema import OP_INDEX_BITS
@@ -301,6 +303,23 @@ def test_a_lost_rank_gets_zeros_at_once_and_jumps() -> None:
             inputs = inputs_of(job, 50 + op)
             results = job.allreduce(inputs)
         everybody(results, inputs)
+
+
+def test_what_watches_for_trouble_is_asked_once_a_second() -> None:
+    """However many turns there are meanwhile."""
+    asked = []
+
+    class Watcher:
+        def look(self, now: int) -> None:
+            asked.append(now)
+
+    with sim_team(2, settings(hasty())) as job:
+        job[0]._engine._watching = (Watcher(),)
+        for op in range(25):
+            job.allreduce(inputs_of(job, op))
+            job.go(100 * MS)
+    assert len(asked) >= 2
+    assert all(later - earlier >= LOOK_EVERY for earlier, later in pairwise(asked))
 
 
 def test_a_rank_of_which_nothing_arrives_is_an_error_of_the_others() -> None:

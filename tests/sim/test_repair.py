@@ -9,6 +9,7 @@ from sim.team import SimTeam, sim_team
 from support import Trouble, exact_mean, gradients, nmse, patient
 from tailbound.collective.repair import WARM_UP_OPS, asked_most
 from tailbound.simulate.fabric import MS
+from tailbound.transport.pace import PaceConfig, Path
 from tailbound.wire.schema import PacketType
 
 WIDTH, ROWS = 64, 8 * 64
@@ -109,6 +110,27 @@ def test_when_everything_is_lost_questions_are_few() -> None:
         assert 0 < total(job, "repair_asked") - before <= 2 * ops * ranks * (ranks - 1)
         assert total(job, "repair_rows_asked") <= ops * ranks * asked_most(ROWS, cold=False)
         assert total(job, "rows_repaired") == 0
+
+
+def test_who_is_sent_to_fast_is_answered_while_others_still_wait_for_their_rows() -> None:
+    """Rank 2 has its rows 100 ms after rank 1, which lacks some of both halves. Rule: clock-23."""
+    ranks = 3
+    with sim_team(ranks, SETTINGS | {"quiet": 1 * MS}) as job:
+        past_warm_up(job)
+        pacer = job[0].job.flow.queue.pacer
+        slow = pacer.paths[2] = Path(PaceConfig(addend=0, step=0, floor=1e5), 2.5e9)
+        slow.free, slow.rate = False, 1.7e5
+        pacer.limited.add(2)
+        trouble = FirstTime(seed=4, loss=0.05, to=frozenset({1}))
+        job[0].trouble(trouble)
+        for out, outcome in (results := job.allreduce(gradients("U", ranks, NUMEL, seed=1))):
+            assert outcome.delivered == outcome.expected
+            np.testing.assert_array_equal(out, results[0][0])
+        assert all(dropped([trouble], kind) for kind in (PacketType.CONTRIBUTION, PacketType.RESULT))
+        assert job[0].job.counters["control_refused"] == 0
+        # both kinds are asked for while rank 2 lacks rows of that kind, and are not asked for a second time
+        assert job[1].job.counters["repair_asked"] == 2
+        assert results[2][1].nanoseconds > 200 * MS
 
 
 def test_a_late_launch_repairs_once_before_it_ends() -> None:

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from tailbound.collective.hello import Hello
-from tailbound.collective.repair import PATIENCE, REPEATS, REPEATS_COLD, Round
+from tailbound.collective.repair import REPEATS, REPEATS_COLD, Round
 from tailbound.transport import flush
 from tailbound.transport.agreement import Agreement, Content, Kind, Message
 from tailbound.transport.backoff import AnswerTime
+from tailbound.transport.config import FLOOR as PATIENCE
 from tailbound.transport.config import MS
 from tailbound.transport.flush import Retry, View
 from tailbound.transport.reach import Reach

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailbound.transport.config import MS, Config
-from tailbound.transport.deadline import LEAST, WARM_UP_OPS, WINDOW, Deadlines, Sample, Window
+from tailbound.transport.config import FLOOR, MS, Config
+from tailbound.transport.deadline import WARM_UP_OPS, WINDOW, Deadlines, Sample, Window
 
 BIG, SMALL = 1_600_000, 3_000
 
@@ -49,7 +49,7 @@ def test_deadlines_of_a_new_size_are_the_whole_stage_then_long_then_what_was_lea
     assert d.applied(BIG, [20 * MS, 20 * MS]) == 2000 * MS
     feed(d, 1)
     assert d.stage_one(BIG) == d.advertised == pytest.approx(4 * 1.25 * (2 + 8) * MS, rel=1e-3)
-    assert d.stage_two(BIG) == 4 * LEAST
+    assert d.stage_two(BIG) == 4 * FLOOR
     feed(d, WARM_UP_OPS - 6)
     assert not d.warm(BIG)
     assert d.stage_one(BIG) > 45 * MS
@@ -58,7 +58,20 @@ def test_deadlines_of_a_new_size_are_the_whole_stage_then_long_then_what_was_lea
     assert not d.warm(SMALL)
     assert d.stage_one(SMALL) == 2000 * MS
     assert d.stage_one(BIG) == pytest.approx(1.25 * (2 + 8) * MS, rel=1e-3)
-    assert d.stage_two(BIG) == LEAST  # 7.5 ms would do
+    assert d.stage_two(BIG) == FLOOR  # 7.5 ms would do
+
+
+def test_a_lower_floor_lets_deadlines_follow_what_short_ops_take() -> None:
+    """clock-36: an op of a fraction of a millisecond; R is two floors after D1 at least."""
+    times = {"first": MS // 20, "transfer": MS // 10, "results": MS // 10, "whole": MS // 4}
+    usual, low = learned(), learned(floor=MS // 10)
+    for d in (usual, low):
+        feed(d, WARM_UP_OPS, **times)
+    assert usual.stage_one(BIG) == usual.stage_two(BIG) == FLOOR
+    assert low.stage_one(BIG) == pytest.approx(1.25 * 0.15 * MS, rel=1e-3)
+    assert low.stage_two(BIG) == pytest.approx(1.25 * 0.1 * MS, rel=1e-3)
+    assert low.receiver(BIG, []) == low.stage_one(BIG) + 2 * (MS // 10)
+    assert (usual.quiet, low.quiet) == (MS, MS // 100)
 
 
 def test_what_hits_a_minority_of_steps_moves_no_deadline() -> None:
@@ -149,8 +162,8 @@ def test_a_receiver_leaves_room_for_the_last_seal() -> None:
     d = learned()
     for step in range(40):
         d.observe(Sample(BIG, 2 * MS, 8 * MS, 30 * MS, step=step, whole=15 * MS))
-    assert d.receiver(BIG, []) == pytest.approx(12.5 * MS + 10 * MS + LEAST, rel=1e-3)
-    assert d.receiver(BIG, [200 * MS]) == pytest.approx(200 * MS + 20 * MS + LEAST, rel=1e-3)
+    assert d.receiver(BIG, []) == pytest.approx(12.5 * MS + 10 * MS + FLOOR, rel=1e-3)
+    assert d.receiver(BIG, [200 * MS]) == pytest.approx(200 * MS + 20 * MS + FLOOR, rel=1e-3)
 
 
 def test_results_are_not_sent_to_who_has_given_up() -> None:
@@ -180,7 +193,7 @@ def test_sizes_learn_their_transfer_apart_and_share_the_skew() -> None:
     feed(d, 30, SMALL, transfer=1 * MS)
     assert d.transfer(BIG) == pytest.approx(10 * MS, rel=1e-3)
     assert d.transfer(SMALL) == pytest.approx(1.25 * MS, rel=1e-3)
-    assert d.stage_one(SMALL) == LEAST
+    assert d.stage_one(SMALL) == FLOOR
     assert d.advertised == d.stage_one(BIG)  # ranks compare the largest
 
 
@@ -188,7 +201,7 @@ def test_the_largest_size_is_forgotten_when_it_does_not_come_any_more() -> None:
     d = learned()
     feed(d, 30)
     feed(d, WINDOW, SMALL, transfer=1 * MS)
-    assert d.advertised == LEAST
+    assert d.advertised == FLOOR
 
 
 def test_skew_is_capped_by_what_the_last_rank_is_worth() -> None:
@@ -237,7 +250,7 @@ def test_a_smaller_op_takes_off_what_its_transfer_is_shorter_by() -> None:
     feed(d, 30, transfer=80 * MS)
     feed(d, 30, SMALL, transfer=1 * MS)
     assert d.applied(SMALL, [150 * MS, 150 * MS]) == 150 * MS + d.stage_one(SMALL) - d.stage_one(BIG)
-    assert d.applied(SMALL, [20 * MS, 20 * MS]) == LEAST
+    assert d.applied(SMALL, [20 * MS, 20 * MS]) == FLOOR
 
 
 @given(st.lists(st.integers(1, 3 * 10**9), max_size=8), st.integers(1, 10**9), st.integers(0, 10**9))
@@ -247,8 +260,8 @@ def test_whatever_is_heard_an_owners_deadline_lies_inside_its_receivers(
     """Rule: clock-11."""
     d = learned()
     feed(d, 30, transfer=transfer, first=first)
-    assert LEAST <= d.applied(BIG, heard) <= d.longest(BIG, heard) <= 2000 * MS
-    assert d.receiver(BIG, heard) > d.applied(BIG, heard) + LEAST
+    assert FLOOR <= d.applied(BIG, heard) <= d.longest(BIG, heard) <= 2000 * MS
+    assert d.receiver(BIG, heard) > d.applied(BIG, heard) + FLOOR
 
 
 def test_given_deadlines_stay() -> None:

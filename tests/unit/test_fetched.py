@@ -51,6 +51,9 @@ def test_who_does_not_answer_is_asked_a_second_time_where_little_is_asked_for(ro
         def before_close(self, action: Any) -> None:
             self.ends.append(action)
 
+        def runs(self, body: Any, name: str) -> None:
+            threading.Thread(target=body, name=name, daemon=True).start()
+
         def pull(self, owner: int, *_: Any) -> bytes:
             asked.put(owner)
             if not lost.is_set():

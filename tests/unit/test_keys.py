@@ -107,6 +107,17 @@ def test_who_waits_for_a_key_that_rank_0_does_not_draw_is_refused_at_once(
         keys.agree(store, "job", 1, 0.0, "drawn")
 
 
+@pytest.mark.parametrize("said", ["drawn not hex", "drawn " + "ab" * 31, "drawn", "\x00\x01", "drawn\udcff key"])
+def test_what_is_no_key_in_the_store_is_refused_with_what_to_do(said: str) -> None:
+    store = MemoryStore()
+    store.set("job/key", said.encode(errors="surrogateescape"))
+    with pytest.raises(ConfigError, match=r"rank 1: 'job/key' of the store .* all ranks a key_file"):
+        keys.agree(store, "job", 1, 1.0, "drawn")
+    if said.startswith("drawn"):
+        with pytest.raises(ConfigError, match=r"rank 0: .* store of its own"):
+            keys.agree(store, "job", 0, 1.0, "drawn")
+
+
 def test_greetings_of_others_are_refused() -> None:
     own = proven(greeting(0))
     verify = lambda rank, said: keys.verify(MASTER, rank, said)  # noqa: E731

@@ -204,3 +204,17 @@ def test_steps_wrap(first: int) -> None:
     miss(who, 3, 3, step=first)
     assert who.dead((first + 1) & 0x3FFFFF) == set()
     assert who.dead((first + 2) & 0x3FFFFF) == {3}
+
+
+def test_every_change_of_who_takes_part_is_counted() -> None:
+    one = Membership(4, 0)
+    counts = [one.changes]
+    for change in (
+        lambda: one.result.accuse(2, 7), lambda: one.contribution.accuse(2, 7), lambda: one.result.clear(2),
+        lambda: one.bye(1, 9), lambda: one.back(1, 3),
+    ):  # fmt: skip
+        change()
+        counts.append(one.changes)
+    assert counts == sorted(set(counts))
+    one.result.clear(3)
+    assert one.changes == counts[-1], "nobody suspected it"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailbound.transport.config import FLOOR
 from tailbound.transport.overtime import FIRST, LONGEST, MOST, SHARE, Extension, Overtime
 
 MS, S = 1_000_000, 1_000_000_000
@@ -21,6 +22,12 @@ def test_a_share_of_the_time_is_saved_up_to_a_bound() -> None:
     assert overtime.left(S) == FIRST
     assert overtime.left(2 * S) == FIRST + SHARE * S
     assert overtime.left(1000 * S) == MOST
+
+
+def test_a_lower_floor_saves_up_less_and_takes_shorter_silences() -> None:
+    low = Overtime(S, FLOOR // 10)
+    assert (low.left(S), low.left(1000 * S), low.reserve) == (FIRST // 10, MOST // 10, Overtime(S).reserve // 10)
+    assert low.silence(deadline(S, 0)) == FLOOR // 10
 
 
 def test_time_in_which_several_ops_wait_is_paid_for_once() -> None:

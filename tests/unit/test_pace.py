@@ -125,6 +125,47 @@ def test_the_bucket_holds_one_quantum() -> None:
     assert pacer.room(2, 10_000, now) == (1 << 30, 0)
 
 
+def test_all_ranks_together_have_the_speed_of_the_link() -> None:
+    """100 Mbit/s, four packets of 1472 bytes a burst: 2 ms of it at once, then more when half of that has left."""
+    pacer, now, size = Pacer([1, 2], speed=1.25e7, most=1.25e7), SECOND, 4 * 1514
+    assert pacer.bursts(32, 1472, 1, now) == 2 * MS * 12_500_000 // SECOND // size == 4
+    pacer.left(4, 16, 1472, now)
+    assert pacer.bursts(32, 1472, 1, now) == 1  # what is left of the 2 ms
+    pacer.left(1, 4, 1472, now)
+    assert pacer.bursts(32, 1472, 1, now) == 0
+    paid = now - 2 * MS + 5 * size * 80
+    assert pacer.opens == paid + MS
+    assert pacer.bursts(32, 1472, 1, pacer.opens - 1) == 0
+    assert pacer.bursts(32, 1472, 1, pacer.opens) == 2
+    assert pacer.bursts(32, 1472, 3, pacer.opens) == 1  # two clones and itself
+
+
+def test_a_link_that_drains_more_slowly_is_still_tried_at_its_own_speed() -> None:
+    """A busy host drains less than its link could, and would never again find out how much that is."""
+    pacer = Pacer([1, 2], speed=1.25e7, most=1.25e7)
+    pacer.follow(1.25e6)
+    assert pacer.bursts(32, 1472, 1, SECOND) == 4
+
+
+def test_who_is_late_for_what_waited_makes_up_for_it_once() -> None:
+    """Held, and looked at 5 ms late: 8 ms of the link may leave the next time, and 2 ms again after that."""
+    pacer = Pacer([1, 2], speed=1.25e7, most=1.25e7)
+    pacer.left(5, 20, 1472, SECOND)
+    assert pacer.bursts(32, 1472, 1, SECOND) == 0
+    pacer.left(1, 4, 1472, SECOND + 5 * MS)
+    assert pacer.bursts(32, 1472, 1, SECOND + 100 * MS) == 16
+    pacer.left(16, 64, 1472, SECOND + 100 * MS)
+    assert pacer.bursts(32, 1472, 1, SECOND + 200 * MS) == 4
+
+
+@pytest.mark.parametrize("speed", [0.0, 1.25e7])
+def test_where_only_a_driver_knows_the_speed_the_link_sees_to_it(speed: float) -> None:
+    """A container's interface may say 10 Gbit/s and take more."""
+    pacer = Pacer([1, 2], speed=speed)
+    pacer.left(32, 32 * 44, 1472, SECOND)
+    assert pacer.bursts(32, 1472, 1, SECOND) == 32
+
+
 class Link:
     """One queue that ``senders`` share; each sends bursts as its pacer allows, and has one probe on the way."""
 

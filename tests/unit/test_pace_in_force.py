@@ -77,10 +77,10 @@ def test_that_nobody_knows_the_speed_is_said_once(bound: UdpSocket, caplog: pyte
     assert ["link's speed" in record.message for record in caplog.records] == [True]
 
 
-def test_marks_are_counted_from_the_op_before_though_that_was_cold(bound: UdpSocket) -> None:
+def test_what_an_op_says_of_a_queue(bound: UdpSocket) -> None:
     flow, seen = live(traffic(bound, 1.25e8), 1, 2), []
     flow.incast.observe = lambda *counts: seen.append(counts)  # type: ignore[method-assign]
-    flow._job.records = SimpleNamespace(contributed=lambda *_: True)  # type: ignore[assignment]
+    flow._job.records = SimpleNamespace(all_contributed=lambda ranks, _: ranks)  # type: ignore[assignment]
     flow._job.advertise = lambda **_: None  # type: ignore[method-assign]
     flow._job.repairs = SimpleNamespace(warming=lambda _: False)  # type: ignore[attr-defined]
     placement = SimpleNamespace(shares=[10, 20, 30])
@@ -93,7 +93,10 @@ def test_marks_are_counted_from_the_op_before_though_that_was_cold(bound: UdpSoc
     flow.observe(op, [0, 10, 10])
     flow._states["marked"][1] = 0  # begun anew
     flow.observe(op, [0, 10, 10])
-    assert seen == [(20, 0, 7, 70), (20, 0, 0, 70)]
+    op.first.asked = {1: range(4)}
+    flow.observe(op, [0, 10, 10])  # all are in, four of them by repair
+    flow.observe(op, [0, 0, 10])  # nothing of rank 1 came: no queue loses all of a sender's rows
+    assert seen == [(20, 0, 7, 70), (20, 0, 0, 70), (20, 4, 0, 70), (20, 0, 0, 70)]
 
 
 def full_then_not(queue: SendQueue, kernel: Kernel, clock: list[int], rows: int, took: int) -> None:

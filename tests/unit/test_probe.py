@@ -29,31 +29,28 @@ def test_a_probe_says_who_and_when() -> None:
 
 def test_one_is_on_the_way_and_the_next_follows_after_some_bytes() -> None:
     prober, states = make()
-    assert prober.due(3, 0, False)
+    assert prober.left(3, 0, 0, 0, False)
     prober.packet(3, 0)
-    prober.count(3, 10 * EVERY, 1300)
-    assert not prober.due(3, MS, False)
-    assert prober.due(0, MS, False)
+    assert not prober.left(3, 10 * EVERY, 1300, MS, False)
+    assert prober.left(0, 0, 0, MS, False)
     assert prober.take(MS) == []
     states["rtt_ns"][3] = 400_000
     assert prober.take(MS) == [(3, 400_000, EVERY, 0.0)]
     assert prober.take(MS) == []
-    assert prober.due(3, 2 * MS, False)
+    assert prober.left(3, 0, 0, 2 * MS, False)
     prober.packet(3, 2 * MS)
     states["rtt_ns"][3] = 500_000
     assert prober.take(3 * MS) == [(3, 500_000, 10 * EVERY, 0.0)]
-    prober.count(3, EVERY - 1, 130)
-    assert not prober.due(3, 4 * MS, False)
-    assert prober.due(3, 4 * MS, True)
+    assert not prober.left(3, EVERY - 1, 130, 4 * MS, False)
+    assert prober.left(3, 0, 0, 4 * MS, True)
     assert prober.by == "kernel"
 
 
 def test_a_lost_one_is_given_up_and_its_late_echo_is_not_taken_for_the_next() -> None:
     prober, states = make()
     prober.packet(3, 0)
-    prober.count(3, EVERY, 130)
-    assert not prober.due(3, LOST - 1, False)
-    assert prober.due(3, LOST, False)
+    assert not prober.left(3, EVERY, 130, LOST - 1, False)
+    assert prober.left(3, 0, 0, LOST, False)
     assert prober.lost == 1
     prober.packet(3, LOST)
     states["rtt_ns"][3] = LOST + MS  # of the first
@@ -66,8 +63,7 @@ def test_where_no_echo_ever_comes_probes_become_rare() -> None:
     prober, _ = make()
     now, sent = 0, 0
     for _ in range(100 * MUTE):
-        prober.count(3, EVERY, 130)
-        if prober.due(3, now, False):
+        if prober.left(3, EVERY, 130, now, False):
             prober.packet(3, now)
             sent += 1
         now += LOST
@@ -80,8 +76,7 @@ def test_an_echo_says_how_many_packets_were_marked() -> None:
     shares = []
     for told, count in ((0xFFFFFFF0, 99), (0xFFFFFFF0, 99), (4, 99), (1000, 99), (1000, 0)):
         now = (1 + len(shares)) * 10 * MS
-        prober.count(3, EVERY, count)
-        assert prober.due(3, now, False)
+        assert prober.left(3, EVERY, count, now, False)
         prober.packet(3, now)
         states["told"][3], states["rtt_ns"][3] = told, MS + len(shares)
         ((_, _, _, share),) = prober.take(now + 2 * MS)
@@ -95,7 +90,7 @@ def test_a_count_that_began_anew_is_no_share() -> None:
     prober, states = make()
     for i, told in enumerate((500, 0, 30)):
         now = (1 + i) * 10 * MS
-        prober.count(3, EVERY, 99)
+        prober.left(3, EVERY, 99, now, False)
         prober.packet(3, now)
         states["told"][3], states["rtt_ns"][3] = told, MS + i
         ((_, _, _, share),) = prober.take(now + 2 * MS)
@@ -109,8 +104,7 @@ def test_after_a_lost_probe_marks_are_those_of_both_intervals() -> None:
     states["rtt_ns"][3] = MS
     prober.take(2 * MS)
     for now in (10 * MS, 10 * MS + LOST):
-        prober.count(3, EVERY, 99)
-        assert prober.due(3, now, False)
+        assert prober.left(3, EVERY, 99, now, False)
         prober.packet(3, now)
     assert prober.missed[3] == 1
     states["told"][3], states["rtt_ns"][3] = 100, 2 * MS

@@ -115,6 +115,20 @@ def test_results_overtake_contributions_of_later_ops_only(faked: tuple[SendQueue
     assert order == ["r6", "r7", "c7", "c8", "c9"]
 
 
+def test_rows_that_were_asked_for_again_wait_for_nothing_else(faked: tuple[SendQueue, Kernel]) -> None:
+    """Rule: clock-17."""
+    queue, kernel = faked
+    kernel.always = errno.EAGAIN
+    queue.submit(7, C, [(2, memory(2))], LATER, None, 0)
+    queue.submit(7, R, [(1, memory(4)), (3, memory(5))], LATER, None, 0)
+    queue.submit(7, R, [(1, memory(1))], LATER, None, 0, again=True)
+    assert (queue.empty, queue.submissions, queue.packets) == (False, 3, 12)
+    kernel.always = 0
+    queue.pump(1)
+    assert kernel.taken == [(1, 1), (2, 2), (1, 4), (3, 5)]
+    assert queue.empty
+
+
 def test_stale_rows_are_dropped_and_counted(faked: tuple[SendQueue, Kernel]) -> None:
     """Rule: clock-17."""
     queue, kernel = faked
@@ -272,6 +286,27 @@ def test_bursts_keep_the_gap_that_receivers_need(bound: UdpSocket) -> None:
     assert kernel.taken[3:] == [(1, 64), (1, 1)]
     assert done == [4 * 64, 1]
     assert queue.again == 0
+
+
+def test_the_first_rows_leave_no_faster_than_the_link_is_said_to_be(bound: UdpSocket) -> None:
+    """Rule: clock-24."""
+    rate, size = 1_000_000, STRIDE + 42
+    queue = SendQueue(Sender([bound], dict.fromkeys((1, 2), (ADDRESS, 9))), Pacer((1, 2), speed=rate, most=rate))
+    kernel, begin, done = Kernel(queue), 1000 * MS, []
+    queue.submit(7, C, [(1, memory(100)), (2, memory(100))], LATER, done.append, begin)
+    now, held = begin, queue.held
+    assert held == 1
+    while not queue.empty:
+        left = sum(count for _, count in kernel.taken) * size
+        assert 0 <= left - rate * (now - begin) / 1e9 <= rate * 0.002 + 3 * size  # it is never idle, either
+        assert queue.again > now
+        queue.pump(queue.again - 1)
+        assert sum(count for _, count in kernel.taken) * size == left
+        now = queue.again
+        queue.pump(now)
+    assert now - begin == pytest.approx(200 * size * 1e9 / rate, abs=3 * MS)
+    assert done == [200]
+    assert {rank: len(data) for rank, data in kernel.data.items()} == {1: 100 * STRIDE, 2: 100 * STRIDE}
 
 
 def test_a_peer_whose_socket_is_full_holds_up_nobody_else(receivers: list[socket.socket], bound: UdpSocket) -> None:

@@ -141,6 +141,23 @@ def test_a_burst_that_is_cloned_here_costs_as_many(faked: tuple[SendQueue, Kerne
     assert len(kernel.taken) == 200
 
 
+def test_clones_take_their_part_of_the_link(bound: UdpSocket, shared: Shared) -> None:
+    """Copies that this host makes leave over its link; those that the network makes do not."""
+    sender = Sender([bound], dict.fromkeys((1, 2, 3), (ADDRESS, 9)))
+    sender.share(shared)
+    for local, least in ((True, 3), (False, 1)):
+        shared.local = local
+        queue = SendQueue(sender, Pacer((1, 2, 3), speed=1e6, most=1e6))
+        kernel = Kernel(queue)
+        queue.submit(7, R, [(ALL, memory(100))], LATER, None, 1000 * MS)
+        now = 1000 * MS
+        while not queue.empty:
+            now = queue.again
+            queue.pump(now)
+        assert sum(count for _, count in kernel.taken) == 100
+        assert now - 1000 * MS == pytest.approx(100 * least * (STRIDE + 42) * 1000, abs=3 * MS)
+
+
 def test_refused_for_good_it_is_broken_and_lost_for_everybody(faked: tuple[SendQueue, Kernel], shared: Shared) -> None:
     queue, kernel = faked
     kernel.always = errno.ENETUNREACH
@@ -176,16 +193,13 @@ def test_stale_rows_are_lost_for_everybody(faked: tuple[SendQueue, Kernel]) -> N
 
 def test_probes_follow_for_every_rank(faked: tuple[SendQueue, Kernel]) -> None:
     class Probes:
+        waits = False
+
         def __init__(self) -> None:
             self.counted: list[tuple[int, int, int]] = []
 
-        def take(self, now: int) -> list[tuple[int, int, int, float]]:
-            return []
-
-        def count(self, rank: int, size: int, packets: int) -> None:
+        def left(self, rank: int, size: int, packets: int, now: int, limited: bool) -> bool:
             self.counted.append((rank, size, packets))
-
-        def due(self, rank: int, now: int, is_limited: bool) -> bool:
             return False
 
     queue, _ = faked

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tailbound.collective.op import Phase
 from tailbound.collective.window import Window
 
 
@@ -36,7 +37,8 @@ def test_the_published_mark_of_an_op_rises_before_it_is_let_go() -> None:
     queue: Any = SimpleNamespace(cancel=lambda label: 0)
     window = Window(job, queue, lambda op: None, running)
     window.pool = SimpleNamespace(keep=lambda place, buffers: None)
-    done: Any = SimpleNamespace(label=5, finished=True, published=True, place=place, start=1, buffers=None)
+    through = SimpleNamespace(phase=Phase.DONE)
+    done: Any = SimpleNamespace(label=5, first=through, second=through, place=place, start=1, buffers=None)
     window.ops[5] = done
     assert window.release()
     assert not window.ops

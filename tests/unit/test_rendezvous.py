@@ -144,7 +144,7 @@ def test_cookies_are_never_zero_and_differ() -> None:
         ({}, {"bits": 4}, "bits="),
         ({}, {"share_rows": False}, "share_rows="),
         ({}, {"safeguard": Limits(skip_op=0.5)}, "the argument safeguard="),
-        ({"result": "multicast"}, {}, "multicast_group="),
+        ({"result": "multicast"}, {}, "the argument result="),
         ({}, {"ranks": 3}, "world size"),
     ],
 )

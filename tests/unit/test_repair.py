@@ -14,14 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tailbound.collective import repair as rules
 from tailbound.collective.repair import (
     LOOK,
-    PATIENCE,
     PATIENCE_MOST,
     REPEATS,
     REPEATS_COLD,
     SHARE,
-    SOON,
     WARM_UP_OPS,
     Budget,
     Places,
@@ -36,13 +35,14 @@ from tailbound.collective.repair import (
     thin,
 )
 from tailbound.transport.backoff import AnswerTime
-from tailbound.transport.config import MS
+from tailbound.transport.config import FLOOR, MS
 from tailbound.wire.packets import header as make_header
 from tailbound.wire.packets import packet, parse
 from tailbound.wire.schema import PacketType
 
 _ROWS = 100
 _PAUSE = 2 * MS
+PATIENCE, SOON = FLOOR, FLOOR // rules.SOON
 
 
 def asking(
@@ -215,6 +215,15 @@ def test_who_misses_much_waits_a_random_while() -> None:
     assert Owners({1: list(range(25))}).run(10**12)[0][0] == _PAUSE
 
 
+def test_nobody_waits_for_a_few_rows_whatever_part_of_a_list_they_are() -> None:
+    """With many ranks a list is a row or two: each loss was asked for up to 50 ms late. Rule: clock-23."""
+    lost = np.arange(2)
+    asked = asking(seed=3)
+    assert not asked.turn(0, [1], lambda rank: lost, lambda rank: 2, _PAUSE)
+    ((rank, places),) = asked.turn(_PAUSE, [1], lambda rank: lost, lambda rank: 2, _PAUSE)
+    assert (rank, places.tolist()) == (1, [0, 1])
+
+
 def test_ranks_of_which_much_is_missing_are_asked_at_different_times() -> None:
     many = {rank: list(range(26)) for rank in range(1, 9)}
     first: dict[int, int] = {}
@@ -258,7 +267,8 @@ def test_the_repeat_follows_how_long_answers_take() -> None:
 
         return [at - begun for at, _, _ in owners.run(10**12, answered)]
 
-    assert asked_at(10**12) == [0, SOON]  # nothing is known, and nothing came
+    # nothing is known, and nothing came; the last question waits for 20 ms, time enough for another one
+    assert asked_at(10**12) == [0, SOON, 3 * SOON]
     for _ in range(40):
         asked_at(4 * MS)
     assert asked_at(4 * MS) == [0]
@@ -266,6 +276,16 @@ def test_the_repeat_follows_how_long_answers_take() -> None:
     for _ in range(40):
         asked_at(9 * MS)
     assert asked_at(10**12) == [0, PATIENCE]
+
+
+def test_a_question_in_the_time_of_the_last_one_takes_no_more_time() -> None:
+    """Rule: clock-23."""
+    slow, quick = Owners({1: [3]}), Owners({1: [3]}, answers=AnswerTime(SOON, PATIENCE_MOST))
+    for owners, times in ((slow, [0, PATIENCE]), (quick, [0, SOON, 3 * SOON])):
+        looked: list[int] = []
+        asked = owners.run(10**12, looked.append)
+        assert [now - _PAUSE for now, _, _ in asked] == times
+        assert times[1] + 2 * PATIENCE <= looked[-1] - _PAUSE <= times[1] + 2 * PATIENCE + LOOK
 
 
 def test_what_repair_brought_is_learned_from_at_the_end_of_the_op_too() -> None:
@@ -284,7 +304,7 @@ def test_what_repair_brought_is_learned_from_at_the_end_of_the_op_too() -> None:
 
 
 def test_patience_follows_what_results_take() -> None:
-    assert [patience(d2 * MS) for d2 in (0, 40, 100, 10_000)] == [PATIENCE, PATIENCE, 25 * MS, PATIENCE_MOST]
+    assert [patience(d2 * MS, FLOOR) for d2 in (0, 40, 100, 10_000)] == [PATIENCE, PATIENCE, 25 * MS, PATIENCE_MOST]
 
 
 def test_thinning_is_even() -> None:

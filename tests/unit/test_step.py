@@ -29,16 +29,19 @@ from tailbound.collective.actions import (
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.fetched import Fetch
 from tailbound.collective.op import AGREEING, Launch, Op, Phase, Sending
-from tailbound.collective.repair import PATIENCE, REPEATS, Round
+from tailbound.collective.repair import REPEATS, Round
 from tailbound.collective.step import Step, listen, overtaken, stand_still, start_clock, step
+from tailbound.collective.view import View
 from tailbound.transport.backoff import AnswerTime
+from tailbound.transport.config import FLOOR
 from tailbound.transport.membership import Membership
 from tailbound.transport.overtime import Extension, Overtime
 from tailbound.transport.sequence import Layout, Sequence
-from tailbound.transport.tail_probe import LAST_CALL
+from tailbound.transport.tail_probe import patience
 
 MS = 1_000_000
 RANKS, ENTRIES = 3, 64 * 60
+SCALES = np.zeros(1, np.int16)
 Q, D1, R, STAGE_MAX, START_MAX = 1 * MS, 50 * MS, 100 * MS, 500 * MS, 400 * MS
 
 
@@ -60,13 +63,13 @@ class Told:
             rank=0, ranks=RANKS, world=RANKS, peers=[1, 2],
             membership=Membership(RANKS, 0), live_since=0, self_late=False, overtime=Overtime(0),
             silent_since=lambda ranks, now: 0,
-            config=SimpleNamespace(stage_max=STAGE_MAX, repair=True, strict=0, fetch=0),
+            config=SimpleNamespace(stage_max=STAGE_MAX, floor=FLOOR, repair=True, strict=0, fetch=0),
             deadlines=SimpleNamespace(quiet=Q, start_max=START_MAX, advertised=D1),
             store=SimpleNamespace(control={"need": np.array([2])}),
         )  # fmt: skip
 
-    def known_scales(self) -> bool:
-        return self.scales
+    def known_scales(self) -> np.ndarray | None:
+        return SCALES if self.scales else None
 
     def foreseen_wrongly(self) -> bool:
         return self.record is not None and self.record["layout"] != self.op.place.layout.tag
@@ -80,8 +83,13 @@ class Told:
     def brings_no_more(self, rank: int) -> bool:
         return rank in self.op.abstainers or self.contributed(rank)
 
-    def owners(self) -> list[int]:
-        return [p for p in self.known.membership.owners if self.op.place.placement.counts[p]]
+    def all_contributed(self, ranks: list[int]) -> list[int]:
+        return [p for p in ranks if self.contributed(p)]
+
+    def all_published(self, ranks: list[int]) -> list[int]:
+        return [p for p in ranks if self.published(p)]
+
+    owners, givers, through = View.owners, View.givers, View.through
 
     @property
     def deadlines_from(self) -> int:
@@ -110,7 +118,7 @@ class Told:
         return np.arange(2)
 
     def round(self, rows: int) -> Round:
-        return Round(1, rows, REPEATS, PATIENCE, AnswerTime(PATIENCE, PATIENCE))
+        return Round(1, rows, REPEATS, FLOOR, AnswerTime(FLOOR, FLOOR))
 
     def take(self, now: int, *, may_send: bool = True) -> Step:
         return step(self.op, self, now, may_send=may_send)  # type: ignore[arg-type]
@@ -144,7 +152,7 @@ def record(op: Op, **fields: Any) -> dict[str, Any]:
 def test_own_rows_are_coded_on_known_scales_as_soon_as_they_may_be_sent(op: Op) -> None:
     told = Told(op)
     assert told.take(2 * MS, may_send=False) == ((), 0)
-    assert told.take(2 * MS).actions == (Encode(),)
+    assert told.take(2 * MS).actions == (Encode(SCALES),)
 
 
 def test_a_device_is_polled_before_own_rows_are_coded_and_before_codes_are_sent(op: Op) -> None:
@@ -154,7 +162,7 @@ def test_a_device_is_polled_before_own_rows_are_coded_and_before_codes_are_sent(
     looks = [told.take(2 * MS + passed).look - 2 * MS - passed for passed in (0, MS, 4 * MS, 80 * MS)]
     assert looks == [MS // 10, MS // 8, MS // 2, MS]
     done[0] = True
-    assert told.take(90 * MS).actions == (Encode(),)
+    assert told.take(90 * MS).actions == (Encode(SCALES),)
     op.sending, op.begun, done[0] = Sending.CODING, 90 * MS, False
     assert told.take(90 * MS) == ((), 90 * MS + MS // 10)
     done[0] = True
@@ -208,33 +216,33 @@ def test_a_launch_after_the_first_half_stays_out(op: Op) -> None:
     """Rule: clock-17."""
     op.start, op.first.phase = MS, Phase.DONE
     told = Told(op, published_by={1, 2})
-    assert told.take(MS + D1).actions == (Encode(),)
+    assert told.take(MS + D1).actions == (Encode(SCALES),)
     assert told.take(MS + D1 + 1).actions == (StayOut(),)
     op.start = 1
     assert told.take(D1 + 2).actions == (StayOut(),)
     op.start = 0  # not yet
-    assert told.take(MS + D1 + 1).actions == (Encode(),)
+    assert told.take(MS + D1 + 1).actions == (Encode(SCALES),)
 
 
 def test_a_late_launch_sends_its_rows_as_long_as_an_owner_may_wait_for_them(op: Op) -> None:
     """Rules: clock-17, clock-29."""
     op.start, op.first.phase = MS, Phase.DONE
     told = Told(op, published_by={1})
-    assert told.take(MS + D1 + 1).actions == (Encode(),)
-    assert told.take(MS + STAGE_MAX).actions == (Encode(),)
+    assert told.take(MS + D1 + 1).actions == (Encode(SCALES),)
+    assert told.take(MS + STAGE_MAX).actions == (Encode(SCALES),)
     assert told.take(MS + STAGE_MAX + 1).actions == (StayOut(),)  # no owner waits for so long
 
 
 def test_a_launch_is_in_time_as_long_as_its_own_rows_are_open(op: Op) -> None:
     op.start = MS
-    assert Told(op, published_by={1, 2}).take(MS + D1 + 1).actions[0] == Encode()
+    assert Told(op, published_by={1, 2}).take(MS + D1 + 1).actions[0] == Encode(SCALES)
 
 
 def test_a_switch_still_answers_a_late_launch(op: Op) -> None:
     """Rule: clock-28."""
     op.start, op.first.phase, op.switched = MS, Phase.DONE, True
     told = Told(op, record=record(op))
-    assert told.take(MS + D1 + 1).actions == (Encode(late=True),)
+    assert told.take(MS + D1 + 1).actions == (Encode(SCALES, late=True),)
     told.record = record(op, results_in=op.place.layout.shape.rows)
     assert told.take(MS + D1 + 1).actions == (StayOut(),)
 
@@ -538,4 +546,4 @@ def test_the_last_question_is_in_time_for_the_deadline_of_the_present_half(op: O
     told, now = Told(op, record=record(op)), 5 * MS
     while not (found := listen(op, told, now)).actions:  # type: ignore[arg-type]
         now = found.look
-    assert now == 20 * MS - LAST_CALL
+    assert now == 20 * MS - patience(FLOOR).last_call

@@ -16,7 +16,7 @@ numba promotes ``uint32 * uint32`` to 64 bits, so every step is cast back.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -76,11 +76,13 @@ def mix(value: int) -> int:
     return value ^ value >> 16
 
 
+@lru_cache(64)
 def seed_of(cookie: int, op: int) -> int:
     """The op's seed, a u32: base of the sign hash, the same on all ranks."""
     return mix(mix(cookie + 0x9E3779B9) + op)
 
 
+@lru_cache(64)
 def rounding_seed(seed: int, stage: int) -> int:
     """Seed of the rounding offsets in the op with ``seed``, a u32, the same on all ranks; ``stage`` as above."""
     return mix(mix(seed ^ 0x5BD1E995) + stage)

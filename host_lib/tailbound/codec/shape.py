@@ -66,7 +66,7 @@ class Shape:
         down = self.down or self.bits
         return Shape(self.numel, self.width, self.group_rows, self.groups, self.entries * down // 8, down)
 
-    @property
+    @cached_property
     def entries(self) -> int:
         """V: entries a row, as many as there are codes."""
         return self.codes * 8 // self.bits
@@ -76,10 +76,17 @@ class Shape:
         """R * V."""
         return self.group_rows * self.entries
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """T = G * R."""
         return self.groups * self.group_rows
+
+    def __hash__(self) -> int:
+        return self._hash  # shapes are keys of tables that every op looks into
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.numel, self.width, self.group_rows, self.groups, self.codes, self.bits, self.down, self.wide))
 
 
 @lru_cache(maxsize=4096)

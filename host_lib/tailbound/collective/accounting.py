@@ -53,7 +53,9 @@ class Accounts:
         job, own = self._job, op.place.placement.shares[self._job.rank]
         expected = taken = 0
         there = int(op.own_present)
-        for peer in (p for p in job.membership.here if p not in op.abstainers):
+        for peer in job.membership.here:
+            if peer in op.abstainers:
+                continue
             count = summed[peer]
             finished = job.records.contributed(peer, op.label) and peer not in op.stayed_out
             self.ledger.close(Stage.CONTRIBUTIONS, peer, own, count, finished=finished)
@@ -79,7 +81,9 @@ class Accounts:
         """
         job, counts = self._job, op.place.placement.shares
         expected = taken = 0
-        for peer in (p for p in job.membership.here if counts[p]):
+        for peer in job.membership.here:
+            if not counts[peer]:
+                continue
             due, count = counts[peer], by_owner[peer]
             finished = job.records.published(peer, op.label)
             self.ledger.close(Stage.RESULTS, peer, due, count, finished=finished)

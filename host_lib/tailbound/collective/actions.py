@@ -5,8 +5,11 @@ A ``Move`` ends a phase of the op: what follows from it is asked of ``step`` aga
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tailbound.codec.owners import Places
 from tailbound.transport.stage import Why
@@ -32,9 +35,11 @@ class Encode:
     """Code the own rows and hand them to the send queue.
 
     Attributes:
+        scales: of its groups, i16[G].
         late: nobody waits for them any more, but they still serve to ask a switch for results.
     """
 
+    scales: NDArray[np.int16] = field(compare=False)
     late: bool = False
 
 

@@ -36,8 +36,8 @@ WINDOW = 2000
 NAMED, WELL = 0.02, 0.005
 #: How it is said again that something lasts.
 REMINDERS = Policy(30_000 * MS, 600_000 * MS)
-#: ns between two looks for peers that were never heard of.
-_UNHEARD_EVERY = 1_000_000_000
+#: ns between two looks for peers that were never heard of, and for what is wrong with the program.
+LOOK_EVERY = 1_000_000_000
 
 
 class Alerts:
@@ -236,7 +236,9 @@ class Episodes:
             now: ns.
             at: what ``begun`` is to say (a step).
         """
-        one = self._all.setdefault(key, _Episode())
+        one = self._all.get(key)
+        if one is None:
+            one = self._all[key] = _Episode()
         if so is None or so is one.running:
             one.alike = 0
             if one.running and now >= one.reminder.due:
@@ -271,13 +273,12 @@ class Unheard:
         # contributions to a switch are seen by nobody else
         self._left = set(known.peers) if known.switch is None else set()
         self._first = sequence.next_label
-        self._since = self._again = 0
+        self._since = 0
 
     def look(self, now: int) -> TransportError | None:
-        """The error, once patience is over; to be called now and then."""
-        if not self._left or now < self._again:
+        """The error, once patience is over; to be called now and then (``LOOK_EVERY``)."""
+        if not self._left:
             return None
-        self._again = now + _UNHEARD_EVERY
         if not self._since and self._sequence.next_label != self._first:
             self._since = now
         self._left = {p for p in self._left if not self._heard(p)} - self._known.membership.gone
@@ -297,16 +298,15 @@ class Unheard:
 
 
 class _Watch:
-    """Looks now and then whether something is wrong with the program that receives here, and says so once."""
+    """Looks whether something is wrong with the program that receives here, and says so once."""
 
     def __init__(self) -> None:
-        self._again, self._said = 0, False
+        self._said = False
 
     def look(self, now: int) -> TransportError | None:
-        """The error, once; to be called now and then."""
-        if self._said or now < self._again:
+        """The error, once; to be called now and then (``LOOK_EVERY``)."""
+        if self._said:
             return None
-        self._again = now + _UNHEARD_EVERY
         wrong = self._wrong()
         self._said = wrong is not None
         return wrong

@@ -26,6 +26,7 @@ from tailbound.collective.speaker import Speaker
 from tailbound.errors import TransportError
 from tailbound.transport.config import MS
 from tailbound.transport.reliable import Refusal, Reliable
+from tailbound.transport.requests import of_form
 from tailbound.transport.steps import Young, step_distance
 
 #: Name of the request on the reliable path: the table of a digest.
@@ -193,15 +194,13 @@ class Balancing:
 def serve(reliable: Reliable, tables: Tables) -> None:
     """Answers ranks that ask for a table."""
 
-    def answer(request: bytes) -> list[bytes]:
-        if len(request) != _DIGEST.size:
-            raise Refusal(f"a request of {len(request)} bytes")
-        data = tables.encoded(*_DIGEST.unpack(request))
+    def answer(digest: int) -> list[bytes]:
+        data = tables.encoded(digest)
         if data is None:
             raise Refusal("these exponents are not known here any more")
         return [data]
 
-    reliable.serve(REQUEST, answer)
+    reliable.serve(REQUEST, of_form(_DIGEST, answer))
 
 
 def fetch(pull: Callable[..., bytes | bytearray], rank: int, digest: int) -> bytes:

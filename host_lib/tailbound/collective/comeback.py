@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +37,7 @@ from tailbound.transport.agreement import Agreed, Kind, Message, decode_map, enc
 from tailbound.transport.backoff import Policy
 from tailbound.transport.config import MS
 from tailbound.transport.reliable import Refusal, Reliable
+from tailbound.transport.requests import AT_ONCE, ask_each, of_form
 from tailbound.transport.sequence import Position
 
 #: Names of the requests on the reliable path: what part a rank has, and to take one in.
@@ -43,8 +45,8 @@ PART, WELCOME = "part", "welcome"
 #: Of a welcome: who comes back, and the step that it begins with; of its answer: the present stamp of who answers, 0
 #: without a key. Of an answer about the part: that, a cookie, and steps of the job.
 _WELCOME, _STAMP, _LIFE = struct.Struct("!HI"), struct.Struct("!Q"), struct.Struct("!BIQH")
-#: Seconds for a peer's engine to answer, and for the peer to; between two questions; threads that ask.
-_ENGINE, _PEER, _AGAIN, _THREADS = 2.0, 3.0, 0.2, 64
+#: Seconds for a peer's engine to answer, and for the peer to; between two questions.
+_ENGINE, _PEER, _AGAIN = 2.0, 3.0, 0.2
 #: How a peer that has not taken this rank in is asked again.
 _WELCOMES = Policy(200 * MS, 10_000 * MS)
 
@@ -172,7 +174,7 @@ def find_part(
 
     while True:
         lives = {rank: Life(Part.UNKNOWN, cookie)}
-        threads = ThreadPoolExecutor(_THREADS, "tailbound-part")
+        threads = ThreadPoolExecutor(AT_ONCE, "tailbound-part")
         # the lowest last: its process is the least likely to be another one when it counts
         for some in (asked[1:], asked[:1]):
             answers = {threads.submit(ask, peer): peer for peer in some}
@@ -200,10 +202,7 @@ def find_part(
 def serve(reliable: Reliable, engine: Transpose) -> None:
     """Takes ranks in again that say that they are back."""
 
-    def answer(request: bytes) -> list[bytes]:
-        if len(request) != _WELCOME.size:
-            raise Refusal(f"a request of {len(request)} bytes")
-        rank, step = _WELCOME.unpack(request)
+    def answer(rank: int, step: int) -> list[bytes]:
         if rank not in engine.job.membership.peers:
             raise Refusal(f"rank {rank} is none of this job's other ranks")
         try:
@@ -212,7 +211,7 @@ def serve(reliable: Reliable, engine: Transpose) -> None:
             raise Refusal(f"cannot take rank {rank} in: {error}") from error
         return [_STAMP.pack(stamp)]
 
-    reliable.serve(WELCOME, answer)
+    reliable.serve(WELCOME, of_form(_WELCOME, answer))
 
 
 def ask_all(engine: Transpose, reliable: Reliable, step: int) -> set[int]:
@@ -245,13 +244,12 @@ def ask_all(engine: Transpose, reliable: Reliable, step: int) -> set[int]:
                 return
             left -= {rank for rank in left if ask(rank)}
 
-    with ThreadPoolExecutor(max(1, min(len(job.peers), _THREADS)), "tailbound-welcome") as threads:
-        here = {rank for rank, well in zip(job.peers, threads.map(ask, job.peers), strict=True) if well}
+    here = {rank for rank, well in ask_each(job.peers, ask, "tailbound-welcome").items() if well}
     left = set(job.peers) - here
     if left:
         engine.ask(lambda: [engine.suspect(rank) for rank in left])
         reliable.before_close(over.set)
-        threading.Thread(target=ask_again, args=(left,), name="tailbound-welcome", daemon=True).start()
+        reliable.runs(partial(ask_again, left), "tailbound-welcome")
     return here
 
 

@@ -229,6 +229,7 @@ class Communicator:
         jump.serve(self.reliable, self._engine)
         fetch.serve(self.reliable, self._engine)
         self.job.fetch = fetch.over(self.reliable, self._engine)
+        self.reliable.before_close(self._leave)
         comeback.serve(self.reliable, self._engine)
         if training.elastic:
             comeback.watch(self.reliable, self._engine)
@@ -556,6 +557,9 @@ class Communicator:
             except OSError as error:
                 log.warning("rank %d: no trace in %s: %s", self.config.rank, where, error)
         self.reliable.close()
+
+    def _leave(self) -> None:
+        """Ends the transport, which says goodbye and lingers; others may fetch over the reliable path meanwhile."""
         self._engine.close(2 * self.config.bound / 1e9)
 
     def __enter__(self) -> Communicator:

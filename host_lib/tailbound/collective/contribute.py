@@ -77,8 +77,7 @@ def encode(job: Job, op: Op, action: Encode) -> None:
     if action.late:
         op.outcome.late = True
         job.counters["late_launches"] += 1
-    known = job.scales(op)
-    op.buffers.scales.exponents[:] = EXPONENT_NONE if known is None else known
+    op.buffers.scales.exponents[:] = action.scales
     _encode(job, op)
 
 
@@ -133,7 +132,8 @@ def _encode(job: Job, op: Op) -> None:
     op.outcome.skipped_groups = int(b.scales.skipped.sum())
     op.own_present = of(op).in_time(op)
     op.own_in = job.now()
-    job.self_misses = 0
+    if job.self_misses:
+        job.self_misses = 0
     _expect(job, op)
     op.sending = Sending.OVER
     of(op).send(job, op)

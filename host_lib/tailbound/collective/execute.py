@@ -66,15 +66,20 @@ def move(job: Job, op: Op, view: View, *, may_send: bool) -> tuple[int, bool]:
         found = step(op, view, job.now(), may_send=may_send)
         for action in found.actions:
             _EXECUTE[type(action)](job, op, action)
-        if not found.moves:
+        if not found.actions or not found.moves:
             return found.look, moved
+        if op.second.phase is not Phase.OPEN:  # then it is over
+            return 0, True
         moved = True
 
 
 def remind(job: Job, op: Op, now: int) -> int:
     """Asks for marks that are missing; returns when to look again, ns (0: never)."""
-    if not op.encoded or op.finished:
+    if op.second.phase is not Phase.OPEN or not op.encoded:
         return 0
+    record = job.records.at(op.slot, op.label)
+    if record is not None and (look := op.probe.came(now, int(record["progress"]) + int(record["results_in"]))):
+        return look
     found = listen(op, View(job, op), now)
     for action in found.actions:
         _EXECUTE[type(action)](job, op, action)
@@ -131,7 +136,8 @@ def seal(job: Job, op: Op, action: Seal) -> None:
             flows = [(summed[p], own) for p in job.membership.live if not view.brings_no_more(p)]
             cut_off(job, op, op.first, op.spans.sealed - op.start, flows)
     missed = not op.own_present and not op.outcome.abstained and not op.encoded
-    job.self_misses = job.self_misses + 1 if missed else 0
+    if missed or job.self_misses:
+        job.self_misses = job.self_misses + 1 if missed else 0
     records, expected = job.records, b.scales.exponents if op.own_present else b.unknown
     sums = Sums(records.sums, records.slots, seq, job.cookie, op.label, expected)
     mine = Own(b.own_rows, b.rows_for[job.rank], op.own_present, b.scales, b.need_work)

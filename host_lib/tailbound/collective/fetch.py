@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -136,7 +135,7 @@ def over(reliable: Reliable, engine: Transpose) -> Callable[[Op, int, bytes, int
     # begun now: to begin a thread takes the engine's a while where others have the interpreter
     threads = [run] * min(_THREADS, engine.job.ranks) + [run_again] if engine.job.config.fetch else []
     for body in threads:
-        threading.Thread(target=body, name="tailbound-fetch", daemon=True).start()
+        reliable.runs(body, "tailbound-fetch")
     for each in (questions, later):
         reliable.before_close(partial(each.put, None))
     return ask

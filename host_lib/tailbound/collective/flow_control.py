@@ -42,13 +42,16 @@ class FlowControl:
     def __init__(self, job: Speaker, datapath: Datapath, link: float, *, given: bool = False) -> None:
         self._job, self._link = job, link
         self._believed = link if given or link >= _BELIEVED else 0.0
-        self._heard: list[tuple[int, int]] = []  # what live ranks advertise
+        self._heard: tuple[list[int], list[int], float] = [], [], 0.0  # live ranks, what they take, what has drained
         self._said = False  # that grants are shares of a guess
         self._states = datapath.store.peer_states
+        self._takes = self._states["incast"]  # a column: a field of a record takes five times as long to read
         peers = list(job.sender.peers)
         by: Literal["kernel", "thread"] = "kernel" if datapath.name == "xdp" else "thread"
         prober = Prober(job.cookie, job.rank, peers, self._states, by, job.keys, job.switch) if peers else None
-        self.queue = SendQueue(job.sender, Pacer(peers, gap=datapath.gap, speed=self._believed), prober, job.now)
+        # a driver may be wrong, and a link that it is right about sees to its speed itself
+        pacer = Pacer(peers, gap=datapath.gap, speed=self._believed, most=link if given else 0.0)
+        self.queue = SendQueue(job.sender, pacer, prober, job.now)
         self.incast = Incast(len(peers))
         self._again = 0
         self._marked = self.marked  # packets of peers that came with CE, as of the last op
@@ -56,21 +59,25 @@ class FlowControl:
 
     def turn(self, now: int) -> None:
         """Once a turn, before ops are moved on: sends what waits, within what live receivers advertise."""
-        peers = len(self._job.sender.peers)
-        if peers > 1 and now >= self._again:
+        if now >= self._again and len(self._job.sender.peers) > 1:
             self._again = now + _LOOK_EVERY
-            live, pacer = self._job.membership.live, self.queue.pacer
-            pacer.follow(min((speed for speed in (self._believed, self.queue.drained) if speed), default=0.0))
-            pacer.among(len(live))
-            heard = list(zip(live, self._states["incast"][live].tolist(), strict=True))
-            if heard != self._heard:
+            live, drained = self._job.membership.live, self.queue.drained
+            heard = live, self._takes[live].tolist(), drained
+            if heard != self._heard:  # seldom
                 self._heard = heard
-                for rank, number in heard:
-                    pacer.grant(rank, granted(number, len(live)))
-            if pacer.granted and not (pacer.known or self._said):
-                self._say()
+                self._follow(live, heard[1], drained)
         if not self.queue.empty:
             self.queue.pump(now)
+
+    def _follow(self, live: list[int], takes: list[int], drained: float) -> None:
+        """Rates by how many senders each of ``live`` ``takes``, and by how fast the link has ``drained``."""
+        pacer = self.queue.pacer
+        pacer.follow(min((speed for speed in (self._believed, drained) if speed), default=0.0))
+        pacer.among(len(live))
+        for rank, number in zip(live, takes, strict=True):
+            pacer.grant(rank, granted(number, len(live)))
+        if pacer.granted and not (pacer.known or self._said):
+            self._say()
 
     def _say(self) -> None:
         """Once: a receiver takes fewer senders, and nobody knows what a part of the link is."""
@@ -134,9 +141,17 @@ class FlowControl:
         if op.cold:  # ranks that settle on other scales are refused, not lost
             return
         job, own = self._job, op.place.placement.shares[self._job.rank]
-        through = [p for p in job.membership.live if p not in op.abstainers and job.records.contributed(p, op.label)]
-        asked = op.first.asked if not job.repairs.warming(op.plain) else {}
-        lost = sum(max(own - summed[p], len(asked.get(p, ()))) for p in through if summed[p] > 0)
+        through = [p for p in job.records.all_contributed(job.membership.live, op.label) if p not in op.abstainers]
+        asked = op.first.asked
+        if asked and job.repairs.warming(op.plain):
+            asked = {}
+        lost = sum(
+            [
+                max(own - summed[p], len(asked.get(p, ())))
+                for p in through
+                if summed[p] and (summed[p] < own or p in asked)
+            ]
+        )
         self.incast.follow(len(job.membership.live))
         self.incast.observe(own * len(through), lost, marks, packets)
         job.advertise(incast=self.incast.advertised)

@@ -62,7 +62,7 @@ class Inbox:
                 self._early.setdefault(label, {})[sender] = (int(head["layout"]), flags, body)
         elif head["type"] == PacketType.REPAIR:
             if int(head["rows"]):
-                self._request(head, body)
+                self._request(head, body, ops.get(label))
             else:
                 self._answer(sender, label, int(head["layout"]))
         elif head["type"] == PacketType.GONE and label in ops:
@@ -102,12 +102,17 @@ class Inbox:
             else:
                 self._answer(sender, op.label, op.place.layout.tag)
 
-    def _request(self, head: np.void, body: bytes) -> None:
-        """Notes the rows that a rank asks for; ``retransmit`` sends them. Nobody asks before a finished mark."""
+    def _request(self, head: np.void, body: bytes, op: Op | None) -> None:
+        """Notes the rows that a rank asks for; ``retransmit`` sends them.
+
+        Nobody asks before a finished mark. Whoever is sent to fast has that before the own marks rise, which wait for
+        the slowest.
+        """
         job, label, first_half = self._job, int(head["op"]), bool(int(head["flags"]) & Flag.FIRST_HALF)
         mark = job.marks.contributed if first_half else job.marks.published
+        leaving = op is not None and (op.encoded if first_half else op.publishing)
         places = decode_repair(body, int(head["row"]), int(head["rows"]))
-        if places is None or serial_distance(label, mark) > 0:
+        if places is None or (serial_distance(label, mark) > 0 and not leaving):
             job.counters["control_refused"] += 1
             return
         job.counters["repair_requests"] += 1

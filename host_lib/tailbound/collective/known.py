@@ -28,13 +28,15 @@ from tailbound.transport.config import Config
 from tailbound.transport.deadline import Deadlines
 from tailbound.transport.membership import Membership
 from tailbound.transport.overtime import Overtime
-from tailbound.transport.steps import Steps, step_distance, step_of
+from tailbound.transport.steps import Steps, step_distance
 from tailbound.wire import schema
 from tailbound.wire.bits import with_bits
-from tailbound.wire.schema import Tagging, Verdict, op_slot
+from tailbound.wire.schema import OP_INDEX_BITS, Tagging, Verdict, op_slot
 
 #: Peers that have not been heard for more steps do not count for the median (clock-6).
 _HEARD_WITHIN = 2
+#: Of what a header says of D1, ns.
+_DEADLINE_UNIT = schema.TIME_UNIT_US * 1000
 #: Serial distances below this are those of labels that are not older.
 _AHEAD = 1 << 31
 
@@ -102,7 +104,10 @@ class Records:
 
     def of(self, label: int) -> np.void | None:
         """The record of an op, or None while no packet has named it."""
-        slot = op_slot(label)
+        return self.at(op_slot(label), label)
+
+    def at(self, slot: int, label: int) -> np.void | None:
+        """The same of who knows its place."""
         if self._labels.item(slot) == label and self._op_cookies.item(slot) == self._cookie:
             found: np.void = self.ops[slot]
             return found
@@ -118,19 +123,35 @@ class Records:
         ahead: int = (self._published.item(rank) - label) & 0xFFFFFFFF
         return ahead < _AHEAD and self._cookies.item(rank) == self._cookie
 
+    def all_contributed(self, ranks: Iterable[int], label: int) -> list[int]:
+        """Those of ``ranks`` that have fully sent their contributions to ops up to ``label``."""
+        marks, cookies, cookie = self._contributed.item, self._cookies.item, self._cookie
+        return [p for p in ranks if (marks(p) - label) & 0xFFFFFFFF < _AHEAD and cookies(p) == cookie]
+
+    def all_published(self, ranks: Iterable[int], label: int) -> list[int]:
+        """Those of ``ranks`` that have fully sent their results of ops up to ``label``."""
+        marks, cookies, cookie = self._published.item, self._cookies.item, self._cookie
+        return [p for p in ranks if (marks(p) - label) & 0xFFFFFFFF < _AHEAD and cookies(p) == cookie]
+
     def rose(self, rank: int) -> int:
         """When a mark of ``rank`` rose last, ns; 0: never."""
         return self._rose.item(rank) if self._cookies.item(rank) == self._cookie else 0
 
     def deadlines(self, peers: list[int], step: int) -> list[int]:
         """What ``peers`` advertise as D1, ns, of those that were heard in the last two steps (clock-6)."""
-        found = []
+        found, told, cookies, newest, cookie = (
+            [],
+            self._deadlines.item,
+            self._cookies.item,
+            self._newest.item,
+            self._cookie,
+        )
         for p in peers:
-            deadline = self._deadlines.item(p)
-            if self._cookies.item(p) != self._cookie or not deadline:
+            deadline = told(p)
+            if not deadline or cookies(p) != cookie:
                 continue
-            if step_distance(step, step_of(self._newest.item(p))) <= _HEARD_WITHIN:
-                found.append(deadline * schema.TIME_UNIT_US * 1000)
+            if step_distance(step, newest(p) >> OP_INDEX_BITS) <= _HEARD_WITHIN:
+                found.append(deadline * _DEADLINE_UNIT)
         return found
 
     def verdicts(self, senders: list[int] | slice = slice(None)) -> NDArray[np.uint64]:
@@ -158,8 +179,8 @@ class Known(Session):
         self.records = Records(store, cookie)
         self.membership = Membership(self.ranks, self.rank, config.suspect_after, config.hold_max)
         self.deadlines = Deadlines(config)
-        self.overtime = Overtime(now)
-        self.repairs = Repairs(self.ranks)
+        self.overtime = Overtime(now, config.floor)
+        self.repairs = Repairs(self.ranks, config.floor)
         #: scales that the next op of a key carries on
         self.exponents: dict[tuple[int, int, int, int], NDArray[np.int16]] = {}
         #: exponents of tensors, by the digest that an owner map has

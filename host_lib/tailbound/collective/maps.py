@@ -164,8 +164,11 @@ class Maps:
         if self._misplaced:
             self._realign(ops)
         if now < self._again:
-            return self._again if self.agreement.look() else 0
+            return 0 if self.agreement.quiet else self._again
         known = self._known_by_peers()
+        if self.agreement.quiet and all(theirs == self._known for theirs in known.values()):
+            self._again = now + _IDLE
+            return 0
         newest = max((step_of(self._newest.item(p)) for p in known), default=step, key=self._ahead)
         newest = max(newest, step, key=self._ahead)
         for peer, message in self.agreement.turn(now, newest, self._alive(), known, self._lead):

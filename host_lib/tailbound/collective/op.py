@@ -28,7 +28,7 @@ from tailbound.transport.sequence import Layout, Place
 from tailbound.transport.stage import Quiet, Why
 from tailbound.transport.steps import label_text
 from tailbound.transport.tail_probe import TailProbe
-from tailbound.wire.schema import HEADER_BYTES
+from tailbound.wire.schema import HEADER_BYTES, op_slot
 
 #: How a cold op tells its needs again to ranks that have not heard them.
 AGREEING = Policy(2_000_000, 2_000_000)
@@ -207,8 +207,9 @@ class Op:
     #: its row among the running ones (``running``), and whether something but the kernel has changed it
     row: int = -1
     stirred: bool = True
-    #: what follows from its place, and is asked for many times: its label ...
+    #: what follows from its place, and is asked for many times: its label, and where its record is ...
     label: int = field(init=False)
+    slot: int = field(init=False)
     #: ... whether it is rotated: the owner map says so, so that all ranks agree (codec-12) ...
     rotate: bool = field(init=False)
     #: ... which op of every step it is, coded in which mode ...
@@ -221,6 +222,7 @@ class Op:
     def __post_init__(self) -> None:
         place = self.place
         self.label, self.rotate = place.label, place.placement.owner_map.rotate
+        self.slot = op_slot(place.label)
         bucket, numel, chunk, mode = place.layout.key
         mode = mode & ~3 | self.rotate  # "auto" is asked for; the map has decided
         self.plain, self.key = (bucket, numel, chunk, mode), (bucket, numel, chunk, mode | self.balance << 8)
@@ -240,6 +242,11 @@ class Op:
     def published(self) -> bool:
         """Whether the results of the own rows have left."""
         return self.first.phase is _DONE
+
+    @property
+    def publishing(self) -> bool:
+        """Whether the results of the own rows are in the send queue, or have left."""
+        return self.published or (self.sealed and not self.switched)
 
     @property
     def finished(self) -> bool:
@@ -272,7 +279,7 @@ class Op:
         return label_text(self.label)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pending:
     """What is kept of an op that is over, until its stamps are read (clock-5). Times are monotonic ns; 0: never.
 

@@ -22,7 +22,7 @@ from tailbound.collective.tally import read_records
 from tailbound.collective.timing import cut_off, suspect
 from tailbound.collective.view import View
 from tailbound.transport.headers import finalise_contributions
-from tailbound.transport.stage import Repair, Seen, Why
+from tailbound.transport.stage import NO_REPAIR, Repair, Seen, Why
 from tailbound.transport.tail_probe import SHORT
 from tailbound.wire.schema import Flag, PacketType
 
@@ -71,7 +71,7 @@ class Contributions:
         return all(summed[p] >= self._view.own for p in self._live)
 
     def finished(self) -> bool:
-        return self._own_in and all(map(self._view.brings_no_more, self._live))
+        return self._own_in and len(self._view.through()) == len(self._live)
 
     def heard(self, now: int) -> int:
         return self._known.silent_since((p for p in self._live if not self._view.brings_no_more(p)), now)
@@ -80,12 +80,13 @@ class Contributions:
         """Asks ranks that have finished for the contributions of theirs that are missing."""
         known, op, view = self._known, self._op, self._view
         if not known.config.repair or op.overtaken:
-            return Repair()
-        out, own = op.abstainers | op.stayed_out, view.own
-        finished = [p for p in self._live if p not in out and view.contributed(p)]
+            return NO_REPAIR
+        own, finished = view.own, view.all_contributed(self._live)
+        if op.abstainers or op.stayed_out:
+            finished = [p for p in finished if p not in op.abstainers and p not in op.stayed_out]
         if op.first.repair is None:
             if not finished:
-                return Repair()
+                return NO_REPAIR
             op.first.repair = view.round(own * len(known.peers))
         asked = op.first.repair
         summed: list[int] = []  # counted once, if at all
@@ -133,6 +134,8 @@ class Results:
 
     def _owed(self) -> bool:
         """Whether a rank that has said goodbye, and is not waited for, may still answer for its results (clock-15)."""
+        if self._op.fetch is not None:
+            return not self._known.membership.gone.isdisjoint(self._op.fetch.waiting)
         asked = self._op.second.repair
         gone = (p for p in self._known.membership.gone if self._counts[p] and self._view.published(p))
         return self._repairable() and any(asked is None or not asked.over(p) for p in gone)
@@ -142,7 +145,7 @@ class Results:
         return self._known.config.repair and not (self._op.overtaken and self._view.record is None)
 
     def finished(self) -> bool:
-        return all(map(self._view.published, self._owners))
+        return len(self._view.all_published(self._owners)) == len(self._owners)
 
     def heard(self, now: int) -> int:
         return self._known.silent_since((p for p in self._owners if not self._view.published(p)), now)
@@ -151,12 +154,11 @@ class Results:
         """Asks owners that have finished for what is missing of their results; a ``late`` launch asks at once."""
         known, view, counts, half = self._known, self._view, self._counts, self._op.second
         if not self._repairable():
-            return Repair()
-        # who has said goodbye answers for a while (clock-15)
-        finished = [p for p in [*known.membership.owners, *known.membership.gone] if counts[p] and view.published(p)]
+            return NO_REPAIR
+        finished = view.givers()
         if half.repair is None:
             if not finished:
-                return Repair()
+                return NO_REPAIR
             half.repair = view.round(self._op.place.layout.shape.rows)
         gathered: list[int] = []  # once, if at all
 
@@ -186,7 +188,7 @@ class PeerOwned:
         return Results(view)
 
     def lost(self, view: View) -> dict[int, Places]:
-        owners = [p for p in view.owners() if view.published(p)]
+        owners = view.givers()
         if not owners or (view.op.overtaken and view.record is None):  # the others are far ahead
             return {}
         if _nobody_had_any(view.known, view.op):
@@ -215,7 +217,8 @@ class PeerOwned:
                 for p in missing:
                     rows[p] = int(view.record["begun"][p >> 6]) >> (p & 63) & 1
             flow = (view.own,) * known.world
-        begun = [p for p in missing if rows[p] or flow[p] <= SHORT]
+        short = 0 if op.probe.patient(op.published) else SHORT
+        begun = [p for p in missing if rows[p] or flow[p] <= short]
         return begun, [p for p in missing if p not in begun]
 
     def shift_cap(self, session: Session) -> int:

@@ -3,9 +3,9 @@
 Nothing here reads a clock, a map or a socket: times (ns) and what has been seen are arguments.
 
 A rank asks an owner only when its finished mark for the op is in, and only for what is still missing a moment later:
-one bitmap and one repeat, and one more of what is left if one of the two was answered in part. What may be asked of an
-op is bounded, so is what is spent on answers, and a rank that misses much waits for a random while first, since then
-others probably miss the same.
+one bitmap and one repeat, and one more of what is left if one of the two was answered in part, or of all if answers
+usually come long before the last one is given up. What may be asked of an op is bounded, so is what is spent on
+answers, and a rank that misses much waits for a random while first, since then others probably miss the same.
 
 A REPAIR packet asks for rows of one list of an op. Header: ``rows`` of that list, ``row`` the place of the first bit.
 Body: a bitmap, most significant bit first; a set bit is a missing row. With ``rows`` 0 it only asks for marks.
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from tailbound.codec.owners import Places
 from tailbound.transport.backoff import AnswerTime, Backoff, Policy
-from tailbound.transport.config import MS
+from tailbound.transport.config import FLOOR, MS
 from tailbound.wire.schema import serial_distance
 
 _NONE: Places = np.zeros(0, np.int64)
@@ -31,18 +31,21 @@ _NONE: Places = np.zeros(0, np.int64)
 #: Part of an op's rows that may be asked for, and part of the pace that answers may take. A queue that overflows drops
 #: bursts of 44 rows: ten of them are a twentieth of an op, and rows that arrive come before a short tail.
 ASKED, SHARE = 0.25, 0.05
+#: So few rows are asked for at once, whatever part of their list they are: a list of one row is lost by one packet, and
+#: answers of a few rows are no burst.
+FEW = 3
 #: How often one asks again without any answer: as a rule, and where everything is repaired (warm-up, cold ops); twice
 #: as often in all, where something came and something did not.
 REPEATS, REPEATS_COLD = 1, 6
 #: Ops of one key that count as its warm-up (clock-26).
 WARM_UP_OPS = 20
-#: For so long nothing of an answer comes before it counts as lost, at least and at most. Two round trips are far less,
-#: but the owner's thread may be coding another op when it is asked.
-PATIENCE, PATIENCE_MOST = 10 * MS, 50 * MS
-#: The repeat goes out earlier: after twice as long as answers take, but not before this. To ask twice in vain costs a
-#: few rows, and to wait for an answer that was lost makes the op one of the slowest.
-SOON = 2 * MS
-#: How often a rank that waits for an answer looks.
+#: For so long nothing of an answer comes before it counts as lost, at most; at least for the floor of deadlines. Two
+#: round trips are far less, but the owner's thread may be coding another op when it is asked.
+PATIENCE_MOST = 50 * MS
+#: The repeat goes out earlier: after twice as long as answers take, but not before this part of the floor. To ask twice
+#: in vain costs a few rows, and to wait for an answer that was lost makes the op one of the slowest.
+SOON = 5
+#: How often a rank that waits for an answer looks, at least.
 LOOK = 1 * MS
 
 
@@ -51,9 +54,9 @@ def asked_most(rows: int, *, cold: bool) -> int:
     return rows if cold else max(1, int(rows * ASKED))
 
 
-def patience(stage_two: int) -> int:
+def patience(stage_two: int, floor: int) -> int:
     """How long an answer may take without progress: part of what results take as a rule, D2 of clock-11, in ns."""
-    return min(PATIENCE_MOST, max(PATIENCE, stage_two // 4))
+    return min(PATIENCE_MOST, max(floor, stage_two // 4))
 
 
 def thin(places: Places, most: int) -> Places:
@@ -68,6 +71,7 @@ class _Peer:
     due: int  #: when to look next
     question: Backoff
     since: int = 0  #: when it was asked first
+    spare: int = 0  #: when it is asked once more, while the last question still waits; 0: it is not
     delayed: bool = False
     places: Places = field(default_factory=lambda: _NONE)
     over: bool = False
@@ -89,7 +93,7 @@ class Round:
         self._random: random.Random | None = None  # made when it is needed: that takes longer than a look
         self._answers = answers
         self._left = most
-        self._patience = patience
+        self._patience, self._look = patience, min(LOOK, patience // 2)
         self._questions = Policy(patience, patience << 3, repeats + 1)  # what has not come by then will not come
         self._peers: dict[int, _Peer] = {}
         self._begun = 0
@@ -167,9 +171,8 @@ class Round:
             if wanted is None:
                 continue
             peer.places, peer.since = wanted, peer.since or now
-            peer.question.ask(now)
-            self._wait(peer.question, now)
-            peer.due = now + LOOK
+            peer.spare = self._ask(peer.question, now)
+            peer.due = now + self._look
             self.asked.setdefault(rank, wanted)
             requests.append((rank, wanted))
         return requests
@@ -184,7 +187,7 @@ class Round:
         peer.over = True
 
     def _first(self, peer: _Peer, lacking: Places, rows: int, now: int) -> Places | None:
-        if 4 * len(lacking) > rows and not peer.delayed:
+        if 4 * len(lacking) > rows and len(lacking) > FEW and not peer.delayed:
             peer.delayed = True
             self._random = self._random or random.Random(self._seed)
             peer.due = now + self._random.randrange(self._patience)
@@ -194,6 +197,21 @@ class Round:
         peer.over = not len(wanted)
         return None if peer.over else wanted
 
+    def _ask(self, question: Backoff, now: int) -> int:
+        """It is asked now; when to ask once more in the time that the last question waits, 0: not at all.
+
+        Where answers take 2 ms and the last question waits for 20, one of a hundred small ops under 1 % of losses
+        waited for what nobody would send: two questions, or their answers, had been lost.
+        """
+        if question.over:
+            return 0
+        question.ask(now)
+        self._wait(question, now)
+        usual = self._answers.value
+        last = self._questions.times == question.unheard == question.asked == REPEATS + 1
+        spare = last and now + 3 * usual <= question.due
+        return now + 2 * usual if spare else 0
+
     def _wait(self, question: Backoff, now: int) -> None:
         """The last question waits as long as answers ever take, the others as long as they usually do."""
         question.wait(now, self._patience if question.over else min(self._answers.value, self._patience))
@@ -201,16 +219,18 @@ class Round:
     def _wanted(self, peer: _Peer, lacking: Places, now: int) -> Places | None:
         """What is still missing of what was asked for, if it is time to ask again."""
         wanted = np.intersect1d(peer.places, lacking, assume_unique=True)
-        peer.due = now + LOOK
+        peer.due = now + self._look
         if len(wanted) == 0:
             self._answered(peer, now)
         elif len(wanted) < len(peer.places):
-            peer.places, peer.question.unheard = wanted, 0
+            peer.places, peer.question.unheard, peer.spare = wanted, 0, 0
             self._wait(peer.question, now)
         elif now >= peer.question.due:
             if not peer.question.over:
                 return wanted
             peer.over = True
+        elif peer.spare and now >= peer.spare:
+            return wanted
         return None
 
 
@@ -318,11 +338,11 @@ def _extreme(found: Iterable[tuple[int, int, bool]], *, newest: bool) -> tuple[i
 class Repairs:
     """What a rank keeps about repair beside its ops: requests, budgets, and how far every key is in its warm-up."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, floor: int = FLOOR) -> None:
         self.requests = Requests()
         self._budget = Budget(0.0)
         self._paced: dict[int, Budget] = {}  # of ranks that were ever sent to at a rate
-        self.answers = AnswerTime(SOON, PATIENCE_MOST)
+        self.answers = AnswerTime(floor // SOON, PATIENCE_MOST)
         #: rows asked for that came, by the rank that was asked: contributions and results
         self.came = np.zeros((2, ranks), np.int64)
         self._finished: dict[tuple[int, int, int, int], int] = {}

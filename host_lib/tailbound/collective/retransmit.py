@@ -80,7 +80,7 @@ def answer(job: Job, window: Window, now: int) -> int:
         out = rows[there]
         add_flags(out, states[there], int(Flag.REPEAT), job.key_of(place))
         until = now + job.config.stage_max
-        queue.submit(request.label, PacketType.RESULT, [(asker, out)], until, sent, now)
+        queue.submit(request.label, PacketType.RESULT, [(asker, out)], until, sent, now, again=True)
         repairs.requests.done(request, count)
         if not len(request.places) and request.holes and not (job.config.strict and request.sent):
             _gone(job, request)
@@ -102,7 +102,10 @@ def find(
         place, rows, states, exists = op.place, memory[own], partials[own], b.scales.skipped[b.group[own]] == 0
         first = b.first[asker]
     else:
-        kept = window.pool.kept(request.label) if op is None or not op.published else Kept(op.place, op.buffers.results)
+        if op is not None and op.publishing:
+            kept: Kept | None = Kept(op.place, op.buffers.results)
+        else:
+            kept = window.pool.kept(request.label)
         if kept is None:
             return None
         place, results = kept

@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.collective.known import Known
-from tailbound.collective.op import Op
+from tailbound.collective.op import Op, Phase, Sending
 from tailbound.collective.view import View
 from tailbound.wire.jit import compiled
-from tailbound.wire.schema import op_slot
 
 _NEVER = 0xFFFFFFFF
 #: What is to be waited for of one op; all in one record, since Python writes that as quickly as one field.
@@ -89,13 +88,9 @@ class Running:
         """``op`` is in flight from now on."""
         if not self._free:
             self._grow()
-        op.row = self._free.pop()
-        self._write(op.row, op.label, 0, False, False, _NEVER, _NEVER, False)
+        op.row, label = self._free.pop(), op.label
+        _RECORD.pack_into(self._bytes, op.row * _RECORD.size, 1, label, op.slot, 0, 0, 0, _NEVER, _NEVER, 0)
         self._seen[op.row : op.row + 1] = _NOTHING_SEEN
-
-    def _write(self, row: int, *wait: int) -> None:
-        label, *rest = wait
-        _RECORD.pack_into(self._bytes, row * _RECORD.size, 1, label, op_slot(label), *rest)
 
     def remove(self, op: Op) -> None:
         """``op`` is in flight no more."""
@@ -107,9 +102,8 @@ class Running:
     def changed(self) -> bool:
         """Whether something that concerns all ops is another since it was last asked: all have news then."""
         known = self._known
-        members, deadlines = known.membership, known.deadlines
-        suspects = members.contribution.suspects, members.result.suspects
-        terms = suspects, members.changes, known.self_late, deadlines.quiet, deadlines.start_max
+        deadlines = known.deadlines
+        terms = known.membership.changes, known.self_late, deadlines.quiet, deadlines.start_max
         before, self._terms = self._terms, terms
         return terms != before
 
@@ -123,29 +117,28 @@ class Running:
 
     def looked(self, op: Op, view: View, look: int) -> None:
         """All that there is to do for ``op`` has been done; ``look``: see ``step.Step``."""
-        known, shape, first, second = self._known, op.place.layout.shape, op.first, op.second
-        own_in = op.encoded or known.self_late
-        collects = op.launch is not None and op.encoded and op.sealed and not op.finished
-        results_at = _NEVER
-        if collects:
-            results_at = shape.rows - (0 if op.switched else view.own)
+        known, row, launched, encoded = self._known, op.row, op.launch is not None, op.sending is Sending.OVER
+        finished = op.second.phase is not Phase.OPEN
+        complete_at = results_at = _NEVER
+        watched = op.first.quiet.since != 0
+        if op.first.phase is Phase.OPEN:
+            if encoded or known.self_late:
+                complete_at = view.own
+        elif launched and encoded and not finished:
+            watched = op.second.quiet.since != 0 or op.switched
+            results_at = op.place.layout.shape.rows - (0 if op.switched else view.own)
             owners = known.membership.owners
             if not op.switched and len(owners) < len(known.peers):
                 results_at = min(results_at, sum(op.place.placement.shares[p] for p in owners))
-        if op.launch is not None and not op.encoded:
+        if launched and not encoded:
             look = 1  # at every opportunity: another op may be what it waits for
         op.stirred = False
-        self._listen[op.row] = 0
-        self._write(
-            op.row,
-            op.label,
-            look,
-            not op.start,
-            bool(second.quiet.since) or op.switched if collects else bool(first.quiet.since),
-            view.own if own_in and not op.sealed else _NEVER,
-            results_at,
-            op.encoded and not op.finished,
-        )
+        self._listen[row] = 0
+        listens = encoded and not finished
+        _RECORD.pack_into(
+            self._bytes, row * _RECORD.size, 1, op.label, op.slot, look, not op.start, watched, complete_at, results_at,
+            listens,
+        )  # fmt: skip
 
     # -- listening ----------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from tailbound.collective.fetched import Fetch
 from tailbound.collective.op import Half, Op, Phase, Sending
 from tailbound.collective.peers import Contributions
 from tailbound.collective.view import View
-from tailbound.transport.overtime import LEAST_STEP, Extension
+from tailbound.transport.overtime import Extension
 from tailbound.transport.stage import Seen, Why, decide, stage_start
 
 
@@ -42,7 +42,7 @@ class Step(NamedTuple):
     @property
     def moves(self) -> bool:
         """Whether a phase ends by it, so that there is more to do as soon as it is done."""
-        return not MOVES.isdisjoint(map(type, self.actions))
+        return bool(self.actions) and not MOVES.isdisjoint(map(type, self.actions))
 
 
 #: How long until a device is asked again whether it is through, ns: an eighth of the time that it has taken so far, so
@@ -61,19 +61,19 @@ def step(op: Op, view: View, now: int, *, may_send: bool) -> Step:
         now: the time, ns.
         may_send: the ops before it have sent theirs, and the one whose scales it carries on is over.
     """
-    actions: tuple[Action, ...] = ()
-    look = 0
+    found = _NOTHING
     for part in _PARTS if may_send else _PARTS[1:]:
         one = part(op, view, now)
         if one is _NOTHING:
             continue
-        if one.actions:
-            actions += one.actions
-            if one.moves:
-                return Step(actions)
-        if one.look and (not look or one.look < look):
-            look = one.look
-    return Step(actions, look) if actions or look else _NOTHING
+        if one.actions and one.moves:
+            return Step(found.actions + one.actions) if found.actions else one
+        if found is _NOTHING:
+            found = one  # as a rule only one part has something to say
+        else:
+            look = min(found.look, one.look) if found.look and one.look else found.look or one.look
+            found = Step(found.actions + one.actions, look)
+    return found
 
 
 # -- clocks -------------------------------------------------------------------------------------------------------
@@ -88,9 +88,10 @@ def start_clock(op: Op, view: View, now: int) -> int:
     start = 0
     if not op.start:
         record, known = view.record, view.known
+        fewer, need = map(int, record["majority_ns"]) if record is not None else (0, 0)
         start = stage_start(
-            heard_fewer=int(record["majority_ns"][0]) if record is not None else 0,
-            heard_need=int(record["majority_ns"][1]) if record is not None else 0,
+            heard_fewer=fewer,
+            heard_need=need,
             alone=int(known.store.control["need"][0]) <= 1,
             launched=op.admitted if op.launch else 0,
             start_max=known.deadlines.start_max,
@@ -119,7 +120,7 @@ def overtaken(op: Op, view: View, now: int) -> bool:
     Returns:
         Whether that is news.
     """
-    if op.overtaken or op.encoded or op.launch is None:
+    if op.overtaken or op.launch is None or op.encoded:
         return False
     owners = view.owners()
     if not owners or not all(view.published(p) and view.contributed(p) for p in owners):
@@ -133,9 +134,9 @@ def overtaken(op: Op, view: View, now: int) -> bool:
 
 
 def _sending(op: Op, view: View, now: int) -> Step:
-    if op.launch is None or op.encoded:
+    if op.launch is None or op.sending is Sending.OVER:
         return _NOTHING
-    if op.silent:
+    if not op.launch.contribute:
         return Step((Abstain(),))
     late = op.overtaken or (op.sealed and _over_for_all(op, view, now))
     if late and not of(op).late_rows_serve(view):
@@ -145,8 +146,9 @@ def _sending(op: Op, view: View, now: int) -> Step:
     if op.sending == Sending.CODING:
         return Step((Collect(),))
     if op.sending == Sending.LAUNCHED:
-        op.cold = not view.known_scales()
-        return Step((Measure() if op.cold else Encode(late),))
+        scales = view.known_scales()
+        op.cold = scales is None
+        return Step((Measure() if scales is None else Encode(scales, late),))
     return _agree(op, view, now)
 
 
@@ -198,24 +200,27 @@ def _first_half(op: Op, view: View, now: int) -> Step:
     if op.launch is None and view.foreseen_wrongly():  # then nothing can be said before the launch
         return _NOTHING
     if op.start and not op.first.clock.due:
-        op.first.clock.begin(view.deadlines_from, view.first_deadline(), view.known.config.stage_max, LEAST_STEP)
+        config = view.known.config
+        op.first.clock.begin(view.deadlines_from, view.first_deadline(), config.stage_max, config.floor)
     why, step = _wait(op.first, Contributions(view), view, now, launched=0)
     return step if why is None else Step((*step.actions, Seal(why)))
 
 
 def _second_half(op: Op, view: View, now: int) -> Step:
     """Ends the op when all results are in, when it is quiet, or when it gives up (clock-11 to clock-13)."""
-    if op.second.phase or op.launch is None or not op.encoded or not op.first.phase:
+    if not op.first.phase or op.second.phase or op.launch is None or not op.encoded:
         return _NOTHING
     if op.start and not op.second.clock.due:
-        most = 2 * view.known.config.stage_max
-        op.second.clock.begin(view.deadlines_from, view.second_deadline(), most, LEAST_STEP)
+        config = view.known.config
+        op.second.clock.begin(view.deadlines_from, view.second_deadline(), 2 * config.stage_max, config.floor)
     if op.fetch is not None:
         return _fetching(op.fetch, of(op).results(view), now)
     why, step = _wait(op.second, of(op).results(view), view, now, launched=op.admitted)
     if why is None:
         return step
-    lost = of(op).lost(view) if why != "complete" and view.known.config.fetch else {}
+    # a half is complete without those who have said goodbye, who still answer
+    short = why != "complete" or bool(view.known.membership.gone)
+    lost = of(op).lost(view) if short and view.known.config.fetch else {}
     return Step((*step.actions, FetchRows(why, lost) if lost else Finish(why)))
 
 
@@ -228,8 +233,8 @@ def _fetching(fetch: Fetch, results: Seen[Action], now: int) -> Step:
 
 def _wait(half: Half, seen: Seen[Action], view: View, now: int, *, launched: int) -> tuple[Why | None, Step]:
     overtime = None if view.op.switched else view.known.overtime
-    found = decide(seen, half.clock, half.quiet, now, view.known.deadlines.quiet, launched, overtime)
-    return found.why, Step(found.requests, found.look)
+    why, look, requests = decide(seen, half.clock, half.quiet, now, view.known.deadlines.quiet, launched, overtime)
+    return why, Step(requests, look) if look or requests else _NOTHING
 
 
 #: What an op is asked in turn, when it may send.

@@ -26,8 +26,7 @@ from tailbound.transport import flush
 from tailbound.transport.config import DEFAULT_PORT
 from tailbound.transport.flush import PATIENCE, Retry
 from tailbound.transport.headers import Fields, add_flags, finalise
-from tailbound.transport.overtime import LEAST_STEP
-from tailbound.transport.stage import Repair, Seen, Why
+from tailbound.transport.stage import NO_REPAIR, Repair, Seen, Why
 from tailbound.wire.schema import Flag, PacketType
 from tailbound.wire.tag import NO_KEY
 
@@ -155,12 +154,12 @@ class Results:
         """Sends the switch rows again, without FLUSH for what got lost, with it when the first deadline has passed."""
         known, op, view, clock = self._known, self._op, self._view, self._op.first.clock
         if not op.own_in:  # without rows of its own a rank has nothing to ask with
-            return Repair()
+            return NO_REPAIR
         if op.retry is None:
             live = sorted([known.rank, *known.membership.live])
             op.retry = Retry(op.place.layout.shape.rows, live.index(known.rank), len(live), known.patience)
         if op.start and not clock.due:
-            clock.begin(view.deadlines_from, view.first_deadline(), known.config.stage_max, LEAST_STEP)
+            clock.begin(view.deadlines_from, view.first_deadline(), known.config.stage_max, known.config.floor)
         due = late or op.retry.flushing or clock.expired(now, self.progress, self.left)
         seen = flush.View(
             self.progress,

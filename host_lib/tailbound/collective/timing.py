@@ -24,8 +24,9 @@ from tailbound.wire.schema import MAX_RANKS, op_slot, serial_distance
 #: Stamps are read this many steps later (clock-5), when late rows have come too.
 _SETTLED_AFTER = 2
 _PENDING_MOST = 1024
-#: Once a size is known, ops that follow each other faster than this teach nothing new, and reading stamps costs time.
-_APART = 20 * MS
+#: Once a size is known, ops that follow each other faster than so many floors teach nothing new, and reading stamps
+#: costs time.
+_APART = 2
 #: Part of an op's rows that a switch may have released early without making its times those of a deadline.
 _PARTIAL = 0.02
 
@@ -141,7 +142,9 @@ def note(job: Speaker, op: Op, why: str, now: int) -> None:
         cut = op.first.lost > 0 or op.second.lost > 0
         job.deadlines.step(op.place.step, op.launch.launched, now, last=op.place.layout.last, cut=cut)
     pending = job.pending
-    crowded = bool(pending) and op.start - pending[-1].start < _APART and job.deadlines.warm(op.flow_bytes)
+    crowded = (
+        bool(pending) and op.start - pending[-1].start < _APART * job.config.floor and job.deadlines.warm(op.flow_bytes)
+    )
     if in_step and op.start and job.sequence.stable and not op.cold and not crowded:
         if len(pending) >= _PENDING_MOST:
             pending.popleft()

@@ -15,15 +15,15 @@ import os
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from itertools import chain
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.collective.alerts import Disarmed, Unheard, Withdrawn
+from tailbound.collective.alerts import LOOK_EVERY, Disarmed, Unheard, Withdrawn
 from tailbound.collective.announce import farewell
 from tailbound.collective.contribute import begin
 from tailbound.collective.execute import SAME_MODEL, move, remind
@@ -50,13 +50,16 @@ from tailbound.wire.schema import Event
 
 #: The thread wakes up this often even when nothing arrives, and takes a turn then (an event is a hint, not a promise).
 _LONGEST_SLEEP = 100_000_000
+#: Others wait for answers while ops are moved on: after so long they are looked after in between. To ask the socket
+#: after every small op would be a system call for nothing.
+_SERVE_AFTER = 1_000_000
 #: Without ops it takes one only this often: a turn costs who computes beside it more than its own time, since it takes
 #: the caches from them.
 _IDLE_SLEEP = 1_000_000_000
 #: If the thread has not woken up for so long, the process did not run (stopped, or starved): it suspects nobody then.
 _STOPPED = 350_000_000
 
-#: Who closes while others go on answers them for so long at most.
+#: Who closes while others go on answers them for so long at most, and ``Config.fetch`` longer.
 _LINGER = 500_000_000
 #: What to do when the transport thread has ended by an error.
 _FAILED = "; close the state and register the hook anew. The log has the traceback: report it"
@@ -64,6 +67,16 @@ _FAILED = "; close the state and register the hook anew. The log has the traceba
 T = TypeVar("T")
 #: Whose scales are carried on (``Layout.key``).
 Scales: TypeAlias = tuple[int, int, int, int]
+
+
+def _taken(queue: deque[T]) -> Iterator[T]:
+    """Takes everything out of ``queue``, which another thread may do at the same time."""
+    while queue:
+        try:
+            one = queue.popleft()
+        except IndexError:  # the other thread was quicker
+            return
+        yield one
 
 
 class Transpose:
@@ -92,6 +105,7 @@ class Transpose:
         self._inbox = Inbox(job, self.maps, job.channels)
         disarmed = Disarmed(job)
         self._watching = Unheard(job, job.sequence, patience), Withdrawn(job.datapath, job.rank), disarmed
+        self._watched = -LOOK_EVERY  # when they were asked last
         self._window = Window(job, job.flow.queue, self._inbox.adopt, Running(job))
         self._ops = self._window.ops
         self._new: deque[Launch] = deque()
@@ -102,7 +116,7 @@ class Transpose:
         self._on_thread = on_thread
         for data in early:
             self._inbox.take(data, self._ops)
-        self._commands: deque[Callable[[], None]] = deque()
+        self._commands: deque[tuple[Future[Any], Callable[[], None]]] = deque()
         self._holding = Holding(job)
         self._standing = False  # somebody held in the last turn
         self._unsettled = False  # what concerns all ops changed while they were looked at
@@ -146,7 +160,7 @@ class Transpose:
         Raises:
             TransportError: the thread has ended.
         """
-        if self.closed:
+        if not self._thread.is_alive():
             raise self._closed()
         future: Future[T] = Future()
 
@@ -158,16 +172,26 @@ class Transpose:
             except BaseException as error:
                 future.set_exception(error)
 
-        self._commands.append(command)
+        self._commands.append((future, command))
         self._poke()
+        if self._ended:  # in between, and may not have seen it
+            self._forget()
         return future
+
+    def _forget(self) -> None:
+        """Fails what ``call`` was given and nobody will run any more."""
+        for future, _ in _taken(self._commands):
+            if future.set_running_or_notify_cancel():
+                future.set_exception(self._closed())
 
     def ask(self, what: Callable[[], T], timeout: float = 10.0) -> T:
         """As ``call``, and waits for the result; what has not been begun within ``timeout`` seconds never will be.
 
         Raises:
-            TransportError: the thread has ended, or has no time.
+            TransportError: the thread has ended, or this rank is about to leave, or it has no time.
         """
+        if self._closing:
+            raise self._closed()
         future = self.call(what)
         if wait([future], timeout).not_done and (future.cancel() or wait([future], timeout).not_done):
             raise TransportError(
@@ -296,8 +320,8 @@ class Transpose:
         if self._thread.is_alive():
             log.error("rank %d: the transport did not end within %g s and is left behind", self.job.rank, timeout)
         elif self._wake >= 0:
-            os.close(self._wake)
-            self._wake = -1
+            wake, self._wake = self._wake, -1
+            os.close(wake)
             self.job.channels.close()
             self.job.threads.close()
             self.job.datapath.close()
@@ -310,11 +334,6 @@ class Transpose:
     def _in_flight(self) -> bool:
         """Whether something that was launched here is not over."""
         return bool(self._new or self._window.waiting or self._window.launched)
-
-    @property
-    def closed(self) -> bool:
-        """Whether ``close`` has been called or the thread has ended."""
-        return self._closing or not self._thread.is_alive()
 
     def _poke(self) -> None:
         if self._wake >= 0:
@@ -330,7 +349,7 @@ class Transpose:
             group = self.job.channels.member
             self._group_fd = group.socket.fileno() if group is not None else -1
             self._waiter = Waiter([self._wake, self._event_fd, self._control_fd, self._group_fd], sending)
-            while self._in_flight or not self._closing:
+            while not self._closing or self._in_flight:
                 again = self._turn(self.job.now())
                 self._sleep(again)
             farewell(self.job, self.job.marks.contributed)
@@ -342,18 +361,33 @@ class Transpose:
             self._holding.stop()
             self._run_queue.close()
             self._ended = True
+            self._forget()
             self._refuse(self._closed())
             self._idle.set()
 
     def _linger(self) -> None:
-        """Answers requests for rows for two deadlines, or until all others have said goodbye too (clock-15)."""
+        """Answers requests for rows until all others have said goodbye too, in bounded time (clock-15).
+
+        Of the last op others miss results until their deadline, and then fetch them for ``fetch``.
+        """
         job, config = self.job, self.job.config
         self._silence = 0
-        until = job.now() + min(_LINGER, config.deadline_1 + config.deadline_2 or _LINGER)
-        while job.membership.owners and (now := job.now()) < until:
+        until = job.now() + min(_LINGER, config.deadline_1 + config.deadline_2 or _LINGER) + config.fetch
+        while (now := job.now()) < until:
+            self._obey()
             job.flow.turn(now)
+            deque(job.datapath.events(), maxlen=0)  # nothing begins here any more, and what is readable wakes
+            if self._group_fd >= 0:
+                job.channels.listen()
             again = self._serve(now)
+            if not job.membership.owners:
+                break
             self._sleep(min(again, until) if again else until)
+
+    def _obey(self) -> None:
+        """Runs what ``call`` was given."""
+        for _, command in _taken(self._commands):
+            command()
 
     def _closed(self) -> TransportError:
         return TransportError(f"rank {self.job.rank}: the transport is closed: register the hook anew to go on")
@@ -429,8 +463,8 @@ class Transpose:
             job.membership.woke(step_of(job.sequence.upcoming))
             job.counters["stops_noticed"] += 1
         self._awake = now
-        while self._commands:
-            self._commands.popleft()()
+        if self._commands:
+            self._obey()
         looks.append(self._holding.turn(now))
         if self._waiter.readable(self._event_fd):
             for event in job.datapath.events():
@@ -445,11 +479,15 @@ class Transpose:
             job.membership.heard(rank, step_of(int(job.store.peer_states[rank]["newest"])))
         looks.append(job.channels.turn(now))
         looks.append(self.maps.turn(now, self._window))
-        self._admit()
-        for watching in self._watching:
-            if (error := watching.look(now)) is not None:
-                self._give_up(error)
-        job.steps = self.standing()
+        if self._new or window.waiting:
+            self._admit()
+        if now - self._watched >= LOOK_EVERY:
+            self._watched = now
+            for watching in self._watching:
+                if (error := watching.look(now)) is not None:
+                    self._give_up(error)
+        if (steps := self.standing()) != job.steps:  # seldom, and to set an attribute of a session takes a call
+            job.steps = steps
         job.flow.turn(now)
         holding = self._holding.again or job.membership.holding(now)
         stood, self._standing = self._standing, bool(holding)
@@ -462,6 +500,7 @@ class Transpose:
         if job.membership.suspects:
             forgive(job, chain(((op.label, op.start) for op in ops.values()), window.recent))
         running, now = window.running, job.now()
+        served = now
         everything = running.changed() | self._unsettled | bool(holding or stood)
         looks.append(running.find(now))
         for op in list(ops.values()):
@@ -469,16 +508,20 @@ class Transpose:
                 look, moved = self._look(op, now, holds=bool(holding))
                 looks.append(look)
                 everything |= moved  # others may stand otherwise by it
-                if moved:  # coding a large op takes tens of milliseconds, and others wait for answers meanwhile
-                    self._serve(job.now())
+                if moved and (then := job.now()) - served > _SERVE_AFTER:  # to code a large op takes ten of them
+                    self._serve(then)
+                    served = then
         self._unsettled = running.changed()  # by one op: those before it have not been looked at since
-        self._listen(job.now())
+        if ops:
+            self._listen(job.now())
+        else:
+            self._silence = 0
         looks.append(answer(job, window, job.now()))
         if window.release():
             placed = window.foresee()
             if placed or window.waiting or (self._unsettled and ops):
                 looks.append(job.now())
-        if not self._in_flight:
+        if not (self._idle.is_set() or self._in_flight):
             self._idle.set()
             if self._new:
                 self._idle.clear()
@@ -498,14 +541,15 @@ class Transpose:
             if overtaken(op, view, now):
                 job.counters["ops_overtaken"] += 1
             moved = op.start != begun and forgive(job, [(op.label, op.start)])
-        if op.launch is not None and not op.finished:
+        if op.launch is not None and op.second.phase is Phase.OPEN:
             self._check_layout(op, view)
         alone, sent, begun = self._before(op)
         if alone and begun:
             begin(job, op)
         look, ended = move(job, op, view, may_send=alone and sent)
-        self._window.advance_published()
-        if op.finished:
+        if op.first.phase is Phase.DONE:
+            self._window.advance_published()
+        if op.second.phase is not Phase.OPEN:
             self._deliver(op)
         look = min(look, starts) if look and starts else look or starts
         self._window.running.looked(op, view, look)
@@ -593,11 +637,7 @@ class Transpose:
     def _refuse(self, error: TransportError) -> None:
         """Completes what nobody will work on any more; called by the thread at its end, and by who comes after it."""
         for queue in (self._window.waiting, self._new):
-            while queue:
-                try:
-                    launch = queue.popleft()
-                except IndexError:  # the other thread was quicker
-                    break
+            for launch in _taken(queue):
                 try:
                     launch.coder.keep(launch.data, launch.out)
                 except Exception:  # a device that has failed, say: the future must complete all the same

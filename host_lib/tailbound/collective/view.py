@@ -26,14 +26,14 @@ class View:
 
     def __init__(self, known: Known, op: Op) -> None:
         self.known, self.op = known, op
-        self.record = known.records.of(op.label)
+        self.record = known.records.at(op.slot, op.label)
         self.own = op.place.placement.shares[known.rank]
 
     # -- the own rows ---------------------------------------------------------------------------------------------
 
-    def known_scales(self) -> bool:
-        """Whether the op can carry on its bucket's scales."""
-        return self.known.scales(self.op) is not None
+    def known_scales(self) -> NDArray[np.int16] | None:
+        """Scales of its bucket that the op can carry on, i16[G]; None: there are none."""
+        return self.known.scales(self.op)
 
     def foreseen_wrongly(self) -> bool:
         """Whether packets of the op have another layout than this rank takes it to have."""
@@ -49,6 +49,22 @@ class View:
         """Whether ``rank`` has sent its results in full."""
         return self.known.records.published(rank, self.op.label)
 
+    def all_contributed(self, ranks: list[int]) -> list[int]:
+        """Those of ``ranks`` that have sent their contributions in full."""
+        return self.known.records.all_contributed(ranks, self.op.label)
+
+    def all_published(self, ranks: list[int]) -> list[int]:
+        """Those of ``ranks`` that have sent their results in full."""
+        return self.known.records.all_published(ranks, self.op.label)
+
+    def through(self) -> list[int]:
+        """Live ranks that have sent their contributions in full, or have said that they bring none."""
+        op, live = self.op, self.known.membership.live
+        done = self.all_contributed(live)
+        if not op.abstainers:
+            return done
+        return [p for p in live if p in done or p in op.abstainers]
+
     def brings_no_more(self, rank: int) -> bool:
         """Whether no contribution of ``rank`` is to be expected any more."""
         return rank in self.op.abstainers or self.contributed(rank)
@@ -57,6 +73,15 @@ class View:
         """Live ranks, but the own one, that own rows of the op."""
         counts = self.op.place.placement.shares
         return [p for p in self.known.membership.owners if counts[p]]
+
+    def givers(self) -> list[int]:
+        """Owners that have sent all their results and can give them again.
+
+        Live ranks, and those that have said goodbye, who answer for a while (clock-15).
+        """
+        counts, members = self.op.place.placement.shares, self.known.membership
+        there = [*members.owners, *members.gone] if members.gone else members.owners
+        return [p for p in self.all_published(there) if counts[p]]
 
     # -- time -----------------------------------------------------------------------------------------------------
 
@@ -129,7 +154,7 @@ class View:
         known, op = self.known, self.op
         cold = op.cold or known.repairs.warming(op.plain)
         seed = seed_of(known.cookie, op.label) ^ known.rank
-        longest = patience(known.deadlines.stage_two(op.flow_bytes))
+        longest = patience(known.deadlines.stage_two(op.flow_bytes), known.config.floor)
         strict = known.config.strict > 0
         repeats = ALWAYS if strict else REPEATS_COLD if cold else REPEATS
         return Round(int(seed), asked_most(rows, cold=cold or strict), repeats, longest, known.repairs.answers)

@@ -6,12 +6,13 @@ from collections import deque
 from collections.abc import Callable
 
 from tailbound.collective.buffers import BufferPool
-from tailbound.collective.op import Launch, Op, Sending
+from tailbound.collective.op import Launch, Op, Phase, Sending
 from tailbound.collective.running import Running
 from tailbound.collective.speaker import Speaker
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sequence import Place, Position
 from tailbound.transport.steps import STEP_MASK, index_of, step_of
+from tailbound.transport.tail_probe import TailProbe
 from tailbound.wire.schema import OP_PER_STEP, OP_STEPS, op_label, serial_distance
 
 #: ``control.first_op`` follows at this distance: far enough for words about old ops, near enough for serial numbers.
@@ -122,6 +123,7 @@ class Window:
     def _open(self, place: Place) -> Op:
         job, shape, owner_map = self._job, place.layout.shape, place.placement.owner_map
         op = Op(place, self.pool.take(shape, place.placement), switched=job.switched(owner_map),
+                probe=TailProbe(job.config.floor),
                 balance=job.tables.mark(owner_map.balance, place.layout.key[:3], shape.numel))  # fmt: skip
         self.ops[place.label] = op
         self.running.add(op)
@@ -145,9 +147,9 @@ class Window:
         """The published mark is the newest op before which nothing is outstanding."""
         marks = self._job.marks
         for op in self.ops.values():
-            if not op.published:
+            if op.first.phase is not Phase.DONE:
                 return
-            if serial_distance(op.label, marks.published) > 0:
+            if op.label != marks.published and serial_distance(op.label, marks.published) > 0:
                 marks.published = op.label
 
     def release(self) -> bool:
@@ -155,9 +157,8 @@ class Window:
         job = self._job
         self.advance_published()  # the last results may have left since the ops were moved on, together with answers
         moved: Place | None = None
-        while self.ops:
-            label, op = next(iter(self.ops.items()))
-            if not (op.finished and op.published):
+        for label, op in list(self.ops.items()):
+            if op.second.phase is Phase.OPEN or op.first.phase is not Phase.DONE:
                 break
             del self.ops[label]
             self.running.remove(op)

@@ -118,7 +118,8 @@ PROMETHEUS_PORT = Setting(
 OPTIONS = (
     _option("datapath", choice("auto", "xdp", "udp", "switch"), "auto", "how packets are received and summed"),
     _option(
-        "switch", words("ADDRESS or ADDRESS:PORT"), None, "where the job's switch is, with `datapath=switch`",
+        "switch", words("ADDRESS, ADDRESS:PORT or [IPV6]:PORT"), None,
+        "where the job's switch is, with `datapath=switch`",
         set_by="you, the lab, `tailbound switch job add`", otherwise="none", later=True,
     ),
     _option(
@@ -154,6 +155,11 @@ OPTIONS = (
     _option(
         "stage_max", number(above=0), 2.0,
         "seconds that either half of an op takes at most, and in the first ops of a size",
+    ),
+    _option(
+        "floor_ms", number(above=0), 10.0,
+        "shortest deadline of a half, ms, and what lost tails cost with it: less for fast networks and idle cores "
+        "([simulation](simulate.md#the-goal-and-what-it-takes))",
     ),
     _option(
         "strict", number(0, inclusive=True), 0.0,
@@ -192,7 +198,9 @@ OPTIONS = (
         "source ports of what is sent to one rank, `xdp` only ([transport](transport.md)); 0: by the number of ranks",
     ),
     _option(
-        "rate", RATE, 0, "speed of this rank's link, where sending to a rank begins ([transport](transport.md))",
+        "rate", RATE, 0,
+        "speed of this rank's link, or its part of one that several ranks share: nothing is sent faster than that "
+        "([transport](transport.md))",
         otherwise="what its driver says",
     ),
     _option("dscp", integer(0, DSCP_MOST), 0, "class of the job's packets, for switches that keep one apart"),
@@ -234,7 +242,7 @@ SWITCH_FORM = Setting(
 )  # fmt: skip
 SWITCH_CODES = Setting(
     switch.CODES, integer(0), f"widest row that the switch takes, a multiple of {WIDTH_STEP}; 0: what packets hold",
-    switch.Switch.codes, set_by=_P4_SWITCH,
+    switch.Switch.codes, set_by="`tailbound switch job add`",
 )  # fmt: skip
 COOKIE = Setting(
     switch.COOKIE, integer(1, (1 << 32) - 1), "cookie that the switch knows the job by", 0, set_by=_SWITCH,
@@ -329,7 +337,7 @@ def unknown(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def switch_of(address: str | None, environment: Mapping[str, str] = os.environ) -> switch.Switch:
-    """The switch at ``address`` (``ADDRESS`` or ``ADDRESS:PORT``; default ``TAILBOUND_SWITCH``).
+    """The switch at ``address`` (``ADDRESS``, ``ADDRESS:PORT`` or ``[IPV6]:PORT``; default ``TAILBOUND_SWITCH``).
 
     Raises:
         ConfigError: none is named, or a setting cannot be.
@@ -337,7 +345,11 @@ def switch_of(address: str | None, environment: Mapping[str, str] = os.environ) 
     text = address or environment.get(switch.ADDRESS, "")
     if not text:
         raise ConfigError(f"datapath 'switch' needs the switch's address: pass switch= or set {switch.ADDRESS}")
-    host, _, port = text.partition(":")
+    if text.startswith("["):
+        host, _, port = text[1:].partition("]")
+        port = port.removeprefix(":")
+    else:
+        host, _, port = (text, "", "") if text.count(":") > 1 else text.partition(":")
     return switch.Switch(
         host,
         PORT.parse(port, "port of the switch") if port else 0,

@@ -164,6 +164,11 @@ class Agreement:
         """Id of the newest map known in full, for ``map_known`` of every header."""
         return self.agreed[-1].id
 
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing is on its way: ``turn`` does nothing, unless a peer does not know the newest map."""
+        return not (self._answers or self._proposal or self._telling)
+
     def adopt(self, agreed: Sequence[Agreed]) -> None:
         """Goes on with the maps that another rank knows, oldest first: this one comes back to a job under way."""
         self.agreed = list(agreed)[-CHAIN:]

@@ -63,6 +63,9 @@ class Backoff:
     def wait(self, now: int, first: int | None = None) -> None:
         """Waits anew, as long as after the last question; ``first`` stands for the policy's where it is learned."""
         policy = self.policy if first is None else self.policy._replace(first=first)
+        if self.asked <= 1:  # nearly always
+            self.due = now + (policy.first if policy.first < policy.most else policy.most)
+            return
         self.due = now + policy.wait(max(1, self.asked))
 
 

@@ -45,9 +45,9 @@ def stagger(rank: int, ranks: int) -> Iterator[int]:
 
 
 #: Columns of a flow: address of its first packet; packets that have left, packets in all; rank, or the number of a
-#: shared channel; packets of a burst; bursts that may leave now; bursts that have left; channel (``Sender.channel``).
-BASE, NEXT, TOTAL, RANK, SIZE, ALLOWED, BURSTS, CHANNEL = range(8)
-FLOW_WORDS = 8
+#: shared channel; packets of a burst; bursts that may leave now; channel (``Sender.channel``).
+BASE, NEXT, TOTAL, RANK, SIZE, ALLOWED, CHANNEL = range(7)
+FLOW_WORDS = 7
 #: As many bursts as one may want: no limit.
 ANY = 1 << 30
 #: Messages of one system call.
@@ -73,7 +73,7 @@ def fill(
     """Writes messages for the next bursts; returns how many. Nothing counts as sent before ``settle`` says so.
 
     Args:
-        flows: i64[F, 8], see the columns.
+        flows: i64[F, 7], see the columns.
         most: messages at most.
         channel: only flows of this channel.
         names: u64[destinations], addresses of each rank's ``sockets.sockaddr``; 0: not a peer.
@@ -110,17 +110,38 @@ def fill(
 
 @cached
 @njit(nogil=True, cache=True, boundscheck=False)
-def settle(flows: NDArray[np.int64], order: NDArray[np.int64], taken: int) -> Scalar:
-    """Moves the flows past the first ``taken`` messages; returns the packets that are left in all flows."""
+def settle(
+    flows: NDArray[np.int64], order: NDArray[np.int64], taken: int, moved: NDArray[np.int64]
+) -> tuple[Scalar, Scalar]:
+    """Moves the flows past the first ``taken`` messages.
+
+    Args:
+        flows, order: of ``fill``.
+        taken: messages.
+        moved: i64[BATCH, 3], out: flow, packets and bursts of every flow that these moved, in the order of flows.
+
+    Returns:
+        Packets that are left in all flows, and how many flows have moved.
+    """
+    count = 0
     for i in range(taken):
-        f = order[i, 0]
-        flows[f, NEXT] += order[i, 1]
+        f, packets = order[i, 0], order[i, 1]
+        flows[f, NEXT] += packets
         flows[f, ALLOWED] -= 1
-        flows[f, BURSTS] += 1
+        k = count
+        while k > 0 and moved[k - 1, 0] >= f:
+            k -= 1
+        if k == count or moved[k, 0] != f:
+            for n in range(count, k, -1):
+                moved[n, 0], moved[n, 1], moved[n, 2] = moved[n - 1, 0], moved[n - 1, 1], moved[n - 1, 2]
+            moved[k, 0], moved[k, 1], moved[k, 2] = f, 0, 0
+            count += 1
+        moved[k, 1] += packets
+        moved[k, 2] += 1
     left = 0
     for f in range(flows.shape[0]):
         left += flows[f, TOTAL] - flows[f, NEXT]
-    return left
+    return left, count
 
 
 def flows_of(runs: list[tuple[int, NDArray[np.uint8]]], size: int, channels: Mapping[int, int]) -> NDArray[np.int64]:
@@ -128,7 +149,7 @@ def flows_of(runs: list[tuple[int, NDArray[np.uint8]]], size: int, channels: Map
 
     ``channels``: each rank's channel.
     """
-    rows = [(_address(packets), 0, len(packets), rank, size, ANY, 0, channels[rank]) for rank, packets in runs]
+    rows = [(_address(packets), 0, len(packets), rank, size, ANY, channels[rank]) for rank, packets in runs]
     return np.array(rows, np.int64).reshape(-1, FLOW_WORDS)
 
 
@@ -158,6 +179,7 @@ class Batch:
             self._messages[i] = 0, SOCKADDR_BYTES, self._iovecs[i].ctypes.data, 1, 0, 0, 0, 0
         #: flow and packets of the messages that ``fill`` wrote
         self.order = np.zeros((BATCH, 2), np.int64)
+        self._moved = np.zeros((BATCH, 3), np.int64)
         self._memory = self._messages, self._iovecs, self.order
         self._address = self._messages.ctypes.data
         self._controls: dict[int, NDArray[np.uint64]] = {}
@@ -184,6 +206,11 @@ class Batch:
         """Hands over the first ``count`` messages; returns how many were taken, and the errno if none was."""
         return sock.send_many(self._address, count)
 
-    def settle(self, flows: NDArray[np.int64], taken: int) -> int:
-        """The first ``taken`` messages have left (or are given up); returns the packets left."""
-        return int(settle(flows, self.order, taken))
+    def settle(self, flows: NDArray[np.int64], taken: int) -> tuple[int, list[tuple[int, int, int]]]:
+        """The first ``taken`` messages have left (or are given up).
+
+        Returns:
+            Packets left; flow, packets and bursts of every flow that has moved on.
+        """
+        left, count = settle(flows, self.order, taken, self._moved)
+        return left, self._moved[:count].tolist()

@@ -23,6 +23,8 @@ from tailbound.wire.schema import (
 )
 
 MS = 1_000_000
+#: Shortest deadline: threads and interrupts are late by this much on any machine.
+FLOOR = 10 * MS
 #: MiB of a ring at most that follows a model. With two ranks the rings take twice as much, for `xdp` all of it at once
 #: and of the kernel, which cannot swap it: more is for the user to ask for.
 RING_MOST = 512
@@ -95,6 +97,7 @@ class Config:
         deadline_1, deadline_2: D1 and D2 of clock-4 and clock-11; 0: learned.
         start_max: least D_start of clock-3.
         stage_max: clock-4; no stage lasts longer, whatever arrives.
+        floor: shortest half of an op that a deadline ends, and what patience there is in proportion to it (clock-36).
         quiet: q of clock-10; 0: learned.
         self_late_after: seals missed by the own row before it is no longer waited for (clock-8).
         suspect_after: stages missed by a rank before it is suspected (clock-14).
@@ -112,7 +115,7 @@ class Config:
         group: IPv4 multicast group of the job, the same on all ranks; empty: one that follows from its cookie.
         source_ports: UDP source ports of the bursts to one peer, xdp only; 0: as many as are useful.
         switch: the aggregating switch that owns the rows; None: ranks own them.
-        rate: bytes per second of this rank's link, where sending to a rank begins; 0: what its driver says.
+        rate: bytes per second of this rank's link: sending begins there, and is never faster; 0: what its driver says.
         dscp: class of what is sent (DSCP, 0 to 63).
         codec_threads: threads of a rank that share the codec's work on an op, the transport's own included; 0: one for
             each four of its cores, at most four.
@@ -135,6 +138,7 @@ class Config:
     deadline_2: int = 0
     start_max: int = 1000 * MS
     stage_max: int = 2000 * MS
+    floor: int = FLOOR
     strict: int = 0
     fetch: int = 0
     quiet: int = 0
@@ -205,7 +209,7 @@ class Config:
         for name in ("deadline_1", "deadline_2", "quiet"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0 ns (0: learned), not {getattr(self, name)}")
-        for name in ("start_max", "stage_max", "hold_max"):
+        for name in ("start_max", "stage_max", "hold_max", "floor"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)} ns: give a time above 0")
         if self.deadline_1 > self.stage_max or self.deadline_2 > self.stage_max:
@@ -249,8 +253,8 @@ class Config:
             "bits": bits_text(self.bits),
             "fine_steps": str(self.fine_steps),
             "hadamard": "auto" if self.rotate == "auto" else "on" if self.rotate else "off",
-            "multicast_group": (self.group or "by cookie") if self.result == "multicast" else "not needed",
             "result": "multicast" if self.result == "multicast" else "any but multicast",
+            "multicast_group": (self.group or "by cookie") if self.result == "multicast" else "not needed",
             "safeguard": self.safeguard.text(),
             "share_rows": "on" if self.share_rows else "off",
             "strict": f"{self.strict / 1e9:g}",

@@ -9,15 +9,13 @@ times to itself: what a flow of two packets takes says nothing about the seconds
 
 from __future__ import annotations
 
-import statistics
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from tailbound.transport.config import MS, Config
-from tailbound.transport.overtime import LEAST_STEP
+from tailbound.transport.config import Config
 
 #: Samples a window holds, and the share of them that a deadline covers (clock-4, clock-5).
 WINDOW = 200
@@ -37,16 +35,14 @@ _RUN, _RUN_FACTOR, _RUN_MOST, _RUN_BACK = 1.0, 1.25, 2.0, 0.25
 #: Ops of a size before its deadlines are trusted (clock-26), and before they are better than none: in between they are
 #: so many times as long. An op whose deadline is needed there would otherwise take seconds.
 WARM_UP_OPS, _FEW_OPS, _CAUTION = 20, 5, 4
-#: Neither half is given less (clock-4, clock-11): threads and interrupts are late by this much on any machine.
-LEAST = 10 * MS
-#: q before anything is known, and its bounds apart from 2 RTT and a quarter of D1 (clock-10).
-_QUIET_FIRST, _QUIET_LEAST = 1 * MS, MS // 4
+#: q before anything is known, and its bound apart from 2 RTT and a quarter of D1 (clock-10): parts of the floor.
+_QUIET_FIRST, _QUIET_LEAST = 10, 40
 _STEPS_KEPT = 5
 #: Round trips of which the smallest is that of the path.
 _RTTS = 32
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Sample:
     """What became of one op, judged two steps later by the stamps of all its rows, late ones included (clock-5).
 
@@ -133,7 +129,7 @@ class Durations:
         """
         if not self._steps:
             return 0
-        usual = statistics.median_low(self._steps)
+        usual = sorted(self._steps)[(len(self._steps) - 1) // 2]  # the lower median
         most = self._all.quantile(_MOST)
         if most <= _NEAR * usual:
             return max(usual, most)
@@ -163,6 +159,7 @@ class Deadlines:
         self._config = config
         self._first = Window()
         self._sizes: dict[int, _Size] = {}
+        self._warm: set[int] = set()  #: sizes that are: what is known of them grows, and is never forgotten
         self._recent: deque[int] = deque(maxlen=WINDOW)
         #: bytes of the largest flow of late
         self.largest = 0
@@ -214,13 +211,13 @@ class Deadlines:
         """clock-10: one regretted op in a thousand is too many, one in ten thousand too few."""
         if not sample.early:
             return
-        self._quiet = self._quiet or self._quiet_first
+        self._quiet, least = self._quiet or self._quiet_first, self._config.floor / _QUIET_LEAST
         self._regret += (sample.regretted - self._regret) / 1000
         if sample.regretted and self._regret >= 1e-3 * 0.999:
             self._quiet *= 1.5
         elif self._regret < 1e-4:
             self._quiet *= 0.99
-        self._quiet = min(max(self._quiet, _QUIET_LEAST), max(0.25 * self.advertised, _QUIET_LEAST))
+        self._quiet = min(max(self._quiet, least), max(0.25 * self.advertised, least))
 
     def _learn_patience(self, sample: Sample) -> None:
         """Where deadlines at the usual length cut off too much, they go towards what ``_COVER`` takes (clock-4)."""
@@ -303,15 +300,20 @@ class Deadlines:
 
     def warm(self, flow_bytes: int) -> bool:
         """Whether enough is known of ops with flows of this size (clock-26)."""
+        if flow_bytes in self._warm:
+            return True
         size = self._near(flow_bytes)
-        return size is not None and size.ops >= WARM_UP_OPS and len(size.per_byte) > 0 and len(self._first) > 0
+        warm = size is not None and size.ops >= WARM_UP_OPS and len(size.per_byte) > 0 and len(self._first) > 0
+        if warm:
+            self._warm.add(flow_bytes)
+        return warm
 
     @property
     def skew_max(self) -> int:
         """S_max of clock-4: waiting longer than this would cost more than the last rank's share is worth."""
         if not len(self._step_times):
             return self._config.stage_max
-        return max(LEAST, self._step_times.quantile(0.5) // max(1, self._config.ranks - 1))
+        return max(self._config.floor, self._step_times.quantile(0.5) // max(1, self._config.ranks - 1))
 
     @property
     def skew(self) -> int:
@@ -352,7 +354,7 @@ class Deadlines:
 
     def _careful(self, size: _Size, length: int) -> int:
         """A deadline of ``length`` within its bounds, or a longer one as long as the size is new."""
-        length = max(LEAST, length)
+        length = max(self._config.floor, length)
         if size.ops < WARM_UP_OPS:
             length *= _CAUTION
         return min(length, self._config.stage_max)
@@ -367,7 +369,7 @@ class Deadlines:
         if usual is None:
             return length
         late = max(0, waited - usual)
-        return max(min(length, LEAST), length - min(late, length - int(length / _MARGIN)))
+        return max(min(length, self._config.floor), length - min(late, length - int(length / _MARGIN)))
 
     def _usual_start(self, flow_bytes: int) -> int | None:
         """How long after the own launch a majority is there as a rule; None: not known, or of no use."""
@@ -402,11 +404,11 @@ class Deadlines:
         Each of these has a margin of its own; where the whole op is known to take less with one margin, that is enough.
         """
         base = self.longest(flow_bytes, heard)
-        last_seal, second = base + max(LEAST_STEP, base // 10), self.stage_two(flow_bytes)
+        last_seal, second = base + max(self._config.floor, base // 10), self.stage_two(flow_bytes)
         whole = self._whole(flow_bytes)
         if whole is None:
             return last_seal + second
-        return max(last_seal + LEAST, min(last_seal + second, whole))
+        return max(last_seal + self._config.floor, min(last_seal + second, whole))
 
     def _whole_op(self, flow_bytes: int) -> int | None:
         """How long an op takes, with a margin; None: not known."""
@@ -419,7 +421,7 @@ class Deadlines:
         own = self.stage_one(flow_bytes)
         if not self.warm(flow_bytes):
             return own
-        return min(max(LEAST, largest + min(0, own - self.advertised)), self._config.stage_max)
+        return min(max(self._config.floor, largest + min(0, own - self.advertised)), self._config.stage_max)
 
     def _silence(self) -> int:
         """q of clock-10.
@@ -436,4 +438,4 @@ class Deadlines:
         A loaded one contains the sender's own bursts, and rows that the finished mark has overtaken do not come behind
         those.
         """
-        return max(float(_QUIET_FIRST), 2.0 * min(self._rtts, default=0))
+        return max(self._config.floor / _QUIET_FIRST, 2.0 * min(self._rtts, default=0))

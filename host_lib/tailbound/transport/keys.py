@@ -18,6 +18,7 @@ import hmac
 import json
 import logging
 import os
+import re
 import secrets
 import stat
 import time
@@ -40,6 +41,8 @@ log = logging.getLogger("tailbound")
 
 #: Bytes of a master, and of what is derived from it.
 MASTER = 32
+#: What rank 0 says that it has, and a key that it says.
+_MODES, _HEX = ("off", "file", "drawn"), re.compile(rf"[0-9a-f]{{{2 * MASTER}}}")
 #: Steps of an epoch, a power of two. A rank that was stopped for half of them hears nobody afterwards.
 EPOCH_STEPS = 1 << 15
 #: Control packets of a rank that may overtake each other.
@@ -91,6 +94,11 @@ def read_key(path: str) -> bytes:
     return key
 
 
+def _text(raw: bytes) -> str:
+    """What the store has, whatever it is."""
+    return raw.decode(errors="replace")
+
+
 def agree(store: Store, prefix: str, rank: int, timeout: float, mode: str, path: str = "") -> bytes | None:
     """The master of the job; None: it has no key.
 
@@ -102,13 +110,13 @@ def agree(store: Store, prefix: str, rank: int, timeout: float, mode: str, path:
         path: of the file.
 
     Raises:
-        ConfigError: there is no key in the file.
+        ConfigError: there is no key in the file, or in the store.
         LayoutError: rank 0 draws none.
         TransportError: rank 0 said nothing within ``timeout`` seconds.
     """
     name, known = f"{prefix}/key", ""
     if rank == 0:
-        known = store.get(name).decode() if store.check([name]) else ""
+        known = _text(store.get(name)) if store.check([name]) else ""
         if mode != "drawn":
             known = mode
         elif not known.startswith(mode):
@@ -122,7 +130,12 @@ def agree(store: Store, prefix: str, rank: int, timeout: float, mode: str, path:
         store.wait([name], timedelta(seconds=timeout))
     except Exception as error:
         raise TransportError(f"rank {rank}: rank 0 handed over no key within {timeout:g} s: is it running?") from error
-    said, _, key = (known or store.get(name).decode()).partition(" ")
+    said, _, key = (known or _text(store.get(name))).partition(" ")
+    if said not in _MODES or (said == mode and not _HEX.fullmatch(key)):
+        raise ConfigError(
+            f"rank {rank}: {name!r} of the store does not hold a key of {MASTER} bytes, so somebody else writes there: "
+            "give the job a store of its own, or all ranks a key_file"
+        )
     if said != mode:
         has = "has authenticate='off'" if said == "off" else "has a key_file"
         raise LayoutError(
@@ -143,7 +156,7 @@ def verify(master: bytes, rank: int, said: Mapping[str, Any]) -> None:
     Raises:
         LayoutError: it is not of somebody who has the master.
     """
-    if not hmac.compare_digest(prove(master, said).encode(), str(said.get("proof")).encode()):
+    if not hmac.compare_digest(prove(master, said).encode(), str(said.get("proof")).encode(errors="replace")):
         raise LayoutError(
             f"the greeting of rank {rank} was not made with this job's key: give every rank the same key_file; if they "
             "have it, somebody else writes to the store"

@@ -125,7 +125,7 @@ class Membership:
         self.contribution = Suspicion(ranks, rank, after, self._sort)
         self.result = Suspicion(ranks, rank, after, self._sort)
         self.gone: set[int] = set()
-        #: counts changes of ``gone``
+        #: counts changes of who takes part
         self.changes = 0
         self._hold_max = hold_max
         self._heard_step: dict[int, int] = {}
@@ -136,6 +136,7 @@ class Membership:
         self._sort()
 
     def _sort(self) -> None:
+        self.changes += 1
         first, second = self.contribution.suspects, self.result.suspects
         here = [p for p in self.peers if p not in self.gone]
         if here != self.here:
@@ -174,14 +175,12 @@ class Membership:
         if serial_distance(op, self._before.get(rank, op)) < 0:
             return  # it is of the process before the present one
         self.gone.add(rank)
-        self.changes += 1
         self._sort()
         self._holds.pop(rank, None)
 
     def back(self, rank: int, step: int) -> None:
         """``rank`` takes part again from ``step`` on, as a new process: nothing of the old one counts."""
         self.gone.discard(rank)
-        self.changes += 1
         self._sort()
         self._holds.pop(rank, None)
         self.contribution.clear(rank)
@@ -194,7 +193,6 @@ class Membership:
         self._holds.pop(rank, None)
         if rank in self.gone:
             self.gone.discard(rank)
-            self.changes += 1
             self._sort()
 
     def woke(self, step: int) -> None:

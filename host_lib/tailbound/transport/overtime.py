@@ -20,13 +20,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tailbound.transport.config import MS
+from tailbound.transport.config import FLOOR, MS
 
-#: A deadline moves on by a tenth of itself, but by no less: over a link at a twentieth of its rate the bursts to one
-#: of eight ranks are 8 ms apart, and a thread may well not run for as long.
-LEAST_STEP = 10 * MS
 #: Part of the time that waiting past deadlines may take, what is saved up of it at most, and what there is to begin
-#: with.
+#: with; with another floor of deadlines in proportion to that.
 SHARE, MOST, FIRST = 0.1, 1000 * MS, 500 * MS
 #: Of it what rows that are asked for again leave for ranks of which more is missing: a per cent of losses in every op
 #: would use it up.
@@ -111,17 +108,20 @@ class Overtime:
 
     Args:
         now: the time, ns; saving begins.
+        floor: see ``Config``.
 
     Attributes:
+        reserve: what rows that are asked for again leave of the balance, ns.
         waited: ns that ops have waited past their deadlines in all.
         lacked: ns that the own thread has waited for a core in all, as the kernel counts it.
         lack: and in one of the last ops at most.
         answer: how long the slowest of the last answers took, ns.
     """
 
-    def __init__(self, now: int) -> None:
+    def __init__(self, now: int, floor: int = FLOOR) -> None:
         self.waited = self.lacked = self.lack = self.answer = 0
-        self._saved, self._at = float(FIRST), now
+        self._floor, self._most, self.reserve = floor, MOST * floor // FLOOR, RESERVE * floor // FLOOR
+        self._saved, self._at = FIRST * floor / FLOOR, now
         self._until = 0
         self._asked: dict[int, int] = {}  # since when a rank has left a question open
         self._answers: deque[int] = deque(maxlen=_KEPT)
@@ -150,13 +150,13 @@ class Overtime:
 
     def silence(self, clock: Extension) -> int:
         """How long somebody who is missed at the deadline of ``clock`` may well say nothing, ns."""
-        return max(LEAST_STEP, clock.length // 2, min(LONGEST, _MARGIN * max(self.answer, self.lack)))
+        return max(self._floor, clock.length // 2, min(LONGEST, _MARGIN * max(self.answer, self.lack)))
 
     # -- the balance --------------------------------------------------------------------------------------------------
 
     def left(self, now: int) -> int:
         """What may still be waited, ns; may be asked by any thread."""
-        return int(min(MOST, self._saved + SHARE * max(0, now - self._at)))
+        return int(min(self._most, self._saved + SHARE * max(0, now - self._at)))
 
     def worth(self, clock: Extension, now: int, heard: int, reserve: int = 0) -> bool:
         """Whether to wait one step past the deadline of ``clock``.

@@ -1,7 +1,10 @@
 """How fast to send to each rank: by what receivers grant, by marks, and by round trips (clock-24).
 
-Pure state with the time passed in. A path begins at the speed of the link, which the link itself sees to: nothing is
-slower where nothing is wrong. Three things lower its rate:
+Pure state with the time passed in. A path begins at the speed of the link. Where the user says how fast that is, all
+ranks together are sent to no faster, from the first row on: a virtual machine's interface takes more than its host
+lets through, and what waits in this host's own queues is no queue of the network, though a round trip cannot tell: no
+more lies there, as a rule, than leaves within ``t_low``. What a driver says is no such bound: a container's interface
+says 10 Gbit/s whatever it takes. Three things lower the rate of a path:
 
 - **Grants.** A receiver at which senders meet tells how many it takes at once (``transport.incast``), in headers that
   travel anyway. Each may then send that part of the link's speed; one of all senders is an equal share.
@@ -49,6 +52,8 @@ _UNEVEN = 2.0
 _MOVED = 0.1
 #: Bursts that may leave where there is no limit.
 _ANY = 1 << 30
+#: Bytes of a packet on a link besides its UDP payload: Ethernet, IPv4 and UDP headers, which a token bucket counts.
+_FRAME = 42
 #: Probes lost running after which a rate rises: so long there is nothing to go by.
 _SILENT = 8
 
@@ -71,6 +76,11 @@ class PaceConfig:
         floor: no rate is lower, or than half of an equal share of the link if that is less.
         speed: of a link of which nobody says how fast it is.
         quantum: ns of sending that may leave at once.
+        ahead: ns of sending at the link's speed, for all ranks together, that may lie in this host's own queues. Twice
+            as much made senders slow down before their own queue (docs/simulate.md); half as much wakes them up twice
+            as often.
+        late: the same where rows had to wait and this host's processors were busy when they might have left: else
+            the link would idle for as long as a thread waits for a core.
         weight: of a new share of marked packets in the smoothed one (DCTCP's g).
         share: of an equal part of the link, that is added while marks come; marks take no rate below half of that part.
         marked: smoothed share of marked packets above which marks count as coming.
@@ -90,6 +100,8 @@ class PaceConfig:
     floor: float = 1e6
     speed: float = 2.5e9
     quantum: int = 500_000
+    ahead: int = 2_000_000
+    late: int = 8_000_000
     weight: float = 0.25
     share: float = 0.05
     marked: float = 0.01
@@ -247,30 +259,73 @@ class Path:
         self.rate = min(self.speed, max(self.floor, rate))
 
 
+class _Bucket:
+    """A token bucket.
+
+    Args:
+        depth: ns of sending that may leave at once after a pause.
+        late: ns of sending that may leave at once where something had to wait, and was looked at late.
+    """
+
+    __slots__ = ("_depth", "_held", "_late", "_next")
+
+    def __init__(self, depth: int, late: int = 0) -> None:
+        self._depth, self._late = depth, max(late, depth)
+        self._next = 0  # when what has left is paid for, ns
+        # something had to wait, and has not made up for it; also after a pause: where threads wait 60 ms for a core, an
+        # op's rows leave in a turn or two, and to forget it in between made 24 simulated ranks ask each other more
+        self._held = False
+
+    def _begin(self, now: int) -> int:
+        return max(self._next, now - (self._late if self._held else self._depth))
+
+    def room(self, rate: float, size: int, now: int) -> tuple[int, int]:
+        """How many bursts of ``size`` bytes may leave now, and if none, when the next one may."""
+        begin = self._begin(now)
+        if begin > now:
+            self._held = True
+            return 0, begin
+        return max(1, int((now - begin) * rate / _SECOND / size)), 0
+
+    def spend(self, rate: float, size: int, now: int) -> None:
+        """``size`` bytes have left."""
+        self._next = self._begin(now) + int(size * _SECOND / rate)
+        self._held &= self._next < now - self._depth
+
+
 class Pacer:
-    """Rates of all destinations, and when each may send again (a token bucket of one ``quantum``).
+    """Rates of all destinations, and when each, and all together, may send again.
 
     Args:
         ranks: destinations.
         limits: settings.
         gap: ns from one burst to the next, whomever they are for; 0: none. For receivers with room for few bursts.
-        speed: bytes per second of the link, where every path begins; 0: nobody knows, ``limits.speed``.
+        speed: bytes per second of the link, where every path begins; 0: nobody knows, so that paths begin at
+            ``limits.speed``.
+        most: bytes per second that all ranks together never exceed; 0: the link itself sees to it.
     """
 
     def __init__(
-        self, ranks: Iterable[int], limits: PaceConfig | None = None, gap: int = 0, speed: float = 0.0
+        self,
+        ranks: Iterable[int],
+        limits: PaceConfig | None = None,
+        gap: int = 0,
+        speed: float = 0.0,
+        most: float = 0.0,
     ) -> None:
         self.limits = limits or PaceConfig()
         self._gap = gap
-        #: when the next burst may leave, as far as gaps go, ns
+        #: when the next burst may leave, as far as the link and gaps go, ns
         self.opens = 0
         ranks = list(ranks)
         known, speed = speed > 0, speed or self.limits.speed
         self._speed = self._stated = speed
+        self._most = most
         self.known = known  #: whether anybody says how fast the link is
         self._peers = len(ranks)
         self.paths = {rank: Path(self.limits, speed, len(ranks), known=known) for rank in ranks}
-        self._next = dict.fromkeys(self.paths, 0)
+        self._buckets = {rank: _Bucket(self.limits.quantum) for rank in ranks}
+        self._link = _Bucket(self.limits.ahead, self.limits.late) if most else None  # of all of them
         #: ranks that may not be sent to as fast as the link is; empty as a rule
         self.limited: set[int] = set()
 
@@ -343,10 +398,7 @@ class Pacer:
         """How many bursts of ``size`` bytes may leave now, and if none, when the next one may."""
         if rank not in self.limited:
             return _ANY, 0
-        begin = max(self._next[rank], now - self.limits.quantum)
-        if begin > now:
-            return 0, begin
-        return max(1, int((now - begin) * self.rate(rank) / _SECOND / size)), 0
+        return self._buckets[rank].room(self.rate(rank), size, now)
 
     def slowest(self, ranks: Collection[int], stride: int, most: int, now: int) -> tuple[int, int, int]:
         """Bursts to all of ``ranks`` at once: packets of one, how many may leave now, and if none, when the next may.
@@ -364,19 +416,34 @@ class Pacer:
         rates = [self.rate(rank) for rank in ranks]
         return max(rates) <= _UNEVEN * min(rates)
 
-    def bursts(self, most: int, now: int) -> int:
-        """Bursts that may leave now, as far as gaps go: ``most``, or one after a gap.
+    def bursts(self, most: int, stride: int, copies: int, now: int) -> int:
+        """Bursts that may leave now, as far as the link and gaps go: at most ``most``, or one after a gap.
 
-        What a late wake-up has missed is not made up for: two bursts at once were lost where one was not.
+        What a late wake-up has missed of a gap is not made up for: two bursts at once were lost where one was not.
+
+        Args:
+            most: no more.
+            stride: bytes of their packets.
+            copies: that this host makes of each.
+            now: ns.
         """
-        return most if not self._gap else int(now >= self.opens)
+        if now < self.opens:
+            return 0
+        if self._link is not None:
+            burst = self.largest(stride) * copies * (stride + _FRAME)
+            room, again = self._link.room(self._most, burst, now)
+            if not room:
+                self.opens = again + self.limits.ahead // 2  # the link has as much left: fewer wake-ups
+            most = min(most, room)
+        return min(1, most) if self._gap else most
 
-    def left(self, bursts: int, now: int) -> None:
-        """``bursts`` have left, whomever they were for."""
-        self.opens = now + bursts * self._gap
+    def left(self, bursts: int, packets: int, stride: int, now: int) -> None:
+        """``bursts`` have left, whomever they were for: ``packets`` of ``stride`` bytes, copies among them."""
+        self.opens = now + bursts * self._gap if self._gap else 0
+        if self._link is not None:
+            self._link.spend(self._most, packets * (stride + _FRAME), now)
 
     def spend(self, rank: int, size: int, now: int) -> None:
         """``size`` bytes have left for ``rank``."""
         if rank in self.limited:
-            begin = max(self._next[rank], now - self.limits.quantum)
-            self._next[rank] = begin + int(size * _SECOND / self.rate(rank))
+            self._buckets[rank].spend(self.rate(rank), size, now)

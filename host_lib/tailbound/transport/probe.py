@@ -83,14 +83,20 @@ class Prober:
         """Who measures round trips: ``kernel``, ``thread``, or ``nobody`` as long as no probe has come back."""
         return self._by if self.echoes else "nobody"
 
-    def count(self, peer: int, size: int, packets: int) -> None:
-        """``packets`` of ``size`` bytes together have left for ``peer``."""
-        self._bytes[peer] += size
-        self._count[peer] += packets
+    @property
+    def waits(self) -> bool:
+        """Whether an echo may still come."""
+        return bool(self._waiting)
 
-    def due(self, peer: int, now: int, limited: bool) -> bool:
-        """Whether ``peer`` is to be probed behind the burst that has just left for it; a limited one always is."""
-        if not limited and self._bytes[peer] < EVERY:
+    def left(self, peer: int, size: int, packets: int, now: int, limited: bool) -> bool:
+        """``packets`` of ``size`` bytes together have left for ``peer``.
+
+        Returns:
+            Whether it is to be probed behind them; a ``limited`` one always is.
+        """
+        self._count[peer] += packets
+        self._bytes[peer] = size = self._bytes[peer] + size
+        if size < EVERY and not limited:
             return False
         waiting = self._waiting.get(peer)
         if waiting is None:

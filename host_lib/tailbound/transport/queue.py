@@ -6,7 +6,8 @@ of submission is kept within results and within contributions, since the last pa
 has been sent.
 
 Results go before the contributions of later ops, and behind those of their own: an owner that has its sums early would
-otherwise keep the others' sums waiting for as long as its own results take to send.
+otherwise keep the others' sums waiting for as long as its own results take to send. Rows that were asked for again go
+first: they are few, somebody waits for them who does so for a few milliseconds only, and their flow has ended.
 
 Rows for everybody may leave once, over a shared channel (``sender.Shared``): they wait for what is older for any of its
 ranks, leave at the rate of the slowest, and are paid for and counted by rank.
@@ -51,7 +52,6 @@ _BURSTS = 128
 _TURN = 4
 #: So many bytes must have left while sockets were full to say how fast the link is; and after so long (ns) they do.
 _MEASURED_BYTES, _MEASURED = 256 << 10, 20_000_000
-_NO_BURST = 0, 0
 #: ns until a full device queue is tried again; it makes no socket event.
 _RETRY = 500_000
 #: ns until a full socket is tried again at the latest; as a rule it becomes writable before.
@@ -78,13 +78,23 @@ class _Item:
         pacer: Pacer,
     ) -> None:
         self.label, self.kind, self.until, self.done, self.over = label, kind, until, done, over
-        self.memory = [run for run in runs if len(run[1])]
+        self.memory: list[Run] = []
+        self.channels: list[int] = []
+        self.shared: list[int] = []
+        self.left = 0
+        for run in runs:
+            rank, packets = run
+            if not len(packets):
+                continue
+            self.memory.append(run)
+            self.left += len(packets)
+            if channels[rank] not in self.channels:
+                self.channels.append(channels[rank])
+            if rank >= MAX_RANKS:
+                self.shared.append(rank)
         self.stride = self.memory[0][1].shape[1] if self.memory else 0
         self.flows = flows_of(self.memory, pacer.largest(self.stride) if self.memory else 1, channels)
-        self.channels = list(dict.fromkeys([channels[rank] for rank, _ in self.memory]))
-        self.left = sum([len(packets) for _, packets in self.memory])
         self.packets = 0  # handed to the kernel; copies count
-        self.shared = [rank for rank, _ in self.memory if rank >= MAX_RANKS]
         self.constrained = False  # the flows' burst sizes and permissions are not the free ones
 
 
@@ -125,7 +135,8 @@ class SendQueue:
         self.full: set[int] = set()
         self._blocked: set[int] = set()  # sockets that are not to be tried again in this pump
         self._turns: dict[int, int] = {}  # which of its sockets a channel has come to
-        self._queues: tuple[deque[_Item], deque[_Item]] = (deque(), deque())  # results, contributions
+        # results, contributions, and rows that were asked for again
+        self._queues: tuple[deque[_Item], deque[_Item], deque[_Item]] = (deque(), deque(), deque())
         self._batch: Batch | None = None
         self.again = 0
         self._refused: tuple[int, int] | None = None
@@ -147,6 +158,8 @@ class SendQueue:
         done: Callable[[int], None] | None,
         now: int,
         over: Callable[[int], bool] | None = None,
+        *,
+        again: bool = False,
     ) -> None:
         """Takes over packets, which must not change until ``done`` or ``cancel``, and sends what can be sent now.
 
@@ -159,9 +172,10 @@ class SendQueue:
                 a shared channel once for every rank).
             now: CLOCK_MONOTONIC in ns.
             over: asked about a rank before rows that had to wait are sent: whether that rank has no use for them now.
+            again: the rank has asked for them, which have left once: they wait for nothing else.
         """
         item = _Item(label, kind, runs, until, done, over, self._sender.channel, self.pacer)
-        self._queues[kind == PacketType.CONTRIBUTION].append(item)
+        self._queues[2 if again else kind == PacketType.CONTRIBUTION].append(item)
         self.pump(now, fresh=item)
 
     def cancel(self, label: int) -> int:
@@ -179,7 +193,7 @@ class SendQueue:
     @property
     def empty(self) -> bool:
         """Whether nothing waits."""
-        return not (self._queues[0] or self._queues[1] or self._sender.deferred)
+        return not (any(self._queues) or self._sender.deferred)
 
     @property
     def submissions(self) -> int:
@@ -193,7 +207,7 @@ class SendQueue:
 
     def pump(self, now: int, fresh: _Item | None = None) -> None:
         """Sends what may leave now."""
-        if self.prober is not None:
+        if self.prober is not None and self.prober.waits:
             for rank, rtt, sent, marked in self.prober.take(now):
                 self.pacer.observe(rank, rtt, sent, marked, now)
         if self._pumping:  # a callback of ours has submitted more
@@ -232,7 +246,7 @@ class SendQueue:
     def _round(self, now: int, fresh: _Item | None) -> None:
         budget = _BURSTS
         behind: set[int] = set()  # ranks for which something older waits
-        for item in self._in_order():
+        for item in self._in_order(fresh):
             if item is not fresh:
                 self._expire(item, now)
             if item.left:
@@ -247,17 +261,19 @@ class SendQueue:
                 if len(behind) == len(self._sender.peers):
                     return
 
-    def _in_order(self) -> list[_Item]:
-        """Everything that waits, in the order in which it may leave."""
-        results, contributions = self._queues
+    def _in_order(self, fresh: _Item | None) -> Sequence[_Item]:
+        """Everything that waits, in the order in which it may leave; ``fresh`` has just come."""
+        results, contributions, again = self._queues
+        if fresh is not None and len(results) + len(contributions) + len(again) == 1:
+            return (fresh,)
         if not (results and contributions):
-            return [*results, *contributions]
+            return [*again, *results, *contributions]
         base = contributions[0].label
 
         def turn(item: _Item) -> tuple[int, bool]:
             return serial_distance(item.label, base), item.kind != PacketType.CONTRIBUTION
 
-        return sorted([*results, *contributions], key=turn)
+        return [*again, *sorted([*results, *contributions], key=turn)]
 
     def _drain(self, item: _Item, budget: int, behind: set[int], now: int) -> int:
         """Sends of one item what may leave; returns what is left of ``budget`` bursts."""
@@ -282,7 +298,7 @@ class SendQueue:
                 if not free:
                     self._allow(item, behind, now)
                 most = max(_TURN, BATCH // len(ports)) if alone else _TURN
-                most = self.pacer.bursts(max(1, min(budget // cost, most)), now)
+                most = self.pacer.bursts(max(1, min(budget // cost, most)), item.stride, cost, now)
                 if not most:
                     self.held += 1
                     self._look(self.pacer.opens)
@@ -327,38 +343,38 @@ class SendQueue:
     def _hand_over(self, item: _Item, port: int, count: int, now: int) -> int:
         """Gives the filled messages to the kernel over socket ``port``; returns how many bursts left."""
         assert self._batch is not None
-        sender, batch, flows = self._sender, self._batch, item.flows
+        sender, batch = self._sender, self._batch
         taken, number = batch.send(sender.sockets[port], count)
         if taken:
-            self.pacer.left(taken, now)
-            item.left = batch.settle(flows, taken)
-            left: dict[int, tuple[int, int]] = {}  # by flow: packets and bursts
-            for flow, packets in batch.order[:taken].tolist():
-                before = left.get(flow, _NO_BURST)
-                left[flow] = before[0] + packets, before[1] + 1
-            for flow in sorted(left):
-                packets, bursts = left[flow]
+            item.left, moved = batch.settle(item.flows, taken)
+            for flow, packets, bursts in moved:
                 self._left(item, item.memory[flow][0], packets, bursts, now)
+            copies = sum([packets * self._cost(item.memory[flow][0]) for flow, packets, _ in moved])
+            self._bytes += copies * item.stride
+            self.pacer.left(taken, copies, item.stride, now)
         if number:
             self._failed(item, port, number, now)
         return taken
+
+    def _cost(self, rank: int) -> int:
+        """Copies that this host makes of what leaves for ``rank``, which may stand for a shared channel."""
+        return self._sender.shared[rank].cost if rank >= MAX_RANKS else 1
 
     def _left(self, item: _Item, rank: int, packets: int, bursts: int, now: int) -> None:
         sender, size, prober, paced = self._sender, packets * item.stride, self.prober, self.pacer.limited
         ranks = sender.ranks_of(rank)
         item.packets += packets * len(ranks)
-        self._bytes += size * (sender.shared[rank].cost if rank >= MAX_RANKS else 1)
         sender.took(rank, packets, size, bursts)
+        for each in paced.intersection(ranks):
+            self.pacer.spend(each, size, now)
+        if prober is None:
+            return
         for each in ranks:
-            limited = each in paced
-            if limited:
-                self.pacer.spend(each, size, now)
-            if prober is not None:
-                prober.count(each, size, packets)
-                if prober.due(each, now, limited):
-                    if prober.missed[each]:
-                        self.pacer.unheard(each, prober.missed[each], now)
-                    sender.send(each, prober.packet(each, now).tobytes())
+            if not prober.left(each, size, packets, now, each in paced):
+                continue
+            if prober.missed[each]:
+                self.pacer.unheard(each, prober.missed[each], now)
+            sender.send(each, prober.packet(each, now).tobytes())
 
     def _failed(self, item: _Item, port: int, number: int, now: int) -> None:
         """The first message of a call was refused."""
@@ -378,7 +394,7 @@ class SendQueue:
         if number == errno.ECONNREFUSED and self._refused != at:
             self._refused = at  # the error belongs to an earlier datagram, this one was not tried
             return
-        item.left = self._batch.settle(item.flows, 1)
+        item.left, _ = self._batch.settle(item.flows, 1)
         sender.lose(rank, int(count))
         if rank in sender.shared:
             sender.shared[rank].broken = True
@@ -418,7 +434,7 @@ class SendQueue:
     def _finish(self) -> None:
         """Says of every submission at the head of its queue that it is over, if it is."""
         for queue in self._queues:
-            while queue and queue[0].left == 0:
+            while queue and not queue[0].left:
                 item = queue.popleft()
                 if item.done is not None:
                     item.done(item.packets)

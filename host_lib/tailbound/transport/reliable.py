@@ -23,6 +23,7 @@ import errno
 import hashlib
 import hmac
 import logging
+import math
 import os
 import secrets
 import selectors
@@ -102,6 +103,7 @@ class Reliable:
         self._answering = 0
         self._answered = threading.Condition(self._lock)
         self._before_close: list[Callable[[], None]] = []
+        self._helpers: list[threading.Thread] = []
         self._lifelines: Lifelines | None = None
         self._key = b""
         #: requests whose tag was wrong
@@ -147,7 +149,7 @@ class Reliable:
 
         def ended(rank: int) -> None:
             with self._lock:
-                due = self._looked.get(rank, 0.0) + _LOOK_EVERY
+                due = self._looked.get(rank, -math.inf) + _LOOK_EVERY
                 now = time.monotonic()
                 if due > now + _LOOK_EVERY:
                     return  # it waits already
@@ -264,8 +266,14 @@ class Reliable:
         """``action()`` is called once when the path is about to close, while it still answers; it may wait a little."""
         self._before_close.append(action)
 
+    def runs(self, body: Callable[[], None], name: str) -> None:
+        """Runs ``body()`` in a thread that ``before_close`` tells to end, and that ``close`` waits for."""
+        helper = threading.Thread(target=body, name=name, daemon=True)
+        self._helpers.append(helper)
+        helper.start()
+
     def close(self) -> None:
-        """Ends the listener and own requests; answers under way end in bounded time. May be called twice."""
+        """Ends the listener, own requests and ``runs``; answers under way end in bounded time. May be called twice."""
         while self._before_close:
             self._before_close.pop()()
         if self._over.is_set():
@@ -282,6 +290,8 @@ class Reliable:
         self._listener.close()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(5)
+        for helper in self._helpers:
+            helper.join(5)
         with self._answered:  # a process that ends now would cut them off
             self._answered.wait_for(lambda: self._answering == 0, _LINGER)
 

@@ -160,18 +160,33 @@ def come_back(own: Greeting, texts: list[str], verify: Verify = unproven) -> lis
 
 
 def _parse(own: Greeting, rank: int, text: bytes, verify: Verify) -> Greeting:
-    """A greeting; another version may have other fields."""
-    said = json.loads(text)
-    if said.get("wire") != own.wire or set(said) != set(asdict(own)):
+    """A greeting; another version may have other fields, and somebody else may write anything."""
+    usual = asdict(own)
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        raise LayoutError(
+            f"what the store has as the greeting of rank {rank} is none: {text[:40]!r}; somebody else writes to "
+            "it, use another store"
+        )
+    if said.get("wire") != own.wire or set(said) != set(usual):
         raise LayoutError(
             f"rank {own.rank} runs tailbound {own.version} (wire format {own.wire}, codec {own.codec}), "
             f"rank {rank} runs {said.get('version')} (wire format {said.get('wire')}, codec {said.get('codec', 1)}): "
             f"{_EQUAL['wire']}"
         )
+    odd = [name for name, value in usual.items() if type(said[name]) is not type(value)]
+    odd += [] if odd else [name for name, value in said["options"].items() if not isinstance(value, str)]
+    if odd:
+        raise LayoutError(
+            f"the greeting of rank {rank} has {odd[0]} of another type: somebody else writes to the store, use another"
+        )
     found = Greeting(**said)
-    compare(own, found)  # at once: with another world size the next one might never come
     if found.rank != rank:
         raise LayoutError(f"the greeting of rank {rank} in the store is that of rank {found.rank}: use another store")
+    compare(own, found)  # at once: with another world size the next one might never come
     verify(rank, said)
     return found
 
@@ -186,7 +201,7 @@ def compare(own: Greeting, other: Greeting) -> None:
         mine, theirs = getattr(own, name), getattr(other, name)
         if mine != theirs:
             raise LayoutError(f"rank {own.rank} has {name} {mine!r}, rank {other.rank} has {theirs!r}: {advice}")
-    for name in sorted(own.options.keys() | other.options.keys()):
+    for name in {**own.options, **other.options}:  # in their order: what follows from another one comes after it
         mine, theirs = own.options.get(name, "none"), other.options.get(name, "none")
         if mine != theirs:
             raise LayoutError(

@@ -95,6 +95,8 @@ class Safeguard:
             (Action.SKIP, limits.skip_op, limits.skip_smoothed),
             (Action.WARN, limits.warn_op, limits.warn_smoothed),
         )
+        #: smoothed loss up to which an op without losses calls for nothing
+        self._calm = min((smooth for _, _, smooth in self._order if smooth is not None), default=1.0)
         self._fewest = limits.min_contributors or ranks // 2 + 1
         #: exponentially smoothed loss, the weight of an op being ``WEIGHT``
         self.smoothed = 0.0
@@ -109,6 +111,8 @@ class Safeguard:
         loss = 1 - taken / expected if expected else 0.0
         self.smoothed += (loss - self.smoothed) * WEIGHT
         few = contributors is not None and contributors < self._fewest
+        if loss == 0 and not few and self.smoothed <= self._calm:
+            return _NOTHING
         for action, one, smooth in self._order:
             if few and self._few == action:
                 return Finding(action, f"{contributors} contributors, fewer than {self._fewest}")

@@ -16,7 +16,7 @@ from tailbound.codec.owners import OwnerMap, Placement, place
 from tailbound.codec.shape import Shape
 from tailbound.errors import TransportError
 from tailbound.transport.steps import step_distance
-from tailbound.wire.schema import op_label, serial_distance
+from tailbound.wire.schema import OP_INDEX_BITS, op_label, serial_distance
 
 _U32 = 0xFFFFFFFF
 #: So many steps back an owner map may turn out to have begun.
@@ -106,16 +106,15 @@ class Sequence:
         #: rows of the ops of a step of the present layout; none while it is not stable
         self.op_rows: tuple[int, ...] = ()
         self._ahead: list[Place] = []
+        #: label of the next op to be assigned or predicted; and of the next one to be launched, which is the first
+        #: prediction still to come true, if there is one: plain attributes, since both are read in every turn
+        self.next_label = self.upcoming = 0
+        self._moved()
 
-    @property
-    def next_label(self) -> int:
-        """Label of the next op to be assigned or predicted."""
-        return op_label(self._step, self._index)
-
-    @property
-    def upcoming(self) -> int:
-        """Label of the next op to be launched: the first prediction still to come true, else ``next_label``."""
-        return self._ahead[0].label if self._ahead else self.next_label
+    def _moved(self) -> None:
+        """Another op is next."""
+        self.next_label = (self._step << OP_INDEX_BITS) + self._index & _U32  # behind a step that is full: of the next
+        self.upcoming = self._ahead[0].label if self._ahead else self.next_label
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
@@ -156,6 +155,7 @@ class Sequence:
             if ahead.placement.owner_map != self.map_at(ahead.step):
                 self._ahead, wrong = self._ahead[:i], self._ahead[i:]
                 self._take_back(wrong[0])
+                self._moved()
                 break
         first = self._maps[0][0]  # older ones are not named any more, which changes nothing
         known, named = {m.id for _, m in before}, {m.id for _, m in maps}
@@ -231,6 +231,7 @@ class Sequence:
         self._current, self._ahead = [], []
         self._begun.clear()
         self.adrift = False
+        self._moved()
         if self.map.id != to.map_id:  # else it is known already, and so is what is to follow
             self._maps = [(to.step, OwnerMap(to.map_id, to.owners, to.rotate, to.balance, to.turns))]
 
@@ -243,6 +244,7 @@ class Sequence:
             return None
         found = self._place(steps[self._index])
         self._ahead.append(found)
+        self._moved()
         return found
 
     def assign(self, layout: Layout) -> tuple[Place, list[Place]]:
@@ -261,6 +263,7 @@ class Sequence:
                 self._take_back(wrong[0])
                 self._remember()
             found = self._place(layout)
+        self._moved()
         while step_distance(found.step, self._begun[0].step) >= REMEMBERED:
             self._begun.popleft()
         return found, wrong

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
-from tailbound.transport.overtime import RESERVE, Extension, Overtime
+from tailbound.transport.overtime import Extension, Overtime
 
 Why = Literal["complete", "quiet", "deadline"]
 
@@ -68,6 +68,10 @@ class Repair(NamedTuple, Generic[Request]):
     open: bool = False  #: an answer may still come
     look: int = 0  #: when to look again, ns; 0: on arrival
     requests: tuple[Request, ...] = ()  #: what to ask for now
+
+
+#: As a rule; made once, since it is asked for in every decision.
+NO_REPAIR: Repair[Any] = Repair()
 
 
 class Decision(NamedTuple, Generic[Request]):
@@ -139,20 +143,20 @@ def decide(
     if late:  # what such a launch waits for others counts from itself
         clock.promised = max(clock.promised, launched)
 
-    def worth(rows: bool) -> bool:
-        if overtime is None:
-            return False
-        if overtime.worth(clock, now, now if rows else seen.heard(now)):
-            return True
-        return repair.open and overtime.worth(clock, now, now, reserve=RESERVE)
+    if 0 < clock.due <= now + clock.step:  # what is left, and whether it is worth waiting for, matters there alone
 
-    # what is left, and whether it is worth waiting for, matters at the deadline alone
-    left = seen.left if 0 < clock.due <= now else 0
-    if clock.expired(now, progress, left, unwatched=late, worth=worth):
-        last = seen.last_call(now) if late else 0
-        if not last:
-            return Decision("deadline", 0, repair.requests)
-        return Decision(None, min(last, repair.look or last), repair.requests)
+        def worth(rows: bool) -> bool:
+            if overtime is None:
+                return False
+            if overtime.worth(clock, now, now if rows else seen.heard(now)):
+                return True
+            return repair.open and overtime.worth(clock, now, now, reserve=overtime.reserve)
+
+        if clock.expired(now, progress, seen.left if clock.due <= now else 0, unwatched=late, worth=worth):
+            last = seen.last_call(now) if late else 0
+            if not last:
+                return Decision("deadline", 0, repair.requests)
+            return Decision(None, min(last, repair.look or last), repair.requests)
     looks = filter(None, (quiet.next_look(q), clock.next_look(now), repair.look))
     return Decision(None, min(looks, default=0), repair.requests)
 

@@ -15,6 +15,7 @@ from tailbound.wire.schema import OP_INDEX_BITS, OP_STEPS
 
 #: Step numbers wrap here.
 STEP_MASK = 0xFFFFFFFF >> OP_INDEX_BITS
+_HALF = (STEP_MASK + 1) >> 1
 
 
 def step_of(label: int) -> int:
@@ -34,8 +35,7 @@ def label_text(label: int) -> str:
 
 def step_distance(a: int, b: int) -> int:
     """Signed distance ``a - b`` of two step numbers (22 bits, serial)."""
-    half = (STEP_MASK + 1) >> 1
-    return ((a - b + half) & STEP_MASK) - half
+    return ((a - b + _HALF) & STEP_MASK) - _HALF
 
 
 class Young:
