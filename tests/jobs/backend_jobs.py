@@ -76,7 +76,7 @@ def dropped(rank: int) -> None:
         for _ in range(50):
             for _ in range(3):
                 call()
-            dist.barrier()
+            dist.barrier()  # one of the group's operations, with more of them under way
 
 
 def collectives(rank: int) -> None:
@@ -379,7 +379,6 @@ def refusals(rank: int) -> None:
     group = dist.new_group(pg_options=patient(ring_mib=0.1, bounded=True))
     with says(ConfigError, "larger ring"):
         dist.all_reduce(torch.zeros(1 << 25), group=group)
-    dist.barrier()
 
 
 def disagreement(rank: int) -> list[str]:
@@ -401,11 +400,9 @@ def killed(rank: int, victim: int, ready: Any, die: Any) -> tuple[int, list[int]
     """One rank dies between two steps; the others' bounded all-reduces go on, and sums stay sums over all."""
     group = dist.new_group(pg_options=patient(deadline_ms=(200.0, 200.0), bounded=True))
     for step in range(12):
-        if step == 4:
-            if rank == victim:
-                ready.set()
-                die.wait()
-            ready.wait()
+        if step == 4 and rank == victim:
+            ready.set()
+            die.wait()
         value = torch.ones(20000)
         dist.all_reduce(value, group=group)
     return ops(group), ours(group).stats()["suspects"], float(value.mean())

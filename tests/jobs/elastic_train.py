@@ -55,7 +55,6 @@ def train(rank: int, checkpoint: Path, steps: int, report: Path) -> None:
         stats = state.stats()
         told = {"losses": losses, "scales": scales, "digests": digests, "history": stats["history"], "begin": begin}
         report.write_text(json.dumps(told | {"ops": stats["counters"]["ops"]}))
-    dist.barrier()
     state.close()
     state.close()  # may be called twice
     dist.destroy_process_group()

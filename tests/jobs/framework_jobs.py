@@ -74,7 +74,6 @@ def lightning(rank: int, say: bool) -> dict[str, Any]:
             assert type(trainer.precision_plugin.scaler) is GradScaler
 
         def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-            dist.barrier()
             self.state.close()
 
     # precision="16-mixed" makes such a plugin on a GPU
@@ -115,5 +114,4 @@ def accelerate(rank: int, say: bool) -> dict[str, Any]:
             scales.append(accelerator.scaler.get_scale())
             assert optimizer.step_was_skipped != moved[-1]
         assert type(accelerator.scaler) is GradScaler
-        dist.barrier()
     return told(scales, moved, digests)

@@ -298,7 +298,6 @@ def refusals(rank: int) -> None:
         data, target = batch(rank, 0)
         stock.scale(nn.functional.cross_entropy(plain(data), target)).backward()
         refused("a job of its own, with a loss scale of its own", lambda: stock.step(optimizer))
-        dist.barrier()
 
 
 def alone(rank: int) -> None:

@@ -147,7 +147,6 @@ def wrapped(rank: int) -> None:
                 assert same_everywhere(digest(ours))
                 assert all(p.grad.dtype == torch.float32 for p in ours.parameters())
             assert {bucket.dtype for bucket in state.layout.step()} == {dtype}
-            dist.barrier()
     assert sum(errors) / len(errors) <= BOUND, errors
 
 
@@ -187,7 +186,6 @@ def sparse(rank: int, first: bool) -> list[str]:
         assert state.communicator is not None
         assert state.communicator.step == 4  # the step ends whichever bucket is the last
         assert state.layout.step() == []
-        dist.barrier()
     return [text for text in messages.texts if "sparse" in text]
 
 
@@ -206,7 +204,6 @@ def compiled(rank: int) -> None:
             assert nmse(gradient(ours), gradient(plain)) <= 3 * BOUND
             assert same_everywhere(digest(ours))
         assert state.stats()["counters"]["ops"] >= 3
-        dist.barrier()
     torch._dynamo.reset()
     torch._dynamo.config.optimize_ddp = "python_reducer"
     ours = DDP(model())
@@ -215,7 +212,6 @@ def compiled(rank: int) -> None:
         autograd = torch._dynamo.utils.maybe_enable_compiled_autograd(True)
         with pytest.raises(Exception, match="ddp_optimizer"), autograd:
             backward(fast, rank, 0)
-        dist.barrier()
 
 
 def uneven(rank: int, view: bool) -> Any:
@@ -254,7 +250,6 @@ def exact(rank: int, loss: float) -> tuple[list[str], list[str], int, float]:
                 backward(net, rank, step)
                 found.append(digest(net))
             state.communicator.drain()
-            dist.barrier()  # who is through may still be asked for rows
             trouble.detach()
             return found, sum(trouble.dropped.values()), state.stats()["delivered"]
 

@@ -31,7 +31,6 @@ def _gradients(bits: Bits, steps: range, **options: Any) -> list[float]:
             errors.append(nmse(gradient(ours), gradient(plain)))
             assert same_everywhere(digest(ours)), step
             assert state.last.error is None
-        dist.barrier()
     return errors
 
 
@@ -62,7 +61,6 @@ def switching(rank: int) -> list[float]:
         state.bits = 16 if rank else 8
         with pytest.raises(Exception, match="disagree"):
             state.average(0, data(rank, 9), True).wait()
-        dist.barrier()
     return errors
 
 
@@ -83,7 +81,6 @@ def feedback(rank: int) -> dict[str, float]:
         with TailboundState(bits=4, error_feedback=option, **PATIENT) as state:
             for _ in range(steps):
                 total += state.average(0, data.clone(), True).wait().double()
-            dist.barrier()
         found[name] = nmse(total / steps, exact.double())
     return found
 
@@ -112,7 +109,6 @@ def _train(
             assert not state.apply_pending()
         state.synchronise()
         stats = state.stats()
-        dist.barrier()
     return net, stats
 
 
@@ -187,7 +183,6 @@ def delayed(rank: int, kind: str) -> list[float]:
             before = exact
         with pytest.raises(ConfigError, match="sparse=False"):
             average_sparse(state, 0, torch.eye(4).to_sparse(), True)
-        dist.barrier()
     return errors
 
 
@@ -213,4 +208,3 @@ def in_place(rank: int, kind: str) -> None:
                 if not state.schedule.waits:
                     exact = sum(data(r, step).double() for r in giving) / len(giving)
                     assert nmse(out.double() / scale, exact) < 1e-2, (step, options)
-            dist.barrier()

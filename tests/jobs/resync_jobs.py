@@ -57,6 +57,7 @@ def lose_results(state: TailboundState, loss: float) -> Trouble:
 
 
 def everywhere(value: Any) -> list[Any]:
+    """The values of all ranks, which wait for each other in here: for what all have to decide, or after the end."""
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, value)
     return everyone
@@ -69,11 +70,10 @@ def drifting(rank: int, share: float, losers: set[int]) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
     with register(net, optimizer=optimizer, resync_share=share, fetch=0, **SETTINGS) as state:
         train(net, optimizer, rank, range(4))
-        dist.barrier()
         trouble = lose_results(state, 0.6 if rank in losers else 0.0)
         train(net, optimizer, rank, range(4, 8))
         trouble.loss = 0.0
-        apart = everywhere((state_digest(net, optimizer), state.stats()["replica"]["sound"]))
+        apart = (state_digest(net, optimizer), state.stats()["replica"]["sound"])
         synchronised, together = True, []
         for step in range(8, 200, 8):  # more may get lost on a loaded machine
             if share:
@@ -85,9 +85,8 @@ def drifting(rank: int, share: float, losers: set[int]) -> dict[str, Any]:
             if all(sound for _, sound in together) or not share:
                 break
         train(net, optimizer, rank, range(200, 202))
-        after = everywhere((state_digest(net, optimizer), state.stats()["replica"]["sound"]))
+        after = (state_digest(net, optimizer), state.stats()["replica"]["sound"])
         stats = state.stats()
-        dist.barrier()
     return {
         "apart": apart, "together": together, "synchronised": synchronised, "after": after, "stats": stats,
     }  # fmt: skip
@@ -104,7 +103,7 @@ def altered(rank: int) -> dict[str, Any]:
         if rank == 1:
             with torch.no_grad():
                 next(net.parameters()).view(-1)[0] += 1.0
-        apart = everywhere(state_digest(net, optimizer))
+        apart = state_digest(net, optimizer)
         together: list[str] = []
         for step in range(8, 400, 8):
             train(net, optimizer, rank, range(step, step + 8))
@@ -112,7 +111,6 @@ def altered(rank: int) -> dict[str, Any]:
             if len(set(together)) == 1:
                 break
         counters = state.stats()["replica"]["counters"]
-        dist.barrier()
         return {"apart": apart, "together": together, "counters": counters}
 
 
@@ -123,11 +121,10 @@ def joined(rank: int) -> dict[str, Any]:
     with register(net, optimizer=optimizer, resync_share=50.0, resync_period=0, **SETTINGS) as state:
         with net.join():
             train(net, optimizer, rank, range(4 if rank else 2))
-        sound = everywhere(state.stats()["replica"]["sound"])
-        apart = everywhere(state_digest(net, optimizer))
+        sound, apart = state.stats()["replica"]["sound"], state_digest(net, optimizer)
         train(net, optimizer, rank, range(4, 12))
         state.boundary()
-        return {"sound": sound, "apart": apart, "together": everywhere(state_digest(net, optimizer))}
+        return {"sound": sound, "apart": apart, "together": state_digest(net, optimizer)}
 
 
 def parting(rank: int, losers: set[int]) -> dict[str, Any]:
@@ -138,13 +135,12 @@ def parting(rank: int, losers: set[int]) -> dict[str, Any]:
     well, digests = [], []
     with register(net, optimizer=optimizer, resync_share=0, fetch=0, **SETTINGS) as state:
         train(net, optimizer, rank, range(4))
-        apart: list[str] = []
+        apart = ""
         for begin in (4, 8):
-            dist.barrier()
             trouble = lose_results(state, 0.6 if rank in losers else 0.0)
             train(net, optimizer, rank, range(begin, begin + 4))
             trouble.loss = 0.0
-            apart = apart or everywhere(state_digest(net, optimizer))
+            apart = apart or state_digest(net, optimizer)
             well.append(state.synchronise(60))
             buffers = [b.tolist() for b in net.buffers()]
             digests.append(f"{state_digest(net, optimizer)} {buffers}")
@@ -157,15 +153,24 @@ def fetching(rank: int, loser: int) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
     with register(net, optimizer=optimizer, resync_share=0, fetch=20.0, **SETTINGS) as state:
         train(net, optimizer, rank, range(4))
-        dist.barrier()
         trouble = lose_results(state, 0.9 if rank == loser else 0.0)
         train(net, optimizer, rank, range(4, 8))
         trouble.loss = 0.0
-        together = everywhere(state_digest(net, optimizer))
+        together = state_digest(net, optimizer)
         stats = state.stats()
-        dist.barrier()  # who is through may still be asked
         well = state.synchronise(60)
     return {"together": together, "stats": stats, "well": well}
+
+
+def leaving(rank: int, loser: int) -> str:
+    """As ``fetching``, and every rank leaves right after its last step, of which others still miss results."""
+    net = DDP(model(), bucket_cap_mb=0.05)
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
+    with register(net, optimizer=optimizer, resync_share=0, fetch=20.0, **SETTINGS) as state:
+        train(net, optimizer, rank, range(4))
+        lose_results(state, 0.9 if rank == loser else 0.0)
+        train(net, optimizer, rank, range(4, 8))
+    return state_digest(net, optimizer)
 
 
 def stopped(
@@ -203,7 +208,6 @@ def stopped(
         assert state.apply_pending() == (schedule == "delayed")
         applied = everywhere((state_digest(net, optimizer), state.stats()["replica"]["sound"]))
         stats = state.stats()
-        dist.barrier()
     return {
         "computed": computed, "jumped": sum(jumped), "behind": behind, "took": took, "digests": digests, "stats": stats,
         "applied": applied, "held": rings.held / rings.step,
@@ -259,7 +263,6 @@ def between(rank: int) -> list[tuple[int | None, ...]]:
             with torch.no_grad():
                 net(torch.zeros(1, 32))
             seen.append((before, amid, moment.step))
-        dist.barrier()
     return seen
 
 
@@ -283,9 +286,7 @@ def compiling(rank: int) -> float:
             time.sleep(1.2)
             _ = ctypes.PyDLL(None).usleep(1_300_000)  # with the GIL, as a compiler may
         train(net, optimizer, rank, range(1))
-        found = nmse(gradient(net), exact)
-        dist.barrier()
-        return found
+        return nmse(gradient(net), exact)
 
 
 def sealed(state: TailboundState) -> int:
@@ -299,7 +300,6 @@ def holding(rank: int, stuck: bool) -> list[int]:
     optimizer = torch.optim.SGD(net.parameters(), 0.05)
     with register(net, optimizer=optimizer, **SETTINGS) as state:
         train(net, optimizer, rank, range(4))
-        dist.barrier()
         before = sealed(state)
         if rank == 0:
             with state.hold():
@@ -309,7 +309,6 @@ def holding(rank: int, stuck: bool) -> list[int]:
         missing = sorted(state.last.missing)
         stats = state.stats()
         assert stats["suspects"] == []
-        dist.barrier()
         return [len(missing), sealed(state) - before]
 
 

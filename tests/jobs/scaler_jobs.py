@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -57,7 +56,6 @@ def overflowing(rank: int, ill: list[Collection[int]], loss: float, interval: in
         scaler = GradScaler(state, init_scale=2.0**10, growth_interval=interval)
         steps = train(net, state, optimizer, scaler, rank, ill)
         stats = state.stats()
-        dist.barrier()
     return {"steps": steps, "stats": stats}
 
 
@@ -69,7 +67,6 @@ def stock(rank: int, ill: list[Collection[int]], told: bool) -> list[Step]:
     with register(net, optimizer=optimizer, scaler=scaler if told else None, **PATIENT, resync_period=0) as state:
         steps = train(net, state, optimizer, scaler, rank, ill)
         assert state.scaler is scaler
-        dist.barrier()
     return steps
 
 
@@ -95,7 +92,6 @@ def strange(rank: int) -> list[str]:
             said.append(str(caught.value))
         assert second.scaler is None
         assert all(torch.equal(p, q) for p, q in zip(parameters, before, strict=True))
-        dist.barrier()
     alone = DDP(model())
     with register(alone, **PATIENT) as state:
         if rank == 0:
@@ -103,7 +99,6 @@ def strange(rank: int) -> list[str]:
         with pytest.raises(Exception, match="use of a loss scale") as failed:
             nn.functional.cross_entropy(*_fed(alone, rank)).backward()
         said.append(str(failed.value))
-        dist.barrier()
     return said
 
 
@@ -135,10 +130,8 @@ def unlike(rank: int) -> None:
             scaler.update()
         with pytest.raises(ConfigError, match="already"):
             GradScaler(state)
-        dist.barrier()
         scaler.update(4.0)  # by hand, as in torch; here on all ranks
         assert scaler.get_scale() == 4.0
-        dist.barrier()
 
 
 def saved(rank: int) -> tuple[float, float, int]:
@@ -152,7 +145,6 @@ def saved(rank: int) -> tuple[float, float, int]:
         file = io.BytesIO()
         torch.save(scaler.state_dict(), file)
         scales.append(scaler.get_scale())
-        dist.barrier()
     file.seek(0)
     theirs = torch.amp.GradScaler("cpu")
     theirs.load_state_dict(torch.load(file, weights_only=True))
@@ -166,7 +158,6 @@ def saved(rank: int) -> tuple[float, float, int]:
         steps = train(other, state, optimizer, scaler, rank, [(), (), ()])
         # two clean steps before, two of these: it grows
         assert [after for _, after, _, _ in steps] == [scales[0], 2 * scales[0], 2 * scales[0]]
-        dist.barrier()
     return scales[0], scales[1], tracker
 
 

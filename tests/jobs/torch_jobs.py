@@ -74,6 +74,22 @@ def pair(dtype: torch.dtype = torch.float32, **options: Any) -> Iterator[tuple[D
         yield plain, ours, state
 
 
+#: Options that are compared before the first step (``docs/torch/hook.md``), with what two ranks give that differ.
+DIFFERING: dict[str, tuple[Any, Any]] = {
+    "balance": (False, True),
+    "bits": (8, (4, 8)),
+    "error_feedback": (False, True),
+    "fine_steps": (0, 20),
+    "hadamard": (True, "off"),
+    "multicast_group": ("239.1.2.3", "239.1.2.4"),
+    "result": ("peers", "multicast"),
+    "resync_period": (200, 100),
+    "safeguard": ("skip_op=0.5", "skip_op=0.25"),
+    "schedule": ("synchronous", "delayed"),
+    "share_rows": (True, False),
+    "strict": (0.0, 2.0),
+}
+
 #: Of every step compared in this process; the bound is for their mean.
 errors: list[float] = []
 
@@ -187,7 +203,6 @@ def refusals(rank: int) -> None:
     os.environ["TAILBOUND_PORT"] = "five"
     refused(ConfigError, "TAILBOUND_PORT is 'five'", lambda: register(DDP(model())))
     del os.environ["TAILBOUND_PORT"]
-    dist.barrier()
 
     def other_models() -> None:
         state_of = nn.Linear(4 + rank, 2)
@@ -196,22 +211,17 @@ def refusals(rank: int) -> None:
         TailboundState(model=model_digest(state_of), **PATIENT)
 
     refused(LayoutError, "train the same model", other_models)
-    differing: dict[str, tuple[Any, Any]] = {
-        "hadamard": (True, "off"),
-        "schedule": ("synchronous", "delayed"),
-        "bits": (8, (4, 8)),
-        "error_feedback": (False, True),
-        "resync_period": (200, 100),
-    }
-    for name, values in differing.items():
-        words = f"rank {rank} has {name}="
-        refused(LayoutError, words, lambda name=name, v=values[rank > 0]: TailboundState(**{name: v}, **PATIENT))
+    for name, values in DIFFERING.items():
+        words, beside = f"rank {rank} has {name}=", {"result": "multicast"} if name == "multicast_group" else {}
+        given = {**PATIENT, **beside, name: values[rank > 0]}
+        refused(LayoutError, words, lambda given=given: TailboundState(**given))
+    with TailboundState(**PATIENT | {"fetch": 0.2 + rank, "start_max": 5.0 + rank}) as state:  # not compared
+        state.average(0, torch.ones(3), True).wait()
     with TailboundState(**PATIENT) as state:
         refused(ConfigError, "optimize_ddp", lambda: allreduce_hook(state, (torch.zeros(3),)))
         refused(ConfigError, "dtype torch.int64", lambda: state.average(0, torch.zeros(3, dtype=torch.int64), True))
         refused(ConfigError, "sparse", lambda: state.average(0, torch.zeros(3, 3).to_sparse(), True))
         refused(ConfigError, "on meta", lambda: state.average(0, torch.zeros(3, device="meta"), True))
-        dist.barrier()
     refused(Exception, "transport is closed", lambda: state.average(0, torch.zeros(3), True))
 
     with warnings.catch_warnings(record=True) as caught:
@@ -305,11 +315,9 @@ def killed(rank: int, victim: int, ready: Any, die: Any) -> tuple[list[str], lis
     state = register(ours, optimizer=optimizer, **{**PATIENT, "deadline_ms": (200.0, 200.0)})
     times = []
     for step in range(16):
-        if step == 4:
-            if rank == victim:
-                ready.set()
-                die.wait()  # never set: SIGKILL comes here, between two steps
-            ready.wait()
+        if step == 4 and rank == victim:
+            ready.set()
+            die.wait()  # never set: SIGKILL comes here, between two steps
         begun = time.monotonic()
         optimizer.zero_grad()
         backward(ours, rank, step)

@@ -85,6 +85,21 @@ def trains(lab: Cluster, repository: Path, example: str) -> None:
         assert "over xdp" in said or example == "train_lightning.py"
 
 
+def test_half_precision_learns_at_a_scale_that_all_ranks_share(
+    tailbound_lab: Callable[..., Cluster], repository: Path
+) -> None:
+    """The scale begins far too large: it is lowered, on all ranks together, before anything is learned."""
+    scales = set()
+    for rank, said in enumerate(in_lab(tailbound_lab(workers=2), [repository / "examples" / "train_fp16.py"])):
+        assert f"rank {rank}: accuracy" in said
+        assert min(accuracies(said)) > 0.9
+        ((scale, lowered),) = re.findall(r"scale ([0-9.e+]+), lowered ([0-9]+) times", said)
+        assert 0 < int(lowered) < 24  # not the same everywhere: a rank may hear of two at once
+        scales.add(float(scale))
+    (scale,) = scales
+    assert 1 <= scale < 2**24
+
+
 @pytest.mark.thorough
 def test_a_language_model_learns_in_the_lab(tailbound_lab: Callable[..., Cluster], repository: Path) -> None:
     """It accumulates gradients over two passes, in bf16; averages are Tailbound's, over XDP."""

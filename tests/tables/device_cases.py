@@ -15,6 +15,7 @@ from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.records import Coding, Packets, Received, Scales
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import Shape
+from tailbound.wire.tag import NO_KEY
 
 SCRATCH = Scratch(2816)
 #: One group and many, rows short and whole, groups of 16, 32 and 64 rows, the last one full and nearly empty.
@@ -28,10 +29,10 @@ def workspace(device: str = "cpu", form: Any = None) -> Any:
     import torch
 
     from tailbound.torch.device_coder import Workspace
-    from tailbound.torch.streams import CudaStream, HostStream
+    from tailbound.torch.streams import CudaStream, Stream
 
     where = torch.device(device)
-    return Workspace(CudaStream(where) if where.type == "cuda" else HostStream(where), form)
+    return Workspace(CudaStream(where) if where.type == "cuda" else Stream(where), form)
 
 
 def coder(device: str = "cpu", form: Any = None) -> Any:
@@ -59,9 +60,9 @@ def slow_stream() -> Any:
     """A stream of the host that notes what is asked of it."""
     import torch
 
-    from tailbound.torch.streams import HostStream
+    from tailbound.torch.streams import Stream
 
-    class Slow(HostStream):
+    class Slow(Stream):
         def __init__(self) -> None:
             super().__init__(torch.device("cpu"))
             self.events: list[Event] = []
@@ -124,12 +125,13 @@ class Outputs:
 
 
 def encoded(
-    by: Any, x: Any, shape: Shape, exponents: NDArray[np.int16], rotate: bool = True, ranges: Ranges = EVEN
-) -> Outputs:
+    by: Any, x: Any, shape: Shape, exponents: NDArray[np.int16], rotate: bool = True, ranges: Ranges = EVEN,
+    key: NDArray[np.uint64] = NO_KEY,
+) -> Outputs:  # fmt: skip
     out = Outputs(shape)
     packets = Packets(out.packets, out.placement.position, out.partials)
     scales = Scales(exponents, out.need, out.shift, out.skipped)
-    coding = Coding(SEED, RANK, CAP, rotate=rotate, ranks=3, ranges=ranges)
+    coding = Coding(SEED, RANK, CAP, rotate=rotate, ranks=3, ranges=ranges, key=key)
     begun(by, x, shape, coding)
     while (done := by.encode(x, shape, coding, packets, scales, SCRATCH)) is None:
         settle(by, coding)
@@ -152,17 +154,18 @@ def finite_need(by: Any, x: Any, shape: Shape, coding: Coding) -> NDArray[np.int
 
 def check(
     tensor: Any, shape: Shape, exponents: NDArray[np.int16], rotate: bool = True, ranges: Ranges = EVEN,
-    form: Any = None,
+    form: Any = None, key: NDArray[np.uint64] = NO_KEY,
 ) -> Outputs:  # fmt: skip
-    """Both coders leave the same bytes everywhere: codes, checks, needs, shifts, and what is left alone.
+    """Both coders leave the same bytes everywhere: codes, checks or tags, needs, shifts, and what is left alone.
 
     Args:
         tensor: the bucket, of any float type, on the device to try.
+        key: of the job; empty: it has none.
     """
     x, by = tensor.float().cpu().numpy(), coder(str(tensor.device), form)
     how = rotate, ranges
     assert np.array_equal(measured(by, tensor, shape, *how), measured(host, x, shape, *how))
-    theirs, ours = encoded(host, x, shape, exponents, *how), encoded(by, tensor, shape, exponents, *how)
+    theirs, ours = encoded(host, x, shape, exponents, *how, key), encoded(by, tensor, shape, exponents, *how, key)
     assert ours.done == theirs.done
     for mine, other in zip(ours.arrays(), theirs.arrays(), strict=True):
         assert np.array_equal(mine, other)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 from pathlib import Path
 
 import pytest
+
+from tailbound.transport.config import Config
 
 pytestmark = pytest.mark.needs("torch")
 
@@ -54,6 +57,22 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
 
     with Job(torch_jobs.refusals, 2, tmp_path) as job:
         job.results()
+
+
+def test_the_options_that_have_to_be_equal_are_those_of_the_table(repository: Path) -> None:
+    """What ``test_what_cannot_be_is_refused`` lets ranks differ in is what the docs name, and no less."""
+    import torch_jobs
+
+    text = (repository / "docs" / "torch" / "hook.md").read_text()
+    (named,) = re.findall(
+        r"^\| other options on another rank \|.*would let replicas diverge: (.*?)\. Others", text, re.M
+    )
+    assert sorted(re.findall(r"`(\w+)`", named)) == sorted(torch_jobs.DIFFERING)
+    of_the_hook = {"error_feedback", "resync_period", "schedule"}
+    of_a_key = {
+        "authenticate"
+    }  # ranks without the key are refused before options are compared: tests/netns/test_authenticated.py
+    assert Config(0, 2).common().keys() | of_the_hook == torch_jobs.DIFFERING.keys() | of_a_key
 
 
 def test_options_come_from_the_environment(tmp_path: Path) -> None:

@@ -311,11 +311,11 @@ def test_shards_are_of_one_size_and_hold_the_bucket(places: int, numel: int) -> 
 
 def test_what_is_ready_is_done_in_order() -> None:
     from tailbound.torch.node_shards import InOrder
-    from tailbound.torch.streams import HostStream
+    from tailbound.torch.streams import Stream
 
     done: list[int] = []
     raised: list[Exception] = []
-    order = InOrder(HostStream())
+    order = InOrder(Stream())
 
     def act(number: int) -> None:
         done.append(number)

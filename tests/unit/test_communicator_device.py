@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,12 +51,19 @@ def allreduce(
     return job.each(one)
 
 
-@pytest.mark.parametrize("ranks", [{0, 1, 2}, {1}], ids=["all", "one"])
-def test_the_bits_are_those_of_the_reference(ranks: set[int]) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "keyed"), [({0, 1, 2}, False), ({1}, False), ({1}, True)], ids=["all", "one", "one, with a key"]
+)
+def test_the_bits_are_those_of_the_reference(ranks: set[int], keyed: bool, tmp_path: Path) -> None:
     """Cold, warm, and with scales that jump; it cannot be told from the result who coded how."""
     cookie, width, numel = 0xC0FFEE, 256, 20 * 256 * 16 + 77
-    expected = Reference(3, width, cookie)
-    with team(3, patient(width=width), cookie=cookie) as job:
+    expected, more = Reference(3, width, cookie), {}
+    if keyed:
+        file = tmp_path / "key"
+        file.touch(0o600)
+        file.write_bytes(bytes(range(32)))
+        more = {"key_file": str(file)}
+    with team(3, patient(width=width, **more), cookie=cookie) as job:
         for op, factor in enumerate([1.0, 1.0, 10.0, 0.01, 1.0]):
             inputs = [(factor * x).astype(np.float32) for x in gradients("U", 3, numel, seed=op)]
             results = allreduce(job, inputs, ranks)
@@ -63,6 +71,9 @@ def test_the_bits_are_those_of_the_reference(ranks: set[int]) -> None:
             for out, outcome in results:
                 assert outcome.delivered == outcome.expected
                 np.testing.assert_array_equal(out.view(np.uint32), wanted.view(np.uint32))
+        for member in job.communicators:
+            assert member.stats()["authenticated"] == ("on" if keyed else "off")
+            assert not {"FORGED", "CORRUPT"} & set(member.stats()["drops"])
 
 
 def test_a_bucket_of_several_ops() -> None:

@@ -1,6 +1,6 @@
 """Codes made by torch operations against the compiled pass, bit by bit, for every shape, type and scale.
 
-Rules: codec-3, codec-4, codec-7, codec-12.
+Rules: codec-3, codec-4, codec-7, codec-12, auth-1.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from tailbound.codec.records import Coding, Packets, Scales
 from tailbound.codec.scale import NEED_LEAST, cold_exponents
 from tailbound.codec.shape import shape_for
 from tailbound.wire.bits import Bits
-from tailbound.wire.schema import EXPONENT_NONE
+from tailbound.wire.schema import EXPONENT_NONE, key_bytes
+from tailbound.wire.tag import key_of
 
 pytestmark = pytest.mark.needs("torch")
 
@@ -32,6 +33,22 @@ def test_packets_are_those_of_the_compiled_pass(rotate: bool) -> None:
         shape, x = shape_for(numel, 1408), gaussian(numel, numel, 1e-3)
         exponents = cold_exponents(measured(host, x, shape, rotate)[None], 2)
         check(torch.from_numpy(x), shape, exponents, rotate)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_what_tags_are_made_of_is_that_of_the_compiled_pass(bits: Bits) -> None:
+    """Rows of every length, groups that are skipped, in a job with a key. Rule: auth-1."""
+    import torch
+
+    key = key_of(np.random.default_rng(5).bytes(key_bytes(1408) - 8), 0)
+    for numel in (17, 22_529, 90_112):
+        shape, x = shape_for(numel, 1408, bits, 3), gaussian(numel, numel, 1e-3)
+        exponents = cold_exponents(measured(host, x, shape)[None], 0)
+        exponents[1::2] = EXPONENT_NONE
+        keyed = check(torch.from_numpy(x), shape, exponents, key=key)
+        plain = check(torch.from_numpy(x), shape, exponents)
+        np.testing.assert_array_equal(keyed.packets[:, 64:], plain.packets[:, 64:])
+        assert (keyed.partials != plain.partials).any()
 
 
 @pytest.mark.parametrize("bits", [16, 4, (4, 8)])

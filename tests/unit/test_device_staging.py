@@ -232,10 +232,10 @@ def test_a_path_hands_on_what_its_coder_takes() -> None:
 
 
 def test_work_within_a_path_is_done_in_its_stream() -> None:
-    from tailbound.torch.paths import DevicePath, HostPath
+    from tailbound.torch.paths import BucketPath, DevicePath
 
     stream, seen = slow_stream(), []
     DevicePath(stream).within(seen.append, "ready")(1)
     assert (seen, stream.marks) == ([1], ["ready"])
-    HostPath().within(seen.append, "ready")(2)
+    BucketPath().within(seen.append, "ready")(2)
     assert seen == [1, 2]

@@ -78,8 +78,7 @@ class World:
         return [one.counters[name] for one in self.ranks]
 
     def close(self) -> None:
-        for one, path in zip(self.ranks, self.paths, strict=True):
-            one.close()
+        for path in self.paths:
             path.close()
         self._threads.shutdown()
 
@@ -531,7 +530,7 @@ def test_who_closes_waits_until_those_who_synchronise_with_it_are_through() -> N
             well: bool = w[rank].synchronise(PATIENCE)
             if rank != 2:
                 through.wait(PATIENCE)
-            w[rank].close()
+            w.paths[rank].close()
             return well
 
         with ThreadPoolExecutor(3) as threads:

@@ -22,7 +22,7 @@ from tailbound.autoload import BACKEND
 from tailbound.errors import ConfigError
 from tailbound.torch.backend_bounded import Bounded, can_be_bounded
 from tailbound.torch.backend_options import BackendOptions
-from tailbound.torch.elastic import Elastic, ElasticProcessGroup
+from tailbound.torch.elastic import COLLECTIVES, Elastic, ElasticProcessGroup
 from tailbound.torch.state import TailboundState
 
 
@@ -114,23 +114,6 @@ class TailboundProcessGroup(dist.ProcessGroup):
         super().abort()
 
 
-#: What PyTorch's trampoline calls, besides the all-reduces; some have a new and an old name.
-_EXACT = (
-    "all_gather_single_coalesced",
-    "all_to_all_single",
-    "allgather",
-    "allgather_into_tensor_coalesced",
-    "alltoall_base",
-    "barrier",
-    "broadcast",
-    "recv",
-    "reduce_scatter",
-    "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced",
-    "send",
-)
-
-
 def _exact(name: str) -> Any:
     """Method ``name`` of the plain group, as one of ``TailboundProcessGroup``."""
 
@@ -143,8 +126,8 @@ def _exact(name: str) -> Any:
     return call
 
 
-for _name in _EXACT:
-    if hasattr(dist.ProcessGroup, _name):
+for _name in COLLECTIVES:
+    if hasattr(dist.ProcessGroup, _name) and _name not in vars(TailboundProcessGroup):
         setattr(TailboundProcessGroup, _name, _exact(_name))
 
 

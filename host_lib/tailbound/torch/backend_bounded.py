@@ -13,7 +13,7 @@ from tailbound.collective.communicator import Communicator, Handling, jobs_here
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TransportError
 from tailbound.torch.backend_work import BoundedWork
-from tailbound.torch.paths import DTYPES, HostPath
+from tailbound.torch.paths import DTYPES, BucketPath
 from tailbound.torch.state import TailboundState
 from tailbound.torch.step_ends import CLOSING, MOST_OPS, Steps, Told, Turn
 
@@ -127,7 +127,7 @@ def _launch(
 
     Others go through float32 memory; so do halves with a factor that is no power of two, which would be rounded twice.
     """
-    mine, path = tensor.detach(), HostPath()
+    mine, path = tensor.detach(), BucketPath()
     native = mine.dtype == torch.float32 or (mine.dtype in path.native and factor.bit_count() == 1)
     direct = native and mine.is_contiguous()
     flat = mine.view(-1) if direct else torch.empty(mine.numel(), dtype=torch.float32)

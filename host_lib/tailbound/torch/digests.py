@@ -12,14 +12,15 @@ import logging
 import queue
 import struct
 import threading
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from tailbound.errors import TransportError
+from tailbound.torch.meeting import holds_most
 from tailbound.torch.moment import Moment
 from tailbound.torch.replica import Replica
 from tailbound.transport.reliable import Refusal, Reliable
+from tailbound.transport.requests import of_form
 
 log = logging.getLogger("tailbound")
 
@@ -29,13 +30,6 @@ _ASK = struct.Struct("!IH")
 _LINEAGE = struct.Struct("!Q")
 #: Digests that are kept, and seconds that a rank waits for its own to be taken before it refuses, and for an answer.
 _KEPT, _WAIT, _ANSWER = 64, 2.0, 5.0
-
-
-def differs(held: Mapping[int, bytes], rank: int, step: int, ranks: int) -> bool:
-    """Whether ``rank`` holds something else than most: of equally many, than the first in an order by ``step``."""
-    order = sorted(held, key=lambda other: (other - step) % ranks)
-    counts = Counter(held.values())
-    return held[rank] != held[max(order, key=lambda other: counts[held[other]])]  # of equals, max takes the first
 
 
 class Check(NamedTuple):
@@ -79,20 +73,14 @@ class Digests:
         self._kept: dict[tuple[int, int], tuple[int, bytes]] = {}  # lineage and digest, by step and slice
         self._changed = threading.Condition()
         self._checks: queue.SimpleQueue[Check | None] = queue.SimpleQueue()
-        reliable.serve(_NAME, self._answer)
-        self._thread = threading.Thread(target=self._run, name="tailbound-digests", daemon=True)
-        self._thread.start()
+        reliable.serve(_NAME, of_form(_ASK, self._answer))
+        reliable.before_close(lambda: self._checks.put(None))
+        reliable.runs(self._run, "tailbound-digests")
 
     def ask(self, check: Check) -> None:
         """Compares in the background; left out while an earlier one is waited for."""
         if self._checks.empty():
             self._checks.put(check)
-
-    def close(self, timeout: float) -> None:
-        """Ends the thread, once the reliable path is closed."""
-        self._checks.put(None)
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout)
 
     def _run(self) -> None:
         while (check := self._checks.get()) is not None:
@@ -139,7 +127,7 @@ class Digests:
                     continue
                 if theirs == lineage:
                     held[other] = digest
-        if differs(held, self._rank, step, self._ranks):
+        if held[holds_most(held, step, self._ranks)] != own:
             return None
         return sorted(other for other in held if held[other] != own)
 
@@ -149,12 +137,9 @@ class Digests:
             raise TransportError(f"rank {rank} answers {len(body)} bytes for a digest: run one version on all ranks")
         return _LINEAGE.unpack_from(body)[0], body[_LINEAGE.size :]
 
-    def _answer(self, request: bytes) -> list[bytes]:
-        if len(request) != _ASK.size:
-            raise Refusal(f"a request of {len(request)} bytes")
-        asked = _ASK.unpack(request)
+    def _answer(self, step: int, which: int) -> list[bytes]:
         with self._changed:
-            if not self._changed.wait_for(lambda: asked in self._kept, _WAIT):
+            if not self._changed.wait_for(lambda: (step, which) in self._kept, _WAIT):
                 raise Refusal("this rank compares nothing in that step")
-            lineage, digest = self._kept[asked]
+            lineage, digest = self._kept[step, which]
         return [_LINEAGE.pack(lineage), digest]

@@ -22,6 +22,13 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from tailbound.autoload import BACKEND
 from tailbound.errors import ConfigError
 
+#: Methods of a process group that are collectives; some have a new and an old name, and not all versions have all.
+COLLECTIVES = (
+    "all_gather_single_coalesced", "all_to_all_single", "allgather", "allgather_coalesced",
+    "allgather_into_tensor_coalesced", "allreduce", "allreduce_coalesced", "alltoall", "alltoall_base", "barrier",
+    "broadcast", "gather", "recv", "reduce", "reduce_scatter", "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced", "scatter", "send",
+)  # fmt: skip
 #: Groups of one rank, with the group of all ranks that each belongs to.
 _worlds: dict[dist.ProcessGroup, dist.ProcessGroup] = {}
 
@@ -74,12 +81,7 @@ def _refuse(*_: Any, **__: Any) -> NoReturn:
     )
 
 
-for _name in (
-    "all_gather_single_coalesced", "all_to_all_single", "allgather", "allgather_coalesced",
-    "allgather_into_tensor_coalesced", "allreduce", "allreduce_coalesced", "alltoall", "alltoall_base", "barrier",
-    "broadcast", "gather", "recv", "reduce", "reduce_scatter", "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced", "scatter", "send",
-):  # fmt: skip
+for _name in COLLECTIVES:
     if hasattr(dist.ProcessGroup, _name):
         setattr(ElasticProcessGroup, _name, _refuse)
 

@@ -20,7 +20,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +33,7 @@ from tailbound.torch.replica import flat, octets
 from tailbound.torch.resync import Resync
 from tailbound.torch.scaler import GradScaler
 from tailbound.transport.reliable import Refusal
+from tailbound.transport.requests import AT_ONCE, ask_each, of_form
 from tailbound.transport.steps import STEP_MASK
 
 log = logging.getLogger("tailbound")
@@ -58,7 +58,6 @@ _PEER, _SILENCE = 3.0, 10.0
 _RATE, _AGAIN = 10e6, 0.05
 #: Milliseconds that a donor lets the new rank wait for the end of its step before it has to ask again.
 _POLL = 2000
-_THREADS = 64
 #: Seconds that a new rank waits for the end of a step of one donor before it asks another one.
 _TURN = 10.0
 
@@ -109,10 +108,10 @@ class Entrance:
         reliable = communicator.reliable
         reliable.serve(_ABOUT, self._answer_about)
         reliable.serve(_STILL, self._answer_still)
-        reliable.serve(_ENTER, self._answer_enter)
-        reliable.serve(_SLICE, self._answer_slice)
-        reliable.serve(_ALSO, self._answer_also)
-        reliable.serve(_ENTERED, self._answer_entered)
+        reliable.serve(_ENTER, of_form(_ASK, self._answer_enter))
+        reliable.serve(_SLICE, of_form(_ASK, self._answer_slice))
+        reliable.serve(_ALSO, of_form(_ASK, self._answer_also))
+        reliable.serve(_ENTERED, of_form(_ASK, self._answer_entered))
         reliable.before_close(self._close)
 
     @property
@@ -161,8 +160,7 @@ class Entrance:
             raise Refusal(f"there are {len(views)} frozen parameters here: train the same model on every rank")
         return [octets(views[number]).data]
 
-    def _answer_enter(self, request: bytes) -> list[bytes | memoryview]:
-        rank, milliseconds = _ASK.unpack(request)
+    def _answer_enter(self, rank: int, milliseconds: int) -> list[bytes | memoryview]:
         resync = self._resync
         with self._changed:
             self._guests.add(rank)
@@ -189,19 +187,17 @@ class Entrance:
             self._allow(_SILENCE)
         return [_HEAD.pack(_COME, step, resync.lineage, len(where), len(told), len(also)), where, told]
 
-    def _answer_slice(self, request: bytes) -> list[memoryview]:
-        rank, which = _ASK.unpack(request)
+    def _answer_slice(self, rank: int, which: int) -> list[memoryview]:
         replica = self._resync.replica
         if which >= replica.slices:
             raise Refusal(f"there are {replica.slices} slices here, not {which + 1}")
         with self._changed:
             self._must_wait_for(rank)
             last = which == replica.slices - 1  # then the guest asks all ranks to take it in
-            self._allow(_silence(replica.size(which)) + last * 2 * _PEER * -(-len(self._peers()) // _THREADS))
+            self._allow(_silence(replica.size(which)) + last * 2 * _PEER * -(-len(self._peers()) // AT_ONCE))
         return replica.copy(which)
 
-    def _answer_also(self, request: bytes) -> list[memoryview]:
-        rank, piece = _ASK.unpack(request)
+    def _answer_also(self, rank: int, piece: int) -> list[memoryview]:
         with self._changed:
             self._must_wait_for(rank)
             self._allow(_silence(_PIECE))
@@ -214,8 +210,8 @@ class Entrance:
     def _allow(self, seconds: float) -> None:
         self._until = max(self._until, time.monotonic() + seconds)
 
-    def _answer_entered(self, request: bytes) -> list[bytes]:
-        self._forget(_ASK.unpack(request)[0])
+    def _answer_entered(self, rank: int, _: int) -> list[bytes]:
+        self._forget(rank)
         return []
 
     def _forget(self, rank: int) -> None:
@@ -340,13 +336,10 @@ class Entrance:
         def ask(rank: int) -> _About | None:
             try:
                 return _About(rank, **json.loads(self._communicator.reliable.pull(rank, _ABOUT, b"", _PEER, 1 << 12)))
-            except (TransportError, ValueError, TypeError) as error:
-                log.debug("%s", error)
+            except (ValueError, TypeError):  # of another version
                 return None
 
-        with ThreadPoolExecutor(max(1, min(len(self._peers()), _THREADS)), "tailbound-about") as threads:
-            found = [about for about in threads.map(ask, self._peers()) if about is not None]
-        return sorted(found, key=lambda about: not about.sound)
+        return sorted(ask_each(self._peers(), ask, "tailbound-about").values(), key=lambda about: not about.sound)
 
     def _take(self, donor: _About, until: float) -> None:
         """Takes over what ``donor`` holds and goes on with its next step.

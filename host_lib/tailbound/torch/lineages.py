@@ -14,16 +14,16 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from tailbound.errors import TransportError
-from tailbound.transport.reliable import Refusal, Reliable
+from tailbound.transport.reliable import Reliable
+from tailbound.transport.requests import ask_each, of_form
 
 log = logging.getLogger("tailbound")
 
 _NAME = "lineage"
 #: The question: who asks, and its lineage (0: it is not sound). The answer: lineage, whether it may change now.
 _ASK, _SAID = struct.Struct("!HQ"), struct.Struct("!QB")
-#: Seconds for a rank to answer, and threads that ask.
-_SAY, _THREADS = 0.25, 64
+#: Seconds for a rank to answer.
+_SAY = 0.25
 
 
 def gives_way(held: Mapping[int, int], rank: int) -> bool:
@@ -59,7 +59,8 @@ class Lineages:
         self._doubted: set[int] = set()  # replaced as a whole by whatever thread doubts
         self._thread = ThreadPoolExecutor(1, "tailbound-lineages")
         self.asking: Future[None] | None = None
-        reliable.serve(_NAME, self._answer)
+        reliable.before_close(lambda: self._thread.shutdown(wait=False, cancel_futures=True))
+        reliable.serve(_NAME, of_form(_ASK, self._answer))
 
     def doubt(self, ranks: Collection[int]) -> None:
         """Their lineages may be other ones: they are asked from the next step on until they have answered."""
@@ -74,10 +75,6 @@ class Lineages:
         if self._own() and self._doubted.intersection(live) and (self.asking is None or self.asking.done()):
             self.asking = self._thread.submit(self._compare)
 
-    def close(self) -> None:
-        """Once the reliable path is closed; may be called twice."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
     def ask(self, ranks: Collection[int]) -> dict[int, int]:
         """The lineages of ``ranks``, of those that answer in ``_SAY`` seconds; 0: not sound."""
         return {rank: lineage for rank, (lineage, _) in self._ask(ranks).items()}
@@ -86,15 +83,13 @@ class Lineages:
         request = _ASK.pack(self._rank, self._own())
 
         def say(rank: int) -> tuple[int, bool] | None:
-            try:
-                lineage, changing = _SAID.unpack(self._reliable.pull(rank, _NAME, request, _SAY, _SAID.size))
-                return lineage, bool(changing)
-            except (TransportError, struct.error):
+            body = self._reliable.pull(rank, _NAME, request, _SAY, _SAID.size)
+            if len(body) != _SAID.size:
                 return None
+            lineage, changing = _SAID.unpack(body)
+            return lineage, bool(changing)
 
-        with ThreadPoolExecutor(max(1, min(len(ranks), _THREADS)), "tailbound-lineage") as threads:
-            said = zip(ranks, threads.map(say, ranks), strict=True)
-        return {rank: answer for rank, answer in said if answer is not None}
+        return ask_each(ranks, say, "tailbound-lineage")
 
     def _compare(self) -> None:
         own, live = self._own(), set(self._live()) - {self._rank}
@@ -116,10 +111,7 @@ class Lineages:
             )
             self._give_way()
 
-    def _answer(self, request: bytes) -> list[bytes]:
-        if len(request) != _ASK.size:
-            raise Refusal(f"a request of {len(request)} bytes")
-        rank, theirs = _ASK.unpack(request)
+    def _answer(self, rank: int, theirs: int) -> list[bytes]:
         own = self._own()
         if theirs and own and theirs != own:
             self.doubt([rank])

@@ -18,14 +18,14 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tailbound.errors import TransportError
 from tailbound.torch.moment import Moment
 from tailbound.transport.reliable import Refusal, Reliable
+from tailbound.transport.requests import ask_each, of_form
 from tailbound.transport.steps import step_distance
 
 _NAME = "standing"
@@ -41,8 +41,8 @@ _POLL = 2000
 _LOOK = 0.05
 #: Seconds after a meeting within which a rank that closes waits for the others to have heard its last standing.
 LINGER = 5.0
-#: Meetings whose standings are kept, and threads that ask.
-_KEPT, _THREADS = 2, 64
+#: Meetings whose standings are kept.
+_KEPT = 2
 
 
 class Standing(NamedTuple):
@@ -65,12 +65,17 @@ class Standing(NamedTuple):
         return _HEAD.pack(_HERE, self.sound, self.state, self.form) + b"".join(self.slices)
 
 
+def holds_most(held: Mapping[int, Hashable], step: int, ranks: int) -> int:
+    """The rank that holds what most hold: of equals the first in an order that begins with another rank by ``step``."""
+    counts = Counter(held.values())
+    order = sorted(held, key=lambda rank: (rank - step) % ranks)
+    return max(order, key=lambda rank: counts[held[rank]])  # of equals, max takes the first
+
+
 def reference(standings: Mapping[int, Standing], step: int, ranks: int) -> int:
     """The rank whose state the others take."""
-    order = sorted(standings, key=lambda rank: (rank - step) % ranks)
-    order = [rank for rank in order if standings[rank].sound] or order
-    held = Counter(standings[rank].state for rank in order)
-    return max(order, key=lambda rank: held[standings[rank].state])  # of equals, max takes the first
+    sound = {rank: standing.state for rank, standing in standings.items() if standing.sound}
+    return holds_most(sound or {rank: standing.state for rank, standing in standings.items()}, step, ranks)
 
 
 @dataclass
@@ -99,7 +104,7 @@ class Meetings:
         self._changed = threading.Condition()
         self._meetings: list[_Meeting] = []
         self._over = False
-        reliable.serve(_NAME, self._answer)
+        reliable.serve(_NAME, of_form(_ASK, self._answer))
         reliable.before_close(self._see_off)
 
     def publish(self, step: int, number: int, standing: Standing) -> None:
@@ -114,12 +119,7 @@ class Meetings:
 
     def gather(self, step: int, number: int, members: Collection[int], until: float) -> dict[int, Standing]:
         """The standings of ``members`` in a round, as far as they come until ``until`` (monotonic seconds)."""
-        if not members:
-            return {}
-        with ThreadPoolExecutor(min(len(members), _THREADS), "tailbound-meeting") as threads:
-            order = sorted(members)
-            found = list(threads.map(lambda rank: self._ask(rank, step, number, until), order))
-        heard = {rank: standing for rank, standing in zip(order, found, strict=True) if standing is not None}
+        heard = ask_each(sorted(members), lambda rank: self._ask(rank, step, number, until), "tailbound-meeting")
         with self._changed:
             self._meetings[-1].members |= heard.keys()
         return heard
@@ -153,10 +153,7 @@ class Meetings:
 
     # -- answering, in threads of the reliable path
 
-    def _answer(self, request: bytes) -> Sequence[bytes]:
-        if len(request) != _ASK.size:
-            raise Refusal(f"a request of {len(request)} bytes")
-        step, number, asker, wait = _ASK.unpack(request)
+    def _answer(self, step: int, number: int, asker: int, wait: int) -> list[bytes]:
         until = time.monotonic() + min(wait, _POLL) / 1000
         with self._changed:
             while not self._over and not self._past(step):

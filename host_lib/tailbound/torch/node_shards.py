@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from tailbound.errors import TransportError
-from tailbound.torch.streams import CudaStream, HostStream, Stream
+from tailbound.torch.streams import CudaStream, Stream
 
 #: Shards begin at multiples of so many entries: a cache line and vectors of the codec, in every type.
 ALIGN = 16
@@ -57,7 +57,7 @@ def inside_of(device: torch.device) -> Inside:
     """
     if device.type == "cuda":
         return Inside("nccl", CudaStream(device), (torch.float32, torch.float64), one_order=True)
-    return Inside("gloo", HostStream(device))
+    return Inside("gloo", Stream(device))
 
 
 def cut(numel: int, places: int) -> tuple[int, list[int]]:

@@ -230,7 +230,7 @@ class NodeState(TailboundState):
                 self._fail(error)
             missed, self._missed = self._missed, 0
             takes = self.resync is not None and self.resync.about_to_take
-            overflow, scale = self.overflow.told(), self.scaler.newest if self.scaler is not None else None
+            overflow, scale = self.overflow.so_far, self.scaler.newest if self.scaler is not None else None
             epoch = scale.words() if scale is not None else [-1, 0, 0]
             words = [missed, takes, self._failure is not None, overflow.own, overflow.void, *epoch]
             self._collectives.tell(words, self._behind(told))
@@ -257,12 +257,10 @@ class NodeState(TailboundState):
     def _share_overflows(self, heard: Sequence[Sequence[int]]) -> None:
         """Takes in what the ranks of the host say of overflows, and the highest epoch of the loss scale among them."""
         self.overflow.share(any(words[3] for words in heard), any(words[4] for words in heard))
-        epochs = [Epoch.of_words(*words[5:]) for words in heard if words[5] >= 0]
-        if self.scaler is not None and epochs:
-            highest = epochs[0]
-            for epoch in epochs:
-                highest = epoch if epoch.beats(highest) else highest
-            self.scaler.agree(highest)
+        if self.scaler is not None:
+            for words in heard:
+                if words[5] >= 0:
+                    self.scaler.agree(Epoch.of_words(*words[5:]))
 
     def attach(
         self,

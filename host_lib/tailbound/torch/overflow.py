@@ -3,51 +3,37 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tailbound.collective.op import Outcome
 
 
-@dataclass(frozen=True)
-class Overflow:
+class Overflow(NamedTuple):
     """``own``: a gradient of this rank had Inf or NaN. ``void``: no rank had a part of a gradient."""
 
-    own: bool
-    void: bool
+    own: bool = False
+    void: bool = False
 
 
 class OverflowNotes:
     """Of the step under way; noted by the transport thread, taken by the training thread at the step's end."""
 
     def __init__(self) -> None:
-        self._own = self._void = False
+        #: what the step says so far
+        self.so_far = Overflow()
         self._lock = threading.Lock()
 
     def note(self, outcome: Outcome) -> None:
         """Takes in what became of a bucket."""
-        with self._lock:
-            self._own |= outcome.abstained
-            self._void |= outcome.void
-
-    def told(self) -> Overflow:
-        """What the step says so far."""
-        with self._lock:
-            return Overflow(self._own, self._void)
+        self.share(outcome.abstained, outcome.void)
 
     def share(self, own: bool, void: bool) -> None:
-        """Takes in what those say who average other parts of the same gradient."""
+        """Takes in what those say, too, who average other parts of the same gradient."""
         with self._lock:
-            self._own |= own
-            self._void |= void
-
-    @property
-    def void(self) -> bool:
-        """So far."""
-        return self._void
+            self.so_far = Overflow(self.so_far.own or own, self.so_far.void or void)
 
     def take(self) -> Overflow:
         """What the step says, and begins the next one."""
         with self._lock:
-            taken = Overflow(self._own, self._void)
-            self._own = self._void = False
+            taken, self.so_far = self.so_far, Overflow()
             return taken

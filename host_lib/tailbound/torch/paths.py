@@ -7,7 +7,7 @@ they are. The rest of the hook does not ask which.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any, ParamSpec, Protocol
+from typing import Any, ParamSpec
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ import torch
 from tailbound.collective.coder import HOST, Coder
 from tailbound.errors import ConfigError
 from tailbound.torch.device_coder import DeviceCoder, Workspace, warm_up
-from tailbound.torch.streams import CudaStream, HostStream, Stream
+from tailbound.torch.streams import CudaStream, Stream
 
 P = ParamSpec("P")
 
@@ -24,46 +24,30 @@ KINDS = ("cpu", "cuda")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-class BucketPath(Protocol):
-    """What the hook does differently from device to device."""
+class BucketPath:
+    """What the hook does differently from device to device: here memory of the host, coded by the compiled passes."""
 
-    #: where order is kept
-    stream: Stream
     #: float types that are coded as they are, without a copy in float32
-    native: Collection[torch.dtype]
-
-    def values(self, tensor: torch.Tensor) -> Any:
-        """The tensor as the path's coder takes it."""
-
-    def coder(self, mark: Any) -> Coder:
-        """Who codes a launch whose bucket is ready at ``mark`` (``Stream.mark``)."""
-
-    def within(self, work: Callable[P, None], mark: Any = None) -> Callable[P, None]:
-        """``work``, to be called in the transport thread, in the path's stream and behind ``mark`` if there is one."""
-
-
-class HostPath:
-    """Memory of the host, coded by the compiled passes."""
-
     native: Collection[torch.dtype] = (torch.float32, torch.bfloat16, torch.float16)
 
-    def __init__(self) -> None:
-        self.stream: Stream = HostStream()
+    def __init__(self, stream: Stream | None = None) -> None:
+        #: where order is kept
+        self.stream = stream or Stream()
 
     def values(self, tensor: torch.Tensor) -> Any:
-        """A view of numpy, which has no bfloat16: its bits."""
+        """The tensor as the path's coder takes it: a view of numpy, which has no bfloat16, but its bits."""
         return tensor.numpy() if tensor.dtype != torch.bfloat16 else tensor.view(torch.int16).numpy().view(np.uint16)
 
     def coder(self, mark: Any) -> Coder:
-        """The host's."""
+        """Who codes a launch whose bucket is ready at ``mark`` (``Stream.mark``)."""
         return HOST
 
     def within(self, work: Callable[P, None], mark: Any = None) -> Callable[P, None]:
-        """Just ``work``."""
+        """``work``, to be called in the transport thread, in the path's stream and behind ``mark`` if there is one."""
         return work
 
 
-class DevicePath:
+class DevicePath(BucketPath):
     """Memory of a device, coded there.
 
     Args:
@@ -73,7 +57,7 @@ class DevicePath:
     native: Collection[torch.dtype] = DTYPES
 
     def __init__(self, stream: Stream) -> None:
-        self.stream = stream
+        super().__init__(stream)
         self._workspace = Workspace(stream)
 
     def values(self, tensor: torch.Tensor) -> Any:
@@ -129,6 +113,6 @@ class Paths:
             if device.type == "cuda":
                 found = DevicePath(CudaStream(device))
             else:
-                found = DevicePath(HostStream(device)) if self._host_as_device else HostPath()
+                found = DevicePath(Stream(device)) if self._host_as_device else BucketPath()
             self._paths[device] = found
         return found

@@ -110,15 +110,13 @@ class Recovery:
         self._unused.atexit = False  # communicators end themselves then
 
     def detach(self) -> None:
-        """Lets go of the model, and ends what ``attach`` began."""
+        """Lets go of the model. Threads that keep replicas equal end with the communicator."""
         self._unused.detach()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         if self.scaler is not None:
             self.scaler.close()
-        if self.resync is not None:
-            self.resync.close()
 
     def attach(
         self,
@@ -156,7 +154,7 @@ class Recovery:
         self._handles.append(ddp_model.register_forward_pre_hook(lambda *_: self._before_forward(), prepend=True))
         step_hook = register_optimizer_step_pre_hook(_held_weakly(self._before_step))
         self._handles.append(step_hook)
-        self._endings[:0] = [step_hook.remove, self.resync.close]
+        self._endings.insert(0, step_hook.remove)
         if self.communicator.elastic:
             self.layout.compare(replica.parameters)
             still = [p for p in module.parameters() if not p.requires_grad]
@@ -358,7 +356,7 @@ class Recovery:
             return
         adopt(self, scaler)
         log.info("rank %d: a torch.amp.GradScaler steps this model; its scale is that of all ranks now", self.rank)
-        if self.overflow.void:  # it saw finite gradients: zeros, since all ranks overflowed; it would not step by them
+        if self.overflow.so_far.void:  # finite gradients: zeros, since all ranks overflowed; it would not step by them
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     parameter.grad = None

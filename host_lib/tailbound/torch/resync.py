@@ -33,6 +33,7 @@ from tailbound.torch.meeting import DIGEST, Meetings, Standing, reference
 from tailbound.torch.moment import Moment
 from tailbound.torch.replica import Replica
 from tailbound.transport.reliable import Refusal, Reliable
+from tailbound.transport.requests import of_form
 from tailbound.transport.steps import step_distance
 
 log = logging.getLogger("tailbound")
@@ -59,7 +60,7 @@ _FIRST, _MET = 1, 0xFFFF
 
 
 class Resync:
-    """Keeps one replica equal to the others'.
+    """Keeps one replica equal to the others', until the reliable path is closed.
 
     Args:
         reliable: the path to the other ranks.
@@ -114,8 +115,8 @@ class Resync:
             self._compared,
             self._lineages.doubt,
         )
-        reliable.serve("slice", self._answer_slice)
-        reliable.serve("whole", self._answer_whole)
+        reliable.serve("slice", of_form(_SLICE, self._answer_slice))
+        reliable.serve("whole", of_form(_ASK, self._answer_whole))
 
     @property
     def sound(self) -> bool:
@@ -166,15 +167,6 @@ class Resync:
             self._lead(step)
         self.moment.settle(step)
         self._plan(step + 1)
-
-    def close(self) -> None:
-        """Ends the thread and the reliable path that it may be waiting for; may be called twice.
-
-        Others that are still synchronising with this rank are waited for, ``meeting.LINGER`` seconds at most.
-        """
-        self._reliable.close()
-        self._digests.close(_PATIENCE)
-        self._lineages.close()
 
     def stats(self) -> dict[str, Any]:
         """Whether it is sound, slices, those of them that may differ from the others', and counters, in plain types."""
@@ -504,10 +496,9 @@ class Resync:
 
     # -- answering, in threads of the reliable path
 
-    def _answer_slice(self, request: bytes) -> list[bytes | memoryview]:
-        if len(request) != _SLICE.size:
-            raise Refusal(f"a request of {len(request)} bytes")
-        step, which, only_sound, wait, layout, digest = _SLICE.unpack(request)
+    def _answer_slice(
+        self, step: int, which: int, only_sound: int, wait: int, layout: bytes, digest: bytes
+    ) -> list[bytes | memoryview]:
         if which >= self.replica.slices:
             raise Refusal(f"there are {self.replica.slices} slices here, not {which + 1}")
         if only_sound and not self.sound:
@@ -524,10 +515,7 @@ class Resync:
         self.counters["slices_given"] += 1
         return [_GIVEN.pack(lineage, _OTHER), *parts]
 
-    def _answer_whole(self, request: bytes) -> list[bytes | memoryview]:
-        if len(request) != _ASK.size:
-            raise Refusal(f"a request of {len(request)} bytes")
-        step, or_later = _ASK.unpack(request)
+    def _answer_whole(self, step: int, or_later: int) -> list[bytes | memoryview]:
         with self.moment.reading(step, self._patience, or_later=bool(or_later)) as stands:
             try:
                 told, lineage = self.replica.describe(), self.lineage

@@ -21,19 +21,15 @@ FORMAT = 1
 _KEPT = ("ops", "ops_incomplete", "ops_late", "rows_expected", "rows_delivered", "abstained", "steps_applied")
 
 
-def this_run(ranks: int, counters: Mapping[str, int]) -> dict[str, int]:
-    """The world size and counters of one run."""
-    return {"ranks": ranks} | {name: int(counters.get(name, 0)) for name in _KEPT}
-
-
 def save(state: Recovery, counters: Mapping[str, int]) -> dict[str, Any]:
     """``state`` as numbers, strings, lists and dicts of them."""
+    run = {"ranks": state.ranks} | {name: int(counters.get(name, 0)) for name in _KEPT}
     return {
         "format": FORMAT,
         "rank": state.rank,
         "ranks": state.ranks,
         "owed_batches": state.owed_batches,
-        "history": [*state.history, this_run(state.ranks, counters)],
+        "history": [*state.history, run],
     }
 
 

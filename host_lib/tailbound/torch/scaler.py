@@ -20,7 +20,6 @@ one of these, by ``register(scaler=...)`` or when it is found at work in the fir
 from __future__ import annotations
 
 import logging
-import queue
 import sys
 import threading
 import time
@@ -87,8 +86,8 @@ class GradScaler(torch.amp.GradScaler):
                 "without a scaler"
             )
         self._state = state
-        self._heard: queue.SimpleQueue[Epoch] = queue.SimpleQueue()
         self._told: Epoch | None = None
+        self._agreed: Epoch | None = None  # the highest of others that may hold from the end of this step on
         self._tellers: ThreadPoolExecutor | None = None
         self._over = threading.Event()
         self._ours = self.is_enabled() and state.communicator is not None
@@ -99,7 +98,7 @@ class GradScaler(torch.amp.GradScaler):
             self._lazy_init_scale_growth_tracker(torch.device(self._device))
         scale, tracker = self._check_scale_growth_tracker("register")
         self._scales = LossScale(float(scale), state.communicator.step - int(tracker))
-        self._newest = self._scales.epoch
+        self._newest = self._scales.epoch  # the highest known here
         self._lock = threading.Lock()
         state.scaler, state.loss_scale = self, float(scale)
         answer = weakref.WeakMethod(self._answer)  # the thread that serves would keep the model
@@ -116,7 +115,7 @@ class GradScaler(torch.amp.GradScaler):
         return found
 
     def _mark_void(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._ours and self._state.overflow.void:
+        if self._ours and self._state.overflow.so_far.void:
             for found in self._found(optimizer):
                 found.fill_(1.0)
 
@@ -167,9 +166,10 @@ class GradScaler(torch.amp.GradScaler):
         """Goes on before ``step`` from another rank's ``epoch``."""
         if self._ours:
             self._scales.take_over(told)
-            with self._lock:
+            with self._lock:  # the own one may begin later, where it is of a newer checkpoint, and counts for nothing
                 self._newest = self._scales.epoch
             self._hear()
+            self._note(self._scales.epoch)
             self._apply(step)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -178,7 +178,9 @@ class GradScaler(torch.amp.GradScaler):
         if self._ours and state_dict:
             assert self._state.communicator is not None
             step = self._state.communicator.step
-            self._newest = self._scales.write(state_dict["scale"], step, state_dict["_growth_tracker"])
+            written = self._scales.write(state_dict["scale"], step, state_dict["_growth_tracker"])
+            with self._lock:
+                self._newest = written
             self._apply(step)
 
     def close(self) -> None:
@@ -196,13 +198,10 @@ class GradScaler(torch.amp.GradScaler):
         self._state.loss_scale = scale
 
     def _hear(self) -> bool:
-        """Takes in what others have written; returns whether one of it won."""
-        won = False
-        while True:
-            try:
-                won |= self._scales.hear(self._heard.get_nowait())
-            except queue.Empty:
-                return won
+        """Takes in the highest of what others have written; returns whether it won."""
+        with self._lock:
+            heard, self._agreed = self._agreed, None
+        return heard is not None and self._scales.hear(heard)
 
     # -- over the reliable path, in threads of its own
 
@@ -215,30 +214,28 @@ class GradScaler(torch.amp.GradScaler):
             return self._newest
 
     def agree(self, epoch: Epoch) -> None:
-        """The ranks of this host have come to ``epoch`` in this step: it holds from its end on, if it wins."""
-        self._note(epoch)
-        self._heard.put(epoch)
+        """All ranks of this host know of ``epoch`` in this step: it holds from its end on, if it wins."""
+        self._note(epoch, agreed=True)
 
     def _answer(self, request: bytes) -> Iterable[Buffer]:
-        return [self._note(Epoch.unpack(request)).pack()]
+        return [self._heard(Epoch.unpack(request)).pack()]
 
-    def _note(self, epoch: Epoch) -> Epoch:
-        """Keeps an epoch of another rank for the end of the step, if it wins; returns the highest known here.
+    def _heard(self, epoch: Epoch) -> Epoch:
+        """As ``_note``, of another rank: it is for the end of this step, unless the ranks of a host have to agree."""
+        return self._note(epoch, agreed=not self._state.shares_scale)
 
-        Where the ranks of a host have to agree (``agree``), it has to wait for that.
-        """
+    def _note(self, epoch: Epoch, *, agreed: bool = False) -> Epoch:
+        """Keeps an epoch if it wins; returns the highest known here."""
         with self._lock:
             if epoch.beats(self._newest):
                 self._newest = epoch
-                if not self._state.shares_scale:
-                    self._heard.put(epoch)
+            if agreed and (self._agreed is None or epoch.beats(self._agreed)):
+                self._agreed = epoch
             return self._newest
 
     def _tell(self, epoch: Epoch) -> None:
         """Tells all live peers of ``epoch`` and hears theirs; waits for at most ``_WAIT`` seconds."""
-        with self._lock:
-            if epoch.beats(self._newest):
-                self._newest = epoch
+        self._note(epoch)
         if self._tellers is None:
             self._tellers = ThreadPoolExecutor(_TELLERS, "tailbound-scale")
         self._told = epoch
@@ -255,7 +252,7 @@ class GradScaler(torch.amp.GradScaler):
         until = time.monotonic() + _GIVE_UP
         while self._told is epoch and not self._over.is_set() and time.monotonic() < until:
             try:
-                self._note(Epoch.unpack(bytes(pull(rank, _NAME, epoch.pack(), _ATTEMPT, 64))))
+                self._heard(Epoch.unpack(bytes(pull(rank, _NAME, epoch.pack(), _ATTEMPT, 64))))
             except TransportError as error:
                 log.debug("rank %d: rank %d has not heard of the loss scale: %s", self._state.rank, rank, error)
                 self._over.wait(0.1)

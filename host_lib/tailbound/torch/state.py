@@ -64,6 +64,9 @@ class TailboundState(Recovery):
             step far apart (a first step that compiles).
         stage_max: seconds that either half of an op takes at most, and may take in the first ops of a size, in which
             deadlines are learned.
+        floor_ms: shortest deadline of a half, ms. What a rank waits until it asks for lost packets is in proportion to
+            it. Less than 10 is for fast networks whose steps take less, on hosts with free cores: a thread that runs
+            later than this looks like a loss (clock-36).
         strict: seconds that an op waits for every row of every rank that takes part before its deadlines begin; 0: it
             ends by its deadlines alone. The same on all ranks (clock-34).
         fetch: seconds that an op waits at most for results that were lost to come over TCP; 0: it does not (clock-35).
@@ -88,7 +91,7 @@ class TailboundState(Recovery):
             (``fanout``) or the network (``multicast``) multiplies, or ``auto``, the best of what can be had.
         source_ports: UDP source ports of what is sent to one rank over xdp, so that its receive-side scaling spreads
             it; 0: by the number of ranks.
-        rate: bit/s of this rank's link, where sending to a rank begins; 0: what its driver says.
+        rate: bit/s of this rank's link: sending begins there, and is never faster; 0: what its driver says.
         dscp: class of the packets of this job (DSCP, 0 to 63), for switches that keep one apart.
         multicast_group: IPv4 group of the job, the same on all ranks; empty: one that follows from its cookie.
         authenticate: refuse packets and requests that were not made with the job's key; ``auto``: where there is a
@@ -120,6 +123,7 @@ class TailboundState(Recovery):
         timeout: float = 180.0,
         start_max: float = 1.0,
         stage_max: float = 2.0,
+        floor_ms: float = 10.0,
         strict: float = 0.0,
         fetch: float = 0.2,
         hold_max: float = 60.0,
@@ -172,6 +176,7 @@ class TailboundState(Recovery):
             deadline_2=int(deadline_ms[1] * MS) if deadline_ms else 0,
             start_max=int(start_max * 1000 * MS),
             stage_max=int(stage_max * 1000 * MS),
+            floor=int(floor_ms * MS),
             strict=int(strict * 1000 * MS),
             fetch=int(fetch * 1000 * MS),
             hold_max=int(hold_max * 1000 * MS),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -32,30 +32,6 @@ def settle_thread(device: torch.device) -> None:
         _thread.device = device
 
 
-class Stream(Protocol):
-    """A queue of work on ``device`` beside the one that the training thread fills."""
-
-    device: torch.device
-
-    def mark(self) -> Any:
-        """All that the calling thread has queued on the device so far; for ``use``."""
-
-    def use(self, mark: Any = None) -> AbstractContextManager[Any]:
-        """Within the context, work goes to this stream, on this device, behind ``mark`` if there is one."""
-
-    def event(self) -> Any:
-        """All that this stream has been given so far: ``query()`` says whether it is done, ``synchronize()`` waits."""
-
-    def host_memory(self, size: int) -> torch.Tensor:
-        """u8[size] on the host that the device copies to and from by itself; within ``use`` only."""
-
-    def join(self) -> None:
-        """What the calling thread queues from now on comes after all that this stream has been given so far."""
-
-    def future(self) -> torch.futures.Future[torch.Tensor]:
-        """A future for a tensor on the device, to be completed within ``use``."""
-
-
 class _Done:
     """An event where nothing is queued."""
 
@@ -68,37 +44,40 @@ class _Done:
         return None
 
 
-class HostStream:
-    """Memory of the host: everything is done when the call that does it returns."""
+class Stream:
+    """A queue of work on ``device`` beside the one that the training thread fills.
+
+    This one is of the host: everything is done when the call that does it returns.
+    """
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device or torch.device("cpu")
 
-    def mark(self) -> None:
-        """Nothing is under way."""
+    def mark(self) -> Any:
+        """All that the calling thread has queued on the device so far; for ``use``."""
         return
 
-    def use(self, mark: None = None) -> AbstractContextManager[None]:
-        """Changes nothing."""
+    def use(self, mark: Any = None) -> AbstractContextManager[Any]:
+        """Within the context, work goes to this stream, on this device, behind ``mark`` if there is one."""
         return nullcontext()
 
-    def event(self) -> _Done:
-        """An event that has happened."""
+    def event(self) -> Any:
+        """All that this stream has been given so far: ``query()`` says whether it is done, ``synchronize()`` waits."""
         return _Done()
 
     def host_memory(self, size: int) -> torch.Tensor:
-        """u8[size]."""
+        """u8[size] on the host that the device copies to and from by itself; within ``use`` only."""
         return torch.empty(size, dtype=torch.uint8)
 
     def join(self) -> None:
-        """Nothing is under way."""
+        """What the calling thread queues from now on comes after all that this stream has been given so far."""
 
     def future(self) -> torch.futures.Future[torch.Tensor]:
-        """A future."""
+        """A future for a tensor on the device, to be completed within ``use``."""
         return torch.futures.Future()
 
 
-class CudaStream:
+class CudaStream(Stream):
     """A side stream of high priority: its short kernels go in between those of the backward pass.
 
     Args:
@@ -106,7 +85,7 @@ class CudaStream:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        super().__init__(device)
         self._stream = _cuda.Stream(device, priority=-1)
 
     def mark(self) -> Any:
