@@ -20,7 +20,7 @@ from tailbound.simulate.confirm import TROUBLES, compared, simulated
 def row_of(p50: float, p99: float, lost: float) -> tuple[dict[str, Any], dict[str, Any]]:
     """The lab's, of 100 and 200 ms and 1 % lost, and the simulator's."""
     lab = {
-        "p50_ms": 100.0, "p99_ms": 200.0, "delivered": 0.99, "bytes": 2 << 20, "rate": 10**8, "iters": 20,
+        "p50_ms": 100.0, "p99_ms": 200.0, "delivered": 0.99, "bytes": 1 << 19, "rate": 10**8, "iters": 20,
         "cpu_ms": 3.0,
     }  # fmt: skip
     return lab, {"p50_ms": p50, "p99_ms": p99, "rows_lost_percent": 100 * lost, "steps": 10}
@@ -51,9 +51,10 @@ def test_next_to_nothing_lost_is_nothing_lost() -> None:
 
 def test_the_simulator_rests_and_loses_what_it_is_told_to() -> None:
     calm, lossy = (simulated(2, trouble, 3, 1) for trouble in TROUBLES[:2])
-    assert calm["p50_ms"] >= 2 * (1 << 18) * 8 / 2e5 - 2 * 5.0  # the link's time, without two buckets
+    bucket = 66_000 * 8 / confirm.rate_of(2) * 1e3
+    assert calm["p50_ms"] >= 2 * (1 << 16) * 8 / confirm.rate_of(2) * 1e3 - bucket  # the link's time without a full one
     assert calm["rows_lost_percent"] == 0
-    assert lossy["p50_ms"] > calm["p50_ms"]
+    assert lossy["mb_rank"] > 1.005 * calm["mb_rank"]  # what was lost is asked for, and sent again
 
 
 def test_every_case_is_run_in_both_and_a_table_says_what_is_not_near(
@@ -63,7 +64,8 @@ def test_every_case_is_run_in_both_and_a_table_says_what_is_not_near(
 
     def lab(spec: LabSpec, **settings: Any) -> list[dict[str, Any]]:
         asked.append(spec)
-        assert (settings["datapath"], settings["iters"]) == ("udp", 4)
+        assert (settings["datapath"], settings["iters"], settings["known"]) == ("udp", 2, True)
+        assert settings["rest"] > 66_000 * 8 / (spec.rate or 0)
         return [row_of(0, 0, 0)[0]]
 
     monkeypatch.setattr(confirm.allreduce, "run", lab)
@@ -72,6 +74,7 @@ def test_every_case_is_run_in_both_and_a_table_says_what_is_not_near(
     rows = confirm.run(steps=2, json_file=file, console=Console(file=said, width=80))
     assert json.loads(file.read_text()) == rows
     assert [(spec.workers, spec.loss) for spec in asked] == [(n, loss) for n in (4, 8) for loss in (0.0, 0.01, 0.0)]
+    assert [spec.rate for spec in asked] == 3 * [2 * 10**7] + 3 * [10**7]  # more ranks have slower links
     assert asked[2].background is not None
     assert "1.50!" in said.getvalue()
     assert "…" not in said.getvalue()

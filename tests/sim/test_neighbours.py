@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tailbound import cli
-from tailbound.simulate.neighbours import share
-from tailbound.simulate.ports import Switching
+from tailbound.simulate.fabric import S
+from tailbound.simulate.neighbours import Tcp, share
+from tailbound.simulate.ports import Network, Switching
+from tailbound.simulate.world import World
 
 MARKING = Switching(rate=100_000_000, buffer=64 << 10, mark=16 << 10)
 SIZE = 256 << 10
@@ -39,6 +42,42 @@ def test_two_jobs_get_equal_parts() -> None:
     jain = share(3, SIZE, MARKING, jobs=2, warm=0.2, seconds=0.4).jain
     assert jain is not None
     assert jain >= 0.95
+
+
+def test_many_ranks_that_wait_for_a_core_ask_each_other_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flow has one row or two, and an op takes most of a second: who is late is not asked every 20 ms for it."""
+    dice = random.Random(1)
+
+    def wait(world: World) -> int:
+        return int(dice.expovariate(1 / 60e6)) if dice.random() < 0.3 else 0
+
+    monkeypatch.setattr(World, "waits_for_a_core", wait)
+    beside = share(24, 128 << 10, MARKING, apart=10_000_000, warm=0.8, seconds=2.0)
+    assert beside.delivered == beside.expected > 0
+    rows = beside.kinds["contribution"] + beside.kinds["result"]
+    questions = beside.kinds["ready"] + beside.kinds["repair"]  # of either half; GONE answers
+    assert 0 < questions < 0.25 * rows
+
+
+@pytest.mark.parametrize("multicast", [False, True])
+def test_results_may_leave_once_for_all(multicast: bool) -> None:
+    got = share(3, 64 << 10, MARKING, warm=0.05, seconds=0.1, multicast=multicast)
+    assert got.delivered == got.expected > 0
+    assert got.kinds["result"] == pytest.approx(got.kinds["contribution"], rel=0.2)
+
+
+@pytest.mark.parametrize(("switching", "waits"), [(MARKING, False), (replace(MARKING, buffer=4 << 10, mark=0), True)])
+def test_flows_of_tcp_share_a_queue_that_marks_and_wait_for_their_timers_at_a_shallow_one(
+    switching: Switching, waits: bool
+) -> None:
+    network = Network([[0, 1]], 1, switching)
+    flows = [Tcp(network, 0, ecn=True) for _ in range(2)]
+    begin = network.now
+    network.run(lambda: network.now >= begin + S, 2 * S)
+    shares = [flow.delivered / (switching.rate / 8) for flow in flows]
+    assert any(flow.timeouts for flow in flows) == waits
+    assert waits or shares == pytest.approx([0.5, 0.5], abs=0.1)
+    assert all(shares)
 
 
 def test_the_command_has_a_row_for_each_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

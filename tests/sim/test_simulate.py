@@ -14,7 +14,7 @@ from tailbound.errors import ConfigError
 from tailbound.lab.spec import Background
 from tailbound.simulate.layouts import arrange
 from tailbound.simulate.ports import Port, Switching
-from tailbound.simulate.run import Wanted, bound, simulate, summarise
+from tailbound.simulate.run import Late, Wanted, bound, parse_late, simulate, summarise
 from tailbound.simulate.steps import Step, Team
 
 GBIT = 10**9
@@ -148,6 +148,24 @@ def test_the_coarse_model_is_near_the_engine() -> None:
             assert getattr(coarse[-1], name) == pytest.approx(getattr(exact[-1], name), rel=0.1), (layout, name)
 
 
+def test_what_a_dropped_packet_costs_follows_the_floor_in_the_coarse_model() -> None:
+    """As in the engine: nothing but silence tells of a packet that is a whole flow."""
+    small = Switching(buffer=64 << 10)
+    wanted = Wanted(size=4 * ENTRIES, switching=small, tail=3.0, steps=30, warm=10, flows=True)
+    usual, _ = steps_of(64, wanted)
+    low, _ = steps_of(64, replace(wanted, settings={"floor": 200_000}))
+    assert [step.dropped for step in low] == [step.dropped for step in usual]
+    assert max(step.slowest for step in usual) > 9e6
+    assert max(step.slowest for step in low) < 1e6
+
+
+def test_halves_that_end_at_a_multiple_of_the_usual_have_no_tail_and_lose_rows() -> None:
+    wanted = Wanted(size=4 * ENTRIES, switching=Switching(), tail=3.0, steps=60, warm=20, flows=True)
+    rows = [summarise(16, wanted, *steps_of(16, replace(wanted, cut=cut, layout="2d")), "2d") for cut in (0.0, 1.2)]
+    assert rows[0]["p99_over_p50"] > 1.4 > 1.25 > rows[1]["p99_over_p50"]
+    assert rows[0]["rows_lost_percent"] == 0 < rows[1]["rows_lost_percent"] < 10
+
+
 def test_the_command_prints_a_table_and_writes_its_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "rows.json"
     words = ["simulate", "-n", "2", "-n", "4", "--size", "64KiB", "--steps", "2", "--warm", "1", "--json", str(file)]
@@ -169,6 +187,9 @@ def test_the_command_prints_a_table_and_writes_its_rows(tmp_path: Path, capsys: 
         (["--tail", "3", "--background", "9gbit:1:10"], "give one of them"),
         (["--oversubscription", "4"], "give --rack"),
         (["--flows", "--wait"], "leave out --flows"),
+        (["--flows", "--straggler", "2x"], "leave out --flows"),
+        (["--cut", "1.1"], "give --flows"),
+        (["--straggler", "20"], "write for example 20ms"),
         (["--json", "/proc/no/file"], "cannot be written"),
     ],
 )
@@ -198,3 +219,34 @@ def test_ctrl_c_leaves_what_is_there(
     rows = json.loads(file.read_text())
     assert [(row["ranks"], row["steps"], "interrupted" in row) for row in rows] == [(2, 2, False), (3, 1, True)]
     assert "3 ranks have 1 of 2 steps" in capsys.readouterr().out
+
+
+def test_who_waits_pays_a_straggler_and_who_has_deadlines_pays_them_alone() -> None:
+    """Half a second is far more than what may be waited past deadlines in so few steps."""
+    wanted = Wanted(size=4 * ENTRIES, switching=Switching(rate=GBIT), steps=12, warm=24, late=Late(seconds=0.5))
+    waits, _ = steps_of(4, replace(wanted, wait=True, steps=2))
+    bounded, _ = steps_of(4, wanted)
+    assert all(0.499 < step.slowest / 1e9 < 0.51 for step in waits)
+    assert all(step.delivered == step.expected for step in waits)
+    assert sorted(step.slowest for step in bounded)[len(bounded) // 2] < 0.05e9
+    assert bounded[-1].delivered < bounded[-1].expected
+
+
+def test_a_straggler_may_be_told_in_usual_steps() -> None:
+    wanted = Wanted(size=4 * ENTRIES, switching=Switching(rate=GBIT), steps=1, warm=2, wait=True)
+    calm, _ = steps_of(4, wanted)
+    late, _ = steps_of(4, replace(wanted, late=parse_late("3x")))
+    assert late[0].slowest == pytest.approx(4 * calm[0].slowest, rel=0.2)
+    assert [parse_late(text).seconds for text in ("20ms", "1.5s")] == [0.02, 1.5]
+
+
+def test_a_lower_floor_makes_a_lost_packet_cost_less() -> None:
+    """Flows of one packet, of which nothing shows the loss: it is asked for after 0.4 of the floor (clock-30)."""
+    lossy = Switching(rate=10 * GBIT, loss=0.002)
+    wanted = Wanted(size=ENTRIES, switching=lossy, steps=30, warm=24)
+    usual, _ = steps_of(8, wanted)
+    low, _ = steps_of(8, replace(wanted, settings={"floor": 500_000}))
+    assert sum(step.dropped.get("loss", 0) for step in low) > 0
+    assert max(step.slowest for step in usual) > 4e6
+    assert max(step.slowest for step in low) < 2e6
+    assert sum(step.delivered for step in low) > 0.999 * sum(step.expected for step in low)

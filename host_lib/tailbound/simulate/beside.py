@@ -94,5 +94,6 @@ def _row(case: _Case, got: Shares, marked: bool, alone: float | None) -> dict[st
         "jain": got.jain if len(got.ops) > 1 else None,
         "dropped_percent": 100 * got.dropped / max(1, got.packets),
         "rows_missing_percent": 100 * (1 - got.delivered / max(1, got.expected)),
+        "kinds": got.kinds,
         "marked_percent": 100 * got.marked / max(1, got.packets),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,22 +33,44 @@ __all__ = ["simulate"]
 @click.option("--loss", metavar="P", default="0", help="Packets lost besides, each by itself.")
 @click.option("--tail", type=click.FloatRange(1), default=1.0, help="P99/P50 of who waits for all, by foreign bursts.")
 @click.option("--background", metavar="RATE:ON_MS:OFF_MS", help="Foreign bursts, in place of --tail.")
+@click.option(
+    "--straggler", metavar="TIME", help="The last rank begins each step later by so much: 20ms, or 2x the usual step."
+)
 @click.option("--as-lab", is_flag=True, help="Buffers and token buckets of a lab's ports, in place of --port-buffer.")
 @click.option("--wait", is_flag=True, help="Wait for every row, as a reliable transport does.")
+@click.option(
+    "--floor-ms",
+    "floors",
+    type=click.FloatRange(0, min_open=True),
+    multiple=True,
+    default=(10.0,),
+    help="Shortest deadline, as `floor_ms`; one or more of these.",
+)
 @click.option("--flows", is_flag=True, help="A coarse model without the engine, for thousands of ranks.")
+@click.option(
+    "--cut", "cuts", type=click.FloatRange(1), multiple=True, show_default=False,
+    help="With --flows and besides: halves end at so many times the usual.",
+)  # fmt: skip
 @click.option("--steps", type=click.IntRange(1), default=40, help="That count.")
-@click.option("--warm", type=click.IntRange(1), default=12, help="Before them, without foreign bursts.")
+@click.option("--warm", type=click.IntRange(1), default=12, help="Before them, without bursts or straggler.")
 @click.option("--seed", type=int, default=1, help="Of everything.")
 @click.option(
     "--confirm", is_flag=True,
-    help="4 and 8 ranks here and in the lab, at 200 Mbit/s; only --ranks, --steps, --seed and --json count.",
+    help="4 and 8 ranks here and in the lab, at 20 and 10 Mbit/s; only --ranks, --steps, --seed and --json count.",
 )  # fmt: skip
 @click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the rows to this file, too."
 )
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="The picture; default beside the JSON.")
 @click.pass_context
 def simulate(
-    ctx: click.Context, /, ranks: tuple[int, ...], confirm: bool, json_file: Path | None, **options: Any
+    ctx: click.Context,
+    /,
+    ranks: tuple[int, ...],
+    confirm: bool,
+    json_file: Path | None,
+    plot: Path | None,
+    **options: Any,
 ) -> None:
     """Run the engine of many ranks in a simulated network of switches."""
     if confirm:
@@ -62,8 +85,9 @@ def simulate(
         return
     from tailbound.errors import ConfigError
     from tailbound.lab.spec import parse_background, parse_probability, parse_rate
+    from tailbound.simulate.fabric import MS
     from tailbound.simulate.ports import Switching
-    from tailbound.simulate.run import Wanted, as_in_the_lab, run
+    from tailbound.simulate.run import Wanted, as_in_the_lab, parse_late, run
 
     if options["background"] and options["tail"] > 1:
         raise ConfigError("--tail and --background both say which bursts there are: give one of them")
@@ -83,9 +107,12 @@ def simulate(
         switching=as_in_the_lab(switching) if options["as_lab"] else switching,
         local_rate=parse_rate(options["local_rate"]),
         group=options["group"] or 0,
+        late=parse_late(options["straggler"]) if options["straggler"] else None,
         **{
             name: options[name]
             for name in ("layout", "size", "tail", "steps", "warm", "seed", "wait", "flows", "per_host")
         },
     )
-    run(ranks, wanted, json_file=json_file)
+    all_of = [replace(wanted, settings={"floor": int(floor * MS)}) for floor in options["floors"]]
+    all_of += [replace(wanted, cut=cut) for cut in options["cuts"]]
+    run(ranks, *all_of, json_file=json_file, plot=plot)

@@ -1,8 +1,9 @@
 """``tailbound simulate --confirm``: the same all-reduces in the lab and in the simulator, and how near they are.
 
-The rate is so low that the network decides in the lab, and not two cores that all ranks share. Both have the lab's
-buffers and token buckets (``as_in_the_lab``), the ``udp`` datapath, and the same losses and foreign bursts, which come
-at other moments.
+What is compared is the network and what the engine makes of it, so the rate is so low that two cores, which all ranks
+of the lab share, have little to do: more ranks have slower links. Both have the lab's buffers and token buckets
+(``as_in_the_lab``), the ``udp`` datapath, engines that know the links' speed, the same rest before every step, and the
+same losses and foreign bursts, which come at other moments.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ from rich.table import Table
 from tailbound.bench import allreduce
 from tailbound.bench.save import save
 from tailbound.errors import ConfigError
+from tailbound.lab.build import RateLimit
 from tailbound.lab.spec import Background, LabSpec
+from tailbound.simulate.fabric import S
 from tailbound.simulate.ports import Switching
 from tailbound.simulate.run import Wanted, as_in_the_lab, simulate, summarise
 from tailbound.simulate.steps import Step
 
 RANKS = (4, 8)
-#: Of every link, bit/s; bytes of float32. An op takes 32 ms, and token buckets hold 5 ms. At 100 Mbit/s a burst of 45
-#: packets alone takes longer than the round trip from which on senders slow down (``transport.pace``).
-_RATE, _SIZE = 2 * 10**8, 2 << 20
-#: Steps before those that count, and ns of rest before each: token buckets are full then, as mostly in the lab.
-_WARM, _REST = 10, 6_000_000
+#: Bytes of float32, and bit/s of all links together.
+_SIZE, _RATES = 512 << 10, 8 * 10**7
+#: Steps before those that count, and the rest before each over the time in which the token buckets fill.
+_WARM, _REST = 10, 1.5
 #: Relative difference of times, and factor between shares of rows that stayed lost, that count as the same.
 NEAR, FACTOR = 0.15, 1.5
 #: Shares below this are not told apart: a row in two thousand.
@@ -36,24 +38,41 @@ _NONE = 5e-4
 
 
 class Trouble(NamedTuple):
-    """What is wrong with the network."""
+    """What is wrong with the network.
+
+    Attributes:
+        name: for a table.
+        loss: of packets.
+        bursts: whether there are foreign ones, of 50 ms a second and rank at 0.9 of the rate.
+    """
 
     name: str
     loss: float = 0.0
-    background: Background | None = None
+    bursts: bool = False
+
+    def background(self, rate: int) -> Background | None:
+        """The bursts at this rate, bit/s."""
+        return Background(rate * 9 // 10, 50, 1000) if self.bursts else None
 
 
-TROUBLES = (
-    Trouble("calm"),
-    Trouble("1 % lost", loss=0.01),
-    Trouble("bursts", background=Background(_RATE * 9 // 10, 50, 1000)),
-)
+TROUBLES = (Trouble("calm"), Trouble("1 % lost", loss=0.01), Trouble("bursts", bursts=True))
+
+
+def rate_of(ranks: int) -> int:
+    """Of every link, bit/s."""
+    return _RATES // ranks
+
+
+def rest_of(rate: int) -> int:
+    """Before every step, ns: so long that token buckets are full."""
+    limit = RateLimit(rate)
+    return int(_REST * limit.burst / limit.rate * S)
 
 
 def run(
     *,
     ranks: Sequence[int] = RANKS,
-    steps: int = 60,
+    steps: int = 100,
     seed: int = 1,
     json_file: Path | None = None,
     console: Console | None = None,
@@ -62,7 +81,7 @@ def run(
 
     Args:
         ranks: numbers of ranks.
-        steps: that count, in the simulator; the lab makes twice as many.
+        steps: that count, in either.
         seed: of losses and bursts.
         json_file: where the rows go.
         console: where tables go.
@@ -77,8 +96,12 @@ def run(
     rows: list[dict[str, Any]] = []
     for number in ranks:
         for trouble in TROUBLES:
-            spec = LabSpec(number, rate=_RATE, loss=trouble.loss, background=trouble.background, seed=seed)
-            (lab,) = allreduce.run(spec, sizes=[_SIZE], iters=2 * steps, vs=(), datapath="udp", console=console)
+            rate = rate_of(number)
+            spec = LabSpec(number, rate=rate, loss=trouble.loss, background=trouble.background(rate), seed=seed)
+            (lab,) = allreduce.run(
+                spec, sizes=[_SIZE], iters=steps, vs=(), datapath="udp", rest=rest_of(rate) / S, known=True,
+                console=console,
+            )  # fmt: skip
             rows.append(compared(number, trouble.name, lab, simulated(number, trouble, steps, seed)))
             save(rows, json_file)
     console.print(table(rows))
@@ -87,8 +110,12 @@ def run(
 
 def simulated(ranks: int, trouble: Trouble, steps: int, seed: int) -> dict[str, Any]:
     """A row of ``run.summarise``."""
-    switching = as_in_the_lab(Switching(rate=_RATE, loss=trouble.loss, background=trouble.background))
-    wanted = Wanted(size=_SIZE, switching=switching, steps=steps, warm=_WARM, seed=seed, rest=_REST)
+    rate = rate_of(ranks)
+    switching = as_in_the_lab(Switching(rate=rate, loss=trouble.loss, background=trouble.background(rate)))
+    wanted = Wanted(
+        size=_SIZE, switching=switching, steps=steps, warm=_WARM, seed=seed, rest=rest_of(rate),
+        settings={"rate": rate / 8, "share_rows": True},
+    )  # fmt: skip
     counted: list[Step] = []
     team, least = simulate(ranks, wanted, lambda step, counts: counted.append(step) if counts else None)
     return summarise(ranks, wanted, counted, least, team.arrangement.name)
@@ -112,11 +139,10 @@ def compared(ranks: int, trouble: str, lab: Mapping[str, Any], sim: Mapping[str,
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """A line for each case: the lab's, the simulator's, and their quotients; ``!`` where they are not near."""
-    first = rows[0]
-    title = f"{first['bytes'] / 2**20:g} MiB at {first['rate'] / 1e6:g} Mbit/s: lab, simulated, and their quotient"
+    title = f"{rows[0]['bytes'] / 1024:g} KiB: lab, simulated, and their quotient"
     result = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in ("ranks\n", "trouble\n", "p50 ms\nlab", "\nsim", "\n/", "p99 ms\nlab", "\nsim", "\n/",
-                    "rows lost %\nlab", "\nsim"):  # fmt: skip
+    for heading in ("ranks,\nMbit/s", "trouble\n", "p50 ms\nlab", "\nsim", "\n/", "p99 ms\nlab", "\nsim", "\n/",
+                    "rows lost\n% lab", "\nsim"):  # fmt: skip
         result.add_column(heading, justify="left" if heading == "trouble\n" else "right", no_wrap=True)
     for row in rows:
         told = []
@@ -124,5 +150,6 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
             told += [f"{row[f'lab_{key}_ms']:.1f}", f"{row[f'simulated_{key}_ms']:.1f}"]
             told.append(f"{row[f'{key}_ratio']:.2f}{'' if row[f'{key}_near'] else '!'}")
         lost = f"{100 * row['simulated_lost']:.3f}{'' if row['lost_near'] else '!'}"
-        result.add_row(str(row["ranks"]), row["trouble"], *told, f"{100 * row['lab_lost']:.3f}", lost)
+        case = f"{row['ranks']}, {row['rate'] / 1e6:g}", row["trouble"]
+        result.add_row(*case, *told, f"{100 * row['lab_lost']:.3f}", lost)
     return result

@@ -2,12 +2,14 @@
 
 Packets, links, ports and foreign bursts are as in ``ports``; the engine is not there. Every rank sends its packets to
 the others in turn, beginning with the next one, waits until all of theirs are in, and sends results in the same way.
-What is dropped is asked for once nothing has come for ``_SILENCE``, as the engine asks a peer of which nothing came,
-and comes then; no deadline cuts anything off. ``docs/simulate.md`` has its figures beside the exact ones.
+What is dropped is asked for in a silence, and comes then. Deadlines are learned and end halves much as the engine's do
+(clock-3, clock-4, clock-11, clock-29), and what comes later is lost. ``docs/simulate.md`` has its figures beside the
+exact ones.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,11 +21,18 @@ from tailbound.simulate.fabric import MS, US, S
 from tailbound.simulate.layouts import Arrangement
 from tailbound.simulate.ports import HEADERS, Switching
 from tailbound.simulate.steps import APART, WIDTH, Step
+from tailbound.transport.config import FLOOR
+from tailbound.transport.overtime import FIRST, MOST, SHARE
 from tailbound.wire.jit import cached, njit
 from tailbound.wire.schema import HEADER_BYTES, MAX_RANKS
 
-#: After which a peer of which nothing has come is asked (``transport.tail_probe``).
-_SILENCE = 20 * MS
+#: Of the floor of deadlines, after which what is dropped from a short flow has come: two silences before its mark and
+#: its rows are asked for (``transport.tail_probe``), and q.
+_SILENCE = 0.9
+#: Margins of a deadline and of a whole op, steps that make the usual one (``transport.deadline``); of the floor, what
+#: may be waited past deadlines to begin with and at most, and the share of the time (``transport.overtime``).
+_MARGIN, _MARGIN_WHOLE, _USUAL = 1.25, 1.15, 7
+_FIRST, _MOST, _SHARE = FIRST / FLOOR, MOST / FLOOR, SHARE
 #: What a turn of the engine takes from what came to what leaves, ns.
 _TURN = 30 * US
 #: A foreign chunk, bytes, and of the link's rate how much there is (``lab.traffic``, ``run.bursts``).
@@ -33,8 +42,10 @@ _READY = HEADER_BYTES + MAX_RANKS // 8 + HEADERS
 
 @cached
 @njit(nogil=True, cache=True)
-def _half(starts, packets, each, ready, by_sender, rate, buffer, latency, begins, ends, done):  # type: ignore[no-untyped-def]
-    """One half of an op: everybody sends to everybody; returns packets sent and dropped.
+def _half(  # type: ignore[no-untyped-def]
+    starts, packets, each, ready, by_sender, rate, buffer, latency, silence, begins, ends, clock, length, done, end, own
+):  # fmt: skip
+    """One half of an op: everybody sends to everybody; returns packets sent, dropped, and rows that came too late.
 
     Args:
         starts: f64[n], when each rank begins to send, ns.
@@ -43,12 +54,15 @@ def _half(starts, packets, each, ready, by_sender, rate, buffer, latency, begins
         by_sender: second half: a rank sends its own rows to all.
         rate: bytes per ns.
         buffer: bytes before a link.
-        latency: ns.
+        latency, silence: ns; what is dropped comes so long after the rest.
         begins, ends: f64[n], of the foreign burst towards each rank.
-        done: f64[n], written: when all that is for it has come.
+        clock: f64[n], when the clock of each has started; written in the first half: when a majority was there.
+        length: f64[n], how long after that a half lasts at most, ns.
+        done, end: f64[n], written: when all that is for it has come, and when it goes on.
+        own: clocks start with the own launch, and not with a majority.
     """
     n = len(starts)
-    sent, dropped = 0, 0
+    sent, dropped, late = 0, 0, 0
     size, count = np.empty(n), np.empty(n, np.int64)
     for i in range(n):
         size[i] = packets[i] * each if packets[i] else ready
@@ -57,9 +71,11 @@ def _half(starts, packets, each, ready, by_sender, rate, buffer, latency, begins
     for i in range(2 * n):
         before[i + 1] = before[i] + size[i % n]
     most = int(count.max()) * n
-    times, sizes = np.empty(most), np.empty(most)
+    times, sizes, came = np.empty(most), np.empty(most), np.empty(most)
+    whose, first = np.empty(most, np.int64), np.empty(n)
     for r in range(n):
         m = 0
+        first[:] = np.inf
         for s in range(n):
             if s == r:
                 continue
@@ -69,7 +85,7 @@ def _half(starts, packets, each, ready, by_sender, rate, buffer, latency, begins
             one = each if packets[owner] else ready
             for k in range(count[owner]):
                 times[m] = starts[s] + (ahead + (k + 1) * one) / rate + latency
-                sizes[m] = one
+                sizes[m], whose[m] = one, s
                 m += 1
         order = np.argsort(times[:m])
         free, last, lost = 0.0, starts[r], False
@@ -84,11 +100,59 @@ def _half(starts, packets, each, ready, by_sender, rate, buffer, latency, begins
             if free > now and (free - now) * rate + sizes[i] > buffer:
                 dropped += 1
                 lost = True
+                came[i] = np.inf
                 continue
             free = max(free, now) + sizes[i] / rate
+            came[i] = free
+            first[whose[i]] = min(first[whose[i]], free)
             last = max(last, free)
-        done[r] = last + (_SILENCE if lost else 0.0)
-    return sent, dropped
+        done[r] = last + (silence if lost else 0.0)
+        if not by_sender:
+            clock[r] = starts[r] if own else max(starts[r], np.sort(first)[n // 2 - 1])
+        end[r] = min(done[r], max(starts[r], clock[r] + length[r]))
+        for i in range(m):
+            rows = sizes[i] != ready
+            if rows and (came[i] if came[i] < np.inf else done[r]) > end[r]:
+                late += 1
+    return sent, dropped, late
+
+
+class _Clocks:
+    """Deadlines of one job: what its halves took of late, and what each rank may wait past them.
+
+    Args:
+        ranks: how many.
+        floor: see ``transport.config.Config``.
+        cut: see ``Flows``.
+    """
+
+    def __init__(self, ranks: int, floor: int, cut: float) -> None:
+        self._floor, self._cut = floor, cut
+        self.saved = np.full(ranks, 0.0 if cut else _FIRST * floor)
+        self._took: deque[NDArray[np.float64]] = deque(maxlen=_USUAL)
+
+    def learn(self, first: NDArray[np.float64], second: NDArray[np.float64], whole: NDArray[np.float64]) -> None:
+        """What an op took each rank without any deadline, ns: from the clock, from the own seal, and in all."""
+        self._took.append(np.array([first, second, whole]))
+
+    def lengths(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """How long after its clock each owner seals, and each receiver gives up, ns."""
+        if len(self._took) < _USUAL:
+            return (np.full(len(self.saved), np.inf),) * 2
+        first, second, whole = np.median(np.array(self._took), axis=0)
+        if self._cut:
+            return self._cut * first, self._cut * whole
+        floor, own = self._floor, np.maximum(self._floor, _MARGIN * first)
+        seals = np.full(len(own), float(np.median(own)))
+        last = own.max() + max(floor, own.max() / 10)
+        second = np.maximum(floor, _MARGIN * second)
+        return seals, np.maximum(last + floor, np.minimum(last + second, _MARGIN_WHOLE * whole))
+
+    def charge(self, past: NDArray[np.float64], passed: float) -> None:
+        """An op of ``passed`` ns has waited so long past its deadlines."""
+        if self._cut:
+            return
+        self.saved = np.minimum(_MOST * self._floor, self.saved - np.maximum(0.0, past) + _SHARE * passed)
 
 
 @dataclass
@@ -99,15 +163,21 @@ class Flows:
         arrangement: who is in which jobs, one rank a host.
         switching: of the network; without racks and losses.
         seed: of everything.
+        floor: see ``transport.config.Config``.
+        cut: where it is not 0, halves end at so many times what they usually take from the own launch, whatever may
+            come: what no deadline of the engine does.
     """
 
     arrangement: Arrangement
     switching: Switching
     seed: int
+    floor: int = FLOOR
+    cut: float = 0.0
 
     def __post_init__(self) -> None:
         self._random = np.random.default_rng(self.seed)
-        self._sent = self._messages = self._dropped = 0
+        self._sent = self._messages = self._dropped = self._expected = self._late = 0
+        self._clocks: dict[int, _Clocks] = {}
         self._bytes = 0.0
 
     def begin_bursts(self, background: Background) -> None:
@@ -125,7 +195,7 @@ class Flows:
         """Nothing is open."""
 
     def step(self) -> Step:
-        """All ranks reduce one bucket; nothing is lost for good, since what is dropped comes once it is asked for.
+        """All ranks reduce one bucket; lost for good is what comes after a deadline.
 
         A message is what a rank has for another one in one half of an op; what is asked for again is not counted.
         """
@@ -139,37 +209,55 @@ class Flows:
             begins[hit] = random.uniform(-burst, burst, int(hit.sum()))
             ends[hit] = begins[hit] + burst * random.uniform(0.8, 1.2, int(hit.sum()))
         sent, messages, dropped, length = self._sent, self._messages, self._dropped, self._bytes
+        expected, lost = self._expected, self._late
         for phase in range(len(self.arrangement.parts[0])):
             after = now.copy()
             for job in dict.fromkeys(parts[phase].job for parts in self.arrangement.parts):
                 places = np.array(self.arrangement.places[job])
                 part = self.arrangement.parts[places[0]][phase]
-                after[places] = self._op(now[places], part.entries, begins[places], ends[places])
+                after[places] = self._op(part.job, now[places], part.entries, begins[places], ends[places])
             now = after
         dropped = self._dropped - dropped
         step = Step((now - begun).astype(np.int64).tolist(), packets=self._sent - sent)
         step.messages = self._messages - messages
         step.bytes = int(self._bytes - length)
         step.dropped = {"port": dropped} if dropped else {}
+        step.expected = self._expected - expected
+        step.delivered = step.expected - (self._late - lost)
         return step
 
     def _op(
-        self, now: NDArray[np.float64], entries: int, begins: NDArray[np.float64], ends: NDArray[np.float64]
+        self,
+        job: int,
+        now: NDArray[np.float64],
+        entries: int,
+        begins: NDArray[np.float64],
+        ends: NDArray[np.float64],
     ) -> NDArray[np.float64]:
         shape, ranks = shape_for(entries, WIDTH), len(now)
         packets = np.full(ranks, shape.rows // ranks)
         packets[: shape.rows % ranks] += 1
-        switching = self.switching
+        switching, clocks = self.switching, self._clocks.setdefault(job, _Clocks(ranks, self.floor, self.cut))
         each, rate = float(shape.codes + HEADER_BYTES + HEADERS), switching.rate / 8 / S
         sizes = np.where(packets > 0, packets * each, _READY)
-        for by_sender in (False, True):
+        first, second = clocks.lengths()
+        begun, clock, sealed, past = now, np.zeros(ranks), now, np.zeros(ranks)
+        took = []
+        for by_sender, length in ((False, first), (True, second)):
             self._bytes += (ranks - 1) * float(sizes.sum())
             self._messages += (ranks - 1) * ranks
-            done = np.zeros(ranks)
-            sent, dropped = _half(
+            self._expected += (ranks - 1) * shape.rows
+            done, end = np.zeros(ranks), np.zeros(ranks)
+            limit = length + np.maximum(0.0, clocks.saved - past)
+            sent, dropped, late = _half(
                 now, packets, each, float(_READY), by_sender, rate, float(switching.buffer), float(switching.latency),
-                begins, ends, done,
+                _SILENCE * self.floor, begins, ends, clock, limit, done, end, self.cut > 0,
             )  # fmt: skip
-            self._sent, self._dropped = self._sent + sent, self._dropped + dropped
-            now = done + _TURN
+            self._sent, self._dropped, self._late = self._sent + sent, self._dropped + dropped, self._late + late
+            past = np.maximum(past, end - clock - length)
+            took.append(done - (sealed if by_sender else clock))
+            sealed = end
+            now = end + _TURN
+        clocks.learn(took[0], took[1], done - clock)
+        clocks.charge(past, float((now - begun).max()))
         return now

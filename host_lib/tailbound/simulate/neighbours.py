@@ -7,7 +7,8 @@ slow start, additive increase, and half a window less once a round trip for what
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from tailbound.bench.figures import jain
@@ -16,14 +17,20 @@ from tailbound.simulate.fabric import MS, US, S
 from tailbound.simulate.layouts import arrange
 from tailbound.simulate.ports import HEADERS, Network, Port, Switching
 from tailbound.simulate.steps import Team
+from tailbound.wire.schema import PacketType
 
 _SEGMENT = 1448 + 12 + HEADERS
-#: A lost segment is noticed by those behind it, or after this, ns.
-_TIMEOUT = 200 * MS
+#: Without an acknowledgement for so long a flow begins anew, twice as long the next time, ns (Linux, at least).
+_TIMEOUT, _TIMEOUT_MOST = 200 * MS, 3_200 * MS
+#: And a segment is sent again by itself after two round trips and this, ns: two ticks of a kernel of 250 Hz (RFC 8985).
+_PROBE = 8 * MS
 
 
 class Tcp:
     """A flow from a host of its own to ``host``, from now on.
+
+    What is lost is noticed by what left after it and has come. Where nothing has, one segment is sent again after two
+    round trips, if more than one was on the way; where that is lost, too, the timer decides.
 
     Args:
         network: the network.
@@ -32,6 +39,7 @@ class Tcp:
 
     Attributes:
         delivered: bytes on the wire that have come.
+        timeouts: times that it has begun anew.
     """
 
     def __init__(self, network: Network, host: int, *, ecn: bool) -> None:
@@ -39,31 +47,42 @@ class Tcp:
         self._out = Port(network.switching.rate / 8, float("inf"))
         self._window, self._threshold = 10.0, float("inf")
         self._flying = 0
+        self._lost = 0  # of these, what will not come, as nobody knows yet
         self._lowered = 0  # when the window last was; segments that left before are of that round trip
-        self.delivered = 0
+        self._rtt = 0
+        self._waits, self._number = _TIMEOUT, 0  # for how long, and how often an acknowledgement has come
+        self.delivered = self.timeouts = 0
         network.at(network.now, self._send)
 
     def _send(self) -> None:
-        network = self._network
         while self._flying < int(self._window):
-            self._flying += 1
-            left = self._out.take(_SEGMENT, network.now)
-            network.at(left + network.switching.latency, partial(self._arrive, network.now))
+            self._leave()
+        self._wait()
+
+    def _leave(self) -> None:
+        network = self._network
+        self._flying += 1
+        left = self._out.take(_SEGMENT, network.now)
+        network.at(left + network.switching.latency, partial(self._arrive, network.now))
 
     def _arrive(self, sent: int) -> None:
         network, marks = self._network, self._port.marks
-        left = self._port.take(_SEGMENT, network.now)
-        back = network.switching.latency
-        if not left:
-            late = _TIMEOUT if self._flying < 4 else back + int(8 * self._port.backlog(network.now) * S)
-            network.at(network.now + min(_TIMEOUT, late), partial(self._lost, sent))
+        if not (left := self._port.take(_SEGMENT, network.now)):
+            self._lost += 1
             return
-        network.at(left + back, partial(self._acknowledged, sent, self._ecn and self._port.marks != marks))
+        marked = self._ecn and self._port.marks != marks
+        network.at(left + network.switching.latency, partial(self._acknowledged, sent, self._lost, marked))
 
-    def _acknowledged(self, sent: int, marked: bool) -> None:
-        self._flying -= 1
+    def _acknowledged(self, sent: int, lost: int, marked: bool) -> None:
+        """``lost``: segments before this one that will not come."""
+        network = self._network
+        self._number += 1
+        self._waits, self._rtt = _TIMEOUT, network.now - sent
+        lost = min(lost, self._lost)
+        self._lost -= lost
+        self._flying = max(0, self._flying - 1 - lost)
         self.delivered += _SEGMENT
-        if marked:
+        if marked or lost:
             self._lower(sent)
         elif self._window < self._threshold:
             self._window += 1
@@ -71,10 +90,26 @@ class Tcp:
             self._window += 1 / self._window
         self._send()
 
-    def _lost(self, sent: int) -> None:
-        self._flying -= 1
-        self._lower(sent)
-        self._send()
+    def _wait(self) -> None:
+        """For the next acknowledgement."""
+        network, number = self._network, self._number
+
+        def probe() -> None:
+            if number == self._number:
+                self._leave()
+
+        def timeout() -> None:
+            if number != self._number:
+                return
+            self.timeouts += 1
+            self._waits = min(_TIMEOUT_MOST, 2 * self._waits)
+            self._threshold, self._window = max(2.0, self._window / 2), 1.0
+            self._flying = self._lost = 0
+            self._send()
+
+        if self._flying > 1:
+            network.at(network.now + 2 * self._rtt + _PROBE, probe)
+        network.at(network.now + self._waits, timeout)
 
     def _lower(self, sent: int) -> None:
         if sent < self._lowered:
@@ -91,18 +126,22 @@ class Shares:
         ops: a second, by job.
         took: ms of an op, by job: the median of all ranks'; None where no op ended.
         tcp: share of the link, by flow.
+        timeouts: times that flows have waited for their timer.
         expected, delivered: rows of all jobs.
         packets, dropped, marked: of all jobs and flows.
+        kinds: packets of jobs, by the name of their type.
     """
 
     ops: list[float]
     took: list[float | None]
     tcp: list[float]
+    timeouts: int = 0
     expected: int = 0
     delivered: int = 0
     packets: int = 0
     dropped: int = 0
     marked: int = 0
+    kinds: dict[str, int] = field(default_factory=dict)
 
     @property
     def jain(self) -> float | None:
@@ -123,6 +162,7 @@ def share(
     seconds: float = 2.0,
     seed: int = 1,
     known: bool = True,
+    multicast: bool = False,
 ) -> Shares:
     """Runs ``jobs`` of ``ranks`` on the same hosts, each with all-reduces of ``size`` bytes of float32.
 
@@ -138,11 +178,12 @@ def share(
         seconds: simulated seconds that count.
         seed: of everything.
         known: ranks know how fast their links are.
+        multicast: the network delivers what is for all, as the lab's does; with one job, since XDP is needed for it.
     """
     layout = "hosts" if jobs > 1 else "flat"
     whole = arrange(layout, ranks * jobs, size // 4 * jobs, per_host=jobs)
     rate = switching.rate / 8 if known else 0.0
-    team = Team(replace(whole, local=0), switching, seed, rate=rate)
+    team = Team(replace(whole, local=0), switching, seed, rate=rate, multicast=multicast and jobs == 1)
     network = team.network
     counted = Shares([0.0] * jobs, [], [])
     took: list[list[int]] = [[] for _ in range(jobs)]
@@ -174,8 +215,11 @@ def share(
     # jobs know by then how long their ops take: the first ones wait two seconds for whatever is lost
     network.at(begin - int(warm * S) // 2, lambda: flows.extend(Tcp(network, 0, ecn=ecn) for _ in range(tcp)))
     before: list[int] = []
+    kinds: Counter[int] = Counter()
 
     def start() -> None:
+        kinds.update(network.kinds)
+        counted.timeouts -= sum(flow.timeouts for flow in flows)
         before[:] = [flow.delivered for flow in flows]
         counted.packets, counted.dropped, counted.marked = (-value for value in counts())
 
@@ -188,8 +232,10 @@ def share(
     counted.packets += packets
     counted.dropped += dropped
     counted.marked += marked
+    counted.kinds = {PacketType(kind).name.lower(): count for kind, count in (network.kinds - kinds).items()}
     link = switching.rate / 8 * seconds
     counted.tcp = [(flow.delivered - was) / link for flow, was in zip(flows, before, strict=True)]
+    counted.timeouts += sum(flow.timeouts for flow in flows)
     counted.took = [sorted(times)[len(times) // 2] / MS if times else None for times in took]
     team.close()
     return counted

@@ -15,8 +15,10 @@ from functools import partial
 
 from tailbound.lab.spec import Background
 from tailbound.lab.traffic import PACKET_BYTES, Sender
-from tailbound.simulate.fabric import US, Burst, Fabric, S, Terms
+from tailbound.simulate.fabric import EVERYBODY, US, Burst, Fabric, S, Terms
+from tailbound.wire.packets import offset_of
 
+_KIND = offset_of("type")
 #: Of a packet on the wire besides its UDP payload: Ethernet, IPv4 and UDP, as tc counts it in the lab.
 HEADERS = 42
 
@@ -101,7 +103,8 @@ class Network(Fabric):
         switching: what the switches are like.
 
     Attributes:
-        packets, messages, bytes: that hosts have sent; bytes on the wire.
+        packets, messages, bytes: that hosts have sent, a packet for everybody once for each; bytes on the wire.
+        kinds: packets by type (``wire.schema.PacketType``).
         dropped: packets that did not arrive: at the last hop (``port``), between racks (``spine``), ``loss``.
         take: by job, who takes what arrives there.
     """
@@ -122,6 +125,7 @@ class Network(Fabric):
         self.take: list[Callable[[Burst], None]] = []
         self.packets = self.messages = self.bytes = 0
         self.dropped: Counter[str] = Counter()
+        self.kinds: Counter[int] = Counter()
         self._seed = seed
         if switching.background is not None:
             self.begin_bursts(switching.background)
@@ -149,24 +153,32 @@ class Network(Fabric):
 
     def send(self, burst: Burst) -> None:
         """Its packets leave one after the other."""
-        source = self._places[burst.job][burst.source]
-        to = self._places[burst.job][burst.to]
+        places = self._places[burst.job]
+        source = places[burst.source]
         out, clock = self._out[source], self.clock
+        ranks = [burst.to] if burst.to != EVERYBODY else [rank for rank in range(len(places)) if rank != burst.source]
         self.messages += 1
         data, stride = burst.data, burst.stride
-        single = len(data) <= stride
+        single = len(data) <= stride and len(ranks) == 1
         for at in range(0, len(data), stride):
-            packet = burst if single else Burst(burst.source, burst.to, data[at : at + stride], stride, burst.job)
-            size = len(packet.data) + HEADERS
-            self.packets += 1
+            part = data[at : at + stride]
+            size = len(part) + HEADERS
+            self.packets += len(ranks)
+            self.kinds[part[_KIND]] += len(ranks)
             self.bytes += size
             left = out.take(size, clock)
-            if source == to:  # between two ranks of one host, which does not happen: they are in different jobs
-                self.at(left, partial(self.take[burst.job], packet))
-            elif self._rack[source] == self._rack[to]:
-                self.at(left + self.switching.latency, partial(self._arrive_at_last, packet, to, size))
-            else:
-                self.at(left + self.switching.latency // 2, partial(self._up, packet, source, to, size))
+            for rank in ranks:
+                packet = burst if single else Burst(burst.source, rank, part, stride, burst.job)
+                self._travel_on(packet, source, places[rank], size, left)
+
+    def _travel_on(self, packet: Burst, source: int, to: int, size: int, left: int) -> None:
+        """From its host, which it has ``left``, to the next queue."""
+        if source == to:  # between two ranks of one host, which does not happen: they are in different jobs
+            self.at(left, partial(self.take[packet.job], packet))
+        elif self._rack[source] == self._rack[to]:
+            self.at(left + self.switching.latency, partial(self._arrive_at_last, packet, to, size))
+        else:
+            self.at(left + self.switching.latency // 2, partial(self._up, packet, source, to, size))
 
     def _take(self, port: Port, packet: Burst, size: int) -> int:
         """See ``Port.take``; a packet may be marked there."""

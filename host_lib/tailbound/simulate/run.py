@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from tailbound.bench import picture
 from tailbound.bench.figures import percentile
 from tailbound.bench.save import save
 from tailbound.errors import ConfigError
@@ -21,11 +23,15 @@ from tailbound.lab.spec import Background
 from tailbound.simulate.fabric import S
 from tailbound.simulate.flows import Flows
 from tailbound.simulate.layouts import Arrangement, arrange
+from tailbound.simulate.plot import draw
 from tailbound.simulate.ports import Switching
 from tailbound.simulate.steps import Step, Team
+from tailbound.transport.config import FLOOR
 
 #: Of the link's rate, as in ``bench.calibrate``; and the share of steps that bursts hit.
 _RATE_SHARE, _HIT = 0.9, 0.25
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_LATE = re.compile(rf"(\d+(?:\.\d+)?)({'|'.join(_SECONDS)}|x)")
 #: Of a row, and what a table calls it.
 _COLUMNS = {
     "ranks": "ranks",
@@ -41,6 +47,31 @@ _COLUMNS = {
 }
 
 
+class Late(NamedTuple):
+    """By how much a rank begins later than the others.
+
+    Attributes:
+        seconds: so long.
+        steps: and so many times the usual step.
+    """
+
+    seconds: float = 0.0
+    steps: float = 0.0
+
+
+def parse_late(text: str) -> Late:
+    """A time with its unit (``20ms``), or a multiple of the usual step (``2x``).
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    found = _LATE.fullmatch(text.strip())
+    if found is None:
+        raise ConfigError(f"a straggler of {text!r}: write for example 20ms, 1.5s or, in usual steps, 2x")
+    number, unit = float(found[1]), found[2]
+    return Late(steps=number) if unit == "x" else Late(number * _SECONDS[unit])
+
+
 @dataclass(frozen=True)
 class Wanted:
     """What is simulated, besides the number of ranks.
@@ -50,28 +81,34 @@ class Wanted:
         size: bytes of float32 of a rank and step.
         switching: of the network; ``background`` is said by ``tail`` where that is more than one.
         tail: P99/P50 that foreign bursts would give an all-reduce that waits for everything; 1: there are none.
+        late: of the last rank in every step that counts; none by default.
         steps: that count.
-        warm: steps before them, without bursts.
+        warm: steps before them, without bursts and with nobody late.
         seed: of everything.
         wait: every rank waits for every row, so long that no deadline matters: what a reliable transport would do.
         flows: the coarse model (``flows``) in place of the engine.
         group, per_host: see ``layouts.arrange``.
         local_rate, rest: see ``Team``; the coarse model has no rest.
+        cut: see ``flows.Flows``; the engine has none.
+        settings: of ``transport.config.Config``; the coarse model has ``floor`` alone.
     """
 
     layout: str = "flat"
     size: int = 1 << 20
     switching: Switching = field(default_factory=Switching)
     tail: float = 1.0
+    late: Late | None = None
     steps: int = 40
     warm: int = 12
     seed: int = 1
     wait: bool = False
     flows: bool = False
+    cut: float = 0.0
     group: int = 0
     per_host: int = 8
     local_rate: float = 100e9
     rest: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def as_in_the_lab(switching: Switching) -> Switching:
@@ -114,13 +151,15 @@ def simulate(ranks: int, wanted: Wanted, told: Callable[[Step, bool], None]) -> 
     least = bound(arrangement, wanted.size, switching.rate, wanted.local_rate)
     team: Team | Flows
     if wanted.flows:
-        if wanted.wait or switching.rack or switching.loss or switching.mark or arrangement.local:
+        racks = switching.rack or arrangement.local
+        if racks or wanted.wait or wanted.late or switching.loss or switching.mark:
             raise ConfigError(
-                "--flows has no racks, hosts, ECN, losses besides, or --wait: leave them out, or leave out --flows"
+                "--flows has no racks, hosts, ECN, losses besides, straggler, or --wait: leave out these or "
+                "leave out --flows"
             )
-        team = Flows(arrangement, switching, wanted.seed)
+        team = Flows(arrangement, switching, wanted.seed, cut=wanted.cut, **wanted.settings)
     else:
-        settings = {"strict": 30 * S} if wanted.wait else {}
+        settings = {**wanted.settings, **({"strict": 30 * S} if wanted.wait else {})}
         team = Team(arrangement, switching, wanted.seed, local_rate=wanted.local_rate, rest=wanted.rest, **settings)
     try:
         calm = []
@@ -128,9 +167,12 @@ def simulate(ranks: int, wanted: Wanted, told: Callable[[Step, bool], None]) -> 
             step = team.step()
             calm.append(step.slowest / S)
             told(step, False)
+        usual = percentile(calm[len(calm) // 2 :], 50)
         if wanted.tail > 1:
             hosts = len({host for places in arrangement.places for host in places})
-            team.begin_bursts(bursts(wanted.tail, percentile(calm[len(calm) // 2 :], 50), hosts, switching.rate))
+            team.begin_bursts(bursts(wanted.tail, usual, hosts, switching.rate))
+        if wanted.late is not None and isinstance(team, Team):
+            team.late = int((wanted.late.seconds + wanted.late.steps * usual) * S)
         for _ in range(wanted.steps):
             told(team.step(), True)
     finally:
@@ -170,26 +212,49 @@ def summarise(ranks: int, wanted: Wanted, steps: Sequence[Step], least: float, n
 
 def run(
     ranks: Sequence[int],
-    wanted: Wanted,
-    *,
+    *wanted: Wanted,
     json_file: Path | None = None,
+    plot: Path | None = None,
     console: Console | None = None,
 ) -> list[dict[str, Any]]:
-    """Simulates each number of ranks, prints a table, writes ``json_file`` after every one; returns its rows.
+    """Simulates each number of ranks of each that is ``wanted``; returns the rows.
 
-    Whoever interrupts it gets what there is.
+    A table is printed for each of these, and ``json_file`` is written after every row. Whoever interrupts it gets what
+    there is.
+
+    Args:
+        ranks: how many.
+        wanted: what is simulated.
+        json_file: where the rows go.
+        plot: where the picture goes; None: beside ``json_file``, if there is one and matplotlib is there.
+        console: where tables go.
 
     Raises:
-        ConfigError: what is asked for cannot be, or the file cannot be written.
+        ConfigError, CapabilityError: what is asked for cannot be, or the file cannot be written.
     """
     console = console or Console()
-    for number in ranks:  # all of them, before the first takes minutes
-        arrange(wanted.layout, number, wanted.size // 4, group=wanted.group, per_host=wanted.per_host)
-    if wanted.tail < 1 or wanted.steps < 1 or wanted.warm < 1 or wanted.switching.oversubscription < 1:
-        raise ConfigError("give a tail of 1 or more, an oversubscription of 1 or more, and steps")
+    for each in wanted:  # all of them, before the first takes minutes
+        for number in ranks:
+            arrange(each.layout, number, each.size // 4, group=each.group, per_host=each.per_host)
+        if each.cut and not each.flows:
+            raise ConfigError("--cut is of the coarse model: give --flows, too")
+        if each.tail < 1 or each.steps < 1 or each.warm < 1 or each.switching.oversubscription < 1:
+            raise ConfigError("give a tail of 1 or more, an oversubscription of 1 or more, and steps")
+    plot = picture.where(plot, json_file, console)
     rows: list[dict[str, Any]] = []
     _save(rows, json_file)
+    for each in wanted:
+        _run(ranks, each, rows, json_file, console)
+    picture.write(draw, rows, plot, console)
+    return rows
+
+
+def _run(
+    ranks: Sequence[int], wanted: Wanted, rows: list[dict[str, Any]], json_file: Path | None, console: Console
+) -> None:
+    """Adds a row for each number of ranks."""
     counted: list[Step] = []
+    before = len(rows)
     try:
         with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
             for number in ranks:
@@ -207,8 +272,8 @@ def run(
                 _save(rows, json_file)
                 progress.remove_task(task)
     except KeyboardInterrupt:
-        if counted and len(rows) < len(ranks):
-            number = ranks[len(rows)]
+        if counted and len(rows) - before < len(ranks):
+            number = ranks[len(rows) - before]
             arranged = arrange(wanted.layout, number, wanted.size // 4, group=wanted.group, per_host=wanted.per_host)
             least = bound(arranged, wanted.size, wanted.switching.rate, wanted.local_rate)
             rows.append(summarise(number, wanted, counted, least, arranged.name) | {"interrupted": True})
@@ -216,8 +281,7 @@ def run(
             console.print(f"interrupted: {number} ranks have {len(counted)} of {wanted.steps} steps", highlight=False)
         raise
     finally:
-        console.print(table(rows, wanted))
-    return rows
+        console.print(table(rows[before:], wanted))
 
 
 def table(rows: Sequence[dict[str, Any]], wanted: Wanted) -> Table:
@@ -245,6 +309,9 @@ def _row(
         "loss": wanted.switching.loss,
         "background": str(team.background or ""),
         "wait": wanted.wait,
+        "late": wanted.late and wanted.late._asdict(),
+        "cut": wanted.cut,
+        "floor": wanted.settings.get("floor", FLOOR),
         "flows": wanted.flows,
         "seed": wanted.seed,
         "deadlines": sum(step.deadlines for step in steps),

@@ -69,6 +69,9 @@ class Team:
         local_rate: bit/s at which the ranks of a host reduce and gather among themselves.
         rest: ns before every step.
         settings: of ``transport.config.Config``.
+
+    Attributes:
+        late: ns by which the last rank begins every step later than the others.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class Team:
     ) -> None:
         self.arrangement = arrangement
         self.network = network = Network(arrangement.places, seed, switching)
-        self._rest = rest
+        self._rest, self.late = rest, 0
         self._local = int(arrangement.local * 4 * 8 / local_rate * S)
         most = {part.job: part.entries for parts in arrangement.parts for part in parts}
         self.worlds = []
@@ -108,7 +111,7 @@ class Team:
                 node.poke()
 
     def step(self) -> Step:
-        """All ranks reduce one bucket; they begin together."""
+        """All ranks reduce one bucket; they begin together, but for a late one."""
         network = self.network
         done = Step([0] * self._ranks)
         before = network.packets, network.messages, network.bytes, network.marks, network.dropped.copy()
@@ -120,6 +123,7 @@ class Team:
 
         for rank in range(self._ranks):
             at = network.now + self._rest + network.random.randrange(APART)
+            at += self.late if rank == self._ranks - 1 else 0
             network.at(at, partial(self._begin, rank, done, over))
         network.run(lambda: not left, _NEVER)
         for world in self.worlds:

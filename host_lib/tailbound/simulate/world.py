@@ -3,8 +3,8 @@
 Replaced is what touches the machine: sockets (``machine.Wire``), the receiving thread (``machine.Datapath``), the
 sleeping transport thread (``Rank``) and the clock, which moves on by a little with every look at it. Packets are taken
 in while a rank's processes are stopped, as a kernel does. Not there: the thread that says HOLD while Python cannot
-(``machine.Heartbeat``), ``Communicator`` with its proof of reachability, XDP, fan-out and multicast; a rank that is
-lost asks another engine, not the reliable path.
+(``machine.Heartbeat``), ``Communicator`` with its proof of reachability, XDP, fan-out and trials of multicast; a rank
+that is lost asks another engine, not the reliable path.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from tailbound.collective.op import Launch, Outcome
 from tailbound.errors import TailboundError, TransportError
 from tailbound.simulate.engine import Done, Engine, Plan
 from tailbound.simulate.fabric import MS, US, Burst, Fabric, Terms
-from tailbound.simulate.machine import COOKIE, PORT, Datapath, Wire, address
+from tailbound.simulate.machine import COOKIE, GROUP, PORT, Datapath, Wire, address
+from tailbound.transport.choose import WORKS
 from tailbound.transport.config import Config
 from tailbound.transport.keys import MASTER, KeyRing
 from tailbound.transport.pace import PaceConfig, Pacer
-from tailbound.transport.sender import Sender
+from tailbound.transport.sender import Sender, Shared
 from tailbound.transport.sequence import Layout
 from tailbound.wire.address import words_of
 from tailbound.wire.bits import Bits, number_of
@@ -258,6 +259,7 @@ class World:
         rows: of the rings of sums and results.
         fabric: the network, if others send over it, too.
         number: of this job on ``fabric``.
+        multicast: results leave once for all, which ``fabric`` delivers, as with XDP.
         settings: of ``transport.config.Config``.
     """
 
@@ -280,6 +282,7 @@ class World:
         rows: tuple[int, int] = (1024, 4096),
         fabric: Fabric | None = None,
         number: int = 0,
+        multicast: bool = False,
         **settings: Any,
     ) -> None:
         self.ranks, self.steps, self.width, self.rows, self.number = ranks, steps, width, rows, number
@@ -293,7 +296,7 @@ class World:
         self.counts: Counter[str] = Counter()
         self.error: BaseException | None = None
         self._seed = seed
-        self._paced, self._limits = paced, limits
+        self._paced, self._limits, self._multicast = paced, limits, multicast
         self.prepare()
         self.nodes = [self.open(rank) for rank in range(ranks)]
 
@@ -324,6 +327,10 @@ class World:
             lambda: self._clock() + node.ahead,
             keys=self._keys(config),
         )
+        if self._multicast:
+            job.sender.share(Shared("multicast", (cast(Any, wire),), (GROUP, PORT), local=False))
+            job.channels.learn(datapath="xdp", multicast=WORKS, unreached=())
+            job.channels.follow(job.now())
         if self._limits is not None:
             job.flow.queue.pacer = Pacer(job.sender.peers, self._limits)
         if self._paced:
