@@ -3,7 +3,7 @@
 # make test    the tests, in TEST_PROCESSES=2 processes (make lint: ruff, mypy, clang-format, generated files)
 # make thorough   make test, and what it leaves out: all of long series, pairs of faults over XDP, examples, benchmarks
 # make mutants break pure modules in one small place at a time, a test must notice each; MODULES=transport.stage
-# make soak    tries at random for MINUTES=10: sequences of faults, hostile packets, training whose ranks come and go
+# make soak    tries at random for MINUTES=10: sequences of faults, hostile packets, neighbours, training whose ranks come and go
 # make evidence   the benchmarks that docs/evidence.md rests on, into out/evidence, under two hours
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -84,6 +84,7 @@ lint: setup
 	$(BIN)/python -m tailbound.wire.codegen --check
 	$(BIN)/python -m tailbound.settings.page | diff -u docs/settings.md -
 	$(BIN)/python -m tailbound.wire.rules_index | diff -u docs/rules_index.md -
+	$(BIN)/python -m tailbound.bench.measured docs/measured.json | diff -u docs/measured.md -
 	clang-format-14 --dry-run --Werror $(C_SOURCES)
 
 # Puts sources into the form that lint asks for.
@@ -97,6 +98,7 @@ generate: setup
 	$(BIN)/python -m tailbound.wire.codegen
 	$(BIN)/python -m tailbound.settings.page > docs/settings.md
 	$(BIN)/python -m tailbound.wire.rules_index > docs/rules_index.md
+	$(BIN)/python -m tailbound.bench.measured docs/measured.json > docs/measured.md
 
 # Kernel programs are built into it, so that nodes need no compiler.
 wheel: setup
@@ -113,6 +115,8 @@ bench: setup
 	$(BIN)/tailbound bench allreduce --vs gloo --wire --json $(OUT)/bench/allreduce-wire.json
 	$(BIN)/tailbound bench profile --json $(OUT)/bench/profile.json
 	$(BIN)/tailbound bench tail --json $(OUT)/bench/tail.json
+	$(BIN)/tailbound bench neighbours --ranks 16 --seconds 5 --json $(OUT)/bench/neighbours.json
+	$(BIN)/tailbound bench flood --ops 50 --rounds 2 --json $(OUT)/bench/flood.json
 	$(BIN)/tailbound bench train --json $(OUT)/bench/train.json
 
 evidence: setup

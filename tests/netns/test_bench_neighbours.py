@@ -103,6 +103,17 @@ def test_a_flow_of_tcp_takes_what_the_link_has(tailbound_lab: Callable[..., Clus
         Flow(lab, 0, 1, congestion="nobody's", ecn=False)
 
 
+def test_flows_that_know_of_marks_leave_each_other_room(tailbound_lab: Callable[..., Cluster]) -> None:
+    """What waits in a finite queue waits in earnest: else the smallest window fills the link, and no mark slows it."""
+    lab = tailbound_lab(workers=3, rate=100_000_000, queue=64 << 10, ecn=True)
+    with Flow(lab, 1, 0, congestion="reno", ecn=True) as one, Flow(lab, 2, 0, congestion="reno", ecn=True) as other:
+        await_that(lambda: one.delivered + other.delivered >= 4_000_000, "four megabytes")
+        assert min(one.delivered, other.delivered) >= 1_000_000
+    counts = lab.queue_counts()
+    assert counts.marked > 0
+    assert counts.overflowed < 10  # 26 to 64 where the queue was in the books only
+
+
 def test_queues_are_counted_where_there_are_some(tailbound_lab: Callable[..., Cluster]) -> None:
     with pytest.raises(ConfigError, match=r"LabSpec\(queue"):
         tailbound_lab(workers=1).queue_counts()

@@ -51,12 +51,12 @@ def test_the_benchmark_measures_both(tmp_path: Path) -> None:
     spec = LabSpec(2)
     allreduce.run(
         spec, sizes=(1 << 20, 4096), iters=6, datapath="xdp", json_file=file, console=Console(file=io.StringIO()),
-        vs=("gloo", *RIVALS),
+        vs=("gloo", "unpaced", *RIVALS),
     )  # fmt: skip
     rows = json.loads(file.read_text())
     assert [(r["name"], r["bytes"], r["datapath"]) for r in rows] == [
-        (name, size, "xdp" if name == "tailbound" else "tcp")
-        for size in (1 << 20, 4096) for name in ("tailbound", "gloo", *RIVALS)
+        (name, size, "xdp" if name in ("tailbound", "unpaced") else "tcp")
+        for size in (1 << 20, 4096) for name in ("tailbound", "gloo", "unpaced", *RIVALS)
     ]  # fmt: skip
     for row in rows:
         assert row["iters"] == 6

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tailbound.bench.late import BOUNDED, STRICT, WAYS, breaks, breaks_table, crossing, run, summarize, table
+from tailbound.bench.late import BOUNDED, STRICT, WAYS, breaks, breaks_table, crossing, run, summarize, table, warm_ups
 from tailbound.errors import ConfigError
+from tailbound.transport.overtime import MOST
 
 MS = 1_000_000
 ABOUT = {"transfer_ms": 10.0, "rate": 10**9}
@@ -52,6 +53,14 @@ def test_the_late_rank_itself_does_not_count_among_the_others() -> None:
 )
 def test_where_two_lines_cross_for_good(one: list[float], other: list[float], at: float | None) -> None:
     assert crossing([0.0, 1.0, 2.0], one, other) == at
+
+
+def test_what_may_be_waited_past_deadlines_is_used_up_before_it_counts() -> None:
+    """An engine that has only just begun to be late waits for half a second more than its deadlines say."""
+    for delay in (17.0, 67.0, 268.0, 1208.0):
+        assert 6 <= warm_ups(BOUNDED, delay) <= 40
+        assert warm_ups(BOUNDED, delay) == 40 or delay * warm_ups(BOUNDED, delay) > MOST / MS
+    assert warm_ups(STRICT, 268.0) == warm_ups(BOUNDED, 0.0) == 1
 
 
 def test_the_tables_fit_a_terminal() -> None:

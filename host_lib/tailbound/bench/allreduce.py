@@ -2,8 +2,8 @@
 
 Every iteration begins at one moment for all ranks (``start``) and takes as long as the slowest of them. Tailbound and
 the others take turns, iteration by iteration, in alternating order, so that all see the same state of the machine.
-What goes over TCP runs on the lab's link without Tailbound's XDP program; ``wire`` makes packets wire-sized on both
-links. With
+``vs="unpaced"`` is Tailbound in the same processes, with nothing that slows its senders down. What goes over TCP runs
+on the lab's link without Tailbound's XDP program; ``wire`` makes packets wire-sized on both links. With
 ``datapath="switch"`` the lab's switch sums; ``vs="transpose"`` then compares it with the same lab without its help.
 """
 
@@ -20,7 +20,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tailbound.bench import figures, turns
+from tailbound.bench import figures, picture, turns
+from tailbound.bench.allreduce_plot import draw
 from tailbound.bench.begin import prepared
 from tailbound.bench.meter import per_op
 from tailbound.bench.places import datapath_at
@@ -44,7 +45,10 @@ def run(
     vs: Sequence[str] = ("gloo",),
     datapath: str = "auto",
     per_host: int = 1,
+    rest: float = 0.0,
+    known: bool = False,
     json_file: Path | None = None,
+    plot: Path | None = None,
     console: Console | None = None,
 ) -> list[dict[str, Any]]:
     """Measures, prints a table, writes ``json_file``; returns its rows.
@@ -53,11 +57,15 @@ def run(
         spec: the lab; without root only workers and straggler can be had, on loopback over ``udp``.
         sizes: bytes of float32.
         iters: all-reduces of each size and kind.
-        vs: ``gloo`` and any of ``RIVALS``, or ``transpose`` alone (with ``datapath="switch"`` only), or nobody.
+        vs: ``gloo``, ``unpaced`` and any of ``RIVALS``, or ``transpose`` alone (with ``datapath="switch"`` only), or
+            nobody.
         datapath: ``auto``, ``xdp``, ``udp`` or ``switch``.
         per_host: ranks in every worker. With more than one they share a cable, over ``udp``; the ranks of a worker that
             share buckets (``node_group``) are measured in turn with ranks that stand for themselves, ``flat``.
+        rest: seconds before every all-reduce, in which nothing is sent.
+        known: ranks are told the rate of ``spec``; a virtual link calls itself faster.
         json_file: where the rows go.
+        plot: where the picture goes; None: beside ``json_file``, if there is one and matplotlib is there.
         console: where the table goes.
 
     Raises:
@@ -70,8 +78,9 @@ def run(
     by_turns = "transpose" in vs
     if by_turns and (datapath != "switch" or len(vs) > 1):
         raise ConfigError("--vs transpose, alone, compares a switch with the ranks' own sums: give --datapath switch")
-    if wrong := [name for name in vs if name not in ("gloo", "transpose", *RIVALS)]:
-        raise ConfigError(f"nobody to compare with is called {', '.join(wrong)}: give gloo, {', '.join(RIVALS)}")
+    if wrong := [name for name in vs if name not in ("gloo", turns.UNPACED, "transpose", *RIVALS)]:
+        there = ", ".join(("gloo", turns.UNPACED, *RIVALS))
+        raise ConfigError(f"nobody to compare with is called {', '.join(wrong)}: give {there}")
     if per_host > 1 and (datapath not in ("auto", "udp") or set(vs) - {"gloo"}):
         raise ConfigError("several ranks on a worker share its interface over udp: give neither --datapath nor --vs")
     if "halving" in vs and spec.workers & (spec.workers - 1):
@@ -79,11 +88,12 @@ def run(
     if datapath == "switch":
         spec = dataclasses.replace(spec, switch=True)
     sizes = [size - size % 4 for size in sizes]
+    plot = picture.where(plot, json_file, console)
     with prepared(spec, datapath, console, per_host) as (place, why_not, line):
         job = {
             "sizes": sizes, "iters": iters, "warmup": WARMUP, "line": str(line),
             "vs": [] if by_turns else list(dict.fromkeys(vs)),
-            "datapath": datapath_at(place, datapath),
+            "datapath": datapath_at(place, datapath), "rest": rest, "known": (spec.rate or 0) / 8 if known else 0.0,
         }  # fmt: skip
         used: dict[str, str] = {}
         module = "worker" if per_host == 1 else "node_worker"
@@ -104,6 +114,8 @@ def run(
         else:
             ways = {"tailbound": str(job["datapath"])}
             reports = measure(ways["tailbound"], iters)
+            if turns.UNPACED in vs:
+                ways[turns.UNPACED] = ways["tailbound"]
             if per_host > 1:
                 ways["flat"] = ways["tailbound"]
     rows = []
@@ -113,6 +125,7 @@ def run(
         rows += summarize(size, reports[size], settings, paths)
     console.print(table(rows))
     save(rows, json_file)
+    picture.write(draw, rows, plot, console)
     return rows
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pyroute2 import IPRoute
 
+from tailbound.bench.stranger import DROP
 from tailbound.bench.switch import TURN_ROW, Turntable
 from tailbound.errors import TailboundError
 from tailbound.kernel import syscalls
@@ -26,9 +26,6 @@ from tailbound.wire.schema import Flag, Verdict
 __all__ = ["PORTS", "Broadcast", "copy_rows"]
 
 PORTS = (1, 4, 8)
-_XDP_DROP = 1
-#: r0 = XDP_DROP; exit
-_DROP = struct.pack("=BBhi", 0xB7, 0, 0, _XDP_DROP) + struct.pack("=BBhi", 0x95, 0, 0, 0)
 
 
 def _name(number: int) -> str:
@@ -60,7 +57,7 @@ def _wires() -> Iterator[str]:
         namespaces.create(here)
         namespaces.create(there)
         namespaces.call(here, _build, there, patient=True)
-        program = syscalls.prog_load(_DROP, name="tb_drop")
+        program = syscalls.prog_load(DROP, name="tb_drop")
         try:
             links += namespaces.call(there, _take, program, patient=True)
         finally:

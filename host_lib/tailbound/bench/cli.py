@@ -11,6 +11,7 @@ import click
 from tailbound.bench.rivals import RIVALS
 from tailbound.bench.table import show
 from tailbound.bench.train_plan import SCENARIOS, TAILED, VARIANTS
+from tailbound.bench.turns import UNPACED
 from tailbound.errors import ConfigError
 from tailbound.lab.cli import spec_from_options, spec_options
 from tailbound.lab.spec import parse_size
@@ -103,13 +104,14 @@ def bytes_(ranks: int, json_file: Path | None) -> None:
 
 
 @bench.command()
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="The picture; default beside the JSON.")
 @_QUICK
 @_JSON
-def error(quick: bool, json_file: Path | None) -> None:
+def error(quick: bool, json_file: Path | None, plot: Path | None) -> None:
     """Error of the mean: beside other quantisers, and of transpose, parameter server and ring under loss."""
     from tailbound.bench.error import losses_table, published_table, quantisers_table, run
 
-    rows = run(json_file, quick=quick)
+    rows = run(json_file, quick=quick, plot=plot)
     show("NMSE of the mean, nothing lost, measured here", quantisers_table(rows))
     show("What papers report (not the same data)", published_table(rows))
     show("NMSE of the mean under loss, 4 ranks, 8 bits", losses_table(rows))
@@ -132,9 +134,10 @@ def fanout(workers: tuple[int, ...], size: int, quick: bool, json_file: Path | N
 @click.option("--size", "sizes", type=SIZE, multiple=True, default=("25MiB", "1MiB"), help="Bytes of float32.")
 @click.option("--iters", type=click.IntRange(1), default=50, help="All-reduces of each size.")
 @click.option(
-    "--vs", type=click.Choice(["gloo", *RIVALS, "transpose", "none"]), multiple=True, default=("gloo",),
-    help="Whom to measure in turn, one or more.",
+    "--vs", type=click.Choice(["gloo", UNPACED, *RIVALS, "transpose", "none"]), multiple=True, default=("gloo",),
+    help="Whom to measure in turn, one or more; unpaced: Tailbound with nothing that slows its senders down.",
 )  # fmt: skip
+@click.option("--known", is_flag=True, help="Ranks are told --rate; a virtual link calls itself faster.")
 @click.option(
     "--datapath", type=click.Choice(["auto", "xdp", "udp", "switch"]), default="auto",
     help="How we receive; switch: the lab's switch sums.",
@@ -143,12 +146,13 @@ def fanout(workers: tuple[int, ...], size: int, quick: bool, json_file: Path | N
     "--per-host", type=click.IntRange(1), default=1,
     help="Ranks in every worker; with more than one they share buckets, in turn with ranks that do not.",
 )  # fmt: skip
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="The picture; default beside the JSON.")
 @_JSON
 def allreduce(sizes: tuple[int, ...], json_file: Path | None, **options: Any) -> None:
     """All-reduces of worker processes in a lab, interleaved with Gloo's and those of others."""
     from tailbound.bench.allreduce import run
 
-    ours = {name: options.pop(name) for name in ("iters", "vs", "datapath", "per_host")}
+    ours = {name: options.pop(name) for name in ("iters", "vs", "datapath", "per_host", "known", "plot")}
     ours["vs"] = tuple(name for name in ours["vs"] if name != "none")
     run(spec_from_options(options), sizes=sizes, json_file=json_file, **ours)
 
@@ -349,10 +353,30 @@ def neighbours(
 
 
 @bench.command()
+@click.option("--ranks", type=click.IntRange(2, 256), default=4, help="Of the job.")
+@click.option("--size", type=SIZE, default="1MiB", help="Bytes of float32 of an op.")
+@click.option(
+    "--rate", "rates", type=click.IntRange(0), multiple=True, default=(0, 100_000, 300_000, 1_000_000),
+    help="Forged packets a second, one or more of these.",
+)  # fmt: skip
+@click.option("--ops", type=click.IntRange(1), default=100, help="All-reduces at each rate, in a round.")
+@click.option("--rounds", type=click.IntRange(1), default=3, help="Of all rates.")
+@_JSON
+def flood(json_file: Path | None, **settings: Any) -> None:
+    """What forged packets by the hundred thousand cost a job with a key, beside the same packets to nobody."""
+    from tailbound.bench.flood import Wanted, run
+
+    run(Wanted(**settings), json_file)
+
+
+@bench.command()
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="out/evidence", help="JSON files.")
 @click.option("--only", metavar="NAME", multiple=True, help="Only these; all by default.", show_default=False)
-def evidence(out: Path, only: tuple[str, ...]) -> None:
+@click.option(
+    "--repeat", type=click.IntRange(1), default=1, help="Run each so often, and say which figures differ by over 15 %."
+)
+def evidence(out: Path, only: tuple[str, ...], repeat: int) -> None:
     """The benchmarks that docs/evidence.md rests on, in under two hours, with commit and load."""
     from tailbound.bench.evidence import run
 
-    run(out, only)
+    run(out, only, repeat=repeat)

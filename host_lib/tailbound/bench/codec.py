@@ -30,11 +30,14 @@ from tailbound.codec.threads import Threads
 from tailbound.errors import ConfigError
 from tailbound.wire.bits import Bits, bits_text, bits_told
 from tailbound.wire.packets import DTYPES
-from tailbound.wire.schema import HEADER_BYTES
+from tailbound.wire.schema import HEADER_BYTES, key_bytes
+from tailbound.wire.tag import key_of
 
 RANKS, WIDTH, OP, COOKIE = 4, 1408, 1, 1
 #: Passes that an op takes of a rank.
 _OP = ("encode", "mean", "decode")
+#: Encoding in a job with a key.
+_KEYED = "encode, keyed"
 #: Name -> (bytes of float32, call by threads).
 Passes = dict[str, tuple[int, Callable[[Threads], Any]]]
 
@@ -79,7 +82,8 @@ def run(
     Returns:
         Rows ``name, bytes, threads, ms, cpu_ms, gbps, speedup``: bytes of float32 that the pass stands for, processor
         time of all threads, GB (10**9 bytes) a second, the time of one thread over this one (median of the rounds;
-        1 for one thread). ``op`` is encode, mean and decode.
+        1 for one thread). ``op`` is encode, mean and decode; ``encode, keyed`` is encode with a tag in the place of the
+        check, and has ``over_plain``, its processor time over that of encode by as many threads (median of the rounds).
 
     Raises:
         ConfigError: ``threads`` or ``megabytes`` below 1 (entry).
@@ -95,6 +99,7 @@ def run(
         for crew in crews:
             crew.close()
     times["op"] = np.sum([times[name] for name in _OP], axis=0)
+    over_plain = np.median(times[_KEYED][..., 1] / times["encode"][..., 1], axis=0)
     sizes = {name: size for name, (size, _) in passes.items()} | {"op": 4 * numel}
     rows = []
     for name, each in times.items():
@@ -104,6 +109,7 @@ def run(
                 {
                     "name": name, "bytes": sizes[name], "threads": len(crew), "ms": seconds * 1e3, "cpu_ms": cpu * 1e3,
                     "gbps": sizes[name] / seconds / 1e9, "speedup": float(np.median(each[:, 0, 0] / each[:, i, 0])),
+                    "over_plain": float(over_plain[i]) if name == _KEYED else None,
                 }
             )  # fmt: skip
     save(rows + ([] if quick else errors()), json_path)
@@ -134,6 +140,7 @@ def _passes(numel: int) -> Passes:
     x = rng.standard_normal(numel, np.float32)
     copy = np.empty_like(x)
     coding = Coding(seed_of(COOKIE, OP), 0, shift_cap_of(RANKS), headroom_of(RANKS), ranks=RANKS)
+    keyed = coding._replace(key=key_of(rng.bytes(key_bytes(WIDTH) - 8), 0))
     need, work = np.zeros(shape.groups, np.int16), np.zeros(shape.groups, np.int16)
     measure(x, shape, coding, need, Scratch(WIDTH))
     exponents = cold_exponents(need[None], coding.headroom)
@@ -165,6 +172,10 @@ def _passes(numel: int) -> Passes:
         "encode": (
             4 * numel,
             shared(shape.groups, lambda s, part: encode(x, shape, coding, packets, scales, s, groups=part)),
+        ),
+        _KEYED: (
+            4 * numel,
+            shared(shape.groups, lambda s, part: encode(x, shape, keyed, packets, scales, s, groups=part)),
         ),
         "measure": (4 * numel, shared(shape.groups, lambda s, part: measure(x, shape, coding, need, s, groups=part))),
         "mean": (4 * own * codes, lambda threads: mean_by(threads, sealed, contributed, shape, coding, made)),

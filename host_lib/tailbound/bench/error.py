@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
 
-from tailbound.bench import quantisers
+from tailbound.bench import error_plot, picture, quantisers
 from tailbound.bench.figures import nmse
 from tailbound.bench.gradients import GAUSSIAN, LAYERS, Layers, balance, draw, exact_mean, worst_tensor
 from tailbound.bench.losses import PATTERNS
@@ -115,21 +116,25 @@ _PUBLISHED = (
 OPTIREDUCE = (2.47, 9.92, 14.55)
 
 
-def run(json_path: Path | None = None, *, quick: bool = False) -> list[Row]:
+def run(json_path: Path | None = None, *, quick: bool = False, plot: Path | None = None) -> list[Row]:
     """Measures all of it.
 
     Args:
         json_path: where the rows go.
         quick: 4 ranks, independent Gaussians and the transformer, 0 and 5 % lost, drawn once.
+        plot: where the picture goes; None: beside ``json_path``, if there is one and matplotlib is there.
 
     Returns:
         Rows ``kind, data, name, bits, ranks, nmse`` and, of kind ``quantiser``, ``bits_back, summable``; of kind
         ``loss``, ``pattern, loss, rotated, worst_rank, worst_tensor``: the error of the worst rank, and that of its
         worst tensor, means over the draws as ``nmse`` is.
     """
+    console = Console()
+    plot = picture.where(plot, json_path, console)
     rows = quantiser_rows(_DATA[::2] if quick else _DATA, _RANKS[:1] if quick else _RANKS)
     rows += loss_rows(_DATA[::2], _LOSSES[::2] if quick else _LOSSES, 1 if quick else 3)
     save(rows, json_path)
+    picture.write(error_plot.draw, rows, plot, console)
     return rows
 
 

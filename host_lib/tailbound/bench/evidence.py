@@ -1,11 +1,13 @@
 """``tailbound bench evidence``: the benchmarks that docs/evidence.md rests on, and what they ran on.
 
-Beside the JSON of each benchmark lies ``measured.json``: command, commit, machine, load, how it ended.
+Beside the JSON of each benchmark lies ``measured.json``: command, commit, machine, load, how it ended (``measured``).
+Run several times, ``apart.json`` has the figures of each run.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import platform
 import signal
@@ -18,6 +20,8 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
+from tailbound.bench.apart import Apart, compare
+from tailbound.bench.apart import table as apart_table
 from tailbound.bench.rivals import RIVALS
 from tailbound.bench.save import save
 from tailbound.errors import ConfigError, TransportError
@@ -32,8 +36,19 @@ class Measurement(NamedTuple):
 
 
 _RIVALS = tuple(word for name in ("gloo", *RIVALS) for word in ("--vs", name))
+_FLOORS = tuple(word for floor in ("10", "1", "0.2") for word in ("--floor-ms", floor))
+_THOUSANDS = (
+    *(word for ranks in (16, 64, 256, 1024, 4096) for word in ("-n", str(ranks))),
+    *("--layout", "2d", "--size", "256KiB", "--tail", "3", "--flows", "--warm", "30", "--steps", "100"),
+)
 _ACCURACY = tuple(word for name in ("gloo", "quantised", "tailbound") for word in ("--variants", name))
 _BURSTS = ("--burst-loss", "0.01", "--size", "1MiB", "--iters", "150", "--vs", "gloo", "--vs", "quantised")
+
+
+def _delays(*transfers: float) -> tuple[str, ...]:
+    return tuple(word for delay in transfers for word in ("--delay", f"{delay:g}"))
+
+
 #: In the order in which they run: what is short first.
 MEASUREMENTS = (
     Measurement("error", ("bench", "error"), 4),
@@ -41,10 +56,13 @@ MEASUREMENTS = (
     Measurement("rivals-bursts", ("bench", "allreduce", *_BURSTS), 4),
     Measurement("tail-small", ("bench", "tail", "--size", "1MiB", "--env", "loss1", "--seconds", "30"), 3),
     Measurement("straggler", ("bench", "straggler"), 6),
+    Measurement("simulate", ("simulate", *_THOUSANDS, *_FLOORS, "--cut", "1.2"), 3),
     Measurement("confirm", ("simulate", "--confirm"), 8),
     Measurement("accuracy", ("bench", "train", "--scenario", "accuracy", *_ACCURACY), 8),
     Measurement("drops", ("bench", "drops"), 10),
-    Measurement("late", ("bench", "late", "--iters", "8"), 13),
+    Measurement("late", ("bench", "late", "--workers", "4", *_delays(0, 0.5, 1, 2, 4), "--iters", "6"), 4),
+    Measurement("late-8", ("bench", "late", "--workers", "8", *_delays(0, 1, 4), "--iters", "4"), 4),
+    Measurement("late-second", ("bench", "late", "--workers", "4", *_delays(18), "--iters", "4"), 3),
     Measurement("tail", ("bench", "tail", "--seconds", "45"), 13),
     Measurement("tails", ("bench", "train", "--scenario", "tails-gpt", "--scenario", "tails-conv", "--tail", "3"), 44),
 )
@@ -54,6 +72,7 @@ def run(
     folder: Path,
     only: Sequence[str] = (),
     *,
+    repeat: int = 1,
     measurements: Sequence[Measurement] = MEASUREMENTS,
     console: Console | None = None,
 ) -> list[dict[str, Any]]:
@@ -61,7 +80,8 @@ def run(
 
     Args:
         folder: where the JSON files go.
-        only: names; none: all.
+        only: names; none: all. What was written of others is kept.
+        repeat: how often each is run; a table says how far the figures are apart (``apart``).
         measurements: what there is to run.
         console: what the benchmarks say goes to standard output, and what is done goes here.
 
@@ -77,16 +97,45 @@ def run(
         raise ConfigError(f"{', '.join(sorted(wrong))}: choose from {', '.join(each.name for each in measurements)}")
     folder.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
+    found: dict[str, list[Apart]] = {}
+    before = _read(folder / "measured.json")
     for each in measurements:
         if only and each.name not in only:
             continue
-        command = (*each.arguments, "--json", str(folder / f"{each.name}.json"))
-        console.print(f"tailbound {' '.join(command)}", highlight=False, soft_wrap=True)
-        rows.append({"name": each.name, "command": f"tailbound {' '.join(command)}", **_measured(each, command)})
-        save(rows, folder / "measured.json")
-        console.print(f"{each.name}: {rows[-1]['ended']} after {rows[-1]['seconds']:.0f} s", highlight=False)
+        files = [folder / f"{name}.json" for name in _names(each.name, repeat)]
+        for file in files:
+            file.unlink(missing_ok=True)  # else one that fails would leave what was there
+            console.print(f"tailbound {' '.join(each.arguments)}", highlight=False, soft_wrap=True)
+            command = (*each.arguments, "--json", str(file))
+            rows.append(
+                {"name": file.stem, "command": f"tailbound {' '.join(each.arguments)}", **_measured(each, command)}
+            )
+            said = {row["name"] for row in rows}
+            save([*(row for row in before if row["name"] not in said), *rows], folder / "measured.json")
+            console.print(f"{file.stem}: {rows[-1]['ended']} after {rows[-1]['seconds']:.0f} s", highlight=False)
+        runs = [_read(file) for file in files]
+        if repeat > 1 and all(runs):
+            found[each.name] = compare(runs)
+            others = [row for row in _read(folder / "apart.json") if row["measurement"] != each.name]
+            save(
+                [*others, *(one._asdict() | {"measurement": each.name, "by": one.by} for one in found[each.name])],
+                folder / "apart.json",
+            )
+    if repeat > 1:
+        console.print(apart_table(found))
     if failed := [row["name"] for row in rows if row["ended"] != "well"]:
         raise TransportError(f"{', '.join(failed)} did not end well: see the output above")
+    return rows
+
+
+def _names(name: str, repeat: int) -> list[str]:
+    """Of the JSON files of the runs of a measurement."""
+    return [name, *(f"{name}-{i}" for i in range(2, repeat + 1))]
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """Rows of a JSON file; none where there is none."""
+    rows: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
     return rows
 
 

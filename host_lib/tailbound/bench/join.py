@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -10,11 +11,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from tailbound.bench.start import StartLine
 from tailbound.collective.communicator import Communicator
 from tailbound.settings.table import BALANCE, BITS, PORT, RESULT
 from tailbound.transport.config import Config
+
+
+def store_of(rank: int, ranks: int, number: int = 0) -> TCPStore:
+    """A store of ranks that need no process group; ``number`` is that of the job, where there are several."""
+    return TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + number, ranks, rank == 0, timedelta(seconds=300),
+        wait_for_workers=False,
+    )  # fmt: skip
 
 
 @contextmanager
@@ -48,6 +58,6 @@ def communicator(
 
 @contextmanager
 def joined(job: dict[str, Any]) -> Iterator[tuple[Communicator, StartLine]]:
-    """Both."""
-    with gathered(job) as line, communicator(job) as ours:
+    """Both; ``known`` of ``job`` is what the ranks are told of their link's speed, bytes per second (0: nothing)."""
+    with gathered(job) as line, communicator(job, rate=job.get("known", 0.0)) as ours:
         yield ours, line

@@ -34,7 +34,10 @@ WAYS = (*OVER_TCP, STRICT, BOUNDED)
 #: In transfer times.
 DELAYS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 #: Longest delay, ms: what waits for everybody waits longer.
-MOST_MS = 1000.0
+MOST_MS = 1500.0
+#: All-reduces with the delay before those that count: for so many ms of lateness, within bounds. That is more than may
+#: be waited past deadlines (``transport.overtime``), and enough for rows to be in time.
+_LATE_MS, _LEAST, _MOST = 1500.0, 6, 40
 #: Seconds without a report: a turn has dozens of all-reduces, and a busy machine takes seconds for each.
 _SILENCE = 600.0
 #: Who gains on whom, as the delay grows.
@@ -102,12 +105,19 @@ def run(
                     reports = {rank: message for rank, message in team.gather("times") if message["kind"] == "times"}
                     team.finish()
                 rows += summarize(size, delay, [reports[rank] for rank in range(count)], about)
+                save(rows, json_file)
                 console.print(f"{count} workers, {delay:g} transfer times: done", highlight=False)
         console.print(table([row for row in rows if row["workers"] == count]))
-        save(rows, json_file)
     console.print(breaks_table(breaks(rows)))
     picture.write(draw, rows, plot, console)
     return rows
+
+
+def warm_ups(name: str, delay_ms: float) -> int:
+    """How many all-reduces with the delay come before those that count; waiting for everybody is not learned."""
+    if name != BOUNDED or not delay_ms:
+        return 1
+    return min(_MOST, max(_LEAST, int(_LATE_MS / delay_ms)))
 
 
 def summarize(

@@ -13,6 +13,7 @@ _LABELS = {
     "bounded": "Tailbound, bounded",
 }  # fmt: skip
 _STYLES = {"gloo": (0, (1.5, 1.5)), "strict": (0, (5, 2))}
+_TICKS = [a * 10**b for b in range(5) for a in (1, 2, 5)]
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -37,10 +38,16 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
                 *zip(*points, strict=True), label=label, linewidth=1.6, marker="o", markersize=3,
                 linestyle=_STYLES.get(name, "-"), color=COLOURS.get(name, COLOURS["tailbound"]),
             )  # fmt: skip
-        most = max(row["delay"] for row in chosen)
-        axes.plot([0, most], [0, most * chosen[0]["transfer_ms"]], color=FAINT, linewidth=1, label="the delay")
-        axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0)
+        delays = sorted({row["delay"] for row in chosen} - {0})
+        line = [delay * chosen[0]["transfer_ms"] for delay in delays]
+        axes.plot(delays, line, color=FAINT, linewidth=1, label="the delay")
+        axes.set_xscale("symlog", base=2, linthresh=0.5)
+        axes.set_yscale("log")
+        axes.set_xticks([0, *delays], ["0", *(f"{delay:g}" for delay in delays)])
+        times = [row["others_p50_ms"] for row in chosen]
+        ticks = [tick for tick in _TICKS if min(times) / 2 < tick < 2 * max(times)]
+        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
         axes.set_title(f"{workers} ranks, {chosen[0]['bytes'] / 2**20:g} MiB", loc="left", fontsize=10.5, color=INK)
         axes.set_xlabel(f"delay of one rank (transfer times, {chosen[0]['transfer_ms']:.0f} ms)", fontsize=9, color=INK)
         axes.set_ylabel("ms until the others have the result", fontsize=9, color=INK)

@@ -14,14 +14,14 @@ import torch.distributed as dist
 
 from tailbound.bench.channel import Channel, serve
 from tailbound.bench.join import communicator, gathered
-from tailbound.bench.late import BOUNDED, OVER_TCP, STRICT, WAYS
+from tailbound.bench.late import BOUNDED, OVER_TCP, STRICT, WAYS, warm_ups
 from tailbound.bench.rivals.choose import averager
 from tailbound.bench.start import StartLine
 from tailbound.bench.worker import gradient, totals
 from tailbound.collective.communicator import Communicator
 
-#: All-reduces before those that count: owner maps, deadlines, who is suspected.
-_WARMUP = 24
+#: All-reduces before those that count and before ``warm_ups``: nobody is late, so that deadlines are learned.
+_CALM = 24
 #: Longer than any delay (``late.MOST_MS``) and transfer.
 _PATIENT_NS = 1_900_000_000
 _SETTINGS: dict[str, dict[str, Any]] = {STRICT: {"deadline_1": _PATIENT_NS, "deadline_2": _PATIENT_NS}, BOUNDED: {}}
@@ -46,11 +46,11 @@ class _Rank:
             **{name: partial(average, self._buffer) for name, average in rivals.items()},
         }
 
-    def end(self, average: Callable[[], None]) -> int:
-        """One all-reduce; ns from the common start to the own result."""
+    def end(self, average: Callable[[], None], *, calm: bool = False) -> int:
+        """One all-reduce, in which nobody is late if it is ``calm``; ns from the common start to the own result."""
         self._buffer.numpy()[:] = self._data
         start = self._line.wait()
-        if self._delay:
+        if self._delay and not calm:
             time.sleep(max(0.0, self._delay - (time.monotonic_ns() - start) / 1e9))
         average()
         return time.monotonic_ns() - start
@@ -79,7 +79,9 @@ def work(job: dict[str, Any], channel: Channel) -> None:
                 with communicator(job, f"{turn}-{name}", **_SETTINGS[name]) as ours:
                     datapath = ours.datapath
                     ways: dict[str, Callable[[], None]] = {**rank.over_tcp, name: partial(rank.tailbound, ours)}
-                    for _ in range(_WARMUP):
+                    for _ in range(_CALM):
+                        rank.end(ways[name], calm=True)
+                    for _ in range(warm_ups(name, job["delay_ms"])):
                         rank.end(ways[name])
                     for average in rank.over_tcp.values():
                         rank.end(average)

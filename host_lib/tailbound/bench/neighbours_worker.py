@@ -11,15 +11,14 @@ import random
 import sys
 import time
 from collections import Counter
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch._C._distributed_c10d import TCPStore
 
 from tailbound.bench.channel import Channel, serve
+from tailbound.bench.join import store_of
 from tailbound.bench.worker import gradient
 from tailbound.collective.communicator import Communicator
 from tailbound.settings.table import PORT
@@ -98,10 +97,7 @@ def work(job: dict[str, Any], channel: Channel) -> None:
     """Everything this rank does."""
     number = int(os.environ["LOCAL_RANK"])
     rank, begin = int(os.environ["RANK"]) // job["jobs"], time.process_time()
-    store = TCPStore(
-        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + number, job["ranks"], rank == 0,
-        timedelta(seconds=300), wait_for_workers=False,
-    )  # fmt: skip
+    store = store_of(rank, job["ranks"], number)
     last = np.memmap(Path(job["folder"], f"last-{number}"), np.uint64, "r+", shape=(1,))
     config = Config(rank=rank, ranks=job["ranks"], port=PORT.read(), rate=job["known"], ring_mib=_RING_MIB)
     with Communicator(store, config, datapath=job["datapath"]) as ours:

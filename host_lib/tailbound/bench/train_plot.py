@@ -14,7 +14,8 @@ import numpy as np
 from tailbound.bench.axes import COLOURS, FAINT, GREY, INK, dress, new_figure
 from tailbound.bench.to_loss_plot import panel
 
-_LABELS = {
+#: Ways to average, and trainings, as pictures call them.
+LABELS = {
     "tailbound": "Tailbound", "gloo": "Gloo float32", "fp16": "Gloo fp16", "powersgd": "PowerSGD rank 4",
     "none": "no communication", "noop": "DDP, no communication", "stragglar": "StragglAR", "ring": "ring",
     "halving": "halving-doubling", "server": "parameter server", "quantised": "8-bit codes over TCP",
@@ -48,9 +49,9 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         for axes in (left, right):
             dress(axes)
         if tails := sorted({row["tail"] for row in chosen if row["tail"] is not None}):
-            panel(left, [row for row in chosen if row["tail"] == tails[0]], _LABELS)
+            panel(left, [row for row in chosen if row["tail"] == tails[0]], LABELS)
             if len(tails) > 1:
-                panel(right, [row for row in chosen if row["tail"] == tails[-1]], _LABELS)
+                panel(right, [row for row in chosen if row["tail"] == tails[-1]], LABELS)
             else:
                 _steps(right, chosen, losses)
             continue
@@ -72,7 +73,7 @@ def _words(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _label(row: Mapping[str, Any], losses: Sequence[float]) -> str:
-    name = _LABELS.get(row["name"], row["name"])
+    name = LABELS.get(row["name"], row["name"])
     return f"{name}, {row['loss']:.0%} lost" if len(losses) > 1 else name
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+#: Tailbound in turn with itself, while nothing slows its senders down.
+UNPACED = "unpaced"
 #: Blocks of each way at most.
 BLOCKS = 4
 

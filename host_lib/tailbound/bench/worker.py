@@ -20,7 +20,9 @@ from tailbound.bench.link import link_bytes
 from tailbound.bench.meter import Meter
 from tailbound.bench.rivals.choose import averager
 from tailbound.bench.start import StartLine
+from tailbound.bench.turns import UNPACED
 from tailbound.collective.communicator import Communicator
+from tailbound.transport.pace import Pacer
 
 OURS, THEIRS = "tailbound", "gloo"
 #: Iterations whose results are compared with the exact mean; spread evenly over all.
@@ -42,22 +44,56 @@ def exact_mean(size: int, ranks: int) -> NDArray[np.float64]:
     return total
 
 
+class _Unpaced(Pacer):
+    """Without rates, grants and a word of the link's speed; ``paced``, whose turn comes, hears of what changes."""
+
+    def __init__(self, paced: Pacer) -> None:
+        super().__init__(paced.paths)
+        self._paced = paced
+
+    def observe(self, rank: int, rtt: int, sent: int, marked: float, now: int) -> None:
+        """For nobody: it is of the wrong ops."""
+
+    def grant(self, rank: int, share: float) -> None:
+        """For ``paced`` alone."""
+        self._paced.grant(rank, share)
+
+    def follow(self, speed: float) -> None:
+        """For ``paced`` alone."""
+        self._paced.follow(speed)
+
+    def among(self, peers: int) -> None:
+        """For ``paced`` alone."""
+        self._paced.among(peers)
+
+
 class Contest:
     """One size: the data, and one timed all-reduce of each kind at a time.
 
-    ``rivals``: of ``bench.rivals``, beside Tailbound and Gloo. They and Gloo average in a buffer of torch's.
+    ``rivals``: of ``bench.rivals``, beside Tailbound and Gloo. They and Gloo average in a buffer of torch's. ``rest``:
+    seconds before each.
     """
 
     def __init__(
-        self, size: int, ours: Communicator, line: StartLine, meter: Meter, rivals: Sequence[str] = ()
+        self,
+        size: int,
+        ours: Communicator,
+        line: StartLine,
+        meter: Meter,
+        rivals: Sequence[str] = (),
+        rest: float = 0.0,
     ) -> None:
-        self.ours, self._line, self.meter = ours, line, meter
+        self.ours, self._line, self.meter, self._rest = ours, line, meter, rest
         self._ranks = ours.config.ranks
         self._data = gradient(size, ours.config.rank)
         self._exact = exact_mean(size, self._ranks)
         self._out = np.zeros_like(self._data)
         self._buffer = torch.zeros(self._data.size)
-        self._run: dict[str, Callable[[], None]] = {OURS: self._tailbound, THEIRS: self._gloo}
+        self._run: dict[str, Callable[[], None]] = {
+            OURS: self._tailbound, UNPACED: self._tailbound, THEIRS: self._gloo
+        }  # fmt: skip
+        paced = ours.job.flow.queue.pacer
+        self._pacers = {OURS: paced, UNPACED: _Unpaced(paced)}
         world = dist.group.WORLD
         assert world is not None
         for name in rivals:
@@ -80,12 +116,16 @@ class Contest:
     def round(self, name: str, *, keep: bool, compare: bool) -> float:
         """One all-reduce; time in seconds from the common start to this rank's result."""
         self._buffer.numpy()[:] = self._data
+        if self._rest:
+            time.sleep(self._rest)
+        if name in self._pacers:
+            self._pace(self._pacers[name])
         self._line.wait(meanwhile=lambda: self.meter.turn(name))
         taken = self._timed(name)
         if keep:
             self.times[name].append(taken)
         if compare:
-            self.errors[name].append(nmse(self._out if name == OURS else self._buffer.numpy(), self._exact))
+            self.errors[name].append(nmse(self._out if name in self._pacers else self._buffer.numpy(), self._exact))
         return taken
 
     def settle(self) -> None:
@@ -97,6 +137,21 @@ class Contest:
             begin = time.perf_counter()
             self._run[name]()
             return time.perf_counter() - begin
+
+    def pace_again(self) -> None:
+        """Rates are in force for whoever measures next, whichever came last here."""
+        self._pace(self._pacers[OURS])
+
+    def _pace(self, pacer: Pacer) -> None:
+        """What the send queue goes by from now on."""
+        queue = self.ours.job.flow.queue
+        if queue.pacer is pacer:
+            return
+
+        def exchange() -> None:
+            queue.pacer = pacer
+
+        self.ours._engine.ask(exchange)
 
     def _tailbound(self) -> None:
         outcome = self.ours.allreduce(self._data, self._out).result()
@@ -138,6 +193,7 @@ def measure(job: dict[str, Any], size: int, contest: Contest, channel: Channel) 
             told = time.monotonic()
             channel.report("progress", size=size, done=i + 1)
     contest.settle()
+    contest.pace_again()
     ours.drain()
     after, carried_now = totals(ours), link_bytes()
     channel.report(
@@ -147,7 +203,7 @@ def measure(job: dict[str, Any], size: int, contest: Contest, channel: Channel) 
         nmse={name: contest.errors[name] for name in names},
         spent=contest.meter.report(),
         **{name: after[name] - before[name] for name in before},
-        link_bytes=None if carried is None or carried_now is None else carried_now - carried,
+        link_bytes=None if carried is None or carried_now is None or UNPACED in names else carried_now - carried,
     )
 
 
@@ -157,8 +213,8 @@ def work(job: dict[str, Any], channel: Channel) -> None:
         meter = Meter(kernel=ours.config.rank == 0)
         channel.report("ready", datapath=ours.datapath)
         for size in job["sizes"]:
-            rivals = [name for name in job["vs"] if name != THEIRS]
-            measure(job, size, Contest(size, ours, line, meter, rivals), channel)
+            rivals = [name for name in job["vs"] if name not in (THEIRS, UNPACED)]
+            measure(job, size, Contest(size, ours, line, meter, rivals, job.get("rest", 0.0)), channel)
 
 
 if __name__ == "__main__":

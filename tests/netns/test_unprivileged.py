@@ -1,0 +1,113 @@
+"""Ranks without privileges, in a job with a key, over maps that root has attached and pinned."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lab_team import all_said
+from tailbound.lab.cluster import Cluster
+
+pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers", "torch")
+
+Make = Callable[..., Cluster]
+#: An unprivileged user, with a group of the same number.
+USER = 12345
+
+
+@pytest.fixture
+def key_file() -> Iterator[Path]:
+    """Where other users can go, which pytest's own folders are not."""
+    with tempfile.TemporaryDirectory(prefix="tailbound-test-") as folder:
+        path = Path(folder, "key")
+        path.touch(0o600)
+        path.write_bytes(bytes(range(32)))
+        Path(folder).chmod(0o755)
+        yield path
+
+
+# Root attaches; the rank itself has the pins' group, the key file and the store.
+UNPRIVILEGED = """
+import os, sys
+from datetime import timedelta
+
+import numpy as np
+from torch._C._distributed_c10d import TCPStore
+
+from tailbound import cli
+from support import PATIENCE, exact_mean, gradients, nmse, patient
+from tailbound.collective.communicator import Communicator
+from tailbound.transport.config import Config
+
+RANKS, OPS, NUMEL = 2, 4, 64 * 64 * 8
+name, rank, key_file, user = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+assert cli.main(["attach", name, "--ring", "1", "--group", str(user)]) == 0
+
+
+def train():
+    os.setgroups([])
+    os.setgid(user)
+    os.setuid(user)
+    status = open("/proc/self/status").read().split("\\n")
+    assert {line.split()[1] for line in status if line.startswith(("CapEff", "CapPrm", "CapInh"))} == {"0" * 16}
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), RANKS, rank == 0,
+                     timedelta(seconds=PATIENCE), wait_for_workers=False)
+    net = Communicator(store, Config(rank, RANKS, **patient(width=0, key_file=key_file)), datapath="xdp",
+                       interface=name, timeout=PATIENCE)
+    for op in range(OPS):
+        inputs = gradients("U", RANKS, NUMEL, seed=op)
+        out = inputs[rank].copy()
+        done = net.allreduce(out).result(PATIENCE)
+        assert done.error is None and done.delivered == done.expected and not done.missing, (op, done)
+        assert nmse(out, exact_mean(inputs)) < 0.01
+    stats = net.stats()
+    tagged = int(net.job.store.control["tagged"][0])
+    print("trained", os.geteuid(), net.datapath, stats["authenticated"], tagged, stats["rows_summed"], flush=True)
+    assert not {"FORGED", "CORRUPT"} & set(stats["drops"]), stats["drops"]
+    net.meet("trained")
+    net.close()
+
+
+if (pid := os.fork()) == 0:
+    status = 1
+    try:
+        train()
+        status = 0
+    except BaseException:
+        import traceback
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+assert cli.main(["detach", name]) == 0
+sys.exit(code)
+"""
+
+
+@pytest.mark.usefixtures("warm_start")
+def test_ranks_without_privileges_average_over_pins_with_a_key(tailbound_lab: Make, key_file: Path) -> None:
+    """Rules: auth-1, auth-2."""
+    lab = tailbound_lab(workers=2)
+    os.chown(key_file, USER, USER)
+    env = ["env", "PYTHONPATH=" + ":".join(filter(None, sys.path)), "TAILBOUND_STATUS=off"]
+    script = [*env, sys.executable, "-c", UNPRIVILEGED]
+    workers = [
+        lab.popen(
+            rank,
+            [*script, lab.workers[rank].interface, str(rank), str(key_file), str(USER)],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    for text in all_said(workers, 120.0):
+        found = re.search(r"trained (\d+) (\w+) (\w+) (\d+) (\d+)", text)
+        assert found, text
+        assert found.groups()[:4] == (str(USER), "xdp", "on", "1")
+        assert int(found[5]) > 0
