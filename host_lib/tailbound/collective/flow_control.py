@@ -195,6 +195,7 @@ class FlowControl:
             "echoes": prober.echoes if prober else 0,
             "marked": self.marked,
             "marked_there": prober.marked if prober else 0,
+            "slowed": sum(path.slowed for path in queue.pacer.paths.values()),
             "incast": incast.advertised,
             "incast_floor": incast.floor,
             "incast_falls": incast.falls,

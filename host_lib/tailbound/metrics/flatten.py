@@ -164,6 +164,7 @@ def _traffic(sheet: _Sheet, stats: Mapping[str, Any]) -> None:
         sheet.gauge("granted_ratio", share, "Part of the link's speed that a rank grants a sender.", peer=peer)
     sheet.count("packets_marked", traffic.get("marked"), "Packets of others that came with CE (a queue on the way).")
     sheet.count("own_packets_marked", traffic.get("marked_there"), "Own packets that came to other ranks with CE.")
+    sheet.count("slowed_by_marks", traffic.get("slowed"), "Times that marks have lowered a rate.")
     sheet.gauge("incast_advertised", traffic.get("incast"), "Senders taken at once.")
     clones = stats.get("choice", {}).get("clones_failed", {})
     for peer, packets in clones.items():

@@ -124,6 +124,7 @@ class Path:
         rtt: the last round trip in ns; 0: none yet.
         marked: smoothed share of packets that came with CE.
         granted: share of the link that the receiver grants each sender.
+        slowed: how often marks have lowered the rate.
     """
 
     def __init__(self, limits: PaceConfig, speed: float, peers: int = 1, *, known: bool = True) -> None:
@@ -134,6 +135,7 @@ class Path:
         self.rtt = 0
         self.marked = 0.0
         self.granted = 1.0
+        self.slowed = 0
         self._difference = 0.0
         self._good = 0
         self._long = 0
@@ -192,7 +194,9 @@ class Path:
         if marked:
             if free and rtt > limits.t_low:  # shorter ones measure the burst, not the path
                 rate = min(rate, self._drained(rtt, sent))
-            self._set(min(self.rate, max(self.least, rate * (1 - self.marked / 2))))
+            lower = min(self.rate, max(self.least, rate * (1 - self.marked / 2)))
+            self.slowed += lower < self.rate
+            self._set(lower)
             self.free = False
             self._raised, self._good = now, 0
 
