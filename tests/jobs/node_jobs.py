@@ -36,6 +36,7 @@ from torch_jobs import (
     batch,
     check_step,
     digest,
+    ended_by_deadlines,
     gradient,
     model,
     nmse,
@@ -460,23 +461,25 @@ def failing(rank: int, how: str) -> dict[str, Any]:
 
 
 def killed(rank: int, ready: Any, die: Any) -> dict[str, Any]:
-    """Rank 3 dies between two steps: rank 2, on its host, ends with an error; the other host goes on."""
+    """Rank 3 dies between two steps: rank 2, on its host, ends with an error; the other host goes on.
+
+    ``ended``: by step, how many halves of ops deadlines have ended so far. A step is one op in each job.
+    """
     on_hosts(rank)
     messages = Messages()
     logging.getLogger("tailbound").addHandler(messages)
-    ours = DDP(model(), bucket_cap_mb=0.05)
+    ours = DDP(model())
     optimizer = torch.optim.SGD(ours.parameters(), 0.05)
-    state = register(ours, optimizer=optimizer, node_group="auto", **HASTY)
-    times, failure = [], ""
+    state = register(ours, optimizer=optimizer, node_group="auto", **PATIENT)
+    ended, failure = [], ""
     for step in range(16):
         if step == 4:
             if rank == 3:
                 ready.set()
                 die.wait()  # never set: SIGKILL comes here
             ready.wait()
-        begun = time.monotonic()
         if failure := failed(ours, optimizer, rank, step):
             break
-        times.append(time.monotonic() - begun)
+        ended.append(ended_by_deadlines(state))
     state.close()
-    return {"times": times, "said": failure, "texts": messages.texts, "held": held(ours)}
+    return {"ended": ended, "said": failure, "texts": messages.texts, "held": held(ours)}

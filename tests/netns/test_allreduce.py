@@ -262,7 +262,7 @@ def test_a_killed_worker_is_named_and_the_others_finish(tailbound_lab: Make, tmp
             assert told["longest"] < 7  # the bound of 5 s, and what a machine that is busy adds
             assert told["missing"] == [victim]
             assert told["stats"]["suspects"] == [victim]
-            assert any(f"rank {rank}: rank {victim} has" in text for text in told["said"])
+            assert any(f"rank {rank}: the process of rank {victim} has ended" in text for text in told["said"])
             assert told["stats"]["counters"]["ops"] == ops
         for pipe in (workers[victim].stdin, workers[victim].stdout):
             pipe.close()

@@ -177,14 +177,14 @@ def test_a_dead_rank_ends_its_host_and_costs_others_a_deadline(tmp_path: Path) -
         job.await_event(ready, "rank 3 is in step 4")
         job.processes[3].kill()
         found = {rank: job.result(rank) for rank in range(3)}
-    assert len(found[2]["times"]) == 4
+    assert len(found[2]["ended"]) == 4
     assert "rank 2: a bucket has not come from the other ranks of this host, [3]" in found[2]["said"]
     for rank in (0, 1):
         assert found[rank]["said"] == ""
-        assert len(found[rank]["times"]) == 16
-        assert max(found[rank]["times"]) < 20  # start_max and the deadlines, and the rest for a machine that is busy
+        assert len(found[rank]["ended"]) == 16
+        assert len(set(found[rank]["ended"])) <= 2, found[rank]["ended"]  # deadlines pass for it in one op at most
     # numbers of hosts; rank 0's peer on that host has ended in order, and is not missed
-    assert any("rank 0: rank 1 has sent no" in text for text in found[1]["texts"]), found[1]["texts"]
+    assert any("rank 0: the process of rank 1 has ended" in text for text in found[1]["texts"]), found[1]["texts"]
     assert found[0]["held"] == found[1]["held"]
 
 

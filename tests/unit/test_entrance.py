@@ -40,16 +40,12 @@ class Reliable:
         self.handlers: dict[str, Callable[[bytes], Iterable[Any]]] = {}
         self.other: Reliable | None = None
         self.asked: list[str] = []
-        self.kept: dict[int, float] = {}
 
     def serve(self, name: str, handler: Callable[[bytes], Iterable[Any]]) -> None:
         self.handlers[name] = handler
 
     def before_close(self, _: object) -> None:
         pass
-
-    def keep(self, rank: int, timeout: float) -> None:
-        self.kept[rank] = timeout
 
     def pull(self, rank: int, name: str, request: bytes, *_: object) -> bytearray:
         self.asked.append(name)
@@ -139,15 +135,6 @@ def test_a_donor_that_ends_no_step_is_left_for_another_one(monkeypatch: pytest.M
     with pytest.raises(ConfigError, match="rank 1 was asked"):
         guest.enter(30)
     assert asked.count(0) > 1
-
-
-def test_the_connections_of_all_ranks_may_take_as_long_as_the_start() -> None:
-    """A busy peer answers after seconds, and a handshake that loses a packet takes one or more."""
-    one, reliable = make(0, Part.OUTSIDE, {})
-    _, reliable.other = make(1, Part.OUTSIDE, {})
-    one.begin(60.0)
-    assert list(reliable.kept) == [1]
-    assert 50 < reliable.kept[1] <= 60
 
 
 def test_a_donor_waits_as_long_as_a_slice_takes() -> None:

@@ -12,7 +12,6 @@ are asked to take the rank in again, and from then on wait for it as for any oth
 from __future__ import annotations
 
 import base64
-import contextlib
 import enum
 import itertools
 import json
@@ -251,13 +250,3 @@ def ask_all(engine: Transpose, reliable: Reliable, step: int) -> set[int]:
         reliable.before_close(over.set)
         reliable.runs(partial(ask_again, left), "tailbound-welcome")
     return here
-
-
-def watch(reliable: Reliable, engine: Transpose) -> None:
-    """Tells ``engine`` of processes that die; at the start every rank connects to those above it."""
-
-    def died(rank: int) -> None:
-        with contextlib.suppress(TransportError):  # this one is closing
-            engine.call(lambda: engine.died(rank))
-
-    reliable.watch(died)

@@ -33,7 +33,7 @@ from tailbound.codec.planes import check_bits
 from tailbound.codec.records import Coding
 from tailbound.codec.shape import GROUP_ROWS, NUMEL_MOST, Shape, layout_tag, row_entries, shape_for
 from tailbound.codec.threads import cores_here, threads_for
-from tailbound.collective import balancing, comeback, fetch, jump, report
+from tailbound.collective import balancing, comeback, deaths, fetch, jump, report
 from tailbound.collective.announce import READY_BYTES
 from tailbound.collective.coder import HOST, Coder, Values
 from tailbound.collective.comeback import Part
@@ -231,8 +231,9 @@ class Communicator:
         self.job.fetch = fetch.over(self.reliable, self._engine)
         self.reliable.before_close(self._leave)
         comeback.serve(self.reliable, self._engine)
-        if training.elastic:
-            comeback.watch(self.reliable, self._engine)
+        deaths.watch(self.reliable, self._engine)
+        if before is None:
+            deaths.connect(self.reliable, config.rank, config.ranks, timeout)
         self._status = StatusWriter(f"{self.job.cookie:08x}-{config.rank}", lambda: report.status(self.job))
         _open.add(self)
 

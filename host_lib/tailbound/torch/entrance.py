@@ -265,9 +265,6 @@ class Entrance:
                     if time.monotonic() >= until:
                         raise
                     time.sleep(0.05)
-        for rank in self._peers():
-            if rank > self._rank:  # once: to the peer the end of a connection that was given up is a death
-                self._communicator.reliable.keep(rank, max(_PEER, until - time.monotonic()))
         if self._rank and marks[0] != self._still_mark().encode():
             self._take_still(0, marks[0].decode())
 

@@ -1,0 +1,61 @@
+"""Processes that die: every rank keeps a connection to each other that says nothing, and its end tells (``lifeline``).
+
+So a rank that is killed costs the others the op under way at most, and not a deadline in each of three (clock-14).
+Where a host loses power nothing ends a connection: its ranks are suspected after three ops.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+
+from tailbound.collective.transpose import Transpose
+from tailbound.errors import TransportError
+from tailbound.transport.reliable import Refusal, Reliable
+from tailbound.transport.requests import ask_each
+
+log = logging.getLogger("tailbound")
+
+#: Seconds that a peer has to take a connection at least, and between two attempts.
+_PEER, _AGAIN = 3.0, 0.02
+
+
+def watch(reliable: Reliable, engine: Transpose) -> None:
+    """Tells ``engine`` of processes that die, once there are connections to them."""
+
+    def died(rank: int) -> None:
+        with contextlib.suppress(TransportError):  # this one is closing
+            engine.call(lambda: engine.died(rank))
+
+    reliable.watch(died)
+
+
+def connect(reliable: Reliable, rank: int, ranks: int, timeout: float) -> None:
+    """At the start of a job every rank connects to those above it; takes ``timeout`` seconds at most.
+
+    Who cannot be reached is named in the log: nothing will tell of its death.
+    """
+    until = time.monotonic() + timeout
+
+    def reached(peer: int) -> bool:
+        while True:
+            try:
+                # patiently: to the peer the end of a connection that was given up is a death
+                reliable.keep(peer, max(_PEER, until - time.monotonic()))
+            except Refusal:  # it does not watch yet
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(_AGAIN)
+            else:
+                return True
+
+    above = range(rank + 1, ranks)
+    known = ask_each(above, reached, "tailbound-connect")
+    if missing := [peer for peer in above if peer not in known]:
+        log.warning(
+            "rank %d: no TCP connection to rank(s) %s, so one of them that dies is waited for in three ops: "
+            "let TCP pass between all hosts, on any port",
+            rank,
+            missing,
+        )
