@@ -157,8 +157,8 @@ def aims(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, float, str, bool]
         return ours / theirs if ours and theirs else None
 
     if alone := ratio("compute", "none"):
-        out.append(("compute: step over one without communication", 1 / alone, "<= 1.05", 1 / alone <= 1.05))
-    for name, least in (("gloo", 3.5), ("fp16", 1.8), ("powersgd", 1.0)):
+        out.append(("compute: step over one without communication", 1 / alone, "<= 1.08", 1 / alone <= 1.08))
+    for name, least in (("gloo", 3.0), ("fp16", 1.8), ("powersgd", 1.5)):
         if faster := ratio("communication", name):
             out.append((f"communication: step rate over {name}", faster, f">= {least:g}", faster >= least))
     for scenario in ("communication", "accuracy"):

@@ -17,8 +17,8 @@ from tailbound.transport.requests import ask_each
 
 log = logging.getLogger("tailbound")
 
-#: Seconds that a peer has to take a connection at least, and between two attempts.
-_PEER, _AGAIN = 3.0, 0.02
+#: Seconds that a peer has to take a connection at least, all of them have at most, and between two attempts.
+_PEER, _ALL, _AGAIN = 3.0, 30.0, 0.02
 
 
 def watch(reliable: Reliable, engine: Transpose) -> None:
@@ -32,11 +32,12 @@ def watch(reliable: Reliable, engine: Transpose) -> None:
 
 
 def connect(reliable: Reliable, rank: int, ranks: int, timeout: float) -> None:
-    """At the start of a job every rank connects to those above it; takes ``timeout`` seconds at most.
+    """At the start of a job every rank connects to those above it, in ``timeout`` seconds or half a minute at most.
 
-    Who cannot be reached is named in the log: nothing will tell of its death.
+    Who cannot be reached is named in the log: nothing will tell of its death. The job goes on, since all else that
+    needs TCP is rare.
     """
-    until = time.monotonic() + timeout
+    until = time.monotonic() + min(timeout, _ALL)
 
     def reached(peer: int) -> bool:
         while True:
