@@ -45,7 +45,7 @@ from torch_jobs import (
 
 #: Ranks on a host.
 HERE = 2
-#: Where a rank or its job ends: the others wait for it in every op until they suspect it.
+#: Where the job of a rank ends and the rank does not: the others wait for it in every op until they suspect it.
 HASTY = {**PATIENT, "deadline_ms": (200.0, 200.0), "start_max": 1.0}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tailbound.bench.axes import COLOURS, FAINT, GREY, INK, dress, new_figure
+from tailbound.bench.axes import COLOURS, FAINT, GREY, INK, dress, new_figure, save
 from tailbound.bench.train_plot import LABELS
 
 
@@ -40,5 +40,4 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         first = chosen[0]
         axes.set_title(f"{first['workers']} ranks, {size / 2**20:g} MiB", loc="left", fontsize=10.5, color=INK)
         axes.set_xlabel(f"ms an all-reduce: bar p50, line to p99 of {first['iters']}", fontsize=9, color=INK)
-    figure.tight_layout(pad=1.2)
-    figure.savefig(path)
+    save(figure, path)

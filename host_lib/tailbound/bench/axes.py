@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from tailbound.errors import CapabilityError
@@ -13,6 +14,8 @@ COLOURS = {
     "noop": "#a3a3a3", "stragglar": "#b45309", "ring": "#be123c", "halving": "#0369a1", "server": "#4d7c0f",
     "quantised": "#a21caf",
 }  # fmt: skip
+#: In turn, for lines that are no variants.
+PALETTE = ("#0f766e", "#c2410c", "#7c3aed", "#2563eb", "#be123c", "#4d7c0f", "#6b7280")
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -29,6 +32,16 @@ def new_figure(width: float, height: float) -> Any:
     figure = Figure(figsize=(width, height), dpi=160, facecolor="white")
     FigureCanvasAgg(figure)
     return figure
+
+
+def save(figure: Any, path: Path, **pads: float) -> None:
+    """Writes ``figure`` in the format of ``path``'s suffix; ``pads``: room between panels, as ``tight_layout`` has it.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    figure.tight_layout(pad=1.2, **pads)
+    figure.savefig(path)
 
 
 def check() -> None:

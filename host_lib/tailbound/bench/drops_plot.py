@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tailbound.bench.axes import INK, dress, new_figure
+from tailbound.bench.axes import INK, PALETTE, dress, new_figure, save
 from tailbound.bench.drops_plan import MODELS, SPREAD, means
-
-_COLOURS = ("#0f766e", "#c2410c", "#7c3aed", "#2563eb", "#be123c")
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -31,14 +29,13 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     for model, axes in zip(models, left, strict=True):
         _losses(axes, model, [row for row in trained if row["model"] == model])
     _gains(right, gains)
-    figure.tight_layout(pad=1.2)
-    figure.savefig(path)
+    save(figure, path)
 
 
 def _losses(axes: Any, model: str, rows: Sequence[Mapping[str, Any]]) -> None:
     dress(axes)
     found = means(rows, "test_loss")
-    for pattern, colour in zip(SPREAD, _COLOURS, strict=True):
+    for pattern, colour in zip(SPREAD, PALETTE[: len(SPREAD)], strict=True):
         for rotated in (True, False):
             none = found[SPREAD[0].name, 0.0, rotated]
             own = sorted((s, y[0]) for (name, s, on), y in found.items() if s and (name, on) == (pattern.name, rotated))
@@ -56,7 +53,7 @@ def _losses(axes: Any, model: str, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _gains(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     dress(axes)
-    for tail, colour in zip(sorted({row["tail"] for row in rows}), _COLOURS, strict=False):
+    for tail, colour in zip(sorted({row["tail"] for row in rows}), PALETTE, strict=False):
         for by_time in (True, False):
             chosen = [row for row in rows if row["tail"] == tail and (row["patience"] is not None) == by_time]
             points = sorted((100 * row["lost"], row["p99"]) for row in chosen)

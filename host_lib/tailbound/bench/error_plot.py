@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tailbound.bench.axes import INK, dress, new_figure
-
-_COLOURS = ("#0f766e", "#c2410c", "#7c3aed", "#2563eb", "#be123c", "#4d7c0f", "#6b7280")
+from tailbound.bench.axes import INK, PALETTE, dress, new_figure, save
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -28,19 +26,18 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     coded = [row for row in rows if (row["kind"], row["data"]) == ("quantiser", data)]
     coded = [row for row in coded if row["ranks"] == max(each["ranks"] for each in coded)]
     bits = list(dict.fromkeys(row["bits"] for row in coded))
-    for name, colour in zip(dict.fromkeys(row["name"] for row in coded), _COLOURS, strict=False):
+    for name, colour in zip(dict.fromkeys(row["name"] for row in coded), PALETTE, strict=False):
         found = {row["bits"]: row["nmse"] for row in coded if row["name"] == name}
         _line(left, [str(each) for each in bits if each in found], [found[b] for b in bits if b in found], colour, name)
     _say(left, f"nothing lost: {data}, {coded[0]['ranks']} ranks", "bits of a code")
     lost = [row for row in rows if (row["kind"], row["data"]) == ("loss", data)]
     lost = [row for row in lost if row["pattern"] == lost[0]["pattern"]]
-    for name, colour in zip(dict.fromkeys(row["name"] for row in lost), _COLOURS, strict=False):
+    for name, colour in zip(dict.fromkeys(row["name"] for row in lost), PALETTE, strict=False):
         for rotated in (True, False):
             points = sorted((100 * r["loss"], r["nmse"]) for r in lost if (r["name"], r["rotated"]) == (name, rotated))
             _line(right, [x for x, _ in points], [y for _, y in points], colour, name if rotated else None, rotated)
     _say(right, f"{lost[0]['pattern']} losses, dotted without rotation", "packets lost (%)")
-    figure.tight_layout(pad=1.2)
-    figure.savefig(path)
+    save(figure, path)
 
 
 def _panels() -> Any:

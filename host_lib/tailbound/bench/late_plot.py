@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tailbound.bench.axes import COLOURS, FAINT, INK, dress, new_figure
+from tailbound.bench.axes import COLOURS, FAINT, INK, dress, new_figure, save
 
 _LABELS = {
     "gloo": "Gloo", "ring": "ring", "stragglar": "StragglAR", "strict": "Tailbound, waits for all",
@@ -52,5 +52,4 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         axes.set_xlabel(f"delay of one rank (transfer times, {chosen[0]['transfer_ms']:.0f} ms)", fontsize=9, color=INK)
         axes.set_ylabel("ms until the others have the result", fontsize=9, color=INK)
         axes.legend(frameon=False, loc="upper left", fontsize=8.5)
-    figure.tight_layout(pad=1.2)
-    figure.savefig(path)
+    save(figure, path)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tailbound.bench.axes import COLOURS, FAINT, GREY, INK, dress, new_figure
+from tailbound.bench.axes import COLOURS, FAINT, GREY, INK, dress, new_figure, save
 from tailbound.bench.to_loss_plot import panel
 
 #: Ways to average, and trainings, as pictures call them.
@@ -58,8 +58,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         left.set_title(_words(chosen), loc="left", fontsize=10.5, color=INK)
         _accuracy(left, chosen, losses)
         _steps(right, chosen, losses)
-    figure.tight_layout(pad=1.2, h_pad=2.2)
-    figure.savefig(path)
+    save(figure, path, h_pad=2.2)
 
 
 def _words(rows: Sequence[Mapping[str, Any]]) -> str:

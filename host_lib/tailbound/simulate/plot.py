@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tailbound.bench.axes import INK, dress, new_figure
+from tailbound.bench.axes import INK, dress, new_figure, save
 
 _COLOURS = ("#c2410c", "#7c3aed", "#2563eb", "#0f766e", "#be123c", "#4d7c0f")
 
@@ -44,8 +44,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     left.set_yscale("log")
     right.set_ylim(0, 1.2 * max(row["over_bound"] for row in rows))
     left.legend(frameon=False, fontsize=8.5)
-    figure.tight_layout(pad=1.2)
-    figure.savefig(path)
+    save(figure, path)
 
 
 def _name(row: Mapping[str, Any]) -> str:
