@@ -7,6 +7,7 @@ little to start; each is a fresh one, and nothing of a job is left for the next.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import itertools
 import multiprocessing
 import os
@@ -101,6 +102,7 @@ def _child(
 
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
     torch.set_num_threads(1)
+    faulthandler.register(signal.SIGUSR1)
     try:
         if backend == "elastic":
             from tailbound.torch import elastic
@@ -211,6 +213,7 @@ class Job:
         while waiting:
             ready = connection.wait(list(waiting), self._left())
             if not ready:
+                self._tell(waiting.values())
                 raise TimeoutError(f"ranks {sorted(waiting.values())} are not through after {self._patience:g} s")
             for pipe in ready:
                 rank = waiting.pop(pipe)
@@ -222,6 +225,12 @@ class Job:
                 assert well, f"rank {rank}:\n{value}"
                 values[rank] = value
         return values
+
+    def _tell(self, ranks: Iterable[int]) -> None:
+        """Lets ``ranks`` write where each of their threads stands, into the errors that a failed test shows."""
+        for rank in ranks:
+            os.kill(self.processes[rank].pid, signal.SIGUSR1)
+            self.processes[rank].join(1)  # it is killed next
 
     def __enter__(self) -> Job:
         return self

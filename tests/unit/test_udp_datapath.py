@@ -236,35 +236,41 @@ def test_nothing_is_added_once_sealing_has_returned(ranks: list[Rank]) -> None:
     path = ranks[0].path
     go = {r: threading.Semaphore(0) for r in (1, 2)}
     ops = [OP + i for i in range(60)]
+    third = SUM_ROWS // 3
 
     def pour(r: int) -> None:
         for op in ops:
-            go[r].acquire()
-            ranks[r].send((0, rows[r].contributions(r, 0, op, SUM_BASE)))
+            packets = rows[r].contributions(r, 0, op, SUM_BASE)
+            for some in (packets[:third], packets[third:-third], packets[-third:]):
+                go[r].acquire()
+                ranks[r].send((0, some))
+
+    def pour_more() -> None:
+        for r in (1, 2):
+            go[r].release()
 
     threads = [threading.Thread(target=pour, args=(r,)) for r in (1, 2)]
     for thread in threads:
         thread.start()
-    late = 0
     try:
-        for op in ops:
-            for r in (1, 2):
-                go[r].release()
+        for n, op in enumerate(ops, 1):
+            pour_more()
             ranks[0].await_event(Event.OPENED, op)
+            pour_more()  # some are under way while the op is sealed
             path.seal(op, SUM_BASE, SUM_ROWS)
             sums, slots = path.store.sums.copy(), path.store.slots.copy()
+            pour_more()  # and some come when it has been
             # every packet of the op is counted before the next op may begin
-            expected = 2 * SUM_ROWS * (ops.index(op) + 1)
-            ranks[0].await_rows(expected)
+            ranks[0].await_rows(n * 2 * SUM_ROWS)
             assert path.store.sums.tobytes() == sums.tobytes()
             assert path.store.slots.tobytes() == slots.tobytes()
-            late = sum(n for (_, verdict), n in ranks[0].counted().items() if verdict == Verdict.LATE)
+        late = sum(n for (_, verdict), n in ranks[0].counted().items() if verdict == Verdict.LATE)
     finally:
         for r in (1, 2):
-            go[r].release(len(ops))
+            go[r].release(3 * len(ops))
         for thread in threads:
             thread.join()
-    assert late > 0
+    assert late >= len(ops) * 2 * third
 
 
 def test_a_full_receive_buffer_is_counted(ranks: list[Rank]) -> None:
