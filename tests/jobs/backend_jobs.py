@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -77,6 +78,19 @@ def dropped(rank: int) -> None:
             for _ in range(3):
                 call()
             dist.barrier()  # one of the group's operations, with more of them under way
+
+
+def outlived(rank: int) -> None:
+    """The reducer of a model has the last reference to its group, some of whose operations have only just ended."""
+    for _ in range(5):
+        group = dist.new_group(pg_options=patient())
+        net = DDP(model(), process_group=group)
+        backward(net, rank, 0)
+        for _ in range(30):
+            dist.all_reduce(torch.ones(4), group=group, async_op=True)
+        dist.destroy_process_group(group)
+        del group, net
+        gc.collect()
 
 
 def collectives(rank: int) -> None:

@@ -30,6 +30,14 @@ def test_gloos_threads_may_hold_the_last_reference(tmp_path: Path) -> None:
         job.results()
 
 
+def test_a_model_may_hold_the_last_reference_to_a_group_that_has_just_ended(tmp_path: Path) -> None:
+    import backend_jobs
+    from processes import Job
+
+    with Job(backend_jobs.outlived, 2, tmp_path, backend="tailbound") as job:
+        job.results()
+
+
 def test_what_is_bounded_and_what_stays_exact(tmp_path: Path) -> None:
     import backend_jobs
     from processes import Job

@@ -6,11 +6,15 @@ form may be bounded; all other operations are those of a plain ``torch.distribut
 
 That plain group is an object of its own. The base class's own methods would reach Gloo through PyTorch's trampoline,
 which keeps the interpreter lock while Gloo's queue is locked, and Gloo's threads take the two the other way round when
-they drop the last reference to a tensor: ranks then hang for ever.
+they drop the last reference to a tensor: ranks then hang for ever. Gloo's destructor locks the queue, too, and the
+reducer of a DDP model that calls it last keeps the interpreter lock. So a group that was shut down outlives its
+operations by a moment (``_outlive``).
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -24,6 +28,9 @@ from tailbound.torch.backend_bounded import Bounded, can_be_bounded
 from tailbound.torch.backend_options import BackendOptions
 from tailbound.torch.elastic import COLLECTIVES, Elastic, ElasticProcessGroup
 from tailbound.torch.state import TailboundState
+
+#: Seconds in which Gloo's threads have dropped the tensors of operations that are over.
+_DROPPED = 1.0
 
 
 class TailboundProcessGroup(dist.ProcessGroup):
@@ -46,6 +53,7 @@ class TailboundProcessGroup(dist.ProcessGroup):
         self._store = store
         gloo = dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
         gloo._set_sequence_number_for_group()
+        self._gloo: dist.ProcessGroupGloo | None = gloo
         kind = dist.ProcessGroup.BackendType.GLOO
         self._exact = dist.ProcessGroup(rank, size)  # type: ignore[call-arg]
         for group in (self, self._exact):
@@ -107,11 +115,26 @@ class TailboundProcessGroup(dist.ProcessGroup):
         """Ends the group; ``destroy_process_group`` calls it."""
         self._bounded.close()
         super().shutdown()
+        self._outlive()
 
     def abort(self) -> None:
         """Ends the group and lets Gloo's operations fail."""
         self._bounded.close()
         super().abort()
+        self._outlive()
+
+    def _outlive(self) -> None:
+        """Lets no other reference to Gloo be the last one before its threads are idle.
+
+        This one is dropped by a thread whose drop, by PyTorch's binding of the class, releases the interpreter lock.
+        """
+        gloo, self._gloo = self._gloo, None
+        if gloo is not None:
+            threading.Thread(target=_hold, args=(gloo,), name="tailbound-gloo", daemon=True).start()
+
+
+def _hold(_: object) -> None:
+    time.sleep(_DROPPED)
 
 
 def _exact(name: str) -> Any:
