@@ -69,10 +69,14 @@ def test_a_small_tensor_keeps_its_precision_once_exponents_are_agreed_on(bits: i
         assert before > 10  # noise
         until(job, lambda: all(settled(job, rank) for rank in range(3)))
         assert len({settled(job, rank) for rank in range(3)}) == 1
-        for seed in range(40):  # what was noise is seen to be smaller from table to table
+        # What was noise is seen to be smaller from table to table. There are some five, and each takes as many steps as
+        # pass while ranks agree: more on a busy machine.
+        for seed in range(200):
             inputs = inputs_of(3, seed)
             results = step(job, inputs)
-        value, exact = results[0][0], exact_mean(inputs)
+            value, exact = results[0][0], exact_mean(inputs)
+            if seed >= 39 and nmse(value[SMALL], exact[SMALL]) < before / 1000:
+                break
         assert nmse(value[SMALL], exact[SMALL]) < before / 1000
         assert nmse(value, exact) <= {8: 1.5e-3, 4: 0.15}[bits]
         assert max(c.job.counters["exponents_settled"] for c in job.communicators) <= 8
