@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lab_team import lab_team
+from lab_team import chosen, lab_team
 from support import MS, PATIENCE, Team, balanced, gradients, patient
 from tailbound.demo.ledger import Balance, balance, rows
 from tailbound.lab import namespaces
@@ -89,6 +89,7 @@ def test_books_and_counters_agree(lab: Cluster, repair: bool, result: str) -> No
     # where nothing is lost every op ends by being whole, however long rows wait for a thread
     quiet = {} if faults.loss else {"quiet": 2000 * MS}
     with lab_team(lab, patient(**WIDE | quiet, repair=repair, result=result)) as job:
+        chosen(job, *[result] * RANKS)
         for op in range(6):
             job.allreduce(gradients("U", RANKS, NUMEL, seed=op))
         assert all(job.each(lambda c: c.drain(PATIENCE)))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 import pytest
 from pyroute2 import IPRoute
 
-from lab_team import lab_team
+from lab_team import chosen, lab_team
 from support import MS, PATIENCE, Team, balanced, exact_mean, gradients, hasty, nmse, patient
 from tailbound.lab import namespaces
 from tailbound.lab.cluster import Cluster
@@ -30,21 +30,6 @@ _LATE_OR_TWICE = {
 WIDE: dict[str, Any] = {"width": 1408, "ring_mib": 8.0, "share_rows": False}
 #: Ways for results that leave once; tests/netns/test_ledger.py has losses with fan-out every day.
 EITHER = [pytest.param("fanout", marks=pytest.mark.thorough), "multicast"]
-
-
-def chosen(job: Team, *results: str, unreached: Sequence[Collection[int]] | None = None) -> list[dict[str, Any]]:
-    """Waits until the ranks send their results as told, and know whom a group does not reach; what they say of it."""
-    until = time.monotonic() + PATIENCE
-    while True:
-        choices = [member.stats()["choice"] for member in job.communicators]
-        settled = [choice["result"] for choice in choices] == list(results)
-        if unreached is not None:
-            known = [None if choice["unreached"] is None else set(choice["unreached"]) for choice in choices]
-            settled &= known == [set(ranks) for ranks in unreached]
-        if settled:
-            return choices
-        assert time.monotonic() < until, choices
-        time.sleep(0.005)
 
 
 def sent(job: Team, rank: int) -> tuple[int, int]:
@@ -97,6 +82,7 @@ def test_the_bits_are_those_of_a_send_to_each_peer(tailbound_lab: Make, wire: bo
     bits: dict[str, list[np.ndarray]] = {}
     for result in ("peers", "fanout", "multicast"):
         with lab_team(lab, patient(**WIDE, result=result), cookie=0xC0DE) as job:
+            chosen(job, *[result] * ranks)
             bits[result] = whole(job, ops)
             for member in job.communicators:
                 stats = member.stats()
@@ -122,6 +108,7 @@ def test_losses_are_repaired_and_booked(tailbound_lab: Make, result: str) -> Non
     ranks, ops = 3, 12
     lab = tailbound_lab(workers=ranks, loss=0.01, seed=5)
     with lab_team(lab, patient(**WIDE, result=result, quiet=20 * MS)) as job:
+        chosen(job, *[result] * ranks)
         for op in range(ops):
             inputs = gradients("U", ranks, NUMEL, seed=op)
             for out, outcome in job.allreduce(inputs):
@@ -138,26 +125,26 @@ def test_losses_are_repaired_and_booked(tailbound_lab: Make, result: str) -> Non
             assert set(stats["drops"]) <= _LATE_OR_TWICE
 
 
-def test_auto_takes_multicast_from_a_switch_that_snoops(tailbound_lab: Make) -> None:
+def test_multicast_passes_a_switch_that_snoops(tailbound_lab: Make) -> None:
     """Nothing is flooded: what arrives does so because every rank has joined."""
     lab = tailbound_lab(workers=3)
     snoop(lab)
-    with lab_team(lab, patient(**WIDE)) as job:
+    with lab_team(lab, patient(**WIDE, result="multicast")) as job:
         choices = chosen(job, "multicast", "multicast", "multicast")
         assert len({choice["group"] for choice in choices}) == 1
         whole(job, 3)
         assert all(member.stats()["counters"]["results_at_once"] == 3 for member in job.communicators)
     # they have left: a job of its own group needs its own members
-    with lab_team(lab, patient(**WIDE, group="239.200.1.2"), name="other") as job:
+    with lab_team(lab, patient(**WIDE, result="multicast", group="239.200.1.2"), name="other") as job:
         assert {choice["group"] for choice in chosen(job, *["multicast"] * 3)} == {"239.200.1.2"}
         whole(job, 2)
 
 
-def test_auto_does_without_multicast_that_is_not_delivered(tailbound_lab: Make) -> None:
+def test_multicast_that_is_not_delivered_is_done_without(tailbound_lab: Make) -> None:
     """A switch that drops it all; then one that leaves out one port: every rank decides for its own packets."""
     lab = tailbound_lab(workers=3)
     ports(lab, range(3), flood=False)
-    with lab_team(lab, patient(**WIDE)) as job:
+    with lab_team(lab, patient(**WIDE, result="multicast")) as job:
         chosen(job, "fanout", "fanout", "fanout", unreached=[{1, 2}, {0, 2}, {0, 1}])
         whole(job, 2)
         ports(lab, [0, 1], flood=True)
@@ -171,7 +158,7 @@ def test_auto_does_without_multicast_that_is_not_delivered(tailbound_lab: Make) 
 def test_multicast_that_stops_being_delivered_is_given_up(tailbound_lab: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tailbound.transport.reach.GOOD", 50 * MS)
     lab = tailbound_lab(workers=3)
-    with lab_team(lab, patient(**WIDE)) as job:
+    with lab_team(lab, patient(**WIDE, result="multicast")) as job:
         chosen(job, "multicast", "multicast", "multicast")
         ports(lab, [1], flood=False)
         choices = chosen(job, "fanout", "multicast", "fanout")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import veths
-from lab_team import lab_team
+from lab_team import chosen, lab_team
 from support import PATIENCE, gradients, patient
 from tailbound.datapath.xdp import XdpDatapath
 from tailbound.kernel import ethtool
@@ -63,6 +63,8 @@ def run(lab: Cluster, bursts: int, **settings: Any) -> list[str]:
     ranks = len(lab.workers)
     inputs = [np.tile(each, bursts) for each in gradients("U", ranks, 45 * 1408, seed=1)]
     with lab_team(lab, patient(**WIDE, **settings)) as job:
+        if settings.get("result") == "multicast":
+            chosen(job, *["multicast"] * ranks)
         for _ in range(OPS):
             for _, outcome in job.allreduce(inputs):
                 assert outcome.delivered == outcome.expected

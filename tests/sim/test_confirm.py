@@ -50,7 +50,7 @@ def test_next_to_nothing_lost_is_nothing_lost() -> None:
 
 
 def test_the_simulator_rests_and_loses_what_it_is_told_to() -> None:
-    calm, lossy = (simulated(2, trouble, 3, 1) for trouble in TROUBLES[:2])
+    calm, lossy = (simulated(2, trouble, 10, 1) for trouble in TROUBLES[:2])
     bucket = 66_000 * 8 / confirm.rate_of(2) * 1e3
     assert calm["p50_ms"] >= 2 * (1 << 16) * 8 / confirm.rate_of(2) * 1e3 - bucket  # the link's time without a full one
     assert calm["rows_lost_percent"] == 0

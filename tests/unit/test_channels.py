@@ -116,6 +116,7 @@ def test_a_refused_channel_is_left_until_the_live_set_changes(job: Any) -> None:
 
 
 def test_multicast_is_taken_when_answers_say_so_and_left_for_a_new_peer(job: Any) -> None:
+    job.channels.wanted = "multicast"
     job.membership.bye(3, 0)
     now = 10
     for _ in range(100):

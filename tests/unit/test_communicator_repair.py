@@ -128,6 +128,9 @@ class Caught:
     def __init__(self, sent: list[bytes]) -> None:
         self._sent = sent
 
+    def room(self) -> int:
+        return 0
+
     def send_one(self, packet: bytes, target: tuple[str, int]) -> int:
         self._sent.append(packet)
         return 0

@@ -393,3 +393,17 @@ def test_ranks_that_are_gone_have_no_share() -> None:
     for i in range(50):
         pacer.observe(1, MS, 1 << 16, 1.0, i)
     assert pacer.rate(1) == SPEED / 2 / 2
+
+
+def test_what_was_handed_over_waits_in_own_queues_by_the_speed_of_the_link() -> None:
+    pacer = Pacer([1, 2], speed=1e8, room=1 << 20)
+    assert pacer.waits(0) == 0
+    pacer.left(1, 100, 958, 0)  # 100 frames of 1,000 bytes
+    assert (pacer.waits(0), pacer.waits(MS), pacer.waits(2 * MS)) == (MS, 0, 0)
+    pacer.left(1, 100_000, 958, MS)
+    assert pacer.waits(MS) == ((1 << 20) * 10)  # no more than there is room for
+    pacer.follow(5e7)
+    pacer.full(1 << 20, SECOND)  # whatever was reckoned: sockets are full
+    assert pacer.waits(SECOND) == ((1 << 20) * 20)
+    pacer.full(1 << 10, SECOND)
+    assert pacer.waits(SECOND) == ((1 << 20) * 20)

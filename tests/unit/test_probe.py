@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+from unittest.mock import ANY
+
 import numpy as np
+import pytest
 
 from tailbound.transport.probe import EVERY, LOST, MUTE, Prober
 from tailbound.wire import packets
@@ -12,9 +16,9 @@ from tailbound.wire.schema import PacketType
 MS = 1_000_000
 
 
-def make() -> tuple[Prober, np.ndarray]:
+def make(by: Any = "kernel") -> tuple[Prober, np.ndarray]:
     states = np.zeros(256, DTYPES["tb_peer_state"])
-    return Prober(77, 2, [3, 0], states, "kernel"), states
+    return Prober(77, 2, [3, 0], states, by), states
 
 
 def test_a_probe_says_who_and_when() -> None:
@@ -25,6 +29,16 @@ def test_a_probe_says_who_and_when() -> None:
         head, body = parsed
         assert (head["type"][0], head["cookie"][0], head["sender"][0], head["owner"][0]) == (PacketType.PROBE, 77, 2, 3)
         assert int.from_bytes(body[:8], "big") == now
+
+
+@pytest.mark.parametrize(("by", "left"), [("kernel", 21 * MS), ("thread", 12 * MS)])
+def test_the_wait_in_own_queues_is_no_part_of_a_round_trip(by: Any, left: int) -> None:
+    """A thread's echo waits behind its own rank's rows, as the probe did here: twice."""
+    prober, states = make(by)
+    for rtt, found in ((30 * MS, left), (5 * MS, 1)):
+        prober.packet(3, 0, held=9 * MS)
+        states["rtt_ns"][3] = rtt
+        assert prober.take(40 * MS) == [(3, found, ANY, 0.0)]
 
 
 def test_one_is_on_the_way_and_the_next_follows_after_some_bytes() -> None:

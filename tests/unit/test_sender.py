@@ -27,6 +27,9 @@ class Scripted:
     def fileno(self) -> int:
         return -1
 
+    def room(self) -> int:
+        return 0
+
     def send_one(self, packet: bytes, target: tuple[str, int]) -> int:
         number = self.script.pop(0) if self.script else self.always
         if not number:

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.managers import BaseManager
 from pathlib import Path
 from typing import Any
 
-from support import MemoryStore, Team, assembled
+from support import PATIENCE, MemoryStore, Team, assembled
 from tailbound.collective.communicator import Communicator
 from tailbound.lab.cluster import Cluster
 from tailbound.transport.config import Config
@@ -98,3 +98,18 @@ def connect(address: str) -> Any:
     client = _Server(address=address, authkey=b"tailbound")
     client.connect()
     return client.store()  # type: ignore[attr-defined]
+
+
+def chosen(job: Team, *results: str, unreached: Sequence[Collection[int]] | None = None) -> list[dict[str, Any]]:
+    """Waits until the ranks send their results as told, and know whom a group does not reach; what they say of it."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        choices = [member.stats()["choice"] for member in job.communicators]
+        settled = [choice["result"] for choice in choices] == list(results)
+        if unreached is not None:
+            known = [None if choice["unreached"] is None else set(choice["unreached"]) for choice in choices]
+            settled &= known == [set(ranks) for ranks in unreached]
+        if settled:
+            return choices
+        assert time.monotonic() < until, choices
+        time.sleep(0.005)

@@ -22,6 +22,9 @@ class Told:
     def fileno(self) -> int:
         return self.sock.fileno()
 
+    def room(self) -> int:
+        return self.sock.room()
+
     def send_one(self, packet: bytes, target: tuple[str, int]) -> int:
         return self._kernel.send_one(packet, target)
 

@@ -139,6 +139,9 @@ class Troubled:
     def fileno(self) -> int:
         return self._inner.fileno()
 
+    def room(self) -> int:
+        return self._inner.room()
+
     def send_one(self, packet: bytes, target: tuple[str, int]) -> int:
         return self._send(target, [packet])
 

@@ -103,6 +103,10 @@ class Counted:
         """See ``Socket``."""
         return self._sock.fileno()
 
+    def room(self) -> int:
+        """See ``Socket``."""
+        return self._sock.room()
+
     def send_one(self, packet: bytes, target: tuple[str, int]) -> int:
         """See ``Socket``."""
         self.calls += 1

@@ -101,7 +101,7 @@ class Channels:
                 self.learn(**{kind: WORKS})
         self.learn(datapath=name, switch=job.switch is not None)
         self.follow(job.now())
-        self._say(wanted=self.choice.result == self.wanted or self.wanted == "auto")
+        self._say(wanted=self.choice.result == self.wanted or self.wanted == "auto" or self.reach is not None)
 
     def _open_fanout(
         self, address: str, endpoints: Mapping[int, tuple[str, int]], opened: contextlib.ExitStack

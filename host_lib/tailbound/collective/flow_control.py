@@ -50,7 +50,8 @@ class FlowControl:
         by: Literal["kernel", "thread"] = "kernel" if datapath.name == "xdp" else "thread"
         prober = Prober(job.cookie, job.rank, peers, self._states, by, job.keys, job.switch) if peers else None
         # a driver may be wrong, and a link that it is right about sees to its speed itself
-        pacer = Pacer(peers, gap=datapath.gap, speed=self._believed, most=link if given else 0.0)
+        most, room = link if given else 0.0, sum(job.sender.rooms)
+        pacer = Pacer(peers, gap=datapath.gap, speed=self._believed, most=most, room=room)
         self.queue = SendQueue(job.sender, pacer, prober, job.now)
         self.incast = Incast(len(peers))
         self._again = 0

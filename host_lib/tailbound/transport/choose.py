@@ -2,8 +2,9 @@
 
 The two halves of a job are chosen apart: whether a switch sums, or the ranks do (transpose), and how an owner's results
 come to its N - 1 peers: a send to each (``peers``), one burst that this host's kernel clones (``fanout``), or one that
-the network multiplies (``multicast``). ``auto`` takes what has been measured not to lose, with 3, 4 and 8 ranks
-(docs/transport.md).
+the network multiplies (``multicast``). ``auto`` is ``fanout`` where it works, else ``peers``. Multicast has to be
+asked for, and is in use while it is known to be delivered: all owners publish at about the same time, and with it each
+of them can fill every receiver's link by itself (docs/transport.md).
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def worth_trying(result: str, ranks: int, datapath: str) -> tuple[bool, bool]:
     """Whether fan-out is to be attached, and whether a group is to be joined, before anything is chosen."""
     if datapath == "udp" or ranks <= 2:
         return False, False
-    return result in ("fanout", "auto"), result in ("multicast", "auto")
+    return result != "peers", result == "multicast"
 
 
 def choose(wanted: str, facts: Facts) -> Choice:
@@ -92,18 +93,13 @@ def _result(wanted: str, facts: Facts) -> tuple[Result, str]:
     if facts.datapath == "udp":
         return "peers", "the udp datapath sends to each peer by itself"
     fanout, multicast = (way is not None and way.works for way in (facts.fanout, facts.multicast))
-    if wanted == "fanout":
-        return ("fanout", "asked for") if fanout else ("peers", _not("fan-out", facts.fanout))
     if wanted == "multicast":
-        if not multicast:
-            return "peers", _not("multicast", facts.multicast)
-        return "multicast", "asked for" + (f", but {_holes(facts.unreached)}" if facts.unreached else "")
-    if multicast and facts.unreached == ():
-        return "multicast", "the network delivers it to all live peers"
-    why = _holes(facts.unreached) if multicast else _not("multicast", facts.multicast)
-    if fanout:
-        return "fanout", f"this kernel clones bursts; {why}"
-    return "peers", f"{_not('fan-out', facts.fanout)}; {why}"
+        if multicast and facts.unreached == ():
+            return "multicast", "asked for, and the network delivers it to all live peers"
+        why = _holes(facts.unreached) if multicast else _not("multicast", facts.multicast)
+        return ("fanout", why) if fanout else ("peers", f"{why}; {_not('fan-out', facts.fanout)}")
+    reason = "asked for" if wanted == "fanout" else "this kernel clones bursts"
+    return ("fanout", reason) if fanout else ("peers", _not("fan-out", facts.fanout))
 
 
 def _not(what: str, tried: Tried | None) -> str:

@@ -307,6 +307,7 @@ class Pacer:
         speed: bytes per second of the link, where every path begins; 0: nobody knows, so that paths begin at
             ``limits.speed``.
         most: bytes per second that all ranks together never exceed; 0: the link itself sees to it.
+        room: bytes that may wait in this host's own sockets and queues.
     """
 
     def __init__(
@@ -316,6 +317,7 @@ class Pacer:
         gap: int = 0,
         speed: float = 0.0,
         most: float = 0.0,
+        room: int = 1 << 62,
     ) -> None:
         self.limits = limits or PaceConfig()
         self._gap = gap
@@ -330,6 +332,7 @@ class Pacer:
         self.paths = {rank: Path(self.limits, speed, len(ranks), known=known) for rank in ranks}
         self._buckets = {rank: _Bucket(self.limits.quantum) for rank in ranks}
         self._link = _Bucket(self.limits.ahead, self.limits.late) if most else None  # of all of them
+        self._room, self._leaves = room, 0  # when the last of what was handed over leaves this host, ns
         #: ranks that may not be sent to as fast as the link is; empty as a rule
         self.limited: set[int] = set()
 
@@ -444,8 +447,19 @@ class Pacer:
     def left(self, bursts: int, packets: int, stride: int, now: int) -> None:
         """``bursts`` have left, whomever they were for: ``packets`` of ``stride`` bytes, copies among them."""
         self.opens = now + bursts * self._gap if self._gap else 0
+        each = _SECOND / self._speed
+        leaves = max(self._leaves, now) + packets * (stride + _FRAME) * each
+        self._leaves = int(min(leaves, now + self._room * each))
         if self._link is not None:
             self._link.spend(self._most, packets * (stride + _FRAME), now)
+
+    def full(self, size: int, now: int) -> None:
+        """Sockets with room for ``size`` bytes are full: so much waits in them at least."""
+        self._leaves = max(self._leaves, now + int(size * _SECOND / self._speed))
+
+    def waits(self, now: int) -> int:
+        """ns that what is handed over now waits in this host's own queues, by the speed of its link."""
+        return max(0, self._leaves - now)
 
     def spend(self, rank: int, size: int, now: int) -> None:
         """``size`` bytes have left for ``rank``."""

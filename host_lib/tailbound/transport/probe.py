@@ -64,6 +64,8 @@ class Prober:
     ) -> None:
         self._keys, self._bare = keys, bare
         self._by = by
+        # a thread's echo waits behind its own rank's rows, about as long as the probe did behind ours
+        self._ways = 2 if by == "thread" else 1
         self.sent = self.echoes = self.lost = self.marked = 0
         self._rtt, self._told = states["rtt_ns"], states["told"]
         self._packets: dict[int, NDArray[np.uint8]] = {}
@@ -74,7 +76,7 @@ class Prober:
         self._count = dict.fromkeys(self._packets, 0)  # packets, likewise
         #: by peer on whose echo we wait: time of sending, value in ``rtt_ns`` before, bytes since the probe before, and
         #: packets since the last one that has come back
-        self._waiting: dict[int, tuple[int, int, int, int]] = {}
+        self._waiting: dict[int, tuple[int, int, int, int, int]] = {}
         self.missed = dict.fromkeys(self._packets, 0)  #: by peer: probes lost running
         self._marks: dict[int, int] = {}  # by peer: own packets that came there with CE, by its last echo
 
@@ -107,15 +109,18 @@ class Prober:
         self.missed[peer] += 1
         return True
 
-    def packet(self, peer: int, now: int) -> NDArray[np.uint8]:
-        """The probe to send at once: u8[80]; it counts as on the way from here."""
+    def packet(self, peer: int, now: int, held: int = 0) -> NDArray[np.uint8]:
+        """The probe to send at once: u8[80]; it counts as on the way from here.
+
+        ``held``: ns that it waits in this host's own queues, and which are no part of its round trip.
+        """
         data = self._packets[peer]
         _WORD.pack_into(data.data, HEADER_BYTES, now)
         key = NO_KEY if self._keys is None or peer == self._bare else self._keys.now
         _WORD.pack_into(data.data, _CHECK_AT, int(proof_of(data, key)))
         given_up = self._waiting.get(peer)  # the next echo tells the marks of its packets, too
         count = self._count[peer] + (given_up[3] + 1 if given_up is not None else 0)
-        self._waiting[peer] = now, int(self._rtt[peer]), self._bytes[peer], count
+        self._waiting[peer] = now, int(self._rtt[peer]), self._bytes[peer], count, held
         self._bytes[peer] = self._count[peer] = 0
         self.sent += 1
         return data
@@ -128,10 +133,10 @@ class Prober:
             with CE).
         """
         found = []
-        for peer, (sent, before, size, count) in self._waiting.items():
+        for peer, (sent, before, size, count, held) in self._waiting.items():
             rtt = int(self._rtt[peer])
             if rtt != before and 0 < rtt <= now - sent:  # a longer one is that of a probe given up before
-                found.append((peer, rtt, size, self._marked(peer, count)))
+                found.append((peer, max(1, rtt - self._ways * held), size, self._marked(peer, count)))
         for peer, *_ in found:
             del self._waiting[peer]
             self.missed[peer] = 0

@@ -347,11 +347,11 @@ class SendQueue:
         taken, number = batch.send(sender.sockets[port], count)
         if taken:
             item.left, moved = batch.settle(item.flows, taken)
-            for flow, packets, bursts in moved:
-                self._left(item, item.memory[flow][0], packets, bursts, now)
             copies = sum([packets * self._cost(item.memory[flow][0]) for flow, packets, _ in moved])
             self._bytes += copies * item.stride
             self.pacer.left(taken, copies, item.stride, now)
+            for flow, packets, bursts in moved:
+                self._left(item, item.memory[flow][0], packets, bursts, now)
         if number:
             self._failed(item, port, number, now)
         return taken
@@ -374,7 +374,7 @@ class SendQueue:
                 continue
             if prober.missed[each]:
                 self.pacer.unheard(each, prober.missed[each], now)
-            sender.send(each, prober.packet(each, now).tobytes())
+            sender.send(each, prober.packet(each, now, self.pacer.waits(now)).tobytes())
 
     def _failed(self, item: _Item, port: int, number: int, now: int) -> None:
         """The first message of a call was refused."""
@@ -404,6 +404,7 @@ class SendQueue:
         if number == errno.EAGAIN:
             self._blocked.add(port)
             self.full.add(port)
+            self.pacer.full(sum(self._sender.rooms[full] for full in self.full), now)
         else:  # a full device is full for the other sockets of the channel as well
             self._blocked.update(next(ports for ports in self._sender.ports if port in ports))
         self._look(now + (_ROOM if number == errno.EAGAIN else _RETRY))

@@ -120,6 +120,7 @@ class Sender:
         if not sockets:
             raise ConfigError("a sender needs at least one bound socket")
         self.sockets = list(sockets)
+        self.rooms = [sock.room() for sock in sockets]  #: bytes that may wait in each
         self.peers = dict(peers)
         self.counts = {rank: PeerCounts() for rank in self.peers}
         self.plain: set[int] = set()  #: ranks to which GSO does not work
@@ -148,6 +149,7 @@ class Sender:
         self.channel[number] = len(self.ports)
         self.ports.append(tuple(range(len(self.sockets), len(self.sockets) + len(channel.sockets))))
         self.sockets += channel.sockets
+        self.rooms += [sock.room() for sock in channel.sockets]
         return number
 
     def ranks_of(self, rank: int) -> tuple[int, ...]:

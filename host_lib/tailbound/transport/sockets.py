@@ -30,6 +30,9 @@ class Socket(Protocol):
     def fileno(self) -> int:
         """Descriptor to wait on until there is room again."""
 
+    def room(self) -> int:
+        """Bytes that may wait in it."""
+
     def send_one(self, packet: bytes, target: tuple[str, int]) -> int:
         """Sends one packet to ``target`` (IP address, UDP port); returns 0, or the errno of what refused it."""
 
@@ -47,6 +50,10 @@ class UdpSocket(socket.socket):
 
     def __init__(self, family: socket.AddressFamily = socket.AF_INET) -> None:
         super().__init__(family, socket.SOCK_DGRAM)
+
+    def room(self) -> int:
+        """See ``Socket``."""
+        return self.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
 
     def send_one(self, packet: bytes, target: tuple[str, int]) -> int:
         """See ``Socket``."""
