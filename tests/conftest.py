@@ -66,12 +66,12 @@ def _tools(*names: str) -> Callable[[], bool]:
     return lambda: all(shutil.which(name) for name in names)
 
 
-def _cuda(devices: int = 1) -> bool:
+def _cuda() -> bool:
     if importlib.util.find_spec("torch") is None:
         return False
     import torch
 
-    return torch.cuda.device_count() >= devices
+    return torch.cuda.device_count() > 0
 
 
 def _tcx() -> bool:
@@ -136,7 +136,6 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
     "libbpf": (lambda: Path("/usr/include/bpf/bpf_helpers.h").exists(), "apt-get install libbpf-dev"),
     "torch": (_module("torch"), "pip install 'tailbound[torch]'"),
     "CUDA device": (_cuda, "an NVIDIA GPU with its driver, and a build of torch for CUDA"),
-    "two CUDA devices": (lambda: _cuda(2), "two NVIDIA GPUs that NCCL can use"),
     "triton": (_module("triton"), "pip install 'tailbound[test]'"),
     "expecttest": (_module("expecttest"), "pip install 'tailbound[test]'"),
     "scapy": (_module("scapy"), "pip install 'tailbound[test]'"),
@@ -154,7 +153,7 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
     "thrift": (_p4_runtime, "simple_switch_CLI needs a Python with thrift: apt-get install python3-thrift"),
 }
 #: What the machine has in it or not.
-DEVICES = ("CUDA device", "two CUDA devices")
+DEVICES = ("CUDA device",)
 #: What Debian 12's kernel 6.1, on which everything works, does not know yet, and what a kernel may be built without.
 KERNELS = ("tcx", "veth backpressure", "8021q")
 #: The P4 tools are in no package registry, so continuous integration may lack them, and with them what only they need.

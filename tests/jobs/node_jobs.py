@@ -106,10 +106,15 @@ def parity(rank: int) -> list[dict[str, Any]]:
 def as_device(rank: int, cuda: bool = False) -> list[dict[str, Any]]:
     """Gradients against plain DDP's, with buckets that go the way of a device; in which order its collectives come.
 
-    ``cuda``: on two of them. Else on host memory, with Gloo in the place of NCCL.
+    ``cuda``: on two of them, or on one that all share. Else on host memory, with Gloo in the place of NCCL.
     """
     on_hosts(rank)
-    where = torch.device("cuda", rank % HERE) if cuda else torch.device("cpu")
+    where = torch.device("cpu")
+    if cuda:
+        devices = torch.cuda.device_count()
+        where = torch.device("cuda", rank % HERE % devices)
+        if devices < HERE:  # NCCL takes one rank a device and host, but believes who says to be another host
+            os.environ |= {"NCCL_HOSTID": str(rank), "NCCL_SOCKET_IFNAME": "lo"}
     called: list[str] = []
 
     def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:

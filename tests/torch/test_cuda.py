@@ -137,13 +137,14 @@ def test_training_and_synchronising(tmp_path: Path, kind: str) -> None:
             assert result["taken"] == rank
 
 
-@pytest.mark.needs("two CUDA devices")
 def test_ranks_of_a_host_share_buckets(tmp_path: Path) -> None:
-    """Two hosts of two ranks on two devices: NCCL within a host, Tailbound between them."""
+    """Two hosts of two ranks: NCCL within a host, Tailbound between them."""
+    import torch
+
     import node_jobs
     from processes import Job
 
     with Job(node_jobs.as_device, 4, tmp_path, True) as job:
         for rank, found in enumerate(job.results()):
-            well = {"ranks": 2, "delivered": 1.0, "on": [f"cuda:{rank % 2}"]}
+            well = {"ranks": 2, "delivered": 1.0, "on": [f"cuda:{rank % 2 % torch.cuda.device_count()}"]}
             assert found == [{**well, "way": "scatter"}, {**well, "way": "exchange"}]

@@ -96,7 +96,7 @@ def test_a_device_that_fails_fails_the_backward_pass(tmp_path: Path) -> None:
     assert "the device is gone" in said
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "float64"])
 def test_training_and_synchronising(tmp_path: Path, kind: str) -> None:
     """The job of ``test_cuda``, so that what it asks for is known to be right."""
     import device_jobs

@@ -1,7 +1,7 @@
 """Triton's kernels against the compiled passes of the host and the torch form, bit by bit.
 
 On the CPU they run in Triton's interpreter (tests/conftest.py). What the compiler makes of them for an NVIDIA device is
-looked at, too; they have never run on one (docs/torch/gpu.md). Rules: codec-3, codec-4, codec-7, codec-11, codec-12.
+looked at, too; with a device they run there. Rules: codec-3, codec-4, codec-7, codec-11, codec-12.
 """
 
 from __future__ import annotations

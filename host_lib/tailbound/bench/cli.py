@@ -72,13 +72,19 @@ def kernel(loader: str, rows: str, quick: bool, json_file: Path | None) -> None:
 
 @bench.command()
 @click.option("--threads", type=click.IntRange(1), default=1, help="Threads of a rank, in turn with one thread.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", help="Where the bucket lies.")
 @_QUICK
 @_JSON
-def codec(threads: int, quick: bool, json_file: Path | None) -> None:
-    """Milliseconds that encoding, averaging and decoding take, by one thread and by more."""
-    from tailbound.bench.codec import run
+def codec(threads: int, device: str, quick: bool, json_file: Path | None) -> None:
+    """Milliseconds that encoding, averaging and decoding take, by one thread and by more, or on a CUDA device."""
+    if device == "cpu":
+        from tailbound.bench.codec import run
 
-    show("Codec", run(json_file, threads, quick=quick))
+        show("Codec", run(json_file, threads, quick=quick))
+        return
+    from tailbound.bench.device import run as run_on_device
+
+    show("Codec of a bucket on a CUDA device", run_on_device(json_file, quick=quick))
 
 
 @bench.command()
@@ -260,6 +266,7 @@ def late(
     "--variants", "--variant", type=click.Choice(VARIANTS), multiple=True,
     help="Only these; more than one allowed.", show_default=False,
 )  # fmt: skip
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Train on CUDA devices.  [default: cpu]")
 @click.option("--lossy-tcp", is_flag=True, default=None, help="Let what goes over TCP train at every loss, too.")
 @click.option("--datapath", type=click.Choice(["auto", "xdp", "udp"]), default="auto", help="How we receive.")
 @click.option("--option", "options", metavar="NAME=VALUE", multiple=True, help="Of tailbound.torch.register.")

@@ -47,6 +47,7 @@ class Scenario:
         lossy_tcp: train what goes over TCP at losses, too.
         data: ``digits`` or ``text``.
         tails: P99/P50 that foreign bursts give Gloo's all-reduces of 25 MiB; None: there are no bursts.
+        device: ``cpu`` or ``cuda``: what it is trained on.
         calibration: seconds for which the bursts of a tail are measured; three times as long at most.
     """
 
@@ -69,6 +70,7 @@ class Scenario:
     data: str = "digits"
     tails: tuple[float | None, ...] = (None,)
     calibration: float = 60.0
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         if self.workers < 2 or self.batch < 1 or self.workers * self.batch > IMAGES:

@@ -95,6 +95,7 @@ def row(
         **per_op((entry for end in ends for entry in end["spent"]), name),
         "busy": record.busy / record.wall / settings["cpus"] if done else None,
         "batch": scenario.batch,
+        "device": scenario.device,
         "gradient_bytes": ends[0]["gradient_bytes"],
         "delivered": sum(end["delivered"] for end in ends) / expected if expected else 1.0,
         "deadline_hits": sum(end["deadline_hits"] for end in ends) if ours else 0,

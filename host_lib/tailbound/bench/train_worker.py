@@ -26,7 +26,7 @@ from tailbound.bench.train_plan import WARMUP_OURS, WARMUP_THEIRS
 from tailbound.bench.trainee import Trainee
 from tailbound.bench.variants import wrap
 from tailbound.bench.worker import totals
-from tailbound.errors import TransportError
+from tailbound.errors import CapabilityError, TransportError
 from tailbound.lab.straggler import step_delay
 
 
@@ -53,6 +53,7 @@ class Course:
             rate=job["learning_rate"],
             momentum=job["momentum"],
             delay=step_delay(self.rank),
+            device=device_of(job["device"], self.rank),
         )
 
     def _steps(self) -> list[NDArray[np.int64]]:
@@ -114,6 +115,23 @@ class Course:
     def _report(self, name: str, number: int, taken: dict[str, Any], trainee: Trainee, *, look: bool) -> None:
         accuracy = trainee.accuracy(*self._test) if look else None
         self._channel.report("turn", seed=self._seed, name=name, number=number, accuracy=accuracy, **taken)
+
+
+def device_of(kind: str, rank: int) -> str:
+    """That this rank trains on; ranks share devices where there are more of them.
+
+    Raises:
+        CapabilityError: there is none.
+    """
+    if kind == "cpu":
+        return kind
+    if not torch.cuda.is_available():
+        raise CapabilityError(
+            "no CUDA device: give --device cpu, or install a driver and a PyTorch that is built for CUDA"
+        )
+    index = rank % torch.cuda.device_count()
+    torch.cuda.set_device(index)
+    return f"cuda:{index}"
 
 
 def train(job: Mapping[str, Any], seed: int, line: StartLine, meter: Meter, channel: Channel) -> None:

@@ -53,15 +53,17 @@ class Trainee:
         rate: learning rate.
         momentum: of SGD; None: AdamW (Loshchilov and Hutter, 2019) with torch's own settings.
         delay: seconds that this rank computes longer in every step.
+        device: that it trains on. A step ends when that is through; forward and backward are over when they are queued.
 
     Attributes:
         loss: of this rank's batch in the last step, before it.
     """
 
     def __init__(
-        self, net: nn.Module, wrap: Wrap, *, rate: float, momentum: float | None = 0.9, delay: float = 0.0
-    ) -> None:
-        self.net, self._delay = net, delay
+        self, net: nn.Module, wrap: Wrap, *, rate: float, momentum: float | None = 0.9, delay: float = 0.0,
+        device: str = "cpu",
+    ) -> None:  # fmt: skip
+        self.net, self._delay, self._device = net.to(device), delay, torch.device(device)
         self._optimizer = optimizer_of(net, rate, momentum)
         self._model, self.state = wrap(net, self._optimizer)
         self._loss = nn.CrossEntropyLoss()
@@ -69,6 +71,7 @@ class Trainee:
 
     def step(self, images: torch.Tensor, labels: torch.Tensor) -> StepTime:
         """One training step; its times."""
+        images, labels = images.to(self._device), labels.to(self._device)
         begin = time.perf_counter()
         self._optimizer.zero_grad(set_to_none=True)
         loss = self._loss(self._model(images), labels)
@@ -78,6 +81,8 @@ class Trainee:
         loss.backward()
         backward = time.perf_counter()
         self._optimizer.step()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
         taken = StepTime(forward - begin, backward - forward, time.perf_counter() - backward)
         self.loss = loss.item()
         return taken
@@ -96,11 +101,12 @@ class Trainee:
     @torch.no_grad()
     def accuracy(self, images: torch.Tensor, labels: torch.Tensor) -> float:
         """Fraction of right answers of this replica."""
-        return float((self.net(images).argmax(1) == labels).float().mean())
+        right = self.net(images.to(self._device)).argmax(1) == labels.to(self._device)
+        return float(right.float().mean())
 
     def weights(self) -> NDArray[np.float32]:
         """All parameters, f32[n]."""
-        return np.concatenate([p.detach().numpy().ravel() for p in self.net.parameters()])
+        return np.concatenate([p.detach().cpu().numpy().ravel() for p in self.net.parameters()])
 
     def gradient_bytes(self) -> int:
         """Bytes of a step's gradients."""
