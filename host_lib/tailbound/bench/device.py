@@ -79,7 +79,7 @@ def run(json_path: Path | None = None, *, quick: bool = False, megabytes: float 
     if numel < 1:
         raise ConfigError(f"{megabytes} MB: give a number above 0")
     if not torch.cuda.is_available():
-        raise CapabilityError("no CUDA device: this takes an NVIDIA driver, and a PyTorch that is built for CUDA")
+        raise CapabilityError("no CUDA device: install an NVIDIA driver and a PyTorch that is built for CUDA")
     passes = [*_yardsticks(numel), *(each for kind in TYPES for each in _of(numel, kind))]
     times = [[each.call() for each in passes] for _ in range(3 + (5 if quick else 31))][3:]
     rows = []
