@@ -58,8 +58,7 @@ def test_an_op_is_coded_as_in_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     shape = device.shape_for(100_000, device.WIDTH)
-    coding = device.Coding(device.seed_of(device.COOKIE, device.OP), 0, 0, 0, ranks=device.RANKS)
-    op: Any = device._Op(shape, coding, torch.randn(100_000))
+    op: Any = device._Op(shape, torch.randn(100_000))
     space = Workspace(Stream(), PLAIN)
     found = []
     for encode, decode in (

@@ -21,11 +21,11 @@ from tailbound.codec.encode import encode, measure
 from tailbound.codec.hashing import seed_of
 from tailbound.codec.local import LocalJob, nmse
 from tailbound.codec.mean import mean_by
-from tailbound.codec.owners import OwnerMap, place
+from tailbound.codec.owners import OwnerMap, Placement, place
 from tailbound.codec.records import Coding, Own, Packets, Received, Scales, Sums, results
 from tailbound.codec.scale import cold_exponents, headroom_of, shift_cap_of
 from tailbound.codec.scratch import Scratch
-from tailbound.codec.shape import shape_for
+from tailbound.codec.shape import Shape, shape_for
 from tailbound.codec.threads import Threads
 from tailbound.errors import ConfigError
 from tailbound.wire.bits import Bits, bits_text, bits_told
@@ -131,6 +131,24 @@ def _in_turn(passes: Passes, crews: list[Threads], rounds: int) -> dict[str, NDA
     return times
 
 
+def coding_of() -> Coding:
+    """Of the first of ``RANKS`` ranks in op ``OP``."""
+    return Coding(seed_of(COOKIE, OP), 0, shift_cap_of(RANKS), headroom_of(RANKS), ranks=RANKS)
+
+
+def scales_of(x: NDArray[np.float32], shape: Shape, coding: Coding) -> Scales:
+    """Of a cold op of ``x`` alone."""
+    need, shift, skipped = np.zeros(shape.groups, np.int16), *np.zeros((2, shape.groups), np.uint8)
+    measure(x, shape, coding, need, Scratch(WIDTH))
+    return Scales(cold_exponents(need[None], coding.headroom), need, shift, skipped)
+
+
+def packets_of(shape: Shape, at: Placement) -> Packets:
+    """Memory of a rank's contributions, zeros."""
+    memory = np.zeros((shape.rows, HEADER_BYTES + shape.codes), np.uint8)
+    return Packets(memory, at.position, np.zeros((shape.rows, 4), np.uint64))
+
+
 def _passes(numel: int) -> Passes:
     """Every pass, for the first of four ranks."""
     shape = shape_for(numel, WIDTH)
@@ -139,14 +157,13 @@ def _passes(numel: int) -> Passes:
     own, groups = int(at.counts[0]), at.rows_of(0) // shape.group_rows
     x = rng.standard_normal(numel, np.float32)
     copy = np.empty_like(x)
-    coding = Coding(seed_of(COOKIE, OP), 0, shift_cap_of(RANKS), headroom_of(RANKS), ranks=RANKS)
+    coding = coding_of()
     keyed = coding._replace(key=key_of(rng.bytes(key_bytes(WIDTH) - 8), 0))
-    need, work = np.zeros(shape.groups, np.int16), np.zeros(shape.groups, np.int16)
-    measure(x, shape, coding, need, Scratch(WIDTH))
-    exponents = cold_exponents(need[None], coding.headroom)
-    scales = Scales(exponents, need, np.zeros(shape.groups, np.uint8), np.zeros(shape.groups, np.uint8))
-    memory = np.zeros((shape.rows, HEADER_BYTES + codes), np.uint8)
-    packets = Packets(memory, at.position, np.zeros((shape.rows, 4), np.uint64))
+    work = np.zeros(shape.groups, np.int16)
+    scales = scales_of(x, shape, coding)
+    exponents, need = scales.exponents, scales.need
+    packets = packets_of(shape, at)
+    memory = packets.memory
     # sums of three peers, in a ring twice as long as needed
     ring = 2 << (own - 1).bit_length()
     sums, slots = np.zeros((ring, 2 * WIDTH), np.uint8), np.zeros(ring, DTYPES["tb_slot"])

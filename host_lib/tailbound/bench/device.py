@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from tailbound.bench.codec import RANKS, WIDTH, coding_of, packets_of, scales_of
 from tailbound.bench.save import save
 from tailbound.codec import decode as host_decode
 from tailbound.codec import encode as host
-from tailbound.codec.hashing import seed_of
 from tailbound.codec.owners import OwnerMap, place
-from tailbound.codec.records import Coding, Packets, Received, Scales
-from tailbound.codec.scale import cold_exponents, headroom_of, shift_cap_of
+from tailbound.codec.records import Received
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import Shape, shape_for
 from tailbound.errors import CapabilityError, ConfigError
@@ -30,9 +29,7 @@ from tailbound.torch.device_codec.form import By, Form, Rows
 from tailbound.torch.device_codec.plain import PLAIN
 from tailbound.torch.device_coder import DeviceCoder, Workspace
 from tailbound.torch.streams import CudaStream
-from tailbound.wire.schema import HEADER_BYTES
 
-RANKS, WIDTH, OP, COOKIE = 4, 1408, 1, 1
 #: Gradients are kept in these.
 TYPES = ("float32", "bfloat16")
 #: Of one call: milliseconds until it is through, of the device's clock, of processor time of its calls.
@@ -132,12 +129,9 @@ def _of(numel: int, kind: str) -> Iterator[_Pass]:
     """Every pass over a bucket of one type."""
     shape, rng = shape_for(numel, WIDTH), np.random.default_rng(0)
     x = torch.from_numpy(rng.standard_normal(numel, np.float32)).to("cuda", getattr(torch, kind))
-    coding = Coding(seed_of(COOKIE, OP), 0, shift_cap_of(RANKS), headroom_of(RANKS), ranks=RANKS)
-    op = _Op(shape, coding, x)
-    triton = form_for(x.device)
-    for form in dict.fromkeys((triton, PLAIN)):
+    op = _Op(shape, x)
+    for form in dict.fromkeys((form_for(x.device), PLAIN)):
         yield from _kernels(form, op, kind)
-    for form in dict.fromkeys((triton, PLAIN)):
         space = Workspace(CudaStream(torch.device("cuda", torch.cuda.current_device())), form)
         yield _Pass("encode", form.name, kind, x.nbytes, lambda space=space: op.encode(space))  # type: ignore[misc]
         yield _Pass("decode", form.name, kind, x.nbytes, lambda space=space: op.decode(space))  # type: ignore[misc]
@@ -172,22 +166,18 @@ class _Op:
 
     Args:
         shape: of the bucket.
-        coding: of the op.
         x: the bucket.
     """
 
-    def __init__(self, shape: Shape, coding: Coding, x: torch.Tensor) -> None:
-        self.shape, self.coding, self.x = shape, coding, x
+    def __init__(self, shape: Shape, x: torch.Tensor) -> None:
+        self.shape, self.coding, self.x = shape, coding_of(), x
         self._out, self._scratch = torch.empty_like(x), Scratch(WIDTH)
         at = place(shape, OwnerMap(1, tuple(range(RANKS))), RANKS)
-        need, none = np.zeros(shape.groups, np.int16), np.zeros((2, shape.groups), np.uint8)
-        host.measure(x.float().cpu().numpy(), shape, coding, need, self._scratch)
-        self._scales = Scales(cold_exponents(need[None], coding.headroom), need, *none)
-        memory = np.zeros((shape.rows, HEADER_BYTES + shape.codes), np.uint8)
-        self._packets = Packets(memory, at.position, np.zeros((shape.rows, 4), np.uint64))
+        self._scales = scales_of(x.float().cpu().numpy(), shape, self.coding)
+        self._packets = packets_of(shape, at)
         ring = np.random.default_rng(1).integers(1, 256, (1 << (shape.rows - 1).bit_length(), WIDTH), dtype=np.uint8)
         scale = np.full(shape.rows, -1e-3, np.float32)
-        self._received = Received(ring, memory, np.arange(shape.rows, dtype=np.int64), scale)
+        self._received = Received(ring, self._packets.memory, np.arange(shape.rows, dtype=np.int64), scale)
 
     def encode(self, space: Workspace) -> Times:
         begin, used = time.perf_counter(), time.thread_time()

@@ -47,8 +47,8 @@ class Scenario:
         lossy_tcp: train what goes over TCP at losses, too.
         data: ``digits`` or ``text``.
         tails: P99/P50 that foreign bursts give Gloo's all-reduces of 25 MiB; None: there are no bursts.
-        device: ``cpu`` or ``cuda``: what it is trained on.
         calibration: seconds for which the bursts of a tail are measured; three times as long at most.
+        device: ``cpu`` or ``cuda``: what it is trained on.
     """
 
     name: str

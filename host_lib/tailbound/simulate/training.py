@@ -14,8 +14,8 @@ import numpy as np
 
 from tailbound.simulate.engine import Done
 from tailbound.simulate.fabric import MS, S
-from tailbound.simulate.layouts import Arrangement, arrange
-from tailbound.simulate.ports import HEADERS, Network, Switching
+from tailbound.simulate.layouts import arrange
+from tailbound.simulate.ports import HEADERS, Switching
 from tailbound.simulate.steps import WIDTH, Team
 from tailbound.wire.schema import HEADER_BYTES
 
@@ -82,8 +82,7 @@ class _Training:
     ) -> None:
         self._team, self._buckets, self._steps = team, buckets, steps
         self._compute, self._spread, self._random = compute, spread, random.Random(seed)
-        arrangement: Arrangement = team.arrangement
-        self._parts = [parts[0] for parts in arrangement.parts]
+        self._parts = [parts[0] for parts in team.arrangement.parts]
         self._outs = [[np.zeros(entries, np.float32) for _ in range(buckets)] for _ in self._parts]
         self._ends: list[list[int]] = [[] for _ in self._parts]
         self._expected = self._delivered = 0
@@ -98,7 +97,7 @@ class _Training:
         return self._expected - self._delivered, self._expected
 
     def run(self) -> None:
-        network: Network = self._team.network
+        network = self._team.network
         for rank in range(len(self._parts)):
             network.at(network.now + self._pause(), partial(self._begin, rank))
         network.run(lambda: all(len(ends) == self._steps for ends in self._ends), _NEVER)

@@ -74,8 +74,8 @@ class Prober:
             self._packets[peer] = np.frombuffer(packets.packet(head, bytes(ROW_STEP)), np.uint8).copy()
         self._bytes = dict.fromkeys(self._packets, EVERY)  # since the last probe
         self._count = dict.fromkeys(self._packets, 0)  # packets, likewise
-        #: by peer on whose echo we wait: time of sending, value in ``rtt_ns`` before, bytes since the probe before, and
-        #: packets since the last one that has come back
+        #: by peer on whose echo we wait: time of sending, value in ``rtt_ns`` before, bytes since the probe before,
+        #: packets since the last one that has come back, and ns that it waits in own queues
         self._waiting: dict[int, tuple[int, int, int, int, int]] = {}
         self.missed = dict.fromkeys(self._packets, 0)  #: by peer: probes lost running
         self._marks: dict[int, int] = {}  # by peer: own packets that came there with CE, by its last echo
