@@ -71,13 +71,32 @@ def test_metrics_are_the_numbers_of_stats(stats: dict[str, Any]) -> None:
         for stage, books in stats["ledger"].items():
             entry, where = books[peer], {"stage": stage, "peer": peer}
             expected = one(metrics, "tailbound_rows_expected_total", **where)
-            fates = [m.value for m in metrics if m.name == "tailbound_rows_total" and where.items() <= m.labels.items()]
-            assert sum(fates) == expected == entry["expected"] > 0
-            assert one(metrics, "tailbound_rows_total", fate="taken", **where) == entry["taken"]
+            taken = one(metrics, "tailbound_rows_taken_total", **where)
+            missing = [m for m in metrics if m.name == "tailbound_rows_missing" and where.items() <= m.labels.items()]
+            assert taken + sum(m.value for m in missing) == expected == entry["expected"] > 0
+            assert taken == entry["taken"]
     shares = [m.value for m in metrics if m.name == "tailbound_owner_share_ratio"]
     assert sum(shares) == pytest.approx(1.0)
     refused = sum(m.value for m in metrics if m.name == "tailbound_packets_refused_total")
     assert refused == sum(stats["drops"].values()) > 0  # duplicates were made on purpose
+
+
+def test_what_is_worth_an_alert_is_told_before_it_happens() -> None:
+    """An increase from nothing to one is none to Prometheus."""
+    metrics = flatten({"rank": 0, "ranks": 2, "event_counts": {"late": 2, "results_by": 1}})
+    events = {m.labels["event"]: m.value for m in metrics if m.name == "tailbound_events_total"}
+    assert (events["keys_tried"], events["late"], events["results_by"]) == (0, 2, 1)
+
+
+def test_a_row_that_comes_after_its_op_leaves_no_counter_that_falls() -> None:
+    """It was absent and is late: to Prometheus a counter that falls has begun anew, and counts twice."""
+    entry = {"expected": 9, "taken": 7, "late": 0, "lost": 0, "refused": 0, "absent": 2, "repaired": 0, "duplicated": 0}
+    before, after = (
+        by_key(flatten({"rank": 0, "ranks": 2, "ledger": {"results": {"1": entry | more}}}))
+        for more in ({}, {"late": 2, "absent": 0})
+    )
+    assert all(value <= after[key] for key, value in before.items() if key[0].endswith("_total"))
+    assert before != after
 
 
 def test_names_and_labels_are_as_prometheus_wants_them(stats: dict[str, Any]) -> None:
@@ -147,7 +166,8 @@ def test_a_scrape_gives_what_stats_gives(job: Team) -> None:
         else:
             assert scraped[key] >= 0
     types = {family.name: family.type for family in families}
-    assert types["tailbound_rows"] == "counter"
+    assert types["tailbound_rows_taken"] == "counter"
+    assert types["tailbound_rows_missing"] == "gauge"
     assert types["tailbound_op_seconds"] == "gauge"
 
 

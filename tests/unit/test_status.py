@@ -40,7 +40,7 @@ def report(rank: int = 0, **changes: Any) -> dict[str, Any]:
         "map": {"id": 4, "owners": [0, 1], "rotate": True}, "behind": 0, "sent_bytes": 2000, "drops": {"LATE": 3},
         "gone": [], "peers": {str(p): dict(peer) for p in range(3) if p != rank},
         "incast": {"own": 3, "obeyed": 0.5}, "marked": {"came": 0, "there": 0}, "queued": 0, "stale": 0,
-        "events": [{"monotonic": 99.0, "event": "suspect", "suspect": 2}],
+        "events": [{"monotonic": 99.0, "event": "suspect", "suspect": 2}], "event_counts": {"suspect": 1},
     } | changes  # fmt: skip
 
 
@@ -126,7 +126,8 @@ def test_the_metrics_of_all_ranks_on_a_host(tmp_path: Path) -> None:
     assert [name for name, *labels in values if ("rank", "3") in labels] == ["tailbound_status_age_seconds"]
     assert values["tailbound_delivered_ratio", job, ("rank", "0")] == 0.96
     where = (("fate", "lost"), job, ("peer", "1"), ("rank", "0"), ("stage", "both"))
-    assert values["tailbound_rows_total", *where] == 2
+    assert values["tailbound_rows_missing", *where] == 2
+    assert values["tailbound_events_total", ("event", "keys_tried"), job, ("rank", "0")] == 0
     assert values["tailbound_packets_refused_total", job, ("rank", "0"), ("reason", "late"), ("sender", "all")] == 3
     assert values["tailbound_sent_bytes_total", job, ("peer", "2"), ("rank", "0")] == 1000
 

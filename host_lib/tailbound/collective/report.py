@@ -143,6 +143,7 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
         "gone": sorted(job.membership.gone),
         "peers": peers,
         "events": _events(job, _EVENTS_SHORT),
+        "event_counts": dict(job.events.counts),
     }
 
 

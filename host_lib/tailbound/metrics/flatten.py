@@ -16,8 +16,13 @@ _MS, _US = 1e-3, 1e-6
 LEFT_OUT = frozenset({
     "rank", "ranks", "datapath", "authenticated", "peers", "verdicts", "drops", "events",
 })  # fmt: skip
-#: Columns of the ledger that are fates of a row; the others are sums of these.
-_FATES = ("taken", "late", "lost", "refused", "absent")
+#: What becomes of a row that is missing when its op ends. It may yet come, and is late then: none of these rises only.
+MISSING = ("late", "lost", "refused", "absent")
+#: Events that are worth an alert: told from the first reading on, or an increase would not see the first one.
+_ALERTS = (
+    "callback_failed", "forged", "keys_tried", "late", "learning_failed", "link_loses", "loss", "not_linear",
+    "rank_died", "skipped", "suspect",
+)  # fmt: skip
 
 
 class Metric(NamedTuple):
@@ -78,8 +83,9 @@ def flatten(stats: Mapping[str, Any]) -> list[Metric]:
         sheet.count("counter", value, "Everything else that a rank counts, by name.", counter=name)
     for place, value in stats.get("lost_on_arrival", {}).items():
         sheet.count("lost_on_arrival", value, "Packets that this host lost before any rule saw them.", place=place)
-    for name, value in stats.get("event_counts", {}).items():
-        sheet.count("events", value, "Structured log events, by name.", event=name)
+    if (counts := stats.get("event_counts")) is not None:
+        for name, value in (dict.fromkeys(_ALERTS, 0) | counts).items():
+            sheet.count("events", value, "Structured log events, by name.", event=name)
     known = LEFT_OUT | {
         "status", "delivered", "rows_summed", "drops_by_sender", "ledger", "sent", "suspects", "gone", "safeguard",
         "traffic", "choice", "counters", "event_counts", "lost_on_arrival",
@@ -119,22 +125,29 @@ def _ops(sheet: _Sheet, status: Mapping[str, Any]) -> None:
 
 
 def _rows(sheet: _Sheet, stats: Mapping[str, Any]) -> None:
-    sheet.gauge("delivered_ratio", stats.get("delivered"), "Share of expected rows that came in time.")
+    sheet.gauge("delivered_ratio", stats.get("delivered"), "Share of all rows expected so far that came in time.")
     sheet.count("rows_summed", stats.get("rows_summed"), "Contributions added on this rank.")
     for stage, peers in stats.get("ledger", {}).items():
         for peer, entry in peers.items():
-            where = {"stage": stage, "peer": peer}
-            sheet.count("rows_expected", entry["expected"], "Rows that a peer should have brought.", **where)
-            for fate in _FATES:
-                sheet.count("rows", entry[fate], "What became of a peer's rows; they add up.", fate=fate, **where)
-            sheet.count("rows_repaired", entry["repaired"], "Rows taken that had been asked for again.", **where)
-            sheet.count("rows_duplicated", entry["duplicated"], "Rows that were there already.", **where)
+            _ledger(sheet, entry, stage=stage, peer=peer)
     for name, value in stats.get("safeguard", {}).items():
         sheet.gauge("smoothed_loss_ratio", value, "Smoothed loss that limits and rotation go by.", of=name)
     for sender, reasons in stats.get("drops_by_sender", {}).items():
         for reason, packets in reasons.items():
             text = "Packets refused by the datapath, by reason."
             sheet.count("packets_refused", packets, text, sender=sender, reason=reason.lower())
+
+
+def _ledger(sheet: _Sheet, entry: Mapping[str, int], **where: str) -> None:
+    """What became of the rows of one peer."""
+    sheet.count("rows_expected", entry["expected"], "Rows that a peer should have brought.", **where)
+    sheet.count("rows_taken", entry["taken"], "Rows of a peer that came in time.", **where)
+    for fate in MISSING:
+        if fate in entry:
+            text = "Rows of a peer that did not come in time, by what is known of them now."
+            sheet.gauge("rows_missing", entry[fate], text, fate=fate, **where)
+    sheet.count("rows_repaired", entry["repaired"], "Rows taken that had been asked for again.", **where)
+    sheet.count("rows_duplicated", entry.get("duplicated"), "Rows that were there already.", **where)
 
 
 def _peer(sheet: _Sheet, peer: str, one: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 ``tailbound metrics`` serves them to Prometheus (the extra ``prometheus``, in the environment of that command alone).
 Names are those of ``metrics.flatten``; what stands in ``stats()`` but not in a status (the ledger by stage, counters)
-is not there.
+is not there; rows have ``both`` for a stage, and refused packets ``all`` for a sender.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from tailbound.observe import status
 
 #: What of ``stats()`` a status repeats for each peer.
 _SENT = {"packets": "sent_packets", "bytes": "sent_bytes"}
-#: Fates of a peer's rows in a status, both halves together.
-_FATES = ("taken", "late", "lost", "absent")
 #: Seconds after which nothing but its age is told of a status: what it says is no longer so.
 SILENT = 30.0
 
@@ -46,17 +44,11 @@ def _of(one: Mapping[str, Any]) -> list[Metric]:
             "status": one,
             "delivered": one["delivered"],
             "sent": {peer: {to: p[of] for to, of in _SENT.items()} for peer, p in peers.items()},
+            "ledger": {"both": peers},
+            "drops_by_sender": {"all": one["drops"]},
+            "event_counts": one["event_counts"],
         }
         metrics = flatten(stats)
-        for peer, p in peers.items():
-            for fate in _FATES:
-                text = "What became of a peer's rows."
-                labelled = {**labels, "stage": "both", "peer": peer, "fate": fate}
-                metrics.append(Metric("tailbound_rows_total", "counter", p[fate], labelled, text))
-        for reason, packets in one["drops"].items():
-            text = "Packets refused by the datapath, by reason."
-            labelled = {**labels, "sender": "all", "reason": reason.lower()}
-            metrics.append(Metric("tailbound_packets_refused_total", "counter", packets, labelled, text))
     except (KeyError, TypeError, ValueError, AttributeError):
         return []
     return [*metrics, age]
