@@ -30,7 +30,7 @@ static __always_inline int tb_bare(const struct tb_control *control, const struc
 	return tagged & TB_TAGGING_BARE;
 }
 
-/* The same of a frame as it comes, with the tag of a VLAN perhaps. It says which program judges, and nothing more. */
+/* The same question of a frame as it comes, which may still have a VLAN's tag. It only chooses which program judges. */
 static __always_inline int tb_looks_bare(struct xdp_md *ctx, const struct tb_control *control,
 					 __u32 vlan)
 {

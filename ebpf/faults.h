@@ -52,10 +52,13 @@ static __always_inline void tb_fate_draw(struct tb_faults *f, __u64 now, struct 
 	__u64 state = f->state;
 	__u32 move = tb_draw(&state), lose = tb_draw(&state);
 	__u32 duplicate = tb_draw(&state), corrupt = tb_draw(&state), reorder;
+	/* Below 0 where another CPU read the clock later, and was here first. */
+	__s64 silence = now - f->last;
 
-	if (now - f->last > TB_BURST_NS)
+	if (silence > (__s64)TB_BURST_NS)
 		f->bad = 0;
-	f->last = now;
+	if (silence > 0)
+		f->last = now;
 	fate->where = tb_draw(&state);
 	reorder = tb_draw(&state);
 	f->state = state;

@@ -101,7 +101,10 @@ static __always_inline void tb_op_start(struct tb_op *op, const struct tb_packet
 	tb_store_release(op, key.word);
 }
 
-/* To take an addition back; each is lost to an addition of another CPU. Were all lost, one row would count too many. */
+/*
+ * How often to retry subtracting our 1. A try fails when another CPU changes the word at the same time. If all fail, that
+ * op counts one row too many.
+ */
 #define TB_OP_TRIES 64
 
 /*

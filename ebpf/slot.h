@@ -56,7 +56,10 @@ static __always_inline __u32 tb_slot_judge(const struct tb_slot *slot, __u32 sea
 	return TB_VERDICT_STORED;
 }
 
-/* Before a store: 0 where it goes over a sum of the same op. No truth value: a branch would double the verifier's way. */
+/*
+ * Asked before a store: 0 if the slot holds a sum of the same job and op. Anything else means no; it is not made a truth
+ * value, since that takes a branch, and the verifier would follow all that comes behind it twice.
+ */
 static __always_inline __u32 tb_slot_apart(const struct tb_slot *slot, const struct tb_packet *p)
 {
 	return (slot->cookie ^ p->cookie) | (slot->op ^ p->op);

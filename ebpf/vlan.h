@@ -28,9 +28,10 @@ struct tb_vlan_frame {
 };
 
 /*
- * What stands where a tag would. It is copied by the kernel, in every frame: so the verifier knows nothing of it, and looks
- * at all that follows once. Of a tag in a variable it knows where that is 0; Linux 5.19 then looked three times, at more
- * than the million instructions that it allows.
+ * What stands where a tag would be. The kernel copies it out of every frame, with a tag or without. So the verifier knows
+ * nothing of its value, and looks at all that follows once. Had only some frames set a variable, the verifier would know
+ * in which cases it is 0, and would follow those apart: Linux 5.19 then looked three times, at more than the million
+ * instructions that it allows.
  */
 struct tb_vlan_seen {
 	__be16 protocol;

@@ -434,7 +434,10 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 	if (tb_op_tag(op, p) == TB_TAG_SAME) {
 		if (!op->rows)
 			op->rows = p->rows;
-		/* Below 0 for a moment, where the CPU that counted what was stored over has not come here yet. */
+		/*
+		 * May fall below 0 for a moment: the row that was stored over is taken off here, and the CPU that
+		 * completed it may not have added it yet.
+		 */
 		op->rows_complete += (__s32)(complete - undone);
 		done = complete && op->rows_complete == (__s32)op->rows;
 	}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import select
 import socket
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from pyroute2 import IPRoute
 
 import cases
 import veths
@@ -261,6 +263,42 @@ def test_leftovers(own_wire: list[str]) -> None:
     veths.delete("tbx")
     assert folder.name in pin.sweep()
     assert not folder.exists()
+
+
+def test_an_interface_that_was_made_again_is_not_the_one_that_was_attached(wire: list[str]) -> None:
+    """That of a VLAN leaves the program on the device below it, and takes only the fan-out's along."""
+    XdpDatapath.pin("tbx", cases.PORT, **SIZES)
+    file = pin._settings_file("tbx")
+    values = json.loads(file.read_text())
+    assert values["index"] == interfaces.index_of("tbx")
+    file.write_text(json.dumps(values | {"index": values["index"] + 1}))
+    with pytest.raises(AttachError, match=r"removed and made again.*`tailbound attach tbx --replace`"):
+        XdpDatapath.open("tbx")
+    del values["index"]  # as an older version has pinned
+    file.write_text(json.dumps(values))
+    assert XdpDatapath.is_attached("tbx")
+
+
+def test_a_device_that_has_another_name_now_keeps_its_program(own_wire: list[str]) -> None:
+    """Pins are found by name, and another device may have that by now; a job may run on the first one (kernel-25)."""
+    XdpDatapath.pin("tbx", cases.PORT, **SIZES)
+    with IPRoute() as ip:
+        index = interfaces.index_of("tbx")
+        ip.link("set", index=index, state="down")
+        ip.link("set", index=index, ifname="lan0")
+        ip.link("add", ifname="tbx", kind="veth", peer={"ifname": "tby"})
+    for replace in (False, True):
+        with pytest.raises(AttachError, match="on lan0 now: run `tailbound detach tbx`"):
+            XdpDatapath.pin("tbx", cases.PORT, replace=replace, **SIZES)
+    assert pin.sweep() == []
+    assert interfaces.xdp_on("tbx") is None
+    assert interfaces.xdp_on("lan0") is not None
+    with pytest.raises(AttachError, match=r"lan0 already carries .* or run `tailbound detach tbx`"):
+        XdpDatapath.pin("lan0", cases.PORT, **SIZES)
+    assert pin.remove("tbx")
+    assert interfaces.xdp_on("lan0") is None
+    XdpDatapath.pin("tbx", cases.PORT, **SIZES)
+    assert XdpDatapath.is_attached("tbx")
 
 
 @pytest.mark.needs("root")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -17,7 +18,7 @@ import cases
 import veths
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel import interfaces, pin, syscalls, tc
-from tailbound.kernel.fanout import Fanout, Peer, rotated
+from tailbound.kernel.fanout import Fanout, Peer, _is_left_over, rotated
 from tailbound.kernel.neighbours import next_hops
 
 pytestmark = pytest.mark.needs("netns")
@@ -230,14 +231,25 @@ def test_what_cannot_be_is_refused(attach: Callable[..., Fanout]) -> None:
 # -- attaching ----------------------------------------------------------------------------------------
 
 
-def send(fanout: Fanout) -> bool:
+def bound(port: int) -> socket.socket:
+    """What a job sends its bursts by."""
+    out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    out.bind((OWN, port))
+    return out
+
+
+def send_by(out: socket.socket, fanout: Fanout) -> bool:
     """A datagram to the lead by the stack; whether the program saw it."""
     before = sum(c.leads for c in fanout.counts().values())
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
-        out.bind((OWN, fanout.port))
-        assert fanout.lead is not None
-        out.sendto(b"abcd", PLACES[fanout.lead])
+    assert fanout.lead is not None
+    out.sendto(b"abcd", PLACES[fanout.lead])
     return sum(c.leads for c in fanout.counts().values()) > before
+
+
+def send(fanout: Fanout) -> bool:
+    """The same by a socket for this once."""
+    with bound(fanout.port) as out:
+        return send_by(out, fanout)
 
 
 def filters() -> list[str]:
@@ -269,14 +281,16 @@ def test_attach_and_detach(attach: Callable[..., Fanout], way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_two_jobs_on_one_interface(attach: Callable[..., Fanout], way: str) -> None:
-    first, second = attach(SOURCE, way), attach(SOURCE + 1, way)
-    first.live({1})
-    second.live({1})
-    assert send(first)
-    assert send(second)
-    second.close()
-    assert send(first)
-    assert first.counts() == {1: (2, 0, 0, 0, 0)}
+    """Neither takes the other's filter for one that is left over: their sockets are bound."""
+    with bound(SOURCE) as one, bound(SOURCE + 1) as other:
+        first, second = attach(SOURCE, way), attach(SOURCE + 1, way)
+        first.live({1})
+        second.live({1})
+        assert send_by(one, first)
+        assert send_by(other, second)
+        second.close()
+        assert send_by(one, first)
+        assert first.counts() == {1: (2, 0, 0, 0, 0)}
 
 
 class Stranger:
@@ -331,8 +345,9 @@ def left_by(stranger: Stranger) -> bytes:
         return data[42:]
 
 
-def test_a_leftover_filter_is_taken_away(attach: Callable[..., Fanout], wire: list[str]) -> None:
-    """A process that is killed cannot take its filter along; the next one of the same socket does."""
+@pytest.mark.parametrize("port", [SOURCE, SOURCE + 5], ids=["the same port", "another port"])
+def test_a_leftover_filter_is_taken_away(attach: Callable[..., Fanout], wire: list[str], port: int) -> None:
+    """A process that is killed cannot take its filter along; the next one does, whatever port its socket has got."""
     before = qdiscs()
     code = (
         "import sys; sys.path[:0] = sys.argv[1:]\n"
@@ -347,13 +362,37 @@ def test_a_leftover_filter_is_taken_away(attach: Callable[..., Fanout], wire: li
         assert process.stdout.readline() == b"there\n"
         process.send_signal(signal.SIGKILL)
     assert filters() == [f"tb_fanout {OWN}:{SOURCE}"]
-    fanout = attach(way="clsact")
-    assert filters() == [f"tb_fanout {OWN}:{SOURCE}"]
+    fanout = attach(port, way="clsact")
+    assert filters() == [f"tb_fanout {OWN}:{port}"]
     fanout.live({1})
     assert send(fanout)
     fanout.close()
     assert filters() == []
     assert qdiscs() == before
+
+
+def test_left_over_is_what_has_the_own_address_and_a_port_that_nobody_has(wire: list[str]) -> None:
+    names = {
+        f"tb_fanout {OWN}:{SOURCE}": False,  # its owner lives
+        f"tb_fanout {OWN}:{SOURCE + 1}": True,
+        f"tb_fanout {THERE}:{SOURCE + 1}": False,
+        f"tb_fanout {OWN}:99999": False,
+        f"tb_fanout {OWN}:": False,
+        f"tb_worker {OWN}:{SOURCE + 1}": False,
+        "stranger": False,
+    }
+    with bound(SOURCE):
+        assert {name: _is_left_over(OWN, name) for name in names} == names
+    assert _is_left_over("::1", f"tb_fanout [::1]:{SOURCE}")
+
+
+def test_a_refusal_says_what_goes_on_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> int:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(syscalls, "link_create", refused)
+    with pytest.raises(CapabilityError, match=r"tc egress of lo \(errno 22: .*Linux 6\.6.*; training works without"):
+        tc.attach(-1, "lo", "nobody's", "tcx")
 
 
 @pytest.mark.needs("tcx")

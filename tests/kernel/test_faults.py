@@ -6,9 +6,11 @@ import contextlib
 import socket
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import cases
 import veths
@@ -130,16 +132,32 @@ def test_lost_packets_of_other_protocols_are_counted_apart(program: FaultProgram
     assert {name: n for name, n in program.counts().items() if n} == {"seen": 4, "lost": 4, "lost_other": 3}
 
 
+def state_of(program: FaultProgram) -> NDArray[Any]:
+    """A copy of ``tb_faults``."""
+    dtype = DTYPES["tb_faults"]
+    return np.frombuffer(syscalls.map_lookup(program.maps.fds["faults"], bytes(4), dtype.itemsize), dtype).copy()
+
+
 def test_a_silence_ends_a_burst(program: FaultProgram) -> None:
     """The chain steps with packets: what waits longer and longer between two would never get out of a burst."""
     program.set(FaultSettings(loss_bad=1.0, to_bad=1.0, to_good=0.0))
     assert [syscalls.run_xdp(program.program, FRAME).action for _ in range(5)] == [PASS, DROP, DROP, DROP, DROP]
-    fd, dtype = program.maps.fds["faults"], DTYPES["tb_faults"]
-    record = np.frombuffer(syscalls.map_lookup(fd, bytes(4), dtype.itemsize), dtype).copy()
+    record = state_of(program)
     assert record["bad"] == 1
     record["last"] -= 100_000_001
-    syscalls.map_update(fd, bytes(4), record.tobytes())
+    syscalls.map_update(program.maps.fds["faults"], bytes(4), record.tobytes())
     assert [syscalls.run_xdp(program.program, FRAME).action for _ in range(2)] == [PASS, DROP]
+
+
+def test_a_clock_that_was_read_before_anothers_is_no_silence(program: FaultProgram) -> None:
+    """CPUs read it before they have the lock, so that one may come first that has read it later."""
+    program.set(FaultSettings(loss_bad=1.0, to_bad=1.0, to_good=0.0))
+    assert [syscalls.run_xdp(program.program, FRAME).action for _ in range(2)] == [PASS, DROP]
+    record = state_of(program)
+    record["last"] += 3600 * 10**9
+    syscalls.map_update(program.maps.fds["faults"], bytes(4), record.tobytes())
+    assert [syscalls.run_xdp(program.program, FRAME).action for _ in range(2)] == [DROP, DROP]
+    assert state_of(program)["last"] == record["last"]
 
 
 @pytest.mark.parametrize("wrong", [{"loss_good": 1.1}, {"corrupt": -0.1}, {"port": 70000}])

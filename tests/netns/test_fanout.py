@@ -149,9 +149,9 @@ def test_every_peer_gets_every_segment(make_team: Callable[..., Team], way: str,
     assert counts == {0: (7, 0, 0, 0, 0)} | {rank: (0, 7, 0, len(sent), 0) for rank in (2, 3, 4)}
 
 
-def test_every_peer_gets_every_segment_over_ipv6(make_team: Callable[..., Team]) -> None:
+def test_every_peer_gets_every_segment_over_ipv6(make_team: Callable[..., Team], way: str) -> None:
     """Where a checksum of 0 is none at all, and a stack that gets one drops the packet."""
-    team, sent = make_team(ipv6=True), []
+    team, sent = make_team(way, ipv6=True), []
     for seed, checksums in enumerate(("promised", "switch", "sender")):  # each on top of those before
         finish(team, checksums)
         for length, segment in ((44 * 1452 - 700, 1452), (65487, 1000), (333, 0), (1, 0)):

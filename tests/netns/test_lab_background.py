@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from support import await_that
 from tailbound.errors import CapabilityError, ConfigError
 from tailbound.lab.cluster import Cluster
 from tailbound.lab.spec import Background, LabSpec, parse_background, parse_rate
@@ -52,14 +53,15 @@ def _sent(sender: Sender, times: list[float]) -> list[tuple[float, int]]:
     return [(now, rank) for now in times for rank in sender.take(now)]
 
 
-def test_bursts_have_their_rate_and_nothing_is_sent_between_them() -> None:
-    sender, seconds, step = Sender(BACKGROUND, 3, 2), 20.0, 1e-4
+@pytest.mark.parametrize("size", [548, 1400])
+def test_bursts_have_their_rate_and_nothing_is_sent_between_them(size: int) -> None:
+    sender, seconds, step = Sender(BACKGROUND, 3, 2, size), 20.0, 1e-4
     sent = _sent(sender, [i * step for i in range(int(seconds / step))])
     for rank in range(2):
         inside = list(itertools.takewhile(lambda b: b[0] < seconds, schedule(BACKGROUND, 3, rank)))
         at = [now for now, r in sent if r == rank]
         assert all(any(a <= now <= a + length + step for a, length in inside) for now in at)
-        bits = len(at) * sender.packets * 8 * 1442
+        bits = len(at) * sender.packets * 8 * (size + 42)
         assert bits == pytest.approx(sum(length for _, length in inside) * BACKGROUND.rate, rel=0.05)
 
 
@@ -119,3 +121,32 @@ def test_a_sender_that_died_is_told(tailbound_lab: Make) -> None:
     with pytest.raises(CapabilityError, match="ended by itself"):
         lab.set_background(None)
     lab.set_background(BACKGROUND)
+
+
+@pytest.mark.needs("root", "netns")
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_sender_that_died_is_told_at_the_end_at_the_latest(
+    tailbound_lab: Make, caplog: pytest.LogCaptureFixture, dies: bool
+) -> None:
+    lab = tailbound_lab(workers=2, background=BACKGROUND)
+    process = lab._background
+    assert process is not None
+    if dies:
+        process.kill()
+        process.wait()
+    lab.close()
+    assert ("the background's sender has ended by itself" in caplog.text) is dies
+
+
+@pytest.mark.needs("root", "netns")
+def test_bursts_fit_a_small_mtu(tailbound_lab: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """The kernel refuses to cut a burst into segments that do not: the sender ended at its first one."""
+    lab = tailbound_lab(workers=2, mtu=576, background=Background(200_000_000, 100.0, 1.0))
+
+    def sent() -> int:
+        here = {c.interface: c.tx_bytes for c in lab.drops() if c.namespace == lab.topology.background}
+        return min(here["data0"], here["plain0"])
+
+    await_that(lambda: sent() > 100_000, "bursts on both links")
+    lab.close()
+    assert "ended by itself" not in caplog.text

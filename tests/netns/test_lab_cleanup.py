@@ -129,6 +129,18 @@ def test_names_of_others_are_not_touched() -> None:
     namespaces.remove(name)
 
 
+def test_who_is_started_while_others_are_killed_goes_too(tailbound_lab: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of processes may lack the child of one of them; without the namespaces' names nobody would find it."""
+    lab = tailbound_lab(workers=1)
+    with lab.popen(0, ["sh", "-c", "sleep 1000 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as parent:
+        child = int(parent.stdout.readline())
+        first, processes = [[parent.pid]], namespaces.processes
+        monkeypatch.setattr(namespaces, "processes", lambda names: first.pop() if first else processes(names))
+        killed = owner.remove_all(list(lab.topology.namespaces))
+    assert {parent.pid, child} <= set(killed)
+    assert not owner.is_alive(child)
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, AttachError, OSError])
 def test_a_failure_while_building_leaves_nothing(monkeypatch: pytest.MonkeyPatch, error: type[BaseException]) -> None:
     def fail(*_: object) -> None:

@@ -31,6 +31,7 @@ import json, os
 from pyroute2 import IPRoute
 from tailbound import cli
 from tailbound.doctor import interfaces as facts
+from tailbound.errors import AttachError
 from tailbound.kernel import interfaces, pin
 
 def make(number):
@@ -45,6 +46,10 @@ def remove(name):
     with IPRoute() as route:
         route.link("del", index=route.link_lookup(ifname=name)[0])
 
+def set_mtu(name, mtu):
+    with IPRoute() as route:
+        route.link("set", index=route.link_lookup(ifname=name)[0], mtu=mtu)
+
 def attach(name, *more):
     return cli.main(["attach", name, "--ring", "1", *more])
 
@@ -53,12 +58,21 @@ told = {"attach": attach("data0.5")}
 told["on"] = [interfaces.xdp_on(name) is not None for name in ("data0", "data0.5")]
 told["vlan"] = pin.settings("data0.5").vlan
 told["others"] = [attach(name) for name in ("data0.5", "data0", "data0.6")]
+set_mtu("data0.5", 1400)
 seen = facts.interface("data0.5")
+set_mtu("data0.5", 1500)
 told["doctor"] = [seen.device, seen.driver, seen.vlan_stripping, seen.xdp_name, seen.linear]
+told["mtu"] = [seen.mtu, seen.device_mtu]
 told["replace"] = attach("data0.5", "--port", "7412", "--replace"), pin.settings("data0.5").port
 told["detach"] = cli.main(["detach", "data0.5"]), interfaces.xdp_on("data0") is None
 told["attach6"] = attach("data0.6")
 told["owner"] = facts.interface("data0.5").xdp_owner, facts.interface("data0").xdp_owner
+remove("data0.6"), make(6)
+try:
+    pin.settings("data0.6")
+except AttachError as error:
+    told["again"] = "removed and made again" in str(error)
+told["anew"] = attach("data0.6", "--replace"), pin.settings("data0.6").vlan
 with IPRoute() as route:
     (index,) = route.link_lookup(ifname="data0.6")
     route.link("set", index=index, state="down")
@@ -83,10 +97,13 @@ def test_attached_by_the_name_of_its_interface(tailbound_lab: Callable[..., Clus
         "vlan": 5,
         "others": [1, 1, 1],
         "doctor": ["data0", "veth", False, "tb_worker", 3516],
+        "mtu": [1400, 1500],
         "replace": [0, 7412],
         "detach": [0, True],
         "attach6": 0,
         "owner": ["data0.6", "data0.6"],
+        "again": True,
+        "anew": [0, 6],
         "renamed": [0, False],
         "swept": [1, True],
     }

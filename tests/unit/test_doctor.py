@@ -46,6 +46,7 @@ LINK = interfaces.Interface(
     device="eno1",
     up=True,
     mtu=1500,
+    device_mtu=1500,
     driver="mlx5_core",
     native_xdp=True,
     rx_queues=8,
@@ -65,7 +66,8 @@ def machine(**values: object) -> facts.Machine:
 
 
 def link(**values: object) -> interfaces.Interface:
-    return dataclasses.replace(LINK, **values)
+    """Its own device unless ``device_mtu`` says that it is a VLAN's."""
+    return dataclasses.replace(LINK, **{"device_mtu": values.get("mtu", LINK.mtu)} | values)
 
 
 def test_all_there_gives_xdp() -> None:
@@ -166,6 +168,10 @@ def test_an_object_of_this_width_stands_in_for_compilers() -> None:
         ({}, {"driver": "ena", "mtu": 9000}, "up to MTU 3498, not 9000"),
         ({}, {"driver": "ena", "tx_queues": 8, "tx_most": 8}, "ethtool -L eno1 combined 4"),
         ({}, {"driver": "gve", "mtu": 8896}, "up to MTU 2032, not 8896"),
+        ({}, {"driver": "ice", "mtu": 9000}, "up to MTU 3046, not 9000"),
+        ({"kernel": "6.3.13"}, {"driver": "i40e", "mtu": 9000}, "up to MTU 3050, not 9000"),
+        ({}, {"driver": "ena", "device_mtu": 9000}, "up to MTU 3498, not 9000"),  # that of a VLAN's device
+        ({}, {"linear": 0, "device_mtu": 9000}, "without a linear part at MTU 9000"),
         ({}, {"driver": "hv_netvsc", "lro": True}, "ethtool -K eno1 lro off"),
         ({}, {"lro": True, "gro_hw": True}, "ethtool -K eno1 lro off rx-gro-hw off"),
         ({"btf": False}, {}, "no BTF"),
@@ -277,12 +283,13 @@ def test_notes_are_commands_to_type() -> None:
         ({"driver": "veth"}, "GRO on, which cannot be seen from here"),
         ({"driver": "ice", "gro_hw": True}, "ethtool -K eno1 rx-gro-hw off"),
         ({"driver": "bnxt_en", "gro_hw": True, "mtu": 9000, "linear": 9100}, "ethtool -K eno1 rx-gro-hw off"),
+        ({"driver": "bnxt_en", "gro_hw": True, "device_mtu": 9000}, "ethtool -K eno1 rx-gro-hw off"),
         ({"rx_queues": 1, "rx_most": 16}, "ethtool -L eno1 combined 8 (or rx 8)"),
         ({"driver": "ice", "mtu": 9000, "linear": 3072}, "ice hands over 3072 bytes of a frame in one piece"),
     ],
 )
 def test_what_is_no_obstacle_is_a_note(changed: dict, words: str) -> None:
-    verdict = choose(MACHINE, link(**changed))
+    verdict = choose(machine(kernel="6.4.0-1-amd64"), link(**changed))
     assert verdict.datapath == "xdp"
     assert len(verdict.notes) == 2
     assert words in verdict.notes[0]
@@ -295,6 +302,8 @@ def test_what_is_there_is_no_note() -> None:
     assert choose(MACHINE, link(rx_queues=1, rx_most=1)).notes == (ONE_RANK,)
     assert choose(machine(cpus=1), link(rx_queues=1, rx_most=16)).notes == (ONE_RANK,)
     assert choose(MACHINE, link(driver="ena", tx_queues=4, rx_queues=4, tx_most=8)).datapath == "xdp"
+    for driver, kernel in (("ice", "6.3.1"), ("i40e", "6.4.0-rc1"), ("i40e", "7.0")):
+        assert choose(machine(kernel=kernel), link(driver=driver, mtu=9000, linear=9014)).datapath == "xdp"
 
 
 def test_the_estimate_is_what_attach_takes() -> None:
@@ -384,7 +393,7 @@ def test_offloads_of_loopback_are_read() -> None:
 
 def test_interfaces_of_this_machine() -> None:
     loopback = interfaces.interface("lo")
-    assert (loopback.driver, loopback.mtu) == ("loopback", 65536)
+    assert (loopback.driver, loopback.mtu, loopback.device_mtu) == ("loopback", 65536, 65536)
     assert all(i.name != "lo" for i in interfaces.interfaces())
     with pytest.raises(ConfigError, match=r"no interface 'nowhere0'.* lo"):
         interfaces.interface("nowhere0")
@@ -418,6 +427,8 @@ def test_a_program_is_named_by_the_interface_that_it_was_attached_for(
     assert pin.owner("eth0.5", 12) == "eth0.6"
     assert pin.owner("eth0.5", 11) == "eth0"
     assert pin.owner("eth0.5", 13) is None
+    pin._settings_file("old0").write_text(json.dumps({"prog_id": 13, "interface": "old0"}))
+    assert pin.owner("eth0.5", 13) == "old0"  # as the device was called then
     text = _occupied(link(name="eth0.5", xdp_program=12, xdp_name="tb_worker", xdp_owner="eth0.6"))
     assert "`tailbound detach eth0.6`" in text
     assert "attached for eth0.6" in text

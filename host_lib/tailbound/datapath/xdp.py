@@ -148,6 +148,7 @@ class XdpDatapath:
         ipv6: bool = False,
     ) -> None:
         """Attaches for good, for processes of ``group`` (a group id) to ``open``. Arguments and errors: ``attach``."""
+        pin.refuse_elsewhere(interface)
         maps, program, link, tagged = _attach(
             interface, port, width, sum_rows, result_rows, loader, "native", keyed=True, replace=replace, ipv6=ipv6
         )
@@ -157,9 +158,19 @@ class XdpDatapath:
                 raise AttachError(
                     f"{interface} lost its program while it was pinned: did somebody remove it? Try again"
                 )
-            vlan, signature = interfaces.device_of(interface).vlan, compile_.signature()
-            sizes = port, width, sum_rows, result_rows
-            found = pin.Settings(interface, *sizes, there.prog_id, vlan, signature=signature, tagged=tagged, ipv6=ipv6)
+            found = pin.Settings(
+                interface=interface,
+                port=port,
+                width=width,
+                sum_rows=sum_rows,
+                result_rows=result_rows,
+                prog_id=there.prog_id,
+                vlan=interfaces.device_of(interface).vlan,
+                signature=compile_.signature(),
+                tagged=tagged,
+                ipv6=ipv6,
+                index=interfaces.index_of(interface),
+            )
             pin.pin(found, {name: maps.fds[name] for name in (*PINNED, PROGRAMS)}, link, group)
         finally:
             _close(maps, program, link)

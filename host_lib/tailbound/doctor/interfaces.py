@@ -36,12 +36,13 @@ _TELLS = "TAILBOUND_INTERFACE=NAME tells it, or MASTER_ADDR=HOST with the name o
 
 @dataclass(frozen=True)
 class Interface:
-    """One network interface. Of a VLAN's all but name, state and MTU is that of the device below."""
+    """One network interface. Of a VLAN's all but name, state and ``mtu`` is that of the device below."""
 
     name: str
     device: str  #: carries its frames: itself, but for a VLAN's
     up: bool
     mtu: int
+    device_mtu: int  #: what a driver goes by; ``mtu``, but for a VLAN's
     driver: str | None
     native_xdp: bool | None  #: None where neither the kernel nor the driver's name tells
     rx_queues: int
@@ -55,7 +56,7 @@ class Interface:
     xdp_name: str | None  #: its name; None where this process may not know
     rx_most: int | None = None  #: most queues for receiving that there can be; None where the driver does not say
     gro_hw: bool | None = None  #: the device joins packets, and says how they were
-    xdp_owner: str | None = None  #: the interface that it was attached for, of those that share the device
+    xdp_owner: str | None = None  #: the interface that it was attached for, of those that share the device or did
     echoes: bool | None = None  #: of a veth: what XDP sends reaches the other end; None: that is not to be seen here
     ipv6: bool = False  #: it has addresses of IPv6 alone, and so has a job over it
 
@@ -142,6 +143,7 @@ def interface(name: str) -> Interface:
         device=device,
         up=bool(flags & 1),
         mtu=int(own.get("IFLA_MTU", 0)),
+        device_mtu=int(attributes.get("IFLA_MTU", 0)),
         driver=driver,
         native_xdp=_native(index, driver),
         rx_queues=int(rx),

@@ -24,6 +24,8 @@ LEAST_KERNEL = (5, 19)
 #: MTU up to which drivers take an XDP program, where they have a limit of their own that is known; others say it when
 #: the program is attached.
 MTU_MOST = {"ena": 3498, "gve": 2032, "hv_netvsc": 3506, "igc": 1500, "ixgbe": 3050, "mana": 3506}
+#: The same of drivers that had such a limit before a version of Linux (docs/nics.md).
+MTU_MOST_BEFORE: dict[str, tuple[tuple[int, ...], int]] = {"i40e": ((6, 4), 3050), "ice": ((6, 3), 3046)}
 #: For whom the verdict ``xdp`` does not hold.
 ONE_RANK = (
     "xdp takes one rank an interface: a job with several ranks on this host (LOCAL_WORLD_SIZE above 1) takes udp; "
@@ -85,7 +87,7 @@ def choose(
     if link and attached:
         why = f"`tailbound attach` has been done on {name}, and this user may open its maps"
         return Verdict("xdp", name, (why,), (), (*_notes(link, machine.cpus), ONE_RANK), trainer, judged)
-    blocked = [*_interface_problems(link, judged), *_kernel_problems(machine)]
+    blocked = [*_interface_problems(link, judged, _version(machine)), *_kernel_problems(machine)]
     objects = machine.objects_ipv6 if link and link.ipv6 else machine.objects
     packages = [] if link and _width(link) in objects else _missing_packages(machine)
     powerless = _missing_privileges(machine, link)
@@ -111,7 +113,7 @@ def _receive_room(machine: Machine) -> Sequence[str]:
     return (f"{room}: sudo sysctl -w net.core.rmem_max={_RECEIVE_BYTES}",)
 
 
-def _interface_problems(link: Interface | None, judged: str) -> list[str]:
+def _interface_problems(link: Interface | None, judged: str, version: tuple[int, ...]) -> list[str]:
     if link is None:
         return [judged or "no interface is known that leads to the peers: give one with --interface"]
     problems = []
@@ -125,11 +127,11 @@ def _interface_problems(link: Interface | None, judged: str) -> list[str]:
     if link.xdp_program is not None:
         problems.append(_occupied(link))
     if not link.linear:
-        problems.append(remedy(link.device, link.mtu))
-    most = MTU_MOST.get(link.driver or "")
-    if most and link.mtu > most:
+        problems.append(remedy(link.device, link.device_mtu))
+    most = _mtu_most(link.driver or "", version)
+    if most and link.device_mtu > most:
         problems.append(
-            f"driver {link.driver} of {link.device} takes XDP programs up to MTU {most}, not {link.mtu}: "
+            f"driver {link.driver} of {link.device} takes XDP programs up to MTU {most}, not {link.device_mtu}: "
             f"ip link set dev {link.device} mtu {most} (on all ranks)"
         )
     if link.driver in QUEUE_FOR_QUEUE and link.tx_most is not None and link.tx_queues + link.rx_queues > link.tx_most:
@@ -145,6 +147,12 @@ def _interface_problems(link: Interface | None, judged: str) -> list[str]:
     return problems
 
 
+def _mtu_most(driver: str, version: tuple[int, ...]) -> int:
+    """MTU up to which a driver takes a program on this version of Linux; 0: no limit of its own is known."""
+    since, most = MTU_MOST_BEFORE.get(driver, ((), 0))
+    return most if version < since else MTU_MOST.get(driver, 0)
+
+
 def _refused(link: Interface) -> list[str]:
     """Offloads that are on, with which the driver takes no program."""
     on = {"lro": link.lro, "rx-gro-hw": link.gro_hw}
@@ -156,8 +164,8 @@ def _occupied(link: Interface) -> str:
     if link.xdp_name in OURS:
         if link.xdp_name == WORKER and link.xdp_owner not in (None, link.name):
             return (
-                f"{what} is Tailbound's own, attached for {link.xdp_owner}; a device takes one: use that interface, "
-                f"or, once no job runs on it, `tailbound detach {link.xdp_owner}`"
+                f"{what} is Tailbound's own, attached for {link.xdp_owner}; a device takes one: use that interface if "
+                f"it is one of {link.device}'s, or, once no job runs on it, `tailbound detach {link.xdp_owner}`"
             )
         if link.xdp_name == WORKER:
             return (
@@ -169,10 +177,14 @@ def _occupied(link: Interface) -> str:
     return f"{what}{named} is somebody else's, which Tailbound never replaces: ip link set dev {link.device} xdp off"
 
 
+def _version(machine: Machine) -> tuple[int, ...]:
+    """Of Linux, its first two numbers."""
+    return tuple(int(n) for n in re.findall(r"\d+", machine.kernel)[:2])
+
+
 def _kernel_problems(machine: Machine) -> list[str]:
     problems = []
-    numbers = [int(n) for n in re.findall(r"\d+", machine.kernel)[:2]]
-    if tuple(numbers) < LEAST_KERNEL:
+    if _version(machine) < LEAST_KERNEL:
         problems.append(f"Linux {machine.kernel} is older than {LEAST_KERNEL[0]}.{LEAST_KERNEL[1]}")
     if not machine.btf:
         problems.append("the kernel has no BTF (/sys/kernel/btf/vmlinux, CONFIG_DEBUG_INFO_BTF)")
@@ -220,7 +232,7 @@ def _notes(link: Interface | None, cpus: int) -> Sequence[str]:
     if link is None:
         return notes
     refused = _refused(link)
-    joins = link.mtu > STOPS_JOINING.get(link.driver or "", 0)
+    joins = link.device_mtu > STOPS_JOINING.get(link.driver or "", 0)
     if joins and link.lro and "lro" not in refused:
         notes.append(f"large receive offload joins packets: ethtool -K {link.device} lro off")
     if joins and link.gro_hw and "rx-gro-hw" not in refused:

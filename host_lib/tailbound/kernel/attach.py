@@ -10,7 +10,7 @@ import errno
 import os
 
 from tailbound.errors import AttachError, CapabilityError, ConfigError
-from tailbound.kernel import interfaces, syscalls
+from tailbound.kernel import interfaces, pin, syscalls
 
 MODES = ("native", "generic")
 #: Drivers that hand over frames of many segments.
@@ -42,9 +42,11 @@ def refuse_occupied(interface: str) -> None:
         return
     name = program_name(there.prog_id)
     if name in OURS:
+        # pins have the name of a VLAN's interface, or the one that the device had before it was renamed
+        pinned = pin.owner(interface, there.prog_id) or interface
         raise AttachError(
-            f"{interface} already carries Tailbound's {name} (program {there.prog_id}): one program an interface; "
-            f"end the other one or run `{OURS[name].format(interface)}`, with the VLAN's interface where it is for one"
+            f"{interface} already carries Tailbound's {name} (program {there.prog_id}), and only one program fits on a "
+            f"device: end the job that uses it, or run `{OURS[name].format(pinned)}`"
         )
     raise AttachError(
         f"{interface} already carries the XDP program {name or '(unnamed)'} (id {there.prog_id}, {there.mode} mode), "

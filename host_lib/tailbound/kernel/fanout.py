@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ from tailbound.forks import keep_from_children
 from tailbound.kernel import interfaces, load, maps, pin, tc
 from tailbound.kernel.built import FANOUT_COPIES
 from tailbound.kernel.maps import Maps, Shape
-from tailbound.wire.address import Words, endpoint, words_of
+from tailbound.wire.address import Words, endpoint, family_of, words_of
 from tailbound.wire.packets import DTYPES, layout
 from tailbound.wire.schema import FANOUT_MAPS, MAX_RANKS
 
@@ -108,7 +109,8 @@ class Fanout:
         """Loads and attaches the program; it goes with this process.
 
         Args:
-            port: first UDP source port of the sockets that bursts leave; no other traffic may use them.
+            port: first UDP source port of the sockets that bursts leave; no other traffic may use them. The first
+                socket is bound by now, and until this object is closed: that shows others that the job lives.
             ports: how many ports there are from ``port`` on.
             loader: ``auto``, ``object``, ``bcc`` or ``clang``.
             way: ``auto``, ``tcx`` or ``clsact``.
@@ -254,16 +256,31 @@ def _words(address: str) -> Words:
 def _attach(
     interface: str, port: int, loader: str, way: str, most: int, *, ipv6: bool
 ) -> tuple[Maps, int, tc.Attached]:
-    name = f"{load.FANOUT} {endpoint(interfaces.address_of(interface, ipv6=ipv6), port)}"
+    address = interfaces.address_of(interface, ipv6=ipv6)
+    name, left_over = f"{load.FANOUT} {endpoint(address, port)}", partial(_is_left_over, address)
     made = maps.create(FANOUT_MAPS, shapes(), events=False)
     program = -1
     try:
         defines = {"TB_MOST_COPIES": most} | load.of_family(ipv6=ipv6)
         program = load.load("fanout.bpf.c", load.FANOUT, defines, load.FANOUT_MAP_NAMES, made.fds, loader, "tc")
-        return made, program, tc.attach(program, interface, name, way)
+        return made, program, tc.attach(program, interface, name, way, left_over)
     except BaseException:
         _close(made, program, None)
         raise
+
+
+def _is_left_over(address: str, name: str) -> bool:
+    """Whether ``name`` is that of a filter of a job at ``address`` that has ended: nobody has its UDP port any more."""
+    start = f"{load.FANOUT} {endpoint(address, 0)}".removesuffix("0")
+    port = name.removeprefix(start)
+    if not name.startswith(start) or not port.isdecimal():
+        return False
+    with socket.socket(family_of(address), socket.SOCK_DGRAM) as sock:
+        try:
+            sock.bind((address, int(port)))
+        except (OSError, OverflowError):
+            return False
+    return True
 
 
 def _close(made: Maps, program: int, link: tc.Attached | None) -> None:

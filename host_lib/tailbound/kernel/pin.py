@@ -64,6 +64,8 @@ class Settings:
     tagged: bool = False
     #: Of which family of IP it takes packets.
     ipv6: bool = False
+    #: Index of the interface at attach time; 0: it was attached by an older version, which did not note it.
+    index: int = 0
 
 
 def bpffs() -> Path:
@@ -113,15 +115,21 @@ def mount() -> None:
         CapabilityError: no privilege to.
     """
     try:
-        bpffs().mkdir(mode=0o711, parents=True, exist_ok=True)
-        target = os.fsencode(bpffs())
-        if not os.path.ismount(target) and _libc.mount(b"tailbound", target, b"bpf", 0, b"mode=0711") < 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        for path in (ROOT, bpffs()):
-            os.chown(path, 0, 0)
-            os.chmod(path, 0o711)  # noqa: S103 - what is in it says who may open it
+        ROOT.mkdir(mode=0o711, parents=True, exist_ok=True)
+        with _alone():  # two at once would mount one file system over the other, and hide the pins in that
+            _mount()
     except OSError as error:
         raise CapabilityError(f"cannot mount a BPF file system on {bpffs()}: {error.strerror}; run as root") from error
+
+
+def _mount() -> None:
+    bpffs().mkdir(mode=0o711, exist_ok=True)
+    target = os.fsencode(bpffs())
+    if not os.path.ismount(target) and _libc.mount(b"tailbound", target, b"bpf", 0, b"mode=0711") < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    for path in (ROOT, bpffs()):
+        os.chown(path, 0, 0)
+        os.chmod(path, 0o711)  # noqa: S103 - what is in it says who may open it
 
 
 def settings(interface: str) -> Settings | None:
@@ -129,7 +137,8 @@ def settings(interface: str) -> Settings | None:
 
     Raises:
         ConfigError: no such interface.
-        AttachError: pinned by another version of Tailbound, or for another VLAN.
+        AttachError: pinned by another version of Tailbound, for another VLAN, or for an interface of this name that is
+            gone.
         CapabilityError: pinned for a group that this process is not in.
     """
     there = interfaces.xdp_below(interface)
@@ -156,14 +165,20 @@ def settings(interface: str) -> Settings | None:
             f"{interface} was attached as an interface of VLAN {found.vlan}, and is one of {vlan or 'none'} now: run "
             f"`tailbound attach {interface} --replace`"
         )
+    if found.index not in (0, interfaces.index_of(interface)):
+        raise AttachError(
+            f"{interface} was attached, but an interface of this name was removed and made again since then: run "
+            f"`tailbound attach {interface} --replace`"
+        )
     return found
 
 
 def owner(interface: str, prog_id: int) -> str | None:
     """The interface for which the program below ``interface`` was attached and pinned; None: none, as far as is known.
 
-    Several share a device where there are VLANs. Settings that this user may not read are taken for those of a program
-    that is there, if nothing readable says whose it is.
+    Several share a device where there are VLANs. It may have another name by now, but pins keep the one of then.
+    Settings that this user may not read are taken for those of a program that is there, if nothing readable says whose
+    it is.
     """
     device, hidden = interfaces.device_of(interface).name, None
     for _, name in sorted(socket.if_nameindex(), key=lambda pair: pair[1] != interface):
@@ -176,7 +191,17 @@ def owner(interface: str, prog_id: int) -> str | None:
             hidden = hidden or (name if _is_there(_settings_file(name)) else None)
         except (AttachError, ConfigError, OSError, ValueError, KeyError):
             continue
-    return hidden
+    return _pinned_as(prog_id) or hidden
+
+
+def _pinned_as(prog_id: int) -> str | None:
+    """The name by which a program was pinned in this network namespace; None, too, where that may not be listed."""
+    for file in sorted(ROOT.glob(_settings_file("*").name)):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            values = json.loads(file.read_text())
+            if values["prog_id"] == prog_id:
+                return str(values["interface"])
+    return None
 
 
 def _is_there(file: Path) -> bool:
@@ -215,6 +240,7 @@ def pin(found: Settings, fds: Mapping[str, int], link: int, group: int) -> None:
     """Pins maps and link, readable by ``group``; whatever was left over there is removed first.
 
     Raises:
+        AttachError: see ``refuse_elsewhere``.
         CapabilityError: no privilege to.
     """
     mount()
@@ -224,6 +250,7 @@ def pin(found: Settings, fds: Mapping[str, int], link: int, group: int) -> None:
 
 def _pin(found: Settings, fds: Mapping[str, int], link: int, group: int) -> None:
     folder, file = _pins(found.interface), _settings_file(found.interface)
+    refuse_elsewhere(found.interface)
     _remove(folder, file)
     try:
         begun = _begun(file)
@@ -232,7 +259,8 @@ def _pin(found: Settings, fds: Mapping[str, int], link: int, group: int) -> None
         os.chmod(begun, 0o640)
         folder.mkdir(mode=0o710)
         os.chown(folder, 0, group)
-        _pin_all(folder, fds, _LINK, link, group)
+        _pin_maps(folder, fds, group)
+        _pin_link(folder / _LINK, link)
         os.replace(begun, file)
     except OSError as error:
         _remove(folder, file)
@@ -241,32 +269,59 @@ def _pin(found: Settings, fds: Mapping[str, int], link: int, group: int) -> None
         ) from error
 
 
+def refuse_elsewhere(interface: str) -> None:
+    """Keeps an attach from taking the program off a device that had this name before: a job may run on it.
+
+    Raises:
+        ConfigError: no such interface.
+        AttachError: what is pinned for ``interface`` is on another device than its own.
+    """
+    there = _index_of(_pins(interface) / _LINK)
+    if there in (0, interfaces.index_of(interfaces.device_of(interface).name)):
+        return
+    try:
+        where = socket.if_indextoname(there)
+    except OSError:
+        where = "a device of another network namespace"
+    raise AttachError(
+        f"what was attached for {interface} is on {where} now: run `tailbound detach {interface}` once no job uses it, "
+        "then attach again"
+    )
+
+
 def add(interface: str, program: str, fds: Mapping[str, int], link: int, group: int) -> None:
     """Pins maps and link of a further program, ``program``, beside what ``pin`` has pinned; they go with that.
+
+    The link comes first: maps without a program, all that a crash would leave, would deceive who opens them.
 
     Raises:
         CapabilityError: no privilege to, or nothing is pinned there.
     """
     folder, name = _pins(interface), program + _MORE_LINKS
     try:
-        _pin_all(folder, fds, name, link, group)
+        _pin_link(folder / name, link)
+        _pin_maps(folder, fds, group)
     except OSError as error:
-        for left in (*fds, name):  # maps without a program would deceive who opens them
+        for left in (*fds, name):
             (folder / left).unlink(missing_ok=True)
         raise CapabilityError(
             f"cannot pin below {folder}: {error.strerror} (errno {error.errno}); run as root"
         ) from error
 
 
-def _pin_all(folder: Path, fds: Mapping[str, int], name: str, link: int, group: int) -> None:
-    """Maps for the group, the link for root."""
-    for map_name, fd in fds.items():
-        path = folder / map_name
+def _pin_maps(folder: Path, fds: Mapping[str, int], group: int) -> None:
+    """For the group."""
+    for name, fd in fds.items():
+        path = folder / name
         syscalls.obj_pin(fd, str(path))
         os.chown(path, 0, group)
-        os.chmod(path, _MODES.get(map_name, 0o660))
-    syscalls.obj_pin(link, str(folder / name))
-    os.chmod(folder / name, 0o600)
+        os.chmod(path, _MODES.get(name, 0o660))
+
+
+def _pin_link(path: Path, link: int) -> None:
+    """For root."""
+    syscalls.obj_pin(link, str(path))
+    os.chmod(path, 0o600)
 
 
 def open_pins(interface: str, names: tuple[str, ...]) -> dict[str, int]:
@@ -411,8 +466,24 @@ def _carries(interface: str, index: int, vlan: int) -> bool:
         return False
 
 
+def _left_over(name: str) -> bool:
+    """Whether nobody needs these pins any more.
+
+    ``ROOT`` may be shared with mount namespaces that have file systems of pins of their own. What is pinned there
+    cannot be seen from here, and is left alone.
+    """
+    folder = bpffs() / name
+    if folder.is_dir():
+        return _defunct(folder / _LINK) or _without_vlan(name)
+    # without settings, an attach has begun here and ended before it pinned anything
+    return name.endswith(_key("")) and not (ROOT / f"{name}.json").exists()
+
+
 def sweep() -> list[str]:
-    """Removes pins whose interface or namespace is gone; returns their names.
+    """Removes pins whose interface or namespace is gone, and what an attach that did not finish has left.
+
+    Returns:
+        Their names.
 
     Raises:
         CapabilityError: no privilege to.
@@ -421,7 +492,7 @@ def sweep() -> list[str]:
         return []
     with _alone():
         names = {f.stem for end in ("json", "new") for f in ROOT.glob(f"*.{end}") if not f.name.startswith(SWITCH)}
-        gone = sorted(name for name in names if _defunct(bpffs() / name / _LINK) or _without_vlan(name))
+        gone = sorted(name for name in names if _left_over(name))
         for name in gone:
             _remove(bpffs() / name, ROOT / f"{name}.json")
     return gone

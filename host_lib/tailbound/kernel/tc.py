@@ -1,7 +1,8 @@
 """Puts a program at the way out of an interface (tc egress): by TCX link, or as a filter of clsact on older kernels.
 
 Neither replaces anybody: TCX programs and filters of others stay where they are and see the same packets. The link goes
-with its owner; a filter outlives a killed one, and the next ``attach`` of the same name takes it away.
+with its owner. A filter outlives a killed one. The next ``attach`` takes it away if it has the same name, or a name of
+which the caller knows that its owner is gone.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import errno
 import os
 import socket
 import struct
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from tailbound.errors import CapabilityError, ConfigError
@@ -25,7 +27,8 @@ _NO_TCX = (errno.EINVAL, errno.EOPNOTSUPP)
 _NEW_QDISC, _DEL_QDISC, _NEW_FILTER, _DEL_FILTER, _GET_FILTER = 36, 37, 44, 45, 46
 _CLSACT, _CLSACT_HANDLE, _INGRESS, _EGRESS = 0xFFFFFFF1, 0xFFFF0000, 0xFFFFFFF2, 0xFFFFFFF3
 _KIND, _OPTIONS, _BPF_FD, _BPF_NAME, _BPF_FLAGS, _DIRECT_ACTION = 1, 2, 6, 7, 8, 1
-_ETH_P_IP = 0x0800
+#: Packets of all protocols: jobs are over IPv4 or IPv6, and the program looks for itself.
+_ETH_P_ALL = 0x0003
 #: struct tcmsg: family, interface, handle, parent, info (priority and protocol of a filter)
 _TCMSG = struct.Struct("=B3xiIII")
 
@@ -59,7 +62,12 @@ class _Filter(NamedTuple):
 
     handle: int
     info: int
-    name: bytes
+    name: str
+
+
+def _none(_: str) -> bool:
+    """For who knows of no filters that are left over."""
+    return False
 
 
 class ClsactFilter:
@@ -67,22 +75,22 @@ class ClsactFilter:
 
     way = "clsact"
 
-    def __init__(self, program: int, index: int, name: str) -> None:
-        self._name = name.encode() + b"\0"
+    def __init__(self, program: int, index: int, name: str, left_over: Callable[[str], bool] = _none) -> None:
+        self._name = name
         self._index = index
         self._netlink: Rtnetlink | None = Rtnetlink()
         self._made = False
         try:
-            self._made = self._remove()
+            self._made = self._remove(left_over)
             try:
                 self._qdisc(_NEW_QDISC, CREATE | EXCLUSIVE)
                 self._made = True
             except OSError as error:
                 if error.errno != errno.EEXIST:
                     raise
-            options = attribute(_BPF_FD, struct.pack("=I", program)) + attribute(_BPF_NAME, self._name)
+            options = attribute(_BPF_FD, struct.pack("=I", program)) + attribute(_BPF_NAME, name.encode() + b"\0")
             options += attribute(_BPF_FLAGS, struct.pack("=I", _DIRECT_ACTION))
-            body = _TCMSG.pack(0, index, 0, _EGRESS, socket.htons(_ETH_P_IP))  # priority 0: one that is free
+            body = _TCMSG.pack(0, index, 0, _EGRESS, socket.htons(_ETH_P_ALL))  # priority 0: one that is free
             body += attribute(_KIND, b"bpf\0") + attribute(_OPTIONS, options)
             self._netlink.request(_NEW_FILTER, CREATE | EXCLUSIVE, body)
         except BaseException:
@@ -101,17 +109,19 @@ class ClsactFilter:
             _, _, handle, _, info = _TCMSG.unpack_from(reply)
             options = attributes(attributes(reply[_TCMSG.size :]).get(_OPTIONS, b""))
             if handle:  # the kernel tells of priorities without filters, too
-                found.append(_Filter(handle, info, options.get(_BPF_NAME, b"")))
+                name = options.get(_BPF_NAME, b"").rstrip(b"\0").decode(errors="replace")
+                found.append(_Filter(handle, info, name))
         return found
 
-    def _remove(self) -> bool:
-        """Takes off what has this name, which may be left over; returns whether anything was."""
+    def _remove(self, left_over: Callable[[str], bool] = _none) -> bool:
+        """Takes off what has this name, and what is left over of others; returns whether anything was there."""
         assert self._netlink is not None
-        same = [found for found in self._filters(_EGRESS) if found.name == self._name]
-        for found in same:
+        gone = [found for found in self._filters(_EGRESS) if found.name == self._name or left_over(found.name)]
+        for found in gone:
             body = _TCMSG.pack(0, self._index, found.handle, _EGRESS, found.info) + attribute(_KIND, b"bpf\0")
-            self._netlink.request(_DEL_FILTER, 0, body)
-        return bool(same)
+            with contextlib.suppress(FileNotFoundError):  # somebody else was faster
+                self._netlink.request(_DEL_FILTER, 0, body)
+        return bool(gone)
 
     def close(self) -> None:
         """Takes the filter off, and clsact if it came with it and is empty."""
@@ -125,12 +135,15 @@ class ClsactFilter:
         self._netlink = None
 
 
-def attach(program: int, interface: str, name: str, way: str = "auto") -> Attached:
+def attach(
+    program: int, interface: str, name: str, way: str = "auto", left_over: Callable[[str], bool] = _none
+) -> Attached:
     """Lets ``program`` (a descriptor, of type tc) see what leaves ``interface``.
 
     Args:
         name: what a filter is called; it must be the caller's alone on this interface.
         way: ``tcx``, ``clsact``, or ``auto``: the first that there is.
+        left_over: whether the filter of a name has lost its owner; one that has is taken away where clsact is used.
 
     Raises:
         ConfigError: no such interface, or way.
@@ -146,7 +159,7 @@ def attach(program: int, interface: str, name: str, way: str = "auto") -> Attach
             except OSError as error:
                 if way == "tcx" or error.errno not in _NO_TCX:
                     raise
-        return ClsactFilter(program, index, name)
+        return ClsactFilter(program, index, name, left_over)
     except OSError as error:
         hint = {
             errno.EPERM: "it needs CAP_NET_ADMIN and CAP_BPF",
@@ -154,6 +167,6 @@ def attach(program: int, interface: str, name: str, way: str = "auto") -> Attach
             errno.ENOENT: "this kernel lacks clsact or its bpf filter (CONFIG_NET_SCH_INGRESS, CONFIG_NET_CLS_BPF)",
         }.get(error.errno or 0, error.strerror)
         raise CapabilityError(
-            f"tc egress of {interface} takes no program (errno {error.errno}): {hint}; "
-            "every peer gets a send of its own"
+            f"cannot attach to tc egress of {interface} (errno {error.errno}: {hint}); training works without: results "
+            "go to each peer separately, which takes more processor time"
         ) from error

@@ -15,6 +15,7 @@ After SIGKILL nothing can run; the namespaces' names tell whose they were, and t
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -43,9 +44,11 @@ from tailbound.lab.topology import LINKS, Link, Topology, Worker, describe
 __all__ = ["Cluster"]
 
 T = TypeVar("T")
+log = logging.getLogger("tailbound")
 
 #: A port that is free in every fresh namespace; torchrun's default.
 MASTER_PORT = 29500
+_NO_BACKGROUND = "the background's sender has ended by itself; see its output above"
 
 
 class Cluster:
@@ -144,7 +147,8 @@ class Cluster:
                 if process.poll() is None:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGKILL)
-            self._end_background()
+            if not self._end_background():
+                log.warning(_NO_BACKGROUND)
             owner.remove_all(list(self.topology.namespaces))
             for process in self._processes:
                 process.wait()
@@ -295,9 +299,9 @@ class Cluster:
         if self.topology.background is None:
             raise ConfigError("this lab has no place for foreign traffic: build it with LabSpec(background=...)")
         if not self._end_background():
-            raise CapabilityError("the background's sender has ended by itself; see its output above")
+            raise CapabilityError(_NO_BACKGROUND)
         if background is not None:
-            self._background = traffic.start(self.topology, background, self.spec.seed)
+            self._background = traffic.start(self.topology, background, self.spec.seed, self.spec.mtu)
 
     def _end_background(self) -> bool:
         """Whether it ran until now, or there was none."""

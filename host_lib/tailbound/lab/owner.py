@@ -87,17 +87,27 @@ def owned() -> list[Owned]:
 def remove_all(names: list[str]) -> list[int]:
     """Kill whoever lives in these namespaces and unbind them; the ids of the killed.
 
-    Only processes inside the namespaces are touched, and nobody gets there but through a lab.
+    Only processes inside the namespaces are touched, and nobody gets there but through a lab. They are looked for until
+    there are none: one that is not killed yet may start others, whom nobody would find without the names.
     """
-    inside = [pid for pid in namespaces.processes(names) if pid != os.getpid()]
-    for pid in inside:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    killed: set[int] = set()
     end = time.monotonic() + _KILL_SECONDS
-    while any(is_alive(pid) for pid in inside) and time.monotonic() < end:
+    while inside := _kill(names) | {pid for pid in killed if is_alive(pid)}:
+        killed |= inside
+        if time.monotonic() > end:
+            break
         time.sleep(0.005)
     for name in reversed(names):
         namespaces.remove(name)
+    return sorted(killed)
+
+
+def _kill(names: list[str]) -> set[int]:
+    """Kills who lives in these namespaces now; their ids."""
+    inside = {pid for pid in namespaces.processes(names) if pid != os.getpid()}
+    for pid in inside:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     return inside
 
 

@@ -33,9 +33,12 @@ __all__ = ["Sender", "schedule", "start", "stop"]
 
 #: RFC 863; nobody listens anyway.
 _PORT = 9
+#: Bytes of a datagram, where the lab's MTU has room for them.
 PACKET_BYTES = 1400
 #: Headers on the wire, Ethernet's included: the rate is that of frames, as tbf counts it.
 _HEADER_BYTES = 42
+#: Those of IPv4 and UDP, which have to fit the MTU with the datagram.
+_IP_UDP_BYTES = 28
 _MOST_PACKETS = 44  # one super-frame
 _CHUNK_SECONDS = 0.0005
 _LAG_SECONDS = 0.005
@@ -61,10 +64,11 @@ class Sender:
         background: what is asked for.
         seed: of all schedules.
         ranks: number of workers.
+        size: bytes of a datagram.
     """
 
-    def __init__(self, background: Background, seed: int, ranks: int) -> None:
-        frame = 8 * (PACKET_BYTES + _HEADER_BYTES)
+    def __init__(self, background: Background, seed: int, ranks: int, size: int = PACKET_BYTES) -> None:
+        frame = 8 * (size + _HEADER_BYTES)
         self.packets = max(1, min(_MOST_PACKETS, int(background.rate * _CHUNK_SECONDS / frame)))
         self.interval = self.packets * frame / background.rate
         self._schedules = [schedule(background, seed, rank) for rank in range(ranks)]
@@ -96,10 +100,14 @@ class Sender:
         return out
 
 
-def start(topology: Topology, background: Background, seed: int) -> subprocess.Popen[Any]:
-    """Starts the process; it ends when its standard input does, that is, with this process at the latest."""
+def start(topology: Topology, background: Background, seed: int, mtu: int) -> subprocess.Popen[Any]:
+    """Starts the process; it ends when its standard input does, that is, with this process at the latest.
+
+    Datagrams fit the lab's ``mtu``: the kernel cuts no burst into segments that do not.
+    """
     assert topology.background is not None
     job = {
+        "size": min(PACKET_BYTES, mtu - _IP_UDP_BYTES),
         "background": [background.rate, background.on_ms, background.off_ms],
         "seed": seed,
         "targets": [[link.nobody(worker.rank) for link in LINKS] for worker in topology.workers],
@@ -124,10 +132,10 @@ def stop(process: subprocess.Popen[Any]) -> bool:
     return running
 
 
-def _open(address: str) -> socket.socket:
+def _open(address: str, size: int) -> socket.socket:
     made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     reserve(made, socket.SO_SNDBUF, 8 << 20)
-    made.setsockopt(_SOL_UDP, _UDP_SEGMENT, PACKET_BYTES)
+    made.setsockopt(_SOL_UDP, _UDP_SEGMENT, size)
     made.setblocking(False)
     made.bind((address, 0))
     return made
@@ -137,10 +145,10 @@ def main(job: dict[str, Any]) -> None:
     """Sends until standard input ends."""
     with contextlib.suppress(PermissionError):
         os.nice(-10)  # a starved sender would bunch what it has to spread
-    sockets = [_open(address) for address in job["sources"]]
-    targets = job["targets"]
-    sender = Sender(Background(*job["background"]), job["seed"], len(targets))
-    chunk = bytes(sender.packets * PACKET_BYTES)
+    size, targets = job["size"], job["targets"]
+    sockets = [_open(address, size) for address in job["sources"]]
+    sender = Sender(Background(*job["background"]), job["seed"], len(targets), size)
+    chunk = bytes(sender.packets * size)
     begin = time.monotonic()
     while True:
         wait = begin + sender.due - time.monotonic()
