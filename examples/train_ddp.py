@@ -27,7 +27,7 @@ def main() -> None:
 
     # A model with buffers (BatchNorm's, say) wants forward_sync_buffers=False here (before PyTorch 2.13:
     # broadcast_buffers=False). DDP else broadcasts them before every forward pass, and there a slow rank holds all
-    # others. Tailbound keeps replicas equal, buffers included, without such a barrier.
+    # others. Running statistics are then each rank's own, until state.synchronise().
     net = DistributedDataParallel(model())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 

@@ -124,9 +124,20 @@ def main() -> None:
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 20))
     state = None if asked.plain else tailbound.torch.register(net, optimizer=optimizer)
 
+    def update() -> None:
+        """What follows the backward pass of a step."""
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+
+    def skip(steps: int) -> None:
+        """This rank has taken over the state of others, who are so many steps ahead."""
+        for _ in range(steps):
+            schedule.step()
+
     batches = pieces(text(model.token.num_embeddings), asked.steps * asked.accumulate, asked.batch, asked.length)
-    if state is not None:  # a rank that was stopped skips what belongs to steps that the others made without it
-        batches = tailbound.torch.batches(batches, state, per_step=asked.accumulate)
+    if state is not None:  # a rank that was stopped applies what the others have made meanwhile, and skips its batches
+        batches = tailbound.torch.batches(batches, state, step=update, on_skip=skip, per_step=asked.accumulate)
     rank, loss, begin = dist.get_rank(), 0.0, time.monotonic()
     for number, (tokens, following) in enumerate(batches, start=1):
         last = number % asked.accumulate == 0
@@ -137,9 +148,7 @@ def main() -> None:
             part.backward()
         loss += part.item()
         if last:
-            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
+            update()
             optimizer.zero_grad()
             print(
                 f"rank {rank}: step {number // asked.accumulate}: loss {loss:.4f}, {time.monotonic() - begin:.2f} s",

@@ -23,6 +23,9 @@ import tailbound.torch
 class Tailbound(lightning.Callback):
     """Averages gradients by Tailbound from the first step on; put it among a Trainer's callbacks."""
 
+    def __init__(self) -> None:
+        self.state: tailbound.torch.TailboundState | None = None
+
     def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         """DDP and the optimizers are there, no step has been made."""
         # trainer.strategy.model is the DistributedDataParallel wrapper around the module
@@ -30,10 +33,12 @@ class Tailbound(lightning.Callback):
 
     def on_validation_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         """Replicas are made equal before they are evaluated (and saved, which Lightning does after validation)."""
-        self.state.synchronise()
+        if self.state is not None:  # Lightning tries a validation before the first step
+            self.state.synchronise()
 
     def on_train_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         """The last step is over."""
+        assert self.state is not None
         self.state.synchronise()
         delivered = self.state.stats().get("delivered", 1)  # no stats where there is one rank only
         print(f"rank {trainer.global_rank}: {delivered:.2%} of the rows delivered")
@@ -46,6 +51,10 @@ class Classifier(lightning.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.net = model()
+
+    def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], index: int) -> None:
+        """Nothing is kept of it: accuracy is told at the end."""
+        self.net(batch[0])
 
     def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], index: int) -> torch.Tensor:
         """Loss of one batch; ``self.log(..., sync_dist=True)`` here would be a barrier in every step."""
@@ -74,7 +83,7 @@ def main() -> None:
         enable_model_summary=False,
     )
     module = Classifier()
-    trainer.fit(module, DataLoader(data(), batch_size=32, shuffle=True))
+    trainer.fit(module, DataLoader(data(), batch_size=32, shuffle=True), DataLoader(data(), batch_size=256))
     print(f"rank {trainer.global_rank}: accuracy {accuracy(module.net):.3f}")
 
 

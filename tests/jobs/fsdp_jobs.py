@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -286,6 +288,8 @@ def refusals(rank: int) -> None:
     refused("averaged twice", lambda: fsdp.register(sharded(mesh), mesh["replicate"], **PATIENT))
     refused("no replicas", lambda: fsdp.register(plain, mesh["shard"], **PATIENT))
     refused("2 shards are 2 jobs", lambda: fsdp.register(plain, mesh["replicate"], datapath="switch"))
+    with mock.patch.dict(os.environ, TAILBOUND_DATAPATH="switch"):  # the variable was not read
+        refused("2 shards are 2 jobs", lambda: fsdp.register(plain, mesh["replicate"]))
     refused('schedule="delayed"', lambda: fsdp.register(plain, mesh["replicate"], schedule="delayed", **PATIENT))
     with torch.device("meta"):
         unmade = sharded(mesh["shard"])

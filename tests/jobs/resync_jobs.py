@@ -17,8 +17,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from support import Trouble
 from tailbound.torch import TailboundState, batches, register
 from tailbound.torch.register import _SYNC_OPTION
+from tailbound.transport.reliable import Refusal
 from tailbound.wire.schema import PacketType
-from torch_jobs import backward, gradient, model, nmse
+from torch_jobs import backward, batch, gradient, model, nmse
 
 #: Deadlines that a loaded machine meets as a rule; what it misses is repaired by what is tested here.
 SETTINGS: dict[str, Any] = {
@@ -263,6 +264,42 @@ def between(rank: int) -> list[tuple[int | None, ...]]:
             with torch.no_grad():
                 net(torch.zeros(1, 32))
             seen.append((before, amid, moment.step))
+    return seen
+
+
+def closures(rank: int) -> list[int | None]:
+    """After which step others may read the replica where ``step`` makes both passes, as Lightning has it.
+
+    In the forward pass, after the backward pass, and at the end of each step; then at a boundary.
+    """
+    net = DDP(model(), bucket_cap_mb=0.05)
+    optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
+    seen: list[int | None] = []
+    with register(net, optimizer=optimizer, **SETTINGS) as state:
+        assert state.resync is not None
+        moment = state.resync.moment
+
+        def look(*_: Any) -> None:
+            try:
+                with moment.reading(moment.step or 0, 0.0) as step:
+                    seen.append(step)
+            except Refusal:
+                seen.append(None)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            data, target = batch(rank, len(seen))
+            loss = nn.functional.cross_entropy(net(data), target)
+            look()
+            loss.backward()
+            look()
+            return loss.detach()
+
+        optimizer.register_step_post_hook(look)
+        for _ in range(3):
+            optimizer.step(closure)
+        state.boundary()
+        look()
     return seen
 
 

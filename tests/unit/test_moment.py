@@ -37,6 +37,28 @@ def test_only_the_step_asked_for_and_only_while_it_stands_still() -> None:
         pass
 
 
+def test_nobody_reads_within_a_change_whatever_settles_there() -> None:
+    from tailbound.torch.moment import Moment
+    from tailbound.transport.reliable import Refusal
+
+    moment = Moment()
+    moment.settle(4)
+    with moment.change():
+        assert moment.changing
+        with pytest.raises(Refusal, match="step 4 is past"), moment.reading(4, 0):
+            pass
+        moment.settle(5)
+        with pytest.raises(Refusal, match="not ended"), moment.reading(4, 0.01, or_later=True):
+            pass
+    assert not moment.changing
+    with moment.reading(5, 0) as stands:
+        assert stands == 5
+    with moment.change():
+        moment.disturb()
+    with pytest.raises(Refusal, match="step 5 is past"), moment.reading(5, 0):
+        pass
+
+
 def test_steps_are_serial_numbers() -> None:
     from tailbound.torch.moment import Moment
     from tailbound.transport.reliable import Refusal

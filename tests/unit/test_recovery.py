@@ -1,7 +1,11 @@
-"""A rank that is lost and cannot join the others: bounded patience, and an error that says what to do (clock-20)."""
+"""Between two steps of one rank, with the other ranks played: what may be read of it, applied by it, skipped by it.
+
+A rank that is lost and cannot join the others: bounded patience, and an error that says what to do (clock-20).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -110,3 +114,235 @@ def test_a_lost_rank_joins_where_the_program_says_when_steps_end(monkeypatch: py
         one._before_forward()
         one._before_forward()  # an evaluation, say
         assert looked == [None] * (step + 1)
+
+
+@pytest.fixture
+def alone() -> Iterator[Any]:
+    """A rank that keeps the replica of ``net``, and whose averages are its own gradients."""
+    import torch
+
+    from tailbound.torch.recovery import Recovery
+    from tailbound.transport.reliable import Reliable
+
+    path = Reliable("127.0.0.1")
+    membership = SimpleNamespace(gone=set(), dead=lambda step: set())
+    made: Any = Recovery(0, 2, (0, 0.0))
+    made.communicator = SimpleNamespace(
+        reliable=path, job=SimpleNamespace(peers=[1], membership=membership, steps=SimpleNamespace(own=0)),
+        rings=lambda entries: (1, 2, 0), hold=lambda on: None, lost=False, elastic=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    made.net = torch.nn.Linear(4, 1)
+    made.attach(made.net)
+    yield made
+    made.detach()
+    path.close()
+
+
+def readable(one: Any) -> int | None:
+    """The step after which others may read this rank's state now; None: they may not."""
+    from tailbound.transport.reliable import Refusal
+
+    moment = one.resync.moment
+    if moment.step is None:
+        return None
+    try:
+        with moment.reading(moment.step, 0.0) as step:
+            return int(step)
+    except Refusal:
+        return None
+
+
+class Passes:
+    """Passes of a rank's model, and after which step it may be read in each forward pass and after each backward."""
+
+    def __init__(self, one: Any) -> None:
+        self.one, self.step = one, -1
+        self.forward: list[int | None] = []
+        self.after: list[int | None] = []
+
+    def both(self) -> Any:
+        """A forward and a backward pass, whose averages end a step of the job."""
+        import torch
+
+        self.one.net.zero_grad()
+        data = torch.arange(12.0).view(3, 4) / 12 + self.step
+        loss = (self.one.net(data) - 1.0).square().mean()
+        self.forward.append(readable(self.one))
+        self.one.before_backward()
+        loss.backward()
+        self.step += 1
+        self.one.stepped, self.one.ended = False, self.step
+        self.after.append(readable(self.one))
+        return loss.detach()
+
+
+@pytest.mark.parametrize("name", ["SGD", "LBFGS"])
+def test_nobody_reads_while_an_optimizer_with_a_closure_updates(alone: Any, name: str) -> None:
+    """Lightning makes both passes within ``step``: the replica went on counting as that before them."""
+    import torch
+
+    settings: dict[str, dict[str, Any]] = {
+        "SGD": {"lr": 0.01, "momentum": 0.9},
+        "LBFGS": {"lr": 0.01, "max_iter": 2, "tolerance_grad": 0.0, "tolerance_change": 0.0},
+    }
+    optimizer = getattr(torch.optim, name)(alone.net.parameters(), **settings[name])
+    passes, updated = Passes(alone), list[int | None]()
+    optimizer.register_step_post_hook(lambda *_: updated.append(readable(alone)))
+    for _ in range(3):
+        optimizer.step(passes.both)
+    assert passes.after == [None] * (3 if name == "SGD" else 6)
+    assert updated == [None] * 3
+    # a second pass of the same step has no state that is whole
+    assert passes.forward == ([None, 0, 1] if name == "SGD" else [None, None, 1, None, 3, None])
+    alone.boundary()
+    assert readable(alone) == passes.step
+    passes.both()
+    with alone.hold():
+        assert readable(alone) == passes.step - 1  # of a step that is half made
+    optimizer.step(lambda: torch.zeros(()))
+    with alone.hold():
+        assert readable(alone) == passes.step
+
+
+def test_without_a_closure_all_of_both_passes_may_be_read(alone: Any) -> None:
+    import torch
+
+    optimizer = torch.optim.SGD(alone.net.parameters(), 0.01)
+    passes, updated = Passes(alone), list[int | None]()
+    optimizer.register_step_post_hook(lambda *_: updated.append(readable(alone)))
+    for _ in range(3):
+        passes.both()
+        optimizer.step()
+    assert passes.forward == [None, 0, 1]
+    assert passes.after == [None, 0, 1]
+    assert updated == [None] * 3
+    alone.boundary()
+    assert readable(alone) == 2
+
+
+def test_weights_that_an_optimizer_has_moved_for_a_pass_are_no_state(alone: Any) -> None:
+    """SAM's: it moves them, has both passes made, and moves them back for the update."""
+    import torch
+
+    class Sam(torch.optim.SGD):
+        def step(self, closure: Any) -> None:  # type: ignore[override]
+            for sign in (1.0, -1.0):
+                with torch.no_grad():
+                    for p in alone.net.parameters():
+                        p.add_(sign)
+                if sign > 0:
+                    closure()
+            super().step()
+
+    optimizer = Sam(alone.net.parameters(), 0.01)
+    passes = Passes(alone)
+    for _ in range(2):
+        passes.both()  # in which nothing has moved yet
+        optimizer.step(passes.both)
+    assert passes.forward == [None, None, 1, None]
+    assert passes.after == [None, None, 1, None]
+    alone.boundary()
+    assert readable(alone) == 3
+
+
+def test_a_step_that_raises_is_not_made(alone: Any) -> None:
+    import torch
+
+    optimizer = torch.optim.SGD(alone.net.parameters(), 0.01)
+    passes = Passes(alone)
+    passes.both()
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(lambda: 1 // 0)
+    alone.boundary()
+    assert (alone.ended, readable(alone)) == (0, None)
+    optimizer.step()
+    alone.boundary()
+    assert (alone.ended, readable(alone)) == (None, 0)
+
+
+def test_nobody_takes_weights_that_are_swapped_for_an_evaluation(alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a rank that is lost take another's state then: it would be overwritten by what is put back."""
+    import torch
+
+    looked: list[int | None] = []
+    monkeypatch.setattr(alone, "rejoin", lambda: looked.append(readable(alone)))
+    alone.ended = 4
+    with alone.hold(changes=True):
+        assert readable(alone) is None
+        alone.net(torch.zeros(1, 4))
+        assert looked == []
+    assert readable(alone) == 4
+    alone.net(torch.zeros(1, 4))
+    assert looked == [4]
+    with alone.hold():
+        assert readable(alone) == 4
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_applied_steps_go_through_the_scaler(monkeypatch: pytest.MonkeyPatch, given: bool) -> None:
+    """Averages have the loss scale: an optimizer that was named stepped 65536 times too far."""
+    import torch
+
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], 1.0)
+    scaler = torch.amp.GradScaler("cpu", 65536.0)
+    scaler.scale(torch.ones(1))
+    one = lost(resync=SimpleNamespace(replica=SimpleNamespace(optimizers=[optimizer])), scaler=scaler)
+    one.schedule = SimpleNamespace(waits=True, take=list)
+    monkeypatch.setattr(one, "end_step", lambda still: None)
+    monkeypatch.setattr("tailbound.torch.catch_up.apply_finished", lambda _one, _job, act: (1, act() or 0))
+    named = (optimizer,) if given else ()
+    for number, apply in enumerate((one.apply_finished, one.apply_pending), 1):
+        weight.grad = torch.full((1,), 65536.0)
+        assert apply(*named) == 1
+        assert weight.tolist() == [-number]
+
+
+def test_a_wrapper_steps_what_is_in_it_through_the_scaler_itself() -> None:
+    """As Accelerate's and Lightning's do: gradients were divided by the scale twice."""
+    import torch
+
+    from tailbound.torch.catch_up import step_optimizers
+
+    weight = torch.nn.Parameter(torch.zeros(1))
+    inner = torch.optim.SGD([weight], 1.0)
+    scaler = torch.amp.GradScaler("cpu", 1024.0)
+    scaler.scale(torch.ones(1))
+
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self) -> None:
+            self.optimizer, self.param_groups = inner, inner.param_groups
+
+        def step(self, closure: Any = None) -> None:
+            scaler.step(self.optimizer)
+            scaler.update()
+
+    weight.grad = torch.full((1,), 1024.0)
+    one = lost(resync=SimpleNamespace(replica=SimpleNamespace(optimizers=[inner])), scaler=scaler)
+    step_optimizers(one, Wrapper())
+    assert weight.tolist() == [-1.0]
+
+
+def test_who_is_lost_again_while_a_state_comes_joins_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state took longer than the ring lasts: it was taken for nothing thirty times, then training ended."""
+    from tailbound.torch import catch_up
+
+    job = SimpleNamespace(lost=True, drain=lambda timeout: True)
+    state: Any = SimpleNamespace(abstaining=False, resync=None, scaler=None, forget=lambda: None, say=lambda *_: None)
+    taken: list[float] = []
+
+    def jump() -> int:
+        job.lost = False
+        return 5
+
+    def take(_state: Any, _job: Any, until: float) -> int:
+        taken.append(until)
+        job.lost, state.abstaining = True, False
+        return 1
+
+    job.jump = jump
+    monkeypatch.setattr(catch_up, "take_state", take)
+    assert catch_up.jump(state, job, 30.0) == 3 * 5 + 2  # type: ignore[arg-type]
+    assert len(taken) == 2
+    assert (job.lost, state.abstaining) == (False, True)

@@ -9,11 +9,13 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from tailbound.errors import TransportError
+from tailbound.transport import reliable
 from tailbound.transport.reliable import Refusal, Reliable, _dial
 
 COOKIE = 0xC00C1E
@@ -78,6 +80,41 @@ def test_refusals_and_errors_have_words(pair: tuple[Reliable, Reliable]) -> None
     pair[0].serve("long", lambda _: [bytes(100)])
     with pytest.raises(TransportError, match="100 bytes"):
         pair[1].pull(0, "long", b"", 20, most=99)
+
+
+@pytest.mark.parametrize("rate", [0.0, 1000.0, 10.0])
+def test_an_answer_that_has_begun_has_time_by_its_size(
+    pair: tuple[Reliable, Reliable], monkeypatch: pytest.MonkeyPatch, rate: float
+) -> None:
+    """100 bytes at 10 bytes a second may take ten seconds; the clock moves on by five when the head is there."""
+    passed, pauses, receive = [0.0], list[float](), reliable._receive
+
+    def received(sock: socket.socket, length: int, until: float, *pause: float) -> bytearray:
+        if length == 100:
+            passed[0] = 5.0
+            pauses.extend(pause)
+        return receive(sock, length, until, *pause)
+
+    monkeypatch.setattr(reliable, "_receive", received)
+    monkeypatch.setattr(reliable, "time", SimpleNamespace(monotonic=lambda: passed[0]))
+    pair[0].serve("long", lambda _: [bytes(100)])
+    if rate == 10.0:
+        assert pair[1].pull(0, "long", b"", 2.0, rate=rate) == bytes(100)
+        assert pauses == [reliable._SILENCE]
+    else:
+        with pytest.raises(TransportError, match="no answer in time"):
+            pair[1].pull(0, "long", b"", 2.0, rate=rate)
+
+
+def test_an_answer_that_stops_coming_is_not_waited_for() -> None:
+    """However long its bytes may take: the peer may have lost its power."""
+    asks, answers = socket.socketpair()
+    with asks, answers:
+        answers.sendall(b"some")
+        begun = time.monotonic()
+        with pytest.raises(TimeoutError):
+            reliable._receive(asks, 100, begun + 60, 0.05)
+        assert time.monotonic() - begun < 30
 
 
 def test_a_peer_that_does_not_answer_costs_the_timeout(pair: tuple[Reliable, Reliable]) -> None:

@@ -551,6 +551,40 @@ def test_nobody_gives_a_state_of_another_step() -> None:
         assert w.equal()
 
 
+def test_a_whole_state_has_room_and_time_by_what_is_held_here() -> None:
+    """18 GB of a model of 1.5 B parameters were refused, and had 30 s."""
+    from tailbound.torch.resync import _limits
+
+    whole, parameters = 18 * 10**9, 6 * 10**9
+    assert _limits(whole, 30.0, bounded=False) == (48.0, 16 * whole, 10e6)
+    assert _limits(parameters, 30.0, bounded=False).most > 5 * whole  # AdamW has not stepped here
+    assert _limits(0, 10.0, bounded=False) == (10.0, 1 << 34, 10e6)
+    assert _limits(whole, 30.0, bounded=True) == (30.0, 16 * whole, 0.0)
+    assert _limits(whole, -1.0, bounded=True).wait > 0
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_lost_rank_gives_a_whole_state_time_by_its_size_and_synchronising_does_not(lost: bool) -> None:
+    """``synchronise`` ends when its caller says."""
+    with world(2) as w:
+        w.run(2)
+        w.damage(1, 0.5)
+        pull, asked = w.paths[1].pull, list[tuple[int, float]]()
+
+        def noted(rank: int, name: str, request: bytes, timeout: float, *limits: Any) -> bytearray:
+            if name == "whole":
+                asked.append(limits)
+            return pull(rank, name, request, timeout, *limits)
+
+        w.paths[1].pull = noted  # type: ignore[method-assign]
+        if lost:
+            assert w[1].adopt_any(1, PATIENCE) == 1
+        else:
+            w[1]._take_all(0, 1, w[1].standing()._replace(form=bytes(16)), w[0].standing(), time.monotonic() + PATIENCE)
+        assert asked == [(1 << 34, 10e6 if lost else 0.0)]
+        assert w.equal()
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_requests_that_make_no_sense_are_refused(seed: int) -> None:
     from tailbound.torch.resync import _ASK, _SLICE

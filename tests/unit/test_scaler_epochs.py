@@ -1,19 +1,48 @@
-"""Which epoch of the loss scale a rank goes by, with the other ranks played."""
+"""Which epoch of the loss scale a rank goes by, and whom it tells of its own, with the other ranks played."""
 
 from __future__ import annotations
 
+import queue
+import threading
 from types import SimpleNamespace
 from typing import Any
 
+from tailbound.errors import TransportError
 from tailbound.torch.loss_scale import Epoch
 from tailbound.torch.scaler import GradScaler
 from tailbound.transport.steps import STEP_MASK
 
+PATIENCE = 30
 
-def scaler(scale: float, tracker: int) -> GradScaler:
+
+class Peers:
+    """Of rank 0: those that are silent do not answer, and those that are dead are known not to."""
+
+    def __init__(self, ranks: int, *, silent: set[int], dead: set[int]) -> None:
+        self.silent, self.dead, self.go_on = silent, dead, threading.Event()
+        self.asked: queue.SimpleQueue[int] = queue.SimpleQueue()
+        membership = SimpleNamespace(here=list(range(1, ranks)), dead=lambda step: set(self.dead))
+        self.job = SimpleNamespace(membership=membership, steps=SimpleNamespace(own=3))
+
+    def pull(self, rank: int, name: str, request: bytes, timeout: float, most: int) -> bytearray:
+        self.asked.put(rank)
+        if rank in self.silent:
+            self.go_on.wait(PATIENCE)
+            raise TransportError("no answer in time")
+        return bytearray(request)
+
+    def told(self, number: int) -> list[int]:
+        """The next so many that are asked."""
+        return sorted(self.asked.get(timeout=PATIENCE) for _ in range(number))
+
+
+def scaler(scale: float, tracker: int, peers: Peers | None = None) -> GradScaler:
     """Of a rank that has loaded a checkpoint with these and is at step 0 of its own."""
-    communicator = SimpleNamespace(step=0, reliable=SimpleNamespace(serve=lambda name, handler: None))
-    state: Any = SimpleNamespace(scaler=None, shards=1, shares_scale=False, communicator=communicator, loss_scale=0.0)
+    reliable = SimpleNamespace(serve=lambda name, handler: None, pull=peers.pull if peers else None)
+    communicator = SimpleNamespace(step=0, reliable=reliable, job=peers.job if peers else None)
+    state: Any = SimpleNamespace(
+        rank=0, scaler=None, shards=1, shares_scale=False, communicator=communicator, loss_scale=0.0
+    )
     made = GradScaler.__new__(GradScaler)
     super(GradScaler, made).__init__("cpu", scale)
     made.load_state_dict = super(GradScaler, made).load_state_dict  # type: ignore[method-assign]
@@ -40,3 +69,37 @@ def test_what_others_have_written_meanwhile_still_wins() -> None:
     own.take_over((0, 0, 65536.0, 65536.0, 0), 650)
     assert own.newest == Epoch(1, 640, 32768.0)
     assert own.get_scale() == 32768.0
+
+
+def test_an_epoch_is_told_to_all_live_ranks_however_many_are_dead() -> None:
+    """Each dead one kept a thread for a minute, and there are eight. One that had only been stopped is told later."""
+    dead = set(range(1, 10))
+    peers = Peers(14, silent=set(dead), dead=dead)
+    own = scaler(65536.0, 0, peers)
+    try:
+        own._tell(Epoch(1, 3, 32768.0))
+        assert peers.told(4) == [10, 11, 12, 13]
+        peers.silent.discard(4)
+        peers.dead.discard(4)
+        assert peers.told(1) == [4]
+        own._tell(Epoch(2, 3, 16384.0))
+        assert peers.told(5) == [4, 10, 11, 12, 13]
+        assert peers.asked.empty()
+    finally:
+        peers.go_on.set()
+        own.close()
+
+
+def test_a_process_can_end_while_a_rank_does_not_answer() -> None:
+    """Threads of a pool are waited for at the end of a process."""
+    peers = Peers(3, silent={1}, dead=set())
+    own = scaler(65536.0, 0, peers)
+    try:
+        own._tell(Epoch(1, 3, 32768.0))
+        assert peers.told(2) == [1, 2]
+        tellers = [thread for thread in threading.enumerate() if thread.name.startswith("tailbound-scale")]
+        assert [thread.daemon for thread in tellers].count(True) == len(tellers) > 0
+    finally:
+        peers.go_on.set()
+        own.close()
+    assert not any(thread.is_alive() for thread in tellers)

@@ -323,6 +323,19 @@ def from_environment(function: Callable[P, R]) -> Callable[P, R]:
     return filled
 
 
+def known(option: str, options: Mapping[str, Any]) -> Any:
+    """An option as ``TailboundState`` will have it: of ``options``, or of the environment, or by default.
+
+    Raises:
+        ConfigError: text that is no value of it.
+    """
+    setting = next(setting for setting in OPTIONS if setting.option == option)
+    given = options.get(option, "")
+    if isinstance(given, str):
+        return setting.parse(given, f"{option}=") if given.strip() else setting.read()
+    return given
+
+
 def unknown(environment: Mapping[str, str] = os.environ) -> list[str]:
     """What to say of variables that look like settings and are none, each once a process."""
     names = [s.variable for s in ALL]

@@ -23,8 +23,11 @@ from tailbound.torch.scaler import GradScaler
 from tailbound.transport.steps import STEP_MASK, step_distance, step_of
 from tailbound.wire.bits import Bits
 
-#: A rank that is lost again while it takes the others' state tries so often, and is then left as it is for this step.
+#: A rank that is lost again while it takes the others' state jumps so often. The last time it takes none, since that
+#: takes longer than its ring lasts: it is not lost then, and takes a slice a step.
 _JUMPS = 3
+#: Seconds until another's state begins to come, where averages are gone; it has time by its size then.
+_PATIENCE = 10.0
 
 
 class State(Protocol):
@@ -74,7 +77,7 @@ def apply_finished(state: State, communicator: Communicator, act: Callable[[], o
         if any(outcome.missed > outcome.expected // 2 for outcome in outcomes) and state.resync is not None:
             state.resync.unsound()
             state.abstaining = True
-            return applied, 1 + take_state(state, communicator, time.monotonic() + 10)
+            return applied, 1 + take_state(state, communicator, time.monotonic() + _PATIENCE)
         for average in averages:
             average.mul_(state.loss_scale)
         ended = step_of(outcomes[-1].label)
@@ -89,29 +92,42 @@ def apply_finished(state: State, communicator: Communicator, act: Callable[[], o
     return applied, 0
 
 
-def step_optimizers(state: State) -> None:
-    """``step()`` of every optimizer that is known to step the model's parameters.
+def step_optimizers(state: State, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """``step()`` of ``optimizer``, or of every one that is known to step the model's parameters.
+
+    Averages have the loss scale, so a gradient scaler takes it off them first, if there is one.
 
     Raises:
         ConfigError: none is known.
     """
     known = state.resync.replica.optimizers if state.resync is not None else []
-    if not known:
+    due = [optimizer] if optimizer is not None else known
+    if not due:
         raise ConfigError("no optimizer is known: pass optimizer= to register or to apply_finished")
-    for optimizer in known:
-        if state.scaler is None:
-            optimizer.step()
-        else:
-            state.scaler.step(optimizer)
-    if state.scaler is not None:
-        state.scaler.update()
+    if state.scaler is None or (optimizer is not None and _steps_another(optimizer, known)):
+        for one in due:
+            one.step()
+        return
+    for one in due:
+        state.scaler.step(one)
+    state.scaler.update()
+
+
+def _steps_another(optimizer: torch.optim.Optimizer, known: Sequence[torch.optim.Optimizer]) -> bool:
+    """Whether it is a wrapper (Lightning's, Accelerate's), which itself steps the one in it through the scaler."""
+    inner = getattr(optimizer, "optimizer", None)
+    return isinstance(inner, torch.optim.Optimizer) and not any(optimizer is one for one in known)
 
 
 def jump(state: State, communicator: Communicator, timeout: float) -> int:
-    """Joins the others at their next step and takes their state; returns how many steps this rank has moved on."""
+    """Joins the others at their next step and takes their state; returns how many steps this rank has moved on.
+
+    Args:
+        timeout: seconds until a state begins to come; it has time by its size then.
+    """
     until, moved = time.monotonic() + timeout, 0
     communicator.drain(2)
-    for _ in range(_JUMPS):
+    for number in range(1, _JUMPS + 1):
         if not communicator.lost:
             break
         try:
@@ -125,7 +141,11 @@ def jump(state: State, communicator: Communicator, timeout: float) -> int:
         state.forget()
         if state.resync is not None:
             state.resync.unsound()
-        moved += skipped + take_state(state, communicator, until)
+        moved += skipped
+        if number < _JUMPS:
+            moved += take_state(state, communicator, until)
+        else:
+            state.say("no state", "is lost again by when another's state has come; abstains until it has it, in slices")
     if moved:
         if state.scaler is not None:
             state.scaler.catch_up()
@@ -139,7 +159,8 @@ def take_state(state: State, communicator: Communicator, until: float) -> int:
     In the latter case the steps in between are taken part in, without rows, and their averages dropped.
 
     Returns:
-        How many those were. The rank goes on abstaining if nobody gave a state until ``until`` (monotonic seconds).
+        How many those were. The rank goes on abstaining if no state began to come until ``until`` (monotonic seconds;
+        those that its size costs come on top), or not all of it did.
     """
     if state.resync is None:
         return 0

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from tailbound.errors import ConfigError
+from tailbound.settings.table import known
 from tailbound.torch.interfaces import interface_for
 from tailbound.torch.memory import check
 from tailbound.torch.replica import local
@@ -194,7 +195,6 @@ def register(
     *,
     optimizer: torch.optim.Optimizer | None = None,
     interface: str | Sequence[str] | None = None,
-    datapath: str = "auto",
     **options: Any,
 ) -> FsdpState:
     """Averages the gradients of an FSDP2 model over ``replicas``, makes these equal, and returns the state.
@@ -217,8 +217,7 @@ def register(
         optimizer: the optimizer that steps it; one that is not named is found at its first step.
         interface: network interface of this host's ranks, or one for each local rank. With several ranks on a host,
             ``xdp`` needs the latter; one interface for all means ``udp``, each rank on a port of its own.
-        datapath: as for ``TailboundState``; a switch serves one job, so it needs hosts of one rank.
-        **options: of ``TailboundState``.
+        **options: of ``TailboundState``. A switch serves one job, so it needs hosts of one rank.
 
     Raises:
         ConfigError: not an FSDP2 model, parameters that are not materialised or that FSDP averages over the replicas by
@@ -228,17 +227,18 @@ def register(
     group = _group(replicas)
     modules = _modules(model, group)
     shards = _shards(model)
-    if shards > 1 and (datapath == "switch" or options.get("switch")):
+    wanted = known("datapath", options)
+    if shards > 1 and (wanted == "switch" or options.get("switch")):
         raise ConfigError(f"a switch serves one job, and {shards} shards are {shards} jobs: give no switch")
-    name, datapath = interface_for(
+    name, options["datapath"] = interface_for(
         interface or os.environ.get("TAILBOUND_INTERFACE"),
         int(os.environ.get("LOCAL_RANK", "0")),
         int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-        datapath,
+        wanted,
     )
     what = f"{model_digest(model)} in {shards} shards"
     entries = sum(local(p).numel() for p in model.parameters() if p.requires_grad)
-    state = FsdpState(group, shards=shards, model=what, entries=entries, interface=name, datapath=datapath, **options)
+    state = FsdpState(group, shards=shards, model=what, entries=entries, interface=name, **options)
     try:
         _make_equal(model, group)
         state.put_under(modules)

@@ -1,7 +1,8 @@
 """After which step a replica stands, and whether it may be read now (clock-21).
 
 Between the end of a step and the next change by an optimizer the parameters stand still, also while the next forward
-and backward passes run: other threads read them then. A change waits for a reader, which takes about a millisecond.
+and backward passes run: other threads read them then. Within ``step(closure)`` they do so up to its backward pass, as
+the update follows that. A change waits for a reader, which takes about a millisecond.
 """
 
 from __future__ import annotations
@@ -21,12 +22,22 @@ class Moment:
         self._changed = threading.Condition(threading.Lock())
         self._step: int | None = None
         self._still = False
+        self._changes = 0  # contexts of ``change``
         self._over = False
 
     @property
     def step(self) -> int | None:
         """The last step that ended here."""
         return self._step
+
+    @property
+    def changing(self) -> bool:
+        """Whether the training thread is within ``change``."""
+        return self._changes > 0
+
+    @property
+    def _readable(self) -> bool:
+        return self._still and not self._changes
 
     def settle(self, step: int) -> None:
         """The state is that after ``step``, and stands still."""
@@ -38,6 +49,21 @@ class Moment:
         """The state is about to change; returns when nobody reads."""
         with self._changed:
             self._still = False
+
+    @contextmanager
+    def change(self) -> Iterator[None]:
+        """Nobody reads within the context, whatever settles there; it begins when nobody reads.
+
+        At its end the state is to be what it was before, or what has been settled or disturbed meanwhile.
+        """
+        with self._changed:
+            self._changes += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._changes -= 1
+                self._changed.notify_all()
 
     def close(self) -> None:
         """Refuses everybody from now on."""
@@ -59,7 +85,7 @@ class Moment:
 
         def reached() -> bool:
             there = self._step is not None and step_distance(self._step, step) >= 0
-            return self._over or (there and (self._still or not or_later))
+            return self._over or (there and (self._readable or not or_later))
 
         with self._changed:
             well = self._changed.wait_for(reached, timeout)
@@ -67,6 +93,6 @@ class Moment:
                 raise Refusal("this rank is closing")
             if not well or self._step is None:
                 raise Refusal(f"step {step} has not ended here yet")
-            if not self._still or (self._step != step and not or_later):
+            if not self._readable or (self._step != step and not or_later):
                 raise Refusal(f"step {step} is past here")
             yield self._step

@@ -294,13 +294,13 @@ class NodeState(TailboundState):
             f'rank {self._own}: {_NO_JOIN}, or give register node_group="off" (TAILBOUND_NODE_GROUP=off)'
         )
 
-    def hold(self) -> AbstractContextManager[None]:
+    def hold(self, *, changes: bool = False) -> AbstractContextManager[None]:
         """As in ``TailboundState``, on one rank of the host or on all.
 
         Where the host's first rank is about to change replicas, the step stays open until the next forward pass, which
         all make: neighbours of a rank that holds alone may wait for it elsewhere.
         """
-        return self._holding(ends_step=not self._takes)
+        return self._holding(ends_step=not self._takes, changes=changes)
 
     def rejoin(self) -> None:
         """As in ``TailboundState``; what it raises is raised at the end of the next step, on all ranks of the host."""

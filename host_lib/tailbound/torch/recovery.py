@@ -6,12 +6,12 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tailbound.collective.comeback import Part
 from tailbound.collective.communicator import Communicator
@@ -36,7 +36,8 @@ log = logging.getLogger("tailbound")
 
 #: Steps running that a rank may be lost, and not be able to join the others, before training ends with an error.
 _LOST_MOST = 10
-#: Seconds for one attempt to, and for a rank that has come back to enter.
+#: Seconds for one attempt to, until another's state begins to come (it has time by its size then), and for a rank that
+#: has come back to enter.
 _REJOIN, _ENTER = 30.0, 180.0
 #: In place of a step that has ended: one that a rank outside made by itself.
 _BY_ITSELF = -1
@@ -83,6 +84,9 @@ class Recovery:
         #: the step whose last bucket is over, until its boundary; and whether an optimizer has stepped since
         self.ended: int | None = None
         self.stepped = False
+        #: optimizers of the model that are within ``step``, by id: a closure may make whole passes there. One that has
+        #: raised stays until its next step is made; others then read less often than they could
+        self._stepping: set[int] = set()
         self._early = False  # a boundary before the optimizer has stepped has been told of
         self._named = False
         self._preparing = False  # holds the others until the first step is launched
@@ -152,9 +156,12 @@ class Recovery:
         )
         # first of all hooks: FSDP's own gathers the parameters, which a boundary may still change
         self._handles.append(ddp_model.register_forward_pre_hook(lambda *_: self._before_forward(), prepend=True))
-        step_hook = register_optimizer_step_pre_hook(_held_weakly(self._before_step))
-        self._handles.append(step_hook)
-        self._endings.insert(0, step_hook.remove)
+        for step_hook in (
+            register_optimizer_step_pre_hook(_held_weakly(self._before_step)),
+            register_optimizer_step_post_hook(_held_weakly(self._after_step)),
+        ):
+            self._handles.append(step_hook)
+            self._endings.insert(0, step_hook.remove)
         if self.communicator.elastic:
             self.layout.compare(replica.parameters)
             still = [p for p in module.parameters() if not p.requires_grad]
@@ -269,8 +276,11 @@ class Recovery:
     def _before_forward(self) -> None:
         """Before a forward pass of the model: as a rule the boundary of two steps.
 
-        Not where the optimizer is still to step: a model may be called between ``backward`` and ``step``.
+        Not where the optimizer is still to step: a model may be called between ``backward`` and ``step``. Nor where its
+        parameters are those of no step.
         """
+        if self.resync is not None and self.resync.moment.changing:
+            return
         if self.ended is not None:
             if self._half_made:
                 return
@@ -281,7 +291,14 @@ class Recovery:
 
     def before_backward(self) -> None:
         """The first average of a step is about to be launched."""
-        self.end_step(still=False)
+        if self.resync is None or not self._stepping:
+            self.end_step(still=False)
+        else:
+            # within ``step(closure)`` the update follows this pass; and what an earlier pass of the same ``step`` has
+            # ended is followed by one already: nobody is to read in between
+            with self.resync.moment.change():
+                self.end_step(still=False)
+                self.resync.moment.disturb()
         if self.resync is None:  # nobody else looks
             self.rejoin()
 
@@ -347,6 +364,12 @@ class Recovery:
             refuse_optimizer(optimizer)
             self._see_scaler(optimizer)
             self.resync.moment.disturb()
+            self._stepping.add(id(optimizer))
+
+    def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """The step is made only now: a closure may have averaged in it, before the update."""
+        if self.resync is not None and any(optimizer is known for known in self.resync.replica.optimizers):
+            self._stepping.discard(id(optimizer))
             self.stepped = True
 
     def _see_scaler(self, optimizer: torch.optim.Optimizer) -> None:
@@ -395,16 +418,20 @@ class Recovery:
             self.abstaining = False
         return well
 
-    def hold(self) -> AbstractContextManager[None]:
+    def hold(self, *, changes: bool = False) -> AbstractContextManager[None]:
         """Within the context the others wait for this rank (a checkpoint, an evaluation) and leave it out of nothing.
 
         For as long as ``hold_max`` at most (clock-16). Anywhere between two averages, also between ``backward`` and
         ``optimizer.step()``: the step stays open then.
+
+        Args:
+            changes: the weights are others within (their averages, which are evaluated, say), and are put back before
+                the end. No rank takes this one's state meanwhile, and this one joins the others after it.
         """
-        return self._holding(ends_step=True)
+        return self._holding(ends_step=True, changes=changes)
 
     @contextmanager
-    def _holding(self, *, ends_step: bool) -> Iterator[None]:
+    def _holding(self, *, ends_step: bool, changes: bool) -> Iterator[None]:
         if self.communicator is None:
             yield
             return
@@ -412,8 +439,12 @@ class Recovery:
             self.end_step(still=True)
         self._hold(True)
         self._within += 1
+        unread: AbstractContextManager[None] = nullcontext()
+        if changes and self.resync is not None:
+            unread = self.resync.moment.change()
         try:
-            yield
+            with unread:
+                yield
         finally:
             self._within -= 1
             if not self._preparing and not self._within:
@@ -439,7 +470,8 @@ class Recovery:
         """Applies the steps that the others have finished, without computing them; between two steps.
 
         Args:
-            optimizer: default: every optimizer that steps the model's parameters.
+            optimizer: default: every optimizer that steps the model's parameters. Either way it steps through the
+                gradient scaler, if there is one.
             step: what to do once the averages are in ``.grad``, instead of ``optimizer.step()``: whatever the training
                 loop does between ``backward`` and the next step (clipping, the scheduler).
 
@@ -457,8 +489,8 @@ class Recovery:
         self.end_step(still=True)
         if self.outside:
             return 0
-        default = optimizer.step if optimizer is not None else lambda: catch_up.step_optimizers(self)
-        applied, skipped = catch_up.apply_finished(self, self.communicator, step or default)
+        act = step or (lambda: catch_up.step_optimizers(self, optimizer))
+        applied, skipped = catch_up.apply_finished(self, self.communicator, act)
         self._jumped += skipped
         return applied
 
@@ -480,7 +512,7 @@ class Recovery:
             return False
         self.end_step(still=True)
         with gradients(self.layout.step(), self.schedule.take()):
-            (step or (optimizer.step if optimizer is not None else lambda: catch_up.step_optimizers(self)))()
+            (step or (lambda: catch_up.step_optimizers(self, optimizer)))()
         self.end_step(still=True)
         return True
 
@@ -493,6 +525,9 @@ class Recovery:
         """If this rank is lost (``communicator.lost``), joins the others at their next step and takes their state.
 
         Until the state is there, the rank takes part without contributing. To be called between two steps.
+
+        Args:
+            timeout: seconds until a state begins to come; all of it may take longer, by its size.
 
         Returns:
             How many steps were skipped since the last call: here, before a forward pass or by ``apply_finished``.
@@ -516,11 +551,11 @@ def _held_weakly(method: Callable[[torch.optim.Optimizer], None]) -> Callable[..
     """A hook for all optimizers of the process, which does not keep the object of ``method``."""
     held = weakref.WeakMethod(method)
 
-    def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if (found := held()) is not None:
             found(optimizer)
 
-    apart: Callable[..., None] = torch.compiler.disable(before_step)  # type: ignore[no-untyped-call]
+    apart: Callable[..., None] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
     return apart
 
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tailbound.collective.communicator import MAX_STEP_OPS
 from tailbound.errors import ConfigError
-from tailbound.settings.table import OPTIONS, refuse_removed
+from tailbound.settings.table import known, refuse_removed
 from tailbound.torch import elastic
 from tailbound.torch.also import Stateful, check
 from tailbound.torch.collectives import in_model, refuse_optimizer
@@ -93,7 +93,7 @@ def register(
         state.attach(ddp_model, optimizer, also)
         if scaler is not None:
             adopt(state, scaler)
-        state.begin(_known("timeout", options))
+        state.begin(known("timeout", options))
         ddp_model.register_comm_hook(state, allreduce_hook)  # last: it cannot be taken back
     except BaseException:
         state.close()
@@ -140,42 +140,33 @@ def _check_buckets(state: TailboundState, ddp_model: DistributedDataParallel) ->
         )
 
 
-def _known(name: str, options: dict[str, Any]) -> Any:
-    """An option as ``TailboundState`` will have it: given, or of the environment, or by default."""
-    setting = next(setting for setting in OPTIONS if setting.option == name)
-    given = options.get(name, "")
-    if isinstance(given, str):
-        return setting.parse(given, f"{name}=") if given.strip() else setting.read()
-    return given
-
-
 def _state(
     ddp_model: DistributedDataParallel,
     group: dist.ProcessGroup,
     node_group: dist.ProcessGroup | str | None,
     options: dict[str, Any],
 ) -> TailboundState:
-    timeout = _known("timeout", options)
+    timeout = known("timeout", options)
 
     def of_place(place: int, places: int) -> dict[str, Any]:
         """Options of the rank at ``place``; what several ranks of a host cannot have is refused."""
-        schedule, datapath = _known("schedule", options), _known("datapath", options)
+        schedule, datapath = known("schedule", options), known("datapath", options)
         refuse_schedule(schedule)
         if datapath == "switch" or options.get("switch"):
             raise ConfigError(
                 f"a switch serves one job, and {places} ranks on a host are {places} jobs: give no switch"
             )
         _device_of(ddp_model)
-        interface, datapath = interface_for(_known("interface", options), place, places, datapath)
+        interface, datapath = interface_for(known("interface", options), place, places, datapath)
         return {"timeout": timeout, "schedule": schedule, "interface": interface, "datapath": datapath}
 
     node = find(group, node_group, timeout, of_place) if not elastic.is_elastic(group) else None
-    known = _of_model(ddp_model)
+    model = _of_model(ddp_model)
     if node is None:
-        return TailboundState(group, **known, **options)
+        return TailboundState(group, **model, **options)
     places = len(node.members)
-    known = {"model": f"{known['model']} on hosts of {places} ranks", "entries": -(-known["entries"] // places)}
-    options = {**options, **of_place(node.place, places), **known}
+    model = {"model": f"{model['model']} on hosts of {places} ranks", "entries": -(-model["entries"] // places)}
+    options = {**options, **of_place(node.place, places), **model}
     return NodeState(group, node, device=_device_of(ddp_model), **options)
 
 

@@ -24,7 +24,7 @@ import struct
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tailbound.errors import ConfigError, TransportError
 from tailbound.torch.digests import Check, Digests
@@ -45,6 +45,12 @@ _GIVEN = struct.Struct("!QB")
 _SAME, _OTHER, _UNLIKE, _UNSOUND = range(4)
 #: Asks for the whole state after a step, or after a later one; the answer: step, length of a description, lineage.
 _ASK, _WHOLE = struct.Struct("!IB"), struct.Struct("!IIQ")
+#: A whole state may be so many times what is held here, since an optimizer that has not stepped yet keeps nothing, and
+#: so many bytes in any case.
+_WHOLE_TIMES, _WHOLE_LEAST = 16, 1 << 34
+#: Bytes a second that the giver of a whole state copies at least, before it sends any, and that the network carries (as
+#: in ``entrance``).
+_COPIED, _RATE = 1e9, 10e6
 #: Seconds that who gives the whole state waits for its own step to end, then refuses; in steps if these are long.
 _PATIENCE, _PATIENT_STEPS = 5.0, 4
 #: A receiver waits for a slice at least this long, in seconds: steps may be shorter than a round trip.
@@ -57,6 +63,27 @@ _TURNS_MOST = 2
 _ROUNDS = 8
 #: Lineages: of the beginning; others are ``step + 1`` and the rank that became the reference, or this for a meeting.
 _FIRST, _MET = 1, 0xFFFF
+
+
+class _Limits(NamedTuple):
+    """Of a whole state: seconds until it begins to come, bytes, and bytes a second then (0: ``wait`` is all)."""
+
+    wait: float
+    most: int
+    rate: float
+
+
+def _limits(held: int, timeout: float, *, bounded: bool) -> _Limits:
+    """What another's whole state may take.
+
+    Args:
+        held: bytes of this rank's own.
+        timeout: seconds; what its size costs comes on top of them.
+        bounded: nothing does.
+    """
+    most = max(_WHOLE_LEAST, _WHOLE_TIMES * held)
+    timeout = max(0.05, timeout)
+    return _Limits(timeout, most, 0.0) if bounded else _Limits(timeout + held / _COPIED, most, _RATE)
 
 
 class Resync:
@@ -365,7 +392,7 @@ class Resync:
     def _take_all(self, rank: int, step: int, own: Standing, theirs: Standing, until: float) -> None:
         """Takes from ``rank`` what is other here: slices, or everything where optimizers keep other things."""
         if own.form != theirs.form or len(own.slices) != len(theirs.slices):
-            self._adopt(rank, step, until - time.monotonic())
+            self._adopt(rank, step, until - time.monotonic(), bounded=True)
             return
         self.unsound()  # until all of it is here
         self.moment.disturb()
@@ -392,15 +419,25 @@ class Resync:
             self.replica.freeze()
             self.moment.settle(step)
         if unlike:  # slices do not carry that
-            self._adopt(rank, step, until - time.monotonic())
+            self._adopt(rank, step, until - time.monotonic(), bounded=True)
 
     # -- the whole state, in the training thread
 
-    def _adopt(self, rank: int, step: int, timeout: float, *, or_later: bool = False) -> int | None:
-        """Takes the whole state of ``rank`` as it is after ``step``; returns the step, None if it was not possible."""
+    def _adopt(
+        self, rank: int, step: int, timeout: float, *, or_later: bool = False, bounded: bool = False
+    ) -> int | None:
+        """Takes the whole state of ``rank`` as it is after ``step``; returns the step, None if it was not possible.
+
+        Args:
+            rank, step: whose, and after which step.
+            timeout, bounded: see ``_limits``.
+            or_later: any later step will do, too.
+        """
         self.moment.disturb()
         try:
-            body = memoryview(self._reliable.pull(rank, "whole", _ASK.pack(step, or_later), max(0.05, timeout)))
+            held = sum(map(self.replica.size, range(self.replica.slices)))
+            wait, most, rate = _limits(held, timeout, bounded=bounded)
+            body = memoryview(self._reliable.pull(rank, "whole", _ASK.pack(step, or_later), wait, most, rate))
             stands, length, lineage = _WHOLE.unpack_from(body)
             self.unsound()  # until all of it is written
             self.replica.arrange(bytes(body[_WHOLE.size : _WHOLE.size + length]))
@@ -458,7 +495,8 @@ class Resync:
     def adopt_any(self, step: int, timeout: float) -> int | None:
         """Takes the state after ``step`` or a later one from any live rank, sound ones first.
 
-        For a rank that has jumped. Returns the step; None if nobody gave it in time.
+        For a rank that has jumped. Returns the step; None if nobody gave it. In ``timeout`` seconds it has to begin to
+        come; its size gives it more (``_limits``).
         """
         until = time.monotonic() + timeout
         live = sorted(set(self._live()) - {self._rank}, key=lambda rank: (rank - step) % self._ranks)

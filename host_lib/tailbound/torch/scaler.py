@@ -24,8 +24,8 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -45,8 +45,9 @@ log = logging.getLogger("tailbound")
 _NAME = "loss-scale"
 #: Seconds that a rank with an overflow waits until the others have heard of it; who has not is told in the background.
 _WAIT = 0.25
-#: Seconds for one attempt to tell a rank, and after which it is given up.
-_ATTEMPT, _GIVE_UP = 2.0, 60.0
+#: Seconds for one attempt to tell a rank, after one in vain, and after which it is given up.
+_ATTEMPT, _PAUSE, _GIVE_UP = 2.0, 0.1, 60.0
+#: Threads that tell, at most.
 _TELLERS = 8
 
 
@@ -88,7 +89,7 @@ class GradScaler(torch.amp.GradScaler):
         self._state = state
         self._told: Epoch | None = None
         self._agreed: Epoch | None = None  # the highest of others that may hold from the end of this step on
-        self._tellers: ThreadPoolExecutor | None = None
+        self._tellers: list[threading.Thread] = []
         self._over = threading.Event()
         self._ours = self.is_enabled() and state.communicator is not None
         if not self._ours:
@@ -186,8 +187,8 @@ class GradScaler(torch.amp.GradScaler):
     def close(self) -> None:
         """Tells nobody any more; the state does this at its own end."""
         self._over.set()
-        if self._tellers is not None:
-            self._tellers.shutdown(wait=True, cancel_futures=True)
+        for teller in self._tellers:
+            teller.join(_ATTEMPT)
 
     def _apply(self, step: int) -> None:
         """Lets the scale for ``step`` hold from now on, here and in the hook."""
@@ -234,30 +235,62 @@ class GradScaler(torch.amp.GradScaler):
             return self._newest
 
     def _tell(self, epoch: Epoch) -> None:
-        """Tells all live peers of ``epoch`` and hears theirs; waits for at most ``_WAIT`` seconds."""
+        """Tells all peers of ``epoch`` and hears theirs; waits for the live ones, at most ``_WAIT`` seconds.
+
+        Who is dead, as far as is known, is told in the background if it lives again: it may have been stopped.
+        """
         self._note(epoch)
-        if self._tellers is None:
-            self._tellers = ThreadPoolExecutor(_TELLERS, "tailbound-scale")
         self._told = epoch
-        telling: list[Future[None]] = [self._tellers.submit(self._tell_one, rank, epoch) for rank in self._peers()]
-        wait(telling, _WAIT)
+        live, heard = self._live(), threading.Semaphore(0)
+        due = deque([*live, *(self._here() - live)])
+        self._tellers = [teller for teller in self._tellers if teller.is_alive()]
+        for _ in range(min(_TELLERS, len(due))):
+            # not of a pool: a process that ends would wait for its threads
+            arguments = epoch, due, heard
+            teller = threading.Thread(target=self._tell_each, args=arguments, name="tailbound-scale", daemon=True)
+            teller.start()
+            self._tellers.append(teller)
+        until = time.monotonic() + _WAIT
+        for _ in live:
+            if not heard.acquire(timeout=max(0.0, until - time.monotonic())):
+                return
 
-    def _peers(self) -> list[int]:
+    def _here(self) -> set[int]:
+        """Peers that have not said goodbye."""
         assert self._state.communicator is not None
-        return sorted(self._state.communicator.job.membership.here)
+        return set(self._state.communicator.job.membership.here)
 
-    def _tell_one(self, rank: int, epoch: Epoch) -> None:
+    def _live(self) -> set[int]:
+        """Peers that answer, as far as is known."""
         assert self._state.communicator is not None
-        pull: Callable[..., bytearray] = self._state.communicator.reliable.pull
+        job = self._state.communicator.job
+        dead: set[int] = job.membership.dead(job.steps.own)
+        return self._here() - dead
+
+    def _tell_each(self, epoch: Epoch, due: deque[int], heard: threading.Semaphore) -> None:
+        """Tells those who are ``due``; who is not live, or does not answer, comes again after the others."""
         until = time.monotonic() + _GIVE_UP
         while self._told is epoch and not self._over.is_set() and time.monotonic() < until:
             try:
-                self._heard(Epoch.unpack(bytes(pull(rank, _NAME, epoch.pack(), _ATTEMPT, 64))))
-            except TransportError as error:
-                log.debug("rank %d: rank %d has not heard of the loss scale: %s", self._state.rank, rank, error)
-                self._over.wait(0.1)
-            else:
+                rank = due.popleft()
+            except IndexError:  # what is left, others are at
                 return
+            if rank in self._live() and self._tell_one(rank, epoch):
+                heard.release()
+            elif rank in self._here():
+                due.append(rank)
+                self._over.wait(_PAUSE)
+
+    def _tell_one(self, rank: int, epoch: Epoch) -> bool:
+        """Tells one peer, and hears its epoch; returns whether it has answered."""
+        assert self._state.communicator is not None
+        pull: Callable[..., bytearray] = self._state.communicator.reliable.pull
+        try:
+            self._heard(Epoch.unpack(bytes(pull(rank, _NAME, epoch.pack(), _ATTEMPT, 64))))
+        except TransportError as error:
+            log.debug("rank %d: rank %d has not heard of the loss scale: %s", self._state.rank, rank, error)
+            return False
+        return True
 
 
 def adopt(state: TailboundState, scaler: torch.amp.GradScaler) -> None:

@@ -198,8 +198,17 @@ class Reliable:
             opened.pop_all()
         self._lifelines.hold(rank, sock, PLAIN if tags is None else Farewell(*tags.farewells()))
 
-    def pull(self, rank: int, name: str, request: bytes, timeout: float, most: int = 1 << 34) -> bytearray:
-        """Asks ``rank`` and returns its answer, of at most ``most`` bytes; takes ``timeout`` seconds at most.
+    def pull(
+        self, rank: int, name: str, request: bytes, timeout: float, most: int = 1 << 34, rate: float = 0.0
+    ) -> bytearray:
+        """Asks ``rank`` and returns its answer; takes ``timeout`` seconds at most.
+
+        Args:
+            rank, name, request: who is asked, and for what.
+            timeout: seconds.
+            most: bytes of an answer at most.
+            rate: bytes a second; 0: none. With it ``timeout`` is for the answer to begin. Then it has as long as its
+                bytes take at this rate, without a pause of more than ``_SILENCE`` seconds.
 
         Raises:
             Refusal: the peer says no.
@@ -211,12 +220,20 @@ class Reliable:
             raise TransportError(f"{what}: there is no such peer, or this rank has closed; ask while the job runs")
         try:
             with self._connect(rank, timeout) as sock:
-                return self._exchange(sock, what, rank, name, request, until, most)[0]
+                return self._exchange(sock, what, rank, name, request, until, most, rate)[0]
         except (OSError, EOFError) as error:
             raise _unreachable(what, error) from error
 
     def _exchange(
-        self, sock: socket.socket, what: str, rank: int, name: str, request: bytes, until: float, most: int
+        self,
+        sock: socket.socket,
+        what: str,
+        rank: int,
+        name: str,
+        request: bytes,
+        until: float,
+        most: int,
+        rate: float = 0.0,
     ) -> tuple[bytearray, _Tags | None]:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         title = name.encode()
@@ -236,13 +253,16 @@ class Reliable:
         magic, status, length = _ANSWER.unpack(answer)
         if magic != _MAGIC or length > (_TEXT_MOST if status else most):
             raise TransportError(f"{what}: the answer is not one ({length} bytes); is its TCP port another program's?")
+        pause = math.inf
+        if rate:
+            until, pause = max(until, time.monotonic() + length / rate), _SILENCE
         body = bytearray()
         if tags is None:
-            body = _receive(sock, length, until)
+            body = _receive(sock, length, until, pause)
         while len(body) < length:
-            piece = _receive(sock, min(_CHUNK, length - len(body)), until)
+            piece = _receive(sock, min(_CHUNK, length - len(body)), until, pause)
             assert tags is not None
-            if not tags.fits(_receive(sock, _TAG, until), piece):
+            if not tags.fits(_receive(sock, _TAG, until, pause), piece):
                 raise TransportError(f"{what}: the answer was changed on the way: check who else is on this network")
             body += piece
         if status:
@@ -474,8 +494,11 @@ def _unreachable(what: str, error: OSError | EOFError) -> TransportError:
     return TransportError(f"{what}: {error or type(error).__name__}; is it running, and may TCP pass?")
 
 
-def _receive(sock: socket.socket, length: int, until: float) -> bytearray:
+def _receive(sock: socket.socket, length: int, until: float, pause: float = math.inf) -> bytearray:
     """Exactly ``length`` bytes.
+
+    Args:
+        pause: seconds without a byte after which no more is waited for.
 
     Raises:
         TimeoutError: ``until`` (monotonic seconds) has come. EOFError: the other side has closed.
@@ -486,7 +509,7 @@ def _receive(sock: socket.socket, length: int, until: float) -> bytearray:
         left = until - time.monotonic()
         if left <= 0:
             raise TimeoutError("no answer in time")
-        sock.settimeout(left)
+        sock.settimeout(min(left, pause))
         count = sock.recv_into(view[got:])
         if count == 0:
             raise EOFError("the connection was closed")
