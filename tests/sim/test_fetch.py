@@ -8,6 +8,7 @@ from first_time import dropped, total
 from sim.team import FETCHING, SimTeam, sim_team
 from support import Trouble, gradients
 from tailbound.simulate.fabric import MS
+from tailbound.transport.safeguard import Limits
 from tailbound.wire.schema import PacketType
 
 WIDTH, ROWS = 64, 8 * 64
@@ -44,6 +45,19 @@ def test_replicas_stay_equal_although_results_are_lost() -> None:
         assert unlike(job) == (0, 0)
         assert dropped(troubles, PacketType.RESULT) > 0
         assert total(job, "rows_fetched") == total(job, "rows_fetch_asked") == total(job, "rows_given") > 0
+
+
+def test_an_op_that_its_owner_skips_is_skipped_by_who_fetched_its_rows() -> None:
+    """Rank 0 hears of it in these rows alone: it applied what the others did not. Rules: clock-15, clock-35."""
+    patient = {"fetch": FETCH, "deadline_2": 100 * MS, "stage_max": 200 * MS, "safeguard": Limits(skip_op=0.3)}
+    with sim_team(RANKS, HASTY | patient) as job:
+        unlike(job, 2)
+        job[2].trouble(Trouble(seed=4, loss=0.9, types=frozenset({PacketType.CONTRIBUTION}), to=frozenset({1})))
+        job[1].trouble(Trouble(seed=5, loss=1.0, types=frozenset({PacketType.RESULT}), to=frozenset({0})))
+        results = job.allreduce(gradients("U", RANKS, NUMEL, seed=9))
+        assert job[0].job.counters["rows_fetched"] > 0
+        assert [outcome.skipped for _, outcome in results] == [True] * RANKS
+        assert not any(out.any() for out, _ in results)
 
 
 def test_it_is_waited_for_as_long_as_asked_and_no_longer() -> None:

@@ -72,6 +72,21 @@ def test_receivers_that_take_few_at_once_are_sent_to_bit_by_bit(job: Any) -> Non
     assert job.counters["results_apart"] == 1
 
 
+@pytest.mark.parametrize(("wanted", "together"), [("auto", 0), ("multicast", 0), ("fanout", 1)])
+def test_what_was_not_asked_for_waits_for_no_slow_link(job: Any, wanted: Any, together: int) -> None:
+    """Who asks for multicast where none is delivered gets fan-out as with ``auto``, and not what would be forced."""
+    job.channels.wanted = wanted
+    job.channels.learn(unreached=(2,))
+    assert job.channels.choice.result == "fanout"
+    job.channels.runs(ROWS)
+    path = job.queue.pacer.paths[2]
+    path.rate, path.free = path.rate / 4, False
+    job.queue.pacer.limited.add(2)
+    before = job.counters["results_at_once"]
+    job.channels.runs(ROWS)
+    assert job.counters["results_at_once"] - before == together
+
+
 def test_one_slow_link_does_not_slow_down_all(job: Any) -> None:
     pacer = job.queue.pacer
     for rank, rate, once in ((2, 1e8, False), (1, 3e8, False), (3, 1.9e8, False), (1, 1.5e8, True)):

@@ -176,6 +176,9 @@ def test_a_job_that_begins_anew_has_another_cookie_and_a_rank_that_comes_back_in
                 one.close()
             life = list(threads.map(live, range(ranks)))
             assert {one.part for one in life} == {Part.BEGINS}
+            for rank, one in enumerate(life):  # one that dies is known to be dead in this life, too
+                assert one.reliable._lifelines is not None
+                assert sorted(one.reliable._lifelines._newest) == [peer for peer in range(ranks) if peer != rank]
             assert {cast(KeyRing, one._ring).at for one in life} == {5}
             (cookie,) = {one.job.cookie for one in life}
             cookies.append(cookie)

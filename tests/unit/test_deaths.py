@@ -55,7 +55,7 @@ def lines_of(path: Reliable) -> dict[int, socket.socket]:
 def test_every_rank_is_connected_to_every_other_once(paths: list[Reliable]) -> None:
     watched(paths)
     for rank, path in enumerate(paths):
-        deaths.connect(path, rank, RANKS, PATIENCE)
+        deaths.connect(path, rank, range(rank + 1, RANKS), PATIENCE)
     assert [sorted(lines_of(path)) for path in paths] == [[1, 2], [0, 2], [0, 1]]
 
 
@@ -69,7 +69,7 @@ def test_who_watches_later_is_waited_for(paths: list[Reliable]) -> None:
         return refuse(name)
 
     paths[1]._handlers = type("Handlers", (), {"get": staticmethod(handler)})()
-    first = threading.Thread(target=deaths.connect, args=(paths[0], 0, 2, PATIENCE))
+    first = threading.Thread(target=deaths.connect, args=(paths[0], 0, [1], PATIENCE))
     first.start()
     assert asked.wait(PATIENCE)  # and was refused
     deaths.watch(paths[1], Engine())  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ def test_who_watches_later_is_waited_for(paths: list[Reliable]) -> None:
 def test_an_end_without_a_farewell_is_told_to_all_and_one_with_it_to_nobody(paths: list[Reliable]) -> None:
     engines = watched(paths)
     for rank, path in enumerate(paths):
-        deaths.connect(path, rank, RANKS, PATIENCE)
+        deaths.connect(path, rank, range(rank + 1, RANKS), PATIENCE)
     paths[1].close()  # says farewell
     lines_of(paths[2])[0].shutdown(socket.SHUT_RDWR)  # as its kernel does where the process of rank 2 ends
     assert engines[0].told.get(timeout=PATIENCE) == 2
@@ -90,6 +90,6 @@ def test_an_end_without_a_farewell_is_told_to_all_and_one_with_it_to_nobody(path
 def test_who_cannot_be_reached_is_named(paths: list[Reliable], caplog: pytest.LogCaptureFixture) -> None:
     watched(paths)
     paths[2].close()
-    deaths.connect(paths[0], 0, RANKS, 0.1)
+    deaths.connect(paths[0], 0, [1, 2], 0.1)
     assert "rank 0: no TCP connection to rank(s) [2]" in caplog.text
     assert sorted(lines_of(paths[0])) == [1]

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tailbound.codec.decode import MISSING
 from tailbound.codec.owners import OwnerMap
 from tailbound.codec.shape import shape_for
 from tailbound.collective.fetched import Fetch
 from tailbound.transport.sequence import Layout, Sequence
 from tailbound.wire import packets
-from tailbound.wire.schema import PacketType
+from tailbound.wire.schema import Flag, PacketType
 
 RIGHT = {"layout": 7, "owner": 1, "count": 3, "row": 2, "map_id": 256}
 
@@ -35,6 +36,22 @@ def test_only_rows_that_the_kernel_would_take_are_taken(wrong: dict[str, int], r
     fetch.arrived(place, 1, np.asarray(head).tobytes() + bytes(shape.codes))
     assert [places.tolist() for _, places, _ in fetch.came] == [rows]
     assert not fetch.waiting
+
+
+def test_what_owners_say_of_an_op_counts_in_rows_that_were_fetched_too() -> None:
+    """A rank that had lost all rows of an owner applied an op that this owner had told all to skip."""
+    shape = shape_for(64 * 64, 64)
+    place, _ = Sequence(3, OwnerMap(256, (0, 1, 2), True)).assign(Layout((0, 64 * 64, 0, 1), shape, 7, True))
+    fetch = Fetch("deadline", 0, 1, {1: np.array([2])})
+    head = packets.header(type=PacketType.RESULT, op=place.label, flags=int(Flag.SKIP), **RIGHT)
+    fetch.arrived(place, 1, np.asarray(head).tobytes() + bytes(shape.codes))
+    buffers: Any = SimpleNamespace(
+        results=SimpleNamespace(packets=np.zeros((0, 64 + shape.codes), np.uint8)),
+        source=np.full(shape.rows, MISSING), row_scale=np.zeros(shape.rows, np.float32),
+        row_exponent=np.zeros(shape.rows, np.int16),
+    )  # fmt: skip
+    assert fetch.settle(place, buffers)[0] == 1
+    assert fetch.flags == Flag.SKIP
 
 
 @pytest.mark.parametrize("rows", [2, 20_000])

@@ -110,20 +110,27 @@ def test_a_question_is_open_until_its_rank_speaks() -> None:
     assert overtime.open_since(2) == 0
 
 
-def test_own_waits_for_a_core_are_those_of_an_op_and_make_silences_longer() -> None:
-    """Rule: clock-29."""
+def op(overtime: Overtime, *waited: int) -> None:
+    """An op, before each of whose turns the thread has ``waited`` for a core so long in all."""
+    for each in waited:
+        overtime.turned(each)
+    overtime.ended()
+
+
+def test_own_waits_for_a_core_are_those_between_two_turns_and_make_silences_longer() -> None:
+    """A busy host makes many short ones in an op: all together are no silence of anybody. Rule: clock-29."""
     overtime, clock = Overtime(S), deadline(S)
     assert (overtime.lack, overtime.lacked) == (0, 0)
-    overtime.ended(30 * MS)
-    overtime.ended(35 * MS)
-    assert (overtime.lack, overtime.lacked) == (30 * MS, 35 * MS)
+    op(overtime, 10 * MS, 40 * MS, 50 * MS)
+    op(overtime, 55 * MS)
+    assert (overtime.lack, overtime.lacked) == (30 * MS, 55 * MS)
     assert overtime.silence(clock) == 60 * MS
     for _ in range(63):
-        overtime.ended(35 * MS)
+        op(overtime, 55 * MS)
     assert overtime.lack == 5 * MS  # of the last 64 ops
-    overtime.ended(35 * MS)
+    op(overtime, 55 * MS)
     assert (overtime.lack, overtime.silence(clock)) == (0, 20 * MS)
-    overtime.ended(10 * S)
+    op(overtime, 10 * S)
     assert overtime.silence(clock) == LONGEST
 
 
@@ -132,14 +139,15 @@ def test_late_wake_ups_tell_of_waits_that_the_kernel_does_not_count() -> None:
     overtime = Overtime(S)
     overtime.woke(40 * MS)
     overtime.woke(7 * MS)
-    overtime.ended(None)
+    op(overtime)
+    overtime.turned(None)
     assert (overtime.lack, overtime.lacked) == (40 * MS, 0)
     for _ in range(64):
         overtime.woke(LONGEST + 1)
-        overtime.ended(None)
+        op(overtime)
     assert overtime.lack == 0
     overtime.woke(LONGEST)
-    overtime.ended(50 * MS)
+    op(overtime, 50 * MS)
     assert (overtime.lack, overtime.lacked) == (LONGEST, 50 * MS)
 
 

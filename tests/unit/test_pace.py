@@ -41,6 +41,14 @@ def test_nothing_is_limited_until_three_round_trips_are_long() -> None:
     assert path.take(20 * MS, 1 << 22) == pytest.approx((1 << 22) / 0.020)  # what drained
 
 
+def test_what_has_drained_took_the_whole_round_trip() -> None:
+    """What waited in this host's own queues is among what left: over the shorter time it was too much."""
+    path = Path(L, L.speed)
+    for i in range(L.sure):
+        path.observe(20 * MS, 1 << 24, 0.0, i * 50 * MS, whole=40 * MS)
+    assert path.rate == pytest.approx((1 << 24) / 0.040)
+
+
 def test_the_first_limit_has_bounds() -> None:
     for sent, rate in ((0, L.first), (1 << 40, L.speed)):
         path = Steady()

@@ -67,6 +67,30 @@ def test_a_grant_is_a_share_among_live_ranks_and_ends_with_the_number_of_all(bou
     assert flow.queue.pacer.limited == set()
 
 
+def test_a_grant_ends_with_the_rank_that_gave_it(bound: UdpSocket) -> None:
+    """A rank that was killed while it took one sender at a time held up the others' results for the rest of the job."""
+    flow = live(traffic(bound, 1.25e8), 1, 2)
+    flow._states["incast"][[1, 2]] = 2, 1
+    flow.turn(1)
+    assert flow.queue.pacer.granted
+    live(flow, 1)
+    flow.turn(10 * MS)
+    assert not flow.queue.pacer.granted
+
+
+def test_the_speed_that_has_drained_is_followed_with_one_peer_too(bound: UdpSocket) -> None:
+    states = np.zeros(4, DTYPES["tb_peer_state"])
+    datapath: Any = SimpleNamespace(name="udp", gap=0, store=SimpleNamespace(peer_states=states))
+    job: Any = SimpleNamespace(
+        sender=Sender([bound], {1: (ADDRESS, 9)}), cookie=1, rank=0, now=time.monotonic_ns, keys=None, switch=None
+    )
+    flow = live(FlowControl(job, datapath, 0.0), 1)
+    flow.queue.drained = 3e7
+    flow.turn(1)
+    flow.queue.pacer.left(1, 20, 1458, 0)  # 30 kB
+    assert flow.queue.pacer.waits(0) == pytest.approx(MS)
+
+
 def test_that_nobody_knows_the_speed_is_said_once(bound: UdpSocket, caplog: pytest.LogCaptureFixture) -> None:
     flow = live(traffic(bound, 0.0), 1, 2)
     flow.turn(1)

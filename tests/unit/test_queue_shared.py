@@ -141,6 +141,17 @@ def test_a_burst_that_is_cloned_here_costs_as_many(faked: tuple[SendQueue, Kerne
     assert len(kernel.taken) == 200
 
 
+def test_copies_that_this_host_makes_wait_in_it_too(bound: UdpSocket, shared: Shared) -> None:
+    """They belong to no socket: 63 of each burst waited where one was known of, and looked like the network's queue."""
+    sender = Sender([bound], dict.fromkeys((1, 2, 3), (ADDRESS, 9)))
+    one = sender.room
+    sender.share(shared)
+    shared.ranks = (1, 2, 3)
+    assert sender.room == one + 3 * bound.room()
+    shared.local = False
+    assert sender.room == one + bound.room()
+
+
 def test_clones_take_their_part_of_the_link(bound: UdpSocket, shared: Shared) -> None:
     """Copies that this host makes leave over its link; those that the network makes do not."""
     sender = Sender([bound], dict.fromkeys((1, 2, 3), (ADDRESS, 9)))

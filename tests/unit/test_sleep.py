@@ -21,10 +21,12 @@ class Sleeper:
         self.thread: Any = Transpose.__new__(Transpose)
         self.thread.job = SimpleNamespace(
             now=lambda: self.now,
-            flow=SimpleNamespace(queue=SimpleNamespace(full=(), again=0)),
+            flow=SimpleNamespace(queue=SimpleNamespace(full=set(), again=0)),
+            sender=SimpleNamespace(deferred=()),
             overtime=SimpleNamespace(woke=lambda _: None),
         )
-        self.thread._waiter = SimpleNamespace(want_room=lambda _: None, wait=self._wait, readable=lambda _: False)
+        self.wanted = set[int]()  # sockets in which there is to be room
+        self.thread._waiter = SimpleNamespace(want_room=self.wanted.update, wait=self._wait, readable=lambda _: False)
         self.thread._ops = {1: SimpleNamespace(encoded=False, finished=False)} if ops else {}
         self.thread._silence, self.thread._wake, self.thread._awake = 0, -1, NOW
 
@@ -92,6 +94,14 @@ def test_a_full_socket_is_waited_for_after_a_turn() -> None:
     queue = sleeper.thread.job.flow.queue
     queue.again, queue.submissions, queue.pump = NOW + MS, 2, lambda _: setattr(queue, "full", {0})
     assert sleeper.slept() == MS
+
+
+def test_a_question_that_found_a_full_socket_leaves_as_soon_as_there_is_room() -> None:
+    """With rows the send queue asks for room; a single packet behind the last of them waited for the next turn."""
+    sleeper = Sleeper()
+    sleeper.thread.job.sender.deferred = ((1, b"?"),)
+    sleeper.slept()
+    assert sleeper.wanted == {0}
 
 
 def test_time_that_sending_takes_is_no_wait_for_a_core() -> None:

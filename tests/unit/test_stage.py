@@ -194,7 +194,8 @@ def test_where_answers_take_long_a_silence_may_be_long_too() -> None:
 def test_where_the_own_thread_waits_for_a_core_a_silence_may_be_long_too() -> None:
     """Rule: clock-29."""
     overtime = Overtime(95 * MS)
-    overtime.ended(60 * MS)
+    overtime.turned(60 * MS)
+    overtime.ended()
     assert until(Half(word=60 * MS), overtime, words=False) == pytest.approx(185 * MS, abs=6 * MS)
 
 

@@ -51,7 +51,7 @@ class _Unpaced(Pacer):
         super().__init__(paced.paths)
         self._paced = paced
 
-    def observe(self, rank: int, rtt: int, sent: int, marked: float, now: int) -> None:
+    def observe(self, rank: int, rtt: int, sent: int, marked: float, now: int, whole: int = 0) -> None:
         """For nobody: it is of the wrong ops."""
 
     def grant(self, rank: int, share: float) -> None:

@@ -93,6 +93,8 @@ class Accounts:
         if op.switched:  # what contributors bring is in the counts of the results
             expected, taken = op.outcome.expected, op.outcome.delivered
         flags = int(gather_flags(job.records.results, op.buffers.source, op.label)) | op.flags
+        if op.fetch is not None:  # what came over the reliable path is in no record
+            flags |= op.fetch.flags
         self.rotation.observe(
             op.outcome.expected, op.outcome.delivered, rotating=op.rotate, others=bool(flags & _LOSSY)
         )

@@ -173,7 +173,7 @@ class Channels:
             # receivers that take few senders at once are to be sent to bit by bit, one behind a slow link by itself:
             # a burst to all is as slow as the slowest
             together = len(channel.ranks) >= 2 and not queue.pacer.granted
-            together &= self.wanted != "auto" or queue.pacer.even(channel.ranks)
+            together &= self.wanted == self.choice.result or queue.pacer.even(channel.ranks)
             if together and not channel.broken:
                 job.counters["results_at_once"] += 1
                 return [(number, rows)]
@@ -197,6 +197,7 @@ class Channels:
         self.live = live
         for channel in self.opened:
             channel.ranks, channel.broken = live, False
+        self._queue.pacer.holds(job.sender.room)
         if self.fanout is not None:
             self.fanout.live(live)
             if (lead := self.fanout.lead) is not None and (clones := self.channel("fanout")) is not None:

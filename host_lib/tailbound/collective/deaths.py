@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Sequence
 
 from tailbound.collective.transpose import Transpose
 from tailbound.errors import TransportError
@@ -31,8 +32,8 @@ def watch(reliable: Reliable, engine: Transpose) -> None:
     reliable.watch(died)
 
 
-def connect(reliable: Reliable, rank: int, ranks: int, timeout: float) -> None:
-    """At the start of a job every rank connects to those above it, in ``timeout`` seconds or half a minute at most.
+def connect(reliable: Reliable, rank: int, peers: Sequence[int], timeout: float) -> None:
+    """Connects ``rank`` to ``peers`` at the start of a job, in ``timeout`` seconds or half a minute at most.
 
     Who cannot be reached is named in the log: nothing will tell of its death. The job goes on, since all else that
     needs TCP is rare.
@@ -51,9 +52,8 @@ def connect(reliable: Reliable, rank: int, ranks: int, timeout: float) -> None:
             else:
                 return True
 
-    above = range(rank + 1, ranks)
-    known = ask_each(above, reached, "tailbound-connect")
-    if missing := [peer for peer in above if peer not in known]:
+    known = ask_each(peers, reached, "tailbound-connect")
+    if missing := [peer for peer in peers if peer not in known]:
         log.warning(
             "rank %d: no TCP connection to rank(s) %s, so one of them that dies is waited for in three ops: "
             "let TCP pass between all hosts, on any port",

@@ -35,6 +35,7 @@ class Fetch:
         asked: places that are missing, by owner: i64[], rising.
         waiting: owners that have not answered.
         came: owner, places and packets (u8[n, 64 + V]) of every answer.
+        flags: of the headers of what has been taken, together (``Flag``).
     """
 
     why: Why
@@ -43,6 +44,7 @@ class Fetch:
     asked: dict[int, Places]
     waiting: set[int] = field(init=False)
     came: list[tuple[int, Places, NDArray[np.uint8]]] = field(default_factory=list)
+    flags: int = 0
 
     def __post_init__(self) -> None:
         self.waiting = set(self.asked)
@@ -82,6 +84,7 @@ class Fetch:
             rows, heads = rows[lacking], _heads(packets[lacking])
             buffers.source[rows] = own_source(len(parts[0]) + taken) - np.arange(len(rows))
             buffers.row_scale[rows], buffers.row_exponent[rows] = heads["scale"], heads["exponent"]
+            self.flags |= int(np.bitwise_or.reduce(heads["flags"], initial=0))
             parts.append(packets[lacking])
             taken += len(rows)
         return taken, np.concatenate(parts)

@@ -50,8 +50,8 @@ class FlowControl:
         by: Literal["kernel", "thread"] = "kernel" if datapath.name == "xdp" else "thread"
         prober = Prober(job.cookie, job.rank, peers, self._states, by, job.keys, job.switch) if peers else None
         # a driver may be wrong, and a link that it is right about sees to its speed itself
-        most, room = link if given else 0.0, sum(job.sender.rooms)
-        pacer = Pacer(peers, gap=datapath.gap, speed=self._believed, most=most, room=room)
+        most = link if given else 0.0
+        pacer = Pacer(peers, gap=datapath.gap, speed=self._believed, most=most, room=job.sender.room)
         self.queue = SendQueue(job.sender, pacer, prober, job.now)
         self.incast = Incast(len(peers))
         self._again = 0
@@ -60,7 +60,7 @@ class FlowControl:
 
     def turn(self, now: int) -> None:
         """Once a turn, before ops are moved on: sends what waits, within what live receivers advertise."""
-        if now >= self._again and len(self._job.sender.peers) > 1:
+        if now >= self._again and self._job.sender.peers:
             self._again = now + _LOOK_EVERY
             live, drained = self._job.membership.live, self.queue.drained
             heard = live, self._takes[live].tolist(), drained
@@ -71,10 +71,15 @@ class FlowControl:
             self.queue.pump(now)
 
     def _follow(self, live: list[int], takes: list[int], drained: float) -> None:
-        """Rates by how many senders each of ``live`` ``takes``, and by how fast the link has ``drained``."""
+        """Rates by how many senders each of ``live`` ``takes``, and by how fast the link has ``drained``.
+
+        Of a rank that is waited for no more nothing is heard: what it granted last would hold the others up for good.
+        """
         pacer = self.queue.pacer
         pacer.follow(min((speed for speed in (self._believed, drained) if speed), default=0.0))
         pacer.among(len(live))
+        for rank in pacer.paths.keys() - set(live):
+            pacer.grant(rank, 1.0)
         for rank, number in zip(live, takes, strict=True):
             pacer.grant(rank, granted(number, len(live)))
         if pacer.granted and not (pacer.known or self._said):

@@ -219,6 +219,8 @@ class Maps:
                 self.agreement.withdraw(now)
             elif config.balance:
                 balance = self.balancing.look(present.balance, step)
+                if balance == present.balance:  # a table that it has given up is known to nobody here any more
+                    self.agreement.withdraw(now)
             content = Content(weights, bool(rotate), balance, self._turns(present.turns, now))
             if job.steps.in_step and self.agreement.propose(content, step, now):
                 self._foresee(content.turns)

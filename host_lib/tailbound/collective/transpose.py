@@ -398,7 +398,8 @@ class Transpose:
         That takes a small part of a turn, and a rank that waits for one that computes does nothing else.
         """
         now = self.job.now()
-        self._waiter.want_room(self.job.flow.queue.full)
+        full = self.job.flow.queue.full
+        self._waiter.want_room(full | {0} if self.job.sender.deferred else full)  # single packets leave over the first
         end, asked = self._next_wake(again, now)
         while not self._waiter.wait(asked - now):
             now = self.job.now()
@@ -463,6 +464,7 @@ class Transpose:
             job.membership.woke(step_of(job.sequence.upcoming))
             job.counters["stops_noticed"] += 1
         self._awake = now
+        job.overtime.turned(self._run_queue.waited())
         if self._commands:
             self._obey()
         looks.append(self._holding.turn(now))
@@ -609,7 +611,7 @@ class Transpose:
             log.error("%s", outcome.error)
             self._error = outcome.error
         outcome.nanoseconds = job.now() - launch.launched
-        job.overtime.ended(self._run_queue.waited())
+        job.overtime.ended()
         for entry in (job.accounts.delivered, self.maps.observe, self.maps.balancing.observe):
             self._note(op, entry)
         try:

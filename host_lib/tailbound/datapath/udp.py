@@ -31,12 +31,10 @@ from tailbound.datapath.native import SUPPORTED, clock_gettime, lock, poll, recv
 from tailbound.datapath.protocol import EventRecord
 from tailbound.datapath.store import allocate, store_of
 from tailbound.datapath.tables import (
-    CALLS,
     CONTROL_HEAD,
     CONTROLS_LOST,
     EVENT_HEAD,
     KERNEL_DROPS,
-    RECEIVED,
     STATE_WORDS,
     STOP,
     Tables,
@@ -116,7 +114,6 @@ def _receive(
             messages[i, 1] = np.uint64(SOCKADDR_BYTES)
             messages[i, 5] = np.uint64(_CONTROL_BYTES)
         n = recvmmsg(fd, messages.ctypes.data, np.uint32(batch), _MSG_DONTWAIT, np.uintp(0))
-        s[CALLS] += 1
         if n <= 0:
             waits[0, 0], waits[0, 1] = fd, POLLIN
             waits[1, 0], waits[1, 1] = wake_fd, POLLIN
@@ -133,7 +130,6 @@ def _receive(
                 source[k] = names[i, first + k] if first + k > 0 else np.uint32(0)
             lock(t.mutex)
             segment, marked = _options(s, controls[i], np.int64(messages[i, 5]))
-            s[RECEIVED] += 1
             reflected = ingest(context, buffers[i], length, segment, source, now, marked, echoes)
             unlock(t.mutex)
             for k in range(reflected):

@@ -114,7 +114,7 @@ class Overtime:
         reserve: what rows that are asked for again leave of the balance, ns.
         waited: ns that ops have waited past their deadlines in all.
         lacked: ns that the own thread has waited for a core in all, as the kernel counts it.
-        lack: and in one of the last ops at most.
+        lack: and between two turns of one of the last ops at most: so long it may leave a question open.
         answer: how long the slowest of the last answers took, ns.
     """
 
@@ -127,7 +127,7 @@ class Overtime:
         self._answers: deque[int] = deque(maxlen=_KEPT)
         self._late: deque[int] = deque(maxlen=_KEPT)
         self._lacks: deque[int] = deque(maxlen=_KEPT)
-        self._latest = 0  # of the wake-ups since the last op
+        self._latest = 0  # the longest wait since the last op
 
     # -- who lives ----------------------------------------------------------------------------------------------------
 
@@ -190,17 +190,20 @@ class Overtime:
         if late <= LONGEST:  # after more it was stopped
             self._latest = max(self._latest, late)
 
-    def ended(self, run_queue: int | None) -> None:
-        """An op has ended.
+    def turned(self, run_queue: int | None) -> None:
+        """A turn of the own thread begins, in which it answers.
 
         Args:
-            run_queue: what the own thread has waited for a core since it began, ns (``transport.cores``); None: the
-                kernel does not tell, so that only late wake-ups do. A hypervisor's share is in these alone.
+            run_queue: what it has waited for a core since it began, ns (``transport.cores``); None: the kernel does not
+                tell, so that only late wake-ups do. A hypervisor's share is in these alone.
         """
-        waited = 0
         if run_queue is not None:
-            waited, self.lacked = run_queue - self.lacked, run_queue
-        self._lacks.append(min(LONGEST, max(waited, self._latest)))
+            self._latest = max(self._latest, run_queue - self.lacked)
+            self.lacked = run_queue
+
+    def ended(self) -> None:
+        """An op has ended."""
+        self._lacks.append(min(LONGEST, self._latest))
         self.lack, self._latest = max(self._lacks), 0
 
     @property

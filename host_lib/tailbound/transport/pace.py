@@ -171,40 +171,42 @@ class Path:
         self.rate = speed if self.free else min(self.rate, speed)
         self.speed, self.known = speed, known
 
-    def observe(self, rtt: int, sent: int, marked: float, now: int) -> None:
+    def observe(self, rtt: int, sent: int, marked: float, now: int, whole: int = 0) -> None:
         """Takes one echo.
 
         Args:
-            rtt: its round trip, ns.
+            rtt: its round trip, ns, without what it waited in this host's own queues.
             sent: bytes that left for this rank between this probe and the one before.
             marked: share of their packets that came with CE.
             now: ns.
+            whole: its round trip with that: in so long the bytes have drained; 0: it did not wait.
         """
         limits, before = self._limits, self.rtt
         self.rtt = rtt
         change = rtt - before if before else 0
         self._difference += limits.alpha * (change - self._difference)
         self._long = self._long + 1 if rtt > limits.t_high else 0
+        drained = sent * _SECOND / max(rtt, whole)
         if rtt > limits.t_low:
-            self._seen = sent * _SECOND / rtt
+            self._seen = drained
         free, rate = self.free, self.rate
         at_once = free and self.marked < limits.marked
         self.marked += (1.0 if marked and at_once else limits.weight) * (marked - self.marked)
-        self._time(before, sent, marked, now)
+        self._time(before, drained, marked, now)
         if marked:
             if free and rtt > limits.t_low:  # shorter ones measure the burst, not the path
-                rate = min(rate, self._drained(rtt, sent))
+                rate = min(rate, max(self._first, drained))
             lower = min(self.rate, max(self.least, rate * (1 - self.marked / 2)))
             self.slowed += lower < self.rate
             self._set(lower)
             self.free = False
             self._raised, self._good = now, 0
 
-    def _time(self, before: int, sent: int, marked: float, now: int) -> None:
-        """What the round trip says, with the one ``before``."""
+    def _time(self, before: int, drained: float, marked: float, now: int) -> None:
+        """What the round trip says, with the one ``before``, while ``drained`` bytes per second left."""
         limits, rtt = self._limits, self.rtt
         if self._fresh and self._long >= limits.sure:
-            self._set(min(self.rate, self._drained(rtt, sent)))
+            self._set(min(self.rate, max(self._first, drained)))
             self.free = self._fresh = False
             self._raised, self._good = now, 0
             return
@@ -239,10 +241,6 @@ class Path:
     def _first(self) -> float:
         """No first limit is lower."""
         return min(self._limits.first, self.speed / 2)
-
-    def _drained(self, rtt: int, sent: int) -> float:
-        """What a first limit is."""
-        return max(self._first, sent * _SECOND / rtt)
 
     def _raise(self, now: int) -> None:
         limits = self._limits
@@ -336,9 +334,9 @@ class Pacer:
         #: ranks that may not be sent to as fast as the link is; empty as a rule
         self.limited: set[int] = set()
 
-    def observe(self, rank: int, rtt: int, sent: int, marked: float, now: int) -> None:
+    def observe(self, rank: int, rtt: int, sent: int, marked: float, now: int, whole: int = 0) -> None:
         """An echo of ``rank``; see ``Path.observe``."""
-        self.paths[rank].observe(rtt, sent, marked, now)
+        self.paths[rank].observe(rtt, sent, marked, now, whole)
         self._note(rank)
 
     def grant(self, rank: int, share: float) -> None:
@@ -452,6 +450,10 @@ class Pacer:
         self._leaves = int(min(leaves, now + self._room * each))
         if self._link is not None:
             self._link.spend(self._most, packets * (stride + _FRAME), now)
+
+    def holds(self, room: int) -> None:
+        """So many bytes may wait in this host's own sockets and queues from now on."""
+        self._room = room
 
     def full(self, size: int, now: int) -> None:
         """Sockets with room for ``size`` bytes are full: so much waits in them at least."""

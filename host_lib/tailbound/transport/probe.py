@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,16 @@ def risen(before: int, now: int) -> int:
     """By how much a count of 32 bits has risen; 0 if it has fallen, since then it was begun anew."""
     difference = (now - before) & 0xFFFFFFFF
     return difference if difference < 1 << 31 else 0
+
+
+class Echo(NamedTuple):
+    """What came back with a probe."""
+
+    peer: int
+    rtt: int  #: round trip without what the probe waited in this host's own queues, ns
+    whole: int  #: round trip with that, ns
+    sent: int  #: bytes that left for the peer between this probe and the one before
+    marked: float  #: share of their packets that came with CE
 
 
 class Prober:
@@ -103,7 +113,8 @@ class Prober:
         waiting = self._waiting.get(peer)
         if waiting is None:
             return True
-        if now - waiting[0] < (LOST if self.echoes or self.lost < MUTE else MUTE * LOST):
+        patience = LOST + self._ways * waiting[4]  # what waits in own queues is not lost yet
+        if now - waiting[0] < (patience if self.echoes or self.lost < MUTE else MUTE * patience):
             return False
         self.lost += 1
         self.missed[peer] += 1
@@ -125,21 +136,16 @@ class Prober:
         self.sent += 1
         return data
 
-    def take(self, now: int) -> list[tuple[int, int, int, float]]:
-        """Echoes since the last call.
-
-        Returns:
-            (peer, round trip in ns, bytes sent between this probe and the one before, share of their packets that came
-            with CE).
-        """
+    def take(self, now: int) -> list[Echo]:
+        """Echoes since the last call."""
         found = []
         for peer, (sent, before, size, count, held) in self._waiting.items():
             rtt = int(self._rtt[peer])
             if rtt != before and 0 < rtt <= now - sent:  # a longer one is that of a probe given up before
-                found.append((peer, max(1, rtt - self._ways * held), size, self._marked(peer, count)))
-        for peer, *_ in found:
-            del self._waiting[peer]
-            self.missed[peer] = 0
+                found.append(Echo(peer, max(1, rtt - self._ways * held), rtt, size, self._marked(peer, count)))
+        for echo in found:
+            del self._waiting[echo.peer]
+            self.missed[echo.peer] = 0
         self.echoes += len(found)
         return found
 

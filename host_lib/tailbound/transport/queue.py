@@ -203,13 +203,13 @@ class SendQueue:
     @property
     def packets(self) -> int:
         """Packets that wait."""
-        return sum(item.left for queue in self._queues for item in queue)
+        return sum(item.left for queue in self._queues for item in list(queue))  # which another thread may ask for
 
     def pump(self, now: int, fresh: _Item | None = None) -> None:
         """Sends what may leave now."""
         if self.prober is not None and self.prober.waits:
-            for rank, rtt, sent, marked in self.prober.take(now):
-                self.pacer.observe(rank, rtt, sent, marked, now)
+            for echo in self.prober.take(now):
+                self.pacer.observe(echo.peer, echo.rtt, echo.sent, echo.marked, now, echo.whole)
         if self._pumping:  # a callback of ours has submitted more
             self._look(now)
             return
@@ -374,7 +374,8 @@ class SendQueue:
                 continue
             if prober.missed[each]:
                 self.pacer.unheard(each, prober.missed[each], now)
-            sender.send(each, prober.packet(each, now, self.pacer.waits(now)).tobytes())
+            sent = self._clock()  # and not when the pump began: to send many bursts takes ten milliseconds
+            sender.send(each, prober.packet(each, sent, self.pacer.waits(sent)).tobytes())
 
     def _failed(self, item: _Item, port: int, number: int, now: int) -> None:
         """The first message of a call was refused."""
@@ -404,7 +405,7 @@ class SendQueue:
         if number == errno.EAGAIN:
             self._blocked.add(port)
             self.full.add(port)
-            self.pacer.full(sum(self._sender.rooms[full] for full in self.full), now)
+            self.pacer.full(sum(map(self._sender.room_of, self.full)), now)
         else:  # a full device is full for the other sockets of the channel as well
             self._blocked.update(next(ports for ports in self._sender.ports if port in ports))
         self._look(now + (_ROOM if number == errno.EAGAIN else _RETRY))

@@ -152,6 +152,19 @@ class Sender:
         self.rooms += [sock.room() for sock in channel.sockets]
         return number
 
+    @property
+    def room(self) -> int:
+        """Bytes that may wait in this host: in all sockets, and of each copy that it makes of what is in one."""
+        return sum(map(self.room_of, range(len(self.sockets))))
+
+    def room_of(self, port: int) -> int:
+        """The same of one socket, by its index.
+
+        A burst for all leaves its socket behind its copies, and these belong to no socket (``kernel.fanout``).
+        """
+        shared = (one.cost for number, one in self.shared.items() if port in self.ports[self.channel[number]])
+        return self.rooms[port] * next(shared, 1)
+
     def ranks_of(self, rank: int) -> tuple[int, ...]:
         """Who gets what is sent to ``rank``, which may stand for a shared channel."""
         return self.shared[rank].ranks if rank >= MAX_RANKS else (rank,)
