@@ -13,13 +13,14 @@ __all__ = ["show"]
 
 
 def show(title: str, rows: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
-    """Prints ``rows``, which all have the keys of the first, numbers to the right; None: nothing to say."""
+    """Prints ``rows``, a column for each of their keys, numbers to the right; None, or no such key: nothing to say."""
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in rows[0] if rows else ():
-        words = any(isinstance(row[name], str) for row in rows)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    for name in names:
+        words = any(isinstance(row.get(name), str) for row in rows)
         table.add_column(name, justify="left" if words else "right")
     for row in rows:
-        table.add_row(*map(_cell, row.values()))
+        table.add_row(*(_cell(row.get(name)) for name in names))
     (console or Console()).print(table)
 
 
