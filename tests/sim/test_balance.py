@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -64,6 +66,21 @@ def test_scales_stay_the_same_on_all_ranks_though_rows_are_lost(monkeypatch: pyt
         assert min(changes(job)) >= 3
         assert len(set(changes(job))) == 1
         assert not any("SCALE_MISMATCH" in member.stats()["drops"] for member in job.communicators)
+
+
+def test_exponents_that_were_given_up_are_not_settled_any_more() -> None:
+    """Who leads has forgotten them: the last acknowledgement of the proposal that named them ended its thread."""
+    with sim_team(RANKS, patient(**SETTINGS)) as job:
+        maps, here, seed = job[0]._engine.maps, job[0].job, 0
+        step(job, seed, 1e-1)
+        while maps.agreement.busy(maps._step, here.now()) or not maps.agreement.quiet:
+            step(job, seed := seed + 1, 1e-1)
+        present = maps.agreement.agreed[-1].content
+        assert maps.balancing.leads
+        assert maps.agreement.propose(replace(present, balance=present.balance ^ 1), maps._step, here.now())
+        maps.balancing.wish, maps.balancing._better = None, {}
+        maps._wish(maps._step, {}, here.now())
+        assert maps.agreement.quiet
 
 
 def test_a_rank_that_knows_no_scales_is_in_again_after_an_op() -> None:
