@@ -138,15 +138,16 @@ def test_a_donor_that_ends_no_step_is_left_for_another_one(monkeypatch: pytest.M
 
 
 def test_a_donor_waits_as_long_as_a_slice_takes() -> None:
-    from tailbound.torch.entrance import _ASK, _RATE
+    from tailbound.torch.entrance import _ASK
+    from tailbound.torch.resync import RATE
 
-    size = int(100 * _RATE)
+    size = int(100 * RATE)
     donor, path = make(0, Part.INSIDE, 3, size)
     with donor._changed:
         donor._guests.add(1)
         donor._open = True
     path.handlers["entry"](_ASK.pack(1, 0))
-    assert donor._until > time.monotonic() + size / _RATE
+    assert donor._until > time.monotonic() + size / RATE
 
 
 def test_states_come_back_by_name_and_in_host_memory() -> None:

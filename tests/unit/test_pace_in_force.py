@@ -22,10 +22,10 @@ from tailbound.wire.schema import PacketType
 C, LATER, MS = PacketType.CONTRIBUTION, 1 << 62, 1_000_000
 
 
-def traffic(bound: UdpSocket, link: float) -> FlowControl:
+def traffic(bound: UdpSocket, link: float, *ranks: int) -> FlowControl:
     states = np.zeros(4, DTYPES["tb_peer_state"])
     datapath: Any = SimpleNamespace(name="udp", gap=0, store=SimpleNamespace(peer_states=states))
-    sender = Sender([bound], dict.fromkeys((1, 2), (ADDRESS, 9)))
+    sender = Sender([bound], dict.fromkeys(ranks or (1, 2), (ADDRESS, 9)))
     job: Any = SimpleNamespace(sender=sender, cookie=1, rank=0, now=time.monotonic_ns, keys=None, switch=None)
     return FlowControl(job, datapath, link)
 
@@ -79,12 +79,7 @@ def test_a_grant_ends_with_the_rank_that_gave_it(bound: UdpSocket) -> None:
 
 
 def test_the_speed_that_has_drained_is_followed_with_one_peer_too(bound: UdpSocket) -> None:
-    states = np.zeros(4, DTYPES["tb_peer_state"])
-    datapath: Any = SimpleNamespace(name="udp", gap=0, store=SimpleNamespace(peer_states=states))
-    job: Any = SimpleNamespace(
-        sender=Sender([bound], {1: (ADDRESS, 9)}), cookie=1, rank=0, now=time.monotonic_ns, keys=None, switch=None
-    )
-    flow = live(FlowControl(job, datapath, 0.0), 1)
+    flow = live(traffic(bound, 0.0, 1), 1)
     flow.queue.drained = 3e7
     flow.turn(1)
     flow.queue.pacer.left(1, 20, 1458, 0)  # 30 kB

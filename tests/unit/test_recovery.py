@@ -125,7 +125,7 @@ def alone() -> Iterator[Any]:
     from tailbound.transport.reliable import Reliable
 
     path = Reliable("127.0.0.1")
-    membership = SimpleNamespace(gone=set(), dead=lambda step: set())
+    membership = SimpleNamespace(alive=lambda step: [1])
     made: Any = Recovery(0, 2, (0, 0.0))
     made.communicator = SimpleNamespace(
         reliable=path, job=SimpleNamespace(peers=[1], membership=membership, steps=SimpleNamespace(own=0)),

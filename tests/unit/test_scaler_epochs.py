@@ -21,7 +21,8 @@ class Peers:
     def __init__(self, ranks: int, *, silent: set[int], dead: set[int]) -> None:
         self.silent, self.dead, self.go_on = silent, dead, threading.Event()
         self.asked: queue.SimpleQueue[int] = queue.SimpleQueue()
-        membership = SimpleNamespace(here=list(range(1, ranks)), dead=lambda step: set(self.dead))
+        here = list(range(1, ranks))
+        membership = SimpleNamespace(here=here, alive=lambda step: [p for p in here if p not in self.dead])
         self.job = SimpleNamespace(membership=membership, steps=SimpleNamespace(own=3))
 
     def pull(self, rank: int, name: str, request: bytes, timeout: float, most: int) -> bytearray:

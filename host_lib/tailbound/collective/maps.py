@@ -183,9 +183,8 @@ class Maps:
         return step_distance(step, self._step)
 
     def _alive(self) -> list[int]:
-        """Peers that have to agree: all that are neither dead nor gone."""
-        dead = self._job.membership.dead(self._step)
-        return [p for p in self._job.membership.here if p not in dead]
+        """Peers that have to agree."""
+        return self._job.membership.alive(self._step)
 
     def _known_by_peers(self) -> dict[int, int]:
         here, cookie = self._job.membership.here, self._job.cookie

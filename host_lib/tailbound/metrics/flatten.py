@@ -17,7 +17,7 @@ LEFT_OUT = frozenset({
     "rank", "ranks", "datapath", "authenticated", "peers", "verdicts", "drops", "events",
 })  # fmt: skip
 #: What becomes of a row that is missing when its op ends. It may yet come, and is late then: none of these rises only.
-MISSING = ("late", "lost", "refused", "absent")
+_MISSING = ("late", "lost", "refused", "absent")
 #: Events that are worth an alert: told from the first reading on, or an increase would not see the first one.
 _ALERTS = (
     "callback_failed", "forged", "keys_tried", "late", "learning_failed", "link_loses", "loss", "not_linear",
@@ -142,7 +142,7 @@ def _ledger(sheet: _Sheet, entry: Mapping[str, int], **where: str) -> None:
     """What became of the rows of one peer."""
     sheet.count("rows_expected", entry["expected"], "Rows that a peer should have brought.", **where)
     sheet.count("rows_taken", entry["taken"], "Rows of a peer that came in time.", **where)
-    for fate in MISSING:
+    for fate in _MISSING:
         if fate in entry:
             text = "Rows of a peer that did not come in time, by what is known of them now."
             sheet.gauge("rows_missing", entry[fate], text, fate=fate, **where)

@@ -30,7 +30,7 @@ from tailbound.errors import ConfigError, LayoutError, TransportError
 from tailbound.torch.also import Stateful, decode, encode
 from tailbound.torch.finished import Layout
 from tailbound.torch.replica import flat, octets
-from tailbound.torch.resync import Resync
+from tailbound.torch.resync import RATE, Resync
 from tailbound.torch.scaler import GradScaler
 from tailbound.transport.reliable import Refusal
 from tailbound.transport.requests import AT_ONCE, ask_each, of_form
@@ -54,8 +54,8 @@ _PIECE = 1 << 24
 _ALONE_MOST = 4
 #: Seconds: for a peer to say what it holds, and for a donor to hear of who takes its state, per request of a slice.
 _PEER, _SILENCE = 3.0, 10.0
-#: Bytes a second that the network has at least, and seconds between two questions to be let in.
-_RATE, _AGAIN = 10e6, 0.05
+#: Seconds between two questions to be let in.
+_AGAIN = 0.05
 #: Milliseconds that a donor lets the new rank wait for the end of its step before it has to ask again.
 _POLL = 2000
 #: Seconds that a new rank waits for the end of a step of one donor before it asks another one.
@@ -440,4 +440,4 @@ def _starts(sizes: list[int]) -> list[int]:
 
 def _silence(size: int) -> float:
     """Seconds that an answer of ``size`` bytes may take."""
-    return _SILENCE + size / _RATE
+    return _SILENCE + size / RATE

@@ -149,7 +149,7 @@ class Recovery:
             replica,
             self.rank,
             self.ranks,
-            lambda: [p for p in job.peers if p not in job.membership.gone | job.membership.dead(job.steps.own)],
+            lambda: job.membership.alive(job.steps.own),
             period=period,
             share=share,
             compare=self._compares,

@@ -48,9 +48,8 @@ _ASK, _WHOLE = struct.Struct("!IB"), struct.Struct("!IIQ")
 #: A whole state may be so many times what is held here, since an optimizer that has not stepped yet keeps nothing, and
 #: so many bytes in any case.
 _WHOLE_TIMES, _WHOLE_LEAST = 16, 1 << 34
-#: Bytes a second that the giver of a whole state copies at least, before it sends any, and that the network carries (as
-#: in ``entrance``).
-_COPIED, _RATE = 1e9, 10e6
+#: Bytes a second that the giver of a whole state copies at least, before it sends any, and that the network carries.
+_COPIED, RATE = 1e9, 10e6
 #: Seconds that who gives the whole state waits for its own step to end, then refuses; in steps if these are long.
 _PATIENCE, _PATIENT_STEPS = 5.0, 4
 #: A receiver waits for a slice at least this long, in seconds: steps may be shorter than a round trip.
@@ -83,7 +82,7 @@ def _limits(held: int, timeout: float, *, bounded: bool) -> _Limits:
     """
     most = max(_WHOLE_LEAST, _WHOLE_TIMES * held)
     timeout = max(0.05, timeout)
-    return _Limits(timeout, most, 0.0) if bounded else _Limits(timeout + held / _COPIED, most, _RATE)
+    return _Limits(timeout, most, 0.0) if bounded else _Limits(timeout + held / _COPIED, most, RATE)
 
 
 class Resync:

@@ -242,7 +242,7 @@ class GradScaler(torch.amp.GradScaler):
         self._note(epoch)
         self._told = epoch
         live, heard = self._live(), threading.Semaphore(0)
-        due = deque([*live, *(self._here() - live)])
+        due = deque([*live, *(p for p in self._here() if p not in live)])
         self._tellers = [teller for teller in self._tellers if teller.is_alive()]
         for _ in range(min(_TELLERS, len(due))):
             # not of a pool: a process that ends would wait for its threads
@@ -255,17 +255,18 @@ class GradScaler(torch.amp.GradScaler):
             if not heard.acquire(timeout=max(0.0, until - time.monotonic())):
                 return
 
-    def _here(self) -> set[int]:
+    def _here(self) -> list[int]:
         """Peers that have not said goodbye."""
         assert self._state.communicator is not None
-        return set(self._state.communicator.job.membership.here)
+        here: list[int] = self._state.communicator.job.membership.here
+        return here
 
-    def _live(self) -> set[int]:
+    def _live(self) -> list[int]:
         """Peers that answer, as far as is known."""
         assert self._state.communicator is not None
         job = self._state.communicator.job
-        dead: set[int] = job.membership.dead(job.steps.own)
-        return self._here() - dead
+        live: list[int] = job.membership.alive(job.steps.own)
+        return live
 
     def _tell_each(self, epoch: Epoch, due: deque[int], heard: threading.Semaphore) -> None:
         """Tells those who are ``due``; who is not live, or does not answer, comes again after the others."""

@@ -152,6 +152,11 @@ class Membership:
         """
         return {r for r in self.suspects if step_distance(step, self._heard_step.get(r, 0)) >= _DEAD_AFTER}
 
+    def alive(self, step: int) -> list[int]:
+        """Peers that are neither dead nor gone: those that answer, as far as is known in ``step``."""
+        dead = self.dead(step)
+        return [p for p in self.here if p not in dead]
+
     def heard(self, rank: int, step: int) -> None:
         """A packet of ``rank`` named an op of ``step``."""
         before = self._heard_step.get(rank)
