@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,9 +13,12 @@ from sim.team import Result, SimTeam, sim_team
 from support import Trouble, exact_mean, gradients, hasty, nmse, patient
 from tailbound.codec.owners import place, table
 from tailbound.codec.shape import shape_for
+from tailbound.collective.alerts import Unheard
 from tailbound.collective.balancing import Balancing
+from tailbound.collective.transpose import Transpose
 from tailbound.simulate.fabric import MS, Terms
 from tailbound.transport.agreement import Content, Kind, Message
+from tailbound.transport.steps import STEP_MASK
 
 WIDTH, ROWS = 64, 256
 NUMEL = ROWS * WIDTH
@@ -207,3 +211,87 @@ def test_who_owns_nothing_learns_how_long_results_take() -> None:
         took, _ = job[2].job.accounts.latency.percentiles(50, 99)
         second = job[2].job.deadlines.stage_two(job[2].job.deadlines.largest)
         assert took < second < 4 * took
+
+
+def jump_to(job: SimTeam, to: int) -> None:
+    """All ranks go on in step ``to``, as if they had made the steps before."""
+    job.drain()
+    for member in job.communicators:
+        member._engine.jump(replace(member._engine.position(), step=to))
+        member._step = to
+
+
+@pytest.mark.parametrize("changes", [0, 1, 2])
+def test_maps_hold_when_step_numbers_turn_over(changes: int) -> None:
+    """After 2^21 steps every map seemed to be still to come: ranks placed rows by one map and took them by another."""
+    with sim_team(4, hasty(**GIVEN) | {"ring_mib": 0.125}) as job:
+        for seed in range(4):
+            right(job, seed)
+        for content in (Content((1, 1, 1, 0)), Content((1, 1, 2, 0)))[:changes]:
+            propose(job, content)
+            for seed in range(8):
+                right(job, seed)
+        agreed = job[0]._engine.maps.agreement.agreed[-1]
+        since, half = agreed.since, (STEP_MASK + 1) // 2
+        for to in (since + half // 2, since + half - 3, since + half + half // 2, since + 2 * half - 3):
+            jump_to(job, to & STEP_MASK)
+            for seed in range(8):
+                right(job, seed)
+            assert [weights(job, rank) for rank in range(4)] == [agreed.content.weights] * 4
+        propose(job, Content((1, 1, 1, 2)))  # another map can be had, and rank 3 owns rows anew
+        for seed in range(8):
+            right(job, seed)
+        assert weights(job) == (1, 1, 1, 2)
+
+
+class _Measured:
+    """In the place of ``Speeds``: rank 3 is ``slow``, or nobody is."""
+
+    slow = 1.0
+
+    def __init__(self, own: int) -> None:
+        self._own = own
+
+    def observe(self, durations: Mapping[int, int], rows: int) -> None: ...
+
+    def values(self) -> dict[int, float]:
+        return {rank: self.slow if rank == 3 else 1.0 for rank in range(4) if rank != self._own}
+
+
+def test_a_link_that_was_slow_gets_its_rows_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others said that it was slow, and never that it was not any more."""
+    with sim_team(4, hasty(**SMALL)) as job:
+        for rank in range(4):
+            monkeypatch.setattr(job[rank]._engine.maps, "_speeds", _Measured(rank))
+        monkeypatch.setattr(_Measured, "slow", 0.3)
+        for seed in range(200):
+            step(job, seed)
+            if weights(job)[3] < weights(job)[0]:
+                break
+        assert weights(job)[3] < weights(job)[0]
+        monkeypatch.setattr(_Measured, "slow", 1.0)
+        for seed in range(900):
+            step(job, seed)
+            if len(set(weights(job))) == 1:
+                break
+        assert len(set(weights(job))) == 1
+
+
+def test_the_lateness_of_a_suspect_hides_no_straggler() -> None:
+    """A rank that was 800 ms late when it died kept the limit for the others at 200 ms for good."""
+    with sim_team(4, hasty(**GIVEN)) as job:
+        for seed in range(4):
+            right(job, seed)
+        engine = job[0]._engine
+        engine.job.store.peer_states["lateness"][3] = 12_500
+        assert engine.maps._lateness_of_all()[3] == 800 * MS
+        engine.died(3)
+        assert 3 not in engine.maps._lateness_of_all()
+
+
+def test_who_comes_back_does_not_wait_for_another_that_is_away() -> None:
+    """With two ranks down the first one back ended 180 s later: it had heard nothing of the other in this process."""
+    with sim_team(4, hasty(**GIVEN)) as job:
+        watched = [type(one) for one in Transpose(job[0].job, outside=True)._watching]
+        assert Unheard not in watched
+        assert Unheard in [type(one) for one in Transpose(job[0].job)._watching]

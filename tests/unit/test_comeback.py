@@ -9,6 +9,7 @@ import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -17,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support import PATIENCE, MemoryStore
-from tailbound.codec.balance_table import NO_TABLE, Entry, Table, digest_of
+from tailbound.codec.balance_table import NO_TABLE, Entry, Table, decode_table, digest_of
+from tailbound.codec.shape import shape_for
 from tailbound.collective.comeback import Entrance, Life, Part, decode, encode, find_part, tell
 from tailbound.collective.communicator import Communicator, Training
 from tailbound.collective.transpose import Scales
@@ -307,3 +309,25 @@ def test_a_connection_that_ends_without_a_farewell_is_a_death(*, farewell: bool)
     here.close()
     assert heard == ({5} if farewell else {3, 5})
     assert said.empty()
+
+
+def test_a_bucket_of_more_entries_than_an_op_may_have_is_known_to_who_comes_back() -> None:
+    """DDP puts a whole model into the first bucket: above 2^31 entries nobody could come back to such a job."""
+    config = SimpleNamespace(switch=None, fine_steps=0, bits=8, ranks=4)
+    own = Communicator.__new__(Communicator)
+    own.config, own._row_width, own._rows_most = cast(Any, config), 1408, 8192
+    for numel in (2_000_000_000, 7_000_000_000):
+        ((lo, hi), *_) = own._cut(numel, 8)
+        scales = {(0, numel, 0, 1 | 8 << 2): np.zeros(shape_for(hi - lo, 1408, 8, 4).groups, np.int16)}
+        position = Position(9, 0, (0,) * 4, 0, (0, 1, 2, 3), rotate=True)
+        entrance = Entrance(position, (Agreed(0, 0, Content((1,) * 4)),), scales, 7)
+        assert decode(encode(entrance, 4), 4, own._groups).exponents.keys() == scales.keys()
+    with pytest.raises(ValueError, match="no bucket has"):
+        own._groups((0, 1 << 44, 0, 1 | 8 << 2))
+
+
+def test_a_table_of_exponents_names_a_bucket_of_any_size() -> None:
+    """A bucket of 2^32 entries ended the transport thread of the rank that led."""
+    entry = Entry(np.array([100]), np.zeros(1, np.uint8), 0, 3, np.zeros(1, np.int16))
+    key = (0, 5_000_000_000, 0)
+    assert decode_table(Table({key: entry}).encode()).ops.keys() == {key}

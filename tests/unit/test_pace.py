@@ -91,6 +91,15 @@ def test_one_long_one_after_a_short_one_is_noise() -> None:
     assert path.take(50 * MS) == before
 
 
+def test_a_rate_comes_back_where_the_first_packets_of_others_make_one_long_round_trip_an_op() -> None:
+    """A rank whose link had been slow kept a seventh of its rate for good beside ranks that had never been limited."""
+    path = limited(L.speed / 7)
+    for _ in range(100):
+        path.take((L.t_low + L.t_high) // 2)
+        path.take(L.t_low // 4)
+    assert path.free
+
+
 def test_between_the_bounds_the_gradient_decides() -> None:
     path = limited()
     up = path.take(3 * MS)  # falling

@@ -31,7 +31,7 @@ from tailbound.codec.balance import EVEN, ranges_of
 from tailbound.codec.halves import BFLOAT16, FLOAT16, FLOAT32, Floats
 from tailbound.codec.planes import check_bits
 from tailbound.codec.records import Coding
-from tailbound.codec.shape import GROUP_ROWS, NUMEL_MOST, Shape, layout_tag, row_entries, shape_for
+from tailbound.codec.shape import GROUP_ROWS, Shape, layout_tag, row_entries, shape_for
 from tailbound.codec.threads import cores_here, threads_for
 from tailbound.collective import balancing, comeback, deaths, fetch, jump, report
 from tailbound.collective.announce import READY_BYTES
@@ -441,7 +441,10 @@ class Communicator:
         _, numel, chunk, mode = key
         bits = bits_numbered(mode >> 2 & 31)
         check_bits(bits, switched=self.config.switch is not None)
-        chunks = self._cut(numel, bits) if 1 <= numel <= NUMEL_MOST else []
+        try:
+            chunks = self._cut(numel, bits) if numel >= 1 else []
+        except ConfigError as error:
+            raise ValueError(f"no bucket has {numel} entries") from error
         if not 0 <= chunk < len(chunks):
             raise ValueError(f"no op is chunk {chunk} of {numel} entries")
         lo, hi = chunks[chunk]

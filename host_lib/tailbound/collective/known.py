@@ -133,6 +133,10 @@ class Records:
         marks, cookies, cookie = self._published.item, self._cookies.item, self._cookie
         return [p for p in ranks if (marks(p) - label) & 0xFFFFFFFF < _AHEAD and cookies(p) == cookie]
 
+    def newest(self, rank: int) -> int | None:
+        """The newest label that ``rank`` has named; None: none yet."""
+        return self._newest.item(rank) if self._cookies.item(rank) == self._cookie else None
+
     def rose(self, rank: int) -> int:
         """When a mark of ``rank`` rose last, ns; 0: never."""
         return self._rose.item(rank) if self._cookies.item(rank) == self._cookie else 0

@@ -46,6 +46,10 @@ _APART = 20 * MS
 _NOTICE, _LEAD_MOST = 50 * MS, 64
 #: Speeds are told to the others again after so many steps, while one rank is slow.
 _TELL_SPEEDS = 16
+#: What was told, or measured, holds for so many steps: some such words may be lost.
+_TOLD_FOR = 8 * _TELL_SPEEDS
+#: What is kept for long is dated anew after so many steps, before step numbers turn over.
+_AGE_EVERY = 1 << 10
 #: Turns of keys before their time that a map can say: after so many an epoch lasts as long as it lasts.
 _TURNS_MOST = 1 << 16
 
@@ -71,8 +75,9 @@ class Maps:
         self._late, self._newest = states["lateness"], states["newest"]
         self._lateness, self._speeds = Lateness(), Speeds()
         self._paces: deque[int] = deque(maxlen=16)
-        self._told: dict[int, dict[int, float]] = {}  # by sender: how fast it gets everybody's rows
-        self._step = job.config.first_step
+        self._told: dict[int, tuple[int, dict[int, float]]] = {}  # by sender: when, and how fast it gets all rows
+        self._told_at = self._measured_at = 0  # steps in which this rank has told and could measure that last
+        self._step = self._aged = job.config.first_step
         self._again = self._steps = self._stepped = 0
         self._observed = self._wished = -_APART
         self._lead = LEAD_STEPS
@@ -84,6 +89,8 @@ class Maps:
         self._outside = outside
         self.fallback = Fallback(job.config.suspect_after)
         self.balancing = Balancing(job)
+        #: seals all slots of the own sums for ops up to a label
+        self.seal_all: Callable[[int], None] = lambda label: None
         #: begins to get tables of exponents from a rank, by their digests
         self.fetch: Callable[[int, set[int]], None] | None = None
 
@@ -91,7 +98,7 @@ class Maps:
         """Goes on with another rank's maps from ``step``, where the sequence has jumped to; no ops are in flight."""
         self._outside = False
         self.agreement.adopt(agreed)
-        self._step = step
+        self._step = self._aged = step
         self._change(window)
 
     def take(self, sender: int, body: bytes) -> None:
@@ -105,7 +112,7 @@ class Maps:
         elif message.kind == Kind.TURN:
             self._turn_asked = message.ref
         elif message.kind == Kind.SPEEDS:
-            self._told[sender] = {r: v / 255 for r, v in enumerate(message.speeds) if v}
+            self._told[sender] = self._steps, {r: v / 255 for r, v in enumerate(message.speeds) if v}
         elif missing := {m.content.balance for m in message.maps if not job.tables.knows(m.content.balance)}:
             if self.fetch is not None:  # it is told again, by then they are there
                 self.fetch(sender, missing)
@@ -135,6 +142,7 @@ class Maps:
         self._lateness.observe(launch.launched, began)
         job.advertise(lateness=min(0xFFFF, self._lateness.value // _TIME_UNIT))
         rows = int(op.place.placement.counts[job.rank])
+        self._measured_at = self._steps if rows else self._measured_at
         # flows that receivers slow down (incast) say nothing about links
         if rows and not self._queue.pacer.granted:
             self._speeds.observe({p: 1000 * max(1, done[p] - row[p]) for p in here if done[p] and row[p]}, rows)
@@ -151,6 +159,9 @@ class Maps:
             self._lead = max(LEAD_STEPS, min(_LEAD_MOST, -(-_NOTICE // max(1, took))))
             self._step, self._again, self._stepped = step, 0, now
             self._steps += 1
+            if step_distance(step, self._aged) >= _AGE_EVERY:
+                self._aged = step
+                self._age(step)
             if now - self._wished >= _APART:
                 self._wished = now
                 lateness = self._lateness_of_all()
@@ -169,9 +180,10 @@ class Maps:
         if self.agreement.quiet and all(theirs == self._known for theirs in known.values()):
             self._again = now + _IDLE
             return 0
-        newest = max((step_of(self._newest.item(p)) for p in known), default=step, key=self._ahead)
+        alive = self._alive()
+        newest = max((step_of(self._newest.item(p)) for p in known if p in alive), default=step, key=self._ahead)
         newest = max(newest, step, key=self._ahead)
-        for peer, message in self.agreement.turn(now, newest, self._alive(), known, self._lead):
+        for peer, message in self.agreement.turn(now, newest, alive, known, self._lead):
             self._send(peer, message)
         if self.agreement.known != self._known:
             self._change(window)
@@ -230,8 +242,11 @@ class Maps:
             return
         if self._tried() and self._alerts.forgeries.ask(now, WORDS_APART):
             self._send(min(alive), Message(Kind.TURN, present.turns + 1))
-        if self._steps % _TELL_SPEEDS == 0 and min(self._speeds.values().values(), default=1.0) < FAST_ENOUGH:
-            self._send(min(alive), Message(Kind.SPEEDS, speeds=speeds_to_wire(self._speeds.values(), job.world)))
+        if self._steps - self._told_at >= _TELL_SPEEDS:
+            speeds = self._own_speeds()
+            if min(speeds.values(), default=1.0) < FAST_ENOUGH:
+                self._told_at = self._steps
+                self._send(min(alive), Message(Kind.SPEEDS, speeds=speeds_to_wire(speeds, job.world)))
 
     def _tried(self) -> bool:
         """Whether the keys in force have been tried too often here, and can be left now."""
@@ -258,19 +273,27 @@ class Maps:
         return bool(suspects) and any(p in suspects and not self._job.beyond(p) for p in here)
 
     def _lateness_of_all(self) -> dict[int, int]:
-        """Lateness in ns by rank, as each has told it."""
-        job = self._job
-        told = {p: self._late.item(p) * _TIME_UNIT for p in self._known_by_peers()}
+        """Lateness in ns by rank, as each has told it; not of suspects, whom nobody waits for."""
+        job, suspects = self._job, self._job.membership.suspects
+        told = {p: self._late.item(p) * _TIME_UNIT for p in self._known_by_peers() if p not in suspects}
         return told | {job.rank: self._lateness.value}
 
     def _pace(self) -> int:
         """What an op takes as a rule, ns; 0: not known yet."""
         return statistics.median_high(self._paces) if self._paces else 0
 
+    def _own_speeds(self) -> dict[int, float]:
+        """How fast rows come in here; nothing where none have come for long, since none are summed here."""
+        return self._speeds.values() if self._steps - self._measured_at <= _TOLD_FOR else {}
+
     def _all_speeds(self) -> dict[int, float]:
-        """Of every rank, the median of how fast the others get its rows (the slower of two)."""
+        """Of every rank, the median of how fast the others get its rows (the slower of two).
+
+        Who has told nothing for a while has nothing to complain of any more.
+        """
         said: dict[int, list[float]] = {}
-        for speeds in [self._speeds.values(), *self._told.values()]:
+        told = [speeds for at, speeds in self._told.values() if self._steps - at <= _TOLD_FOR]
+        for speeds in [self._own_speeds(), *told]:
             for rank, speed in speeds.items():
                 said.setdefault(rank, []).append(speed)
         return {rank: sorted(values)[(len(values) - 1) // 2] for rank, values in said.items()}
@@ -298,6 +321,18 @@ class Maps:
             rotate=newest.content.rotate, exponents=f"{newest.content.balance:016x}",
         )  # fmt: skip
 
+    def _age(self, step: int) -> None:
+        """Keeps what began long ago from seeming to be still to come, here and in the kernel."""
+        job, agreement = self._job, self.agreement
+        job.membership.age(step)
+        if not agreement.age(step):
+            return
+        job.sequence.set_maps([(each.since, each.owner_map) for each in agreement.agreed])
+        (*_, newest) = agreement.agreed
+        if step_distance(step, newest.since) > 0 and not newest.content.weights[job.rank]:
+            # nothing is summed here: what slots say of ops that are long over must not become older either
+            self.seal_all(op_label(step, 0) - 1 & 0xFFFFFFFF)
+
     def _keep_tables(self, used: set[int]) -> None:
         """Forgets tables of exponents that no map has any more, and their scales; ``used``: of ops in flight."""
         job, agreed = self._job, self.agreement.agreed
@@ -318,19 +353,19 @@ class Maps:
         """
         job, agreed = self._job, self.agreement.agreed
         self._in_force = job.sequence.map
-        if len(agreed) < 2:
-            return
         oldest = step_of(next(iter(ops), job.sequence.upcoming))
-        after = next((i for i, each in enumerate(agreed) if step_distance(each.since, oldest) > 0), len(agreed) - 1)
-        after = max(1, after)
-        since, control = op_label(agreed[after].since, 0), job.store.control
-        if int(control["map_id"][0]) == agreed[after].id and int(control["map_since"][0]) == since:
+        to_come = next((i for i, each in enumerate(agreed) if step_distance(each.since, oldest) > 0), len(agreed) - 1)
+        after = agreed[to_come or min(1, len(agreed) - 1)]
+        before = agreed[max(0, agreed.index(after) - 1)]
+        since, control = op_label(after.since, 0), job.store.control
+        shown = int(control["map_before"][0]), int(control["map_id"][0])
+        if shown == (before.id, after.id) and (before is after or int(control["map_since"][0]) == since):
             return
         job.arm(before=False, since=False)  # no label is in the meantime taken to be of a switch's op that is not
-        control["map_before"] = agreed[after - 1].id
+        control["map_before"] = before.id
         control["map_since"] = since
-        control["map_id"] = agreed[after].id
-        job.arm(*(job.switched(each.owner_map) for each in agreed[after - 1 : after + 1]))
+        control["map_id"] = after.id
+        job.arm(job.switched(before.owner_map), job.switched(after.owner_map))
 
     def _realign(self, ops: Mapping[int, Op]) -> None:
         """While ops are in flight that were placed by a map that others have left, the window is where it should be."""

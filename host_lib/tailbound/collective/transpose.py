@@ -102,9 +102,11 @@ class Transpose:
     ) -> None:
         self.job = job
         self.maps = Maps(job, job.accounts, job.flow.queue, share_most, outside=outside)
+        self.maps.seal_all = lambda label: job.datapath.seal(label, 0, job.store.sum_rows)
         self._inbox = Inbox(job, self.maps, job.channels)
-        disarmed = Disarmed(job)
-        self._watching = Unheard(job, job.sequence, patience), Withdrawn(job.datapath, job.rank), disarmed
+        # who comes back may meet a job that has lost more ranks: all others know of these, and wait for none
+        unheard = () if outside else (Unheard(job, job.sequence, patience),)
+        self._watching = *unheard, Withdrawn(job.datapath, job.rank), Disarmed(job)
         self._watched = -LOOK_EVERY  # when they were asked last
         self._window = Window(job, job.flow.queue, self._inbox.adopt, Running(job))
         self._ops = self._window.ops
@@ -478,7 +480,8 @@ class Transpose:
         if self._group_fd >= 0 and self._waiter.readable(self._group_fd):
             job.channels.listen()
         for rank in job.membership.suspects:
-            job.membership.heard(rank, step_of(int(job.store.peer_states[rank]["newest"])))
+            if (named := job.records.newest(rank)) is not None:
+                job.membership.heard(rank, step_of(named))
         looks.append(job.channels.turn(now))
         looks.append(self.maps.turn(now, self._window))
         if self._new or window.waiting:

@@ -17,13 +17,13 @@ import enum
 import itertools
 import struct
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tailbound.codec.owners import OwnerMap, table
 from tailbound.transport.backoff import Backoff, Policy
 from tailbound.transport.config import MS
-from tailbound.transport.steps import STEP_MASK, step_distance
+from tailbound.transport.steps import OLD, STEP_MASK, step_distance
 from tailbound.wire.schema import MAX_RANKS, serial_distance
 
 #: A map begins so many steps after the newest one that its leader has heard of.
@@ -173,6 +173,22 @@ class Agreement:
         """Goes on with the maps that another rank knows, oldest first: this one comes back to a job under way."""
         self.agreed = list(agreed)[-CHAIN:]
         self._promised = self.known
+
+    def age(self, step: int) -> bool:
+        """Keeps maps that began long before ``step`` from seeming to be still to come, when step numbers turn over.
+
+        The map in force is dated ``OLD`` steps back, and those before it are forgotten. To be called every ``OLD``
+        steps at least.
+
+        Returns:
+            Whether ``agreed`` has changed; what is in force, and what is to come, has not.
+        """
+        begun = sum(step_distance(step, each.since) >= 0 for each in self.agreed)
+        if not begun or step_distance(step, self.agreed[begun - 1].since) <= 2 * OLD:
+            return False
+        present = replace(self.agreed[begun - 1], since=step - OLD & STEP_MASK)
+        self.agreed = [present, *self.agreed[begun:]]
+        return True
 
     def busy(self, step: int, now: int) -> bool:
         """Whether a change is on its way, or one has just lapsed: nothing can be proposed by a rank in ``step``."""

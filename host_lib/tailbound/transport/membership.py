@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from tailbound.transport.config import MS
-from tailbound.transport.steps import STEP_MASK, step_distance, step_of
+from tailbound.transport.steps import OLD, STEP_MASK, step_distance, step_of
 from tailbound.wire.schema import op_label, serial_distance
 
 _NOBODY: frozenset[int] = frozenset()
@@ -47,6 +47,12 @@ class Suspicion:
     def first_missed(self, rank: int) -> int:
         """Label of the op that ``rank``, a suspect, was absent from first in the present row of misses."""
         return self._first_missed[rank]
+
+    def age(self, step: int) -> None:
+        """Dates what is old in ``step`` back (``OLD``), before it would seem to be still to come."""
+        for rank, label in self._first_missed.items():
+            if step_distance(step, step_of(label)) > OLD:
+                self._first_missed[rank] = op_label(step - OLD & STEP_MASK, 0)
 
     def observe(self, absent: Iterable[int], op: int = 0) -> set[int]:
         """Takes the ranks absent from one stage of ``op``, in which everybody else was present.
@@ -129,6 +135,7 @@ class Membership:
         self.changes = 0
         self._hold_max = hold_max
         self._heard_step: dict[int, int] = {}
+        self._named: dict[int, int] = {}  # the step that a rank named last
         self._before: dict[int, int] = {}  # the op before the first one of a rank's process, if it has come back
         self._holds: dict[int, tuple[int, int]] = {}  # rank: since when, and when it said so last
         self._blind_step: int | None = None
@@ -150,7 +157,9 @@ class Membership:
 
         One half is enough: a rank without rows has no contributions to miss, and nobody misses results of its own.
         """
-        return {r for r in self.suspects if step_distance(step, self._heard_step.get(r, 0)) >= _DEAD_AFTER}
+        heard = self._heard_step
+        silent = {r: step_distance(step, heard[r]) if r in heard else step for r in self.suspects}
+        return {r for r, steps in silent.items() if steps >= _DEAD_AFTER}
 
     def alive(self, step: int) -> list[int]:
         """Peers that are neither dead nor gone: those that answer, as far as is known in ``step``."""
@@ -158,10 +167,22 @@ class Membership:
         return [p for p in self.here if p not in dead]
 
     def heard(self, rank: int, step: int) -> None:
-        """A packet of ``rank`` named an op of ``step``."""
+        """The newest op that a packet of ``rank`` has named is of ``step``; to be called again and again."""
+        if self._named.get(rank) == step:
+            return
+        self._named[rank] = step
         before = self._heard_step.get(rank)
         if before is None or step_distance(step, before) > 0:
             self._heard_step[rank] = step
+
+    def age(self, step: int) -> None:
+        """Dates what is old in ``step`` back (``OLD``), before it would seem to be still to come."""
+        for rank, heard in self._heard_step.items():
+            if step_distance(step, heard) > OLD:
+                self._heard_step[rank] = step - OLD & STEP_MASK
+        self._before = {r: op for r, op in self._before.items() if step_distance(step, step_of(op)) <= OLD}
+        for half in (self.contribution, self.result):
+            half.age(step)
 
     def died(self, rank: int, op: int) -> bool:
         """The process of ``rank`` has ended, as of ``op``; returns whether it was not suspected before.

@@ -224,6 +224,8 @@ class Path:
                 self._set(self.rate * (1 - limits.beta * (1 - limits.t_high / rtt)))
         elif gradient > 0:
             self._good = 0
+            if before <= limits.t_low:
+                return  # one long round trip after a short one: what others have just begun to send
             self._set(self.rate * (1 - limits.gentle * min(1.0, gradient)))
         elif rtt < 2 * limits.t_low:
             self._good = 0

@@ -16,6 +16,9 @@ from tailbound.wire.schema import OP_INDEX_BITS, OP_STEPS
 #: Step numbers wrap here.
 STEP_MASK = 0xFFFFFFFF >> OP_INDEX_BITS
 _HALF = (STEP_MASK + 1) >> 1
+#: What is kept for longer than this many steps is dated this far back, since a step of half of all steps ago would seem
+#: to be one that is still to come. Nothing that is in flight is as old.
+OLD = 1 << 16
 
 
 def step_of(label: int) -> int:
