@@ -102,7 +102,7 @@ def make_team(tailbound_lab: Make, datagram_socket: SocketOf) -> Iterator[Callab
             places = {rank: (lab.workers[rank].address, PORT + rank) for rank in ranks}
             # the program of a small job, and once that of all jobs
             most = 255 if way == "clsact" else WORKERS - 1
-            attach = partial(Fanout.attach, ipv6=lab.spec.ipv6)
+            attach = partial(Fanout.attach, address=lab.workers[OWN].address)
             fanout = lab.run(OWN, attach, interface, out.getsockname()[1], "auto", way, 1, most)
             stack.callback(fanout.close)
             hops = lab.run(OWN, next_hops, interface, [address for address, _ in places.values()])

@@ -24,8 +24,17 @@ pytestmark = [pytest.mark.needs("root", "netns", "bpf", "bcc", "headers"), pytes
 #: As the README says, but for the folder: attach as root, then train without any capability.
 HOST = """
 import os, subprocess, sys
+from pyroute2 import IPRoute
 from tailbound import cli
 
+if first := os.environ.get("FIRST_ADDRESS"):
+    with IPRoute() as route:
+        (index,) = route.link_lookup(ifname="data0")
+        (was,) = route.get_addr(index=index, family=2)
+        for what in ("del", "add"):
+            if what == "add":
+                route.addr("add", index=index, address=first, prefixlen=32)
+            route.addr(what, index=index, address=was.get_attr("IFA_LOCAL"), prefixlen=was["prefixlen"])
 assert cli.main(["attach", "data0", "--ring", "8", "--group", "root"]) == 0
 bare = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
 for name in ("TAILBOUND_INTERFACE", "TAILBOUND_PORT"):
@@ -49,6 +58,7 @@ rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 config = Config(rank=rank, ranks=ranks, ring_mib=8.0, deadline_1=10**9, deadline_2=10**9)
 with Communicator(connect(sys.argv[2]), config) as job:
     assert job.datapath == "xdp", job.datapath
+    assert job.job.datapath.endpoint[0] == os.environ["ADDRESS"]
     for op in range(3):
         data = np.full(100_000, 1.0 + rank, np.float32)
         outcome = job.allreduce(data).result(60)
@@ -59,8 +69,9 @@ with Communicator(connect(sys.argv[2]), config) as job:
 
 
 @pytest.mark.timeout(150)
+@pytest.mark.parametrize("first", ["", "192.0.2.{}"], ids=["one address", "another address first"])
 def test_trainers_that_name_no_interface_use_the_program_on_the_way_to_their_peers(
-    tailbound_lab: Callable[..., Cluster], tmp_path: Path
+    tailbound_lab: Callable[..., Cluster], tmp_path: Path, first: str
 ) -> None:
     lab = tailbound_lab(workers=2)
     trainer = tmp_path / "trainer.py"
@@ -70,7 +81,10 @@ def test_trainers_that_name_no_interface_use_the_program_on_the_way_to_their_pee
     tests = str(Path(__file__).parents[1] / "worlds")
     with served_store(tmp_path / "store.sock") as store:
         argv = [sys.executable, "-c", HOST, str(trainer), tests, store]
-        all_said([lab.popen(rank, argv, env=way, **pipes) for rank in range(2)], 120)
+        ways = [
+            way | {"FIRST_ADDRESS": first.format(rank + 1), "ADDRESS": lab.workers[rank].address} for rank in range(2)
+        ]
+        all_said([lab.popen(rank, argv, env=ways[rank], **pipes) for rank in range(2)], 120)
 
 
 REFUSED = """

@@ -111,7 +111,7 @@ class Channels:
         socks = tuple(neighbouring_sockets(address, ports, room_of(len(endpoints) * ports)))
         for sock in socks:
             opened.callback(sock.close)
-        fanout = _attach(interface, socks[0].getsockname()[1], len(socks), len(endpoints), ipv6=is_ipv6(address))
+        fanout = _attach(interface, address, socks[0].getsockname()[1], len(socks), len(endpoints))
         opened.callback(fanout.close)
         macs = next_hops(interface, [host for host, _ in endpoints.values()])
         fanout.set_peers(job.rank, [Peer(r, host, port, macs[host]) for r, (host, port) in endpoints.items()])
@@ -338,12 +338,12 @@ class Channels:
         }
 
 
-def _attach(interface: str, port: int, ports: int, peers: int, *, ipv6: bool) -> Fanout:
+def _attach(interface: str, address: str, port: int, ports: int, peers: int) -> Fanout:
     """The program of this process, or the one that ``tailbound attach`` has left for processes without privileges."""
     try:
-        return Fanout.attach(interface, port, ports=ports, peers=peers, ipv6=ipv6)
+        return Fanout.attach(interface, port, ports=ports, peers=peers, address=address)
     except CapabilityError as error:
         try:
-            return Fanout.open(interface, port, ports, ipv6=ipv6)
+            return Fanout.open(interface, port, ports, address=address)
         except (AttachError, CapabilityError):
             raise error from None

@@ -67,14 +67,14 @@ def _choose(name: str, interface_name: str | None, config: Config, towards: str,
 
         if XdpDatapath.is_attached(found.name):
             # Whoever attached it wants it used: what stands in its way is told, and nothing is done instead.
-            return XdpDatapath.open(found.name, config.ranks)
+            return XdpDatapath.open(found.name, config.ranks, found.address)
         if interface_name or name == "xdp":
             try:
                 ip = ip_bytes(found.address)
                 width = row_width(config.width, _mtu(found, config), linear=linear_of(found.name), ip=ip)
                 rows = ring_rows(config.ring(width), width, config.ranks)
-                port, ipv6 = config.port or DEFAULT_PORT, is_ipv6(found.address)
-                return XdpDatapath.attach(found.name, port, width, *rows, keyed=config.keyed, ipv6=ipv6)
+                port, address = config.port or DEFAULT_PORT, found.address
+                return XdpDatapath.attach(found.name, port, width, *rows, keyed=config.keyed, address=address)
             except (CapabilityError, AttachError) as error:
                 if name == "xdp" or XdpDatapath.is_ours(found.name):
                     raise

@@ -7,6 +7,7 @@ and ``open`` the unprivileged one. ``attach`` and ``detach`` pin in the user's t
 # ruff: noqa: D102 - ``protocol.Datapath`` and ``forks.Owner`` say what their methods do
 from __future__ import annotations
 
+import contextlib
 import grp
 import logging
 import os
@@ -37,6 +38,9 @@ from tailbound.wire.schema import HEADER_BYTES, WORKER_MAPS
 
 log = logging.getLogger("tailbound")
 
+#: Control packets that a turn takes at most.
+_MOST_AT_ONCE = 256
+
 #: Arrays with an entry for each row of the sums ring.
 _BY_SUM_ROW = tuple(m.name for m in WORKER_MAPS if m.mmap and m.entries == ("sum_rows",))
 #: Maps that a trainer needs: what is mmapped, the seals, the keys and the events.
@@ -66,14 +70,14 @@ class XdpDatapath:
         link: int = -1,
         *,
         tagged: bool = True,
-        ipv6: bool = False,
+        address: str,
     ) -> None:
         self._tagged = tagged
         self.interface = interface
         self.maps = maps
         self.store: Store = store_of(maps.arrays)
         self.program = program
-        self.endpoint = (interfaces.address_of(interface, ipv6=ipv6), port)
+        self.endpoint = (address, port)
         self._link = link
         self._sealer = Sealer(maps.fds["slot_locks"], self.store.sum_rows)
         self._ring = EventRing(maps.fds[EVENTS])
@@ -108,7 +112,7 @@ class XdpDatapath:
         mode: str = "native",
         *,
         keyed: bool = False,
-        ipv6: bool = False,
+        address: str = "",
     ) -> XdpDatapath:
         """Makes maps, loads and attaches the program; all of it goes when this process ends.
 
@@ -117,18 +121,19 @@ class XdpDatapath:
             sum_rows, result_rows: rows of the rings; powers of two.
             loader: ``auto``, ``object``, ``bcc`` or ``clang``.
             keyed: for a job with a key, which takes a second program; others need not wait for it.
-            ipv6: packets are of IPv6, to the interface's address; else of IPv4.
+            address: of the interface, by which peers reach it; empty: its first of IPv4.
 
         Raises:
             ConfigError: interface, port or sizes that cannot be.
             CapabilityError: compiler, privilege or kernel feature missing.
             AttachError: the interface refuses, or a program is there.
         """
+        address = address or interfaces.address_of(interface)
         maps, program, link, tagged = _attach(
-            interface, port, width, sum_rows, result_rows, loader, mode, keyed=keyed, ipv6=ipv6
+            interface, port, width, sum_rows, result_rows, loader, mode, keyed=keyed, ipv6=is_ipv6(address)
         )
         try:
-            return cls(maps, interface, port, program, link, tagged=tagged, ipv6=ipv6)
+            return cls(maps, interface, port, program, link, tagged=tagged, address=address)
         except BaseException:
             _close(maps, program, link)
             raise
@@ -193,11 +198,13 @@ class XdpDatapath:
         return there is not None and attaching.program_name(there.prog_id) in attaching.OURS
 
     @classmethod
-    def open(cls, interface: str, workers: int = 1) -> XdpDatapath:
+    def open(cls, interface: str, workers: int = 1, address: str = "") -> XdpDatapath:
         """Opens pinned maps; needs no privilege but the files' group.
 
         Args:
             workers: world size; the job uses as much of the sums ring as it needs.
+            address: of the interface, by which peers reach it, where it is of the program's family; else the first
+                that is.
 
         Raises:
             AttachError: nothing is attached and pinned.
@@ -215,7 +222,9 @@ class XdpDatapath:
             rows = min(found.sum_rows, sum_ring(found.result_rows, workers))
             for name in _BY_SUM_ROW:
                 maps.arrays[name] = maps.arrays[name][:rows]
-            return cls(maps, interface, found.port, tagged=found.tagged, ipv6=found.ipv6)
+            if not address or is_ipv6(address) != found.ipv6:
+                address = interfaces.address_of(interface, ipv6=found.ipv6)
+            return cls(maps, interface, found.port, tagged=found.tagged, address=address)
         except BaseException:
             maps.close()
             raise
@@ -243,12 +252,11 @@ class XdpDatapath:
         return [EventRecord(*event) for event in self._ring.drain()]
 
     def control_packets(self) -> list[bytes]:
-        out = []
-        try:
-            while True:
+        out: list[bytes] = []
+        with contextlib.suppress(BlockingIOError):
+            while len(out) < _MOST_AT_ONCE:  # the rest stays readable: ops go on between two helpings of a flood
                 out.append(self.socket.recv(HEADER_BYTES + self.store.width))
-        except BlockingIOError:
-            return out
+        return out
 
     def sending(self, peers: int, ports: int = 0) -> list[UdpSocket]:
         """Peers know this rank by its address alone, so that any source port will do."""

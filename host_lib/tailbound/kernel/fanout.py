@@ -29,7 +29,7 @@ from tailbound.forks import keep_from_children
 from tailbound.kernel import interfaces, load, maps, pin, tc
 from tailbound.kernel.built import FANOUT_COPIES
 from tailbound.kernel.maps import Maps, Shape
-from tailbound.wire.address import Words, endpoint, family_of, words_of
+from tailbound.wire.address import Words, endpoint, family_of, is_ipv6, words_of
 from tailbound.wire.packets import DTYPES, layout
 from tailbound.wire.schema import FANOUT_MAPS, MAX_RANKS
 
@@ -74,10 +74,10 @@ class Fanout:
         link: tc.Attached | None = None,
         most: int = MAX_RANKS,
         *,
-        ipv6: bool = False,
+        address: str = "",
     ) -> None:
         self.interface = interface
-        self.address = interfaces.address_of(interface, ipv6=ipv6)
+        self.address = address or interfaces.address_of(interface)
         self.port = port
         self.maps = made
         self.program = program
@@ -104,7 +104,7 @@ class Fanout:
         ports: int = 1,
         peers: int = MAX_RANKS - 1,
         *,
-        ipv6: bool = False,
+        address: str = "",
     ) -> Fanout:
         """Loads and attaches the program; it goes with this process.
 
@@ -115,18 +115,19 @@ class Fanout:
             loader: ``auto``, ``object``, ``bcc`` or ``clang``.
             way: ``auto``, ``tcx`` or ``clsact``.
             peers: how many there will be at most; a program for few of them is loaded sooner.
-            ipv6: what is sent is of IPv6; else of IPv4.
+            address: of the interface, which the sockets are bound to; empty: its first of IPv4.
 
         Raises:
-            ConfigError: no such interface, it has no address of that family, or an invalid port.
+            ConfigError: no such interface, it has no address, or an invalid port.
             CapabilityError: compiler, privilege or kernel feature missing: every peer gets a send of its own.
         """
         if not 0 < port < 65536:
             raise ConfigError(f"UDP port {port}: choose one of 1..65535")
         most = next((size for size in FANOUT_COPIES if peers - 1 <= size), MAX_RANKS)
-        made, program, link = _attach(interface, port, loader, way, most, ipv6=ipv6)
+        address = address or interfaces.address_of(interface)
+        made, program, link = _attach(interface, address, port, loader, way, most)
         try:
-            return cls(made, interface, port, ports, program, link, most, ipv6=ipv6)
+            return cls(made, interface, port, ports, program, link, most, address=address)
         except BaseException:
             _close(made, program, link)
             raise
@@ -139,7 +140,8 @@ class Fanout:
             ConfigError: no such interface, or it has no address of the family.
             CapabilityError: compiler, privilege or kernel feature missing; only a TCX link (Linux 6.6) can be pinned.
         """
-        made, program, link = _attach(interface, 0, loader, "tcx", MAX_RANKS, ipv6=ipv6)
+        address = interfaces.address_of(interface, ipv6=ipv6)  # of its family; jobs say their own
+        made, program, link = _attach(interface, address, 0, loader, "tcx", MAX_RANKS)
         assert isinstance(link, tc.TcxLink)
         try:
             pin.add(interface, load.FANOUT, made.fds, link.fd, group)
@@ -147,8 +149,10 @@ class Fanout:
             _close(made, program, link)
 
     @classmethod
-    def open(cls, interface: str, port: int, ports: int = 1, *, ipv6: bool = False) -> Fanout:
+    def open(cls, interface: str, port: int, ports: int = 1, *, address: str = "") -> Fanout:
         """Takes over the program that ``tailbound attach`` has pinned; needs no privilege but the files' group.
+
+        Args: as for ``attach``.
 
         Raises:
             AttachError: none is pinned.
@@ -158,7 +162,7 @@ class Fanout:
         try:
             for map_ in FANOUT_MAPS:
                 made.map_array(map_, shapes()[map_.name])
-            return cls(made, interface, port, ports, ipv6=ipv6)
+            return cls(made, interface, port, ports, address=address)
         except BaseException:
             made.close()
             raise
@@ -253,15 +257,12 @@ def _words(address: str) -> Words:
         raise ConfigError(f"{address!r} is no IP address: give one in numbers") from error
 
 
-def _attach(
-    interface: str, port: int, loader: str, way: str, most: int, *, ipv6: bool
-) -> tuple[Maps, int, tc.Attached]:
-    address = interfaces.address_of(interface, ipv6=ipv6)
+def _attach(interface: str, address: str, port: int, loader: str, way: str, most: int) -> tuple[Maps, int, tc.Attached]:
     name, left_over = f"{load.FANOUT} {endpoint(address, port)}", partial(_is_left_over, address)
     made = maps.create(FANOUT_MAPS, shapes(), events=False)
     program = -1
     try:
-        defines = {"TB_MOST_COPIES": most} | load.of_family(ipv6=ipv6)
+        defines = {"TB_MOST_COPIES": most} | load.of_family(ipv6=is_ipv6(address))
         program = load.load("fanout.bpf.c", load.FANOUT, defines, load.FANOUT_MAP_NAMES, made.fds, loader, "tc")
         return made, program, tc.attach(program, interface, name, way, left_over)
     except BaseException:

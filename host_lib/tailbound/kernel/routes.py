@@ -27,8 +27,8 @@ def interface(name: str, towards: str = "", *, ipv6: bool | None = None) -> Inte
 
     Args:
         name: its name.
-        towards: name or address of a rank's host; empty: ``MASTER_ADDR``. Of an interface that has addresses of both
-            families it says which one is meant: that of IPv6 only if the host has no other.
+        towards: name or address of a rank's host; empty: ``MASTER_ADDR``. Of an interface with several addresses it
+            says which one is meant: the one that leads there, or the first; of IPv6 only if the host has no other.
         ipv6: the family that the address has to be of; None: as above.
 
     Raises:
@@ -43,11 +43,15 @@ def interface(name: str, towards: str = "", *, ipv6: bool | None = None) -> Inte
         if link["state"] != "up":
             raise ConfigError(f"interface {name} is down: bring it up (ip link set {name} up)")
         mtu = int(link.get_attr("IFLA_MTU"))
+    host = towards or os.environ.get("MASTER_ADDR", "")
     if ipv6 is None:
         families = interfaces.families_of(name)
-        host = towards or os.environ.get("MASTER_ADDR", "")
         ipv6 = families == {True} or (True in families and _over_ipv6(host))
-    return Interface(name, interfaces.address_of(name, ipv6=ipv6), mtu)
+    address = interfaces.address_of(name, ipv6=ipv6)
+    leads = _with_address(_source(host)) if host else None
+    if leads is not None and leads.name == name and is_ipv6(leads.address) == ipv6:
+        address = leads.address
+    return Interface(name, address, mtu)
 
 
 def interface_towards(host: str = "") -> Interface | None:

@@ -1,0 +1,27 @@
+"""Control packets of the ``xdp`` datapath: a flood of them leaves room for ops."""
+
+from __future__ import annotations
+
+import socket
+from types import SimpleNamespace
+from typing import Any, cast
+
+from tailbound.datapath.xdp import XdpDatapath
+
+
+def test_a_flood_of_control_packets_is_taken_in_helpings() -> None:
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taker,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
+    ):
+        taker.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        taker.bind(("127.0.0.1", 0))
+        taker.setblocking(False)
+        sender.connect(taker.getsockname())
+        path = cast(Any, SimpleNamespace(socket=taker, store=SimpleNamespace(width=64)))
+        sent = [number.to_bytes(4, "big") for number in range(400)]
+        for data in sent:
+            sender.send(data)
+        helpings = [XdpDatapath.control_packets(path) for _ in range(3)]
+    assert [len(helping) for helping in helpings] == [256, 144, 0]
+    assert [data for helping in helpings for data in helping] == sent
