@@ -254,10 +254,11 @@ def test_another_run_needs_another_cookie(team: Callable[..., Team]) -> None:
 
 # One process, since its mount namespace takes the pins with it whatever happens.
 STORY = """
-import json, os, signal, sys
+import json, os, signal, sys, threading
+from pyroute2 import IPRoute
 from tailbound import cli
 from tailbound.errors import AttachError
-from tailbound.kernel import interfaces
+from tailbound.kernel import interfaces, pin
 from tailbound.lab.passthrough import load
 from tailbound.kernel.attach import attach
 from tailbound.switch import pinned
@@ -277,6 +278,14 @@ told["job"] = cli.main(["switch", "job", "add", *rank, "--rows", "32", "--cookie
 told["job_overlap"] = cli.main(["switch", "job", "add", *rank, "--rows", "64", "--cookie", "0x4e"])
 told["job_nowhere"] = cli.main(["switch", "job", "add", "--rank", "198.18.0.1,02:7b:00:00:00:00,lo", "--rows", "32"])
 told["status"] = cli.main(["switch", "status", "--json"])
+one = ["switch", "job", "add", *rank, "--rows", "16", "--cookie", "0x50"]
+adding = threading.Thread(target=lambda: told.update(job_meanwhile=cli.main(one)), daemon=True)
+with pin.alone("switch.lock"):  # another command is at it
+    adding.start()
+    adding.join(0.3)
+    told["waits"] = adding.is_alive()
+adding.join()
+told["swept"] = pin.sweep()
 told["job_gone"] = cli.main(["switch", "job", "remove", "0x4d"])
 told["down"] = cli.main(["switch", "down"])
 told["free"] = [interfaces.xdp_on(name) is None for name in (first, second)]
@@ -304,6 +313,14 @@ except Exception as error:
     told["generic"] = type(error).__name__
 told["end"] = [interfaces.xdp_on(name) is None for name in (first, second)]
 told["folder"] = pinned._folder().exists()
+with IPRoute() as route:
+    route.link("add", ifname="port0", kind="veth", peer={"ifname": "port1"})
+    (index,) = route.link_lookup(ifname="port0")
+    route.link("set", index=index, state="up")
+    told["up_alone"] = cli.main(["switch", "up", "port0", "--address", "198.18.252.1", "--slots", "64"])
+    folder = pinned._folder().name
+    route.link("del", index=index)  # as with its namespace
+told["swept_without_ports"] = pin.sweep() == [folder] and not pinned._folder().exists() and not pinned._file().exists()
 print(json.dumps(told))
 """
 
@@ -328,6 +345,9 @@ def test_up_down_status(tailbound_lab: Callable[..., Cluster]) -> None:
         "job_overlap": 2,
         "job_nowhere": 2,
         "status": 0,
+        "waits": True,
+        "job_meanwhile": 0,
+        "swept": [],
         "job_gone": 0,
         "down": 0,
         "free": [True, True],
@@ -340,6 +360,8 @@ def test_up_down_status(tailbound_lab: Callable[..., Cluster]) -> None:
         "generic": "AttachError",
         "end": [True, True],
         "folder": False,
+        "up_alone": 0,
+        "swept_without_ports": True,
     }
     assert "export TAILBOUND_COOKIE=0x0000004d" in lines
     status = json.loads(next(line for line in lines if line.startswith('{"address"')))

@@ -255,6 +255,12 @@ def test_a_way_over_a_link_local_address_leads_nowhere(monkeypatch: pytest.Monke
     assert "is not known: TAILBOUND_INTERFACE=NAME tells it" in why
 
 
+def test_an_interface_that_goes_while_doctor_looks_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = interfaces.socket.if_nameindex()
+    monkeypatch.setattr(interfaces.socket, "if_nameindex", lambda: [*there, (1 << 20, "gone0")])
+    assert [found.name for found in interfaces.interfaces()] == sorted(name for _, name in there if name != "lo")
+
+
 def test_which_interface_was_judged_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     report.show(dataclasses.replace(examine("lo"), verdict=choose(MACHINE, LINK, judged="it is the way to there")))
     assert capsys.readouterr().out.splitlines()[:2] == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -17,6 +18,7 @@ from rich.console import Console
 
 from tailbound.cli import cli
 from tailbound.errors import CapabilityError
+from tailbound.metrics.host import host_metrics
 from tailbound.observe import status
 from tailbound.top.cli import top
 from tailbound.top.rows import rows_of
@@ -196,12 +198,24 @@ def test_what_dead_processes_left_is_not_shown_and_is_swept(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", "null", '{"rank": "x", "pid": 1}', '{"rank": 0}', "[" * 100_000, "x" * (status.LARGEST + 1)],
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"rank": "x", "pid": 1}',
+        '{"rank": 0}',
+        "[" * 100_000,
+        "x" * (status.LARGEST + 1),
+        '{"rank": 0, "pid": 1, "time": 1' + 400 * "0" + "}",
+        '{"rank": 0, "pid": 1, "pidns": []}',
+    ],
 )
 def test_files_that_are_no_status_are_ignored(tmp_path: Path, content: str) -> None:
     put(tmp_path, "bad", content)
     put(tmp_path, "good", report())
     assert [s["rank"] for s in status.read([tmp_path])] == [0]
+    assert status.sweep(tmp_path, everybody=True) == []
 
 
 def test_links_and_pipes_are_not_followed(tmp_path: Path) -> None:
@@ -228,6 +242,17 @@ def test_rates_come_from_two_readings() -> None:
 def test_states_and_foreign_shapes() -> None:
     rows = rows_of([report(0) | {"age": 9.0}, report(1, behind=3) | {"age": 0.1}, {"rank": 2, "pid": 1, "age": 0.0}])
     assert [r.state for r in rows] == ["silent 9 s", "3 behind"]
+
+
+def test_numbers_and_names_of_others_do_not_end_a_reader(tmp_path: Path) -> None:
+    infinite = report(1, ranks=math.inf, ops=math.inf) | {"age": 0.1}
+    odd = report(2, cookie=["x"]) | {"age": 0.1}
+    assert {row.rank for row in rows_of([report(0) | {"age": 0.1}, infinite, odd], [odd])} == {0, 2}
+    put(tmp_path, "infinite", infinite)
+    put(tmp_path, "odd", odd)
+    put(tmp_path, "good", report(3))
+    ops = [one.labels["rank"] for one in host_metrics(lambda: [tmp_path]) if one.name == "tailbound_ops_total"]
+    assert "3" in ops
 
 
 def test_the_table_says_who_and_what(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Callable
@@ -68,7 +69,13 @@ class Interface:
 
 def interfaces() -> list[Interface]:
     """All interfaces of this network namespace except loopback, by name."""
-    return [interface(name) for _, name in sorted(socket.if_nameindex(), key=lambda pair: pair[1]) if name != "lo"]
+    from pyroute2.netlink.exceptions import NetlinkError
+
+    found = []
+    for name in sorted(name for _, name in socket.if_nameindex() if name != "lo"):
+        with contextlib.suppress(ConfigError, NetlinkError, OSError):  # containers end meanwhile, and theirs with them
+            found.append(interface(name))
+    return found
 
 
 def leads_to_peers(named: str | None = None) -> tuple[str | None, str]:

@@ -41,6 +41,8 @@ _MODES = dict.fromkeys(SECRET, 0o220) | {PROGRAMS: 0o600}
 _LINK = "link"
 #: What names of folders begin with that are no interface's, but a switch's.
 SWITCH = "switch@"
+#: What the names of the links of a switch's ports begin with.
+PORT_LINK = "link-"
 #: What the names of further links end with.
 _MORE_LINKS = "_link"
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -91,14 +93,15 @@ def _begun(file: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Keeps other processes from making and removing pins meanwhile.
+def alone(lock: str = "lock") -> Iterator[None]:
+    """Keeps other processes from making and removing pins meanwhile, or whatever else ``lock`` is for.
 
     Raises:
         CapabilityError: no privilege to.
     """
     try:
-        fd = os.open(ROOT / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        ROOT.mkdir(mode=0o711, parents=True, exist_ok=True)
+        fd = os.open(ROOT / lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise CapabilityError(f"cannot lock {ROOT}: {error.strerror}; run as root") from error
     try:
@@ -115,8 +118,7 @@ def mount() -> None:
         CapabilityError: no privilege to.
     """
     try:
-        ROOT.mkdir(mode=0o711, parents=True, exist_ok=True)
-        with _alone():  # two at once would mount one file system over the other, and hide the pins in that
+        with alone():  # two at once would mount one file system over the other, and hide the pins in that
             _mount()
     except OSError as error:
         raise CapabilityError(f"cannot mount a BPF file system on {bpffs()}: {error.strerror}; run as root") from error
@@ -244,7 +246,7 @@ def pin(found: Settings, fds: Mapping[str, int], link: int, group: int) -> None:
         CapabilityError: no privilege to.
     """
     mount()
-    with _alone():
+    with alone():
         _pin(found, fds, link, group)
 
 
@@ -389,7 +391,7 @@ def remove(interface: str) -> bool:
     """
     if not ROOT.is_dir():
         return False
-    with _alone():
+    with alone():
         return _remove(_pins(interface), _settings_file(interface))
 
 
@@ -479,8 +481,16 @@ def _left_over(name: str) -> bool:
     return name.endswith(_key("")) and not (ROOT / f"{name}.json").exists()
 
 
+def _portless(folder: Path) -> bool:
+    """Whether a switch has lost all its ports, with their network namespace as a rule; not while it comes up."""
+    links = list(folder.glob(f"{PORT_LINK}*"))
+    return bool(links) and all(map(_defunct, links))
+
+
 def sweep() -> list[str]:
     """Removes pins whose interface or namespace is gone, and what an attach that did not finish has left.
+
+    A switch's, too, when all its ports are gone.
 
     Returns:
         Their names.
@@ -490,9 +500,10 @@ def sweep() -> list[str]:
     """
     if not os.path.ismount(bpffs()):
         return []
-    with _alone():
+    with alone():
         names = {f.stem for end in ("json", "new") for f in ROOT.glob(f"*.{end}") if not f.name.startswith(SWITCH)}
         gone = sorted(name for name in names if _left_over(name))
+        gone += sorted(folder.name for folder in bpffs().glob(f"{SWITCH}*") if _portless(folder))
         for name in gone:
             _remove(bpffs() / name, ROOT / f"{name}.json")
     return gone

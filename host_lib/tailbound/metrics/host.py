@@ -49,6 +49,6 @@ def _of(one: Mapping[str, Any]) -> list[Metric]:
             "event_counts": one["event_counts"],
         }
         metrics = flatten(stats)
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return []
     return [*metrics, age]

@@ -30,6 +30,7 @@ USERS = Path("/run/user")
 PERIOD = 0.3
 #: A status larger than this is not read, and of a folder no more than this many.
 LARGEST, MOST = 1 << 20, 4096
+_DIGITS = 20  # of a number of 64 bits
 _SUFFIX = ".status.json"
 #: Seconds after which a status that nobody replaces may be one of a container that is gone.
 _ORPHANED = 60.0
@@ -232,12 +233,21 @@ def _load(path: Path) -> dict[str, Any] | None:
             about = os.fstat(file.fileno())
             if not stat.S_ISREG(about.st_mode) or about.st_size > LARGEST:
                 return None
-            status = json.loads(file.read(LARGEST + 1))
+            status = json.loads(file.read(LARGEST + 1), parse_int=_counted)
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(status, dict) or not all(isinstance(status.get(name), int) for name in ("rank", "pid")):
+    if not isinstance(status, dict) or not isinstance(status.get("pidns", ""), str):
+        return None
+    if not all(isinstance(status.get(name), int) for name in ("rank", "pid")):
         return None
     return {**status, "age": max(0.0, time.time() - _number(status.get("time")))}
+
+
+def _counted(digits: str) -> int:
+    """No count has more digits than 64 bits; arithmetic on floats raises for integers that are too large for them."""
+    if len(digits) > _DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
 
 
 def _number(value: object) -> float:

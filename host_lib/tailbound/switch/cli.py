@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -48,7 +49,8 @@ def up(ports: tuple[str, ...], address: str, p4: bool, **options: Any) -> None:
     if not_here:
         names = ", ".join(f"--{name.replace('_', '-').replace('stations', 'station')}" for name in sorted(not_here))
         raise ConfigError(f"{names}: for {'an XDP switch' if p4 else 'a P4 switch (--p4)'} only, run it without")
-    box = _up_p4(ports, address, **given) if p4 else _up_xdp(ports, address, **given)
+    with _alone():
+        box = _up_p4(ports, address, **given) if p4 else _up_xdp(ports, address, **given)
     click.echo(f"switch {address} is up on {', '.join(ports)}: rows of {box.switch.width} codes")
     box.close()
 
@@ -75,6 +77,13 @@ def _up_p4(
     return kept.up(ports, address, sizes=sizes, stations=dict(map(parse_station, stations)), **given)
 
 
+def _alone() -> contextlib.AbstractContextManager[None]:
+    """One command at a time changes a switch: two that look for room at once would find the same."""
+    from tailbound.kernel import pin
+
+    return pin.alone("switch.lock")
+
+
 def _find() -> Box[Any]:
     """The switch that is up here, of whatever kind."""
     from tailbound.switch import pinned
@@ -89,7 +98,8 @@ def down() -> None:
     from tailbound.switch import pinned
     from tailbound.switch.p4 import kept
 
-    found = [kept.down(), pinned.down()]
+    with _alone():
+        found = [kept.down(), pinned.down()]
     click.echo("the switch is down" if any(found) else "no switch is up here")
 
 
@@ -130,12 +140,9 @@ def job() -> None:
 def add(ranks: tuple[str, ...], cookie: int | None, rows: int | None, **options: Any) -> None:
     """Take a job in, and print what its workers need to know of it. A job that starts again needs a new cookie."""
     members = tuple(map(parse_rank, ranks))
-    box = _find()
-    try:
+    with _alone(), contextlib.closing(_find()) as box:
         wanted = min(DEFAULT_ROWS, 1 << box.switch.slots.bit_length() - 1) if rows is None else rows
         entry = box.add(JobSpec(members, new_cookie() if cookie is None else cookie, rows=wanted, **options))
-    finally:
-        box.close()
     for name, value in box.environment(entry).items():
         click.echo(f"export {name}={value}")
 
@@ -144,9 +151,6 @@ def add(ranks: tuple[str, ...], cookie: int | None, rows: int | None, **options:
 @click.argument("cookie", type=lambda text: int(text, 0))
 def remove(cookie: int) -> None:
     """Take a job out."""
-    box = _find()
-    try:
+    with _alone(), contextlib.closing(_find()) as box:
         there = box.remove(cookie)
-    finally:
-        box.close()
     click.echo(f"job {cookie:#010x} is gone" if there else f"there is no job {cookie:#010x}")

@@ -23,7 +23,7 @@ __all__ = ["down", "find", "is_up", "up"]
 
 #: Raised whenever the maps of this version would be read wrongly by another.
 ABI = 2
-_PROGRAM, _OUT, _LINK = "program", "out", "link-"
+_PROGRAM, _OUT = "program", "out"
 _HELD = (*(m.name for m in SWITCH_MAPS), DEVICES)
 
 
@@ -87,7 +87,7 @@ def _pin(box: Box[Switch]) -> None:
     folder.mkdir(mode=0o700)
     fds = {name: box.switch.maps.fds[name] for name in _HELD}
     fds |= {_PROGRAM: box.switch.program, _OUT: box.switch.out}
-    fds |= {f"{_LINK}{port.ifindex}": link for port, link in zip(box.ports, box.links, strict=True)}
+    fds |= {f"{pin.PORT_LINK}{port.ifindex}": link for port, link in zip(box.ports, box.links, strict=True)}
     for name, fd in fds.items():
         syscalls.obj_pin(fd, str(folder / name))
     sizes = box.switch.sizes
@@ -156,7 +156,7 @@ def _remove() -> bool:
     try:
         found = folder.is_dir() or file.exists()
         if folder.is_dir():
-            for link in sorted(folder.glob(f"{_LINK}*")):
+            for link in sorted(folder.glob(f"{pin.PORT_LINK}*")):
                 pin.detach(link)
             shutil.rmtree(folder)
         file.unlink(missing_ok=True)

@@ -132,13 +132,13 @@ def rows_of(statuses: Iterable[Mapping[str, Any]], before: Iterable[Mapping[str,
     for status in statuses:
         try:
             rows.append(row_of(status, earlier.get(_identity(status))))
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             continue
     return sorted(rows, key=lambda r: (r.job, r.rank))
 
 
-def _identity(status: Mapping[str, Any]) -> tuple[Any, ...]:
-    return status.get("cookie"), status.get("rank"), status.get("pid"), status.get("pidns")
+def _identity(status: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(status.get(name)) for name in ("cookie", "rank", "pid", "pidns"))  # others wrote them
 
 
 def _state(status: Mapping[str, Any]) -> str:
