@@ -87,6 +87,38 @@ def test_what_the_codec_takes_goes_through_no_float32_memory() -> None:
     assert not taken(torch.arange(12).to(torch.float64), 1)
 
 
+@pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("factor", [1, 3])
+@pytest.mark.parametrize("made_within", [False, True])
+def test_tensors_of_inference_mode_are_averaged(kind: str, factor: int, made_within: bool) -> None:
+    """The transport's thread is in no such mode: it ended where it read, and ``wait`` raised where it wrote."""
+    import threading
+
+    import torch
+
+    from tailbound.torch.backend_bounded import _launch
+    from tailbound.torch.step_ends import Turn
+
+    errors: list[BaseException | None] = []
+
+    class Communicator:
+        def launch(self, bucket, data, out, *, last, done, prepare, handling) -> None:  # type: ignore[no-untyped-def]
+            def run() -> None:
+                (prepare or (lambda: None))()
+                done(SimpleNamespace(error=None))
+
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+
+    outside = torch.ones(4, dtype=getattr(torch, kind))
+    with torch.inference_mode():
+        value = torch.ones_like(outside) if made_within else outside
+        _launch(Communicator(), value, Turn(0, last=True), factor, lambda outcome, error: errors.append(error))  # type: ignore[arg-type]
+    assert errors == [None]
+    assert value.tolist() == [factor] * 4
+
+
 def test_groups_have_jobs_of_their_own_and_may_be_made_again(tmp_path: Path) -> None:
     import backend_jobs
     from processes import Job

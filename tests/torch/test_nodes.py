@@ -259,6 +259,18 @@ def test_who_waits_alone_at_a_boundary_is_told_what_to_do(monkeypatch: pytest.Mo
         here.from_first(None)
 
 
+def test_a_state_may_be_closed_after_the_default_group_has_ended() -> None:
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from tailbound.torch.node import Node
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    group = dist.new_group([0])
+    dist.destroy_process_group()
+    Node(((0,),), (0,), 0).end(group)
+
+
 def test_hosts_are_agreed_on_or_refused_by_name() -> None:
     from tailbound.errors import ConfigError
     from tailbound.torch.node import agreed

@@ -299,6 +299,36 @@ def test_applied_steps_go_through_the_scaler(monkeypatch: pytest.MonkeyPatch, gi
         assert weight.tolist() == [-number]
 
 
+def test_a_wrapper_that_is_given_stands_for_what_is_in_it(alone: Any) -> None:
+    """As Accelerate's: it was known beside the one in it, which then made every applied step twice."""
+    import torch
+
+    from tailbound.torch.catch_up import step_optimizers
+    from tailbound.torch.recovery import Recovery
+
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            self.optimizer, self.param_groups = inner, inner.param_groups
+
+        def step(self, closure: Any = None) -> None:
+            self.optimizer.step()
+
+    inner = torch.optim.SGD(alone.net.parameters(), 0.5)
+    made: Any = Recovery(0, 2, (0, 0.0))
+    made.communicator = alone.communicator
+    given = Wrapper(Wrapper(inner))
+    made.attach(alone.net, given)
+    try:
+        given.step()
+        assert made.resync.replica.optimizers == [inner]
+        before = alone.net.bias.item()
+        alone.net.bias.grad = torch.ones(1)
+        step_optimizers(made)
+        assert alone.net.bias.item() == before - 0.5
+    finally:
+        made.detach()
+
+
 def test_a_wrapper_steps_what_is_in_it_through_the_scaler_itself() -> None:
     """As Accelerate's and Lightning's do: gradients were divided by the scale twice."""
     import torch
@@ -346,3 +376,118 @@ def test_who_is_lost_again_while_a_state_comes_joins_without_one(monkeypatch: py
     assert catch_up.jump(state, job, 30.0) == 3 * 5 + 2  # type: ignore[arg-type]
     assert len(taken) == 2
     assert (job.lost, state.abstaining) == (False, True)
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "file", "average"])
+def test_a_copy_of_a_registered_model_is_plain_ddp(alone: Any, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """It has no part in the job. A lock of the transport was to be copied, and could not be."""
+    import copy
+    import io
+
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.optim.swa_utils import AveragedModel
+
+    from tailbound.torch.hook import allreduce_hook
+    from tailbound.torch.recovery import Recovery
+    from tailbound.torch.state import TailboundState
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = DistributedDataParallel(torch.nn.Linear(4, 1))
+        state: Any = TailboundState.__new__(TailboundState)  # without a job, which opens sockets
+        Recovery.__init__(state, 0, 2, (0, 0.0))
+        state.communicator = alone.communicator
+        state.attach(model)
+        model.register_comm_hook(state, allreduce_hook)
+        if how == "average":
+            made: Any = AveragedModel(model).module
+        elif how == "file":
+            torch.save(model, file := io.BytesIO())
+            file.seek(0)
+            made = torch.load(file, weights_only=False)
+        else:
+            made = copy.deepcopy(model)
+        seen: list[int] = []
+        state._before_forward = lambda *_: seen.append(0)
+        state.before_backward = lambda: seen.append(0)
+        for _ in range(3):
+            made.zero_grad()
+            made(torch.ones(2, 4)).sum().backward()
+            assert made.module.bias.grad.item() == 2.0
+        assert seen == []
+        assert made._comm_hooks == [(allreduce_hook, None)]
+        assert state.resync is not None
+        state.detach()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_hook_of_a_model_does_not_keep_the_state() -> None:
+    from tailbound.torch.recovery import ForwardHook
+
+    class Ended:
+        def __init__(self) -> None:
+            self.seen: list[Any] = []
+
+        def before(self, *arguments: Any) -> None:
+            self.seen.append(arguments)
+
+    one = Ended()
+    hook = ForwardHook(one.before)
+    hook("model", "input")
+    assert one.seen == [("model", "input")]
+    del one
+    hook("model", "input")
+
+
+def test_what_is_applied_is_stepped_as_it_would_have_been_computed(alone: Any) -> None:
+    """By the optimizer whose turn it is, and without a gradient for what a static graph does not use."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from tailbound.torch.recovery import Recovery
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = torch.nn.Linear(2, 1, bias=False), torch.nn.Linear(2, 1, bias=False)
+
+        def forward(self, data: torch.Tensor) -> Any:
+            return self.used(data)
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        net = Net()
+        model = DistributedDataParallel(net, static_graph=True)
+        made: Any = Recovery(0, 2, (0, 0.0))
+        made.communicator = alone.communicator
+        made.attach(model)
+        averages: list[Any] = []
+
+        def hook(_: Any, bucket: Any) -> Any:
+            made.layout.note(bucket)
+            averages[:] = [bucket.buffer().clone()]
+            made.stepped = False  # an average is handed out
+            future: torch.futures.Future[Any] = torch.futures.Future()
+            future.set_result(bucket.buffer())
+            return future
+
+        hook.__annotations__.clear()  # DDP takes them for types
+        model.register_comm_hook(None, hook)
+        optimizers = [torch.optim.AdamW(net.parameters(), 0.0, weight_decay=0.5) for _ in range(2)]
+        for step in range(5):
+            model.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            optimizers[step % 2].step()
+        made.schedule = type("Waiting", (), {"waits": True, "take": lambda self: averages})()
+        made.apply_pending()
+    finally:
+        made.detach()
+        dist.destroy_process_group()
+    assert [float(one.state[net.used.weight]["step"]) for one in optimizers] == [3.0, 3.0]
+    assert not any(net.unused.weight in one.state for one in optimizers)

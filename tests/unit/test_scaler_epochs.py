@@ -104,3 +104,42 @@ def test_a_process_can_end_while_a_rank_does_not_answer() -> None:
         peers.go_on.set()
         own.close()
     assert not any(thread.is_alive() for thread in tellers)
+
+
+def test_a_scaler_whose_job_is_over_scales_as_torchs_and_may_be_given_to_another() -> None:
+    """Lightning fits twice with one scaler; or ``register`` has failed after it took the scaler in."""
+    import pytest
+    import torch
+
+    from tailbound.errors import ConfigError
+    from tailbound.torch.scaler import adopt
+
+    served = []
+
+    def state(*, job: bool) -> Any:
+        reliable = SimpleNamespace(serve=lambda name, handler: served.append(handler))
+        communicator = SimpleNamespace(step=0, reliable=reliable)
+        made = SimpleNamespace(rank=0, scaler=None, shards=1, shares_scale=False, loss_scale=1.0)
+        made.communicator = communicator if job else None
+        return made
+
+    first, second, one_rank = state(job=True), state(job=True), state(job=False)
+    given: Any = torch.amp.GradScaler("cpu", 8.0, growth_interval=2)
+    adopt(first, given)
+    with pytest.raises(ConfigError, match="one for each registered model"):
+        adopt(second, given)
+    given.close()  # as the state does
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], 1.0)
+    for gradient in (8.0, float("inf")):  # nobody is told of the overflow
+        weight.grad = torch.full((1,), gradient)
+        given.step(optimizer)
+        given.update()
+    assert (weight.tolist(), given.get_scale(), first.loss_scale) == ([-1.0], 4.0, 8.0)
+    adopt(one_rank, given)
+    adopt(second, given)
+    assert (second.scaler, second.loss_scale, given.epoch[2]) == (given, 4.0, 4.0)
+    epoch = Epoch(9, 0, 2.0)
+    assert served[0](epoch.pack()) == []  # that of the first job
+    assert given.newest != epoch
+    assert list(served[1](epoch.pack())) == [epoch.pack()]

@@ -131,21 +131,25 @@ def _launch(
     native = mine.dtype == torch.float32 or (mine.dtype in path.native and factor.bit_count() == 1)
     direct = native and mine.is_contiguous()
     flat = mine.view(-1) if direct else torch.empty(mine.numel(), dtype=torch.float32)
+    # torch lets such tensors be written within that mode only, and the transport's thread is not in it by itself
+    inference = mine.is_inference() or flat.is_inference()
 
     def read() -> None:
-        flat.view(mine.shape).copy_(mine)
+        with torch.inference_mode(inference):
+            flat.view(mine.shape).copy_(mine)
 
     def back(outcome: Outcome) -> None:
         error: BaseException | None = outcome.error
         try:
             if turn.odd:
                 communicator.forget(turn.bucket)
-            if factor != 1 and not native:
-                flat.mul_(factor)
-            if not direct:
-                mine.copy_(flat.view(mine.shape))
-            if factor != 1 and native:  # after rounding on all ranks, however their tensors lie: bits are the same
-                mine.mul_(factor)
+            with torch.inference_mode(inference):
+                if factor != 1 and not native:
+                    flat.mul_(factor)
+                if not direct:
+                    mine.copy_(flat.view(mine.shape))
+                if factor != 1 and native:  # after rounding on all ranks, however their tensors lie: bits are the same
+                    mine.mul_(factor)
         except Exception as caught:  # a work that never completes would hang its caller
             error = error or caught
         done(outcome, error)

@@ -28,7 +28,7 @@ def batches(
         loader: this rank's batches.
         state: what ``register`` returned.
         step: what to do with the gradients of an applied step: clipping, ``optimizer.step()``, the scheduler, whatever
-            the loop does after ``backward``; default: ``step()`` of every optimizer.
+            the loop does after ``backward``; default: ``step()`` of the optimizers whose turn it is.
         on_skip: called with the number of steps skipped, not applied (to move a scheduler on, say).
         per_step: batches that make one step (gradient accumulation).
 

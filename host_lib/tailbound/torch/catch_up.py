@@ -20,6 +20,7 @@ from tailbound.torch.options.schedule import Schedule
 from tailbound.torch.paths import Paths
 from tailbound.torch.resync import Resync
 from tailbound.torch.scaler import GradScaler
+from tailbound.torch.turns import Turns
 from tailbound.transport.steps import STEP_MASK, step_distance, step_of
 from tailbound.wire.bits import Bits
 
@@ -44,6 +45,7 @@ class State(Protocol):
     schedule: Schedule
     contributions: Contributions
     paths: Paths
+    turns: Turns
 
     def memory_of(
         self, index: int, numel: int, dtype: torch.dtype, device: torch.device, memory: Memory | None
@@ -84,7 +86,8 @@ def apply_finished(state: State, communicator: Communicator, act: Callable[[], o
         if state.resync is not None and state.rank in communicator.job.sequence.map_at(ended).owners:
             state.resync.unsound()  # the averages have its own rows, which came too late for the others
             outcomes[-1].missed += 1  # and again where they are applied a step later
-        with gradients(buckets, state.schedule.exchange(averages, outcomes, state.loss_scale)):
+        applied_now = state.schedule.exchange(averages, outcomes, state.loss_scale)
+        with gradients(buckets, applied_now, state.layout.unused()):
             act()
         applied += 1
         communicator.job.counters["steps_applied"] += 1
@@ -93,7 +96,7 @@ def apply_finished(state: State, communicator: Communicator, act: Callable[[], o
 
 
 def step_optimizers(state: State, optimizer: torch.optim.Optimizer | None = None) -> None:
-    """``step()`` of ``optimizer``, or of every one that is known to step the model's parameters.
+    """``step()`` of ``optimizer``, or of those of the model whose turn it is (``Turns``).
 
     Averages have the loss scale, so a gradient scaler takes it off them first, if there is one.
 
@@ -101,7 +104,7 @@ def step_optimizers(state: State, optimizer: torch.optim.Optimizer | None = None
         ConfigError: none is known.
     """
     known = state.resync.replica.optimizers if state.resync is not None else []
-    due = [optimizer] if optimizer is not None else known
+    due = [optimizer] if optimizer is not None else state.turns.due(known)
     if not due:
         raise ConfigError("no optimizer is known: pass optimizer= to register or to apply_finished")
     if state.scaler is None or (optimizer is not None and _steps_another(optimizer, known)):

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch._C._distributed_c10d import GradBucket
+
+from tailbound.torch.replica import flat
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,24 @@ class Layout:
         self._seen: dict[int, int] = {}
         self._sparse = False
         self._numbers: dict[int, int] = {}
+        self._graph: tuple[list[torch.Tensor], Callable[[], torch.Tensor | None]] | None = None
+
+    def follow(self, parameters: Iterable[torch.Tensor], used: Callable[[], torch.Tensor | None]) -> None:
+        """A graph that is static: what it does not use gets no gradient from DDP, though it has a place in a bucket.
+
+        ``parameters``: those of DDP in its order. ``used``: how many ranks use each, once a step has been made.
+        """
+        self._graph = list(parameters), used
+
+    def unused(self) -> set[int]:
+        """Parameters that no rank uses, by ``id``. Between two steps, in the training thread: DDP locks its answer."""
+        if self._graph is None or not self.step():  # before the first one DDP has no answer, but memory of anything
+            return set()
+        parameters, ask = self._graph
+        used = ask()
+        if used is None or used.numel() != len(parameters):  # parameters were frozen since, or the model is gone
+            return set()
+        return {id(p) for p, ranks in zip(parameters, used.tolist(), strict=True) if not ranks}
 
     def compare(self, parameters: Iterable[torch.Tensor]) -> None:
         """From now on buckets have ``parts``, where DDP orders them on each rank by itself.
@@ -84,7 +104,7 @@ class Layout:
             return
         start = buffer.storage_offset()
         shares = tuple(
-            _Share(parameter, int(gradient.storage_offset() - start), gradient.stride())
+            _Share(parameter, int(gradient.storage_offset() - start), _strides(parameter, gradient))
             for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)
         )
         self._buckets[index] = Bucket(
@@ -113,13 +133,29 @@ class Layout:
         return buckets if whole and not any(b.last for b in buckets[:-1]) else []
 
 
+def _strides(parameter: torch.Tensor, gradient: torch.Tensor) -> tuple[int, ...]:
+    """How a gradient lies in its bucket: as its parameter does, where that has no holes (``channels_last``, say).
+
+    ``gradient`` is what DDP tells a hook, which is a contiguous view of the same memory, whatever lies there.
+    """
+    return parameter.stride() if flat(parameter) is not None else gradient.stride()
+
+
 @contextmanager
-def gradients(buckets: Sequence[Bucket], averages: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Within the context, ``.grad`` of all parameters is their part of ``averages``; after it, what it was."""
+def gradients(
+    buckets: Sequence[Bucket], averages: Sequence[torch.Tensor], unused: Collection[int] = ()
+) -> Iterator[None]:
+    """Within the context, ``.grad`` of all parameters is their part of ``averages``; after it, what it was.
+
+    Those that are ``unused`` (``Layout.unused``) have none: an optimizer moves by a gradient of zeros, too.
+    """
     before = [(share.parameter, share.parameter.grad) for bucket in buckets for share in bucket.shares]
     try:
         for bucket, average in zip(buckets, averages, strict=True):
             for share in bucket.shares:
+                if id(share.parameter) in unused:
+                    share.parameter.grad = None
+                    continue
                 shape = share.parameter.shape
                 part = average.as_strided(shape, share.stride, average.storage_offset() + share.offset)
                 # a wrapper of the hook may have handed over another type (``fp16_compress_wrapper``)

@@ -90,7 +90,7 @@ class Node:
         Not where only its members have made it: torch would give its name again, and the store keeps the addresses of
         the old one under it. Such a group ends with ``destroy_process_group()``.
         """
-        if self.everybody and dist.is_initialized():
+        if dist.is_initialized() and self.everybody:  # everybody asks the default group
             with contextlib.suppress(ValueError):  # ended already, by the default group's end
                 dist.destroy_process_group(group)
 

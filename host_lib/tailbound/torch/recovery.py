@@ -29,6 +29,7 @@ from tailbound.torch.paths import Paths
 from tailbound.torch.replica import Replica
 from tailbound.torch.resync import Resync
 from tailbound.torch.scaler import GradScaler, adopt, at_work
+from tailbound.torch.turns import Turns
 from tailbound.transport.steps import STEP_MASK
 from tailbound.wire.bits import Bits
 
@@ -87,6 +88,7 @@ class Recovery:
         #: optimizers of the model that are within ``step``, by id: a closure may make whole passes there. One that has
         #: raised stays until its next step is made; others then read less often than they could
         self._stepping: set[int] = set()
+        self.turns = Turns()
         self._early = False  # a boundary before the optimizer has stepped has been told of
         self._named = False
         self._preparing = False  # holds the others until the first step is launched
@@ -102,8 +104,6 @@ class Recovery:
         #: jobs that average parts of the same model on this host
         self.shards = 1
         self.overflow = OverflowNotes()
-        #: the optimizer that ``register`` was given
-        self.optimizer: torch.optim.Optimizer | None = None
         #: lets ranks in that have come back, or this one; None: no rank can
         self.entrance: Entrance | None = None
         #: why no rank can skip a step alone, and what to do; empty: each can
@@ -131,9 +131,11 @@ class Recovery:
         """Keeps ``ddp_model``'s replica equal to the others' from now on; ``register`` calls it.
 
         Steps end at the next forward pass of ``ddp_model``. Without ``optimizer``, those that step its parameters are
-        found at their first ``step()``. ``also``: what else a rank that has come back takes over, where one can.
+        found at their first ``step()``. A wrapper around one (Accelerate's) stands for it. ``also``: what else a rank
+        that has come back takes over, where one can.
         """
-        self.optimizer = optimizer
+        while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+            optimizer = inner  # its own step is what hooks see; with the wrapper beside it steps were applied twice
         if optimizer is not None:
             refuse_optimizer(optimizer)
         if self.communicator is None or self.resync is not None:
@@ -155,7 +157,9 @@ class Recovery:
             compare=self._compares,
         )
         # first of all hooks: FSDP's own gathers the parameters, which a boundary may still change
-        self._handles.append(ddp_model.register_forward_pre_hook(lambda *_: self._before_forward(), prepend=True))
+        self._handles.append(ddp_model.register_forward_pre_hook(ForwardHook(self._before_forward), prepend=True))
+        if getattr(ddp_model, "static_graph", False):
+            self.layout.follow(replica.parameters, _used_by(ddp_model))
         for step_hook in (
             register_optimizer_step_pre_hook(_held_weakly(self._before_step)),
             register_optimizer_step_post_hook(_held_weakly(self._after_step)),
@@ -273,7 +277,7 @@ class Recovery:
         return known and self.ended is not None and not self.stepped
 
     @torch.compiler.disable
-    def _before_forward(self) -> None:
+    def _before_forward(self, *_: object) -> None:
         """Before a forward pass of the model: as a rule the boundary of two steps.
 
         Not where the optimizer is still to step: a model may be called between ``backward`` and ``step``. Nor where its
@@ -370,6 +374,7 @@ class Recovery:
         """The step is made only now: a closure may have averaged in it, before the update."""
         if self.resync is not None and any(optimizer is known for known in self.resync.replica.optimizers):
             self._stepping.discard(id(optimizer))
+            self.turns.note(optimizer, begins=not self.stepped)
             self.stepped = True
 
     def _see_scaler(self, optimizer: torch.optim.Optimizer) -> None:
@@ -470,8 +475,8 @@ class Recovery:
         """Applies the steps that the others have finished, without computing them; between two steps.
 
         Args:
-            optimizer: default: every optimizer that steps the model's parameters. Either way it steps through the
-                gradient scaler, if there is one.
+            optimizer: default: those that step the model's parameters; where they take turns, those whose turn it is.
+                Either way they step through the gradient scaler, if there is one.
             step: what to do once the averages are in ``.grad``, instead of ``optimizer.step()``: whatever the training
                 loop does between ``backward`` and the next step (clipping, the scheduler).
 
@@ -511,7 +516,7 @@ class Recovery:
         if not self.schedule.waits:
             return False
         self.end_step(still=True)
-        with gradients(self.layout.step(), self.schedule.take()):
+        with gradients(self.layout.step(), self.schedule.take(), self.layout.unused()):
             (step or (lambda: catch_up.step_optimizers(self, optimizer)))()
         self.end_step(still=True)
         return True
@@ -545,6 +550,33 @@ class Recovery:
     def _may_skip(self) -> None:
         if why := self.together:
             raise ConfigError(f"no rank can skip a step alone: {why}")
+
+
+class ForwardHook:
+    """A hook of a model, which does not keep the object of ``method``. In a copy of the model it does nothing."""
+
+    def __init__(self, method: Callable[..., None] | None = None) -> None:
+        self._held = weakref.WeakMethod(method) if method is not None else None
+
+    @torch.compiler.disable
+    def __call__(self, *arguments: Any) -> None:
+        """As ``method``, while its object is there."""
+        if self._held is not None and (found := self._held()) is not None:
+            found(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ForwardHook, ()
+
+
+def _used_by(ddp_model: torch.nn.Module) -> Callable[[], torch.Tensor | None]:
+    """Asks DDP how many ranks use each of its parameters, and does not keep it; None: there is no such model."""
+    held = weakref.ref(ddp_model)
+
+    def used() -> torch.Tensor | None:
+        found = held()
+        return found.reducer._get_local_used_map() if isinstance(found, DistributedDataParallel) else None
+
+    return used
 
 
 def _held_weakly(method: Callable[[torch.optim.Optimizer], None]) -> Callable[..., None]:

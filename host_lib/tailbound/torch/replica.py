@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -86,13 +87,11 @@ class Replica:
 
     def __init__(self, module: torch.nn.Module, least: int = 1) -> None:
         self.parameters = [p for p in module.parameters() if p.requires_grad]
-        kept = module.state_dict().keys()
-        self._module = module
-        self._names = [name for name, b in module.named_buffers() if name in kept and b.numel() and flat(b) is not None]
-        self._frozen = [view.clone() for view in self._buffers()]
+        self._places = _persistent(module)
+        self._frozen: dict[int, torch.Tensor] = {}
         self._devices = {p.device for p in self.parameters if p.device.type == "cuda"}
         self._marks: list[torch.cuda.Event] = []
-        self.optimizers: list[torch.optim.Optimizer] = []
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         #: slices assigned lately, and whether optimizers were arranged anew: whoever hands that on clears it
         self.written: set[int] = set()
         self.arranged = False
@@ -101,6 +100,12 @@ class Replica:
         wanted = min(SLICES_MOST, max(1, size // SLICE_LEAST))
         #: number of slices: a power of two, so that step numbers may wrap
         self.slices = max(1 << (int(wanted).bit_length() - 1), 1 << (least - 1).bit_length())
+        self.freeze()
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those that step the model, in the order in which they were met; one that the program has dropped is gone."""
+        return [found for held in self._optimizers if (found := held()) is not None]
 
     @property
     def entries(self) -> int:
@@ -114,7 +119,7 @@ class Replica:
         ours = {id(p) for p in self.parameters}
         if not any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
             return False  # not for good: groups may be added to it
-        self.optimizers.append(optimizer)
+        self._optimizers = [held for held in self._optimizers if held() is not None] + [weakref.ref(optimizer)]
         return True
 
     def warm_up(self) -> None:
@@ -125,8 +130,11 @@ class Replica:
 
     def freeze(self) -> None:
         """Keeps the buffers as they are now: a forward pass changes them while parameters stand still."""
-        for kept, view in zip(self._frozen, self._buffers(), strict=True):
-            kept.copy_(view)
+        before = self._frozen
+        self._frozen = {
+            number: before[number].copy_(view) if _of_one_form(before.get(number), view) else view.clone()
+            for number, view in self._buffers().items()
+        }
         self._marks = [torch.cuda.current_stream(device).record_event() for device in self._devices]
 
     def _settle(self) -> None:
@@ -136,9 +144,15 @@ class Replica:
         for mark in self._marks:
             mark.synchronize()
 
-    def _buffers(self) -> list[torch.Tensor]:
-        views = (flat(self._module.get_buffer(name)) for name in self._names)
-        return [view for view in views if view is not None]
+    def _buffers(self) -> dict[int, torch.Tensor]:
+        """Memory of persistent buffers by number, of those that are there now: one may be None, and have data later."""
+        found = {}
+        for number, (owner, name) in enumerate(self._places):
+            buffer = owner._buffers.get(name)
+            view = flat(buffer) if buffer is not None and buffer.numel() else None
+            if view is not None:
+                found[number] = view
+        return found
 
     def cut(self, which: int) -> Iterator[tuple[torch.nn.Parameter, int, int, int]]:
         """Parameters of a slice: (parameter, low, high, low counted over all parameters)."""
@@ -174,7 +188,7 @@ class Replica:
                     elif lo == 0:
                         yield f"{number}{name}", view
         if which == self.slices - 1:
-            for number, view in enumerate(self._frozen):
+            for number, view in self._frozen.items():
                 yield f"b{number}", view
 
     def layout(self, which: int) -> bytes:
@@ -229,8 +243,10 @@ class Replica:
             _assign(view, data[at : at + view.nbytes])
             at += view.nbytes
         if which == self.slices - 1:
-            for kept, buffer in zip(self._frozen, self._buffers(), strict=True):
-                buffer.copy_(kept)
+            for number, buffer in self._buffers().items():
+                kept = self._frozen.get(number)
+                if kept is not None and _of_one_form(kept, buffer):  # else a forward pass has made another one of it
+                    buffer.copy_(kept)
 
     def describe(self, *, places: bool = True) -> bytes:
         """Which tensors the optimizers keep, and their plain values and settings, as JSON.
@@ -277,7 +293,7 @@ class Replica:
         if len(told) != len(self.optimizers):
             raise TransportError(
                 f"another rank steps its parameters by {len(told)} optimizers, this one by {len(self.optimizers)}: "
-                "pass optimizer= to register"
+                "pass optimizer= to register, and drop those that step the model no more"
             )
         for optimizer, theirs in zip(self.optimizers, told, strict=True):
             for group, values in zip(optimizer.param_groups, theirs["groups"], strict=False):
@@ -292,6 +308,27 @@ class Replica:
                 made = rebuild(kept, dict(own), lambda form, had, p=p: of_shape(form, had, p, local))  # type: ignore[misc]
                 own.clear()
                 own.update(made)
+
+
+def _persistent(module: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
+    """Where persistent buffers are: each by the module that has it, and its name there; shared ones once.
+
+    The modules say so, since names in a ``state_dict`` may be others (wrappers for checkpoints and offloading).
+    """
+    seen, places = set[int](), []
+    for owner in module.modules():
+        for name, buffer in owner._buffers.items():
+            if name in owner._non_persistent_buffers_set or id(buffer) in seen:
+                continue
+            if buffer is not None:
+                seen.add(id(buffer))
+            places.append((owner, name))
+    return places
+
+
+def _of_one_form(kept: torch.Tensor | None, view: torch.Tensor) -> bool:
+    """Whether ``kept`` takes in ``view`` as it is."""
+    return kept is not None and (kept.shape, kept.dtype, kept.device) == (view.shape, view.dtype, view.device)
 
 
 def _alike(kept: torch.Tensor, p: torch.Tensor) -> bool:

@@ -102,8 +102,13 @@ class GradScaler(torch.amp.GradScaler):
         self._newest = self._scales.epoch  # the highest known here
         self._lock = threading.Lock()
         state.scaler, state.loss_scale = self, float(scale)
-        answer = weakref.WeakMethod(self._answer)  # the thread that serves would keep the model
-        state.communicator.reliable.serve(_NAME, lambda request: found(request) if (found := answer()) else [])
+        held, over = weakref.ref(self), self._over  # the thread that serves would keep the model
+
+        def answered(request: bytes) -> Iterable[Buffer]:
+            found = held()  # which may be that of another job by now
+            return found._answer(request) if found is not None and found._over is over else []
+
+        state.communicator.reliable.serve(_NAME, answered)
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """As in torch; a step in which no rank had a part of a gradient counts as one with infinite gradients."""
@@ -185,10 +190,14 @@ class GradScaler(torch.amp.GradScaler):
             self._apply(step)
 
     def close(self) -> None:
-        """Tells nobody any more; the state does this at its own end."""
+        """Tells nobody any more, and scales as torch's own from now on; the state does this at its own end.
+
+        Another state may take it in then (``adopt``). It keeps its class, since a thread may still be in its methods.
+        """
         self._over.set()
         for teller in self._tellers:
             teller.join(_ATTEMPT)
+        self._ours = False
 
     def _apply(self, step: int) -> None:
         """Lets the scale for ``step`` hold from now on, here and in the hook."""
@@ -300,9 +309,13 @@ def adopt(state: TailboundState, scaler: torch.amp.GradScaler) -> None:
     All ranks must do so before the same step. Its scale and growth tracker stay what they are.
 
     Raises:
-        ConfigError: a scaler of another kind, or an invalid one (see ``GradScaler``).
+        ConfigError: a scaler of another kind, one of another job that is not over, or an invalid one (see
+            ``GradScaler``).
     """
     if not scaler.is_enabled() or (isinstance(scaler, GradScaler) and scaler._state is state):
+        return
+    if isinstance(scaler, GradScaler) and not scaler._ours:  # its job is over, or was one rank's
+        scaler._join(state)
         return
     if type(scaler) not in _TORCHS:
         kind = type(scaler)

@@ -396,6 +396,10 @@ class TailboundState(Recovery):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of a registered model, or one from a file, has no part in the job: None stands there for the state."""
+        return type(None), ()
+
     def note(self, outcome: Outcome) -> None:
         """Takes in what became of a bucket, and warns."""
         self.last = outcome

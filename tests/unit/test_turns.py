@@ -1,0 +1,98 @@
+"""Who steps where a step is applied without computing it: whose turn it is, by what the last steps were like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.needs("torch")
+
+
+def due(steps: list[str]) -> str:
+    """Of optimizers named by letters: those due after ``steps``, of which each is the letters of those that stepped."""
+    import torch
+
+    from tailbound.torch.turns import Turns
+
+    weight = torch.nn.Parameter(torch.zeros(1))
+    known = {letter: torch.optim.SGD([weight], 0.1) for letter in "ABC"}
+    turns = Turns()
+    for step in steps:
+        for place, letter in enumerate(step):
+            turns.note(known[letter], begins=place == 0)
+    found = turns.due(list(known.values()))
+    return "".join(letter for letter, one in known.items() if one in found)
+
+
+@pytest.mark.parametrize(
+    ("steps", "wanted"),
+    [
+        ([], "ABC"),
+        (["A"], "A"),
+        (["AB", "AB"], "AB"),
+        (["A"] * 9 + ["B"], "B"),
+        (["A"] * 9 + ["B"] * 2, "B"),
+        (["A", "B"] * 3, "A"),
+        (["A", "B"] * 3 + ["A"], "B"),
+        (["A", "AB"] * 3, "A"),
+        (["A", "A", "A", "B"] * 3 + ["A"] * 3, "B"),
+        (["A"] * 40 + ["B", "C"] * 2, "B"),
+        (["AA", "A"], "A"),
+    ],
+)
+def test_steps_go_on_as_they_have_repeated(steps: list[str], wanted: str) -> None:
+    assert due(steps) == wanted
+
+
+def test_an_optimizer_that_is_dropped_is_not_waited_for() -> None:
+    import torch
+
+    from tailbound.torch.turns import Turns
+
+    weight = torch.nn.Parameter(torch.zeros(1))
+    first, second = (torch.optim.SGD([weight], 0.1) for _ in range(2))
+    turns = Turns()
+    turns.note(first, begins=True)
+    del first
+    assert turns.due([second]) == [second]
+
+
+def stepped(state: Any, weight: Any) -> float:
+    """By how much an applied step with a gradient of one moves ``weight``."""
+    import torch
+
+    from tailbound.torch.catch_up import step_optimizers
+
+    before = weight.item()
+    weight.grad = torch.ones_like(weight)
+    step_optimizers(state)
+    return float(before - weight.item())
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_an_optimizer_that_was_replaced_steps_no_more(kept: bool) -> None:
+    """A second phase of training has a new one. The first stepped on where steps were applied, and kept its state."""
+    import weakref
+    from types import SimpleNamespace
+
+    import torch
+
+    from tailbound.torch.replica import Replica
+    from tailbound.torch.turns import Turns
+
+    net = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(net.weight)
+    replica, turns = Replica(net), Turns()
+    state = SimpleNamespace(resync=SimpleNamespace(replica=replica), scaler=None, turns=turns)
+    first = torch.optim.SGD(net.parameters(), 1.0)
+    assert replica.adopt(first)
+    turns.note(first, begins=True)
+    left, other = weakref.ref(first), first if kept else None
+    del first
+    second = torch.optim.SGD(net.parameters(), 0.125)
+    assert replica.adopt(second)
+    turns.note(second, begins=True)
+    assert (left() is None) == (other is None)
+    assert replica.optimizers == ([other, second] if kept else [second])
+    assert stepped(state, net.weight) == 0.125
