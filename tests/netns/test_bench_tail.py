@@ -42,7 +42,7 @@ def test_every_environment_gives_rows(tmp_path: Path, envs: tuple[str, ...], mon
             assert row["cpu_ms"] > (row["kernel_ms"] or 0) >= 0
         if row["name"] == "tailbound":
             assert row["datapath"] == "xdp"
-            assert row["delivered"] > 0.5
+            assert row["delivered"] is None or row["delivered"] > 0.5  # None: an op of Gloo never ended
     by = {(row["env"], row["name"]): row for row in rows}
     if "stopped" in envs:  # it holds Gloo for what is left of its second, whenever the iteration began
         assert by["stopped", "gloo"]["max_ms"] > 500

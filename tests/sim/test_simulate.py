@@ -11,9 +11,11 @@ import pytest
 
 from tailbound import cli
 from tailbound.errors import ConfigError
-from tailbound.lab.spec import Background
+from tailbound.lab.spec import Background, parse_background
+from tailbound.simulate.fabric import Burst
+from tailbound.simulate.flows import Flows
 from tailbound.simulate.layouts import arrange
-from tailbound.simulate.ports import Port, Switching
+from tailbound.simulate.ports import Network, Port, Switching
 from tailbound.simulate.run import Late, Wanted, bound, parse_late, simulate, summarise
 from tailbound.simulate.steps import Step, Team
 
@@ -109,6 +111,26 @@ def test_small_buffers_lose_rows_where_senders_meet_and_repair_gets_them_back() 
     assert not any(step.dropped for step in large)
 
 
+def test_foreign_packets_are_marked_and_nobodys() -> None:
+    """Bursts fill the ports, and nobody else sends."""
+    network = Network([[0, 1]], 1, Switching(rate=GBIT, mark=1, background=Background(9 * GBIT // 10, 1.0, 1.0)))
+    end = network.now + 10_000_000
+    network.run(lambda: network.now >= end, end)
+    assert sum(port.marks for port in network.last_hops) > 0
+    assert network.marks == 0
+
+
+def test_a_packet_that_two_ports_mark_counts_once() -> None:
+    network = Network([[0, 1]], 1, Switching(rate=GBIT, mark=1))
+    ports = [Port(1e9, buffer=1e6, mark=1) for _ in range(2)]
+    for port in ports:
+        port.take(1000, network.now)
+    packet = Burst(0, 1, bytes(1000), 1000)
+    for port in ports:
+        network._take(port, packet, 1000)
+    assert ([port.marks for port in ports], network.marks, packet.marked) == ([1, 1], 1, True)
+
+
 def test_racks_that_share_uplinks_take_longer() -> None:
     """Four of the seven others are in the other rack, behind a quarter of the rate."""
     wanted = Wanted(size=4 * ENTRIES, switching=Switching(rate=GBIT, rack=4), steps=2, warm=2)
@@ -137,6 +159,19 @@ def test_foreign_bursts_cost_who_waits_what_the_tail_says() -> None:
     assert row["rows_lost_percent"] == 0
 
 
+@pytest.mark.parametrize("rate", ["1mbit", "25gbit"])
+def test_foreign_bursts_are_as_slow_and_as_fast_as_the_links(rate: str, tmp_path: Path) -> None:
+    """The lab's bounds are those of a process that sends; here nobody does."""
+    file = tmp_path / "rows.json"
+    words = f"-n 4 --size 16KiB --rate {rate} --steps 1 --warm 1 --tail 3 --json {file}".split()
+    assert cli.main(["simulate", *words]) == 0
+    (row,) = json.loads(file.read_text())
+    assert row["about"]["background"].startswith(f"{0.9 * row['about']['rate'] / 1e6:g}mbit:")
+    assert cli.main(["simulate", *words[:-4], "--flows", "--background", "90gbit:1:10"]) == 0
+    with pytest.raises(ConfigError, match=r"outside 1mbit\.\.10gbit"):
+        parse_background("90gbit:1:10")
+
+
 def test_the_coarse_model_is_near_the_engine() -> None:
     wanted = Wanted(size=4 * ENTRIES, switching=Switching(rate=GBIT // 4), steps=3, warm=2)
     for layout in ("flat", "2d"):
@@ -146,6 +181,32 @@ def test_the_coarse_model_is_near_the_engine() -> None:
         assert coarse[-1].messages <= exact[-1].messages <= 1.5 * coarse[-1].messages
         for name in ("slowest", "bytes"):
             assert getattr(coarse[-1], name) == pytest.approx(getattr(exact[-1], name), rel=0.1), (layout, name)
+
+
+def test_foreign_bursts_of_the_coarse_model_have_the_rate_and_the_chunks_that_are_asked_for() -> None:
+    """A burst of a hundredth of the link delays next to nothing, and one of nine tenths a step that it lasts for."""
+    arranged, flows = arrange("flat", 8, ENTRIES), {}
+    for share in (10, 900):
+        background = Background(GBIT // 10_000 * share, 9.0, 1.0)
+        flows[share] = Flows(arranged, Switching(rate=GBIT // 10, background=background), 1)
+    assert flows[900].foreign() == (3 * 1442, 0.9)
+    assert flows[10].foreign() == (1442, 0.01)
+    little, much = ([each.step().slowest for _ in range(20)] for each in flows.values())
+    calm = Flows(arranged, Switching(rate=GBIT // 10), 1)
+    usual = [calm.step().slowest for _ in range(20)]
+    assert np.median(little) < 1.05 * np.median(usual)
+    assert np.median(much) > 1.2 * np.median(usual)
+
+
+def test_short_bursts_of_the_coarse_model_hit_a_step_anywhere() -> None:
+    """As much of a step's usual time is under bursts as of all time."""
+    background = Background(9 * GBIT, 0.05, 1.0)
+    flows = Flows(arrange("2d", 1024, ENTRIES), Switching(rate=10 * GBIT, background=background), 1)
+    usual = 500_000.0
+    drawn = [flows.bursts(usual) for _ in range(20)]
+    under = [np.clip(np.minimum(ends, usual) - np.maximum(begins, 0), 0, None).mean() for begins, ends in drawn]
+    assert np.mean(under) == pytest.approx(background.duty * usual, rel=0.05)
+    assert max(begins[np.isfinite(begins)].max() for begins, _ in drawn) > 0.9 * usual
 
 
 def test_what_a_dropped_packet_costs_follows_the_floor_in_the_coarse_model() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+from types import ModuleType
 
 import pytest
 from rich.console import Console
 
+from tailbound.bench import allreduce, profile, straggler
 from tailbound.bench.straggler import OURS, PLAIN, THEIRS, run, summarize, table
 from tailbound.errors import ConfigError
-from tailbound.lab.spec import LabSpec
+from tailbound.lab.spec import LabSpec, Straggler
 
 MS = 1_000_000
 
@@ -55,3 +57,9 @@ def test_the_table_has_a_line_a_delay() -> None:
 def test_what_cannot_be_measured_is_refused(wrong: dict) -> None:  # type: ignore[type-arg]
     with pytest.raises(ConfigError):
         run(LabSpec(2), **wrong)
+
+
+@pytest.mark.parametrize("benchmark", [allreduce, profile, straggler])
+def test_a_straggler_that_computes_in_steps_is_refused_where_there_are_none(benchmark: ModuleType) -> None:
+    with pytest.raises(ConfigError, match="give RANK:MS:EVERY, such as 1:40:160"):
+        benchmark.run(LabSpec(2, straggler=Straggler(1, 40.0, None)))

@@ -14,7 +14,7 @@ from rich.console import Console
 from tailbound.bench import calibrate
 from tailbound.bench.crew import Phase
 from tailbound.bench.start import StartLine
-from tailbound.bench.tail import BOTH, ENVS, aims, summarize, table
+from tailbound.bench.tail import BOTH, ENVS, aims, aims_table, summarize, table
 from tailbound.bench.tail_worker import order_of
 from tailbound.lab.spec import Background
 
@@ -122,6 +122,25 @@ def test_rows_have_the_fields_of_the_allreduce_benchmark_and_those_of_their_own(
     assert (ours["datapath"], theirs["datapath"]) == ("xdp", "tcp")
     (alone,) = summarize("loss1", Phase({"tailbound": [[0.1]], "gloo": [[]]}), 8, settings | {"datapath": "udp"})
     assert (alone["name"], alone["cpu_ms"]) == ("tailbound", None)
+
+
+def test_what_was_not_reported_is_not_known_and_reaches_no_aim() -> None:
+    """An all-reduce of Gloo did not end, and nobody reported the phase."""
+    times = {"tailbound": [[0.1, 0.3], [0.2, 0.1]], "gloo": [[0.5], [0.7]]}
+    rows = summarize("loss0.1", Phase(times, [], [("gloo", 20.0)]), 1 << 20, {"datapath": "xdp"})
+    counted = ("delivered", "deadline_hits", "deadline_1_ms", "deadline_2_ms", "nmse", "cpu_ms")
+    assert {rows[0][name] for name in counted} == {None}
+    assert (rows[1]["delivered"], rows[1]["deadline_hits"]) == (1.0, 0)
+    found = {what: (value, reached) for what, value, _, reached in aims(rows)}
+    assert found["loss0.1: delivered"] == (None, False)
+    assert aims([_row("stopped", "tailbound", deadline_1_ms=None)])[0][1:] == (None, "<= 1", False)
+    text = io.StringIO()
+    console = Console(file=text, width=80)
+    console.print(table(rows))
+    console.print(aims_table(aims(rows)))
+    lines = [" ".join(line.split()) for line in text.getvalue().splitlines()]
+    assert "tailbound 2 200.0 250.0 300.0 300.0 1.50 - - - 0 -" in lines
+    assert "loss0.1: delivered - >= 0.999 not measured" in lines
 
 
 def test_the_table_fits_a_terminal() -> None:

@@ -14,6 +14,7 @@ from tailbound import cli
 from tailbound.bench.tail import PLACEHOLDER
 from tailbound.bench.to_loss import aims, arrivals, first_below, slower, smoothed, table, target_of, window_of
 from tailbound.bench.train_plan import SCENARIOS, TAILED, plan
+from tailbound.bench.train_rows import Record, row
 from tailbound.errors import ConfigError
 
 #: Falls by one a step.
@@ -23,7 +24,7 @@ FALLING = [float(20 - step) for step in range(20)]
 def training(name: str, losses: list[float] = FALLING, *, ms: float = 100.0, **changes: Any) -> dict[str, Any]:
     return {
         "scenario": "tails-gpt", "tail": 3.0, "seed": 1, "name": name, "complete": True, "steps": len(losses),
-        "step_loss": losses, "step_ms": [ms] * len(losses),
+        "step_loss": losses, "step_ms": [ms] * len(losses), "step_end_ms": [ms * (at + 1) for at in range(len(losses))],
     } | changes  # fmt: skip
 
 
@@ -65,6 +66,24 @@ def test_times_to_gloos_loss() -> None:
     assert aims([gloo, ours, powersgd]) == [
         ("tails-gpt, tail 3: time over gloo", pytest.approx(0.85 / 1.5), "<= 0.5", False)
     ]
+
+
+def test_stalls_of_several_ranks_at_once_are_waited_for_once() -> None:
+    """Both stand still for a second, in different steps: two steps are long, and both are over after 1.1 seconds."""
+    rows = []
+    for name, times in (("gloo", [[1.0, 1.0], [1.0, 1.0]]), ("tailbound", [[1.0, 0.1], [0.1, 1.0]])):
+        record = Record()
+        record.add([{
+            "steps": [(0.0, seconds, 0.0) for seconds in each], "wall": sum(each), "busy": 0.0, "losses": [2.0, 1.0],
+            "accuracy": None,
+        } for each in times])  # fmt: skip
+        settings = {"tail": 3.0, "cpus": 1}
+        end = {"gradient_bytes": 8, "spent": [], "expected": 1, "delivered": 1, "deadline_hits": 0, "datapath": "udp"}
+        rows.append(row(name, record, [end, end], plan(["tails-gpt"], workers=2, steps=2)[0], 1, settings))
+    gloo, ours = rows
+    assert ours["step_ms"] == gloo["step_ms"] == [1000, 1000]
+    assert ours["step_end_ms"] == pytest.approx([1000, 1100])
+    assert [each.seconds for each in arrivals(rows)] == pytest.approx([2.0, 1.1])
 
 
 def test_who_did_not_get_there_misses_the_aim_however_short_it_trained() -> None:

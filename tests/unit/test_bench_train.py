@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import struct
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,6 +80,26 @@ def test_tcp_is_trained_at_the_first_loss_only_unless_asked() -> None:
     assert scenario.variants_at(0.05) == ("gloo", "fp16", "powersgd", "tailbound")
 
 
+@pytest.mark.needs("torch", "sklearn")
+def test_a_loss_at_which_nobody_trains_has_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tailbound.bench import digits, train
+
+    asked: list[float] = []
+
+    def place(_: Scenario, loss: float, *__: Any) -> AbstractContextManager[tuple[None, None]]:
+        asked.append(loss)
+        return nullcontext((None, None))
+
+    monkeypatch.setattr(train, "_place", place)
+    monkeypatch.setattr(train, "Preparation", lambda: nullcontext(SimpleNamespace(wait=lambda: None)))
+    monkeypatch.setattr(digits, "save", lambda *_: None)
+    for variants, losses in ((("gloo",), [0.0]), (("gloo", "tailbound"), [0.0, 0.01, 0.05])):
+        asked.clear()
+        chosen = plan(["accuracy"], variants=variants, seeds=(1,))
+        assert train.run(chosen, console=Console(file=io.StringIO())) == []
+        assert asked == losses
+
+
 def test_options_are_values_or_words() -> None:
     assert parse_options(["schedule=delayed", "hadamard=False", "ring_mib = 128.5", "deadline_ms=(1, 2)"]) == {
         "schedule": "delayed", "hadamard": False, "ring_mib": 128.5, "deadline_ms": (1, 2),
@@ -104,11 +126,12 @@ def record() -> Record:
     return found
 
 
-def test_a_record_adds_up_the_slowest_rank_and_looks_at_the_worst_replica() -> None:
+def test_a_record_has_the_time_of_the_last_rank_and_the_accuracy_of_the_worst_replica() -> None:
     found = record()
     assert found.curve.iterations == pytest.approx([0.5, 0.2, 0.3])
     assert [accuracy for _, accuracy in found.curve.points] == [0.1, 0.96]
-    assert found.curve.points[1][0] == pytest.approx(1.0)
+    assert found.curve.ends == pytest.approx([0.5, 0.6, 0.9])
+    assert found.curve.points[1][0] == pytest.approx(0.9)
     assert found.wall == pytest.approx(0.6 + 0.5)
     assert found.parts["backward"] == pytest.approx([0.25, 0.1, 0.15])
     assert found.busy == pytest.approx(1.2)
@@ -138,6 +161,7 @@ def test_a_row_has_what_was_asked_for() -> None:
     assert (found["delivered"], found["deadline_hits"]) == (0.99, 2)
     assert found["busy"] == pytest.approx(1.2 / 1.1 / 2)
     assert found["step_loss"] == [2.0, 2.0, 2.0]
+    assert found["step_end_ms"] == pytest.approx([500, 600, 900])
     assert found["backward_ms"] == pytest.approx(500 / 3)
     assert (found["cpu_ms"], found["kernel_ms"]) == (pytest.approx(400), pytest.approx(100))
     theirs = row("gloo", record(), [THEIR_END] * 2, scenario(), 7, SETTINGS)

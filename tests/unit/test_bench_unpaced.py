@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from tailbound.bench.worker import _Unpaced
+from itertools import cycle
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import torch.distributed as dist
+
+from tailbound.bench import allreduce
+from tailbound.bench.meter import Meter
+from tailbound.bench.worker import Contest, _Unpaced, measure
+from tailbound.collective.op import Outcome
 from tailbound.transport.pace import Pacer
 
 SECOND = 1_000_000_000
@@ -22,3 +32,22 @@ def test_nothing_slows_it_down_and_its_other_half_hears_of_all_that_changes() ->
     assert paced.limited == {1}
     assert paced.rate(1) == 1.25e6 / 2
     assert paced.paths[1].peers == 1
+
+
+def test_each_way_has_its_own_rows_and_deadlines(tmp_path: Path) -> None:
+    """One communicator does both; here every other all-reduce loses rows."""
+    outcomes = cycle([Outcome(expected=100, delivered=100), Outcome(expected=100, delivered=90, deadline_hits=1)])
+    ours, line, channel = Mock(config=SimpleNamespace(rank=0, ranks=1)), Mock(), Mock()
+    ours.allreduce.side_effect = lambda *_: Mock(result=lambda: next(outcomes))
+    ours.job.flow.queue.pacer = Pacer([])
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        contest = Contest(4000, ours, line, Meter(kernel=False))
+        measure({"vs": ["unpaced"], "warmup": 1, "iters": 1}, 4000, contest, channel)
+    finally:
+        dist.destroy_process_group()
+    report = channel.report.call_args.kwargs
+    about = dict.fromkeys(("rate", "loss", "burst_loss", "straggler")) | {"lab": True, "wire": False}
+    rows = allreduce.summarize(4000, [report, report], about, {"tailbound": "xdp", "unpaced": "xdp"})
+    told = {row["name"]: (row["delivered"], row["deadline_hits"]) for row in rows}
+    assert told == {"tailbound": (1.0, 0), "unpaced": (0.9, 2)}

@@ -56,18 +56,20 @@ def test_drops_of_a_udp_socket_are_found_by_its_port() -> None:
     assert udp_drops(table, 53) == 0
 
 
-def test_a_curve_adds_up_the_slowest_ranks_and_shows_the_worst_replica() -> None:
+def test_a_step_takes_as_long_as_its_slowest_rank_and_time_runs_until_the_last_is_through() -> None:
     curve = Curve()
     curve.add([[0.1, 0.2], [0.3, 0.1]], [0.8, 0.7])
     curve.add([[0.1], [0.2]], [0.96, 0.97])
     assert curve.iterations == [0.3, 0.2, 0.2]
     assert [reached for _, reached in curve.points] == [0.7, 0.96]
-    assert curve.time_to(0.95) == pytest.approx(0.7)
+    assert curve.ends == pytest.approx([0.3, 0.4, 0.6])  # and not 0.3 + 0.2: neither waited for the other
+    assert curve.time_to(0.95) == pytest.approx(0.6)
     assert curve.time_to(0.99) is None
     figures = curve.figures()
     assert figures["accuracy"] == 0.96
     assert (figures["iter_p50_ms"], figures["iter_p99_ms"]) == (200, 300)
-    assert figures["training_s"] == pytest.approx(0.7)
+    assert figures["training_s"] == pytest.approx(0.6)
+    assert curve.curve()["iteration_end_s"] == curve.ends
 
 
 def test_the_settled_accuracy_is_the_mean_of_the_last_looks() -> None:

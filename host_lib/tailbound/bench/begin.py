@@ -12,6 +12,7 @@ from rich.console import Console
 from tailbound.bench.places import Place, open_place
 from tailbound.bench.prepare import Preparation
 from tailbound.bench.start import StartLine
+from tailbound.errors import ConfigError
 from tailbound.lab.spec import LabSpec
 
 
@@ -25,8 +26,14 @@ def prepared(
         The place, why it is not a lab (None: it is one), and the file of the ranks' ``StartLine``.
 
     Raises:
+        ConfigError: a straggler that computes longer in each step: an all-reduce alone has no steps.
         ConfigError, CapabilityError: see ``open_place``.
     """
+    if spec.straggler is not None and spec.straggler.every_ms is None:
+        raise ConfigError(
+            f"a straggler of {spec.straggler} computes longer in each step, and all-reduces alone have none: give "
+            f"RANK:MS:EVERY, such as {spec.straggler.rank}:{spec.straggler.ms:g}:{4 * spec.straggler.ms:g}"
+        )
     with tempfile.TemporaryDirectory(prefix="tailbound-bench-") as folder, Preparation() as preparation:
         line = Path(folder, "start")
         StartLine.create(line, spec.workers * per_host)

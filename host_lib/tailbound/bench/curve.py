@@ -1,4 +1,9 @@
-"""One training as it went: its steps and its accuracy. Pure."""
+"""One training as it went: its steps, its accuracy, and how much time had passed. Pure.
+
+How long a step takes is said by its slowest rank, but time is not the sum of that: where ranks need not wait for each
+other, each may stand still in another step, and all of them at once. Time runs from where all ranks began together
+until the last of them is through.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +26,21 @@ class Curve:
 
     Attributes:
         iterations: seconds of every step (the slowest rank's).
+        ends: seconds of training at the end of every step (the last rank's).
         points: (seconds of training, accuracy of the worst replica) at every look, the first before any step.
     """
 
     iterations: list[float] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
     points: list[tuple[float, float]] = field(default_factory=list)
 
-    def add(self, times: Sequence[Sequence[float]], accuracies: Sequence[float]) -> None:
-        """Takes one look: times of the steps before it by rank and step, accuracies by rank."""
+    def add(self, times: Sequence[Sequence[float]], accuracies: Sequence[float] | None = None) -> None:
+        """Takes steps that all ranks began together: times by rank and step; after a look, accuracies by rank."""
+        begin = self.seconds
         self.iterations += slowest(times)
-        self.points.append((sum(self.iterations), min(accuracies)))
+        self.ends += [begin + max(at) for at in zip(*map(accumulate, times), strict=True)]
+        if accuracies is not None:
+            self.points.append((self.seconds, min(accuracies)))
 
     @property
     def settled(self) -> float:
@@ -41,7 +51,7 @@ class Curve:
     @property
     def seconds(self) -> float:
         """Training time."""
-        return sum(self.iterations)
+        return self.ends[-1] if self.ends else 0.0
 
     @property
     def accuracy(self) -> float:
@@ -70,5 +80,5 @@ class Curve:
         return {
             "seconds": [s for s, _ in self.points],
             "accuracy": [a for _, a in self.points],
-            "iteration_end_s": list(accumulate(self.iterations)),
+            "iteration_end_s": self.ends,
         }

@@ -207,7 +207,11 @@ def _stopped(lab: Cluster, crew: Crew, size: int, seconds: float) -> list[dict[s
 def summarize(
     env: str, phase: Phase, size: int, settings: dict[str, Any], without: int | None = None
 ) -> list[dict[str, Any]]:
-    """Rows of one environment, Tailbound's first; ``without``: a rank that does not count."""
+    """Rows of one environment, Tailbound's first; ``without``: a rank that does not count.
+
+    What Tailbound's ranks count is None where no phase was reported: an all-reduce of Gloo that did not end takes the
+    counts of its phase with it.
+    """
     rows = []
     reports = [report for report in phase.reports if report["rank"] != without]
     for name in BOTH:
@@ -235,10 +239,10 @@ def summarize(
                 "stuck": sum(1 for stuck, _ in phase.stuck if stuck == name),
                 "algbw_gbps": figures.algbw(size, p50),
                 "busbw_gbps": figures.busbw(size, p50, workers),
-                "delivered": sum(r["delivered"] for r in reports) / expected if ours and expected else 1.0,
-                "deadline_hits": sum(r["deadline_hits"] for r in reports) if ours else 0,
-                "deadline_1_ms": max((r["deadlines_ms"][0] for r in reports), default=0.0) if ours else None,
-                "deadline_2_ms": max((r["deadlines_ms"][1] for r in reports), default=0.0) if ours else None,
+                "delivered": (sum(r["delivered"] for r in reports) / expected if expected else None) if ours else 1.0,
+                "deadline_hits": (sum(r["deadline_hits"] for r in reports) if reports else None) if ours else 0,
+                "deadline_1_ms": max(r["deadlines_ms"][0] for r in reports) if ours and reports else None,
+                "deadline_2_ms": max(r["deadlines_ms"][1] for r in reports) if ours and reports else None,
                 "nmse": sum(errors) / len(errors) if errors else None,
                 **per_op((entry for report in phase.reports for entry in report["spent"]), name),
                 **settings,
@@ -262,7 +266,8 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
         result.add_row(
             row["name"], str(row["iters"]),
             *(_ms(row[key]) for key in ("p50_ms", "mean_ms", "p99_ms", "max_ms")), f"{row['tail']:.2f}",
-            _ms(row["cpu_ms"]), f"{100 * row['delivered']:.3f}", str(row["deadline_hits"]), str(row["stuck"]),
+            _ms(row["cpu_ms"]), "-" if row["delivered"] is None else f"{100 * row['delivered']:.3f}",
+            "-" if row["deadline_hits"] is None else str(row["deadline_hits"]), str(row["stuck"]),
             "-" if row["nmse"] is None else f"{row['nmse']:.1e}",
         )  # fmt: skip
     return result
@@ -274,16 +279,16 @@ def _ms(value: float | None) -> str:
     return f"{value:.1f}" if value < 1000 else f"{value:.0f}"
 
 
-def aims(rows: Sequence[dict[str, Any]]) -> list[tuple[str, float, str, bool]]:
-    """(what, value, aim, reached) of everything these rows say something about."""
+def aims(rows: Sequence[dict[str, Any]]) -> list[tuple[str, float | None, str, bool]]:
+    """(what, value, aim, reached) of everything these rows say something about; None: not measured, so not reached."""
     by = {(row["env"], row["name"]): row for row in rows}
-    out: list[tuple[str, float, str, bool]] = []
+    out: list[tuple[str, float | None, str, bool]] = []
 
-    def at_most(what: str, value: float, most: float) -> None:
-        out.append((what, value, f"<= {most:g}", value <= most))
+    def at_most(what: str, value: float | None, most: float) -> None:
+        out.append((what, value, f"<= {most:g}", value is not None and value <= most))
 
-    def at_least(what: str, value: float, least: float) -> None:
-        out.append((what, value, f">= {least:g}", value >= least))
+    def at_least(what: str, value: float | None, least: float) -> None:
+        out.append((what, value, f">= {least:g}", value is not None and value >= least))
 
     for env, most in (("tail1.5", 1.2), ("tail3", 1.3)):
         if (env, OURS) in by:
@@ -303,15 +308,18 @@ def aims(rows: Sequence[dict[str, Any]]) -> list[tuple[str, float, str, bool]]:
         at_least("loss0.1: delivered", by["loss0.1", OURS]["delivered"], 0.999)
     if ("stopped", OURS) in by:
         row = by["stopped", OURS]
-        at_most("stopped: cost to the others in deadlines", row["cost_ms"] / max(row["deadline_1_ms"], 1e-3), 1)
+        deadline = row["deadline_1_ms"]
+        cost = None if deadline is None else row["cost_ms"] / max(deadline, 1e-3)
+        at_most("stopped: cost to the others in deadlines", cost, 1)
     return out
 
 
-def aims_table(results: Sequence[tuple[str, float, str, bool]]) -> Table:
+def aims_table(results: Sequence[tuple[str, float | None, str, bool]]) -> Table:
     """Aims and what came of them."""
     result = Table(title="aims", title_justify="left", box=SIMPLE_HEAD, padding=0, pad_edge=False)
     for heading in ("what", "measured", "aim", ""):
         result.add_column(heading, justify="left" if heading == "what" else "right", no_wrap=True)
     for what, value, aim, reached in results:
-        result.add_row(what, f"{value:.4g}", aim, "reached" if reached else "missed")
+        measured = "-" if value is None else f"{value:.4g}"
+        result.add_row(what, measured, aim, "reached" if reached else "missed" if value is not None else "not measured")
     return result

@@ -91,7 +91,8 @@ def arrivals(rows: Iterable[Mapping[str, Any]]) -> list[Arrival]:
 def _time(row: Mapping[str, Any], target: float, window: int) -> tuple[float, bool]:
     """Seconds to ``target``, and whether it was reached."""
     steps = first_below(row["step_loss"], target, window)
-    return sum(row["step_ms"][:steps]) / 1e3, steps is not None
+    ends = row["step_end_ms"][:steps]  # and not the sum of step_ms, see ``curve``
+    return ends[-1] / 1e3 if ends else 0.0, steps is not None
 
 
 def slower(found: Iterable[Arrival], scenario: str, name: str) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 from tailbound.bench.axes import COLOURS, FAINT, INK
@@ -18,7 +17,7 @@ def panel(axes: Any, rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str
     for row in rows:
         window = window_of(row["steps"]) if row["steps"] else 1
         losses = smoothed(row["step_loss"], window)
-        seconds = [ms / 1e3 for ms in accumulate(row["step_ms"])][window - 1 :]
+        seconds = [ms / 1e3 for ms in row["step_end_ms"]][window - 1 :]
         name = row["name"]
         look = {"color": COLOURS.get(name, FAINT), "alpha": 0.85}
         label = None if name in told else labels.get(name, name)

@@ -87,6 +87,8 @@ def run(
         bursts = _bursts(scenarios, folder, console)
         for scenario in scenarios:
             for loss, tail in product(scenario.losses, scenario.tails):
+                if not scenario.variants_at(loss):  # all that is asked for was trained at the first loss
+                    continue
                 background = bursts[scenario.workers, scenario.rate, tail]
                 with _place(scenario, loss, background, datapath, lab_only, console) as (place, why_not):
                     if place is None:

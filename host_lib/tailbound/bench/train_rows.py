@@ -46,10 +46,8 @@ class Record:
                 self.parts[part].append(fmean(report["steps"][number][at] for report in reports))
         self.losses += [fmean(losses) for losses in zip(*(report["losses"] for report in reports), strict=True)]
         times = [[sum(step) for step in report["steps"]] for report in reports]
-        if any(report["accuracy"] is None for report in reports):
-            self.curve.iterations += [max(step) for step in zip(*times, strict=True)]
-        else:
-            self.curve.add(times, [report["accuracy"] for report in reports])
+        looked = all(report["accuracy"] is not None for report in reports)
+        self.curve.add(times, [report["accuracy"] for report in reports] if looked else None)
 
 
 def row(
@@ -102,6 +100,7 @@ def row(
         "datapath": _path(name, ends),
         "curve": {"seconds": [s for s, _ in points], "accuracy": [a for _, a in points]},
         "step_ms": ms,
+        "step_end_ms": [1e3 * seconds for seconds in record.curve.ends],
         "step_loss": record.losses,
     }  # fmt: skip
 

@@ -49,8 +49,8 @@ def add(into: dict[str, Any], name: str, report: Mapping[str, Any]) -> None:
     into["spent"] = [*into.get("spent", []), *([name, *amounts] for _, *amounts in report["spent"])]
     for number in NUMBERS:
         kept = into.setdefault(number, {})
-        if report[number] is not None:
-            kept[name] = kept.get(name, 0) + report[number]
+        if (value := _of(report[number], "tailbound")) is not None:
+            kept[name] = kept.get(name, 0) + value
 
 
 #: What a rank counts besides: one number a report, or one by row name.
@@ -59,5 +59,9 @@ NUMBERS = ("expected", "delivered", "deadline_hits", "link_bytes")
 
 def number_of(ranks: Sequence[Mapping[str, Any]], what: str, name: str) -> int | None:
     """The sum over ranks of one of ``NUMBERS``, of the row ``name``; None if a rank does not know it."""
-    values = [r[what].get(name) if isinstance(r[what], Mapping) else r[what] for r in ranks]
-    return None if any(value is None for value in values) else sum(values)
+    values = [_of(r[what], name) for r in ranks]
+    return None if any(value is None for value in values) else sum(value for value in values if value is not None)
+
+
+def _of(counted: Mapping[str, int] | int | None, name: str) -> int | None:
+    return counted.get(name) if isinstance(counted, Mapping) else counted

@@ -25,6 +25,8 @@ from tailbound.collective.communicator import Communicator
 from tailbound.transport.pace import Pacer
 
 OURS, THEIRS = "tailbound", "gloo"
+#: Of an ``Outcome``: rows expected and delivered, and stages ended by their deadline.
+COUNTED = ("expected", "delivered", "deadline_hits")
 #: Iterations whose results are compared with the exact mean; spread evenly over all.
 _COMPARED = 8
 _REPORT_EVERY = 0.2
@@ -90,7 +92,7 @@ class Contest:
         self._out = np.zeros_like(self._data)
         self._buffer = torch.zeros(self._data.size)
         self._run: dict[str, Callable[[], None]] = {
-            OURS: self._tailbound, UNPACED: self._tailbound, THEIRS: self._gloo
+            OURS: partial(self._tailbound, OURS), UNPACED: partial(self._tailbound, UNPACED), THEIRS: self._gloo
         }  # fmt: skip
         paced = ours.job.flow.queue.pacer
         self._pacers = {OURS: paced, UNPACED: _Unpaced(paced)}
@@ -100,12 +102,15 @@ class Contest:
             self._run[name] = partial(averager(name, self._data.size, world), self._buffer)
         self.times: dict[str, list[float]] = {name: [] for name in self._run}
         self.errors: dict[str, list[float]] = {name: [] for name in self._run}
+        #: of ``COUNTED`` by name; the communicator's own counters are of both ways together
+        self.counts = {what: dict.fromkeys(self._pacers, 0) for what in COUNTED}
 
     def forget(self) -> None:
-        """Drops the times, errors and processor times so far."""
+        """Drops the times, errors, counts and processor times so far."""
         for kept in (self.times, self.errors):
             for name in kept:
                 kept[name] = []
+        self.counts = {what: dict.fromkeys(self._pacers, 0) for what in COUNTED}
         self.meter.forget()
 
     def alone(self, name: str) -> float:
@@ -153,10 +158,12 @@ class Contest:
 
         self.ours._engine.ask(exchange)
 
-    def _tailbound(self) -> None:
+    def _tailbound(self, name: str) -> None:
         outcome = self.ours.allreduce(self._data, self._out).result()
         if outcome.error is not None:
             raise outcome.error
+        for what, by_name in self.counts.items():
+            by_name[name] += getattr(outcome, what)
 
     def _gloo(self) -> None:
         dist.all_reduce(self._buffer)
@@ -183,7 +190,7 @@ def measure(job: dict[str, Any], size: int, contest: Contest, channel: Channel) 
             contest.round(name, keep=False, compare=False)
     ours.drain()
     contest.forget()
-    before, carried = totals(ours), link_bytes()
+    carried = link_bytes()
     told = time.monotonic()
     every = max(1, job["iters"] // _COMPARED)
     for i in range(job["iters"]):
@@ -195,14 +202,14 @@ def measure(job: dict[str, Any], size: int, contest: Contest, channel: Channel) 
     contest.settle()
     contest.pace_again()
     ours.drain()
-    after, carried_now = totals(ours), link_bytes()
+    carried_now = link_bytes()
     channel.report(
         "size",
         size=size,
         times={name: contest.times[name] for name in names},
         nmse={name: contest.errors[name] for name in names},
         spent=contest.meter.report(),
-        **{name: after[name] - before[name] for name in before},
+        **contest.counts,
         link_bytes=None if carried is None or carried_now is None or UNPACED in names else carried_now - carried,
     )
 

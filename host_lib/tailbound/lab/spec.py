@@ -136,6 +136,10 @@ def parse_straggler(text: str) -> Straggler:
     return Straggler(rank, ms, every)
 
 
+#: Bits per second that foreign bursts have at most: those of a simulated link, which may be as fast.
+MOST_BACKGROUND = 10**12
+
+
 @dataclass(frozen=True)
 class Background:
     """Traffic of other tenants: bursts towards every worker, each worker's apart from the others'.
@@ -151,8 +155,8 @@ class Background:
     off_ms: float
 
     def __post_init__(self) -> None:
-        if not 1_000_000 <= self.rate <= 10 * 10**9:
-            raise ConfigError(f"background rate {self.rate} bit/s is outside 1mbit..10gbit")
+        if not 1_000 <= self.rate <= MOST_BACKGROUND:
+            raise ConfigError(f"background rate {self.rate} bit/s is outside 1kbit..{MOST_BACKGROUND / 1e9:g}gbit")
         if not (0 < self.on_ms <= 10_000 and 1 <= self.off_ms <= 3_600_000):
             raise ConfigError(
                 f"background bursts of {self.on_ms:g} ms every {self.off_ms:g} ms: give 0 < ON <= 10000 and OFF >= 1"
@@ -167,8 +171,12 @@ class Background:
         return f"{self.rate / 1e6:g}mbit:{self.on_ms:g}:{self.off_ms:g}"
 
 
-def parse_background(text: str) -> Background:
+def parse_background(text: str, most: int = 10 * 10**9) -> Background:
     """``RATE:ON_MS:OFF_MS``.
+
+    Args:
+        text: so.
+        most: bit/s; a process that sends makes no more of them.
 
     Raises:
         ConfigError: not of this form, or out of range.
@@ -181,7 +189,10 @@ def parse_background(text: str) -> Background:
         on_ms, off_ms = float(parts[1]), float(parts[2])
     except ValueError:
         raise ConfigError(f"background {text!r}: ON_MS and OFF_MS are numbers of milliseconds: {example}") from None
-    return Background(parse_rate(parts[0]), on_ms, off_ms)
+    found = Background(parse_rate(parts[0]), on_ms, off_ms)
+    if not 1_000_000 <= found.rate <= most:
+        raise ConfigError(f"background rate {found.rate} bit/s is outside 1mbit..{most / 1e9:g}gbit")
+    return found
 
 
 @dataclass(frozen=True)

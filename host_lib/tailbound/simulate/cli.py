@@ -84,7 +84,7 @@ def simulate(
         beside.run(json_file=json_file, **asked)
         return
     from tailbound.errors import ConfigError
-    from tailbound.lab.spec import parse_background, parse_probability, parse_rate
+    from tailbound.lab.spec import MOST_BACKGROUND, parse_background, parse_probability, parse_rate
     from tailbound.simulate.fabric import MS
     from tailbound.simulate.ports import Switching
     from tailbound.simulate.run import Wanted, as_in_the_lab, parse_late, run
@@ -101,7 +101,7 @@ def simulate(
         rack=options["rack"] or 0,
         oversubscription=options["oversubscription"],
         loss=parse_probability(options["loss"], "loss"),
-        background=parse_background(options["background"]) if options["background"] else None,
+        background=parse_background(options["background"], MOST_BACKGROUND) if options["background"] else None,
     )
     wanted = Wanted(
         switching=as_in_the_lab(switching) if options["as_lab"] else switching,

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tailbound.codec.shape import shape_for
 from tailbound.lab.spec import Background
+from tailbound.lab.traffic import PACKET_BYTES, Sender
 from tailbound.simulate.fabric import MS, US, S
 from tailbound.simulate.layouts import Arrangement
 from tailbound.simulate.ports import HEADERS, Switching
@@ -35,15 +36,14 @@ _MARGIN, _MARGIN_WHOLE, _USUAL = 1.25, 1.15, 7
 _FIRST, _MOST, _SHARE = FIRST / FLOOR, MOST / FLOOR, SHARE
 #: What a turn of the engine takes from what came to what leaves, ns.
 _TURN = 30 * US
-#: A foreign chunk, bytes, and of the link's rate how much there is (``lab.traffic``, ``run.bursts``).
-_CHUNK, _FOREIGN = 44 * 1442.0, 0.9
 _READY = HEADER_BYTES + MAX_RANKS // 8 + HEADERS
 
 
 @cached
 @njit(nogil=True, cache=True)
 def _half(  # type: ignore[no-untyped-def]
-    starts, packets, each, ready, by_sender, rate, buffer, latency, silence, begins, ends, clock, length, done, end, own
+    starts, packets, each, ready, by_sender, rate, buffer, latency, silence, begins, ends, foreign, share,
+    clock, length, done, end, own
 ):  # fmt: skip
     """One half of an op: everybody sends to everybody; returns packets sent, dropped, and rows that came too late.
 
@@ -56,6 +56,7 @@ def _half(  # type: ignore[no-untyped-def]
         buffer: bytes before a link.
         latency, silence: ns; what is dropped comes so long after the rest.
         begins, ends: f64[n], of the foreign burst towards each rank.
+        foreign, share: bytes of a chunk of it, and of the rate how much there is.
         clock: f64[n], when the clock of each has started; written in the first half: when a majority was there.
         length: f64[n], how long after that a half lasts at most, ns.
         done, end: f64[n], written: when all that is for it has come, and when it goes on.
@@ -93,9 +94,9 @@ def _half(  # type: ignore[no-untyped-def]
         for i in order:
             now = times[i]
             while chunk < ends[r] and chunk <= now:
-                if (free - chunk) * rate + _CHUNK <= buffer or free < chunk:
-                    free = max(free, chunk) + _CHUNK / rate
-                chunk += _CHUNK / (rate * _FOREIGN)
+                if (free - chunk) * rate + foreign <= buffer or free < chunk:
+                    free = max(free, chunk) + foreign / rate
+                chunk += foreign / (rate * share)
             sent += 1
             if free > now and (free - now) * rate + sizes[i] > buffer:
                 dropped += 1
@@ -178,6 +179,7 @@ class Flows:
         self._random = np.random.default_rng(self.seed)
         self._sent = self._messages = self._dropped = self._expected = self._late = 0
         self._clocks: dict[int, _Clocks] = {}
+        self._took: deque[float] = deque(maxlen=_USUAL)
         self._bytes = 0.0
 
     def begin_bursts(self, background: Background) -> None:
@@ -202,12 +204,7 @@ class Flows:
         ranks, random = len(self.arrangement.parts), self._random
         begun = random.uniform(0, APART, ranks)
         now = begun.copy()
-        begins, ends = np.full(ranks, np.inf), np.full(ranks, -np.inf)
-        if (background := self.switching.background) is not None:
-            burst, pause = background.on_ms * MS, background.off_ms * MS
-            hit = random.random(ranks) < 2 * burst / (burst + pause)
-            begins[hit] = random.uniform(-burst, burst, int(hit.sum()))
-            ends[hit] = begins[hit] + burst * random.uniform(0.8, 1.2, int(hit.sum()))
+        begins, ends = self.bursts(float(np.median(self._took)) if self._took else 0.0)
         sent, messages, dropped, length = self._sent, self._messages, self._dropped, self._bytes
         expected, lost = self._expected, self._late
         for phase in range(len(self.arrangement.parts[0])):
@@ -219,12 +216,38 @@ class Flows:
             now = after
         dropped = self._dropped - dropped
         step = Step((now - begun).astype(np.int64).tolist(), packets=self._sent - sent)
+        self._took.append(step.slowest)
         step.messages = self._messages - messages
         step.bytes = int(self._bytes - length)
         step.dropped = {"port": dropped} if dropped else {}
         step.expected = self._expected - expected
         step.delivered = step.expected - (self._late - lost)
         return step
+
+    def bursts(self, usual: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Begin and end of the foreign burst towards each rank, ns, f64[ranks]; inf and -inf where there is none.
+
+        A burst begins at any time from which it can reach into a step: within its own length before, or in the
+        ``usual`` time of a step, or for as long as it may make the step itself. There is one a rank and step at most.
+        """
+        ranks, random = len(self.arrangement.parts), self._random
+        begins, ends = np.full(ranks, np.inf), np.full(ranks, -np.inf)
+        if (background := self.switching.background) is not None:
+            burst, pause = background.on_ms * MS, background.off_ms * MS
+            last = max(burst, usual)
+            hit = random.random(ranks) < (burst + last) / (burst + pause)
+            begins[hit] = random.uniform(-burst, last, int(hit.sum()))
+            ends[hit] = begins[hit] + burst * random.uniform(0.8, 1.2, int(hit.sum()))
+        return begins, ends
+
+    def foreign(self) -> tuple[float, float]:
+        """Bytes of a foreign chunk, as ``lab.traffic`` sends it, and of the link's rate how much there is."""
+        background = self.switching.background
+        if background is None:
+            return 0.0, 1.0
+        return Sender(background, self.seed, 1).packets * float(PACKET_BYTES + HEADERS), (
+            background.rate / self.switching.rate
+        )
 
     def _op(
         self,
@@ -251,7 +274,7 @@ class Flows:
             limit = length + np.maximum(0.0, clocks.saved - past)
             sent, dropped, late = _half(
                 now, packets, each, float(_READY), by_sender, rate, float(switching.buffer), float(switching.latency),
-                _SILENCE * self.floor, begins, ends, clock, limit, done, end, self.cut > 0,
+                _SILENCE * self.floor, begins, ends, *self.foreign(), clock, limit, done, end, self.cut > 0,
             )  # fmt: skip
             self._sent, self._dropped, self._late = self._sent + sent, self._dropped + dropped, self._late + late
             past = np.maximum(past, end - clock - length)

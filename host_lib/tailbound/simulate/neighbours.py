@@ -38,6 +38,7 @@ class Tcp:
         ecn: it knows of marks.
 
     Attributes:
+        sent, dropped, marked: segments that have left, and what the host's port did to them.
         delivered: bytes on the wire that have come.
         timeouts: times that it has begun anew.
     """
@@ -51,7 +52,7 @@ class Tcp:
         self._lowered = 0  # when the window last was; segments that left before are of that round trip
         self._rtt = 0
         self._waits, self._number = _TIMEOUT, 0  # for how long, and how often an acknowledgement has come
-        self.delivered = self.timeouts = 0
+        self.sent = self.dropped = self.marked = self.delivered = self.timeouts = 0
         network.at(network.now, self._send)
 
     def _send(self) -> None:
@@ -62,6 +63,7 @@ class Tcp:
     def _leave(self) -> None:
         network = self._network
         self._flying += 1
+        self.sent += 1
         left = self._out.take(_SEGMENT, network.now)
         network.at(left + network.switching.latency, partial(self._arrive, network.now))
 
@@ -69,8 +71,10 @@ class Tcp:
         network, marks = self._network, self._port.marks
         if not (left := self._port.take(_SEGMENT, network.now)):
             self._lost += 1
+            self.dropped += 1
             return
         marked = self._ecn and self._port.marks != marks
+        self.marked += marked
         network.at(left + network.switching.latency, partial(self._acknowledged, sent, self._lost, marked))
 
     def _acknowledged(self, sent: int, lost: int, marked: bool) -> None:
@@ -207,7 +211,11 @@ def share(
         network.at(network.clock + US + network.random.randrange(apart + 1), partial(launch, rank))
 
     def counts() -> tuple[int, int, int]:
-        return network.packets, sum(network.dropped.values()), network.marks
+        """Of jobs and flows together, as the lab's queues count."""
+        packets, dropped, marked = network.packets, sum(network.dropped.values()), network.marks
+        for flow in flows:
+            packets, dropped, marked = packets + flow.sent, dropped + flow.dropped, marked + flow.marked
+        return packets, dropped, marked
 
     for rank in range(len(team.arrangement.parts)):
         again(rank)

@@ -106,6 +106,7 @@ class Network(Fabric):
         packets, messages, bytes: that hosts have sent, a packet for everybody once for each; bytes on the wire.
         kinds: packets by type (``wire.schema.PacketType``).
         dropped: packets that did not arrive: at the last hop (``port``), between racks (``spine``), ``loss``.
+        marks: packets that were marked, once each; foreign ones are nobody's here.
         take: by job, who takes what arrives there.
     """
 
@@ -123,7 +124,7 @@ class Network(Fabric):
         fat = [[Port(rate * links, switching.buffer * links, int(switching.mark * links)) for _ in racks] for _ in "ud"]
         self.uplinks, self.downlinks = fat
         self.take: list[Callable[[Burst], None]] = []
-        self.packets = self.messages = self.bytes = 0
+        self.packets = self.messages = self.bytes = self.marks = 0
         self.dropped: Counter[str] = Counter()
         self.kinds: Counter[int] = Counter()
         self._seed = seed
@@ -136,11 +137,6 @@ class Network(Fabric):
         self._foreign = Sender(background, self._seed, self.hosts)
         self._begun = self.now
         self.at(self.now + int(self._foreign.due * S), self._intrude)
-
-    @property
-    def marks(self) -> int:
-        """Packets that were marked."""
-        return sum(port.marks for ports in (self.last_hops, self.uplinks, self.downlinks) for port in ports)
 
     def has_room(self, rank: int, job: int = 0) -> bool:
         """See ``Fabric``."""
@@ -184,7 +180,9 @@ class Network(Fabric):
         """See ``Port.take``; a packet may be marked there."""
         before = port.marks
         left = port.take(size, self.now)
-        packet.marked |= port.marks != before
+        if port.marks != before and not packet.marked:
+            packet.marked = True
+            self.marks += 1
         return left
 
     def _up(self, packet: Burst, source: int, to: int, size: int) -> None:
