@@ -150,6 +150,66 @@ def test_a_donor_waits_as_long_as_a_slice_takes() -> None:
     assert donor._until > time.monotonic() + size / RATE
 
 
+@pytest.fixture
+def _slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1000 bytes of a state may take a second."""
+    monkeypatch.setattr("tailbound.torch.entrance.RATE", 1000.0)
+
+
+@pytest.mark.usefixtures("_slow")
+def test_a_donor_waits_as_long_as_what_also_names_takes() -> None:
+    """The attempt was given up while it was encoded, and began anew for ever."""
+    from tailbound.torch.entrance import _ASK, _SILENCE
+
+    donor, path = make(0, Part.INSIDE, "x" * 100_000)
+    waits: list[float] = []
+
+    def left() -> float:
+        """How long it waits from now on; it begins anew."""
+        seconds, donor._until = donor._until - time.monotonic(), 0.0
+        return seconds
+
+    def state_dict(thing: Any = donor._also["thing"]) -> dict[str, Any]:
+        waits.append(left())
+        return {"kept": thing.kept}
+
+    donor._also["thing"] = SimpleNamespace(state_dict=state_dict)  # type: ignore[assignment, unused-ignore]
+    donor._open = True
+    path.handlers["enter"](_ASK.pack(1, 0))
+    assert waits[0] > 100, "it encodes"
+    left()
+    path.handlers["also"](_ASK.pack(1, 0))
+    assert left() > 100, "the guest decodes"
+    path.handlers["entry"](_ASK.pack(1, 0))
+    assert left() < 2 * _SILENCE
+    path.handlers["entry"](_ASK.pack(1, 1))
+    assert left() > 100, "the guest loads"
+
+
+@pytest.mark.usefixtures("_slow")
+def test_a_guest_waits_as_long_as_its_donor_encodes_what_it_holds_by_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The donor's may have grown since ``register``."""
+    donor, path = make(0, Part.INSIDE, "x")
+    guest, asking = make(1, Part.OUTSIDE, "x")
+    waits: list[float] = []
+
+    def pull(rank: int, name: str, request: bytes, timeout: float, *_: object) -> bytearray:
+        if name == "enter":
+            waits.append(timeout)
+            raise ConfigError("asked")
+        return bytearray(b"".join(path.handlers[name](request)))
+
+    monkeypatch.setattr(asking, "pull", pull)
+    for kept in ("x", "x" * 100_000):
+        donor._also["thing"].kept = kept  # type: ignore[attr-defined]
+        donor._tell_also()
+        donor._told = b""
+        with pytest.raises(ConfigError, match="asked"):
+            guest.enter(60)
+    assert waits[0] < 50
+    assert waits[1] > 100
+
+
 def test_states_come_back_by_name_and_in_host_memory() -> None:
     import torch
 

@@ -106,6 +106,54 @@ def test_an_answer_that_has_begun_has_time_by_its_size(
             pair[1].pull(0, "long", b"", 2.0, rate=rate)
 
 
+@pytest.mark.parametrize("key", [b"", bytes(32)])
+def test_an_answer_takes_no_room_before_it_comes(
+    pair: tuple[Reliable, Reliable], monkeypatch: pytest.MonkeyPatch, key: bytes
+) -> None:
+    """Room for a state of tens of GB took longer to make than the giver waits, and a length may be a lie."""
+    for one in pair:
+        one._key = key
+    room, receive = list[int](), reliable._receive
+
+    def received(sock: socket.socket, length: int, until: float, *pause: float) -> bytearray:
+        room.append(length)
+        return receive(sock, length, until, *pause)
+
+    big = np.random.default_rng(1).bytes(2 * reliable._CHUNK + 5)
+    pair[0].serve("state", lambda _: [big])
+    monkeypatch.setattr(reliable, "_receive", received)
+    assert pair[1].pull(0, "state", b"", 20) == big
+    assert max(room) == reliable._CHUNK
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_an_answer_is_over_when_it_has_been_sent_or_cannot_be(pair: tuple[Reliable, Reliable], comes: bool) -> None:
+    """Not when its handler has returned."""
+    asked, go_on, over = threading.Event(), threading.Event(), threading.Event()
+    size = 64 * reliable._CHUNK  # no socket has room for so much
+
+    class Slow(reliable.Ended):
+        def __iter__(self) -> Iterator[bytes]:
+            asked.set()
+            go_on.wait(30)
+            yield bytes(size)
+
+    pair[0].serve("state", lambda _: Slow([], over.set))
+    with socket.create_connection(("127.0.0.1", pair[0].port), 20) as sock:
+        sock.sendall(struct.pack("!IIHHI", 0x7B72656C, COOKIE, 1, 5, 0) + b"state")
+        assert asked.wait(20)
+        assert not over.is_set()
+        if comes:
+            go_on.set()
+            until = time.monotonic() + 30
+            head = reliable._receive(sock, reliable._ANSWER.size, until)
+            assert head[-8:] == size.to_bytes(8, "big")
+            assert not over.is_set()
+            reliable._receive(sock, size, until)
+    go_on.set()
+    assert over.wait(20)
+
+
 def test_an_answer_that_stops_coming_is_not_waited_for() -> None:
     """However long its bytes may take: the peer may have lost its power."""
     asks, answers = socket.socketpair()
@@ -179,6 +227,31 @@ def test_a_port_that_is_taken_is_to_be_freed() -> None:
     there.close()
     with pytest.raises(TransportError, match="choose another interface"):
         Reliable("192.0.2.1")
+
+
+def test_a_request_without_a_thread_is_turned_away_and_the_next_one_is_answered(
+    pair: tuple[Reliable, Reliable], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the limit of threads the path of a rank had ended for good, and nobody noticed."""
+    start, left = threading.Thread.start, [2]
+
+    def no_more(thread: threading.Thread) -> None:
+        if thread.name == "tailbound-answer" and left[0]:
+            left[0] -= 1
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", no_more)
+    pair[0].serve("state", lambda _: [b"well"])
+    for _ in range(2):
+        with pytest.raises(TransportError) as error:
+            pair[1].pull(0, "state", b"", 20)
+        assert not isinstance(error.value, Refusal)
+    assert pair[1].pull(0, "state", b"", 20) == b"well"
+    with pair[0]._answered:
+        assert pair[0]._answered.wait_for(lambda: pair[0]._answering == 0, 20)
+    assert not pair[0]._places._proven
+    assert caplog.text.count("no thread can be started to answer another rank") == 1
 
 
 def test_closing_ends_own_requests(pair: tuple[Reliable, Reliable]) -> None:

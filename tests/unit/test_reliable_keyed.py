@@ -202,6 +202,32 @@ def test_a_connection_that_ends_is_no_death_where_the_rank_answers(how: str) -> 
         assert said[1].empty()
 
 
+@pytest.mark.parametrize("lives", [True, False])
+def test_without_a_thread_a_rank_is_asked_all_the_same(monkeypatch: pytest.MonkeyPatch, lives: bool) -> None:
+    """Else the end of no connection would be noticed any more."""
+    start = threading.Thread.start
+
+    def no_more(thread: threading.Thread) -> None:
+        if getattr(thread, "_target", None) == one._look_for:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with pair() as (one, other):
+        said = connected(one, other)
+        monkeypatch.setattr(threading.Thread, "start", no_more)
+        if not lives:  # as if its process were killed
+            other._listener.shutdown(socket.SHUT_RDWR)
+            other._listener.close()
+        line_of(other).shutdown(socket.SHUT_RDWR)
+        if lives:
+            await_that(lambda: one.counts()["lifelines_renewed"] > 0, "the rank is asked")
+            assert said[0].empty()
+        else:
+            assert said[0].get(timeout=30) == 1
+        assert one._lifelines is not None
+        assert one._lifelines._thread.is_alive()
+
+
 def test_a_death_is_told_and_a_farewell_is_none() -> None:
     """Rule: auth-6."""
     with pair() as (one, other):

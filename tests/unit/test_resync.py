@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support import await_that
+
 pytestmark = pytest.mark.needs("torch")
 
 COOKIE, PATIENCE = 77, 60
@@ -249,13 +251,42 @@ def test_who_misses_a_synchronise_learns_of_the_new_lineage_without_digests() ->
         assert w.counts("gave_way") == [0, 0, 1]
 
 
+def test_halves_that_synchronise_apart_after_the_same_step_have_two_lineages() -> None:
+    """They had one, over two states, and nothing healed."""
+    with world(4) as w:
+        w.run(3)
+        for rank in range(4):
+            w.damage(rank, 0.1 * (rank // 2 + 1))
+        w.views = {0: {0, 1}, 1: {0, 1}, 2: {2, 3}, 3: {2, 3}}
+        assert all(w._threads.map(lambda one: one.synchronise(PATIENCE), w.ranks))
+        assert all(one.sound for one in w.ranks)
+        assert w[0].lineage == w[1].lineage != w[2].lineage == w[3].lineage
+        w.run(1)
+        w.views = {}
+        compare_lineages(w, 16)
+        assert w.equal()
+        assert all(one.sound for one in w.ranks)
+        assert len({one.lineage for one in w.ranks}) == 1
+        assert sorted(w.counts("gave_way")) == [0, 0, 1, 1]
+
+
+def test_a_later_lineage_is_larger_and_has_room_on_the_wire() -> None:
+    from tailbound.torch.resync import _FIRST, _led, _met
+    from tailbound.transport.steps import STEP_MASK
+
+    made = [_FIRST, _led(0, 0), _led(0, 0xFFFF), _met(0, bytes(16)), _met(0, b"\xff" * 16), _led(1, 0)]
+    assert made == sorted(set(made))
+    assert _met(STEP_MASK, b"\xff" * 16) < 1 << 63
+
+
 def test_digests_of_two_lineages_are_no_fault_of_memory(caplog: pytest.LogCaptureFixture) -> None:
     """The ranks do not know of each other's absence; with a digest they learn that they follow two states."""
     from tailbound.torch.digests import Check
+    from tailbound.torch.resync import _led
 
     with world(3) as w:
         w.damage(2, 0.1)
-        w[2]._sound_again(5 << 16 | 2)
+        w[2]._sound_again(_led(4, 2))
         w.run(3)
         checks = [Check(2, 1, (rank + 1) % 3, PATIENCE) for rank in range(3)]
         assert list(w._threads.map(lambda rank: w[rank]._digests.compare(checks[rank]), range(3))) == [[], [], []]
@@ -268,12 +299,13 @@ def test_digests_of_two_lineages_are_no_fault_of_memory(caplog: pytest.LogCaptur
 
 def test_lineages_are_compared_alike_by_all_and_not_while_they_change() -> None:
     from tailbound.torch.lineages import gives_way
+    from tailbound.torch.resync import _led
 
     held = {0: 9, 1: 9, 2: 1, 3: 1, 4: 5}
     assert [gives_way(held, rank) for rank in held] == [False, False, True, True, True]
     with world(3) as w:
         w.run(2)
-        w[2]._sound_again(5 << 16 | 2)
+        w[2]._sound_again(_led(4, 2))
         w[0]._meeting = True
         w[2]._lineages.doubt([0, 1])
         compare_lineages(w, 3)
@@ -549,6 +581,77 @@ def test_nobody_gives_a_state_of_another_step() -> None:
         assert not w.equal()
         assert w[1].adopt_any(1, PATIENCE) == 2  # the present one is later and will do
         assert w.equal()
+
+
+def all_say_sound(w: World, sound: set[int]) -> None:
+    """However slow this machine is."""
+    for one in w.ranks:
+        one._lineages.ask = lambda live: {rank: int(rank in sound) for rank in live}
+
+
+def test_ranks_that_are_lost_together_begin_with_different_donors() -> None:
+    """All took the whole state of the same one."""
+    with world(6) as w:
+        asked: list[list[int]] = [[] for _ in w.ranks]
+        all_say_sound(w, {0, 1, 2})
+        for rank in (3, 4, 5):
+            w[rank]._adopt = lambda donor, *_, rank=rank, **__: asked[rank].append(donor)
+            assert w[rank].adopt_any(1, PATIENCE) is None
+        assert [each[:3] for each in asked[3:]] == [[1, 2, 0], [2, 0, 1], [0, 1, 2]]
+        assert [sorted(each[3:]) for each in asked[3:]] == [[4, 5], [3, 5], [3, 4]]
+
+
+@pytest.mark.parametrize("donors", [{0}, {0, 2}])
+def test_a_rank_gives_its_whole_state_to_one_lost_rank_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, donors: set[int]
+) -> None:
+    """The first donor is still sending: the next one gives or, where there is none, the same one afterwards."""
+    from tailbound.torch import resync
+
+    with world(3) as w:
+        w.run(2)
+        w.damage(1, 0.5)
+        w.live = donors | {1}
+        all_say_sound(w, donors)
+        first = w[0]._answer_whole(1, 1)  # on its way to another rank
+        pauses: list[float] = []
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 3:
+                first.over()
+
+        monkeypatch.setattr(resync, "time", SimpleNamespace(monotonic=time.monotonic, sleep=pause))
+        assert w[1].adopt_any(1, PATIENCE) == 1
+        assert len(pauses) == (3 if donors == {0} else 0)
+        assert w.counts("whole_given") == ([2, 0, 0] if donors == {0} else [1, 0, 1])
+        assert w[1].counters["whole_failed"] == 0
+        assert w.equal()
+        if donors == {0}:
+            await_that(lambda: not w[0]._giving.locked(), "its state has been sent")
+
+
+def test_synchronising_takes_a_whole_state_while_it_goes_to_a_lost_rank() -> None:
+    """There are a few rounds only, and no time to wait for another rank's state."""
+    with world(2) as w:
+        w.run(2)
+        w.damage(1, 0.5)
+        w[0]._answer_whole(1, 1)
+        assert w[1]._adopt(0, 1, PATIENCE, bounded=True) == 1
+
+
+def test_who_could_not_give_its_state_may_give_it_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tailbound.torch import resync
+    from tailbound.transport.reliable import Refusal
+
+    monkeypatch.setattr(resync, "_PATIENCE", 0.0)
+    with world(2) as w:
+        w.run(1)
+        w[0].moment.disturb()
+        with pytest.raises(Refusal, match="has not ended"):
+            w[0]._answer_whole(0, 1)
+        w[0].moment.settle(0)
+        assert w[0]._answer_whole(0, 1)
 
 
 def test_a_whole_state_has_room_and_time_by_what_is_held_here() -> None:

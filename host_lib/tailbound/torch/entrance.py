@@ -12,6 +12,7 @@ given as ``also``.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -69,6 +70,7 @@ class _About(NamedTuple):
     sound: bool
     buckets: str
     still: str
+    also: int  # bytes, as far as is known
 
 
 class Entrance:
@@ -101,6 +103,9 @@ class Entrance:
         self._open = self._over = False
         self._until = 0.0  # monotonic seconds: so long a guest may be silent
         self._telling, self._told = threading.Lock(), b""
+        self._also_bytes = 0  # of what is told of ``also``, at most until now: encoding and loading it takes time
+        with contextlib.suppress(ConfigError):  # who asks for it is told so
+            self._also_bytes = len(encode(self._also))
         #: steps that this process has made by itself
         self.alone = 0
         self.counters: Counter[str] = Counter()
@@ -150,7 +155,7 @@ class Entrance:
         if self._communicator.part != Part.INSIDE:
             raise Refusal("this rank is not in the job itself yet")
         about = {"sound": self._resync.sound, "buckets": self._buckets(), "still": self._still_mark()}
-        return [json.dumps(about).encode()]
+        return [json.dumps(about | {"also": self._also_bytes}).encode()]
 
     def _answer_still(self, request: bytes) -> list[bytes | memoryview]:
         if request == _MARK:
@@ -169,7 +174,7 @@ class Entrance:
                 raise Refusal("no step has ended here yet")
             if self._over:
                 raise Refusal("this rank is closing")
-            self._allow(_SILENCE)
+            self._allow(_silence(self._also_bytes))  # it is encoded now
         try:
             step = resync.moment.step
             where, told = self._communicator.entrance(), resync.replica.describe()
@@ -193,14 +198,15 @@ class Entrance:
             raise Refusal(f"there are {replica.slices} slices here, not {which + 1}")
         with self._changed:
             self._must_wait_for(rank)
-            last = which == replica.slices - 1  # then the guest asks all ranks to take it in
-            self._allow(_silence(replica.size(which)) + last * 2 * _PEER * -(-len(self._peers()) // AT_ONCE))
+            last = which == replica.slices - 1  # then the guest loads ``also``, and asks all ranks to take it in
+            asks = 2 * _PEER * -(-len(self._peers()) // AT_ONCE)
+            self._allow(_silence(replica.size(which) + last * self._also_bytes) + last * asks)
         return replica.copy(which)
 
     def _answer_also(self, rank: int, piece: int) -> list[memoryview]:
         with self._changed:
             self._must_wait_for(rank)
-            self._allow(_silence(_PIECE))
+            self._allow(_silence(max(_PIECE, self._also_bytes)))  # after the last one the guest decodes them
         return [memoryview(self._tell_also())[piece * _PIECE : (piece + 1) * _PIECE]]
 
     def _must_wait_for(self, rank: int) -> None:
@@ -230,6 +236,7 @@ class Entrance:
             if not self._told:
                 scaler = self._scaler()
                 self._told = encode(self._also, scaler.epoch if scaler is not None else None)
+                self._also_bytes = max(self._also_bytes, len(self._told))
             return self._told
 
     # -- what is compared before
@@ -349,7 +356,7 @@ class Entrance:
             self._take_still(rank, donor.still)
         begun = time.monotonic()
         try:
-            body = self._ask_in(rank, min(until, begun + _TURN))
+            body = self._ask_in(rank, min(until, begun + _TURN), donor.also)
             _, step, lineage, *sizes, length = _HEAD.unpack_from(body)
             where, description = (bytes(body[at : at + size]) for at, size in zip(_starts(sizes), sizes, strict=True))
             stopped = time.monotonic()
@@ -382,11 +389,11 @@ class Entrance:
             sorted(here),
         )
 
-    def _ask_in(self, rank: int, until: float) -> bytearray:
-        ask = _ASK.pack(self._rank, _POLL)
+    def _ask_in(self, rank: int, until: float, also: int) -> bytearray:
+        ask, patience = _ASK.pack(self._rank, _POLL), _POLL / 1000 + _silence(also)
         while True:
             try:
-                body = self._communicator.reliable.pull(rank, _ENTER, ask, _POLL / 1000 + _SILENCE)
+                body = self._communicator.reliable.pull(rank, _ENTER, ask, patience)
             except Refusal:
                 if time.monotonic() >= until:
                     raise
@@ -439,5 +446,5 @@ def _starts(sizes: list[int]) -> list[int]:
 
 
 def _silence(size: int) -> float:
-    """Seconds that an answer of ``size`` bytes may take."""
+    """Seconds that an answer of ``size`` bytes may take, and each of encoding, decoding and loading them."""
     return _SILENCE + size / RATE

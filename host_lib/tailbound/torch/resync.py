@@ -11,7 +11,8 @@ and takes one a step from a sound rank:
 - Where no rank is sound, the lowest live one becomes the reference: it is sound because the others take its state. From
   then on there is another *lineage*. Slices of two lineages do not make a replica. Where sound ranks follow two, since
   one was away meanwhile, one of them gives way (``lineages``).
-- A rank that was lost, or whose optimizer keeps things of other shapes, takes the whole state at once.
+- A rank that was lost, or whose optimizer keeps things of other shapes, takes the whole state at once. To lost ranks
+  a rank gives it one after the other: each time it keeps a copy.
 - Nothing is collective, nobody waits for more than one peer, and every wait ends by itself.
 """
 
@@ -21,10 +22,11 @@ import hashlib
 import logging
 import statistics
 import struct
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tailbound.errors import ConfigError, TransportError
 from tailbound.torch.digests import Check, Digests
@@ -32,9 +34,12 @@ from tailbound.torch.lineages import Lineages
 from tailbound.torch.meeting import DIGEST, Meetings, Standing, reference
 from tailbound.torch.moment import Moment
 from tailbound.torch.replica import Replica
-from tailbound.transport.reliable import Refusal, Reliable
+from tailbound.transport.reliable import Ended, Refusal, Reliable
 from tailbound.transport.requests import of_form
 from tailbound.transport.steps import step_distance
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 log = logging.getLogger("tailbound")
 
@@ -52,6 +57,8 @@ _WHOLE_TIMES, _WHOLE_LEAST = 16, 1 << 34
 _COPIED, RATE = 1e9, 10e6
 #: Seconds that who gives the whole state waits for its own step to end, then refuses; in steps if these are long.
 _PATIENCE, _PATIENT_STEPS = 5.0, 4
+#: The words of a rank that is giving its whole state, and seconds after which it is asked again; what stands for them.
+_TAKEN, _AGAIN, _BUSY = "gives its state to another rank", 0.05, -1
 #: A receiver waits for a slice at least this long, in seconds: steps may be shorter than a round trip.
 _LEAST_WAIT = 0.002
 #: After a slice that did not come the next one is waited for twice as long, up to so many times.
@@ -60,8 +67,8 @@ _STRETCH_MOST = 4
 _TURNS_MOST = 2
 #: Rounds of a meeting: what one of them leaves unequal, the next takes.
 _ROUNDS = 8
-#: Lineages: of the beginning; others are ``step + 1`` and the rank that became the reference, or this for a meeting.
-_FIRST, _MET = 1, 0xFFFF
+#: The lineage of the beginning; others are later, and larger (``_led``, ``_met``).
+_FIRST = 1
 
 
 class _Limits(NamedTuple):
@@ -83,6 +90,16 @@ def _limits(held: int, timeout: float, *, bounded: bool) -> _Limits:
     most = max(_WHOLE_LEAST, _WHOLE_TIMES * held)
     timeout = max(0.05, timeout)
     return _Limits(timeout, most, 0.0) if bounded else _Limits(timeout + held / _COPIED, most, RATE)
+
+
+def _led(step: int, rank: int) -> int:
+    """The lineage of what ``rank`` holds after ``step``, in which it became the reference."""
+    return (step + 1) << 40 | rank
+
+
+def _met(step: int, state: bytes) -> int:
+    """The lineage of those who met after ``step`` and hold ``state``: others may meet elsewhere, over another state."""
+    return (step + 1) << 40 | 1 << 39 | int.from_bytes(state[:5], "big") >> 1
 
 
 class Resync:
@@ -118,6 +135,7 @@ class Resync:
         self._lineage = self._following = _FIRST  # own, while sound; that of the slices that are not stale
         self._tried = -1  # the slice that was asked for last
         self._donor = self._giver = -1  # who is asked at the next boundary, and who gave the last slice
+        self._giving = threading.Lock()  # held while the whole state goes to a lost rank
         self._meeting = False  # in ``synchronise``, where ranks come to another lineage one by one
         self._unsound_peers: set[int] = set()  # that have said so since a sound one was last heard of
         self._whole_at: int | None = None  # the step in which the whole state was last taken for its shapes
@@ -299,7 +317,7 @@ class Resync:
         said = self._lineages.ask(live)
         if any(said.get(rank, True) for rank in live):
             return
-        self._sound_again((step + 1) << 16 | self._rank)
+        self._sound_again(_led(step, self._rank))
         self.counters["led"] += 1
         log.info("rank %d: no rank is sound after step %d; the others take the state of this one", self._rank, step)
 
@@ -349,7 +367,7 @@ class Resync:
                 own = self.standing()
         self._meetings.leave()
         if alike and (everybody or any(standing.sound for standing in standings.values())):
-            self._sound_again((step + 1) << 16 | _MET)
+            self._sound_again(_met(step, own.state))
             self._lineages.doubt(set(self._live()) - members - {self._rank})  # who did not come follows an older one
         self.counters["meetings"] += 1
         self.counters["meetings_alike"] += alike and everybody
@@ -425,7 +443,8 @@ class Resync:
     def _adopt(
         self, rank: int, step: int, timeout: float, *, or_later: bool = False, bounded: bool = False
     ) -> int | None:
-        """Takes the whole state of ``rank`` as it is after ``step``; returns the step, None if it was not possible.
+        """Takes the whole state of ``rank`` as it is after ``step``; returns the step, None if it was not possible, or
+        ``_BUSY`` if another rank takes it.
 
         Args:
             rank, step: whose, and after which step.
@@ -450,6 +469,8 @@ class Resync:
                 self.replica.write(which, body[at : at + size])
                 at += size
         except TransportError as error:
+            if isinstance(error, Refusal) and str(error).endswith(_TAKEN):
+                return _BUSY
             log.info("rank %d: not synchronised: %s", self._rank, error)
             self.counters["whole_failed"] += 1
             return None
@@ -495,16 +516,28 @@ class Resync:
         """Takes the state after ``step`` or a later one from any live rank, sound ones first.
 
         For a rank that has jumped. Returns the step; None if nobody gave it. In ``timeout`` seconds it has to begin to
-        come; its size gives it more (``_limits``).
+        come; its size gives it more (``_limits``). Who is giving it to another rank is asked again meanwhile.
         """
         until = time.monotonic() + timeout
-        live = sorted(set(self._live()) - {self._rank}, key=lambda rank: (rank - step) % self._ranks)
+        live = sorted(set(self._live()) - {self._rank})
         said = self._lineages.ask(live)
-        for rank in sorted(live, key=lambda rank: not said.get(rank, 0)):
-            left = until - time.monotonic()
-            stands = self._adopt(rank, step, left, or_later=True) if left > 0 else None
-            if stands is not None:
-                return stands
+        for sound in (True, False):
+            asked = [rank for rank in live if bool(said.get(rank, 0)) == sound]
+            first = (step + self._rank) % max(1, len(asked))  # ranks that are lost together begin with different ones
+            asked = asked[first:] + asked[:first]
+            while asked:
+                busy = []
+                for rank in asked:
+                    left = until - time.monotonic()
+                    if left <= 0:
+                        return None
+                    stands = self._adopt(rank, step, left, or_later=True)
+                    if stands == _BUSY:
+                        busy.append(rank)
+                    elif stands is not None:
+                        return stands
+                if asked := busy:
+                    time.sleep(_AGAIN)
         return None
 
     # -- in the thread that compares digests
@@ -552,7 +585,18 @@ class Resync:
         self.counters["slices_given"] += 1
         return [_GIVEN.pack(lineage, _OTHER), *parts]
 
-    def _answer_whole(self, step: int, or_later: int) -> list[bytes | memoryview]:
+    def _answer_whole(self, step: int, or_later: int) -> list[Buffer]:
+        if not or_later:  # who synchronises has a few rounds only
+            return self._copy(step, or_later)
+        if not self._giving.acquire(blocking=False):
+            raise Refusal(_TAKEN)
+        try:
+            return Ended(self._copy(step, or_later), self._giving.release)
+        except BaseException:
+            self._giving.release()
+            raise
+
+    def _copy(self, step: int, or_later: int) -> list[Buffer]:
         with self.moment.reading(step, self._patience, or_later=bool(or_later)) as stands:
             try:
                 told, lineage = self.replica.describe(), self.lineage

@@ -58,6 +58,9 @@ _CHUNK = 1 << 20
 #: Who closes waits for so many seconds at most until the answers under way have been sent.
 _LINGER = 1.0
 
+#: Seconds until a connection is taken again, after one that could not be taken or answered.
+_REST = 0.05
+
 #: Bytes of a number that is said once, and of a tag.
 _NONCE, _TAG = 16, 16
 
@@ -77,6 +80,14 @@ Handler: TypeAlias = "Callable[[bytes], Iterable[Buffer]]"
 
 class Refusal(TransportError):
     """A peer is there and says no; the message has its words. A handler raises it to say so."""
+
+
+class Ended(list["Buffer"]):
+    """An answer with something to do at its end: ``over()`` is called once it has been sent, or cannot be."""
+
+    def __init__(self, parts: Iterable[Buffer], over: Callable[[], None]) -> None:
+        super().__init__(parts)
+        self.over = over
 
 
 class Reliable:
@@ -136,7 +147,7 @@ class Reliable:
     def serve(self, name: str, handler: Handler) -> None:
         """Answers requests called ``name`` with the buffers that ``handler(request)`` gives, in a thread of their own.
 
-        The handler may wait, but not for ever, and may raise ``Refusal``.
+        The handler may wait, but not for ever, and may raise ``Refusal``. It may give an ``Ended``.
         """
         self._handlers[name] = handler
 
@@ -154,7 +165,11 @@ class Reliable:
                 if due > now + _LOOK_EVERY:
                     return  # it waits already
                 self._looked[rank] = max(now, due)
-            threading.Thread(target=self._look_for, args=(rank, max(0.0, due - now), lost), daemon=True).start()
+            look = rank, max(0.0, due - now), lost
+            try:
+                threading.Thread(target=self._look_for, args=look, daemon=True).start()
+            except RuntimeError:  # no more threads may run: others that end meanwhile wait, for seconds
+                self._look_for(*look)
 
         self._lifelines = Lifelines(ended if self._key else lost)
 
@@ -257,12 +272,9 @@ class Reliable:
         if rate:
             until, pause = max(until, time.monotonic() + length / rate), _SILENCE
         body = bytearray()
-        if tags is None:
-            body = _receive(sock, length, until, pause)
-        while len(body) < length:
+        while len(body) < length:  # room for all of it at once takes longer to make than the giver waits
             piece = _receive(sock, min(_CHUNK, length - len(body)), until, pause)
-            assert tags is not None
-            if not tags.fits(_receive(sock, _TAG, until, pause), piece):
+            if tags is not None and not tags.fits(_receive(sock, _TAG, until, pause), piece):
                 raise TransportError(f"{what}: the answer was changed on the way: check who else is on this network")
             body += piece
         if status:
@@ -316,22 +328,44 @@ class Reliable:
             self._answered.wait_for(lambda: self._answering == 0, _LINGER)
 
     def _accept(self) -> None:
+        full = False  # whether the last request found no thread
         while not self._over.is_set():
             try:
                 sock, (address, *_) = self._listener.accept()
             except OSError:
-                self._over.wait(0.05)  # out of descriptors, say: not a reason to spin
+                self._over.wait(_REST)  # out of descriptors, say: not a reason to spin
                 continue
             if not self._places.enter(sock, address, keyed=bool(self._key)):
                 sock.close()
                 continue
             with self._lock:
                 self._answering += 1
-            threading.Thread(target=self._answer, args=(sock,), name="tailbound-answer", daemon=True).start()
+            try:
+                threading.Thread(target=self._answer, args=(sock,), name="tailbound-answer", daemon=True).start()
+                full = False
+            except RuntimeError as error:  # no more threads may run now: the peer asks again
+                if not full:
+                    log.warning(
+                        "rank %d: no thread can be started to answer another rank, which asks again (%s): let this "
+                        "process have more threads (ulimit -u, pids.max of its cgroup)",
+                        self._rank,
+                        error,
+                    )
+                full = True
+                sock.close()
+                self._leave(sock)
+                self._over.wait(_REST)
+
+    def _leave(self, sock: socket.socket) -> None:
+        """A request is over."""
+        self._places.leave(sock)
+        with self._answered:
+            self._answering -= 1
+            self._answered.notify_all()
 
     def _answer(self, sock: socket.socket) -> None:
         try:
-            with sock:
+            with sock, contextlib.ExitStack() as ends:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 found = self._take(sock)
                 if found is None:
@@ -339,7 +373,10 @@ class Reliable:
                 status, parts = 0, []
                 try:
                     handler, request, tags = found
-                    parts = [memoryview(part).cast("B") for part in handler(request)]
+                    answer = handler(request)
+                    if isinstance(answer, Ended):
+                        ends.callback(answer.over)
+                    parts = [memoryview(part).cast("B") for part in answer]
                 except Refusal as refusal:
                     status, parts = 1, [memoryview(str(refusal).encode())]
                 except Exception as error:
@@ -356,10 +393,7 @@ class Reliable:
         except (OSError, EOFError) as error:
             log.debug("rank %d: an answer over the reliable path did not get through: %s", self._rank, error)
         finally:
-            self._places.leave(sock)
-            with self._answered:
-                self._answering -= 1
-                self._answered.notify_all()
+            self._leave(sock)
 
     def _take(self, sock: socket.socket) -> tuple[Handler, bytes, _Tags | None] | None:
         """The handler, the request and the answer's tags; None for what is not of this job, which gets no answer."""
