@@ -12,7 +12,7 @@ const bit<48> ARP_ETHERNET_IPV4 = 0x000108000604;
 const bit<16> ARP_REQUEST = 1;
 const bit<16> ARP_REPLY = 2;
 
-control Forward(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t standard_metadata) {
+control Forward(inout headers_t hdr, inout standard_metadata_t standard_metadata) {
     action discard() {
         mark_to_drop(standard_metadata);
     }
@@ -44,7 +44,9 @@ control Forward(inout headers_t hdr, inout meta_t meta, inout standard_metadata_
         hdr.ethernet.source = source;
         hdr.ethernet.destination = destination;
         hdr.ipv4.ttl = hdr.ipv4.ttl - 1;
-        meta.renumber = 1;
+        /* RFC 1624: options, which are not parsed, count as they did, and what came broken leaves broken. */
+        bit<32> sum = (bit<32>)(hdr.ipv4.checksum ^ 0xffff) + 0xfeff;
+        hdr.ipv4.checksum = (sum[15:0] + sum[31:16]) ^ 0xffff;
     }
 
     table routes {

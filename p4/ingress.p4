@@ -38,7 +38,7 @@ control TailboundIngress(inout headers_t hdr, inout meta_t meta, inout standard_
         admit.apply(hdr, meta, standard_metadata);
         if (meta.ours == 0) {
             foreign.count((bit<32>)standard_metadata.ingress_port);
-            forward.apply(hdr, meta, standard_metadata);
+            forward.apply(hdr, standard_metadata);
             return;
         }
         drops.apply(standard_metadata.ingress_port, lost);
