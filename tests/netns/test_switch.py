@@ -280,7 +280,7 @@ told["job_nowhere"] = cli.main(["switch", "job", "add", "--rank", "198.18.0.1,02
 told["status"] = cli.main(["switch", "status", "--json"])
 one = ["switch", "job", "add", *rank, "--rows", "16", "--cookie", "0x50"]
 adding = threading.Thread(target=lambda: told.update(job_meanwhile=cli.main(one)), daemon=True)
-with pin.alone("switch.lock"):  # another command is at it
+with pin.alone(folder=True):  # another command is at it
     adding.start()
     adding.join(0.3)
     told["waits"] = adding.is_alive()

@@ -93,15 +93,19 @@ def _begun(file: Path) -> Path:
 
 
 @contextlib.contextmanager
-def alone(lock: str = "lock") -> Iterator[None]:
-    """Keeps other processes from making and removing pins meanwhile, or whatever else ``lock`` is for.
+def alone(*, folder: bool = False) -> Iterator[None]:
+    """Keeps other processes from making and removing pins meanwhile.
+
+    Args:
+        folder: by another lock, that of the folder itself: for whoever does more, and takes the first one within it.
 
     Raises:
         CapabilityError: no privilege to.
     """
     try:
         ROOT.mkdir(mode=0o711, parents=True, exist_ok=True)
-        fd = os.open(ROOT / lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        what, flags = (ROOT, os.O_DIRECTORY) if folder else (ROOT / "lock", os.O_RDWR | os.O_CREAT)
+        fd = os.open(what, flags | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise CapabilityError(f"cannot lock {ROOT}: {error.strerror}; run as root") from error
     try:

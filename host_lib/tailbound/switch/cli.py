@@ -81,7 +81,7 @@ def _alone() -> contextlib.AbstractContextManager[None]:
     """One command at a time changes a switch: two that look for room at once would find the same."""
     from tailbound.kernel import pin
 
-    return pin.alone("switch.lock")
+    return pin.alone(folder=True)
 
 
 def _find() -> Box[Any]:
