@@ -24,7 +24,6 @@ JOBS: dict[str, Callable[..., Any]] = {
         torch_jobs.abstaining,
         torch_jobs.alone,
         resync_jobs.stopped,
-        options_jobs.delayed,
         options_jobs.any_bits,
         options_jobs.feedback,
     )

@@ -290,7 +290,6 @@ def refusals(rank: int) -> None:
     refused("2 shards are 2 jobs", lambda: fsdp.register(plain, mesh["replicate"], datapath="switch"))
     with mock.patch.dict(os.environ, TAILBOUND_DATAPATH="switch"):  # the variable was not read
         refused("2 shards are 2 jobs", lambda: fsdp.register(plain, mesh["replicate"]))
-    refused('schedule="delayed"', lambda: fsdp.register(plain, mesh["replicate"], schedule="delayed", **PATIENT))
     with torch.device("meta"):
         unmade = sharded(mesh["shard"])
     refused("is on meta", lambda: fsdp.register(unmade, mesh["replicate"], **PATIENT))

@@ -298,13 +298,10 @@ def refusals(rank: int) -> None:
     refused("and rank 1 takes its host for ranks 1, 2", node_group=crossed if rank == 1 else hosts[rank >= 2])
     refused("rank 3 on ", node_group="off" if rank == 3 else "auto") if rank < 3 else said_late(net)
     kept = len(dist.distributed_c10d._world.pg_map)
-    refused('schedule="delayed"', node_group="auto", schedule="delayed")
     alone = rank == 3  # who is alone in a mistake is named on all ranks
-    refused('schedule="delayed"', node_group="auto", schedule="delayed" if alone else "synchronous")
     words = "2 ranks on a host are 2 jobs" if alone else "has refused: a switch serves one job"
     refused(words, node_group="auto", datapath="switch" if alone else "udp")
     refused("node_group= is 'host'", node_group="host" if alone else "auto")
-    refused("schedule= is 'late'", node_group="auto", schedule="late" if alone else "synchronous")
     refused("2 ranks on a host are 2 jobs", node_group="auto", datapath="switch")
     refused("interface=eth0,eth0: give another one", node_group="auto", interface="eth0,eth0")
     refused("deadline_ms begins with", node_group="auto", deadline_ms=(1e9, 1e9))  # the host's groups are there by now

@@ -85,7 +85,6 @@ DIFFERING: dict[str, tuple[Any, Any]] = {
     "result": ("peers", "multicast"),
     "resync_period": (200, 100),
     "safeguard": ("skip_op=0.5", "skip_op=0.25"),
-    "schedule": ("synchronous", "delayed"),
     "share_rows": (True, False),
     "strict": (0.0, 2.0),
 }
@@ -196,7 +195,7 @@ def refusals(rank: int) -> None:
     refused(ConfigError, "rdma", lambda: register(DDP(model()), datapath="rdma"))
     refused(ConfigError, "no interface 'nosuch0'", lambda: register(DDP(model()), interface="nosuch0"))
     refused(ConfigError, "UDP port 70000", lambda: register(DDP(model()), port=70000))
-    for option in ({"schedule": "keep"}, {"resync_period": -1}, {"resync_share": -0.5}):
+    for option in ({"resync_period": -1}, {"resync_share": -0.5}):
         refused(ConfigError, next(iter(option)), lambda option=option: register(DDP(model()), **option))
     slow: dict[str, Any] = {"deadline_ms": (5000.0, 10.0), "stage_max": 9.0}
     refused(ConfigError, "4194.24 ms at most", lambda: register(DDP(model()), **slow))

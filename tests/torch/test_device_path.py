@@ -58,17 +58,6 @@ def test_a_stopped_rank_applies_what_the_others_have_finished(tmp_path: Path) ->
     assert len({digest for digest, _, synchronised in back["digests"] if synchronised}) == 1
 
 
-@pytest.mark.parametrize("kind", [pytest.param("float32", marks=pytest.mark.thorough), "float16"])
-def test_delayed_averages(tmp_path: Path, kind: str) -> None:
-    import device_jobs
-    from processes import Job
-
-    with Job(device_jobs.as_device, 2, tmp_path, "delayed", {0}, kind) as job:
-        for errors in job.results():
-            assert len(errors) == 7
-            assert max(errors) < 1.5e-3
-
-
 def test_codes_of_any_bits_and_error_feedback(tmp_path: Path) -> None:
     """One rank coded by the host: both decode to the same bits, and go over from 16 bits to 8 at the same step."""
     import device_jobs

@@ -44,19 +44,6 @@ def test_error_feedback_says_in_the_end_what_codes_clip(tmp_path: Path) -> None:
             assert found["with"] < found["without"] / 4
 
 
-def test_delayed_is_what_it_says(tmp_path: Path) -> None:
-    """Each average a step later, one step without."""
-    import options_jobs
-    from processes import Job
-
-    with Job(options_jobs.schedules, 2, tmp_path, 9) as job:
-        for found in job.results():
-            assert found["delayed"] < 1e-5 < 1e-3 < found["delayed, wrong"]
-            assert found["delayed, scaled"] < 1e-5
-            assert found["equal"]
-            assert found["bubbles"] > 1  # buckets of the one step that applies nothing
-
-
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64"])
 def test_averages_take_the_place_of_gradients(tmp_path: Path, kind: str) -> None:
     import options_jobs

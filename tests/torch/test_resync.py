@@ -115,14 +115,14 @@ def test_a_rank_that_leaves_still_gives_the_results_that_others_miss(tmp_path: P
         assert len(set(job.results())) == 1
 
 
-def _stopped(folder: Path, ring_mib: float, missed: int, steps: int, schedule: str, *more: float) -> dict[str, Any]:
+def _stopped(folder: Path, ring_mib: float, missed: int, steps: int, *more: float) -> dict[str, Any]:
     """What the last of three ranks tells that was stopped while the others made ``missed`` of ``steps`` steps."""
     import resync_jobs
     from processes import Job
 
     context = multiprocessing.get_context("forkserver")
     ready, moved = context.Event(), context.Event()
-    with Job(resync_jobs.stopped, 3, folder, 2, ring_mib, missed, steps, ready, moved, schedule, *more) as job:
+    with Job(resync_jobs.stopped, 3, folder, 2, ring_mib, missed, steps, ready, moved, *more) as job:
         job.await_event(ready, "the last rank about to stop")
         job.await_event(moved, "the others some steps further")
         os.kill(job.processes[2].pid, signal.SIGCONT)
@@ -133,13 +133,11 @@ def _stopped(folder: Path, ring_mib: float, missed: int, steps: int, schedule: s
 def _same_in_the_end(back: dict[str, Any]) -> None:
     assert len({digest for digest, sound, _ in back["digests"] if sound}) <= 1, back["digests"]
     assert len({digest for digest, _, synchronised in back["digests"] if synchronised}) == 1, back["digests"]
-    assert len({digest for digest, sound in back["applied"] if sound}) <= 1, back["applied"]
 
 
-@pytest.mark.parametrize("schedule", ["synchronous", pytest.param("delayed", marks=pytest.mark.thorough)])
-def test_a_stopped_rank_applies_what_the_others_have_finished(tmp_path: Path, schedule: str) -> None:
+def test_a_stopped_rank_applies_what_the_others_have_finished(tmp_path: Path) -> None:
     """It computes none of the steps it was away for, and comes out with the same bits (clock-20)."""
-    back = _stopped(tmp_path, ring_mib=8.0, missed=10, steps=60, schedule=schedule)
+    back = _stopped(tmp_path, ring_mib=8.0, missed=10, steps=60)
     applied = back["stats"]["counters"]["steps_applied"]
     assert applied >= 9
     assert len(back["computed"]) + applied == 60
@@ -147,10 +145,9 @@ def test_a_stopped_rank_applies_what_the_others_have_finished(tmp_path: Path, sc
     _same_in_the_end(back)
 
 
-@pytest.mark.parametrize("schedule", [pytest.param("synchronous", marks=pytest.mark.thorough), "delayed"])
-def test_a_lost_rank_jumps_and_takes_the_state_of_another(tmp_path: Path, schedule: str) -> None:
+def test_a_lost_rank_jumps_and_takes_the_state_of_another(tmp_path: Path) -> None:
     """The ring holds a few steps only: what the rank missed is gone (clock-20, clock-21)."""
-    back = _stopped(tmp_path, ring_mib=0.5, missed=30, steps=90, schedule=schedule)
+    back = _stopped(tmp_path, ring_mib=0.5, missed=30, steps=90)
     assert back["jumped"] >= 25
     assert back["stats"]["replica"]["counters"]["whole_taken"] >= 1
     applied = back["stats"]["counters"].get("steps_applied", 0)
@@ -160,7 +157,7 @@ def test_a_lost_rank_jumps_and_takes_the_state_of_another(tmp_path: Path, schedu
 
 def test_a_model_of_many_rings_goes_on_with_losses_and_a_lost_rank(tmp_path: Path) -> None:
     """A step goes through the ring twelve times; 1 % of all packets get lost, and one rank jumps meanwhile."""
-    back = _stopped(tmp_path, 0.004, 6, 40, "synchronous", 156, 0.01)
+    back = _stopped(tmp_path, 0.004, 6, 40, 156, 0.01)
     assert back["held"] < 0.1
     assert back["jumped"] >= 5
     assert back["stats"]["replica"]["counters"]["whole_taken"] >= 1

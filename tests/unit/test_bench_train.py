@@ -101,8 +101,8 @@ def test_a_loss_at_which_nobody_trains_has_no_network(monkeypatch: pytest.Monkey
 
 
 def test_options_are_values_or_words() -> None:
-    assert parse_options(["schedule=delayed", "hadamard=False", "ring_mib = 128.5", "deadline_ms=(1, 2)"]) == {
-        "schedule": "delayed", "hadamard": False, "ring_mib": 128.5, "deadline_ms": (1, 2),
+    assert parse_options(["result=peers", "hadamard=False", "ring_mib = 128.5", "deadline_ms=(1, 2)"]) == {
+        "result": "peers", "hadamard": False, "ring_mib": 128.5, "deadline_ms": (1, 2),
     }  # fmt: skip
     for wrong in ("late", "=3", "a b=1"):
         with pytest.raises(ConfigError, match="NAME=VALUE"):
@@ -268,12 +268,12 @@ def test_arguments_reach_the_benchmark(monkeypatch: pytest.MonkeyPatch, tmp_path
     seen: dict[str, Any] = {}
     monkeypatch.setattr("tailbound.bench.train.run", lambda scenarios, **more: seen.update(more, scenarios=scenarios))
     network = ["--scenario", "accuracy", "-n", "2", "--loss", "0", "--loss", "1%"]
-    training = ["--seeds", "2", "--seed", "5", "--epochs", "1", "--variants", "gloo", "--option", "schedule=delayed"]
+    training = ["--seeds", "2", "--seed", "5", "--epochs", "1", "--variants", "gloo", "--option", "result=peers"]
     assert cli.main(["bench", "train", *network, *training]) == 0
     (scenario,) = seen["scenarios"]
     assert (scenario.workers, scenario.losses, scenario.seeds) == (2, (0.0, 0.01), (5, 6))
     assert (scenario.variants, scenario.steps) == (("gloo",), IMAGES // 32)
-    assert (seen["lab_only"], seen["options"]) == (True, {"schedule": "delayed"})
+    assert (seen["lab_only"], seen["options"]) == (True, {"result": "peers"})
     assert cli.main(["bench", "train"]) == 0
     assert seen["scenarios"] == plan()
     assert (seen["lab_only"], seen["json_file"], seen["plot"]) == (False, None, None)

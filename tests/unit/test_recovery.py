@@ -289,14 +289,12 @@ def test_applied_steps_go_through_the_scaler(monkeypatch: pytest.MonkeyPatch, gi
     scaler = torch.amp.GradScaler("cpu", 65536.0)
     scaler.scale(torch.ones(1))
     one = lost(resync=SimpleNamespace(replica=SimpleNamespace(optimizers=[optimizer])), scaler=scaler)
-    one.schedule = SimpleNamespace(waits=True, take=list)
     monkeypatch.setattr(one, "end_step", lambda still: None)
     monkeypatch.setattr("tailbound.torch.catch_up.apply_finished", lambda _one, _job, act: (1, act() or 0))
     named = (optimizer,) if given else ()
-    for number, apply in enumerate((one.apply_finished, one.apply_pending), 1):
-        weight.grad = torch.full((1,), 65536.0)
-        assert apply(*named) == 1
-        assert weight.tolist() == [-number]
+    weight.grad = torch.full((1,), 65536.0)
+    assert one.apply_finished(*named) == 1
+    assert weight.tolist() == [-1]
 
 
 def test_a_wrapper_that_is_given_stands_for_what_is_in_it(alone: Any) -> None:
@@ -450,6 +448,8 @@ def test_what_is_applied_is_stepped_as_it_would_have_been_computed(alone: Any) -
     from torch.nn.parallel import DistributedDataParallel
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    from tailbound.torch import catch_up
+    from tailbound.torch.finished import gradients
     from tailbound.torch.recovery import Recovery
 
     class Net(torch.nn.Module):
@@ -484,8 +484,8 @@ def test_what_is_applied_is_stepped_as_it_would_have_been_computed(alone: Any) -
             model.zero_grad()
             model(torch.ones(1, 2)).sum().backward()
             optimizers[step % 2].step()
-        made.schedule = type("Waiting", (), {"waits": True, "take": lambda self: averages})()
-        made.apply_pending()
+        with gradients(made.layout.step(), averages, made.layout.unused()):
+            catch_up.step_optimizers(made)
     finally:
         made.detach()
         dist.destroy_process_group()

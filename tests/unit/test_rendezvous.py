@@ -22,7 +22,7 @@ from tailbound.transport.safeguard import Limits
 def greeting(rank: int, **fields: Any) -> Greeting:
     usual = Greeting(
         rank=rank, ranks=3, wire=1, version="0.1.0", address=f"10.0.0.{rank}", port=5515, width=1408, rows=64,
-        sum_rows=64, datapath="udp", model="abc", options={"bits": "8", "schedule": "delayed"},
+        sum_rows=64, datapath="udp", model="abc", options={"bits": "8", "strict": "2"},
         cookie=7 if rank == 0 else 0,
     )  # fmt: skip
     return replace(usual, **fields)
@@ -48,9 +48,9 @@ def test_all_greetings_by_rank() -> None:
         ("codec", 4, "same version of tailbound"),
         ("width", 448, "same MTU"),
         ("model", "xyz", "same model"),
-        ("options", {"bits": "4", "schedule": "delayed"}, "bits="),
-        ("options", {"bits": "8", "schedule": "synchronous"}, "schedule="),
-        ("options", {"bits": "8"}, "the argument schedule="),
+        ("options", {"bits": "4", "strict": "2"}, "bits="),
+        ("options", {"bits": "8", "strict": "0"}, "strict="),
+        ("options", {"bits": "8"}, "the argument strict="),
         ("ranks", 2, "same world size"),
     ],
 )
@@ -163,12 +163,12 @@ def test_communicators_that_do_not_fit_end_at_once(one: Any, other: Any, advice:
 
 
 def test_the_message_names_ranks_option_values_and_where_to_give_it() -> None:
-    own, other = greeting(1, options={"schedule": "delayed"}), greeting(0, options={"schedule": "synchronous"})
+    own, other = greeting(1, options={"strict": "2"}), greeting(0, options={"strict": "0"})
     with pytest.raises(LayoutError) as caught:
         compare(own, other)
     assert str(caught.value) == (
-        "rank 1 has schedule=delayed, rank 0 has schedule=synchronous: give every rank the same (the argument "
-        "schedule=, or the variable TAILBOUND_SCHEDULE)"
+        "rank 1 has strict=2, rank 0 has strict=0: give every rank the same (the argument strict=, "
+        "or the variable TAILBOUND_STRICT)"
     )
 
 

@@ -72,7 +72,6 @@ def test_no_variable_is_in_the_table_twice() -> None:
         ("share_rows", "Yes", True),
         ("safeguard", "skip_op=0.5, warn_op=never,too_few=SKIP,min_contributors=3",
          Limits(skip_op=0.5, warn_op=None, too_few="skip", min_contributors=3)),
-        ("schedule", "delayed", "delayed"),
         ("resync_period", "0", 0),
         ("multicast_group", "239.1.2.3", "239.1.2.3"),
         ("cookie", "0x4d", 77),
@@ -108,7 +107,6 @@ def test_what_may_be_given(name: str, text: str, value: Any) -> None:
         ("safeguard", "skip_op=1.5", "give a fraction of 0..1"),
         ("safeguard", "too_few=shout", "give 'none', 'warn', 'skip' or 'stop'"),
         ("timeout", "-1", "a number above 0"),
-        ("schedule", "keep", "one of synchronous, delayed"),
         ("resync_period", "-1", "a whole number of at least 0"),
         ("result", "everywhere", "one of auto, peers"),
         ("multicast_group", "10.0.0.1", "give an IPv4 address of 224"),
@@ -209,7 +207,8 @@ def test_a_setting_without_a_value_is_its_default() -> None:
     [
         ({"late": "carry"}, {}, r"late= is 'carry': .* strict=SECONDS"),
         ({}, {"TAILBOUND_LATE": "drop"}, "TAILBOUND_LATE is 'drop': .* Leave late= out"),
-        ({"schedule": "split"}, {}, "schedule= is 'split': .* give \"delayed\""),
+        ({"schedule": "delayed"}, {}, "schedule= is 'delayed': .* Leave schedule= out"),
+        ({}, {"TAILBOUND_SCHEDULE": "synchronous"}, "TAILBOUND_SCHEDULE is 'synchronous': "),
         ({"resync_drift": 0.01}, {}, "resync_drift= is 0.01: "),
     ],
 )
@@ -218,4 +217,4 @@ def test_what_could_be_given_once_is_refused_with_what_to_do(
 ) -> None:
     with pytest.raises(ConfigError, match=instead):
         refuse_removed(given, environment)
-    refuse_removed({"schedule": "delayed", "port": 1}, {"TAILBOUND_PORT": "5"})
+    refuse_removed({"bits": 8, "port": 1}, {"TAILBOUND_PORT": "5"})

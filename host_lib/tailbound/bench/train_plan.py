@@ -195,9 +195,7 @@ def parse_options(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.strip().isidentifier():
-            raise ConfigError(
-                f"option {text!r} is not NAME=VALUE: write for example schedule=delayed or hadamard=False"
-            )
+            raise ConfigError(f"option {text!r} is not NAME=VALUE: write for example bits=16 or hadamard=False")
         try:
             options[name.strip()] = ast.literal_eval(value.strip())
         except (ValueError, SyntaxError):

@@ -183,10 +183,6 @@ OPTIONS = (
         "error_feedback", on_off(), None, "what rounding and clipping kept back comes with the next gradient",
         otherwise="with contributions of 4 bits",
     ),
-    _option(
-        "schedule", choice("synchronous", "delayed"), "synchronous",
-        "when an average is applied: in its own step, or the next one",
-    ),
     _option("resync_period", integer(0), 200, "steps between two comparisons of digests; 0: none"),
     _option(
         "resync_share", number(0, inclusive=True), 0.05,
@@ -281,20 +277,20 @@ OTHERS = (
 
 ALL = (*OPTIONS, *OTHERS)
 _told: set[str] = set()
-#: What could be given once: name, value (None: any), and what to do in its place.
+#: What could be given once, and what to do in its place.
 _REMOVED = (
-    ("late", None, "late gradients are left out; strict=SECONDS waits for them, so that none is late. Leave late= out"),
-    ("schedule", "split", 'it is gone; give "delayed" to hide communication, or "synchronous"'),
-    ("resync_drift", None, "a rank that misses results is made equal again at once. Leave resync_drift= out"),
+    ("late", "late gradients are left out; strict=SECONDS waits for them, so that none is late. Leave late= out"),
+    ("schedule", "every average is applied in its own step. Leave schedule= out"),
+    ("resync_drift", "a rank that misses results is made equal again at once. Leave resync_drift= out"),
 )
 
 
 def refuse_removed(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> None:
     """Raises a ``ConfigError`` for an option, or its variable, that is none any more; it says what to do."""
-    for name, value, advice in _REMOVED:
+    for name, advice in _REMOVED:
         variable = PREFIX + name.upper()
         for place, found in ((f"{name}=", options.get(name)), (variable, environment.get(variable) or None)):
-            if found is not None and value in (None, found):
+            if found is not None:
                 raise ConfigError(f"{place} is {found!r}: {advice}")
 
 

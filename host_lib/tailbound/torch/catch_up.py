@@ -16,7 +16,6 @@ from tailbound.torch.finished import Bucket, Layout, gradients
 from tailbound.torch.memory import Bucket as BucketMemory
 from tailbound.torch.memory import Memory
 from tailbound.torch.options.contribution import Contributions
-from tailbound.torch.options.schedule import Schedule
 from tailbound.torch.paths import Paths
 from tailbound.torch.resync import Resync
 from tailbound.torch.scaler import GradScaler
@@ -42,7 +41,6 @@ class State(Protocol):
     resync: Resync | None
     scaler: GradScaler | None
     layout: Layout
-    schedule: Schedule
     contributions: Contributions
     paths: Paths
     turns: Turns
@@ -57,6 +55,9 @@ class State(Protocol):
 
     def forget(self) -> None:
         """Drops what is kept for the next step."""
+
+    def applied(self, outcome: Outcome, last: bool) -> None:
+        """An average is handed out to be applied."""
 
     def say(self, kind: str, text: str) -> None:
         """Logs ``text`` unless there were enough lines of ``kind`` lately."""
@@ -85,9 +86,9 @@ def apply_finished(state: State, communicator: Communicator, act: Callable[[], o
         ended = step_of(outcomes[-1].label)
         if state.resync is not None and state.rank in communicator.job.sequence.map_at(ended).owners:
             state.resync.unsound()  # the averages have its own rows, which came too late for the others
-            outcomes[-1].missed += 1  # and again where they are applied a step later
-        applied_now = state.schedule.exchange(averages, outcomes, state.loss_scale)
-        with gradients(buckets, applied_now, state.layout.unused()):
+        for bucket, outcome in zip(buckets, outcomes, strict=True):
+            state.applied(outcome, bucket.last)
+        with gradients(buckets, averages, state.layout.unused()):
             act()
         applied += 1
         communicator.job.counters["steps_applied"] += 1
@@ -172,9 +173,7 @@ def take_state(state: State, communicator: Communicator, until: float) -> int:
     if stands is None:
         state.say("no state", "nobody gave a state to go on from; this rank abstains until one does")
         return 0
-    state.forget()  # what waited to be applied is in the state that was taken
-    if not state.schedule.at_once:
-        state.resync.unsound()  # the next step has nothing to apply here, and zeros move what has momentum
+    state.forget()
     dropped, memory = 0, Memory()
     while (buckets := state.layout.step()) and step_distance(stands, communicator.step) >= 0:
         _collect(state, communicator, buckets, memory)

@@ -87,12 +87,8 @@ class FsdpState(TailboundState):
         """Sets the all-reduce hook of ``modules``, in the same order on all ranks.
 
         Raises:
-            ConfigError: a module whose parameters are sharded over several meshes, or averages that are put off.
+            ConfigError: a module whose parameters are sharded over several meshes.
         """
-        if not self.schedule.at_once:
-            raise ConfigError(
-                f'schedule="{self.schedule.kind}": FSDP applies averages in their own step; use schedule="synchronous"'
-            )
         if self.communicator is None:
             return
         self._closing = len(modules)

@@ -39,10 +39,6 @@ class Bucket:
         """Float32 memory in which a contribution is put together."""
         return self._part("staged", torch.float32)
 
-    def aside(self) -> torch.Tensor:
-        """Float32 memory in which a gradient stays while its bucket is used for something else."""
-        return self._part("aside", torch.float32)
-
     def _part(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         if name not in self._parts:
             numel, _, device, _ = self.kind
@@ -51,10 +47,10 @@ class Bucket:
 
 
 class Memory:
-    """One ``Bucket`` for each index and turn, made anew when DDP makes its buckets anew."""
+    """One ``Bucket`` for each index, made anew when DDP makes its buckets anew."""
 
     def __init__(self) -> None:
-        self._buckets: dict[tuple[int, int], Bucket] = {}
+        self._buckets: dict[int, Bucket] = {}
 
     def of(
         self,
@@ -64,7 +60,6 @@ class Memory:
         device: torch.device | None = None,
         *,
         native: bool = False,
-        turn: int = 0,
     ) -> Bucket:
         """Memory of bucket ``index``, made anew if it is another one now.
 
@@ -74,13 +69,12 @@ class Memory:
             dtype: its type.
             device: where it lies; default: on the host.
             native: it is coded and decoded in its own type, without copies in float32.
-            turn: 0 or 1, where two steps use memory of their own (``options.schedule``).
         """
         made = Bucket(numel, dtype, device or torch.device("cpu"), dtype if native else torch.float32)
-        found = self._buckets.get((index, turn))
+        found = self._buckets.get(index)
         # DDP builds its buckets anew after the first step: the old memory of this index goes
         if found is None or found.kind != made.kind:
-            found = self._buckets[index, turn] = made
+            found = self._buckets[index] = made
         return found
 
 

@@ -39,15 +39,6 @@ _NO_JOIN = (
 _Changes = tuple[bytes | None, list[tuple[int, bytes]]]
 
 
-def refuse_schedule(schedule: str) -> None:
-    """Raises a ``ConfigError`` for a schedule that ranks of one host cannot have."""
-    if schedule != "synchronous":
-        raise ConfigError(
-            f'schedule="{schedule}": the ranks of a host put their buckets together in the step that they are of; '
-            'use schedule="synchronous", or node_group="off"'
-        )
-
-
 class NodeState(TailboundState):
     """What ``register`` returns with a ``node_group``: see ``TailboundState`` for its options and methods.
 
@@ -73,7 +64,6 @@ class NodeState(TailboundState):
     def __init__(
         self, group: dist.ProcessGroup, node: Node, *, device: torch.device, timeout: float, **options: Any
     ) -> None:
-        refuse_schedule(options.get("schedule", "synchronous"))
         self._node, self._groups = node, list[dist.ProcessGroup]()
         self._compares = node.place == 0  # it alone hears what the host has missed, and hands on what it takes
         inside = inside_of(device)

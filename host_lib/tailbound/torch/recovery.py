@@ -15,15 +15,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from tailbound.collective.comeback import Part
 from tailbound.collective.communicator import Communicator
+from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TransportError
 from tailbound.torch import catch_up
 from tailbound.torch.also import Stateful
 from tailbound.torch.collectives import refuse_optimizer
 from tailbound.torch.entrance import Entrance
-from tailbound.torch.finished import Layout, gradients
+from tailbound.torch.finished import Layout
 from tailbound.torch.memory import Bucket, Memory
 from tailbound.torch.options.contribution import Contributions
-from tailbound.torch.options.schedule import Schedule
 from tailbound.torch.overflow import OverflowNotes
 from tailbound.torch.paths import Paths
 from tailbound.torch.replica import Replica
@@ -61,12 +61,11 @@ class Recovery:
     shares_scale = False
     #: None: a world of one
     communicator: Communicator | None = None
-    #: what is contributed, and when averages are applied
     contributions: Contributions
-    schedule: Schedule
     paths: Paths
     bits: Bits
     memory_of: Callable[[int, int, torch.dtype, torch.device, Memory | None], Bucket]
+    applied: Callable[[Outcome, bool], None]
     say: Callable[[str, str], None]
 
     def __init__(self, rank: int, ranks: int, resync: tuple[int, float]) -> None:
@@ -499,32 +498,9 @@ class Recovery:
         self._jumped += skipped
         return applied
 
-    def apply_pending(
-        self, optimizer: torch.optim.Optimizer | None = None, *, step: Callable[[], object] | None = None
-    ) -> bool:
-        """With ``schedule="delayed"``: applies what is still on the wire, after the last step or before a checkpoint.
-
-        All ranks must call it after the same step; the step after it changes nothing. Arguments as ``apply_finished``.
-
-        Returns:
-            Whether there was anything to apply.
-
-        Raises:
-            ConfigError: no optimizer is known.
-            TailboundError: see ``allreduce_hook``.
-        """
-        if not self.schedule.waits:
-            return False
-        self.end_step(still=True)
-        with gradients(self.layout.step(), self.schedule.take(), self.layout.unused()):
-            (step or (lambda: catch_up.step_optimizers(self, optimizer)))()
-        self.end_step(still=True)
-        return True
-
     def forget(self) -> None:
-        """Drops what is kept for the next step, and what was still to be applied: the parameters are others now."""
+        """Drops what is kept for the next step: the parameters are others now."""
         self.contributions.forget()
-        self.schedule.forget()
 
     def jump(self, timeout: float = 30.0) -> int:
         """If this rank is lost (``communicator.lost``), joins the others at their next step and takes their state.

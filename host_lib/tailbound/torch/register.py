@@ -21,7 +21,7 @@ from tailbound.torch.collectives import in_model, refuse_optimizer
 from tailbound.torch.hook import allreduce_hook
 from tailbound.torch.interfaces import interface_for
 from tailbound.torch.node import find
-from tailbound.torch.node_state import NodeState, refuse_schedule
+from tailbound.torch.node_state import NodeState
 from tailbound.torch.scaler import adopt
 from tailbound.torch.state import TailboundState, model_digest
 
@@ -150,15 +150,14 @@ def _state(
 
     def of_place(place: int, places: int) -> dict[str, Any]:
         """Options of the rank at ``place``; what several ranks of a host cannot have is refused."""
-        schedule, datapath = known("schedule", options), known("datapath", options)
-        refuse_schedule(schedule)
+        datapath = known("datapath", options)
         if datapath == "switch" or options.get("switch"):
             raise ConfigError(
                 f"a switch serves one job, and {places} ranks on a host are {places} jobs: give no switch"
             )
         _device_of(ddp_model)
         interface, datapath = interface_for(known("interface", options), place, places, datapath)
-        return {"timeout": timeout, "schedule": schedule, "interface": interface, "datapath": datapath}
+        return {"timeout": timeout, "interface": interface, "datapath": datapath}
 
     node = find(group, node_group, timeout, of_place) if not elastic.is_elastic(group) else None
     model = _of_model(ddp_model)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from tailbound.errors import ConfigError
 from tailbound.torch.state import TailboundState
 
 #: Entries of the bucket that ends a step in place of a sparse one.
@@ -22,15 +21,7 @@ def average_sparse(
     """Averages a sparse gradient exactly over all ranks of the process group, however long that takes.
 
     A step ends with an op of Tailbound: where its last bucket is sparse, that is one of zeros.
-
-    Raises:
-        ConfigError: averages are put off.
     """
-    if not state.schedule.at_once:
-        raise ConfigError(
-            f'bucket {index} is sparse, and cannot be put off (schedule="{state.schedule.kind}"): give the embedding '
-            'sparse=False, or schedule="synchronous"'
-        )
     state.complain(
         "a bucket is sparse: it is averaged by the process group, where a slow rank holds all others; "
         "give the embedding sparse=False to bound its time"

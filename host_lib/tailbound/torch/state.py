@@ -21,7 +21,6 @@ from tailbound.torch.complaints import Complaints
 from tailbound.torch.elastic import is_elastic
 from tailbound.torch.memory import Bucket, Memory, check
 from tailbound.torch.options.contribution import Contributions
-from tailbound.torch.options.schedule import Pending, Schedule
 from tailbound.torch.paths import Paths
 from tailbound.torch.recovery import Recovery
 from tailbound.transport.choose import AskedResult
@@ -81,8 +80,6 @@ class TailboundState(Recovery):
         fine_steps: in the first so many steps codes have 16 bits, whatever ``bits`` are.
         error_feedback: add what rounding and clipping kept back of a contribution to the next one; default: with
             contributions of 4 bits only.
-        schedule: when an average is applied: in its own step (``synchronous``), or in the next one (``delayed``), while
-            that one's is on the wire.
         resync_period: steps between two comparisons of digests among ranks that have missed nothing (clock-33); 0:
             none.
         resync_share: share of a step for which a rank that has missed results waits for a slice of another's state, one
@@ -134,7 +131,6 @@ class TailboundState(Recovery):
         bits: Bits = 8,
         fine_steps: int = 0,
         error_feedback: bool | None = None,
-        schedule: str = "synchronous",
         resync_period: int = 200,
         resync_share: float = 0.05,
         result: AskedResult = "auto",
@@ -153,17 +149,16 @@ class TailboundState(Recovery):
             raise ConfigError("there is no process group: pass process_group=, or make a default one")
         if deadline_ms and deadline_ms[0] * MS > DEADLINE_MOST:
             raise ConfigError(f"deadline_ms begins with {deadline_ms[0]:g}: give {DEADLINE_MOST / MS:g} ms at most")
-        if is_elastic(group) and (switch or schedule != "synchronous" or datapath == "switch"):
+        if is_elastic(group) and (switch or datapath == "switch"):
             raise ConfigError(
-                'a rank that has died comes back between two steps: use schedule="synchronous" and no switch, or '
+                "a rank that has died comes back between two steps: use no switch, or "
                 "torch.distributed.init_process_group"
             )
         super().__init__(dist.get_rank(group), dist.get_world_size(group), (resync_period, resync_share))
         self.bits = bits
         up, down = both_ways(self.bits)
         feedback = up == 4 if error_feedback is None else error_feedback
-        self.contributions = Contributions(feedback, copies=schedule != "synchronous")
-        self.schedule = Schedule(schedule, self._applied, lambda: self.loss_scale)
+        self.contributions = Contributions(feedback)
         config = Config(
             rank=self.rank,
             ranks=self.ranks,
@@ -199,7 +194,6 @@ class TailboundState(Recovery):
         options = {
             "error_feedback": "on" if feedback else "off",
             "resync_period": str(resync_period),
-            "schedule": schedule,
         }
         members = f"{group.group_name}/{'-'.join(map(str, dist.get_process_group_ranks(group)))}"
         name = f"tailbound/{members}/{_jobs[members]}"
@@ -230,8 +224,7 @@ class TailboundState(Recovery):
     def average(self, index: int, tensor: torch.Tensor, last: bool) -> torch.futures.Future[torch.Tensor]:
         """Starts averaging one bucket; the future completes in bounded time with a tensor like ``tensor``.
 
-        That is ``tensor`` itself, averaged in place and never written afterwards; with another schedule than
-        ``synchronous``, which still needs the gradient, memory of this state, used again for the same bucket.
+        That is ``tensor`` itself, averaged in place and never written afterwards.
 
         Raises:
             ConfigError: a bucket of a type, layout or device that is not supported.
@@ -268,11 +261,10 @@ class TailboundState(Recovery):
                 self.rehearsed()
             return future
         bucket, scale = self.memory_of(index, tensor.numel(), tensor.dtype, tensor.device), self.loss_scale
-        decoded, result = bucket.targets(tensor.detach() if self.schedule.at_once else None)
+        decoded, result = bucket.targets(tensor.detach())
         contribution = self.contributions.begin(index, tensor, last, bucket, 1 / scale)
         prepare, residual = contribution.prepare, contribution.residual
-        mark = path.stream.mark()  # behind the copy, if there is one
-        pending = Pending(index, tensor, last, future, Outcome(), scale)
+        mark = path.stream.mark()
         if last:
             self._prepare(False)
         errors: list[TailboundError] = []
@@ -280,13 +272,11 @@ class TailboundState(Recovery):
         def done(outcome: Outcome) -> None:
             if outcome.error is not None:
                 errors.append(outcome.error)
-            pending.outcome = outcome
             if scale != 1.0:
                 decoded.mul_(scale)
             if result is not decoded:
                 result.copy_(decoded)
-            if self.schedule.at_once:
-                self._applied(outcome, last)
+            self.applied(outcome, last)
             future.set_result(result)
 
         def complete(outcome: Outcome) -> None:
@@ -329,11 +319,10 @@ class TailboundState(Recovery):
                 raise errors[0]
             return completed.value()  # or its own error
 
-        pending.future = future.then(checked)
-        return self.schedule.put_off(pending)
+        return future.then(checked)
 
-    def _applied(self, outcome: Outcome, last: bool) -> None:
-        """An average is handed out to be applied."""
+    def applied(self, outcome: Outcome, last: bool) -> None:
+        """An average is handed out to be applied; ``last``: it ends the step."""
         self.note(outcome)
         if last:
             self.stepped = False
@@ -347,7 +336,7 @@ class TailboundState(Recovery):
         What is divided by a loss scale is decoded in float32 in any case.
         """
         native = dtype in self.paths.of(device).native and self.loss_scale == 1.0
-        return (memory or self.memory).of(index, numel, dtype, device, native=native, turn=self.schedule.turn)
+        return (memory or self.memory).of(index, numel, dtype, device, native=native)
 
     def stats(self) -> dict[str, Any]:
         """Counters of this rank, in plain types (``tailbound.collective.report.snapshot``); empty for one rank.
@@ -363,7 +352,6 @@ class TailboundState(Recovery):
             stats["replica"] = self.resync.stats()
         if self.entrance is not None:
             stats["entrance"] = {"outside": self.outside, "alone": self.entrance.alone} | dict(self.entrance.counters)
-        stats |= self.schedule.stats()
         stats["history"] = self.history
         if forms := self.paths.forms():
             stats["device_codec"] = forms

@@ -41,11 +41,10 @@ class Contributions:
 
     Args:
         feedback: error feedback.
-        copies: whether the hook returns before the average is there, so that gradients have to be copied at once.
     """
 
-    def __init__(self, feedback: bool, copies: bool) -> None:
-        self.feedback, self._copies = feedback, copies
+    def __init__(self, feedback: bool) -> None:
+        self.feedback = feedback
         self._residuals: dict[int, torch.Tensor] = {}
         self._steps = 0
 
@@ -62,8 +61,6 @@ class Contributions:
         step = self._steps
         self._steps += last
         present = tensor.detach()
-        if self._copies:
-            present = space.aside().copy_(present)
         residual = self._residual(index, present) if self.feedback and step >= _UNSETTLED else None
         if residual is None and factor == 1.0 and present.dtype in (torch.float32, space.decoded):
             return Contribution(present)
