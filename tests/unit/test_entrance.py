@@ -60,7 +60,7 @@ def make(rank: int, part: Part, state: Any, slice_bytes: int = 8) -> tuple[Entra
 
     reliable = Reliable()
     replica = SimpleNamespace(
-        parameters=[], slices=2, describe=lambda: b"", size=lambda _: slice_bytes, copy=lambda _: []
+        parameters=[], slices=2, trained=2, describe=lambda: b"", size=lambda _: slice_bytes, copy=lambda _: []
     )
     resync = SimpleNamespace(replica=replica, sound=True, lineage=1, moment=SimpleNamespace(step=4))
     communicator = SimpleNamespace(
@@ -69,7 +69,7 @@ def make(rank: int, part: Part, state: Any, slice_bytes: int = 8) -> tuple[Entra
     )  # fmt: skip
     bucket = SimpleNamespace(index=0, numel=1, dtype=torch.float32, last=True, parts="")
     layout = SimpleNamespace(step=lambda: [bucket])
-    made: Any = Entrance(communicator, resync, layout, [], {"thing": Kept(state)}, lambda: None)  # type: ignore[arg-type]
+    made: Any = Entrance(communicator, resync, layout, {"thing": Kept(state)}, lambda: None)  # type: ignore[arg-type]
     return made, reliable
 
 
@@ -138,7 +138,7 @@ def test_a_donor_that_ends_no_step_is_left_for_another_one(monkeypatch: pytest.M
 
 
 def test_a_donor_waits_as_long_as_a_slice_takes() -> None:
-    from tailbound.torch.entrance import _ASK
+    from tailbound.torch.entrance import _PART
     from tailbound.torch.resync import RATE
 
     size = int(100 * RATE)
@@ -146,7 +146,7 @@ def test_a_donor_waits_as_long_as_a_slice_takes() -> None:
     with donor._changed:
         donor._guests.add(1)
         donor._open = True
-    path.handlers["entry"](_ASK.pack(1, 0))
+    path.handlers["entry"](_PART.pack(1, 0, b""))
     assert donor._until > time.monotonic() + size / RATE
 
 
@@ -159,7 +159,7 @@ def _slow(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_slow")
 def test_a_donor_waits_as_long_as_what_also_names_takes() -> None:
     """The attempt was given up while it was encoded, and began anew for ever."""
-    from tailbound.torch.entrance import _ASK, _SILENCE
+    from tailbound.torch.entrance import _ASK, _PART, _SILENCE
 
     donor, path = make(0, Part.INSIDE, "x" * 100_000)
     waits: list[float] = []
@@ -180,9 +180,9 @@ def test_a_donor_waits_as_long_as_what_also_names_takes() -> None:
     left()
     path.handlers["also"](_ASK.pack(1, 0))
     assert left() > 100, "the guest decodes"
-    path.handlers["entry"](_ASK.pack(1, 0))
+    path.handlers["entry"](_PART.pack(1, 0, b""))
     assert left() < 2 * _SILENCE
-    path.handlers["entry"](_ASK.pack(1, 1))
+    path.handlers["entry"](_PART.pack(1, 1, b""))
     assert left() > 100, "the guest loads"
 
 

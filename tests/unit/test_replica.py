@@ -53,7 +53,7 @@ def test_another_ranks_state_is_written_whole(kind: str) -> None:
         mine.write(which, memoryview(data))
         assert mine.digest(which) == theirs.digest(which)
     for (name, a), (_, b) in zip(net.named_parameters(), other.named_parameters(), strict=True):
-        assert torch.equal(a, b) == a.requires_grad, name
+        assert torch.equal(a, b), name
         for key, value in optimizer.state[a].items():
             assert not isinstance(value, torch.Tensor) or torch.equal(value, their_optimizer.state[b][key]), key
     for a, b in zip(net.buffers(), other.buffers(), strict=True):
@@ -63,7 +63,7 @@ def test_another_ranks_state_is_written_whole(kind: str) -> None:
 def test_every_byte_is_in_one_slice() -> None:
     _, optimizer, replica = trained(3)
     sizes = [sum(len(part) for part in everything(replica))]
-    state = [p.numel() * p.element_size() for p in replica.parameters]
+    state = [p.numel() * p.element_size() for p in (*replica.parameters, *replica.still)]
     state += [v.numel() * v.element_size() for p in replica.parameters for v in optimizer.state[p].values()]
     buffers = 16 * 4 * 2 + 8
     assert sizes[0] == sum(state) + buffers
@@ -118,7 +118,7 @@ def test_a_rank_without_optimizer_state_gets_it() -> None:
 
 def test_buffers_are_as_they_were_at_the_boundary() -> None:
     net, _, replica = trained(7)
-    last = replica.slices - 1
+    last = replica.trained - 1
     before = replica.digest(last)
     mean = net[1].running_mean.clone()
     net[1].running_mean.fill_(9.0)  # a forward pass
@@ -324,3 +324,71 @@ def test_a_buffer_may_change_its_shape_go_and_come_back() -> None:
     replica.write(0, memoryview(data))
     assert net.late.tolist() == [0.0] * 2
     assert frozen() == {"b0": [4.0] * 3, "b1": [0.0] * 2}
+
+
+def test_a_frozen_parameter_that_the_program_changes_is_compared_and_given() -> None:
+    """A momentum encoder within the model: it differed on all ranks, and they were equal to the bit."""
+    import torch
+    from torch import nn
+
+    from tailbound.torch.replica import Replica
+
+    nets = [nn.Sequential(nn.Linear(8, 8), nn.Linear(200, 200).requires_grad_(False)) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    mine, theirs = (Replica(net, 4) for net in nets)
+    assert (mine.trained, mine.slices, mine.entries) == (4, 8, 72)
+    with torch.no_grad():
+        nets[1][1].weight[150, 7] += 1.0
+    unlike = [which for which in range(mine.slices) if mine.mark(which) != theirs.mark(which)]
+    assert len(unlike) == 1
+    assert unlike[0] >= mine.trained  # slices that are trained are not sent for it
+    mine.write(unlike[0], memoryview(b"".join(theirs.copy(unlike[0]))))
+    assert torch.equal(nets[0][1].weight, nets[1][1].weight)
+    nets[0][1].requires_grad_(True)  # unfrozen later: what an optimizer keeps for it is part of the state, too
+    optimizer = torch.optim.SGD(nets[0][1].parameters(), 0.1, momentum=0.9)
+    assert mine.adopt(optimizer)
+    nets[0][1](torch.ones(1, 200)).sum().backward()
+    optimizer.step()
+    assert b"momentum_buffer" in mine.describe()
+    assert mine.size(4) == 2 * theirs.size(4)
+
+
+def test_large_buffers_are_cut_like_parameters() -> None:
+    """All went with one slice: a queue of 33 MB never came within a small part of a step."""
+    import torch
+    from torch import nn
+
+    from tailbound.torch.replica import SLICE_LEAST, Replica
+
+    net = nn.Linear(1000, 1000)
+    net.register_buffer("queue", torch.arange(500_000.0).view(500, 1000))
+    net.register_buffer("small", torch.ones(7))
+    replica = Replica(net)
+    sizes = [replica.size(which) for which in range(replica.slices)]
+    assert replica.slices == 2 * replica.trained == 64
+    assert max(sizes) < 2 * SLICE_LEAST
+    assert sum(sizes) == 4 * (1_001_000 + 500_000 + 7)
+    assert [which for which in range(64) if replica.has_buffers(which)] == list(range(31, 64))
+    data = [memoryview(b"".join(replica.copy(which))) for which in range(64)]
+    queue = net.queue.clone()
+    with torch.no_grad():
+        for tensor in (*net.parameters(), *net.buffers()):
+            tensor.zero_()
+    replica.freeze()
+    for which, part in enumerate(data):
+        replica.write(which, part)
+    assert torch.equal(net.queue, queue)
+    assert net.small.tolist() == [1.0] * 7
+
+
+def test_learning_rates_are_part_of_the_layout() -> None:
+    """Slices do not carry them: who has other ones takes the whole state."""
+    import torch
+
+    _, optimizer, replica = trained(8)
+    before, layout = replica.rates(), replica.layout(0)
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.02)
+    assert (replica.rates(), replica.layout(0)) == (before, layout)  # as they were at the boundary
+    replica.freeze()
+    assert replica.rates() != before
+    assert replica.layout(0) != layout

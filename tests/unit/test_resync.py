@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from support import await_that
+from tailbound.transport.reliable import Unreachable
 
 pytestmark = pytest.mark.needs("torch")
 
@@ -40,7 +41,9 @@ class World:
         self.ranks: list[Any] = []
         self.live = set(range(ranks))
         self.views: dict[int, set[int]] = {}  # of ranks that know of others than ``live``
+        self.closed: set[int] = set()  # have said goodbye
         self.step, self.still = -1, True
+        self.mixes = 0.0  # of the mean of all parameters, how much a step adds to each
         self._threads = ThreadPoolExecutor(ranks)
         settings = {"period": 0, "share": 1e6} | settings
         for rank, path in enumerate(self.paths):
@@ -49,7 +52,8 @@ class World:
             self.models.append(net)
             path.start(COOKIE, rank, [("127.0.0.1", one.port) for one in self.paths])
             peers: Callable[[], list[int]] = lambda rank=rank: sorted(self.views.get(rank, self.live) - {rank})  # type: ignore[misc]  # noqa: E731
-            self.ranks.append(Resync(path, Replica(net, ranks), rank, ranks, peers, **settings))
+            replica = Replica(net, ranks)
+            self.ranks.append(Resync(path, replica, rank, ranks, peers, closed=lambda: self.closed, **settings))
 
     def __getitem__(self, rank: int) -> Any:
         return self.ranks[rank]
@@ -63,7 +67,8 @@ class World:
 
     def _one(self, rank: int) -> None:
         self.ranks[rank].moment.disturb()
-        self.models[rank].weight.data.add_(0.001)
+        weight = self.models[rank].weight.data
+        weight.add_(0.001 + self.mixes * float(weight.mean()))
         self.ranks[rank].boundary(self.step, still=self.still)
 
     def damage(self, rank: int, by: float, entries: slice = slice(None)) -> None:
@@ -71,6 +76,17 @@ class World:
         self.ranks[rank].moment.disturb()  # slices of the step before may still be compared
         self.models[rank].weight.data[0, entries] += by
         self.ranks[rank].note_missing(1)
+
+    def cut(self, rank: int, other: int) -> None:
+        """From now on ``rank`` does not reach ``other``."""
+        pull = self.paths[rank].pull
+
+        def part(asked: int, *arguments: Any) -> bytearray:
+            if asked == other:
+                raise Unreachable(f"rank {rank} does not reach rank {other}")
+            return pull(asked, *arguments)
+
+        self.paths[rank].pull = part  # type: ignore[method-assign]
 
     def equal(self) -> bool:
         first = self.models[0].weight
@@ -115,7 +131,7 @@ def test_one_damaged_rank_takes_a_slice_a_step_from_a_sound_one(ranks: int) -> N
         assert w.equal()
         assert [one.sound for one in w.ranks] == [True] * ranks
         assert w.counts("slices_taken") == [int(rank == 1) for rank in range(ranks)]
-        assert w[1].counters["slices_equal"] == 3
+        assert w[1].counters["slices_equal"] == 3 + 4  # and all of them once more, after the last step
         assert w[1].counters["bytes_taken"] == 4 * SLICE
         assert not w[1].about_to_take
 
@@ -130,6 +146,138 @@ def test_with_several_averages_per_optimizer_step_all_slices_are_taken(passes: i
         assert w[1].sound
         assert w.equal()
         assert w.counts("slices_taken") == [0, 4]
+
+
+def a_slice_a_step(w: World) -> None:
+    """There is time for no more, in any turn."""
+    for one in w.ranks:
+        one._refresh = lambda step, donor, one=one: one._take_slice(step, donor, PATIENCE)
+
+
+def test_a_rank_whose_optimizer_mixes_entries_is_sound_only_when_it_is_equal() -> None:
+    """As LAMB and Muon do: what was stale went into slices that had been taken before, in a rank that was sound."""
+    with world(2) as w:
+        w.run(2)
+        w.mixes = 0.1
+        w.damage(1, 0.5)
+        for _ in range(8):
+            w.run(1)
+            assert w.equal() or not w[1].sound
+        assert w[1].sound
+        assert w[1].counters["whole_taken"] == 0  # there was time to take all slices after one step
+
+
+@pytest.mark.parametrize("mixes", [0.0, 0.1])
+def test_after_a_turn_of_slices_all_of_them_are_compared_and_then_all_is_taken_at_once(mixes: float) -> None:
+    with world(2) as w:
+        a_slice_a_step(w)
+        w.run(2)
+        w.mixes = mixes
+        w.damage(1, 0.5)
+        w.run(1 + 4)
+        assert not w[1].sound
+        w.run(3)
+        assert not w[1].sound
+        w.run(1)
+        assert w[1].sound
+        assert w.equal()
+        assert w[1].counters["whole_taken"] == w[1].counters["slices_in_vain"] == bool(mixes)
+
+
+def test_a_result_that_is_lost_begins_a_first_turn_again() -> None:
+    with world(2) as w:
+        a_slice_a_step(w)
+        w.run(2)
+        w.mixes = 0.1
+        w.damage(1, 0.5)
+        w.run(1 + 4 + 3)
+        w.damage(1, 0.5)
+        w.run(7)
+        assert not w[1].sound
+        assert w[1].counters["whole_taken"] == 0
+
+
+class Kept:
+    """A scheduler, say."""
+
+    def __init__(self, kept: Any) -> None:
+        self.kept = kept
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kept": self.kept}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.kept = state["kept"]
+
+
+def test_what_is_named_also_comes_with_a_whole_state() -> None:
+    """A rank that had jumped kept its own scheduler, whose learning rate lagged for good."""
+    from tailbound.errors import LayoutError
+
+    with world(2) as w:
+        w.run(2)
+        also = [Kept(7), Kept(3)]
+        for one, each in zip(w.ranks, also, strict=True):
+            one._also = {"scheduler": each}
+        w.damage(1, 0.5)
+        assert w[1].adopt_any(1, PATIENCE) == 1
+        assert also[1].kept == 7
+        assert w.equal()
+        also[0].kept = lambda: None  # cannot be given
+        assert w[1]._adopt(0, 1, PATIENCE) is None
+        w[0]._also = {}
+        with pytest.raises(LayoutError, match=r"also=\['scheduler'\] on some ranks only"):
+            w[1].adopt_any(1, PATIENCE)
+
+
+def test_frozen_parameters_go_with_a_whole_state_where_they_differ() -> None:
+    import torch
+
+    from tailbound.torch.replica import Replica
+
+    with world(2) as w:
+        for one, net in zip(w.ranks, w.models, strict=True):
+            net.frozen = torch.nn.Parameter(torch.ones(4 * SLICE), requires_grad=False)
+            one.replica = one._digests._replica = Replica(net, 2)
+        w.run(2)
+        for change, sent in ((0.0, 4), (0.25, 8)):
+            w[1].moment.disturb()
+            w.models[0].frozen.data += change
+            w[1].moment.settle(w.step)
+            w.damage(1, 0.5)
+            before = w[1].counters["bytes_taken"]
+            assert w[1].adopt_any(w.step, PATIENCE) == w.step
+            assert (w[1].counters["bytes_taken"] - before) // (4 * SLICE) == sent
+            assert w.equal()
+            assert torch.equal(w.models[0].frozen, w.models[1].frozen)
+        w.models[1].frozen.data -= 0.5
+        assert synchronise(w) == [True] * 2
+        assert torch.equal(w.models[0].frozen, w.models[1].frozen)
+
+
+def test_learning_rates_that_differ_are_told_as_such(caplog: pytest.LogCaptureFixture) -> None:
+    """The log said memory errors, slices were taken, and the rank was sound again."""
+    import torch
+
+    from tailbound.torch.digests import Check
+
+    with world(3) as w:
+        optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in w.models]
+        for one, optimizer in zip(w.ranks, optimizers, strict=True):
+            one.replica.adopt(optimizer)
+        w.run(2)
+        optimizers[2].param_groups[0]["lr"] = 0.05
+        w.run(1)
+        checks = [Check(2, 1, (rank + 1) % 3, PATIENCE) for rank in range(3)]
+        for rank, found in enumerate(w._threads.map(lambda rank: w[rank]._digests.compare(checks[rank]), range(3))):
+            w[rank]._compared(checks[rank], found)
+        assert "this rank differs from the others after step 2, without a lost result: their learning" in caplog.text
+        assert "memory errors" not in caplog.text
+        assert [one.sound for one in w.ranks] == [True, True, False]
+        w.run(3)
+        assert w[2].counters["whole_taken"] == 1
+        assert optimizers[2].param_groups[0]["lr"] == 0.1
+        assert w[2].sound
 
 
 def test_ranks_that_are_damaged_at_once_take_from_the_one_that_is_not() -> None:
@@ -253,13 +401,21 @@ def test_who_misses_a_synchronise_learns_of_the_new_lineage_without_digests() ->
 
 def test_halves_that_synchronise_apart_after_the_same_step_have_two_lineages() -> None:
     """They had one, over two states, and nothing healed."""
+    from tailbound.torch.resync import _met
+
     with world(4) as w:
         w.run(3)
         for rank in range(4):
             w.damage(rank, 0.1 * (rank // 2 + 1))
         w.views = {0: {0, 1}, 1: {0, 1}, 2: {2, 3}, 3: {2, 3}}
-        assert all(w._threads.map(lambda one: one.synchronise(PATIENCE), w.ranks))
-        assert all(one.sound for one in w.ranks)
+        pulls = [path.pull for path in w.paths]
+        for rank, other in ((rank, other) for rank in range(4) for other in range(4) if rank // 2 != other // 2):
+            w.cut(rank, other)
+        assert not any(w._threads.map(lambda one: one.synchronise(PATIENCE), w.ranks))  # neither is a majority
+        assert [one.sound for one in w.ranks] == [False] * 4
+        for rank, (path, pull) in enumerate(zip(w.paths, pulls, strict=True)):
+            path.pull = pull  # type: ignore[method-assign]
+            w[rank]._sound_again(_met(w.step, w[rank].standing().state))  # as by ``_lead`` in each half
         assert w[0].lineage == w[1].lineage != w[2].lineage == w[3].lineage
         w.run(1)
         w.views = {}
@@ -414,8 +570,60 @@ def test_a_rank_that_hears_nobody_is_not_synchronised() -> None:
         w.damage(0, 0.5)
         assert synchronise(w, 2.0, [0, 1]) == [False] * 2  # rank 2 does not come
         assert bool((w.models[0].weight == w.models[1].weight).all())  # and these two are equal all the same
-        w.live = {1}
-        assert synchronise(w, PATIENCE, [1]) == [True]  # nobody else is left
+
+
+def test_a_rank_whose_peers_have_closed_is_not_synchronised(caplog: pytest.LogCaptureFixture) -> None:
+    """It was true at once: rank 0 has two batches more, and the others have left meanwhile."""
+    with world(3) as w:
+        w.run(2)
+        w.run(2, only={0})
+        for rank in (1, 2):
+            w.paths[rank].close()
+        w.live, w.closed = {0}, {1, 2}
+        w.damage(0, 0.5)
+        begun = time.monotonic()
+        assert synchronise(w, 2 * PATIENCE, [0]) == [False]
+        assert time.monotonic() - begun < PATIENCE
+        assert not w[0].sound  # it has been compared with nobody
+        assert "compared with rank(s) []; rank(s) [1, 2] have closed" in caplog.text
+
+
+@pytest.mark.parametrize(("ranks", "dead"), [(3, {2}), (4, {2, 3}), (2, {1})])
+def test_who_has_died_is_not_waited_for_and_the_others_have_to_be_a_majority(
+    ranks: int, dead: set[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"), world(ranks) as w:
+        w.run(2)
+        for rank in dead:
+            w.paths[rank].close()
+        w.live -= dead
+        w.damage(0, 0.5)
+        left = sorted(w.live)
+        well = 2 * len(left) > ranks
+        assert synchronise(w, PATIENCE, left) == [well] * len(left)
+        assert f"rank(s) {sorted(dead)} have died" in caplog.text
+        assert (f"that is no majority of {ranks} ranks" in caplog.text) == (not well)
+
+
+def test_who_takes_connections_has_not_died(caplog: pytest.LogCaptureFixture) -> None:
+    """A rank that is stopped is dead for its peers, and holds another state when it goes on."""
+    with world(3) as w:
+        w.run(2)
+        w.live = {0, 1}
+        assert synchronise(w, 1.0, [0, 1]) == [False] * 2
+        assert "rank(s) [2] did not synchronise after it" in caplog.text
+
+
+def test_ranks_that_have_not_met_the_same_ranks_give_the_same_answer(caplog: pytest.LogCaptureFixture) -> None:
+    """Rank 1 had met all and said true, rank 0 had not."""
+    with world(3) as w:
+        w.run(2)
+        w.cut(0, 2)
+        w.views = {0: {0, 1}}
+        w.closed = {2}
+        assert synchronise(w) == [False] * 3
+        assert "others have not met all of them" in caplog.text
+        w.live, w.views = set(), {}  # nobody waits for anybody at the end
 
 
 def test_nobody_waits_for_a_rank_that_went_on_without_synchronising() -> None:
@@ -552,7 +760,7 @@ def test_who_closes_waits_until_those_who_synchronise_with_it_are_through() -> N
         through, gather = threading.Barrier(3), w[2]._meetings.gather
 
         def slow(*arguments: Any) -> Any:  # the others are through and about to close before rank 2 asks anybody
-            if arguments[1] == 1:  # it has published its standing of the second round, in which all are equal
+            if arguments[1] == 2:  # it has published its verdict: in the second round all were equal
                 through.wait(PATIENCE)
             return gather(*arguments)
 
@@ -613,7 +821,7 @@ def test_a_rank_gives_its_whole_state_to_one_lost_rank_at_a_time(
         w.damage(1, 0.5)
         w.live = donors | {1}
         all_say_sound(w, donors)
-        first = w[0]._answer_whole(1, 1)  # on its way to another rank
+        first = w[0]._answer_whole(1, 1, bytes(16))  # on its way to another rank
         pauses: list[float] = []
 
         def pause(seconds: float) -> None:
@@ -636,7 +844,7 @@ def test_synchronising_takes_a_whole_state_while_it_goes_to_a_lost_rank() -> Non
     with world(2) as w:
         w.run(2)
         w.damage(1, 0.5)
-        w[0]._answer_whole(1, 1)
+        w[0]._answer_whole(1, 1, bytes(16))
         assert w[1]._adopt(0, 1, PATIENCE, bounded=True) == 1
 
 
@@ -649,9 +857,9 @@ def test_who_could_not_give_its_state_may_give_it_later(monkeypatch: pytest.Monk
         w.run(1)
         w[0].moment.disturb()
         with pytest.raises(Refusal, match="has not ended"):
-            w[0]._answer_whole(0, 1)
+            w[0]._answer_whole(0, 1, bytes(16))
         w[0].moment.settle(0)
-        assert w[0]._answer_whole(0, 1)
+        assert w[0]._answer_whole(0, 1, bytes(16))
 
 
 def test_a_whole_state_has_room_and_time_by_what_is_held_here() -> None:

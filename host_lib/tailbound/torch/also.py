@@ -1,4 +1,4 @@
-"""States beside model and optimizers that a rank that has come back takes over, as bytes (clock-32).
+"""States beside model and optimizers that go with every whole state, as bytes (clock-21, clock-32).
 
 Each has its own length, so that an error names the one that it is about.
 """
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from tailbound.errors import ConfigError
+from tailbound.errors import ConfigError, LayoutError
 
 _LENGTH = struct.Struct("!I")
 
@@ -46,7 +46,7 @@ def encode(also: Mapping[str, Stateful], scale: object = None) -> bytes:
             sizes.append((name, out.tell() - begun))
     except Exception as error:  # of the caller's own state_dict, too
         raise ConfigError(
-            f"the state of also[{list(also)[len(sizes)]!r}] cannot be given to a rank that comes back "
+            f"the state of also[{list(also)[len(sizes)]!r}] cannot be given to another rank "
             f"({type(error).__name__}: {error}): make its state_dict() return plain types and tensors"
         ) from error
     head = json.dumps([out.tell() - sum(size for _, size in sizes), sizes]).encode()
@@ -73,6 +73,25 @@ def decode(data: bytes | bytearray) -> tuple[dict[str, Any], Any]:
             ) from error
         at += size
     return found, found.pop("")
+
+
+def load(also: Mapping[str, Stateful], states: Mapping[str, Any]) -> None:
+    """``also`` takes ``states`` of another rank, by name.
+
+    Raises:
+        LayoutError: it has other names.
+        ConfigError: one cannot be loaded, by name.
+    """
+    if lacking := also.keys() ^ states.keys():
+        raise LayoutError(f"register was given also={sorted(lacking)} on some ranks only: give it on all ranks alike")
+    for name, state in states.items():
+        try:
+            also[name].load_state_dict(state)
+        except Exception as error:
+            raise ConfigError(
+                f"also[{name!r}] does not take its state of another rank ({type(error).__name__}: {error}): give "
+                "register the same also= on all ranks"
+            ) from error
 
 
 def check(also: Mapping[str, Stateful]) -> None:

@@ -28,6 +28,8 @@ _NAME = "digest"
 _ASK = struct.Struct("!IH")
 #: The answer begins with the lineage.
 _LINEAGE = struct.Struct("!Q")
+#: Bytes of it that follow, and are about learning rates.
+_RATES = 8
 #: Digests that are kept, and seconds that a rank waits for its own to be taken before it refuses, and for an answer.
 _KEPT, _WAIT, _ANSWER = 64, 2.0, 5.0
 
@@ -70,6 +72,8 @@ class Digests:
         self._reliable, self._replica, self._moment = reliable, replica, moment
         self._rank, self._ranks, self._live, self._lineage, self._found = rank, ranks, live, lineage, found
         self._doubt = doubt
+        #: ranks that differed when it was compared last had other learning rates
+        self.rates_unlike = False
         self._kept: dict[tuple[int, int], tuple[int, bytes]] = {}  # lineage and digest, by step and slice
         self._changed = threading.Condition()
         self._checks: queue.SimpleQueue[Check | None] = queue.SimpleQueue()
@@ -106,7 +110,8 @@ class Digests:
             if not lineage:  # asked before the step: a result of it was lost since, and that has its own remedy
                 raise Refusal(f"a result was lost before the end of step {step}")
             # running statistics are every rank's own
-            own = self._replica.layout(which) + self._replica.digest(which, buffers=False)
+            replica = self._replica
+            own = replica.rates() + replica.layout(which) + replica.digest(which, buffers=False)
         with self._changed:
             self._kept[step, which] = lineage, own
             for old in list(self._kept)[:-_KEPT]:
@@ -127,6 +132,7 @@ class Digests:
                     continue
                 if theirs == lineage:
                     held[other] = digest
+        self.rates_unlike = len({one[:_RATES] for one in held.values()}) > 1
         if held[holds_most(held, step, self._ranks)] != own:
             return None
         return sorted(other for other in held if held[other] != own)

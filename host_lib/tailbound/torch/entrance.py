@@ -5,9 +5,9 @@ what its optimizers keep takes shape. When its buckets are those of the others i
 donor stops at the end of a step, and holds, so that the others wait for it as for a rank that evaluates; the new one
 takes the state slice by slice, has all ranks take it in again, and both go on with the same step.
 
-What is taken: trained parameters, persistent buffers and what optimizers keep, with the settings of their groups
-(``replica``); the loss scale; frozen parameters, where they differ; and the ``state_dict`` of whatever ``register`` was
-given as ``also``.
+What is taken: parameters, persistent buffers and what optimizers keep, with the settings of their groups
+(``replica``); the loss scale; and the ``state_dict`` of whatever ``register`` was given as ``also``. Frozen parameters
+and large buffers are sent where they differ.
 """
 
 from __future__ import annotations
@@ -20,17 +20,14 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
-
-import torch
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from tailbound.collective.comeback import Part
 from tailbound.collective.communicator import Communicator
 from tailbound.errors import ConfigError, LayoutError, TransportError
-from tailbound.torch.also import Stateful, decode, encode
+from tailbound.torch.also import Stateful, decode, encode, load
 from tailbound.torch.finished import Layout
-from tailbound.torch.replica import flat, octets
 from tailbound.torch.resync import RATE, Resync
 from tailbound.torch.scaler import GradScaler
 from tailbound.transport.reliable import Refusal
@@ -39,13 +36,11 @@ from tailbound.transport.steps import STEP_MASK
 
 log = logging.getLogger("tailbound")
 
-#: Requests on the reliable path: who could be a donor, frozen parameters, to be let in, a slice, a piece
-#: of ``also``, and that it is over.
-_ABOUT, _STILL, _ENTER, _SLICE, _ALSO, _ENTERED = "about", "still", "enter", "entry", "also", "entered"
-#: Asks for a digest of frozen parameters.
-_MARK = b"?"
+#: Requests on the reliable path: who could be a donor, to be let in, a slice, a piece of ``also``, and that it is over.
+_ABOUT, _ENTER, _SLICE, _ALSO, _ENTERED = "about", "enter", "entry", "also", "entered"
 _ASK = struct.Struct("!HI")
-_NUMBER = struct.Struct("!I")
+#: Asks for a slice: rank, which, digest of what the asker holds.
+_PART = struct.Struct("!HI32s")
 #: Of an answer to who asks to be let in: come in (step, lineage, and lengths), or never, with a text.
 _COME, _NEVER = 1, 0
 _HEAD = struct.Struct("!BIQIIQ")
@@ -69,7 +64,6 @@ class _About(NamedTuple):
     rank: int
     sound: bool
     buckets: str
-    still: str
     also: int  # bytes, as far as is known
 
 
@@ -80,7 +74,6 @@ class Entrance:
         communicator: of the job.
         resync: of the replica.
         layout: of DDP's buckets.
-        still: frozen parameters.
         also: what else has a state, by name.
         scaler: gives the scaler, if there is one.
     """
@@ -90,13 +83,11 @@ class Entrance:
         communicator: Communicator,
         resync: Resync,
         layout: Layout,
-        still: Iterable[torch.Tensor],
         also: Mapping[str, Stateful],
         scaler: Callable[[], GradScaler | None],
     ) -> None:
         self._communicator, self._resync, self._layout = communicator, resync, layout
-        self._still, self._also, self._scaler = [p for p in still if p.numel()], dict(also), scaler
-        self._still_digest = ""
+        self._also, self._scaler = dict(also), scaler
         self._rank = communicator.config.rank
         self._changed = threading.Condition()
         self._guests: set[int] = set()
@@ -109,12 +100,10 @@ class Entrance:
         #: steps that this process has made by itself
         self.alone = 0
         self.counters: Counter[str] = Counter()
-        self._still_mark()  # peers that ask for it do not wait for long
         reliable = communicator.reliable
         reliable.serve(_ABOUT, self._answer_about)
-        reliable.serve(_STILL, self._answer_still)
         reliable.serve(_ENTER, of_form(_ASK, self._answer_enter))
-        reliable.serve(_SLICE, of_form(_ASK, self._answer_slice))
+        reliable.serve(_SLICE, of_form(_PART, self._answer_slice))
         reliable.serve(_ALSO, of_form(_ASK, self._answer_also))
         reliable.serve(_ENTERED, of_form(_ASK, self._answer_entered))
         reliable.before_close(self._close)
@@ -154,16 +143,8 @@ class Entrance:
     def _answer_about(self, _: bytes) -> list[bytes]:
         if self._communicator.part != Part.INSIDE:
             raise Refusal("this rank is not in the job itself yet")
-        about = {"sound": self._resync.sound, "buckets": self._buckets(), "still": self._still_mark()}
+        about = {"sound": self._resync.sound, "buckets": self._buckets()}
         return [json.dumps(about | {"also": self._also_bytes}).encode()]
-
-    def _answer_still(self, request: bytes) -> list[bytes | memoryview]:
-        if request == _MARK:
-            return [self._still_mark().encode()]
-        (number,), views = _NUMBER.unpack(request), self._still_views()
-        if number >= len(views):
-            raise Refusal(f"there are {len(views)} frozen parameters here: train the same model on every rank")
-        return [octets(views[number]).data]
 
     def _answer_enter(self, rank: int, milliseconds: int) -> list[bytes | memoryview]:
         resync = self._resync
@@ -192,7 +173,7 @@ class Entrance:
             self._allow(_SILENCE)
         return [_HEAD.pack(_COME, step, resync.lineage, len(where), len(told), len(also)), where, told]
 
-    def _answer_slice(self, rank: int, which: int) -> list[memoryview]:
+    def _answer_slice(self, rank: int, which: int, held: bytes) -> list[memoryview]:
         replica = self._resync.replica
         if which >= replica.slices:
             raise Refusal(f"there are {replica.slices} slices here, not {which + 1}")
@@ -201,7 +182,8 @@ class Entrance:
             last = which == replica.slices - 1  # then the guest loads ``also``, and asks all ranks to take it in
             asks = 2 * _PEER * -(-len(self._peers()) // AT_ONCE)
             self._allow(_silence(replica.size(which) + last * self._also_bytes) + last * asks)
-        return replica.copy(which)
+        equal = which >= replica.trained and replica.digest(which) == held  # trained parameters hardly ever are
+        return [] if equal else replica.copy(which)
 
     def _answer_also(self, rank: int, piece: int) -> list[memoryview]:
         with self._changed:
@@ -245,51 +227,6 @@ class Entrance:
         """Digest of what DDP's buckets are made of; empty while they are not known."""
         told = [[b.index, b.numel, str(b.dtype), b.last, b.parts] for b in self._layout.step()]
         return hashlib.blake2b(json.dumps(told).encode(), digest_size=16).hexdigest() if told else ""
-
-    def _still_views(self) -> list[torch.Tensor]:
-        return [view for view in map(flat, self._still) if view is not None]
-
-    def _still_mark(self) -> str:
-        if self._still and not self._still_digest:
-            out = hashlib.blake2b(digest_size=16)
-            for view in self._still_views():
-                out.update(octets(view).data)
-            self._still_digest = out.hexdigest()
-        return self._still_digest
-
-    def begin(self, timeout: float) -> None:
-        """All ranks begin: waits until each has a replica to compare; frozen parameters are those of rank 0.
-
-        Raises:
-            TransportError: a rank is not as far after ``timeout`` seconds, or they could not be taken.
-        """
-        until, marks = time.monotonic() + timeout, dict[int, bytes]()
-        for rank in self._peers():
-            while rank not in marks:
-                try:
-                    marks[rank] = bytes(self._communicator.reliable.pull(rank, _STILL, _MARK, _PEER, 64))
-                except TransportError:
-                    if time.monotonic() >= until:
-                        raise
-                    time.sleep(0.05)
-        if self._rank and marks[0] != self._still_mark().encode():
-            self._take_still(0, marks[0].decode())
-
-    def _take_still(self, rank: int, mark: str) -> None:
-        """Takes the frozen parameters of ``rank``, one by one, which have the digest ``mark``."""
-        with torch.no_grad():
-            for number, view in enumerate(self._still_views()):
-                size = view.numel() * view.element_size()
-                body = self._communicator.reliable.pull(rank, _STILL, _NUMBER.pack(number), _silence(size))
-                if len(body) != size:
-                    break
-                view.view(torch.uint8).copy_(torch.frombuffer(body, dtype=torch.uint8))
-        self._still_digest = ""
-        if self._still_mark() != mark:
-            raise TransportError(
-                f"the frozen parameters of rank {rank} are others than those of this one: train the same model on "
-                "every rank"
-            )
 
     # -- a rank outside, in the training thread
 
@@ -352,8 +289,6 @@ class Entrance:
             TransportError: it did not come to the end of a step, or not all of it came.
         """
         pull, rank = self._communicator.reliable.pull, donor.rank
-        if donor.still != self._still_mark():
-            self._take_still(rank, donor.still)
         begun = time.monotonic()
         try:
             body = self._ask_in(rank, min(until, begun + _TURN), donor.also)
@@ -361,18 +296,16 @@ class Entrance:
             where, description = (bytes(body[at : at + size]) for at, size in zip(_starts(sizes), sizes, strict=True))
             stopped = time.monotonic()
             states, scale = decode(self._pull_also(rank, length))
-            if lacking := self._also.keys() ^ states.keys():
-                raise LayoutError(
-                    f"register was given also={sorted(lacking)} on some ranks only: give it on all ranks alike"
-                )
-            size_of = self._resync.replica.size
-            self._resync.take_over(
-                step,
-                description,
-                lambda which: pull(rank, _SLICE, _ASK.pack(self._rank, which), _silence(size_of(which))),
-                lineage,
-            )
-            self._take_also(states, scale, step + 1 & STEP_MASK)
+            replica = self._resync.replica
+
+            def pull_slice(which: int) -> bytearray:
+                held = replica.digest(which) if which >= replica.trained else b""
+                return pull(rank, _SLICE, _PART.pack(self._rank, which, held), _silence(replica.size(which)))
+
+            self._resync.take_over(step, description, pull_slice, lineage)
+            load(self._also, states)
+            if (scaler := self._scaler()) is not None and scale is not None:
+                scaler.take_over(scale, step + 1 & STEP_MASK)
             here = self._communicator.enter(where)
             self._communicator.hold(True)  # until its first step with the others is launched: it may look for its data
         finally:
@@ -420,18 +353,6 @@ class Entrance:
                 raise TransportError(f"rank {rank} has {len(body)} bytes of also instead of {size}: ask it again")
             body += got
         return body
-
-    def _take_also(self, states: dict[str, Any], scale: Any, step: int) -> None:
-        for name, state in states.items():
-            try:
-                self._also[name].load_state_dict(state)
-            except Exception as error:
-                raise ConfigError(
-                    f"also[{name!r}] does not take its state of another rank ({type(error).__name__}: {error}): give "
-                    "register the same also= on all ranks"
-                ) from error
-        if (scaler := self._scaler()) is not None and scale is not None:
-            scaler.take_over(scale, step)
 
     def _pause(self) -> None:
         """Between two questions."""

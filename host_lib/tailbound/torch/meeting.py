@@ -10,6 +10,9 @@ Otherwise those who hold something else than the *reference* take it, and meet a
 - A standing can still be asked for when its rank is through: others may be slower. Who closes soon after waits for
   them, for a few seconds at most.
 - A rank that is past the step without having synchronised says so, and nobody waits for it.
+- All ranks of the job are asked, those too that seem to be dead: who takes a connection has not died.
+- Where all are alike each publishes its verdict in one more round: whether it has met every rank that has not died, and
+  a majority. The answer is that of all verdicts, so that ranks which have heard each other give the same.
 """
 
 from __future__ import annotations
@@ -24,16 +27,16 @@ from typing import NamedTuple
 
 from tailbound.errors import TransportError
 from tailbound.torch.moment import Moment
-from tailbound.transport.reliable import Refusal, Reliable
+from tailbound.torch.replica import DIGEST
+from tailbound.transport.reliable import Refusal, Reliable, Unreachable
 from tailbound.transport.requests import ask_each, of_form
 from tailbound.transport.steps import step_distance
 
 _NAME = "standing"
 _ASK = struct.Struct("!IBHH")
+#: What the asked rank does; whether it is sound, and its verdict (bit 1); state, form.
 _HEAD = struct.Struct("!BB16s16s")
 _HERE, _NOT_YET, _ELSEWHERE = range(3)
-#: Bytes of a digest.
-DIGEST = 16
 _ANSWER_MOST = 1 << 16
 #: Milliseconds that a rank lets others wait for its standing before they have to ask again.
 _POLL = 2000
@@ -48,13 +51,14 @@ _KEPT = 2
 class Standing(NamedTuple):
     """What a rank holds: ``state`` digests parameters and optimizers, ``form`` the latter's shapes and plain values.
 
-    ``slices``: a digest each, the buffers among the last one.
+    ``slices``: a digest each, with buffers. ``well``: the verdict, that all who have not died are equal.
     """
 
     sound: bool
     state: bytes
     form: bytes
     slices: tuple[bytes, ...]
+    well: bool = False
 
     def holds(self, other: Standing) -> bool:
         """Whether both are the same to the bit, buffers included."""
@@ -62,7 +66,7 @@ class Standing(NamedTuple):
 
     def pack(self) -> bytes:
         """As bytes."""
-        return _HEAD.pack(_HERE, self.sound, self.state, self.form) + b"".join(self.slices)
+        return _HEAD.pack(_HERE, self.sound | self.well << 1, self.state, self.form) + b"".join(self.slices)
 
 
 def holds_most(held: Mapping[int, Hashable], step: int, ranks: int) -> int:
@@ -97,10 +101,20 @@ class Meetings:
         rank: the own one.
         live: gives the peers that answer, as far as is known.
         moment: after which step the state here stands.
+        inside: whether this process takes part in the job.
     """
 
-    def __init__(self, reliable: Reliable, rank: int, live: Callable[[], Collection[int]], moment: Moment) -> None:
-        self._reliable, self._rank, self._live, self._moment = reliable, rank, live, moment
+    def __init__(
+        self,
+        reliable: Reliable,
+        rank: int,
+        live: Callable[[], Collection[int]],
+        moment: Moment,
+        inside: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._reliable, self._rank, self._live, self._moment, self._inside = reliable, rank, live, moment, inside
+        #: peers of which no process of the job was there when they were asked last
+        self.unreachable: set[int] = set()
         self._changed = threading.Condition()
         self._meetings: list[_Meeting] = []
         self._over = False
@@ -136,24 +150,27 @@ class Meetings:
             request = _ASK.pack(step, number, self._rank, wait)
             try:
                 body = bytes(self._reliable.pull(rank, _NAME, request, wait / 1000 + 1, _ANSWER_MOST))
-            except Refusal:
-                return None
-            except TransportError:
+            except TransportError as error:
+                absent = isinstance(error, Refusal | Unreachable)  # who refuses is about to register, or outside
+                (self.unreachable.add if absent else self.unreachable.discard)(rank)
                 if rank not in self._live():
                     return None
                 time.sleep(min(_LOOK, left))
                 continue
+            self.unreachable.discard(rank)
             if len(body) < _HEAD.size or (len(body) - _HEAD.size) % DIGEST or body[0] == _ELSEWHERE:
                 return None
             if body[0] == _HERE:
-                _, sound, state, form = _HEAD.unpack_from(body)
+                _, flags, state, form = _HEAD.unpack_from(body)
                 slices = tuple(body[at : at + DIGEST] for at in range(_HEAD.size, len(body), DIGEST))
-                return Standing(bool(sound), state, form, slices)
+                return Standing(bool(flags & 1), state, form, slices, bool(flags & 2))
         return None
 
     # -- answering, in threads of the reliable path
 
     def _answer(self, step: int, number: int, asker: int, wait: int) -> list[bytes]:
+        if not self._inside():
+            raise Refusal("this process has no part in the job yet")
         until = time.monotonic() + min(wait, _POLL) / 1000
         with self._changed:
             while not self._over and not self._past(step):

@@ -35,8 +35,8 @@ _NO_JOIN = (
     "the ranks of a host make every forward pass together, and DDP's join() lets one go on without: leave join() out "
     "and give all ranks as many batches"
 )
-#: What a rank changed in its replica: how optimizers are arranged, and slices with their bytes.
-_Changes = tuple[bytes | None, list[tuple[int, bytes]]]
+#: What a rank changed in its replica: how optimizers are arranged and what ``also`` holds, and slices with their bytes.
+_Changes = tuple[tuple[bytes, bytes] | None, list[tuple[int, bytes]]]
 
 
 class NodeState(TailboundState):
@@ -333,7 +333,7 @@ class NodeState(TailboundState):
         super().end_step(still=still)
         if ended and still and self._takes and self.resync is not None:
             self._takes = False
-            self._hand_on(self.resync.replica)
+            self._hand_on(self.resync)
 
     def synchronise(self, timeout: float = 30.0) -> bool:
         """As in ``TailboundState``, on all ranks of all hosts; those of a host are equal to the bit then, too."""
@@ -358,24 +358,27 @@ class NodeState(TailboundState):
         if replica.arranged:
             replica.written = set(range(replica.slices))
         if replica.written:
-            self._hand_on(replica)
+            self._hand_on(resync)
         return bool(well)
 
-    def _hand_on(self, replica: Replica) -> None:
+    def _hand_on(self, resync: Resync) -> None:
         """Gives all ranks of this host what its first rank has changed."""
-        changes: _Changes | None = self._collectives.from_first(self._changes(replica) if self._first else None)
+        replica = resync.replica
+        changes: _Changes | None = self._collectives.from_first(self._changes(resync) if self._first else None)
         if not self._first and changes is not None:
             told, slices = changes
             if told is not None:
-                replica.arrange(told)
+                replica.arrange(told[0])
+                resync.take_also(told[1])
             for which, data in slices:
                 replica.write(which, memoryview(data))
             replica.freeze()
         replica.written, replica.arranged = set(), False
 
     @staticmethod
-    def _changes(replica: Replica) -> _Changes:
-        told = replica.describe() if replica.arranged else None
+    def _changes(resync: Resync) -> _Changes:
+        replica = resync.replica
+        told = (replica.describe(), resync.tell_also()) if replica.arranged else None
         return told, [(which, b"".join(replica.copy(which))) for which in sorted(replica.written)]
 
     def stats(self) -> dict[str, Any]:

@@ -130,8 +130,8 @@ class Recovery:
         """Keeps ``ddp_model``'s replica equal to the others' from now on; ``register`` calls it.
 
         Steps end at the next forward pass of ``ddp_model``. Without ``optimizer``, those that step its parameters are
-        found at their first ``step()``. A wrapper around one (Accelerate's) stands for it. ``also``: what else a rank
-        that has come back takes over, where one can.
+        found at their first ``step()``. A wrapper around one (Accelerate's) stands for it. ``also``: what else goes
+        with a whole state.
         """
         while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
             optimizer = inner  # its own step is what hooks see; with the wrapper beside it steps were applied twice
@@ -144,7 +144,7 @@ class Recovery:
         if optimizer is not None and not replica.adopt(optimizer):
             raise ConfigError("the optimizer given to register steps none of the model's parameters")
         self._tell_of_ring(self.communicator, self._entries(replica))
-        job, (period, share) = self.communicator.job, self._resync_settings
+        communicator, job, (period, share) = self.communicator, self.communicator.job, self._resync_settings
         self.resync = Resync(
             self.communicator.reliable,
             replica,
@@ -154,6 +154,9 @@ class Recovery:
             period=period,
             share=share,
             compare=self._compares,
+            also=also,
+            closed=lambda: job.membership.gone,
+            inside=lambda: not communicator.elastic or communicator.part != Part.OUTSIDE,
         )
         # first of all hooks: FSDP's own gathers the parameters, which a boundary may still change
         self._handles.append(ddp_model.register_forward_pre_hook(ForwardHook(self._before_forward), prepend=True))
@@ -167,10 +170,7 @@ class Recovery:
             self._endings.insert(0, step_hook.remove)
         if self.communicator.elastic:
             self.layout.compare(replica.parameters)
-            still = [p for p in module.parameters() if not p.requires_grad]
-            self.entrance = Entrance(
-                self.communicator, self.resync, self.layout, still, also or {}, lambda: self.scaler
-            )
+            self.entrance = Entrance(self.communicator, self.resync, self.layout, also or {}, lambda: self.scaler)
         if not self.outside:
             self._prepare(True)
 
@@ -195,7 +195,6 @@ class Recovery:
             return
         if self.rank:
             self.resync.unsound()
-        self.entrance.begin(timeout)
         if not self.synchronise(timeout):
             raise TransportError(
                 f"rank {self.rank}: ranks did not take over what rank 0 holds within {timeout:g} s: look at the other "
@@ -400,9 +399,10 @@ class Recovery:
             timeout: seconds to wait, for the slowest rank and for what has to be taken.
 
         Returns:
-            Whether all live ranks answered and are equal. False if a rank did not come within half of ``timeout``, or
-            has gone on without synchronising; those that came are equal then, as far as time allowed. False for a rank
-            that has come back and is still ``outside``.
+            Whether every rank that has not died answered, these are a majority, and all of them are equal. False if a
+            rank did not come within half of ``timeout``, has closed, or has gone on without synchronising; those that
+            came are equal then, as far as time allowed. False for a rank that has come back and is still ``outside``.
+            The log says who was compared.
         """
         half_made, ended = self._half_made, self.ended
         if half_made and self.outside:

@@ -52,7 +52,8 @@ def register(
         scaler: torch's gradient scaler, if one steps that optimizer: it becomes a ``tailbound.torch.GradScaler`` in its
             place, on all ranks. One that is not named is found at its first step.
         also: by name, what else has ``state_dict()`` and ``load_state_dict()``: schedulers, averages of parameters, the
-            place in the data. A rank that has come back takes their states, too (``docs/torch/cluster.md``).
+            place in the data. Their states go with every whole state: to a rank that was away for too long, and to one
+            that has come back (``docs/torch/cluster.md``). The same names on all ranks.
         node_group: the ranks of this rank's host, of which each then averages a part of every bucket with other hosts
             (``docs/torch/nodes.md``): a group, ``"auto"`` for those that torchrun has started there, or ``"off"``, so
             that every rank stands for itself. Default: the variable ``TAILBOUND_NODE_GROUP``, else ``"off"``.
@@ -79,8 +80,7 @@ def register(
             "(add 0 * parameter.sum() to the loss where one is left out) and pass find_unused_parameters=False, or "
             "use torch.distributed.init_process_group"
         )
-    if elastic.is_elastic(group):
-        check(also or {})
+    check(also or {})
     # over a group of one rank nobody waits for another
     barriers = in_model(ddp_model, _SYNC_OPTION) if group is ddp_model.process_group else []
     for barrier in barriers:

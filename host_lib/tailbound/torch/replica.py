@@ -2,8 +2,11 @@
 
 A slice is a range of parameter entries with the optimizer's entries of the same range: an elementwise optimizer then
 goes on equally wherever a slice is equal. What an optimizer keeps in other shapes (step counts, lists of matrices) goes
-with a parameter's first entry, buffers go with the last slice. All ranks cut alike, since the cut depends on the
-parameters only. Plain values beside a parameter, and settings of groups, are told apart from the slices (``describe``).
+with a parameter's first entry. Frozen parameters, which a program may change by itself (a momentum encoder), and large
+buffers have slices of their own, behind those of trained parameters; as a rule these are equal, and nobody sends them.
+Small buffers go with the last slice of trained parameters. All ranks cut alike, since the cut depends on the model as
+it was in the beginning. Plain values beside a parameter, and settings of groups, are told apart from the slices
+(``describe``).
 """
 
 from __future__ import annotations
@@ -23,9 +26,11 @@ from tailbound.torch.kept import Told, leaves, of_shape, rebuild, rebuild_settin
 from tailbound.torch.streams import settle_thread
 from tailbound.wire.jit import compiled
 
-#: Most slices, and fewest bytes of parameters in one. At 64 slices one is a few per cent of a step to send, whatever
-#: the size of the model: a step sends all of them, at a quarter of the bytes.
+#: Most slices of trained parameters, and of the rest, and fewest bytes of parameters in one. At 64 slices one is a few
+#: per cent of a step to send, whatever the size of the model: a step sends all of them, at a quarter of the bytes.
 SLICES_MOST, SLICE_LEAST = 64, 64 << 10
+#: Bytes of a digest of a slice.
+DIGEST = 16
 
 _M1, _M2 = np.uint64(0x9E3779B185EBCA87), np.uint64(0xC2B2AE3D27D4EB4F)
 _LEFT, _RIGHT = np.uint64(31), np.uint64(33)
@@ -87,20 +92,32 @@ class Replica:
 
     def __init__(self, module: torch.nn.Module, least: int = 1) -> None:
         self.parameters = [p for p in module.parameters() if p.requires_grad]
+        #: frozen ones: DDP averages nothing for them, whatever becomes of them later
+        self.still = [p for p in module.parameters() if not p.requires_grad]
         self._places = _persistent(module)
         self._frozen: dict[int, torch.Tensor] = {}
-        self._devices = {p.device for p in self.parameters if p.device.type == "cuda"}
+        self._devices = {p.device for p in self._all if p.device.type == "cuda"}
         self._marks: list[torch.cuda.Event] = []
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         #: slices assigned lately, and whether optimizers were arranged anew: whoever hands that on clears it
         self.written: set[int] = set()
         self.arranged = False
-        self._starts = np.cumsum([0] + [local(p).numel() for p in self.parameters])
-        size = sum(local(p).numel() * p.element_size() for p in self.parameters)
+        sections = self.parameters, self.still
+        self._starts, self._still_starts = (np.cumsum([0] + [local(p).numel() for p in one]) for one in sections)
+        size = max(sum(local(p).numel() * p.element_size() for p in one) for one in sections)
         wanted = min(SLICES_MOST, max(1, size // SLICE_LEAST))
-        #: number of slices: a power of two, so that step numbers may wrap
-        self.slices = max(1 << (int(wanted).bit_length() - 1), 1 << (least - 1).bit_length())
+        #: learning rates at the last boundary
+        self._rates: list[float | None] = []
+        #: slices of trained parameters
+        self.trained = max(1 << (int(wanted).bit_length() - 1), 1 << (least - 1).bit_length())
         self.freeze()
+        more = bool(self.still) or any(map(_large, self._frozen.values()))
+        #: number of slices: a power of two, so that step numbers may wrap
+        self.slices = self.trained << more
+
+    @property
+    def _all(self) -> list[torch.nn.Parameter]:
+        return [*self.parameters, *self.still]
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -116,7 +133,7 @@ class Replica:
         """Takes an optimizer in if it steps any of the parameters; returns whether it does."""
         if any(optimizer is known for known in self.optimizers):
             return True
-        ours = {id(p) for p in self.parameters}
+        ours = {id(p) for p in self._all}
         if not any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
             return False  # not for good: groups may be added to it
         self._optimizers = [held for held in self._optimizers if held() is not None] + [weakref.ref(optimizer)]
@@ -129,13 +146,17 @@ class Replica:
             _digest(some[start : start + 16].view(np.uint64), np.zeros(4, np.uint64))
 
     def freeze(self) -> None:
-        """Keeps the buffers as they are now: a forward pass changes them while parameters stand still."""
+        """Keeps buffers and learning rates as they are now: they change while parameters stand still."""
         before = self._frozen
         self._frozen = {
             number: before[number].copy_(view) if _of_one_form(before.get(number), view) else view.clone()
             for number, view in self._buffers().items()
         }
+        self._see_rates()
         self._marks = [torch.cuda.current_stream(device).record_event() for device in self._devices]
+
+    def _see_rates(self) -> None:
+        self._rates = [_rate(group) for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def _settle(self) -> None:
         """Waits until devices have done what was queued before ``freeze``: other threads read from here on."""
@@ -155,16 +176,33 @@ class Replica:
         return found
 
     def cut(self, which: int) -> Iterator[tuple[torch.nn.Parameter, int, int, int]]:
-        """Parameters of a slice: (parameter, low, high, low counted over all parameters)."""
-        total = int(self._starts[-1])
-        low, high = total * which // self.slices, total * (which + 1) // self.slices
-        at = int(np.searchsorted(self._starts, low, "right")) - 1
-        while at < len(self.parameters) and self._starts[at] < high:
-            start = int(self._starts[at])
-            lo, hi = max(low - start, 0), min(high, int(self._starts[at + 1])) - start
+        """Parameters of a slice: (parameter, low, high, low counted over all of its section)."""
+        of_trained = which < self.trained
+        parameters, starts = (self.parameters, self._starts) if of_trained else (self.still, self._still_starts)
+        low, high = self._range(int(starts[-1]), which)
+        at = int(np.searchsorted(starts, low, "right")) - 1
+        while at < len(parameters) and starts[at] < high:
+            start = int(starts[at])
+            lo, hi = max(low - start, 0), min(high, int(starts[at + 1])) - start
             if lo < hi:
-                yield self.parameters[at], lo, hi, start + lo
+                yield parameters[at], lo, hi, start + lo
             at += 1
+
+    def _range(self, total: int, which: int) -> tuple[int, int]:
+        """The part of ``total`` entries that is of slice ``which`` in its section."""
+        place = which % self.trained
+        return total * place // self.trained, total * (place + 1) // self.trained
+
+    def _part(self, buffer: torch.Tensor, which: int) -> torch.Tensor:
+        """What of a buffer is in a slice: a range of a large one, all of a small one in the last one of its section."""
+        if self.slices > self.trained and _large(buffer):
+            low, high = self._range(buffer.numel() if which >= self.trained else 0, which)
+            return buffer[low:high]
+        return buffer if which == self.trained - 1 else buffer[:0]
+
+    def has_buffers(self, which: int) -> bool:
+        """Whether parts of buffers are in a slice."""
+        return any(self._part(buffer, which).numel() for buffer in self._frozen.values())
 
     def views(self, which: int) -> list[NDArray[np.uint8]]:
         """Memory of a slice, piece by piece, copied from devices only; two ranks' pieces match if ``layout`` does."""
@@ -176,7 +214,7 @@ class Replica:
             whole = flat(p)
             if whole is None:
                 continue
-            yield f"p{first}", whole[lo:hi]
+            yield f"{'p' if which < self.trained else 'f'}{first}", whole[lo:hi]
             for number, optimizer in enumerate(self.optimizers):
                 kept = optimizer.state.get(p) or {}
                 for name, tensor in leaves(dict(kept), ""):
@@ -187,13 +225,18 @@ class Replica:
                         yield f"{number}{name} {first}", view[lo:hi]
                     elif lo == 0:
                         yield f"{number}{name}", view
-        if which == self.slices - 1:
-            for number, view in self._frozen.items():
-                yield f"b{number}", view
+        for number, buffer in self._frozen.items():
+            if (part := self._part(buffer, which)).numel():
+                yield f"b{number}", part
+
+    def rates(self) -> bytes:
+        """8 bytes that tell whether two ranks had the same learning rates at the last boundary."""
+        return hashlib.blake2b(str(self._rates).encode(), digest_size=8).digest()
 
     def layout(self, which: int) -> bytes:
-        """8 bytes that tell whether two ranks' slices consist of the same pieces, and of the same plain values."""
-        told = [f"{name}:{view.numel()}:{view.dtype}" for name, view in self._pieces(which)]
+        """8 bytes that tell whether slices of two ranks consist of the same pieces, plain values and learning rates."""
+        told = [str(self._rates)]
+        told += [f"{name}:{view.numel()}:{view.dtype}" for name, view in self._pieces(which)]
         begun = [p for p, low, _, _ in self.cut(which) if low == 0]
         told += [self._plain(optimizer, p) for p in begun for optimizer in self.optimizers if optimizer.state.get(p)]
         return hashlib.blake2b(";".join(told).encode(), digest_size=8).digest()
@@ -217,6 +260,15 @@ class Replica:
                 rest[: view.size - whole] = view[whole:]
                 _digest(rest.view(np.uint64), lanes)
         return lanes.tobytes()
+
+    def mark(self, which: int, *, buffers: bool = True) -> bytes:
+        """16 bytes over layout and contents of a slice, with or without the model's buffers."""
+        return digest_of(self.layout(which), self.digest(which, buffers=buffers))
+
+    def rest(self) -> bytes:
+        """16 bytes over all slices that are not of trained parameters; zeros where there are none."""
+        found = [self.digest(which) for which in range(self.trained, self.slices)]
+        return digest_of(*found) if found else bytes(DIGEST)
 
     def copy(self, which: int) -> list[memoryview]:
         """A slice, copied."""
@@ -242,11 +294,10 @@ class Replica:
         for _, view in self._pieces(which):
             _assign(view, data[at : at + view.nbytes])
             at += view.nbytes
-        if which == self.slices - 1:
-            for number, buffer in self._buffers().items():
-                kept = self._frozen.get(number)
-                if kept is not None and _of_one_form(kept, buffer):  # else a forward pass has made another one of it
-                    buffer.copy_(kept)
+        for number, buffer in self._buffers().items():
+            kept = self._frozen.get(number)
+            if kept is not None and _of_one_form(kept, buffer):  # else a forward pass has made another one of it
+                self._part(buffer, which).copy_(self._part(kept, which))
 
     def describe(self, *, places: bool = True) -> bytes:
         """Which tensors the optimizers keep, and their plain values and settings, as JSON.
@@ -269,7 +320,7 @@ class Replica:
             )
         state = {
             str(number): _tell(optimizer.state[p], f"{title}.state", p, places)
-            for number, p in enumerate(self.parameters)
+            for number, p in enumerate(self._all)
             if optimizer.state.get(p)
         }
         groups = [
@@ -299,7 +350,7 @@ class Replica:
             for group, values in zip(optimizer.param_groups, theirs["groups"], strict=False):
                 for name in group.keys() & values.keys():
                     group[name] = rebuild(values[name], group[name], rebuild_setting)
-            for number, p in enumerate(self.parameters):
+            for number, p in enumerate(self._all):
                 kept = theirs["state"].get(str(number))
                 if kept is None:
                     optimizer.state.pop(p, None)
@@ -308,6 +359,24 @@ class Replica:
                 made = rebuild(kept, dict(own), lambda form, had, p=p: of_shape(form, had, p, local))  # type: ignore[misc]
                 own.clear()
                 own.update(made)
+        self._see_rates()
+
+
+def digest_of(*parts: bytes) -> bytes:
+    """16 bytes over ``parts``."""
+    return hashlib.blake2b(b"".join(parts), digest_size=DIGEST).digest()
+
+
+def _large(buffer: torch.Tensor) -> bool:
+    return buffer.numel() * buffer.element_size() > SLICE_LEAST
+
+
+def _rate(group: dict[str, Any]) -> float | None:
+    """The learning rate of a group; None where there is none, or it would have to be fetched from a device."""
+    rate = group.get("lr")
+    if isinstance(rate, torch.Tensor):
+        return float(rate) if rate.device.type == "cpu" and rate.numel() == 1 else None
+    return rate if isinstance(rate, int | float) else None
 
 
 def _persistent(module: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:

@@ -7,7 +7,10 @@ and takes one a step from a sound rank:
 
 - It is the next stale one after the one tried last, as it is after the same step on both. It is sent where it differs.
   The receiver waits for it for a small part of a step; what does not come is taken in the next turn of slices.
-- Who has taken all slices and has missed nothing meanwhile is sound. A result that is lost makes all of them stale.
+- Who has gone through all slices, found all of them equal or taken all after one step, and has missed nothing meanwhile
+  is sound. A result that is lost makes all of them stale. Where slices had to be taken, another turn compares all of
+  them: in between, an optimizer that mixes entries carries what is stale into what was taken. So it may for ever, and
+  after two such turns the rank takes the whole state.
 - Where no rank is sound, the lowest live one becomes the reference: it is sound because the others take its state. From
   then on there is another *lineage*. Slices of two lineages do not make a replica. Where sound ranks follow two, since
   one was away meanwhile, one of them gives way (``lineages``).
@@ -18,22 +21,22 @@ and takes one a step from a sound rank:
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import statistics
 import struct
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tailbound.errors import ConfigError, TransportError
+from tailbound.torch.also import Stateful, decode, encode, load
 from tailbound.torch.digests import Check, Digests
 from tailbound.torch.lineages import Lineages
-from tailbound.torch.meeting import DIGEST, Meetings, Standing, reference
+from tailbound.torch.meeting import Meetings, Standing, reference
 from tailbound.torch.moment import Moment
-from tailbound.torch.replica import Replica
+from tailbound.torch.replica import Replica, digest_of
 from tailbound.transport.reliable import Ended, Refusal, Reliable
 from tailbound.transport.requests import of_form
 from tailbound.transport.steps import step_distance
@@ -48,8 +51,10 @@ _SLICE = struct.Struct("!IHBH8s32s")
 #: Its answer: lineage (0: the rank is not sound), and what follows.
 _GIVEN = struct.Struct("!QB")
 _SAME, _OTHER, _UNLIKE, _UNSOUND = range(4)
-#: Asks for the whole state after a step, or after a later one; the answer: step, length of a description, lineage.
-_ASK, _WHOLE = struct.Struct("!IB"), struct.Struct("!IIQ")
+#: Asks for the whole state after a step, or after a later one, with ``Replica.rest`` of the asker.
+_ASK = struct.Struct("!IB16s")
+#: The answer: step, lineage, whether the rest is in it, lengths of a description and of ``also``.
+_WHOLE = struct.Struct("!IQBII")
 #: A whole state may be so many times what is held here, since an optimizer that has not stepped yet keeps nothing, and
 #: so many bytes in any case.
 _WHOLE_TIMES, _WHOLE_LEAST = 16, 1 << 34
@@ -63,10 +68,11 @@ _TAKEN, _AGAIN, _BUSY = "gives its state to another rank", 0.05, -1
 _LEAST_WAIT = 0.002
 #: After a slice that did not come the next one is waited for twice as long, up to so many times.
 _STRETCH_MOST = 4
-#: Turns of slices of which none came, after which a rank warns.
+#: Turns of slices of which none came, after which a rank warns, and turns that left it unequal, after which it takes
+#: the whole state.
 _TURNS_MOST = 2
-#: Rounds of a meeting: what one of them leaves unequal, the next takes.
-_ROUNDS = 8
+#: Rounds of a meeting, the last one is for verdicts: what one of them leaves unequal, the next takes.
+_ROUNDS = 9
 #: The lineage of the beginning; others are later, and larger (``_led``, ``_met``).
 _FIRST = 1
 
@@ -113,6 +119,9 @@ class Resync:
         period: steps between two comparisons of digests; 0: none.
         share: of a median step: so long a receiver waits for a slice; 0: it takes none.
         compare: compare digests while sound; False where another rank of this host does so for it.
+        also: what goes with the whole state, by name.
+        closed: gives the peers that have said goodbye.
+        inside: whether this process takes part in the job.
     """
 
     def __init__(
@@ -126,14 +135,21 @@ class Resync:
         period: int = 200,
         share: float = 0.05,
         compare: bool = True,
+        also: Mapping[str, Stateful] | None = None,
+        closed: Callable[[], Collection[int]] = frozenset,
+        inside: Callable[[], bool] = lambda: True,
     ) -> None:
         self.replica, self.moment = replica, Moment()
         self._reliable, self._rank, self._ranks, self._live = reliable, rank, ranks, live
-        self._period, self._share, self._compare = period, share, compare
+        self._period, self._share, self._compare, self._closed = period, share, compare, closed
+        self._also = dict(also or {})
         self.counters: Counter[str] = Counter()
         self._stale: set[int] = set()  # replaced as a whole by whatever thread notes a loss
         self._lineage = self._following = _FIRST  # own, while sound; that of the slices that are not stale
         self._tried = -1  # the slice that was asked for last
+        self._turns = 0  # of slices, since all were stale, that have left this replica unequal
+        self._turn_at = -1  # the step after which the first slice of this turn was looked at
+        self._taken = False  # slices of this turn had to be taken
         self._donor = self._giver = -1  # who is asked at the next boundary, and who gave the last slice
         self._giving = threading.Lock()  # held while the whole state goes to a lost rank
         self._meeting = False  # in ``synchronise``, where ranks come to another lineage one by one
@@ -146,7 +162,7 @@ class Resync:
         self._boundary_at = 0.0
         replica.warm_up()
         reliable.before_close(self.moment.close)
-        self._meetings = Meetings(reliable, rank, live, self.moment)
+        self._meetings = Meetings(reliable, rank, live, self.moment, inside)
         self._lineages = Lineages(reliable, rank, live, lambda: self.lineage, lambda: self._meeting, self._give_way)
         self._digests = Digests(
             reliable,
@@ -184,6 +200,11 @@ class Resync:
 
     def unsound(self) -> None:
         """The state is not what the others have (after a jump, say)."""
+        self._turns = 0
+        self._begin_turn()
+
+    def _begin_turn(self) -> None:
+        self._turn_at, self._taken = -1, False
         self._stale = set(range(self.replica.slices))
 
     def _give_way(self) -> None:
@@ -211,6 +232,22 @@ class Resync:
             self._lead(step)
         self.moment.settle(step)
         self._plan(step + 1)
+
+    def tell_also(self) -> bytes:
+        """The states that go with the whole one.
+
+        Raises:
+            ConfigError: one cannot be given, by name.
+        """
+        return encode(self._also)
+
+    def take_also(self, told: bytes) -> None:
+        """Takes over what ``tell_also`` of another rank told.
+
+        Raises:
+            LayoutError, ConfigError: see ``also.load``.
+        """
+        load(self._also, decode(told)[0])
 
     def stats(self) -> dict[str, Any]:
         """Whether it is sound, slices, those of them that may differ from the others', and counters, in plain types."""
@@ -250,17 +287,27 @@ class Resync:
         return max(_PATIENCE, _PATIENT_STEPS * max(self._durations, default=0.0))
 
     def _refresh(self, step: int, donor: int) -> None:
-        """Makes a slice equal to that of ``donor``, if it is sound; both stand after ``step``."""
+        """Makes a slice equal to that of ``donor``; after a first turn, as many as there is time to compare."""
+        wait = max(_LEAST_WAIT, self._share * self._stretch * self._step_time)
+        until = time.monotonic() + wait
+        while self._take_slice(step, donor, wait) and self._turns and not self.sound:
+            if (wait := until - time.monotonic()) <= 0:
+                break
+
+    def _take_slice(self, step: int, donor: int, wait: float) -> bool:
+        """Makes a slice equal to that of ``donor``, if it is sound; both stand after ``step``. Whether it is."""
         replica, counters = self.replica, self.counters
         # not by the step's number: nothing is taken in steps after which the optimizer does not step
         which = min(self._stale, key=lambda one: (one - self._tried - 1) % replica.slices)
         self._tried = which
-        wait = max(_LEAST_WAIT, self._share * self._stretch * self._step_time)
+        self._turn_at = step if self._turn_at < 0 else self._turn_at
         self.moment.disturb()
         try:
             lineage, what, body = self._pull_slice(donor, step, which, wait, only_sound=True)
             if what == _OTHER:
+                before = replica.digest(which, buffers=False)
                 replica.write(which, body)
+                self._taken |= replica.digest(which, buffers=False) != before
         except TransportError as error:
             log.debug("%s", error)
             counters["slices_missed"] += 1
@@ -274,11 +321,11 @@ class Resync:
                     self._missed,
                     wait * 1000,
                 )
-            return
+            return False
         if what == _UNSOUND:
             self._giver = -1
             self._unsound_peers.add(donor)
-            return
+            return False
         self._giver, self._missed = donor, 0
         self._unsound_peers.clear()
         if what == _UNLIKE:  # slices do not carry that
@@ -286,7 +333,7 @@ class Resync:
             if self._whole_at is None or step_distance(step, self._whole_at) >= replica.slices:
                 self._whole_at = step
                 self._adopt(donor, step, self._patience)
-            return
+            return False
         counters["slices_taken" if what == _OTHER else "slices_equal"] += 1
         counters["bytes_taken"] += len(body)
         if lineage != self._following:
@@ -295,7 +342,28 @@ class Resync:
         stale = self._stale
         stale.discard(which)
         if not stale and stale is self._stale:  # else a result was lost just now
+            self._end_turn(step, donor, lineage)
+        return True
+
+    def _end_turn(self, step: int, donor: int, lineage: int) -> None:
+        """All slices have been equal to those of ``donor``, each after some step."""
+        if not self._taken or self._turn_at == step:
             self._sound_again(lineage)
+            return
+        self._turns += 1
+        turns = self._turns
+        self._begin_turn()
+        if turns >= _TURNS_MOST:
+            self.counters["slices_in_vain"] += 1
+            log.info(
+                "rank %d: slices do not make this replica equal after step %d, since its optimizer mixes entries; it "
+                "takes the whole state of rank %d",
+                self._rank,
+                step,
+                donor,
+            )
+            self._turns = 0
+            self._adopt(donor, step, self._patience)
 
     def _pull_slice(
         self, rank: int, step: int, which: int, timeout: float, *, only_sound: bool
@@ -330,12 +398,12 @@ class Resync:
             ConfigError: an optimizer keeps something that cannot be compared, by name.
 
         Returns:
-            Whether all live ranks have answered and hold the same to the bit. False after ``timeout`` seconds at most,
-            and as soon as a rank is known to have gone on without synchronising.
+            Whether all ranks that have not died have answered, are a majority, and hold the same to the bit. False
+            after ``timeout`` seconds at most, and as soon as a rank is known to have gone on without synchronising.
         """
         step = self.moment.step
         if step is None:
-            return not self._live()
+            return False
         self._meeting = True
         try:
             return self._synchronise(step, timeout)
@@ -347,17 +415,22 @@ class Resync:
         self.moment.settle(step)
         begun = time.monotonic()
         until, patience = begun + timeout, begun + timeout / 2  # half of it is for taking what those hold who came
-        members = set(self._live())
-        everybody = alike = False
+        peers = set(range(self._ranks)) - {self._rank}
+        members, alike, well = peers, False, False
         own = self.standing()
         for number in range(_ROUNDS):
             self._meetings.publish(step, number, own)
             heard = self._meetings.gather(step, number, members, until if number else patience)
-            everybody = (number == 0 or everybody) and not (members - heard.keys()).intersection(self._live())
             members = set(heard)
             standings = {**heard, self._rank: own}
+            if alike:  # in the round before: these are the verdicts
+                well = own.well and self._complete(peers - members) and all(one.well for one in heard.values())
+                break
             alike = all(own.holds(other) for other in heard.values())
-            if alike or time.monotonic() >= until:
+            if alike:
+                own = own._replace(well=self._complete(peers - members))
+                continue
+            if time.monotonic() >= until:
                 break
             chosen = reference(standings, step, self._ranks)
             self._name_differences(standings, chosen)
@@ -366,20 +439,42 @@ class Resync:
                 self._take_all(givers[self._rank % len(givers)], step, own, standings[chosen], until)
                 own = self.standing()
         self._meetings.leave()
-        if alike and (everybody or any(standing.sound for standing in standings.values())):
+        if alike and members and (own.well or any(standing.sound for standing in standings.values())):
             self._sound_again(_met(step, own.state))
-            self._lineages.doubt(set(self._live()) - members - {self._rank})  # who did not come follows an older one
+            self._lineages.doubt(set(self._live()) - members)  # who did not come follows an older one
         self.counters["meetings"] += 1
-        self.counters["meetings_alike"] += alike and everybody
-        if not (alike and everybody):
-            log.warning(
-                "rank %d: replicas are not known to be equal after step %d: rank(s) %s %s",
-                self._rank,
-                step,
-                sorted(members if everybody else set(self._live()) - members),
-                "hold something else" if everybody else "did not synchronise after it",
-            )
-        return alike and everybody
+        self.counters["meetings_alike"] += well
+        self._say_who_met(step, members, peers - members, alike, well)
+        return well
+
+    def _complete(self, absent: set[int]) -> bool:
+        """Whether the ranks that are not ``absent`` are a majority, and all others have died."""
+        return 2 * len(absent) < self._ranks and absent <= self._died()
+
+    def _died(self) -> set[int]:
+        """Peers that are known as dead, and take no connection: a process that is stopped takes one."""
+        return self._meetings.unreachable - set(self._live()) - set(self._closed())
+
+    def _say_who_met(self, step: int, members: set[int], absent: set[int], alike: bool, well: bool) -> None:
+        died, closed = absent & self._died(), absent & set(self._closed())
+        told = {
+            "hold something else": set() if alike else members,
+            "have closed": closed,
+            "have died": died,
+            "did not synchronise after it": absent - closed - died,
+        }
+        said = "".join(f"; rank(s) {sorted(ranks)} {what}" for what, ranks in told.items() if ranks)
+        if 2 * len(absent) >= self._ranks:
+            said += f"; that is no majority of {self._ranks} ranks"
+        log.log(
+            logging.INFO if well else logging.WARNING,
+            "rank %d: replicas are %s equal after step %d; compared with rank(s) %s%s",
+            self._rank,
+            "known to be" if well else "not known to be",
+            step,
+            sorted(members),
+            said or ("" if well else "; others have not met all of them"),
+        )
 
     def standing(self) -> Standing:
         """What this rank holds now.
@@ -387,11 +482,11 @@ class Resync:
         Raises:
             ConfigError: an optimizer keeps something that cannot be compared, by name.
         """
-        replica = self.replica
+        replica, slices = self.replica, range(self.replica.slices)
         form = replica.describe(places=False)
-        marks = [_hash(replica.layout(which), replica.digest(which)) for which in range(replica.slices)]
-        last = replica.digest(replica.slices - 1, buffers=False)
-        return Standing(self.sound, _hash(form, *marks[:-1], last), _hash(form), tuple(marks))
+        marks = [replica.mark(which) for which in slices]
+        bare = [replica.mark(k, buffers=False) if replica.has_buffers(k) else marks[k] for k in slices]
+        return Standing(self.sound, digest_of(form, *bare), digest_of(form), tuple(marks))
 
     def _name_differences(self, standings: Mapping[int, Standing], chosen: int) -> None:
         """Sound ranks hold the same parameters; where they do not, something is wrong that no packet explains."""
@@ -453,21 +548,25 @@ class Resync:
         """
         self.moment.disturb()
         try:
-            held = sum(map(self.replica.size, range(self.replica.slices)))
+            replica = self.replica
+            held = sum(map(replica.size, range(replica.slices)))
             wait, most, rate = _limits(held, timeout, bounded=bounded)
-            body = memoryview(self._reliable.pull(rank, "whole", _ASK.pack(step, or_later), wait, most, rate))
-            stands, length, lineage = _WHOLE.unpack_from(body)
+            ask = _ASK.pack(step, or_later, replica.rest())
+            body = memoryview(self._reliable.pull(rank, "whole", ask, wait, most, rate))
+            stands, lineage, rest, length, more = _WHOLE.unpack_from(body)
             self.unsound()  # until all of it is written
-            self.replica.arrange(bytes(body[_WHOLE.size : _WHOLE.size + length]))
-            at, sizes = _WHOLE.size + length, [self.replica.size(which) for which in range(self.replica.slices)]
-            if at + sum(sizes) != len(body):
+            replica.arrange(bytes(body[_WHOLE.size : _WHOLE.size + length]))
+            at = _WHOLE.size + length
+            sizes = [replica.size(which) for which in range(replica.slices if rest else replica.trained)]
+            if at + sum(sizes) + more != len(body):
                 raise TransportError(
-                    f"rank {rank} has {len(body) - at} bytes of state, this one {sum(sizes)}: train the same model "
-                    "with the same optimizer on every rank"
+                    f"rank {rank} has {len(body) - at - more} bytes of state, this one {sum(sizes)}: train the same "
+                    "model with the same optimizer on every rank"
                 )
             for which, size in enumerate(sizes):
-                self.replica.write(which, body[at : at + size])
+                replica.write(which, body[at : at + size])
                 at += size
+            self.take_also(bytes(body[at:]))
         except TransportError as error:
             if isinstance(error, Refusal) and str(error).endswith(_TAKEN):
                 return _BUSY
@@ -493,7 +592,7 @@ class Resync:
         Args:
             stands: step.
             description: of what its optimizers keep (``Replica.describe``).
-            pull: gives the bytes of a slice.
+            pull: gives the bytes of a slice; none where a slice that is not of trained parameters is equal.
             lineage: of that rank; 0 if it is not sound.
 
         Raises:
@@ -504,7 +603,8 @@ class Resync:
         self.replica.arrange(description)
         for which in range(self.replica.slices):
             body = pull(which)
-            self.replica.write(which, memoryview(body))
+            if body or which < self.replica.trained:
+                self.replica.write(which, memoryview(body))
             self.counters["bytes_taken"] += len(body)
         self.counters["whole_taken"] += 1
         self.replica.freeze()
@@ -550,18 +650,24 @@ class Resync:
         self.counters["digests_unlike"] += 1
         if unlike is None:  # not what most hold: as a rank that has missed something
             self.unsound()
+        how = "" if self._digests.rates_unlike else f" in slice {check.which} of {self.replica.slices}"
+        why = (
+            'their learning rates are not the same: move schedulers on alike, give register also={"scheduler": ...}, '
+            "or batches(step=, on_skip=)"
+            if self._digests.rates_unlike
+            else "look for memory errors, operations that are not deterministic, and weights that one rank changes"
+        )
         window = check.step // self.replica.slices
         if window == self._warned:  # its other slices are likely to differ, too: once is enough
             return
         self._warned = window
         log.warning(
-            "rank %d: %s after step %d in slice %d of %d, without a lost result: look for memory errors, operations "
-            "that are not deterministic, and weights that one rank changes",
+            "rank %d: %s after step %d%s, without a lost result: %s",
             self._rank,
             "this rank differs from the others" if unlike is None else f"rank(s) {unlike} differ from this one",
             check.step,
-            check.which,
-            self.replica.slices,
+            how,
+            why,
         )
 
     # -- answering, in threads of the reliable path
@@ -585,27 +691,26 @@ class Resync:
         self.counters["slices_given"] += 1
         return [_GIVEN.pack(lineage, _OTHER), *parts]
 
-    def _answer_whole(self, step: int, or_later: int) -> list[Buffer]:
+    def _answer_whole(self, step: int, or_later: int, rest: bytes) -> list[Buffer]:
         if not or_later:  # who synchronises has a few rounds only
-            return self._copy(step, or_later)
+            return self._copy(step, or_later, rest)
         if not self._giving.acquire(blocking=False):
             raise Refusal(_TAKEN)
         try:
-            return Ended(self._copy(step, or_later), self._giving.release)
+            return Ended(self._copy(step, or_later, rest), self._giving.release)
         except BaseException:
             self._giving.release()
             raise
 
-    def _copy(self, step: int, or_later: int) -> list[Buffer]:
+    def _copy(self, step: int, or_later: int, rest: bytes) -> list[Buffer]:
+        replica = self.replica
         with self.moment.reading(step, self._patience, or_later=bool(or_later)) as stands:
             try:
-                told, lineage = self.replica.describe(), self.lineage
+                told, also, lineage = replica.describe(), self.tell_also(), self.lineage
             except ConfigError as error:
                 raise Refusal(str(error)) from None
-            slices = [part for which in range(self.replica.slices) for part in self.replica.copy(which)]
+            alike = replica.rest() == rest
+            slices = range(replica.trained if alike else replica.slices)
+            parts = [part for which in slices for part in replica.copy(which)]
         self.counters["whole_given"] += 1
-        return [_WHOLE.pack(stands, len(told), lineage), told, *slices]
-
-
-def _hash(*parts: bytes) -> bytes:
-    return hashlib.blake2b(b"".join(parts), digest_size=DIGEST).digest()
+        return [_WHOLE.pack(stands, lineage, not alike, len(told), len(also)), told, *parts, also]

@@ -82,6 +82,10 @@ class Refusal(TransportError):
     """A peer is there and says no; the message has its words. A handler raises it to say so."""
 
 
+class Unreachable(TransportError):
+    """No connection to a peer can be made: nobody listens there, or no packet comes through."""
+
+
 class Ended(list["Buffer"]):
     """An answer with something to do at its end: ``over()`` is called once it has been sent, or cannot be."""
 
@@ -209,7 +213,7 @@ class Reliable:
                 opened.callback(sock.close)
                 _, tags = self._exchange(sock, what, rank, _LIFELINE, b"", time.monotonic() + timeout, 0)
             except (OSError, EOFError) as error:
-                raise _unreachable(what, error) from error
+                raise TransportError(_no_answer(what, error)) from error
             opened.pop_all()
         self._lifelines.hold(rank, sock, PLAIN if tags is None else Farewell(*tags.farewells()))
 
@@ -227,17 +231,20 @@ class Reliable:
 
         Raises:
             Refusal: the peer says no.
-            TransportError: it cannot be reached, does not answer in time, or answers nonsense.
+            Unreachable: no connection to it can be made.
+            TransportError: it does not answer in time, or answers nonsense.
         """
         until = time.monotonic() + timeout
         what = f"rank {self._rank}: asking rank {rank} for {name!r}"
         if self._over.is_set() or not 0 <= rank < len(self._peers) or rank == self._rank:
             raise TransportError(f"{what}: there is no such peer, or this rank has closed; ask while the job runs")
+        kind: type[TransportError] = Unreachable
         try:
             with self._connect(rank, timeout) as sock:
+                kind = TransportError
                 return self._exchange(sock, what, rank, name, request, until, most, rate)[0]
         except (OSError, EOFError) as error:
-            raise _unreachable(what, error) from error
+            raise kind(_no_answer(what, error)) from error
 
     def _exchange(
         self,
@@ -524,8 +531,8 @@ def _dial(peer: tuple[str, int], timeout: float, own: str) -> socket.socket:
                 sock.close()
 
 
-def _unreachable(what: str, error: OSError | EOFError) -> TransportError:
-    return TransportError(f"{what}: {error or type(error).__name__}; is it running, and may TCP pass?")
+def _no_answer(what: str, error: OSError | EOFError) -> str:
+    return f"{what}: {error or type(error).__name__}; is it running, and may TCP pass?"
 
 
 def _receive(sock: socket.socket, length: int, until: float, pause: float = math.inf) -> bytearray:
