@@ -213,30 +213,40 @@ def stopped(
     }  # fmt: skip
 
 
-def stopped_plain(rank: int, victim: int, away: int, steps: int, ready: Any, moved: Any) -> dict[str, Any]:
-    """As ``stopped``, beyond the ring and without ``batches``: a plain loop over the job's steps."""
+def stopped_plain(rank: int, victim: int, away: int, steps: int, meets: int, ready: Any, moved: Any) -> dict[str, Any]:
+    """As ``stopped``, beyond the ring and without ``batches``: a plain loop with a schedule.
+
+    At iteration ``meets`` all wait for each other in a collective of the program.
+    """
     net = DDP(model(), bucket_cap_mb=0.05)
     optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: min(1.0, (epoch + 1) / 200))
     settings = {**SETTINGS, "deadline_ms": (150.0, 150.0), "ring_mib": 0.5}
-    computed = 0
+    rates, alone, waited, met = dict[int, float](), 0, 0.0, []
     with register(net, optimizer=optimizer, resync_share=50.0, **settings) as state:
         assert state.communicator is not None
-        while (step := state.communicator.step) < steps:
-            if computed == 5 and rank == victim:
+        for i in range(steps):
+            if i == 5 and rank == victim:
                 ready.set()
                 os.kill(os.getpid(), signal.SIGSTOP)  # SIGCONT comes from the test
-            if step >= 5 + away:
+            if i >= 5 + away:
                 moved.set()
-                time.sleep(0.02)  # the others' own computing
+            if i == meets:
+                begun = time.monotonic()
+                met = everywhere(state.communicator.step)
+                waited = time.monotonic() - begun
+            time.sleep(0.02)  # own computing
             optimizer.zero_grad()
-            backward(net, rank, step)
+            backward(net, rank, i)
+            if not state.void.on:
+                rates[state.communicator.step - 1] = optimizer.param_groups[0]["lr"]
+                alone += len(state.last.missing) == 2
             optimizer.step()
-            computed += 1
-        behind = state.behind
+            schedule.step()
         synchronised = state.synchronise(60)
         return {
-            "computed": computed, "behind": behind, "synchronised": synchronised, "stats": state.stats(),
-            "digest": state_digest(net, optimizer), "skipped": state.jump(),
+            "rates": rates, "alone": alone, "waited": waited, "met": met, "synchronised": synchronised,
+            "step": state.communicator.step, "stats": state.stats(), "digest": state_digest(net, optimizer),
         }  # fmt: skip
 
 

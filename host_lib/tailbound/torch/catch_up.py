@@ -157,8 +157,8 @@ def jump(state: State, communicator: Communicator, timeout: float) -> int:
     return moved
 
 
-def take_state(state: State, communicator: Communicator, until: float) -> int:
-    """Takes the state of another rank as it is after the step before the next one here, or after a later one.
+def take_state(state: State, communicator: Communicator, until: float, more: int = 0) -> int:
+    """Takes the state of another rank as it is ``more`` steps after the one before the next one here, or later.
 
     In the latter case the steps in between are taken part in, without rows, and their averages dropped.
 
@@ -168,7 +168,7 @@ def take_state(state: State, communicator: Communicator, until: float) -> int:
     """
     if state.resync is None:
         return 0
-    before = communicator.step - 1 & STEP_MASK
+    before = communicator.step - 1 + more & STEP_MASK
     stands = state.resync.adopt_any(before, until - time.monotonic())
     if stands is None:
         state.say("no state", "nobody gave a state to go on from; this rank abstains until one does")

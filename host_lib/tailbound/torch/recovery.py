@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -30,6 +31,7 @@ from tailbound.torch.replica import Replica
 from tailbound.torch.resync import Resync
 from tailbound.torch.scaler import GradScaler, adopt, at_work
 from tailbound.torch.turns import Turns
+from tailbound.torch.void import Void
 from tailbound.transport.steps import STEP_MASK
 from tailbound.wire.bits import Bits
 
@@ -40,7 +42,11 @@ _LOST_MOST = 10
 #: Seconds for one attempt to, until another's state begins to come (it has time by its size then), and for a rank that
 #: has come back to enter.
 _REJOIN, _ENTER = 30.0, 180.0
-#: In place of a step that has ended: one that a rank outside made by itself.
+#: Steps without an optimizer after which a rank warns: gradients may be accumulated for some.
+_UNSTEPPED = 32
+#: Seconds that a rank whose program is where the others are waits for one of them to come there.
+_PLACE = 10.0
+#: In place of a step that has ended: one that a rank outside made by itself, or that was void.
 _BY_ITSELF = -1
 
 
@@ -90,11 +96,15 @@ class Recovery:
         self.turns = Turns()
         self._early = False  # a boundary before the optimizer has stepped has been told of
         self._named = False
+        self._unstepped = 0  # steps that ended while no optimizer was known
         self._preparing = False  # holds the others until the first step is launched
         self._within = 0  # contexts of ``hold``
         self._lost_for = 0  # steps running
         self._new_step = False  # one has ended since it was looked whether this rank is lost
         self._jumped = 0  # steps skipped before a forward pass or by ``apply_finished``, which ``jump`` is to tell
+        self._skips = False  # the program follows the job, by ``batches`` or by ``jump`` and ``apply_finished``
+        #: where the program's loop is, if it does not
+        self.void = Void()
         #: the state is not that of the others yet: take part without contributing (clock-20)
         self.abstaining = False
         #: what the gradients handed to the hook are multiplied by, and the scaler that says so
@@ -293,11 +303,14 @@ class Recovery:
 
     def before_backward(self) -> None:
         """The first average of a step is about to be launched."""
-        if self.resync is None or not self._stepping:
+        if self.void.lag > 0 and not self.void.on:
+            self._look_around()
+        if self.resync is None or (self.resync.replica.optimizers and not self._stepping):
             self.end_step(still=False)
         else:
             # within ``step(closure)`` the update follows this pass; and what an earlier pass of the same ``step`` has
-            # ended is followed by one already: nobody is to read in between
+            # ended is followed by one already: nobody is to read in between. Nor where the program makes updates
+            # without an optimizer, which nothing announces
             with self.resync.moment.change():
                 self.end_step(still=False)
                 self.resync.moment.disturb()
@@ -310,7 +323,7 @@ class Recovery:
         step, self.ended = self.ended, None
         if step == _BY_ITSELF:
             if still:
-                self._come_in()
+                (self._follow if self.void.on else self._come_in)()
             return
         self._new_step |= step is not None
         if step is not None and self.resync is not None:
@@ -324,6 +337,17 @@ class Recovery:
     def _name_what_stays(self) -> None:
         """After the first steps: says what of the optimizers' state cannot be given to another rank."""
         assert self.resync is not None
+        if not self.resync.replica.optimizers:
+            self._unstepped += 1
+            if self._unstepped == _UNSTEPPED:
+                log.warning(
+                    "rank %d: in %d steps no optimizer has stepped a parameter of this model. Other ranks read its "
+                    "state in forward passes only. Moments, and copies of parameters that are kept elsewhere (master "
+                    "weights), are neither compared nor given: step the model's own parameters by a "
+                    "torch.optim.Optimizer",
+                    self.rank,
+                    self._unstepped,
+                )
         if self._named or not any(optimizer.state for optimizer in self.resync.replica.optimizers):
             return
         self._named = True
@@ -342,6 +366,15 @@ class Recovery:
             self._lost_for = 0
             return
         behind = self.behind
+        if not self.together and self.resync is not None and not self._skips:
+            self._make_void(behind)
+            log.warning(
+                "rank %d: is %d steps behind, more than its ring holds. Its iterations are void until its program is "
+                "where the others are: tailbound.torch.batches skips them; with hold() the others wait",
+                self.rank,
+                behind,
+            )
+            return
         if not self.together and self.resync is not None:
             self._jumped += catch_up.jump(self, self.communicator, _REJOIN)
             if not self._is_lost():
@@ -360,6 +393,59 @@ class Recovery:
                 f"{self._lost_for} steps running had zeros for gradients. Restart this rank's processes from a "
                 "checkpoint; a larger ring_mib takes longer stops, tailbound.torch.batches skips what was missed"
             )
+
+    def _look_around(self) -> None:
+        """The program lags: where no other rank begins this step, it would be that of this rank alone."""
+        assert self.resync is not None
+        assert self.communicator is not None
+        if self.void.waits(self.communicator.begun, self.resync.step_time):
+            self._make_void(self.void.lag)
+
+    def _make_void(self, lag: int) -> None:
+        assert self.resync is not None
+        self.void.begin(lag)
+        self.abstaining = True
+        self.forget()
+        self.resync.unsound()
+        self.resync.moment.disturb()
+
+    def _follow(self) -> None:
+        """Between two void steps: goes on with the others, once the program is where they are."""
+        communicator, void = self.communicator, self.void
+        assert communicator is not None
+        if void.patient():
+            if not void.there(self.behind):
+                return
+            moved = 0
+            if self._is_lost():
+                communicator.drain(2)
+                try:
+                    moved = communicator.jump()
+                except TransportError as error:
+                    self.say("jump failed", str(error))
+                    return
+            more = max(0, -void.lag - moved)
+            moved += catch_up.take_state(self, communicator, time.monotonic() + _PLACE, more)
+        elif self._is_lost():
+            moved = catch_up.jump(self, communicator, _REJOIN)
+        else:
+            moved = catch_up.take_state(self, communicator, time.monotonic() + _REJOIN)
+        void.moved(moved)
+        if self._is_lost() or (void.on and void.patient()):
+            void.on = True
+            return
+        void.on = False
+        if self.scaler is not None:
+            self.scaler.catch_up()
+        if void.lag > 0:
+            log.warning(
+                "rank %d: goes on with the others; its data and its learning rate are %d steps behind theirs: "
+                "tailbound.torch.batches skips as many",
+                self.rank,
+                void.lag,
+            )
+        else:
+            log.info("rank %d: goes on with the others before step %d", self.rank, communicator.step)
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self.resync is not None and self.resync.replica.adopt(optimizer):
@@ -405,12 +491,12 @@ class Recovery:
             The log says who was compared.
         """
         half_made, ended = self._half_made, self.ended
-        if half_made and self.outside:
+        if half_made and (self.outside or self.void.on):
             return False
         self.end_step(still=True)
         if self.resync is None or self.communicator is None:
             return True
-        if self.outside:
+        if self.outside or self.void.on:
             return False
         if self.resync.moment.step is None:  # as all have begun
             self.resync.moment.settle(self.communicator.step - 1 & STEP_MASK)
@@ -488,6 +574,7 @@ class Recovery:
             TailboundError: see ``allreduce_hook``.
         """
         self._may_skip()
+        self._skips = not self.void.on
         if self.communicator is None:
             return 0
         self.end_step(still=True)
@@ -517,6 +604,7 @@ class Recovery:
             ConfigError: no rank can skip a step alone (``together``).
         """
         self._may_skip()
+        self._skips = not self.void.on
         skipped, self._jumped = self._jumped, 0
         if self.communicator is None or self.outside or not self.communicator.lost:
             return skipped

@@ -279,7 +279,8 @@ class Resync:
         return period > 0 and (window * slices) // period != ((window - 1) * slices) // period
 
     @property
-    def _step_time(self) -> float:
+    def step_time(self) -> float:
+        """Seconds of a median step."""
         return statistics.median(self._durations) if self._durations else 0.0
 
     @property
@@ -288,7 +289,7 @@ class Resync:
 
     def _refresh(self, step: int, donor: int) -> None:
         """Makes a slice equal to that of ``donor``; after a first turn, as many as there is time to compare."""
-        wait = max(_LEAST_WAIT, self._share * self._stretch * self._step_time)
+        wait = max(_LEAST_WAIT, self._share * self._stretch * self.step_time)
         until = time.monotonic() + wait
         while self._take_slice(step, donor, wait) and self._turns and not self.sound:
             if (wait := until - time.monotonic()) <= 0:

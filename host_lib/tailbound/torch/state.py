@@ -255,7 +255,11 @@ class TailboundState(Recovery):
         if self.communicator is None:
             future.set_result(tensor)
             return future
-        if self.outside:
+        if self.outside or self.void.on:
+            if self.void.on:
+                tensor.detach().zero_()
+                if last:
+                    self.void.made()
             future.set_result(tensor)
             if last:
                 self.rehearsed()
