@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from fault_rows import contributors
+from sim.engine import Plan, Rank, World
 from sim.team import Result, SimTeam, sim_team
 from support import Trouble, exact_mean, gradients, hasty, nmse, patient
 from tailbound.codec.owners import place, table
@@ -105,6 +107,27 @@ def test_stragglers_own_nothing_until_they_recover(ranks: int, late: list[int]) 
         until(job, {}, lambda: all(c.job.sequence.map.owners == tuple(range(ranks)) for c in job.communicators), 20)
         for c in job.communicators:
             assert "WRONG_MAP" not in c.stats()["drops"]
+
+
+class _Busy(World):
+    """A host with fewer cores than ranks: in each step they compute one after the other, in an order of its own."""
+
+    TURN = 15 * MS
+
+    def compute_of(self, node: Rank) -> int:
+        order = list(range(self.ranks))
+        random.Random(f"{self._seed}/{node.step}").shuffle(order)
+        return self.plan.compute + order[node.rank] * self.TURN
+
+
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_ranks_that_wait_for_cores_in_turn_keep_their_rows(ranks: int) -> None:
+    """The map went to and fro between single owners, with 15 and 20 changes in 150 steps. Rule: clock-22."""
+    with _Busy(ranks, plan=Plan((WIDTH * 64,)), steps=100, share_rows=True) as job:
+        job.run()
+        for node in job.nodes:
+            assert node.engine.job.counters["maps_settled"] == 0
+            assert not sum(sum(done.missing_of.values()) for done in node.over)
 
 
 def test_the_dead_own_nothing_and_the_others_have_all_of_their_rows() -> None:

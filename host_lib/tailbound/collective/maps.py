@@ -81,6 +81,7 @@ class Maps:
         self._again = self._steps = self._stepped = 0
         self._observed = self._wished = -_APART
         self._lead = LEAD_STEPS
+        self._lengths: deque[int] = deque(maxlen=8)  # of the last steps, ns
         self._misplaced = False
         self._known = 0
         self._in_force = job.sequence.map  # in the last step
@@ -155,8 +156,10 @@ class Maps:
             return 0
         step = step_of(job.sequence.upcoming)
         if step != self._step:
-            took = (now - self._stepped) // max(1, step_distance(step, self._step))
-            self._lead = max(LEAD_STEPS, min(_LEAD_MOST, -(-_NOTICE // max(1, took))))
+            if job.steps.in_step:  # who applies steps without computing them makes many in no time
+                self._lengths.append((now - self._stepped) // max(1, step_distance(step, self._step)))
+            length = statistics.median_high(self._lengths) if self._lengths else 0
+            self._lead = max(LEAD_STEPS, min(_LEAD_MOST, -(-_NOTICE // length))) if length else LEAD_STEPS
             self._step, self._again, self._stepped = step, 0, now
             self._steps += 1
             if step_distance(step, self._aged) >= _AGE_EVERY:

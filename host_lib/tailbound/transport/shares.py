@@ -32,13 +32,17 @@ _GO, _GO_SLOW, _RETURN, _LONGEST_RETURN = 4, 32, 8, 512
 #: A rank that goes again within so many steps after its return has returned too early.
 _RELAPSE = 128
 #: Ops that say how late this rank is as a rule, and how fast the rows of a peer come in.
-_LATENESSES, _FLOWS = 8, 32
+_LATENESSES, _FLOWS = 16, 32
 
 
 class Lateness:
-    """Own lateness: launch minus the time at which half of the others had come, as the median of the last ops.
+    """Own lateness: launch minus the time at which half of the others had come, in nearly all of the last ops.
 
-    The others alone are counted: with the own launch among them, two stragglers of four would hide each other.
+    The third smallest of the last sixteen counts. A straggler is late in every op; ranks that wait for cores are late
+    in turn.
+
+    The others alone are counted: with the own launch among them, two stragglers of four would hide each other. Of an
+    even number the upper median counts: of three ranks that wait for cores in turn, two come after the first in each op.
     """
 
     def __init__(self) -> None:
@@ -47,14 +51,14 @@ class Lateness:
     def observe(self, launched: int, arrivals: Collection[int]) -> None:
         """Takes the own launch and the first arrivals of live peers in one op, in ns of one clock."""
         if arrivals:
-            self._samples.append(launched - statistics.median_low(arrivals))
+            self._samples.append(launched - statistics.median_high(arrivals))
 
     @property
     def value(self) -> int:
-        """Typical lateness in ns, at least 0; 0 until half of a window has been seen."""
+        """Lateness in nearly all ops, ns, at least 0; 0 until half of a window has been seen."""
         if 2 * len(self._samples) < _LATENESSES:
             return 0
-        return max(0, statistics.median_low(self._samples))
+        return max(0, sorted(self._samples)[len(self._samples) // 8])
 
 
 class Speeds:
@@ -158,14 +162,20 @@ class Shares:
             state.level, state.since_return = wanted, 0
 
     def _bounded(self, seen: Observation) -> tuple[int, ...]:
-        """The levels as weights; never empty, and no owner with more than it has room for."""
+        """The levels as weights; half of the ranks that are there own rows, and none more than it has room for.
+
+        Two at least: the rows of a single owner are lost together, and with them all that the others would learn.
+        """
         weights = [state.level for state in self._ranks]
+        there = len(weights) - len(seen.absent)
+        fewest = min(max(there, 1), max(2, -(-there // 2)))
         spare = sorted(
             (r for r, w in enumerate(weights) if not w),
-            key=lambda r: (r in seen.absent, seen.lateness.get(r, 0), r),
+            key=lambda r: (r in seen.absent, not self.weights[r], seen.lateness.get(r, 0), r),
         )
         for rank in spare:
-            if sum(weights) and max(weights) <= self._share_most * sum(weights):
+            owners = sum(w > 0 for w in weights)
+            if owners >= fewest and max(weights) <= self._share_most * sum(weights):
                 break
             weights[rank] = max(weights) or FULL
         if max(weights) > self._share_most * sum(weights):
