@@ -325,6 +325,18 @@ def test_no_two_ranks_use_one_id_for_two_maps_and_all_come_to_the_same_one(ranks
     assert len({world.places[r][last] for r in live}) == 1
 
 
+def test_what_one_rank_did_not_acknowledge_does_not_hold_up_a_map_without_it() -> None:
+    """The majority waited 300 ms for a rank that was away, and twice that before it could propose anything else."""
+    ranks = ranks_of(3)
+    assert ranks[0].propose(Content((1, 1, 2)), 5, MS)
+    ranks[0].turn(MS, 5, [1, 2], {})
+    ranks[0].turn(2 * MS, 5, [1], {})  # rank 2 is away
+    assert ranks[0].propose(Content((1, 1, 0)), 5, 3 * MS)
+    ranks[0].turn(400 * MS, 5, [1], {})  # nor has rank 1 heard of it
+    assert not ranks[0].propose(Content((1, 1, 0)), 5, 401 * MS)
+    assert ranks[0].propose(Content((2, 1, 0)), 5, 401 * MS)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_when_the_leader_dies_the_next_one_leads(seed: int) -> None:
     world = World(4, seed, loss=0.1, delay=MS)

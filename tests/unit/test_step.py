@@ -258,10 +258,10 @@ def test_a_cold_op_tells_its_scales_again_to_who_has_not_heard_and_settles_when_
     op.heard_by.add(1)
     assert told.take(4 * MS) == Step((Tell((2,)),), 4 * MS + AGREEING.first)
     op.needs[2] = np.zeros(1, np.int16)
-    assert told.take(5 * MS).actions == (Agree(incomplete=False, settled=False),)
+    assert told.take(5 * MS).actions == (Agree(incomplete=False),)
     op.needs.clear()
     op.abstainers |= {1, 2}
-    assert told.take(5 * MS).actions == (Agree(incomplete=False, settled=False),)
+    assert told.take(5 * MS).actions == (Agree(incomplete=False),)
 
 
 def test_a_cold_op_waits_half_a_stage_for_scales_and_a_deadline_for_those_who_have_settled(op: Op) -> None:
@@ -276,7 +276,7 @@ def test_a_cold_op_waits_half_a_stage_for_scales_and_a_deadline_for_those_who_ha
     op.start, op.first.phase, op.first.clock = 0, Phase.OPEN, Extension()
     told.contributed_by, told.known.config.repair = {1, 2}, False
     assert told.take(3 * MS).look == 2 * MS + D1
-    assert told.take(2 * MS + D1).actions == (Agree(incomplete=True, settled=True),)
+    assert told.take(2 * MS + D1).actions == (StayOut(),)
 
 
 def test_a_clock_that_nobody_else_starts_is_looked_at_when_it_starts(op: Op) -> None:

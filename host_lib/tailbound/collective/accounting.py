@@ -158,7 +158,6 @@ class Accounts:
         counters["rows_delivered"] += outcome.delivered
         counters["ops_late"] += outcome.late
         counters["clipped"] += outcome.clipped
-        counters["groups_skipped"] += outcome.skipped_groups
 
     def _say(self, op: Op, action: Action, what: str) -> None:
         job = self._job

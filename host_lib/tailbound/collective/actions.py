@@ -22,7 +22,10 @@ class Abstain:
 
 @dataclass(frozen=True, slots=True)
 class StayOut:
-    """The own rows come too late for all: say so instead of sending rows that nobody takes (clock-17)."""
+    """Nobody takes the own rows: say so instead of sending them.
+
+    They come too late for all (clock-17), or the others send by scales that this rank does not know (codec-5).
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +57,9 @@ class Agree:
 
     Attributes:
         incomplete: some rank has not told what it needs.
-        settled: some rank sends rows without having told: it knows other scales, and this rank does not know them.
     """
 
     incomplete: bool
-    settled: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tailbound.codec.encode import Encoded
 from tailbound.codec.feedback import read_back
@@ -63,12 +64,15 @@ def measure(job: Job, op: Op, action: Measure) -> None:
 
 def agree(job: Job, op: Op, action: Agree) -> None:
     """Settles the scales of a cold op, and encodes."""
-    op.buffers.scales.exponents[:] = cold_exponents(np.stack(list(op.needs.values())), coding_of(job, op).headroom)
+    op.buffers.scales.exponents[:] = agreed(job, op)
     if action.incomplete:
         job.counters["cold_incomplete"] += 1
-    if action.settled:
-        op.buffers.scales.exponents[:] = EXPONENT_NONE  # whatever we chose would not be theirs
     _encode(job, op)
+
+
+def agreed(job: Job, op: Op) -> NDArray[np.int16]:
+    """Scales of a cold op by the needs that have been told, i16[G]."""
+    return cold_exponents(np.stack(list(op.needs.values())), coding_of(job, op).headroom)
 
 
 def encode(job: Job, op: Op, action: Encode) -> None:
@@ -129,7 +133,6 @@ def _encode(job: Job, op: Op) -> None:
         _done_sending(job, op)
         return
     op.outcome.clipped = sum(part.clipped for part in parts)
-    op.outcome.skipped_groups = int(b.scales.skipped.sum())
     op.own_present = of(op).in_time(op)
     op.own_in = job.now()
     if job.self_misses:

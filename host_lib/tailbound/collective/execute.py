@@ -34,7 +34,7 @@ from tailbound.collective.actions import (
 )
 from tailbound.collective.aggregation import of
 from tailbound.collective.announce import announce
-from tailbound.collective.contribute import abstain, agree, coding_of, collect, encode, measure, stay_out
+from tailbound.collective.contribute import abstain, agree, agreed, coding_of, collect, encode, measure, stay_out
 from tailbound.collective.fetched import Fetch
 from tailbound.collective.job import Job
 from tailbound.collective.op import Op, Phase
@@ -260,21 +260,20 @@ def finish(job: Job, op: Op, action: Finish) -> None:
 def _settle_scales(job: Job, op: Op) -> None:
     """Scales of the key's next op (codec-5): the largest next exponent over the result rows of the group.
 
-    A group of which nothing came, the own rows included, had no contributor as far as this rank can know (all ranks
-    abstain when a loss scale overflows): its scale stays, or nobody would ever contribute to it again. An op that
-    failed as a whole before any scale was known leaves its key cold.
+    A group of which nothing came keeps the scale of this op. Its owners may be away, or all ranks may have abstained:
+    a group without a scale would get no contribution, so that no owner could ever tell one again. An op that failed as
+    a whole before any scale was known leaves its key cold.
     """
-    b, key = op.buffers, op.key
-    fresh = warm_exponents(b.row_exponent, op.place.layout.shape.groups)
-    if fresh.min() == EXPONENT_NONE:
-        lost, known = fresh == EXPONENT_NONE, job.scales(op)
-        if lost.all() and (known is None or op.switched):
-            return  # what a switch has not sent nobody has: what they know is still the same
-        if known is not None:
-            own = np.zeros(len(fresh), bool)
-            own[b.own_groups] = True
-            fresh[lost & own] = known[lost & own]
-    job.exponents[key] = fresh
+    fresh = warm_exponents(op.buffers.row_exponent, op.place.layout.shape.groups)
+    lost = fresh == EXPONENT_NONE
+    if lost.any():
+        known = job.scales(op)
+        if known is None:
+            if lost.all():
+                return
+            known = agreed(job, op) if op.needs else np.full_like(fresh, fresh.max())
+        fresh[lost] = known[lost]
+    job.exponents[op.key] = fresh
 
 
 _EXECUTE: dict[type[Action], Callable[[Job, Op, Any], None]] = {

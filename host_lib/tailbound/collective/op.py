@@ -60,7 +60,6 @@ class Outcome:
     delivered: int = 0
     deadline_hits: int = 0
     failed_groups: int = 0
-    skipped_groups: int = 0
     clipped: int = 0
     void: bool = False
     abstained: bool = False
@@ -75,7 +74,7 @@ class Outcome:
 
     def add(self, other: Outcome) -> None:
         """Makes it that of a bucket of which ``other`` is one more op; begins with ``unsent``."""
-        for name in ("expected", "delivered", "deadline_hits", "failed_groups", "skipped_groups", "clipped",
+        for name in ("expected", "delivered", "deadline_hits", "failed_groups", "clipped",
                      "overwritten", "missed"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("void", "abstained", "late", "missing", "skipped"):

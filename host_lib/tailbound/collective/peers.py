@@ -244,9 +244,6 @@ class PeerOwned:
             b.stamped, head, to, scales.exponents, scales.need, scales.shift, label, job.key_of(place)
         )
         runs = [(peer, b.rows_for[peer]) for peer in takers]
-        if op.outcome.skipped_groups:
-            keep = scales.skipped[b.group] == 0
-            runs = [(peer, rows[keep[placement.positions_of(peer)]]) for peer, rows in runs]
         job.flow.contributions(op, runs)
         others = [p for p in here if p not in takers]
         if others:  # every rank hears of every op (clock-2)

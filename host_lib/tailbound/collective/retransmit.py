@@ -99,7 +99,8 @@ def find(
             return None
         placement, b = op.place.placement, op.buffers
         own, (memory, _, partials) = placement.positions_of(asker), b.contributions
-        place, rows, states, exists = op.place, memory[own], partials[own], b.scales.skipped[b.group[own]] == 0
+        place, rows, states = op.place, memory[own], partials[own]
+        exists: NDArray[np.bool_] = np.ones(len(rows), bool)
         first = b.first[asker]
     else:
         if op is not None and op.publishing:

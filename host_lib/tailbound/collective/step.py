@@ -178,8 +178,10 @@ def _agree(op: Op, view: View, now: int) -> Step:
         # who has settled by what this rank has told answers until it has heard it; who knows scales never does
         patience = min(known.config.strict, known.deadlines.start_max)
         limit = min(limit, op.cold_since + max(known.deadlines.advertised, patience))
+    if settled and now >= limit:
+        return Step((StayOut(),))  # whatever this rank chose would not be theirs
     if not missing or now >= limit:
-        return Step((Agree(incomplete=bool(missing), settled=bool(settled)),))
+        return Step((Agree(incomplete=bool(missing)),))
     actions: tuple[Action, ...] = ()
     if now >= op.agreeing.due:
         op.agreeing.ask(now)

@@ -60,7 +60,7 @@ class SwitchOwned:
     def send(self, job: Job, op: Op) -> None:
         """Behind a READY to every peer; rows of a late launch only on demand."""
         b, place, label = op.buffers, op.place, op.label
-        (memory, _, partials), skipped = b.contributions, b.scales.skipped
+        memory, _, partials = b.contributions
         assert job.switch is not None
         head = job.header(
             PacketType.CONTRIBUTION,
@@ -77,8 +77,6 @@ class SwitchOwned:
         finalise(memory, head, partials, fields, place.result_seq, place.placement.row_at, label)
         announce(job, op, job.peers, ask=False)
         rows = memory[:0] if op.outcome.late else memory
-        if skipped.any():
-            rows = rows[skipped[b.group[: len(rows)]] == 0]
         job.flow.contributions(op, [(job.switch, rows)])
 
     def read(self, job: Job, op: Op, why: Why, by_owner: NDArray[np.int64]) -> NDArray[np.uint16] | None:
@@ -180,10 +178,9 @@ class Results:
         return until if self._op.own_in and now < until else 0
 
     def _missing(self) -> Places:
-        """Places of the rows whose results are not here, and of which there is an own contribution to ask with."""
+        """Places of the rows whose results are not here."""
         self._view.gather()
-        b, place = self._op.buffers, self._op.place.placement
-        return np.flatnonzero((b.source[place.row_at] == -1) & (b.scales.skipped[b.group] == 0))
+        return np.flatnonzero(self._op.buffers.source[self._op.place.placement.row_at] == -1)
 
 
 def _finished(view: View) -> bool:

@@ -34,7 +34,7 @@ CHAIN = 4
 _AGAIN = Policy(2 * MS, 250 * MS)
 #: Others than the leader wait so long before they tell of a map.
 _PATIENCE = 20 * MS
-#: A proposal that is not acknowledged by all lapses after so long; and how the next one waits.
+#: A proposal that is not acknowledged by all lapses after so long; and how the next one of the same content waits.
 _LAPSE = 300 * MS
 _PROPOSALS = Policy(_LAPSE, 5_000 * MS)
 
@@ -135,6 +135,7 @@ class _Proposal:
     begun: int
     again: Backoff
     acknowledged: set[int] = field(default_factory=set)
+    asked: set[int] = field(default_factory=set)  #: peers that had to acknowledge, at any time
 
 
 class Agreement:
@@ -158,6 +159,7 @@ class Agreement:
         self._answers: list[tuple[int, Message]] = []
         self._telling: dict[int, Backoff] = {}  # by the rank that is told
         self._proposals = Backoff(_PROPOSALS)
+        self._lapsed: Content | None = None  # of the last proposal that lapsed
 
     @property
     def known(self) -> int:
@@ -190,10 +192,14 @@ class Agreement:
         self.agreed = [present, *self.agreed[begun:]]
         return True
 
-    def busy(self, step: int, now: int) -> bool:
-        """Whether a change is on its way, or one has just lapsed: nothing can be proposed by a rank in ``step``."""
+    def busy(self, step: int, now: int, content: Content | None = None) -> bool:
+        """Whether a rank in ``step`` cannot propose ``content`` (None: whatever may be proposed).
+
+        A change is on its way, or this one has just lapsed.
+        """
         waiting = step_distance(step, self.agreed[-1].since) < 0
-        return waiting or self._proposal is not None or now < self._proposals.due or self._chain < 2
+        lapsed = now < self._proposals.due and content in (None, self._lapsed)
+        return waiting or self._proposal is not None or lapsed or self._chain < 2
 
     def propose(self, content: Content, step: int, now: int) -> bool:
         """Proposes ``content``; returns False if it is the present one, or a change is on its way already.
@@ -203,7 +209,7 @@ class Agreement:
         """
         table(content.weights)
         present = self.agreed[-1].content
-        if len(content.weights) != len(present.weights) or content == present or self.busy(step, now):
+        if len(content.weights) != len(present.weights) or content == present or self.busy(step, now, content):
             return False
         counter = (max(self.known, self._promised, key=lambda i: serial_distance(i, self.known)) >> 8) + 1
         self._promised, self._promised_at = (counter << 8 | self.rank) & 0xFFFFFFFF, now
@@ -246,7 +252,10 @@ class Agreement:
         proposal = self._proposal
         if proposal is not None:
             missing = [p for p in live if p not in proposal.acknowledged]
-            if min(live, default=self.rank) < self.rank or now - proposal.begun >= _LAPSE:
+            proposal.asked.update(live)
+            if not proposal.asked.issubset(live):  # it was made for ranks of which one is away: another one may follow
+                self._proposal = None
+            elif min(live, default=self.rank) < self.rank or now - proposal.begun >= _LAPSE:
                 self._give_up(now)
             elif not missing and 2 * (len(proposal.acknowledged) + 1) > self.ranks:
                 since = newest + lead
@@ -318,6 +327,7 @@ class Agreement:
         self._telling.clear()
 
     def _give_up(self, now: int) -> None:
+        self._lapsed = self._proposal.content if self._proposal is not None else None
         self._proposal = None
         self._proposals.ask(now)
 
