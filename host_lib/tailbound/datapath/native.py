@@ -6,13 +6,15 @@ take are those of 64-bit little-endian Linux, the only kind the project runs on 
 
 from __future__ import annotations
 
-import ctypes
 import struct
 import sys
 from typing import Any
 
 import numpy as np
 from numba import types
+from numpy.typing import NDArray
+
+from tailbound.wire.jit import Scalar, cached, njit
 
 SUPPORTED = sys.platform == "linux" and sys.byteorder == "little" and struct.calcsize("P") == 8
 
@@ -28,18 +30,30 @@ sendto: Any = types.ExternalFunction(
 write: Any = types.ExternalFunction("write", types.int64(types.int32, types.uintp, types.uint64))
 clock_gettime: Any = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.uintp))
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
 
 class Mutex:
-    """A pthread mutex in memory of its own, taken by nogil code and by Python alike (which drops the GIL to wait)."""
+    """A pthread mutex in memory of its own, at ``address``. Only nogil code takes it.
+
+    Python that held it would wait for the GIL with it, and the receiver for Python.
+    """
 
     def __init__(self) -> None:
         self.words = np.zeros(8, np.uint64)  # PTHREAD_MUTEX_INITIALIZER is all zero on Linux; 40 bytes are used
-        self._pointer = ctypes.c_void_p(self.words.ctypes.data)
+        self.address = self.words.ctypes.data
 
-    def __enter__(self) -> None:
-        _libc.pthread_mutex_lock(self._pointer)
 
-    def __exit__(self, *_: object) -> None:
-        _libc.pthread_mutex_unlock(self._pointer)
+@cached
+@njit(nogil=True, cache=True)
+def fence(mutex: Scalar) -> None:
+    """Returns when nobody holds ``mutex`` (an address) any more that held it before: what was written there is seen."""
+    lock(mutex)
+    unlock(mutex)
+
+
+@cached
+@njit(nogil=True, cache=True)
+def write_under(mutex: Scalar, to: NDArray[Any], values: Any) -> None:
+    """Writes ``values``, an array or one value for all of ``to``, with ``mutex`` held."""
+    lock(mutex)
+    to[:] = values
+    unlock(mutex)

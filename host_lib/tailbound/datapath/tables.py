@@ -6,8 +6,8 @@ references. A record travels as one pointer. ``Tables`` keeps the memory alive; 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 from numba import from_dtype, types
@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import make_array, populate_array
 from numpy.typing import NDArray
 
-from tailbound.datapath.native import Mutex
+from tailbound.datapath.native import Mutex, fence, write_under
 from tailbound.wire import schema
 from tailbound.wire.packets import DTYPES, dtype_of
 
@@ -27,6 +27,8 @@ CONTROL_QUEUE = 1024
 EVENT_HEAD, EVENT_TAIL, EVENTS_LOST, CONTROL_HEAD, CONTROL_TAIL, CONTROLS_LOST = range(6)
 STOP, KERNEL_DROPS = range(6, 8)
 STATE_WORDS = 16
+
+T = TypeVar("T")
 
 
 def _bits(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -79,31 +81,39 @@ class Tables:
         sealed = self.arrays["slot_locks"]["sealed_op"]
         first = seq & (len(sealed) - 1)
         end = first + min(rows, len(sealed))
-        with self.mutex:
-            sealed[first:end] = op
-            sealed[: max(0, end - len(sealed))] = op
+        write_under(self.mutex.address, sealed[first:end], int(op))
+        if end > len(sealed):
+            write_under(self.mutex.address, sealed[: end - len(sealed)], int(op))
 
     def put_key(self, epoch: int, key: NDArray[np.uint64]) -> None:
         """``key`` (``wire.tag``) is in force from now on, in the place of the one two epochs before."""
-        with self.mutex:
-            self.arrays["keys"].view(np.uint64)[epoch % schema.KEY_EPOCHS, : len(key)] = key
+        place = self.arrays["keys"].view(np.uint64)[epoch % schema.KEY_EPOCHS, : len(key)]
+        write_under(self.mutex.address, place, key)
+
+    def fence(self) -> None:
+        """Waits for the buffer in hand; the mutex is the barrier, on every architecture."""
+        fence(self.mutex.address)
 
     def take_events(self) -> list[tuple[int, int, int]]:
         """Queued events (kind, op, ns), oldest first; the queue is empty afterwards."""
-        with self.queue_mutex:
-            return [(kind, op, ns) for kind, op, ns in self.events[self._queued(EVENT_HEAD, EVENT_QUEUE)].tolist()]
+        return self._take(EVENT_HEAD, EVENT_QUEUE, lambda places: [tuple(e) for e in self.events[places].tolist()])
 
     def take_controls(self) -> list[bytes]:
         """Queued control packets, oldest first; the queue is empty afterwards."""
-        with self.queue_mutex:
-            places = self._queued(CONTROL_HEAD, CONTROL_QUEUE)
-            return [self.controls[i, : self.control_lengths[i]].tobytes() for i in places]
+        controls, lengths = self.controls, self.control_lengths
+        return self._take(CONTROL_HEAD, CONTROL_QUEUE, lambda at: [controls[i, : lengths[i]].tobytes() for i in at])
 
-    def _queued(self, head: int, size: int) -> NDArray[np.int64]:
-        """Places of what is queued; the word behind ``head`` in the state is the queue's tail, which moves on."""
-        places = np.arange(self.state[head + 1], self.state[head]) & (size - 1)
-        self.state[head + 1] = self.state[head]
-        return places
+    def _take(self, head: int, size: int, read: Callable[[NDArray[np.int64]], list[T]]) -> list[T]:
+        """Reads what is queued by its places; the word behind ``head`` in the state is the queue's tail.
+
+        Nobody writes between tail and head, so that no lock is held meanwhile: the fences are the barriers.
+        """
+        end = int(self.state[head])
+        fence(self.queue_mutex.address)
+        found = read(np.arange(self.state[head + 1], end) & (size - 1))
+        fence(self.queue_mutex.address)
+        self.state[head + 1] = end
+        return found
 
 
 def _record(dtype: np.dtype[Any]) -> Any:

@@ -224,6 +224,7 @@ class UdpDatapath:
         arguments = (self._tables.context, fds, memory, names, controls, buffers)
         self._tables.state[STOP] = 1
         _receive(*arguments)  # compiles, or loads the cache, before any packet is due
+        self.fence()  # this, too; ``seal`` and ``put_key`` are called before the first packet
         self._tables.state[STOP] = 0
         thread = threading.Thread(
             target=lambda *_kept: _receive(*arguments), args=(self._tables, iovecs), name="tailbound-udp", daemon=True
@@ -311,9 +312,8 @@ class UdpDatapath:
         return self._tables.take_controls()
 
     def fence(self) -> None:
-        """Waits for the buffer in hand; the mutex is the barrier, on every architecture."""
-        with self._tables.mutex:
-            pass
+        """Waits for the buffer in hand."""
+        self._tables.fence()
 
     def close(self) -> None:
         """Ends the thread, too."""
