@@ -41,8 +41,8 @@ def decode_ready(body: bytes, groups: int) -> Ready | None:
     """The body of a READY packet; None if it is too short to hold ``groups`` needs or, without any, the bitmap."""
     if len(body) < READY_BYTES:
         return None
-    bitmap = int.from_bytes(body[:READY_BYTES], "big")
-    heard = frozenset(rank for rank in range(MAX_RANKS) if bitmap >> rank & 1)
+    bits = np.unpackbits(np.frombuffer(body, np.uint8, READY_BYTES)[::-1], bitorder="little")
+    heard = frozenset(np.flatnonzero(bits).tolist())
     rest = body[READY_BYTES:]
     if not rest:
         return Ready(heard, None)

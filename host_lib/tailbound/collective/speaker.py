@@ -170,7 +170,7 @@ class Speaker(Known):
         live = self.membership.live
         if live == self._live:
             return
-        self._live, self.live_since = live, self.now()
+        self._live = live
         self.live_ranks = np.array(live, np.int64)
         control, peers = self.store.control, self.store.peers
         bitmap = sum(1 << p for p in live)
@@ -180,6 +180,7 @@ class Speaker(Known):
         control["live"][0] = words
         control["live_peers"] = len(live)
         control["need"] = majority(len(live) + 1)
+        self.live_since = self.now()  # what began before may have been counted by older words (``peers``)
 
     def arm(self, before: bool, since: bool) -> None:
         """Tells the kernel whose packets carry tags (auth-2).

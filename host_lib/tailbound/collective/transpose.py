@@ -123,7 +123,8 @@ class Transpose:
         self._standing = False  # somebody held in the last turn
         self._unsettled = False  # what concerns all ops changed while they were looked at
         self._silence = 0  # when to look next whether marks are missing
-        self._awake = 0  # when this thread ran
+        self._awake = 0  # when this thread was last seen to run
+        self._handing = threading.Lock()  # held while something is handed to the thread, and while it closes
         self._idle = threading.Event()
         self._idle.set()
         self._thread = threading.Thread(target=self._run, name="tailbound", daemon=True)
@@ -149,8 +150,9 @@ class Transpose:
             ) from self._error
         if self._closing:
             raise self._closed()
-        self._idle.clear()
-        self._new.append(launch)
+        with self._handing:
+            self._idle.clear()
+            self._new.append(launch)
         self._poke()
         if self._ended:  # the thread ended in between and may not have seen it
             self._refuse(self._closed())
@@ -322,8 +324,9 @@ class Transpose:
         if self._thread.is_alive():
             log.error("rank %d: the transport did not end within %g s and is left behind", self.job.rank, timeout)
         elif self._wake >= 0:
-            wake, self._wake = self._wake, -1
-            os.close(wake)
+            with self._handing:
+                wake, self._wake = self._wake, -1
+                os.close(wake)
             self.job.channels.close()
             self.job.threads.close()
             self.job.datapath.close()
@@ -338,8 +341,9 @@ class Transpose:
         return bool(self._new or self._window.waiting or self._window.launched)
 
     def _poke(self) -> None:
-        if self._wake >= 0:
-            os.eventfd_write(self._wake, 1)
+        with self._handing:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
 
     def _run(self) -> None:
         self._run_queue = RunQueue()
@@ -462,10 +466,7 @@ class Transpose:
         """One turn (kernel-22): take in, move on, let go; returns the earliest time to look again (0: none)."""
         job, window, ops = self.job, self._window, self._ops
         looks: list[int] = []
-        if self._awake and now - self._awake > _STOPPED:
-            job.membership.woke(step_of(job.sequence.upcoming))
-            job.counters["stops_noticed"] += 1
-        self._awake = now
+        self._runs(now)
         job.overtime.turned(self._run_queue.waited())
         if self._commands:
             self._obey()
@@ -513,9 +514,11 @@ class Transpose:
                 look, moved = self._look(op, now, holds=bool(holding))
                 looks.append(look)
                 everything |= moved  # others may stand otherwise by it
-                if moved and (then := job.now()) - served > _SERVE_AFTER:  # to code a large op takes ten of them
-                    self._serve(then)
-                    served = then
+                if moved:
+                    self._runs(then := job.now())
+                    if then - served > _SERVE_AFTER:  # to code a large op takes ten of them
+                        self._serve(then)
+                        served = then
         self._unsettled = running.changed()  # by one op: those before it have not been looked at since
         if ops:
             self._listen(job.now())
@@ -526,11 +529,19 @@ class Transpose:
             placed = window.foresee()
             if placed or window.waiting or (self._unsettled and ops):
                 looks.append(job.now())
-        if not (self._idle.is_set() or self._in_flight):
-            self._idle.set()
-            if self._new:
-                self._idle.clear()
+        # where something is just handed over, the poke after it brings another turn; it is not waited for here
+        if not (self._idle.is_set() or self._in_flight) and self._handing.acquire(blocking=False):
+            if not self._new:
+                self._idle.set()
+            self._handing.release()
         return min(filter(None, looks), default=0)
+
+    def _runs(self, now: int) -> None:
+        """This thread runs, and notices where it did not for a while; that a turn codes many large ops is no stop."""
+        if self._awake and now - self._awake > _STOPPED:
+            self.job.membership.woke(step_of(self.job.sequence.upcoming))
+            self.job.counters["stops_noticed"] += 1
+        self._awake = now
 
     def _look(self, op: Op, now: int, *, holds: bool) -> tuple[int, bool]:
         """Does all that there is to do for ``op``; ``holds``: somebody does, so that no clock starts.
