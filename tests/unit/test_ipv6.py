@@ -17,7 +17,7 @@ from tailbound.transport.queue import SendQueue
 from tailbound.transport.reliable import Reliable
 from tailbound.transport.rendezvous import Greeting, check, describe
 from tailbound.transport.sender import Sender
-from tailbound.transport.sockets import SOCKADDR_BYTES, classify, sending_socket, sockaddr
+from tailbound.transport.sockets import SOCKADDR_BYTES, prepare_rows, sending_socket, sockaddr
 from tailbound.wire import packets
 from tailbound.wire.address import Words, endpoint, ip_bytes, is_loopback, words_of
 from tailbound.wire.schema import IPV6_BYTES, PacketType, Verdict
@@ -113,7 +113,7 @@ def test_bursts_by_sockets() -> None:
     """Segmentation offload and one call for many messages, as over IPv4; they may be marked on the way."""
     out = sending_socket(OWN, 1 << 20)
     with out, socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as there:
-        classify(out, 11)
+        prepare_rows(out, 11)
         assert out.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS) == 11 << 2 | 2
         there.bind((OWN, 0))
         there.settimeout(10)

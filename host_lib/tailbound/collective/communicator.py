@@ -55,7 +55,7 @@ from tailbound.transport.reliable import Reliable
 from tailbound.transport.rendezvous import Greeting, Store
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Layout
-from tailbound.transport.sockets import classify
+from tailbound.transport.sockets import prepare_rows
 from tailbound.transport.steps import STEP_MASK, Young, step_of
 from tailbound.wire.address import words_of
 from tailbound.wire.bits import Bits, bits_numbered, number_of
@@ -167,10 +167,13 @@ class Communicator:
         was = json.loads(before[config.rank]) if before is not None else {}
         #: in the job; a rank that is outside is to ``enter``
         self.part = Part.BEGINS if before is None else Part.UNKNOWN
-        path = open_datapath(datapath, interface, config, rendezvous.host_of(store), int(was.get("port", 0)))
-        self.config = config = dataclasses.replace(config, width=path.store.width)
+        self.config = config
         with contextlib.ExitStack() as opened:
+            if before is None:
+                opened.push(self._tell_failed)
+            path = open_datapath(datapath, interface, config, rendezvous.host_of(store), int(was.get("port", 0)))
             opened.callback(path.close)
+            self.config = config = dataclasses.replace(config, width=path.store.width)
             self._row_width = config.switch.width(config.width) if config.switch is not None else config.width
             #: requests to other ranks outside the data path (clock-20, clock-21)
             self.reliable = Reliable(path.endpoint[0], int(was.get("reliable", 0)))
@@ -239,6 +242,11 @@ class Communicator:
             deaths.connect(self.reliable, config.rank, others, timeout)
         self._status = StatusWriter(f"{self.job.cookie:08x}-{config.rank}", lambda: report.status(self.job))
         _open.add(self)
+
+    def _tell_failed(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Whoever waits for this rank is told that it cannot take part."""
+        if error is not None:
+            rendezvous.tell_failed(self._store, self._prefix, self.config.rank, error)
 
     def _number(self, *rows: int) -> int:
         """Begins to number what is launched; an op has at most ``rows``, and as many entries with codes of any bits.
@@ -315,7 +323,7 @@ class Communicator:
             )  # fmt: skip
         job.channels.open(address, {rank: endpoints[rank] for rank in job.peers}, alone=alone)
         for sock in job.sender.sockets:
-            classify(cast(socket.socket, sock), self.config.dscp)
+            prepare_rows(cast(socket.socket, sock), self.config.dscp)
         return job, sockets[1:] or sockets
 
     @property

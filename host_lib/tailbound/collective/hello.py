@@ -35,9 +35,6 @@ LIMIT = 10_000 * MS
 TRIES = Policy(20 * MS, 320 * MS)
 #: What can be heard of a peer, as bits.
 SMALL, WIDE = 1, 2
-#: ``<linux/in.h>``, ``<linux/in6.h>``: never fragment, whatever is known of the path. Rows that arrive in fragments are
-#: not summed.
-_DISCOVER, _DISCOVER_6, _PMTUDISC_PROBE = (socket.IPPROTO_IP, 10), (socket.IPPROTO_IPV6, 23), 3
 #: Lines of a refusal at most.
 _LINES = 8
 
@@ -127,17 +124,14 @@ def prove(
         finally:
             talk.stop()
 
-    try:
-        while not talk.hello.complete and job.now() < begun + LIMIT:
-            talk.turn(begun + LIMIT)
-        teller = threading.Thread(target=tell, name="tailbound-hello", daemon=True)
-        teller.start()
-        while not talk.stopped:  # a peer may still lack an answer
-            talk.turn(job.now() + TRIES.most)
-        teller.join()
-        talk.close()
-    finally:
-        talk.end()
+    while not talk.hello.complete and job.now() < begun + LIMIT:
+        talk.turn(begun + LIMIT)
+    teller = threading.Thread(target=tell, name="tailbound-hello", daemon=True)
+    teller.start()
+    while not talk.stopped:  # a peer may still lack an answer
+        talk.turn(job.now() + TRIES.most)
+    teller.join()
+    talk.close()
     if failed:
         raise failed[0]
     lines = complaints(greetings, reports, job.store.width)
@@ -168,10 +162,6 @@ class _Talk:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         for fd in (job.datapath.fds()[1], self._wake):
             self._poll.register(fd, select.POLLIN)
-        self._option = _DISCOVER_6 if bulk and bulk[0].family == socket.AF_INET6 else _DISCOVER
-        self._modes = [(s, s.getsockopt(*self._option)) for s in bulk]
-        for sock, _ in self._modes:
-            sock.setsockopt(*self._option, _PMTUDISC_PROBE)
         self.stopped = False
         self.others: list[bytes] = []
         self.hello = Hello(job.peers, job.now())
@@ -243,11 +233,6 @@ class _Talk:
     def close(self) -> None:
         """Nobody will ``stop`` it any more."""
         os.close(self._wake)
-
-    def end(self) -> None:
-        """Lets the sockets fragment as they did."""
-        for sock, mode in self._modes:
-            sock.setsockopt(*self._option, mode)
 
 
 def complaints(greetings: Sequence[Greeting], reports: Sequence[Report], width: int) -> list[str]:

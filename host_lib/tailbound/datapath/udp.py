@@ -42,7 +42,7 @@ from tailbound.datapath.tables import (
 )
 from tailbound.errors import CapabilityError, ConfigError
 from tailbound.forks import keep_from_children
-from tailbound.transport.sockets import SOCKADDR_BYTES, UdpSocket, reserve
+from tailbound.transport.sockets import SOCKADDR_BYTES, UdpSocket, buffer_of, reserve, with_option
 from tailbound.wire.address import endpoint, family_of
 from tailbound.wire.jit import Scalar, cached, compiled
 
@@ -241,13 +241,15 @@ class UdpDatapath:
             raise
         reserve(sock, socket.SO_RCVBUF, receive_buffer)
         reserve(sock, socket.SO_SNDBUF, 4 << 20)
-        sock.setsockopt(socket.SOL_SOCKET, _SO_RXQ_OVFL, 1)
+        lack = "packets lost in full socket buffers are not counted"
+        with_option(sock, (socket.SOL_SOCKET, _SO_RXQ_OVFL), 1, "SO_RXQ_OVFL", lack)
+        lack = "marks of routers (ECN) are not seen, so senders slow down by losses alone"
         if sock.family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVTCLASS, 1)
+            with_option(sock, (socket.IPPROTO_IPV6, socket.IPV6_RECVTCLASS), 1, "IPV6_RECVTCLASS", lack)
         else:
-            sock.setsockopt(socket.IPPROTO_IP, socket.IP_RECVTOS, 1)
-        with contextlib.suppress(OSError):  # before Linux 5.0: one packet a receive, slower
-            sock.setsockopt(socket.IPPROTO_UDP, UDP_GRO, 1)
+            with_option(sock, (socket.IPPROTO_IP, socket.IP_RECVTOS), 1, "IP_RECVTOS", lack)
+        lack = "one packet is received at a time, which takes more processor time"  # before Linux 5.0, too
+        with_option(sock, (socket.IPPROTO_UDP, UDP_GRO), 1, "UDP_GRO", lack)
         sock.setblocking(False)
         return sock
 
@@ -267,7 +269,7 @@ class UdpDatapath:
     @property
     def receive_buffer(self) -> int:
         """Bytes of receive buffer that the system granted (it counts its own overhead in)."""
-        return self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+        return buffer_of(self.socket, socket.SO_RCVBUF)
 
     @property
     def gap(self) -> int:

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.errors import ConfigError, LayoutError, TransportError
-from tailbound.transport.rendezvous import Greeting, Store
+from tailbound.transport.rendezvous import Greeting, Store, listen
 from tailbound.transport.steps import STEP_MASK, step_distance
 from tailbound.wire.schema import KEY_WORDS
 from tailbound.wire.tag import key_of
@@ -130,7 +130,9 @@ def agree(store: Store, prefix: str, rank: int, timeout: float, mode: str, path:
         store.wait([name], timedelta(seconds=timeout))
     except Exception as error:
         raise TransportError(f"rank {rank}: rank 0 handed over no key within {timeout:g} s: is it running?") from error
-    said, _, key = (known or _text(store.get(name))).partition(" ")
+    found = store.get(name)
+    listen(found)
+    said, _, key = (known or _text(found)).partition(" ")
     if said not in _MODES or (said == mode and not _HEX.fullmatch(key)):
         raise ConfigError(
             f"rank {rank}: {name!r} of the store does not hold a key of {MASTER} bytes, so somebody else writes there: "

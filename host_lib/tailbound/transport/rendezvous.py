@@ -5,6 +5,7 @@ The store is only used here and at the end; the data path has no barrier, and TC
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 from collections.abc import Callable, Mapping
@@ -12,8 +13,9 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any, Protocol, TypeAlias
 
+from tailbound import errors
 from tailbound.codec.shape import CODEC_NUMBER
-from tailbound.errors import LayoutError, TransportError
+from tailbound.errors import LayoutError, TailboundError, TransportError
 from tailbound.wire.address import endpoint, is_ipv6, is_loopback
 
 #: Fields that must be equal on all ranks, with what to do when they are not.
@@ -108,9 +110,8 @@ def exchange(store: Store, own: Greeting, prefix: str, timeout: float, verify: V
     store.set(f"{prefix}/greeting/{own.rank}", json.dumps(asdict(own)))
     greetings = []
     for rank in range(own.ranks):
-        key = f"{prefix}/greeting/{rank}"
-        _wait(store, key, rank, own, timeout, "greet")
-        greetings.append(_parse(own, rank, store.get(key), verify))
+        text = _wait(store, f"{prefix}/greeting/{rank}", rank, own, timeout, "greet")
+        greetings.append(_parse(own, rank, text, verify))
         if rank == own.rank and greetings[-1] != own:
             raise LayoutError(
                 f"two processes say they are rank {rank}: {endpoint(own.address, own.port)} and "
@@ -249,22 +250,21 @@ def meet(store: Store, name: str, rank: int, ranks: int, prefix: str, timeout: f
     Raises:
         TransportError: a rank did not come within ``timeout`` seconds.
     """
-    _say(store, name, "1", rank, ranks, prefix, timeout)
+    share(store, name, "1", rank, ranks, prefix, timeout)
 
 
 def share(store: Store, name: str, text: str, rank: int, ranks: int, prefix: str, timeout: float) -> list[str]:
     """As ``meet``, and returns what each rank has brought, by rank; this one brings ``text``."""
-    _say(store, name, text, rank, ranks, prefix, timeout)
-    return [store.get(f"{prefix}/{name}/{other}").decode() for other in range(ranks)]
-
-
-def _say(store: Store, name: str, text: str, rank: int, ranks: int, prefix: str, timeout: float) -> None:
     store.set(f"{prefix}/{name}/{rank}", text)
-    for other in range(ranks):
-        _wait(store, f"{prefix}/{name}/{other}", other, None, timeout, name)
+    what = _POINTS.get(name, f"come to the meeting {name!r}")
+    return [_wait(store, f"{prefix}/{name}/{other}", other, None, timeout, what).decode() for other in range(ranks)]
 
 
-def _wait(store: Store, key: str, rank: int, own: Greeting | None, timeout: float, what: str) -> None:
+#: What ranks share before the first op, and what one has not done that is missed there.
+_POINTS = {"active": "open its sockets and maps", "heard": "say whom it hears"}
+
+
+def _wait(store: Store, key: str, rank: int, own: Greeting | None, timeout: float, what: str) -> bytes:
     try:
         store.wait([key], timedelta(seconds=timeout))
     except Exception as error:
@@ -272,6 +272,43 @@ def _wait(store: Store, key: str, rank: int, own: Greeting | None, timeout: floa
         raise TransportError(
             f"{who}rank {rank} did not {what} within {timeout:g} s: is it running, with the same world size?"
         ) from error
+    text = store.get(key)
+    listen(text)
+    return text
+
+
+#: With this begins what a rank that cannot take part leaves in the place of what others wait for.
+_FAILED, _LACKS = "failed: ", " cannot take part: "
+
+
+def tell_failed(store: Store, prefix: str, rank: int, error: BaseException) -> None:
+    """This rank cannot take part: whoever waits for it, or will, ends with the same ``error`` (``listen``)."""
+    why = str(error) if isinstance(error, TailboundError) else f"{type(error).__name__}: {error}"
+    if _LACKS not in why:  # else it passes on what another one has said
+        why = f"rank {rank}{_LACKS}{why}"
+    text = _FAILED + json.dumps([type(error).__name__, why])
+    names = [f"{name}/{rank}" for name in ("greeting", *_POINTS)] + ["key"] * (rank == 0)
+    with contextlib.suppress(Exception):  # the store may be what has failed
+        for key in (f"{prefix}/{name}" for name in names):
+            if not store.check([key]):
+                store.set(key, text)
+
+
+def listen(text: bytes) -> None:
+    """Raises what a rank that cannot take part has said in the place of ``text``, which others wait for.
+
+    Raises:
+        TailboundError: of that rank's kind, a TransportError where it was none of ours.
+    """
+    said = text.decode(errors="replace")
+    if not said.startswith(_FAILED):
+        return
+    try:
+        kind, why = json.loads(said.removeprefix(_FAILED))
+    except (ValueError, RecursionError):
+        return
+    if isinstance(why, str):
+        raise (getattr(errors, kind) if kind in errors.__all__ else TransportError)(why)
 
 
 def describe(greetings: list[Greeting]) -> Mapping[str, Any]:

@@ -10,14 +10,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import logging
 import os
 import select
 import socket
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from tailbound.errors import ConfigError
+from tailbound.errors import CapabilityError, ConfigError
 from tailbound.wire.address import family_of
+
+log = logging.getLogger("tailbound")
 
 _sendmmsg = ctypes.CDLL(None, use_errno=True).sendmmsg
 _sendmmsg.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int)
@@ -53,7 +56,7 @@ class UdpSocket(socket.socket):
 
     def room(self) -> int:
         """See ``Socket``."""
-        return self.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        return buffer_of(self, socket.SO_SNDBUF)
 
     def send_one(self, packet: bytes, target: tuple[str, int]) -> int:
         """See ``Socket``."""
@@ -93,24 +96,63 @@ _SEND_BYTES, _SEND_LEAST, SOCKETS, _PORTS = 1 << 20, 160 << 10, 16, 4
 _ATTEMPTS = 16
 
 
+_BUFFERS = {socket.SO_SNDBUF: "SO_SNDBUF", socket.SO_RCVBUF: "SO_RCVBUF"}
+
+
+def buffer_of(sock: socket.socket, which: int) -> int:
+    """Bytes of buffer that ``sock`` has; ``which``: ``SO_SNDBUF`` or ``SO_RCVBUF``.
+
+    Raises:
+        CapabilityError: the system does not say.
+    """
+    try:
+        return sock.getsockopt(socket.SOL_SOCKET, which)
+    except OSError as error:
+        raise CapabilityError(
+            f"this system refuses to tell {_BUFFERS[which]} of a UDP socket ({error.strerror}), by which bursts are "
+            "measured: let the sandbox or container pass getsockopt"
+        ) from error
+
+
 def reserve(sock: socket.socket, which: int, size: int) -> None:
     """Asks for ``size`` bytes of ``SO_SNDBUF`` or ``SO_RCVBUF``; without privileges the system's limit is the limit."""
     try:
         sock.setsockopt(socket.SOL_SOCKET, _FORCED[which], size)
     except OSError:
-        sock.setsockopt(socket.SOL_SOCKET, which, size)
+        with_option(sock, (socket.SOL_SOCKET, which), size, _BUFFERS[which], "bursts may overflow small buffers")
+
+
+_said: set[str] = set()  # options that this system has refused, each told once
+
+
+def with_option(sock: socket.socket, option: tuple[int, int], value: int, name: str, lack: str) -> None:
+    """Sets an ``option`` (level, number) that is of use and can be done without; ``lack``: what follows without it."""
+    try:
+        sock.setsockopt(*option, value)
+    except OSError as error:
+        if name not in _said:
+            _said.add(name)
+            log.warning("this system refuses the socket option %s (%s): %s", name, error.strerror, lack)
 
 
 #: ECT(0): routers may mark what leaves in place of dropping it (RFC 3168).
 _ECT = 2
+#: ``<linux/in.h>``, ``<linux/in6.h>``
+_MTU_DISCOVER, _MTU_DISCOVER_6, _PMTUDISC_PROBE = (socket.IPPROTO_IP, 10), (socket.IPPROTO_IPV6, 23), 3
 
 
-def classify(sock: socket.socket, dscp: int) -> None:
-    """Packets of ``sock`` leave in class ``dscp`` (0 to 63), and may be marked where queues build up."""
-    if sock.family == socket.AF_INET6:
-        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, dscp << 2 | _ECT)
-    else:
-        sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, dscp << 2 | _ECT)
+def prepare_rows(sock: socket.socket, dscp: int) -> None:
+    """Packets of ``sock`` leave in class ``dscp`` (0 to 63), may be marked where queues build up, and never in pieces.
+
+    Rows that arrive in fragments are not summed, so whatever is known of the path, they leave whole or not at all.
+    """
+    old = sock.family != socket.AF_INET6
+    tos = (socket.IPPROTO_IP, socket.IP_TOS) if old else (socket.IPPROTO_IPV6, socket.IPV6_TCLASS)
+    lack = "packets have no class (dscp), and routers drop where they would mark"
+    with_option(sock, tos, dscp << 2 | _ECT, "IP_TOS" if old else "IPV6_TCLASS", lack)
+    lack = "rows may leave in fragments, which xdp does not take, where a route knows a smaller MTU"
+    discover, name = (_MTU_DISCOVER, "IP_MTU_DISCOVER") if old else (_MTU_DISCOVER_6, "IPV6_MTU_DISCOVER")
+    with_option(sock, discover, _PMTUDISC_PROBE, name, lack)
 
 
 def bound_socket(address: str, port: int) -> UdpSocket:
