@@ -15,7 +15,8 @@ import pytest
 from support import MemoryStore, patient, team
 from tailbound.collective import hello
 from tailbound.collective.communicator import Communicator
-from tailbound.collective.hello import SMALL, WIDE, Hello, Report, complaints
+from tailbound.collective.hello import Hello, Report, complaints
+from tailbound.collective.trials import ANSWERS, BURST, SMALL, WIDE, Trials
 from tailbound.errors import TransportError
 from tailbound.transport.backoff import Policy
 from tailbound.transport.config import MS, Config
@@ -29,13 +30,13 @@ def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[[Drop], None]:
     """``drop(sender, receiver, bytes)``: whether a packet of the proof is lost."""
 
     def install(drop: Drop) -> None:
-        send = hello._Talk._send
+        send = Trials._send
 
-        def lossy(talk: hello._Talk, sock: object, peer: int, packet: bytes) -> None:
-            if not drop(talk._job.rank, peer, len(packet)):
-                send(talk, sock, peer, packet)  # type: ignore[arg-type]
+        def lossy(trials: Trials, port: int, peer: int, packets: list[bytes]) -> int:
+            kept = [packet for packet in packets if not drop(trials._job.rank, peer, len(packet))]
+            return send(trials, port, peer, kept) if kept else 0
 
-        monkeypatch.setattr(hello._Talk, "_send", lossy)
+        monkeypatch.setattr(Trials, "_send", lossy)
 
     return install
 
@@ -110,7 +111,7 @@ def test_who_is_settled_sends_no_more_and_others_less_and_less() -> None:
     talk = Hello([1, 2], 0)
     assert talk.turn(0) == [1, 2]
     assert talk.turn(0) == []
-    talk.take(1, wide=True, says=SMALL | WIDE)
+    talk.take(1, WIDE, SMALL | WIDE | BURST)
     assert talk.look == hello.TRIES.first
     asked, now = [], 0
     while now < 10_000 * MS:
@@ -120,18 +121,30 @@ def test_who_is_settled_sends_no_more_and_others_less_and_less() -> None:
     gaps = [b[0] - a[0] for a, b in itertools.pairwise(asked)]
     assert gaps == sorted(gaps)
     assert gaps[-1] == hello.TRIES.most
-    talk.take(2, wide=False, says=SMALL | WIDE)
+    talk.take(2, SMALL, SMALL | WIDE | BURST)
     assert not talk.complete
-    talk.take(2, wide=True, says=0)
+    talk.take(2, WIDE, 0)
     assert talk.complete
     assert talk.look == 0
+    assert talk.plain == set()
 
 
 def test_a_peer_that_is_heard_but_may_not_hear_is_asked_on() -> None:
     talk = Hello([1], 0)
-    talk.take(1, wide=True, says=SMALL)
-    assert talk.complete
+    talk.take(1, WIDE, SMALL)
+    assert not talk.complete
     assert talk.turn(0) == [1]
+
+
+def test_a_peer_that_no_burst_reaches_gets_none() -> None:
+    talk = Hello([1, 2], 0)
+    talk.take(1, WIDE, SMALL | WIDE | BURST)
+    for _ in range(ANSWERS):
+        assert not talk.complete
+        talk.take(2, WIDE, SMALL | WIDE, answer=False)  # what a peer's own tries say is no answer to another burst
+        talk.take(2, 0, SMALL | WIDE)
+    assert talk.complete
+    assert talk.plain == {2}
 
 
 def test_what_a_rank_has_refused_and_could_not_send_is_told() -> None:

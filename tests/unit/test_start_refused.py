@@ -1,4 +1,4 @@
-"""What a system refuses at the start: an option that can be done without is, and who cannot take part tells the others."""
+"""What a system refuses at the start: options that are done without, and errors that reach all other ranks at once."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
@@ -14,6 +14,8 @@ from tailbound.observe.trace import Trace
 from tailbound.transport.safeguard import Action, Rotation, Safeguard
 from tailbound.wire.schema import Flag, Verdict
 
+#: Ops running of which less than half has come from a rank that has sent all, until it is told so.
+_COMPLAIN = 2
 #: As plain numbers: arithmetic on an IntFlag costs microseconds.
 _SKIP, _STOP, _LOSSY = int(Flag.SKIP), int(Flag.STOP), int(Flag.LOSSY)
 
@@ -23,6 +25,7 @@ class Accounts:
 
     Args:
         job: of the rank.
+        complain: told of a peer most of whose rows have not come, in ops running, although it has sent them.
 
     Attributes:
         ledger: rows by peer and what became of them.
@@ -34,8 +37,10 @@ class Accounts:
         trace: the timeline of the last ops.
     """
 
-    def __init__(self, job: Speaker) -> None:
+    def __init__(self, job: Speaker, complain: Callable[[int], None]) -> None:
         self._job, limits = job, job.config.safeguard
+        self._complain = complain
+        self._short = {(stage, peer): 0 for stage in Stage for peer in job.peers}  # ops running, see _COMPLAIN
         self.ledger = Ledger(job.world)
         self.contributions, self.results = Safeguard(limits, job.ranks), Safeguard(limits, job.ranks)
         self.rotation = Rotation(job.config.rotate)
@@ -58,7 +63,7 @@ class Accounts:
                 continue
             count = summed[peer]
             finished = job.records.contributed(peer, op.label) and peer not in op.stayed_out
-            self.ledger.close(Stage.CONTRIBUTIONS, peer, own, count, finished=finished)
+            self._close(Stage.CONTRIBUTIONS, peer, own, count, finished=finished)
             if count or finished:
                 expected += own
                 taken += count
@@ -73,6 +78,14 @@ class Accounts:
         if found.action:
             self._say(op, found.action, f"of the contributions to rank {job.rank}: {found.why}")
 
+    def _close(self, stage: Stage, peer: int, due: int, came: int, *, finished: bool) -> None:
+        self.ledger.close(stage, peer, due, came, finished=finished)
+        if not finished:
+            return
+        short = self._short[stage, peer] = self._short[stage, peer] + 1 if 2 * came < due else 0
+        if short >= _COMPLAIN:
+            self._complain(peer)
+
     def collected(self, op: Op, by_owner: Sequence[int]) -> None:
         """Enters the second half of an op that has just ended, and obeys what the owners' flags say.
 
@@ -86,7 +99,7 @@ class Accounts:
                 continue
             due, count = counts[peer], by_owner[peer]
             finished = job.records.published(peer, op.label)
-            self.ledger.close(Stage.RESULTS, peer, due, count, finished=finished)
+            self._close(Stage.RESULTS, peer, due, count, finished=finished)
             if count or finished:
                 expected += due
                 taken += count

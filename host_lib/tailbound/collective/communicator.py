@@ -15,7 +15,7 @@ import secrets
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import lru_cache, partial
 from itertools import product
@@ -200,13 +200,13 @@ class Communicator:
                     steps, turns = found.steps, found.turns
             if secret:
                 self._ring = keys.KeyRing(secret, cookie, config.width, steps, turns=turns)
-            self.job, bulk = self._activate(path, cookie)
+            self.job = self._activate(path, cookie)
             opened.callback(self.job.threads.close)
             opened.callback(self.job.channels.close)
             early: list[bytes] = []
             if before is None:
                 rendezvous.meet(store, "active", config.rank, config.ranks, name, timeout)
-                early = prove(self.job, store, name, self.greetings, bulk, timeout)
+                early = prove(self.job, store, name, self.greetings, timeout)
                 if training.elastic:
                     rendezvous.begin(store, name)
             opened.pop_all()
@@ -296,8 +296,8 @@ class Communicator:
             return rendezvous.come_back(own, before, verify)
         return rendezvous.exchange(self._store, own, self._prefix, timeout, verify)
 
-    def _activate(self, path: Datapath, cookie: int) -> tuple[Job, Sequence[socket.socket]]:
-        """Lets packets in; the job, and the sockets that its rows leave over."""
+    def _activate(self, path: Datapath, cookie: int) -> Job:
+        """Lets packets in; the job."""
         address, _ = path.endpoint
         everybody = [(g.address, g.port) for g in self.greetings]
         if (switch := self.config.switch) is not None:
@@ -324,7 +324,7 @@ class Communicator:
         job.channels.open(address, {rank: endpoints[rank] for rank in job.peers}, alone=alone)
         for sock in job.sender.sockets:
             prepare_rows(cast(socket.socket, sock), self.config.dscp)
-        return job, sockets[1:] or sockets
+        return job
 
     @property
     def datapath(self) -> str:

@@ -1,46 +1,42 @@
-"""Before the first op, every rank shows that it hears every other: over UDP, both ways, and as wide as a row.
+"""Before the first op, every rank shows that it hears every other: over UDP, both ways, wide rows, and bursts of them.
 
 Where UDP is dropped (a firewall, a security group) or full rows are (an MTU on the path), training would run to its
-end with nothing averaged. So every rank sends every peer HELLO packets, a small one and one as wide as a row, again
-until the peer says that it has heard the wide one. When it has heard all peers, or ``LIMIT`` has passed, it writes what
-it lacks into the store, and all ranks read all of it: they refuse alike, and name who does not hear whom.
+end with nothing averaged. So every rank tries the way to every peer (``trials``), again until the peer says what it has
+heard. When it has heard all peers and knows what they have heard, or ``LIMIT`` has passed, it writes what it lacks into
+the store, and all ranks read all of it: they refuse alike, and name who does not hear whom. Peers that single packets
+reach and bursts do not are sent to without segmentation offload (``paths`` says so).
 
 All of it is sent before the transport thread starts; who is through goes on answering until everybody has written.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import select
-import socket
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tailbound.collective.job import Job, log
+from tailbound.collective.trials import ANSWERS, BURST, LIMIT, TRIES, WIDE
 from tailbound.errors import TransportError
 from tailbound.transport import rendezvous
-from tailbound.transport.backoff import Backoff, Policy
+from tailbound.transport.backoff import Backoff
 from tailbound.transport.config import DEFAULT_PORT, MS
 from tailbound.transport.rendezvous import Greeting, Store
 from tailbound.wire.address import ip_bytes
-from tailbound.wire.schema import FIRST_DROP, HEADER_BYTES, UDP_BYTES, Flag, PacketType, Verdict
+from tailbound.wire.schema import FIRST_DROP, HEADER_BYTES, UDP_BYTES, PacketType, Verdict
 
-#: How long a peer is tried, in ns: at a loss of one half each way, all tries fail once in 10^8.
-LIMIT = 10_000 * MS
-#: How a peer is tried again.
-TRIES = Policy(20 * MS, 320 * MS)
-#: What can be heard of a peer, as bits.
-SMALL, WIDE = 1, 2
+#: The only trial before the first op.
+FIRST = 1
 #: Lines of a refusal at most.
 _LINES = 8
 
 
 class Hello:
-    """Whom to send what, and what was heard; pure, with the time passed in (ns).
+    """Whom to try when, and what was heard; pure, with the time passed in (ns).
 
     Args:
         peers: ranks to hear, in the order in which to try them.
@@ -50,32 +46,47 @@ class Hello:
     def __init__(self, peers: Iterable[int], now: int) -> None:
         self.heard = dict.fromkeys(peers, 0)  #: bits, of what has come from a peer
         self.told = dict.fromkeys(self.heard, 0)  #: bits, of what a peer has said to have come from here
+        self._answers = dict.fromkeys(self.heard, 0)
         self._tries = {peer: Backoff(TRIES, now) for peer in self.heard}
 
     @property
     def complete(self) -> bool:
-        """Whether rows come from every peer."""
-        return all(bits & WIDE for bits in self.heard.values())
+        """Whether rows come from every peer, and whether bursts reach every peer is known."""
+        return all(bits & WIDE and self._knows(p) for p, bits in self.heard.items())
 
     @property
     def look(self) -> int:
         """When to call ``turn`` again; 0: there is nothing to send unless something comes."""
         return min((self._tries[p].due for p in self.heard if not self._settled(p)), default=0)
 
+    @property
+    def plain(self) -> set[int]:
+        """Peers that bursts have not reached."""
+        return {p for p, bits in self.told.items() if not bits & BURST}
+
+    def _knows(self, peer: int) -> bool:
+        """Whether bursts reach ``peer``, or never will."""
+        told = self.told[peer]
+        return bool(told & BURST) or (bool(told & WIDE) and self._answers[peer] >= ANSWERS)
+
     def _settled(self, peer: int) -> bool:
-        return bool(self.heard[peer] & self.told[peer] & WIDE)
+        return bool(self.heard[peer] & self.told[peer] & WIDE) and self._knows(peer)
 
     def turn(self, now: int) -> list[int]:
-        """Peers that are to be sent a small and a wide packet now, as questions."""
+        """Peers that are to be tried now."""
         due = [p for p in self.heard if not self._settled(p) and self._tries[p].due <= now]
         for peer in due:
             self._tries[peer].ask(now)
         return due
 
-    def take(self, peer: int, *, wide: bool, says: int) -> None:
-        """A packet of ``peer`` has come, which says what has come there from here."""
-        self.heard[peer] |= WIDE if wide else SMALL
+    def take(self, peer: int, heard: int, says: int, *, answer: bool = True) -> None:
+        """A packet of ``peer`` has come, of kind ``heard``, and says what has come there from here; bits.
+
+        ``answer``: to a try, and not one of the peer's own.
+        """
+        self.heard[peer] |= heard
         self.told[peer] |= says
+        self._answers[peer] += answer
 
 
 @dataclass(frozen=True)
@@ -95,13 +106,10 @@ class Report:
     unsent: dict[str, str] = field(default_factory=dict)
 
 
-def prove(
-    job: Job, store: Store, prefix: str, greetings: Sequence[Greeting], bulk: Sequence[socket.socket], timeout: float
-) -> list[bytes]:
+def prove(job: Job, store: Store, prefix: str, greetings: Sequence[Greeting], timeout: float) -> list[bytes]:
     """Shows that all ranks hear each other; to be called when all let packets in, before the transport thread starts.
 
     Args:
-        bulk: the sockets that rows leave over; wide packets take them in turn.
         timeout: seconds to wait for what the other ranks have to say.
 
     Returns:
@@ -110,7 +118,7 @@ def prove(
     Raises:
         TransportError: two ranks do not hear each other; the same on all ranks, naming them.
     """
-    talk, begun = _Talk(job, bulk), job.now()
+    talk, begun = _Talk(job), job.now()
     reports: list[Report] = []
     failed: list[BaseException] = []
 
@@ -140,6 +148,9 @@ def prove(
         raise TransportError(
             "\n  ".join([f"rank {job.rank}: UDP does not pass between all ranks:", *lines[:_LINES], *more, _PORTS])
         )
+    job.sender.plain |= talk.hello.plain
+    if job.switch is not None and talk.hello.plain == set(job.peers):
+        job.sender.plain.add(job.switch)  # it does not answer tries
     log.info("rank %d: hears all peers over UDP, after %.1f ms", job.rank, (job.now() - begun) / 1e6)
     return talk.others
 
@@ -154,9 +165,8 @@ _PORTS = (
 class _Talk:
     """Sends and receives for ``prove``."""
 
-    def __init__(self, job: Job, bulk: Sequence[socket.socket]) -> None:
-        self._job, self._bulk = job, bulk
-        self._tries = 0
+    def __init__(self, job: Job) -> None:
+        self._job, self._trials = job, job.paths.trials
         self._unsent: dict[int, str] = {}
         self._poll = select.poll()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
@@ -170,7 +180,9 @@ class _Talk:
         """Sends what is due, and takes what has come, waiting for it until ``until`` (ns) at most."""
         job = self._job
         for peer in self.hello.turn(job.now()):
-            self._say(peer, ask=True)
+            self._trials.ask(peer, FIRST)
+            if number := self._trials.refused[peer]:
+                self._unsent[peer] = os.strerror(number)
         look = min(self.hello.look or until, until)
         if self._poll.poll(max(0, look - job.now()) / MS):
             for data in job.datapath.control_packets():
@@ -184,34 +196,10 @@ class _Talk:
         head, body = parsed[0][0], parsed[1]
         if head["type"] != PacketType.HELLO:
             self.others.append(data)
-            return
-        peer = int(head["sender"])
-        if int(head["cookie"]) == job.cookie and peer in self.hello.heard and int(head["owner"]) == job.rank:
-            wide = len(body) >= job.store.width
-            self.hello.take(peer, wide=wide, says=int(head["seq"]))
-            if int(head["flags"]) & Flag.REPEAT and wide:  # the small one of a pair is no question more
-                self._say(peer, ask=False)
-
-    def _say(self, peer: int, *, ask: bool) -> None:
-        """A small packet and, as long as the peer lacks it, a wide one."""
-        job = self._job
-        flags = Flag.REPEAT if ask else Flag(0)
-        head = job.header(
-            PacketType.HELLO, job.marks.contributed, 0, owner=peer, seq=self.hello.heard[peer], flags=flags
-        )
-        self._send(job.datapath.socket, peer, job.pack(head, b""))
-        if ask or not self.hello.told[peer] & WIDE:
-            self._tries += 1
-            wide = job.pack(head, bytes(job.store.width))
-            self._send(self._bulk[(peer + self._tries) % len(self._bulk)], peer, wide)
-
-    def _send(self, sock: socket.socket, peer: int, packet: bytes) -> None:
-        try:
-            sock.sendto(packet, self._job.sender.peers[peer])
-            self._job.sender.took(peer, 1, len(packet), 1)
-        except OSError as error:  # full: as good as lost
-            if error.errno not in (errno.EAGAIN, errno.ENOBUFS, errno.ECONNREFUSED):
-                self._unsent[peer] = f"{error.strerror} ({len(packet) - HEADER_BYTES} bytes and the headers)"
+        elif int(head["cookie"]) == job.cookie and int(head["sender"]) in self.hello.heard:
+            if int(head["owner"]) == job.rank:
+                said = self._trials.take(head, body)
+                self.hello.take(said.peer, said.heard, said.told if said.trial == FIRST else 0, answer=said.answer)
 
     def report(self) -> Report:
         """What this rank has to say; while all is well, nothing."""

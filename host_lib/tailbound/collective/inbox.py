@@ -8,6 +8,7 @@ from tailbound.collective.announce import announce, decode_ready
 from tailbound.collective.channels import Channels
 from tailbound.collective.maps import Maps
 from tailbound.collective.op import Op
+from tailbound.collective.paths import Paths
 from tailbound.collective.repair import Request, decode_repair
 from tailbound.collective.speaker import Speaker
 from tailbound.transport.keys import Word
@@ -17,8 +18,8 @@ from tailbound.wire.schema import Flag, PacketType, serial_distance
 class Inbox:
     """Takes control packets and keeps what READY packets say of ops that are not launched here yet."""
 
-    def __init__(self, job: Speaker, maps: Maps, channels: Channels) -> None:
-        self._job, self._maps, self._channels = job, maps, channels
+    def __init__(self, job: Speaker, maps: Maps, channels: Channels, paths: Paths) -> None:
+        self._job, self._maps, self._channels, self._paths = job, maps, channels, paths
         self._early: dict[int, dict[int, tuple[int, int, bytes]]] = {}  # label, sender: layout, flags, body
 
     def take(self, data: bytes, ops: dict[int, Op]) -> None:
@@ -54,6 +55,8 @@ class Inbox:
                 job.membership.hold(sender, job.now(), again=word == Word.AGAIN)
         elif head["type"] == PacketType.GROUP:
             self._channels.take(head, body)
+        elif head["type"] == PacketType.HELLO:
+            self._paths.take(head, body)
         elif head["type"] == PacketType.READY:
             if (op := ops.get(label)) is not None:
                 if int(head["layout"]) == op.place.layout.tag:

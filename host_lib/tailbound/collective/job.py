@@ -11,9 +11,10 @@ from tailbound.collective.accounting import Accounts
 from tailbound.collective.channels import Channels
 from tailbound.collective.flow_control import FlowControl
 from tailbound.collective.op import Op
+from tailbound.collective.paths import Paths
 from tailbound.collective.speaker import Speaker
 from tailbound.datapath.protocol import Datapath
-from tailbound.kernel.routes import speed_of
+from tailbound.kernel.routes import name_of, speed_of
 from tailbound.transport.config import Config
 from tailbound.transport.keys import KeyRing
 from tailbound.transport.sender import Sender
@@ -43,7 +44,9 @@ class Job(Speaker):
             keys.install = datapath.put_key
         #: threads that share the codec's work, the transport thread among them
         self.threads = Threads(max(1, config.codec_threads), config.width)
-        self.accounts = Accounts(self)
+        #: whether rows reach the peers
+        self.paths = Paths(self, lambda: datapath.interface or name_of(datapath.endpoint[0]))
+        self.accounts = Accounts(self, self.paths.complain)
         link = config.rate or speed_of(datapath.endpoint[0])
         self.flow = FlowControl(self, datapath, link, given=bool(config.rate))
         #: asks a rank what an op misses of its results (request), within so many ns; None: there is no reliable path

@@ -203,6 +203,8 @@ class Known(Session):
         self.pending: deque[Pending] = deque()
         #: whose packets carry tags, as the kernel was told (auth-2, auth-7)
         self.armed = Tagging(0)
+        #: when a rank last said that its own host refuses to send some of its packets, ns
+        self.cannot_send: dict[int, int] = {}
         #: ops running of which the switch has sent nothing
         self.silent_ops = 0
         self._spoke = [0] * self.world  # when a word of each rank was last read, ns

@@ -113,14 +113,18 @@ class Speaker(Known):
 
     def tell(self, rank: int, head: NDArray[Any], body: bytes = b"") -> bytes:
         """Sends one control packet to ``rank``, and returns it; ``head`` (see ``header``) may be used again."""
+        data = self.word(rank, head, body)
+        self.sender.send(rank, data)
+        return data
+
+    def word(self, rank: int, head: NDArray[Any], body: bytes = b"") -> bytes:
+        """One control packet for ``rank``, to be sent once."""
         head["owner"] = rank
         if self.keys is not None:
             head.view(np.uint8)[_STAMP_AT : _STAMP_AT + 8] = np.frombuffer(
                 self.keys.stamp().to_bytes(8, "big"), np.uint8
             )
-        data = self.pack(head, body)
-        self.sender.send(rank, data)
-        return data
+        return self.pack(head, body)
 
     def pack(self, head: NDArray[Any], body: bytes) -> bytes:
         """Header and body with the check, or in a job with a key the tag."""

@@ -103,10 +103,10 @@ class Transpose:
         self.job = job
         self.maps = Maps(job, job.accounts, job.flow.queue, share_most, outside=outside)
         self.maps.seal_all = lambda label: job.datapath.seal(label, 0, job.store.sum_rows)
-        self._inbox = Inbox(job, self.maps, job.channels)
+        self._inbox = Inbox(job, self.maps, job.channels, job.paths)
         # who comes back may meet a job that has lost more ranks: all others know of these, and wait for none
         unheard = () if outside else (Unheard(job, job.sequence, patience),)
-        self._watching = *unheard, Withdrawn(job.datapath, job.rank), Disarmed(job)
+        self._watching = *unheard, Withdrawn(job.datapath, job.rank), Disarmed(job), job.paths
         self._watched = -LOOK_EVERY  # when they were asked last
         self._window = Window(job, job.flow.queue, self._inbox.adopt, Running(job))
         self._ops = self._window.ops
@@ -484,6 +484,7 @@ class Transpose:
             if (named := job.records.newest(rank)) is not None:
                 job.membership.heard(rank, step_of(named))
         looks.append(job.channels.turn(now))
+        looks.append(job.paths.turn(now))
         looks.append(self.maps.turn(now, self._window))
         if self._new or window.waiting:
             self._admit()

@@ -133,6 +133,12 @@ def _with_address(address: str) -> Interface | None:
     return None
 
 
+def name_of(address: str) -> str:
+    """Name of the interface that has ``address``; empty where none has."""
+    found = _with_address(address)
+    return "" if found is None else found.name
+
+
 def speed_of(address: str) -> float:
     """Bytes per second of the link of the interface that has ``address``; 0.0 where nothing says it, as on loopback."""
     found = _with_address(address)

@@ -329,7 +329,8 @@ class SendQueue:
             ranks = self._sender.ranks_of(rank)
             if not behind.isdisjoint(ranks):
                 continue
-            size, allowed, again = pacer.slowest(ranks, item.stride, 1 if rank in self._sender.plain else most, now)
+            plain = rank in self._sender.plain or not self._sender.plain.isdisjoint(ranks)
+            size, allowed, again = pacer.slowest(ranks, item.stride, 1 if plain else most, now)
             flow[SIZE], flow[ALLOWED] = size, allowed
             if again:
                 self.held += 1

@@ -123,7 +123,8 @@ class Sender:
         self.rooms = [sock.room() for sock in sockets]  #: bytes that may wait in each
         self.peers = dict(peers)
         self.counts = {rank: PeerCounts() for rank in self.peers}
-        self.plain: set[int] = set()  #: ranks to which GSO does not work
+        self.plain: set[int] = set()  #: ranks, and shared channels, to which GSO does not work
+        self.refusals = 0  #: calls that were refused
         #: single packets for which a full socket had no room; the oldest give way when there are too many
         self.deferred: deque[tuple[int, bytes]] = deque()
         data = range(1, len(self.sockets)) if len(self.sockets) > 1 else range(1)
@@ -235,5 +236,6 @@ class Sender:
 
     def refuse(self, rank: int, number: int) -> None:
         """Counts a refused call by the name of its errno."""
+        self.refusals += 1
         errors, name = self.calls_of(rank).errors, errno.errorcode.get(number, str(number))
         errors[name] = errors.get(name, 0) + 1

@@ -1,0 +1,118 @@
+"""Rows stop arriving where small packets do: bursts that offload loses leave one by one, and a smaller MTU ends the job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+from typing import cast
+
+import pytest
+
+from sim.team import SimTeam, sim_team
+from support import Trouble, exact_mean, gradients, nmse
+from tailbound.errors import TransportError
+from tailbound.simulate.fabric import MS, S
+from tailbound.simulate.machine import Wire
+from tailbound.wire.schema import HEADER_BYTES
+
+RANKS, WIDTH = 3, 64
+NUMEL = 8 * 64 * WIDTH
+LEARNED = {"width": WIDTH, "fetch": 200 * MS}
+INPUTS = gradients("U", RANKS, NUMEL, seed=1)
+EXACT = exact_mean(INPUTS)
+
+Send = Callable[[int, list[bytes]], list[bytes]]
+
+
+def meddle(job: SimTeam, ranks: Collection[int], send: Send | None) -> None:
+    """``send``: of (to whom, packets of a burst) what leaves ``ranks``."""
+    for rank in ranks:
+        cast(Wire, job[rank].job.datapath.socket).trouble = send
+
+
+def alone(to: int, packets: list[bytes]) -> list[bytes]:
+    """Segmentation offload that takes bursts and sends nothing."""
+    return packets if len(packets) == 1 else []
+
+
+def small(to: int, packets: list[bytes]) -> list[bytes]:
+    """A path that takes no packet as wide as a row."""
+    return [packet for packet in packets if len(packet) < HEADER_BYTES + WIDTH]
+
+
+def errors_of(job: SimTeam, ops: int) -> list[list[float]]:
+    """NMSE by op and rank."""
+    found = []
+    for _ in range(ops):
+        found.append([nmse(out, EXACT) for out, _ in job.allreduce(INPUTS)])
+        job.go(20 * MS)
+    return found
+
+
+@pytest.mark.parametrize("ranks", [{1}, {0, 1, 2}])
+def test_bursts_that_vanish_in_the_middle_of_a_job_leave_one_by_one(ranks: set[int]) -> None:
+    with sim_team(RANKS, LEARNED) as job:
+        assert max(map(max, errors_of(job, 10))) < 0.01
+        meddle(job, ranks, alone)
+        errors_of(job, 20)
+        assert max(map(max, errors_of(job, 20))) < 0.01
+        for rank in range(RANKS):
+            plain = set(range(RANKS)) - {rank} if rank in ranks else set()
+            assert job[rank].job.sender.plain == plain
+            told = [e.fields for e in job[rank].job.events.recent() if e.name == "bursts_lost"]
+            assert bool(told) == (rank in ranks)
+            assert all(fields["kernel"] == os.uname().release for fields in told)
+
+
+def test_bursts_are_tried_again_and_used_when_they_arrive() -> None:
+    with sim_team(RANKS, LEARNED) as job:
+        errors_of(job, 5)
+        meddle(job, {1}, alone)
+        errors_of(job, 20)
+        assert job[1].job.sender.plain == {0, 2}
+        job.go(40 * S)
+        errors_of(job, 2)
+        job.go(2 * S)
+        errors_of(job, 2)
+        assert job[1].job.sender.plain == {0, 2}  # a try in between has failed
+        meddle(job, {1}, None)
+        job.go(70 * S)
+        errors_of(job, 2)
+        job.go(2 * S)
+        assert max(map(max, errors_of(job, 5))) < 0.01
+        assert not job[1].job.sender.plain
+        counts = job[1].job.events.counts
+        assert (counts["bursts_lost"], counts["bursts_again"]) == (2, 2)  # a line a peer
+
+
+@pytest.mark.parametrize("narrow", [{1}, {0, 1, 2}])
+def test_a_path_whose_mtu_shrinks_ends_the_job_on_all_ranks(narrow: set[int]) -> None:
+    with sim_team(RANKS, LEARNED) as job:
+        errors_of(job, 10)
+        meddle(job, narrow, small)
+        begun, said = job.now, {}
+        while len(said) < RANKS and job.now < begun + 8 * S:
+            for rank in set(range(RANKS)) - said.keys():
+                error = job[rank]._engine._error
+                if error is not None:
+                    said[rank] = str(error)
+            if said:
+                job.go(100 * MS)
+            else:
+                errors_of(job, 1)
+        assert set(said) == set(range(RANKS))
+        for text in said.values():
+            assert f"packets of {28 + HEADER_BYTES + WIDTH} bytes" in text
+            assert "MTU" in text
+        with pytest.raises(TransportError, match="MTU"):
+            job.start(INPUTS)
+            job.go(1 * S)
+
+
+@pytest.mark.parametrize("loss", [0.05, 0.5])
+def test_losses_are_taken_for_neither(loss: float) -> None:
+    with sim_team(RANKS, LEARNED) as job:
+        job.trouble(lambda: Trouble(3, loss=loss))
+        errors_of(job, 12)
+        assert not any(member._engine._error for member in job.communicators)
+        assert not any(member.job.sender.plain for member in job.communicators)
