@@ -273,11 +273,11 @@ struct tb_fanout {
 };
 _Static_assert(sizeof(struct tb_fanout) == 288, "tb_fanout");
 
-/* Where copies for one rank go; written by the host. */
+/* Where copies for one rank go; the host writes addresses, the program the way there. */
 struct tb_fanout_peer {
-	__u32 address; /* as in tb_peer */
-	__u16 port; /* UDP port, network byte order; 0: not known */
-	__u8 mac[6]; /* Ethernet address of the next hop */
+	__u32 address; /* as in tb_peer; 0, and prefix too: nobody */
+	__u8 mac[6]; /* Ethernet address of the next hop, as the host's own packets to this rank have it */
+	__u16 pad; /* 0 */
 	__u32 prefix[3]; /* as in tb_peer */
 };
 _Static_assert(sizeof(struct tb_fanout_peer) == 24, "tb_fanout_peer");

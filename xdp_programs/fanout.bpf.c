@@ -3,6 +3,9 @@
  * Fan-out on the worker (kernel-23), tc egress: a burst that leaves the registered socket for the lead peer is cloned
  * for every other live peer, in the host's order, and goes to the lead last. Nothing else is touched.
  *
+ * Where a copy goes next on the Ethernet is what the host's own packets to that peer (contributions, probes) say: they
+ * pass here too, and the kernel has addressed them, as routes and neighbours are at the time.
+ *
  * Clones pass this hook again, and are left alone there, since none of them is addressed to the lead. They
  * share their payload; the kernel gives the original fresh headers after every clone.
  *
@@ -33,7 +36,7 @@ static __always_inline void tb_fanout_copy(struct __sk_buff *skb, const struct t
 
 	if (!peer || !counts)
 		return;
-	if (peer->port && tb_fanout_readdress(skb, o, peer) &&
+	if (tb_fanout_reachable(peer) && tb_fanout_readdress(skb, o, peer) &&
 	    !bpf_clone_redirect(skb, skb->ifindex, 0)) {
 		counts->clones++;
 		counts->packets += packets;
@@ -41,6 +44,20 @@ static __always_inline void tb_fanout_copy(struct __sk_buff *skb, const struct t
 		counts->failed++;
 		counts->packets_failed += packets;
 	}
+}
+
+/* A packet that the host sends to one peer says how that one is reached. */
+static __always_inline void tb_fanout_look(struct __sk_buff *skb, const struct tb_datagram *d)
+{
+	struct tb_fanout_peer *peer;
+	__u8 owner;
+
+	if (bpf_skb_load_bytes(skb, TB_HEAD_OFFSET + __builtin_offsetof(struct tb_header, owner),
+			       &owner, 1))
+		return;
+	peer = TB_LOOKUP(fanout_peers, owner);
+	if (peer && tb_ip_to(d->ip, peer->address, peer->prefix))
+		tb_fanout_learn(peer, d);
 }
 
 TB_CLASSIFIER tb_fanout(struct __sk_buff *skb)
@@ -56,8 +73,12 @@ TB_CLASSIFIER tb_fanout(struct __sk_buff *skb)
 		return TB_TC_NEXT;
 	lead = TB_READ_ONCE(fanout->lead);
 	peer = TB_LOOKUP(fanout_peers, lead);
-	if (!peer || !tb_datagram_of(skb, &d) || !tb_fanout_wanted(&d, fanout, peer))
+	if (!peer || !tb_datagram_of(skb, &d) || !tb_fanout_ours(&d, fanout, TB_PORT))
 		return TB_TC_NEXT;
+	if (!tb_fanout_wanted(&d, fanout, peer)) {
+		tb_fanout_look(skb, &d);
+		return TB_TC_NEXT;
+	}
 	counts = tb_fanout_row(lead);
 	if (counts)
 		counts->leads++;

@@ -9,7 +9,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 from pyroute2 import IPRoute
@@ -18,15 +18,15 @@ import cases
 import veths
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel import interfaces, pin, syscalls, tc
-from tailbound.kernel.fanout import Fanout, Peer, _is_left_over, rotated
-from tailbound.kernel.neighbours import next_hops
+from tailbound.kernel.fanout import Fanout, _is_left_over, rotated
+from tailbound.wire import packets
+from tailbound.wire.schema import PacketType
 
 pytestmark = pytest.mark.needs("netns")
 
 OWN, THERE, PORT, SOURCE = "198.18.0.1", "198.18.0.2", 7400, 40000
 MACS = {rank: bytes((2, 0, 0, 0, 9, rank)) for rank in range(5)}
-#: by rank: address and port
-PLACES = {1: ("198.18.0.2", 7400), 2: ("198.18.0.250", 7401), 3: ("10.1.2.3", 9), 4: ("255.255.255.254", 65535)}
+PLACES = {1: "198.18.0.2", 2: "198.18.0.250", 3: "10.1.2.3", 4: "255.255.255.254"}
 WAYS = [pytest.param("tcx", marks=pytest.mark.needs("tcx")), "clsact"]
 #: return TC_ACT_SHOT
 SHOOT = bytes.fromhex("b700000002000000 9500000000000000")
@@ -37,7 +37,7 @@ def know_rank_2() -> None:
     """Rank 2, whom nobody has to be, is a neighbour."""
     with IPRoute() as ip:
         index = interfaces.index_of("tbx")
-        ip.neigh("replace", dst=PLACES[2][0], lladdr=MACS[2].hex(":"), ifindex=index, state="permanent")
+        ip.neigh("replace", dst=PLACES[2], lladdr=MACS[2].hex(":"), ifindex=index, state="permanent")
 
 
 @pytest.fixture
@@ -47,9 +47,9 @@ def attach(wire: list[str], loader: str) -> Iterator[Callable[..., Fanout]]:
     know_rank_2()
 
     def new(port: int = SOURCE, way: str = "auto", ports: int = 1, peers: int = 4) -> Fanout:
-        fanout = Fanout.attach("tbx", port, loader, way, ports, peers)
+        fanout = Fanout.attach("tbx", port, PORT, loader, way, ports, peers)
         made.append(fanout)
-        fanout.set_peers(0, [Peer(rank, *PLACES[rank], MACS[rank]) for rank in PLACES])
+        fanout.set_peers(0, PLACES)
         return fanout
 
     yield new
@@ -66,18 +66,32 @@ def tap(wire: list[str]) -> Iterator[socket.socket]:
         yield out
 
 
-def frame(rank: int, payload: bytes, place: tuple[str, int] | None = None, **fields: int) -> bytes:
-    """A burst's packet to ``rank``, or to another place, with scapy's checksums."""
+def frame(rank: int, payload: bytes, address: str = "", **fields: int) -> bytes:
+    """A burst's packet to ``rank``, or to another address, with scapy's checksums."""
     from scapy.layers.inet import IP, UDP
     from scapy.layers.l2 import Ether
 
-    address, port = place or PLACES[rank]
+    port = fields.get("dport", PORT)
     udp = {name: value for name, value in fields.items() if name in ("chksum", "sport")}
     ip = {name: value for name, value in fields.items() if name in ("frag", "proto", "ihl", "ttl")}
     eth = Ether(dst=MACS[rank].hex(":"), src="02:00:00:00:09:00", type=fields.get("type", 0x0800))
     return bytes(
-        eth / IP(src=OWN, dst=address, id=7, flags="DF", **ip) / UDP(**{"sport": SOURCE} | udp, dport=port) / payload
+        eth
+        / IP(src=OWN, dst=address or PLACES[rank], id=7, flags="DF", **ip)
+        / UDP(**{"sport": SOURCE} | udp, dport=port)
+        / payload
     )
+
+
+def sole(rank: int) -> bytes:
+    """What a rank gets alone."""
+    return bytes(packets.packet(packets.header(type=PacketType.PROBE, sender=0, owner=rank), b""))
+
+
+def show(fanout: Fanout, ranks: Iterable[int] = tuple(PLACES)) -> None:
+    """Lets packets for single ranks pass, by which the program knows the ways."""
+    for rank in ranks:
+        syscalls.run_tc(fanout.program, frame(rank, sole(rank), sport=SOURCE - 9))
 
 
 def seen(tap: socket.socket, count: int) -> list[bytes]:
@@ -100,6 +114,7 @@ def test_clones_are_as_if_sent_to_each_peer(attach: Callable[..., Fanout], tap: 
     fanout = attach()
     fanout.live({1, 2, 3, 4})
     assert fanout.lead == 4
+    show(fanout)
     result = syscalls.run_tc(fanout.program, frame(4, payload))
     assert struct.pack("=I", result.action) == struct.pack("=i", -1)
     assert result.data == frame(4, payload)
@@ -113,9 +128,12 @@ def test_a_program_makes_as_many_copies_as_it_was_attached_for(attach: Callable[
     """A small one makes 16, to the last, and never leaves one out in silence."""
     fanout = attach(peers=peers)
     ranks = range(1, peers + 1)
-    fanout.set_peers(0, [Peer(rank, THERE, 1000 + rank, MACS[1]) for rank in (*ranks, 99)])
+    places = {rank: f"10.0.0.{rank}" for rank in (*ranks, 99)}
+    fanout.set_peers(0, places)
     fanout.live(ranks)
-    syscalls.run_tc(fanout.program, frame(1, b"abc", (THERE, 1000 + peers)))
+    for rank in ranks:
+        syscalls.run_tc(fanout.program, frame(1, sole(rank), places[rank], sport=SOURCE - 9))
+    syscalls.run_tc(fanout.program, frame(1, b"abc", places[peers]))
     assert fanout.counts() == {peers: (1, 0, 0, 0, 0)} | dict.fromkeys(ranks[:-1], (0, 1, 0, 1, 0))
     if peers == 17:
         with pytest.raises(ConfigError, match="18 peers are live, the program makes 16 copies"):
@@ -130,6 +148,7 @@ def test_a_program_makes_as_many_copies_as_it_was_attached_for(attach: Callable[
 def test_no_checksum_stays_none(attach: Callable[..., Fanout], tap: socket.socket) -> None:
     fanout = attach()
     fanout.live({2, 3})
+    show(fanout)
     syscalls.run_tc(fanout.program, frame(3, b"abc", chksum=0))
     assert seen(tap, 1) == [frame(2, b"abc", chksum=0)]
 
@@ -139,6 +158,7 @@ def test_buffers_of_segments_are_restored(attach: Callable[..., Fanout]) -> None
     """Whether copies of a test's buffer can be cut and leave is the kernel's affair; the original is as before."""
     fanout = attach()
     fanout.live({1, 2, 3, 4})
+    show(fanout)
     data = frame(4, bytes(3000), chksum=0x1234)
     assert syscalls.run_tc(fanout.program, data, gso_size=1000, gso_segs=3).data == data
     counts = fanout.counts()
@@ -152,6 +172,7 @@ def test_buffers_of_segments_are_restored(attach: Callable[..., Fanout]) -> None
 def test_bursts_of_neighbouring_ports(attach: Callable[..., Fanout], tap: socket.socket) -> None:
     fanout = attach(ports=3)
     fanout.live({2, 4})
+    show(fanout)
     for port in range(SOURCE - 1, SOURCE + 4):
         syscalls.run_tc(fanout.program, frame(4, b"abcd", sport=port))
     assert seen(tap, 3) == [frame(2, b"abcd", sport=SOURCE + i) for i in range(3)]
@@ -184,7 +205,7 @@ def test_only_bursts_of_the_socket_to_the_lead(attach: Callable[..., Fanout]) ->
         "TCP": frame(4, b"abcd", proto=6),
         "options": wanted[:14] + b"\x46" + wanted[15:],
         "another source": wanted[:26] + socket.inet_aton(THERE) + wanted[30:],
-        "another port of the lead": wanted[:36] + struct.pack(">H", PORT) + wanted[38:],
+        "another port of the lead": frame(4, b"abcd", dport=PORT + 1),
         "VLAN": wanted[:12] + b"\x81\x00\x00\x05" + wanted[12:],
         "too short": wanted[:41],
         "ARP": wanted[:12] + b"\x08\x06" + wanted[14:],
@@ -198,12 +219,68 @@ def test_only_bursts_of_the_socket_to_the_lead(attach: Callable[..., Fanout]) ->
 def test_256_ranks(attach: Callable[..., Fanout], tap: socket.socket) -> None:
     """As many copies as there can be, in order, the own rank in their middle."""
     fanout = attach(peers=255)
-    fanout.set_peers(100, [Peer(r, f"10.0.0.{r}", 1000 + r, MACS[1]) for r in range(256) if r != 100])
+    fanout.set_peers(100, {r: f"10.0.0.{r}" for r in range(256) if r != 100})
     fanout.live(range(256))
     assert fanout.lead == 99
-    syscalls.run_tc(fanout.program, frame(1, b"abcd", place=("10.0.0.99", 1099)))
-    ports = [int.from_bytes(data[36:38], "big") - 1000 for data in seen(tap, 254)]
-    assert ports == [*range(101, 256), *range(99)]
+    for rank in range(256):
+        syscalls.run_tc(fanout.program, frame(1, sole(rank), f"10.0.0.{rank}", sport=SOURCE - 9))
+    syscalls.run_tc(fanout.program, frame(1, b"abcd", "10.0.0.99"))
+    assert [data[33] for data in seen(tap, 254)] == [*range(101, 256), *range(99)]
+
+
+@pytest.mark.needs("scapy")
+def test_the_way_to_a_peer_is_that_of_its_newest_packet(attach: Callable[..., Fanout], tap: socket.socket) -> None:
+    """Before there was one a copy is refused; what only looks like one says nothing.
+
+    Rule: kernel-23.
+    """
+    fanout, moved = attach(), bytes((2, 0, 0, 0, 9, 77))
+    fanout.live({2, 4})
+    no_way = [
+        frame(2, sole(4)),  # of another rank
+        frame(2, sole(2), PLACES[4], sport=SOURCE - 9),
+        frame(2, sole(2), dport=PORT + 1),
+        frame(2, sole(2)[:7]),
+    ]
+    for data in [*no_way, frame(4, b"abcd")]:
+        syscalls.run_tc(fanout.program, data)
+    assert fanout.counts()[2] == (0, 0, 1, 0, 1)
+    show(fanout)
+    syscalls.run_tc(fanout.program, moved + frame(2, sole(2))[6:])
+    syscalls.run_tc(fanout.program, frame(4, b"abcd"))
+    assert seen(tap, 1) == [moved + frame(2, b"abcd")[6:]]
+
+
+@pytest.mark.needs("scapy")
+def test_nothing_in_the_maps_opens_another_port(attach: Callable[..., Fanout]) -> None:
+    """Who may write them cannot have the traffic of others copied to himself.
+
+    Rule: kernel-23.
+    """
+    fanout = attach(port=1, ports=65535)
+    fanout.set_peers(0, {1: THERE, 2: PLACES[2]})
+    fanout.live({1, 2})
+    show(fanout, {1})
+    for port in (53, 443, PORT - 1, PORT + 1):
+        syscalls.run_tc(fanout.program, frame(2, b"who is mail.example?", sport=33333, dport=port))
+    assert fanout.counts() == {}
+    syscalls.run_tc(fanout.program, frame(2, b"abcd", sport=33333))
+    assert fanout.counts()[2].leads == 1
+
+
+def test_no_suspect_leads_unless_all_are(attach: Callable[..., Fanout]) -> None:
+    """A burst to a host that is gone waits for its neighbour, in front of the program."""
+    fanout = attach()
+    order = fanout.maps.arrays["fanout"]["order"][0]
+    for suspects, lead, copies in (
+        ({4}, 3, [1, 2, 4]),
+        ({2, 4}, 3, [1, 2, 4]),
+        ({3, 4}, 2, [1, 3, 4]),
+        ({1, 2, 3, 4}, 4, [1, 2, 3]),
+        ((), 4, [1, 2, 3]),
+    ):
+        fanout.live({1, 2, 3, 4}, suspects)
+        assert (fanout.lead, order[:3].tolist()) == (lead, copies)
 
 
 def test_order() -> None:
@@ -215,17 +292,16 @@ def test_what_cannot_be_is_refused(attach: Callable[..., Fanout]) -> None:
     fanout = attach()
     with pytest.raises(ConfigError, match=r"ranks \[7\] are live"):
         fanout.live({1, 7})
-    for peer in (Peer(0, THERE, 1, MACS[1]), Peer(256, THERE, 1, MACS[1]), Peer(1, "nowhere", 1, MACS[1])):
+    for rank, address in ((0, THERE), (256, THERE), (1, "nowhere")):
         with pytest.raises(ConfigError):
-            fanout.set_peers(0, [peer])
-    with pytest.raises(ConfigError, match="next hop"):
-        fanout.set_peers(0, [Peer(1, THERE, 1, b"\1\2")])
+            fanout.set_peers(0, {rank: address})
     with pytest.raises(ConfigError, match="no interface"):
-        Fanout.attach("nowhere0", SOURCE)
-    with pytest.raises(ConfigError, match="UDP port"):
-        Fanout.attach("tbx", 0)
+        Fanout.attach("nowhere0", SOURCE, PORT)
+    for ports in ((0, PORT), (SOURCE, 0)):
+        with pytest.raises(ConfigError, match="UDP port 0"):
+            Fanout.attach("tbx", *ports)
     with pytest.raises(ConfigError, match="way"):
-        Fanout.attach("tbx", SOURCE, way="other")
+        Fanout.attach("tbx", SOURCE, PORT, way="other")
 
 
 # -- attaching ----------------------------------------------------------------------------------------
@@ -242,7 +318,7 @@ def send_by(out: socket.socket, fanout: Fanout) -> bool:
     """A datagram to the lead by the stack; whether the program saw it."""
     before = sum(c.leads for c in fanout.counts().values())
     assert fanout.lead is not None
-    out.sendto(b"abcd", PLACES[fanout.lead])
+    out.sendto(b"abcd", (PLACES[fanout.lead], PORT))
     return sum(c.leads for c in fanout.counts().values()) > before
 
 
@@ -337,10 +413,10 @@ def left_by(stranger: Stranger) -> bytes:
     ):
         tap.bind(("tbx", 0))
         tap.settimeout(20)
-        out.sendto(b"while", PLACES[2])
+        out.sendto(b"while", (PLACES[2], PORT))
         stranger.close()
-        out.sendto(b"after", PLACES[2])
-        while (data := tap.recv(1 << 16))[30:34] != socket.inet_aton(PLACES[2][0]):
+        out.sendto(b"after", (PLACES[2], PORT))
+        while (data := tap.recv(1 << 16))[30:34] != socket.inet_aton(PLACES[2]):
             pass
         return data[42:]
 
@@ -352,7 +428,7 @@ def test_a_leftover_filter_is_taken_away(attach: Callable[..., Fanout], wire: li
     code = (
         "import sys; sys.path[:0] = sys.argv[1:]\n"
         "from tailbound.kernel.fanout import Fanout\n"
-        f"fanout = Fanout.attach('tbx', {SOURCE}, way='clsact', peers=4)\n"
+        f"fanout = Fanout.attach('tbx', {SOURCE}, {PORT}, way='clsact', peers=4)\n"
         "print('there', flush=True)\n"
         "sys.stdin.read()\n"
     )
@@ -397,7 +473,7 @@ def test_a_refusal_says_what_goes_on_without_it(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.needs("tcx")
 def test_the_interface_may_go_first(own_wire: list[str], loader: str) -> None:
-    fanouts = [Fanout.attach("tbx", SOURCE + i, loader, way, peers=4) for i, way in enumerate(("tcx", "clsact"))]
+    fanouts = [Fanout.attach("tbx", SOURCE + i, PORT, loader, way, peers=4) for i, way in enumerate(("tcx", "clsact"))]
     veths.delete("tbx")
     for fanout in fanouts:
         fanout.close()
@@ -409,20 +485,20 @@ def test_pinned(wire: list[str], loader: str) -> None:
     from tailbound.datapath.xdp import XdpDatapath
 
     with pytest.raises(CapabilityError, match="cannot pin"):
-        Fanout.pin("tbx", loader)
+        Fanout.pin("tbx", PORT, loader)
     with pytest.raises(AttachError, match="nothing is pinned"):
         Fanout.open("tbx", SOURCE)
     XdpDatapath.pin("tbx", cases.PORT, cases.WIDTH, cases.SUM_ROWS, cases.RESULT_ROWS, loader)
-    Fanout.pin("tbx", loader)
+    Fanout.pin("tbx", PORT, loader)
     for _ in range(2):
         fanout = Fanout.open("tbx", SOURCE)
-        fanout.set_peers(0, [Peer(1, *PLACES[1], MACS[1])])
+        fanout.set_peers(0, {1: PLACES[1]})
         fanout.live({1})
         assert send(fanout)
         assert fanout.counts() == {1: (1, 0, 0, 0, 0)}
         fanout.close()
     fanout = Fanout.open("tbx", SOURCE)
-    fanout.set_peers(0, [Peer(1, *PLACES[1], MACS[1])])
+    fanout.set_peers(0, {1: PLACES[1]})
     fanout.live({1})
     assert pin.remove("tbx")
     assert not send(fanout)
@@ -435,44 +511,10 @@ def test_no_privilege(wire: list[str]) -> None:
     code = (
         "import sys; sys.path[:0] = sys.argv[1:]\n"
         "from tailbound.kernel.fanout import Fanout\n"
-        f"Fanout.attach('tbx', {SOURCE})\n"
+        f"Fanout.attach('tbx', {SOURCE}, {PORT})\n"
     )
     argv = [sys.executable, "-c", code, *[p for p in sys.path if p]]
     home = os.environ | {"HOME": "/nonexistent"}
     done = subprocess.run(argv, user=12346, group=12346, extra_groups=[], capture_output=True, text=True, env=home)
     assert done.returncode
     assert done.stderr.strip().splitlines()[-1].startswith("tailbound.errors." + CapabilityError.__name__)
-
-
-# -- next hops ----------------------------------------------------------------------------------------
-
-
-def test_next_hops(own_wire: list[str]) -> None:
-    """By ARP, from the table, over a gateway; and what has none."""
-    veths.go(own_wire[1])
-    there = _mac("tbx")
-    veths.go(own_wire[0])
-    assert next_hops("tbx", [THERE]) == {THERE: there}
-    assert next_hops("tbx", [THERE], patience=0) == {THERE: there}  # known by now
-    index = interfaces.index_of("tbx")
-    with IPRoute() as ip:
-        ip.route("add", dst="10.7.0.0/16", gateway="198.18.0.77")
-        ip.neigh("add", dst="198.18.0.77", lladdr="02:00:00:00:00:77", ifindex=index, state="permanent")
-    hops = next_hops("tbx", ["10.7.1.1", "10.7.1.2", "198.18.0.77"])
-    assert hops == dict.fromkeys(["10.7.1.1", "10.7.1.2", "198.18.0.77"], bytes.fromhex("020000000077"))
-    with pytest.raises(CapabilityError, match=r"answers ARP for 198\.18\.0\.9"):
-        next_hops("tbx", [THERE, "198.18.0.9"], patience=0)
-    with pytest.raises(CapabilityError, match="does not leave by tbx"):
-        next_hops("tbx", [OWN])
-    with pytest.raises(CapabilityError, match="no route to"):
-        next_hops("tbx", ["203.0.113.1"])
-    with pytest.raises(CapabilityError, match="no Ethernet"):
-        next_hops("lo", [THERE])
-    with pytest.raises(ConfigError, match="no interface"):
-        next_hops("nowhere0", [THERE])
-
-
-def _mac(interface: str) -> bytes:
-    with IPRoute() as ip:
-        (link,) = ip.get_links(interfaces.index_of(interface))
-        return bytes.fromhex(link.get_attr("IFLA_ADDRESS").replace(":", ""))

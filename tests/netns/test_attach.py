@@ -23,7 +23,7 @@ import json, os, sys
 from tailbound import cli
 from tailbound.datapath.xdp import XdpDatapath
 from tailbound.kernel import interfaces, pin, syscalls
-from tailbound.kernel.fanout import Fanout, Peer
+from tailbound.kernel.fanout import Fanout
 from tailbound.wire.tag import key_of
 
 name = sys.argv[1]
@@ -51,7 +51,7 @@ if pid == 0:
             raise AssertionError("keys can be read")
         path.close()
         fanout = Fanout.open(name, 40000)
-        fanout.set_peers(3, [Peer(0, "198.18.0.9", 7411, bytes(6))])
+        fanout.set_peers(3, {0: "198.18.0.9"})
         fanout.live({0})
         assert fanout.lead == 0 and not fanout.maps.arrays["fanout_counts"].flags.writeable
         fanout.close()

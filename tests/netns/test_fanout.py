@@ -15,12 +15,13 @@ import pytest
 from pyroute2 import IPRoute
 
 from tailbound.kernel import ethtool
-from tailbound.kernel.fanout import Fanout, Peer
-from tailbound.kernel.neighbours import next_hops
+from tailbound.kernel.fanout import Fanout
 from tailbound.lab import namespaces
 from tailbound.lab.cluster import Cluster
 from tailbound.lab.topology import Link
 from tailbound.transport.sockets import reserve
+from tailbound.wire import packets
+from tailbound.wire.schema import PacketType
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 
@@ -93,21 +94,22 @@ def make_team(tailbound_lab: Make, datagram_socket: SocketOf) -> Iterator[Callab
         def make(way: str = "auto", **settings: object) -> Team:
             lab = tailbound_lab(workers=WORKERS, **settings)
             ranks = [rank for rank in range(WORKERS) if rank != OWN]
-            # Every peer has a port of its own, so that a port which is not rewritten shows.
-            peers = {rank: datagram_socket(lab, rank, port=PORT + rank) for rank in ranks}
+            peers = {rank: datagram_socket(lab, rank, port=PORT) for rank in ranks}
             for sock in peers.values():
                 reserve(sock, socket.SO_RCVBUF, 64 << 20)
             out, plain = (datagram_socket(lab, OWN) for _ in range(2))
             interface = lab.workers[OWN].interface
-            places = {rank: (lab.workers[rank].address, PORT + rank) for rank in ranks}
+            places = {rank: (lab.workers[rank].address, PORT) for rank in ranks}
             # the program of a small job, and once that of all jobs
             most = 255 if way == "clsact" else WORKERS - 1
             attach = partial(Fanout.attach, address=lab.workers[OWN].address)
-            fanout = lab.run(OWN, attach, interface, out.getsockname()[1], "auto", way, 1, most)
+            fanout = lab.run(OWN, attach, interface, out.getsockname()[1], PORT, "auto", way, 1, most)
             stack.callback(fanout.close)
-            hops = lab.run(OWN, next_hops, interface, [address for address, _ in places.values()])
-            fanout.set_peers(OWN, [Peer(rank, *places[rank], hops[places[rank][0]]) for rank in ranks])
+            fanout.set_peers(OWN, {rank: address for rank, (address, _) in places.items()})
             fanout.live(ranks)
+            for rank, place in places.items():  # alone, which shows the program the way
+                plain.sendto(packets.packet(packets.header(type=PacketType.PROBE, owner=rank), b""), place)
+                peers[rank].recv(1 << 16)
             return Team(lab, out, plain, peers, fanout, places)
 
         yield make
@@ -258,12 +260,12 @@ def test_copies_leave_in_the_order_of_ranks(make_team: Callable[..., Team]) -> N
             frame = tap.recv(1 << 16)
             source, port, length, check = struct.unpack_from(">4H", frame, 34)
             if source == team.fanout.port:
-                ranks.append(port - PORT)
+                worker = next(w for w in team.lab.workers if frame[30:34] == socket.inet_aton(w.address))
+                ranks.append(worker.rank)
+                assert port == PORT
                 assert length == len(frame) - 34 == 8 + 3000  # in one piece
                 assert check == _sum(frame[26:34] + struct.pack(">HH", 17, length))
-                worker = team.lab.workers[ranks[-1]]
                 assert frame[:6].hex(":") == worker.mac
-                assert frame[30:34] == socket.inet_aton(worker.address)
                 assert _sum(frame[14:34]) == 0xFFFF
     assert ranks == [2, 3, 4, 0]
 
@@ -299,7 +301,7 @@ def _queue(interface: str, limit: int) -> None:
 def test_a_peer_without_a_place_is_counted(make_team: Callable[..., Team]) -> None:
     """What the host took out of the table under the program's feet is a failed copy, and harms nobody else."""
     team = make_team()
-    team.fanout.maps.arrays["fanout_peers"]["port"][3] = 0
+    team.fanout.maps.arrays["fanout_peers"]["address"][3] = 0
     team.send(noise(2000), segment=1000)
     assert {rank: len(team.heard(rank)) for rank in team.peers} == {0: 2, 2: 2, 3: 0, 4: 2}
     assert team.fanout.counts()[3] == (0, 0, 1, 0, 2)

@@ -20,6 +20,9 @@ from tailbound.wire.schema import HEADER_BYTES
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 
+#: <linux/neighbour.h>: an entry of the bridge's own table, that stays
+_NTF_MASTER, _NUD_NOARP = 0x04, 0x40
+
 Make = Callable[..., Cluster]
 NUMEL = 8 * 64 * 1408
 #: What repair may bring besides what it is for.
@@ -232,4 +235,78 @@ def test_who_is_dead_gets_no_more_copies(tailbound_lab: Make) -> None:
             if seen == 3:
                 break
         assert seen == 3
+        lab.set_link(victim, up=True, link=Link.DATA)
+
+
+def test_copies_follow_a_peer_that_gets_another_ethernet_address(tailbound_lab: Make) -> None:
+    """As after a failover of a bond or a gateway: results go where the kernel sends everything else.
+
+    Rule: kernel-23.
+    """
+    moved, new = 1, "02:7b:00:00:77:01"
+    lab = tailbound_lab(workers=3)
+
+    def rename() -> None:
+        with IPRoute() as ip:
+            ip.link("set", index=ip.link_lookup(ifname=Link.DATA.interface)[0], address=new)
+
+    def learn() -> None:
+        with IPRoute() as ip:
+            index = ip.link_lookup(ifname=Link.DATA.interface)[0]
+            ip.neigh("replace", dst=lab.workers[moved].address, lladdr=new, ifindex=index, state="permanent")
+
+    def forward() -> None:
+        with IPRoute() as ip:
+            port = ip.link_lookup(ifname=Link.DATA.port(moved))[0]
+            ip.fdb("add", ifindex=port, lladdr=new, flags=_NTF_MASTER, state=_NUD_NOARP)
+
+    with lab_team(lab, patient(**WIDE, result="fanout")) as job:
+        chosen(job, "fanout", "fanout", "fanout")
+        whole(job, 2)
+        namespaces.call(lab.topology.switch, forward)
+        lab.run(moved, rename)
+        for rank in (0, 2):
+            lab.run(rank, learn)
+        whole(job, 1)  # in which probes and contributions show the new way
+        before = asked(job)
+        whole(job, 3)
+        assert asked(job) == before
+        assert all(member.stats()["choice"]["clones_failed"] == {} for member in job.communicators)
+
+
+def asked(job: Team) -> list[int]:
+    """Rows that had not come by themselves, by rank."""
+    return [member.stats()["counters"].get("repair_rows_asked", 0) for member in job.communicators]
+
+
+def test_a_burst_does_not_wait_for_the_host_of_a_lead_that_is_gone(tailbound_lab: Make) -> None:
+    """Nobody answers for its address any more: what is sent to it waits for a neighbour, and no copy of it leaves.
+
+    Rule: kernel-23.
+    """
+    ranks, victim = 4, 3
+    lab = tailbound_lab(workers=ranks)
+    others = range(victim)
+
+    def forget() -> None:
+        with IPRoute() as ip:
+            index = ip.link_lookup(ifname=Link.DATA.interface)[0]
+            ip.neigh("del", dst=lab.workers[victim].address, ifindex=index)
+
+    with lab_team(lab, hasty(**WIDE, result="fanout")) as job:
+        for op in range(3):
+            job.allreduce(gradients("U", ranks, NUMEL, seed=op))
+        assert job[0].job.channels.fanout.lead == victim
+        lab.set_link(victim, up=False, link=Link.DATA)
+        for rank in others:
+            lab.run(rank, forget)
+        whole_ops, own = 0, NUMEL // 1408 // ranks
+        for op in range(40):
+            results = job.allreduce(gradients("U", ranks, NUMEL, seed=op % 4), ranks=others)
+            # contributions and results of both peers; a loaded machine may hold up somebody
+            whole_ops += all(outcome.delivered >= 2 * 2 * own for _, outcome in results)
+            if whole_ops == 3:
+                break
+        assert whole_ops == 3
+        assert job[0].job.channels.fanout.lead == 2
         lab.set_link(victim, up=True, link=Link.DATA)

@@ -29,8 +29,7 @@ from tailbound.bench.save import save
 from tailbound.datapath.udp import UDP_GRO
 from tailbound.datapath.xdp import XdpDatapath
 from tailbound.errors import TailboundError
-from tailbound.kernel.fanout import Fanout, Peer
-from tailbound.kernel.neighbours import next_hops
+from tailbound.kernel.fanout import Fanout
 from tailbound.lab.cluster import Cluster
 from tailbound.transport.batch import stagger
 from tailbound.transport.queue import SendQueue
@@ -130,10 +129,9 @@ class Bench:
         (shared,) = lab.run(0, sending_sockets, me.address, 1)
         for sock in (*sockets, shared):
             stack.enter_context(sock)
-        self._fanout = lab.run(0, Fanout.attach, me.interface, shared.getsockname()[1])
+        self._fanout = lab.run(0, Fanout.attach, me.interface, shared.getsockname()[1], PORT)
         stack.callback(self._fanout.close)
-        hops = lab.run(0, next_hops, me.interface, [address for address, _ in peers.values()])
-        self._fanout.set_peers(0, [Peer(rank, *place, hops[place[0]]) for rank, place in peers.items()])
+        self._fanout.set_peers(0, {rank: address for rank, (address, _) in peers.items()})
         self._fanout.live(peers)
         # The first socket is for single packets, of which there are none; bursts have one a peer.
         self._sockets = [Counted(sock) for sock in (sockets[0], *sockets)]
@@ -148,6 +146,9 @@ class Bench:
         self._peers = peers
         self._to = {"peers": list(peers), "fanout": [number]}
         self._waits = 0
+        for rank in peers:  # alone, which shows the program the way
+            sender.send(rank, bytes(packet(header(type=PacketType.PROBE, owner=rank), b"")))
+        self._arrive(len(peers), 0, "the way to the peers")
 
     def op(self, name: str) -> Op:
         """The results of one all-reduce.
@@ -165,14 +166,17 @@ class Bench:
             self._await_room()
             self._queue.pump(time.monotonic_ns())
         cpu = time.process_time_ns() - begin
-        until = time.monotonic() + _PATIENCE
-        while (packets := self._receivers.packets() - arrived) < self._expected:
-            if time.monotonic() > until:
-                raise TailboundError(
-                    f"bench fanout, {name}: {packets} of {self._expected} packets arrived; run it again"
-                )
-            time.sleep(0.001)
+        packets = self._arrive(self._expected, arrived, name)
         return Op(self._syscalls() - before, cpu, packets)
+
+    def _arrive(self, expected: int, before: int, name: str) -> int:
+        """Packets that have come beyond ``before``, once these are as many as expected."""
+        until = time.monotonic() + _PATIENCE
+        while (packets := self._receivers.packets() - before) < expected:
+            if time.monotonic() > until:
+                raise TailboundError(f"bench fanout, {name}: {packets} of {expected} packets arrived; run it again")
+            time.sleep(0.001)
+        return packets
 
     def _await_room(self) -> None:
         """Sleeps until a full socket has room, or until the queue is to be looked at again."""

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from tailbound.collective.speaker import Speaker
 from tailbound.datapath.protocol import Datapath
 from tailbound.errors import AttachError, CapabilityError
-from tailbound.kernel.fanout import Fanout, Peer
-from tailbound.kernel.neighbours import next_hops
+from tailbound.kernel.fanout import Fanout
 from tailbound.transport.choose import WORKS, Choice, Facts, Tried, choose, worth_trying
 from tailbound.transport.config import MS
 from tailbound.transport.multicast import GroupMember, group_of, prepare
@@ -71,6 +70,7 @@ class Channels:
         self._failed: dict[int, int] = {}  # clones that are no longer counted as sent: packets, by rank
         self._looked_at = 0
         self._followed: list[int] | None = None  # who was there when nobody was dead
+        self._doubted: frozenset[int] = frozenset()  # suspects at that time
 
     # -- opening them -------------------------------------------------------------------------------------------------
 
@@ -108,13 +108,18 @@ class Channels:
     ) -> None:
         job, interface = self._job, self._datapath.interface
         ports = ports_of(len(endpoints), job.config.source_ports)
+        to = {self._datapath.endpoint[1], *(port for _, port in endpoints.values())}
+        if len(to) > 1:
+            raise CapabilityError(
+                f"ranks receive at UDP ports {', '.join(map(str, sorted(to)))}, and copies go to one port: give all "
+                "ranks the same (attach --port, TAILBOUND_PORT)"
+            )
         socks = tuple(neighbouring_sockets(address, ports, room_of(len(endpoints) * ports)))
         for sock in socks:
             opened.callback(sock.close)
-        fanout = _attach(interface, address, socks[0].getsockname()[1], len(socks), len(endpoints))
+        fanout = _attach(interface, address, socks[0].getsockname()[1], to.pop(), len(socks), len(endpoints))
         opened.callback(fanout.close)
-        macs = next_hops(interface, [host for host, _ in endpoints.values()])
-        fanout.set_peers(job.rank, [Peer(r, host, port, macs[host]) for r, (host, port) in endpoints.items()])
+        fanout.set_peers(job.rank, {rank: host for rank, (host, _) in endpoints.items()})
         self.fanout = fanout
         job.sender.share(Shared("fanout", socks))
 
@@ -184,27 +189,33 @@ class Channels:
         """Lets results go to who is there: not to who has said goodbye, nor to who is dead as far as one can tell.
 
         A rank that is only stopped is taken to be dead soon, but finds what its kernel has received when it goes on; so
-        one that is dead gets results as long as there is room for them.
+        one that is dead gets results as long as there is room for them. No suspect leads a burst: it may have no host.
         """
-        job, here = self._job, self._job.membership.here
-        if here is self._followed and not job.membership.suspects:
+        job, here, suspects = self._job, self._job.membership.here, self._job.membership.suspects
+        if here is self._followed and not suspects and not self._doubted:
             return  # nobody can be dead, and who is there has not changed
         dead = job.membership.dead(step_of(job.sequence.upcoming))
         live = tuple(p for p in here if not (p in dead and job.beyond(p)))
         self._followed = None if dead else here
         if live == self.live:
+            if suspects != self._doubted:
+                self._lead(suspects)
             return
         self.live = live
         for channel in self.opened:
             channel.ranks, channel.broken = live, False
         self._queue.pacer.holds(job.sender.room)
-        if self.fanout is not None:
-            self.fanout.live(live)
-            if (lead := self.fanout.lead) is not None and (clones := self.channel("fanout")) is not None:
-                clones.target = job.sender.peers[lead]
+        self._lead(suspects)
         if self.reach is not None:
             self.reach.hurry(now)
             self._judge()
+
+    def _lead(self, suspects: frozenset[int]) -> None:
+        self._doubted = suspects
+        if self.fanout is not None:
+            self.fanout.live(self.live, suspects)
+            if (lead := self.fanout.lead) is not None and (clones := self.channel("fanout")) is not None:
+                clones.target = self._job.sender.peers[lead]
 
     def turn(self, now: int) -> int:
         """Once a turn: tries the group, and counts; returns when to look again (0: on arrival)."""
@@ -338,10 +349,10 @@ class Channels:
         }
 
 
-def _attach(interface: str, address: str, port: int, ports: int, peers: int) -> Fanout:
+def _attach(interface: str, address: str, port: int, to: int, ports: int, peers: int) -> Fanout:
     """The program of this process, or the one that ``tailbound attach`` has left for processes without privileges."""
     try:
-        return Fanout.attach(interface, port, ports=ports, peers=peers, address=address)
+        return Fanout.attach(interface, port, to, ports=ports, peers=peers, address=address)
     except CapabilityError as error:
         try:
             return Fanout.open(interface, port, ports, address=address)

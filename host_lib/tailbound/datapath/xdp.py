@@ -387,7 +387,7 @@ def attach(
         return f"{interface} is attached already as asked, by this version: nothing was done"
     XdpDatapath.pin(interface, port, width, sum_rows, result_rows, loader, number, replace=replace, ipv6=ipv6)
     try:
-        Fanout.pin(interface, loader, number, ipv6=ipv6)
+        Fanout.pin(interface, port, loader, number, ipv6=ipv6)
         results = "one send for all peers"
     except CapabilityError as error:  # training does without: older kernels cannot pin it
         results = f"a send for every peer ({str(error).splitlines()[0]})"

@@ -2,22 +2,25 @@
 
 ::
 
-    fanout = Fanout.attach("eth0", sock.getsockname()[1])            # or Fanout.open where it is pinned
-    macs = next_hops("eth0", addresses)                              # tailbound.kernel.neighbours
-    fanout.set_peers(own, [Peer(rank, address, port, macs[address]), ...])
+    fanout = Fanout.attach("eth0", sock.getsockname()[1], 5515)      # or Fanout.open where it is pinned
+    fanout.set_peers(own, {rank: address, ...})
     fanout.live({1, 2, 3})
     sock.sendmsg([burst], gso, 0, (address, port) of fanout.lead)    # an ordinary send; clones leave first
 
-The lead is the last live peer in the order own rank + 1, + 2, ...; copies leave in that order, and the lead's, which is
-the burst itself, leaves last. What the socket sends to anybody else is left alone. Clones belong to no socket: nothing
-holds the sender back for them, so it has to pace itself (``xdp_programs/fanout.bpf.c``).
+The lead is the last peer that is not suspected in the order own rank + 1, + 2, ...; copies leave in that order, and the
+lead's, which is the burst itself, leaves last. What the socket sends to anybody else is left alone. Clones belong to no
+socket: nothing holds the sender back for them, so it has to pace itself (``xdp_programs/fanout.bpf.c``).
+
+All peers receive at one UDP port, which is fixed when the program is loaded. A copy leaves for the Ethernet address of
+the newest packet for its peer alone (one of Tailbound's, which names the peer as its owner). Before there was one, it
+is refused and counted.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -32,15 +35,6 @@ from tailbound.kernel.maps import Maps, Shape
 from tailbound.wire.address import Words, endpoint, family_of, is_ipv6, words_of
 from tailbound.wire.packets import DTYPES, layout
 from tailbound.wire.schema import FANOUT_MAPS, MAX_RANKS
-
-
-class Peer(NamedTuple):
-    """Where packets for a rank go."""
-
-    rank: int
-    address: str  #: IP, of the family that the program is for
-    port: int  #: UDP
-    mac: bytes  #: Ethernet address of the next hop, 6 bytes
 
 
 class Counts(NamedTuple):
@@ -90,7 +84,7 @@ class Fanout:
         self._settings["address"], self._settings["prefix"] = _words(self.address)
         self._settings["port"], self._settings["ports"] = port, ports
         self._before = self._sums()
-        self._own = 0
+        self._own, self._known = 0, frozenset[int]()
         self._closed = False
         keep_from_children(self)
 
@@ -99,6 +93,7 @@ class Fanout:
         cls,
         interface: str,
         port: int,
+        to: int,
         loader: str = "auto",
         way: str = "auto",
         ports: int = 1,
@@ -111,6 +106,7 @@ class Fanout:
         Args:
             port: first UDP source port of the sockets that bursts leave; no other traffic may use them. The first
                 socket is bound by now, and until this object is closed: that shows others that the job lives.
+            to: UDP port at which all peers receive.
             ports: how many ports there are from ``port`` on.
             loader: ``auto``, ``object``, ``bcc`` or ``clang``.
             way: ``auto``, ``tcx`` or ``clsact``.
@@ -121,11 +117,12 @@ class Fanout:
             ConfigError: no such interface, it has no address, or an invalid port.
             CapabilityError: compiler, privilege or kernel feature missing: every peer gets a send of its own.
         """
-        if not 0 < port < 65536:
-            raise ConfigError(f"UDP port {port}: choose one of 1..65535")
+        for each in (port, to):
+            if not 0 < each < 65536:
+                raise ConfigError(f"UDP port {each}: choose one of 1..65535")
         most = next((size for size in FANOUT_COPIES if peers - 1 <= size), MAX_RANKS)
         address = address or interfaces.address_of(interface)
-        made, program, link = _attach(interface, address, port, loader, way, most)
+        made, program, link = _attach(interface, address, port, to, loader, way, most)
         try:
             return cls(made, interface, port, ports, program, link, most, address=address)
         except BaseException:
@@ -133,15 +130,17 @@ class Fanout:
             raise
 
     @classmethod
-    def pin(cls, interface: str, loader: str = "auto", group: int = 0, *, ipv6: bool = False) -> None:
+    def pin(cls, interface: str, to: int, loader: str = "auto", group: int = 0, *, ipv6: bool = False) -> None:
         """Attaches for good, beside what is pinned for ``interface``, for processes of ``group`` to ``open``.
+
+        Args: as for ``attach``.
 
         Raises:
             ConfigError: no such interface, or it has no address of the family.
             CapabilityError: compiler, privilege or kernel feature missing; only a TCX link (Linux 6.6) can be pinned.
         """
         address = interfaces.address_of(interface, ipv6=ipv6)  # of its family; jobs say their own
-        made, program, link = _attach(interface, address, 0, loader, "tcx", MAX_RANKS)
+        made, program, link = _attach(interface, address, 0, to, loader, "tcx", MAX_RANKS)
         assert isinstance(link, tc.TcxLink)
         try:
             pin.add(interface, load.FANOUT, made.fds, link.fd, group)
@@ -173,46 +172,44 @@ class Fanout:
             return []
         return [fd for fd in (*self.maps.fds.values(), self.program, getattr(self._link, "fd", -1)) if fd >= 0]
 
-    def set_peers(self, own: int, peers: Iterable[Peer]) -> None:
-        """Says where ranks are; cloning stops until ``live`` is called again.
+    def set_peers(self, own: int, peers: Mapping[int, str]) -> None:
+        """Says at which IP addresses ranks are; cloning stops until ``live`` is called again.
 
         Raises:
-            ConfigError: an invalid rank, address, port or Ethernet address.
+            ConfigError: an invalid rank or address.
         """
         table = np.zeros(MAX_RANKS, DTYPES["tb_fanout_peer"])
-        for peer in peers:
-            if not 0 <= peer.rank < MAX_RANKS or peer.rank == own:
-                raise ConfigError(f"rank {peer.rank} cannot be a peer of rank {own}: give others of 0..{MAX_RANKS - 1}")
-            if not 0 < peer.port < 65536 or len(peer.mac) != 6:
-                raise ConfigError(
-                    f"rank {peer.rank} cannot be at UDP port {peer.port}, next hop {peer.mac.hex(':')}: give a port of "
-                    "1..65535 and an Ethernet address"
-                )
-            address, prefix = _words(peer.address)
-            table[peer.rank] = (address, socket.htons(peer.port), tuple(peer.mac), prefix)
+        for rank, address in peers.items():
+            if not 0 <= rank < MAX_RANKS or rank == own:
+                raise ConfigError(f"rank {rank} cannot be a peer of rank {own}: give others of 0..{MAX_RANKS - 1}")
+            table[rank]["address"], table[rank]["prefix"] = _words(address)
         self._settings["active"] = 0
         self.maps.arrays["fanout_peers"][:] = table
-        self._own = own
+        self._own, self._known = own, frozenset(peers)
         self.lead = None
 
-    def live(self, ranks: Iterable[int]) -> None:
+    def live(self, ranks: Iterable[int], suspects: Collection[int] = ()) -> None:
         """The peers that get what is sent from now on. Own rank may be among them; without peers nothing is cloned.
+
+        Args:
+            ranks: all of them.
+            suspects: those that do not lead, as long as there are others. A burst whose host nobody answers for any
+                more waits in front of the program, and no copy leaves.
 
         Raises:
             ConfigError: a rank that ``set_peers`` did not name, or more peers than the program was attached for.
         """
         order = rotated(self._own, ranks)
-        table = self.maps.arrays["fanout_peers"]
-        if unknown := [rank for rank in order if not 0 <= rank < MAX_RANKS or not table["port"][rank]]:
+        if unknown := [rank for rank in order if rank not in self._known]:
             raise ConfigError(f"ranks {unknown} are live, but nothing says where they are: call set_peers")
         if len(order) - 1 > self._most:
             raise ConfigError(f"{len(order)} peers are live, the program makes {self._most} copies: attach it for more")
         settings = self._settings[0]
         settings["active"] = 0
-        self.lead = order[-1] if order else None
+        self.lead = next((rank for rank in reversed(order) if rank not in suspects), order[-1] if order else None)
         if self.lead is None:
             return
-        copies = order[:-1]
+        copies = [rank for rank in order if rank != self.lead]
         settings["lead"] = self.lead
         settings["order"][: len(copies)] = copies
         settings["copies"] = len(copies)
@@ -257,12 +254,14 @@ def _words(address: str) -> Words:
         raise ConfigError(f"{address!r} is no IP address: give one in numbers") from error
 
 
-def _attach(interface: str, address: str, port: int, loader: str, way: str, most: int) -> tuple[Maps, int, tc.Attached]:
+def _attach(
+    interface: str, address: str, port: int, to: int, loader: str, way: str, most: int
+) -> tuple[Maps, int, tc.Attached]:
     name, left_over = f"{load.FANOUT} {endpoint(address, port)}", partial(_is_left_over, address)
     made = maps.create(FANOUT_MAPS, shapes(), events=False)
     program = -1
     try:
-        defines = {"TB_MOST_COPIES": most} | load.of_family(ipv6=is_ipv6(address))
+        defines = {"TB_MOST_COPIES": most, "TB_PORT": to} | load.of_family(ipv6=is_ipv6(address))
         program = load.load("fanout.bpf.c", load.FANOUT, defines, load.FANOUT_MAP_NAMES, made.fds, loader, "tc")
         return made, program, tc.attach(program, interface, name, way, left_over)
     except BaseException:

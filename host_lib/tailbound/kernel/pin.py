@@ -33,7 +33,7 @@ from tailbound.wire.schema import WORKER_MAPS
 
 ROOT = Path("/run/tailbound")
 #: Raised whenever the maps of this version would be read wrongly by another, or its packets refused.
-ABI = 6
+ABI = 7
 #: Maps that a trainer writes and nobody reads (auth-2).
 SECRET = tuple(m.name for m in WORKER_MAPS if m.secret)
 #: Of pins, where it is not 0660: keys cannot be read back, and programs are put in by root alone.

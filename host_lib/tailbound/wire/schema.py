@@ -476,11 +476,11 @@ FANOUT = Struct(
 
 FANOUT_PEER = Struct(
     "tb_fanout_peer",
-    "Where copies for one rank go; written by the host.",
+    "Where copies for one rank go; the host writes addresses, the program the way there.",
     (
-        Field("address", "u32", "as in tb_peer"),
-        Field("port", "u16", "UDP port, network byte order; 0: not known"),
-        Field("mac", "u8", "Ethernet address of the next hop", 6),
+        Field("address", "u32", "as in tb_peer; 0, and prefix too: nobody"),
+        Field("mac", "u8", "Ethernet address of the next hop, as the host's own packets to this rank have it", 6),
+        Field("pad", "u16", "0"),
         Field("prefix", "u32", "as in tb_peer", 3),
     ),
 )
@@ -635,7 +635,7 @@ FAULT_MAPS: tuple[Map, ...] = (
 #: Maps of the fan-out program.
 FANOUT_MAPS: tuple[Map, ...] = (
     Map("fanout", "settings", "tb_fanout", (1,), "host"),
-    Map("fanout_peers", "where copies go, by rank", "tb_fanout_peer", (MAX_RANKS,), "host"),
+    Map("fanout_peers", "where copies go, by rank", "tb_fanout_peer", (MAX_RANKS,), "both"),
     Map("fanout_counts", "row cpu * MAX_RANKS + rank: counters", "tb_fanout_counts", ("cpus", MAX_RANKS), "program"),
 )
 
