@@ -5,6 +5,7 @@ A rank that is lost and cannot join the others: bounded patience, and an error t
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -376,14 +377,28 @@ def test_who_is_lost_again_while_a_state_comes_joins_without_one(monkeypatch: py
     assert (job.lost, state.abstaining) == (False, True)
 
 
+@pytest.fixture
+def gloo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process group of one rank that dies after the test's models: the last one would free it with the GIL held."""
+    import torch.distributed as dist
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group = dist.group.WORLD
+    yield
+    dist.destroy_process_group()
+    gc.collect()
+    del group
+
+
+@pytest.mark.usefixtures("gloo")
 @pytest.mark.parametrize("how", ["deepcopy", "file", "average"])
-def test_a_copy_of_a_registered_model_is_plain_ddp(alone: Any, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_a_copy_of_a_registered_model_is_plain_ddp(alone: Any, how: str) -> None:
     """It has no part in the job. A lock of the transport was to be copied, and could not be."""
     import copy
     import io
 
     import torch
-    import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
     from torch.optim.swa_utils import AveragedModel
 
@@ -391,36 +406,31 @@ def test_a_copy_of_a_registered_model_is_plain_ddp(alone: Any, monkeypatch: pyte
     from tailbound.torch.recovery import Recovery
     from tailbound.torch.state import TailboundState
 
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        model = DistributedDataParallel(torch.nn.Linear(4, 1))
-        state: Any = TailboundState.__new__(TailboundState)  # without a job, which opens sockets
-        Recovery.__init__(state, 0, 2, (0, 0.0))
-        state.communicator = alone.communicator
-        state.attach(model)
-        model.register_comm_hook(state, allreduce_hook)
-        if how == "average":
-            made: Any = AveragedModel(model).module
-        elif how == "file":
-            torch.save(model, file := io.BytesIO())
-            file.seek(0)
-            made = torch.load(file, weights_only=False)
-        else:
-            made = copy.deepcopy(model)
-        seen: list[int] = []
-        state._before_forward = lambda *_: seen.append(0)
-        state.before_backward = lambda: seen.append(0)
-        for _ in range(3):
-            made.zero_grad()
-            made(torch.ones(2, 4)).sum().backward()
-            assert made.module.bias.grad.item() == 2.0
-        assert seen == []
-        assert made._comm_hooks == [(allreduce_hook, None)]
-        assert state.resync is not None
-        state.detach()
-    finally:
-        dist.destroy_process_group()
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    state: Any = TailboundState.__new__(TailboundState)  # without a job, which opens sockets
+    Recovery.__init__(state, 0, 2, (0, 0.0))
+    state.communicator = alone.communicator
+    state.attach(model)
+    model.register_comm_hook(state, allreduce_hook)
+    if how == "average":
+        made: Any = AveragedModel(model).module
+    elif how == "file":
+        torch.save(model, file := io.BytesIO())
+        file.seek(0)
+        made = torch.load(file, weights_only=False)
+    else:
+        made = copy.deepcopy(model)
+    seen: list[int] = []
+    state._before_forward = lambda *_: seen.append(0)
+    state.before_backward = lambda: seen.append(0)
+    for _ in range(3):
+        made.zero_grad()
+        made(torch.ones(2, 4)).sum().backward()
+        assert made.module.bias.grad.item() == 2.0
+    assert seen == []
+    assert made._comm_hooks == [(allreduce_hook, None)]
+    assert state.resync is not None
+    state.detach()
 
 
 def test_a_hook_of_a_model_does_not_keep_the_state() -> None:
