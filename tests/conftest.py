@@ -38,7 +38,7 @@ from tailbound.doctor import facts
 from tailbound.errors import CapabilityError, TailboundError
 from tailbound.kernel import syscalls
 
-pytest_plugins = ["stalls"]
+pytest_plugins = ["hangs", "stalls"]
 
 REQUIRE_ALL = os.environ.get("TAILBOUND_REQUIRE_ALL") == "1"
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -59,6 +59,7 @@ def ended(commands: Sequence[Sequence[str]], environment: Mapping[str, str], sec
         told = [[files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2)] for _ in commands]
         try:
             for command, (out, err) in zip(commands, told, strict=True):
+                command = ["timeout", "-k", "10", f"{2 * seconds:g}", *command]  # also where this process is gone
                 running += [subprocess.Popen(command, env=environment, stdout=out, stderr=err, process_group=0)]
             with contextlib.suppress(subprocess.TimeoutExpired):
                 for process in running:
@@ -95,8 +96,10 @@ def _child(
     rank: int,
     ranks: int,
     store: str,
+    patience: float,
     arguments: tuple[Any, ...],
 ) -> None:
+    faulthandler.dump_traceback_later(patience, exit=True)  # also where the test that waits for it is gone
     import torch
     import torch.distributed as dist
 
@@ -147,7 +150,8 @@ class Job:
 
             self._store = TCPStore("127.0.0.1", 0, ranks, True, wait_for_workers=False)
             store = str(self._store.port)
-        self._what = function, backend, ranks, store, arguments
+        # its own limit: what a test asks of it when it is late comes first
+        self._what = lambda rank: (function, backend, rank, ranks, store, 2 * patience, arguments)
         try:
             for rank in range(ranks):
                 self._start(rank)
@@ -156,9 +160,8 @@ class Job:
             raise
 
     def _start(self, rank: int) -> None:
-        function, backend, ranks, store, arguments = self._what
         here, there = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_child, args=(there, function, backend, rank, ranks, store, arguments))
+        process = self._context.Process(target=_child, args=(there, *self._what(rank)))
         process.start()
         there.close()
         self._pipes[rank], self.processes[rank] = here, process

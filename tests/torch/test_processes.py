@@ -39,6 +39,16 @@ def test_a_rank_that_fails_or_dies_is_named_at_once_and_none_is_left(tmp_path: P
     assert not any(process.is_alive() for process in job.processes)
 
 
+def test_a_rank_ends_by_itself_where_nobody_waits_for_it_any_more(tmp_path: Path) -> None:
+    """The process of its test had ended in a hang, and so could not kill it."""
+    import process_jobs
+    from processes import Job
+
+    with Job(process_jobs.failing, 1, tmp_path, "waits", patience=0.5) as job:
+        job.processes[0].join(60)
+        assert job.processes[0].exitcode == 1
+
+
 def test_commands_that_do_not_end_well_are_told_with_their_words_and_none_is_left() -> None:
     """One that ends badly, one that does not end at all, and what both have said."""
     from processes import ended
