@@ -38,11 +38,15 @@ def register_rival(model: DistributedDataParallel, name: str, straggler: int | N
         if key not in made:
             made[key] = averager(name, buffer.numel(), group, straggler)
         average = made[key]
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        devices = [buffer.device] if buffer.is_cuda else None
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+        host = buffer.cpu()  # the buffer itself, if it is there; else on the stream of this thread
 
         def work() -> None:
             try:
-                average(buffer)
+                average(host)
+                if host is not buffer:
+                    buffer.copy_(host)
             except Exception as error:
                 future.set_exception(error)  # type: ignore[arg-type]
             else:
