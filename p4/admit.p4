@@ -11,6 +11,7 @@
 /* Job, form and sender. */
 control Admit(in headers_t hdr, inout meta_t meta, in standard_metadata_t standard_metadata) {
     address_t registered = 0;
+    bit<9> port = 0;
 
     action serve(job_t index) {
         meta.ours = 1;
@@ -60,8 +61,10 @@ control Admit(in headers_t hdr, inout meta_t meta, in standard_metadata_t standa
         default_action = refuse_cookie();
     }
 
-    action know(address_t address) {
+    /* A worker sends with its address, by the port towards it. */
+    action know(address_t address, bit<9> towards) {
         registered = address;
+        port = towards;
     }
 
     action refuse_rank() {
@@ -97,7 +100,8 @@ control Admit(in headers_t hdr, inout meta_t meta, in standard_metadata_t standa
         } else if (hdr.tb.type_ < TB_TYPE_CONTRIBUTION || hdr.tb.type_ > TB_TYPE_LAST) {
             meta.verdict = TB_VERDICT_BAD_TYPE;
         } else if (jobs.apply().hit) {
-            if (senders.apply().hit && registered != hdr.ipv4.source) {
+            if (senders.apply().hit &&
+                (registered != hdr.ipv4.source || port != standard_metadata.ingress_port)) {
                 meta.verdict = TB_VERDICT_WRONG_ADDRESS;
             }
         }

@@ -6,8 +6,19 @@
 #include "headers.p4"
 #include "seal.p4"
 
+/* The mark of what came in is none of what leaves (kernel-26): CE becomes ECT(0) again. The class of service stays. */
+control Unmark(inout headers_t hdr, inout meta_t meta) {
+    apply {
+        if (hdr.ipv4.service[1:0] == 3) {
+            hdr.ipv4.service = hdr.ipv4.service & 0xfe;
+            meta.renumber = 1;
+        }
+    }
+}
+
 control Result(inout headers_t hdr, inout meta_t meta) {
     Seal() seal;
+    Unmark() unmark;
 
     apply {
         hdr.tb.type_ = TB_TYPE_RESULT;
@@ -35,7 +46,7 @@ control Result(inout headers_t hdr, inout meta_t meta) {
         hdr.udp.checksum = 0;
         hdr.ipv4.source = hdr.ipv4.destination;
         hdr.ipv4.bytes = hdr.ipv4.bytes + meta.codes;
-        hdr.ipv4.service = 0;
+        unmark.apply(hdr, meta);
         hdr.ipv4.id = 0;
         hdr.ipv4.flags = 2; // not to be fragmented
         hdr.ipv4.ttl = 64;
@@ -43,8 +54,11 @@ control Result(inout headers_t hdr, inout meta_t meta) {
 }
 
 /* A probe turned round, payload as it was; Verify makes its check anew. */
-control Reflect(inout headers_t hdr, in meta_t meta) {
+control Reflect(inout headers_t hdr, inout meta_t meta) {
+    Unmark() unmark;
+
     apply {
+        unmark.apply(hdr, meta);
         mac_t mac = hdr.ethernet.destination;
         hdr.ethernet.destination = hdr.ethernet.source;
         hdr.ethernet.source = mac;

@@ -161,7 +161,7 @@ static __always_inline __u32 tb_relay_judge(struct xdp_md *ctx, const struct tb_
 	rank = tb_rank_of(found->job, f.head->sender);
 	if (!rank || f.head->sender >= job->ranks || !tb_registered(rank->address, rank->prefix))
 		return TB_VERDICT_UNKNOWN_RANK;
-	if (!tb_ip_from(f.ip, rank->address, rank->prefix))
+	if (!tb_ip_from(f.ip, rank->address, rank->prefix) || rank->ifindex != ctx->ingress_ifindex)
 		return TB_VERDICT_WRONG_ADDRESS;
 	check = tb_be64(f.head->check); /* before the loop: see lanes.h */
 	if (tb_check(f.head, f.codes, f.end) != check)

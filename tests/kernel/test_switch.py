@@ -111,7 +111,7 @@ def test_golden(make_switch: Make) -> None:
         job = Job(cookie=int(fields["cookie"]), ranks=min(rank + 1, 255))
         world.begin((job,))
         ranks = world.switch.maps.arrays["switch_ranks"]
-        ranks["address"][:256] = ranks["address"][0]
+        ranks["address"][:256], ranks["ifindex"][:256] = ranks["address"][0], ranks["ifindex"][0]
         world.switch.maps.arrays["switch_jobs"]["ranks"][0] = 256
         data = frame(golden.data, ip_of(0), job.address, job.port, job.port)
         world.run(data)
@@ -149,6 +149,14 @@ def test_probe_comes_back(make_switch: Make) -> None:
     parsed = packets.parse(world.back[HEADERS:])
     assert parsed is not None
     assert (parsed[0]["type"][0], parsed[0]["sender"][0], parsed[0]["owner"][0]) == (PacketType.ECHO, JOB.ranks, 1)
+
+
+def test_a_worker_sends_by_its_own_port_alone(make_switch: Make) -> None:
+    """Who has another port is not it, whatever address it sends with (kernel-24)."""
+    world = make_switch()
+    world.switch.maps.arrays["switch_ranks"]["ifindex"][1] += 1
+    check_step(world, Step(contribution(0), Verdict.STORED, 0), 0)
+    check_step(world, Step(contribution(1), Verdict.WRONG_ADDRESS), 1)
 
 
 def test_a_job_that_is_gone(make_switch: Make) -> None:

@@ -31,7 +31,8 @@ def test_golden_checks(world: p4_world.World, golden: Golden) -> None:
     sender = int(golden.fields["sender"])
     damaged = golden.data[:-1] + bytes([golden.data[-1] ^ 1])
     found = []
-    with world.jobs([switch_cases.Job(cookie=int(golden.fields["cookie"]), ranks=8)]):
+    ports = [rank % p4_world.PORTS for rank in range(8)]
+    with world.jobs([switch_cases.Job(cookie=int(golden.fields["cookie"]), ranks=8)], ports):
         for data in (golden.data, damaged):
             step = switch_cases.Step(data, None, source=switch_cases.ip_of(sender))
             world.feed(sender % p4_world.PORTS, p4_world.frame_of(step, sender % p4_world.PORTS))

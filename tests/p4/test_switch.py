@@ -102,6 +102,34 @@ def test_jobs_come_and_go(world: p4_world.World) -> None:
     assert world.feed(0, to_switch) == {at: [to_switch] for at in (1, 2, 3)}  # nobody's now
 
 
+def test_a_worker_sends_by_its_own_port_alone(world: p4_world.World) -> None:
+    """Who has another port is not it, whatever address it sends with (kernel-24)."""
+    with world.jobs([JOB]):
+        assert world.feed(1, p4_world.frame_of(Step(contribution(0), None), 1)) == {}
+        assert counted(world) == {Verdict.WRONG_ADDRESS: 1}
+
+
+def of_service(data: bytes, service: int) -> bytes:
+    """A frame with that in the second byte of its IP header."""
+    ip = data[14:15] + bytes([service]) + data[16:24] + bytes(2) + data[26:34]
+    return data[:14] + ip[:10] + internet_checksum(ip).to_bytes(2, "big") + ip[12:] + data[34:]
+
+
+@pytest.mark.parametrize(("came", "leaves"), [(0xB9, 0xB9), (0xBA, 0xBA), (0xBB, 0xBA), (0xB8, 0xB8)], ids=hex)
+def test_the_class_of_service_stays_and_a_mark_does_not(world: p4_world.World, came: int, leaves: int) -> None:
+    """Of results and of echoes (kernel-26)."""
+    with world.jobs([JOB]):
+        for rank in range(JOB.ranks):
+            frame_in = of_service(p4_world.frame_of(Step(contribution(rank), None), rank), came)
+            out = world.feed(rank, frame_in)
+        assert [data[15] for (data,) in out.values()] == [leaves] * JOB.ranks
+        p4_world.results(out, JOB)  # whose IP checksums are right
+        probe = p4_world.frame_of(Step(contribution(1, 16, type=PacketType.PROBE), None), 1)
+        ((echo,),) = world.feed(1, of_service(probe, came)).values()
+        assert echo[15] == leaves
+        assert internet_checksum(echo[14:24] + bytes(2) + echo[26:34]) == int.from_bytes(echo[24:26], "big")
+
+
 @pytest.mark.parametrize("change", [{"rows": 24}, {"base": 504, "rows": 16}, {"ranks": 9}], ids=str)
 def test_entries_without_room_are_refused(world: p4_world.World, change: dict[str, int]) -> None:
     with pytest.raises(ConfigError):

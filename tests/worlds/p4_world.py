@@ -73,12 +73,12 @@ class World:
                 return frames
 
     @contextmanager
-    def jobs(self, jobs: Sequence[switch_cases.Job]) -> Iterator[None]:
-        """The jobs installed in empty slots, counters at zero."""
+    def jobs(self, jobs: Sequence[switch_cases.Job], ports: Sequence[int] = range(SIZES.ranks + 1)) -> Iterator[None]:
+        """The jobs installed in empty slots, counters at zero; ``ports`` of their ranks."""
         self.switch.forget()
         self.switch.zero_counters()
         for place, job in enumerate(jobs):
-            self.switch.put(place, entry_of(job, range(SIZES.ranks + 1)))
+            self.switch.put(place, entry_of(job, ports))
         try:
             yield
         finally:

@@ -61,7 +61,7 @@ def job(entry: Entry, place: int) -> list[str]:
     values = (place, len(entry.members), entry.base, entry.rows - 1, entry.headroom, JOB_GROUP + place)
     return [
         *(_add(f"{EGRESS}.receivers", "send_to", (place, r), (mac_text(m.mac), m.address)) for r, m in ranks),
-        *(_add(f"{INGRESS}.admit.senders", "know", (place, r), (m.address,)) for r, m in ranks),
+        *(_add(f"{INGRESS}.admit.senders", "know", (place, r), (m.address, m.ifindex)) for r, m in ranks),
         # last: from here on contributions are summed
         _add(
             f"{INGRESS}.admit.jobs",
