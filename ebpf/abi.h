@@ -8,6 +8,7 @@
 #define TB_OP_PER_STEP 256
 #define TB_OP_RING 1024
 #define TB_CONTEXTS 1
+#define TB_ACTIVE_WITH_SOCKET 2
 #define TB_SWITCH_JOBS 8
 #define TB_VERDICTS 64
 #define TB_FIRST_DROP 8
@@ -177,9 +178,9 @@ struct tb_peer_state {
 };
 _Static_assert(sizeof(struct tb_peer_state) == 64, "tb_peer_state");
 
-/* One context; written by the host, mmapped. `active` is written last. */
+/* One context; written by the host, mmapped, `active` last. The program clears that and `tagged`. */
 struct tb_control {
-	__u32 active; /* 0: drop everything of ours as INACTIVE */
+	__u32 active; /* 0: drop everything of ours as INACTIVE; ACTIVE_WITH_SOCKET: 0 once the job has no socket */
 	__u32 cookie; /* job */
 	__u32 rank; /* own rank */
 	__u32 ranks; /* world size */
@@ -317,7 +318,7 @@ _Static_assert(sizeof(struct tb_switch_job) == 40, "tb_switch_job");
 /* A worker of a job, by rank (who may send) or by port (where a copy goes); written by the host. */
 struct tb_switch_rank {
 	__u32 address; /* as in tb_peer; 0, and prefix too: nobody */
-	__u32 ifindex; /* the port towards it */
+	__u32 ifindex; /* the port towards it, by which alone it may send */
 	__u8 mac[6]; /* its Ethernet address */
 	__u16 rank; /* which */
 	__u32 prefix[3]; /* as in tb_peer */

@@ -47,6 +47,32 @@ struct tb_ip_place {
 	__sum16 check; /* of IPv4 */
 };
 
+/* Whether a socket is bound to a UDP port of an address of this host. */
+static __always_inline int tb_socket_at(struct xdp_md *ctx, __be32 address, const __be32 *prefix,
+					__u16 port)
+{
+	struct bpf_sock_tuple tuple = {};
+	struct bpf_sock *sock;
+
+#ifdef TB_IPV6
+	tuple.ipv6.daddr[0] = prefix[0];
+	tuple.ipv6.daddr[1] = prefix[1];
+	tuple.ipv6.daddr[2] = prefix[2];
+	tuple.ipv6.daddr[3] = address;
+	tuple.ipv6.dport = tb_be16(port);
+	sock = bpf_sk_lookup_udp(ctx, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
+#else
+	(void)prefix;
+	tuple.ipv4.daddr = address;
+	tuple.ipv4.dport = tb_be16(port);
+	sock = bpf_sk_lookup_udp(ctx, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
+#endif
+	if (!sock)
+		return 0;
+	bpf_sk_release(sock);
+	return 1;
+}
+
 #ifdef TB_IPV6
 /* Whether an address is that of which the maps hold the last word and those before it. */
 static __always_inline int tb_same_address(const struct in6_addr *a, __be32 address,

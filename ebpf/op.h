@@ -45,28 +45,44 @@ union tb_op_results {
 	};
 };
 
-static __always_inline __u32 tb_op_tag(const struct tb_op *op, const struct tb_packet *p)
+/* Whether records do not reach as far as this label. */
+static __always_inline int tb_op_ahead(const struct tb_control *control, __u32 op)
+{
+	return tb_distance(op, TB_READ_ONCE(control->released)) > TB_OP_STEPS << TB_OP_INDEX_BITS;
+}
+
+/*
+ * As tb_tag, but a newer op's record is one no further ahead than records reach: in one comparison, since the verifier
+ * follows each. Beyond that it is one that nobody has used for half the circle of labels, an old one.
+ */
+static __always_inline __u32 tb_op_tag_of(const struct tb_control *control,
+					  const struct tb_packet *p, union tb_op_key key)
+{
+	__u32 reach = TB_READ_ONCE(control->released) + (TB_OP_STEPS << TB_OP_INDEX_BITS) - p->op;
+
+	if (key.cookie != p->cookie)
+		return TB_TAG_OLD;
+	if (key.op == p->op)
+		return TB_TAG_SAME;
+	return key.op - p->op - 1 < reach ? TB_TAG_NEWER : TB_TAG_OLD;
+}
+
+static __always_inline __u32 tb_op_tag(const struct tb_control *control, const struct tb_op *op,
+				       const struct tb_packet *p)
 {
 	union tb_op_key key = { .word = TB_READ_ONCE(*(const tb_u64 *)op) };
 
-	return tb_tag(p->cookie, p->op, key.cookie, key.op);
+	return tb_op_tag_of(control, p, key);
 }
 
 /* The same without the op's lock. What is read through the record that comes back is no older than the tag. */
-static __always_inline struct tb_op *tb_op_look(struct tb_op *op, const struct tb_packet *p,
-						__u32 *tag)
+static __always_inline struct tb_op *tb_op_look(const struct tb_control *control, struct tb_op *op,
+						const struct tb_packet *p, __u32 *tag)
 {
 	union tb_op_key key = { .word = TB_READ_ONCE(*(const tb_u64 *)op) };
 
-	*tag = tb_tag(p->cookie, p->op, key.cookie, key.op);
+	*tag = tb_op_tag_of(control, p, key);
 	return (void *)op + tb_after(key.word);
-}
-
-/* Whether records do not reach as far as this label. */
-static __always_inline int tb_op_ahead(const struct tb_control *control, const struct tb_packet *p)
-{
-	return tb_distance(p->op, TB_READ_ONCE(control->released)) > TB_OP_STEPS
-									     << TB_OP_INDEX_BITS;
 }
 
 /* Under the op's lock. Arrivals are not cleared: one is valid only if its rank's heard bit is set. */

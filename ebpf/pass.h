@@ -218,16 +218,4 @@ static __always_inline void tb_pass_undo(__u64 *to, const void *codes, const voi
 	}
 }
 
-/*
- * Under a row's lock: whether what the row holds is of an op that is over here, or of a job other than the one that runs
- * now. Nobody reads it then, so codes may be written over it before it is known whether they are right. An older op alone
- * does not say so: were the packet's label wrong, the row might be that of an op in progress. Nor does another cookie
- * than the packet's: the host may have begun another job since the packet was admitted.
- */
-static __always_inline int tb_pass_over(const struct tb_control *control, __u32 cookie, __u32 op)
-{
-	return cookie != TB_READ_ONCE(control->cookie) ||
-	       tb_distance(op, TB_READ_ONCE(control->released)) <= 0;
-}
-
 #endif /* TB_PASS_H */

@@ -9,7 +9,8 @@
 #include "packet.h"
 #include "window.h"
 
-static __always_inline __u32 tb_result_judge(const struct tb_result *record,
+static __always_inline __u32 tb_result_judge(const struct tb_control *control,
+					     const struct tb_result *record,
 					     const struct tb_packet *p)
 {
 	__u32 tag = tb_tag(p->cookie, p->op, record->cookie, record->op);
@@ -17,7 +18,10 @@ static __always_inline __u32 tb_result_judge(const struct tb_result *record,
 	if (tag == TB_TAG_SAME)
 		return p->flags & TB_FLAG_REPEAT ? TB_VERDICT_DUPLICATE_REPAIR_RESULT
 						 : TB_VERDICT_DUPLICATE_RESULT;
-	return tag == TB_TAG_NEWER ? TB_VERDICT_STALE_RESULT : TB_VERDICT_RESULT_TAKEN;
+	if (tag == TB_TAG_NEWER)
+		return TB_VERDICT_STALE_RESULT;
+	return tb_likely(tb_over(control, record->cookie, record->op)) ? TB_VERDICT_RESULT_TAKEN
+								       : TB_VERDICT_FUTURE_RESULT;
 }
 
 static __always_inline void tb_result_take(struct tb_result *record, const struct tb_packet *p,

@@ -2,7 +2,7 @@
 /*
  * The state machine of a sum slot (kernel-16). All of it runs under the slot's lock; the record is written here only.
  *
- *   d = op - record.op   < 0: stale    = 0: add, or a duplicate    > 0 (or another job): store
+ *   d = op - record.op   < 0: stale    = 0: add, or a duplicate    > 0 (or another job): store, if record.op is over
  *
  * The first contributor may have come before the host said which exponent is right, with a wrong one. Nothing could be
  * added to its sum that the host would use: the first packet with the right one stores over it, and abandons it.
@@ -29,7 +29,8 @@ static __always_inline struct tb_expect tb_expect_of(const struct tb_expect *exp
 }
 
 /* STORED or ADDED: what to do; or the reason not to. */
-static __always_inline __u32 tb_slot_judge(const struct tb_slot *slot, __u32 sealed_op,
+static __always_inline __u32 tb_slot_judge(const struct tb_control *control,
+					   const struct tb_slot *slot, __u32 sealed_op,
 					   struct tb_expect expect, const struct tb_packet *p,
 					   __s32 exponent)
 {
@@ -53,7 +54,7 @@ static __always_inline __u32 tb_slot_judge(const struct tb_slot *slot, __u32 sea
 	}
 	if (expected && exponent != expect.exponent)
 		return TB_VERDICT_SCALE_MISMATCH;
-	return TB_VERDICT_STORED;
+	return tb_over(control, slot->cookie, slot->op) ? TB_VERDICT_STORED : TB_VERDICT_FUTURE_OP;
 }
 
 /*

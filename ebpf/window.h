@@ -41,4 +41,16 @@ static __always_inline __u32 tb_tag(__u32 cookie, __u32 op, __u32 record_cookie,
 	return tb_distance(record_op, op) > 0 ? TB_TAG_NEWER : TB_TAG_OLD;
 }
 
+/*
+ * Under a row's lock: whether what the row holds is of an op that is over here, or of a job other than the one that runs
+ * now. Nobody reads it then, so it may go; and codes may be written over it before it is known whether they are right. An
+ * older op alone does not say so: were the packet's label or place wrong, the row might be that of an op in progress. Nor
+ * does another cookie than the packet's: the host may have begun another job since the packet was admitted.
+ */
+static __always_inline int tb_over(const struct tb_control *control, __u32 cookie, __u32 op)
+{
+	return cookie != TB_READ_ONCE(control->cookie) ||
+	       tb_distance(op, TB_READ_ONCE(control->released)) <= 0;
+}
+
 #endif /* TB_WINDOW_H */

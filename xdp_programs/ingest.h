@@ -27,6 +27,9 @@
 #include "slot.h"
 #include "window.h"
 
+/* Not a verdict: a rule has something to note, and was asked only whether it has. */
+#define TB_TRACE 0x102
+
 /* Ranks in a sum that was stored over; none is 0 where there was one. */
 struct tb_abandoned {
 	__u32 none;
@@ -127,8 +130,9 @@ static __always_inline __u32 tb_row_rules(const struct tb_control *control,
 	return TB_GO_ON;
 }
 
-/* kernel-12: the sender's latest marks. */
-static __always_inline void tb_peer_note(const struct tb_packet *p, const struct tb_header *head)
+/* kernel-12: the sender's latest marks; TB_GO_ON but where it is deferred. */
+static __always_inline __u32 tb_peer_note(const struct tb_packet *p, const struct tb_header *head,
+					  int deferred)
 {
 	struct tb_peer_state *state = TB_LOOKUP(peer_states, p->sender);
 	struct tb_marks marks;
@@ -137,14 +141,17 @@ static __always_inline void tb_peer_note(const struct tb_packet *p, const struct
 
 	tb_marks_of(&marks, head);
 	if (!state || !tb_peer_news(state, p, &marks))
-		return;
+		return TB_GO_ON;
+	if (deferred)
+		return TB_TRACE;
 	lock = TB_LOOKUP(peer_locks, p->sender);
 	if (!lock)
-		return;
+		return TB_GO_ON;
 	now = bpf_ktime_get_ns();
 	bpf_spin_lock(&lock->lock);
 	tb_peer_take(state, p, &marks, now);
 	bpf_spin_unlock(&lock->lock);
+	return TB_GO_ON;
 }
 
 /* kernel-14, before any lock; rows look again under theirs. Results need no record, only their place. */
@@ -162,37 +169,9 @@ static __always_inline __u32 tb_window_rules(const struct tb_control *control,
 		place = tb_window(p->seq, TB_READ_ONCE(control->result_base), TB_RESULT_ROWS);
 	if (place == TB_BEHIND)
 		return sum ? TB_VERDICT_STALE_OP : TB_VERDICT_STALE_RESULT;
-	if (place == TB_AHEAD || (p->type != TB_TYPE_RESULT && tb_op_ahead(control, p)))
+	if (place == TB_AHEAD || (p->type != TB_TYPE_RESULT && tb_op_ahead(control, p->op)))
 		return sum ? TB_VERDICT_FUTURE_OP : TB_VERDICT_FUTURE_RESULT;
 	return TB_GO_ON;
-}
-
-/*
- * Whether a packet is a row, of nearly the program's width, with nothing to tell but its codes: if its check is right, all rules from kernel-10 to
- * kernel-15 let it go on and leave no trace of it. So its check need not be made before them.
- */
-static __always_inline int tb_quiet(const struct tb_control *control, const struct tb_frame *f,
-				    const struct tb_packet *p, struct tb_op *op)
-{
-	int sum = p->type == TB_TYPE_CONTRIBUTION;
-	struct tb_peer_state *state;
-	struct tb_marks marks;
-	__u32 tag;
-
-	if (TB_WIDTH > TB_PASS_WIDTH)
-		return 0;
-	if ((!sum && p->type != TB_TYPE_RESULT) || !tb_pass_rounds(f->codes, f->end) ||
-	    p->flags & (TB_FLAG_NIBBLES | TB_FLAG_HALVES) || f->head->shift ||
-	    p->owner != (sum ? control->rank : p->sender) ||
-	    tb_row_rules(control, f->head, p) != TB_GO_ON)
-		return 0;
-	state = TB_LOOKUP(peer_states, p->sender);
-	tb_marks_of(&marks, f->head);
-	if (!state || tb_peer_news(state, p, &marks) || tb_window_rules(control, p) != TB_GO_ON)
-		return 0;
-	op = tb_op_look(op, p, &tag);
-	return tag == TB_TAG_SAME && op->layout == p->layout &&
-	       TB_READ_ONCE(op->codes) == p->codes && !tb_op_news(op, p);
 }
 
 /* What becomes of a packet of which no record can be had, since a newer op has it. */
@@ -203,26 +182,28 @@ static __always_inline __u32 tb_op_gone(const struct tb_packet *p)
 	return p->type == TB_TYPE_CONTRIBUTION ? TB_VERDICT_STALE_OP : TB_VERDICT_STALE_RESULT;
 }
 
-/* kernel-15: who is heard, and when. codes is 0 where the packet says nothing about V. */
+/* kernel-15: who is heard, and when. codes is 0 where the packet says nothing about V; deferred: see tb_rules. */
 static __always_inline __u32 tb_op_note(const struct tb_control *control, const struct tb_packet *p,
-					int live, struct tb_op *op, __u32 codes)
+					struct tb_op *op, __u32 codes, int deferred)
 {
 	__u32 slot = tb_op_slot(p->op), tag, news, events = 0;
 	struct tb_arrival *arrival;
 	struct tb_lock *lock;
+	int fits, live;
 	__u64 now = 0;
-	int fits;
 
-	if (p->type == TB_TYPE_RESULT && tb_op_ahead(control, p))
-		return TB_GO_ON;
-	op = tb_op_look(op, p, &tag);
+	op = tb_op_look(control, op, p, &tag);
 	if (tag != TB_TAG_SAME) {
+		if (p->type == TB_TYPE_RESULT && tb_op_ahead(control, p->op))
+			return TB_GO_ON;
+		if (deferred)
+			return TB_TRACE;
 		lock = TB_LOOKUP(op_locks, slot);
 		if (!lock)
 			return TB_VERDICT_STALE_OP;
 		now = bpf_ktime_get_ns();
 		bpf_spin_lock(&lock->lock);
-		tag = tb_op_tag(op, p);
+		tag = tb_op_tag(control, op, p);
 		if (tag == TB_TAG_OLD)
 			tb_op_start(op, p, codes, now);
 		bpf_spin_unlock(&lock->lock);
@@ -232,11 +213,13 @@ static __always_inline __u32 tb_op_note(const struct tb_control *control, const 
 			tb_emit(TB_EVENT_OPENED, p->op, now);
 	}
 	if (op->layout != p->layout || (codes && TB_READ_ONCE(op->codes) != codes)) {
+		if (deferred)
+			return TB_TRACE;
 		lock = TB_LOOKUP(op_locks, slot);
 		if (!lock)
 			return TB_VERDICT_LAYOUT_MISMATCH;
 		bpf_spin_lock(&lock->lock);
-		tag = tb_op_tag(op, p);
+		tag = tb_op_tag(control, op, p);
 		fits = op->layout == p->layout;
 		/* Opened by a packet without rows: the first row says how long they are. */
 		if (fits && tag == TB_TAG_SAME && codes && !op->codes)
@@ -252,14 +235,17 @@ static __always_inline __u32 tb_op_note(const struct tb_control *control, const 
 	news = tb_op_news(op, p);
 	if (!news)
 		return TB_GO_ON;
+	if (deferred)
+		return TB_TRACE;
 	lock = TB_LOOKUP(op_locks, slot);
 	arrival = TB_LOOKUP(arrivals, slot * TB_MAX_RANKS + (p->sender & (TB_MAX_RANKS - 1)));
 	if (!lock || !arrival)
 		return TB_GO_ON;
+	live = tb_rank_in(control->live, p->sender);
 	if (!now)
 		now = bpf_ktime_get_ns();
 	bpf_spin_lock(&lock->lock);
-	if (tb_op_tag(op, p) == TB_TAG_SAME)
+	if (tb_op_tag(control, op, p) == TB_TAG_SAME)
 		events = tb_op_take(op, arrival, p, news, control, live, now);
 	bpf_spin_unlock(&lock->lock);
 	if (events & 1 << TB_EVENT_MAJORITY)
@@ -285,14 +271,14 @@ static __always_inline void tb_op_late(const struct tb_control *control, const s
 	struct tb_lock *lock;
 	__u64 now;
 
-	op = tb_op_look(op, p, &tag);
+	op = tb_op_look(control, op, p, &tag);
 	if (tag == TB_TAG_OLD && tb_distance(p->op, TB_READ_ONCE(control->released)) <= 0) {
 		lock = TB_LOOKUP(op_locks, slot);
 		if (!lock)
 			return;
 		now = bpf_ktime_get_ns();
 		bpf_spin_lock(&lock->lock);
-		tag = tb_op_tag(op, p);
+		tag = tb_op_tag(control, op, p);
 		if (tag == TB_TAG_OLD) {
 			tb_op_start(op, p, codes, now);
 			tag = TB_TAG_SAME;
@@ -314,7 +300,7 @@ static __always_inline void tb_op_late(const struct tb_control *control, const s
 		return;
 	now = bpf_ktime_get_ns();
 	bpf_spin_lock(&lock->lock);
-	if (tb_op_tag(op, p) == TB_TAG_SAME)
+	if (tb_op_tag(control, op, p) == TB_TAG_SAME)
 		tb_op_take(op, arrival, p, news, control, 0, now);
 	bpf_spin_unlock(&lock->lock);
 }
@@ -376,7 +362,7 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 	bpf_spin_lock(&lock->lock);
 	place = tb_window(p->seq, TB_READ_ONCE(control->sum_base), control->sum_rows);
 	if (place == TB_INSIDE)
-		verdict = tb_slot_judge(record, lock->sealed_op, expect, p, exponent);
+		verdict = tb_slot_judge(control, record, lock->sealed_op, expect, p, exponent);
 	else
 		verdict = place == TB_BEHIND ? TB_VERDICT_STALE_OP : TB_VERDICT_FUTURE_OP;
 	if (tb_likely(quiet)) {
@@ -388,7 +374,7 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 				verdict = TB_WRONG;
 			}
 		} else if (tb_likely(verdict == TB_VERDICT_STORED &&
-				     tb_pass_over(control, record->cookie, record->op))) {
+				     tb_over(control, record->cookie, record->op))) {
 			summed = 1;
 			if (tb_pass(sums, f.head, f.codes, f.end, rounds, TB_PASS_STORE, key) !=
 			    check)
@@ -431,7 +417,7 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 		return verdict;
 	bpf_spin_lock(&op_lock->lock);
 	done = 0;
-	if (tb_op_tag(op, p) == TB_TAG_SAME) {
+	if (tb_op_tag(control, op, p) == TB_TAG_SAME) {
 		if (!op->rows)
 			op->rows = p->rows;
 		/*
@@ -478,12 +464,11 @@ static __always_inline __u32 tb_result(struct xdp_md *ctx, const struct tb_contr
 	bpf_spin_lock(&lock->lock);
 	place = tb_window(p->seq, TB_READ_ONCE(control->result_base), TB_RESULT_ROWS);
 	if (place == TB_INSIDE)
-		verdict = tb_result_judge(record, p);
+		verdict = tb_result_judge(control, record, p);
 	else
 		verdict = place == TB_BEHIND ? TB_VERDICT_STALE_RESULT : TB_VERDICT_FUTURE_RESULT;
 	if (tb_likely(quiet)) {
-		if (tb_likely(verdict == TB_VERDICT_RESULT_TAKEN &&
-			      tb_pass_over(control, record->cookie, record->op))) {
+		if (tb_likely(verdict == TB_VERDICT_RESULT_TAKEN)) { /* over what is over */
 			copied = 1;
 			if (tb_pass(codes, f.head, f.codes, f.end, rounds, TB_PASS_KEEP, key) !=
 			    check)
@@ -511,15 +496,13 @@ static __always_inline __u32 tb_result(struct xdp_md *ctx, const struct tb_contr
 	return verdict;
 }
 
-/* kernel-9 to kernel-15, in their order; TB_GO_ON only for rows. *sender stays UNKNOWN until the check has passed. */
-static __always_inline __u32 tb_rules(struct xdp_md *ctx, const struct tb_control *control,
-				      struct tb_frame *f, const struct tb_packet *p,
-				      struct tb_op *op, const __u64 *key, __u32 *sender)
+/* kernel-9 and kernel-18. TB_GO_ON for what is neither wrong nor a probe; *sender stays UNKNOWN until the check has passed. */
+static __always_inline __u32 tb_verify(struct xdp_md *ctx, const struct tb_control *control,
+				       struct tb_frame *f, const struct tb_packet *p,
+				       const __u64 *key, __u32 *sender)
 {
 	__u64 check = tb_be64(f->head->check); /* before the loop: see lanes.h */
 	__u64 sum = tb_proof_sum(f->head, f->codes, f->end, key);
-	__u32 verdict;
-	int live, row;
 
 	if (!tb_frame_of(ctx, f))
 		return TB_VERDICT_BAD_LENGTH;
@@ -528,8 +511,19 @@ static __always_inline __u32 tb_rules(struct xdp_md *ctx, const struct tb_contro
 	*sender = p->sender;
 	if (p->type == TB_TYPE_PROBE || p->type == TB_TYPE_ECHO)
 		return tb_probe(control, f, p, sum, key);
+	return TB_GO_ON;
+}
 
-	row = p->type == TB_TYPE_CONTRIBUTION || p->type == TB_TYPE_RESULT;
+/*
+ * kernel-10 to kernel-15, in their order; TB_GO_ON only for rows. Deferred: of a row whose check is yet to be made. Then
+ * TB_GO_ON says that they let it go on and leave no trace of it, and anything else that they would do more.
+ */
+static __always_inline __u32 tb_rules(const struct tb_control *control, const struct tb_frame *f,
+				      const struct tb_packet *p, struct tb_op *op, int deferred)
+{
+	int row = p->type == TB_TYPE_CONTRIBUTION || p->type == TB_TYPE_RESULT;
+	__u32 verdict;
+
 	if (p->owner != (tb_to_all(control, p) ? p->sender : control->rank))
 		return TB_VERDICT_NOT_FOR_THIS_RANK;
 	if (row) {
@@ -537,25 +531,54 @@ static __always_inline __u32 tb_rules(struct xdp_md *ctx, const struct tb_contro
 		if (verdict != TB_GO_ON)
 			return verdict;
 	}
-	tb_peer_note(p, f->head);
+	verdict = tb_peer_note(p, f->head, deferred);
+	if (verdict != TB_GO_ON)
+		return verdict;
 	if (!row && p->type != TB_TYPE_READY)
 		return TB_VERDICT_CONTROL_PASSED;
 
 	verdict = tb_window_rules(control, p);
 	if (verdict != TB_GO_ON) {
-		if ((row || tb_says_late(p)) &&
+		if (!deferred && (row || tb_says_late(p)) &&
 		    (verdict == TB_VERDICT_STALE_OP || verdict == TB_VERDICT_STALE_RESULT))
 			tb_op_late(control, p, op, row ? p->codes : 0);
 		return verdict;
 	}
-	live = tb_rank_in(control->live, p->sender);
-	verdict = tb_op_note(control, p, live, op, row ? p->codes : 0);
+	verdict = tb_op_note(control, p, op, row ? p->codes : 0, deferred);
 	return verdict == TB_GO_ON && !row ? TB_VERDICT_CONTROL_PASSED : verdict;
 }
 
+/*
+ * Whether the check can be made in the pass that takes the codes in: of a row of nearly the program's width, that has
+ * nothing to tell but these.
+ */
+static __always_inline int tb_quiet(const struct tb_control *control, const struct tb_frame *f,
+				    const struct tb_packet *p, struct tb_op *op)
+{
+	return TB_WIDTH <= TB_PASS_WIDTH &&
+	       (p->type == TB_TYPE_CONTRIBUTION || p->type == TB_TYPE_RESULT) &&
+	       tb_pass_rounds(f->codes, f->end) &&
+	       !(p->flags & (TB_FLAG_NIBBLES | TB_FLAG_HALVES)) && !f->head->shift &&
+	       tb_rules(control, f, p, op, 1) == TB_GO_ON;
+}
+
+/*
+ * kernel-5: whether the job's process is there, as its socket shows, which the kernel closes however it ends. If not, the
+ * job is over for all packets. Asked for what is no row: rare, and never long in coming from peers that take part.
+ */
+static __always_inline int tb_lives(struct xdp_md *ctx, struct tb_control *control)
+{
+	if (TB_READ_ONCE(control->active) != TB_ACTIVE_WITH_SOCKET ||
+	    tb_socket_at(ctx, control->address, control->prefix, TB_PORT))
+		return 1;
+	TB_WRITE_ONCE(control->active, 0);
+	TB_WRITE_ONCE(control->tagged, 0);
+	return 0;
+}
+
 /* kernel-5 to kernel-18. *sender stays UNKNOWN until the check has passed. */
-static __always_inline __u32 tb_judge(struct xdp_md *ctx, const struct tb_control *control,
-				      __u32 codes, __u32 *sender, struct tb_abandoned *abandoned)
+static __always_inline __u32 tb_judge(struct xdp_md *ctx, struct tb_control *control, __u32 codes,
+				      __u32 *sender, struct tb_abandoned *abandoned)
 {
 	struct tb_packet p;
 	struct tb_peer *peer;
@@ -588,6 +611,8 @@ static __always_inline __u32 tb_judge(struct xdp_md *ctx, const struct tb_contro
 	tb_packet_of(&p, f.head, codes);
 	if (p.flags & TB_FLAG_HALVES)
 		p.codes *= 2; /* so that both kinds of rows of an op have as many */
+	if (p.type != TB_TYPE_CONTRIBUTION && p.type != TB_TYPE_RESULT && !tb_lives(ctx, control))
+		return TB_VERDICT_INACTIVE;
 	op = TB_LOOKUP(ops, tb_op_slot(p.op));
 	if (!op)
 		return TB_VERDICT_STALE_OP;
@@ -598,7 +623,9 @@ static __always_inline __u32 tb_judge(struct xdp_md *ctx, const struct tb_contro
 #endif
 	quiet = tb_quiet(control, &f, &p, op);
 	if (!tb_likely(quiet)) {
-		verdict = tb_rules(ctx, control, &f, &p, op, key, sender);
+		verdict = tb_verify(ctx, control, &f, &p, key, sender);
+		if (verdict == TB_GO_ON)
+			verdict = tb_rules(control, &f, &p, op, 0);
 		if (verdict != TB_GO_ON)
 			return verdict;
 	}
@@ -662,7 +689,7 @@ static __always_inline void tb_count_mark(__u32 sender, __u32 verdict)
 /* kernel-21, the one way out: every packet of ours is counted once, and its verdict says what the kernel does. */
 static __always_inline int tb_ingest(struct xdp_md *ctx)
 {
-	const struct tb_control *control = TB_LOOKUP(control, 0);
+	struct tb_control *control = TB_LOOKUP(control, 0);
 	__u32 sender = TB_UNKNOWN_SENDER, codes = 0, tos = 0, verdict, cpu;
 	struct tb_abandoned abandoned = { .none = 1 };
 	struct tb_ledger *row;

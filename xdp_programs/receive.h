@@ -6,12 +6,35 @@
 #include "ingest.h"
 #include "vlan.h"
 
+/*
+ * A tag of VLAN 0 names none, and says a priority (kernel-1). It is taken off what is ours, and not put back: the host
+ * does so, too. Whose packet it is can be told in front of all rules, since everything lies further on by a tag.
+ */
+static __always_inline void tb_priority_off(struct xdp_md *ctx)
+{
+	const struct tb_control *control = TB_LOOKUP(control, 0);
+	void *data = (void *)(long)ctx->data;
+	void *end = (void *)(long)ctx->data_end;
+	struct tb_vlan_frame *frame = data;
+
+	if (data + TB_VLAN_BYTES + TB_HEAD_OFFSET > end || !control)
+		return;
+	if (tb_likely(frame->protocol != tb_be16(ETH_P_8021Q)) || frame->tag & tb_be16(TB_VLAN_ID))
+		return;
+	data += TB_VLAN_BYTES;
+	if (tb_names_us(data, data + TB_IP_OFFSET, data + TB_UDP_OFFSET, TB_PORT, control->address,
+			control->prefix, control->group))
+		tb_vlan_off(ctx);
+}
+
 static __always_inline int tb_receive(struct xdp_md *ctx)
 {
 	__u16 vlan = TB_VLAN;
 	struct tb_vlan_seen seen = {};
 	int action;
 
+	if (!vlan)
+		tb_priority_off(ctx);
 	if (vlan) {
 		tb_vlan_look(ctx, &seen);
 		if (tb_vlan_is(&seen, vlan) && !tb_vlan_off(ctx))

@@ -6,6 +6,7 @@ A walk over all paths of the compiled program with what a run knows of locks: wh
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 from kernel_world import DEFINES
 from tailbound.kernel import load
@@ -38,20 +39,14 @@ def walk(code: list[tuple[int, int, int]]) -> dict[int, set[bool]]:
         if (at, held) in seen:
             continue
         seen.add((at, held))
-        op, off, imm = code[at]
-        if op == _EXIT:
-            assert not held
-            continue
+        op, _, imm = code[at]
+        assert op != _EXIT or not held
         if op == _ATOMIC_64 and imm == _EXCHANGE:
             found.setdefault(at, set()).add(held)
         if op == _CALL and imm in (_LOCK, _UNLOCK):
             assert held == (imm == _UNLOCK)
             held = imm == _LOCK
-        elif op & 7 in (_JUMP, _JUMP_32) and op != _CALL:
-            todo.append((at + 1 + off, held))
-            if op == _ALWAYS:
-                continue
-        todo.append((at + (2 if op == _LOAD_64 else 1), held))
+        todo += [(to, held) for to in following(code, at)]
     return found
 
 
@@ -65,21 +60,41 @@ def test_published_under_a_lock(loader: str) -> None:
     assert all(held == {True} for held in found.values())
 
 
+def following(code: list[tuple[int, int, int]], at: int) -> Iterator[int]:
+    """Where it may go on after ``at``."""
+    op, off, _ = code[at]
+    if op == _EXIT:
+        return
+    if op & 7 in (_JUMP, _JUMP_32) and op != _CALL:
+        yield at + 1 + off
+        if op == _ALWAYS:
+            return
+    yield at + (2 if op == _LOAD_64 else 1)
+
+
+def held_after(code: list[tuple[int, int, int]], lock: int) -> set[int]:
+    """Instructions between a lock that is taken and the places where it is given back."""
+    found: set[int] = set()
+    todo = [lock + 1]
+    while todo:
+        at = todo.pop()
+        if at in found or (code[at][0] == _CALL and code[at][2] == _UNLOCK):
+            continue
+        found.add(at)
+        todo += following(code, at)
+    return found
+
+
 def test_presence_belongs_to_the_row(loader: str) -> None:
     """Between a row's lock and its release its presence is written: nobody finds one without the other."""
-    code = worker(loader)
-    held, sections, section = False, [], []
-    for op, off, imm in code:
-        if op == _CALL and imm == _LOCK:
-            held, section = True, []
-        elif op == _CALL and imm == _UNLOCK and held:
-            sections.append(section)
-            held = False
-        elif held:
-            section.append((op, off, imm))
-    loops = [any(op & 7 == _JUMP and off < 0 for op, off, _ in s) for s in sections]
-    published = [any(op == _ATOMIC_64 and imm == _EXCHANGE for op, _, imm in s) for s in sections]
-    assert [a and b for a, b in zip(loops, published, strict=True)].count(True) == 1
+    code, rows = worker(loader), 0
+    for lock, (op, _, imm) in enumerate(code):
+        if op != _CALL or imm != _LOCK:
+            continue
+        held = held_after(code, lock)
+        loop = any(code[at][0] != _ALWAYS and to <= at and to in held for at in held for to in following(code, at))
+        rows += loop and any(code[at][0] == _ATOMIC_64 and code[at][2] == _EXCHANGE for at in held)
+    assert rows == 1
 
 
 def test_records_are_read_by_their_tag(loader: str) -> None:

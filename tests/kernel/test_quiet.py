@@ -35,11 +35,11 @@ def result(sender: int, length: int = cases.WIDTH, **fields: int) -> bytes:
     return cases.result(sender, length, **fields)
 
 
-def introduce(world: KernelWorld, op: int = cases.OP, length: int = cases.WIDTH) -> None:
+def introduce(world: KernelWorld, op: int = cases.OP, length: int = cases.WIDTH, at: int = 1) -> None:
     """Says all that the three senders have to say of an op, with other rows than those that tests look at."""
     for sender in (1, 2, 3):
-        assert world.take(contribution(sender, length, op=op, seq=cases.SEQ + 1, row=6))[0] <= Verdict.ADDED
-        assert world.take(result(sender, length, op=op, seq=cases.RESULT_SEQ + sender))[0] == Verdict.RESULT_TAKEN
+        assert world.take(contribution(sender, length, op=op, seq=cases.SEQ + at, row=6))[0] <= Verdict.ADDED
+        assert world.take(result(sender, length, op=op, seq=cases.RESULT_SEQ + at + sender))[0] == Verdict.RESULT_TAKEN
 
 
 def length_of(op: int) -> int:
@@ -102,13 +102,16 @@ def test_a_wrong_label_spoils_no_row_in_progress(make: Callable[..., KernelWorld
     """A newer label that is in progress too, on a row's own sequence, with a wrong check: the row stays as it is."""
     world = make()
     introduce(world)
-    introduce(world, NEXT)
+    introduce(world, NEXT, at=9)
     world.take(contribution(1))
     world.take(contribution(2))
     world.take(result(1))
     before = books(world)
     for data in (contribution(1, op=NEXT), contribution(3, op=NEXT), result(1, op=NEXT), result(3, op=NEXT)):
         assert world.take(cases.flipped(data, 8 * 200)) == (Verdict.CORRUPT, 256)
+        assert books(world) == before
+    for data in (contribution(1, op=NEXT), contribution(3, op=NEXT), result(1, op=NEXT), result(3, op=NEXT)):
+        assert world.take(data)[0] in (Verdict.FUTURE_OP, Verdict.FUTURE_RESULT)  # right, and at another row's place
         assert books(world) == before
 
 

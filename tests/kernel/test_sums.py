@@ -98,7 +98,8 @@ def test_serials_wrap(make, start: int) -> None:
             world.sealer.seal(serial - 40 & 0xFFFFFFFF, serial - 40 & 0xFFFFFFFF, 1)
             late = contribution(2, bytes(16), op=serial - 40 & 0xFFFFFFFF, seq=serial - 40 & 0xFFFFFFFF)
             assert world.take(late) == (Verdict.LATE, 2), i
-            world.control(sum_base=serial - 45 & 0xFFFFFFFF, result_base=serial - 45 & 0xFFFFFFFF)
+            base = serial - 45 & 0xFFFFFFFF
+            world.control(sum_base=base, result_base=base, released=base - 1 & 0xFFFFFFFF)
     newest = start + 599 & 0xFFFFFFFF
     assert world.store.peer_states[1]["newest"] == newest
     assert world.store.presence[newest & (cases.RESULT_ROWS - 1)]["op"] == newest

@@ -48,7 +48,7 @@ NOT_TAKEN_AWAY: list[Change] = [
     ("xdp_programs/ingest.h", "				tb_pass_undo(sums, f.codes, f.end, rounds);\n", "")
 ]
 _OVER = "tb_distance(op, TB_READ_ONCE(control->released)) <= 0;"
-OVER_ANY_OLDER: list[Change] = [("ebpf/pass.h", _OVER, _OVER.replace("<= 0", "<= 1 << 20"))]
+OVER_ANY_OLDER: list[Change] = [("ebpf/window.h", _OVER, _OVER.replace("<= 0", "<= 1 << 20"))]
 
 
 @pytest.fixture

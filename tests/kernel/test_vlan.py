@@ -89,6 +89,35 @@ def test_lengths_are_those_of_the_frame_without_its_tag(world: KernelWorld) -> N
     assert world.judge(frame(cases.contribution(), VLAN) + bytes(4)) == (Verdict.BAD_LENGTH, 256)
 
 
+PRIORITY = 0
+
+
+def test_a_priority_without_a_vlan_is_no_tag(make) -> None:
+    """Fabrics with priority flow control send them. The stack sees the same packet; what is not ours keeps its tag.
+
+    Rule: kernel-1.
+    """
+    world: KernelWorld = make()
+    body = cases.contribution()
+    assert world.judge(frame(body, PRIORITY, priority=5)) == (Verdict.STORED, 1)
+    assert world.judge(frame(cases.ready(), PRIORITY, priority=5)) == (Verdict.CONTROL_PASSED, 1)
+    assert (world.action, world.back) == (PASS, frame(cases.ready()))
+    assert world.judge(frame(cases.control_packet(PacketType.PROBE, bytes(32)), PRIORITY))[0] == Verdict.REFLECTED
+    assert parse(world.back[42:]) is not None
+    before = world.ledger()
+    others = {
+        "another port": frame(body, PRIORITY, port=cases.PORT + 1, priority=7),
+        "a VLAN": frame(body, VLAN),
+        "a VLAN inside": frame(body, PRIORITY, VLAN),
+        "ARP": bytes(scapy.Ether(src=SOURCE, dst=OWN) / scapy.Dot1Q(vlan=0, prio=3) / scapy.ARP(pdst=IP["dst"])),
+        **{f"{size} bytes": frame(body, PRIORITY)[:size] for size in (14, 17, 18, 30, 45)},
+    }
+    for name, data in others.items():
+        assert world.run(data) == PASS, name
+        assert world.back == data, name
+    assert (world.ledger() == before).all()
+
+
 @pytest.mark.parametrize("width", [1408, WIDTH_MOST])
 def test_verifier(make, width: int) -> None:
     """It follows the program once for frames with a tag and those without: Linux 5.19 has no room for twice."""

@@ -187,6 +187,8 @@ _OP_RING_LATER = op_label(3 + schema.OP_STEPS, 1)
 #: The newest op that may have a record, and the one after it.
 _FARTHEST = op_label(3 + schema.OP_STEPS, 0)
 _TOO_FAR = _OP_RING_LATER
+#: Of the record of OP, and so much later that OP seems to be still to come.
+_HALF_ROUND = OP + (1 << 31) + (schema.OP_STEPS << schema.OP_INDEX_BITS)
 assert _FARTHEST - RELEASED == schema.OP_STEPS << schema.OP_INDEX_BITS
 _SLOT = SEQ & (SUM_ROWS - 1)
 _GROUP = {"group": address_of(RANK) ^ 1}
@@ -421,6 +423,14 @@ _OPS = [
         events=(_E.OPENED,),
     ),
     Case("a contribution to the farthest op that has a record", contribution(op=_FARTHEST), Verdict.STORED),
+    Case(
+        "a record that nobody has used for half the circle of labels is an old one",
+        contribution(op=_HALF_ROUND, seq=SEQ + 1),
+        Verdict.STORED,
+        before=(contribution(2),),
+        sealed=(_HALF_ROUND - 1, SUM_BASE, SUM_ROWS),
+        control={"first_op": _HALF_ROUND - 9, "released": _HALF_ROUND - 1, "map_since": _HALF_ROUND - 9},
+    ),
     Case("a contribution to an op too far ahead", contribution(op=_TOO_FAR), Verdict.FUTURE_OP, events=()),
     Case(
         "a row after a label from far ahead",
@@ -478,6 +488,26 @@ _SUMS = [
     Case("on request, and the first to come", contribution(flags=Flag.REPEAT), Verdict.STORED),
     Case("a repeat of what was added", contribution(2), Verdict.DUPLICATE, 2, before=(contribution(), contribution(2))),
     Case("an older op in the slot goes", contribution(), Verdict.STORED, before=(contribution(2, op=_OLDER),)),
+    Case(
+        "an older op in the slot that is in progress stays",
+        contribution(op=_NEWER),
+        Verdict.FUTURE_OP,
+        before=(contribution(2),),
+    ),
+    Case(
+        "sealed is not over: the host reads the sum",
+        contribution(op=_NEWER),
+        Verdict.FUTURE_OP,
+        before=(contribution(2),),
+        sealed=(OP, SEQ, 1),
+    ),
+    Case(
+        "an older op in the slot goes once it is over",
+        contribution(op=_NEWER),
+        Verdict.STORED,
+        before=(contribution(2),),
+        control={"released": OP},
+    ),
     Case("a newer op in the slot stays", contribution(), Verdict.STALE_OP, before=(contribution(2, op=_NEWER),)),
     Case("another exponent", contribution(2, exponent=1), Verdict.SCALE_MISMATCH, 2, before=(contribution(),)),
     Case(
@@ -603,6 +633,12 @@ _RESULTS = [
     Case("a result again on request", result(flags=Flag.REPEAT), Verdict.DUPLICATE_REPAIR_RESULT, before=(result(),)),
     Case("a result on request, the first to come", result(flags=Flag.REPEAT), Verdict.RESULT_TAKEN),
     Case("a newer result in the row stays", result(), Verdict.STALE_RESULT, before=(result(2, op=_NEWER),)),
+    Case(
+        "an older result in the row whose op is in progress stays",
+        result(op=_NEWER),
+        Verdict.FUTURE_RESULT,
+        before=(result(2),),
+    ),
     Case("an older result in the row goes", result(), Verdict.RESULT_TAKEN, before=(result(2, op=_OLDER),)),
     Case(
         "the last expected result",

@@ -126,7 +126,7 @@ def test_slots_are_used_again_without_clearing(world: World) -> None:
     rng = random.Random(8)
     for lap in range(5):
         op = op_label(3 + lap, 0)
-        world.control(sum_base=SUM_BASE + lap * SUM_ROWS)
+        world.control(sum_base=SUM_BASE + lap * SUM_ROWS, released=op_label(2 + lap, 0))
         last = {s: rng.randbytes(64) for s in (3, 1, 2)}
         for sender, codes in last.items():
             world.take(row_packet(rng, sender, codes, op=op, seq=cases.SEQ + lap * SUM_ROWS))
@@ -145,7 +145,7 @@ def test_ops_and_rows_over_the_wrap(start: int) -> None:
     for i in range(600):
         op = (start + i) & 0xFFFFFFFF
         fields = {"op": op, "seq": op, "rows": 1, "row": 0, "contributed": op, "published": op}
-        world.control(sum_base=op, result_base=op)
+        world.control(sum_base=op, result_base=op, released=(op - 1) & 0xFFFFFFFF)
         codes = rng.randbytes(16)
         assert world.take(row_packet(rng, 1, codes, **fields))[0] == Verdict.STORED
         assert world.take(row_packet(rng, 2, codes, **fields))[0] == Verdict.ADDED

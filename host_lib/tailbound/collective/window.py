@@ -190,7 +190,7 @@ class Window:
         job.marks.contributed = job.marks.published = self._named = before
         control = job.store.control
         job.turn_keys(to.step, to.turns)
+        control["released"] = before  # first, as in `release`: what may be written over is said before where
         control["result_base"], control["sum_base"] = to.result_seq, to.sum_seqs[job.rank]
-        control["released"] = before
         if serial_distance(before, int(control["first_op"][0])) > 2 * _FIRST_OP_LAG:
             control["first_op"] = (before - _FIRST_OP_LAG) & 0xFFFFFFFF

@@ -86,6 +86,20 @@ def ahead(c: Any, op: Scalar) -> Scalar:
 
 
 @compiled
+def over(c: Any, record: Any) -> Scalar:
+    """Whether what a row holds is of an op that is over here, or of another job: nobody reads it, so it may go."""
+    return record.cookie != c.cookie or serial(record.op, c.released) <= 0
+
+
+@compiled
+def is_newer(c: Any, r: Any, h: Any) -> Scalar:
+    """Whether an op record is a newer op's than the packet's. One further ahead than records reach is an old one, which
+    nobody has used for half the circle of labels.
+    """
+    return r.cookie == h.cookie and serial(r.op, h.op) > 0 and not ahead(c, r.op)
+
+
+@compiled
 def gone(h: Any) -> Scalar:
     """Why a packet comes too late: its op's record, or its place in the ring, is a newer op's."""
     return Verdict.STALE_OP if h.type == PacketType.CONTRIBUTION else Verdict.STALE_RESULT
@@ -144,7 +158,7 @@ def hear(t: Any, h: Any, codes: Scalar, now: Scalar) -> Scalar:
     if h.type == PacketType.RESULT and ahead(c, h.op):
         return GO_ON
     if r.cookie != h.cookie or r.op != h.op:
-        if r.cookie == h.cookie and serial(r.op, h.op) > 0:
+        if is_newer(c, r, h):
             return GO_ON if h.type == PacketType.RESULT else gone(h)
         _start(t, h, position, np.int64(0), now)
         emit(t, Event.OPENED, h.op, now)
@@ -218,8 +232,8 @@ def stamp_late(t: Any, h: Any, codes: Scalar, now: Scalar) -> None:
     position = op_position(np.int64(h.op))
     r = op_at(t.ops, position)
     if r.cookie != h.cookie or r.op != h.op:
-        newer = r.cookie == h.cookie and serial(r.op, h.op) > 0
-        if newer or serial(h.op, control_at(t.control, 0).released) > 0:
+        c = control_at(t.control, 0)
+        if is_newer(c, r, h) or serial(h.op, c.released) > 0:
             return
         _start(t, h, position, codes, now)
     if r.layout != h.layout:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.datapath.ops import covers, emit, has, op_position, put, serial
+from tailbound.datapath.ops import covers, emit, has, op_position, over, put, serial
 from tailbound.datapath.tables import (
     control_at,
     expect_results_at,
@@ -99,6 +99,8 @@ def contribute(t: Any, h: Any, words: NDArray[np.uint64], now: Scalar) -> Scalar
         return Verdict.DUPLICATE_REPAIR if h.flags & _REPEAT else Verdict.DUPLICATE
     if expected and not right:
         return Verdict.SCALE_MISMATCH
+    if not same and not over(control_at(t.control, 0), record):
+        return Verdict.FUTURE_OP
     if wrong_sum:
         _abandon(t, record.ranks)
         r.rows_complete -= np.int32(record.counted)
@@ -143,6 +145,8 @@ def publish(t: Any, h: Any, words: NDArray[np.uint64], now: Scalar) -> Scalar:
             return Verdict.DUPLICATE_REPAIR_RESULT if h.flags & _REPEAT else Verdict.DUPLICATE_RESULT
         if serial(record.op, h.op) > 0:
             return Verdict.STALE_RESULT
+        if not over(control_at(t.control, 0), record):
+            return Verdict.FUTURE_RESULT
     row = u64_row(t.results, position, t.width // 8)
     for i in range(words.shape[0]):
         row[i] = words[i]

@@ -65,6 +65,7 @@ def abi_header() -> str:
         "TB_OP_PER_STEP": schema.OP_PER_STEP,
         "TB_OP_RING": schema.OP_RING,
         "TB_CONTEXTS": schema.CONTEXTS,
+        "TB_ACTIVE_WITH_SOCKET": schema.ACTIVE_WITH_SOCKET,
         "TB_SWITCH_JOBS": schema.SWITCH_JOBS,
         "TB_VERDICTS": schema.VERDICTS,
         "TB_FIRST_DROP": int(schema.FIRST_DROP),

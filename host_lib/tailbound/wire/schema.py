@@ -45,6 +45,8 @@ TIME_UNIT_US = 64
 EVENT_RING_BYTES = 65536
 #: Contexts (UDP ports) on one interface. A second attach is refused by name.
 CONTEXTS = 1
+#: ``control.active`` of a job that ends with the socket at its port, however its process ends; 1: it does not.
+ACTIVE_WITH_SOCKET = 2
 #: Jobs of one switch at once.
 SWITCH_JOBS = 8
 
@@ -371,9 +373,11 @@ PEER_STATE = Struct(
 
 CONTROL = Struct(
     "tb_control",
-    "One context; written by the host, mmapped. `active` is written last.",
+    "One context; written by the host, mmapped, `active` last. The program clears that and `tagged`.",
     (
-        Field("active", "u32", "0: drop everything of ours as INACTIVE"),
+        Field(
+            "active", "u32", "0: drop everything of ours as INACTIVE; ACTIVE_WITH_SOCKET: 0 once the job has no socket"
+        ),
         Field("cookie", "u32", "job"),
         Field("rank", "u32", "own rank"),
         Field("ranks", "u32", "world size"),
@@ -528,7 +532,7 @@ SWITCH_RANK = Struct(
     "A worker of a job, by rank (who may send) or by port (where a copy goes); written by the host.",
     (
         Field("address", "u32", "as in tb_peer; 0, and prefix too: nobody"),
-        Field("ifindex", "u32", "the port towards it"),
+        Field("ifindex", "u32", "the port towards it, by which alone it may send"),
         Field("mac", "u8", "its Ethernet address", 6),
         Field("rank", "u16", "which"),
         Field("prefix", "u32", "as in tb_peer", 3),
@@ -596,7 +600,7 @@ STRUCTS: tuple[Struct, ...] = (
 
 #: Maps of the worker program, in order of creation.
 WORKER_MAPS: tuple[Map, ...] = (
-    Map("control", "contexts", "tb_control", (CONTEXTS,), "host"),
+    Map("control", "contexts", "tb_control", (CONTEXTS,), "both"),
     Map("peers", "registered ranks", "tb_peer", (MAX_RANKS,), "host"),
     Map("expect", "expected exponents of sum slots", "tb_expect", ("sum_rows",), "host"),
     Map("expect_results", "expected result rows of ops", "tb_expect_results", (OP_RING,), "host"),
