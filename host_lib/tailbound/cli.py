@@ -102,11 +102,13 @@ def attach(interface: str | None, all_of_pci: str | None, **options: Any) -> Non
 
 @cli.command()
 @click.argument("interface", metavar="IFACE")
-def detach(interface: str) -> None:
+@click.option("--force", is_flag=True, help="Also where a job receives there: its rank ends with an error.")
+def detach(interface: str, force: bool) -> None:
     """Remove our program and maps from IFACE, after a crash too."""
     from tailbound.datapath.xdp import detach
 
-    click.echo(f"detached from {interface}" if detach(interface) else f"nothing of Tailbound's is on {interface}")
+    done = detach(interface, force=force)
+    click.echo(f"detached from {interface}" if done else f"nothing of Tailbound's is on {interface}")
 
 
 @cli.command()

@@ -22,6 +22,7 @@ from pyroute2 import IPRoute
 import cases
 import veths
 from support import await_that
+from tailbound.datapath import xdp
 from tailbound.datapath.select import open_datapath
 from tailbound.datapath.xdp import XdpDatapath
 from tailbound.datapath.xdp import attach as attach_for_good
@@ -184,6 +185,63 @@ def test_pinned(wire: list[str], loader: str) -> None:
     assert pin.remove("tbx")
     assert interfaces.xdp_on("tbx") is None
     assert not pin.remove("tbx")
+
+
+def test_nothing_of_a_job_is_left_in_pinned_maps(wire: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No packet is let in for it, no tag is asked for, and no key lies there (kernel-5)."""
+    XdpDatapath.pin("tbx", cases.PORT, **SIZES)
+    keys: dict[int, bool] = {}
+    put = xdp.put_key
+
+    def noted(fd: int, epoch: int, key: np.ndarray) -> None:
+        keys[epoch % 2] = bool(key.any())
+        put(fd, epoch, key)
+
+    monkeypatch.setattr(xdp, "put_key", noted)
+    path = XdpDatapath.open("tbx")
+    activate(path)
+    for epoch, key in enumerate(cases.KEYS):
+        path.put_key(epoch, key)
+    assert keys == {0: True, 1: True}
+    path.store.control["tagged"] = 1
+    control = path.store.control
+    path.close()
+    assert (control["active"][0], control["tagged"][0], keys) == (0, 0, {0: False, 1: False})
+    control["active"], control["tagged"] = path.active, 1  # as after kill -9
+    keys.clear()
+    XdpDatapath.open("tbx").close()
+    assert (control["active"][0], control["tagged"][0], keys) == (0, 0, {0: False, 1: False})
+
+
+def test_a_job_whose_process_is_gone_has_ended(wire: list[str], loader: str) -> None:
+    """It can say nothing more, but the kernel has closed its socket; one that is only stopped has it (kernel-5)."""
+    XdpDatapath.pin("tbx", cases.PORT, loader=loader, **SIZES)
+    with contextlib.closing(XdpDatapath.open("tbx")) as path:
+        activate(path)
+        path.store.control["active"] = path.active
+        send(wire, cases.contribution(), cases.ready())
+        await_that(lambda: sum(counted(path).values()) >= 2, "two packets counted")
+        assert counted(path) == {Verdict.STORED: 1, Verdict.CONTROL_PASSED: 1}
+        path.socket.close()
+        send(wire, cases.control_packet(PacketType.PROBE), cases.contribution(2))
+        await_that(lambda: sum(counted(path).values()) >= 4, "two more")
+        assert counted(path)[Verdict.INACTIVE] == 2
+        assert not path.store.control["active"][0]
+
+
+def test_control_packets_past_the_program_are_held_against_their_senders(wire: list[str]) -> None:
+    """By loopback, which has no program: only the kernel's own list says who may send (kernel-8)."""
+    with contextlib.closing(XdpDatapath.attach("tbx", cases.PORT, **SIZES)) as path:
+        activate(path)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+            for data in (cases.ready(), cases.ready()[:20]):
+                other.sendto(data, path.endpoint)
+        assert path.control_packets() == []
+        assert path.lost_on_arrival == {"strange_source": 2}
+        send(wire, cases.ready())
+        packets: list[bytes] = []
+        await_that(lambda: packets.extend(path.control_packets()) or packets, "a control packet of rank 1")
+        assert packets == [cases.ready()]
 
 
 def test_a_job_goes_round_in_as_much_of_the_sums_ring_as_it_needs(wire: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -15,7 +16,7 @@ import yaml
 from click.testing import CliRunner
 
 from tailbound.cli import cli
-from tailbound.datapath.xdp import XdpDatapath
+from tailbound.datapath.xdp import XdpDatapath, detach
 from tailbound.datapath.xdp import attach as attach_for_good
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel import compile as compile_
@@ -179,6 +180,81 @@ def test_another_version_gives_way_and_a_stranger_does_not(wire: list[str]) -> N
             attach_for_good("tbx", **SMALL, replace=True)
     finally:
         os.close(link)
+
+
+@needs_wire
+def test_what_would_end_with_the_command_is_refused(wire: list[str]) -> None:
+    """No file system of pins on the host, and a mount namespace that is made for the command (`ip netns exec`)."""
+    pin.mount()
+    hidden = f"mount -t tmpfs none {pin.ROOT} && {' '.join(COMMAND)}; code=$?; ls {pin.ROOT}; exit $code"
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", hidden]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "run-tailbound-bpf.mount" in done.stderr
+    assert ".json" not in done.stdout
+    assert interfaces.xdp_on("tbx") is None
+
+
+@needs_wire
+def test_another_program_takes_the_place_of_the_old_one_at_once(
+    wire: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link stays, and nobody else can take the device meanwhile; where the kernel refuses, all is as before."""
+    attach_for_good("tbx", **SMALL)
+    before, files = interfaces.xdp_on("tbx"), pin.identity("tbx")
+    detached: list[str] = []
+    update, detach_one = syscalls.link_update, pin.detach
+
+    def noted(link: Path) -> None:
+        detached.extend([link.name] if link.exists() else [])
+        detach_one(link)
+
+    monkeypatch.setattr(pin, "detach", noted)
+
+    def refused(fd: int, program: int) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    monkeypatch.setattr(syscalls, "link_update", refused)
+    with pytest.raises(CapabilityError, match="errno 16"):
+        attach_for_good("tbx", **SMALL | {"ring_mib": 2}, replace=True)
+    assert (interfaces.xdp_on("tbx"), pin.identity("tbx")) == (before, files)
+    assert XdpDatapath.is_attached("tbx")
+    monkeypatch.setattr(syscalls, "link_update", update)
+    attach_for_good("tbx", **SMALL | {"ring_mib": 2}, replace=True)
+    assert "link" not in detached
+    assert interfaces.xdp_on("tbx") != before
+    assert pin.identity("tbx") != files
+    assert XdpDatapath.is_attached("tbx")
+    assert not list(pin.bpffs().glob("*+"))
+
+
+@needs_wire
+def test_a_second_attach_says_for_whom_it_is_attached(wire: list[str]) -> None:
+    attach_for_good("tbx", **SMALL, group="12345")
+    with pytest.raises(AttachError, match="it is attached already, for group 12345"):
+        attach_for_good("tbx", **SMALL, group="12345")
+
+
+@needs_wire
+def test_a_program_is_not_taken_from_under_a_job(wire: list[str]) -> None:
+    attach_for_good("tbx", **SMALL)
+    job = XdpDatapath.open("tbx")
+    assert detach("tbx")  # none has begun
+    attach_for_good("tbx", **SMALL)
+    job.close()
+    job = XdpDatapath.open("tbx")
+    job.store.control["active"] = job.active
+    with pytest.raises(AttachError, match=r"a job receives at 198\.18\.0\.1:5515.*--force"):
+        detach("tbx")
+    assert XdpDatapath.is_attached("tbx")
+    assert detach("tbx", force=True)
+    job.close()
+    attach_for_good("tbx", **SMALL)
+    job = XdpDatapath.open("tbx")
+    job.store.control["active"] = job.active
+    job.socket.close()  # as if it had been killed
+    assert detach("tbx")
+    job.close()
 
 
 @needs_wire

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tailbound.collective.alerts import Unheard
+from tailbound.collective.alerts import Ended, Unheard
 from tailbound.wire.packets import DTYPES
 
 S = 1_000_000_000
@@ -62,3 +62,15 @@ def test_a_program_that_is_taken_away_is_an_error_once() -> None:
     assert error is not None
     assert "rank 3: the program on eth0 was detached or replaced" in str(error)
     assert withdrawn.look(200 * S) is None
+
+
+def test_a_job_that_the_program_has_ended_is_told_once() -> None:
+    """Rule: kernel-5."""
+    known = SimpleNamespace(rank=3, store=SimpleNamespace(control={"active": [2]}))
+    ended = Ended(known)  # type: ignore[arg-type]
+    assert ended.look(1) is None
+    known.store.control["active"] = [0]
+    error = ended.look(100 * S)
+    assert error is not None
+    assert "rank 3: no packets are let in" in str(error)
+    assert ended.look(200 * S) is None

@@ -337,6 +337,26 @@ class Withdrawn(_Watch):
         )
 
 
+class Ended(_Watch):
+    """The program that receives here takes this job for ended: an error, not losses for ever.
+
+    Args:
+        known: of this rank.
+    """
+
+    def __init__(self, known: Known) -> None:
+        super().__init__()
+        self._known = known
+
+    def _wrong(self) -> TransportError | None:
+        if self._known.store.control["active"][0]:
+            return None
+        return TransportError(
+            f"rank {self._known.rank}: no packets are let in any more: another process has ended this job in its maps, "
+            "or the kernel finds no socket of it (in a VRF before Linux 6.6: use the udp datapath). Start it again"
+        )
+
+
 class Disarmed(_Watch):
     """Somebody told the program that receives here that this job has no key: an error, not packets that anybody makes.
 

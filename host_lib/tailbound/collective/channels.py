@@ -10,6 +10,7 @@ import logging
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from tailbound.collective.speaker import Speaker
 from tailbound.datapath.protocol import Datapath
+from tailbound.datapath.store import is_from_peer
 from tailbound.errors import AttachError, CapabilityError
 from tailbound.kernel.fanout import Fanout
 from tailbound.transport.choose import WORKS, Choice, Facts, Tried, choose, worth_trying
@@ -275,7 +277,8 @@ class Channels:
     def listen(self) -> None:
         """Takes what has come to the group: packets that try whether it reaches this rank."""
         job = self._job
-        for data in self.member.packets() if self.member is not None else ():
+        admit = partial(is_from_peer, job.store.peers)
+        for data in self.member.packets(admit=admit) if self.member is not None else ():
             parsed = job.unpack(data)
             if parsed is None:
                 job.counters["control_refused"] += 1

@@ -91,4 +91,4 @@ class Job(Speaker):
         self.records.begin()
         self.publish_live()
         self.datapath.fence()
-        control["active"] = 1
+        control["active"] = self.datapath.active

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.collective.alerts import LOOK_EVERY, Disarmed, Unheard, Withdrawn
+from tailbound.collective.alerts import LOOK_EVERY, Disarmed, Ended, Unheard, Withdrawn
 from tailbound.collective.announce import farewell
 from tailbound.collective.contribute import begin
 from tailbound.collective.execute import SAME_MODEL, move, remind
@@ -106,7 +106,7 @@ class Transpose:
         self._inbox = Inbox(job, self.maps, job.channels, job.paths)
         # who comes back may meet a job that has lost more ranks: all others know of these, and wait for none
         unheard = () if outside else (Unheard(job, job.sequence, patience),)
-        self._watching = *unheard, Withdrawn(job.datapath, job.rank), Disarmed(job), job.paths
+        self._watching = *unheard, Withdrawn(job.datapath, job.rank), Ended(job), Disarmed(job), job.paths
         self._watched = -LOOK_EVERY  # when they were asked last
         self._window = Window(job, job.flow.queue, self._inbox.adopt, Running(job))
         self._ops = self._window.ops

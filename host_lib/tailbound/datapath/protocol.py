@@ -59,6 +59,8 @@ class Datapath(Protocol):
     #: that packets come over; empty: any
     interface: str
     store: Store
+    #: of the control record, when packets are let in
+    active: int
     #: bound to the job's port; control packets come in here, and the sender may share it
     socket: UdpSocket
 
@@ -87,7 +89,7 @@ class Datapath(Protocol):
         """Whether somebody has taken away what receives here, so that nothing comes any more; cheap to ask."""
 
     def reset(self, first_op: int) -> None:
-        """Waits for packets let in while ``control.active`` was 1, then seals every slot below ``first_op``."""
+        """Waits for packets let in while a job was active, then seals every slot below ``first_op``."""
 
     def seal(self, op: int, seq: int, rows: int) -> None:
         """Makes contributions to ``rows`` slots from row sequence ``seq`` late for ``op`` and everything older.

@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 from tailbound.datapath.protocol import Store
 from tailbound.errors import ConfigError
 from tailbound.wire import schema
-from tailbound.wire.packets import layout
-from tailbound.wire.schema import WORKER_MAPS, key_bytes
+from tailbound.wire.address import words_of
+from tailbound.wire.packets import HEADER_DTYPE, layout
+from tailbound.wire.schema import HEADER_BYTES, WORKER_MAPS, key_bytes
 
 #: Arrays of a ``Store``; the maps of locks are not among them.
 STORE_NAMES = tuple(m.name for m in WORKER_MAPS if m.mmap)
 #: Rows in each ring at least: one GSO burst per direction.
 MIN_ROWS = 64
+_SENDER = HEADER_DTYPE.fields["sender"][1]  # type: ignore[index]
 
 #: ``make(name, dtype, shape)``: zeroed memory for one array.
 Make = Callable[[str, np.dtype[Any], tuple[int, ...]], NDArray[Any]]
@@ -119,6 +121,14 @@ def allocate(
         ConfigError: see ``layouts``.
     """
     return {name: make(name, *shape) for name, shape in layouts(width, sum_rows, result_rows, cpus).items()}
+
+
+def is_from_peer(peers: NDArray[Any], data: bytes, host: str) -> bool:
+    """kernel-8: whether a packet is from the address that ``peers`` has for the rank that it names as its sender."""
+    if len(data) < HEADER_BYTES:
+        return False
+    peer = peers[data[_SENDER]]
+    return words_of(host.partition("%")[0]) == (int(peer["address"]), tuple(peer["prefix"].tolist()))
 
 
 def store_of(arrays: Mapping[str, NDArray[Any]]) -> Store:

@@ -194,6 +194,7 @@ class UdpDatapath:
 
     name = "udp"
     interface = ""
+    active = 1
 
     def __init__(
         self,

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.datapath.protocol import EventRecord, Store
-from tailbound.datapath.store import layouts, memory, ring_rows, store_of, sum_ring
+from tailbound.datapath.store import is_from_peer, layouts, memory, ring_rows, store_of, sum_ring
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.forks import keep_from_children
 from tailbound.kernel import attach as attaching
-from tailbound.kernel import barrier, interfaces, load, pin
+from tailbound.kernel import barrier, clock, interfaces, load, pin, syscalls
 from tailbound.kernel import compile as compile_
 from tailbound.kernel import maps as kernel_maps
 from tailbound.kernel.events import EventRing
@@ -33,8 +33,8 @@ from tailbound.kernel.routes import interface as look_up
 from tailbound.kernel.seal import Sealer
 from tailbound.transport.config import DEFAULT_PORT, Config, row_width
 from tailbound.transport.sockets import SOCKETS, UdpSocket, bound_socket, ports_of, sending_sockets
-from tailbound.wire.address import Words, family_name, ip_bytes, is_ipv6, words_of
-from tailbound.wire.schema import HEADER_BYTES, WORKER_MAPS
+from tailbound.wire.address import Words, endpoint, family_name, ip_bytes, is_ipv6, text_of, words_of
+from tailbound.wire.schema import ACTIVE_WITH_SOCKET, HEADER_BYTES, KEY_EPOCHS, WORKER_MAPS, key_bytes
 
 log = logging.getLogger("tailbound")
 
@@ -56,10 +56,8 @@ class XdpDatapath:
     """See ``protocol.Datapath``."""
 
     name = "xdp"
-    #: the kernel takes packets in as they come
-    gap = 0
-    #: what is lost before the program sees it the driver counts (``ethtool -S``)
-    lost_on_arrival: Mapping[str, int] = {}
+    #: the kernel takes packets in as they come, until the job's socket is gone
+    gap, active = 0, ACTIVE_WITH_SOCKET
 
     def __init__(
         self,
@@ -79,10 +77,13 @@ class XdpDatapath:
         self.program = program
         self.endpoint = (address, port)
         self._link = link
+        clock.refuse_other()
         self._sealer = Sealer(maps.fds["slot_locks"], self.store.sum_rows)
         self._ring = EventRing(maps.fds[EVENTS])
         barrier.register()
         self.socket = bound_socket(*self.endpoint)
+        self._strangers = 0
+        self._end_job()
         self._sending: list[UdpSocket] = []
         self._closed = False
         #: the pins that were opened; None: the program is this process's own
@@ -93,6 +94,13 @@ class XdpDatapath:
     def withdrawn(self) -> bool:
         """Pins are gone, or others: ``tailbound detach``, ``attach --replace``. Nothing is written to these maps."""
         return self._pins is not None and pin.identity(self.interface) != self._pins
+
+    @property
+    def lost_on_arrival(self) -> Mapping[str, int]:
+        """``strange_source``: control packets that the program has not seen (IP options, fragments, another interface)
+        and that are not from their sender's address. What is lost in front of it the driver counts (``ethtool -S``).
+        """
+        return {"strange_source": self._strangers} if self._strangers else {}
 
     def descriptors(self) -> list[int]:
         if self._closed:
@@ -153,30 +161,29 @@ class XdpDatapath:
         ipv6: bool = False,
     ) -> None:
         """Attaches for good, for processes of ``group`` (a group id) to ``open``. Arguments and errors: ``attach``."""
+        pin.mount()
         pin.refuse_elsewhere(interface)
+        link = pin.link_of(interface) if replace else -1
+        replaces = link >= 0
         maps, program, link, tagged = _attach(
-            interface, port, width, sum_rows, result_rows, loader, "native", keyed=True, replace=replace, ipv6=ipv6
+            interface, port, width, sum_rows, result_rows, loader, "native", keyed=True, link=link, ipv6=ipv6
         )
         try:
-            there = interfaces.xdp_below(interface)
-            if there is None:
-                raise AttachError(
-                    f"{interface} lost its program while it was pinned: did somebody remove it? Try again"
-                )
             found = pin.Settings(
                 interface=interface,
                 port=port,
                 width=width,
                 sum_rows=sum_rows,
                 result_rows=result_rows,
-                prog_id=there.prog_id,
+                prog_id=syscalls.prog_info(program).id,
                 vlan=interfaces.device_of(interface).vlan,
                 signature=compile_.signature(),
                 tagged=tagged,
                 ipv6=ipv6,
                 index=interfaces.index_of(interface),
             )
-            pin.pin(found, {name: maps.fds[name] for name in (*PINNED, PROGRAMS)}, link, group)
+            fds = {name: maps.fds[name] for name in (*PINNED, PROGRAMS)}
+            pin.pin(found, fds, link, group, program if replaces else -1)
         finally:
             _close(maps, program, link)
 
@@ -224,7 +231,9 @@ class XdpDatapath:
                 maps.arrays[name] = maps.arrays[name][:rows]
             if not address or is_ipv6(address) != found.ipv6:
                 address = interfaces.address_of(interface, ipv6=found.ipv6)
-            return cls(maps, interface, found.port, tagged=found.tagged, address=address)
+            path = cls(maps, interface, found.port, tagged=found.tagged, address=address)
+            Fanout.stop(interface)  # it has the job's port by now: what else is there is of one that was killed
+            return path
         except BaseException:
             maps.close()
             raise
@@ -255,7 +264,11 @@ class XdpDatapath:
         out: list[bytes] = []
         with contextlib.suppress(BlockingIOError):
             while len(out) < _MOST_AT_ONCE:  # the rest stays readable: ops go on between two helpings of a flood
-                out.append(self.socket.recv(HEADER_BYTES + self.store.width))
+                data, source = self.socket.recvfrom(HEADER_BYTES + self.store.width)
+                if is_from_peer(self.store.peers, data, source[0]):
+                    out.append(data)
+                else:
+                    self._strangers += 1
         return out
 
     def sending(self, peers: int, ports: int = 0) -> list[UdpSocket]:
@@ -266,11 +279,19 @@ class XdpDatapath:
     def fence(self) -> None:
         barrier.full()
 
+    def _end_job(self) -> None:
+        """Lets no more packets in, and leaves no key: a pinned program and its maps stay (kernel-5)."""
+        self.store.control["active"] = 0
+        self.store.control["tagged"] = 0
+        for epoch in range(KEY_EPOCHS) if self._tagged else ():
+            put_key(self.maps.fds["keys"], epoch, np.zeros(key_bytes(self.store.width) // 8, np.uint64))
+
     def close(self) -> None:
         """A pinned program stays. Arrays of ``store`` end with it."""
         if self._closed:
             return
         self._closed = True
+        self._end_job()
         for sock in (self.socket, *self._sending):
             sock.close()
         self._ring.close()
@@ -287,26 +308,26 @@ def _attach(
     mode: str,
     *,
     keyed: bool,
-    replace: bool = False,
+    link: int = -1,
     ipv6: bool = False,
 ) -> tuple[Maps, int, int, bool]:
+    """Makes maps and loads the program; attaches it, unless there is a ``link`` that is to get it later."""
     if not 0 < port < 65536:
         raise ConfigError(f"UDP port {port}: choose one of 1..65535")
     device, vlan = interfaces.device_of(interface)
-    if not (replace and pin.is_pinned(interface)):
+    if link < 0:
         attaching.refuse_occupied(device)
     dims, node = shapes(width, sum_rows, result_rows), interfaces.numa_node(device)
     maps = kernel_maps.create(WORKER_MAPS, dims, events=True, node=node)
-    program = link = -1
+    program = -1
     try:
         control = maps.arrays["control"]
         control["address"], control["prefix"] = _own_address(interface, ipv6=ipv6)
         defines = load.receiver_defines(port, width, result_rows, vlan, ipv6=ipv6)
         program = load.load_worker(maps.fds, defines, loader)
         tagged = keyed and _load_tagged(maps, defines, loader)
-        if replace:  # only now, when the new program is known to load
-            pin.remove(interface)
-        link = attaching.attach(program, device, mode)
+        if link < 0:
+            link = attaching.attach(program, device, mode)
     except BaseException:
         _close(maps, program, link)
         raise
@@ -399,18 +420,45 @@ def attach(
     )
 
 
-def detach(interface: str) -> bool:
+def detach(interface: str, *, force: bool = False) -> bool:
     """Detaches what ``attach`` attached and removes every remainder, those of vanished interfaces too.
+
+    Args:
+        force: also where a job receives there, which ends its rank with an error.
 
     Returns:
         Whether anything of ``interface`` was there.
 
     Raises:
+        AttachError: a job receives there.
         CapabilityError: no privilege to.
     """
+    if not force and (where := _in_use(interface)):
+        raise AttachError(
+            f"a job receives at {where}, by the program on {interface}: end it first, or run `tailbound detach "
+            f"{interface} --force`, which ends its rank with an error"
+        )
     removed = pin.remove(interface)
     pin.sweep()
     return removed
+
+
+def _in_use(interface: str) -> str:
+    """Where a job receives by what is pinned for ``interface``; empty: there is none, as far as can be told."""
+    try:
+        found = pin.settings(interface)
+        maps = Maps(pin.open_pins(interface, ("control",)) if found is not None else {})
+    except (AttachError, ConfigError):
+        return ""
+    with contextlib.closing(maps):
+        if found is None:
+            return ""
+        maps.map_array(WORKER_MAPS[0], shapes(found.width, found.sum_rows, found.result_rows)["control"])
+        control = maps.arrays["control"][0]
+        address = text_of(Words(int(control["address"]), tuple(map(int, control["prefix"]))))
+        active = bool(control["active"])
+        del control
+        return endpoint(address, found.port) if active and interfaces.is_taken(address, found.port) else ""
 
 
 def _group(name: str | None) -> int:

@@ -43,10 +43,14 @@ def refuse_occupied(interface: str) -> None:
     name = program_name(there.prog_id)
     if name in OURS:
         # pins have the name of a VLAN's interface, or the one that the device had before it was renamed
-        pinned = pin.owner(interface, there.prog_id) or interface
+        pinned = pin.owner(interface, there.prog_id)
+        group = pin.group_of(pinned) if pinned else None
+        why = "only one program fits on a device: end the job that uses it"
+        if group is not None:
+            why = f"it is attached already, for {group}: for other settings run `tailbound attach {pinned} --replace`"
         raise AttachError(
-            f"{interface} already carries Tailbound's {name} (program {there.prog_id}), and only one program fits on a "
-            f"device: end the job that uses it, or run `{OURS[name].format(pinned)}`"
+            f"{interface} already carries Tailbound's {name} (program {there.prog_id}), and {why}, or run "
+            f"`{OURS[name].format(pinned or interface)}`"
         )
     raise AttachError(
         f"{interface} already carries the XDP program {name or '(unnamed)'} (id {there.prog_id}, {there.mode} mode), "

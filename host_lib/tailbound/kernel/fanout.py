@@ -18,8 +18,8 @@ is refused and counted.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -27,12 +27,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.errors import ConfigError
+from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.forks import keep_from_children
 from tailbound.kernel import interfaces, load, maps, pin, tc
 from tailbound.kernel.built import FANOUT_COPIES
 from tailbound.kernel.maps import Maps, Shape
-from tailbound.wire.address import Words, endpoint, family_of, is_ipv6, words_of
+from tailbound.wire.address import Words, endpoint, is_ipv6, words_of
 from tailbound.wire.packets import DTYPES, layout
 from tailbound.wire.schema import FANOUT_MAPS, MAX_RANKS
 
@@ -166,6 +166,12 @@ class Fanout:
             made.close()
             raise
 
+    @classmethod
+    def stop(cls, interface: str) -> None:
+        """Ends the cloning of a job that was killed, where the program is pinned and may be opened."""
+        with contextlib.suppress(AttachError, CapabilityError), contextlib.closing(cls.open(interface, 0)):
+            pass
+
     def descriptors(self) -> list[int]:
         """See ``forks.Owner``."""
         if self._closed:
@@ -273,14 +279,7 @@ def _is_left_over(address: str, name: str) -> bool:
     """Whether ``name`` is that of a filter of a job at ``address`` that has ended: nobody has its UDP port any more."""
     start = f"{load.FANOUT} {endpoint(address, 0)}".removesuffix("0")
     port = name.removeprefix(start)
-    if not name.startswith(start) or not port.isdecimal():
-        return False
-    with socket.socket(family_of(address), socket.SOCK_DGRAM) as sock:
-        try:
-            sock.bind((address, int(port)))
-        except (OSError, OverflowError):
-            return False
-    return True
+    return name.startswith(start) and port.isdecimal() and not interfaces.is_taken(address, int(port))
 
 
 def _close(made: Maps, program: int, link: tc.Attached | None) -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from tailbound.errors import AttachError, ConfigError
 from tailbound.kernel import ethtool
 from tailbound.kernel.rtnetlink import attributes
+from tailbound.wire.address import family_of
 
 _SIOCGIFFLAGS, _SIOCGIFADDR, _SIOCGIFMTU, _SIOCGIFHWADDR, _IFF_LOOPBACK = 0x8913, 0x8915, 0x8921, 0x8927, 8
 _RTM_NEWLINK, _RTM_GETLINK, _NLM_F_REQUEST, _NLMSG_ERROR = 16, 18, 1, 2
@@ -146,6 +147,16 @@ def _ipv6_of(interface: str) -> list[str]:
         if name == interface and scope in _REACHED and not int(flags, 16) & _PASSING:
             found.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(address)))
     return found
+
+
+def is_taken(address: str, port: int) -> bool:
+    """Whether a socket is bound to a UDP port of an address of this host, or the address is not its own."""
+    with socket.socket(family_of(address), socket.SOCK_DGRAM) as sock:
+        try:
+            sock.bind((address, port))
+        except (OSError, OverflowError):
+            return True
+    return False
 
 
 def mtu_of(interface: str) -> int:

@@ -92,6 +92,11 @@ def _begun(file: Path) -> Path:
     return file.with_suffix(".new")
 
 
+def _fresh(folder: Path) -> Path:
+    """Where pins are made that are to take the place of others."""
+    return folder.with_name(f"{folder.name}+")
+
+
 @contextlib.contextmanager
 def alone(*, folder: bool = False) -> Iterator[None]:
     """Keeps other processes from making and removing pins meanwhile.
@@ -119,7 +124,7 @@ def mount() -> None:
     """Makes the folders and mounts the bpffs, unless that is done.
 
     Raises:
-        CapabilityError: no privilege to.
+        CapabilityError: no privilege to, or what this process mounts would end with it.
     """
     try:
         with alone():  # two at once would mount one file system over the other, and hide the pins in that
@@ -131,11 +136,48 @@ def mount() -> None:
 def _mount() -> None:
     bpffs().mkdir(mode=0o711, exist_ok=True)
     target = os.fsencode(bpffs())
-    if not os.path.ismount(target) and _libc.mount(b"tailbound", target, b"bpf", 0, b"mode=0711") < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    if not os.path.ismount(target):
+        if _libc.mount(b"tailbound", target, b"bpf", 0, b"mode=0711") < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        if not _outlives_us(bpffs()):
+            _libc.umount(target)
+            raise CapabilityError(
+                f"{bpffs()} is not mounted on this host, and what this process mounts is seen in its own mount "
+                "namespace alone (`ip netns exec`, a container, PrivateTmp=), and gone with it. Outside of that: "
+                f"`sudo mkdir -p {bpffs()} && sudo mount -t bpf tailbound {bpffs()} -o mode=0711`, or enable "
+                "run-tailbound-bpf.mount; then try again"
+            )
     for path in (ROOT, bpffs()):
         os.chown(path, 0, 0)
         os.chmod(path, 0o711)  # noqa: S103 - what is in it says who may open it
+
+
+def _outlives_us(path: Path) -> bool:
+    """Whether what this process has mounted there stays when it ends.
+
+    A mount namespace that was made for a command ends with it. That is one that an ancestor does not share: what is
+    mounted has to be seen by that one. Who may not be looked at, as the first process, is taken to share it.
+    """
+    own, pid = os.stat("/proc/thread-self/ns/mnt").st_ino, os.getppid()
+    try:
+        while pid > 0:
+            if os.stat(f"/proc/{pid}/ns/mnt").st_ino != own:
+                return os.stat(f"/proc/{pid}/root{path}").st_dev == os.stat(path).st_dev
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except PermissionError:
+        return True
+    except OSError:
+        return False  # not there
+    return True
+
+
+def group_of(interface: str) -> str | None:
+    """For whom ``interface`` was attached and pinned, in words; None: it was not."""
+    try:
+        group = os.stat(_pins(interface)).st_gid
+    except OSError:
+        return None
+    return f"group {_name(group)}" if group else "root"
 
 
 def settings(interface: str) -> Settings | None:
@@ -242,8 +284,12 @@ def _name(group: int) -> str:
         return str(group)
 
 
-def pin(found: Settings, fds: Mapping[str, int], link: int, group: int) -> None:
-    """Pins maps and link, readable by ``group``; whatever was left over there is removed first.
+def pin(found: Settings, fds: Mapping[str, int], link: int, group: int, program: int = -1) -> None:
+    """Pins maps and link, readable by ``group``, in the place of whatever was pinned there.
+
+    Args:
+        program: ``link`` is that of what was pinned there (``link_of``), and gets this program. Up to then nothing has
+            changed, and no packet passes between the two.
 
     Raises:
         AttachError: see ``refuse_elsewhere``.
@@ -251,28 +297,46 @@ def pin(found: Settings, fds: Mapping[str, int], link: int, group: int) -> None:
     """
     mount()
     with alone():
-        _pin(found, fds, link, group)
+        _pin(found, fds, link, group, program)
 
 
-def _pin(found: Settings, fds: Mapping[str, int], link: int, group: int) -> None:
+def _pin(found: Settings, fds: Mapping[str, int], link: int, group: int, program: int = -1) -> None:
     folder, file = _pins(found.interface), _settings_file(found.interface)
     refuse_elsewhere(found.interface)
-    _remove(folder, file)
+    fresh, begun = _fresh(folder), _begun(file)
     try:
-        begun = _begun(file)
+        shutil.rmtree(fresh, ignore_errors=True)
         begun.write_text(json.dumps(asdict(found)) + "\n")
         os.chown(begun, 0, group)
         os.chmod(begun, 0o640)
-        folder.mkdir(mode=0o710)
-        os.chown(folder, 0, group)
-        _pin_maps(folder, fds, group)
-        _pin_link(folder / _LINK, link)
+        fresh.mkdir(mode=0o710)
+        os.chown(fresh, 0, group)
+        _pin_maps(fresh, fds, group)
+        _pin_link(fresh / _LINK, link)
+        if program >= 0:
+            syscalls.link_update(link, program)
+            (folder / _LINK).unlink()  # which is not to be detached
+        _remove(folder, file, but=fresh)
+        fresh.rename(folder)
         os.replace(begun, file)
     except OSError as error:
-        _remove(folder, file)
+        shutil.rmtree(fresh, ignore_errors=True)
+        begun.unlink(missing_ok=True)
         raise CapabilityError(
             f"cannot pin below {folder}: {error.strerror} (errno {error.errno}); run as root"
         ) from error
+
+
+def link_of(interface: str) -> int:
+    """Descriptor of the link that is pinned for ``interface`` and on its device; -1: there is none.
+
+    Raises:
+        ConfigError: no such interface.
+    """
+    link = _pins(interface) / _LINK
+    if _index_of(link) != interfaces.index_of(interfaces.device_of(interface).name):
+        return -1
+    return syscalls.obj_get(str(link))
 
 
 def refuse_elsewhere(interface: str) -> None:
@@ -353,11 +417,6 @@ def open_pins(interface: str, names: tuple[str, ...]) -> dict[str, int]:
     return fds
 
 
-def is_pinned(interface: str) -> bool:
-    """Whether pins of ``interface`` are there, of whatever version, attached or left over."""
-    return _pins(interface).is_dir()
-
-
 def identity(interface: str) -> tuple[int, int] | None:
     """Which pins there are, another value after each attach; None: none."""
     try:
@@ -399,7 +458,8 @@ def remove(interface: str) -> bool:
         return _remove(_pins(interface), _settings_file(interface))
 
 
-def _remove(folder: Path, file: Path) -> bool:
+def _remove(folder: Path, file: Path, but: Path | None = None) -> bool:
+    """``but`` and what was begun stays."""
     try:
         found = folder.is_dir() or file.exists()
         if folder.is_dir():
@@ -408,7 +468,9 @@ def _remove(folder: Path, file: Path) -> bool:
             detach(folder / _LINK)
             shutil.rmtree(folder)
         file.unlink(missing_ok=True)
-        _begun(file).unlink(missing_ok=True)
+        if but is None:
+            shutil.rmtree(_fresh(folder), ignore_errors=True)
+            _begun(file).unlink(missing_ok=True)
     except OSError as error:
         raise CapabilityError(f"cannot remove {folder}: {error.strerror}; run as root") from error
     return found

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 from tailbound.doctor.facts import has_capability
 from tailbound.errors import CapabilityError, ConfigError
-from tailbound.kernel import ethtool
+from tailbound.kernel import ethtool, pin
 from tailbound.lab import build, counters, enter, namespaces, owner, portstate, traffic, user_namespace
 from tailbound.lab.faults import Fault, FaultCounts, Way
 from tailbound.lab.forked import Forked, Process
@@ -93,6 +93,8 @@ class Cluster:
         self._owner = os.getpid()
         self.topology = self._describe(owner.new_prefix())
         self._signals.install()
+        with contextlib.suppress(CapabilityError):  # by the host: each worker has a mount namespace of its own
+            pin.mount()
         try:
             queues = self.spec.queues or os.cpu_count() or 1
             wire = self.spec.wire_size

@@ -67,6 +67,7 @@ class Datapath:
     name = "udp"
     interface = ""
     gap = 0
+    active = 1
     lost_on_arrival: ClassVar[dict[str, int]] = {}
     withdrawn = False
 

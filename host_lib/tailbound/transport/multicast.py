@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Callable
 
 from tailbound.errors import CapabilityError, ConfigError
 from tailbound.forks import keep_from_children
@@ -81,14 +82,20 @@ class GroupMember:
         """See ``forks.Owner``."""
         return [self.socket.fileno()] if self.socket.fileno() >= 0 else []
 
-    def packets(self, most: int = 2048) -> list[bytes]:
-        """UDP payloads since the last call, at most ``most``; never blocks. Bodies are cut to what a trial has."""
+    def packets(self, most: int = 2048, admit: Callable[[bytes, str], bool] = lambda data, host: True) -> list[bytes]:
+        """UDP payloads since the last call, at most ``most``; never blocks. Bodies are cut to what a trial has.
+
+        Args:
+            admit: whether a payload may come from that IP address.
+        """
         out: list[bytes] = []
         while len(out) < most:
             try:
-                out.append(self.socket.recv(2 * HEADER_BYTES))
+                data, source = self.socket.recvfrom(2 * HEADER_BYTES)
             except OSError:  # nothing more; or the interface has gone down, which its packets will tell
                 break
+            if admit(data, source[0]):
+                out.append(data)
         return out
 
     def close(self) -> None:
