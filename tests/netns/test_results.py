@@ -259,6 +259,7 @@ def test_copies_follow_a_peer_that_gets_another_ethernet_address(tailbound_lab: 
         with IPRoute() as ip:
             port = ip.link_lookup(ifname=Link.DATA.port(moved))[0]
             ip.fdb("add", ifindex=port, lladdr=new, flags=_NTF_MASTER, state=_NUD_NOARP)
+            ip.fdb("del", ifindex=port, lladdr=lab.workers[moved].mac, flags=_NTF_MASTER)
 
     with lab_team(lab, patient(**WIDE, result="fanout")) as job:
         chosen(job, "fanout", "fanout", "fanout")
