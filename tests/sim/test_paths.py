@@ -1,4 +1,4 @@
-"""Rows stop arriving where small packets do: bursts that offload loses leave one by one, and a smaller MTU ends the job."""
+"""Rows stop arriving where small packets do: bursts that vanish leave one by one, and a smaller MTU ends the job."""
 
 from __future__ import annotations
 

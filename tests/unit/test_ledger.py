@@ -58,6 +58,19 @@ def test_results_are_booked_apart() -> None:
     assert ledger.totals(Stage.CONTRIBUTIONS, [0, 1]) == (10, 10, 0)
 
 
+def test_rows_of_another_map_or_layout_are_refused_and_not_lost() -> None:
+    """They may be of either stage: no row is booked twice."""
+    ledger = Ledger(2)
+    ledger.close(Stage.CONTRIBUTIONS, 1, 50, 30, finished=True)
+    ledger.close(Stage.RESULTS, 1, 50, 40, finished=True)
+    for name in ("WRONG_MAP", "LAYOUT_MISMATCH", "SLOT_OUT_OF_RANGE", "NOT_FOR_THIS_RANK"):
+        first, second = (ledger.entry(stage, 1, verdicts(**{name: 25})) for stage in Stage)
+        assert (first["refused"], first["lost"], second["refused"], second["lost"]) == (20, 0, 5, 5)
+        assert ledger.lost(1, verdicts(**{name: 25})) == (100, 5)
+    assert ledger.lost(1, verdicts(WRONG_MAP=25, SCALE_MISMATCH=10, FUTURE_RESULT=9)) == (100, 0)
+    assert ledger.lost(1, verdicts(LATE=25)) == (100, 30)
+
+
 def test_whatever_happens_the_books_balance() -> None:
     draw = random.Random(5)
     for _ in range(300):

@@ -50,7 +50,22 @@ def test_a_flood_is_thinned_out_and_told_of(caplog: pytest.LogCaptureFixture) ->
     assert caplog.records[-1].getMessage().endswith(f"({100 - LINES} more like it were not logged)")
     assert events.counts["loss"] == 101
     assert [e.fields.get("op") for e in events.recent(3)] == [99, None, 100]
-    assert len(events.recent()) == 16
+    assert len(events.recent()) == 16 + 1
+
+
+def test_a_flood_displaces_no_other_event() -> None:
+    events = Events(0, Clock())
+    events.emit("rank_died", died=2)
+    events.emit("suspect", suspect=1)
+    for i in range(10_000):
+        events.emit("loss", op=i)
+        events.emit("skipped", op=i)
+    names = [e.name for e in events.recent(64)]
+    assert names[:2] == ["rank_died", "suspect"]
+    assert len(names) == 64
+    assert names.count("loss") == names.count("skipped") == 31
+    assert [e.fields["op"] for e in events.recent(8)[-2:]] == [9999, 9999]
+    assert events.counts["loss"] == 10_000
 
 
 def test_records_become_lines_of_json() -> None:

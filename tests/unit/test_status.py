@@ -31,6 +31,7 @@ def report(rank: int = 0, **changes: Any) -> dict[str, Any]:
     peer = {
         "newest": "3.1", "lateness_ms": 0.0, "deadline_ms": 9.9, "incast": 3, "rtt_us": 120.0, "rate_mbit_s": 0.0,
         "sent_packets": 10, "sent_bytes": 1000, "expected": 100, "taken": 96, "late": 1, "lost": 2, "absent": 1,
+        "refused": 0,
         "repaired": 1, "suspect": "",
     }  # fmt: skip
     return {

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from tailbound.collective.known import Known
+from tailbound.collective.timing import WHO_WAITS
 from tailbound.datapath.protocol import Datapath
 from tailbound.errors import TransportError
 from tailbound.observe.events import Events
@@ -34,6 +35,12 @@ _LATE, _IN_TIME = 8, 8
 WINDOW = 2000
 #: A link that loses a larger share is named (as smoothed loss is, ``safeguard.Limits``); below the other it is well.
 NAMED, WELL = 0.02, 0.005
+#: A rank that is late is named where that is worth it: by so much, ns, and such a part of a step.
+_MATTERS, _OF_A_STEP = 20 * MS, 8
+#: ns between two looks at losses.
+_LOOK_AT_LOSSES = 200 * MS
+#: A rank that could not send some packets so long ago (ns) explains that rows of its are lost.
+_EXPLAINED = 60_000 * MS
 #: How it is said again that something lasts.
 REMINDERS = Policy(30_000 * MS, 600_000 * MS)
 #: ns between two looks for peers that were never heard of, and for what is wrong with the program.
@@ -48,6 +55,10 @@ class Alerts:
         self._late = Episodes(_LATE, _IN_TIME)
         self._losses = Losses(WINDOW)
         self._suspects: frozenset[int] = frozenset()
+        self._away = Episodes(1, 1)
+        self._looked: tuple[int, int] | None = None  # when, and at which step
+        self._step_time = 0  # ns, that a step takes lately
+        self._lost = 0  # when losses were looked at
         self._forged, self._said = 0, Backoff(REMINDERS)
         #: tries at the keys in force
         self.forgeries = Forgeries()
@@ -63,6 +74,7 @@ class Alerts:
         """
         members = self._known.membership
         suspects = members.suspects
+        self._time(step, now)
         limit = late_limit(lateness.values(), pace)
         for rank, late in lateness.items():
             if rank not in suspects and rank not in members.gone:  # of these nothing new is known
@@ -72,9 +84,30 @@ class Alerts:
         for rank in sorted(self._suspects - suspects - members.gone):
             text = f"rank {rank} is waited for again (step {step})"
             self._events.emit("back", text, level=logging.INFO, back=rank, step=step)
+        for rank in self._suspects | suspects:
+            turn = self._away.see(rank, rank in suspects and rank not in members.gone, now, step)
+            if turn == "lasts":
+                self._say_away(rank, step)
         self._suspects = suspects
-        for loss in self._losses.observe(self._totals(), now):
-            self._say_loss(loss, step)
+        if now >= self._lost + _LOOK_AT_LOSSES:
+            self._lost = now
+            for loss in self._losses.observe(self._totals(), now):
+                self._say_loss(loss, step, now)
+
+    def _time(self, step: int, now: int) -> None:
+        """Follows what a step takes."""
+        if self._looked is not None and (steps := step_distance(step, self._looked[1])) > 0:
+            took = (now - self._looked[0]) // steps
+            self._step_time += (took - self._step_time) // 8 if self._step_time else took
+        self._looked = now, step
+
+    def _say_away(self, rank: int, step: int) -> None:
+        steps = step_distance(step, self._away.begun(rank))
+        text = (
+            f"nobody has waited for rank {rank} for {steps} steps (step {step}). If it lives, its data counts for "
+            f"nothing where it comes too late. {WHO_WAITS}"
+        )
+        self._events.emit("away", text, away=rank, step=step, steps=steps)
 
     def look_for_forged(self, step: int, epoch: int, now: int) -> None:
         """Each forged packet is a try at a key: says that there are some, ever more rarely, and when it is too many."""
@@ -99,9 +132,13 @@ class Alerts:
 
     def _totals(self) -> dict[int, tuple[int, int]]:
         """Rows of every peer: expected, and lost on the way, those repaired later among them."""
-        lines = self._ledger.by_peer()
-        repaired = [sum(halves) for halves in zip(*self._known.repairs.came.tolist(), strict=True)]
-        return {peer: (lines[peer][0], lines[peer][1] + repaired[peer]) for peer in self._known.peers}
+        known, found = self._known, {}
+        repaired = [sum(halves) for halves in zip(*known.repairs.came.tolist(), strict=True)]
+        verdicts = known.records.verdicts(known.peers)
+        for i, peer in enumerate(known.peers):
+            expected, lost = self._ledger.lost(peer, verdicts[i])
+            found[peer] = expected, lost + repaired[peer]
+        return found
 
     def _say_late(self, rank: int, turn: Turn, late: int, step: int) -> None:
         ms = round(late / MS, 1)
@@ -117,7 +154,8 @@ class Alerts:
             f"{who} is late: its gradients come {ms:g} ms after those of the others (step {step}); {since}. "
             "Look at its host: other processes, clock rate, data loading"
         )
-        self._events.emit("late", text, level=logging.WARNING if self._speaks(rank) else logging.INFO, **fields)
+        warn = self._speaks(rank) and late >= max(_MATTERS, self._step_time // _OF_A_STEP)
+        self._events.emit("late", text, level=logging.WARNING if warn else logging.INFO, **fields)
 
     def _speaks(self, late: int) -> bool:
         """Whether this rank is the one that warns of ``late``."""
@@ -125,7 +163,7 @@ class Alerts:
         here = [r for r in (own, *self._known.membership.live) if not self._late.running(r)]
         return late == own or own == min(here, default=-1)
 
-    def _say_loss(self, loss: Loss, step: int) -> None:
+    def _say_loss(self, loss: Loss, step: int, now: int) -> None:
         where = "to this rank" if loss.peer is None else f"from rank {loss.peer} to this one"
         fields: dict[str, Any] = {"peer": loss.peer, "share": loss.share, "others": loss.others, "step": step}
         if loss.turn == "over":
@@ -135,9 +173,26 @@ class Alerts:
         alike = "from all peers alike" if loss.peer is None else f"{loss.others:.2%} from the others"
         text = (
             f"{loss.share:.1%} of the packets are lost on the way {where} (step {step}), {alike}. "
-            "Look at its cable, port and queues: ethtool -S, tc -s qdisc"
+            f"{self._remedy(loss.peer, now)}"
         )
         self._events.emit("link_loses", text, **fields)
+
+    def _remedy(self, peer: int | None, now: int) -> str:
+        """What to look at where rows of ``peer`` (None: of all) are lost."""
+        known = self._known
+        if peer is not None and (said := known.cannot_send.get(peer)) is not None and now - said < _EXPLAINED:
+            return f"The host of rank {peer} refuses to send some: its log says which and why"
+        if all(map(self._on_this_host, known.peers if peer is None else [peer])):
+            return (
+                "They do not leave this host, so no cable is to blame: look at processor time and at room for sockets "
+                "(stats()['lost_on_arrival'], sysctl net.core.rmem_max)"
+            )
+        return "Look at its cable, port and queues: ethtool -S, tc -s qdisc"
+
+    def _on_this_host(self, peer: int) -> bool:
+        store = self._known.store
+        at, own = store.peers[peer], store.control[0]
+        return bool(at["address"] == own["address"]) and bool((at["prefix"] == own["prefix"]).all())
 
 
 class Loss(NamedTuple):

@@ -88,7 +88,7 @@ class FlowControl:
     def _say(self) -> None:
         """Once: a receiver takes fewer senders, and nobody knows what a part of the link is."""
         self._said = True
-        log.warning(
+        log.info(
             "a receiver asks for a part of the link's speed, which nobody knows: it is taken of what has drained; "
             "rate= or TAILBOUND_RATE would say"
         )

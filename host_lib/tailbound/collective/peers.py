@@ -293,6 +293,11 @@ def _suspect(job: Job, op: Op, by_owner: NDArray[np.int64]) -> None:
     counts = op.place.placement.shares
     absent = {p for p in job.membership.here if counts[p] and by_owner[p] == 0}
     op.outcome.missing |= absent
-    # an owner that is missed no more because it was left out of the map has not published anything by that
-    absent |= {p for p in job.membership.result.suspects if not counts[p]}
+    # who was left out of the map is present again by its contributions, since it has no results to publish
+    silent, marks = job.membership.contribution.suspects, job.records
+    absent |= {
+        p
+        for p in job.membership.result.suspects
+        if not counts[p] and (p in silent or not marks.contributed(p, op.label))
+    }
     suspect(job, op, absent, ("results",), "published no result for", "its rows are filled from the others")

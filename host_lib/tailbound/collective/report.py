@@ -17,7 +17,7 @@ from tailbound.wire.schema import FIRST_DROP, TIME_UNIT_US, UNKNOWN_SENDER, Verd
 #: Events in a snapshot and in a status.
 _EVENTS, _EVENTS_SHORT = 64, 8
 #: Of a peer's ledger, what a status has: both stages together.
-_ROWS = ("expected", "taken", "late", "lost", "absent", "repaired")
+_ROWS = ("expected", "taken", "late", "lost", "refused", "absent", "repaired")
 
 
 def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:

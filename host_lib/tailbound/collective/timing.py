@@ -27,6 +27,11 @@ _PENDING_MOST = 1024
 #: Once a size is known, ops that follow each other faster than so many floors teach nothing new, and reading stamps
 #: costs time.
 _APART = 2
+#: What a user can do about a rank that nobody waits for.
+WHO_WAITS = (
+    "Where it evaluates or writes a checkpoint, state.hold() lets the others wait; where it was stopped, "
+    "tailbound.torch.batches() lets it catch up"
+)
 #: Part of an op's rows that a switch may have released early without making its times those of a deadline.
 _PARTIAL = 0.02
 
@@ -57,7 +62,7 @@ def suspect(job: Speaker, op: Op, absent: set[int], stages: tuple[str, ...], wha
     for rank in sorted(new):
         job.events.emit(
             "suspect",
-            f"rank {rank} has {what} {job.config.suspect_after} ops (last: op {op.name}); {then}",
+            f"rank {rank} has {what} {job.config.suspect_after} ops (last: op {op.name}); {then}. {WHO_WAITS}",
             suspect=rank, stage=stages[0], op=op.name,
         )  # fmt: skip
 

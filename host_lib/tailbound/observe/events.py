@@ -12,12 +12,14 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from heapq import merge
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 log = logging.getLogger("tailbound")
 
-#: Events kept in memory.
-KEPT = 512
+#: Events kept in memory, and of one kind at most, so that no flood displaces the others.
+KEPT, KEPT_ALIKE = 512, 64
 #: Lines in the log per kind and period; the others are counted and told of with the next line.
 LINES, PERIOD = 5, 10_000_000_000
 
@@ -65,12 +67,12 @@ class Events:
     Args:
         rank: own rank, in every line and record.
         clock: CLOCK_MONOTONIC in ns.
-        keep: events kept for ``recent``.
+        keep: events of a kind that are kept for ``recent``.
     """
 
-    def __init__(self, rank: int, clock: Callable[[], int] = time.monotonic_ns, keep: int = KEPT) -> None:
-        self._clock, self._log = clock, Thinned(rank, clock)
-        self._kept: deque[LogEvent] = deque(maxlen=keep)
+    def __init__(self, rank: int, clock: Callable[[], int] = time.monotonic_ns, keep: int = KEPT_ALIKE) -> None:
+        self._clock, self._log, self._keep = clock, Thinned(rank, clock), keep
+        self._kept: dict[str, deque[tuple[int, LogEvent]]] = {}  # with the number of each, by kind
         #: how often each kind has happened, left out of the log or not
         self.counts: Counter[str] = Counter()
 
@@ -84,13 +86,20 @@ class Events:
             fields: plain types (what json can write).
         """
         self.counts[event] += 1
-        self._kept.append(LogEvent(self._clock(), event, fields))
+        kept = self._kept.get(event)
+        if kept is None:
+            kept = self._kept[event] = deque(maxlen=self._keep)
+        kept.append((self.counts.total(), LogEvent(self._clock(), event, fields)))
         said = text or " ".join([event, *(f"{name}={value}" for name, value in fields.items())])
         self._log.say(level, event, said, {"tailbound": {"event": event, **fields}})
 
     def recent(self, most: int = KEPT) -> list[LogEvent]:
-        """The last events, oldest first."""
-        return list(self._kept)[-most:]
+        """The last events, oldest first: where there is no room for all, as many of each kind as there is room for."""
+        kinds = [list(kept) for kept in list(self._kept.values())]  # another thread may add
+        alike = self._keep
+        while alike > 1 and sum(min(len(kept), alike) for kept in kinds) > most:
+            alike -= 1
+        return [event for _, event in merge(*(kept[-alike:] for kept in kinds), key=itemgetter(0))][-most:]
 
 
 class JsonLines(logging.Formatter):

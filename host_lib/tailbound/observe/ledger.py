@@ -39,6 +39,8 @@ REFUSED = {
     Stage.CONTRIBUTIONS: (Verdict.SCALE_MISMATCH, Verdict.BAD_SHIFT, Verdict.FUTURE_OP, Verdict.ABANDONED),
     Stage.RESULTS: (Verdict.FUTURE_RESULT,),
 }
+#: The same in either stage, and counted for both together.
+REFUSED_IN_BOTH = (Verdict.WRONG_MAP, Verdict.LAYOUT_MISMATCH, Verdict.SLOT_OUT_OF_RANGE, Verdict.NOT_FOR_THIS_RANK)
 #: Columns of the ledger.
 _OPS, _EXPECTED, _TAKEN, _GAPS, _OPEN, _COLUMNS = range(6)
 
@@ -72,10 +74,10 @@ class Ledger:
         expected, taken, gaps = (sum(line[column] for line in some) for column in (_EXPECTED, _TAKEN, _GAPS))
         return expected, taken, gaps
 
-    def by_peer(self) -> list[tuple[int, int]]:
-        """Rows expected, and gaps below finished marks, of every peer in both stages together."""
-        first, second = self._lines
-        return [(a[_EXPECTED] + b[_EXPECTED], a[_GAPS] + b[_GAPS]) for a, b in zip(first, second, strict=True)]
+    def lost(self, peer: int, verdicts: NDArray[np.uint64]) -> tuple[int, int]:
+        """Rows expected of ``peer`` in both stages together, and those of them that were lost on the way."""
+        entries = [self.entry(stage, peer, verdicts) for stage in Stage]
+        return sum(each["expected"] for each in entries), sum(each["lost"] for each in entries)
 
     def entry(self, stage: Stage, peer: int, verdicts: NDArray[np.uint64], repaired: int = 0) -> dict[str, int]:
         """What became of the rows of ``peer``, in plain types.
@@ -90,7 +92,7 @@ class Ledger:
         """
         line = self._lines[stage][peer]
         gaps, left = line[_GAPS], line[_OPEN]
-        refused = min(_sum(verdicts, REFUSED[stage]), gaps + left)
+        refused = min(self._refused(stage, peer, verdicts), gaps + left)
         lost = gaps - min(refused, gaps)
         left -= refused - (gaps - lost)
         late = min(_sum(verdicts, LATE[stage]), left)
@@ -106,6 +108,15 @@ class Ledger:
             "repaired": repaired,
             "duplicated": _sum(verdicts, DUPLICATE[stage]),
         }
+
+    def _refused(self, stage: Stage, peer: int, verdicts: NDArray[np.uint64]) -> int:
+        """Rows of ``peer`` that the kernel has refused: what may be of both stages is what contributions lack first."""
+        own, either = _sum(verdicts, REFUSED[stage]), _sum(verdicts, REFUSED_IN_BOTH)
+        if stage == Stage.CONTRIBUTIONS:
+            return own + either
+        line = self._lines[Stage.CONTRIBUTIONS][peer]
+        lacked = line[_GAPS] + line[_OPEN] - _sum(verdicts, REFUSED[Stage.CONTRIBUTIONS])
+        return own + max(0, either - max(0, lacked))
 
 
 def _sum(verdicts: NDArray[np.uint64], which: Iterable[Verdict]) -> int:

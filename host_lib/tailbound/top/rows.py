@@ -51,6 +51,7 @@ class Row:
     delivered: float
     late: int
     lost: int
+    refused: int
     absent: int
     repaired: int
     drops: int
@@ -109,6 +110,7 @@ def row_of(status: Mapping[str, Any], before: Mapping[str, Any] | None = None) -
         delivered=float(status["delivered"]),
         late=sum(int(p["late"]) for p in peers.values()),
         lost=sum(int(p["lost"]) for p in peers.values()),
+        refused=sum(int(p["refused"]) for p in peers.values()),
         absent=sum(int(p["absent"]) for p in peers.values()),
         repaired=sum(int(p["repaired"]) for p in peers.values()),
         drops=sum(int(n) for n in status["drops"].values()),

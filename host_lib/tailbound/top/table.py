@@ -11,18 +11,18 @@ from tailbound.top.rows import Row
 
 #: Header, and what it says to people who do not know it.
 COLUMNS = (
-    ("rank", "right"), ("state", "left"), ("op", "right"), ("op/s", "right"), ("p50 ms", "right"), ("p99 ms", "right"),
-    ("D1/D2/q ms", "right"), ("cores ms", "right"), ("Mb/s", "right"), ("pace", "right"), ("rtt us", "right"),
-    ("incast", "right"), ("map", "left"), ("delivered", "right"), ("late", "right"), ("lost", "right"),
-    ("repaired", "right"), ("drops", "right"), ("late now", "left"), ("losing now", "left"), ("suspects", "left"),
-    ("last event", "left"),
+    ("rank", "right"), ("state", "left"), ("op", "right"), ("op/s", "right"), ("p50 ms", "right"),
+    ("p99 ms", "right"), ("D1/D2/q ms", "right"), ("cores ms", "right"), ("Mb/s", "right"), ("pace", "right"),
+    ("rtt us", "right"), ("incast", "right"), ("map", "left"), ("delivered", "right"), ("late", "right"),
+    ("lost", "right"), ("refused", "right"), ("repaired", "right"), ("drops", "right"), ("late now", "left"),
+    ("losing now", "left"), ("suspects", "left"), ("last event", "left"),
 )  # fmt: skip
 
 
 #: Columns that give way where there is no room, the first ones first; rank and state never do.
 GIVE_WAY = (
     "incast", "map", "pace", "rtt us", "cores ms", "drops", "repaired", "Mb/s", "last event", "D1/D2/q ms", "late now",
-    "losing now", "op", "p50 ms", "lost", "late", "suspects", "p99 ms", "op/s", "delivered",
+    "losing now", "op", "p50 ms", "refused", "lost", "late", "suspects", "p99 ms", "op/s", "delivered",
 )  # fmt: skip
 
 
@@ -85,6 +85,7 @@ def _cells(row: Row) -> list[Text]:
         Text(f"{row.delivered:.3%}", bad),
         Text(str(row.late + row.absent)),
         Text(str(row.lost)),
+        Text(str(row.refused)),
         Text(str(row.repaired)),
         Text(str(row.drops)),
         Text(_ranks(row.late_ranks), "yellow"),

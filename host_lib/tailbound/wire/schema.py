@@ -65,7 +65,7 @@ class PacketType(enum.IntEnum):
     PROBE = 9
     ECHO = 10
     GROUP = 11  #: what of a sender's packets to the group arrives: tried, asked and answered
-    HELLO = 12  #: before the first op: small and as wide as a row; `seq` says what has been heard of its receiver
+    HELLO = 12  #: tries of the way: small, as wide as a row, and in bursts; `count` and `seq` answer the receiver's own
 
 
 class Flag(enum.IntFlag):
