@@ -210,6 +210,8 @@ class Communicator:
                 if training.elastic:
                     rendezvous.begin(store, name)
             opened.pop_all()
+        if config.rank == 0 and config.ranks > 1:  # a warning: that much is seen by default
+            log.warning("tailbound averages gradients over %s", rendezvous.datapaths(self.greetings))
         needs_fit = GROUP_ROWS * ((path.store.width - READY_BYTES) // 2)
         results, sums = self.job.least_rings
         if results < self.job.store.result_rows:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any, Protocol, TypeAlias
@@ -18,6 +19,10 @@ from tailbound.codec.shape import CODEC_NUMBER
 from tailbound.errors import LayoutError, TailboundError, TransportError
 from tailbound.wire.address import endpoint, is_ipv6, is_loopback
 
+log = logging.getLogger("tailbound")
+
+#: Seconds after which the ranks that have not greeted yet are named.
+_NAMED = 5.0
 #: Fields that must be equal on all ranks, with what to do when they are not.
 _EQUAL = {
     "wire": "install the same version of tailbound on every host",
@@ -244,6 +249,27 @@ def check(greetings: list[Greeting]) -> None:
             )
 
 
+def _await(store: Store, key: str, own: Greeting | None, timeout: float) -> None:
+    """Waits for ``key``. If it is a greeting, the log of the first rank there names the missing ones after a while."""
+    first = timeout if own is None else min(_NAMED, timeout)
+    try:
+        store.wait([key], timedelta(seconds=first))
+    except Exception:
+        if own is None or first == timeout:
+            raise
+    else:
+        return
+    prefix = key.rpartition("/")[0]
+    missing = [rank for rank in range(own.ranks) if not store.check([f"{prefix}/{rank}"])]
+    if missing:
+        log.log(
+            logging.WARNING if own.rank == min(set(range(own.ranks)) - set(missing)) else logging.INFO,
+            "rank %d waits for %s of %d: every rank of the group has to call register; timeout=%g seconds",
+            own.rank, spoken(missing), own.ranks, timeout,
+        )  # fmt: skip
+    store.wait([key], timedelta(seconds=timeout - first))
+
+
 def meet(store: Store, name: str, rank: int, ranks: int, prefix: str, timeout: float) -> None:
     """Waits until every rank has come to the same point (at start and at the end only).
 
@@ -266,7 +292,7 @@ _POINTS = {"active": "open its sockets and maps", "heard": "say whom it hears"}
 
 def _wait(store: Store, key: str, rank: int, own: Greeting | None, timeout: float, what: str) -> bytes:
     try:
-        store.wait([key], timedelta(seconds=timeout))
+        _await(store, key, own, timeout)
     except Exception as error:
         who = f"rank {own.rank} of {own.ranks}: " if own else ""
         raise TransportError(
@@ -309,6 +335,25 @@ def listen(text: bytes) -> None:
         return
     if isinstance(why, str):
         raise (getattr(errors, kind) if kind in errors.__all__ else TransportError)(why)
+
+
+def spoken(ranks: Sequence[int]) -> str:
+    """``ranks``, rising, in words: ``rank 3``, ``ranks 0-2, 5``."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1][1:] = [rank]
+        else:
+            runs.append([rank])
+    return f"rank{'s' * (len(ranks) != 1)} " + ", ".join("-".join(map(str, run)) for run in runs)
+
+
+def datapaths(greetings: Sequence[Greeting]) -> str:
+    """Which ranks have which datapath, in words."""
+    return "; ".join(
+        f"{name} on {spoken([g.rank for g in greetings if g.datapath == name])}"
+        for name in sorted({g.datapath for g in greetings}, reverse=True)
+    )
 
 
 def describe(greetings: list[Greeting]) -> Mapping[str, Any]:
