@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
-from tailbound.lab.faults import FaultCounts
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tailbound.lab import inject
+from tailbound.lab.faults import Fault, FaultCounts
 
 
 def test_counts_are_a_sentence() -> None:
-    counts = FaultCounts(seen=20_000, lost=200, duplicated=3, corrupted=2, passed=9, reordered=1, lost_other=7)
+    counts = FaultCounts(
+        sent=20_000, seen=39_900, lost=200, duplicated=3, corrupted=2, passed=9, reordered=1, lost_other=7
+    )
     assert (
         str(counts) == "of 20000 packets 200 lost (1.00 %), 7 of them not UDP; 3 duplicated, 2 corrupted, 1 reordered"
     )
     assert str(FaultCounts()) == "of 0 packets 0 lost; 0 duplicated, 0 corrupted, 0 reordered"
+
+
+def test_a_packet_between_two_workers_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both cables saw it, and 5 % of loss were told as 2.58 %."""
+
+    class Program:
+        def attach(self, *_: object) -> None: ...
+
+        def set(self, _: object) -> None: ...
+
+        def counts(self) -> dict[str, int]:
+            return {"seen": 1000, "lost": 25}
+
+    monkeypatch.setattr(inject, "FaultProgram", Program)
+    monkeypatch.setattr(inject.namespaces, "call", lambda *_, **__: None)
+    topology: Any = SimpleNamespace(
+        cables=[SimpleNamespace(rank=rank) for rank in range(2)], cable_ends=lambda *_: [("", ""), ("", "")]
+    )
+    made = inject.Injector(topology, Fault(loss=0.05), 1)
+    assert str(made.counts(link=inject.LINKS[0])) == (
+        "of 2000 packets 100 lost (5.00 %); 0 duplicated, 0 corrupted, 0 reordered"
+    )

@@ -78,7 +78,7 @@ class FaultCounts:
     """What fault programs did, in packets.
 
     Attributes:
-        seen: packets that faults could hit.
+        seen: packets that faults could hit; one from worker to worker twice, since it passes two cables.
         lost: dropped.
         duplicated: sent twice.
         corrupted: with one bit flipped.
@@ -87,6 +87,7 @@ class FaultCounts:
         lost_other: of the lost, those that are not UDP.
         overflowed: dropped because a port's queue was full.
         marked: marked in a queue (CE).
+        sent: of ``seen``, those that came from a worker.
     """
 
     seen: int = 0
@@ -98,14 +99,15 @@ class FaultCounts:
     lost_other: int = 0
     overflowed: int = 0
     marked: int = 0
+    sent: int = 0
 
     def __str__(self) -> str:
         """A sentence for people."""
-        share = f" ({100 * self.lost / self.seen:.2f} %)" if self.seen else ""
+        share = f" ({100 * self.lost / self.sent:.2f} %)" if self.sent else ""
         other = f", {self.lost_other} of them not UDP" if self.lost_other else ""
         queues = f", {self.overflowed} dropped by full queues, {self.marked} marked"
         return (
-            f"of {self.seen} packets {self.lost} lost{share}{other}; {self.duplicated} duplicated, "
+            f"of {self.sent} packets {self.lost} lost{share}{other}; {self.duplicated} duplicated, "
             f"{self.corrupted} corrupted, {self.reordered} reordered"
             f"{queues if self.overflowed or self.marked else ''}"
         )
@@ -121,6 +123,7 @@ class FaultCounts:
             self.lost_other + other.lost_other,
             self.overflowed + other.overflowed,
             self.marked + other.marked,
+            self.sent + other.sent,
         )
 
 

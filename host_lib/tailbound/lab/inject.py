@@ -93,7 +93,9 @@ class Injector:
         total = FaultCounts()
         for end in self._select(rank, link):
             if way is None or end.number == way.value:
-                total += FaultCounts(**end.program.counts())
+                counts = end.program.counts()
+                sent = counts["seen"] if end.number == Way.FROM_WORKER.value else 0
+                total += FaultCounts(**counts, sent=sent)
         return total
 
     def close(self) -> None:

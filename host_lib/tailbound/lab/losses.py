@@ -97,11 +97,12 @@ def _set(links: tuple[Link, ...], ways: tuple[Way, ...], probability: float) -> 
 
 
 def _counts(links: tuple[Link, ...]) -> FaultCounts:
-    seen = lost = other = 0
+    seen = lost = other = sent = 0
     with IPRoute() as ip:
         for link in links:
             ends = [ip.link_lookup(ifname=port)[0] for port in (link.worker_port, link.switch_port)]
             udp, rest = (dropfilter.dropped(ip, index) for index in ends)
-            seen += sum(ip.get_links(index)[0].get_attr("IFLA_STATS64")["rx_packets"] for index in ends)
+            from_worker, to_worker = (ip.get_links(i)[0].get_attr("IFLA_STATS64")["rx_packets"] for i in ends)
+            seen, sent = seen + from_worker + to_worker, sent + from_worker
             lost, other = lost + udp + rest, other + rest
-    return FaultCounts(seen=seen, lost=lost, lost_other=other)
+    return FaultCounts(seen=seen, lost=lost, lost_other=other, sent=sent)
