@@ -22,7 +22,7 @@ from tailbound.metrics.host import host_metrics
 from tailbound.observe import status
 from tailbound.top.cli import top
 from tailbound.top.rows import rows_of
-from tailbound.top.table import table
+from tailbound.top.table import COLUMNS, table
 
 DEAD_PID = 4_194_303  # pid_max at most, taken by nobody in a test's lifetime
 
@@ -275,6 +275,21 @@ def shown(width: int, *changes: dict[str, Any]) -> list[str]:
     console.print(table(rows, width=width))
     console.file.close()
     return console.export_text().splitlines()
+
+
+def test_two_jobs_have_names_on_a_narrow_terminal() -> None:
+    """They were two blocks without one."""
+    lines = "\n".join(shown(80, {"cookie": "0000beef"}, {"cookie": "0000cafe"}))
+    assert "beef" in lines
+    assert "cafe" in lines
+    assert "beef" not in "\n".join(shown(80, {"cookie": "0000beef"}, {"cookie": "0000beef"}))
+
+
+def test_help_explains_every_column() -> None:
+    """Nothing said what "suspects 3cr" was."""
+    told = CliRunner().invoke(top, ["--help"]).output
+    assert all(f"  {name}  " in told for name, _, _ in COLUMNS)
+    assert "3c for contributions, 3r for results" in told
 
 
 @pytest.mark.parametrize("width", [10, 40, 60, 80, 100, 132, 160, 200, 240])

@@ -16,7 +16,16 @@ from tailbound.top.rows import Row, rows_of
 __all__ = ["top"]
 
 
-@click.command(context_settings={"show_default": True})
+class _Explained(click.Command):
+    """Help that explains the columns; the table, and rich, are imported for that alone."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from tailbound.top.table import meanings
+
+        formatter.write(f"\nColumns:\n{meanings()}\n")
+
+
+@click.command(cls=_Explained, context_settings={"show_default": True})
 @click.option("--once", is_flag=True, help="Show one reading and end.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a reading instead of a table.")
 @click.option("--interval", type=click.FloatRange(0.1, 3600), default=1.0, help="Seconds between readings.")

@@ -9,17 +9,36 @@ from rich.text import Text
 
 from tailbound.top.rows import Row
 
-#: Header, and what it says to people who do not know it.
+#: Header, side, and its meaning.
 COLUMNS = (
-    ("rank", "right"), ("state", "left"), ("op", "right"), ("op/s", "right"), ("p50 ms", "right"),
-    ("p99 ms", "right"), ("D1/D2/q ms", "right"), ("cores ms", "right"), ("Mb/s", "right"), ("pace", "right"),
-    ("rtt us", "right"), ("incast", "right"), ("map", "left"), ("delivered", "right"), ("late", "right"),
-    ("lost", "right"), ("refused", "right"), ("repaired", "right"), ("drops", "right"), ("late now", "left"),
-    ("losing now", "left"), ("suspects", "left"), ("last event", "left"),
-)  # fmt: skip
+    ("job", "left", "its number in hexadecimal, as in metrics; shown where there are several jobs"),
+    ("rank", "right", "in its job"),
+    ("state", "left", "ok; steps behind the others; seconds of silence, as of a stopped process"),
+    ("op", "right", "the last all-reduce, as step.index"),
+    ("op/s", "right", "all-reduces per second"),
+    ("p50 ms", "right", "median time of the last 512, from launch to result"),
+    ("p99 ms", "right", "their 99th percentile"),
+    ("D1/D2/q ms", "right", "learned limits: contributions, results, and silence before a probe"),
+    ("cores ms", "right", "waits for a processor: another rank's answer, own wake-up, own op at most"),
+    ("Mb/s", "right", "sent"),
+    ("pace", "right", "Mbit/s to the slowest paced peer"),
+    ("rtt us", "right", "longest round trip to a peer"),
+    ("incast", "right", "peers whose packets this rank takes at once"),
+    ("map", "left", "number of the owner map; H: rows are rotated; owns 0: sums no rows"),
+    ("delivered", "right", "share of expected rows that came in time"),
+    ("late", "right", "rows that came too late, or not yet"),
+    ("lost", "right", "rows that the network lost"),
+    ("refused", "right", "rows that came and were refused"),
+    ("repaired", "right", "lost rows that came when asked for again"),
+    ("drops", "right", "packets that the datapath refused"),
+    ("late now", "left", "ranks with late rows since the last reading"),
+    ("losing now", "left", "ranks with lost rows since the last reading"),
+    ("suspects", "left", "ranks not waited for: 3c for contributions, 3r for results, 3bye after its goodbye"),
+    ("last event", "left", "in the log"),
+)
 
 
-#: Columns that give way where there is no room, the first ones first; rank and state never do.
+#: Columns that give way where there is no room, the first ones first; job, rank and state never do.
 GIVE_WAY = (
     "incast", "map", "pace", "rtt us", "cores ms", "drops", "repaired", "Mb/s", "last event", "D1/D2/q ms", "late now",
     "losing now", "op", "p50 ms", "refused", "lost", "late", "suspects", "p99 ms", "op/s", "delivered",
@@ -35,9 +54,12 @@ def table(rows: Sequence[Row], where: str = "", width: int | None = None) -> Tab
         width: characters of a line; columns beyond it are left out, and said to be. None: as many as it takes.
     """
     cells = [_cells(row) for row in rows]
-    names = [name for name, _ in COLUMNS]
+    names = [name for name, _, _ in COLUMNS]
     needs = {name: max([len(name), *(line[i].cell_len for line in cells)]) for i, name in enumerate(names)}
     shown, left_out = set(names), 0
+    if len({row.job for row in rows}) < 2:
+        shown.remove("job")
+    everything = _wide(needs[each] for each in shown)
     for name in GIVE_WAY:
         if width is None or _wide(needs[each] for each in shown) <= width:
             break
@@ -45,10 +67,10 @@ def table(rows: Sequence[Row], where: str = "", width: int | None = None) -> Tab
         left_out += 1
     made = Table(
         title=f"tailbound: {len(rows)} rank(s) {where}".rstrip(), title_justify="left", pad_edge=False,
-        caption=f"{left_out} more columns in a terminal of {_wide(needs.values())} characters" if left_out else None,
+        caption=f"{left_out} more columns in a terminal of {everything} characters" if left_out else None,
         caption_justify="left",
     )  # fmt: skip
-    for name, side in COLUMNS:
+    for name, side, _ in COLUMNS:
         if name in shown:
             made.add_column(name, justify="right" if side == "right" else "left", no_wrap=True)
     last = None
@@ -60,6 +82,11 @@ def table(rows: Sequence[Row], where: str = "", width: int | None = None) -> Tab
     return made
 
 
+def meanings() -> str:
+    """What the columns say, a line each."""
+    return "\n".join(f"  {name:<10}  {meaning}" for name, _, meaning in COLUMNS)
+
+
 def _wide(columns: Iterable[int]) -> int:
     """Characters of a line: a border and a space on both sides of every column, but none at the edges."""
     return sum(need + 3 for need in columns) - 1
@@ -69,6 +96,7 @@ def _cells(row: Row) -> list[Text]:
     owner_map = f"{row.map_id}{'' if row.owns else ' owns 0'}{' H' if row.rotate else ''}"
     bad = "red" if row.delivered < 0.98 else "yellow" if row.delivered < 0.999 else ""
     return [
+        Text(row.job),
         Text(str(row.rank)),
         Text(row.state, "" if row.state == "ok" else "red"),
         Text(row.op),
