@@ -160,6 +160,7 @@ def test_an_attached_program_that_may_not_be_used_is_an_error_with_what_to_type(
     kind, why = told["attached for others"]
     assert kind == "CapabilityError"
     assert "usermod -aG daemon $USER" in why
+    assert why.endswith("TAILBOUND_DATAPATH=udp")
 
 
 DOCTOR = """
