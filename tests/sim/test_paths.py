@@ -16,7 +16,7 @@ from tailbound.simulate.machine import Wire
 from tailbound.wire.schema import HEADER_BYTES
 
 RANKS, WIDTH = 3, 64
-NUMEL = 8 * 64 * WIDTH
+NUMEL = 2 * 64 * WIDTH
 LEARNED = {"width": WIDTH, "fetch": 200 * MS}
 INPUTS = gradients("U", RANKS, NUMEL, seed=1)
 EXACT = exact_mean(INPUTS)
@@ -105,14 +105,13 @@ def test_a_path_whose_mtu_shrinks_ends_the_job_on_all_ranks(narrow: set[int]) ->
             assert f"packets of {28 + HEADER_BYTES + WIDTH} bytes" in text
             assert "MTU" in text
         with pytest.raises(TransportError, match="MTU"):
-            job.start(INPUTS)
-            job.go(1 * S)
+            job[0].allreduce(INPUTS[0].copy())
 
 
-@pytest.mark.parametrize("loss", [0.05, 0.5])
+@pytest.mark.parametrize("loss", [0.05, 0.2])
 def test_losses_are_taken_for_neither(loss: float) -> None:
     with sim_team(RANKS, LEARNED) as job:
         job.trouble(lambda: Trouble(3, loss=loss))
-        errors_of(job, 12)
+        errors_of(job, 5)
         assert not any(member._engine._error for member in job.communicators)
         assert not any(member.job.sender.plain for member in job.communicators)

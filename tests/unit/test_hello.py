@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 import random
 import re
 from collections.abc import Callable
@@ -12,15 +14,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from support import MemoryStore, patient, team
+from support import MemoryStore, exact_mean, gradients, nmse, patient, team
 from tailbound.collective import hello
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.hello import Hello, Report, complaints
 from tailbound.collective.trials import ANSWERS, BURST, SMALL, WIDE, Trials
 from tailbound.errors import TransportError
+from tailbound.simulate.messages import read
 from tailbound.transport.backoff import Policy
 from tailbound.transport.config import MS, Config
 from tailbound.transport.rendezvous import Greeting
+from tailbound.transport.sockets import UdpSocket
 
 Drop = Callable[[int, int, int], bool]
 
@@ -97,6 +101,50 @@ def test_losses_fail_no_start(lose: Callable[[Drop], None], loss: float) -> None
         for out, outcome in job.allreduce(data):
             assert outcome.delivered == outcome.expected
             assert out.mean() == pytest.approx(1.5, abs=0.05)
+
+
+@pytest.mark.parametrize("ranks", [{1}, {0, 1, 2}])
+@pytest.mark.parametrize("refused", [0, errno.EINVAL])
+def test_bursts_that_do_not_arrive_leave_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ranks: set[int], refused: int
+) -> None:
+    """Offload takes them and sends nothing, or refuses them, from the start on."""
+    bad: set[int] = set()  # their sockets
+    ask = Trials.ask
+
+    def note(trials: Trials, peer: int, trial: int) -> None:
+        if trials._job.rank in ranks:
+            bad.update(sock.fileno() for sock in trials._job.sender.sockets)
+        ask(trials, peer, trial)
+
+    def send_many(sock: UdpSocket, messages: int, count: int) -> tuple[int, int]:
+        for done, message in enumerate(read(messages, count)):
+            if sock.fileno() in bad and len(message.packets) > 1:
+                if refused:
+                    return (done, 0) if done else (0, refused)
+                continue
+            for packet in message.packets:
+                if number := sock.send_one(packet, message.target):
+                    return (done, 0) if done else (0, number)
+        return count, 0
+
+    monkeypatch.setattr(Trials, "ask", note)
+    monkeypatch.setattr(UdpSocket, "send_many", send_many)
+    inputs = gradients("U", 3, 50_000, seed=1)
+    with team(3, patient()) as job:
+        for _ in range(2):
+            for out, outcome in job.allreduce(inputs):
+                assert outcome.delivered == outcome.expected
+                assert nmse(out, exact_mean(inputs)) < 0.01
+        for rank in range(3):
+            assert job[rank].job.sender.plain == (set(range(3)) - {rank} if rank in ranks else set())
+    said = [
+        r.getMessage() for r in caplog.records if "bursts by UDP segmentation offload do not reach" in r.getMessage()
+    ]
+    assert len(said) == len(ranks)
+    for text in said:
+        assert f"kernel {os.uname().release}, lo" in text
+        assert "ethtool -K lo tx-udp-segmentation off" in text
 
 
 def test_nobody_waits_for_another_try_once_all_have_been_heard(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,7 @@ def test_all_greetings_by_rank() -> None:
     [
         ("wire", 2, "same version of tailbound"),
         ("codec", 4, "same version of tailbound"),
+        ("hello", 1, "same version of tailbound"),
         ("width", 448, "same MTU"),
         ("model", "xyz", "same model"),
         ("options", {"bits": "4", "strict": "2"}, "bits="),

@@ -196,10 +196,11 @@ class _Talk:
         head, body = parsed[0][0], parsed[1]
         if head["type"] != PacketType.HELLO:
             self.others.append(data)
-        elif int(head["cookie"]) == job.cookie and int(head["sender"]) in self.hello.heard:
-            if int(head["owner"]) == job.rank:
-                said = self._trials.take(head, body)
-                self.hello.take(said.peer, said.heard, said.told if said.trial == FIRST else 0, answer=said.answer)
+            return
+        known = int(head["sender"]) in self.hello.heard and int(head["owner"]) == job.rank
+        if known and int(head["cookie"]) == job.cookie:
+            said = self._trials.take(head, body)
+            self.hello.take(said.peer, said.heard, said.told if said.trial == FIRST else 0, answer=said.answer)
 
     def report(self) -> Report:
         """What this rank has to say; while all is well, nothing."""

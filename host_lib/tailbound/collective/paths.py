@@ -24,6 +24,7 @@ from tailbound.collective.trials import ANSWERS, BURST, LIMIT, SMALL, TRIES, WID
 from tailbound.errors import TransportError
 from tailbound.transport.backoff import Backoff, Policy
 from tailbound.transport.config import MS
+from tailbound.transport.sender import NO_GSO
 from tailbound.wire.address import ip_bytes
 from tailbound.wire.schema import HEADER_BYTES, MAX_RANKS, UDP_BYTES, Flag, PacketType
 
@@ -126,15 +127,18 @@ class Paths:
             self._look_at_refusals(now)
         if sender.plain and not sender.plain <= self._plain.keys():
             self._say_plain(now)
-        for peer, later in self._plain.items():
-            if now >= later.due and peer < MAX_RANKS:
+        if not (self._open or self._plain):  # nearly always
+            return 0
+        again = {peer: later for peer, later in self._plain.items() if peer in self.trials.peers}
+        for peer, later in again.items():
+            if now >= later.due:
                 later.ask(now)
                 self._begin(peer, now)
         for peer, trial in list(self._open.items()):
             if now >= trial.tries.due:
                 self._judge(peer, trial, now)
-        dues = [trial.tries.due for trial in self._open.values()]
-        return min([*dues, *(later.due for later in self._plain.values())], default=0)
+        tries = [*(trial.tries for trial in self._open.values()), *again.values()]
+        return min((each.due for each in tries), default=0)
 
     def look(self, now: int) -> TransportError | None:
         """The error with which the job ends, once (``alerts``)."""
@@ -188,9 +192,10 @@ class Paths:
             self._plain[each] = Backoff(_LATER, asked=1)
             self._plain[each].wait(now)
         ranks, interface = [each for each in new if each < MAX_RANKS], self._interface() or "INTERFACE"
+        names = ", ".join("the switch" if each == self._job.switch else str(each) for each in ranks)
         kernel = os.uname().release
         text = (
-            f"bursts by UDP segmentation offload do not reach rank(s) {', '.join(map(str, ranks))}, single packets do "
+            f"bursts by UDP segmentation offload do not reach rank(s) {names}, single packets do "
             f"(kernel {kernel}, {interface}): packets leave one by one, which takes more processor time. Bursts are "
             f"tried again in {_LATER.first / 1e9:g} s. Switch the interface's own offload off (ethtool -K {interface} "
             "tx-udp-segmentation off), or take another kernel (Linux 7.0 to 7.1.4 corrupt such bursts)"
@@ -233,7 +238,7 @@ class Paths:
             if number == errno.EMSGSIZE:
                 for rank in ranks:
                     self._begin(rank, now)
-            if number == errno.ECONNREFUSED or not sender.plain.isdisjoint(ranks):
+            if number == errno.ECONNREFUSED or (number in NO_GSO and not sender.plain.isdisjoint(ranks)):
                 continue  # of the other side; or told of by itself
             for rank in ranks:
                 if rank in self.trials.peers:

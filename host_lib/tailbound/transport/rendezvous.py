@@ -18,6 +18,7 @@ from tailbound import errors
 from tailbound.codec.shape import CODEC_NUMBER
 from tailbound.errors import LayoutError, TailboundError, TransportError
 from tailbound.wire.address import endpoint, is_ipv6, is_loopback
+from tailbound.wire.schema import HELLO_NUMBER
 
 log = logging.getLogger("tailbound")
 
@@ -27,6 +28,7 @@ _NAMED = 5.0
 _EQUAL = {
     "wire": "install the same version of tailbound on every host",
     "codec": "install the same version of tailbound on every host",
+    "hello": "install the same version of tailbound on every host",
     "ranks": "start all ranks with the same world size",
     "width": "give every worker's interface the same MTU, or pass the smallest as mtu= on every rank",
     "model": "train the same model (parameter shapes, order and types) on every rank",
@@ -63,9 +65,9 @@ class Greeting:
     """What a rank says of itself.
 
     ``rows`` and ``sum_rows`` are its rings, ``options`` those that must be equal on all ranks, by name and in words,
-    ``cookie`` counts on rank 0 only, ``reliable`` is a TCP port. ``codec`` is that of ``codec.shape``; versions before
-    it had a number say nothing of it. ``nonce`` was never said before, and ``proof`` shows that who says all this has
-    the job's key (``keys.prove``); both are empty in a job without one.
+    ``cookie`` counts on rank 0 only, ``reliable`` is a TCP port. ``codec`` is that of ``codec.shape``, ``hello`` that
+    of ``wire.schema``; versions before these had numbers say nothing of them. ``nonce`` was never said before, and
+    ``proof`` shows that who says all this has the job's key (``keys.prove``); both are empty in a job without one.
     """
 
     rank: int
@@ -84,6 +86,7 @@ class Greeting:
     reliable: int = 0
     switch: str = ""
     codec: int = CODEC_NUMBER
+    hello: int = HELLO_NUMBER
     nonce: str = ""
     proof: str = ""
 

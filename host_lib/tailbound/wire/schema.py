@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 #: Version byte of every packet. Another version is dropped as ``BAD_VERSION``.
 VERSION = 1
+#: What HELLO packets say, by number: ranks of another one are refused when they greet each other. 2: with bursts.
+HELLO_NUMBER = 2
 #: UDP port of a job unless another is given.
 DEFAULT_PORT = 5515
 #: First byte after the UDP header is the version; a magic in the cookie would only repeat the cookie check.
