@@ -23,23 +23,39 @@ def double(x):
 """
 
 
+def fresh(folder: Path, source: str = SOURCE):
+    """The function as another process has it that imports it from ``folder``."""
+    path = folder / "doubles.py"
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location("doubles", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.double
+
+
+def test_users_who_may_not_write_the_installation_compile_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took each of them most of a minute, though it was "done once for an installation"."""
+    import numba.core.config
+
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    assert fresh(tmp_path)(4) == 8
+    for user in ("first", "second"):
+        monkeypatch.setattr(numba.core.config, "CACHE_DIR", str(tmp_path / user))
+        double = fresh(tmp_path)
+        assert kept(double)
+        assert double(4) == 8
+        assert sum(double.stats.cache_hits.values()) == 1
+
+
 def test_whether_machine_code_is_kept(tmp_path: Path) -> None:
-    path = tmp_path / "doubles.py"
-    path.write_text(SOURCE)
-
-    def fresh():
-        spec = importlib.util.spec_from_file_location("doubles", path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module.double
-
-    double = fresh()
+    double = fresh(tmp_path)
     assert not kept(double)
     assert double(4) == 8
     assert kept(double)
-    assert kept(fresh())
-    path.write_text(SOURCE.replace("2 * x", "3 * x"))
-    assert not kept(fresh())
+    assert kept(fresh(tmp_path))
+    assert not kept(fresh(tmp_path, SOURCE.replace("2 * x", "3 * x")))
 
 
 def test_one_line_of_a_host_says_that_it_compiles(

@@ -40,7 +40,7 @@ def announce_compilation(rank: int) -> None:
     if os.environ.get("LOCAL_RANK", "0") == "0" and not all(kept(one) for one in (add_flags, rows_by_rank)):
         log.warning(
             "rank %d: compiling the codec and the transport for this machine before the start, up to a minute; it is "
-            "done once for an installation, also ahead, by `tailbound doctor --warm`",
+            "done once for an installation by a user who may write to it, also ahead, by `tailbound doctor --warm`",
             rank,
         )
 

@@ -14,6 +14,7 @@ import contextlib
 import functools
 import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -72,7 +73,20 @@ def cached(dispatcher: Any) -> Any:
     here = Path(dispatcher.py_func.__code__.co_filename).parent
     index = dispatcher._cache._cache_file
     index._source_stamp = (index._source_stamp, _digest(here, Path(__file__).parent))
+    if "NUMBA_CACHE_DIR" not in os.environ:
+        with contextlib.suppress(OSError):  # it is compiled, then
+            _copy_kept(here / "__pycache__" / index._index_name, Path(index._index_path))
     return dispatcher
+
+
+def _copy_kept(installed: Path, own: Path) -> None:
+    """Copies machine code out of an installation that this user may not write, once, instead of compiling it again."""
+    if own.exists() or not installed.exists():
+        return
+    for data in (*installed.parent.glob(f"{installed.stem}.*.nbc"), installed):  # the index last: it names the others
+        half = own.with_name(f"{data.name}.{os.getpid()}.part")
+        shutil.copyfile(data, half)
+        half.replace(own.with_name(data.name))
 
 
 def kept(dispatcher: Any) -> bool:
