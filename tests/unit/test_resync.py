@@ -551,6 +551,24 @@ def test_synchronising_takes_the_state_of_a_sound_rank() -> None:
         assert w.counts("slices_taken") == [4, 0, 4]
 
 
+def test_all_that_synchronise_have_the_running_statistics_of_rank_0() -> None:
+    """As by DDP's broadcast; they were those of another rank each time."""
+    import torch
+
+    from tailbound.torch.replica import Replica
+
+    with world(3) as w:
+        for rank, (one, net) in enumerate(zip(w.ranks, w.models, strict=True)):
+            net.register_buffer("mean", torch.full((3,), float(rank)))
+            one.replica = one._digests._replica = Replica(net, 3)
+        for _ in range(3):
+            w.run(1)
+            for rank, net in enumerate(w.models):
+                net.mean.fill_(float(rank) + w.step)
+            assert synchronise(w) == [True] * 3
+            assert [net.mean.tolist() for net in w.models] == [[float(w.step)] * 3] * 3
+
+
 def test_synchronising_without_a_sound_rank_follows_the_turn() -> None:
     with world(3) as w:
         w.run(3)  # after step 2 it is rank 2's turn
@@ -747,10 +765,36 @@ def test_who_has_heard_a_standing_has_not_heard_the_next_one_even_if_it_is_the_s
     same = Standing(True, bytes(16), bytes(16), ())
     for number in (0, 1):
         meetings.publish(2, number, same)
-    served[0](_ASK.pack(2, 0, 1, 0))
+    served[0](_ASK.pack(2, 0, 1, 0, 0))
     assert meetings._meetings[-1].heard_by == set()
-    served[0](_ASK.pack(2, 1, 1, 0))
+    served[0](_ASK.pack(2, 1, 1, 0, 1))
     assert meetings._meetings[-1].heard_by == {1}
+
+
+def test_who_meets_again_after_the_same_step_gets_no_standing_of_the_first_meeting() -> None:
+    """Nor does one that is still in the first one get standings of the second."""
+    from tailbound.torch.meeting import _ASK, _HEAD, _HERE, _NOT_YET, Meetings, Standing
+
+    served: list[Callable[[bytes], Sequence[bytes]]] = []
+    path: Any = SimpleNamespace(serve=lambda _, handler: served.append(handler), before_close=lambda _: None)
+    moment: Any = SimpleNamespace(step=2)
+    meetings = Meetings(path, 0, lambda: {1, 2}, moment)
+
+    def ask(number: int, asker: int, which: int) -> tuple[int, int, int]:
+        what, well, meeting, *_ = _HEAD.unpack_from(served[0](_ASK.pack(2, number, asker, 0, which))[0])
+        return what, well >> 1, meeting
+
+    same = Standing(True, bytes(16), bytes(16), ())
+    meetings.publish(2, 0, same)
+    assert [ask(0, 1, 0), ask(0, 2, 0)] == [(_HERE, 0, 1)] * 2
+    meetings.publish(2, 1, same._replace(well=True))
+    assert ask(1, 1, 1) == (_HERE, 1, 1)
+    assert ask(0, 1, 0) == (_NOT_YET, 0, 0)  # it is through
+    meetings.leave()
+    meetings.publish(2, 0, same)
+    assert ask(0, 1, 0) == (_HERE, 0, 2)
+    assert ask(1, 2, 1) == (_HERE, 1, 1)
+    assert ask(1, 1, 2) == (_NOT_YET, 0, 0)
 
 
 def test_who_closes_waits_until_those_who_synchronise_with_it_are_through() -> None:

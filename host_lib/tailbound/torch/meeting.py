@@ -6,9 +6,11 @@ Otherwise those who hold something else than the *reference* take it, and meet a
 
 - The reference follows from the standings alone, so ranks that have heard the same choose the same: what most of the
   sound ranks hold (of all ranks, where none is sound); of equally many the first in an order that begins with another
-  rank after every step.
+  rank after every step. Buffers, which are each rank's own, are those of the lowest rank that holds it, as in DDP.
 - A standing can still be asked for when its rank is through: others may be slower. Who closes soon after waits for
   them, for a few seconds at most.
+- Ranks may meet twice after one step. So a meeting has a number at each rank, by which it is asked for in all rounds
+  but the first; there, who has heard the last standing of a meeting asks for the next one.
 - A rank that is past the step without having synchronised says so, and nobody waits for it.
 - All ranks of the job are asked, those too that seem to be dead: who takes a connection has not died.
 - Where all are alike each publishes its verdict in one more round: whether it has met every rank that has not died, and
@@ -33,9 +35,10 @@ from tailbound.transport.requests import ask_each, of_form
 from tailbound.transport.steps import step_distance
 
 _NAME = "standing"
-_ASK = struct.Struct("!IBHH")
-#: What the asked rank does; whether it is sound, and its verdict (bit 1); state, form.
-_HEAD = struct.Struct("!BB16s16s")
+#: Step, round, who asks, ms to wait, number of the meeting (0: the present one).
+_ASK = struct.Struct("!IBHHH")
+#: What the asked rank does; whether it is sound, and its verdict (bit 1); number of the meeting, state, form.
+_HEAD = struct.Struct("!BBH16s16s")
 _HERE, _NOT_YET, _ELSEWHERE = range(3)
 _ANSWER_MOST = 1 << 16
 #: Milliseconds that a rank lets others wait for its standing before they have to ask again.
@@ -64,9 +67,9 @@ class Standing(NamedTuple):
         """Whether both are the same to the bit, buffers included."""
         return self.state == other.state and self.slices == other.slices
 
-    def pack(self) -> bytes:
+    def pack(self, meeting: int) -> bytes:
         """As bytes."""
-        return _HEAD.pack(_HERE, self.sound | self.well << 1, self.state, self.form) + b"".join(self.slices)
+        return _HEAD.pack(_HERE, self.sound | self.well << 1, meeting, self.state, self.form) + b"".join(self.slices)
 
 
 def holds_most(held: Mapping[int, Hashable], step: int, ranks: int) -> int:
@@ -79,14 +82,17 @@ def holds_most(held: Mapping[int, Hashable], step: int, ranks: int) -> int:
 def reference(standings: Mapping[int, Standing], step: int, ranks: int) -> int:
     """The rank whose state the others take."""
     sound = {rank: standing.state for rank, standing in standings.items() if standing.sound}
-    return holds_most(sound or {rank: standing.state for rank, standing in standings.items()}, step, ranks)
+    held = sound or {rank: standing.state for rank, standing in standings.items()}
+    state = held[holds_most(held, step, ranks)]
+    return min(rank for rank in held if held[rank] == state)
 
 
 @dataclass
 class _Meeting:
-    """This rank's part in the meeting after ``step``: a standing by round, and who has heard the last one."""
+    """This rank's part in a meeting after ``step``: a standing by round, and who has heard the last one."""
 
     step: int
+    number: int
     standings: list[Standing] = field(default_factory=list)
     members: set[int] = field(default_factory=set)
     heard_by: set[int] = field(default_factory=set)
@@ -117,6 +123,8 @@ class Meetings:
         self.unreachable: set[int] = set()
         self._changed = threading.Condition()
         self._meetings: list[_Meeting] = []
+        self._begun = 0
+        self._numbers: dict[int, int] = {}  # of the present meeting at its members
         self._over = False
         reliable.serve(_NAME, of_form(_ASK, self._answer))
         reliable.before_close(self._see_off)
@@ -125,8 +133,9 @@ class Meetings:
         """The own standing in round ``number`` of the meeting after ``step``; round 0 begins a meeting."""
         with self._changed:
             if number == 0:
-                others = [m for m in self._meetings if m.step != step]
-                self._meetings = [*others[1 - _KEPT :], _Meeting(step)]
+                self._begun = self._begun % 0xFFFF + 1
+                self._meetings = [*self._meetings[1 - _KEPT :], _Meeting(step, self._begun)]
+                self._numbers = {}
             self._meetings[-1].standings.append(standing)
             self._meetings[-1].heard_by.clear()
             self._changed.notify_all()
@@ -147,7 +156,7 @@ class Meetings:
     def _ask(self, rank: int, step: int, number: int, until: float) -> Standing | None:
         while (left := until - time.monotonic()) > 0 and not self._over:
             wait = min(_POLL, int(left * 1000))
-            request = _ASK.pack(step, number, self._rank, wait)
+            request = _ASK.pack(step, number, self._rank, wait, self._numbers.get(rank, 0))
             try:
                 body = bytes(self._reliable.pull(rank, _NAME, request, wait / 1000 + 1, _ANSWER_MOST))
             except TransportError as error:
@@ -161,31 +170,32 @@ class Meetings:
             if len(body) < _HEAD.size or (len(body) - _HEAD.size) % DIGEST or body[0] == _ELSEWHERE:
                 return None
             if body[0] == _HERE:
-                _, flags, state, form = _HEAD.unpack_from(body)
+                _, flags, self._numbers[rank], state, form = _HEAD.unpack_from(body)
                 slices = tuple(body[at : at + DIGEST] for at in range(_HEAD.size, len(body), DIGEST))
                 return Standing(bool(flags & 1), state, form, slices, bool(flags & 2))
         return None
 
     # -- answering, in threads of the reliable path
 
-    def _answer(self, step: int, number: int, asker: int, wait: int) -> list[bytes]:
+    def _answer(self, step: int, number: int, asker: int, wait: int, which: int) -> list[bytes]:
         if not self._inside():
             raise Refusal("this process has no part in the job yet")
         until = time.monotonic() + min(wait, _POLL) / 1000
         with self._changed:
             while not self._over and not self._past(step):
-                meeting = next((m for m in self._meetings if m.step == step), None)
+                found = (m for m in reversed(self._meetings) if m.step == step and which in (0, m.number))
+                meeting = next(found, None)
                 standing = self._standing(meeting, number)
-                if meeting is not None and standing is not None:
+                if meeting is not None and standing is not None and (which or asker not in meeting.heard_by):
                     if number >= len(meeting.standings) - 1:  # by number: two rounds may show one and the same standing
                         meeting.heard_by.add(asker)
                         self._changed.notify_all()
-                    return [standing.pack()]
+                    return [standing.pack(meeting.number)]
                 left = until - time.monotonic()
                 if left <= 0:
-                    return [_HEAD.pack(_NOT_YET, 0, b"", b"")]
+                    return [_HEAD.pack(_NOT_YET, 0, 0, b"", b"")]
                 self._changed.wait(min(left, _LOOK))
-        return [_HEAD.pack(_ELSEWHERE, 0, b"", b"")]
+        return [_HEAD.pack(_ELSEWHERE, 0, 0, b"", b"")]
 
     @staticmethod
     def _standing(meeting: _Meeting | None, number: int) -> Standing | None:
