@@ -12,14 +12,22 @@ import numpy as np
 import pytest
 
 from sim.engine import Plan, World
-from sim.team import sim_team
-from support import exact_mean, gradients, nmse, patient
+from sim.team import SimTeam, sim_team
+from support import Trouble, exact_mean, gradients, hasty, nmse, patient
+from tailbound.codec.owners import table
+from tailbound.collective.averages import Averages
+from tailbound.collective.op import Outcome
+from tailbound.errors import TransportError
 from tailbound.simulate.fabric import MS, S
+from tailbound.wire.schema import PacketType
 
 #: Of virtual time, ns.
 LONGEST = 100 * S
+#: Entries of a bucket; packets with rows.
+NUMEL = 64 * 256
+ROWS = frozenset({PacketType.CONTRIBUTION, PacketType.RESULT})
 #: One bucket a step, and steps long enough for a map to begin three steps after it is settled.
-PLAN = Plan((64 * 256,), compute=50 * MS)
+PLAN = Plan((NUMEL,), compute=50 * MS)
 #: Steps after which all is whole again once nothing is wrong any more.
 SOON = 5
 #: Ops that lack rows end soon, in warm-up as well.
@@ -31,6 +39,21 @@ def _no_log() -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
+
+
+def _step(job: SimTeam, seed: int) -> list[Outcome]:
+    results = job.allreduce(gradients("U", 3, NUMEL, seed=seed))
+    job.go(20 * MS)
+    return [outcome for _, outcome in results]
+
+
+def _settle(job: SimTeam, share: tuple[int, ...]) -> None:
+    """Some whole steps, in the end with owners by ``share``."""
+    for seed in range(40):
+        if seed == 4:
+            assert job.world.propose(share)
+        assert not any(outcome.missed or outcome.error for outcome in _step(job, seed))
+    assert {member.job.sequence.map.owners for member in job.communicators} == {table(share)}
 
 
 def _cut(job: World, rank: int) -> None:
@@ -47,12 +70,16 @@ AWAY: dict[str, Callable[[World, int], None]] = {
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("how", AWAY)
-def test_the_others_average_again_when_the_only_owner_is_away(how: str, seed: int) -> None:
+def test_the_others_average_again_when_the_only_owner_is_away(
+    how: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody was left with a scale of any group, so that no row was ever sent again. Rule: codec-5.
 
     Three ops pass until it is suspected. Three more pass until a map without it has been settled, since the map before
-    was still waiting for it, and three until that begins.
+    was still waiting for it, and three until that begins. No job leaves all rows to one rank, and one that does ends
+    after two such steps, but here.
     """
+    monkeypatch.setattr(Averages, "look", lambda *_: None)
     with World(3, seed, plan=PLAN, steps=1 << 30, share_rows=True, rotate=False, **SHORT) as job:
         job.start()
         job.until(lambda: job.nodes[0].step >= 4, LONGEST)
@@ -75,18 +102,68 @@ def test_the_others_average_again_when_the_only_owner_is_away(how: str, seed: in
 
 def test_an_op_in_which_all_abstain_takes_no_scales_from_who_owns_no_rows() -> None:
     """It was left out of the next op of every bucket. Rules: clock-25, codec-5."""
-    numel = 64 * 256
-    ill = [np.full(numel, np.nan, np.float32)] * 3
+    ill = [np.full(NUMEL, np.nan, np.float32)] * 3
     with sim_team(3, patient(share_rows=False, rotate=False)) as job:
-        for seed in range(40):
-            job.allreduce(gradients("U", 3, numel, seed=seed))
-            job.go(20 * MS)
-            if seed == 4:
-                assert job.world.propose((1, 1, 0))
-        assert {member.job.sequence.map.owners for member in job.communicators} == {(0, 1)}
+        _settle(job, (1, 1, 0))
         assert all(outcome.void for _, outcome in job.allreduce(ill))
-        inputs = gradients("U", 3, numel, seed=9)
+        inputs = gradients("U", 3, NUMEL, seed=9)
         for out, outcome in job.allreduce(inputs):
             assert outcome.missing == set()
             assert outcome.delivered == outcome.expected
             assert nmse(out, exact_mean(inputs)) < 2e-3
+
+
+@pytest.mark.parametrize("share", [(1, 1, 0), (0, 0, 1)], ids=["two own rows", "one owns all"])
+def test_a_job_in_which_no_rows_get_through_ends_with_an_error_on_all_ranks(share: tuple[int, ...]) -> None:
+    """It trained on zeros to its end, with exit status 0. Rule: clock-37."""
+    with sim_team(3, hasty(share_rows=False)) as job:
+        _settle(job, share)
+        job.trouble(lambda: Trouble(seed=0, loss=1.0, types=ROWS))
+        assert not any(outcome.error for outcome in _step(job, 0))
+        for rank, outcome in enumerate(_step(job, 1)):
+            with pytest.raises(
+                TransportError, match=f"^rank {rank}: steps 40 and 41 .* rows are lost, .* TAILBOUND_MTU"
+            ):
+                raise outcome.error or AssertionError
+            with pytest.raises(TransportError, match="steps 40 and 41"):
+                job.allreduce(gradients("U", 3, NUMEL, seed=2), [rank])
+
+
+def test_a_step_in_which_something_is_averaged_starts_the_count_anew() -> None:
+    with sim_team(3, hasty(share_rows=False)) as job:
+        _settle(job, (1, 1, 0))
+        for seed in range(6):
+            job.trouble(lambda loss=1.0 if seed % 2 else 0.0: Trouble(seed=0, loss=loss, types=ROWS))
+            assert not any(outcome.error for outcome in _step(job, seed))
+
+
+def test_a_job_whose_only_owner_is_away_says_so() -> None:
+    with sim_team(3, hasty(share_rows=False)) as job:
+        _settle(job, (0, 0, 1))
+        job.world.stop(2, 0, 100 * S)
+        inputs = gradients("U", 3, NUMEL, seed=0)
+        assert not any(outcome.error for _, outcome in job.allreduce(inputs, [0, 1]))
+        for _, outcome in job.allreduce(inputs, [0, 1]):
+            assert "rank(s) 2 own all rows, and nothing came of them" in str(outcome.error)
+
+
+def test_steps_in_which_all_abstain_end_no_job() -> None:
+    """The loss scale overflows several times running. Rules: clock-25, clock-37."""
+    ill = [np.full(NUMEL, np.inf, np.float32)] * 3
+    with sim_team(3, patient(share_rows=False)) as job:
+        _settle(job, (1, 1, 0))
+        for _ in range(5):
+            assert all(outcome.void and outcome.error is None for _, outcome in job.allreduce(ill))
+
+
+def test_who_is_cut_off_and_owns_nothing_goes_on() -> None:
+    """What becomes of a rank without a majority is what ``too_few`` says. Rule: clock-15."""
+    with sim_team(3, hasty(share_rows=False)) as job:
+        _settle(job, (1, 1, 0))
+        job.world.change(2, 0, cut=True)
+        for seed in range(4):
+            assert not any(outcome.error for outcome in _step(job, seed))
+        job.world.change(2, 0, cut=False)
+        for seed in range(20):
+            outcomes = _step(job, seed)
+        assert not any(outcome.error or outcome.missing for outcome in outcomes)

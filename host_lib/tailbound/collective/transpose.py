@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from tailbound.collective.alerts import LOOK_EVERY, Disarmed, Ended, Unheard, Withdrawn
 from tailbound.collective.announce import farewell
+from tailbound.collective.averages import Averages
 from tailbound.collective.contribute import begin
 from tailbound.collective.execute import SAME_MODEL, move, remind
 from tailbound.collective.holding import Holding
@@ -108,6 +109,7 @@ class Transpose:
         unheard = () if outside else (Unheard(job, job.sequence, patience),)
         self._watching = *unheard, Withdrawn(job.datapath, job.rank), Ended(job), Disarmed(job), job.paths
         self._watched = -LOOK_EVERY  # when they were asked last
+        self._averages = Averages(job, job.sequence)
         self._window = Window(job, job.flow.queue, self._inbox.adopt, Running(job))
         self._ops = self._window.ops
         self._new: deque[Launch] = deque()
@@ -622,6 +624,7 @@ class Transpose:
         op.second.phase = Phase.DONE
         job, outcome = self.job, op.outcome
         self._note(op, job.accounts.in_pieces)
+        outcome.error = outcome.error or self._averages.look(op, self._ops.values())
         if outcome.error is not None and self._error is None:
             log.error("%s", outcome.error)
             self._error = outcome.error

@@ -1,0 +1,90 @@
+"""Whether steps average anything: a job that does not ends with an error, not with gradients of zeros (clock-37)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tailbound.collective.known import Known
+from tailbound.collective.op import Op
+from tailbound.errors import TransportError
+from tailbound.transport.sequence import Sequence
+from tailbound.transport.stage import majority
+from tailbound.transport.steps import step_distance, step_of
+
+
+class Averages:
+    """Looks at every op that is over.
+
+    An op averages nothing if this rank got no row of it, or if a safeguard skipped it. These do not count: ops in which
+    all abstain or this rank is behind, ops of a switch, which has a fallback, and those of a rank that hears fewer than
+    a majority, since it is cut off and the others go on.
+
+    Args:
+        known: of this rank.
+        sequence: tells when a step has been launched.
+    """
+
+    def __init__(self, known: Known, sequence: Sequence) -> None:
+        self._known, self._sequence = known, sequence
+        self._good: int | None = None  # the last step with an op that does not count
+        self._since: int | None = None  # the first of the last steps in a row that averaged nothing ...
+        self._last = 0  # ... and the last of them
+
+    def look(self, op: Op, ops: Iterable[Op]) -> TransportError | None:
+        """Takes an op that is over; the error with which the job ends after two steps that have averaged nothing.
+
+        Args:
+            op: its result is known.
+            ops: all that are in flight.
+        """
+        step = op.place.step
+        heard = self._heard(op)
+        if len(heard) + 1 < majority(self._known.ranks) or not _empty(op):
+            self._good, self._since = step, None
+            return None
+        if step == self._good:
+            return None
+        if self._since is None or step_distance(step, self._last) > 1:
+            self._since = step
+        self._last = step
+        launched = step_of(self._sequence.upcoming) != step
+        over = launched and not any(o.launch and not o.delivered and o.place.step == step for o in ops)
+        if not over or step == self._since:
+            return None
+        return self._error(op, heard)
+
+    def _heard(self, op: Op) -> list[int]:
+        """Peers of which anything of ``op`` came, or a word since it was launched."""
+        known, record = self._known, self._known.records.of(op.label)
+        bitmap = record["heard"].tolist() if record is not None else [0] * 4
+        return [p for p in sorted(known.peers) if bitmap[p >> 6] >> (p & 63) & 1 or known.heard(p) >= op.admitted]
+
+    def _error(self, op: Op, heard: list[int]) -> TransportError:
+        known = self._known
+        owners = [p for p in sorted(known.peers) if op.place.placement.shares[p]]
+        if op.outcome.skipped or not set(owners).isdisjoint(heard):
+            why = (
+                f"rows are lost, though smaller packets of rank(s) {_text(heard)} come. Look whether the path takes "
+                f"packets of {known.config.width} bytes and more (if not, give all ranks a smaller TAILBOUND_MTU), and "
+                "whether a device drops segmented bursts (ethtool -K INTERFACE tx-udp-segmentation off)"
+            )
+        else:
+            why = (
+                f"rank(s) {_text(owners)} own all rows, and nothing came of them, but of rank(s) {_text(heard)}. "
+                "Look at the hosts of those that own them"
+            )
+        return TransportError(
+            f"rank {known.rank}: steps {self._since} and {self._last} have averaged nothing: {why}; `tailbound top` "
+            "says between which ranks rows are lost"
+        )
+
+
+def _text(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+def _empty(op: Op) -> bool:
+    """Whether a rank in step has nothing of an op to which it could have contributed."""
+    outcome = op.outcome
+    nothing = outcome.skipped or outcome.failed_groups == op.place.layout.shape.groups
+    return nothing and not (op.switched or op.silent or op.overtaken or outcome.void)
