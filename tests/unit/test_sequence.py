@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 
 import pytest
@@ -214,8 +213,8 @@ def test_a_map_may_have_begun_with_the_oldest_step_that_is_remembered(since: int
     launch(late, step(70_000) * 12)  # of eight it is remembered where they began
     for _ in range(predicted):
         assert late.predict()
-    with contextlib.nullcontext() if known else pytest.raises(TransportError):
-        late.set_maps(maps)
+    wrong = late.set_maps(maps)
+    assert len(wrong) == min(predicted, 9)  # they are forgotten in any case: the window would keep ops at wrong places
     assert late.adrift != known
     assert (launch(late, step(70_000)) == places[12:]) == known
 
@@ -231,8 +230,7 @@ def test_who_jumped_knows_nothing_of_what_lies_before(since: int, known: bool, l
     launch(donor, step(70_000) * 20)
     lost.jump(donor.position())
     launch(lost, step(70_000) * launched)
-    with contextlib.nullcontext() if known else pytest.raises(TransportError):
-        lost.set_maps(maps)
+    lost.set_maps(maps)
     assert lost.adrift != known
     assert (launch(lost, step(70_000))[0].sum_seqs == places[20 + launched].sum_seqs) == known
 
@@ -240,8 +238,7 @@ def test_who_jumped_knows_nothing_of_what_lies_before(since: int, known: bool, l
 def test_a_map_that_began_too_long_ago_asks_for_a_jump() -> None:
     sequence = Sequence(RANKS, MAP)
     launch(sequence, step(1000) * 12)
-    with pytest.raises(TransportError, match="where rows go"):
-        sequence.set_maps([(0, MAP), (2, OwnerMap(257, (1,)))])
+    sequence.set_maps([(0, MAP), (2, OwnerMap(257, (1,)))])
     assert sequence.adrift
     donor = Sequence(RANKS, MAP)
     donor.set_maps([(0, MAP), (2, OwnerMap(257, (1,)))])
@@ -277,8 +274,8 @@ def test_a_rank_that_jumped_may_hear_later_when_its_map_began() -> None:
 
 def test_a_gap_in_the_history_of_maps_asks_for_a_jump() -> None:
     sequence = Sequence(RANKS, MAP)
-    with pytest.raises(TransportError, match="where rows go"):
-        sequence.set_maps([(20, OwnerMap(513, (1,))), (30, OwnerMap(769, (0,)))])
+    sequence.set_maps([(20, OwnerMap(513, (1,))), (30, OwnerMap(769, (0,)))])
+    assert sequence.adrift
 
 
 def test_a_map_turned_within_wrong_predictions_turns_again() -> None:

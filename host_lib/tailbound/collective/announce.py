@@ -67,6 +67,14 @@ def announce(job: Speaker, op: Op, peers: Iterable[int], *, ask: bool) -> None:
         job.counters["ready_sent"] += 1
 
 
+def acknowledge(job: Speaker, label: int, layout: int, peers: Iterable[int]) -> None:
+    """Tells ``peers`` by GONE how far this rank is: the marks say it. And that it abstained: a word may be lost."""
+    flags = Flag.ABSTAIN if label in job.abstained else Flag(0)
+    head = job.header(PacketType.GONE, label, layout, flags=flags)
+    for peer in peers:
+        job.tell(peer, head)
+
+
 def farewell(job: Speaker, label: int) -> None:
     """BYE, three times to every peer (clock-15)."""
     head = job.header(PacketType.BYE, label, 0)

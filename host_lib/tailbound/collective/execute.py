@@ -196,9 +196,13 @@ def _publish(job: Job, op: Op, own: int, empty: int) -> None:
         head = job.header(PacketType.RESULT, op.label, place.layout.tag, owner=job.rank, rows=own, flags=flags)
         head["map_id"] = place.placement.owner_map.id
         fields = Fields(results.exponent_next, scale=results.scale, counted=results.contributors)
-        mark = job.flow.published_by(op)
-        finalise(results.packets, head, results.partials, fields, place.result_seq, b.own_rows, mark, job.key_of(place))
-        rows = results.packets if not empty else results.packets[results.usable.astype(bool)]
+        here = np.flatnonzero(results.usable)
+        if len(here):
+            finalise(
+                results.packets, head, results.partials, fields, place.result_seq, b.own_rows,
+                job.flow.published_by(op), job.key_of(place), int(here[-1]),
+            )  # fmt: skip
+        rows = results.packets if not empty else results.packets[here]
         job.flow.results(op, job.channels.runs(rows))
     else:
         op.first.phase = Phase.DONE
@@ -247,7 +251,8 @@ def finish(job: Job, op: Op, action: Finish) -> None:
     if not outcome.void:  # else nothing was lost
         job.accounts.collected(op, by_owner.tolist())
     outcome.void |= empty and outcome.abstained
-    _settle_scales(job, op)
+    heard = outcome.missed < shape.rows - place.placement.shares[job.rank] or not View(job, op).owners()
+    _settle_scales(job, op, heard=heard)
     outcome.label = op.label
     owns = bool(op.place.placement.shares[job.rank])  # who owns none has sealed none without the own gradient
     outcome.late = outcome.late or (owns and not op.own_present and not op.abstains)
@@ -257,15 +262,18 @@ def finish(job: Job, op: Op, action: Finish) -> None:
     note(job, op, action.why, job.now())
 
 
-def _settle_scales(job: Job, op: Op) -> None:
+def _settle_scales(job: Job, op: Op, *, heard: bool) -> None:
     """Scales of the key's next op (codec-5): the largest next exponent over the result rows of the group.
 
     A group of which nothing came keeps the scale of this op. Its owners may be away, or all ranks may have abstained:
     a group without a scale would get no contribution, so that no owner could ever tell one again. An op that failed as
     a whole before any scale was known leaves its key cold.
+
+    Args:
+        heard: results of others came, or none were waited for. Else the own rows alone would say what no other knows.
     """
     fresh = warm_exponents(op.buffers.row_exponent, op.place.layout.shape.groups)
-    lost = fresh == EXPONENT_NONE
+    lost = (fresh == EXPONENT_NONE) | (not heard)
     if lost.any():
         known = job.scales(op)
         if known is None:

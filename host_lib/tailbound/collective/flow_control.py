@@ -56,7 +56,6 @@ class FlowControl:
         self.incast = Incast(len(peers))
         self._again = 0
         self._marked = self.marked  # packets of peers that came with CE, as of the last op
-        self._tip: int | None = None  # newest op up to which all results have been queued; None: none yet
 
     def turn(self, now: int) -> None:
         """Once a turn, before ops are moved on: sends what waits, within what live receivers advertise."""
@@ -131,12 +130,12 @@ class FlowControl:
 
     def published_by(self, op: Op) -> int:
         """The mark for the last packet of the results of ``op``, which are queued next: all before them left before."""
-        published = self._job.marks.published
-        if self._tip is None or serial_distance(published, self._tip) > 0:
-            self._tip = published
-        if self._tip == op.place.previous:
-            self._tip = op.label
-        return self._tip
+        marks = self._job.marks
+        if serial_distance(marks.published, marks.told) > 0:
+            marks.told = marks.published
+        if marks.told == op.place.previous:
+            marks.told = op.label
+        return marks.told
 
     def observe(self, op: Op, summed: Sequence[int]) -> None:
         """Feeds the incast control with one sealed op: rows that senders who are through with it lost (clock-24).

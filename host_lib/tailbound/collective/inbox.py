@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tailbound.collective.announce import announce, decode_ready
+from tailbound.collective.announce import acknowledge, announce, decode_ready
 from tailbound.collective.channels import Channels
 from tailbound.collective.maps import Maps
 from tailbound.collective.op import Op
@@ -67,7 +67,7 @@ class Inbox:
             if int(head["rows"]):
                 self._request(head, body, ops.get(label))
             else:
-                self._answer(sender, label, int(head["layout"]))
+                acknowledge(job, label, int(head["layout"]), [sender])  # if it is not further, it lives
         elif head["type"] == PacketType.GONE and label in ops:
             if flags & Flag.ABSTAIN:
                 ops[label].abstainers.add(sender)
@@ -103,7 +103,7 @@ class Inbox:
             if op.launch and op.encoded and not op.published:
                 announce(self._job, op, [sender], ask=False)
             else:
-                self._answer(sender, op.label, op.place.layout.tag)
+                acknowledge(self._job, op.label, op.place.layout.tag, [sender])
 
     def _request(self, head: np.void, body: bytes, op: Op | None) -> None:
         """Notes the rows that a rank asks for; ``retransmit`` sends them.
@@ -120,13 +120,3 @@ class Inbox:
             return
         job.counters["repair_requests"] += 1
         job.repairs.requests.add(Request(label, int(head["sender"]), first_half, int(head["layout"]), places))
-
-    def _answer(self, sender: int, label: int, layout: int) -> None:
-        """Tells a rank that waits how far this one is: the marks say it. If not further, it says that this rank lives.
-
-        That this rank abstained is said again, too: whoever asks may have missed the only packet that said it.
-        """
-        job = self._job
-        flags = Flag.ABSTAIN if label in job.abstained else Flag(0)
-        head = job.header(PacketType.GONE, label, layout, owner=sender, flags=flags)
-        job.tell(sender, head)

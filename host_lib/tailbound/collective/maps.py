@@ -17,7 +17,6 @@ from tailbound.collective.balancing import Balancing
 from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
 from tailbound.collective.window import Window
-from tailbound.errors import TransportError
 from tailbound.transport.agreement import (
     LEAD_STEPS,
     Agreed,
@@ -32,6 +31,7 @@ from tailbound.transport.agreement import (
 from tailbound.transport.config import MS
 from tailbound.transport.forgeries import WORDS_APART
 from tailbound.transport.queue import SendQueue
+from tailbound.transport.sequence import REMEMBERED
 from tailbound.transport.shares import FAST_ENOUGH, Lateness, Observation, Shares, Speeds
 from tailbound.transport.steps import step_distance, step_of
 from tailbound.transport.switch import Fallback
@@ -306,11 +306,15 @@ class Maps:
         job, ops, agreed = self._job, window.ops, self.agreement.agreed
         self._known = self.agreement.known
         job.advertise(map_known=self._known)
-        try:
-            for place in job.sequence.set_maps([(each.since, each.owner_map) for each in agreed]):
-                window.drop(place)
-        except TransportError as error:
-            job.events.emit("map_too_late", reason=str(error))
+        knew = not job.sequence.adrift
+        for place in job.sequence.set_maps([(each.since, each.owner_map) for each in agreed]):
+            window.drop(place)
+        if knew and job.sequence.adrift:
+            said = (
+                f"step {self._step}: owner maps changed more than {REMEMBERED} steps ago, or several times, before "
+                "this rank heard of it: where rows go is not known. Use tailbound.torch.batches, or call state.jump()"
+            )
+            job.events.emit("map_too_late", reason=said)
         self._misplaced = True
         self._show(ops)
         used = [op.place.placement.owner_map for op in ops.values()]

@@ -141,8 +141,14 @@ class Results:
         return self._repairable() and any(asked is None or not asked.over(p) for p in gone)
 
     def _repairable(self) -> bool:
-        """Whether results are repaired: not those of an op that left no trace here, since the others are far ahead."""
-        return self._known.config.repair and not (self._op.overtaken and self._view.record is None)
+        """Whether results are repaired: not those of an op that left no trace here, since the others are far ahead.
+
+        Nor those of an op to which all say that they bring nothing: there are none.
+        """
+        known, op = self._known, self._op
+        return (
+            known.config.repair and not (op.overtaken and self._view.record is None) and not _nobody_had_any(known, op)
+        )
 
     def finished(self) -> bool:
         return len(self._view.all_published(self._owners)) == len(self._owners)

@@ -40,10 +40,14 @@ _ABSTAINED = 256
 
 @dataclass
 class Marks:
-    """Own marks: the highest op whose contributions (results) have been sent in full."""
+    """Own marks: the highest op whose contributions (results) have been sent in full.
+
+    ``told``: the highest ``published`` that packets say which have left or wait in the queue.
+    """
 
     contributed: int
     published: int
+    told: int
 
 
 class Speaker(Known):
@@ -79,7 +83,7 @@ class Speaker(Known):
         owners = tuple(range(self.ranks)) if self.switch is None else (self.switch,)
         self.sequence = Sequence(self.world, OwnerMap(0, owners, config.rotate is not False), config.first_step)
         before = (self.sequence.next_label - 1) & 0xFFFFFFFF
-        self.marks = Marks(before, before)
+        self.marks = Marks(before, before, before)
         #: the newest ops that this rank said it has nothing for; peers that missed the word ask
         self.abstained: deque[int] = deque(maxlen=_ABSTAINED)
         self.counters: Counter[str] = Counter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from tailbound.collective.announce import acknowledge
 from tailbound.collective.buffers import BufferPool
 from tailbound.collective.op import Launch, Op, Phase, Sending
 from tailbound.collective.running import Running
@@ -144,13 +145,20 @@ class Window:
         self.running.remove(op)
 
     def advance_published(self) -> None:
-        """The published mark is the newest op before which nothing is outstanding."""
-        marks = self._job.marks
+        """The published mark is the newest op before which nothing is outstanding.
+
+        The last row of an op tells it, as a rule. Where an op had none, or left before the one before it, a word does.
+        """
+        job, marks, told = self._job, self._job.marks, None
         for op in self.ops.values():
             if op.first.phase is not Phase.DONE:
-                return
+                break
             if op.label != marks.published and serial_distance(op.label, marks.published) > 0:
                 marks.published = op.label
+                told = op if op.place.placement.shares[job.rank] else told
+        if told is not None and serial_distance(told.label, marks.told) > 0:
+            marks.told = told.label
+            acknowledge(job, told.label, told.place.layout.tag, job.membership.here)
 
     def release(self) -> bool:
         """Moves the window past ops that are over, in order; only the host moves it (clock-19). Whether it moved."""

@@ -103,6 +103,7 @@ def finalise(
     places: NDArray[np.uint32] | NDArray[np.int32],
     mark: int,
     key: NDArray[np.uint64] = NO_KEY,
+    last: int = -1,
 ) -> None:
     """Writes the headers of a run of contributions to a switch, or of results: all ``packets``, in sending order.
 
@@ -119,8 +120,10 @@ def finalise(
         places: u32 or i32[T]; ``seq`` of packet p is ``seq + places[p]``.
         mark: u32, of the last packet: this op where it ends the run, else as in the template.
         key: of the op, which ``states`` were made with; empty: packets carry the check.
+        last: which packet leaves last, where not all do; below 0: the last one.
     """
-    _finalise(packets, head.view(np.uint8), states, fields, seq, places, mark, key)
+    last = last if last >= 0 else len(packets) - 1
+    _finalise(packets, head.view(np.uint8), states, fields, seq, places, (mark, last), key)
 
 
 @cached
@@ -132,9 +135,10 @@ def _finalise(
     fields: Fields,
     seq: Scalar,
     places: NDArray[Any],
-    mark: Scalar,
+    marked: tuple[Scalar, Scalar],
     key: NDArray[np.uint64],
 ) -> None:
+    mark, last = marked
     words = packets.view(np.uint64)
     base = head.view(np.uint64)
     exponents, needs, scales, counts = fields
@@ -148,7 +152,7 @@ def _finalise(
             out[_SCALE] = (out[_SCALE] & _SCALE_KEEP) | (_swap32(np.uint64(bits[p])) << _SCALE_SHIFT)
         if counts.shape[0]:
             out[_COUNT] = (out[_COUNT] & _COUNT_KEEP) | (_swap16(np.uint64(counts[p])) << _COUNT_SHIFT)
-        if p == words.shape[0] - 1:
+        if p == last:
             new = _swap32(np.uint64(np.uint32(mark)))
             if (out[_TYPE] >> _TYPE_SHIFT) & np.uint64(0xFF) == _CONTRIBUTION_TYPE:
                 out[_CONTRIBUTED] = (out[_CONTRIBUTED] & _CONTRIBUTED_KEEP) | (new << _CONTRIBUTED_SHIFT)

@@ -143,11 +143,11 @@ class Sequence:
         A rank may hear of a map after its beginning. What it has launched since then stays where it was put, for
         nobody (the others refuse its map id); the ops to come are placed as if the map had been known in time.
 
+        Where a map began more than ``REMEMBERED`` steps ago, or before this rank jumped, places are not known any more
+        (``adrift``).
+
         Returns:
             Predictions that this proves wrong, which must be forgotten.
-
-        Raises:
-            TransportError: a map began more than ``REMEMBERED`` steps ago, or before this rank jumped: it has to jump.
         """
         before, self._maps = self._maps, list(maps)
         wrong: list[Place] = []
@@ -167,10 +167,7 @@ class Sequence:
         oldest = step_distance(self._step, self._begun[0].step) if self._begun else 0
         if changed > oldest or not known & named:
             self.adrift = True
-            raise TransportError(
-                f"step {self._step}: owner maps changed more than {REMEMBERED} steps ago, or several times, before "
-                "this rank heard of it: where rows go is not known. Use tailbound.torch.batches, or call state.jump()"
-            )
+            return wrong
         if again := [begun for begun in self._begun if step_distance(self._step, begun.step) <= changed]:
             sums = again[0].sum_seqs
             for begun in again:

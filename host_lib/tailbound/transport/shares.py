@@ -42,7 +42,7 @@ class Lateness:
     in turn.
 
     The others alone are counted: with the own launch among them, two stragglers of four would hide each other. Of an
-    even number the upper median counts: of three ranks that wait for cores in turn, two come after the first in each op.
+    even number the upper median counts: of three ranks that wait for cores in turn, two come after the first each time.
     """
 
     def __init__(self) -> None:
