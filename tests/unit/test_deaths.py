@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from support import await_that
 from tailbound.collective import deaths
 from tailbound.transport.reliable import Reliable
 
@@ -21,9 +24,17 @@ class Engine:
 
     def __init__(self) -> None:
         self.told: queue.Queue[int] = queue.Queue()
+        self.asked, self.answers = 0, 0  # questions over UDP; how many of them are answered
 
-    def call(self, what: Callable[[], Any]) -> None:
-        what()
+    def ask(self, what: Callable[[], Any]) -> Any:
+        return what()
+
+    def ask_after(self, rank: int) -> int:
+        self.asked += 1
+        return self.asked
+
+    def answered(self, rank: int, since: int) -> bool:
+        return since <= self.answers
 
     def died(self, rank: int) -> None:
         self.told.put(rank)
@@ -50,6 +61,11 @@ def lines_of(path: Reliable) -> dict[int, socket.socket]:
     """Connections of one rank, by the rank at the other end."""
     assert path._lifelines is not None
     return path._lifelines._newest
+
+
+def reset(line: socket.socket) -> None:
+    """As ``ss -K`` and middleboxes do."""
+    assert ctypes.CDLL(None).connect(line.fileno(), bytes(16), 16) == 0  # to AF_UNSPEC: disconnects by an RST
 
 
 def test_every_rank_is_connected_to_every_other_once(paths: list[Reliable]) -> None:
@@ -82,8 +98,60 @@ def test_an_end_without_a_farewell_is_told_to_all_and_one_with_it_to_nobody(path
     for rank, path in enumerate(paths):
         deaths.connect(path, rank, range(rank + 1, RANKS), PATIENCE)
     paths[1].close()  # says farewell
-    lines_of(paths[2])[0].shutdown(socket.SHUT_RDWR)  # as its kernel does where the process of rank 2 ends
+    paths[2].close(farewell=False)  # as its kernel does where the process of rank 2 ends
     assert engines[0].told.get(timeout=PATIENCE) == 2
+    assert engines[0].told.empty()
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["one end", "both ends"])
+def test_a_reset_is_no_death_and_the_next_one_is_seen(paths: list[Reliable], both: bool) -> None:
+    """It took a rank that lives out of an op, and nobody saw its real death later."""
+    engines = watched(paths)
+    deaths.connect(paths[0], 0, [1], PATIENCE)
+    before = [lines_of(paths[rank])[1 - rank] for rank in (0, 1)]
+    reset(before[0])
+    if both:
+        reset(before[1])
+    for rank in (0, 1):
+        await_that(lambda r=rank: lines_of(paths[r])[1 - r] is not before[r], "another connection")  # type: ignore[misc]
+        line = lines_of(paths[rank])[1 - rank]
+        assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert engines[0].told.empty()
+    assert engines[1].told.empty()
+    await_that(lambda: not paths[0]._looking, "it has been looked for")
+    paths[1].close(farewell=False)
+    assert engines[0].told.get(timeout=PATIENCE) == 1
+
+
+def test_who_refuses_connections_and_answers_over_udp_lives(paths: list[Reliable], monkeypatch: Any) -> None:
+    """A firewall refuses TCP. When nothing answers any more the process has ended."""
+    monkeypatch.setattr("tailbound.transport.reliable._AGAIN_AFTER", (0.0, 0.0))
+    engines = watched(paths)
+    deaths.connect(paths[0], 0, [1], PATIENCE)
+    engines[0].answers = 5
+    paths[1].close(farewell=False)
+    assert engines[0].told.get(timeout=PATIENCE) == 1
+    assert engines[0].asked == 5 + deaths._ASKED
+
+
+def test_a_process_that_is_stopped_is_not_dead(paths: list[Reliable], monkeypatch: Any) -> None:
+    """Its kernel takes the connection, and nothing answers, over UDP neither, until it goes on."""
+    monkeypatch.setattr("tailbound.transport.reliable._DIALS", 0.05)
+    engines = watched(paths)
+    deaths.connect(paths[0], 0, [1], PATIENCE)
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        peers, paths[0]._peers = paths[0]._peers, [("127.0.0.1", stopped.getsockname()[1])] * RANKS
+        line = lines_of(paths[0])[1]
+        monkeypatch.setattr(paths[1]._lifelines, "_lost", lambda rank: None)  # it does nothing
+        reset(line)
+        waits, _ = stopped.accept()
+        time.sleep(0.2)  # longer than it may take to get the connection
+        assert engines[0].told.empty()
+        assert engines[0].asked == 0
+        assert lines_of(paths[0])[1] is line
+        paths[0]._peers = peers
+        waits.close()
+    await_that(lambda: lines_of(paths[0])[1] is not line, "another connection")
     assert engines[0].told.empty()
 
 

@@ -8,6 +8,7 @@ import random
 import select
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -96,9 +97,8 @@ def test_answers_come_whole() -> None:
         assert other.pull(0, "nothing", b"", 20) == b""
         with pytest.raises(Refusal, match="nobody serves"):
             other.pull(0, "else", b"", 20)
-        died = [threading.Event(), threading.Event()]
-        one.watch(lambda rank: died[0].set())
-        other.watch(lambda rank: died[1].set())
+        one.watch(lambda _: True)
+        other.watch(lambda _: True)
         other.keep(0, 5)
         assert one.forged == other.forged == 0
 
@@ -174,7 +174,7 @@ def connected(one: Reliable, other: Reliable) -> tuple[queue.Queue[int], queue.Q
     """Both watch a connection that the second one made: who is told lost, by each."""
     said: tuple[queue.Queue[int], queue.Queue[int]] = queue.Queue(), queue.Queue()
     for each, to in zip((one, other), said, strict=True):
-        each.watch(to.put)
+        each.watch(lambda rank, to=to: to.put(rank) or True)  # type: ignore[func-returns-value, misc]
     other.keep(0, 5)
     return said
 
@@ -208,7 +208,7 @@ def test_without_a_thread_a_rank_is_asked_all_the_same(monkeypatch: pytest.Monke
     start = threading.Thread.start
 
     def no_more(thread: threading.Thread) -> None:
-        if getattr(thread, "_target", None) == one._look_for:
+        if thread.name == "tailbound-look":
             raise RuntimeError("can't start new thread")
         start(thread)
 
@@ -216,9 +216,9 @@ def test_without_a_thread_a_rank_is_asked_all_the_same(monkeypatch: pytest.Monke
         said = connected(one, other)
         monkeypatch.setattr(threading.Thread, "start", no_more)
         if not lives:  # as if its process were killed
-            other._listener.shutdown(socket.SHUT_RDWR)
-            other._listener.close()
-        line_of(other).shutdown(socket.SHUT_RDWR)
+            other.close(farewell=False)
+        else:
+            line_of(other).shutdown(socket.SHUT_RDWR)
         if lives:
             await_that(lambda: one.counts()["lifelines_renewed"] > 0, "the rank is asked")
             assert said[0].empty()
@@ -239,24 +239,24 @@ def test_a_death_is_told_and_a_farewell_is_none() -> None:
         assert one.revived == 0
     with pair() as (one, other):
         said = connected(one, other)
-        other._listener.shutdown(socket.SHUT_RDWR)  # as if its process were killed: nobody listens, no farewell
-        other._listener.close()
-        line_of(other).shutdown(socket.SHUT_RDWR)
+        other.close(farewell=False)  # as if its process were killed: nobody listens, no farewell
         assert said[0].get(timeout=30) == 1
 
 
-def test_who_ends_connections_makes_one_look_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_ends_connections_makes_one_look_a_second_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rule: auth-6."""
     monkeypatch.setattr("tailbound.transport.reliable._LOOK_EVERY", 1000.0)
     with pair() as (one, other):
-        connected(one, other)
-        looks = []
-        monkeypatch.setattr(Reliable, "_look_for", lambda self, rank, pause, lost: looks.append(round(pause, -1)))
-        assert one._lifelines is not None
-        for _ in range(50):
-            one._lifelines._lost(1)
-        await_that(lambda: len(looks) == 2, "one at once, and one that waits")
-        assert sorted(looks) == [0, 1000]
+        said = connected(one, other)
+        for renewed in range(1, 4):
+            line_of(one).shutdown(socket.SHUT_RD)
+            await_that(lambda n=renewed: one.revived == n and not one._looking, "a look at once")  # type: ignore[misc]
+        line_of(one).shutdown(socket.SHUT_RD)
+        await_that(lambda: 1 in one._looking, "and one that waits")
+        time.sleep(0.1)
+        assert one.revived == 3
+        assert 1 in one._looking
+        assert said[0].empty()
 
 
 def test_strangers_give_way_and_who_has_shown_the_key_does_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import socket
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -161,7 +162,7 @@ class Communicator:
         #: ranks that have died may come back
         self.elastic = training.elastic
         announce_compilation(config.rank)
-        self._closed = False
+        self._closed, self._farewell = False, True
         interface = interface or os.environ.get("TAILBOUND_INTERFACE")
         before = rendezvous.under_way(store, config.rank, config.ranks, name) if training.elastic else None
         was = json.loads(before[config.rank]) if before is not None else {}
@@ -553,8 +554,7 @@ class Communicator:
     def stats(self) -> dict[str, Any]:
         """Counters of this rank, in plain types (see ``report.snapshot``)."""
         found = report.snapshot(self.job, self.greetings)
-        if self.job.keys is not None:
-            found["counters"] |= self.reliable.counts()
+        found["counters"] |= self.reliable.counts()
         return found
 
     def trace(self, path: str | Path) -> Path:
@@ -568,10 +568,17 @@ class Communicator:
         return self.job.accounts.trace.write(path, self.job.events.recent())
 
     def close(self) -> None:
-        """Says goodbye and releases everything; may be called twice. Unfinished ops end first, in bounded time."""
+        """Says goodbye and releases everything; may be called twice. Unfinished ops end first, in bounded time.
+
+        At the end of the interpreter it is called anyway. An exception that ends the program, or leaves a ``with`` of
+        this, does not say goodbye: to the other ranks that is the death of this one.
+        """
+        self._close(farewell=True)
+
+    def _close(self, *, farewell: bool) -> None:
         if self._closed:
             return
-        self._closed = True
+        self._closed, self._farewell = True, farewell
         _open.discard(self)
         self._status.close()
         if where := os.environ.get(TRACE_VARIABLE):
@@ -579,17 +586,17 @@ class Communicator:
                 self.trace(Path(where) / f"tailbound-{self.job.cookie:08x}-rank{self.config.rank}.json")
             except OSError as error:
                 log.warning("rank %d: no trace in %s: %s", self.config.rank, where, error)
-        self.reliable.close()
+        self.reliable.close(farewell=farewell)
 
     def _leave(self) -> None:
         """Ends the transport, which says goodbye and lingers; others may fetch over the reliable path meanwhile."""
-        self._engine.close(2 * self.config.bound / 1e9)
+        self._engine.close(2 * self.config.bound / 1e9, farewell=self._farewell)
 
     def __enter__(self) -> Communicator:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, raised: object, *_: object) -> None:
+        self._close(farewell=raised is None)
 
 
 #: What entries of half precision are in numpy.
@@ -660,7 +667,7 @@ def jobs_here() -> int:
 def _close_all() -> None:
     """A daemon thread inside torch's future code at interpreter exit would abort the process: stop it before."""
     for communicator in list(_open):
-        communicator.close()
+        communicator._close(farewell=getattr(sys, "last_value", None) is None)  # set where an exception ends a program
 
 
 atexit.register(_close_all)

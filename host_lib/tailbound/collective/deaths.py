@@ -1,15 +1,19 @@
 """Processes that die: every rank keeps a connection to each other that says nothing, and its end tells (``lifeline``).
 
 So a rank that is killed costs the others the op under way at most, and not a deadline in each of three (clock-14).
-Where a host loses power nothing ends a connection: its ranks are suspected after three ops.
+An end alone proves nothing, since middleboxes make some, too. ``reliable`` makes the connection anew. Who takes it
+lives, even where it is stopped, since its kernel takes connections for it. Where it is refused nobody listens, or a
+firewall says so: the rank is asked over UDP. Without an answer its process has ended.
+
+Where a host loses power nothing is refused: its ranks are suspected after three ops.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from tailbound.collective.transpose import Transpose
 from tailbound.errors import TransportError
@@ -20,16 +24,26 @@ log = logging.getLogger("tailbound")
 
 #: Seconds that a peer has to take a connection at least, all of them have at most, and between two attempts.
 _PEER, _ALL, _AGAIN = 3.0, 30.0, 0.02
+#: Questions over UDP to a rank that refuses connections, and seconds for the answer to each.
+_ASKED, _ASK = 2, 0.015
 
 
 def watch(reliable: Reliable, engine: Transpose) -> None:
     """Tells ``engine`` of processes that die, once there are connections to them."""
 
-    def died(rank: int) -> None:
-        with contextlib.suppress(TransportError):  # this one is closing
-            engine.call(lambda: engine.died(rank))
+    def lost(rank: int) -> bool:
+        try:
+            for _ in range(_ASKED):
+                since = engine.ask(lambda: engine.ask_after(rank))
+                time.sleep(_ASK)
+                if engine.ask(partial(engine.answered, rank, since)):
+                    return False
+            engine.ask(lambda: engine.died(rank))
+        except TransportError:  # this one is closing
+            pass
+        return True
 
-    reliable.watch(died)
+    reliable.watch(lost)
 
 
 def connect(reliable: Reliable, rank: int, peers: Sequence[int], timeout: float) -> None:

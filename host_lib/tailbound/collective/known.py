@@ -254,6 +254,10 @@ class Known(Session):
         self._spoke[rank] = now
         self.overtime.spoke(rank, now)
 
+    def spoke(self, rank: int) -> int:
+        """When a word of ``rank`` was last read, ns; 0: never."""
+        return self._spoke[rank]
+
     def heard(self, rank: int) -> int:
         """When ``rank`` was last heard of, by a word or by a mark that rose, ns; 0: never."""
         return max(self._spoke[rank], self.records.rose(rank))

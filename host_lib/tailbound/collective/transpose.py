@@ -47,7 +47,7 @@ from tailbound.transport.cores import RunQueue
 from tailbound.transport.sequence import Position
 from tailbound.transport.sockets import Waiter
 from tailbound.transport.steps import Steps, step_distance, step_of
-from tailbound.wire.schema import Event
+from tailbound.wire.schema import Event, PacketType, serial_distance
 
 #: The thread wakes up this often even when nothing arrives, and takes a turn then (an event is a hint, not a promise).
 _LONGEST_SLEEP = 100_000_000
@@ -114,7 +114,7 @@ class Transpose:
         self._ops = self._window.ops
         self._new: deque[Launch] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._closing = False
+        self._closing, self._farewell = False, True
         self._ended = False
         self._error: BaseException | None = None
         self._on_thread = on_thread
@@ -122,6 +122,7 @@ class Transpose:
             self._inbox.take(data, self._ops)
         self._commands: deque[tuple[Future[Any], Callable[[], None]]] = deque()
         self._holding = Holding(job)
+        self._newest = job.marks.contributed  # op that was launched here
         self._standing = False  # somebody held in the last turn
         self._unsettled = False  # what concerns all ops changed while they were looked at
         self._silence = 0  # when to look next whether marks are missing
@@ -270,6 +271,16 @@ class Transpose:
         job.membership.woke(to.step)
         job.counters["entered"] += 1
 
+    def ask_after(self, rank: int) -> int:
+        """Asks ``rank`` for a word (``answered``); for ``call``. Returns the time, ns."""
+        job = self.job
+        job.tell(rank, job.header(PacketType.REPAIR, job.marks.contributed, 0))
+        return job.now()
+
+    def answered(self, rank: int, since: int) -> bool:
+        """Whether a word of ``rank`` has come since then (ns), so that its process lives; for ``call``."""
+        return self.job.spoke(rank) > since
+
     def died(self, rank: int) -> None:
         """The process of ``rank`` has ended without a farewell; for ``call``."""
         members, label = self.job.membership, self.job.sequence.upcoming
@@ -317,8 +328,12 @@ class Transpose:
         """Waits until all launched ops are over, at most ``timeout`` seconds; returns whether they are."""
         return self._idle.wait(timeout)
 
-    def close(self, timeout: float = 10.0) -> None:
-        """Says goodbye, ends the thread and closes the datapath; unfinished ops end with what they have."""
+    def close(self, timeout: float = 10.0, *, farewell: bool = True) -> None:
+        """Says goodbye, ends the thread and closes the datapath; unfinished ops end with what they have.
+
+        Without ``farewell`` it ends at once, as if the process had been killed.
+        """
+        self._farewell = farewell
         self._closing = True
         self._poke()
         if self._thread is not threading.current_thread():
@@ -357,11 +372,15 @@ class Transpose:
             group = self.job.channels.member
             self._group_fd = group.socket.fileno() if group is not None else -1
             self._waiter = Waiter([self._wake, self._event_fd, self._control_fd, self._group_fd], sending)
-            while not self._closing or self._in_flight:
+            while not self._closing or (self._farewell and self._in_flight):
                 again = self._turn(self.job.now())
                 self._sleep(again)
-            farewell(self.job, self.job.marks.contributed)
-            self._linger()
+            if self._farewell:
+                sent = self.job.marks.contributed
+                farewell(self.job, self._newest if serial_distance(self._newest, sent) > 0 else sent)
+                self._linger()
+            else:
+                self._end_launched(self._closed())
         except BaseException as error:
             log.exception("rank %d: the transport thread ended", self.job.rank)
             self._fail(error)
@@ -490,6 +509,8 @@ class Transpose:
         looks.append(self.maps.turn(now, self._window))
         if self._new or window.waiting:
             self._admit()
+        if job.membership.left:
+            self._tell_of_left()
         if now - self._watched >= LOOK_EVERY:
             self._watched = now
             for watching in self._watching:
@@ -602,8 +623,22 @@ class Transpose:
         while self._new:
             self._window.waiting.append(self._new.popleft())
         for op in self._window.admit():
+            self._newest = op.label
             if op.place.layout.last:
                 self._holding.launched()
+
+    def _tell_of_left(self) -> None:
+        """Warns of ranks that have said goodbye where this one goes on, once; at the end of a job nobody does."""
+        left, step = self.job.membership.left, step_of(self._newest)
+        for rank, op in list(left.items()):
+            last = step_of(op)
+            if step_distance(step, last) > 0:
+                del left[rank]
+                text = (
+                    f"rank {rank} has left the job after step {last}, and this one goes on (step {step}): its data are "
+                    "missing from now on. Look at its log, and let all ranks make as many steps"
+                )
+                self.job.events.emit("rank_left", text, left=rank, step=last)
 
     def _check_layout(self, op: Op, view: View) -> None:
         record, tag = view.record, op.place.layout.tag
@@ -647,12 +682,15 @@ class Transpose:
             self.job.events.emit("learning_failed", text, level=logging.ERROR, op=op.name)
 
     def _fail(self, error: BaseException) -> None:
-        """Ends every launched op with its own data: a future always completes."""
         self._error = error
+        self._end_launched(TransportError(f"rank {self.job.rank}: transport failed: {error}{_FAILED}"))
+
+    def _end_launched(self, error: TransportError) -> None:
+        """Ends every launched op with its own data: a future always completes."""
         for op in self._ops.values():
             if op.launch is not None and not op.delivered:
                 self._window.waiting.append(op.launch)
-        self._refuse(TransportError(f"rank {self.job.rank}: transport failed: {error}{_FAILED}"))
+        self._refuse(error)
 
     def _refuse(self, error: TransportError) -> None:
         """Completes what nobody will work on any more; called by the thread at its end, and by who comes after it."""

@@ -2,8 +2,8 @@
 
 Without it a rank that was killed is suspected when it has missed three ops, and each may wait for it until its
 deadline. A word of farewell before a connection is closed tells that nobody died; in a job with a key it is a tag, one
-for each side (auth-6). What else ends a connection is a death, or a middlebox, or with a key somebody who would like
-it to look like a death: there the rank is asked first (``reliable``).
+for each side (auth-6). What else ends a connection is a death, or a middlebox, or somebody who would like it to look
+like a death: ``reliable`` makes it anew, and a rank has died only where that is refused.
 
 A rank that comes back connects anew. The connection to the process before it may end after that (its host had lost
 power, say), and says nothing of the new one: only the end of the newest connection to a rank counts.
@@ -72,16 +72,21 @@ class Lifelines:
             self._newest[rank] = line
             self._selector.register(line, selectors.EVENT_READ, rank)
 
-    def close(self) -> None:
-        """Says farewell, and ends the thread."""
+    def has(self, rank: int) -> bool:
+        """Whether the newest connection to ``rank`` has not ended."""
+        with self._lock:
+            return self._newest.get(rank) in self._lines
+
+    def close(self, *, farewell: bool = True) -> None:
+        """Says farewell, or nothing, as a process that dies; and ends the thread."""
         with self._lock:
             if self._over:
                 return
             os.eventfd_write(self._wake, 1)  # the thread closes it as soon as it is over
             self._over = True
-            for line, (_, farewell) in self._lines.items():
+            for line, (_, words) in self._lines.items() if farewell else ():
                 with contextlib.suppress(OSError):
-                    line.send(farewell.own)
+                    line.send(words.own)
         if self._thread is not threading.current_thread():
             self._thread.join(5)
 

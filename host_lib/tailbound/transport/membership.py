@@ -131,6 +131,8 @@ class Membership:
         self.contribution = Suspicion(ranks, rank, after, self._sort)
         self.result = Suspicion(ranks, rank, after, self._sort)
         self.gone: set[int] = set()
+        #: the last op of those who have gone, until that is told
+        self.left: dict[int, int] = {}
         #: counts changes of who takes part
         self.changes = 0
         self._hold_max = hold_max
@@ -180,6 +182,7 @@ class Membership:
         for rank, heard in self._heard_step.items():
             if step_distance(step, heard) > OLD:
                 self._heard_step[rank] = step - OLD & STEP_MASK
+        self.left = {r: op for r, op in self.left.items() if step_distance(step, step_of(op)) <= OLD}
         self._before = {r: op for r, op in self._before.items() if step_distance(step, step_of(op)) <= OLD}
         for half in (self.contribution, self.result):
             half.age(step)
@@ -200,6 +203,8 @@ class Membership:
         """``rank`` has said goodbye, after ``op``: nobody waits for it any more."""
         if serial_distance(op, self._before.get(rank, op)) < 0:
             return  # it is of the process before the present one
+        if rank not in self.gone:
+            self.left[rank] = op
         self.gone.add(rank)
         self._sort()
         self._holds.pop(rank, None)
@@ -207,6 +212,7 @@ class Membership:
     def back(self, rank: int, step: int) -> None:
         """``rank`` takes part again from ``step`` on, as a new process: nothing of the old one counts."""
         self.gone.discard(rank)
+        self.left.pop(rank, None)
         self._sort()
         self._holds.pop(rank, None)
         self.contribution.clear(rank)
@@ -219,6 +225,7 @@ class Membership:
         self._holds.pop(rank, None)
         if rank in self.gone:
             self.gone.discard(rank)
+            self.left.pop(rank, None)
             self._sort()
 
     def woke(self, step: int) -> None:

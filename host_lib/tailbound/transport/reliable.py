@@ -22,6 +22,7 @@ import contextlib
 import errno
 import hashlib
 import hmac
+import itertools
 import logging
 import math
 import os
@@ -67,10 +68,15 @@ _NONCE, _TAG = 16, 16
 #: Seconds after which a handshake is begun again, twice as many each time; from so many on the kernel does it.
 _DIAL, _DIAL_MOST = 0.05, 0.8
 
-#: A rank whose connection has ended is asked so often, after these pauses in seconds; it may take so long each time.
-_ASK_AFTER, _ASK = (0.0, 0.02, 0.06), 0.5
-#: Seconds from one such look for a rank to the next at least: whoever ends connections makes no more work than that.
-_LOOK_EVERY = 1.0
+#: A connection that has ended is made anew after these pauses in seconds, and then after the last one again and again.
+_AGAIN_AFTER = (0.0, 0.02, 0.06, 1.0)
+#: Seconds for a handshake then; and for the answer of a process that has the connection, since it may be stopped.
+_DIALS, _ANSWERS = 0.5, 60.0
+#: So many such looks for a rank at once, and one in so many seconds: who ends connections makes no more work than that.
+_LOOKS, _LOOK_EVERY = 3, 1.0
+#: Of a connection that is kept: seconds without a word until the kernel asks for one, from one question to the next,
+#: and questions without an answer that end it. Nothing between the hosts forgets it, and no host that has gone is kept.
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
 
 #: Name of the request that keeps its connection.
 _LIFELINE = "lifeline"
@@ -114,7 +120,8 @@ class Reliable:
         self._lock = threading.Lock()
         self._asking: set[socket.socket] = set()
         self._places = Places(())
-        self._looked: dict[int, float] = {}  # by rank: when it is looked for, or was last (monotonic seconds)
+        self._looked: dict[int, float] = {}  # by rank: when its looks would be over, one a time (monotonic seconds)
+        self._looking: set[int] = set()
         self._answering = 0
         self._answered = threading.Condition(self._lock)
         self._before_close: list[Callable[[], None]] = []
@@ -123,7 +130,7 @@ class Reliable:
         self._key = b""
         #: requests whose tag was wrong
         self.forged = 0
-        #: ranks that answered although their connection had ended
+        #: connections to ranks that ended and were made anew
         self.revived = 0
         try:
             self._listener = socket.create_server((address, port), family=family_of(address), backlog=128)
@@ -155,50 +162,77 @@ class Reliable:
         """
         self._handlers[name] = handler
 
-    def watch(self, lost: Callable[[int], None]) -> None:
-        """From now on ``lost(rank)`` is called when the process of a peer has ended without closing (``lifeline``).
+    def watch(self, lost: Callable[[int], bool]) -> None:
+        """From now on ends of connections to peers are looked after that were made by ``keep``, here or there.
 
-        It watches connections that were made by ``keep``, here or by the peer. Their ends anybody can make who sees the
-        connection: in a job with a key the peer is asked, and who answers with the key is not lost.
+        What has not ended by a farewell is made anew, since anybody may have ended it. Who takes the new one lives,
+        however long its process leaves it without an answer. Where nobody listens, ``lost(rank)`` is called, which may
+        wait: if it returns true the process has ended, else there are more attempts.
         """
 
         def ended(rank: int) -> None:
             with self._lock:
-                due = self._looked.get(rank, -math.inf) + _LOOK_EVERY
+                if rank in self._looking:
+                    return
+                self._looking.add(rank)
                 now = time.monotonic()
-                if due > now + _LOOK_EVERY:
-                    return  # it waits already
-                self._looked[rank] = max(now, due)
-            look = rank, max(0.0, due - now), lost
+                over = self._looked.get(rank, now)
+                at = max(now, over - (_LOOKS - 1) * _LOOK_EVERY)
+                self._looked[rank] = max(now, over) + _LOOK_EVERY
             try:
-                threading.Thread(target=self._look_for, args=look, daemon=True).start()
+                threading.Thread(target=look, args=(rank, at - now), name="tailbound-look", daemon=True).start()
             except RuntimeError:  # no more threads may run: others that end meanwhile wait, for seconds
-                self._look_for(*look)
+                look(rank, at - now, patient=False)
 
-        self._lifelines = Lifelines(ended if self._key else lost)
+        def look(rank: int, pause: float, patient: bool = True) -> None:
+            found = not self._over.wait(pause) and self._renewed(rank, lost, patient)
+            with self._lock:
+                self._looking.discard(rank)
+            if found and not lines.has(rank):  # it has ended since
+                ended(rank)
 
-    def _look_for(self, rank: int, pause: float, lost: Callable[[int], None]) -> None:
-        """Asks a rank whose connection has ended whether it lives, and keeps the new one; else it is ``lost``."""
-        for wait in _ASK_AFTER:
-            if self._over.wait(pause + wait):
-                return
-            pause = 0.0
-            with contextlib.suppress(TransportError):
-                self.keep(rank, _ASK)
+        self._lifelines = lines = Lifelines(ended)
+
+    def _renewed(self, rank: int, lost: Callable[[int], bool], patient: bool) -> bool:
+        """Makes a connection anew that has ended; whether there is one, whoever made it."""
+        assert self._lifelines is not None
+        again = itertools.repeat(_AGAIN_AFTER[-1]) if patient else ()
+        for tries, pause in enumerate(itertools.chain(_AGAIN_AFTER, again)):
+            if self._over.wait(pause):
+                return False
+            try:
+                if not self._lifelines.has(rank):
+                    self.keep(rank, _DIALS, _ANSWERS if patient else _DIALS)
+            except TransportError as error:
+                if isinstance(error.__cause__, ConnectionRefusedError) and lost(rank):
+                    return False
+                if tries == len(_AGAIN_AFTER) - 1 and not self._over.is_set():
+                    log.warning(
+                        "rank %d: its TCP connection to rank %d has ended and cannot be made anew, so that the end of "
+                        "that process would be waited for in three ops: let TCP pass between all hosts (%s)",
+                        self._rank,
+                        rank,
+                        error,
+                    )
+            else:
                 with self._lock:
                     self.revived += 1
-                return
-        if not self._over.is_set():
-            lost(rank)
+                return True
+        return False
 
     def counts(self) -> dict[str, int]:
-        """What strangers have tried, in a job with a key: requests with a wrong tag, connections that had to give way
-        before they showed the key, and ends of connections to ranks that then answered."""
+        """What strangers have tried: requests with a wrong tag, connections that had to give way before they showed the
+        key, and ends of connections to ranks that then had another one."""
         evicted = self._places.evicted
         return {"requests_forged": self.forged, "strangers_evicted": evicted, "lifelines_renewed": self.revived}
 
-    def keep(self, rank: int, timeout: float) -> None:
+    def keep(self, rank: int, timeout: float, patience: float | None = None) -> None:
         """Connects to ``rank`` and keeps the connection, for both to ``watch``; both do when this returns.
+
+        Args:
+            rank: who.
+            timeout: seconds for the connection, and for the answer.
+            patience: seconds for the answer, if other ones.
 
         Raises:
             Refusal: nobody watches connections there.
@@ -207,15 +241,22 @@ class Reliable:
         if self._lifelines is None:
             raise TransportError(f"rank {self._rank}: nobody watches connections here: call watch first")
         what = f"rank {self._rank}: connecting to rank {rank}"
-        with contextlib.ExitStack() as opened:
-            try:
-                sock = _dial(self._peers[rank], timeout, self._address)
-                opened.callback(sock.close)
-                _, tags = self._exchange(sock, what, rank, _LIFELINE, b"", time.monotonic() + timeout, 0)
-            except (OSError, EOFError) as error:
-                raise TransportError(_no_answer(what, error)) from error
-            opened.pop_all()
-        self._lifelines.hold(rank, sock, PLAIN if tags is None else Farewell(*tags.farewells()))
+        until = time.monotonic() + timeout
+        try:
+            with self._connect(rank, timeout) as sock:
+                if patience is not None:
+                    until = time.monotonic() + patience
+                _, tags = self._exchange(sock, what, rank, _LIFELINE, b"", until, 0)
+                self._hold(rank, sock.dup(), PLAIN if tags is None else Farewell(*tags.farewells()))
+        except (OSError, EOFError) as error:
+            raise TransportError(_no_answer(what, error)) from error
+
+    def _hold(self, rank: int, line: socket.socket, farewell: Farewell) -> None:
+        assert self._lifelines is not None
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE.items():
+            line.setsockopt(socket.IPPROTO_TCP, option, value)
+        self._lifelines.hold(rank, line, farewell)
 
     def pull(
         self, rank: int, name: str, request: bytes, timeout: float, most: int = 1 << 34, rate: float = 0.0
@@ -311,15 +352,16 @@ class Reliable:
         self._helpers.append(helper)
         helper.start()
 
-    def close(self) -> None:
-        """Ends the listener, own requests and ``runs``; answers under way end in bounded time. May be called twice."""
+    def close(self, *, farewell: bool = True) -> None:
+        """Ends the listener, own requests and ``runs``; answers under way end in bounded time. May be called twice.
+
+        Without ``farewell`` it looks to the peers as if this process had died.
+        """
         while self._before_close:
             self._before_close.pop()()
         if self._over.is_set():
             return
         self._over.set()
-        if self._lifelines is not None:
-            self._lifelines.close()
         with self._lock:
             for sock in self._asking:
                 with contextlib.suppress(OSError):
@@ -327,6 +369,8 @@ class Reliable:
         with contextlib.suppress(OSError):  # wakes accept, which close alone would not
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        if self._lifelines is not None:  # who connects anew is refused by now
+            self._lifelines.close(farewell=farewell)
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(5)
         for helper in self._helpers:
@@ -437,7 +481,7 @@ class Reliable:
                 answer += tags.next(answer)
                 theirs, own = tags.farewells()
                 farewell = Farewell(own, theirs)
-            self._lifelines.hold(sender, line, farewell)
+            self._hold(sender, line, farewell)
             line.send(answer)  # the first bytes do not wait for room
             return None
         handler = self._handlers.get(name)
