@@ -41,7 +41,7 @@ def main() -> None:
     stats = state.stats()  # empty where there is one rank only
     print(
         f"rank {accelerator.process_index}: accuracy {accuracy(accelerator.unwrap_model(net)):.3f} over "
-        f"{stats.get('datapath', 'nothing')}, {stats.get('delivered', 1):.2%} of the rows delivered"
+        f"{stats['datapath']}, {stats['delivered']:.2%} of the rows delivered"
     )
     state.close()
     accelerator.end_training()

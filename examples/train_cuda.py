@@ -67,8 +67,8 @@ def main() -> None:
     state.synchronise()
     stats = state.stats()
     print(
-        f"rank {dist.get_rank()}: accuracy {right:.3f} over {stats.get('datapath', 'nothing')}, "
-        f"{stats.get('delivered', 1):.2%} of the rows delivered, coded by {stats.get('device_codec', 'the host')}"
+        f"rank {dist.get_rank()}: accuracy {right:.3f} over {stats['datapath']}, "
+        f"{stats['delivered']:.2%} of the rows delivered, coded by {stats.get('device_codec', 'the host')}"
     )
     state.close()
     dist.destroy_process_group()

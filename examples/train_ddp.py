@@ -47,10 +47,10 @@ def main() -> None:
 
     # A replica that has missed results differs a little. Before the end, make all of them equal to the bit.
     state.synchronise()
-    stats = state.stats()  # empty where there is one rank only
+    stats = state.stats()
     print(
-        f"rank {dist.get_rank()}: accuracy {right:.3f} over {stats.get('datapath', 'nothing')}, "
-        f"{stats.get('delivered', 1):.2%} of the rows delivered"
+        f"rank {dist.get_rank()}: accuracy {right:.3f} over {stats['datapath']}, "
+        f"{stats['delivered']:.2%} of the rows delivered"
     )
     state.close()
     dist.destroy_process_group()

@@ -48,8 +48,8 @@ def main() -> None:
     state.synchronise()
     stats = state.stats()  # empty where there is one rank only
     print(
-        f"rank {dist.get_rank()}: accuracy {accuracy(net.module):.3f} over {stats.get('datapath', 'nothing')}, "
-        f"{stats.get('delivered', 1):.2%} of the rows delivered; "
+        f"rank {dist.get_rank()}: accuracy {accuracy(net.module):.3f} over {stats['datapath']}, "
+        f"{stats['delivered']:.2%} of the rows delivered; "
         f"scale {scaler.get_scale():g}, lowered {lowered} times"
     )
     state.close()

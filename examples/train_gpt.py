@@ -162,7 +162,7 @@ def main() -> None:
     if state is not None:
         state.synchronise()
         stats = state.stats()
-        how = f"over {stats.get('datapath', 'nothing')}, {stats.get('delivered', 1):.2%} of the rows delivered"
+        how = f"over {stats['datapath']}, {stats['delivered']:.2%} of the rows delivered"
         state.close()
     print(f"rank {rank}: {count / 1e6:.1f} M parameters averaged {how}; at most {peak / 2**20:.0f} MiB of memory")
     dist.destroy_process_group()

@@ -58,8 +58,8 @@ def main() -> None:
     state.synchronise()
     stats = state.stats()  # empty where there is one rank only
     print(
-        f"rank {dist.get_rank()}: accuracy {right:.3f} over {stats.get('datapath', 'nothing')}, {shards} shards, "
-        f"{stats.get('delivered', 1):.2%} of the rows delivered"
+        f"rank {dist.get_rank()}: accuracy {right:.3f} over {stats['datapath']}, {shards} shards, "
+        f"{stats['delivered']:.2%} of the rows delivered"
     )
     state.close()
     dist.destroy_process_group()

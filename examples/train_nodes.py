@@ -52,8 +52,8 @@ def main() -> None:
     state.synchronise()
     stats = state.stats()  # empty where there is one host only
     print(
-        f"rank {dist.get_rank()}: accuracy {right:.3f} over {stats.get('datapath', 'nothing')}, "
-        f"{stats.get('ranks', 1)} hosts, {stats.get('delivered', 1):.2%} of the rows delivered"
+        f"rank {dist.get_rank()}: accuracy {right:.3f} over {stats['datapath']}, "
+        f"{stats['ranks']} hosts, {stats['delivered']:.2%} of the rows delivered"
     )
     state.close()
     dist.destroy_process_group()

@@ -114,6 +114,9 @@ def test_a_rank_without_optimizer_state_gets_it() -> None:
     fresh_optimizer.step()  # it can go on
     with pytest.raises(TransportError, match="by 1 optimizers, this one by 0"):
         Replica(net).arrange(theirs.describe())
+    optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})  # the settings of a group got lost
+    with pytest.raises(TransportError, match=r"Adam.* has 2 param_groups, this one's 1: make the same groups"):
+        fresh.arrange(theirs.describe())
 
 
 def test_buffers_are_as_they_were_at_the_boundary() -> None:

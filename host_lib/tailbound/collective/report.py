@@ -75,6 +75,28 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
     }
 
 
+def alone() -> dict[str, Any]:
+    """A snapshot of a job of one rank, which sends nothing: the same keys, and nothing counted."""
+    empty = (
+        "peers", "counters", "verdicts", "drops", "drops_by_sender", "lost_on_arrival", "sent", "traffic", "choice",
+        "event_counts", "status",
+    )  # fmt: skip
+    made: dict[str, Any] = {name: {} for name in empty}
+    return made | {
+        "rank": 0,
+        "ranks": 1,
+        "datapath": "none",
+        "authenticated": "off",
+        "delivered": 1.0,
+        "rows_summed": 0,
+        "ledger": {stage.name.lower(): {} for stage in Stage},
+        "suspects": [],
+        "gone": [],
+        "safeguard": {"contributions": 0.0, "results": 0.0, "rotation": 0.0},
+        "events": [],
+    }
+
+
 def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, Any]:
     """What is worth seeing a few times a second, small and of plain types; times in ms, rates in Mb/s.
 

@@ -294,6 +294,16 @@ def refuse_removed(options: Mapping[str, Any], environment: Mapping[str, str] = 
                 raise ConfigError(f"{place} is {found!r}: {advice}")
 
 
+def refuse_unknown(options: Mapping[str, Any], function: Callable[..., object]) -> None:
+    """Raises a ``ConfigError`` for an option that ``function`` does not take, with the nearest one that it does."""
+    names = inspect.signature(function).parameters
+    for name in options:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, 1)
+            hint = f"did you mean {close[0]}=?" if close else "docs/settings.md has all options"
+            raise ConfigError(f"{name}= is no option: {hint}")
+
+
 def from_environment(function: Callable[P, R]) -> Callable[P, R]:
     """Decorates what takes options of the table: those that the caller leaves out come from the environment.
 
@@ -306,6 +316,7 @@ def from_environment(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def filled(*args: P.args, **kwargs: P.kwargs) -> R:
         refuse_removed(kwargs)
+        refuse_unknown(kwargs, function)
         for warning in unknown():
             log.warning("%s", warning)
         for setting in settings:

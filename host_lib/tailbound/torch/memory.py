@@ -7,6 +7,9 @@ import torch
 from tailbound.errors import ConfigError
 from tailbound.torch.paths import DTYPES, KINDS
 
+#: Types that can be averaged, by name.
+SUPPORTED = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+
 
 class Bucket:
     """Memory of one bucket beside the bucket itself; each part is made when it is needed first.
@@ -89,5 +92,4 @@ def check(index: int, tensor: torch.Tensor) -> None:
     if tensor.device.type not in KINDS:
         raise ConfigError(f"bucket {index} is on {tensor.device}: give CPU or CUDA tensors")
     if tensor.dtype not in DTYPES:
-        names = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
-        raise ConfigError(f"bucket {index} has dtype {tensor.dtype}: supported are {names}")
+        raise ConfigError(f"bucket {index} has dtype {tensor.dtype}: supported are {SUPPORTED}")

@@ -16,14 +16,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tailbound.collective.communicator import MAX_STEP_OPS
 from tailbound.errors import ConfigError
-from tailbound.settings.table import known, refuse_removed
+from tailbound.settings.table import known, refuse_removed, refuse_unknown
 from tailbound.torch import elastic
 from tailbound.torch.also import Stateful, check
 from tailbound.torch.collectives import in_model, refuse_optimizer
 from tailbound.torch.hook import allreduce_hook
 from tailbound.torch.interfaces import interface_for
+from tailbound.torch.memory import SUPPORTED
 from tailbound.torch.node import find
 from tailbound.torch.node_state import NodeState
+from tailbound.torch.paths import DTYPES, KINDS
 from tailbound.torch.scaler import adopt
 from tailbound.torch.state import TailboundState, model_digest
 
@@ -39,8 +41,8 @@ _SYNC_OPTION = (
 
 def register(
     ddp_model: DistributedDataParallel,
-    *,
     optimizer: torch.optim.Optimizer | None = None,
+    *,
     scaler: torch.amp.GradScaler | None = None,
     also: Mapping[str, Stateful] | None = None,
     node_group: dist.ProcessGroup | Literal["auto", "off"] | None = None,
@@ -62,17 +64,17 @@ def register(
         **options: of ``TailboundState``.
 
     Raises:
-        ConfigError: not a DDP model, one with trained parameters that DDP ignores, an invalid option, an optimizer with
-            collectives of its own, or a state of ``also`` that cannot go to another rank.
+        ConfigError: not a DDP model, one that has a hook or parameters that cannot be averaged, an invalid option, no
+            optimizer or one with collectives of its own, or a state of ``also`` that cannot go to another rank.
         CapabilityError, AttachError, LayoutError, TransportError: before any training step.
     """
-    if not isinstance(ddp_model, DistributedDataParallel):
-        raise ConfigError(
-            f"give register a torch.nn.parallel.DistributedDataParallel model, not {type(ddp_model).__name__}"
-        )
+    _check_wrapped(ddp_model)
     refuse_removed(options)
+    refuse_unknown(options, TailboundState)
     if optimizer is not None:
+        _check_optimizer(optimizer)
         refuse_optimizer(optimizer)
+    _check_model(ddp_model)
     _check_ignored(ddp_model)
     _keep_connections(ddp_model)
     group = elastic.world_of(ddp_model.process_group)
@@ -125,6 +127,76 @@ def _of_model(ddp_model: DistributedDataParallel) -> dict[str, Any]:
     """What a job has to know of the model."""
     entries = sum(p.numel() for p in ddp_model.parameters() if p.requires_grad)
     return {"model": model_digest(ddp_model.module), "entries": entries}
+
+
+def _check_wrapped(model: object) -> None:
+    """Raises a ``ConfigError`` for what is no DDP model."""
+    if not isinstance(model, DistributedDataParallel):
+        compiled = isinstance(getattr(model, "_orig_mod", None), DistributedDataParallel)
+        raise ConfigError(
+            f"give register a torch.nn.parallel.DistributedDataParallel model, not {type(model).__name__}"
+            + ": of one that torch.compile has wrapped pass model._orig_mod, and train the compiled one" * compiled
+        )
+
+
+def _check_optimizer(optimizer: object) -> None:
+    """Raises a ``ConfigError`` for what is no optimizer, nor a wrapper around one."""
+    if isinstance(optimizer, torch.optim.lr_scheduler.LRScheduler):
+        raise ConfigError(
+            f"optimizer= is a scheduler ({type(optimizer).__name__}): give the optimizer that it schedules, "
+            "optimizer=scheduler.optimizer"
+        )
+    if isinstance(optimizer, type):
+        raise ConfigError(
+            f"optimizer= is the class {optimizer.__name__}: give the one that steps the model, as in "
+            f"optimizer={optimizer.__name__}(model.parameters())"
+        )
+    if not hasattr(optimizer, "step") or not hasattr(optimizer, "param_groups"):
+        raise ConfigError(
+            f"optimizer= is a {type(optimizer).__name__}: give one torch.optim.Optimizer; others that step the model "
+            "are found at their first step"
+        )
+
+
+def _check_model(ddp_model: DistributedDataParallel) -> None:
+    """Refuses a model whose gradients Tailbound cannot have, or cannot average.
+
+    Raises:
+        ConfigError: it says why, and what to do.
+    """
+    hooks = getattr(ddp_model, "_comm_hooks", [])
+    if any(isinstance(state, TailboundState) for _, state in hooks):
+        raise ConfigError(
+            "this model is registered already: use the state that the first register returned; for another one wrap "
+            "model.module in a new DistributedDataParallel"
+        )
+    if getattr(ddp_model, "mixed_precision", None) is not None:
+        raise ConfigError(
+            "DistributedDataParallel(mixed_precision=...) has a hook of its own, and a model can have one only: leave "
+            "mixed_precision out, and use torch.autocast"
+        )
+    if any(hasattr(p, "_in_backward_optimizers") for p in ddp_model.parameters()):
+        raise ConfigError(
+            "_apply_optimizer_in_backward has a hook of its own, and a model can have one only: leave it out, and call "
+            "optimizer.step()"
+        )
+    if hooks:
+        hook = getattr(hooks[0][0], "__qualname__", "")
+        raise ConfigError(
+            f"this model has the communication hook {hook} already, and a model can have one only: leave its "
+            "register_comm_hook out (with Accelerate the comm_hook of DistributedDataParallelKwargs)"
+        )
+    if getattr(ddp_model, "_delay_all_reduce_params", []):
+        raise ConfigError(
+            "delay_all_reduce_named_params: DistributedDataParallel averages these parameters by itself, where a slow "
+            "rank holds all others: remove it"
+        )
+    for name, p in ddp_model.module.named_parameters():
+        if p.requires_grad and (p.dtype not in DTYPES or p.device.type not in KINDS):
+            raise ConfigError(
+                f"parameter {name} is {str(p.dtype).removeprefix('torch.')} on {p.device}: supported are {SUPPORTED}, on "
+                "the CPU or on CUDA devices; freeze it (requires_grad_(False)), or keep it in a module outside"
+            )
 
 
 def _check_ignored(ddp_model: DistributedDataParallel) -> None:

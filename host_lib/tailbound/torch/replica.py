@@ -347,7 +347,13 @@ class Replica:
                 "pass optimizer= to register, and drop those that step the model no more"
             )
         for optimizer, theirs in zip(self.optimizers, told, strict=True):
-            for group, values in zip(optimizer.param_groups, theirs["groups"], strict=False):
+            if len(theirs["groups"]) != len(optimizer.param_groups):
+                raise TransportError(
+                    f"another rank's {type(optimizer).__name__} has {len(theirs['groups'])} param_groups, this one's "
+                    f"{len(optimizer.param_groups)}: make the same groups on every rank, at the same step"
+                )
+        for optimizer, theirs in zip(self.optimizers, told, strict=True):
+            for group, values in zip(optimizer.param_groups, theirs["groups"], strict=True):
                 for name in group.keys() & values.keys():
                     group[name] = rebuild(values[name], group[name], rebuild_setting)
             for number, p in enumerate(self._all):

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tailbound.codec.shape import wide_sums
+from tailbound.collective import report
 from tailbound.collective.communicator import Communicator, Handling, Training
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TailboundError, TransportError
@@ -343,15 +344,13 @@ class TailboundState(Recovery):
         return (memory or self.memory).of(index, numel, dtype, device, native=native)
 
     def stats(self) -> dict[str, Any]:
-        """Counters of this rank, in plain types (``tailbound.collective.report.snapshot``); empty for one rank.
+        """Counters of this rank, in plain types (``tailbound.collective.report.snapshot``), of zero for one rank.
 
         ``replica`` tells of re-synchronisation: whether this replica is sound (has missed no result since it was last
         equal to the others), how many of its slices may differ, and what was taken and given. ``device_codec``: what
         codes buckets on devices, by device, ``triton`` or ``torch``.
         """
-        if self.communicator is None:
-            return {}
-        stats = self.communicator.stats()
+        stats = self.communicator.stats() if self.communicator is not None else report.alone()
         if self.resync is not None:
             stats["replica"] = self.resync.stats()
         if self.entrance is not None:

@@ -1,0 +1,145 @@
+"""What ``register`` refuses before anything is set up: each by name, with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tailbound.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch.nn.parallel import DistributedDataParallel
+
+pytestmark = pytest.mark.needs("torch")
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[DistributedDataParallel]:
+    """A DDP model in a world of one."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield DistributedDataParallel(torch.nn.Linear(2, 2))
+    dist.destroy_process_group()
+
+
+def test_a_model_that_has_a_hook_is_refused(model: DistributedDataParallel) -> None:
+    """It was torch's "can only be called once", after the whole job had been set up."""
+    import torch
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    from tailbound.torch import register
+
+    registered = DistributedDataParallel(torch.nn.Linear(2, 2))
+    register(registered)
+    with pytest.raises(ConfigError, match="registered already: use the state"):
+        register(registered)
+    model.register_comm_hook(None, allreduce_hook)
+    with pytest.raises(ConfigError, match=r"the communication hook allreduce_hook already.*Accelerate"):
+        register(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("mixed_precision", object(), "use torch.autocast"),
+        ("_delay_all_reduce_params", [None], "delay_all_reduce_named_params: .* remove it"),
+    ],
+)
+def test_what_ddp_does_by_itself_is_refused(model: DistributedDataParallel, name: str, value: Any, words: str) -> None:
+    from tailbound.torch import register
+
+    setattr(model, name, value)
+    with pytest.raises(ConfigError, match=words):
+        register(model)
+
+
+def test_an_optimizer_in_the_backward_pass_is_refused(model: DistributedDataParallel) -> None:
+    from tailbound.torch import register
+
+    model.module.weight._in_backward_optimizers = []
+    with pytest.raises(ConfigError, match=r"call optimizer.step\(\)"):
+        register(model)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile itself
+def test_a_compiled_model_is_told_where_the_ddp_model_is(model: DistributedDataParallel) -> None:
+    import torch
+
+    from tailbound.torch import register
+
+    with pytest.raises(ConfigError, match=r"not OptimizedModule: .* pass model._orig_mod"):
+        register(torch.compile(model))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"not Linear$"):
+        register(model.module)
+
+
+def test_parameters_that_cannot_be_averaged_are_refused(model: DistributedDataParallel) -> None:
+    """The first backward pass refused them; frozen ones are nobody's business."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    from tailbound.torch import register
+
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, dtype=torch.complex64))
+    with pytest.raises(ConfigError, match=r"parameter 1.weight is complex64 on cpu: supported are float32, .*freeze"):
+        register(DistributedDataParallel(net))
+    net[1].requires_grad_(False)
+    register(DistributedDataParallel(net))
+
+
+def test_what_is_no_optimizer_is_refused(model: DistributedDataParallel) -> None:
+    import torch
+
+    from tailbound.torch import register
+
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    for given, words in (
+        (scheduler, r"a scheduler \(ConstantLR\): .*optimizer=scheduler.optimizer"),
+        (torch.optim.SGD, r"the class SGD: .*optimizer=SGD\(model.parameters\(\)\)"),
+        ([optimizer], "is a list: give one torch.optim.Optimizer"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            register(model, given)  # type: ignore[arg-type]
+    register(model, optimizer)
+
+
+def test_an_option_that_is_none_is_refused_with_the_nearest_one(model: DistributedDataParallel) -> None:
+    from tailbound.torch import TailboundState, register
+
+    for take in (lambda **given: register(model, **given), TailboundState):
+        with pytest.raises(ConfigError, match=r"bit= is no option: did you mean bits=\?"):
+            take(bit=16)
+        with pytest.raises(ConfigError, match=r"qqq= is no option: docs/settings.md has all"):
+            take(qqq=16)
+
+
+def test_a_variable_that_is_none_is_told_with_the_nearest_one(
+    model: DistributedDataParallel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a world of one, too."""
+    from tailbound.settings import table
+    from tailbound.torch import register
+
+    monkeypatch.setattr(table, "_told", set())
+    variable = f"{table.PREFIX}BTIS"
+    monkeypatch.setenv(variable, "8")
+    register(model)
+    assert f"{variable} is no setting and does nothing: did you mean TAILBOUND_BITS?" in caplog.text
+
+
+def test_a_world_of_one_has_the_keys_of_any_other(model: DistributedDataParallel) -> None:
+    """They were none: a script that reads them ended with a KeyError on everybody's own machine."""
+    from tailbound.metrics.flatten import flatten
+    from tailbound.torch import register
+
+    stats = register(model).stats()
+    assert (stats["counters"], stats["delivered"], stats["history"], stats["ranks"]) == ({}, 1.0, [], 1)
+    assert "tailbound_delivered_ratio" in {metric.name for metric in flatten(stats)}
