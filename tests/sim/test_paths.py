@@ -86,7 +86,7 @@ def test_bursts_are_tried_again_and_used_when_they_arrive() -> None:
 
 
 @pytest.mark.parametrize("narrow", [{1}, {0, 1, 2}])
-def test_a_path_whose_mtu_shrinks_ends_the_job_on_all_ranks(narrow: set[int]) -> None:
+def test_a_path_whose_mtu_shrinks_ends_the_job_on_all_ranks(narrow: set[int], caplog: pytest.LogCaptureFixture) -> None:
     with sim_team(RANKS, LEARNED) as job:
         errors_of(job, 10)
         meddle(job, narrow, small)
@@ -104,6 +104,8 @@ def test_a_path_whose_mtu_shrinks_ends_the_job_on_all_ranks(narrow: set[int]) ->
         for text in said.values():
             assert f"packets of {28 + HEADER_BYTES + WIDTH} bytes" in text
             assert "MTU" in text
+        job.go(3 * S)
+        assert len([r for r in caplog.records if "MTU" in r.getMessage()]) == RANKS  # each says so once
         with pytest.raises(TransportError, match="MTU"):
             job[0].allreduce(INPUTS[0].copy())
 

@@ -81,6 +81,7 @@ class Paths:
         self._refusals, self._looked, self._errors = 0, 0, Counter[tuple[int, str]]()
         self._said: dict[str, Backoff] = {}
         self._error: TransportError | None = None
+        self._ended = False
 
     # -- what comes ---------------------------------------------------------------------------------------------------
 
@@ -146,7 +147,7 @@ class Paths:
         return error
 
     def _begin(self, peer: int, now: int) -> None:
-        if peer not in self._open and peer in self.trials.peers - self._job.membership.gone:
+        if not self._ended and peer not in self._open and peer in self.trials.peers - self._job.membership.gone:
             self._begun = self._begun % 0xFFFF + 1
             self._open[peer] = _Trial(self._begun, now, Backoff(TRIES, now))
 
@@ -217,9 +218,12 @@ class Paths:
 
     def _end(self, what: str) -> None:
         """Rows pass no more, so that nothing would be averaged: the job ends."""
+        if self._ended:
+            return
+        self._ended = True
         self._open.clear()
         interface = self._interface() or "INTERFACE"
-        self._error = self._error or TransportError(
+        self._error = TransportError(
             f"rank {self._job.rank}: {what}: the MTU of the path has become smaller. Give the path its MTU back, or "
             f"all ranks' interfaces a smaller one (ip link set dev {interface} mtu ...; with xdp: tailbound attach "
             "--mtu ...), and start the job again"
