@@ -611,8 +611,6 @@ static __always_inline __u32 tb_judge(struct xdp_md *ctx, struct tb_control *con
 	tb_packet_of(&p, f.head, codes);
 	if (p.flags & TB_FLAG_HALVES)
 		p.codes *= 2; /* so that both kinds of rows of an op have as many */
-	if (p.type != TB_TYPE_CONTRIBUTION && p.type != TB_TYPE_RESULT && !tb_lives(ctx, control))
-		return TB_VERDICT_INACTIVE;
 	op = TB_LOOKUP(ops, tb_op_slot(p.op));
 	if (!op)
 		return TB_VERDICT_STALE_OP;
@@ -623,6 +621,9 @@ static __always_inline __u32 tb_judge(struct xdp_md *ctx, struct tb_control *con
 #endif
 	quiet = tb_quiet(control, &f, &p, op);
 	if (!tb_likely(quiet)) {
+		if (p.type != TB_TYPE_CONTRIBUTION && p.type != TB_TYPE_RESULT &&
+		    !tb_lives(ctx, control))
+			return TB_VERDICT_INACTIVE;
 		verdict = tb_verify(ctx, control, &f, &p, key, sender);
 		if (verdict == TB_GO_ON)
 			verdict = tb_rules(control, &f, &p, op, 0);
