@@ -78,7 +78,7 @@ static __always_inline void tb_pair_host(const struct tb_pair_turn *turn)
 
 static __always_inline void tb_pair_packet(struct xdp_md *ctx, __u32 *verdict, __u64 *ranks)
 {
-	const struct tb_control *control = TB_LOOKUP(control, 0);
+	struct tb_control *control = TB_LOOKUP(control, 0);
 	struct tb_abandoned abandoned = { .none = 1 };
 	__u32 sender = TB_UNKNOWN_SENDER, codes = 0;
 

@@ -87,6 +87,7 @@ class Turntable:
         """A job of ``ranks`` workers, all at one address; copies go to the interfaces with the indices ``ports``."""
         members = tuple(Member(_WORKER, bytes(6), ports[rank % len(ports)]) for rank in range(max(ranks, len(ports))))
         self.switch.put(0, Entry(_COOKIE, _SWITCH, bytes(6), PORT, 0, self._slots, 2, members))
+        self.switch.maps.arrays["switch_ranks"]["ifindex"] = 1  # the loopback interface, by which test runs come in
 
     def packet(self, sender: int, ranks: int, seq: int, flags: int = 0, codes: int = WIDTH) -> bytes:
         """A contribution; all have the same codes."""
