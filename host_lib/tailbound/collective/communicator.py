@@ -595,7 +595,7 @@ class Communicator:
     def __enter__(self) -> Communicator:
         return self
 
-    def __exit__(self, raised: object, *_: object) -> None:
+    def __exit__(self, raised: object = None, *_: object) -> None:
         self._close(farewell=raised is None)
 
 

@@ -384,8 +384,10 @@ class TailboundState(Recovery):
     def __enter__(self) -> TailboundState:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, *raised: object) -> None:
+        self.detach()
+        if self.communicator is not None:
+            self.communicator.__exit__(*raised)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy of a registered model, or one from a file, has no part in the job: None stands there for the state."""
