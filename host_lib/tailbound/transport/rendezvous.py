@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -22,8 +23,8 @@ from tailbound.wire.schema import HELLO_NUMBER
 
 log = logging.getLogger("tailbound")
 
-#: Seconds after which the ranks that have not greeted yet are named.
-_NAMED = 5.0
+#: Seconds after which the ranks that have not greeted yet are named, and between two looks until then.
+_NAMED, _POLL = 5.0, 0.05
 #: Fields that must be equal on all ranks, with what to do when they are not.
 _EQUAL = {
     "wire": "install the same version of tailbound on every host",
@@ -254,23 +255,19 @@ def check(greetings: list[Greeting]) -> None:
 
 def _await(store: Store, key: str, own: Greeting | None, timeout: float) -> None:
     """Waits for ``key``. If it is a greeting, the log of the first rank there names the missing ones after a while."""
-    first = timeout if own is None else min(_NAMED, timeout)
-    try:
-        store.wait([key], timedelta(seconds=first))
-    except Exception:
-        if own is None or first == timeout:
-            raise
-    else:
-        return
-    prefix = key.rpartition("/")[0]
-    missing = [rank for rank in range(own.ranks) if not store.check([f"{prefix}/{rank}"])]
-    if missing:
-        log.log(
-            logging.WARNING if own.rank == min(set(range(own.ranks)) - set(missing)) else logging.INFO,
-            "rank %d waits for %s of %d: every rank of the group has to call register; timeout=%g seconds",
-            own.rank, spoken(missing), own.ranks, timeout,
-        )  # fmt: skip
-    store.wait([key], timedelta(seconds=timeout - first))
+    end = time.monotonic() + timeout
+    if own is not None and timeout > _NAMED:
+        while not store.check([key]) and time.monotonic() < end - timeout + _NAMED:
+            time.sleep(_POLL)  # ``wait`` of a TCPStore writes lines of its own when it times out
+        prefix = key.rpartition("/")[0]
+        missing = [] if store.check([key]) else [r for r in range(own.ranks) if not store.check([f"{prefix}/{r}"])]
+        if missing:
+            log.log(
+                logging.WARNING if own.rank == min(set(range(own.ranks)) - set(missing)) else logging.INFO,
+                "rank %d waits for %s of %d: every rank of the group has to call register; timeout=%g seconds",
+                own.rank, spoken(missing), own.ranks, timeout,
+            )  # fmt: skip
+    store.wait([key], timedelta(seconds=max(0.001, end - time.monotonic())))  # 0 would be for ever
 
 
 def meet(store: Store, name: str, rank: int, ranks: int, prefix: str, timeout: float) -> None:

@@ -38,7 +38,7 @@ def register_rival(model: DistributedDataParallel, name: str, straggler: int | N
         if key not in made:
             made[key] = averager(name, buffer.numel(), group, straggler)
         average = made[key]
-        devices = [buffer.device] if buffer.is_cuda else None
+        devices: list[int | str | torch.device] | None = [buffer.device] if buffer.is_cuda else None
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         host = buffer.cpu()  # the buffer itself, if it is there; else on the stream of this thread
 
