@@ -42,8 +42,6 @@ _LOST_MOST = 10
 #: Seconds for one attempt to, until another's state begins to come (it has time by its size then), and for a rank that
 #: has come back to enter.
 _REJOIN, _ENTER = 30.0, 180.0
-#: Steps without an optimizer after which a rank warns: gradients may be accumulated for some.
-_UNSTEPPED = 32
 #: Seconds that a rank whose program is where the others are waits for one of them to come there.
 _PLACE = 10.0
 #: In place of a step that has ended: one that a rank outside made by itself, or that was void.
@@ -96,7 +94,6 @@ class Recovery:
         self.turns = Turns()
         self._early = False  # a boundary before the optimizer has stepped has been told of
         self._named = False
-        self._unstepped = 0  # steps that ended while no optimizer was known
         self._preparing = False  # holds the others until the first step is launched
         self._within = 0  # contexts of ``hold``
         self._lost_for = 0  # steps running
@@ -337,17 +334,6 @@ class Recovery:
     def _name_what_stays(self) -> None:
         """After the first steps: says what of the optimizers' state cannot be given to another rank."""
         assert self.resync is not None
-        if not self.resync.replica.optimizers:
-            self._unstepped += 1
-            if self._unstepped == _UNSTEPPED:
-                log.warning(
-                    "rank %d: in %d steps no optimizer has stepped a parameter of this model. Other ranks read its "
-                    "state in forward passes only. Moments, and copies of parameters that are kept elsewhere (master "
-                    "weights), are neither compared nor given: step the model's own parameters by a "
-                    "torch.optim.Optimizer",
-                    self.rank,
-                    self._unstepped,
-                )
         if self._named or not any(optimizer.state for optimizer in self.resync.replica.optimizers):
             return
         self._named = True
